@@ -1,0 +1,110 @@
+"""Contestants timed in alternated rounds, their answers checked in every round."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+Role = Literal["ours", "peer", "limit"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contestant:
+    """One way to answer the question."""
+
+    name: str
+    threads: int
+    run: Callable[[], Any]
+    """What is timed; its result is the answer, or what `answer` finds it in."""
+    expected: Any
+    """The true answer."""
+    answer: Callable[[Any], Any] = lambda result: result
+    """Takes the answer from the result, untimed."""
+    role: Role = "peer"
+    """`limit`: does less than the question asks, and shows how fast anything could be."""
+
+
+@dataclass(kw_only=True)
+class Measurement:
+    """What became of a contestant."""
+
+    contest: str
+    name: str
+    threads: int
+    role: Role
+    rows: int
+    expected: Any
+    answer: Any = None
+    """The last one, or the first wrong one."""
+    is_right: bool = True
+    seconds: list[float] = field(default_factory=list)
+    """By round."""
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.seconds)
+
+    @property
+    def rows_per_second(self) -> float:
+        return self.rows / self.median
+
+    @classmethod
+    def from_json(cls, fields: dict[str, Any]) -> Measurement:
+        return cls(**{field.name: fields[field.name] for field in dataclasses.fields(cls)})
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything, the derived figures too."""
+        return {**dataclasses.asdict(self), "median": self.median, "rows_per_second": self.rows_per_second}
+
+
+def alternate(
+    contest: str,
+    contestants: Sequence[Contestant],
+    rows: int,
+    rounds: int,
+    settle: Callable[[], object] = gc.collect,
+    warm_up: bool = True,
+) -> list[Measurement]:
+    """Each contestant once per round, so that what disturbs the machine for a while disturbs them all.
+
+    `settle` is called before each. The first round is not counted if `warm_up`; its answers are. A wrong answer is
+    recorded, not raised: it belongs into the table.
+    """
+    measurements = [
+        Measurement(contest=contest, name=it.name, threads=it.threads, role=it.role, rows=rows, expected=it.expected)
+        for it in contestants
+    ]
+    for number in range(0 if warm_up else 1, rounds + 1):
+        for contestant, measurement in zip(contestants, measurements, strict=True):
+            settle()
+            start = time.perf_counter()
+            result = contestant.run()
+            seconds = time.perf_counter() - start
+            answer = contestant.answer(result)
+            if measurement.is_right:
+                measurement.answer = answer
+                measurement.is_right = answer == contestant.expected
+            if number:
+                measurement.seconds.append(seconds)
+            tell(f"{contest}, round {number} of {rounds}: {contestant.name} {seconds:.3f} s")
+            del result
+    return measurements
+
+
+def write_part(part: Callable[[int, int], dict[str, Any]]) -> None:
+    """A part of the benchmark as a program: rows, rounds and the file for its results are the arguments."""
+    rows, rounds, out = sys.argv[1:]
+    Path(out).write_text(json.dumps(part(int(rows), int(rounds))))
+
+
+def tell(text: str) -> None:
+    """A line on the screen, for people who wait."""
+    print(text, file=sys.stderr, flush=True)

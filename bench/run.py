@@ -1,0 +1,92 @@
+"""The whole benchmark in one run: see README.md beside this file.
+
+    python bench/run.py --quick     2 M rows, a few minutes
+    python bench/run.py --full      21 M rows in memory, 20 M on Spark, half an hour
+
+Each part runs in a process of its own, so that none has to live with another's memory. Exits with 1 if an answer of
+ours was wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+ROOT = HERE.parent
+sys.path[0] = str(ROOT)  # instead of this folder, whose modules would come before installed ones of the same name
+
+from bench import report  # noqa: E402
+from bench.measure import tell  # noqa: E402
+
+
+@dataclass(frozen=True)
+class Mode:
+    name: str
+    results: str
+    """Name of the result files. What is published is measured in full."""
+    rows: int
+    spark_rows: int
+    door_rows: int
+    rounds: int
+    spark_rounds: int
+
+
+QUICK = Mode("quick", "quick", rows=2_100_000, spark_rows=2_000_000, door_rows=500_000, rounds=3, spark_rounds=2)
+FULL = Mode("full", "latest", rows=21_000_000, spark_rows=20_000_000, door_rows=4_000_000, rounds=3, spark_rounds=2)
+
+
+def main() -> int:
+    options = _options()
+    mode = FULL if options.full else QUICK
+    with tempfile.TemporaryDirectory() as folder:
+        scratch = Path(folder)
+        parts = {"memory": _part("compare", options.rows or mode.rows, mode.rounds, scratch)}
+        if not options.no_spark:
+            parts["spark"] = _part("spark", options.rows or mode.spark_rows, mode.spark_rounds, scratch)
+        parts["doors"] = _doors(options.rows or mode.door_rows, scratch)
+    results = report.collect(mode.name, **parts)
+    report.write(results, options.results, mode.results)
+    print(report.to_markdown(results))
+    tell(f"written: {options.results}/{mode.results}.json, .md, .svg, .png")
+    for one in results.wrong:
+        tell(f"WRONG: {one.contest}: {one.name} answered {one.answer}, right is {one.expected}")
+    return int(any(one.role == "ours" for one in results.wrong))
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    size = parser.add_mutually_exclusive_group(required=True)
+    size.add_argument("--quick", action="store_true")
+    size.add_argument("--full", action="store_true")
+    parser.add_argument("--no-spark", action="store_true", help="in memory only")
+    parser.add_argument("--rows", type=int, help="instead of the mode's number, in every part")
+    parser.add_argument("--results", type=Path, default=HERE / "results", help="where to write")
+    return parser.parse_args()
+
+
+def _part(module: str, rows: int, rounds: int, folder: Path) -> Any:
+    """What `bench.<module>` measures, in a process of its own."""
+    out = folder / f"{module}.json"
+    subprocess.run([sys.executable, "-m", f"bench.{module}", str(rows), str(rounds), str(out)], cwd=ROOT, check=True)
+    return json.loads(out.read_text())
+
+
+def _doors(rows: int, folder: Path) -> list[dict[str, Any]]:
+    out = folder / "doors.json"
+    tell(f"every policy and shape: {rows:,} rows")
+    command = [sys.executable, "-m", "pytest", "-q", str(HERE / "test_memory.py"), f"--benchmark-json={out}"]
+    env = {**os.environ, "FENCEPOST_BENCH_ROWS": str(rows)}
+    subprocess.run([*command, "--benchmark-quiet"], cwd=ROOT, env=env, check=True, stdout=sys.stderr)
+    return report.doors(out)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

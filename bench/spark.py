@@ -1,0 +1,316 @@
+"""One run on Spark: the same Parquet files for everyone, alternated rounds, answers checked.
+
+Two contests: files to noop, and files to Parquet. An answer is (rows, sum of their sequences). Of what goes to noop
+it is taken in the first round, which is not counted, by an observation in the plan; a Parquet output is read again
+after every round.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from fencepost.generate import LandingZone, generate
+from fencepost.lake import DedupJob, Engine, LocalEngine
+
+from bench.measure import Contestant, Role, alternate, tell, write_part
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+DATA = Path(__file__).parent / ".data"
+COLUMNS = ("pid", "epoch", "partition", "seq")
+THREADS = 2
+NOOP = "Spark: files to noop"
+PARQUET = "Spark: files to Parquet"
+COLUMNAR_INPUT = "spark.sql.execution.arrow.pythonUDF.columnarInput.enabled"
+
+Answer = tuple[int, int]
+"""Rows, and the sum of their sequences."""
+
+
+@dataclass(frozen=True)
+class Landing:
+    """The landing zone and the truth about it."""
+
+    files: Path
+    landed: Answer
+    kept: Answer
+
+
+def landing(rows: int, data: Path = DATA) -> Landing:
+    """About `rows` rows with a 90-byte payload, 5 % of them repeats, whole partitions per file; made once and kept.
+
+    No file passes 128 MB, above which Spark would cut it. No row is untracked: the others would take all of these for
+    one.
+    """
+    spec = LandingZone(
+        rows=round(rows / 1.05),
+        producers=1_000,
+        topics=1,
+        partitions=96,
+        repeat_near=0.04,
+        repeat_far=0.01,
+        untracked_share=0,
+        deliveries=1,
+        files=max(2, min(24, rows // 50_000)),
+        co_located=True,
+        seed=1,
+    )
+    folder = data / f"landing-{rows}"
+    if not (folder / "truth" / "any_order" / "d0000-missing.parquet").exists():
+        tell(f"Spark: generating about {rows:,} rows")
+        shutil.rmtree(folder, ignore_errors=True)
+        generate(folder, spec, truth_policies=("any_order",))
+    truth = folder / "truth" / "any_order"
+    facts = json.loads((truth / "d0000.json").read_text())
+    ranges = pq.read_table(truth / "d0000-kept.parquet", columns=["first_seq", "last_seq", "count"])
+    sums = pc.multiply(pc.add(ranges["first_seq"], ranges["last_seq"]), ranges["count"])
+    found = Landing(folder / "landing", answer_of(folder / "landing"), (facts["kept_rows"], pc.sum(sums).as_py() // 2))
+    assert found.landed[0] == facts["rows"], "the landing zone is not what its truth is about"
+    return found
+
+
+def answer_of(folder: Path) -> Answer:
+    """The answer that lies in the Parquet files of a folder, its subfolders too."""
+    seqs = [pq.read_table(path, columns=["seq"], partitioning=None)["seq"] for path in folder.rglob("*.parquet")]
+    return sum(map(len, seqs)), sum(pc.sum(seq).as_py() or 0 for seq in seqs)
+
+
+def contest(
+    rows: int, rounds: int, data: Path = DATA, heap: str = "7g", warm_up: bool = True, **settings: Any
+) -> dict[str, Any]:
+    """Both contests; what belongs into the results. `settings` of Spark: underscores in their names stand for dots."""
+    landed = landing(rows, data)
+    scratch = data / "scratch"
+    shutil.rmtree(scratch, ignore_errors=True)
+    with _session(heap, scratch, settings) as spark:
+        count = landed.landed[0]
+        measurements = alternate(NOOP, _to_noop(spark, landed), count, rounds, _settle, warm_up)
+        measurements += alternate(PARQUET, _to_parquet(spark, landed, scratch), count, rounds, _settle, warm_up)
+        facts = {
+            "master": spark.sparkContext.master,
+            "heap": heap,
+            "settings": settings,
+            "java": spark.sparkContext._jvm.System.getProperty("java.version"),  # type: ignore[union-attr]
+            "files": len(list(landed.files.iterdir())),
+            "bytes": sum(file.stat().st_size for file in landed.files.iterdir()),
+            "seed": 1,
+        }
+    shutil.rmtree(scratch, ignore_errors=True)
+    return {**facts, "measurements": [it.to_json() for it in measurements]}
+
+
+@contextmanager
+def _session(heap: str, scratch: Path, more: dict[str, Any]) -> Iterator[SparkSession]:
+    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    from pyspark.sql import SparkSession
+
+    settings = {
+        "spark.driver.memory": heap,
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.host": "127.0.0.1",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.local.dir": str(scratch / "local"),
+        "spark.sql.warehouse.dir": str(scratch / "warehouse"),
+        "spark.log.level": "ERROR",
+        **{name.replace("_", "."): str(value) for name, value in more.items()},
+    }
+    builder = SparkSession.builder.master(f"local[{THREADS}]").appName("fencepost bench")
+    for name, value in settings.items():
+        builder = builder.config(name, value)
+    session = builder.getOrCreate()
+    try:
+        yield session
+    finally:
+        session.stop()
+
+
+def _settle() -> None:
+    # What one has written is not flushed in another's time.
+    gc.collect()
+    os.sync()
+
+
+# The plans: a DataFrame each
+
+
+Plan = Callable[["DataFrame"], "DataFrame"]
+
+
+def scan(df: DataFrame) -> DataFrame:
+    return df
+
+
+def drop_duplicates(df: DataFrame) -> DataFrame:
+    return df.dropDuplicates(list(COLUMNS))
+
+
+def row_number(df: DataFrame) -> DataFrame:
+    from pyspark.sql import Window, functions
+
+    order = Window.partitionBy(*COLUMNS).orderBy("offset")
+    return df.withColumn("n", functions.row_number().over(order)).where("n = 1").drop("n")
+
+
+def trivial_udf(df: DataFrame) -> DataFrame:
+    """What rows cost that pass a Python UDF at all: the same columns go in, a zero a row comes out, zeros are kept."""
+    from pyspark.sql.pandas.functions import arrow_udf
+
+    def zeros(batches: Iterator[tuple[pa.Array, ...]]) -> Iterator[pa.Array]:
+        import numpy as np
+        import pyarrow as pa
+
+        for columns in batches:
+            yield pa.array(np.zeros(len(columns[0]), np.int8))
+
+    zeros.__annotations__ = {"batches": Iterator[tuple[pa.Array, ...]], "return": Iterator[pa.Array]}
+    verdict = arrow_udf(zeros, "tinyint").asNondeterministic()  # type: ignore[call-overload]
+    return df.withColumn("verdict", verdict(*COLUMNS)).where("verdict in (0, 6)").drop("verdict")
+
+
+def deduplicate_co_located(df: DataFrame) -> DataFrame:
+    from fencepost_spark import deduplicate
+
+    return deduplicate(df, co_located=True)
+
+
+def deduplicate_shuffled(df: DataFrame) -> DataFrame:
+    from fencepost_spark import deduplicate
+
+    return deduplicate(df)
+
+
+@dataclass(frozen=True)
+class SparkPlan:
+    name: str
+    plan: Plan
+    role: Role = "peer"
+    columnar_input: bool = True
+
+    def expected(self, landed: Landing) -> Answer:
+        """What must come out: plans that show a limit keep every row."""
+        return landed.landed if self.role == "limit" else landed.kept
+
+
+TRIVIAL = SparkPlan("trivial Arrow UDF", trivial_udf, role="limit")
+SCAN = SparkPlan("scan", scan, role="limit")
+DROP_DUPLICATES = SparkPlan("dropDuplicates", drop_duplicates)
+SCAN_AND_WRITE = SparkPlan("scan and write", scan, role="limit")
+ROW_NUMBER = SparkPlan("row_number", row_number)
+CO_LOCATED = SparkPlan("deduplicate(co_located=True)", deduplicate_co_located, role="ours")
+ROW_INPUT = SparkPlan(
+    "deduplicate(co_located=True), columnarInput off", deduplicate_co_located, role="ours", columnar_input=False
+)
+JOB = "DedupJob, Spark engine"
+SHUFFLED = SparkPlan("deduplicate()", deduplicate_shuffled, role="ours")
+
+
+def _to_noop(spark: SparkSession, landed: Landing) -> list[Contestant]:
+    plans = (CO_LOCATED, ROW_INPUT, SHUFFLED, DROP_DUPLICATES, ROW_NUMBER, TRIVIAL, SCAN)
+    return [_noop_contestant(spark, landed, it) for it in plans]
+
+
+def _noop_contestant(spark: SparkSession, landed: Landing, it: SparkPlan) -> Contestant:
+    from pyspark.sql import Observation, functions
+
+    answers: list[Answer] = []
+
+    def run() -> Answer:
+        with _columnar_input(spark, it.columnar_input):
+            kept = it.plan(spark.read.parquet(str(landed.files)))
+            if answers:
+                _to_nowhere(kept)
+            else:
+                seen = Observation()
+                rows, seqs = functions.count(functions.lit(1)), functions.sum("seq")
+                _to_nowhere(kept.observe(seen, rows.alias("rows"), seqs.alias("seqs")))
+                answers.append((seen.get["rows"], seen.get["seqs"]))
+        return answers[0]
+
+    return Contestant(
+        name=it.name,
+        threads=THREADS,
+        run=run,
+        expected=it.expected(landed),
+        role=it.role,
+    )
+
+
+def _to_nowhere(df: DataFrame) -> None:
+    df.write.format("noop").mode("overwrite").save()
+
+
+def _to_parquet(spark: SparkSession, landed: Landing, scratch: Path) -> list[Contestant]:
+    from fencepost_spark import SparkEngine
+
+    plans = (CO_LOCATED, DROP_DUPLICATES, ROW_NUMBER, SCAN_AND_WRITE)
+    on_spark, local = SparkEngine(spark), LocalEngine(THREADS)
+    return [
+        _job_contestant(JOB, on_spark, False, landed, scratch),
+        _job_contestant(f"{JOB}, synced", on_spark, True, landed, scratch),
+        _job_contestant("DedupJob, local engine", local, False, landed, scratch),
+        *(_parquet_contestant(spark, landed, scratch, it) for it in plans),
+    ]
+
+
+def _parquet_contestant(spark: SparkSession, landed: Landing, scratch: Path, it: SparkPlan) -> Contestant:
+    def run() -> Path:
+        with _columnar_input(spark, it.columnar_input):
+            it.plan(spark.read.parquet(str(landed.files))).write.mode("overwrite").parquet(str(scratch / "out"))
+        return scratch / "out"
+
+    return Contestant(
+        name=it.name,
+        threads=THREADS,
+        run=run,
+        expected=it.expected(landed),
+        answer=_take_answer,
+        role=it.role,
+    )
+
+
+def _job_contestant(name: str, engine: Engine, sync: bool, landed: Landing, scratch: Path) -> Contestant:
+    def run() -> Path:
+        job = DedupJob(landed.files, scratch / "out" / "state", scratch / "out" / "sink", engine=engine, sync=sync)
+        tell(f"  {job.run().seconds}")
+        return scratch / "out"
+
+    return Contestant(name=name, threads=THREADS, run=run, expected=landed.kept, answer=_take_answer, role="ours")
+
+
+def _take_answer(folder: Path) -> Answer:
+    """The answer; the folder is gone then, so that nobody overwrites in another's time."""
+    answer = answer_of(folder)
+    shutil.rmtree(folder)
+    return answer
+
+
+@contextmanager
+def _columnar_input(spark: SparkSession, is_on: bool) -> Iterator[None]:
+    """Columnar input to Python UDFs, a default of PySpark 4.2; others have no such setting."""
+    if is_on or not spark.conf.isModifiable(COLUMNAR_INPUT):
+        yield
+        return
+    before = spark.conf.get(COLUMNAR_INPUT)
+    spark.conf.set(COLUMNAR_INPUT, "false")
+    try:
+        yield
+    finally:
+        spark.conf.set(COLUMNAR_INPUT, str(before))
+
+
+if __name__ == "__main__":
+    write_part(contest)

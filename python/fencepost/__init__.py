@@ -1,0 +1,55 @@
+"""Deduplicates event streams identified by (pid, epoch, partition, seq).
+
+Tells duplicate, missing and zombie apart, row by row:
+
+>>> import fencepost as fp
+>>> from array import array
+>>> pid, epoch, partition, seq = (array("q", column) for column in ([7, 7, 7, 7], [0] * 4, [0] * 4, [0, 1, 1, 4]))
+>>> table = fp.StateTable("any_order")
+>>> verdicts = table.apply({"pid": pid, "epoch": epoch, "partition": partition, "seq": seq})
+>>> verdicts
+<Verdicts of 4 rows: ACCEPTED 3, DUPLICATE 1>
+>>> table.get(pid=7, partition=0)["holes"]
+[{'first': 2, 'last': 3, 'timestamp': None}]
+
+Needs no other package: Arrow comes and goes by the PyCapsule protocol. Jobs over files live in
+``fencepost.lake``, their state in ``fencepost.state``; those doors ask for pyarrow when opened.
+"""
+
+from fencepost._native import StateTable, Verdicts, __version__, shards
+from fencepost.dedup import deduplicate
+from fencepost.errors import (
+    BatchError,
+    CapacityError,
+    FencepostError,
+    PoisonedError,
+    PolicyError,
+    SinkChangedError,
+    SinkError,
+    SnapshotError,
+    SourceError,
+    StateConflictError,
+)
+from fencepost.policy import Columns, Policy
+from fencepost.verdict import Verdict
+
+__all__ = [
+    "BatchError",
+    "CapacityError",
+    "Columns",
+    "FencepostError",
+    "PoisonedError",
+    "Policy",
+    "PolicyError",
+    "SinkChangedError",
+    "SinkError",
+    "SnapshotError",
+    "SourceError",
+    "StateConflictError",
+    "StateTable",
+    "Verdict",
+    "Verdicts",
+    "__version__",
+    "deduplicate",
+    "shards",
+]

@@ -1,0 +1,25 @@
+"""What tabular data looks like to this package: the Arrow PyCapsule protocol, as types.
+
+https://arrow.apache.org/docs/format/CDataInterface/PyCapsuleInterface.html
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol, TypeAlias
+
+
+class ArrowArrayExportable(Protocol):
+    """An Arrow array, or a record batch: ``pyarrow.array(it)``, ``polars.Series(it)``, ``numpy.asarray(it)``."""
+
+    def __arrow_c_array__(self, requested_schema: object | None = None) -> tuple[object, object]: ...
+
+
+class ArrowStreamExportable(Protocol):
+    """An Arrow table: ``pyarrow.table(it)``, ``polars.DataFrame(it)``."""
+
+    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object: ...
+
+
+Rows: TypeAlias = ArrowStreamExportable | ArrowArrayExportable | Mapping[str, Any]
+"""Anything tabular; a mapping is of column name to NumPy or Arrow array."""

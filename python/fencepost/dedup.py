@@ -1,0 +1,73 @@
+"""The one-liner: rows in, the rows to keep out."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from fencepost import _native
+from fencepost._native import StateTable
+from fencepost.errors import PolicyError
+from fencepost.policy import Columns, Policy, columns_or_default, difference, resolve
+
+
+def deduplicate(
+    rows: Any,
+    policy: str | Policy | None = None,
+    columns: Columns | None = None,
+    table: StateTable | None = None,
+) -> Any:
+    """The rows to keep, in their order: those judged ACCEPTED or UNTRACKED.
+
+    ``rows``: anything tabular, see ``StateTable.apply``. ``policy``: a preset name or a Policy, "any_order" unless a
+    table is given. ``columns``: which hold the identity, the policy's unless given. ``table``: what is already known,
+    and is advanced; without one each call stands alone.
+
+    Gives back the kind that came in for pyarrow (Table, RecordBatch; a Table for a reader), polars and pandas
+    DataFrames; an Arrow table by the PyCapsule protocol for anything else.
+
+    Raises what ``StateTable.apply`` raises, and PolicyError where policy and table disagree.
+
+    >>> import fencepost as fp, polars as pl
+    >>> rows = pl.DataFrame({"pid": [7, 7, 7], "epoch": [0, 0, 0], "partition": [0, 0, 0], "seq": [0, 1, 1]})
+    >>> fp.deduplicate(rows)["seq"].to_list()
+    [0, 1]
+    """
+    if table is None:
+        table = StateTable("any_order" if policy is None else policy)
+    elif policy is not None and resolve(policy) != table.policy:
+        raise PolicyError(f"the table is of another policy: {difference(table.policy, resolve(policy))}")
+    if _is_a(rows, "pyarrow", "RecordBatchReader"):
+        rows = rows.read_all()
+    if _is_a(rows, "pyarrow", "Table") or _is_a(rows, "pyarrow", "RecordBatch"):
+        import pyarrow as pa
+
+        kept = table.apply(rows, columns).kept
+        try:
+            return rows.filter(pa.array(kept))
+        except pa.ArrowNotImplementedError:
+            # pyarrow cannot filter every type; the table has advanced, so the rows must come out.
+            filtered = pa.table(_native.filter_rows(_native.collect(rows), kept))
+            if _is_a(rows, "pyarrow", "Table"):
+                return filtered
+            return (filtered.combine_chunks().to_batches() or [rows.slice(0, 0)])[0]
+    if _is_a(rows, "polars", "DataFrame"):
+        import polars as pl
+
+        return rows.filter(pl.Series(table.apply(rows, columns).kept))
+    if _is_a(rows, "pandas", "DataFrame"):
+        import numpy as np
+
+        # Only these: pandas would convert every column, and could not convert some.
+        names = (table.policy.columns if columns is None else columns_or_default(columns)).names
+        is_complete = set(names) <= set(rows.columns)
+        identity = rows.loc[:, [name in names for name in rows.columns]] if is_complete else rows
+        return rows[np.asarray(table.apply(identity, columns).kept)]
+    rows = _native.collect(rows)
+    return _native.filter_rows(rows, table.apply(rows, columns).kept)
+
+
+def _is_a(rows: object, package: str, name: str) -> bool:
+    """Whether rows are of a class of a package, which is not imported to ask."""
+    kind = getattr(sys.modules.get(package), name, None)
+    return kind is not None and isinstance(rows, kind)

@@ -1,0 +1,69 @@
+"""What can go wrong: one class per recovery.
+
+The message alone says everything (column, row, value, allowed range), because some doors keep only text.
+The attributes say the same to programs.
+"""
+
+
+class FencepostError(Exception):
+    """Anything that this package raises on purpose, but for the TypeError of what is no table at all."""
+
+
+class BatchError(FencepostError):
+    """The rows cannot be judged: mend the input. The table is as it was before the call."""
+
+    def __init__(self, message: str, *, column: str | None = None, row: int | None = None) -> None:
+        super().__init__(message)
+        self.column = column
+        """The column at fault, by its name in the input."""
+        self.row = row
+        """The first row at fault, counted from 0, where one row is."""
+
+
+class PolicyError(FencepostError):
+    """No such policy or field, or a combination or call that makes no sense: choose another."""
+
+
+class CapacityError(FencepostError):
+    """The call could take the table above its bound. Nothing has changed: raise the bound or start a new table."""
+
+    def __init__(self, message: str, *, limit: int | None = None) -> None:
+        super().__init__(message)
+        self.limit = limit
+        """The bound that was set."""
+
+
+class SnapshotError(FencepostError):
+    """The bytes are no snapshot that can be used: take another one."""
+
+    def __init__(self, message: str, *, reason: str | None = None) -> None:
+        super().__init__(message)
+        self.reason = reason
+        """What is wrong, without where."""
+
+
+class SourceError(FencepostError):
+    """A file cannot be read as what it claims to be: mend it or set it aside."""
+
+    def __init__(self, message: str, *, path: str | None = None, position: int | None = None) -> None:
+        super().__init__(message)
+        self.path = path
+        """The file."""
+        self.position = position
+        """Where in it, in bytes, where known."""
+
+
+class SinkError(FencepostError):
+    """An output that is not ours: look, then choose another."""
+
+
+class SinkChangedError(SinkError):
+    """An output that was ours and has changed behind our back: look first."""
+
+
+class StateConflictError(FencepostError):
+    """Another writer decided this version first: run again."""
+
+
+class PoisonedError(FencepostError):
+    """An earlier call broke an invariant and the table may be half changed: rebuild it from a snapshot."""

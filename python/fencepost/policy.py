@@ -1,0 +1,277 @@
+"""The rule set by which rows are judged, and the columns it reads."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fencepost import _native
+from fencepost.errors import PolicyError, SnapshotError
+
+ColumnNames = str | tuple[str, ...] | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Columns:
+    """Which columns hold a row's identity: a name, a tuple of names for composite keys, or None where there is none.
+
+    ``partition=None`` means that a producer numbers all its rows as one. ``epoch`` is None exactly where the policy
+    ignores epochs.
+    """
+
+    pid: ColumnNames = "pid"
+    epoch: str | None = "epoch"
+    partition: ColumnNames = "partition"
+    seq: str = "seq"
+
+    def __post_init__(self) -> None:
+        for role in ("pid", "partition"):
+            names = getattr(self, role)
+            if isinstance(names, list):
+                object.__setattr__(self, role, tuple(names))
+            if not _are_names(getattr(self, role)):
+                raise PolicyError(f"Columns({role}={names!r}): a column name, a tuple of names, or None was expected")
+        if self.pid is None:
+            raise PolicyError("Columns(pid=None): every policy needs a producer column")
+        if not isinstance(self.seq, str) or not isinstance(self.epoch, str | None):
+            raise PolicyError(f"Columns(epoch={self.epoch!r}, seq={self.seq!r}): one column name each was expected")
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Every column read, in the order pid, epoch, partition, seq; the parts of a composite one by one."""
+        epoch = () if self.epoch is None else (self.epoch,)
+        return (*self.parts("pid"), *epoch, *self.parts("partition"), self.seq)
+
+    def parts(self, role: str) -> tuple[str, ...]:
+        """The columns of one role."""
+        names = getattr(self, role)
+        if names is None:
+            return ()
+        return (names,) if isinstance(names, str) else tuple(names)
+
+
+def _are_names(names: object) -> bool:
+    if isinstance(names, tuple):
+        return len(names) > 0 and all(isinstance(name, str) for name in names)
+    return names is None or isinstance(names, str)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Policy:
+    """The rule set by which rows are judged: a value with named presets.
+
+    Start from a preset and change fields: ``Policy.kafka().replace(window=10)``. A combination that makes no sense
+    is a PolicyError.
+    """
+
+    admit: str
+    """'any': a new position is accepted in any order; 'forward': only above the highest; 'next': only highest + 1."""
+    epochs: str
+    """'key': every epoch counts by itself; 'fence': a lower one is FENCED, a higher one replaces; 'ignore': none."""
+    first: str
+    """What an unknown key may begin with: 'any', or 'zero' ('any' policies then count the head as missing)."""
+    window: int
+    """'next' only: how many last rows of the epoch are still recognised as duplicates."""
+    late: str
+    """'forward' only: what a row below the highest is that was never accepted: 'out_of_order' or 'duplicate'."""
+    gaps: str
+    """Whether a hole counts as missing rows: 'report' or 'normal'."""
+    wrap: int | None
+    """Sequence numbers run 0 to wrap - 1, then 0 again; None: 64-bit counters that never wrap."""
+    max_jump: int | None
+    """'any' and 'forward': a row further than this above the highest is OUT_OF_ORDER; None: no bound."""
+    columns: Columns
+    """The columns it reads unless told otherwise."""
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if not _is_of_type(field.name, value):
+                raise PolicyError(f"{field.name}={value!r} is not {_FIELD_TYPES[field.name]}")
+        _native.validate_policy(self.rules)
+
+    @property
+    def rules(self) -> str:
+        """The rules as text, ``field=value`` by ``field=value``."""
+        fields = (field.name for field in dataclasses.fields(self) if field.name != "columns")
+        return " ".join(f"{name}={_as_text(getattr(self, name))}" for name in fields)
+
+    @property
+    def name(self) -> str | None:
+        """The name of the preset with these rules, if there is one."""
+        return next((name for name, preset in _PRESETS.items() if preset.rules == self.rules), None)
+
+    @property
+    def depends_on_order(self) -> bool:
+        """Whether the rows to keep depend on the order in which they come.
+
+        Under "any" they do where a higher epoch fences, where a jump may be too far, and where a short sequence space
+        comes round: laps are told apart by arrival. A producer that passes 2^31 sequences within one epoch while rows
+        from before are still under way does not occur; one that passes 256 does.
+        """
+        is_long = self.wrap is None or self.wrap >= 2**31
+        return self.admit != "any" or self.epochs == "fence" or self.max_jump is not None or not is_long
+
+    def replace(self, **fields: Any) -> Policy:
+        """The same policy with other values for some fields; PolicyError for a field that does not exist."""
+        known = {field.name for field in dataclasses.fields(self)}
+        for name in fields:
+            if name not in known:
+                raise PolicyError(f"a policy has no field '{name}'; fields are {', '.join(sorted(known))}")
+        if fields.get("epochs") == "ignore" and "columns" not in fields:
+            fields["columns"] = dataclasses.replace(self.columns, epoch=None)
+        elif self.epochs == "ignore" and fields.get("epochs", "ignore") != "ignore" and "columns" not in fields:
+            fields["columns"] = dataclasses.replace(self.columns, epoch="epoch")
+        return dataclasses.replace(self, **fields)
+
+    @staticmethod
+    def any_order() -> Policy:
+        """Every new row is kept, in any order; each epoch counts by itself. The default of every pipeline door."""
+        return _PRESETS["any_order"]
+
+    @staticmethod
+    def in_order() -> Policy:
+        """Only what lies above the highest is kept; a higher epoch fences. Refuses rows that fill a hole."""
+        return _PRESETS["in_order"]
+
+    @staticmethod
+    def kafka() -> Policy:
+        """The broker's rule on single records: highest + 1, a window of five. Refuses everything after a real loss."""
+        return _PRESETS["kafka"]
+
+    @staticmethod
+    def strict() -> Policy:
+        """The textbook contract: from 0, each + 1, a window of one. Refuses everything after a real loss."""
+        return _PRESETS["strict"]
+
+    @staticmethod
+    def watermark() -> Policy:
+        """Cursors and publishing ids: only above the highest. Calls late rows duplicates though never seen."""
+        return _PRESETS["watermark"]
+
+    @staticmethod
+    def kafka_offsets() -> Policy:
+        """Rows by (topic, partition, offset), as a sink landed them. Never an event's identity."""
+        return _PRESETS["kafka_offsets"]
+
+
+_COUNT, _WORD = "a whole number", "one word"
+_FIELD_TYPES = dict.fromkeys(("admit", "epochs", "first", "late", "gaps"), _WORD) | {
+    "window": _COUNT,
+    "wrap": f"{_COUNT} or None",
+    "max_jump": f"{_COUNT} or None",
+    "columns": "a Columns",
+}
+
+
+def _is_of_type(name: str, value: object) -> bool:
+    """Whether a field holds what its text can say: equal rules are equal text, and the other way round."""
+    if name == "columns":
+        return isinstance(value, Columns)
+    if _FIELD_TYPES[name] == _WORD:
+        return isinstance(value, str) and value.isidentifier()
+    is_count = isinstance(value, int) and not isinstance(value, bool)
+    return is_count or (value is None and _FIELD_TYPES[name] != _COUNT)
+
+
+def _as_text(value: object) -> str:
+    return "none" if value is None else str(value)
+
+
+def _from_rules(rules: str, columns: Columns) -> Policy:
+    fields: dict[str, Any] = dict(pair.split("=", 1) for pair in rules.split())
+    for name in ("window", "wrap", "max_jump"):
+        fields[name] = None if fields[name] == "none" else int(fields[name])
+    return Policy(**fields, columns=columns)
+
+
+_PRESETS: dict[str, Policy] = {
+    name: _from_rules(rules, Columns(pid=pid, epoch=epoch, partition=partition, seq=seq))
+    for name, rules, pid, epoch, partition, seq in _native.presets()
+}
+
+
+def resolve(policy: str | Policy) -> Policy:
+    """The policy itself, or the preset of that name; PolicyError where there is none."""
+    if isinstance(policy, Policy):
+        return policy
+    if not isinstance(policy, str):
+        raise PolicyError(f"a preset name or a Policy was expected, not {type(policy).__name__}")
+    if policy not in _PRESETS:
+        raise PolicyError(f"no policy is named '{policy}'; presets are {', '.join(_PRESETS)}")
+    return _PRESETS[policy]
+
+
+def check_columns(policy: Policy, columns: Columns) -> None:
+    """Refuses columns that do not go with the policy: an epoch mapped where there are none, or none where needed."""
+    columns_or_default(columns)
+    if policy.epochs == "ignore" and columns.epoch is not None:
+        raise PolicyError(f"this policy ignores epochs, so epoch='{columns.epoch}' cannot be mapped; pass epoch=None")
+    if policy.epochs != "ignore" and columns.epoch is None:
+        raise PolicyError(
+            f"this policy needs epochs (epochs='{policy.epochs}'), so columns.epoch cannot be None; "
+            "Policy.replace(epochs='ignore') is for rows that have none"
+        )
+
+
+def columns_or_default(columns: object) -> Columns:
+    """The columns given, the usual names if None; PolicyError for anything else."""
+    if columns is None:
+        return Columns()
+    if not isinstance(columns, Columns):
+        raise PolicyError(f"columns={columns!r}: a fencepost.Columns was expected")
+    return columns
+
+
+def difference(found: Policy, expected: Policy) -> str:
+    """How one policy differs from another, field by field."""
+    names = (field.name for field in dataclasses.fields(Policy))
+    return "; ".join(
+        f"{name}={getattr(found, name)!r} found, {getattr(expected, name)!r} expected"
+        for name in names
+        if getattr(found, name) != getattr(expected, name)
+    )
+
+
+def to_label(policy: Policy) -> str:
+    """What a snapshot keeps of a policy beside its rules."""
+    return json.dumps(dataclasses.asdict(policy.columns), sort_keys=True)
+
+
+def from_label(rules: str, label: str) -> Policy:
+    """The policy of a snapshot; SnapshotError where the label is none that this package writes."""
+    try:
+        columns = Columns(**json.loads(label)) if label else _default_columns(rules)
+    except (ValueError, TypeError, PolicyError) as error:
+        reason = f"the columns of its policy cannot be read: {label!r}"
+        raise SnapshotError(reason, reason=reason) from error
+    return _from_rules(rules, columns)
+
+
+def _default_columns(rules: str) -> Columns:
+    preset = next((preset for preset in _PRESETS.values() if preset.rules == rules), None)
+    if preset is not None:
+        return preset.columns
+    return Columns(epoch=None) if "epochs=ignore" in rules.split() else Columns()
+
+
+def options_of(metadata: Mapping[str, str], policy: str | Policy) -> tuple[int | None, str]:
+    """entries_max and untracked as the metadata of ``StateTable.entries()`` keeps them, or their defaults.
+
+    Raises SnapshotError where the metadata names rules other than the policy's.
+    """
+    expected = resolve(policy)
+    rules = metadata.get("fencepost.policy", expected.rules)
+    if rules != expected.rules:
+        reason = f"of another policy: found {rules}, expected {expected.rules}"
+        raise SnapshotError(reason, reason=reason)
+    text = metadata.get("fencepost.options", "{}")
+    try:
+        options = json.loads(text)
+        return options.get("entries_max"), options.get("untracked", "keep")
+    except (ValueError, AttributeError) as error:
+        reason = f"the options of its metadata cannot be read: {text!r}"
+        raise SnapshotError(reason, reason=reason) from error

@@ -1,0 +1,226 @@
+//! Entries and missing ranges as Arrow, and entries back again.
+
+use crate::failure::Failure;
+use arrow_array::builder::{BinaryBuilder, FixedSizeBinaryBuilder, Int64Builder, StringBuilder};
+use arrow_array::cast::AsArray;
+use arrow_array::types::{Int16Type, Int64Type};
+use arrow_array::{Array, ArrayRef, Int16Array, Int32Array, Int64Array, ListArray, RecordBatch, StructArray};
+use arrow_buffer::OffsetBuffer;
+use arrow_schema::{DataType, Field, Fields, Schema, SchemaRef};
+use fencepost_core::{
+    Dictionary, Entry, Epochs, Hole, KeyKind, KeySpace, Missing, PartKind, PartValue, Stale, StateTable, decode_parts,
+};
+use std::collections::HashMap;
+use std::sync::Arc;
+
+/// The columns of a pid or a partition: `pid`, or `pid_0`, `pid_1` … where it has several parts.
+fn key_columns(name: &str, space: &KeySpace, plain: DataType, numbers: &[i64]) -> Vec<(Field, ArrayRef)> {
+    let parts = match space.kind() {
+        KeyKind::Plain if plain == DataType::Int32 => {
+            let values: Int32Array = numbers.iter().map(|&value| value as i32).collect();
+            return vec![(Field::new(name, plain, false), Arc::new(values) as ArrayRef)];
+        }
+        KeyKind::Plain => {
+            let values = Int64Array::from(numbers.to_vec());
+            return vec![(Field::new(name, plain, false), Arc::new(values) as ArrayRef)];
+        }
+        KeyKind::Parts(parts) => parts,
+    };
+    let column = |(at, &kind): (usize, &PartKind)| {
+        let array = part_column(kind, at, parts, &space.dictionary, numbers);
+        let name = if parts.len() == 1 { name.to_string() } else { format!("{name}_{at}") };
+        (Field::new(name, array.data_type().clone(), false), array)
+    };
+    parts.iter().enumerate().map(column).collect()
+}
+
+/// One part of each key. The keys were encoded by this crate, so they decode.
+fn part_column(kind: PartKind, at: usize, parts: &[PartKind], dictionary: &Dictionary, numbers: &[i64]) -> ArrayRef {
+    let values = numbers.iter().map(|&number| {
+        let mut values = decode_parts(parts, dictionary.bytes(number as u32)).expect("encoded when it was numbered");
+        values.swap_remove(at)
+    });
+    let bytes = |value: PartValue| match value {
+        PartValue::Bytes(bytes) => bytes,
+        PartValue::Int(_) => unreachable!("a part of bytes holds bytes"),
+    };
+    match kind {
+        PartKind::Int => {
+            let mut out = Int64Builder::new();
+            values.for_each(|value| match value {
+                PartValue::Int(value) => out.append_value(value),
+                PartValue::Bytes(_) => unreachable!("an integer part holds integers"),
+            });
+            Arc::new(out.finish())
+        }
+        PartKind::Utf8 => {
+            let mut out = StringBuilder::new();
+            values.for_each(|value| out.append_value(String::from_utf8_lossy(&bytes(value))));
+            Arc::new(out.finish())
+        }
+        PartKind::Binary => {
+            let mut out = BinaryBuilder::new();
+            values.for_each(|value| out.append_value(bytes(value)));
+            Arc::new(out.finish())
+        }
+        PartKind::FixedBinary(count) => {
+            let mut out = FixedSizeBinaryBuilder::new(count as i32);
+            values.for_each(|value| out.append_value(bytes(value)).expect("of that length when it was numbered"));
+            Arc::new(out.finish())
+        }
+    }
+}
+
+fn batch(columns: Vec<(Field, ArrayRef)>, metadata: HashMap<String, String>) -> RecordBatch {
+    let (fields, arrays): (Vec<_>, Vec<_>) = columns.into_iter().unzip();
+    let schema = Schema::new(fields).with_metadata(metadata);
+    RecordBatch::try_new(Arc::new(schema), arrays).expect("columns of one length with the types of their fields")
+}
+
+fn ints(name: &str, values: impl Iterator<Item = i64>) -> (Field, ArrayRef) {
+    (Field::new(name, DataType::Int64, false), Arc::new(Int64Array::from_iter_values(values)))
+}
+
+/// The key columns of rows that name a pid and a partition, and their epoch: null where there are none.
+fn identity_columns(table: &StateTable, of: impl Iterator<Item = (i64, i32, i16)>) -> Vec<(Field, ArrayRef)> {
+    let has_epochs = table.policy().epochs != Epochs::Ignore;
+    let (mut pids, mut partitions, mut epochs) = (Vec::new(), Vec::new(), Vec::new());
+    of.for_each(|(pid, partition, epoch)| {
+        pids.push(pid);
+        partitions.push(i64::from(partition));
+        epochs.push(has_epochs.then_some(epoch));
+    });
+    let mut columns = key_columns("pid", &table.keys().pid, DataType::Int64, &pids);
+    columns.extend(key_columns("partition", &table.keys().partition, DataType::Int32, &partitions));
+    columns.push((Field::new("epoch", DataType::Int16, !has_epochs), Arc::new(Int16Array::from(epochs))));
+    columns
+}
+
+/// Key columns, epoch, first_seq, last_seq, count.
+pub(crate) fn missing_batch(table: &StateTable, missing: &[Missing]) -> RecordBatch {
+    let mut columns = identity_columns(table, missing.iter().map(|it| (it.pid, it.partition, it.epoch)));
+    columns.push(ints("first_seq", missing.iter().map(|it| it.first_seq)));
+    columns.push(ints("last_seq", missing.iter().map(|it| it.last_seq)));
+    columns.push(ints("count", missing.iter().map(|it| it.count as i64)));
+    batch(columns, HashMap::new())
+}
+
+/// Key columns, epoch, count.
+pub(crate) fn stale_batch(table: &StateTable, stale: &[Stale]) -> RecordBatch {
+    let mut columns = identity_columns(table, stale.iter().map(|it| (it.pid, it.partition, it.epoch)));
+    columns.push(ints("count", stale.iter().map(|it| it.rows as i64)));
+    batch(columns, HashMap::new())
+}
+
+fn hole_fields() -> Fields {
+    Fields::from(vec![
+        Field::new("first", DataType::Int64, false),
+        Field::new("last", DataType::Int64, false),
+        Field::new("timestamp", DataType::Int64, true),
+    ])
+}
+
+fn holes_column(entries: &[Entry]) -> (Field, ArrayRef) {
+    let holes = || entries.iter().flat_map(|entry| &entry.holes);
+    let count = holes().count();
+    let structs = StructArray::new(
+        hole_fields(),
+        vec![
+            Arc::new(Int64Array::from_iter_values(holes().map(|hole| hole.first))),
+            Arc::new(Int64Array::from_iter_values(holes().map(|hole| hole.last))),
+            Arc::new(Int64Array::new_null(count)),
+        ],
+        None,
+    );
+    let item = Arc::new(Field::new_list_field(DataType::Struct(hole_fields()), false));
+    let offsets = OffsetBuffer::from_lengths(entries.iter().map(|entry| entry.holes.len()));
+    let list = ListArray::new(item.clone(), offsets, Arc::new(structs), None);
+    (Field::new("holes", DataType::List(item), false), Arc::new(list))
+}
+
+/// Key columns, epoch, first, last, holes, final_first, final_last, last_timestamp.
+pub(crate) fn entries_batch(table: &StateTable, entries: &[Entry], metadata: HashMap<String, String>) -> RecordBatch {
+    let mut columns = identity_columns(table, entries.iter().map(|it| (it.pid, it.partition, it.epoch)));
+    columns.push(ints("first", entries.iter().map(|it| it.first)));
+    columns.push(ints("last", entries.iter().map(|it| it.last)));
+    columns.push(holes_column(entries));
+    for name in ["final_first", "final_last", "last_timestamp"] {
+        columns.push((Field::new(name, DataType::Int64, true), Arc::new(Int64Array::new_null(entries.len()))));
+    }
+    batch(columns, metadata)
+}
+
+/// The columns `pid` and `partition`, or their parts, as an entries stream names them.
+pub(crate) fn key_names(schema: &SchemaRef, name: &str) -> Result<Vec<String>, Failure> {
+    if schema.field_with_name(name).is_ok() {
+        return Ok(vec![name.into()]);
+    }
+    let part = |at: usize| format!("{name}_{at}");
+    let parts: Vec<_> = (0..).map(part).take_while(|part| schema.field_with_name(part).is_ok()).collect();
+    if parts.is_empty() { Err(missing(name)) } else { Ok(parts) }
+}
+
+fn missing(name: &str) -> Failure {
+    Failure::batch(name, None, "missing; see StateTable.entries()")
+}
+
+/// Epoch, first, last and holes of each entry of a batch, the keys left to the caller.
+pub(crate) fn entries_of(batch: &RecordBatch, has_epochs: bool, rows_before: usize) -> Result<Vec<Entry>, Failure> {
+    let epochs = match has_epochs {
+        true => entry_column(batch, "epoch", &DataType::Int16, rows_before)?,
+        false => Arc::new(Int16Array::from_value(0, batch.num_rows())),
+    };
+    let first = entry_column(batch, "first", &DataType::Int64, rows_before)?;
+    let last = entry_column(batch, "last", &DataType::Int64, rows_before)?;
+    let (epochs, first, last) =
+        (epochs.as_primitive::<Int16Type>(), first.as_primitive::<Int64Type>(), last.as_primitive::<Int64Type>());
+    let holes = batch.column_by_name("holes").ok_or_else(|| missing("holes"))?;
+    let fields: Fields = hole_fields().iter().map(|field| field.as_ref().clone().with_nullable(true)).collect();
+    let list = DataType::new_list(DataType::Struct(fields), true);
+    let lists = arrow_cast::cast(holes, &list).map_err(|_| wrong_entries("holes", holes))?;
+    let lists = lists.as_list::<i32>();
+    let sides = lists.values().as_struct();
+    let (hole_first, hole_last): (&Int64Array, &Int64Array) =
+        (sides.column(0).as_primitive(), sides.column(1).as_primitive());
+    let entry = |row: usize| {
+        let offsets = lists.value_offsets();
+        let range = if lists.is_null(row) { 0..0 } else { offsets[row] as usize..offsets[row + 1] as usize };
+        let hole = |at: usize| {
+            let is_null = sides.is_null(at) || hole_first.is_null(at) || hole_last.is_null(at);
+            if is_null {
+                Err(Failure::batch("holes", Some(rows_before + row), "null in a hole"))
+            } else {
+                Ok(Hole { first: hole_first.value(at), last: hole_last.value(at) })
+            }
+        };
+        Ok(Entry {
+            pid: 0,
+            partition: 0,
+            epoch: epochs.value(row),
+            first: first.value(row),
+            last: last.value(row),
+            holes: range.map(hole).collect::<Result<_, _>>()?,
+        })
+    };
+    (0..batch.num_rows()).map(entry).collect()
+}
+
+/// A column of entries, which has no nulls.
+fn entry_column(batch: &RecordBatch, name: &str, kind: &DataType, rows_before: usize) -> Result<ArrayRef, Failure> {
+    let column = batch.column_by_name(name).ok_or_else(|| missing(name))?;
+    if !column.data_type().is_integer() {
+        return Err(wrong_entries(name, column));
+    }
+    let values = arrow_cast::cast(column, kind).map_err(|_| wrong_entries(name, column))?;
+    match (0..values.len()).find(|&row| values.is_null(row)) {
+        None => Ok(values),
+        Some(row) => {
+            Err(Failure::batch(name, Some(rows_before + row), format!("null or outside the values of {kind}")))
+        }
+    }
+}
+
+fn wrong_entries(name: &str, column: &ArrayRef) -> Failure {
+    let problem = format!("is of type {}, which is not what StateTable.entries() gives", column.data_type());
+    Failure::batch(name, None, problem)
+}

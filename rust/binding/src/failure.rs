@@ -1,0 +1,132 @@
+//! Errors on their way to Python: one class per recovery, defined in `fencepost.errors`.
+
+use crate::identity::ColumnNames;
+use arrow_schema::ArrowError;
+use fencepost_core::{Column, Error};
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+/// An error that can cross threads without the interpreter.
+#[derive(Debug)]
+pub(crate) enum Failure {
+    Batch {
+        column: Option<String>,
+        row: Option<usize>,
+        message: String,
+    },
+    Policy(String),
+    Capacity {
+        limit: u64,
+        message: String,
+    },
+    Snapshot {
+        reason: String,
+        message: String,
+    },
+    Poisoned,
+    Io(std::io::Error, String),
+    /// Arrow's own complaint about its input.
+    Arrow(String),
+}
+
+impl Failure {
+    pub(crate) fn batch(column: &str, row: Option<usize>, problem: impl std::fmt::Display) -> Failure {
+        let message = match row {
+            Some(row) => format!("column '{column}', row {row}: {problem}"),
+            None => format!("column '{column}': {problem}"),
+        };
+        Failure::Batch { column: Some(column.into()), row, message }
+    }
+
+    pub(crate) fn snapshot(reason: String) -> Failure {
+        Failure::Snapshot { message: reason.clone(), reason }
+    }
+
+    /// A core error, its columns named as the input names them.
+    pub(crate) fn of_core(error: Error, names: &ColumnNames) -> Failure {
+        match error {
+            Error::Batch { column, row, problem } => Failure::batch(&names.of_role(column), row, problem),
+            other => Failure::from(other),
+        }
+    }
+
+    /// The same, of a snapshot in a file.
+    pub(crate) fn in_file(self, path: &std::path::Path) -> Failure {
+        match self {
+            Failure::Snapshot { reason, .. } => {
+                Failure::Snapshot { message: format!("{}: {reason}", path.display()), reason }
+            }
+            other => other,
+        }
+    }
+
+    pub(crate) fn raise(self, py: Python<'_>) -> PyErr {
+        match self {
+            Failure::Batch { column, row, message } => error_of(py, "BatchError", message, |fields| {
+                fields.set_item("column", column)?;
+                fields.set_item("row", row)
+            }),
+            Failure::Policy(message) => error_of(py, "PolicyError", message, |_| Ok(())),
+            Failure::Capacity { limit, message } => {
+                error_of(py, "CapacityError", message, |fields| fields.set_item("limit", limit))
+            }
+            Failure::Snapshot { reason, message } => {
+                error_of(py, "SnapshotError", message, |fields| fields.set_item("reason", reason))
+            }
+            Failure::Poisoned => {
+                let message = "an earlier call on this table panicked; restore it from its last snapshot";
+                error_of(py, "PoisonedError", message.into(), |_| Ok(()))
+            }
+            Failure::Io(error, path) => {
+                let (code, text) = (error.raw_os_error(), error.to_string());
+                let reason = text.split(" (os error").next().unwrap_or_default().to_string();
+                pyo3::exceptions::PyOSError::new_err((code, reason, path))
+            }
+            Failure::Arrow(message) => error_of(py, "BatchError", message, |_| Ok(())),
+        }
+    }
+}
+
+fn error_of(
+    py: Python<'_>,
+    class: &str,
+    message: String,
+    set: impl FnOnce(&Bound<'_, PyDict>) -> PyResult<()>,
+) -> PyErr {
+    let make = || {
+        let fields = PyDict::new(py);
+        set(&fields)?;
+        py.import("fencepost.errors")?.getattr(class)?.call((message,), Some(&fields))
+    };
+    make().map_or_else(|error| error, PyErr::from_value)
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Failure {
+        let message = error.to_string();
+        match error {
+            Error::Batch { column, row, .. } => Failure::Batch { column: Some(column.to_string()), row, message },
+            Error::Policy(_) => Failure::Policy(message),
+            Error::Capacity { limit, .. } => Failure::Capacity { limit, message },
+            Error::Snapshot(reason) => Failure::snapshot(reason),
+        }
+    }
+}
+
+impl From<ArrowError> for Failure {
+    fn from(error: ArrowError) -> Failure {
+        Failure::Arrow(format!("the rows cannot be read as Arrow: {error}"))
+    }
+}
+
+impl ColumnNames {
+    /// The name, in the input, of the column that plays a role.
+    pub(crate) fn of_role(&self, role: Column) -> String {
+        match role {
+            Column::Pid => self.pid.join(", "),
+            Column::Partition => self.partition.join(", "),
+            Column::Epoch => self.epoch.clone().unwrap_or_else(|| "epoch".into()),
+            Column::Seq => self.seq.clone(),
+        }
+    }
+}

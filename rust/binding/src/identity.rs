@@ -1,0 +1,469 @@
+//! The identity columns of some rows, brought to the types the core takes.
+//!
+//! What already has the right type is used where it lies. Everything else is cast, and a value that
+//! does not fit is named with its column and row.
+
+use crate::failure::Failure;
+use crate::rows::{Chunks, Rows};
+use arrow_array::cast::AsArray;
+use arrow_array::types::{ArrowPrimitiveType, Int16Type, Int32Type, Int64Type};
+use arrow_array::{
+    Array, ArrayRef, BinaryViewArray, FixedSizeBinaryArray, Int64Array, PrimitiveArray, StringViewArray,
+};
+use arrow_buffer::ScalarBuffer;
+use arrow_cast::{CastOptions, cast_with_options};
+use arrow_schema::DataType;
+use fencepost_core::{Batch, Dictionary, KeyKind, Keys, PartKind, Seqs, encode_bytes, encode_int};
+use pyo3::prelude::*;
+
+/// The columns of each role, by their names in the input.
+#[derive(Clone, Debug)]
+pub(crate) struct ColumnNames {
+    pub(crate) pid: Vec<String>,
+    pub(crate) epoch: Option<String>,
+    pub(crate) partition: Vec<String>,
+    pub(crate) seq: String,
+}
+
+impl ColumnNames {
+    /// Those of a Python `Columns`.
+    pub(crate) fn of(columns: &Bound<'_, PyAny>) -> PyResult<ColumnNames> {
+        Ok(ColumnNames {
+            pid: columns.call_method1("parts", ("pid",))?.extract()?,
+            epoch: columns.getattr("epoch")?.extract()?,
+            partition: columns.call_method1("parts", ("partition",))?.extract()?,
+            seq: columns.getattr("seq")?.extract()?,
+        })
+    }
+
+    pub(crate) fn keys(&self) -> Vec<&str> {
+        self.pid.iter().chain(&self.partition).map(String::as_str).collect()
+    }
+
+    pub(crate) fn all(&self) -> Vec<&str> {
+        let mut names = self.keys();
+        names.extend(self.epoch.as_deref());
+        names.push(&self.seq);
+        names
+    }
+}
+
+/// The identity of some rows, chunk by chunk.
+pub(crate) struct Identity {
+    chunks: Vec<Chunk>,
+}
+
+/// One chunk: the key columns, and what is not part of the key.
+pub(crate) struct Chunk {
+    pub(crate) rows: usize,
+    /// Whether the type of a key column says nothing: there are but nulls in it, so no row has a key.
+    is_keyless: bool,
+    pub(crate) pid: Parts<i64>,
+    pub(crate) partition: Parts<i32>,
+    epoch: Option<ScalarBuffer<i16>>,
+    seq: SeqColumn,
+}
+
+enum SeqColumn {
+    I32(ScalarBuffer<i32>),
+    I64(ScalarBuffer<i64>),
+}
+
+/// A pid or a partition.
+pub(crate) enum Parts<T: arrow_buffer::ArrowNativeType> {
+    /// One integer column; -1 where a pid is null.
+    Plain(ScalarBuffer<T>),
+    /// Anything else.
+    Several(Vec<Part>),
+}
+
+/// One column of a key that is not one plain integer column.
+pub(crate) enum Part {
+    Int(Int64Array),
+    Utf8(StringViewArray),
+    Binary(BinaryViewArray),
+    Fixed(FixedSizeBinaryArray),
+}
+
+impl Identity {
+    /// Reads and converts every identity column.
+    pub(crate) fn read(names: &ColumnNames, rows: Rows) -> Result<Identity, Failure> {
+        Self::convert(names, rows.select(&names.all())?)
+    }
+
+    /// The same for the key columns alone; epochs and sequence numbers are left empty.
+    pub(crate) fn read_keys(names: &ColumnNames, rows: Rows) -> Result<Identity, Failure> {
+        Self::convert(names, rows.select(&names.keys())?)
+    }
+
+    fn convert(names: &ColumnNames, chunks: Chunks) -> Result<Identity, Failure> {
+        let mut rows_before = 0;
+        let convert = |columns: Vec<ArrayRef>| {
+            let chunk = Chunk::convert(names, &columns, rows_before)?;
+            rows_before += chunk.rows;
+            Ok(chunk)
+        };
+        Ok(Identity { chunks: chunks.into_iter().map(convert).collect::<Result<_, Failure>>()? })
+    }
+
+    pub(crate) fn chunks(&self) -> &[Chunk] {
+        &self.chunks
+    }
+
+    /// The types of pid and partition, if there is a chunk that shows them.
+    pub(crate) fn key_kinds(&self) -> Option<(KeyKind, KeyKind)> {
+        let first = self.chunks.first().filter(|chunk| !chunk.is_keyless);
+        first.map(|chunk| (chunk.pid.kind(), chunk.partition.kind()))
+    }
+
+    /// Numbers the keys that are not plain integers, and gives the columns as the core takes them.
+    pub(crate) fn number(&self, keys: &mut Keys) -> Vec<NumberedChunk<'_>> {
+        let number = |chunk: &'_ Chunk| {
+            let pid = match &chunk.pid {
+                Parts::Plain(values) => values.clone(),
+                Parts::Several(parts) => {
+                    let is_untracked = |row| chunk.pid.is_untracked(row);
+                    number_keys(parts, chunk.rows, &mut keys.pid.dictionary, is_untracked, i64::from).into()
+                }
+            };
+            let partition = match &chunk.partition {
+                Parts::Plain(values) => values.clone(),
+                Parts::Several(parts) => {
+                    number_keys(parts, chunk.rows, &mut keys.partition.dictionary, |row| pid[row] == -1, |it| it).into()
+                }
+            };
+            (pid, partition)
+        };
+        let numbered: Vec<_> = self.chunks.iter().map(number).collect();
+        numbered
+            .into_iter()
+            .zip(&self.chunks)
+            .map(|((pid, partition), chunk)| NumberedChunk { pid, partition, chunk })
+            .collect()
+    }
+}
+
+/// A chunk whose keys are all numbers.
+pub(crate) struct NumberedChunk<'a> {
+    pid: ScalarBuffer<i64>,
+    partition: ScalarBuffer<i32>,
+    chunk: &'a Chunk,
+}
+
+impl NumberedChunk<'_> {
+    /// Pid and partition of each row.
+    pub(crate) fn keys(&self) -> impl Iterator<Item = (i64, i32)> + '_ {
+        self.pid.iter().copied().zip(self.partition.iter().copied())
+    }
+
+    pub(crate) fn batch(&self) -> Batch<'_> {
+        let seq = match &self.chunk.seq {
+            SeqColumn::I32(values) => Seqs::I32(values),
+            SeqColumn::I64(values) => Seqs::I64(values),
+        };
+        Batch { pid: &self.pid, partition: &self.partition, epoch: self.chunk.epoch.as_deref(), seq }
+    }
+}
+
+/// The number of each row's key; -1 where the row is untracked. Neighbours often share a key, and then
+/// it is looked up once.
+fn number_keys<T: From<i32> + Copy>(
+    parts: &[Part],
+    rows: usize,
+    dictionary: &mut Dictionary,
+    is_untracked: impl Fn(usize) -> bool,
+    widen: impl Fn(i32) -> T,
+) -> Vec<T> {
+    let mut numbers = Vec::with_capacity(rows);
+    let mut bytes = Vec::new();
+    let mut before: Option<(usize, i32)> = None;
+    for row in 0..rows {
+        let number = match before {
+            _ if is_untracked(row) => -1,
+            Some((same, number)) if parts.iter().all(|part| part.is_same(same, row)) => number,
+            _ => {
+                bytes.clear();
+                parts.iter().for_each(|part| part.encode(row, &mut bytes));
+                let number = dictionary.intern(&bytes) as i32;
+                before = Some((row, number));
+                number
+            }
+        };
+        numbers.push(widen(number));
+    }
+    numbers
+}
+
+impl Chunk {
+    /// `columns`: pid, partition, and unless only keys are read, epoch if there is one, and seq.
+    fn convert(names: &ColumnNames, columns: &[ArrayRef], rows_before: usize) -> Result<Chunk, Failure> {
+        let rows = columns.first().map_or(0, |column| column.len());
+        let (pids, rest) = columns.split_at(names.pid.len());
+        let (partitions, rest) = rest.split_at(names.partition.len());
+        let is_keyless = pids.iter().chain(partitions).any(is_nothing);
+        let pid = convert_pid(&names.pid, pids, rows_before)?;
+        let is_untracked = |row| pid.is_untracked(row);
+        let reader = |name| IntReader { name, rows_before, is_untracked: &is_untracked };
+        let partition = match (partitions, &names.partition[..]) {
+            ([], _) => Parts::Plain(vec![0; rows].into()),
+            ([one], [name]) if is_integer(one) || is_nothing(one) => {
+                Parts::Plain(reader(name).read::<Int32Type>(one, "0..=2147483647")?)
+            }
+            _ => Parts::Several(convert_partition(&names.partition, partitions, &reader)?),
+        };
+        let (epoch, seq) = match (rest, &names.epoch) {
+            ([epoch, seq], Some(name)) => (Some(reader(name).read::<Int16Type>(epoch, "0..=32767")?), Some(seq)),
+            ([seq], _) => (None, Some(seq)),
+            _ => (None, None),
+        };
+        let seq = match seq {
+            None => SeqColumn::I32(vec![].into()),
+            Some(seq) if fits_32_bits(seq.data_type()) => {
+                SeqColumn::I32(reader(&names.seq).read::<Int32Type>(seq, "the 32-bit integers")?)
+            }
+            Some(seq) => SeqColumn::I64(reader(&names.seq).read::<Int64Type>(seq, "0..=9223372036854775807")?),
+        };
+        Ok(Chunk { rows, is_keyless, pid, partition, epoch, seq })
+    }
+}
+
+fn convert_pid(names: &[String], columns: &[ArrayRef], rows_before: usize) -> Result<Parts<i64>, Failure> {
+    if columns.iter().any(is_nothing) {
+        return Ok(Parts::Plain(vec![-1; columns[0].len()].into()));
+    }
+    let never = |_| false;
+    if let ([name], [column]) = (names, columns)
+        && is_integer(column)
+    {
+        let nulls = column.logical_nulls().filter(|nulls| nulls.null_count() > 0);
+        let is_null = |row| nulls.as_ref().is_some_and(|nulls| nulls.is_null(row));
+        let reader = IntReader { name, rows_before, is_untracked: &is_null };
+        let values = reader.read::<Int64Type>(column, "0..=9223372036854775807 (-1 or null: untracked)")?;
+        let Some(nulls) = &nulls else { return Ok(Parts::Plain(values)) };
+        let filled = nulls.iter().zip(values.iter()).map(|(is_valid, &value)| if is_valid { value } else { -1 });
+        return Ok(Parts::Plain(filled.collect::<Vec<_>>().into()));
+    }
+    let parts = names.iter().zip(columns).map(|(name, column)| Part::convert(name, column, rows_before, &never));
+    let parts = parts.collect::<Result<Vec<_>, _>>()?;
+    for (name, part) in names.iter().zip(&parts) {
+        if let Some((row, value)) = part.first_int(|value| value < -1) {
+            let problem = format!("value {value} is outside 0..=9223372036854775807 (-1 or null: untracked)");
+            return Err(Failure::batch(name, Some(rows_before + row), problem));
+        }
+    }
+    Ok(Parts::Several(parts))
+}
+
+fn convert_partition<'a>(
+    names: &'a [String],
+    columns: &[ArrayRef],
+    reader: &dyn Fn(&'a str) -> IntReader<'a>,
+) -> Result<Vec<Part>, Failure> {
+    let convert = |(name, column): (&'a String, &ArrayRef)| {
+        let IntReader { rows_before, is_untracked, .. } = reader(name);
+        let part = Part::convert(name, column, rows_before, is_untracked)?;
+        let fail = |row: usize, problem| Err(Failure::batch(name, Some(rows_before + row), problem));
+        if let Some(row) = (0..column.len()).find(|&row| part.is_null(row) && !is_untracked(row)) {
+            return fail(row, "null, but a row with a producer needs a partition".to_string());
+        }
+        let is_outside = |value: i64| !(0..=i64::from(i32::MAX)).contains(&value);
+        let outside = part.ints().find(|&(row, value)| is_outside(value) && !is_untracked(row));
+        if let Some((row, value)) = outside {
+            return fail(row, format!("value {value} is outside 0..=2147483647"));
+        }
+        Ok(part)
+    };
+    names.iter().zip(columns).map(convert).collect()
+}
+
+/// The value type, looking through dictionaries and run ends.
+fn value_type(kind: &DataType) -> &DataType {
+    match kind {
+        DataType::Dictionary(_, values) => value_type(values),
+        DataType::RunEndEncoded(_, values) => value_type(values.data_type()),
+        other => other,
+    }
+}
+
+fn is_integer(column: &ArrayRef) -> bool {
+    value_type(column.data_type()).is_integer()
+}
+
+/// Whether the column is of the type that holds but nulls.
+fn is_nothing(column: &ArrayRef) -> bool {
+    *value_type(column.data_type()) == DataType::Null
+}
+
+fn fits_32_bits(kind: &DataType) -> bool {
+    use DataType::{Int8, Int16, Int32, UInt8, UInt16};
+    matches!(value_type(kind), Int8 | Int16 | Int32 | UInt8 | UInt16)
+}
+
+/// Reads integers of any width into one width; untracked rows may hold anything.
+struct IntReader<'a> {
+    name: &'a str,
+    rows_before: usize,
+    is_untracked: &'a dyn Fn(usize) -> bool,
+}
+
+impl IntReader<'_> {
+    fn read<T: ArrowPrimitiveType>(&self, column: &ArrayRef, range: &str) -> Result<ScalarBuffer<T::Native>, Failure> {
+        if let Some(values) = column.as_primitive_opt::<T>()
+            && values.null_count() == 0
+        {
+            return Ok(values.values().clone());
+        }
+        let cast = if is_integer(column) {
+            cast(self.name, column, &T::DATA_TYPE)?.as_primitive().clone()
+        } else if is_nothing(column) {
+            PrimitiveArray::<T>::new_null(column.len())
+        } else {
+            return Err(wrong_type(self.name, column.data_type(), "integers"));
+        };
+        if cast.null_count() > 0 {
+            self.explain_nulls(column, &cast, range)?;
+        }
+        Ok(cast.values().clone())
+    }
+
+    /// A null after the cast is a null of the input or a value that did not fit.
+    fn explain_nulls(&self, column: &ArrayRef, cast: &dyn Array, range: &str) -> Result<(), Failure> {
+        let Some(row) = (0..cast.len()).find(|&row| cast.is_null(row) && !(self.is_untracked)(row)) else {
+            return Ok(());
+        };
+        let was_null = column.logical_nulls().is_some_and(|nulls| nulls.is_null(row));
+        let problem = if was_null {
+            "null, but a row with a producer needs a value".to_string()
+        } else {
+            format!("value {} is outside {range}", arrow_cast::display::array_value_to_string(column, row)?)
+        };
+        Err(Failure::batch(self.name, Some(self.rows_before + row), problem))
+    }
+}
+
+fn wrong_type(name: &str, kind: &DataType, wanted: &str) -> Failure {
+    let hint =
+        if kind.is_floating() { "; pandas makes floats of integers with nulls: use the dtype Int64" } else { "" };
+    Failure::batch(name, None, format!("is of type {kind}, {wanted} are needed{hint}"))
+}
+
+/// Casts; what does not fit becomes null.
+fn cast(name: &str, column: &ArrayRef, to: &DataType) -> Result<ArrayRef, Failure> {
+    let options = CastOptions { safe: true, ..CastOptions::default() };
+    cast_with_options(column, to, &options).map_err(|_| wrong_type(name, column.data_type(), &format!("{to}")))
+}
+
+impl<T: arrow_buffer::ArrowNativeType> Parts<T> {
+    fn kind(&self) -> KeyKind {
+        match self {
+            Parts::Plain(_) => KeyKind::Plain,
+            Parts::Several(parts) => KeyKind::Parts(parts.iter().map(Part::kind).collect()),
+        }
+    }
+}
+
+impl<T: arrow_buffer::ArrowNativeType> Parts<T> {
+    /// Whether two rows, neither of them without a key, have the same one.
+    pub(crate) fn is_same(&self, row: usize, other: usize) -> bool {
+        match self {
+            Parts::Plain(values) => values[row] == values[other],
+            Parts::Several(parts) => parts.iter().all(|part| part.is_same(row, other)),
+        }
+    }
+}
+
+impl Parts<i64> {
+    /// Whether the row carries no producer.
+    pub(crate) fn is_untracked(&self, row: usize) -> bool {
+        match self {
+            Parts::Plain(values) => values[row] == -1,
+            Parts::Several(parts) => parts.iter().any(|part| match part {
+                Part::Int(values) => values.is_null(row) || values.value(row) == -1,
+                _ => part.is_null(row),
+            }),
+        }
+    }
+}
+
+impl Part {
+    fn convert(
+        name: &str,
+        column: &ArrayRef,
+        rows_before: usize,
+        is_untracked: &dyn Fn(usize) -> bool,
+    ) -> Result<Part, Failure> {
+        match value_type(column.data_type()) {
+            kind if kind.is_integer() => {
+                let cast = cast(name, column, &DataType::Int64)?;
+                if cast.null_count() > column.logical_null_count() {
+                    let is_excused =
+                        |row| is_untracked(row) || column.logical_nulls().is_some_and(|it| it.is_null(row));
+                    let reader = IntReader { name, rows_before, is_untracked: &is_excused };
+                    reader.explain_nulls(column, &cast, "0..=9223372036854775807")?;
+                }
+                Ok(Part::Int(cast.as_primitive().clone()))
+            }
+            DataType::Utf8 | DataType::LargeUtf8 | DataType::Utf8View => {
+                Ok(Part::Utf8(cast(name, column, &DataType::Utf8View)?.as_string_view().clone()))
+            }
+            DataType::Binary | DataType::LargeBinary | DataType::BinaryView => {
+                Ok(Part::Binary(cast(name, column, &DataType::BinaryView)?.as_binary_view().clone()))
+            }
+            kind @ DataType::FixedSizeBinary(_) => {
+                Ok(Part::Fixed(cast(name, column, kind)?.as_fixed_size_binary().clone()))
+            }
+            DataType::Null => Ok(Part::Int(Int64Array::new_null(column.len()))),
+            _ => Err(wrong_type(name, column.data_type(), "integers, strings or binary")),
+        }
+    }
+
+    fn kind(&self) -> PartKind {
+        match self {
+            Part::Int(_) => PartKind::Int,
+            Part::Utf8(_) => PartKind::Utf8,
+            Part::Binary(_) => PartKind::Binary,
+            Part::Fixed(values) => PartKind::FixedBinary(values.value_length() as u32),
+        }
+    }
+
+    fn is_null(&self, row: usize) -> bool {
+        match self {
+            Part::Int(values) => values.is_null(row),
+            Part::Utf8(values) => values.is_null(row),
+            Part::Binary(values) => values.is_null(row),
+            Part::Fixed(values) => values.is_null(row),
+        }
+    }
+
+    /// Whether two rows, neither of them null, hold the same.
+    fn is_same(&self, row: usize, other: usize) -> bool {
+        match self {
+            Part::Int(values) => values.value(row) == values.value(other),
+            Part::Utf8(values) => values.value(row) == values.value(other),
+            Part::Binary(values) => values.value(row) == values.value(other),
+            Part::Fixed(values) => values.value(row) == values.value(other),
+        }
+    }
+
+    pub(crate) fn encode(&self, row: usize, out: &mut Vec<u8>) {
+        match self {
+            Part::Int(values) => encode_int(out, values.value(row)),
+            Part::Utf8(values) => encode_bytes(out, values.value(row).as_bytes()),
+            Part::Binary(values) => encode_bytes(out, values.value(row)),
+            Part::Fixed(values) => encode_bytes(out, values.value(row)),
+        }
+    }
+
+    /// The rows that hold integers, and the integers.
+    fn ints(&self) -> impl Iterator<Item = (usize, i64)> + '_ {
+        let ints = match self {
+            Part::Int(values) => Some(values.iter()),
+            _ => None,
+        };
+        ints.into_iter().flatten().enumerate().filter_map(|(row, value)| Some((row, value?)))
+    }
+
+    fn first_int(&self, is_wanted: impl Fn(i64) -> bool) -> Option<(usize, i64)> {
+        self.ints().find(|&(_, value)| is_wanted(value))
+    }
+}

@@ -1,0 +1,65 @@
+//! One key, given from Python.
+
+use crate::failure::Failure;
+use fencepost_core::{KeyKind, KeySpace, PartKind, encode_bytes, encode_int};
+use pyo3::prelude::*;
+use pyo3::types::PyTuple;
+
+/// A pid or a partition as a table stores it: a plain integer, or encoded parts.
+pub(crate) enum KeyValue {
+    Plain(i64),
+    Encoded(Vec<u8>),
+}
+
+impl KeyValue {
+    /// From an int, a str, bytes, or a tuple of them. A partition of `None` stands for "no such column": the key 0.
+    pub(crate) fn of(value: &Bound<'_, PyAny>, kind: &KeyKind, role: &str) -> Result<KeyValue, Failure> {
+        let wrong = || {
+            let found = value.repr().map(|it| it.to_string()).unwrap_or_default();
+            Failure::batch(role, None, format!("{found} is no key of this table, whose keys are of type {kind}"))
+        };
+        match kind {
+            KeyKind::Plain if role == "partition" && value.is_none() => Ok(KeyValue::Plain(0)),
+            KeyKind::Plain => value.extract().map(KeyValue::Plain).map_err(|_| wrong()),
+            KeyKind::Parts(kinds) => {
+                let values: Vec<Bound<'_, PyAny>> = match value.cast::<PyTuple>() {
+                    Ok(tuple) => tuple.iter().collect(),
+                    Err(_) => vec![value.clone()],
+                };
+                if values.len() != kinds.len() {
+                    return Err(wrong());
+                }
+                let mut bytes = Vec::new();
+                for (value, kind) in values.iter().zip(kinds) {
+                    encode_part(value, kind, &mut bytes).map_err(|_| wrong())?;
+                }
+                Ok(KeyValue::Encoded(bytes))
+            }
+        }
+    }
+
+    /// The key as `entries()` gives it: a number as an int, whatever kind of number was asked for.
+    pub(crate) fn as_told<'py>(&self, asked: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+        match self {
+            KeyValue::Plain(value) => Ok(value.into_pyobject(asked.py())?.into_any()),
+            KeyValue::Encoded(_) => Ok(asked.clone()),
+        }
+    }
+
+    /// Its number in the table, if the table knows it.
+    pub(crate) fn number(&self, space: &KeySpace) -> Option<i64> {
+        match self {
+            KeyValue::Plain(value) => (*value >= 0).then_some(*value),
+            KeyValue::Encoded(bytes) => space.dictionary.get(bytes).map(i64::from),
+        }
+    }
+}
+
+fn encode_part(value: &Bound<'_, PyAny>, kind: &PartKind, out: &mut Vec<u8>) -> PyResult<()> {
+    match kind {
+        PartKind::Int => encode_int(out, value.extract()?),
+        PartKind::Utf8 => encode_bytes(out, value.extract::<String>()?.as_bytes()),
+        PartKind::Binary | PartKind::FixedBinary(_) => encode_bytes(out, &value.extract::<Vec<u8>>()?),
+    }
+    Ok(())
+}

@@ -1,0 +1,362 @@
+use crate::arrow_out::{entries_batch, entries_of, key_names, missing_batch};
+use crate::failure::Failure;
+use crate::identity::{ColumnNames, Identity};
+use crate::keys::KeyValue;
+use crate::rows::Rows;
+use crate::verdicts::Verdicts;
+use arrow_array::RecordBatch;
+use arrow_schema::SchemaRef;
+use fencepost_core::{self as core, Entry, Epochs, Policy, Untracked};
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyDict, PyList};
+use pyo3_arrow::PyTable;
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard};
+
+/// What is remembered of producers, and the rules by which their rows are judged.
+///
+/// ``policy``: a preset name or a Policy. ``keep``: what to keep beyond what the rules need; nothing so far.
+/// ``entries_max``: a bound on the number of entries, above which
+/// a call raises CapacityError and changes nothing. ``untracked``: "keep" gives rows without a producer
+/// (pid null or -1) the verdict UNTRACKED, "fail" raises BatchError for them.
+///
+/// Usable from several threads, one call at a time; the interpreter is released meanwhile. Every call is
+/// atomic: whatever it raises, the table is as it was, a PoisonedError aside.
+#[pyclass(frozen, module = "fencepost")]
+pub(crate) struct StateTable {
+    core: Mutex<core::StateTable>,
+    /// The Python `Policy`.
+    policy: Py<PyAny>,
+    columns: ColumnNames,
+}
+
+impl StateTable {
+    fn lock(&self) -> Result<MutexGuard<'_, core::StateTable>, Failure> {
+        self.core.lock().map_err(|_| Failure::Poisoned)
+    }
+
+    /// Does something with the core's table while other Python threads run.
+    fn with<T: Send>(
+        &self,
+        py: Python<'_>,
+        work: impl FnOnce(&mut core::StateTable) -> Result<T, Failure> + Send,
+    ) -> PyResult<T> {
+        py.detach(|| work(&mut *self.lock()?)).map_err(|failure| failure.raise(py))
+    }
+
+    /// A table around a core's, whose policy Python may not have seen yet.
+    fn wrap(py: Python<'_>, core: core::StateTable) -> PyResult<StateTable> {
+        let policies = py.import("fencepost.policy")?;
+        let policy = policies.call_method1("from_label", (core.policy().to_string(), core.label()))?;
+        let columns = ColumnNames::of(&policy.getattr("columns")?)?;
+        Ok(StateTable { core: Mutex::new(core), policy: policy.unbind(), columns })
+    }
+
+    /// Raises SnapshotError where a policy was expected and is not the one that was found.
+    fn expect_policy(
+        self,
+        py: Python<'_>,
+        expected: Option<&Bound<'_, PyAny>>,
+        path: Option<&Path>,
+    ) -> PyResult<StateTable> {
+        let Some(expected) = expected else { return Ok(self) };
+        let policies = py.import("fencepost.policy")?;
+        let expected = policies.call_method1("resolve", (expected,))?;
+        if expected.eq(&self.policy)? {
+            return Ok(self);
+        }
+        let difference: String = policies.call_method1("difference", (&self.policy, expected))?.extract()?;
+        let failure = Failure::snapshot(format!("of another policy: {difference}"));
+        let failure = if let Some(path) = path { failure.in_file(path) } else { failure };
+        Err(failure.raise(py))
+    }
+
+    /// The columns to read: those given if they go with the policy, else the policy's.
+    fn columns_or(&self, py: Python<'_>, columns: Option<&Bound<'_, PyAny>>) -> PyResult<ColumnNames> {
+        let Some(columns) = columns else { return Ok(self.columns.clone()) };
+        py.import("fencepost.policy")?.call_method1("check_columns", (&self.policy, columns))?;
+        ColumnNames::of(columns)
+    }
+
+    /// Judges rows with `call`. What it learns of keys is kept only if `keeps_keys` and nothing fails.
+    fn judge(
+        &self,
+        py: Python<'_>,
+        rows: &Bound<'_, PyAny>,
+        columns: Option<&Bound<'_, PyAny>>,
+        keeps_keys: bool,
+        call: fn(&mut core::StateTable, &[core::Batch<'_>]) -> core::Result<core::Judged>,
+    ) -> PyResult<Verdicts> {
+        let names = self.columns_or(py, columns)?;
+        let rows = Rows::take(rows, Some(&names.all()))?;
+        // Before the table is locked: a stream may be a Python generator that asks this table something.
+        let identity = py.detach(|| Identity::read(&names, rows)).map_err(|failure| failure.raise(py))?;
+        self.with(py, |table| {
+            let before = table.keys().mark();
+            let judged = judge_identity(table, &identity, call).map_err(|error| Failure::of_core(error, &names));
+            let verdicts = judged.map(|judged| Verdicts::new(judged, table));
+            // Where no row was accepted either, no key is in use: the next call may bring keys of other types.
+            if verdicts.is_err() || !keeps_keys || table.is_empty() {
+                table.keys_mut().go_back(before);
+            }
+            verdicts
+        })
+    }
+}
+
+fn judge_identity(
+    table: &mut core::StateTable,
+    identity: &Identity,
+    call: fn(&mut core::StateTable, &[core::Batch<'_>]) -> core::Result<core::Judged>,
+) -> core::Result<core::Judged> {
+    if let Some((pid, partition)) = identity.key_kinds() {
+        table.keys_mut().fix(pid, partition)?;
+    }
+    let chunks = identity.number(table.keys_mut());
+    let batches: Vec<_> = chunks.iter().map(|chunk| chunk.batch()).collect();
+    call(table, &batches)
+}
+
+#[pymethods]
+impl StateTable {
+    #[new]
+    #[pyo3(signature = (policy, *, keep=vec![], entries_max=None, untracked="keep"),
+            text_signature = "(policy, *, keep=(), entries_max=None, untracked='keep')")]
+    fn new(
+        py: Python<'_>,
+        policy: &Bound<'_, PyAny>,
+        keep: Vec<String>,
+        entries_max: Option<i64>,
+        untracked: &str,
+    ) -> PyResult<StateTable> {
+        if let Some(unknown) = keep.first() {
+            let message = format!("keep=('{unknown}',): this version keeps nothing beyond what its rules need");
+            return Err(Failure::Policy(message).raise(py));
+        }
+        if let Some(entries_max) = entries_max.filter(|&entries| entries < 0) {
+            let message = format!("entries_max={entries_max} is not a whole number of at least 0");
+            return Err(Failure::Policy(message).raise(py));
+        }
+        let untracked = match untracked {
+            "keep" => Untracked::Keep,
+            "fail" => Untracked::Fail,
+            other => {
+                let message = format!("untracked='{other}' is none of keep, fail");
+                return Err(Failure::Policy(message).raise(py));
+            }
+        };
+        let policies = py.import("fencepost.policy")?;
+        let policy = policies.call_method1("resolve", (policy,))?;
+        let columns = policy.getattr("columns")?;
+        policies.call_method1("check_columns", (&policy, &columns))?;
+        let rules: String = policy.getattr("rules")?.extract()?;
+        let label: String = policies.call_method1("to_label", (&policy,))?.extract()?;
+        let core = rules.parse::<Policy>().and_then(core::StateTable::new).map_err(|it| Failure::from(it).raise(py))?;
+        let core = core
+            .with_untracked(untracked)
+            .with_entries_max(entries_max.map(|entries| entries as u64))
+            .with_label(label);
+        Ok(StateTable { core: Mutex::new(core), columns: ColumnNames::of(&columns)?, policy: policy.unbind() })
+    }
+
+    /// Judges every row in order and advances the table.
+    ///
+    /// ``rows``: an object with ``__arrow_c_stream__`` or ``__arrow_c_array__`` (a stream is collected
+    /// first, its identity columns only), or a mapping of column name to NumPy or Arrow array. Integers
+    /// of any width; pid and partition also strings or binary; ``columns``: a Columns, the policy's unless
+    /// given. Gives the Verdicts, one a row.
+    ///
+    /// Raises BatchError naming column, row, value and allowed range; CapacityError; PolicyError for
+    /// columns that do not go with the policy; TypeError for what is not tabular.
+    #[pyo3(signature = (rows, columns=None))]
+    fn apply(&self, py: Python<'_>, rows: &Bound<'_, PyAny>, columns: Option<&Bound<'_, PyAny>>) -> PyResult<Verdicts> {
+        self.judge(py, rows, columns, true, |table, batches| table.apply(batches))
+    }
+
+    /// The verdicts that ``apply`` would give, the table untouched.
+    #[pyo3(signature = (rows, columns=None))]
+    fn check(&self, py: Python<'_>, rows: &Bound<'_, PyAny>, columns: Option<&Bound<'_, PyAny>>) -> PyResult<Verdicts> {
+        self.judge(py, rows, columns, false, |table, batches| table.check(batches))
+    }
+
+    /// The entry of a key as a dict: pid, partition (tuples where composite), epoch, first, last, holes (a
+    /// list of dicts: first, last, timestamp), final_first, final_last, last_timestamp, as in ``entries()``.
+    /// Of the given epoch, or of the key's highest. None if there is none.
+    ///
+    /// ``partition``: None where the table reads no partition column. Raises BatchError for a key that is not of
+    /// the type of this table's keys.
+    #[pyo3(signature = (pid, partition, epoch=None))]
+    fn get<'py>(
+        &self,
+        py: Python<'py>,
+        pid: &Bound<'py, PyAny>,
+        partition: &Bound<'py, PyAny>,
+        epoch: Option<i64>,
+    ) -> PyResult<Option<Bound<'py, PyDict>>> {
+        let (has_epochs, kinds) = self.with(py, |table| {
+            let kinds = (table.keys().pid.kind().clone(), table.keys().partition.kind().clone());
+            Ok((table.policy().epochs != Epochs::Ignore, (!table.is_empty()).then_some(kinds)))
+        })?;
+        // The type of a table's keys is known from its first entry on.
+        let Some((pid_kind, partition_kind)) = kinds else { return Ok(None) };
+        let pid_key = KeyValue::of(pid, &pid_kind, "pid").map_err(|it| it.raise(py))?;
+        let partition_key = KeyValue::of(partition, &partition_kind, "partition").map_err(|it| it.raise(py))?;
+        let Ok(epoch) = epoch.map(i16::try_from).transpose() else { return Ok(None) };
+        let entry = self.with(py, |table| {
+            let numbers = pid_key.number(&table.keys().pid).zip(partition_key.number(&table.keys().partition));
+            Ok(numbers.and_then(|(pid, partition)| table.get(pid, i32::try_from(partition).ok()?, epoch)))
+        })?;
+        let Some(entry) = entry else { return Ok(None) };
+        let holes = PyList::empty(py);
+        for hole in &entry.holes {
+            let range = PyDict::new(py);
+            range.set_item("first", hole.first)?;
+            range.set_item("last", hole.last)?;
+            range.set_item("timestamp", py.None())?;
+            holes.append(range)?;
+        }
+        let found = PyDict::new(py);
+        found.set_item("pid", pid_key.as_told(pid)?)?;
+        found.set_item("partition", partition_key.as_told(partition)?)?;
+        found.set_item("epoch", has_epochs.then_some(entry.epoch))?;
+        found.set_item("first", entry.first)?;
+        found.set_item("last", entry.last)?;
+        found.set_item("holes", holes)?;
+        for name in ["final_first", "final_last", "last_timestamp"] {
+            found.set_item(name, py.None())?;
+        }
+        Ok(Some(found))
+    }
+
+    /// Every entry as an Arrow table, in key order: the key columns (``pid``, ``partition``; composites
+    /// ``pid_0``, ``pid_1`` ...), epoch (int16, null where there are none), first and last (int64 positions; under
+    /// admit="next" the oldest and newest row in the window, as sequences), holes (list of struct first, last,
+    /// timestamp), final_first, final_last, last_timestamp (int64, null); policy and options as schema metadata.
+    fn entries(&self, py: Python<'_>) -> PyResult<PyTable> {
+        let batch = self.with(py, |table| {
+            let metadata = HashMap::from([
+                ("fencepost.policy".to_string(), table.policy().to_string()),
+                ("fencepost.columns".to_string(), table.label().to_string()),
+                ("fencepost.options".to_string(), options_json(table)),
+            ]);
+            Ok(entries_batch(table, &table.entries(), metadata))
+        })?;
+        PyTable::try_new(vec![batch.clone()], batch.schema())
+    }
+
+    /// Every hole still open as an Arrow table, in key order: the key columns, epoch (int16), first_seq,
+    /// last_seq and count (int64). Empty where gaps="normal".
+    fn missing(&self, py: Python<'_>) -> PyResult<PyTable> {
+        let batch = self.with(py, |table| Ok(missing_batch(table, &table.missing())))?;
+        PyTable::try_new(vec![batch.clone()], batch.schema())
+    }
+
+    /// The table as bytes, with a checksum. Equal tables give equal bytes. The format is not yet stable:
+    /// it is for the version that wrote it.
+    fn snapshot<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
+        let bytes = self.with(py, |table| Ok(table.snapshot()))?;
+        Ok(PyBytes::new(py, &bytes))
+    }
+
+    /// The table that a snapshot holds. ``policy``: what it must be; another one is a SnapshotError.
+    #[staticmethod]
+    #[pyo3(signature = (snapshot, policy=None))]
+    fn restore(py: Python<'_>, snapshot: &[u8], policy: Option<&Bound<'_, PyAny>>) -> PyResult<StateTable> {
+        let core = py.detach(|| core::StateTable::restore(snapshot));
+        let core = core.map_err(|error| Failure::from(error).raise(py))?;
+        StateTable::wrap(py, core)?.expect_policy(py, policy, None)
+    }
+
+    /// Writes the snapshot to a file: beside it first, synced, then put in its place, so that the old
+    /// file stays whole until the new one is.
+    fn save(&self, py: Python<'_>, path: PathBuf) -> PyResult<()> {
+        self.with(py, |table| {
+            let bytes = table.snapshot();
+            crate::files::replace(&path, &bytes).map_err(|error| Failure::Io(error, path.display().to_string()))
+        })
+    }
+
+    /// The table that a file holds, see ``restore``.
+    #[staticmethod]
+    #[pyo3(signature = (path, policy=None))]
+    fn load(py: Python<'_>, path: PathBuf, policy: Option<&Bound<'_, PyAny>>) -> PyResult<StateTable> {
+        let core = py.detach(|| load(&path)).map_err(|failure| failure.raise(py))?;
+        StateTable::wrap(py, core)?.expect_policy(py, policy, Some(&path))
+    }
+
+    /// A table of ``policy`` with the entries that ``entries()`` gave, or that were made like them. Options that
+    /// came along as schema metadata are taken over.
+    ///
+    /// Raises SnapshotError where the metadata names other rules, or where entries contradict each other.
+    #[staticmethod]
+    fn from_entries(py: Python<'_>, rows: &Bound<'_, PyAny>, policy: &Bound<'_, PyAny>) -> PyResult<StateTable> {
+        let rows = Rows::take(rows, None)?;
+        let (schema, batches) = py.detach(|| rows.collect()).map_err(|failure| failure.raise(py))?;
+        let policies = py.import("fencepost.policy")?;
+        let options = policies.call_method1("options_of", (schema.metadata().clone(), policy))?;
+        let (entries_max, untracked): (Option<i64>, String) = options.extract()?;
+        let table = StateTable::new(py, policy, vec![], entries_max, &untracked)?;
+        table.with(py, |table| insert_entries(table, &schema, batches))?;
+        Ok(table)
+    }
+
+    fn __len__(&self, py: Python<'_>) -> PyResult<usize> {
+        self.with(py, |table| Ok(table.len()))
+    }
+
+    /// Bytes held by the table.
+    #[getter]
+    fn memory_bytes(&self, py: Python<'_>) -> PyResult<usize> {
+        self.with(py, |table| Ok(table.memory_bytes()))
+    }
+
+    /// The rules by which it judges.
+    #[getter]
+    fn policy(&self, py: Python<'_>) -> Py<PyAny> {
+        self.policy.clone_ref(py)
+    }
+
+    fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
+        let name: Option<String> = self.policy.bind(py).getattr("name")?.extract()?;
+        let (rules, entries, bytes) =
+            self.with(py, |table| Ok((table.policy().to_string(), table.len(), table.memory_bytes())))?;
+        Ok(format!("<StateTable {}: {entries} entries, {bytes} bytes>", name.unwrap_or(rules)))
+    }
+}
+
+fn options_json(table: &core::StateTable) -> String {
+    let entries_max = table.entries_max().map_or("null".to_string(), |entries| entries.to_string());
+    let untracked = if table.untracked() == Untracked::Keep { "keep" } else { "fail" };
+    format!(r#"{{"keep": [], "entries_max": {entries_max}, "untracked": "{untracked}"}}"#)
+}
+
+fn load(path: &Path) -> Result<core::StateTable, Failure> {
+    let bytes = std::fs::read(path).map_err(|error| Failure::Io(error, path.display().to_string()))?;
+    core::StateTable::restore(&bytes).map_err(|error| Failure::from(error).in_file(path))
+}
+
+fn insert_entries(table: &mut core::StateTable, schema: &SchemaRef, batches: Vec<RecordBatch>) -> Result<(), Failure> {
+    let names = ColumnNames {
+        pid: key_names(schema, "pid")?,
+        partition: key_names(schema, "partition")?,
+        epoch: None,
+        seq: "first".into(),
+    };
+    let has_epochs = table.policy().epochs != Epochs::Ignore;
+    let mut rows_before = 0;
+    for batch in batches.into_iter().filter(|batch| batch.num_rows() > 0) {
+        let entries = entries_of(&batch, has_epochs, rows_before)?;
+        rows_before += batch.num_rows();
+        let keys = Identity::read_keys(&names, Rows::of_batch(batch))?;
+        if let Some((pid, partition)) = keys.key_kinds() {
+            table.keys_mut().fix(pid, partition).map_err(|error| Failure::of_core(error, &names))?;
+        }
+        let numbered = keys.number(table.keys_mut());
+        let numbers = numbered.iter().flat_map(|chunk| chunk.keys());
+        for (entry, (pid, partition)) in entries.into_iter().zip(numbers) {
+            table.insert(&Entry { pid, partition, ..entry }).map_err(Failure::from)?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,136 @@
+use crate::arrow_out::{missing_batch, stale_batch};
+use crate::failure::Failure;
+use arrow_array::builder::Int64Builder;
+use arrow_array::{ArrayRef, BooleanArray, RecordBatch, UInt8Array};
+use arrow_buffer::{BooleanBuffer, ScalarBuffer};
+use arrow_schema::{DataType, Field, Schema};
+use fencepost_core::{Judged, StateTable, Verdict};
+use pyo3::prelude::*;
+use pyo3::types::{PyCapsule, PyDict};
+use pyo3_arrow::{PyArray, PyTable};
+use std::sync::Arc;
+
+/// The outcome of one call, row by row and in sum.
+///
+/// Arrow results follow the PyCapsule protocol and need no pyarrow; ``numpy.asarray(verdicts.verdict)``
+/// gives NumPy. The object itself is an Arrow stream with the one column ``verdict``.
+#[pyclass(frozen, module = "fencepost")]
+pub(crate) struct Verdicts {
+    verdict: UInt8Array,
+    counts: [u64; Verdict::COUNT],
+    stale_epoch: u64,
+    border: u64,
+    expected: Vec<(u64, i64)>,
+    missing: RecordBatch,
+    stale: RecordBatch,
+}
+
+impl Verdicts {
+    pub(crate) fn new(judged: Judged, table: &StateTable) -> Verdicts {
+        Verdicts {
+            missing: missing_batch(table, &judged.missing),
+            stale: stale_batch(table, &judged.stale),
+            verdict: UInt8Array::new(ScalarBuffer::from(judged.verdicts), None),
+            counts: judged.counts,
+            stale_epoch: judged.stale_epoch,
+            border: judged.border,
+            expected: judged.expected,
+        }
+    }
+}
+
+#[pymethods]
+impl Verdicts {
+    fn __len__(&self) -> usize {
+        self.verdict.len()
+    }
+
+    fn __repr__(&self) -> String {
+        let counts = Verdict::ALL.iter().zip(self.counts).filter(|&(_, count)| count > 0);
+        let counts: Vec<String> = counts.map(|(verdict, count)| format!("{} {count}", verdict.name())).collect();
+        format!("<Verdicts of {} rows: {}>", self.verdict.len(), counts.join(", "))
+    }
+
+    /// Arrow uint8, one ``Verdict`` code a row.
+    #[getter]
+    fn verdict(&self) -> PyArray {
+        PyArray::from_array_ref(Arc::new(self.verdict.clone()))
+    }
+
+    /// Arrow boolean, one a row: true for ACCEPTED and UNTRACKED.
+    #[getter]
+    fn kept(&self, py: Python<'_>) -> PyArray {
+        let kept = py.detach(|| {
+            let codes = self.verdict.values();
+            let kept = |code| code == Verdict::Accepted as u8 || code == Verdict::Untracked as u8;
+            BooleanArray::new(BooleanBuffer::collect_bool(codes.len(), |row| kept(codes[row])), None)
+        });
+        PyArray::from_array_ref(Arc::new(kept))
+    }
+
+    /// Rows by ``Verdict``, every verdict named.
+    #[getter]
+    fn counts<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let class = py.import("fencepost.verdict")?.getattr("Verdict")?;
+        let counts = PyDict::new(py);
+        for (code, count) in self.counts.iter().enumerate() {
+            counts.set_item(class.call1((code,))?, count)?;
+        }
+        Ok(counts)
+    }
+
+    /// Rows below the highest epoch accepted of their key, kept or not: how a zombie shows.
+    #[getter]
+    fn stale_epoch(&self) -> u64 {
+        self.stale_epoch
+    }
+
+    /// Arrow table of those rows by producer: the key columns, epoch (int16) and count (int64), in key order.
+    #[getter]
+    fn stale(&self) -> PyResult<PyTable> {
+        PyTable::try_new(vec![self.stale.clone()], self.stale.schema())
+    }
+
+    /// Rows that only the border of the wrap could place on a lap.
+    #[getter]
+    fn border(&self) -> u64 {
+        self.border
+    }
+
+    /// Arrow table of the ranges that rows of this call jumped over and none filled: the key columns,
+    /// epoch (int16), first_seq, last_seq and count (int64), in key order.
+    #[getter]
+    fn missing(&self) -> PyResult<PyTable> {
+        PyTable::try_new(vec![self.missing.clone()], self.missing.schema())
+    }
+
+    /// Arrow int64, one a row: for OUT_OF_ORDER rows the sequence that would have been accepted, else null.
+    #[getter]
+    fn expected(&self, py: Python<'_>) -> PyArray {
+        let expected = py.detach(|| {
+            let mut out = Int64Builder::with_capacity(self.verdict.len());
+            let mut from = 0;
+            for &(row, seq) in &self.expected {
+                out.append_nulls(row as usize - from);
+                out.append_value(seq);
+                from = row as usize + 1;
+            }
+            out.append_nulls(self.verdict.len() - from);
+            out.finish()
+        });
+        PyArray::from_array_ref(Arc::new(expected))
+    }
+
+    #[pyo3(signature = (requested_schema=None))]
+    fn __arrow_c_stream__<'py>(
+        &self,
+        py: Python<'py>,
+        requested_schema: Option<Bound<'py, PyCapsule>>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let schema = Arc::new(Schema::new(vec![Field::new("verdict", DataType::UInt8, false)]));
+        let column: ArrayRef = Arc::new(self.verdict.clone());
+        let batch = RecordBatch::try_new(schema.clone(), vec![column]).map_err(|it| Failure::from(it).raise(py))?;
+        let table = Bound::new(py, PyTable::try_new(vec![batch], schema)?)?;
+        table.call_method1("__arrow_c_stream__", (requested_schema,))
+    }
+}

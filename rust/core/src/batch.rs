@@ -1,0 +1,77 @@
+use std::fmt;
+
+/// The role of a column in the identity of a row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Column {
+    /// The producer.
+    Pid,
+    /// The producer's incarnation.
+    Epoch,
+    /// The partition that the producer numbers.
+    Partition,
+    /// The sequence number.
+    Seq,
+}
+
+impl fmt::Display for Column {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Column::Pid => "pid",
+            Column::Epoch => "epoch",
+            Column::Partition => "partition",
+            Column::Seq => "seq",
+        })
+    }
+}
+
+/// Sequence numbers as they lie in memory: Kafka's are 32 bits wide, offsets 64.
+#[derive(Clone, Copy, Debug)]
+pub enum Seqs<'a> {
+    /// 32-bit sequence numbers.
+    I32(&'a [i32]),
+    /// 64-bit sequence numbers.
+    I64(&'a [i64]),
+}
+
+impl Seqs<'_> {
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        match self {
+            Seqs::I32(values) => values.len(),
+            Seqs::I64(values) => values.len(),
+        }
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// The identity columns of some rows, all of one length.
+///
+/// A row with pid -1 is untracked: its other columns are not looked at. Keys that are not plain
+/// integers come as the numbers that [`crate::Dictionary`] gave them.
+#[derive(Clone, Copy, Debug)]
+pub struct Batch<'a> {
+    /// -1, or 0 and above.
+    pub pid: &'a [i64],
+    /// 0 … 2^31-1.
+    pub partition: &'a [i32],
+    /// 0 … 32767; absent exactly where the policy ignores epochs.
+    pub epoch: Option<&'a [i16]>,
+    /// Within the policy's sequence space.
+    pub seq: Seqs<'a>,
+}
+
+impl Batch<'_> {
+    /// How many rows there are.
+    pub fn len(&self) -> usize {
+        self.pid.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.pid.is_empty()
+    }
+}

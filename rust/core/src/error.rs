@@ -1,0 +1,57 @@
+use crate::Column;
+use std::fmt;
+
+/// What a call of this crate gives.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// One variant per recovery: what the caller can do differs from variant to variant.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Error {
+    /// The batch is not a batch of rows: mend the input.
+    Batch {
+        /// The role of the column at fault.
+        column: Column,
+        /// The first row at fault, where one row is.
+        row: Option<usize>,
+        /// What was found and what is allowed, without the column's name and the row.
+        problem: String,
+    },
+    /// No such policy, or one that cannot do what was asked.
+    Policy(String),
+    /// The table may not grow as far as this call could make it.
+    Capacity {
+        /// The bound that was set.
+        limit: u64,
+        /// What the call could need, an upper bound.
+        needed: u64,
+        /// What is bounded, in the plural.
+        what: &'static str,
+    },
+    /// These bytes are not a snapshot that can be used.
+    Snapshot(String),
+}
+
+impl Error {
+    /// The same, of a batch that comes after `rows` others.
+    pub(crate) fn after(self, rows: usize) -> Error {
+        match self {
+            Error::Batch { column, row, problem } => Error::Batch { column, row: row.map(|row| row + rows), problem },
+            other => other,
+        }
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Error::Batch { column, row: Some(row), problem } => write!(f, "column '{column}', row {row}: {problem}"),
+            Error::Batch { column, row: None, problem } => write!(f, "column '{column}': {problem}"),
+            Error::Policy(problem) | Error::Snapshot(problem) => f.write_str(problem),
+            Error::Capacity { limit, needed, what } => {
+                write!(f, "this call could need {needed} {what}, the table is bounded to {limit}")
+            }
+        }
+    }
+}
+
+impl std::error::Error for Error {}

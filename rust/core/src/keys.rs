@@ -1,0 +1,376 @@
+//! Keys that are not plain integers: encoded exactly, numbered, and given back.
+//!
+//! A pid or a partition of one integer column is that integer. Anything else (strings, binary,
+//! several columns) is encoded into bytes whose order is the order of the values, and the bytes are
+//! numbered by a [`Dictionary`]. Two keys are the same if and only if their bytes are: never by hash.
+
+use crate::{Column, Error, Result};
+
+/// The type of one part of a key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum PartKind {
+    /// Integers of any width.
+    Int,
+    /// Strings.
+    Utf8,
+    /// Bytes.
+    Binary,
+    /// Bytes of one length, such as UUIDs.
+    FixedBinary(u32),
+}
+
+impl std::fmt::Display for PartKind {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            PartKind::Int => f.write_str("integer"),
+            PartKind::Utf8 => f.write_str("string"),
+            PartKind::Binary => f.write_str("binary"),
+            PartKind::FixedBinary(bytes) => write!(f, "binary of {bytes} bytes"),
+        }
+    }
+}
+
+/// The type of a pid or of a partition. Fixed by a table's first use.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum KeyKind {
+    /// One integer column, used as it is.
+    Plain,
+    /// Anything else, part by part.
+    Parts(Vec<PartKind>),
+}
+
+impl std::fmt::Display for KeyKind {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            KeyKind::Plain => f.write_str("integer"),
+            KeyKind::Parts(parts) => {
+                let names: Vec<String> = parts.iter().map(PartKind::to_string).collect();
+                write!(f, "({})", names.join(", "))
+            }
+        }
+    }
+}
+
+/// The value of one part of a key.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum PartValue {
+    /// Of a part of kind `Int`.
+    Int(i64),
+    /// Of any other.
+    Bytes(Vec<u8>),
+}
+
+const ESCAPED_ZERO: [u8; 2] = [0, 0xff];
+const END: [u8; 2] = [0, 0];
+
+/// Appends an integer part: eight bytes, big endian, the sign turned so that order is kept.
+#[inline]
+pub fn encode_int(out: &mut Vec<u8>, value: i64) {
+    out.extend_from_slice(&(value ^ i64::MIN).to_be_bytes());
+}
+
+/// Appends a part of bytes: zeros escaped, an end mark behind, so that parts can follow each other and
+/// order is kept.
+#[inline]
+pub fn encode_bytes(out: &mut Vec<u8>, value: &[u8]) {
+    if value.contains(&0) {
+        for &byte in value {
+            if byte == 0 { out.extend_from_slice(&ESCAPED_ZERO) } else { out.push(byte) }
+        }
+    } else {
+        out.extend_from_slice(value);
+    }
+    out.extend_from_slice(&END);
+}
+
+/// The parts of an encoded key; `None` where the bytes are not an encoding of parts of these kinds.
+pub fn decode_parts(kinds: &[PartKind], mut bytes: &[u8]) -> Option<Vec<PartValue>> {
+    let mut values = Vec::with_capacity(kinds.len());
+    for kind in kinds {
+        let value = match kind {
+            PartKind::Int => {
+                let (value, rest) = bytes.split_first_chunk()?;
+                bytes = rest;
+                PartValue::Int(i64::from_be_bytes(*value) ^ i64::MIN)
+            }
+            _ => PartValue::Bytes(decode_bytes(&mut bytes)?),
+        };
+        match (kind, &value) {
+            (PartKind::FixedBinary(count), PartValue::Bytes(value)) if value.len() != *count as usize => {
+                return None;
+            }
+            (PartKind::Utf8, PartValue::Bytes(value)) if std::str::from_utf8(value).is_err() => {
+                return None;
+            }
+            _ => values.push(value),
+        }
+    }
+    bytes.is_empty().then_some(values)
+}
+
+fn decode_bytes(bytes: &mut &[u8]) -> Option<Vec<u8>> {
+    let mut value = Vec::new();
+    loop {
+        let zero = bytes.iter().position(|&byte| byte == 0)?;
+        value.extend_from_slice(&bytes[..zero]);
+        let (mark, rest) = bytes[zero..].split_first_chunk::<2>()?;
+        *bytes = rest;
+        match *mark {
+            END => return Some(value),
+            ESCAPED_ZERO => value.push(0),
+            _ => return None,
+        }
+    }
+}
+
+/// A pid or a partition, for [`key_hash`].
+#[derive(Clone, Copy, Debug)]
+pub enum KeyRef<'a> {
+    /// A plain integer.
+    Plain(i64),
+    /// The encoded parts.
+    Encoded(&'a [u8]),
+}
+
+/// Chooses a key's shard. Depends on the key alone: the same on every machine and in every version,
+/// for state is laid out by it.
+pub fn key_hash(pid: KeyRef<'_>, partition: KeyRef<'_>) -> u64 {
+    let hash = |key| match key {
+        KeyRef::Plain(value) => spread(value as u64 ^ 0x9e37_79b9_7f4a_7c15),
+        KeyRef::Encoded(bytes) => hash_bytes(bytes),
+    };
+    spread(hash(pid) ^ hash(partition).rotate_left(32))
+}
+
+fn spread(value: u64) -> u64 {
+    let value = (value ^ value >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let value = (value ^ value >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+    value ^ value >> 31
+}
+
+fn hash_bytes(bytes: &[u8]) -> u64 {
+    let mut hash = bytes.len() as u64;
+    let (words, rest) = bytes.as_chunks::<8>();
+    for word in words {
+        hash = spread(hash ^ u64::from_le_bytes(*word));
+    }
+    let mut last = [0; 8];
+    last[..rest.len()].copy_from_slice(rest);
+    spread(hash ^ u64::from_le_bytes(last))
+}
+
+/// Numbers byte strings, from 0, in the order of their first coming.
+#[derive(Clone, Debug, Default)]
+pub struct Dictionary {
+    bytes: Vec<u8>,
+    ends: Vec<usize>,
+    /// Open addressing: number + 1, or 0 where free. A power of two, at most half full.
+    slots: Vec<u32>,
+}
+
+impl Dictionary {
+    /// How many strings are numbered.
+    pub fn len(&self) -> usize {
+        self.ends.len()
+    }
+
+    /// Whether none is.
+    pub fn is_empty(&self) -> bool {
+        self.ends.is_empty()
+    }
+
+    /// The string of that number.
+    pub fn bytes(&self, number: u32) -> &[u8] {
+        let number = number as usize;
+        let start = if number == 0 { 0 } else { self.ends[number - 1] };
+        &self.bytes[start..self.ends[number]]
+    }
+
+    /// The number of a string, if it has one.
+    pub fn get(&self, bytes: &[u8]) -> Option<u32> {
+        if self.slots.is_empty() {
+            return None;
+        }
+        match self.slots[self.slot(bytes)] {
+            0 => None,
+            number => Some(number - 1),
+        }
+    }
+
+    /// Bytes held.
+    pub fn memory_bytes(&self) -> usize {
+        self.bytes.capacity() + self.ends.capacity() * size_of::<usize>() + self.slots.capacity() * size_of::<u32>()
+    }
+
+    /// Where each number stands in the order of the strings.
+    pub(crate) fn ranks(&self) -> Vec<u32> {
+        let mut order: Vec<u32> = (0..self.len() as u32).collect();
+        order.sort_unstable_by_key(|&number| self.bytes(number));
+        let mut ranks = vec![0; order.len()];
+        order.iter().enumerate().for_each(|(rank, &number)| ranks[number as usize] = rank as u32);
+        ranks
+    }
+
+    /// The number of a string, a new one if it has none.
+    pub fn intern(&mut self, bytes: &[u8]) -> u32 {
+        if (self.len() + 1) * 2 > self.slots.len() {
+            self.grow();
+        }
+        let slot = self.slot(bytes);
+        if self.slots[slot] == 0 {
+            assert!(self.len() < i32::MAX as usize, "partition numbers are 31 bits wide");
+            self.bytes.extend_from_slice(bytes);
+            self.ends.push(self.bytes.len());
+            self.slots[slot] = self.len() as u32;
+        }
+        self.slots[slot] - 1
+    }
+
+    /// Forgets every number from `count` on.
+    fn truncate(&mut self, count: usize) {
+        if count == self.len() {
+            return;
+        }
+        self.ends.truncate(count);
+        self.bytes.truncate(self.ends.last().copied().unwrap_or(0));
+        self.rebuild(self.slots.len());
+    }
+
+    /// The slot that holds the string, or the free one where it would go.
+    fn slot(&self, bytes: &[u8]) -> usize {
+        let mask = self.slots.len() - 1;
+        let mut slot = hash_bytes(bytes) as usize & mask;
+        while self.slots[slot] != 0 && self.bytes(self.slots[slot] - 1) != bytes {
+            slot = (slot + 1) & mask;
+        }
+        slot
+    }
+
+    #[cold]
+    fn grow(&mut self) {
+        self.rebuild((self.slots.len() * 2).max(16));
+    }
+
+    fn rebuild(&mut self, slots: usize) {
+        self.slots = vec![0; slots];
+        for number in 0..self.len() as u32 {
+            let slot = self.slot(self.bytes(number));
+            self.slots[slot] = number + 1;
+        }
+    }
+}
+
+/// One half of a key: its type once known, and its dictionary if the type needs one.
+#[derive(Clone, Debug, Default)]
+pub struct KeySpace {
+    /// `None` until the table's first use.
+    pub(crate) kind: Option<KeyKind>,
+    /// Numbers of what is not a plain integer.
+    pub dictionary: Dictionary,
+}
+
+impl KeySpace {
+    /// The type, plain integers until a first use fixes it.
+    pub fn kind(&self) -> &KeyKind {
+        self.kind.as_ref().unwrap_or(&KeyKind::Plain)
+    }
+
+    fn fix(&mut self, column: Column, kind: KeyKind) -> Result<()> {
+        match &self.kind {
+            Some(fixed) if *fixed != kind => Err(Error::Batch {
+                column,
+                row: None,
+                problem: format!("is of type {kind}, but this table's keys are of type {fixed} since its first use"),
+            }),
+            _ => {
+                self.kind = Some(kind);
+                Ok(())
+            }
+        }
+    }
+}
+
+/// The keys of a table: their types and their numbers.
+#[derive(Clone, Debug, Default)]
+pub struct Keys {
+    /// Producers.
+    pub pid: KeySpace,
+    /// Partitions.
+    pub partition: KeySpace,
+}
+
+/// How far the keys had grown, to go back to.
+#[derive(Clone, Debug)]
+pub struct KeyMark {
+    pid: (Option<KeyKind>, usize),
+    partition: (Option<KeyKind>, usize),
+}
+
+impl Keys {
+    /// Fixes the types of keys at first use; later uses must agree.
+    pub fn fix(&mut self, pid: KeyKind, partition: KeyKind) -> Result<()> {
+        let before = self.mark();
+        let fixed = self.pid.fix(Column::Pid, pid).and_then(|()| self.partition.fix(Column::Partition, partition));
+        if fixed.is_err() {
+            self.go_back(before);
+        }
+        fixed
+    }
+
+    /// How far the keys have grown.
+    pub fn mark(&self) -> KeyMark {
+        let mark = |space: &KeySpace| (space.kind.clone(), space.dictionary.len());
+        KeyMark { pid: mark(&self.pid), partition: mark(&self.partition) }
+    }
+
+    /// Forgets what came after the mark: a call that failed, or only asked, leaves no trace.
+    pub fn go_back(&mut self, mark: KeyMark) {
+        for (space, (kind, count)) in [(&mut self.pid, mark.pid), (&mut self.partition, mark.partition)] {
+            space.kind = kind;
+            space.dictionary.truncate(count);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn encodings_keep_order_and_come_back() {
+        let kinds = [PartKind::Binary, PartKind::Int];
+        let mut keys: Vec<(Vec<u8>, i64)> = Vec::new();
+        for bytes in [&b""[..], b"\0", b"\0\0", b"\0\xff", b"a", b"a\0", b"a\0b", b"ab", b"b", b"\xff"] {
+            keys.extend([i64::MIN, -1, 0, 1, i64::MAX].map(|int| (bytes.to_vec(), int)));
+        }
+        keys.sort();
+        let encoded: Vec<Vec<u8>> = keys
+            .iter()
+            .map(|(bytes, int)| {
+                let mut out = Vec::new();
+                encode_bytes(&mut out, bytes);
+                encode_int(&mut out, *int);
+                out
+            })
+            .collect();
+        assert!(encoded.is_sorted_by(|a, b| a < b));
+        for ((bytes, int), encoded) in keys.into_iter().zip(&encoded) {
+            let parts = decode_parts(&kinds, encoded).expect("encoded above");
+            assert_eq!(parts, [PartValue::Bytes(bytes), PartValue::Int(int)]);
+        }
+        assert_eq!(decode_parts(&kinds, b"no end"), None);
+    }
+
+    #[test]
+    fn numbers_are_exact_and_can_be_taken_back() {
+        let mut dictionary = Dictionary::default();
+        let name = |number: u32| format!("producer-{number}");
+        for number in 0..10_000 {
+            assert_eq!(dictionary.intern(name(number).as_bytes()), number);
+        }
+        dictionary.truncate(5_000);
+        assert_eq!(dictionary.get(name(4_999).as_bytes()), Some(4_999));
+        assert_eq!(dictionary.get(name(5_000).as_bytes()), None);
+        assert_eq!(dictionary.intern(b"other"), 5_000);
+    }
+}

@@ -1,0 +1,45 @@
+//! The rules by which rows are judged, the table that remembers producers, and its snapshots.
+//!
+//! A row is one event with (pid, epoch, partition, seq). A [`StateTable`] judges batches of rows under
+//! a [`Policy`] and gives a [`Verdict`] for each. The crate knows no Python, no Arrow, no clock and no
+//! file: columns come as slices, snapshots go through [`std::io`].
+//!
+//! ```
+//! use fencepost_core::{Batch, Policy, Seqs, StateTable, Verdict};
+//!
+//! let mut table = StateTable::new(Policy::preset("any_order").unwrap()).unwrap();
+//! let judged = table
+//!     .apply(&[Batch {
+//!         pid: &[7, 7, 7, 7],
+//!         partition: &[0, 0, 0, 0],
+//!         epoch: Some(&[0, 0, 0, 0]),
+//!         seq: Seqs::I32(&[0, 1, 1, 4]),
+//!     }])
+//!     .unwrap();
+//! assert_eq!(judged.verdicts, [0, 0, Verdict::Duplicate as u8, 0]);
+//! assert_eq!((judged.missing[0].first_seq, judged.missing[0].last_seq), (2, 3));
+//! ```
+
+mod batch;
+mod error;
+mod holes;
+mod judge;
+mod keys;
+mod lines;
+mod policy;
+mod position;
+mod runs;
+mod shelf;
+mod snapshot;
+mod table;
+mod verdict;
+
+pub use batch::{Batch, Column, Seqs};
+pub use error::{Error, Result};
+pub use keys::{
+    Dictionary, KeyKind, KeyMark, KeyRef, KeySpace, Keys, PartKind, PartValue, decode_parts, encode_bytes, encode_int,
+    key_hash,
+};
+pub use policy::{Admit, Epochs, First, Gaps, Late, PRESETS, Policy, Preset};
+pub use table::{Entry, Hole, Judged, Missing, Stale, StateTable, Untracked};
+pub use verdict::Verdict;

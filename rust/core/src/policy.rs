@@ -1,0 +1,263 @@
+use crate::{Error, Result};
+use std::fmt;
+
+/// Which new positions are accepted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Admit {
+    /// Every position that was not accepted before, in any order.
+    Any,
+    /// Only what lies above the highest.
+    Forward,
+    /// Only highest + 1.
+    Next,
+}
+
+/// What an epoch means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Epochs {
+    /// Every epoch counts by itself.
+    Key,
+    /// A lower one is fenced, a higher one replaces.
+    Fence,
+    /// There are none.
+    Ignore,
+}
+
+/// What an unknown key may begin with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum First {
+    /// Anything.
+    Any,
+    /// Sequence 0. `Next` and `Forward` refuse anything else, `Any` counts the head as missing.
+    Zero,
+}
+
+/// What a row at or below the highest is when it was never accepted (`Forward` only).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Late {
+    /// Out of order.
+    OutOfOrder,
+    /// A duplicate.
+    Duplicate,
+}
+
+/// Whether a hole counts as missing rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Gaps {
+    /// It does.
+    Report,
+    /// Sequences may skip by nature.
+    Normal,
+}
+
+/// The rule set by which rows are judged: a value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Policy {
+    /// Which new positions are accepted.
+    pub admit: Admit,
+    /// What an epoch means.
+    pub epochs: Epochs,
+    /// What an unknown key may begin with.
+    pub first: First,
+    /// `Next` only: how many last rows of the epoch are recognised as duplicates.
+    pub window: u64,
+    /// `Forward` only: what a row is that is late and was never accepted.
+    pub late: Late,
+    /// Whether a hole counts as missing rows.
+    pub gaps: Gaps,
+    /// Sequences run 0 … n-1, then 0 again; `None`: they never wrap.
+    pub wrap: Option<u64>,
+    /// `Any` and `Forward`: a row further than this above the highest is out of order.
+    pub max_jump: Option<u64>,
+}
+
+/// A policy with its name and the columns it reads unless told otherwise.
+#[derive(Clone, Copy, Debug)]
+pub struct Preset {
+    /// The name.
+    pub name: &'static str,
+    /// The rules.
+    pub policy: Policy,
+    /// Default column of the pid.
+    pub pid: &'static str,
+    /// Default column of the epoch, if the policy knows epochs.
+    pub epoch: Option<&'static str>,
+    /// Default column of the partition.
+    pub partition: &'static str,
+    /// Default column of the sequence number.
+    pub seq: &'static str,
+}
+
+/// Sequence space of Kafka's producers: 0 … 2^31-1.
+const KAFKA_WRAP: u64 = 1 << 31;
+
+/// Largest sequence space that wraps: it leaves room for thousands of laps in a 64-bit position.
+const WRAP_MAX: u64 = 1 << 48;
+
+const ANY_ORDER: Policy = Policy {
+    admit: Admit::Any,
+    epochs: Epochs::Key,
+    first: First::Any,
+    window: 5,
+    late: Late::OutOfOrder,
+    gaps: Gaps::Report,
+    wrap: Some(KAFKA_WRAP),
+    max_jump: None,
+};
+const IN_ORDER: Policy = Policy { admit: Admit::Forward, epochs: Epochs::Fence, ..ANY_ORDER };
+const KAFKA: Policy = Policy { admit: Admit::Next, ..IN_ORDER };
+const STRICT: Policy = Policy { first: First::Zero, window: 1, ..KAFKA };
+const WATERMARK: Policy =
+    Policy { epochs: Epochs::Ignore, late: Late::Duplicate, gaps: Gaps::Normal, wrap: None, ..IN_ORDER };
+const KAFKA_OFFSETS: Policy = Policy { epochs: Epochs::Ignore, gaps: Gaps::Normal, wrap: None, ..ANY_ORDER };
+
+/// Every preset. Their one source: other doors build theirs from this list.
+pub const PRESETS: [Preset; 6] = [
+    preset("any_order", ANY_ORDER),
+    preset("in_order", IN_ORDER),
+    preset("kafka", KAFKA),
+    preset("strict", STRICT),
+    Preset { epoch: None, ..preset("watermark", WATERMARK) },
+    Preset { pid: "topic", epoch: None, seq: "offset", ..preset("kafka_offsets", KAFKA_OFFSETS) },
+];
+
+const fn preset(name: &'static str, policy: Policy) -> Preset {
+    Preset { name, policy, pid: "pid", epoch: Some("epoch"), partition: "partition", seq: "seq" }
+}
+
+impl Policy {
+    /// The policy of that name, or `None`.
+    pub fn preset(name: &str) -> Option<Policy> {
+        PRESETS.iter().find(|preset| preset.name == name).map(|preset| preset.policy)
+    }
+
+    /// Refuses combinations that make no sense.
+    pub fn validate(&self) -> Result<()> {
+        let refuse = |problem: String| Err(Error::Policy(problem));
+        if let Some(wrap) = self.wrap
+            && !(4..=WRAP_MAX).contains(&wrap)
+        {
+            return refuse(format!("wrap={wrap} is outside 4..={WRAP_MAX}"));
+        }
+        if self.admit == Admit::Next {
+            let window_max = self.wrap.map_or(1 << 62, |wrap| wrap - 1);
+            if !(1..=window_max).contains(&self.window) {
+                return refuse(format!("window={} is outside 1..={window_max}", self.window));
+            }
+            if self.max_jump.is_some() {
+                return refuse("max_jump has no meaning under admit='next', which accepts no jump at all".into());
+            }
+        }
+        if self.max_jump.is_some_and(|jump| !(1..=1 << 62).contains(&jump)) {
+            return refuse(format!("max_jump={} is outside 1..={}", self.max_jump.unwrap_or(0), 1u64 << 62));
+        }
+        Ok(())
+    }
+
+    /// The highest sequence number that a row may carry.
+    pub fn seq_max(&self) -> i64 {
+        self.wrap.map_or(i64::MAX, |wrap| (wrap - 1) as i64)
+    }
+
+    /// Whether entries remember what was skipped: where a late row may still count, or must be told
+    /// from a repeat, or where holes are reported.
+    pub(crate) fn keeps_holes(&self) -> bool {
+        match self.admit {
+            Admit::Any => true,
+            Admit::Forward => self.late == Late::OutOfOrder || self.gaps == Gaps::Report,
+            Admit::Next => false,
+        }
+    }
+}
+
+/// As text, one `field=value` after the other: what snapshots store and messages show.
+impl fmt::Display for Policy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Policy { admit, epochs, first, window, late, gaps, wrap, max_jump } = self;
+        let (admit, epochs, first) = (admit.name(), epochs.name(), first.name());
+        let (late, gaps) = (late.name(), gaps.name());
+        let (wrap, max_jump) = (optional(*wrap), optional(*max_jump));
+        write!(
+            f,
+            "admit={admit} epochs={epochs} first={first} window={window} late={late} gaps={gaps} wrap={wrap} \
+             max_jump={max_jump}"
+        )
+    }
+}
+
+fn optional(value: Option<u64>) -> String {
+    value.map_or("none".into(), |value| value.to_string())
+}
+
+/// The inverse of `Display`; a field that is not named keeps the value of `any_order`.
+impl std::str::FromStr for Policy {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Policy> {
+        let mut policy = ANY_ORDER;
+        for pair in text.split_whitespace() {
+            let (field, value) =
+                pair.split_once('=').ok_or_else(|| Error::Policy(format!("'{pair}' is not field=value")))?;
+            policy.set(field, value)?;
+        }
+        policy.validate()?;
+        Ok(policy)
+    }
+}
+
+impl Policy {
+    /// Sets one field from text, without judging the whole: call [`Policy::validate`] when all are set.
+    pub fn set(&mut self, field: &str, value: &str) -> Result<()> {
+        match field {
+            "admit" => self.admit = Admit::parse(value)?,
+            "epochs" => self.epochs = Epochs::parse(value)?,
+            "first" => self.first = First::parse(value)?,
+            "late" => self.late = Late::parse(value)?,
+            "gaps" => self.gaps = Gaps::parse(value)?,
+            "window" => self.window = parse_count(field, value)?,
+            "wrap" => self.wrap = parse_optional(field, value)?,
+            "max_jump" => self.max_jump = parse_optional(field, value)?,
+            _ => {
+                return Err(Error::Policy(format!(
+                    "a policy has no field '{field}'; fields are admit, epochs, first, window, late, gaps, wrap, max_jump"
+                )));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn parse_optional(field: &str, value: &str) -> Result<Option<u64>> {
+    if value == "none" { Ok(None) } else { parse_count(field, value).map(Some) }
+}
+
+fn parse_count(field: &str, value: &str) -> Result<u64> {
+    value.parse().map_err(|_| Error::Policy(format!("{field}={value} is not a whole number of at least 0")))
+}
+
+/// Gives an enum of a policy its names, both ways.
+macro_rules! named {
+    ($kind:ident, $field:literal, $($variant:ident = $name:literal),+) => {
+        impl $kind {
+            /// The name by which every door knows it.
+            pub fn name(self) -> &'static str {
+                match self { $($kind::$variant => $name),+ }
+            }
+
+            fn parse(name: &str) -> Result<Self> {
+                match name {
+                    $($name => Ok($kind::$variant),)+
+                    _ => Err(Error::Policy(format!(
+                        "{}='{name}' is none of {}", $field, [$($name),+].join(", ")
+                    ))),
+                }
+            }
+        }
+    };
+}
+
+named!(Admit, "admit", Any = "any", Forward = "forward", Next = "next");
+named!(Epochs, "epochs", Key = "key", Fence = "fence", Ignore = "ignore");
+named!(First, "first", Any = "any", Zero = "zero");
+named!(Late, "late", OutOfOrder = "out_of_order", Duplicate = "duplicate");
+named!(Gaps, "gaps", Report = "report", Normal = "normal");

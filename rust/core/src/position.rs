@@ -1,0 +1,126 @@
+//! From sequence numbers to positions and back.
+//!
+//! A sequence number that wraps says where a row stands on its lap, not on which lap. A position is
+//! the number it would have if it never wrapped. Everything but the border of the wrap is plain:
+//! the lap is that of the entry's highest position, so a replay stays a replay at any distance.
+//!
+//! ```text
+//!   lap k                                          lap k+1
+//!   |0 ... H|            ...            |W-H ... W-1|0 ... H|   ...
+//!                          highest in here ^          ^ a low seq is the next lap's
+//!            a high seq is the lap before's ^           ^ highest in here
+//! ```
+
+/// The sequence space of a wrapping policy.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Wrap {
+    modulus: i64,
+    /// Width of the zone on either side of the border: min(W/4, 2^20).
+    border: i64,
+    /// Highest lap from which another step is taken, so that positions stay within 64 bits.
+    lap_max: i64,
+}
+
+impl Wrap {
+    pub(crate) fn new(modulus: u64) -> Wrap {
+        let modulus = modulus as i64;
+        Wrap { modulus, border: (modulus / 4).min(1 << 20), lap_max: (1 << 61) / modulus }
+    }
+
+    /// Where the zone before the border begins.
+    pub(crate) fn upper_zone(self) -> i64 {
+        self.modulus - self.border
+    }
+
+    /// Whether a position lies on a lap that rows can come to.
+    pub(crate) fn has(self, position: i64) -> bool {
+        (-self.lap_max..=self.lap_max).contains(&position.div_euclid(self.modulus))
+    }
+
+    /// The sequence number that stands at a position.
+    pub(crate) fn seq(self, position: i64) -> i64 {
+        position.rem_euclid(self.modulus)
+    }
+
+    /// How many rows of a run that begins at `seq` lie in one zone, so that one placement holds for all.
+    pub(crate) fn zone_rows(self, seq: i64, rows: i64) -> i64 {
+        let upper = self.upper_zone();
+        let end = if seq < self.border {
+            self.border
+        } else if seq < upper {
+            upper
+        } else {
+            self.modulus
+        };
+        rows.min(end - seq)
+    }
+
+    /// The position of `seq` in an entry whose highest position is `highest`. The lap before is only
+    /// for entries that may begin anywhere, and for later laps.
+    pub(crate) fn place(self, seq: i64, highest: i64, may_begin_anywhere: bool) -> Place {
+        let upper = self.upper_zone();
+        if seq >= self.border && seq < upper && highest >= 0 && highest < self.modulus {
+            return Place { position: seq, border: Border::None };
+        }
+        let lap = highest.div_euclid(self.modulus);
+        let within = highest.rem_euclid(self.modulus);
+        let on = |lap: i64, border| Place { position: lap * self.modulus + seq, border };
+        if within >= upper && seq < self.border && lap < self.lap_max {
+            on(lap + 1, Border::NextLap)
+        } else if within < self.border && seq >= upper && (may_begin_anywhere || lap > 0) && lap > -self.lap_max {
+            on(lap - 1, Border::LapBefore)
+        } else {
+            on(lap, Border::None)
+        }
+    }
+}
+
+/// Where a row stands, and whether the border rule decided it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Place {
+    pub(crate) position: i64,
+    pub(crate) border: Border,
+}
+
+/// Which of the two border rules placed a row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Border {
+    None,
+    NextLap,
+    LapBefore,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn position(wrap: u64, seq: i64, highest: i64) -> i64 {
+        Wrap::new(wrap).place(seq, highest, true).position
+    }
+
+    #[test]
+    fn the_lap_changes_at_the_border_only() {
+        assert_eq!(position(16, 0, 15), 16);
+        assert_eq!(position(16, 3, 12), 19);
+        assert_eq!(position(16, 4, 15), 4);
+        assert_eq!(position(16, 3, 11), 3);
+        assert_eq!(position(16, 15, 16), 15);
+        assert_eq!(position(16, 15, 0), -1);
+        assert_eq!(position(16, 12, -1), -4);
+        assert_eq!(position(1 << 31, 0, (1 << 31) - 1), 1 << 31);
+        assert_eq!(position(1 << 31, 0, 1_200_000_000), 0);
+    }
+
+    #[test]
+    fn an_entry_that_begins_at_zero_has_no_lap_before() {
+        let wrap = Wrap::new(16);
+        assert_eq!(wrap.place(15, 0, false).position, 15);
+        assert_eq!(wrap.place(15, 16, false).position, 15);
+    }
+
+    #[test]
+    fn the_sequence_number_comes_back_from_any_position() {
+        let wrap = Wrap::new(10);
+        assert!((-40..40).all(|position| wrap.seq(position) == position.rem_euclid(10)));
+    }
+}

@@ -1,0 +1,296 @@
+//! The first pass over a batch: every value is validated, and rows are gathered into runs.
+//!
+//! Both happen in one reading of the columns, for reading them is what the whole call costs when
+//! producers write in runs. A row goes on a run when pid, partition and epoch are those of the row
+//! before and seq is one more. The untracked rows' other columns may hold anything.
+
+use crate::batch::{Batch, Seqs};
+use crate::table::Untracked;
+use crate::{Column, Error, Result};
+
+/// Rows looked at together; one bit of a word each.
+const BLOCK: usize = 64;
+
+/// Sequence numbers of either width.
+pub(crate) trait Seq: Copy {
+    fn wide(self) -> i64;
+    fn goes_on(self, before: Self) -> bool;
+}
+
+impl Seq for i32 {
+    #[inline]
+    fn wide(self) -> i64 {
+        i64::from(self)
+    }
+
+    #[inline]
+    fn goes_on(self, before: Self) -> bool {
+        self == before.wrapping_add(1)
+    }
+}
+
+impl Seq for i64 {
+    #[inline]
+    fn wide(self) -> i64 {
+        self
+    }
+
+    #[inline]
+    fn goes_on(self, before: Self) -> bool {
+        self == before.wrapping_add(1)
+    }
+}
+
+/// What a valid row may hold.
+pub(crate) struct Domain {
+    pub(crate) seq_max: i64,
+    pub(crate) untracked: Untracked,
+}
+
+/// Validates a batch and writes the first row of each of its runs to `starts`.
+pub(crate) fn find_runs(batch: &Batch<'_>, domain: &Domain, starts: &mut Vec<u32>) -> Result<()> {
+    check_lengths(batch)?;
+    starts.clear();
+    if batch.is_empty() {
+        return Ok(());
+    }
+    match (batch.seq, batch.epoch) {
+        (Seqs::I32(seq), Some(epoch)) => scan(&Columns { batch, epoch, seq }, domain, starts),
+        (Seqs::I64(seq), Some(epoch)) => scan(&Columns { batch, epoch, seq }, domain, starts),
+        (Seqs::I32(seq), None) => scan(&Columns { batch, epoch: &[], seq }, domain, starts),
+        (Seqs::I64(seq), None) => scan(&Columns { batch, epoch: &[], seq }, domain, starts),
+    }
+}
+
+fn check_lengths(batch: &Batch<'_>) -> Result<()> {
+    let rows = batch.len();
+    let lengths = [
+        (Column::Partition, batch.partition.len()),
+        (Column::Epoch, batch.epoch.map_or(rows, <[i16]>::len)),
+        (Column::Seq, batch.seq.len()),
+    ];
+    if let Some((column, found)) = lengths.into_iter().find(|&(_, length)| length != rows) {
+        let problem = format!("has {found} rows, the pid column has {rows}");
+        return Err(Error::Batch { column, row: None, problem });
+    }
+    if rows > u32::MAX as usize {
+        let problem = format!("has {rows} rows, a call takes at most {}", u32::MAX);
+        return Err(Error::Batch { column: Column::Pid, row: None, problem });
+    }
+    Ok(())
+}
+
+/// The columns with their widths known. `epoch` is empty where there are none.
+struct Columns<'a, S> {
+    batch: &'a Batch<'a>,
+    epoch: &'a [i16],
+    seq: &'a [S],
+}
+
+fn scan<S: Seq>(columns: &Columns<'_, S>, domain: &Domain, starts: &mut Vec<u32>) -> Result<()> {
+    #[cfg(target_arch = "x86_64")]
+    {
+        if is_x86_feature_detected!("avx512bw") && is_x86_feature_detected!("avx512vl") {
+            // SAFETY: the features were just found. The same code compiled for 512-bit vectors.
+            return unsafe { scan_avx512(columns, domain, starts) };
+        }
+        if is_x86_feature_detected!("avx2") {
+            // SAFETY: the feature was just found. The same code compiled for 256-bit vectors.
+            return unsafe { scan_avx2(columns, domain, starts) };
+        }
+    }
+    scan_portable(columns, domain, starts)
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,bmi1,bmi2")]
+fn scan_avx512<S: Seq>(columns: &Columns<'_, S>, domain: &Domain, starts: &mut Vec<u32>) -> Result<()> {
+    scan_portable(columns, domain, starts)
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,bmi1,bmi2")]
+fn scan_avx2<S: Seq>(columns: &Columns<'_, S>, domain: &Domain, starts: &mut Vec<u32>) -> Result<()> {
+    scan_portable(columns, domain, starts)
+}
+
+#[inline(always)]
+fn scan_portable<S: Seq>(columns: &Columns<'_, S>, domain: &Domain, starts: &mut Vec<u32>) -> Result<()> {
+    let rows = columns.seq.len();
+    check_rows(columns, domain, 0..1)?;
+    starts.push(0);
+    let mut row = 1;
+    while row + BLOCK <= rows {
+        let (mut breaks, is_suspect) = look_at_block(columns, domain, row);
+        if is_suspect {
+            check_rows(columns, domain, row..row + BLOCK)?;
+        }
+        starts.reserve(BLOCK);
+        while breaks != 0 {
+            starts.push((row + breaks.trailing_zeros() as usize) as u32);
+            breaks &= breaks - 1;
+        }
+        row += BLOCK;
+    }
+    check_rows(columns, domain, row..rows)?;
+    starts.extend((row..rows).filter(|&row| !goes_on(columns, row)).map(|row| row as u32));
+    Ok(())
+}
+
+#[inline(always)]
+fn goes_on<S: Seq>(columns: &Columns<'_, S>, row: usize) -> bool {
+    let Columns { batch, epoch, seq } = columns;
+    batch.pid[row] == batch.pid[row - 1]
+        && batch.partition[row] == batch.partition[row - 1]
+        && (epoch.is_empty() || epoch[row] == epoch[row - 1])
+        && seq[row].goes_on(seq[row - 1])
+}
+
+/// For the 64 rows from `row` on: which begin a run, and whether any value needs a closer look.
+/// Loops over arrays of known length, without a branch, so that they become vector code.
+#[inline(always)]
+fn look_at_block<S: Seq>(columns: &Columns<'_, S>, domain: &Domain, row: usize) -> (u64, bool) {
+    let Columns { batch, epoch, seq } = columns;
+    let mut begins = [0u8; BLOCK];
+    let (pid, pid_before) = block(batch.pid, row);
+    let (partition, partition_before) = block(batch.partition, row);
+    let (seq, seq_before) = block(seq, row);
+    let mut sign = 0i64;
+    let mut highest = i64::MIN;
+    for i in 0..BLOCK {
+        begins[i] = u8::from(pid[i] != pid_before[i]);
+        sign |= pid[i];
+    }
+    for i in 0..BLOCK {
+        begins[i] |= u8::from(partition[i] != partition_before[i]);
+    }
+    let partition_sign = partition.iter().fold(0, |sign, &value| sign | value);
+    for i in 0..BLOCK {
+        begins[i] |= u8::from(!seq[i].goes_on(seq_before[i]));
+        sign |= seq[i].wide();
+    }
+    if size_of::<S>() == 8 || domain.seq_max < i64::from(i32::MAX) {
+        highest = seq.iter().fold(highest, |highest, &value| highest.max(value.wide()));
+    }
+    let mut epoch_sign = 0i16;
+    if !epoch.is_empty() {
+        let (epoch, epoch_before) = block(epoch, row);
+        for i in 0..BLOCK {
+            begins[i] |= u8::from(epoch[i] != epoch_before[i]);
+            epoch_sign |= epoch[i];
+        }
+    }
+    let is_suspect = sign < 0 || partition_sign < 0 || epoch_sign < 0 || highest > domain.seq_max;
+    (pack(&begins), is_suspect)
+}
+
+/// 64 values, and the 64 that begin one row earlier.
+#[inline(always)]
+fn block<T>(values: &[T], row: usize) -> (&[T; BLOCK], &[T; BLOCK]) {
+    let now = values[row..row + BLOCK].first_chunk().expect("a block was asked for");
+    let before = values[row - 1..row - 1 + BLOCK].first_chunk().expect("a block was asked for");
+    (now, before)
+}
+
+/// One bit for each byte, which is 0 or 1.
+#[inline(always)]
+fn pack(bytes: &[u8; BLOCK]) -> u64 {
+    let mut word = 0;
+    for (index, eight) in bytes.as_chunks::<8>().0.iter().enumerate() {
+        // The multiplication gathers the low bit of each of eight bytes in the top byte.
+        let gathered = u64::from_le_bytes(*eight).wrapping_mul(0x0102_0408_1020_4080) >> 56;
+        word |= gathered << (8 * index);
+    }
+    word
+}
+
+/// Looks at rows one by one and names the first that is out of its domain.
+#[cold]
+#[inline(never)]
+fn check_rows<S: Seq>(columns: &Columns<'_, S>, domain: &Domain, rows: std::ops::Range<usize>) -> Result<()> {
+    let Columns { batch, epoch, seq } = columns;
+    for row in rows {
+        let fail = |column, problem| Err(Error::Batch { column, row: Some(row), problem });
+        let pid = batch.pid[row];
+        if pid == -1 {
+            if domain.untracked == Untracked::Fail {
+                return fail(Column::Pid, "carries no producer (null or -1), and untracked='fail' allows none".into());
+            }
+            continue;
+        }
+        if pid < -1 {
+            return fail(Column::Pid, format!("value {pid} is outside 0..={} (-1: untracked)", i64::MAX));
+        }
+        if batch.partition[row] < 0 {
+            return fail(Column::Partition, format!("value {} is outside 0..={}", batch.partition[row], i32::MAX));
+        }
+        if !epoch.is_empty() && epoch[row] < 0 {
+            return fail(Column::Epoch, format!("value {} is outside 0..={}", epoch[row], i16::MAX));
+        }
+        let seq = seq[row].wide();
+        if !(0..=domain.seq_max).contains(&seq) {
+            let remedy = if domain.seq_max < i64::MAX && seq > domain.seq_max {
+                ", the policy's sequence space; wrap=None is for 64-bit counters"
+            } else {
+                ""
+            };
+            return fail(Column::Seq, format!("value {seq} is outside 0..={}{remedy}", domain.seq_max));
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DOMAIN: Domain = Domain { seq_max: i32::MAX as i64, untracked: Untracked::Keep };
+
+    /// Columns of runs of 1 to 130 rows, so that breaks fall everywhere in a block.
+    fn columns(rows: usize) -> (Vec<i64>, Vec<i32>, Vec<i16>, Vec<i32>) {
+        let (mut pid, mut partition, mut epoch, mut seq) = (vec![], vec![], vec![], vec![]);
+        let mut run = 0;
+        while pid.len() < rows {
+            for row in 0..1 + run * 37 % 130 {
+                pid.push(i64::from(run % 3));
+                partition.push(run % 2);
+                epoch.push((run % 5 / 4) as i16);
+                seq.push(run * 1000 + row);
+            }
+            run += 1;
+        }
+        pid.truncate(rows);
+        partition.truncate(rows);
+        epoch.truncate(rows);
+        seq.truncate(rows);
+        (pid, partition, epoch, seq)
+    }
+
+    #[test]
+    fn every_path_finds_the_breaks_that_a_row_by_row_look_finds() {
+        for rows in [1, 2, 63, 64, 65, 66, 128, 129, 1000, 5000] {
+            let (pid, partition, epoch, seq) = columns(rows);
+            let batch = Batch { pid: &pid, partition: &partition, epoch: Some(&epoch), seq: Seqs::I32(&seq) };
+            let columns = Columns { batch: &batch, epoch: &epoch, seq: &seq };
+            let expected: Vec<u32> =
+                (0..rows).filter(|&row| row == 0 || !goes_on(&columns, row)).map(|row| row as u32).collect();
+            let mut dispatched = Vec::new();
+            find_runs(&batch, &DOMAIN, &mut dispatched).expect("valid rows");
+            let mut portable = Vec::new();
+            scan_portable(&columns, &DOMAIN, &mut portable).expect("valid rows");
+            assert_eq!(dispatched, expected);
+            assert_eq!(portable, expected);
+        }
+    }
+
+    #[test]
+    fn a_bad_value_is_found_wherever_it_stands() {
+        for row in [0, 1, 63, 64, 65, 128, 199] {
+            let (pid, mut partition, epoch, seq) = columns(200);
+            partition[row] = -5;
+            let batch = Batch { pid: &pid, partition: &partition, epoch: Some(&epoch), seq: Seqs::I32(&seq) };
+            let error = find_runs(&batch, &DOMAIN, &mut Vec::new()).expect_err("a negative partition");
+            assert_eq!(error.to_string(), format!("column 'partition', row {row}: value -5 is outside 0..=2147483647"));
+        }
+    }
+}

@@ -1,0 +1,570 @@
+use crate::batch::{Batch, Seqs};
+use crate::holes::Holes;
+use crate::judge::{Rules, Run, Sink, Span};
+use crate::keys::Keys;
+use crate::lines::{Line, NextLine, Plainly, SpanLine, WideLine};
+use crate::runs::{self, Domain, Seq};
+use crate::shelf::{Search, Shelf};
+use crate::{Admit, Column, Epochs, Error, Policy, Result, Verdict};
+use std::collections::{BTreeMap, HashSet};
+
+/// Runs that go through the table together: while one is judged, the lines of the others are fetched.
+const CHUNK: usize = 128;
+
+/// What becomes of rows that carry no producer identity.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Untracked {
+    /// They are kept, with a verdict of their own.
+    Keep,
+    /// They are an error: here they would mean a wrong mapping of columns.
+    Fail,
+}
+
+/// What is remembered of one key, or of one of its epochs where every epoch counts by itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// The producer, or its number in [`StateTable::keys`].
+    pub pid: i64,
+    /// The partition, or its number in [`StateTable::keys`].
+    pub partition: i32,
+    /// 0 where there are no epochs.
+    pub epoch: i16,
+    /// Lowest position accepted (0 where heads count as missing); under `Next` the oldest row in the
+    /// window, as a sequence number.
+    pub first: i64,
+    /// Highest position accepted; under `Next` the newest row, as a sequence number.
+    pub last: i64,
+    /// Positions between them that were not accepted, lowest first.
+    pub holes: Vec<Hole>,
+}
+
+/// A range of positions that were skipped, both ends included.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Hole {
+    /// The lowest.
+    pub first: i64,
+    /// The highest.
+    pub last: i64,
+}
+
+/// A range of sequence numbers that have not arrived.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Missing {
+    /// The producer, or its number in [`StateTable::keys`].
+    pub pid: i64,
+    /// The partition, or its number in [`StateTable::keys`].
+    pub partition: i32,
+    /// 0 where there are no epochs.
+    pub epoch: i16,
+    /// The first of them.
+    pub first_seq: i64,
+    /// The last of them; below the first where the range crosses the wrap.
+    pub last_seq: i64,
+    /// How many they are.
+    pub count: u64,
+}
+
+/// Rows that came after a higher epoch of their key had been accepted: a zombie's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stale {
+    /// The producer, or its number in [`StateTable::keys`].
+    pub pid: i64,
+    /// The partition, or its number in [`StateTable::keys`].
+    pub partition: i32,
+    /// The epoch below the highest.
+    pub epoch: i16,
+    /// How many rows of it there were.
+    pub rows: u64,
+}
+
+/// What a call says of its rows.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Judged {
+    /// The code of each row's [`Verdict`].
+    pub verdicts: Vec<u8>,
+    /// Rows by verdict code.
+    pub counts: [u64; Verdict::COUNT],
+    /// Rows below the highest epoch accepted of their key, kept or not.
+    pub stale_epoch: u64,
+    /// The same by key and epoch, in the order of pid, partition and epoch (by value).
+    pub stale: Vec<Stale>,
+    /// Rows that only the border of the wrap could place on a lap.
+    pub border: u64,
+    /// What rows of this call jumped over and none of them filled, in the order of pid, partition and
+    /// epoch (by value, see [`Keys`]).
+    pub missing: Vec<Missing>,
+    /// For each row that is out of order, in row order: the row, and the sequence number that would
+    /// have been accepted.
+    pub expected: Vec<(u64, i64)>,
+}
+
+/// What is remembered of producers, and the rules by which their rows are judged.
+pub struct StateTable {
+    rules: Rules,
+    untracked: Untracked,
+    entries_max: Option<u64>,
+    label: String,
+    keys: Keys,
+    store: Store,
+    /// Kept from call to call to save the allocation.
+    starts: Starts,
+}
+
+/// For each batch of a call, the first rows of its runs.
+type Starts = Vec<Vec<u32>>;
+
+/// The key and epoch of a row.
+pub(crate) type Key = (i64, i32, i16);
+
+/// The layout follows from the policy.
+enum Store {
+    Next(Shelf<NextLine>),
+    Span(Shelf<SpanLine>),
+    Wide(Shelf<WideLine>),
+}
+
+/// Does one thing to the shelf, whatever its layout.
+macro_rules! with_shelf {
+    ($store:expr, $shelf:ident => $do:expr) => {
+        match $store {
+            Store::Next($shelf) => $do,
+            Store::Span($shelf) => $do,
+            Store::Wide($shelf) => $do,
+        }
+    };
+}
+
+impl Store {
+    fn new(policy: &Policy) -> Store {
+        let is_narrow = policy.wrap.is_some_and(|wrap| wrap <= 1 << 32);
+        let is_next = policy.admit == Admit::Next && policy.window <= NextLine::WINDOW_MAX;
+        match (is_narrow, is_next && policy.epochs != Epochs::Key) {
+            (true, true) => Store::Next(Shelf::new()),
+            (true, false) => Store::Span(Shelf::new()),
+            (false, _) => Store::Wide(Shelf::new()),
+        }
+    }
+}
+
+impl StateTable {
+    /// An empty table.
+    pub fn new(policy: Policy) -> Result<StateTable> {
+        policy.validate()?;
+        Ok(StateTable {
+            rules: Rules::new(policy),
+            untracked: Untracked::Keep,
+            entries_max: None,
+            label: String::new(),
+            keys: Keys::default(),
+            store: Store::new(&policy),
+            starts: Vec::new(),
+        })
+    }
+
+    /// With another answer to rows that carry no producer.
+    pub fn with_untracked(self, untracked: Untracked) -> StateTable {
+        StateTable { untracked, ..self }
+    }
+
+    /// With a bound on the number of entries.
+    pub fn with_entries_max(self, entries_max: Option<u64>) -> StateTable {
+        StateTable { entries_max, ..self }
+    }
+
+    /// With a text that the table carries along and snapshots keep.
+    pub fn with_label(self, label: String) -> StateTable {
+        StateTable { label, ..self }
+    }
+
+    /// The text that it carries along.
+    pub fn label(&self) -> &str {
+        &self.label
+    }
+
+    /// The rules.
+    pub fn policy(&self) -> Policy {
+        self.rules.policy
+    }
+
+    /// What becomes of rows that carry no producer identity.
+    pub fn untracked(&self) -> Untracked {
+        self.untracked
+    }
+
+    /// The bound on the number of entries.
+    pub fn entries_max(&self) -> Option<u64> {
+        self.entries_max
+    }
+
+    /// The types and numbers of its keys.
+    pub fn keys(&self) -> &Keys {
+        &self.keys
+    }
+
+    /// The types and numbers of its keys, to add to them.
+    pub fn keys_mut(&mut self) -> &mut Keys {
+        &mut self.keys
+    }
+
+    /// How many entries there are.
+    pub fn len(&self) -> usize {
+        with_shelf!(&self.store, shelf => shelf.len())
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Bytes held.
+    pub fn memory_bytes(&self) -> usize {
+        let keys = self.keys.pid.dictionary.memory_bytes() + self.keys.partition.dictionary.memory_bytes();
+        let shelf = with_shelf!(&self.store, shelf => shelf.memory_bytes());
+        shelf
+            + keys
+            + self.starts.iter().map(|starts| starts.capacity() * size_of::<u32>()).sum::<usize>()
+            + size_of::<StateTable>()
+    }
+
+    /// The entry of a key: of the given epoch, or of its highest.
+    pub fn get(&self, pid: i64, partition: i32, epoch: Option<i16>) -> Option<Entry> {
+        let span = with_shelf!(&self.store, shelf => shelf.get(pid, partition, epoch))?;
+        Some(self.entry(pid, partition, &span))
+    }
+
+    /// Every entry, in the order of pid, partition and epoch.
+    pub fn entries(&self) -> Vec<Entry> {
+        let mut entries = Vec::with_capacity(self.len());
+        with_shelf!(&self.store, shelf => shelf.for_each(|pid, partition, span| {
+            entries.push(self.entry(pid, partition, span));
+        }));
+        self.sort_by_key(&mut entries, |entry| (entry.pid, entry.partition, entry.epoch, 0));
+        entries
+    }
+
+    /// Every range that is missing, in the order of pid, partition, epoch and position.
+    pub fn missing(&self) -> Vec<Missing> {
+        let mut missing = Vec::new();
+        if self.rules.reports_missing() {
+            for entry in self.entries() {
+                let holes = entry.holes.iter().map(|hole| (hole.first, hole.last));
+                missing.extend(holes.map(|hole| self.missing_of((entry.pid, entry.partition, entry.epoch), hole)));
+            }
+        }
+        missing
+    }
+
+    /// Judges every row in order and advances the table. The batches are one input, cut anywhere; rows
+    /// are counted from the first batch's first. An error leaves the table as it was.
+    pub fn apply(&mut self, batches: &[Batch<'_>]) -> Result<Judged> {
+        let mut starts = std::mem::take(&mut self.starts);
+        let judged = self.find_runs(batches, &mut starts).map(|()| {
+            let mut call = Call::new(batches, self.rules.reports_missing());
+            with_shelf!(&mut self.store, shelf => judge_batches(shelf, &self.rules, batches, &starts, &mut call));
+            self.finish(call)
+        });
+        self.starts = starts;
+        judged
+    }
+
+    /// The same verdicts, the table untouched: judges on a copy of the entries that the rows touch.
+    pub fn check(&self, batches: &[Batch<'_>]) -> Result<Judged> {
+        let mut starts = Vec::new();
+        self.find_runs(batches, &mut starts)?;
+        let mut call = Call::new(batches, self.rules.reports_missing());
+        with_shelf!(&self.store, shelf => {
+            let mut copy = Shelf::new();
+            keys_of(batches, &starts).for_each(|key| shelf.copy_to(&mut copy, key));
+            judge_batches(&mut copy, &self.rules, batches, &starts, &mut call);
+        });
+        Ok(self.finish(call))
+    }
+
+    /// Puts an entry where its key has none yet; for tables that are rebuilt.
+    pub fn insert(&mut self, entry: &Entry) -> Result<()> {
+        self.check_entry(entry)?;
+        let mut span = Span { epoch: entry.epoch, first: entry.first, last: entry.last, holes: Holes::default() };
+        if self.policy().admit == Admit::Next && entry.first > entry.last {
+            span.first -= self.policy().wrap.unwrap_or(0) as i64;
+        }
+        entry.holes.iter().for_each(|hole| span.holes.open(hole.first, hole.last));
+        let is_new = with_shelf!(&mut self.store, shelf => shelf.insert(entry.pid, entry.partition, span));
+        if is_new { Ok(()) } else { Err(Error::Snapshot("two entries have the same key".into())) }
+    }
+
+    fn check_entry(&self, entry: &Entry) -> Result<()> {
+        let policy = self.policy();
+        let refuse = |problem: &str| Err(Error::Snapshot(format!("{problem}: {entry:?}")));
+        if entry.pid < 0 || entry.partition < 0 || entry.epoch < 0 {
+            return refuse("an entry has a negative pid, partition or epoch");
+        }
+        if policy.epochs == Epochs::Ignore && entry.epoch != 0 {
+            return refuse("an entry has an epoch, which this policy ignores");
+        }
+        if policy.admit == Admit::Next {
+            let seqs = 0..=policy.seq_max();
+            let remembered = self.rules.seq(entry.last.wrapping_sub(entry.first)) as u64;
+            if !seqs.contains(&entry.first) || !seqs.contains(&entry.last) || remembered >= policy.window {
+                return refuse("an entry's window is outside the sequence space or wider than the policy's");
+            }
+        } else {
+            let is_in_range = self.rules.has_position(entry.first) && self.rules.has_position(entry.last);
+            if entry.first > entry.last || !is_in_range {
+                return refuse("an entry's positions are reversed or out of range");
+            }
+        }
+        let mut free_from = entry.first;
+        for hole in &entry.holes {
+            if hole.first < free_from || hole.last < hole.first || hole.last >= entry.last {
+                return refuse("an entry's holes overlap, touch, or lie outside it");
+            }
+            free_from = hole.last.saturating_add(2);
+        }
+        if !entry.holes.is_empty() && !policy.keeps_holes() {
+            return refuse("an entry has holes, which this policy does not keep");
+        }
+        Ok(())
+    }
+
+    /// Validates the batches, finds their runs, and makes sure that the table may grow by them.
+    fn find_runs(&self, batches: &[Batch<'_>], starts: &mut Starts) -> Result<()> {
+        let domain = Domain { seq_max: self.policy().seq_max(), untracked: self.untracked };
+        starts.resize_with(batches.len(), Vec::new);
+        let mut rows = 0;
+        for (batch, starts) in batches.iter().zip(starts.iter_mut()) {
+            self.check_epoch(batch)?;
+            runs::find_runs(batch, &domain, starts).map_err(|error| error.after(rows))?;
+            rows += batch.len();
+        }
+        self.check_capacity(batches, starts)
+    }
+
+    fn check_epoch(&self, batch: &Batch<'_>) -> Result<()> {
+        let problem = match (batch.epoch, self.policy().epochs) {
+            (Some(_), Epochs::Ignore) => "is given, but this policy ignores epochs",
+            (None, Epochs::Key | Epochs::Fence) => "is missing, but this policy needs epochs",
+            _ => return Ok(()),
+        };
+        Err(Error::Batch { column: Column::Epoch, row: None, problem: problem.into() })
+    }
+
+    fn check_capacity(&self, batches: &[Batch<'_>], starts: &Starts) -> Result<()> {
+        let Some(limit) = self.entries_max else { return Ok(()) };
+        let have = self.len() as u64;
+        if have + starts.iter().map(|starts| starts.len() as u64).sum::<u64>() <= limit {
+            return Ok(());
+        }
+        let counts_epochs = self.policy().epochs == Epochs::Key;
+        let new: HashSet<_> = with_shelf!(&self.store, shelf => keys_of(batches, starts)
+            .map(|(pid, partition, epoch)| (pid, partition, counts_epochs.then_some(epoch)))
+            .filter(|&(pid, partition, epoch)| pid != -1 && shelf.get(pid, partition, epoch).is_none())
+            .collect());
+        let needed = have + new.len() as u64;
+        if needed <= limit { Ok(()) } else { Err(Error::Capacity { limit, needed, what: "entries" }) }
+    }
+
+    fn entry(&self, pid: i64, partition: i32, span: &Span) -> Entry {
+        let as_told = |position| {
+            if self.policy().admit == Admit::Next { self.rules.seq(position) } else { position }
+        };
+        Entry {
+            pid,
+            partition,
+            epoch: span.epoch,
+            first: as_told(span.first),
+            last: as_told(span.last),
+            holes: span.holes.iter().map(|(first, last)| Hole { first, last }).collect(),
+        }
+    }
+
+    fn missing_of(&self, (pid, partition, epoch): Key, (first, last): (i64, i64)) -> Missing {
+        let count = (last - first) as u64 + 1;
+        Missing { pid, partition, epoch, first_seq: self.rules.seq(first), last_seq: self.rules.seq(last), count }
+    }
+
+    fn finish(&self, call: Call) -> Judged {
+        let mut opened = Vec::new();
+        for ((pid, partition, epoch), holes) in &call.opened {
+            opened.extend(holes.iter().map(|(first, last)| (*pid, *partition, *epoch, first, last)));
+        }
+        self.sort_by_key(&mut opened, |&(pid, partition, epoch, first, _)| (pid, partition, epoch, first));
+        let missing = opened
+            .into_iter()
+            .map(|(pid, partition, epoch, first, last)| self.missing_of((pid, partition, epoch), (first, last)));
+        let mut stale: Vec<_> = call.stale.into_iter().collect();
+        self.sort_by_key(&mut stale, |&((pid, partition, epoch), _)| (pid, partition, epoch, 0));
+        let stale = stale.into_iter().map(|((pid, partition, epoch), rows)| Stale { pid, partition, epoch, rows });
+        let mut judged = Judged { missing: missing.collect(), stale: stale.collect(), ..call.judged };
+        judged.stale_epoch = judged.stale.iter().map(|stale| stale.rows).sum();
+        let others: u64 = judged.counts.iter().sum();
+        judged.counts[Verdict::Accepted as usize] = judged.verdicts.len() as u64 - others;
+        judged
+    }
+
+    /// Sorts by the values of keys: the numbers of a dictionary say nothing but who came first.
+    fn sort_by_key<T>(&self, items: &mut [T], key: impl Fn(&T) -> (i64, i32, i16, i64)) {
+        let pid_ranks = self.keys.pid.dictionary.ranks();
+        let partition_ranks = self.keys.partition.dictionary.ranks();
+        items.sort_unstable_by_key(|item| {
+            let (pid, partition, epoch, position) = key(item);
+            let pid = pid_ranks.get(pid as usize).map_or(pid, |&rank| i64::from(rank));
+            let partition = partition_ranks.get(partition as usize).map_or(partition, |&rank| rank as i32);
+            (pid, partition, epoch, position)
+        });
+    }
+}
+
+fn key_at(batch: &Batch<'_>, row: usize) -> Key {
+    (batch.pid[row], batch.partition[row], batch.epoch.map_or(0, |epoch| epoch[row]))
+}
+
+/// The key and epoch of every run.
+fn keys_of(batches: &[Batch<'_>], starts: &Starts) -> impl Iterator<Item = Key> {
+    let of_batch = |(batch, starts): (&Batch<'_>, &Vec<u32>)| {
+        starts.iter().map(|&start| key_at(batch, start as usize)).collect::<Vec<_>>()
+    };
+    batches.iter().zip(starts).flat_map(of_batch)
+}
+
+fn judge_batches<L: Line>(
+    shelf: &mut Shelf<L>,
+    rules: &Rules,
+    batches: &[Batch<'_>],
+    starts: &Starts,
+    call: &mut Call,
+) {
+    for (batch, starts) in batches.iter().zip(starts) {
+        match batch.seq {
+            Seqs::I32(seq) => judge_runs(shelf, rules, batch, seq, starts, call),
+            Seqs::I64(seq) => judge_runs(shelf, rules, batch, seq, starts, call),
+        }
+        call.batch_from += batch.len();
+    }
+}
+
+/// Three passes over each chunk of runs: hash and ask for the tags; find and ask for the line; judge.
+#[inline(never)]
+fn judge_runs<L: Line, S: Seq>(
+    shelf: &mut Shelf<L>,
+    rules: &Rules,
+    batch: &Batch<'_>,
+    seq: &[S],
+    starts: &[u32],
+    call: &mut Call,
+) {
+    let mut searches = [Search::default(); CHUNK];
+    for (chunk_number, chunk) in starts.chunks(CHUNK).enumerate() {
+        shelf.reserve(2 * chunk.len());
+        for (search, &start) in searches.iter_mut().zip(chunk) {
+            *search = shelf.begin_search(batch.pid[start as usize], batch.partition[start as usize]);
+        }
+        for search in &mut searches[..chunk.len()] {
+            shelf.go_on_searching(search);
+        }
+        let after = starts.get((chunk_number + 1) * CHUNK).map_or(batch.len(), |&start| start as usize);
+        for (number, (search, &start)) in searches.iter().zip(chunk).enumerate() {
+            let row = start as usize;
+            let end = chunk.get(number + 1).map_or(after, |&next| next as usize);
+            if search.key.pid == -1 {
+                call.fill(row, end, Verdict::Untracked);
+                continue;
+            }
+            let epoch = batch.epoch.map_or(0, |epoch| epoch[row]);
+            let run = Run { epoch, seq: seq[row].wide(), rows: (end - row) as i64 };
+            match shelf.judge_plainly(&rules.plain, run, search) {
+                Plainly::WentOn | Plainly::Begun => {}
+                Plainly::Repeated => call.fill(row, end, Verdict::Duplicate),
+                Plainly::Unclear => {
+                    let (pid, partition) = (batch.pid[row], batch.partition[row]);
+                    call.begin_run(row, (pid, partition, epoch));
+                    shelf.judge_beyond(rules, (pid, partition), run, call);
+                }
+            }
+        }
+    }
+}
+
+/// What a call has gathered so far.
+pub(crate) struct Call {
+    judged: Judged,
+    reports_missing: bool,
+    /// What was jumped over and not filled, by key and epoch.
+    opened: BTreeMap<Key, Holes>,
+    /// Rows below their key's highest epoch, by key and epoch.
+    stale: BTreeMap<Key, u64>,
+    /// The first row of the batch at hand.
+    batch_from: usize,
+    /// The run at hand: its first row in the batch, and its key and epoch.
+    row: usize,
+    key: Key,
+}
+
+impl Call {
+    fn new(batches: &[Batch<'_>], reports_missing: bool) -> Call {
+        let rows = batches.iter().map(Batch::len).sum();
+        let judged = Judged { verdicts: vec![Verdict::Accepted as u8; rows], ..Judged::default() };
+        Call {
+            judged,
+            reports_missing,
+            opened: BTreeMap::new(),
+            stale: BTreeMap::new(),
+            batch_from: 0,
+            row: 0,
+            key: (0, 0, 0),
+        }
+    }
+
+    /// The verdict of rows of the batch at hand that needs no judge.
+    fn fill(&mut self, row: usize, end: usize, verdict: Verdict) {
+        let rows = self.batch_from + row..self.batch_from + end;
+        self.judged.counts[verdict as usize] += rows.len() as u64;
+        if rows.len() == 1 {
+            self.judged.verdicts[rows.start] = verdict as u8;
+        } else {
+            self.judged.verdicts[rows].fill(verdict as u8);
+        }
+    }
+
+    fn begin_run(&mut self, row: usize, key: Key) {
+        (self.row, self.key) = (row, key);
+    }
+
+    /// Rows of the run at hand stand below their key's highest epoch.
+    pub(crate) fn stale(&mut self, rows: i64) {
+        *self.stale.entry(self.key).or_default() += rows as u64;
+    }
+}
+
+impl Sink for Call {
+    fn refuse(&mut self, from: i64, to: i64, verdict: Verdict) {
+        self.fill(self.row + from as usize, self.row + to as usize, verdict);
+    }
+
+    fn out_of_order(&mut self, from: i64, to: i64, expected: Option<i64>) {
+        self.refuse(from, to, Verdict::OutOfOrder);
+        if let Some(expected) = expected {
+            self.judged
+                .expected
+                .extend((from..to).map(|row| ((self.batch_from + self.row + row as usize) as u64, expected)));
+        }
+    }
+
+    fn opened(&mut self, first: i64, last: i64) {
+        if self.reports_missing {
+            self.opened.entry(self.key).or_default().open(first, last);
+        }
+    }
+
+    fn closed(&mut self, first: i64, last: i64) {
+        if !self.reports_missing {
+            return;
+        }
+        if let Some(holes) = self.opened.get_mut(&self.key) {
+            holes.close(first, last, |_, _| ());
+        }
+    }
+
+    fn border(&mut self, rows: i64) {
+        self.judged.border += rows as u64;
+    }
+}

@@ -1,0 +1,415 @@
+//! A naive judge of rows, written from the rules and from nothing else.
+//!
+//! It keeps every accepted position in a plain set and every epoch of every key for good, so that each
+//! function can be read beside the rule it states. It shares no code with what it judges.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Debug;
+
+/// Which new positions are accepted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Admit {
+    /// Every one.
+    Any,
+    /// Those above the highest.
+    Forward,
+    /// Highest + 1.
+    Next,
+}
+
+/// What an epoch means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Epochs {
+    /// Every epoch counts by itself.
+    Key,
+    /// A lower one is fenced, a higher one replaces.
+    Fence,
+    /// There are none.
+    Ignore,
+}
+
+/// The rules, in plain fields.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Policy {
+    /// Which new positions are accepted.
+    pub admit: Admit,
+    /// What an epoch means.
+    pub epochs: Epochs,
+    /// A key begins with 0: `Next` and `Forward` refuse anything else, for `Any` the head is missing.
+    pub first_is_zero: bool,
+    /// `Next`: how many last rows are known as duplicates.
+    pub window: i64,
+    /// `Forward`: a late row that was never accepted is a duplicate, not out of order.
+    pub late_is_duplicate: bool,
+    /// Nothing is listed as missing.
+    pub gaps_are_normal: bool,
+    /// The size of the sequence space, if it wraps.
+    pub wrap: Option<i64>,
+    /// `Any`, `Forward`: how far above the highest a row may lie.
+    pub max_jump: Option<i64>,
+}
+
+const ANY_ORDER: Policy = Policy {
+    admit: Admit::Any,
+    epochs: Epochs::Key,
+    first_is_zero: false,
+    window: 5,
+    late_is_duplicate: false,
+    gaps_are_normal: false,
+    wrap: Some(1 << 31),
+    max_jump: None,
+};
+
+/// The names of the presets.
+pub const PRESETS: [&str; 6] = ["any_order", "in_order", "kafka", "strict", "watermark", "kafka_offsets"];
+
+impl Policy {
+    /// A preset with some of its fields replaced, both as the rule book writes them.
+    pub fn named(preset: &str, fields: &[(String, String)]) -> Result<Policy, String> {
+        let in_order = Policy { admit: Admit::Forward, epochs: Epochs::Fence, ..ANY_ORDER };
+        let numbered = |policy| Policy { epochs: Epochs::Ignore, gaps_are_normal: true, wrap: None, ..policy };
+        let mut policy = match preset {
+            "any_order" => ANY_ORDER,
+            "in_order" => in_order,
+            "kafka" => Policy { admit: Admit::Next, ..in_order },
+            "strict" => Policy { admit: Admit::Next, first_is_zero: true, window: 1, ..in_order },
+            "watermark" => Policy { late_is_duplicate: true, ..numbered(in_order) },
+            "kafka_offsets" => numbered(ANY_ORDER),
+            _ => return Err(format!("no preset '{preset}'")),
+        };
+        for (field, value) in fields {
+            policy.set(field, value)?;
+        }
+        policy.check()
+    }
+
+    fn set(&mut self, field: &str, value: &str) -> Result<(), String> {
+        let number = || value.parse::<i64>().map_err(|_| format!("{field}={value}"));
+        let optional = || if value == "none" { Ok(None) } else { number().map(Some) };
+        match (field, value) {
+            ("admit", "any") => self.admit = Admit::Any,
+            ("admit", "forward") => self.admit = Admit::Forward,
+            ("admit", "next") => self.admit = Admit::Next,
+            ("epochs", "key") => self.epochs = Epochs::Key,
+            ("epochs", "fence") => self.epochs = Epochs::Fence,
+            ("epochs", "ignore") => self.epochs = Epochs::Ignore,
+            ("first", "any" | "zero") => self.first_is_zero = value == "zero",
+            ("late", "out_of_order" | "duplicate") => self.late_is_duplicate = value == "duplicate",
+            ("gaps", "report" | "normal") => self.gaps_are_normal = value == "normal",
+            ("window", _) => self.window = number()?,
+            ("wrap", _) => self.wrap = optional()?,
+            ("max_jump", _) => self.max_jump = optional()?,
+            _ => return Err(format!("no field or value {field}={value}")),
+        }
+        Ok(())
+    }
+
+    fn check(self) -> Result<Policy, String> {
+        let too_long = self.admit == Admit::Next && self.wrap.is_some_and(|wrap| self.window >= wrap);
+        let negative = self.window < 0 || self.max_jump.is_some_and(|jump| jump < 0);
+        let too_small = self.wrap.is_some_and(|wrap| wrap < 4);
+        if too_long || negative || too_small { Err(format!("out of range: {self:?}")) } else { Ok(self) }
+    }
+}
+
+/// What becomes of a row. Values are the codes of every door.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[repr(u8)]
+pub enum Verdict {
+    /// New.
+    Accepted = 0,
+    /// Known.
+    Duplicate = 1,
+    /// Not what is admitted.
+    OutOfOrder = 2,
+    /// Of an epoch that was replaced.
+    Fenced = 3,
+    /// Of no producer.
+    Untracked = 6,
+}
+
+impl Verdict {
+    /// Its name as the rule book writes it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Verdict::Accepted => "ACCEPTED",
+            Verdict::Duplicate => "DUPLICATE",
+            Verdict::OutOfOrder => "OUT_OF_ORDER",
+            Verdict::Fenced => "FENCED",
+            Verdict::Untracked => "UNTRACKED",
+        }
+    }
+}
+
+/// A row of a producer. The epoch is not looked at where the policy ignores epochs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tracked<K> {
+    /// Producer and partition, as whatever orders keys.
+    pub key: K,
+    /// The producer's incarnation.
+    pub epoch: i64,
+    /// The sequence number.
+    pub seq: i64,
+}
+
+/// A range of sequences that was skipped.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Missing<K> {
+    /// Producer and partition.
+    pub key: K,
+    /// The incarnation; `None` where the policy ignores epochs.
+    pub epoch: Option<i64>,
+    /// The first sequence.
+    pub first_seq: i64,
+    /// The last sequence, less than the first where the range passes the wrap.
+    pub last_seq: i64,
+    /// How many there are.
+    pub count: i64,
+}
+
+/// What one call gives.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Judged<K> {
+    /// One for each row.
+    pub verdicts: Vec<Verdict>,
+    /// For rows out of order: the sequence that would have been accepted, if there is one.
+    pub expected: Vec<Option<i64>>,
+    /// What rows of this call jumped over and what was not accepted by its end, in order.
+    pub missing: Vec<Missing<K>>,
+    /// Rows below the highest epoch accepted of their key.
+    pub stale_epoch: u64,
+    /// Rows that the border rules put into a neighbouring lap.
+    pub border: u64,
+}
+
+/// Gives a sequence its position below, in or above the lap of the highest, and says whether a border
+/// rule decided.
+pub(crate) type Place = fn(policy: &Policy, highest: i128, seq: i64) -> (i128, bool);
+
+/// Remembers everything and judges rows one by one.
+#[derive(Clone, Debug)]
+pub struct Oracle<K> {
+    policy: Policy,
+    pub(crate) place: Place,
+    /// Every epoch that a key ever had; under `Fence` the highest is the entry, under `Ignore` all are 0.
+    keys: BTreeMap<K, BTreeMap<i64, Entry>>,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Entry {
+    /// What was accepted, as positions (`Next`: as sequences in the order of their arrival, in `recent`).
+    positions: BTreeSet<i128>,
+    recent: Vec<i64>,
+}
+
+/// A span of positions of one entry.
+struct Span<K> {
+    key: K,
+    epoch: i64,
+    first: i128,
+    last: i128,
+}
+
+/// What a row comes to: the verdict and, if it is out of order, what would have been accepted.
+type Judgement = (Verdict, Option<i64>);
+
+impl<K: Ord + Clone + Debug> Oracle<K> {
+    /// A table that has seen nothing.
+    pub fn new(policy: Policy) -> Oracle<K> {
+        Oracle { policy, place: position, keys: BTreeMap::new() }
+    }
+
+    /// How many entries there are: keys, or keys and epochs where every epoch counts by itself.
+    pub fn len(&self) -> usize {
+        match self.policy.epochs {
+            Epochs::Key => self.keys.values().map(BTreeMap::len).sum(),
+            Epochs::Fence | Epochs::Ignore => self.keys.len(),
+        }
+    }
+
+    /// Whether nothing was accepted yet.
+    pub fn is_empty(&self) -> bool {
+        self.keys.is_empty()
+    }
+
+    /// Every hole that is open, in the order of key, epoch and position.
+    pub fn missing(&self) -> Vec<Missing<K>> {
+        let mut spans = Vec::new();
+        for (key, epochs) in &self.keys {
+            let kept = if self.policy.epochs == Epochs::Fence { epochs.len() - 1 } else { 0 };
+            for (epoch, entry) in epochs.iter().skip(kept) {
+                if let Some(last) = entry.positions.last() {
+                    spans.push(Span { key: key.clone(), epoch: *epoch, first: self.start(entry), last: *last });
+                }
+            }
+        }
+        self.uncovered(&spans)
+    }
+
+    /// Judges rows in order; `None` is an untracked row.
+    pub fn apply(&mut self, rows: &[Option<Tracked<K>>]) -> Judged<K> {
+        let (verdicts, expected) = (Vec::with_capacity(rows.len()), Vec::with_capacity(rows.len()));
+        let mut call = Judged { verdicts, expected, missing: Vec::new(), stale_epoch: 0, border: 0 };
+        let mut jumped = Vec::new();
+        for row in rows {
+            let (verdict, expected) = match row {
+                None => (Verdict::Untracked, None),
+                Some(row) => self.judge(row, &mut call, &mut jumped),
+            };
+            call.verdicts.push(verdict);
+            call.expected.push(expected);
+        }
+        jumped.sort_by(|a: &Span<K>, b| (&a.key, a.epoch, a.first).cmp(&(&b.key, b.epoch, b.first)));
+        call.missing = self.uncovered(&jumped);
+        call
+    }
+
+    fn judge(&mut self, row: &Tracked<K>, call: &mut Judged<K>, jumped: &mut Vec<Span<K>>) -> Judgement {
+        let policy = self.policy;
+        let epoch = if policy.epochs == Epochs::Ignore { 0 } else { row.epoch };
+        let epochs = self.keys.get(&row.key);
+        let highest_epoch = epochs.and_then(|epochs| epochs.last_key_value()).map(|(epoch, _)| *epoch);
+        let is_stale = highest_epoch.is_some_and(|highest| highest > epoch);
+        call.stale_epoch += u64::from(is_stale);
+        if is_stale && policy.epochs == Epochs::Fence {
+            return (Verdict::Fenced, None);
+        }
+        let Some(entry) = epochs.and_then(|epochs| epochs.get(&epoch)) else {
+            let is_bump = policy.epochs == Epochs::Fence && highest_epoch.is_some();
+            return self.begin(row, epoch, is_bump, jumped);
+        };
+        if policy.admit == Admit::Next {
+            let judgement = judge_next(&policy, entry, row.seq);
+            if judgement.0 == Verdict::Accepted {
+                self.entry(row, epoch).recent.push(row.seq);
+            }
+            return judgement;
+        }
+        let (lowest, highest) = (self.start(entry), *entry.positions.last().expect("an entry has accepted a row"));
+        let (position, is_border) = (self.place)(&policy, highest, row.seq);
+        call.border += u64::from(is_border);
+        let judgement = judge_position(&policy, entry, highest, position);
+        if judgement.0 == Verdict::Accepted {
+            self.entry(row, epoch).positions.insert(position);
+            let span = |first, last| Span { key: row.key.clone(), epoch, first, last };
+            jumped.extend([span(highest + 1, position - 1), span(position + 1, lowest - 1)]);
+        }
+        judgement
+    }
+
+    /// An unknown key, or a higher epoch that starts it anew.
+    fn begin(&mut self, row: &Tracked<K>, epoch: i64, is_bump: bool, jumped: &mut Vec<Span<K>>) -> Judgement {
+        let policy = self.policy;
+        let only_zero = policy.first_is_zero || (is_bump && policy.admit == Admit::Next);
+        if only_zero && policy.admit != Admit::Any && row.seq != 0 {
+            return (Verdict::OutOfOrder, Some(0));
+        }
+        let entry = self.entry(row, epoch);
+        if policy.admit == Admit::Next {
+            entry.recent.push(row.seq);
+        } else {
+            entry.positions.insert(row.seq.into());
+        }
+        if policy.first_is_zero {
+            jumped.push(Span { key: row.key.clone(), epoch, first: 0, last: i128::from(row.seq) - 1 });
+        }
+        (Verdict::Accepted, None)
+    }
+
+    fn entry(&mut self, row: &Tracked<K>, epoch: i64) -> &mut Entry {
+        self.keys.entry(row.key.clone()).or_default().entry(epoch).or_default()
+    }
+
+    /// The position from which an entry's holes count.
+    fn start(&self, entry: &Entry) -> i128 {
+        let lowest = entry.positions.first().copied().unwrap_or(0);
+        if self.policy.first_is_zero { 0 } else { lowest }
+    }
+
+    /// What was not accepted within the spans.
+    fn uncovered(&self, spans: &[Span<K>]) -> Vec<Missing<K>> {
+        let mut missing = Vec::new();
+        if self.policy.gaps_are_normal {
+            return missing;
+        }
+        for Span { key, epoch, first, last } in spans.iter().filter(|span| span.first <= span.last) {
+            let mut from = *first;
+            let accepted = self.keys[key][epoch].positions.range(first..=last).copied();
+            for position in accepted.chain([last + 1]) {
+                if from < position {
+                    missing.push(self.range(key, *epoch, from, position - 1));
+                }
+                from = position + 1;
+            }
+        }
+        missing
+    }
+
+    fn range(&self, key: &K, epoch: i64, first: i128, last: i128) -> Missing<K> {
+        Missing {
+            key: key.clone(),
+            epoch: (self.policy.epochs != Epochs::Ignore).then_some(epoch),
+            first_seq: sequence(&self.policy, first),
+            last_seq: sequence(&self.policy, last),
+            count: i64::try_from(last - first + 1).expect("a hole is shorter than the sequence space"),
+        }
+    }
+}
+
+fn judge_next(policy: &Policy, entry: &Entry, seq: i64) -> Judgement {
+    let window = usize::try_from(policy.window).expect("checked with the policy");
+    let last = *entry.recent.last().expect("an entry has accepted a row");
+    let expected = after(policy, last.into());
+    if entry.recent.iter().rev().take(window).any(|known| *known == seq) {
+        (Verdict::Duplicate, None)
+    } else if Some(seq) == expected {
+        (Verdict::Accepted, None)
+    } else {
+        (Verdict::OutOfOrder, expected)
+    }
+}
+
+fn judge_position(policy: &Policy, entry: &Entry, highest: i128, position: i128) -> Judgement {
+    let is_too_far = policy.max_jump.is_some_and(|jump| position > highest + i128::from(jump));
+    let is_known = entry.positions.contains(&position);
+    let is_late = policy.admit == Admit::Forward && position <= highest;
+    match () {
+        () if is_too_far => (Verdict::OutOfOrder, after(policy, highest)),
+        () if is_known || (is_late && policy.late_is_duplicate) => (Verdict::Duplicate, None),
+        () if is_late => (Verdict::OutOfOrder, after(policy, highest)),
+        () => (Verdict::Accepted, None),
+    }
+}
+
+/// The rule of the wrap and its border.
+pub(crate) fn position(policy: &Policy, highest: i128, seq: i64) -> (i128, bool) {
+    let seq = i128::from(seq);
+    let Some(wrap) = policy.wrap.map(i128::from) else {
+        return (seq, false);
+    };
+    let zone = (wrap / 4).min(1 << 20);
+    let (lap, within) = (highest.div_euclid(wrap), highest.rem_euclid(wrap));
+    if within >= wrap - zone && seq < zone {
+        ((lap + 1) * wrap + seq, true)
+    } else if within < zone && seq >= wrap - zone && (!policy.first_is_zero || lap > 0) {
+        ((lap - 1) * wrap + seq, true)
+    } else {
+        (lap * wrap + seq, false)
+    }
+}
+
+fn sequence(policy: &Policy, position: i128) -> i64 {
+    let seq = policy.wrap.map_or(position, |wrap| position.rem_euclid(wrap.into()));
+    i64::try_from(seq).expect("a sequence has at most 63 bits")
+}
+
+/// The sequence after a position; none after the last 64-bit one.
+fn after(policy: &Policy, position: i128) -> Option<i64> {
+    match policy.wrap {
+        Some(_) => Some(sequence(policy, position + 1)),
+        None => i64::try_from(position + 1).ok(),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,259 @@
+//! The oracle against the rule book, and broken oracles that the book must find out.
+
+use super::{Admit, Epochs, Oracle, Place, Policy, Tracked, Verdict, position};
+use crate::rulebook::{Answer, Call, Case, Cell, Door, Missing, Refusal, Row, cases, complaints, folder, read_page};
+
+type BookRow = Tracked<(Cell, Cell)>;
+type Change = fn(&mut Policy);
+
+/// The oracle as a door of the book: what the core's caller validates is validated here, cell by cell.
+struct OracleDoor {
+    oracle: Oracle<(Cell, Cell)>,
+    policy: Policy,
+    untracked_fails: bool,
+    /// The shape of the key's cells, once known.
+    kind: Option<(String, String)>,
+}
+
+impl OracleDoor {
+    fn new(case: &Case, policy: Policy) -> OracleDoor {
+        let untracked_fails = case.fields.contains(&("untracked".into(), "fail".into()));
+        OracleDoor { oracle: Oracle::new(policy), policy, untracked_fails, kind: None }
+    }
+
+    fn validate(&mut self, call: &Call) -> Result<Vec<Option<BookRow>>, Refusal> {
+        let at = |column: &str, row| Refusal { column: column.into(), row };
+        if call.has_epoch && self.policy.epochs == Epochs::Ignore {
+            return Err(at("policy", None));
+        }
+        let rows = call.rows.iter().enumerate().map(|(number, row)| {
+            self.tracked(row).map_err(|column| at(column, Some(number))).map(|tracked| (row, tracked))
+        });
+        let rows = rows.collect::<Result<Vec<_>, _>>()?;
+        let mut kind = self.kind.clone();
+        for (row, _) in rows.iter().filter(|(_, tracked)| tracked.is_some()) {
+            let found = (shape(&row.pid), shape(&row.partition));
+            let known = kind.get_or_insert_with(|| found.clone());
+            if known.0 != found.0 {
+                return Err(at("pid", None));
+            } else if known.1 != found.1 {
+                return Err(at("partition", None));
+            }
+        }
+        self.kind = kind;
+        Ok(rows.into_iter().map(|(_, tracked)| tracked).collect())
+    }
+
+    /// The row, `None` if it is untracked, or the column at fault.
+    fn tracked(&self, row: &Row) -> Result<Option<BookRow>, &'static str> {
+        if parts(&row.pid).iter().any(|part| matches!(part, Cell::Int(pid) if *pid < -1)) {
+            return Err("pid");
+        }
+        if parts(&row.pid).iter().any(|part| matches!(part, Cell::Null | Cell::Int(-1))) {
+            return if self.untracked_fails { Err("pid") } else { Ok(None) };
+        }
+        let bad = |part: &Cell| matches!(part, Cell::Null) || matches!(part, Cell::Int(n) if !(0..1 << 31).contains(n));
+        if parts(&row.partition).iter().any(bad) {
+            return Err("partition");
+        }
+        let within = |cell: &Cell, max| match cell {
+            Cell::Int(value) if (0..=max).contains(value) => Some(*value),
+            _ => None,
+        };
+        let epoch = match self.policy.epochs {
+            Epochs::Ignore => 0,
+            Epochs::Key | Epochs::Fence => within(&row.epoch, i16::MAX.into()).ok_or("epoch")?,
+        };
+        let seq = within(&row.seq, self.policy.wrap.map_or(i64::MAX, |wrap| wrap - 1)).ok_or("seq")?;
+        Ok(Some(Tracked { key: (row.pid.clone(), row.partition.clone()), epoch, seq }))
+    }
+}
+
+fn parts(cell: &Cell) -> &[Cell] {
+    if let Cell::Tuple(parts) = cell { parts } else { std::slice::from_ref(cell) }
+}
+
+fn shape(cell: &Cell) -> String {
+    match cell {
+        Cell::Null => "null".into(),
+        Cell::Int(_) => "int".into(),
+        Cell::Text(_) => "text".into(),
+        Cell::Tuple(parts) => parts.iter().map(shape).collect::<Vec<_>>().join(","),
+    }
+}
+
+fn in_the_books_words(missing: Vec<super::Missing<(Cell, Cell)>>) -> Vec<Missing> {
+    let each = |super::Missing { key: (pid, partition), epoch, first_seq, last_seq, count }| Missing {
+        pid,
+        epoch,
+        partition,
+        first_seq,
+        last_seq,
+        count,
+    };
+    missing.into_iter().map(each).collect()
+}
+
+impl Door for OracleDoor {
+    fn apply(&mut self, call: &Call) -> Result<Answer, Refusal> {
+        let rows = self.validate(call)?;
+        let judged = self.oracle.apply(&rows);
+        let names = judged.verdicts.iter().map(|verdict| verdict.name().to_string());
+        Ok(Answer {
+            verdicts: names.zip(judged.expected).collect(),
+            missing: in_the_books_words(judged.missing),
+            stale_epoch: judged.stale_epoch,
+            border: Some(judged.border),
+        })
+    }
+
+    fn open(&self) -> Vec<Missing> {
+        in_the_books_words(self.oracle.missing())
+    }
+}
+
+/// What the book has against an oracle whose policy and rule of positions were changed.
+fn complaints_about(change: impl Fn(&mut Policy), place: Place) -> Vec<String> {
+    let mut found = Vec::new();
+    for case in cases(&folder()).expect("the book can be read") {
+        let fields: Vec<_> = case.fields.iter().filter(|(field, _)| field != "untracked").cloned().collect();
+        let Ok(mut policy) = Policy::named(&case.policy, &fields) else {
+            found.extend(complaints(&case, None));
+            continue;
+        };
+        change(&mut policy);
+        let mut door = OracleDoor::new(&case, policy);
+        door.oracle.place = place;
+        found.extend(complaints(&case, Some(&mut door)));
+    }
+    found
+}
+
+#[test]
+fn the_oracle_keeps_the_book() {
+    let found = complaints_about(|_| (), position);
+    assert!(found.is_empty(), "{}", found.join("\n"));
+}
+
+#[test]
+fn the_book_is_read_whole() {
+    let cases = cases(&folder()).expect("the book can be read");
+    let pages: std::collections::BTreeSet<_> = cases.iter().map(|case| &case.page).collect();
+    let rows: Vec<_> = cases.iter().flat_map(|case| &case.calls).flat_map(|call| &call.rows).collect();
+    println!("{} pages, {} cases, {} rows", pages.len(), cases.len(), rows.len());
+    assert!(pages.len() >= 13, "{pages:?}");
+    assert!(rows.len() >= 1600);
+    for verdict in [Verdict::Accepted, Verdict::Duplicate, Verdict::OutOfOrder, Verdict::Fenced, Verdict::Untracked] {
+        assert!(rows.iter().any(|row| row.verdict == verdict.name()), "{verdict:?} stands on no page");
+    }
+}
+
+#[test]
+fn a_policy_field_that_is_ignored_is_found_out() {
+    let mutants: [(&str, Change); 15] = [
+        ("gap accepted", |policy| {
+            if policy.admit == Admit::Next {
+                policy.admit = Admit::Forward;
+            }
+        }),
+        ("late is new", |policy| {
+            if policy.admit == Admit::Forward {
+                policy.admit = Admit::Any;
+            }
+        }),
+        ("late is refused", |policy| {
+            if policy.admit == Admit::Any {
+                policy.admit = Admit::Forward;
+            }
+        }),
+        ("fence is key", |policy| {
+            if policy.epochs == Epochs::Fence {
+                policy.epochs = Epochs::Key;
+            }
+        }),
+        ("fence ignores epochs", |policy| {
+            if policy.epochs == Epochs::Fence {
+                policy.epochs = Epochs::Ignore;
+            }
+        }),
+        ("key is fence", |policy| {
+            if policy.epochs == Epochs::Key {
+                policy.epochs = Epochs::Fence;
+            }
+        }),
+        ("first is anything", |policy| policy.first_is_zero = false),
+        ("first is zero", |policy| policy.first_is_zero = true),
+        ("window one too long", |policy| policy.window += 1),
+        ("window one too short", |policy| policy.window -= 1),
+        ("late is out of order", |policy| policy.late_is_duplicate = false),
+        ("late is a duplicate", |policy| policy.late_is_duplicate = true),
+        ("gaps are reported", |policy| policy.gaps_are_normal = false),
+        ("no jump is too far", |policy| policy.max_jump = None),
+        ("one more may be jumped", |policy| policy.max_jump = policy.max_jump.map(|jump| jump + 1)),
+    ];
+    for (name, mutant) in mutants {
+        assert!(!complaints_about(mutant, position).is_empty(), "nobody noticed: {name}");
+    }
+}
+
+#[test]
+fn a_wrong_rule_of_positions_is_found_out() {
+    let mutants: [(&str, Place); 6] = [
+        ("wrap does not wrap", |_, _, seq| (seq.into(), false)),
+        ("nearest lap", |policy, highest, seq| {
+            let wrap = policy.wrap.map_or(1 << 64, i128::from);
+            let lap = highest.div_euclid(wrap);
+            let laps = [lap - 1, lap, lap + 1].map(|lap| lap * wrap + i128::from(seq));
+            (laps.into_iter().min_by_key(|place| (place - highest).abs()).expect("three laps"), false)
+        }),
+        ("zone one too wide", |policy, highest, seq| with_zone(policy, highest, seq, 1)),
+        ("zone one too narrow", |policy, highest, seq| with_zone(policy, highest, seq, -1)),
+        ("a lap before the first", |policy, highest, seq| {
+            position(&Policy { first_is_zero: false, ..*policy }, highest, seq)
+        }),
+        ("no lap before", |policy, highest, seq| {
+            let (place, is_border) = position(policy, highest, seq);
+            let wrap = policy.wrap.map_or(1 << 64, i128::from);
+            (place.max(highest.div_euclid(wrap) * wrap + i128::from(seq)), is_border)
+        }),
+    ];
+    for (name, mutant) in mutants {
+        let found = complaints_about(|_| (), mutant);
+        assert!(found.iter().any(|complaint| !complaint.contains(", border:")), "nobody noticed: {name}");
+    }
+}
+
+/// The rule with a border zone that is wider by so many sequences.
+fn with_zone(policy: &Policy, highest: i128, seq: i64, wider: i128) -> (i128, bool) {
+    let Some(wrap) = policy.wrap.map(i128::from) else {
+        return (seq.into(), false);
+    };
+    let (zone, seq) = ((wrap / 4).min(1 << 20) + wider, i128::from(seq));
+    let (lap, within) = (highest.div_euclid(wrap), highest.rem_euclid(wrap));
+    let up = within >= wrap - zone && seq < zone;
+    let down = within < zone && seq >= wrap - zone && (!policy.first_is_zero || lap > 0);
+    ((lap + i128::from(up) - i128::from(down)) * wrap + seq, up || down)
+}
+
+#[test]
+fn a_page_that_states_nothing_or_nonsense_is_not_read() {
+    let header = "policy: any_order\n\n| pid | epoch | partition | seq | verdict |\n|---|---|---|---|---|\n";
+    let row = "| 7 | 0 | 0 | 0 | ACCEPTED |\n";
+    assert!(read_page("page", &format!("{header}{row}")).is_ok());
+    let pages = [
+        String::new(),
+        "prose alone".into(),
+        "policy: any_order\n".into(),
+        header.into(),
+        "| refused |\n|---|\n| nothing |\n".into(),
+        format!("{header}{row}\n- mising: 7 / 0 / 0: 1..1\n"),
+        format!("{header}{row}\n- error: seq, row 0\n"),
+        format!("{header}| 7 | 0 | 0 | 0 | OUT_OF_ORDER |\n"),
+        format!("{header}{row}\n- missing: 7 / 0 / 0: 15..1\n"),
+        format!("{header}{row}\npolicy: any_order\n"),
+        format!("{}{row}", header.replace("seq", "sequence")),
+    ];
+    for page in pages {
+        assert!(read_page("page", &page).is_err(), "was read: {page}");
+    }
+}

@@ -1,0 +1,371 @@
+//! The reader of the rule book: turns the pages of `tests/rules` into cases that any door can run.
+//!
+//! `tests/rules/README.md` explains the format. What a page does not list must not happen: a call
+//! without a `missing` line expects none, and so on; a misspelt line therefore fails instead of
+//! passing unread.
+
+use std::path::{Path, PathBuf};
+
+/// What reading gives: the error says the page, the line and the reason.
+pub type Result<T> = std::result::Result<T, String>;
+
+/// One cell of a row.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Cell {
+    /// No value.
+    Null,
+    /// An integer of at most 64 bits.
+    Int(i64),
+    /// A text.
+    Text(String),
+    /// A composite: one cell for each of its columns.
+    Tuple(Vec<Cell>),
+}
+
+/// A row, and what it must be judged.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Row {
+    /// The producer.
+    pub pid: Cell,
+    /// Its incarnation; [`Cell::Null`] where the policy ignores epochs.
+    pub epoch: Cell,
+    /// The partition it numbers.
+    pub partition: Cell,
+    /// The sequence number.
+    pub seq: Cell,
+    /// The verdict's name as other doors write it (`OUT_OF_ORDER`), or `-` in a call that is refused.
+    pub verdict: String,
+    /// On an `OUT_OF_ORDER` row: the sequence that would have been accepted, if there is one.
+    pub expected: Option<i64>,
+}
+
+/// A range of sequences that was skipped.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Missing {
+    /// The producer.
+    pub pid: Cell,
+    /// Its incarnation; `None` where the policy ignores epochs.
+    pub epoch: Option<i64>,
+    /// The partition.
+    pub partition: Cell,
+    /// The first sequence of the range.
+    pub first_seq: i64,
+    /// Its last sequence, less than the first where the range passes the wrap.
+    pub last_seq: i64,
+    /// How many positions there are.
+    pub count: i64,
+}
+
+/// Why a call is refused whole.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refusal {
+    /// The role of the column at fault, or `policy` where the policy does not take the columns.
+    pub column: String,
+    /// The row at fault, from 0; `None` where the whole column is.
+    pub row: Option<usize>,
+}
+
+/// One `apply` of one table, and what must come of it.
+#[derive(Clone, Debug)]
+pub struct Call {
+    /// Where its table begins on the page.
+    pub line: usize,
+    /// Whether an epoch column is mapped.
+    pub has_epoch: bool,
+    /// The rows, in order.
+    pub rows: Vec<Row>,
+    /// What the call lists as missing.
+    pub missing: Vec<Missing>,
+    /// What the table lists as missing after the call.
+    pub open: Vec<Missing>,
+    /// Rows below the highest epoch accepted of their key.
+    pub stale_epoch: u64,
+    /// Rows that the border rules put into a neighbouring lap.
+    pub border: u64,
+    /// The error, if the call is refused.
+    pub error: Option<Refusal>,
+}
+
+/// A policy and the calls made, one after the other, on one table of it; or a policy that is refused.
+#[derive(Clone, Debug)]
+pub struct Case {
+    /// The page's name without its ending.
+    pub page: String,
+    /// The line of the policy.
+    pub line: usize,
+    /// The preset's name.
+    pub policy: String,
+    /// The fields that differ from the preset, as text; `untracked` is among them, an option of the table.
+    pub fields: Vec<(String, String)>,
+    /// The policy cannot be made.
+    pub refused: bool,
+    /// What is done with the table.
+    pub calls: Vec<Call>,
+}
+
+/// The folder of the rule book in this workspace.
+pub fn folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/rules")
+}
+
+/// Every case of every page, in order.
+pub fn cases(folder: &Path) -> Result<Vec<Case>> {
+    let failed = |error: std::io::Error| format!("{}: {error}", folder.display());
+    let mut cases = Vec::new();
+    for path in pages(folder).map_err(failed)? {
+        let page = path.file_stem().unwrap_or_default().to_string_lossy();
+        cases.extend(read_page(&page, &std::fs::read_to_string(&path).map_err(failed)?)?);
+    }
+    if cases.is_empty() { Err(format!("{}: no page", folder.display())) } else { Ok(cases) }
+}
+
+fn pages(folder: &Path) -> std::io::Result<Vec<PathBuf>> {
+    let mut paths = Vec::new();
+    for entry in std::fs::read_dir(folder)? {
+        paths.push(entry?.path());
+    }
+    paths.retain(|path| path.extension().is_some_and(|ending| ending == "md"));
+    paths.sort();
+    Ok(paths)
+}
+
+/// The cases of one page. An error for a page that states nothing.
+pub fn read_page(page: &str, text: &str) -> Result<Vec<Case>> {
+    let mut cases = Vec::new();
+    let mut header: Vec<&str> = Vec::new();
+    for (index, line) in text.lines().enumerate() {
+        read_line(page, index + 1, line, &mut header, &mut cases)
+            .map_err(|reason| format!("{page}:{}: {reason}", index + 1))?;
+    }
+    check_page(&cases).map_err(|reason| format!("{page}: {reason}"))?;
+    Ok(cases)
+}
+
+fn read_line<'a>(
+    page: &str,
+    number: usize,
+    line: &'a str,
+    header: &mut Vec<&'a str>,
+    cases: &mut Vec<Case>,
+) -> Result<()> {
+    if !line.starts_with('|') {
+        header.clear();
+        if let Some(policy) = line.strip_prefix("policy: ") {
+            cases.push(case(page, number, policy, false)?);
+        } else if let Some(item) = line.strip_prefix("- ") {
+            expect(last_call(cases)?, item)?;
+        }
+    } else if header.is_empty() {
+        *header = cells(line);
+        if header[0] != "refused" {
+            const NAMES: [&str; 7] = ["pid", "epoch", "partition", "seq", "verdict", "expected", "why"];
+            if let Some(name) = header.iter().find(|name| !NAMES.contains(name)) {
+                return Err(format!("unknown column '{name}'"));
+            }
+            let case = cases.last_mut().ok_or("a table before any policy")?;
+            case.calls.push(Call::new(number, header.contains(&"epoch")));
+        }
+    } else if !line.starts_with("|-") {
+        let cells = cells(line);
+        if cells.len() != header.len() {
+            return Err(format!("{} cells under {} columns", cells.len(), header.len()));
+        }
+        if header[0] == "refused" {
+            cases.push(case(page, number, cells[0], true)?);
+        } else {
+            last_call(cases)?.rows.extend(rows(header, &cells)?);
+        }
+    }
+    Ok(())
+}
+
+impl Call {
+    fn new(line: usize, has_epoch: bool) -> Call {
+        let (missing, open) = (Vec::new(), Vec::new());
+        Call { line, has_epoch, rows: Vec::new(), missing, open, stale_epoch: 0, border: 0, error: None }
+    }
+}
+
+fn check_page(cases: &[Case]) -> Result<()> {
+    if !cases.iter().any(|case| !case.calls.is_empty()) {
+        return Err("no row at all".into());
+    }
+    for case in cases {
+        if !case.refused && case.calls.is_empty() {
+            return Err(format!("the policy of line {} has no table", case.line));
+        }
+        for call in &case.calls {
+            if call.rows.is_empty() {
+                return Err(format!("the table of line {} has no row", call.line));
+            }
+            if call.rows.iter().any(|row| (row.verdict == "-") != call.error.is_some()) {
+                return Err(format!("the table of line {} needs verdicts or an error, never both", call.line));
+            }
+        }
+    }
+    Ok(())
+}
+
+fn case(page: &str, line: usize, text: &str, refused: bool) -> Result<Case> {
+    let mut words = text.split_whitespace();
+    let policy = words.next().ok_or("no policy")?.to_string();
+    let pair = |word: &str| word.split_once('=').map(|(field, value)| (field.to_string(), value.to_string()));
+    let fields = words.map(pair).collect::<Option<_>>().ok_or("not field=value")?;
+    Ok(Case { page: page.to_string(), line, policy, fields, refused, calls: Vec::new() })
+}
+
+fn last_call(cases: &mut [Case]) -> Result<&mut Call> {
+    cases.last_mut().and_then(|case| case.calls.last_mut()).ok_or_else(|| "no table above".to_string())
+}
+
+fn cells(line: &str) -> Vec<&str> {
+    let line = line.trim();
+    line.strip_prefix('|').and_then(|line| line.strip_suffix('|')).unwrap_or(line).split('|').map(str::trim).collect()
+}
+
+/// One row, or as many as the run `first..last` in the column seq has.
+fn rows(header: &[&str], cells: &[&str]) -> Result<Vec<Row>> {
+    let cell = |name: &str| header.iter().position(|column| *column == name).map(|index| cells[index]);
+    let value = |name: &str| cell(name).map_or(Ok(Cell::Null), parse_cell);
+    let (verdict, expected) = (cell("verdict").ok_or("no verdict")?, cell("expected").unwrap_or(""));
+    if (verdict == "OUT_OF_ORDER") == expected.is_empty() {
+        return Err("expected belongs to OUT_OF_ORDER alone".into());
+    }
+    let row = |seq| -> Result<Row> {
+        let expected = if matches!(expected, "" | "null") { None } else { Some(parse_int(expected)?) };
+        let (pid, epoch, partition) = (value("pid")?, value("epoch")?, value("partition")?);
+        Ok(Row { pid, epoch, partition, seq, verdict: verdict.to_string(), expected })
+    };
+    match cell("seq").ok_or("no seq")?.split_once("..") {
+        Some((first, last)) => (parse_int(first)?..=parse_int(last)?).map(|seq| row(Cell::Int(seq))).collect(),
+        None => Ok(vec![row(value("seq")?)?]),
+    }
+}
+
+fn parse_int(text: &str) -> Result<i64> {
+    text.replace('_', "").parse().map_err(|_| format!("'{text}' is not an integer"))
+}
+
+fn parse_cell(text: &str) -> Result<Cell> {
+    let within = |open, close| text.strip_prefix(open).and_then(|text: &str| text.strip_suffix(close));
+    if text == "null" {
+        Ok(Cell::Null)
+    } else if let Some(text) = within('"', '"') {
+        Ok(Cell::Text(text.to_string()))
+    } else if let Some(parts) = within('(', ')') {
+        Ok(Cell::Tuple(parts.split(", ").map(parse_cell).collect::<Result<_>>()?))
+    } else {
+        parse_int(text).map(Cell::Int)
+    }
+}
+
+fn expect(call: &mut Call, item: &str) -> Result<()> {
+    let (labels, value) = item.split_once(": ").ok_or("an item without a value")?;
+    let count = || value.parse().map_err(|_| format!("'{value}' is not a count"));
+    for label in labels.split(", ") {
+        match label {
+            "missing" => call.missing = value.split("; ").map(parse_missing).collect::<Result<_>>()?,
+            "open" => call.open = value.split("; ").map(parse_missing).collect::<Result<_>>()?,
+            "stale_epoch" => call.stale_epoch = count()?,
+            "border" => call.border = count()?,
+            "error" => call.error = Some(parse_refusal(value)?),
+            _ => return Err(format!("unknown item '{label}'")),
+        }
+    }
+    Ok(())
+}
+
+fn parse_refusal(text: &str) -> Result<Refusal> {
+    let (column, row) = text.split_once(", row ").map_or((text, None), |(column, row)| (column, Some(row)));
+    let row = row.map(|row| row.parse().map_err(|_| format!("'{row}' is not a row"))).transpose()?;
+    Ok(Refusal { column: column.to_string(), row })
+}
+
+/// `pid / epoch / partition: first..last (count)`, without epoch where there are none.
+fn parse_missing(text: &str) -> Result<Missing> {
+    let (names, span) = text.rsplit_once(": ").ok_or("a range without a key")?;
+    let names = names.split(" / ").map(parse_cell).collect::<Result<Vec<_>>>()?;
+    let (pid, epoch, partition) = match names.as_slice() {
+        [pid, Cell::Int(epoch), partition] => (pid.clone(), Some(*epoch), partition.clone()),
+        [pid, partition] => (pid.clone(), None, partition.clone()),
+        _ => return Err(format!("'{text}' does not name a key")),
+    };
+    let (span, count) = span.split_once(" (").map_or((span, None), |(span, count)| (span, Some(count)));
+    let (first, last) = span.split_once("..").ok_or("a range is first..last")?;
+    let (first_seq, last_seq) = (parse_int(first)?, parse_int(last)?);
+    let count = count.map_or(Ok(last_seq - first_seq + 1), |count| parse_int(count.trim_end_matches(')')))?;
+    if count < 1 {
+        return Err(format!("a range that passes the wrap needs its count: '{text}'"));
+    }
+    Ok(Missing { pid, epoch, partition, first_seq, last_seq, count })
+}
+
+/// What a door makes of a call, in the book's words.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Answer {
+    /// For each row the verdict's name and, if it is `OUT_OF_ORDER`, what would have been accepted.
+    pub verdicts: Vec<(String, Option<i64>)>,
+    /// What the call lists as missing.
+    pub missing: Vec<Missing>,
+    /// Rows below the highest epoch accepted of their key.
+    pub stale_epoch: u64,
+    /// Rows that the border rules put into a neighbouring lap; `None` from a door that does not count them.
+    pub border: Option<u64>,
+}
+
+/// One table behind one door.
+pub trait Door {
+    /// Judges the rows of a call and advances the table, or refuses the call and changes nothing.
+    fn apply(&mut self, call: &Call) -> std::result::Result<Answer, Refusal>;
+
+    /// What the table lists as missing.
+    fn open(&self) -> Vec<Missing>;
+}
+
+/// What a door does otherwise than the book says; empty for a door that keeps the rules.
+///
+/// `door` is `None` where the door refused to make the policy.
+pub fn complaints(case: &Case, door: Option<&mut dyn Door>) -> Vec<String> {
+    match door {
+        None if case.refused => Vec::new(),
+        None => vec![format!("{}:{}: refused", case.page, case.line)],
+        Some(_) if case.refused => vec![format!("{}:{}: not refused", case.page, case.line)],
+        Some(door) => {
+            let judge = |call: &Call| -> Vec<String> {
+                let found = call_complaints(call, door);
+                found.into_iter().map(|complaint| format!("{}:{}, {complaint}", case.page, call.line)).collect()
+            };
+            case.calls.iter().flat_map(judge).collect()
+        }
+    }
+}
+
+fn call_complaints(call: &Call, door: &mut dyn Door) -> Vec<String> {
+    let mut found = Vec::new();
+    let mut compare = |what: &str, book: String, door: String| {
+        if book != door {
+            found.push(format!("{what}: the book says {book}, found {door}"));
+        }
+    };
+    let before = door.open();
+    let (error, answer) = match door.apply(call) {
+        Ok(answer) => (None, Some(answer)),
+        Err(refusal) => (Some(refusal), None),
+    };
+    compare("error", format!("{:?}", call.error), format!("{error:?}"));
+    if let (Some(answer), None) = (answer, &call.error) {
+        compare("rows", call.rows.len().to_string(), answer.verdicts.len().to_string());
+        for (row, verdict) in call.rows.iter().zip(&answer.verdicts) {
+            let book = (row.verdict.clone(), row.expected);
+            let what = format!("({:?}, {:?}, {:?}, {:?})", row.pid, row.epoch, row.partition, row.seq);
+            compare(&what, format!("{book:?}"), format!("{verdict:?}"));
+        }
+        compare("missing", format!("{:?}", call.missing), format!("{:?}", answer.missing));
+        compare("stale_epoch", call.stale_epoch.to_string(), answer.stale_epoch.to_string());
+        compare("border", call.border.to_string(), answer.border.unwrap_or(call.border).to_string());
+        compare("open", format!("{:?}", call.open), format!("{:?}", door.open()));
+    } else {
+        compare("open", format!("{before:?}"), format!("{:?}", door.open()));
+    }
+    found
+}

@@ -1,0 +1,144 @@
+"""Runs the tasks of a job on Spark. It knows nothing of deduplication, and Spark nothing of what a task does."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import pyarrow as pa  # type: ignore[import-untyped]
+from fencepost import FencepostError
+from pyspark import SparkContext
+from pyspark.cloudpickle import dumps as _dumps
+from pyspark.sql import SparkSession
+
+from fencepost_spark.versions import __version__
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+Progress = Callable[[int, int], None]
+dumps: Callable[[Any], bytes] = _dumps  # it has no types
+
+OUTCOME = pa.schema([("item", pa.int64()), ("is_error", pa.bool_()), ("outcome", pa.binary())])
+OUTCOME_DDL = "item bigint, is_error boolean, outcome binary"
+POLL_SECONDS = 0.2
+
+
+class SparkEngine:
+    """Runs each item of a stage as one Spark task. ``spark``: the session, the active one unless given.
+
+    Works with classic sessions and Spark Connect: a frame with one row per task, no RDD. Results are the rows that were
+    collected, so an attempt that lost (a retry, speculation) leaves no trace, provided that tasks write under names of
+    their own.
+    """
+
+    name = "spark"
+
+    def __init__(self, spark: SparkSession | None = None) -> None:
+        self._spark = spark or SparkSession.getActiveSession()
+        if self._spark is None:
+            raise RuntimeError("SparkEngine() needs a Spark session: pass one, or create it first")
+
+    def run(
+        self,
+        stage: str,
+        work: Callable[[Item], Result],
+        items: Sequence[Item],
+        progress: Progress | None = None,
+    ) -> list[Result]:
+        """``work`` of each item, in the order of ``items``.
+
+        ``work``, items and results are pickled (by value where need be) and travel with every task: keep them small and
+        pass bulk through files. ``progress`` is called with (tasks done, tasks) from another thread; on Spark Connect
+        at the end only. ``stage``: shown in Spark's web pages.
+
+        A FencepostError in a task is raised here as it was raised there, that of the first item if there are several,
+        and is not retried: the input will not mend itself. Anything else is retried and fails as Spark's own exception.
+        """
+        if not items:
+            return []
+        spark, count = self._spark, len(items)
+        assert spark is not None
+        task = _task(work, items)
+        with _watched(getattr(spark, "sparkContext", None), stage, count, progress):
+            # One slice per item and nothing to shuffle: there is no step at which Spark could join tasks.
+            rows = spark.range(0, count, 1, count).mapInArrow(task, OUTCOME_DDL).collect()
+        outcomes = {row.item: row for row in rows}
+        assert len(rows) == len(outcomes) == count, f"{count} tasks gave {len(rows)} results"
+        results = [pickle.loads(outcomes[item].outcome) for item in range(count)]
+        errors = [result for item, result in enumerate(results) if outcomes[item].is_error]
+        if errors:
+            raise errors[0]
+        if progress is not None:
+            progress(count, count)
+        return results
+
+
+def _task(work: Callable[[Item], Any], items: Sequence[Item]) -> Callable[[Iterator[Any]], Iterator[Any]]:
+    driver = __version__
+    # Pickled one by one, and unpickled inside: a task looks at its own item only, and a worker of another version gets
+    # as far as the comparison.
+    pickled_work, pickled = dumps(work), [dumps(item) for item in items]
+
+    def run_task(batches: Iterator[Any]) -> Iterator[Any]:
+        from fencepost_spark.versions import check_worker
+
+        check_worker(driver)
+        from fencepost_spark.engine import outcome_of
+
+        for batch in batches:
+            for item in batch.column(0).to_pylist():
+                yield outcome_of(item, pickled_work, pickled[item])
+
+    return run_task
+
+
+def outcome_of(number: int, pickled_work: bytes, pickled_item: bytes) -> pa.RecordBatch:
+    """Runs in a task: one row of OUTCOME, what became of one item."""
+    try:
+        result: Any = pickle.loads(pickled_work)(pickle.loads(pickled_item))
+    except FencepostError as error:
+        result = error
+    is_error = isinstance(result, FencepostError)
+    return pa.RecordBatch.from_pylist(
+        [{"item": number, "is_error": is_error, "outcome": dumps(result)}], schema=OUTCOME
+    )
+
+
+@contextmanager
+def _watched(context: SparkContext | None, stage: str, count: int, progress: Progress | None) -> Iterator[None]:
+    """Names the job for Spark's web pages, and reports its progress while it runs. No context: Spark Connect."""
+    if context is None:
+        yield
+        return
+    properties = ("spark.jobGroup.id", "spark.job.description", "spark.job.interruptOnCancel")
+    before = [context.getLocalProperty(name) for name in properties]
+    group = f"fencepost-{uuid.uuid4()}"
+    context.setJobGroup(group, f"fencepost: {stage}")
+    is_over = threading.Event()
+    watcher = threading.Thread(target=_poll, args=(context, group, count, progress, is_over), daemon=True)
+    if progress is not None:
+        watcher.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        if progress is not None:
+            watcher.join()
+        for name, value in zip(properties, before, strict=True):
+            context.setLocalProperty(name, value)  # type: ignore[arg-type]  # None removes it
+
+
+def _poll(context: SparkContext, group: str, count: int, progress: Progress | None, is_over: threading.Event) -> None:
+    tracker = context.statusTracker()
+    shown = 0
+    while not is_over.wait(POLL_SECONDS):
+        jobs = [tracker.getJobInfo(job) for job in tracker.getJobIdsForGroup(group)]
+        stages = [tracker.getStageInfo(stage) for job in jobs if job is not None for stage in job.stageIds]
+        done = sum(stage.numCompletedTasks for stage in stages if stage is not None)
+        if progress is not None and shown < done < count:
+            progress(done, count)
+            shown = done

@@ -1,0 +1,225 @@
+"""DataFrame in, the kept rows out."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Literal
+
+import pyarrow as pa  # type: ignore[import-untyped]
+from fencepost import BatchError, Columns, Policy, PolicyError, StateTable
+from fencepost.policy import check_columns, resolve
+from fencepost.verdict import Verdict
+from pyspark.errors import AnalysisException
+from pyspark.sql import Column, DataFrame, functions
+from pyspark.sql.pandas.types import to_arrow_type
+from pyspark.sql.types import BinaryType, DataType, IntegralType, StringType
+
+from fencepost_spark.verdicts import check_settings, has_arrow_udf, verdict_udf
+
+Order = str | Column
+
+
+def deduplicate(
+    df: DataFrame,
+    policy: str | Policy = "any_order",
+    columns: Columns | None = None,
+    order_by: Order | Sequence[Order] | None = None,
+    co_located: bool = False,
+    verify: bool = False,
+    untracked: Literal["keep", "fail"] = "keep",
+) -> DataFrame:
+    """The rows of ``df`` to keep (judged ACCEPTED or UNTRACKED), with its own columns; lazy, as any transformation.
+
+    Each run stands alone: nothing is remembered from one to the next (``DedupJob`` does that).
+
+    By default rows are shuffled by key (pid, partition) to ``spark.sql.shuffle.partitions`` tasks and sorted there by
+    key, ``order_by`` (else epoch and seq) and then by every other column. So which of several copies is kept follows
+    from the rows alone: it is the first in that order, in every action and every retried task.
+
+    ``order_by``: a column, or several, that give the order of arrival, such as an offset. Policies whose verdicts
+    depend on the order need it: all but those with ``admit="any"``, 2^31 sequence numbers or more, no ``max_jump`` and
+    epochs that do not fence.
+
+    ``co_located=True``: all rows of a key lie in one task already, so nothing is shuffled; without ``order_by`` each
+    task judges its rows as they come and the first copy is kept. A file that is cut over several tasks fails the query,
+    by name. A key in two *whole* files of two tasks goes unnoticed, and for a frame that is not read from files nothing
+    is checked, unless ``verify=True`` reads the identity columns first, at once, and refuses a key that lies in two
+    tasks. After a shuffle of our own there is nothing to verify. ``untracked``: as for ``StateTable``.
+
+    Raises BatchError, at once, for a missing column, one of the wrong type, or a key that ``verify`` refuses;
+    PolicyError for arguments and settings that do not go together. In a task, a row outside the domain fails the query;
+    the message names column, row and value.
+    """
+    rules = resolve(policy)
+    mapped = columns or rules.columns
+    check_columns(rules, mapped)
+    check_settings(df.sparkSession)
+    order = _as_columns(order_by)
+    if df.isStreaming:
+        raise PolicyError("deduplicate() forgets everything between micro-batches, so it takes no streaming DataFrame")
+    if not order and rules.depends_on_order:
+        raise PolicyError(
+            f"the verdicts of this policy ({rules.rules}) depend on the order of the rows, which a DataFrame does not "
+            "have: pass order_by, the columns that give the order of arrival"
+        )
+    identity = _identity(df, rules, mapped)
+    if not co_located:
+        df = _shuffle(df, mapped, identity)
+        order = order or [identity[name] for name in _after_key(mapped)]
+    else:
+        if verify:
+            _check_keys(df, mapped, identity)
+        df = _guard_files(df, is_verified=verify)
+    if order:
+        keys = [identity[name] for name in _keys(mapped)]
+        df = df.sortWithinPartitions(*keys, *order, *_tie_breakers(df))
+    verdict = _unused_name(df, "verdict")
+    kind: Literal["arrow", "pandas"] = "arrow" if has_arrow_udf() else "pandas"
+    judge = verdict_udf(rules, co_located=True, columns=mapped, kind=kind, untracked=untracked)
+    judged = df.select("*", judge(*(identity[name] for name in mapped.names)).alias(verdict))
+    return judged.where(functions.col(verdict).isin(int(Verdict.ACCEPTED), int(Verdict.UNTRACKED))).drop(verdict)
+
+
+def _as_columns(order_by: Order | Sequence[Order] | None) -> list[Column]:
+    if order_by is None:
+        return []
+    several = [order_by] if isinstance(order_by, str | Column) else order_by
+    return [_column(it) if isinstance(it, str) else it for it in several]
+
+
+def _column(name: str) -> Column:
+    """The top-level column of that name, whatever characters it has."""
+    return functions.col("`" + name.replace("`", "``") + "`")
+
+
+def _keys(columns: Columns) -> tuple[str, ...]:
+    return (*columns.parts("pid"), *columns.parts("partition"))
+
+
+def _after_key(columns: Columns) -> tuple[str, ...]:
+    return (columns.seq,) if columns.epoch is None else (columns.epoch, columns.seq)
+
+
+def _identity(df: DataFrame, policy: Policy, columns: Columns) -> dict[str, Column]:
+    """The identity columns by name. The table itself judges the types, on no rows, before Spark runs anything."""
+    of_name = {field.name.lower(): field for field in df.schema}  # Spark resolves names without regard to case
+    fields = {name: of_name[name.lower()] for name in columns.names if name.lower() in of_name}
+    twins = [name for name, count in Counter(column.lower() for column in df.columns).items() if count > 1]
+    if twins:
+        raise BatchError(f"column '{twins[0]}': stands twice in the DataFrame; rename one", column=twins[0])
+    others = {name: pa.nulls(0) for name in df.columns}  # for the message about a missing one
+    empty = {name: pa.array([], _arrow_type(name, field.dataType)) for name, field in fields.items()}
+    StateTable(policy).check(others | empty, columns)
+    return {name: _column(field.name) for name, field in fields.items()}
+
+
+def _arrow_type(name: str, kind: DataType) -> pa.DataType:
+    if isinstance(kind, IntegralType | StringType | BinaryType):
+        return to_arrow_type(kind)
+    raise BatchError(
+        f"column '{name}': is {kind.simpleString()}; identity columns are integers, pid and partition also strings or "
+        "binary",
+        column=name,
+    )
+
+
+def _shuffle(df: DataFrame, columns: Columns, identity: dict[str, Column]) -> DataFrame:
+    """Whole keys to one task each. The number is explicit, or adaptive execution would choose another one.
+
+    Untracked rows have no key; they are spread by their content, for a hash of their pid alone would send all of them
+    to one task. By content and not at random: a retried task must send each row where the first attempt did.
+    """
+    partitions = df.sparkSession.conf.get("spark.sql.shuffle.partitions") or ""
+    count = int(partitions) if partitions.isdigit() else 200  # some platforms say "auto"
+    content = [_column(field.name) for field in df.schema if _is_orderable(field.dataType)]
+    spread = functions.when(_is_untracked(df, columns, identity), functions.xxhash64(*content))
+    return df.repartition(count, *(identity[name] for name in _keys(columns)), spread)
+
+
+def _is_untracked(df: DataFrame, columns: Columns, identity: dict[str, Column]) -> Column:
+    untracked = functions.lit(False)
+    for name in columns.parts("pid"):
+        column = identity[name]
+        untracked = untracked | column.isNull()
+        if isinstance(df.select(column).schema[0].dataType, IntegralType):
+            untracked = untracked | (column == -1)
+    return untracked
+
+
+def _is_orderable(kind: DataType) -> bool:
+    """Whether Spark can sort and hash it: all but some types, however deep they lie."""
+    if kind.typeName() in {"map", "variant", "interval", "geometry", "geography"}:
+        return False
+    inner = [getattr(kind, "elementType", None), *(field.dataType for field in getattr(kind, "fields", []))]
+    return all(_is_orderable(it) for it in inner if it is not None)
+
+
+def _tie_breakers(df: DataFrame) -> list[Column]:
+    """Every column that can be sorted: compared only where rows are equal in key and order.
+
+    A shuffle delivers rows in another order when a task is retried. Were copies of one identity that differ elsewhere
+    left in that order, a retry could keep the other copy after a part of the plan above has already used the first:
+    counted twice, or not at all.
+    """
+    return [_column(field.name) for field in df.schema if _is_orderable(field.dataType)]
+
+
+def _check_keys(df: DataFrame, columns: Columns, identity: dict[str, Column]) -> None:
+    """Refuses keys that lie in two tasks, by reading the key columns alone."""
+    keys = [identity[name].alias(f"key_{place}") for place, name in enumerate(_keys(columns))]
+    tracked = df.where(~_is_untracked(df, columns, identity)).select(
+        *keys, functions.spark_partition_id().alias("task")
+    )
+    tasks = tracked.groupBy(*(column for column in tracked.columns if column != "task")).agg(
+        functions.min("task").alias("first_task"), functions.max("task").alias("last_task")
+    )
+    spread = tasks.where("first_task < last_task").first()
+    if spread is not None:
+        *key, first, last = spread
+        found = ", ".join(f"{name}={value!r}" for name, value in zip(_keys(columns), key, strict=True))
+        raise BatchError(
+            f"the key {found} lies in two tasks ({first} and {last} among them), where it would be judged twice: leave "
+            "out co_located=True, or read the files so that each task gets whole keys",
+            column=", ".join(_keys(columns)),
+        )
+
+
+def _guard_files(df: DataFrame, is_verified: bool) -> DataFrame:
+    """Makes a file that is cut over two tasks an error of the query, where the frame is read from files.
+
+    A filter in the JVM over the file's metadata: it costs next to nothing and cannot be optimised away, because it may
+    drop rows for all that Spark knows.
+    """
+    if not df.inputFiles():
+        return df
+    try:
+        block, size, path = (
+            df.metadataColumn("_metadata").getField(name) for name in ("file_block_length", "file_size", "file_path")
+        )
+        problem = functions.concat(
+            functions.lit("fencepost: the file "),
+            path,
+            functions.lit(
+                " is cut over several tasks, which would judge its rows apart: set "
+                "spark.sql.files.maxPartitionBytes and spark.sql.files.openCostInBytes to at least "
+            ),
+            size,
+            functions.lit(", or leave out co_located=True"),
+        )
+        return df.where((block == size) | functions.raise_error(problem).cast("boolean"))
+    except AnalysisException as error:
+        if is_verified:
+            return df
+        raise PolicyError(
+            "this DataFrame reads files but their metadata does not reach it (a union, join or aggregate stands "
+            "between), so a file that is cut over two tasks would go unnoticed: pass verify=True, or leave out "
+            "co_located=True"
+        ) from error
+
+
+def _unused_name(df: DataFrame, name: str) -> str:
+    taken = {column.lower() for column in df.columns}
+    while name in taken:
+        name = f"_{name}"
+    return name

@@ -1,0 +1,237 @@
+"""The verdict of every row as a column: a UDF over the identity columns, so that the payload stays in the JVM."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Literal
+
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.compute as pc  # type: ignore[import-untyped]
+from fencepost import BatchError, Columns, Policy, PolicyError, StateTable, Verdicts
+from fencepost.policy import check_columns, resolve
+from pyspark.sql import SparkSession, functions
+from pyspark.taskcontext import TaskContext
+
+from fencepost_spark.versions import __version__
+
+ACCEPTED = 0
+INEXACT_FLOAT_MIN = 2**53  # which is also what 2^53 + 1 becomes
+DETAIL = pa.struct([("verdict", pa.int8()), ("missing_from", pa.int64()), ("missing_to", pa.int64())])
+DETAIL_DDL = "struct<verdict: tinyint, missing_from: bigint, missing_to: bigint>"
+
+
+def verdict_udf(
+    policy: str | Policy = "any_order",
+    *,
+    co_located: bool,
+    columns: Columns | None = None,
+    kind: Literal["arrow", "pandas"] = "arrow",
+    detail: bool = False,
+    untracked: Literal["keep", "fail"] = "keep",
+) -> Any:
+    """A UDF that judges each row, in the order in which its task sees the rows, with one fresh state per task.
+
+    Called with the identity columns, composites part by part, in the order of ``policy.columns.names``: pid, epoch
+    (where the policy knows epochs), partition, seq:
+
+        verdict = verdict_udf("any_order", co_located=True)
+        df.withColumn("verdict", verdict("pid", "epoch", "partition", "seq")).where("verdict in (0, 6)")
+
+    ``co_located=True``: the caller's word that all rows of a key lie in one task, in order. Nothing here can check it;
+    ``deduplicate`` can. ``columns``: only named in error messages, and says how many parts pid and partition have.
+    ``kind``: "arrow" (PySpark 4.1 and later) or "pandas" (4.0 as well). ``untracked``: as for ``StateTable``.
+
+    Gives tinyint, a ``fencepost.Verdict`` code per row, never null; with ``detail`` a struct of verdict, missing_from
+    and missing_to (bigint): the sequences that an ACCEPTED row jumped over and that had not arrived by the end of its
+    Arrow batch, else null. Verdicts do not depend on how Spark cuts batches; a hole that a later row closes is listed
+    or not depending on the cut.
+
+    The UDF is non-deterministic and each call gives a new one: Spark must neither evaluate it twice nor move a filter
+    beneath it. It still does not run where nothing needs its column, as in ``count()``.
+
+    Raises PolicyError, without ``co_located=True`` too. In a task, whatever ``StateTable.apply`` raises fails the
+    query; the message names column, row and value.
+    """
+    if co_located is not True:
+        raise PolicyError(
+            "verdict_udf needs co_located=True: each task judges with a state of its own, so the verdicts are right "
+            "only if all rows of a (pid, partition) lie in one task, in order. deduplicate() arranges that by itself"
+        )
+    rules = resolve(policy)
+    mapped = columns or rules.columns
+    check_columns(rules, mapped)
+    check_settings(SparkSession.getActiveSession())
+    result = DETAIL_DDL if detail else "tinyint"
+    options = {"policy": rules, "columns": mapped, "detail": detail, "untracked": untracked}
+    StateTable(rules, untracked=untracked)  # whatever it refuses, it refuses here and not in a task
+    if kind == "arrow":
+        return _arrow_udf(_in_worker("judge_arrays", options), result)
+    if kind == "pandas":
+        return _pandas_udf(_in_worker("judge_series", options), result)
+    raise PolicyError(f"kind={kind!r}: 'arrow' or 'pandas' was expected")
+
+
+def has_arrow_udf() -> bool:
+    """Whether this PySpark knows Arrow UDFs: 4.1 and later."""
+    return hasattr(functions, "arrow_udf")
+
+
+def check_settings(spark: SparkSession | None) -> None:
+    """Refuses the settings under which Spark never ends.
+
+    Arrow batches without a bound and columnar input (PySpark 4.2 and later) together loop for ever in the JVM.
+    """
+    if spark is None:
+        return
+    rows = int(spark.conf.get("spark.sql.execution.arrow.maxRecordsPerBatch") or 0)
+    columnar = "spark.sql.execution.arrow.pythonUDF.columnarInput.enabled"
+    if rows <= 0 and spark.conf.isModifiable(columnar) and spark.conf.get(columnar) == "true":
+        raise PolicyError(
+            f"spark.sql.execution.arrow.maxRecordsPerBatch={rows} with columnar input makes Spark loop for ever: set "
+            f"it above 0, or {columnar} to false"
+        )
+
+
+def _in_worker(judge: str, options: dict[str, Any]) -> Callable[[Iterator[Any]], Iterator[Any]]:
+    driver = __version__
+
+    # What it needs is imported inside, so that a worker of another version gets as far as the comparison of versions
+    # and does not fail while unpickling.
+    def judge_in_worker(batches: Iterator[Any]) -> Iterator[Any]:
+        from fencepost_spark.versions import check_worker
+
+        check_worker(driver)
+        from fencepost_spark import verdicts
+
+        yield from getattr(verdicts, judge)(batches, **options)
+
+    return judge_in_worker
+
+
+def _arrow_udf(judge: Callable[[Iterator[Any]], Iterator[Any]], result: str) -> Any:
+    if not has_arrow_udf():
+        raise PolicyError("kind='arrow' needs PySpark 4.1 or later; pass kind='pandas'")
+    from pyspark.sql.pandas.functions import arrow_udf
+
+    # Spark tells kinds of UDFs by these.
+    judge.__annotations__ = {"batches": Iterator[tuple[pa.Array, ...]], "return": Iterator[pa.Array]}
+    return arrow_udf(judge, result).asNondeterministic()  # type: ignore[call-overload]
+
+
+def _pandas_udf(judge: Callable[[Iterator[Any]], Iterator[Any]], result: str) -> Any:
+    import pandas as pd  # type: ignore[import-untyped]
+    from pyspark.sql.pandas.functions import pandas_udf
+
+    judge.__annotations__ = {
+        "batches": Iterator[tuple[pd.Series, ...]],
+        "return": Iterator[pd.Series] if result == "tinyint" else Iterator[pd.DataFrame],
+    }
+    return pandas_udf(judge, result).asNondeterministic()  # type: ignore[call-overload]
+
+
+def judge_arrays(
+    batches: Iterator[tuple[pa.Array, ...]], policy: Policy, columns: Columns, detail: bool, untracked: str
+) -> Iterator[pa.Array]:
+    """Runs in a task: identity columns in, an array of int8 (or of DETAIL) of the same length out, batch by batch."""
+    # Made here: a task that is tried again, and a worker process that is used again, begin afresh.
+    table = StateTable(policy, untracked=untracked)
+    rows_before = 0
+    for arrays in batches:
+        if len(arrays) != len(columns.names):
+            raise BatchError(
+                f"the UDF takes {', '.join(columns.names)} in this order; {len(arrays)} columns were given"
+            )
+        rows = dict(zip(columns.names, arrays, strict=True))
+        try:
+            verdicts = table.apply(rows, columns)
+        except BatchError as error:
+            raise _in_task(error, rows_before, rows) from error
+        rows_before += len(arrays[0])
+        codes = pa.array(verdicts.verdict).view(pa.int8())
+        yield _with_missing(codes, verdicts, rows, policy, columns) if detail else codes
+
+
+def judge_series(batches: Iterator[tuple[Any, ...]], columns: Columns, detail: bool, **options: Any) -> Iterator[Any]:
+    """The same for pandas: series in, a series (or a frame with the columns of DETAIL) out."""
+    import pandas as pd
+
+    arrays = (tuple(map(_from_series, series, columns.names)) for series in batches)
+    for judged in judge_arrays(arrays, columns=columns, detail=detail, **options):
+        if detail:
+            fields = {field.name: judged.field(field.name) for field in DETAIL}
+            yield pd.DataFrame({name: array.to_pandas(types_mapper=_nullable) for name, array in fields.items()})
+        else:
+            yield judged.to_pandas()
+
+
+def _nullable(kind: pa.DataType) -> Any:
+    import pandas as pd
+
+    return pd.Int64Dtype() if kind == pa.int64() else None
+
+
+def _from_series(series: Any, name: str) -> pa.Array:
+    """The Arrow array that Spark made the series from.
+
+    Integers beside nulls have passed through floats, also where they come as Int64 again. Below 2^53 they are exact,
+    and one from there on is an error, never a guess. Fractions stay what they are and are refused by the table.
+    """
+    array = pa.Array.from_pandas(series)
+    if array.null_count == 0 or array.type not in (pa.float64(), pa.int64()) or series.dtype == object:
+        return array
+    if (pc.max(pc.abs(array)).as_py() or 0) >= INEXACT_FLOAT_MIN:
+        raise BatchError(
+            f"column '{name}': integers from 2^53 on beside nulls do not pass through pandas exactly; use kind='arrow'",
+            column=name,
+        )
+    try:
+        return array.cast(pa.int64())
+    except pa.ArrowInvalid:
+        return array
+
+
+def _in_task(error: BatchError, rows_before: int, rows: dict[str, pa.Array]) -> BatchError:
+    """The error with the row shown, and counted over the whole task: its number within an Arrow batch says little."""
+    if error.row is None:
+        return error
+    context = TaskContext.get()
+    place = "" if context is None else f" of Spark partition {context.partitionId()}"
+    found = ", ".join(f"{name}={values[error.row].as_py()!r}" for name, values in rows.items())
+    row = rows_before + error.row
+    return BatchError(f"{error} (row {row}{place}; {found})", column=error.column, row=row)
+
+
+def _with_missing(
+    codes: pa.Array, verdicts: Verdicts, rows: dict[str, pa.Array], policy: Policy, columns: Columns
+) -> pa.Array:
+    """The verdicts beside the hole that each row opened: an array of DETAIL.
+
+    Above each hole of the call stands a row of it that was ACCEPTED, with the sequence after the hole. Few rows have
+    such a sequence, so only they are looked at one by one.
+    """
+    holes = pa.table(verdicts.missing)
+    missing_from: list[int | None] = [None] * len(codes)
+    missing_to: list[int | None] = [None] * len(codes)
+    if holes.num_rows:
+        above = _rows_above(holes, policy, columns)
+        seqs = pa.array([seq for *_, seq in above], pa.int64())
+        is_above = pc.and_(pc.equal(codes, ACCEPTED), pc.is_in(rows[columns.seq].cast(pa.int64()), seqs))
+        places = pc.indices_nonzero(is_above)
+        names = (*columns.parts("pid"), *columns.parts("partition"), *filter(None, (columns.epoch,)), columns.seq)
+        identities = zip(*(rows[name].take(places).to_pylist() for name in names), strict=True)
+        for place, identity in zip(places.to_pylist(), identities, strict=True):
+            missing_from[place], missing_to[place] = above.get(identity, (None, None))
+    arrays = [codes, pa.array(missing_from, pa.int64()), pa.array(missing_to, pa.int64())]
+    return pa.StructArray.from_arrays(arrays, fields=list(DETAIL))
+
+
+def _rows_above(holes: pa.Table, policy: Policy, columns: Columns) -> dict[tuple[Any, ...], tuple[int, int]]:
+    """By the identity (pid, partition, epoch, seq) of the row above it: first and last sequence of each hole."""
+    roles = ("pid", *(["partition"] if columns.partition else []), *(["epoch"] if columns.epoch else []))
+    names = [name for role in roles for name in holes.column_names if name.startswith(role)]
+    keys = zip(*(holes[name].to_pylist() for name in names), strict=True)
+    ends = zip(holes["first_seq"].to_pylist(), holes["last_seq"].to_pylist(), strict=True)
+    return {
+        (*key, last + 1 if policy.wrap is None else (last + 1) % policy.wrap): (first, last)
+        for key, (first, last) in zip(keys, ends, strict=True)
+    }

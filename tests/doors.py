@@ -1,0 +1,161 @@
+"""The doors behind which the rules must hold, in one shape: what the tests ask is asked of each."""
+
+from __future__ import annotations
+
+from itertools import count
+from typing import Any, Protocol
+
+import pyarrow as pa
+from reference import Judged, ReferenceBatchError, ReferencePolicyError, ReferenceTable, policy
+from rulebook import Call, Case, Error, Missing, columns, to_arrow
+
+
+class PolicyRefusedError(Exception):
+    """The door does not make such a table."""
+
+
+class Door(Protocol):
+    """One table. A call that is refused gives the error as a value."""
+
+    def apply(self, call: Call) -> Judged | Error: ...
+
+    def open(self) -> list[Missing]: ...
+
+    def state(self) -> Any:
+        """Equal before and after whatever must not change the table."""
+
+
+class ReferenceDoor:
+    """The reference, so that the book and the reference are held against each other."""
+
+    judge = ReferenceTable
+
+    def __init__(self, case: Case) -> None:
+        fields = dict(case.fields)
+        untracked = fields.pop("untracked", "keep")
+        try:
+            self.table = self.judge(policy(case.policy, **fields), untracked)
+        except ReferencePolicyError as error:
+            raise PolicyRefusedError from error
+
+    def apply(self, call: Call) -> Judged | Error:
+        try:
+            return self.table.apply(call.rows, call.has_epoch)
+        except ReferenceBatchError as error:
+            return Error(error.column, error.row)
+        except ReferencePolicyError:
+            return Error("policy", None)
+
+    def open(self) -> list[Missing]:
+        return self.table.missing()
+
+    def state(self) -> Any:
+        return repr((self.table.entries, self.table.kinds))
+
+
+class FencepostDoor:
+    """`fencepost.StateTable`, fed by Arrow. Every call is checked before it is applied, and both must agree."""
+
+    def __init__(self, case: Case) -> None:
+        import fencepost as fp
+
+        self.fp = fp
+        fields = dict(case.fields)
+        untracked = fields.pop("untracked", "keep")
+        try:
+            chosen = fp.StateTable(case.policy).policy.replace(**fields)
+            self.table = fp.StateTable(chosen, untracked=untracked)
+        except fp.PolicyError as error:
+            raise PolicyRefusedError from error
+        self.has_epochs = chosen.epochs != "ignore"
+
+    def apply(self, call: Call) -> Judged | Error:
+        rows, names = to_arrow(call), self.fp.Columns(**columns(call))
+        before = self.state()
+        checked = self._judged(self.table.check, rows, names)
+        assert self.state() == before, "check changed the table"
+        applied = self._judged(self.table.apply, rows, names)
+        assert applied == checked, "check and apply disagree"
+        return applied
+
+    def _judged(self, method: Any, rows: pa.Table, names: Any) -> Judged | Error:
+        try:
+            verdicts = method(rows, columns=names)
+        except self.fp.BatchError as error:
+            return Error(error.column.partition("_")[0], error.row)
+        except self.fp.PolicyError:
+            return Error("policy", None)
+        assert len(verdicts) == rows.num_rows
+        codes = pa.array(verdicts.verdict).to_pylist()
+        return Judged(
+            verdicts=[self.fp.Verdict(code).name for code in codes],
+            expected=pa.array(verdicts.expected).to_pylist(),
+            missing=missing_from_arrow(verdicts.missing, self.has_epochs),
+            stale_epoch=verdicts.stale_epoch,
+            border=getattr(verdicts, "border", None),
+        )
+
+    def open(self) -> list[Missing]:
+        return missing_from_arrow(self.table.missing(), self.has_epochs)
+
+    def state(self) -> bytes:
+        return self.table.snapshot()
+
+
+def missing_from_arrow(stream: Any, has_epochs: bool) -> list[Missing]:
+    """What `Verdicts.missing` and `StateTable.missing()` give, as the book writes it.
+
+    What stands in the column epoch where there are none is no rule.
+    """
+    return [
+        Missing(
+            pid=_part(row, "pid"),
+            epoch=row["epoch"] if has_epochs else None,
+            partition=_part(row, "partition"),
+            first_seq=row["first_seq"],
+            last_seq=row["last_seq"],
+            count=row["count"],
+        )
+        for row in pa.table(stream).to_pylist()
+    ]
+
+
+def _part(row: dict[str, Any], role: str) -> Any:
+    if role in row:
+        return row[role]
+    names = (f"{role}_{number}" for number in count())
+    parts = []
+    while (name := next(names)) in row:
+        parts.append(row[name])
+    return tuple(parts)
+
+
+def complaints(case: Case, door: type) -> list[str]:
+    """What a door does otherwise than the book says. Empty for a door that keeps the rules."""
+    try:
+        table = door(case)
+    except PolicyRefusedError:
+        return [] if case.refused else [f"{case}: refused"]
+    if case.refused:
+        return [f"{case}: not refused"]
+    return [complaint for call in case.calls for complaint in _call_complaints(case, table, call)]
+
+
+def _call_complaints(case: Case, table: Door, call: Call) -> list[str]:
+    before = table.state()
+    result = table.apply(call)
+    if isinstance(result, Error) or call.error is not None:
+        pairs = {"error": (call.error, result), "table": (before, table.state())}
+    else:
+        pairs = {
+            f"row {number} {row.pid, row.epoch, row.partition, row.seq}": ((row.verdict, row.expected), found)
+            for number, (row, found) in enumerate(
+                zip(call.rows, zip(result.verdicts, result.expected, strict=True), strict=True)
+            )
+        }
+        pairs |= {"missing": (call.missing, result.missing), "open": (call.open, table.open())}
+        pairs |= {"stale_epoch": (call.stale_epoch, result.stale_epoch)}
+        # Not every door counts border decisions.
+        pairs |= {} if result.border is None else {"border": (call.border, result.border)}
+    where = f"{case.page}:{call.line}"
+    return [f"{where}, {what}: the book says {a}, found {b}" for what, (a, b) in pairs.items() if a != b]

@@ -1,0 +1,377 @@
+"""`deduplicate(df)`: the right rows whatever Spark does with the plan, and an error where it cannot be right."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import fencepost as fp
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from conftest import HERE, settings
+from fencepost_spark import deduplicate
+from pyspark.errors import PythonException
+from pyspark.errors.exceptions.captured import SparkRuntimeException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+DDL = "pid long, epoch short, partition int, seq int, copy int"
+IDENTITY = ["pid", "epoch", "partition", "seq"]
+LANDING_ZONE = HERE.parent / "data" / "landing-zone"
+Row = tuple[Any, ...]
+
+
+def stream(producers: int = 5, partitions: int = 3, seqs: int = 200, copies: int = 2, seed: int = 0) -> list[Row]:
+    """Every row `copies` times, shuffled, and some untracked rows; `copy` tells copies apart."""
+    rows: list[Row] = [
+        (pid, pid % 2, partition, seq, copy)
+        for pid in range(producers)
+        for partition in range(partitions)
+        for seq in range(seqs)
+        for copy in range(copies)
+    ]
+    rows += [(None, None, None, None, copy) for copy in range(50)] + [(-1, -1, None, None, copy) for copy in range(50)]
+    random.Random(seed).shuffle(rows)
+    return rows
+
+
+ROWS = stream()
+KEPT = 5 * 3 * 200 + 100
+
+
+@pytest.fixture(scope="module")
+def df(spark: SparkSession) -> DataFrame:
+    return spark.createDataFrame(ROWS, DDL).repartition(3)
+
+
+def write_files(folder: Path, files: list[list[Row]], row_group_size: int | None = None) -> str:
+    folder.mkdir()
+    types = [pa.int64(), pa.int16(), pa.int32(), pa.int32(), pa.int32()]
+    for number, rows in enumerate(files):
+        columns = [pa.array(column, kind) for column, kind in zip(zip(*rows, strict=True), types, strict=True)]
+        table = pa.Table.from_arrays(columns, names=[*IDENTITY, "copy"])
+        pq.write_table(table, folder / f"{number}.parquet", row_group_size=row_group_size)
+    return str(folder)
+
+
+def identities(df: DataFrame) -> list[Row]:
+    return sorted(tuple(row) for row in df.where("pid >= 0").select(*IDENTITY).collect())
+
+
+class TestShuffled:
+    """The default: rows come from anywhere."""
+
+    def test_each_identity_is_kept_once(self, df: DataFrame) -> None:
+        kept = deduplicate(df)
+        assert kept.schema == df.schema
+        assert kept.count() == KEPT
+        assert identities(kept) == sorted({row[:4] for row in ROWS if row[0] not in (None, -1)})
+
+    def test_untracked_rows_are_kept_and_spread(self, df: DataFrame) -> None:
+        untracked = deduplicate(df).where("pid is null or pid = -1")
+        assert untracked.count() == 100
+        assert untracked.select(F.spark_partition_id().alias("task")).distinct().count() > 1
+
+    def test_every_action_agrees(self, df: DataFrame) -> None:
+        """Also those that need no column, or one that has nothing to do with the verdict."""
+        kept = deduplicate(df)
+        first = sorted(map(str, kept.collect()))
+        assert sorted(map(str, kept.collect())) == first
+        assert kept.count() == len(kept.select("copy").collect()) == kept.toArrow().num_rows == len(first) == KEPT
+        assert kept.select(F.lit(1)).count() == kept.agg(F.count("*")).first()[0] == KEPT
+        assert not kept.isEmpty()
+        assert len(kept.limit(7).collect()) == 7
+        assert kept.orderBy("seq", "pid").count() == KEPT
+        assert sum(row["count"] for row in kept.groupBy("partition").count().collect()) == KEPT
+
+    def test_filters_above_are_not_moved_beneath(self, df: DataFrame) -> None:
+        """The first copy in the order is kept: a filter for the second finds nothing."""
+        kept = deduplicate(df, order_by="copy")
+        assert kept.where("copy = 1 and pid >= 0").count() == 0
+        assert kept.where("pid = 3 and seq < 10").count() == 30
+
+    def test_a_self_join_sees_one_result(self, df: DataFrame) -> None:
+        kept = deduplicate(df).where("pid >= 0")
+        assert kept.join(kept.withColumnRenamed("copy", "other"), IDENTITY).where("copy = other").count() == KEPT - 100
+        assert kept.alias("a").join(kept.alias("b"), IDENTITY).count() == KEPT - 100
+        assert kept.intersectAll(kept).count() == KEPT - 100
+        assert kept.union(kept).count() == 2 * (KEPT - 100)
+
+    def test_a_join_above_does_not_prune_the_input(self, spark: SparkSession, df: DataFrame, tmp_path: Path) -> None:
+        """By the values of a partition column, as Spark likes to: the first copy lies in another folder."""
+        df.where("pid >= 0").write.partitionBy("copy").parquet(str(tmp_path / "rows"))
+        read = spark.read.parquet(str(tmp_path / "rows")).select(*IDENTITY, "copy")
+        wanted = spark.createDataFrame([(1, "x")], "copy int, name string").where("name = 'x'")
+        assert deduplicate(read, order_by="copy").join(F.broadcast(wanted), "copy").count() == 0
+
+    def test_a_cached_result_is_the_same(self, df: DataFrame) -> None:
+        kept = deduplicate(df).cache()
+        try:
+            assert kept.count() == KEPT
+            assert kept.select("seq").distinct().count() == 201
+        finally:
+            kept.unpersist()
+
+    def test_the_number_of_tasks_is_not_coalesced(self, spark: SparkSession, df: DataFrame) -> None:
+        assert spark.conf.get("spark.sql.adaptive.enabled") == "true"
+        counts = deduplicate(df).groupBy(F.spark_partition_id().alias("task")).count().collect()
+        assert [row.task for row in sorted(counts)] == [0, 1, 2, 3]
+
+    def test_the_copy_that_is_kept_follows_from_the_rows_alone(self, spark: SparkSession) -> None:
+        """Whatever order they come in, as after a retried shuffle; maps cannot be sorted and do not disturb."""
+        kept = set()
+        for seed in range(4):
+            rows = [(*row, {"k": row[4]}) for row in stream(copies=3, seed=seed)]
+            df = spark.createDataFrame(rows, f"{DDL}, extra map<string, int>").repartition(seed + 1)
+            kept.add(tuple(sorted(str(row) for row in deduplicate(df).collect())))
+        assert len(kept) == 1
+
+    def test_order_by_chooses_the_copy(self, df: DataFrame) -> None:
+        for order, copy in (("copy", 0), (F.desc("copy"), 1), (["epoch", F.col("copy").desc()], 1)):
+            kept = deduplicate(df, order_by=order).where("pid >= 0")  # type: ignore[arg-type]
+            assert [row.copy for row in kept.select("copy").distinct().collect()] == [copy]
+
+    def test_small_batches_change_nothing(self, spark: SparkSession, df: DataFrame) -> None:
+        with settings(spark, spark_sql_execution_arrow_maxRecordsPerBatch=7):
+            assert deduplicate(df).count() == KEPT
+
+    def test_rows_are_judged_in_the_order_given(self, spark: SparkSession) -> None:
+        rows = [(7, 0, 0, seq, arrival) for arrival, seq in enumerate((0, 1, 3, 2, 4, 4, 9, 5))]
+        df = spark.createDataFrame(rows[::-1], DDL)
+        for policy, kept in (("in_order", [0, 1, 3, 4, 9]), ("kafka", [0, 1, 2]), ("any_order", [0, 1, 3, 2, 4, 9, 5])):
+            found = deduplicate(df, policy, order_by="copy")
+            assert [row.seq for row in sorted(found.collect(), key=lambda row: row.copy)] == kept
+            assert found.orderBy("seq").count() == found.groupBy("pid").count().first()[1] == len(kept)
+
+    def test_a_shared_session_is_left_as_it_was(self, spark: SparkSession, df: DataFrame) -> None:
+        before = spark.conf.getAll
+        deduplicate(df).count()
+        assert spark.conf.getAll == before
+
+
+class TestColumns:
+    """Names that are awkward, and names that the machinery would like for itself."""
+
+    def test_other_columns_may_have_any_name(self, spark: SparkSession) -> None:
+        names = ["verdict", "_Verdict", "a.b", "a`b", "_metadata", "task", "key_0", "Verdict "]
+        df = spark.createDataFrame([(7, 0, 0, seq % 3, *range(len(names))) for seq in range(6)], [*IDENTITY, *names])
+        for co_located in (False, True):
+            kept = deduplicate(df.coalesce(1), co_located=co_located, verify=co_located)
+            assert kept.columns == [*IDENTITY, *names]
+            assert kept.count() == 3
+
+    def test_identity_columns_may_have_any_name(self, spark: SparkSession) -> None:
+        columns = fp.Columns(pid=("the.cluster", "p`id"), epoch="EPOCH", partition=None, seq="verdict")
+        df = spark.createDataFrame(
+            [("a", 7, 0, seq % 3) for seq in range(6)], ["the.cluster", "p`id", "epoch", "verdict"]
+        )
+        assert deduplicate(df, columns=columns).count() == 3
+
+    def test_types(self, spark: SparkSession) -> None:
+        for kind in ("tinyint", "smallint", "int", "bigint", "string", "binary"):
+            df = spark.range(6).selectExpr(
+                f"cast(cast(7 as string) as {kind}) pid",
+                "0Y epoch",
+                f"cast(cast(1 as string) as {kind}) partition",
+                "id % 3 seq",
+            )
+            assert deduplicate(df).count() == 3, kind
+
+    def test_columns_of_one_name_are_refused(self, spark: SparkSession) -> None:
+        df = spark.createDataFrame([(7, 0, 0, seq % 3, 1, 2) for seq in range(6)], [*IDENTITY, "x", "y"])
+        twins = df.select(*IDENTITY, "x", F.col("y").alias("x"))
+        with pytest.raises(fp.BatchError, match=r"^column 'x': stands twice in the DataFrame; rename one$"):
+            deduplicate(twins)
+
+
+class TestCoLocated:
+    """Nothing is shuffled; what can be checked is."""
+
+    def test_nothing_is_shuffled_and_order_is_kept(
+        self, spark: SparkSession, tmp_path: Path, whole_files: None
+    ) -> None:
+        files = [[(pid, 0, 0, seq % 50, seq) for seq in range(100)] for pid in range(4)]
+        kept = deduplicate(spark.read.parquet(write_files(tmp_path / "rows", files)), co_located=True)
+        assert "Exchange" not in kept._jdf.queryExecution().executedPlan().toString()
+        assert sorted(row.copy for row in kept.collect()) == sorted(list(range(50)) * 4)
+        assert kept.count() == 200
+
+    def test_whole_files_may_share_a_task(self, spark: SparkSession, tmp_path: Path) -> None:
+        files = [[(pid, 0, 0, seq % 50, seq) for seq in range(100)] for pid in range(4)]
+        with settings(spark, spark_sql_files_maxPartitionBytes=1 << 40, spark_sql_files_minPartitionNum=1):
+            df = spark.read.parquet(write_files(tmp_path / "rows", files))
+            assert df.rdd.getNumPartitions() == 1
+            assert deduplicate(df, co_located=True).count() == 200
+
+    @pytest.mark.parametrize(
+        "use",
+        [
+            lambda df: df.count(),
+            lambda df: df.collect(),
+            lambda df: df.where("pid = 0 and seq = 1").select("copy").collect(),
+            lambda df: df.write.format("noop").mode("overwrite").save(),
+            lambda df: df.orderBy("seq").limit(3).collect(),
+        ],
+    )
+    @pytest.mark.parametrize("prepare", [lambda df: df, lambda df: df.where("seq >= 0").select(*IDENTITY, "copy")])
+    def test_a_cut_file_is_an_error(
+        self,
+        spark: SparkSession,
+        tmp_path: Path,
+        use: Callable[[DataFrame], Any],
+        prepare: Callable[[DataFrame], DataFrame],
+    ) -> None:
+        rows = [(0, 0, 0, seq % 1000, seq) for seq in range(2000)]
+        folder = write_files(tmp_path / "rows", [rows], row_group_size=500)
+        size = (tmp_path / "rows" / "0.parquet").stat().st_size
+        with settings(spark, spark_sql_files_maxPartitionBytes=size // 4):
+            cut = spark.read.parquet(folder)
+            with pytest.raises(SparkRuntimeException) as error:
+                use(deduplicate(prepare(cut), co_located=True))
+            message = str(error.value)
+            assert "fencepost: the file file:" in message
+            assert "/rows/0.parquet is cut over several tasks" in message
+            assert f"spark.sql.files.openCostInBytes to at least {size}, or leave out co_located=True" in message
+            assert deduplicate(prepare(cut)).count() == 1000
+
+    def test_the_settings_that_the_error_names_help(self, spark: SparkSession, tmp_path: Path) -> None:
+        rows = [(0, 0, 0, seq % 1000, seq) for seq in range(2000)]
+        folder = write_files(tmp_path / "rows", [rows, [(1, *row[1:]) for row in rows]], row_group_size=500)
+        size = max(path.stat().st_size for path in (tmp_path / "rows").iterdir())
+        with settings(spark, spark_sql_files_maxPartitionBytes=size, spark_sql_files_openCostInBytes=size):
+            assert deduplicate(spark.read.parquet(folder), co_located=True).count() == 2000
+
+    def test_files_whose_metadata_is_lost_are_refused(
+        self, spark: SparkSession, tmp_path: Path, whole_files: None
+    ) -> None:
+        one = spark.read.parquet(write_files(tmp_path / "one", [[(0, 0, 0, seq, 0) for seq in range(9)]]))
+        two = spark.read.parquet(write_files(tmp_path / "two", [[(1, 0, 0, seq, 0) for seq in range(9)]]))
+        with pytest.raises(fp.PolicyError, match=r"^this DataFrame reads files but their metadata does not reach it"):
+            deduplicate(one.union(two), co_located=True)
+        assert deduplicate(one.union(two), co_located=True, verify=True).count() == 18
+
+    def test_frames_without_files_are_taken_at_the_callers_word(self, spark: SparkSession) -> None:
+        df = spark.createDataFrame([(7, 0, 0, seq % 9, 0) for seq in range(20)], DDL).coalesce(1)
+        assert deduplicate(df, co_located=True).count() == 9
+
+    def test_order_by_sorts_within_tasks(self, spark: SparkSession) -> None:
+        df = spark.createDataFrame([(7, 0, 0, seq, -seq) for seq in range(20)], DDL).coalesce(1)
+        assert deduplicate(df, "in_order", order_by="copy", co_located=True).count() == 1
+        assert deduplicate(df, "in_order", order_by=F.desc("copy"), co_located=True).count() == 20
+
+    def test_verify_refuses_a_key_in_two_tasks(self, spark: SparkSession, tmp_path: Path, whole_files: None) -> None:
+        """Which no guard of files sees."""
+        untracked = [(None, 0, 0, 0, 0), (-1, 0, 0, 0, 0)]
+        files = [[(0, 0, 0, 1, 0), *untracked], [(1, 0, 0, 1, 0), *untracked], [(0, 0, 1, 1, 0)]]
+        whole = spark.read.parquet(write_files(tmp_path / "whole", files))
+        assert deduplicate(whole, co_located=True, verify=True).count() == 7
+        apart = spark.read.parquet(write_files(tmp_path / "apart", [*files, [(1, 0, 0, 1, 1)]]))
+        with pytest.raises(
+            fp.BatchError, match=r"^the key pid=1, partition=0 lies in two tasks \(\d and \d among them\)"
+        ) as error:
+            deduplicate(apart, co_located=True, verify=True)
+        assert error.value.column == "pid, partition"
+        assert deduplicate(apart).count() == 7
+
+
+class TestRefused:
+    """What is refused at once, before Spark runs anything."""
+
+    @pytest.mark.parametrize(
+        ("ddl", "column", "message"),
+        [
+            ("pid long, epoch short, partition int", "seq", "^column 'seq': missing; the rows have the columns "),
+            (
+                "pid double, epoch short, partition int, seq int",
+                "pid",
+                "^column 'pid': is double; identity columns are ",
+            ),
+            ("pid long, epoch string, partition int, seq int", "epoch", "^column 'epoch': "),
+            ("pid long, epoch short, partition int, seq string", "seq", "^column 'seq': "),
+            ("pid long, epoch short, partition date, seq int", "partition", "^column 'partition': is date"),
+            ("pid array<long>, epoch short, partition int, seq int", "pid", r"^column 'pid': is array<bigint>"),
+        ],
+    )
+    def test_columns(self, spark: SparkSession, ddl: str, column: str, message: str) -> None:
+        with pytest.raises(fp.BatchError, match=message) as error:
+            deduplicate(spark.createDataFrame([], f"{ddl}, payload string"))
+        assert error.value.column == column
+
+    def test_a_missing_column_is_told_from_those_there(self, spark: SparkSession) -> None:
+        with pytest.raises(fp.BatchError, match="payload"):
+            deduplicate(spark.createDataFrame([], "pid long, epoch short, partition int, payload string"))
+
+    @pytest.mark.parametrize("policy", ["in_order", "kafka", "strict", "watermark"])
+    @pytest.mark.parametrize("co_located", [False, True])
+    def test_policies_that_need_an_order(self, df: DataFrame, policy: str, co_located: bool) -> None:
+        columns = fp.Columns(epoch=None) if policy == "watermark" else None
+        with pytest.raises(fp.PolicyError, match="pass order_by, the columns that give the order of arrival"):
+            deduplicate(df, policy, columns, co_located=co_located)
+
+    def test_a_small_wrap_needs_an_order(self, spark: SparkSession) -> None:
+        """Which lap a row belongs to follows from its arrival. Sorted by sequence, all laps but one would be lost."""
+        rows = [(7, 0, 0, seq % 256, seq) for seq in range(1000)]
+        df, policy = spark.createDataFrame(rows, DDL), fp.Policy.any_order().replace(wrap=256)
+        with pytest.raises(fp.PolicyError, match="pass order_by"):
+            deduplicate(df, policy)
+        assert deduplicate(df, policy, order_by="copy").count() == 1000
+
+    @pytest.mark.parametrize("fields", [{"epochs": "fence"}, {"max_jump": 100}])
+    def test_other_fields_that_need_an_order(self, df: DataFrame, fields: dict[str, Any]) -> None:
+        policy = fp.Policy.any_order().replace(**fields)
+        with pytest.raises(fp.PolicyError, match="pass order_by"):
+            deduplicate(df, policy)
+        assert deduplicate(df, policy, order_by=["epoch", "seq"]).count() == KEPT
+
+    def test_streams(self, spark: SparkSession) -> None:
+        rows = spark.readStream.format("rate").load().selectExpr("1L pid", "0S epoch", "0 partition", "value seq")
+        with pytest.raises(fp.PolicyError, match="it takes no streaming DataFrame"):
+            deduplicate(rows)
+
+    def test_settings_that_never_end(self, spark: SparkSession, df: DataFrame) -> None:
+        with settings(spark, spark_sql_execution_arrow_maxRecordsPerBatch=0), pytest.raises(fp.PolicyError):
+            deduplicate(df)
+
+    def test_untracked_rows_on_request(self, df: DataFrame) -> None:
+        with pytest.raises(PythonException, match="BatchError: column 'pid', row "):
+            deduplicate(df, untracked="fail").count()
+
+    def test_bad_rows_are_named_in_the_drivers_message(self, spark: SparkSession) -> None:
+        for row, column in (
+            ((7, 0, 0, None, 0), "seq"),
+            ((7, -3, 0, 1, 0), "epoch"),
+            ((7, 0, None, 1, 0), "partition"),
+        ):
+            df = spark.createDataFrame([(7, 0, 0, 0, 0), row], DDL)
+            with pytest.raises(
+                PythonException, match=rf"BatchError: column '{column}', row \d: .*of Spark partition \d; pid=7, epoch="
+            ):
+                deduplicate(df).collect()
+
+
+class TestRealLandingZone:
+    """What a broker, its producers and a sink that was killed left behind."""
+
+    @pytest.fixture
+    def landed(self, spark: SparkSession) -> DataFrame:
+        return spark.read.parquet(str(LANDING_ZONE / "landing"))
+
+    @pytest.fixture
+    def truth(self) -> Any:
+        return json.loads((LANDING_ZONE / "truth.json").read_text("utf-8"))
+
+    def test_by_offset(self, landed: DataFrame, truth: dict[str, Any]) -> None:
+        kept = deduplicate(landed, "kafka_offsets")
+        assert landed.count() == truth["rows_landed"]
+        assert kept.count() == truth["rows_distinct"]
+        assert kept.select("topic", "partition", "offset").distinct().count() == truth["rows_distinct"]
+
+    def test_by_producer(self, landed: DataFrame, truth: dict[str, Any]) -> None:
+        kept = deduplicate(landed, columns=fp.Columns(partition=("topic", "partition")))
+        assert kept.count() == truth["rows_distinct_tracked"] + truth["rows_untracked_landed"]
+        tracked = kept.where("pid >= 0").select("pid", "epoch", "topic", "partition", "seq")
+        assert tracked.distinct().count() == tracked.count() == truth["rows_distinct_tracked"]

@@ -1,0 +1,135 @@
+"""`SparkEngine`: every item once, in order, whatever becomes of the attempts."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import fencepost as fp
+import pytest
+from fencepost_spark import SparkEngine, engine
+from pyspark.errors import PythonException
+from pyspark.sql import SparkSession
+from pyspark.taskcontext import TaskContext
+
+
+def square(item: int) -> int:
+    return item * item
+
+
+def task_of(item: Any) -> tuple[int, int]:
+    context = TaskContext.get()
+    assert context is not None
+    return context.partitionId(), context.attemptNumber()
+
+
+def refuse_odd(item: int) -> int:
+    if item % 2:
+        raise fp.BatchError(f"column 'seq', row {item}: of the file {item}.parquet", column="seq", row=item)
+    return item
+
+
+def fail_once(marker: Path) -> int:
+    attempt = task_of(marker)[1]
+    if not marker.exists():
+        marker.touch()
+        os._exit(1) if "die" in marker.name else (_ for _ in ()).throw(OSError("once"))
+    return attempt
+
+
+def fail(item: int) -> int:
+    raise OSError(f"no disk for item {item}")
+
+
+def wait(item: int) -> int:
+    time.sleep(0.3)
+    return item
+
+
+def test_results_come_in_the_order_of_the_items(spark: SparkSession) -> None:
+    assert SparkEngine(spark).run("square", square, range(20)) == [item * item for item in range(20)]
+
+
+def test_items_functions_and_results_may_be_anything_that_pickles(spark: SparkSession) -> None:
+    class Local:
+        def __init__(self, value: int) -> None:
+            self.value = value
+
+    offset = 100
+    results = SparkEngine(spark).run("local", lambda item: Local(item.value + offset), [Local(1), Local(2)])
+    assert [result.value for result in results] == [101, 102]
+    assert SparkEngine(spark).run("none", lambda item: None, [b"\x00" * 100_000, None]) == [None, None]
+
+
+def test_each_item_is_a_task(spark: SparkSession) -> None:
+    assert spark.conf.get("spark.sql.adaptive.enabled") == "true"
+    assert SparkEngine(spark).run("tasks", task_of, range(33)) == [(item, 0) for item in range(33)]
+
+
+def test_no_items_no_job(spark: SparkSession) -> None:
+    assert SparkEngine(spark).run("nothing", square, []) == []
+
+
+def test_the_active_session_is_the_default(spark: SparkSession) -> None:
+    assert SparkEngine().run("square", square, [3]) == [9]
+    assert SparkEngine().name == "spark"
+
+
+def test_an_error_of_ours_comes_back_as_it_was_raised(spark: SparkSession) -> None:
+    """The first in the order of items, at once and without Spark's stack around it."""
+    with pytest.raises(fp.BatchError, match=r"^column 'seq', row 3: of the file 3\.parquet$") as error:
+        SparkEngine(spark).run("refuse", refuse_odd, [0, 2, 3, 4, 5])
+    assert (error.value.column, error.value.row) == ("seq", 3)
+
+
+def test_another_error_is_retried_and_then_spark_s(spark: SparkSession) -> None:
+    with pytest.raises(PythonException, match="OSError: no disk for item 1"):
+        SparkEngine(spark).run("fail", fail, [1])
+
+
+@pytest.mark.parametrize("name", ["raise", "die"])
+def test_a_task_that_fails_once_is_tried_again(spark: SparkSession, tmp_path: Path, name: str) -> None:
+    markers = [tmp_path / f"{name}-{item}" for item in range(3)]
+    for marker in markers[1:]:
+        marker.touch()
+    attempts = SparkEngine(spark).run("retry", fail_once, markers)
+    assert attempts[0] == 1
+    assert all(marker.exists() for marker in markers)
+
+
+def test_progress_is_reported(spark: SparkSession) -> None:
+    seen: list[tuple[int, int]] = []
+    SparkEngine(spark).run("wait", wait, range(8), lambda done, total: seen.append((done, total)))
+    done = [number for number, _ in seen]
+    assert seen[-1] == (8, 8)
+    assert {total for _, total in seen} == {8}
+    assert done == sorted(set(done))
+    assert len(done) > 2
+
+
+def test_progress_is_not_reported_as_complete_after_an_error(spark: SparkSession) -> None:
+    seen: list[tuple[int, int]] = []
+    with pytest.raises(fp.BatchError):
+        SparkEngine(spark).run("refuse", refuse_odd, [1], lambda done, total: seen.append((done, total)))
+    assert (1, 1) not in seen
+
+
+def test_the_session_is_left_as_it_was(spark: SparkSession) -> None:
+    context = spark.sparkContext
+    names = ("spark.jobGroup.id", "spark.job.description", "spark.job.interruptOnCancel")
+    for group in (None, "mine"):
+        if group is not None:
+            context.setJobGroup(group, "my job", interruptOnCancel=True)
+        before = [context.getLocalProperty(name) for name in names]
+        SparkEngine(spark).run("square", square, [1])
+        assert [context.getLocalProperty(name) for name in names] == before
+    for name in names:
+        context.setLocalProperty(name, None)  # type: ignore[arg-type]
+
+
+def test_a_worker_of_another_version_refuses(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "__version__", "0.0.0")
+    with pytest.raises(PythonException, match=r"the driver runs fencepost-spark 0\.0\.0, this worker "):
+        SparkEngine(spark).run("square", square, [1])

@@ -1,0 +1,54 @@
+"""The distribution: one version, from one place, and no more imported than a worker needs."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+import tomllib
+import zipfile
+from email.parser import Parser
+from pathlib import Path
+
+import fencepost as fp
+import fencepost_spark
+import pytest
+from conftest import HERE
+from fencepost_spark import versions
+
+ROOT = HERE.parent.parent
+
+
+def test_version_and_pin_are_those_of_the_workspace(tmp_path: Path) -> None:
+    version = tomllib.loads((ROOT / "Cargo.toml").read_text("utf-8"))["workspace"]["package"]["version"]
+    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
+    subprocess.run(build, cwd=ROOT / "spark_udf", check=True, capture_output=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+        (metadata,) = (name for name in names if name.endswith(".dist-info/METADATA"))
+        fields = Parser().parsestr(archive.read(metadata).decode())
+    assert fields["Version"] == version == fencepost_spark.__version__
+    assert f"fencepost=={version}" in fields.get_all("Requires-Dist", [])
+    assert "fencepost_spark/py.typed" in names
+    assert {name.partition("/")[0] for name in names} == {"fencepost_spark", f"fencepost_spark-{version}.dist-info"}
+
+
+def test_a_wheel_of_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fp, "__version__", "0.0.0")
+    with pytest.raises(ImportError, match=r"needs fencepost .*, found 0\.0\.0: install both in the same version"):
+        importlib.reload(versions)
+
+
+def test_workers_import_neither_jobs_nor_pandas() -> None:
+    script = "import sys, fencepost_spark.verdicts, fencepost_spark.engine; print(*sys.modules)"
+    found = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True).stdout.split()
+    assert "fencepost_spark" in found
+    assert not {"fencepost.lake", "pandas", "fencepost_spark.jobs"} & set(found)
+
+
+def test_everything_public_is_there() -> None:
+    assert set(fencepost_spark.__all__) == {"DedupJob", "SparkEngine", "__version__", "deduplicate", "verdict_udf"}
+    assert all(getattr(fencepost_spark, name) for name in fencepost_spark.__all__)
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        _ = fencepost_spark.nothing  # type: ignore[attr-defined]

@@ -1,0 +1,137 @@
+"""The benchmark on few rows, so that it cannot rot: every answer is right, and a wrong one is seen."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+ROOT = Path(__file__).parent.parent
+sys.path.append(str(ROOT))  # `bench` is no part of what is installed
+
+from bench import measure, peers, report, spark, workload  # noqa: E402
+from bench.compare import compare  # noqa: E402
+from bench.peers import Peer  # noqa: E402
+from bench.workload import LONE, RANDOM, RUNS, Workload  # noqa: E402
+
+ROWS = 20_000
+DENSE = Workload(name="few keys", keys=50, run=3, partitions=7)
+
+
+@pytest.fixture(autouse=True)
+def threads() -> Iterator[None]:
+    """The benchmark sets how many threads pyarrow has, for the whole process."""
+    before = pa.cpu_count()
+    yield
+    pa.set_cpu_count(before)
+
+
+@pytest.mark.parametrize("shape", [RUNS, RANDOM, LONE, DENSE], ids=lambda shape: shape.name)
+def test_workload_tells_the_truth(shape: Workload) -> None:
+    made = workload.make(shape, ROWS)
+    rows = list(zip(*(made.table[name].to_pylist() for name in workload.COLUMNS), strict=True))
+    assert len(rows) == ROWS // shape.run * shape.run
+    assert len(set(rows)) == made.kept < 0.96 * len(rows)
+    following: dict[tuple[int, int], int] = {}
+    for pid, _, partition, seq in dict.fromkeys(rows):  # first copies, in order
+        assert seq == following.get((pid, partition), 0), "a key numbers its rows from 0 on, without a hole"
+        following[pid, partition] = seq + 1
+    assert made.table.equals(workload.make(shape, ROWS).table), "made from a seed"
+
+
+def test_every_contestant_in_memory_is_right() -> None:
+    part = compare(ROWS, rounds=2)
+    results = report.collect("quick", memory=part)
+    contestants = len(peers.PEERS) + 3  # ours and two ways to find the limit
+    assert [len(contest) for contest in results.contests.values()] == [contestants] * 2
+    assert all(len(one["seconds"]) == 2 for one in part["measurements"])
+    assert results.wrong == []
+    assert len(list(results.targets())) == 4
+
+
+def test_a_wrong_contestant_is_recorded(tmp_path: Path) -> None:
+    liar = Peer("liar", lambda rows: lambda: rows.kept + 1)
+    results = report.collect("quick", memory=compare(ROWS, rounds=1, contests=[DENSE], against=[liar]))
+    assert [one.name for one in results.wrong] == ["liar"]
+    report.write(results, tmp_path, "out")
+    kept = workload.make(DENSE, ROWS).kept
+    recorded = {one["name"]: one for one in json.loads((tmp_path / "out.json").read_text())["memory"]["measurements"]}
+    assert (recorded["liar"]["is_right"], recorded["liar"]["answer"]) == (False, kept + 1)
+    assert recorded["fencepost apply"]["is_right"]
+    assert f"**wrong: {kept + 1}**" in (tmp_path / "out.md").read_text()
+    assert "wrong answer" in (tmp_path / "out.svg").read_text()
+    assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_an_answer_that_was_wrong_once_is_wrong() -> None:
+    answers = iter([7, 8, 7])
+    flaky = measure.Contestant(name="flaky", threads=1, run=lambda: next(answers), expected=7)
+    [measured] = measure.alternate("a contest", [flaky], rows=1, rounds=2)
+    assert (measured.is_right, measured.answer, len(measured.seconds)) == (False, 8, 2)
+
+
+def test_targets_are_judged() -> None:
+    def measured(contest: str, name: str, role: measure.Role, seconds: float) -> dict[str, Any]:
+        one = measure.Measurement(contest=contest, name=name, threads=1, role=role, rows=1_000_000, expected=1)
+        one.seconds = [seconds]
+        return one.to_json()
+
+    facts = []
+    for contest in (RUNS.name, RANDOM.name):
+        facts.append(measured(contest, report.APPLY, "ours", 0.003))
+        facts.append(measured(contest, "a peer", "peer", 0.03))
+        facts.append(measured(contest, "the limit", "limit", 0.002))
+    targets = list(report.collect("quick", memory={"measurements": facts}).targets())
+    assert [(target.found, target.is_met) for target in targets] == [
+        ("333 M rows/s, 67% of the sum", True),  # not 400 M, but more than 60 % of the limit
+        ("333 M rows/s, 67% of the sum", True),
+        ("10.0 × (a peer)", True),
+        ("10.0 × (a peer)", True),
+    ]
+    facts = [measured(spark.NOOP, spark.CO_LOCATED.name, "ours", 1.0)]
+    facts += [measured(spark.NOOP, spark.DROP_DUPLICATES.name, "peer", 2.0)]
+    facts += [measured(spark.PARQUET, spark.JOB, "ours", 1.0)]
+    facts += [measured(spark.PARQUET, spark.DROP_DUPLICATES.name, "peer", 3.0)]
+    targets = list(report.collect("quick", spark={"measurements": facts}).targets())
+    assert [target.is_met for target in targets] == [False, True]
+
+
+def test_results_do_not_say_whose_machine_it_was() -> None:
+    facts = report.collect("quick", memory=compare(1_000, rounds=1, contests=[DENSE])).facts
+    text = json.dumps(facts)
+    for secret in (os.uname().nodename, str(ROOT), str(Path.home())):
+        assert len(secret) < 3 or secret not in text
+
+
+def test_every_policy_and_input_is_right() -> None:
+    command = [sys.executable, "-m", "pytest", "-q", "--benchmark-disable", "bench/test_memory.py"]
+    env = {**os.environ, "FENCEPOST_BENCH_ROWS": str(ROWS)}
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+    [passed] = re.findall(r"(\d+) passed", done.stdout)
+    assert int(passed) > 50, done.stdout
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_every_contestant_on_spark_is_right(tmp_path: Path) -> None:
+    """In a process of its own: a session has one configuration for ever."""
+    out = tmp_path / "spark.json"
+    code = (
+        "import json, sys; from pathlib import Path; from bench.spark import contest; "
+        f"part = contest({ROWS}, 1, Path(sys.argv[1]), '1g', warm_up=False, spark_sql_shuffle_partitions=2); "
+        "Path(sys.argv[2]).write_text(json.dumps(part))"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path), str(out)], cwd=ROOT, check=True, capture_output=True)
+    results = report.collect("quick", spark=json.loads(out.read_text()))
+    assert [len(contest) for contest in results.contests.values()] == [7, 7]
+    assert results.wrong == []
+    assert len(list(results.targets())) == 2

@@ -1,0 +1,283 @@
+"""`fencepost.StateTable` against the naive reference, on streams and policies that nobody thought of.
+
+`HYPOTHESIS_PROFILE=ci` looks longer than the default `dev`. A failure prints the smallest stream it could find and
+how to run it again.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from doors import FencepostDoor, ReferenceDoor
+from hypothesis import HealthCheck, Phase, find, given, settings
+from hypothesis import strategies as st
+from mutants import MUTANTS, KeysAreGlued, MinusOneIsAPid, PartitionIsNoKey
+from reference import PRESETS, Judged
+from rulebook import Call, Case, Error, Row, columns, to_arrow
+
+COMMON = {"deadline": None, "print_blob": True, "suppress_health_check": [HealthCheck.too_slow]}
+PROFILES = {"dev": settings(max_examples=200, **COMMON), "ci": settings(max_examples=1000, **COMMON)}
+profile = PROFILES[os.environ.get("HYPOTHESIS_PROFILE", "dev")]
+
+WRAPS = (4, 5, 7, 8, 16, 64, 2**31, None)
+
+
+@st.composite
+def policies(draw: st.DrawFn, **fixed: Any) -> Case:
+    """A preset as it is, or with any of its fields replaced. `fixed` fields are never drawn."""
+    preset = draw(st.sampled_from(sorted(PRESETS)))
+    replaced: dict[str, Any] = {}
+    if fixed or draw(st.booleans()):
+        replaced["wrap"] = wrap = draw(st.sampled_from(WRAPS))
+        replaced["admit"] = draw(st.sampled_from(["any", "forward", "next"]))
+        replaced["epochs"] = draw(st.sampled_from(["key", "fence", "ignore"]))
+        replaced["first"] = draw(st.sampled_from(["any", "zero"]))
+        replaced["late"] = draw(st.sampled_from(["out_of_order", "duplicate"]))
+        replaced["gaps"] = draw(st.sampled_from(["report", "normal"]))
+        replaced["window"] = draw(st.integers(1, min(70, (wrap or 100) - 1)))
+        replaced |= fixed
+        # A limit on jumps belongs to the two that jump.
+        jumps = st.none() if replaced["admit"] == "next" else st.none() | st.integers(1, 20)
+        replaced.setdefault("max_jump", draw(jumps))
+    return Case("property", 0, preset, replaced)
+
+
+def full_policy(case: Case) -> dict[str, Any]:
+    return PRESETS[case.policy] | case.fields
+
+
+@dataclass(frozen=True)
+class Move:
+    """What one producer does next: relative to where it stands, so that streams shrink to few plain moves."""
+
+    key: int
+    bump: int
+    kind: str
+    count: int
+
+
+moves = st.builds(
+    Move,
+    key=st.integers(0, 3),
+    bump=st.sampled_from([0, 0, 0, 0, 0, 0, -1, 1, 2]),
+    kind=st.sampled_from(["run", "run", "repeat", "skip", "back", "at", "untracked"]),
+    count=st.integers(1, 20),
+)
+streams = st.lists(moves, min_size=1, max_size=10) | st.lists(moves, min_size=20, max_size=60)
+KEYS = ((7, 0), (7, 1), (8, 0), (2**63 - 1, 2**31 - 1))
+
+
+def rows_of(stream: list[Move], case: Case, keys: tuple[Any, ...] = KEYS) -> list[Row]:
+    """The rows that the moves come to under a policy's sequence space, without the epoch where there is none."""
+    chosen = full_policy(case)
+    rows: list[Row] = []
+    epochs: dict[int, int] = {}
+    last: dict[tuple[int, int], int] = {}
+    for move in stream:
+        if move.kind == "untracked":
+            rows.append(Row(None, 0, 0, move.count))
+            continue
+        epoch = min(max(0, epochs.get(move.key, 0) + move.bump), 2**15 - 1)
+        epochs[move.key] = max(epoch, epochs.get(move.key, 0))
+        seqs = _seqs(move, last.get((move.key, epoch), -1), chosen["wrap"])
+        last[move.key, epoch] = seqs[-1]
+        pid, partition = keys[move.key]
+        modulus = chosen["wrap"] or 2**63
+        rows += [Row(pid, None if chosen["epochs"] == "ignore" else epoch, partition, seq % modulus) for seq in seqs]
+    return rows
+
+
+def _seqs(move: Move, last: int, wrap: int | None) -> list[int]:
+    match move.kind:
+        case "run":
+            return list(range(last + 1, last + 1 + move.count))
+        case "repeat":
+            return list(range(max(last + 1 - move.count, last - 20), last + 1))
+        case "skip":
+            return [last + 1 + move.count]
+        case "back":
+            return [last - move.count]
+        case _:  # anywhere small, or just before the end of the sequence space
+            return [move.count if move.count <= 10 else (wrap or 2**63) - (move.count - 10)]
+
+
+def call_of(rows: list[Row], case: Case) -> Call:
+    return Call(0, full_policy(case)["epochs"] != "ignore", rows)
+
+
+def cut(rows: list[Row], at: list[int]) -> Iterator[list[Row]]:
+    """The rows in consecutive parts, none of them empty."""
+    for first, end in spans(len(rows), at):
+        yield rows[first:end]
+
+
+def spans(length: int, at: list[int]) -> Iterator[tuple[int, int]]:
+    return pairwise(sorted({0, length, *(position % length for position in at)}))
+
+
+cuts = st.lists(st.integers(0, 10_000), max_size=8)
+
+
+def agree(ours: Judged | Error, naive: Judged | Error) -> None:
+    if isinstance(ours, Judged) and isinstance(naive, Judged) and ours.border is None:
+        naive.border = None
+    assert ours == naive
+
+
+@profile
+@given(policies(), streams, cuts)
+def test_the_reference_agrees(case: Case, stream: list[Move], at: list[int]) -> None:
+    """Verdicts, expected, missing, stale epochs and open holes; check and apply (asserted by the door)."""
+    ours, naive = FencepostDoor(case), ReferenceDoor(case)
+    for part in cut(rows_of(stream, case), at):
+        call = call_of(part, case)
+        agree(ours.apply(call), naive.apply(call))
+        assert ours.open() == naive.open()
+
+
+@profile
+@given(policies(), streams, cuts)
+def test_cuts_are_invisible(case: Case, stream: list[Move], at: list[int]) -> None:
+    rows = rows_of(stream, case)
+    whole, parts = FencepostDoor(case), FencepostDoor(case)
+    judged = whole.apply(call_of(rows, case))
+    pieces = [parts.apply(call_of(part, case)) for part in cut(rows, at)]
+    assert judged.verdicts == [verdict for piece in pieces for verdict in piece.verdicts]
+    assert judged.expected == [expected for piece in pieces for expected in piece.expected]
+    assert judged.stale_epoch == sum(piece.stale_epoch for piece in pieces)
+    assert whole.open() == parts.open()
+    assert whole.state() == parts.state()
+
+
+@profile
+@given(policies(), streams, cuts)
+def test_chunks_are_invisible(case: Case, stream: list[Move], at: list[int]) -> None:
+    """One call, its columns in many chunks."""
+    rows = rows_of(stream, case)
+    call = call_of(rows, case)
+    whole, chunked = FencepostDoor(case), FencepostDoor(case)
+    table = to_arrow(call)
+    slices = [table.slice(first, end - first) for first, end in spans(len(rows), at)]
+    names = chunked.fp.Columns(**columns(call))
+    verdicts = chunked.table.apply(pa.concat_tables(slices), columns=names)
+    found = [chunked.fp.Verdict(code).name for code in pa.array(verdicts.verdict).to_pylist()]
+    assert found == whole.apply(call).verdicts
+    assert whole.state() == chunked.state()
+
+
+@profile
+@given(policies(), streams, streams)
+def test_restoring_is_invisible(case: Case, before: list[Move], after: list[Move]) -> None:
+    ours, restored = FencepostDoor(case), FencepostDoor(case)
+    ours.apply(call_of(rows_of(before, case), case))
+    snapshot = ours.state()
+    restored.table = restored.fp.StateTable.restore(snapshot)
+    assert restored.state() == snapshot
+    assert restored.table.policy == ours.table.policy
+    assert len(restored.table) == len(ours.table)
+    assert restored.open() == ours.open()
+    call = call_of(rows_of(after, case), case)
+    assert restored.apply(call) == ours.apply(call)
+    assert restored.state() == ours.state()
+
+
+@profile
+@given(policies(), streams, streams, st.integers(0, 10_000), st.sampled_from(["pid", "epoch", "partition", "seq"]))
+def test_a_refused_call_changes_nothing(
+    case: Case, before: list[Move], refused: list[Move], at: int, column: str
+) -> None:
+    if column == "epoch" and full_policy(case)["epochs"] == "ignore":
+        column = "seq"
+    ours, naive = FencepostDoor(case), ReferenceDoor(case)
+    for table in (ours, naive):
+        table.apply(call_of(rows_of(before, case), case))
+    rows = rows_of(refused, case)
+    good = Row(7, None if full_policy(case)["epochs"] == "ignore" else 0, 0, 0)
+    rows.insert(at % (len(rows) + 1), good._replace(**{column: -2}))
+    state, call = ours.state(), call_of(rows, case)
+    error = ours.apply(call)
+    assert isinstance(error, Error)
+    assert error == naive.apply(call)
+    assert ours.state() == state
+
+
+@profile
+@given(policies(), streams)
+def test_the_type_of_keys_is_invisible(case: Case, stream: list[Move]) -> None:
+    """Numbers, texts and composites are judged alike."""
+    texts = tuple((f"p{pid}", f"t-{partition}") for pid, partition in KEYS)
+    composites = tuple((("c", pid), ("t", partition)) for pid, partition in KEYS)
+    judged = []
+    for keys in (KEYS, texts, composites):
+        rows = rows_of(stream, case, keys)
+        # A composite is null when all its parts are.
+        null = (None, None) if keys is composites else None
+        rows = [row._replace(pid=null, partition=keys[0][1]) if row.pid is None else row for row in rows]
+        one = FencepostDoor(case).apply(call_of(rows, case))
+        judged.append((one.verdicts, one.expected, one.stale_epoch, [hole[3:] for hole in one.missing]))
+    assert judged[0] == judged[1] == judged[2]
+
+
+@profile
+@given(policies(admit="any", epochs="key", wrap=None, max_jump=None), streams, st.randoms(use_true_random=False))
+def test_any_order_gives_one_state(case: Case, stream: list[Move], shuffler: random.Random) -> None:
+    """Where nothing wraps, the same rows in another order make the same table, down to its bytes."""
+    rows = rows_of(stream, case)
+    shuffled = rows.copy()
+    shuffler.shuffle(shuffled)
+    one, other = FencepostDoor(case), FencepostDoor(case)
+    judged, judged_shuffled = one.apply(call_of(rows, case)), other.apply(call_of(shuffled, case))
+    assert sorted(judged.verdicts) == sorted(judged_shuffled.verdicts)
+    assert one.open() == other.open()
+    assert one.state() == other.state()
+
+
+@pytest.mark.parametrize("preset", sorted(PRESETS))
+@pytest.mark.parametrize("seed", [1, int(os.environ.get("FENCEPOST_SEED", "2"))])
+def test_many_keys_agree(preset: str, seed: int) -> None:
+    """Enough keys that a table grows several times; `FENCEPOST_SEED` gives another stream."""
+    print(f"FENCEPOST_SEED={seed}")
+    dice = random.Random(seed)
+    case = Case("property", 0, preset, {"wrap": 64} if PRESETS[preset]["wrap"] else {})
+    keys = tuple((dice.randrange(2**40), dice.randrange(40)) for _ in range(700))
+    kinds = ["run", "run", "run", "repeat", "skip", "back", "at"]
+    stream = [
+        Move(dice.randrange(len(keys)), dice.choice([0, 0, 0, 0, 1]), dice.choice(kinds), dice.randrange(1, 6))
+        for _ in range(2000)
+    ]
+    rows = rows_of(stream, case, keys)
+    ours, naive = FencepostDoor(case), ReferenceDoor(case)
+    for part in cut(rows, [dice.randrange(len(rows)) for _ in range(3)]):
+        call = call_of(part, case)
+        agree(ours.apply(call), naive.apply(call))
+    assert ours.open() == naive.open()
+    assert len(ours.table) == len(naive.table.entries)
+
+
+# What these three break are keys, which the streams here have too few kinds of.
+JUDGES = [mutant for mutant in MUTANTS if mutant not in (KeysAreGlued, MinusOneIsAPid, PartitionIsNoKey)]
+
+
+@pytest.mark.parametrize("mutant", JUDGES, ids=lambda mutant: mutant.__name__)
+def test_the_streams_find_a_broken_judge_out(mutant: type) -> None:
+    """The generators reach what each rule is about: some stream tells each broken judge from the reference."""
+
+    class Broken(ReferenceDoor):
+        judge = mutant
+
+    def differs(drawn: tuple[Case, list[Move]]) -> bool:
+        case, stream = drawn
+        rows = rows_of(stream, case)
+        naive, broken = ReferenceDoor(case), Broken(case)
+        parts = [call_of(part, case) for part in cut(rows, [len(rows) // 2])]
+        return any(naive.apply(part) != broken.apply(part) or naive.open() != broken.open() for part in parts)
+
+    search = settings(max_examples=5000, database=None, phases=[Phase.generate], **COMMON)
+    find(st.tuples(policies(), streams), differs, settings=search, random=random.Random(0))

@@ -1,0 +1,201 @@
+"""The state folder: what is put once, what is found damaged, what is collected."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import fencepost as fp
+import pytest
+from fencepost import state
+from fencepost.state import store
+from fencepost.state.disk import Disk
+from test_lake import hashes, land, land_some, make_job, make_rows
+
+
+def some_versions(root: Path, count: int = 2) -> state.State:
+    for version in range(count):
+        land_some(root, [version])
+        make_job(root).run()
+    return state.open(root / "state")
+
+
+def test_what_a_version_says(tmp_path: Path) -> None:
+    land_some(tmp_path, [0, 1])
+    report = make_job(tmp_path, scope="east").run()
+    opened = state.open(tmp_path / "state")
+    (version,) = opened.versions()
+    assert (version.version, version.previous, version.counts) == (1, None, report.counts)
+    assert [(file.path, file.rows, file.ordinal) for file in version.inputs] == [
+        ("0.parquet", 600, 0),
+        ("1.parquet", 600, 1),
+    ]
+    assert sum(output.rows for output in version.outputs) == report.kept
+    for output in version.outputs:
+        assert (tmp_path / "sink" / "run=1" / output.name).stat().st_size == output.bytes
+    assert sum(segment.entries for segment in version.segments) == report.entries == len(opened.entries())
+    assert sum(segment.positions or 0 for segment in version.segments) == report.counts["ACCEPTED"]
+    settings = opened.settings()
+    assert settings is not None
+    assert (settings.scope, settings.shards, settings.fencepost) == ("east", 16, fp.__version__)
+
+
+def test_untouched_shards_keep_their_segments(tmp_path: Path) -> None:
+    land_some(tmp_path, [0])
+    make_job(tmp_path).run()
+    one_key = make_rows(0).slice(0, 1).set_column(0, "pid", [[3]])
+    land(tmp_path / "source", "one.parquet", one_key)
+    assert make_job(tmp_path).run().shards == 1
+    first, second = state.open(tmp_path / "state").versions()
+    changed = [new for new in second.segments if new not in first.segments]
+    assert len(changed) == 1
+    assert len(second.segments) >= len(first.segments) > 3
+
+
+def test_entries_and_missing_over_all_shards(tmp_path: Path) -> None:
+    opened = some_versions(tmp_path)
+    rows = [make_rows(0), make_rows(1)]
+    table = fp.StateTable("any_order")
+    for part in rows:
+        table.apply(part)
+    import pyarrow as pa  # type: ignore[import-untyped]
+
+    keys = [("pid", "ascending"), ("partition", "ascending"), ("epoch", "ascending")]
+    expected = pa.table(table.entries()).replace_schema_metadata(None)
+    assert opened.entries().sort_by(keys).to_pylist() == expected.to_pylist()
+    assert opened.missing().num_rows == pa.table(table.missing()).num_rows > 0
+
+
+def test_no_state(tmp_path: Path) -> None:
+    with pytest.raises(fp.SnapshotError, match="not a fencepost state"):
+        state.open(tmp_path)
+
+
+def test_a_large_decision_goes_to_a_body(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "DECISION_BYTES_MAX", 500)
+    opened = some_versions(tmp_path, 3)
+    assert [version.version for version in opened.versions()] == [1, 2, 3]
+    assert all(path.stat().st_size <= 500 for path in (tmp_path / "state" / "log").iterdir())
+    bodies = sorted((tmp_path / "state" / "body").iterdir())
+    assert len(bodies) == 3
+    bodies[1].write_bytes(bodies[1].read_bytes().replace(b"DUPLICATE", b"ACCEPTED "))
+    with pytest.raises(fp.SnapshotError, match=r"body/2-.*: its SHA-256 is .*, decided was"):
+        opened.versions()
+
+
+def test_history_that_was_changed(tmp_path: Path) -> None:
+    opened = some_versions(tmp_path, 3)
+    log = tmp_path / "state" / "log" / "1.json"
+    text = log.read_text()
+    log.write_text(text.replace('"rows": 600', '"rows": 601'))
+    with pytest.raises(fp.SnapshotError, match=r"log/2.json: it does not follow from log/1.json, which has changed"):
+        opened.versions()
+    log.write_text(text)
+    assert len(opened.versions()) == 3
+    log.write_text("{")
+    with pytest.raises(fp.SnapshotError, match=r"log/1.json: not a file of a fencepost state"):
+        opened.versions()
+    log.write_text('{"format": 1, "version": 1}')
+    with pytest.raises(fp.SnapshotError, match=r"log/1.json: not a file of a fencepost state \(KeyError"):
+        opened.versions()
+    log.write_text(text)
+    (tmp_path / "state" / "log" / "3.json").unlink()
+    with pytest.raises(fp.SnapshotError, match=r"log/3.json: missing, though version 3 is done"):
+        make_job(tmp_path).run()
+
+
+@pytest.mark.parametrize("name", ["shard", "ledger"])
+def test_a_damaged_segment(tmp_path: Path, name: str) -> None:
+    some_versions(tmp_path)
+    land_some(tmp_path, [2])
+    before = hashes(tmp_path / "sink")
+    segment = next((tmp_path / "state" / "segments" / "2").rglob(f"{name}*"))
+    data = segment.read_bytes()
+    segment.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    with pytest.raises(fp.SnapshotError, match=r"its SHA-256 is .*, decided was"):
+        make_job(tmp_path).run()
+    segment.unlink()
+    with pytest.raises(fp.SnapshotError, match="missing"):
+        make_job(tmp_path).run()
+    assert hashes(tmp_path / "sink") == before
+    segment.write_bytes(data)
+    assert make_job(tmp_path).run().version == 3
+
+
+def test_a_version_that_was_never_finished(tmp_path: Path) -> None:
+    some_versions(tmp_path, 3)
+    for version in (2, 3):
+        (tmp_path / "state" / "done" / str(version)).unlink()
+    with pytest.raises(fp.SnapshotError, match="done/2: missing, though version 3 is decided"):
+        make_job(tmp_path).run()
+
+
+def test_the_ledger_stays_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "LEDGER_SEGMENTS_MAX", 3)
+    opened = some_versions(tmp_path, 8)
+    latest = opened.latest()
+    assert latest is not None
+    assert [segment.files for segment in latest.ledger] == [7, 1]
+    assert {path for path, *_ in opened.ledger(latest)} == {f"{seed}.parquet" for seed in range(8)}
+
+
+def test_only_rubbish_is_collected(tmp_path: Path) -> None:
+    opened = some_versions(tmp_path)
+    path, sink = tmp_path / "state", tmp_path / "sink"
+    before = hashes(tmp_path)
+    rubbish = [
+        path / "scratch" / "2-dead" / "x.arrow",
+        path / "segments" / "1" / "dead" / "shard-00000-0.state",
+        path / "segments" / "2" / "dead" / "shard-00000-0.state",
+        path / "body" / "2-dead.json",
+        path / "log" / "2.json.dead.tmp",
+        path / "done" / "1.dead.tmp",
+        path / "state.json.dead.tmp",
+        sink / "_prepare" / "2-dead" / "part.parquet",
+        sink / "_fencepost.json.dead.tmp",
+    ]
+    at_work = [
+        path / "scratch" / "3-alive" / "x.arrow",
+        path / "segments" / "3" / "alive" / "shard-00000-0.state",
+        path / "body" / "3-alive.json",
+        path / "log" / "3.json.alive.tmp",
+        sink / "_prepare" / "3-alive" / "part.parquet",
+    ]
+    for file in (*rubbish, *at_work):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(b"x")
+    assert make_job(tmp_path).run().version is None
+    assert [file for file in rubbish if file.exists()] == []
+    assert [file for file in at_work if not file.exists()] == []
+    assert {name: value for name, value in hashes(tmp_path).items() if name in before} == before
+    assert len(opened.versions()) == 2
+
+
+# -- Disk
+
+
+def test_put_if_absent(tmp_path: Path) -> None:
+    disk = Disk()
+    assert disk.put(tmp_path / "a", b"mine")
+    assert disk.put(tmp_path / "a", b"mine"), "a try that succeeded unnoticed"
+    assert not disk.put(tmp_path / "a", b"yours")
+    assert (tmp_path / "a").read_bytes() == b"mine"
+    assert os.listdir(tmp_path) == ["a"]
+
+
+def test_a_folder_with_content_is_never_replaced(tmp_path: Path) -> None:
+    for name in ("new", "old"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / name).touch()
+    with pytest.raises(OSError, match="not empty"):
+        Disk().move(tmp_path / "new", tmp_path / "old")
+    assert [path.name for path in (tmp_path / "old").iterdir()] == ["old"]
+
+
+def test_settings_are_text_that_people_can_read(tmp_path: Path) -> None:
+    some_versions(tmp_path, 1)
+    fields = json.loads((tmp_path / "state" / "state.json").read_text())
+    assert fields["columns"] == {"pid": "pid", "epoch": "epoch", "partition": "partition", "seq": "seq"}
+    assert fields["policy"] == fp.Policy.any_order().rules
+    assert fields["source"] == str(tmp_path / "source")
