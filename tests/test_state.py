@@ -184,6 +184,27 @@ def test_put_if_absent(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["a"]
 
 
+@pytest.mark.parametrize(("faster", "won"), [(None, True), (b"mine", True), (b"yours", False)])
+def test_put_survives_the_collection_of_its_temporary(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, faster: bytes | None, won: bool
+) -> None:
+    """Between write and link another run may put the same name and take what is left for rubbish."""
+    disk, write, taken = Disk(), Disk.write, []
+
+    def write_then_lose(self: Disk, path: Path, data: bytes) -> None:
+        write(self, path, data)
+        if not taken:
+            taken.append(path.name)
+            path.unlink()
+            if faster is not None:
+                (tmp_path / "a").write_bytes(faster)
+
+    monkeypatch.setattr(Disk, "write", write_then_lose)
+    assert disk.put(tmp_path / "a", b"mine") is won
+    assert (tmp_path / "a").read_bytes() == (faster or b"mine")
+    assert len(taken) == 1 and [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
 def test_a_folder_with_content_is_never_replaced(tmp_path: Path) -> None:
     for name in ("new", "old"):
         (tmp_path / name).mkdir()

@@ -49,15 +49,18 @@ class Disk:
         Gives True where the file now holds `data`. A writer whose earlier try succeeded unnoticed wins as well: who
         must tell two writers apart puts a nonce into `data`.
         """
-        temporary = path.with_name(f"{path.name}.{uuid4().hex}{TEMPORARY}")
-        self.write(temporary, data)
-        try:
-            os.link(temporary, path)
-        except FileExistsError:
-            if path.read_bytes() != data:
-                return False
-        finally:
-            temporary.unlink()
+        while not os.path.lexists(path):
+            temporary = path.with_name(f"{path.name}.{uuid4().hex}{TEMPORARY}")
+            self.write(temporary, data)
+            try:
+                os.link(temporary, path)
+            except (FileExistsError, FileNotFoundError):
+                # Not found: another run took the temporary for rubbish, as is right once `path` is there. Look again.
+                continue
+            finally:
+                temporary.unlink(missing_ok=True)
+        if path.read_bytes() != data:
+            return False
         self.seal(path.parent)
         return True
 
