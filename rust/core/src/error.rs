@@ -27,6 +27,11 @@ pub enum Error {
         /// What is bounded, in the plural.
         what: &'static str,
     },
+    /// The system has no memory for what the table needs.
+    Memory {
+        /// How much was asked for.
+        bytes: u64,
+    },
     /// These bytes are not a snapshot that can be used.
     Snapshot(String),
 }
@@ -47,6 +52,7 @@ impl fmt::Display for Error {
             Error::Batch { column, row: Some(row), problem } => write!(f, "column '{column}', row {row}: {problem}"),
             Error::Batch { column, row: None, problem } => write!(f, "column '{column}': {problem}"),
             Error::Policy(problem) | Error::Snapshot(problem) => f.write_str(problem),
+            Error::Memory { bytes } => write!(f, "the table needs {bytes} bytes more, and the system gives none"),
             Error::Capacity { limit, needed, what } => {
                 write!(f, "this call could need {needed} {what}, the table is bounded to {limit}")
             }

@@ -32,6 +32,7 @@ mod position;
 mod runs;
 mod shelf;
 mod snapshot;
+mod store;
 mod table;
 mod verdict;
 

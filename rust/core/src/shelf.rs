@@ -1,42 +1,23 @@
 //! Entries by key: those that fit in their line's slot, and those kept aside.
 
-use crate::Epochs;
 use crate::judge::{PlainRules, Rules, Run, Span};
-use crate::lines::{Line, LineKey, Lines, Plainly, Slot, slot_of};
+use crate::lines::{EntryKey, Line, Lines, Place, Plainly, Search, Slot};
 use crate::table::Call;
-
-/// A place that an entry has or could have: a line and a slot in it.
-#[derive(Clone, Copy)]
-struct Place {
-    line: usize,
-    slot: usize,
-}
-
-/// A search under way, from [`Shelf::begin_search`] to [`Shelf::judge_plainly`].
-#[derive(Clone, Copy, Default)]
-pub(crate) struct Search {
-    pub(crate) key: LineKey,
-    hash: u64,
-    slot: usize,
-    /// The group where the search begins; then the line where it most likely ends.
-    at: usize,
-}
+use crate::{Epochs, Result};
 
 /// A hash table of lines and what did not fit in them.
 ///
 /// A key's newest epoch lies in the line of its producer and partition; where every epoch counts by
 /// itself the epochs below it lie in lines of their own, so that the common look-up touches one line.
-pub(crate) struct Shelf<L> {
+pub(crate) struct Shelf<L: Line> {
     lines: Lines<L>,
-    aside: Vec<Span>,
-    /// Numbers of `aside` that are free.
-    free: Vec<u32>,
+    aside: Aside,
     entries: usize,
 }
 
 impl<L: Line> Shelf<L> {
     pub(crate) fn new() -> Shelf<L> {
-        Shelf { lines: Lines::new(), aside: Vec::new(), free: Vec::new(), entries: 0 }
+        Shelf { lines: Lines::new(), aside: Aside::default(), entries: 0 }
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -44,106 +25,90 @@ impl<L: Line> Shelf<L> {
     }
 
     pub(crate) fn memory_bytes(&self) -> usize {
-        let holes: usize = self.aside.iter().map(|span| span.holes.memory_bytes()).sum();
-        let aside = self.aside.capacity() * size_of::<Span>() + self.free.capacity() * size_of::<u32>();
-        self.lines.memory_bytes() + aside + holes
+        self.lines.memory_bytes() + self.aside.memory_bytes()
     }
 
     /// The entry of a key: of the given epoch, or of its highest.
     pub(crate) fn get(&self, pid: i64, partition: i32, epoch: Option<i16>) -> Option<Span> {
-        let newest = self.find(LineKey::newest::<L>(pid, partition), partition).and_then(|place| self.read(place))?;
+        let newest = self.get_at(EntryKey::newest(pid, partition))?;
         match epoch {
-            Some(epoch) if epoch != newest.epoch => {
-                self.find(LineKey::older::<L>(pid, partition, epoch), partition).and_then(|place| self.read(place))
-            }
+            Some(epoch) if epoch != newest.epoch => self.get_at(EntryKey::older(pid, partition, epoch)),
             _ => Some(newest),
         }
     }
 
+    fn get_at(&self, key: EntryKey) -> Option<Span> {
+        self.lines.find(key).and_then(|place| self.read(place))
+    }
+
     /// Every entry with its key, in no meaningful order.
     pub(crate) fn for_each(&self, mut tell: impl FnMut(i64, i32, &Span)) {
-        for line in self.lines.iter() {
-            for slot in 0..L::SLOTS {
-                let partition = (line.partitions_from() + slot as u32) as i32;
-                match line.read(slot) {
-                    Slot::Empty => {}
-                    Slot::Inline(span) => tell(line.pid(), partition, &span),
-                    Slot::Aside(number) => tell(line.pid(), partition, &self.aside[number as usize]),
-                }
-            }
-        }
+        self.lines.for_each(|key, held| match held {
+            Slot::Empty => {}
+            Slot::Inline(span) => tell(key.pid, key.partition, &span),
+            Slot::Aside(number) => tell(key.pid, key.partition, self.aside.get(number)),
+        });
     }
 
     /// Copies what a judge of this key and epoch would look at.
-    pub(crate) fn copy_to(&self, copy: &mut Shelf<L>, (pid, partition, epoch): (i64, i32, i16)) {
+    pub(crate) fn copy_to(&self, copy: &mut Shelf<L>, (pid, partition, epoch): (i64, i32, i16)) -> Result<()> {
         if pid == -1 || copy.get(pid, partition, Some(epoch)).is_some() {
-            return;
+            return Ok(());
         }
         let newest = self.get(pid, partition, None);
         if let Some(newest) = newest.filter(|_| copy.get(pid, partition, None).is_none()) {
-            copy.insert(pid, partition, newest);
+            copy.insert(pid, partition, newest)?;
         }
         if let Some(span) = self.get(pid, partition, Some(epoch)).filter(|span| span.epoch == epoch) {
-            copy.insert(pid, partition, span);
+            copy.insert(pid, partition, span)?;
         }
+        Ok(())
     }
 
     /// Makes room for `lines` more lines.
-    pub(crate) fn reserve(&mut self, lines: usize) {
-        self.lines.reserve(lines);
+    #[inline]
+    pub(crate) fn reserve(&mut self, lines: usize) -> Result<()> {
+        self.lines.reserve(lines)
     }
 
     /// Adds an entry where its key and epoch have none; false, and nothing changed, where they do.
-    pub(crate) fn insert(&mut self, pid: i64, partition: i32, span: Span) -> bool {
+    pub(crate) fn insert(&mut self, pid: i64, partition: i32, span: Span) -> Result<bool> {
         if self.get(pid, partition, Some(span.epoch)).is_some_and(|known| known.epoch == span.epoch) {
-            return false;
+            return Ok(false);
         }
-        self.reserve(2);
+        self.reserve(2)?;
         self.entries += 1;
-        let newest = LineKey::newest::<L>(pid, partition);
-        match self.find(newest, partition).and_then(|place| Some((place, self.epoch_at(place)?))) {
+        let newest = EntryKey::newest(pid, partition);
+        match self.lines.find(newest).and_then(|place| Some((place, self.epoch_at(place)?))) {
             Some((place, known)) if known < span.epoch => self.replace_newest(place, (pid, partition), span),
-            Some(_) => {
-                let place = self.find_or_insert(LineKey::older::<L>(pid, partition, span.epoch), partition);
-                self.put(place, span);
-            }
-            None => {
-                let place = self.find_or_insert(newest, partition);
-                self.put(place, span);
-            }
+            Some(_) => self.put_at(EntryKey::older(pid, partition, span.epoch), span),
+            None => self.put_at(newest, span),
         }
-        true
+        Ok(true)
     }
 
-    /// First pass over a chunk of runs: asks for the tags.
-    #[inline]
+    /// First pass over a chunk of runs: asks for the tags. Room for two lines a run must have been reserved.
+    #[inline(always)]
     pub(crate) fn begin_search(&self, pid: i64, partition: i32) -> Search {
-        let key = LineKey::newest::<L>(pid, partition);
-        let hash = key.hash();
-        let group = self.lines.group_of(hash);
-        self.lines.prefetch_tags(group);
-        Search { key, hash, slot: slot_of::<L>(partition), at: group }
+        self.lines.begin_search(pid, partition)
     }
 
     /// Second pass: asks for the line.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn go_on_searching(&self, search: &mut Search) {
-        search.at = self.lines.prefetch_line(search.at, search.hash);
+        self.lines.go_on_searching(search);
     }
 
     /// Third pass: judges the run if its slot alone can tell. [`Shelf::judge_beyond`] does the others.
-    /// Room for two lines must have been reserved.
     #[inline(always)]
-    pub(crate) fn judge_plainly(&mut self, rules: &PlainRules, run: Run, search: &Search) -> Plainly {
-        let line = match self.lines.find_near(search.at, search.key, search.hash) {
-            Some(line) => line,
-            None if rules.begins_anywhere => {
-                let line = self.lines.insert(search.key, search.hash);
-                self.lines.line_mut(line)
-            }
-            None => return Plainly::Unclear,
-        };
-        let plainly = line.judge_plainly(search.slot, run, rules);
+    pub(crate) fn judge_plainly(
+        &mut self,
+        rules: &PlainRules,
+        key: (i64, i32),
+        run: Run,
+        search: &Search,
+    ) -> Plainly {
+        let plainly = self.lines.judge_plainly(key, run, rules, search);
         self.entries += usize::from(plainly == Plainly::Begun);
         plainly
     }
@@ -151,40 +116,31 @@ impl<L: Line> Shelf<L> {
     /// Judges a run whose slot alone could not tell.
     #[cold]
     #[inline(never)]
-    pub(crate) fn judge_beyond(&mut self, rules: &Rules, key: (i64, i32), run: Run, call: &mut Call) {
-        let found = self.find(LineKey::newest::<L>(key.0, key.1), key.1);
+    pub(crate) fn judge_beyond(&mut self, rules: &Rules, (pid, partition): (i64, i32), run: Run, call: &mut Call) {
+        let newest = EntryKey::newest(pid, partition);
+        let found = self.lines.find(newest);
         let known_epoch = found.and_then(|place| self.epoch_at(place));
         let is_stale = known_epoch.is_some_and(|known| run.epoch < known);
         if is_stale {
             call.stale(run.rows);
         }
         if rules.policy.epochs != Epochs::Key || known_epoch.is_none_or(|known| run.epoch == known) {
-            let line_key = LineKey::newest::<L>(key.0, key.1);
-            self.judge_at(rules, line_key, key.1, run, found, call);
+            self.judge_at(rules, newest, run, found, call);
         } else if is_stale {
-            let line_key = LineKey::older::<L>(key.0, key.1, run.epoch);
-            let found = self.find(line_key, key.1);
-            self.judge_at(rules, line_key, key.1, run, found, call);
+            let older = EntryKey::older(pid, partition, run.epoch);
+            self.judge_at(rules, older, run, self.lines.find(older), call);
         } else if let (Some(span), Some(place)) = (rules.judge(None, run, call), found) {
             self.entries += 1;
-            self.replace_newest(place, key, span);
+            self.replace_newest(place, (pid, partition), span);
         }
     }
 
     /// Judges against the entry at a place, or against none, and keeps what comes of it.
-    fn judge_at(
-        &mut self,
-        rules: &Rules,
-        line_key: LineKey,
-        partition: i32,
-        run: Run,
-        found: Option<Place>,
-        call: &mut Call,
-    ) {
+    fn judge_at(&mut self, rules: &Rules, key: EntryKey, run: Run, found: Option<Place>, call: &mut Call) {
         let entry = found.and_then(|place| self.take(place));
         let was_known = entry.is_some();
         if let Some(span) = rules.judge(entry, run, call) {
-            let place = found.unwrap_or_else(|| self.find_or_insert(line_key, partition));
+            let place = found.unwrap_or_else(|| self.lines.find_or_insert(key));
             self.put(place, span);
             self.entries += usize::from(!was_known);
         }
@@ -194,62 +150,94 @@ impl<L: Line> Shelf<L> {
     fn replace_newest(&mut self, place: Place, (pid, partition): (i64, i32), span: Span) {
         let before = self.read(place).expect("the newest place of a known key holds its entry");
         self.put(place, span);
-        let older = self.find_or_insert(LineKey::older::<L>(pid, partition, before.epoch), partition);
-        self.put(older, before);
-    }
-
-    fn find(&self, key: LineKey, partition: i32) -> Option<Place> {
-        let line = self.lines.find(key, key.hash())?;
-        Some(Place { line, slot: slot_of::<L>(partition) })
-    }
-
-    fn find_or_insert(&mut self, key: LineKey, partition: i32) -> Place {
-        let hash = key.hash();
-        let line = self.lines.find(key, hash).unwrap_or_else(|| self.lines.insert(key, hash));
-        Place { line, slot: slot_of::<L>(partition) }
+        self.put_at(EntryKey::older(pid, partition, before.epoch), before);
     }
 
     fn epoch_at(&self, place: Place) -> Option<i16> {
-        let line = self.lines.line(place.line);
-        (!line.is_empty_at(place.slot)).then(|| line.epoch(place.slot))
+        match self.lines.read(place) {
+            Slot::Empty => None,
+            Slot::Inline(span) => Some(span.epoch),
+            Slot::Aside(number) => Some(self.aside.get(number).epoch),
+        }
     }
 
     fn read(&self, place: Place) -> Option<Span> {
-        match self.lines.line(place.line).read(place.slot) {
+        match self.lines.read(place) {
             Slot::Empty => None,
             Slot::Inline(span) => Some(span),
-            Slot::Aside(number) => Some(self.aside[number as usize].clone()),
+            Slot::Aside(number) => Some(self.aside.get(number).clone()),
         }
     }
 
     /// The entry at a place, moved out; [`Shelf::put`] follows.
     fn take(&mut self, place: Place) -> Option<Span> {
-        match self.lines.line(place.line).read(place.slot) {
+        match self.lines.read(place) {
             Slot::Empty => None,
             Slot::Inline(span) => Some(span),
-            Slot::Aside(number) => Some(std::mem::take(&mut self.aside[number as usize])),
+            Slot::Aside(number) => Some(std::mem::take(self.aside.get_mut(number))),
         }
+    }
+
+    fn put_at(&mut self, key: EntryKey, span: Span) {
+        let place = self.lines.find_or_insert(key);
+        self.put(place, span);
     }
 
     /// Stores an entry at a place: in the line if it fits, else aside.
     fn put(&mut self, place: Place, span: Span) {
-        let line = self.lines.line_mut(place.line);
-        let number = match line.read(place.slot) {
+        let number = match self.lines.read(place) {
             Slot::Aside(number) => Some(number),
             _ => None,
         };
-        if line.write_inline(place.slot, &span) {
-            if let Some(number) = number {
-                self.aside[number as usize] = Span::default();
-                self.free.push(number);
-            }
-            return;
+        if self.lines.write_inline(place, &span) {
+            number.into_iter().for_each(|number| self.aside.free(number));
+        } else {
+            let number = number.unwrap_or_else(|| self.aside.add());
+            self.lines.write_aside(place, number);
+            *self.aside.get_mut(number) = span;
         }
-        let number = number.or_else(|| self.free.pop()).unwrap_or_else(|| {
-            self.aside.push(Span::default());
-            u32::try_from(self.aside.len() - 1).expect("fewer than 2^32 entries with holes")
-        });
-        line.write_aside(place.slot, span.epoch, number);
-        self.aside[number as usize] = span;
+    }
+}
+
+/// Entries that fit in no slot, by number. In blocks, so that growth copies nothing.
+#[derive(Default)]
+struct Aside {
+    blocks: Vec<Box<[Span; Aside::BLOCK]>>,
+    /// Numbers below `end` that are free.
+    free: Vec<u32>,
+    end: u32,
+}
+
+impl Aside {
+    const BLOCK: usize = 256;
+
+    fn get(&self, number: u32) -> &Span {
+        &self.blocks[number as usize / Self::BLOCK][number as usize % Self::BLOCK]
+    }
+
+    fn get_mut(&mut self, number: u32) -> &mut Span {
+        &mut self.blocks[number as usize / Self::BLOCK][number as usize % Self::BLOCK]
+    }
+
+    fn add(&mut self) -> u32 {
+        self.free.pop().unwrap_or_else(|| {
+            assert!(self.end < u32::MAX - 1, "fewer than 2^32 - 2 entries aside");
+            if self.end as usize == self.blocks.len() * Self::BLOCK {
+                self.blocks.push(Box::new(std::array::from_fn(|_| Span::default())));
+            }
+            self.end += 1;
+            self.end - 1
+        })
+    }
+
+    fn free(&mut self, number: u32) {
+        *self.get_mut(number) = Span::default();
+        self.free.push(number);
+    }
+
+    fn memory_bytes(&self) -> usize {
+        let spans = self.blocks.iter().flat_map(|block| block.iter());
+        let blocks = self.blocks.len() * (size_of::<[Span; Self::BLOCK]>() + size_of::<usize>());
+        blocks + self.free.capacity() * size_of::<u32>() + spans.map(|span| span.holes.memory_bytes()).sum::<usize>()
     }
 }

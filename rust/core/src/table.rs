@@ -2,9 +2,10 @@ use crate::batch::{Batch, Seqs};
 use crate::holes::Holes;
 use crate::judge::{Rules, Run, Sink, Span};
 use crate::keys::Keys;
-use crate::lines::{Line, NextLine, Plainly, SpanLine, WideLine};
+use crate::lines::{Line, Plainly, Search};
 use crate::runs::{self, Domain, Seq};
-use crate::shelf::{Search, Shelf};
+use crate::shelf::Shelf;
+use crate::store::{Store, with_shelf};
 use crate::{Admit, Column, Epochs, Error, Policy, Result, Verdict};
 use std::collections::{BTreeMap, HashSet};
 
@@ -123,36 +124,6 @@ type Starts = Vec<Vec<u32>>;
 
 /// The key and epoch of a row.
 pub(crate) type Key = (i64, i32, i16);
-
-/// The layout follows from the policy.
-enum Store {
-    Next(Shelf<NextLine>),
-    Span(Shelf<SpanLine>),
-    Wide(Shelf<WideLine>),
-}
-
-/// Does one thing to the shelf, whatever its layout.
-macro_rules! with_shelf {
-    ($store:expr, $shelf:ident => $do:expr) => {
-        match $store {
-            Store::Next($shelf) => $do,
-            Store::Span($shelf) => $do,
-            Store::Wide($shelf) => $do,
-        }
-    };
-}
-
-impl Store {
-    fn new(policy: &Policy) -> Store {
-        let is_narrow = policy.wrap.is_some_and(|wrap| wrap <= 1 << 32);
-        let is_next = policy.admit == Admit::Next && policy.window <= NextLine::WINDOW_MAX;
-        match (is_narrow, is_next && policy.epochs != Epochs::Key) {
-            (true, true) => Store::Next(Shelf::new()),
-            (true, false) => Store::Span(Shelf::new()),
-            (false, _) => Store::Wide(Shelf::new()),
-        }
-    }
-}
 
 impl StateTable {
     /// An empty table.
@@ -294,7 +265,7 @@ impl StateTable {
     /// are counted from the first batch's first. An error leaves the table as it was.
     pub fn apply(&mut self, batches: &[Batch<'_>]) -> Result<Judged> {
         let mut starts = std::mem::take(&mut self.starts);
-        let judged = self.find_runs(batches, &mut starts).map(|()| {
+        let judged = self.find_runs(batches, &mut starts).and_then(|()| self.make_room(rows_of(batches))).map(|()| {
             let mut call = Call::new(batches, self.rules.reports_missing());
             with_shelf!(&mut self.store, shelf => judge_batches(shelf, &self.rules, batches, &starts, &mut call));
             self.finish(call)
@@ -310,7 +281,8 @@ impl StateTable {
         let mut call = Call::new(batches, self.rules.reports_missing());
         with_shelf!(&self.store, shelf => {
             let mut copy = Shelf::new();
-            keys_of(batches, &starts).for_each(|key| shelf.copy_to(&mut copy, key));
+            copy.reserve(room_for(rows_of(batches)))?;
+            keys_of(batches, &starts).try_for_each(|key| shelf.copy_to(&mut copy, key))?;
             judge_batches(&mut copy, &self.rules, batches, &starts, &mut call);
         });
         Ok(self.finish(call))
@@ -331,8 +303,13 @@ impl StateTable {
             span.first -= self.policy().wrap.unwrap_or(0) as i64;
         }
         entry.holes.iter().for_each(|hole| span.holes.open(hole.first, hole.last, hole.timestamp.unwrap_or(0)));
-        let is_new = with_shelf!(&mut self.store, shelf => shelf.insert(entry.pid, entry.partition, span));
+        let is_new = with_shelf!(&mut self.store, shelf => shelf.insert(entry.pid, entry.partition, span))?;
         if is_new { Ok(()) } else { Err(Error::Snapshot("two entries have the same key".into())) }
+    }
+
+    /// Before the first change of a call: memory for what it begins with.
+    fn make_room(&mut self, rows: usize) -> Result<()> {
+        with_shelf!(&mut self.store, shelf => shelf.reserve(room_for(rows)))
     }
 
     fn check_entry(&self, entry: &Entry) -> Result<()> {
@@ -480,6 +457,16 @@ impl StateTable {
     }
 }
 
+/// Lines that a chunk of so many runs can need: a run needs one for its key, and one for an epoch that
+/// is no longer the highest.
+fn room_for(runs: usize) -> usize {
+    2 * runs.min(CHUNK)
+}
+
+fn rows_of(batches: &[Batch<'_>]) -> usize {
+    batches.iter().map(Batch::len).sum()
+}
+
 fn key_at(batch: &Batch<'_>, row: usize) -> Key {
     (batch.pid[row], batch.partition[row], batch.epoch.map_or(0, |epoch| epoch[row]))
 }
@@ -520,7 +507,8 @@ fn judge_runs<L: Line, S: Seq>(
 ) {
     let mut searches = [Search::default(); CHUNK];
     for (chunk_number, chunk) in starts.chunks(CHUNK).enumerate() {
-        shelf.reserve(2 * chunk.len());
+        // Refused memory is the next call's error: this one has begun, and each segment has lines in reserve.
+        shelf.reserve(room_for(chunk.len())).ok();
         for (search, &start) in searches.iter_mut().zip(chunk) {
             *search = shelf.begin_search(batch.pid[start as usize], batch.partition[start as usize]);
         }
@@ -528,20 +516,20 @@ fn judge_runs<L: Line, S: Seq>(
             shelf.go_on_searching(search);
         }
         let after = starts.get((chunk_number + 1) * CHUNK).map_or(batch.len(), |&start| start as usize);
-        for (number, (search, &start)) in searches.iter().zip(chunk).enumerate() {
+        let ends = chunk[1..].iter().map(|&next| next as usize).chain([after]);
+        for ((search, &start), end) in searches.iter().zip(chunk).zip(ends) {
             let row = start as usize;
-            let end = chunk.get(number + 1).map_or(after, |&next| next as usize);
-            if search.key.pid == -1 {
+            let (pid, partition) = (batch.pid[row], batch.partition[row]);
+            if pid == -1 {
                 call.fill(row, end, Verdict::Untracked);
                 continue;
             }
             let epoch = batch.epoch.map_or(0, |epoch| epoch[row]);
             let run = Run { epoch, seq: seq[row].wide(), rows: (end - row) as i64 };
-            match shelf.judge_plainly(&rules.plain, run, search) {
+            match shelf.judge_plainly(&rules.plain, (pid, partition), run, search) {
                 Plainly::WentOn | Plainly::Begun => {}
                 Plainly::Repeated => call.fill(row, end, Verdict::Duplicate),
                 Plainly::Unclear => {
-                    let (pid, partition) = (batch.pid[row], batch.partition[row]);
                     call.begin_run(row, (pid, partition, epoch));
                     shelf.judge_beyond(rules, (pid, partition), run, call);
                 }
