@@ -34,6 +34,8 @@ mod shelf;
 mod snapshot;
 mod store;
 mod table;
+mod timed;
+mod union;
 mod verdict;
 
 pub use batch::{Batch, Column, Seqs};

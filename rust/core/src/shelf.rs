@@ -4,6 +4,7 @@ use crate::judge::{PlainRules, Rules, Run, Span};
 use crate::lines::{EntryKey, Line, Lines, Place, Plainly, Search, Slot};
 use crate::table::Call;
 use crate::{Epochs, Result};
+use std::cmp::Reverse;
 
 /// A hash table of lines and what did not fit in them.
 ///
@@ -50,6 +51,11 @@ impl<L: Line> Shelf<L> {
         });
     }
 
+    /// How many holes its entries have.
+    pub(crate) fn holes(&self) -> u64 {
+        self.aside.iter().map(|span| span.holes.len() as u64).sum()
+    }
+
     /// Copies what a judge of this key and epoch would look at.
     pub(crate) fn copy_to(&self, copy: &mut Shelf<L>, (pid, partition, epoch): (i64, i32, i16)) -> Result<()> {
         if pid == -1 || copy.get(pid, partition, Some(epoch)).is_some() {
@@ -87,6 +93,64 @@ impl<L: Line> Shelf<L> {
         Ok(true)
     }
 
+    /// Puts an entry in the place of the one that its key has, of epoch `known`.
+    pub(crate) fn replace(&mut self, pid: i64, partition: i32, known: i16, span: Span) {
+        let newest = self.lines.find(EntryKey::newest(pid, partition));
+        let place = newest
+            .filter(|&place| self.epoch_at(place) == Some(known))
+            .or_else(|| self.lines.find(EntryKey::older(pid, partition, known)))
+            .expect("the entry is known");
+        self.put(place, span);
+    }
+
+    /// Keeps the entries that `keep` says, as it leaves them, and gives how many went. It may change only
+    /// what is said beside first, last and epoch.
+    pub(crate) fn retain(&mut self, mut keep: impl FnMut(i64, i32, &mut Span) -> bool) -> usize {
+        let before = self.entries;
+        for segment in 0..self.lines.segments() {
+            let mut older = Vec::new();
+            let (aside, entries) = (&mut self.aside, &mut self.entries);
+            self.lines.retain(segment, |key, held| {
+                let is_kept = match held {
+                    Slot::Empty => return false,
+                    Slot::Inline(mut span) => keep(key.pid, key.partition, &mut span),
+                    Slot::Aside(number) => {
+                        let is_kept = keep(key.pid, key.partition, aside.get_mut(number));
+                        if !is_kept {
+                            aside.free(number);
+                        }
+                        is_kept
+                    }
+                };
+                older.extend((is_kept && key.older.is_some()).then_some(key));
+                *entries -= usize::from(!is_kept);
+                is_kept
+            });
+            self.promote(older);
+        }
+        self.lines.shrink();
+        before - self.entries
+    }
+
+    /// Where a key's highest epoch went, the highest of those that are left takes its place.
+    fn promote(&mut self, mut older: Vec<EntryKey>) {
+        older.sort_unstable_by_key(|key| (key.pid, key.partition, Reverse(key.older)));
+        older.dedup_by_key(|key| (key.pid, key.partition));
+        for key in older {
+            let newest = self.lines.find(EntryKey::newest(key.pid, key.partition));
+            let newest = newest.expect("a key with older epochs has a line for its highest");
+            let place = self.lines.find(key).expect("it was just kept");
+            if self.lines.read(newest) == Slot::Empty {
+                let span = self.read(place).expect("it was just kept");
+                if let Slot::Aside(number) = self.lines.read(place) {
+                    self.aside.free(number);
+                }
+                self.lines.clear(place);
+                self.put(newest, span);
+            }
+        }
+    }
+
     /// First pass over a chunk of runs: asks for the tags. Room for two lines a run must have been reserved.
     #[inline(always)]
     pub(crate) fn begin_search(&self, pid: i64, partition: i32) -> Search {
@@ -116,7 +180,7 @@ impl<L: Line> Shelf<L> {
     /// Judges a run whose slot alone could not tell.
     #[cold]
     #[inline(never)]
-    pub(crate) fn judge_beyond(&mut self, rules: &Rules, (pid, partition): (i64, i32), run: Run, call: &mut Call) {
+    pub(crate) fn judge_beyond(&mut self, rules: &Rules, (pid, partition): (i64, i32), run: Run, call: &mut Call<'_>) {
         let newest = EntryKey::newest(pid, partition);
         let found = self.lines.find(newest);
         let known_epoch = found.and_then(|place| self.epoch_at(place));
@@ -136,7 +200,7 @@ impl<L: Line> Shelf<L> {
     }
 
     /// Judges against the entry at a place, or against none, and keeps what comes of it.
-    fn judge_at(&mut self, rules: &Rules, key: EntryKey, run: Run, found: Option<Place>, call: &mut Call) {
+    fn judge_at(&mut self, rules: &Rules, key: EntryKey, run: Run, found: Option<Place>, call: &mut Call<'_>) {
         let entry = found.and_then(|place| self.take(place));
         let was_known = entry.is_some();
         if let Some(span) = rules.judge(entry, run, call) {
@@ -230,14 +294,17 @@ impl Aside {
         })
     }
 
+    fn iter(&self) -> impl Iterator<Item = &Span> {
+        self.blocks.iter().flat_map(|block| block.iter())
+    }
+
     fn free(&mut self, number: u32) {
         *self.get_mut(number) = Span::default();
         self.free.push(number);
     }
 
     fn memory_bytes(&self) -> usize {
-        let spans = self.blocks.iter().flat_map(|block| block.iter());
         let blocks = self.blocks.len() * (size_of::<[Span; Self::BLOCK]>() + size_of::<usize>());
-        blocks + self.free.capacity() * size_of::<u32>() + spans.map(|span| span.holes.memory_bytes()).sum::<usize>()
+        blocks + self.free.capacity() * size_of::<u32>() + self.iter().map(|span| span.holes.memory_bytes()).sum::<usize>()
     }
 }

@@ -1,7 +1,8 @@
-//! Which layout a table's entries lie in follows from its policy.
+//! Which layout a table's entries lie in follows from its policy and from what is kept.
 
 use crate::lines::{NextLine, SpanLine, WideLine};
 use crate::shelf::Shelf;
+use crate::timed::Timed;
 use crate::{Admit, Epochs, Policy};
 
 /// Entries in one of the layouts.
@@ -9,6 +10,9 @@ pub(crate) enum Store {
     Next(Shelf<NextLine>),
     Span(Shelf<SpanLine>),
     Wide(Shelf<WideLine>),
+    TimedNext(Shelf<Timed<NextLine>>),
+    TimedSpan(Shelf<Timed<SpanLine>>),
+    TimedWide(Shelf<Timed<WideLine>>),
 }
 
 /// Does one thing to the shelf, whatever its layout.
@@ -18,19 +22,25 @@ macro_rules! with_shelf {
             $crate::store::Store::Next($shelf) => $do,
             $crate::store::Store::Span($shelf) => $do,
             $crate::store::Store::Wide($shelf) => $do,
+            $crate::store::Store::TimedNext($shelf) => $do,
+            $crate::store::Store::TimedSpan($shelf) => $do,
+            $crate::store::Store::TimedWide($shelf) => $do,
         }
     };
 }
 pub(crate) use with_shelf;
 
 impl Store {
-    pub(crate) fn new(policy: &Policy) -> Store {
+    pub(crate) fn new(policy: &Policy, keeps_timestamp: bool) -> Store {
         let is_narrow = policy.wrap.is_some_and(|wrap| wrap <= 1 << 32);
         let is_next = policy.admit == Admit::Next && policy.window <= NextLine::WINDOW_MAX;
-        match (is_narrow, is_next && policy.epochs != Epochs::Key) {
-            (true, true) => Store::Next(Shelf::new()),
-            (true, false) => Store::Span(Shelf::new()),
-            (false, _) => Store::Wide(Shelf::new()),
+        match (is_narrow, is_next && policy.epochs != Epochs::Key, keeps_timestamp) {
+            (true, true, false) => Store::Next(Shelf::new()),
+            (true, false, false) => Store::Span(Shelf::new()),
+            (false, _, false) => Store::Wide(Shelf::new()),
+            (true, true, true) => Store::TimedNext(Shelf::new()),
+            (true, false, true) => Store::TimedSpan(Shelf::new()),
+            (false, _, true) => Store::TimedWide(Shelf::new()),
         }
     }
 }

@@ -57,6 +57,20 @@ impl<L: Line> Groups<L> {
         (0..self.count() * GROUP).filter(|&number| self.is_taken(number)).map(|number| self.line(number))
     }
 
+    /// Empties the slots that `keep` does not want.
+    pub(super) fn retain(&mut self, keep: &mut impl FnMut(EntryKey, Slot) -> bool) {
+        for number in 0..self.count() * GROUP {
+            if self.is_taken(number) {
+                let line = self.line_mut(number);
+                for slot in 0..L::SLOTS {
+                    if !line.is_empty_at(slot) && !keep(EntryKey::at(line, slot), line.read(slot)) {
+                        line.clear(slot);
+                    }
+                }
+            }
+        }
+    }
+
     #[inline]
     fn is_taken(&self, number: usize) -> bool {
         self.buffer.tags().as_flattened()[number] != 0

@@ -41,6 +41,11 @@ pub(crate) trait Line: Copy {
     const SLOTS: usize;
     /// The layout that holds the same entries one by one, or several in a line.
     type Twin: Line;
+    /// A timestamp for each slot.
+    type Times: AsRef<[i64]> + AsMut<[i64]> + Copy;
+    const NO_TIMES: Self::Times;
+    /// Whether entries have timestamps.
+    const IS_TIMED: bool = false;
 
     fn empty(key: LineKey) -> Self;
     fn pid(&self) -> i64;
@@ -178,6 +183,8 @@ pub(crate) struct SpanLine {
 impl Line for SpanLine {
     const SLOTS: usize = 6;
     type Twin = LoneSpan;
+    type Times = [i64; 6];
+    const NO_TIMES: [i64; 6] = [0; 6];
 
     fn empty(key: LineKey) -> Self {
         SpanLine { pid: key.pid, head: Head::new(key), first: [0; 6], last: [0; 6] }
@@ -356,6 +363,8 @@ impl NextLine {
 impl Line for NextLine {
     const SLOTS: usize = 8;
     type Twin = LoneNext;
+    type Times = [i64; 8];
+    const NO_TIMES: [i64; 8] = [0; 8];
 
     fn empty(key: LineKey) -> Self {
         NextLine { pid: key.pid, group: key.group, marks: 0, epoch: [key.epoch; 8], last: [0; 8] }
@@ -480,6 +489,8 @@ impl WideLine {
 impl Line for WideLine {
     const SLOTS: usize = 4;
     type Twin = LoneWide;
+    type Times = [i64; 4];
+    const NO_TIMES: [i64; 4] = [0; 4];
 
     fn empty(key: LineKey) -> Self {
         WideLine { pid: key.pid, head: Head::new(key), last: [0; 4], reach: [0; 4] }

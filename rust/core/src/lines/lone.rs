@@ -34,6 +34,8 @@ impl LoneSpan {
 impl Line for LoneSpan {
     const SLOTS: usize = 1;
     type Twin = SpanLine;
+    type Times = [i64; 1];
+    const NO_TIMES: [i64; 1] = [0];
 
     fn empty(key: LineKey) -> Self {
         LoneSpan { pid: key.pid, group: key.group, first: Self::EMPTY, last: 0, epoch: key.epoch }
@@ -140,6 +142,8 @@ impl LoneNext {
 impl Line for LoneNext {
     const SLOTS: usize = 1;
     type Twin = NextLine;
+    type Times = [i64; 1];
+    const NO_TIMES: [i64; 1] = [0];
 
     fn empty(key: LineKey) -> Self {
         LoneNext { pid: key.pid, group: key.group, last: 0, epoch: key.epoch, remembered: 0 }
@@ -211,6 +215,8 @@ impl LoneWide {
 impl Line for LoneWide {
     const SLOTS: usize = 1;
     type Twin = WideLine;
+    type Times = [i64; 1];
+    const NO_TIMES: [i64; 1] = [0];
 
     fn empty(key: LineKey) -> Self {
         let (last, reach) = (Self::NOWHERE, Self::EMPTY);

@@ -317,6 +317,16 @@ impl<L: Line> Lines<L> {
         self.room = self.segments.iter().map(Segment::room).min().unwrap_or(0);
     }
 
+    /// How many segments there are.
+    pub(crate) fn segments(&self) -> usize {
+        self.segments.len()
+    }
+
+    /// Empties the slots of a segment that `keep` does not want. Their lines stay until [`Lines::shrink`].
+    pub(crate) fn retain(&mut self, segment: usize, mut keep: impl FnMut(EntryKey, Slot) -> bool) {
+        with_groups!(&mut self.segments[segment].held, groups => groups.retain(&mut keep));
+    }
+
     /// Drops the lines of empty slots, segment by segment. Without memory for it they stay.
     pub(crate) fn shrink(&mut self) {
         for segment in &mut self.segments {
