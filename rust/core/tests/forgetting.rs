@@ -51,6 +51,14 @@ struct Pair {
     oracle: Oracle<Key>,
 }
 
+/// What a step comes to.
+#[derive(Debug, PartialEq)]
+enum Outcome {
+    Judged(Said),
+    Evicted(usize, Option<i64>),
+    Forgotten(usize),
+}
+
 /// What rows come to: verdicts, what would have been accepted, stale rows and border rows.
 type Said = (Vec<u8>, Vec<Option<i64>>, u64, u64);
 
@@ -62,19 +70,17 @@ impl Pair {
     /// Does a step on both sides, rows in pieces as `random` cuts them; `Err` says how they differ.
     fn step(&mut self, step: &Step, random: &mut Random) -> Result<(), String> {
         let (core, truth) = match step {
-            Step::Rows(rows) => {
-                let (core, truth) = (self.judge(rows, random), self.oracle_judges(rows));
-                (format!("{core:?}"), format!("{truth:?}"))
-            }
+            Step::Rows(rows) => (Outcome::Judged(self.judge(rows, random)), Outcome::Judged(self.oracle_judges(rows))),
             Step::Evict { now, idle } => {
                 let dropped = self.table.evict(*now, *idle).expect("timestamps are kept");
-                let truth = (self.oracle.evict(*now, *idle), self.oracle.horizon());
-                (format!("{:?}", (dropped, self.table.horizon_ms())), format!("{truth:?}"))
+                let truth = self.oracle.evict(*now, *idle);
+                let truth = Outcome::Evicted(truth, self.oracle.horizon());
+                (Outcome::Evicted(dropped, self.table.horizon_ms()), truth)
             }
             Step::Forget { pid, partition } => {
                 let is_named = |key: &Key| key.0 == *pid && partition.is_none_or(|it| it == key.1);
-                let truth = self.oracle.forget(is_named);
-                (self.table.forget(*pid, *partition).to_string(), truth.to_string())
+                let dropped = self.table.forget(*pid, *partition);
+                (Outcome::Forgotten(dropped), Outcome::Forgotten(self.oracle.forget(is_named)))
             }
         };
         let (entries, truths) = (self.core_remembers(), self.oracle_remembers());
@@ -82,7 +88,7 @@ impl Pair {
             return Ok(());
         }
         let name = &self.rules.name;
-        Err(format!("{name}: {step:?}\ncore   {core}\noracle {truth}\ncore   {entries:?}\noracle {truths:?}"))
+        Err(format!("{name}: {step:?}\ncore   {core:?}\noracle {truth:?}\ncore   {entries:?}\noracle {truths:?}"))
     }
 
     fn judge(&mut self, rows: &[(Row, i64)], random: &mut Random) -> Said {
