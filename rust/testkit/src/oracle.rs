@@ -329,6 +329,9 @@ impl<K: Ord + Clone + Debug> Oracle<K> {
             }
             return judgement;
         }
+        // A table that was merged may have holes that are out of reach.
+        self.keep_reach(&row.key, epoch);
+        let entry = &self.keys[&row.key][&epoch];
         let (lowest, highest) = (self.start(entry), *entry.positions.last().expect("an entry has accepted a row"));
         let (position, is_border) = (self.place)(&policy, highest, row.seq);
         call.border += u64::from(is_border);
@@ -478,5 +481,6 @@ fn after(policy: &Policy, position: i128) -> Option<i64> {
 }
 
 mod forgetting;
+pub use forgetting::{CannotMerge, Remembered};
 #[cfg(test)]
 mod tests;

@@ -49,6 +49,8 @@ impl<K: Ord + Clone + Debug> Oracle<K> {
                 uncovered(entry, first, last).into_iter().for_each(|range| make_final(entry, range));
             }
         }
+        let kept: Vec<_> = self.entries().map(|(key, epoch, _)| (key.clone(), epoch)).collect();
+        kept.iter().for_each(|(key, epoch)| self.keep_reach(key, *epoch));
         before - self.len()
     }
 
