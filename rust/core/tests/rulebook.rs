@@ -166,7 +166,7 @@ fn refusal(error: &Error) -> Refusal {
         Error::Batch { column, row, .. } => Refusal { column: column.to_string(), row: *row },
         Error::Policy(_) => Refusal { column: "policy".into(), row: None },
         Error::Capacity { .. } => Refusal { column: "capacity".into(), row: None },
-        Error::Snapshot(_) => panic!("not of a call: {error}"),
+        Error::Snapshot(_) | Error::Memory { .. } => panic!("not of a rule: {error}"),
     }
 }
 
