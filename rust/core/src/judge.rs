@@ -143,7 +143,7 @@ impl Rules {
         let mut begun = Span { epoch: run.epoch, first: run.seq, last: run.seq, holes: Holes::default() };
         if from_zero && run.seq > 0 {
             begun.first = 0;
-            begun.holes.open(0, run.seq - 1);
+            begun.holes.open(0, run.seq - 1, 0);
             sink.opened(0, run.seq - 1);
         }
         if run.rows == 1 {
@@ -225,7 +225,7 @@ impl Rules {
         }
         if position < entry.first {
             if end < entry.first - 1 {
-                entry.holes.open(end + 1, entry.first - 1);
+                entry.holes.open(end + 1, entry.first - 1, 0);
                 sink.opened(end + 1, entry.first - 1);
             }
             entry.first = position;
@@ -278,7 +278,7 @@ impl Rules {
     /// Notes what lies between the highest and a position above it.
     fn jump(&self, entry: &mut Span, position: i64, sink: &mut impl Sink) {
         if position - 1 > entry.last && self.keeps_holes {
-            entry.holes.open(entry.last + 1, position - 1);
+            entry.holes.open(entry.last + 1, position - 1, 0);
             sink.opened(entry.last + 1, position - 1);
         }
     }

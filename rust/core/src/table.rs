@@ -287,7 +287,7 @@ impl StateTable {
         if self.policy().admit == Admit::Next && entry.first > entry.last {
             span.first -= self.policy().wrap.unwrap_or(0) as i64;
         }
-        entry.holes.iter().for_each(|hole| span.holes.open(hole.first, hole.last));
+        entry.holes.iter().for_each(|hole| span.holes.open(hole.first, hole.last, 0));
         let is_new = with_shelf!(&mut self.store, shelf => shelf.insert(entry.pid, entry.partition, span));
         if is_new { Ok(()) } else { Err(Error::Snapshot("two entries have the same key".into())) }
     }
@@ -551,7 +551,7 @@ impl Sink for Call {
 
     fn opened(&mut self, first: i64, last: i64) {
         if self.reports_missing {
-            self.opened.entry(self.key).or_default().open(first, last);
+            self.opened.entry(self.key).or_default().open(first, last, 0);
         }
     }
 
@@ -560,7 +560,7 @@ impl Sink for Call {
             return;
         }
         if let Some(holes) = self.opened.get_mut(&self.key) {
-            holes.close(first, last, |_, _| ());
+            holes.remove(first, last);
         }
     }
 
