@@ -61,6 +61,43 @@ fn random_1m_known(bencher: divan::Bencher<'_, '_>, policy: &str) {
     judge_known(bencher, policy, 1_000_000, 1);
 }
 
+/// Judges rows that are all new, in order or one in ten late, and checks that none is refused and
+/// none is missing in the end.
+fn judge_displaced(bencher: divan::Bencher<'_, '_>, policy: &str, keys: u64, displaced_by: u64) {
+    let columns = Columns::displaced(ROWS, keys, displaced_by, 1);
+    let batches = columns.batches(BATCH);
+    let policy = Policy::preset(policy).expect("a preset");
+    bencher.counter(ItemsCount::new(columns.pid.len())).bench_local(|| {
+        let mut table = StateTable::new(policy).expect("a preset is valid");
+        for batch in &batches {
+            let judged = table.apply(std::slice::from_ref(batch)).expect("valid rows");
+            assert_eq!(judged.counts[Verdict::Accepted as usize], batch.len() as u64);
+        }
+        assert_eq!((table.len() as u64, table.missing().len()), (keys, 0));
+    });
+}
+
+/// Keys between which the rows alternate; with one, most rows come in runs.
+const INTERLEAVED: [u64; 3] = [1, 10, 1000];
+
+/// How late one row in ten comes, in rows of its key.
+const DISPLACED_BY: u64 = 10_000;
+
+#[divan::bench(args = INTERLEAVED, sample_count = 10)]
+fn ordered_in_order(bencher: divan::Bencher<'_, '_>, keys: u64) {
+    judge_displaced(bencher, "in_order", keys, 0);
+}
+
+#[divan::bench(args = INTERLEAVED, sample_count = 10)]
+fn ordered_any_order(bencher: divan::Bencher<'_, '_>, keys: u64) {
+    judge_displaced(bencher, "any_order", keys, 0);
+}
+
+#[divan::bench(args = INTERLEAVED, sample_count = 10)]
+fn displaced_any_order(bencher: divan::Bencher<'_, '_>, keys: u64) {
+    judge_displaced(bencher, "any_order", keys, DISPLACED_BY);
+}
+
 #[divan::bench(sample_count = 20)]
 fn sum_of_the_columns(bencher: divan::Bencher<'_, '_>) {
     let (columns, _) = Columns::random(ROWS, 100_000, 20, 1);

@@ -34,6 +34,22 @@ impl Columns {
         (columns, repeats)
     }
 
+    /// Rows of `keys` keys in turn by chance, each key numbered from 0; one row in ten of a key comes up to
+    /// `displaced_by` of that key's rows late (0: all in order). The same seed draws the same keys.
+    pub fn displaced(rows: usize, keys: u64, displaced_by: u64, seed: u64) -> Columns {
+        let mut columns = Columns { pid: vec![], partition: vec![], epoch: vec![], seq: vec![] };
+        let mut state = seed;
+        let drawn: Vec<usize> = (0..rows).map(|_| (random(&mut state) % keys) as usize).collect();
+        let mut of_key = vec![0; keys as usize];
+        drawn.iter().for_each(|&key| of_key[key] += 1);
+        let mut orders: Vec<_> = of_key.iter().map(|&rows| displaced_order(rows, displaced_by, &mut state)).collect();
+        for key in drawn {
+            let seq = orders[key].next().expect("as many numbers as rows");
+            columns.push_run(key as u64, seq as i32, 1);
+        }
+        columns
+    }
+
     fn push_run(&mut self, key: u64, seq: i32, rows: usize) {
         self.pid.extend(std::iter::repeat_n((key / 1000) as i64, rows));
         self.partition.extend(std::iter::repeat_n((key % 1000) as i32, rows));
@@ -64,6 +80,19 @@ impl Columns {
             + self.epoch.iter().map(|&it| i64::from(it)).fold(0, wide)
             + self.seq.iter().map(|&it| i64::from(it)).fold(0, wide)
     }
+}
+
+/// The numbers below `rows`, one in ten of them up to `displaced_by` places late.
+fn displaced_order(rows: u64, displaced_by: u64, state: &mut u64) -> impl Iterator<Item = u64> + use<> {
+    let late = |state: &mut u64| 1 + random(state) % displaced_by;
+    let mut order: Vec<(u64, u64)> = (0..rows)
+        .map(|number| {
+            let is_late = displaced_by > 0 && random(state).is_multiple_of(10);
+            (number + if is_late { late(state) } else { 0 }, number)
+        })
+        .collect();
+    order.sort_unstable();
+    order.into_iter().map(|(_, number)| number)
 }
 
 /// SplitMix64.

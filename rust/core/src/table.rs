@@ -344,7 +344,7 @@ impl StateTable {
             let mut renumbered = Shelf::new();
             shelf.for_each(|pid, partition, span| {
                 let (pid, partition) = translation.of(pid, partition);
-                renumbered.insert(pid, partition, span.clone());
+                renumbered.insert(pid, partition, span.clone()).expect("memory for entries that had some");
             });
             *shelf = renumbered;
         });
@@ -868,7 +868,7 @@ impl Sink for Call<'_> {
             return;
         }
         if let Some(holes) = self.opened.get_mut(&self.key) {
-            holes.close(first, last, |_, _| ());
+            holes.remove(first, last);
         }
     }
 

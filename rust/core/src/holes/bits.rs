@@ -1,0 +1,133 @@
+//! Positions in a bitmap: bit 0 stands for the block's base, ranges are runs of ones.
+
+pub(super) const WORD_BITS: usize = u64::BITS as usize;
+
+/// Ends in offsets from the base, both included.
+pub(super) type Offsets = (usize, usize);
+
+#[derive(Clone, Debug, Default)]
+pub(super) struct Bits {
+    words: Vec<u64>,
+    /// Runs of ones.
+    runs: u32,
+}
+
+impl Bits {
+    pub(super) fn with_words(words: usize) -> Bits {
+        Bits { words: vec![0; words], runs: 0 }
+    }
+
+    pub(super) fn runs(&self) -> usize {
+        self.runs as usize
+    }
+
+    pub(super) fn words(&self) -> usize {
+        self.words.len()
+    }
+
+    /// Offsets below this have a bit.
+    pub(super) fn end(&self) -> usize {
+        self.words.len() * WORD_BITS
+    }
+
+    pub(super) fn memory_bytes(&self) -> usize {
+        self.words.capacity() * size_of::<u64>()
+    }
+
+    /// The run that an offset lies in.
+    pub(super) fn run_at(&self, offset: usize) -> Option<Offsets> {
+        self.has(offset).then(|| (self.run_first(offset), self.run_last(offset)))
+    }
+
+    /// The first run that begins at an offset or above.
+    pub(super) fn run_from(&self, offset: usize) -> Option<Offsets> {
+        let first = self.next(offset, 0)?;
+        Some((first, self.run_last(first)))
+    }
+
+    /// The highest one.
+    pub(super) fn highest(&self) -> Option<usize> {
+        let (number, word) = self.words.iter().enumerate().rfind(|&(_, &word)| word != 0)?;
+        Some(number * WORD_BITS + word.ilog2() as usize)
+    }
+
+    /// Sets what is not set, and joins it to the runs that it touches.
+    pub(super) fn set(&mut self, (first, last): Offsets) {
+        let touched = u32::from(first > 0 && self.has(first - 1)) + u32::from(self.has(last + 1));
+        self.runs = self.runs + 1 - touched;
+        self.for_each_mask((first, last), |word, mask| *word |= mask);
+    }
+
+    /// Clears the lowest piece that lies in `first..=last`, and gives it.
+    #[inline]
+    pub(super) fn take(&mut self, (first, last): Offsets) -> Option<Offsets> {
+        let piece_first = self.next(first, 0).filter(|&it| it <= last)?;
+        let piece_last = self.run_last(piece_first).min(last);
+        let left = u32::from(piece_first > 0 && self.has(piece_first - 1)) + u32::from(self.has(piece_last + 1));
+        self.runs = self.runs + left - 1;
+        self.for_each_mask((piece_first, piece_last), |word, mask| *word &= !mask);
+        Some((piece_first, piece_last))
+    }
+
+    /// Adds words of zeros below the base and above the end, with room for as many again up to `words_max`.
+    pub(super) fn grow(&mut self, below: usize, above: usize, words_max: usize) {
+        let words = self.words.len() + below + above;
+        if words > self.words.capacity() {
+            self.words.reserve_exact(words.next_power_of_two().min(words_max) - self.words.len());
+        }
+        if below > 0 {
+            self.words.splice(0..0, std::iter::repeat_n(0, below));
+        }
+        self.words.resize(words, 0);
+    }
+
+    /// Drops the lowest words, which are zeros.
+    pub(super) fn cut_below(&mut self, words: usize) {
+        self.words.drain(..words);
+    }
+
+    fn has(&self, offset: usize) -> bool {
+        self.words.get(offset / WORD_BITS).is_some_and(|word| word >> (offset % WORD_BITS) & 1 == 1)
+    }
+
+    /// The first one from an offset on, where `flip` is 0; the first zero, where it is all ones.
+    #[inline]
+    fn next(&self, offset: usize, flip: u64) -> Option<usize> {
+        let from = offset / WORD_BITS;
+        let mut mask = u64::MAX << (offset % WORD_BITS);
+        for (number, &word) in self.words.iter().enumerate().skip(from) {
+            let found = (word ^ flip) & mask;
+            if found != 0 {
+                return Some(number * WORD_BITS + found.trailing_zeros() as usize);
+            }
+            mask = u64::MAX;
+        }
+        None
+    }
+
+    fn run_last(&self, offset: usize) -> usize {
+        self.next(offset, u64::MAX).unwrap_or(self.end()) - 1
+    }
+
+    fn run_first(&self, offset: usize) -> usize {
+        let from = offset / WORD_BITS;
+        let mut mask = u64::MAX >> (WORD_BITS - 1 - offset % WORD_BITS);
+        for (number, &word) in self.words[..=from].iter().enumerate().rev() {
+            let zeros = !word & mask;
+            if zeros != 0 {
+                return number * WORD_BITS + WORD_BITS - zeros.leading_zeros() as usize;
+            }
+            mask = u64::MAX;
+        }
+        0
+    }
+
+    fn for_each_mask(&mut self, (first, last): Offsets, mut change: impl FnMut(&mut u64, u64)) {
+        let (first_word, last_word) = (first / WORD_BITS, last / WORD_BITS);
+        for number in first_word..=last_word {
+            let from = if number == first_word { first % WORD_BITS } else { 0 };
+            let to = if number == last_word { last % WORD_BITS } else { WORD_BITS - 1 };
+            change(&mut self.words[number], u64::MAX << from & u64::MAX >> (WORD_BITS - 1 - to));
+        }
+    }
+}

@@ -1,0 +1,201 @@
+//! What is missing of an entry: ranges of positions, in the fewest bytes that still answer at once.
+//!
+//! ```text
+//! Holes ── nothing
+//!       ├─ one block                             a short sorted array, as most have
+//!       └─ directory ── block, block, block...   each an array or bits, whichever is smaller
+//! ```
+
+mod array;
+mod bits;
+mod block;
+mod directory;
+#[cfg(test)]
+mod tests;
+
+use block::Block;
+use directory::Directory;
+
+/// Disjoint ranges of positions, both ends included, each with the timestamp of what opened it.
+///
+/// Ranges that touch are one if their timestamps are equal; where none are kept, all are 0. The common
+/// entry has none and allocates nothing.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Holes(Directory);
+
+const _: () = assert!(size_of::<Holes>() == 16 && size_of::<Block>() == 48);
+
+/// A range, and when it was opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Range {
+    first: i64,
+    last: i64,
+    timestamp: i64,
+}
+
+impl Holes {
+    pub(crate) fn is_empty(&self) -> bool {
+        matches!(self.0, Directory::Empty)
+    }
+
+    /// How many ranges there are.
+    pub(crate) fn len(&self) -> usize {
+        self.0.ranges()
+    }
+
+    /// The ranges, lowest first.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (i64, i64)> + '_ {
+        self.ranges_from(i64::MIN).map(|range| (range.first, range.last))
+    }
+
+    /// The ranges with their timestamps, lowest first.
+    pub(crate) fn iter_timed(&self) -> impl Iterator<Item = (i64, i64, i64)> + '_ {
+        self.ranges_from(i64::MIN).map(|range| (range.first, range.last, range.timestamp))
+    }
+
+    /// What lies in `first..=last`, piece by piece, lowest first.
+    pub(crate) fn within(&self, first: i64, last: i64) -> impl Iterator<Item = (i64, i64)> + '_ {
+        self.ranges_from(first)
+            .take_while(move |range| first <= last && range.first <= last)
+            .map(move |range| (range.first.max(first), range.last.min(last)))
+    }
+
+    /// Bytes held beyond the struct itself, spare capacity included.
+    pub(crate) fn memory_bytes(&self) -> usize {
+        self.0.memory_bytes()
+    }
+
+    /// Adds a range that overlaps none and joins it to neighbours of the same timestamp.
+    pub(crate) fn open(&mut self, first: i64, last: i64, timestamp: i64) {
+        debug_assert!(first <= last);
+        debug_assert!(self.within(first, last).next().is_none());
+        let range = Range { first, last, timestamp };
+        if !self.push(range) {
+            self.open_joined(range);
+        }
+    }
+
+    /// Takes out what lies in `first..=last` and tells each piece, lowest first.
+    pub(crate) fn close(&mut self, first: i64, last: i64, mut closed: impl FnMut(i64, i64)) {
+        if first > last {
+            return;
+        }
+        let from = self.0.count_up_to(first).saturating_sub(1);
+        let mut to = from;
+        while self.0.get(to).is_some_and(|block| block.key() <= last) {
+            while let Some(piece) = self.0.change(to, |block| block.take(first, last)) {
+                closed(piece.0, piece.1);
+                if piece.1 == last {
+                    return self.0.settle(from, to);
+                }
+            }
+            to += 1;
+        }
+        if to > from {
+            self.0.settle(from, to - 1);
+        }
+    }
+
+    /// Takes out what lies in `first..=last`.
+    pub(crate) fn remove(&mut self, first: i64, last: i64) {
+        self.close(first, last, |_, _| ());
+    }
+
+    /// Takes out all that lies below a position, and gives the hull of it.
+    #[allow(dead_code, reason = "for the table's eviction")]
+    pub(crate) fn finalise_below(&mut self, position: i64) -> Option<(i64, i64)> {
+        let mut hull = None;
+        self.close(i64::MIN, position.checked_sub(1)?, |first, last| join(&mut hull, (first, last)));
+        hull
+    }
+
+    /// Takes out the ranges that were opened at the horizon or before, and gives the hull of them.
+    #[allow(dead_code, reason = "for the table's eviction")]
+    pub(crate) fn finalise_until(&mut self, horizon: i64) -> Option<(i64, i64)> {
+        let mut hull = None;
+        let mut index = 0;
+        while self.0.get(index).is_some() {
+            if let Some(taken) = self.0.change(index, |block| block.take_until(horizon)) {
+                join(&mut hull, taken);
+            }
+            index += 1;
+        }
+        self.0.drop_all_empty();
+        hull
+    }
+
+    /// Adds a range where one block can tell that it continues none, or joins it: at the end of all, and
+    /// wherever bits are.
+    fn push(&mut self, range: Range) -> bool {
+        let above = self.0.count_up_to(range.first);
+        let is_apart = self.0.get(above).is_none_or(|next| next.key().checked_sub(1).is_some_and(|it| it > range.last));
+        let is_pushed = above > 0 && is_apart && self.0.change(above - 1, |block| block.push(range));
+        if is_pushed {
+            self.0.settle(above - 1, above - 1);
+        }
+        is_pushed
+    }
+
+    /// Adds a range, joined to its neighbours.
+    fn open_joined(&mut self, mut range: Range) {
+        if let Some(below) = range.first.checked_sub(1).and_then(|before| self.at(before, range.timestamp)) {
+            self.remove(below.first, below.last);
+            range.first = below.first;
+        }
+        if let Some(above) = range.last.checked_add(1).and_then(|after| self.at(after, range.timestamp)) {
+            self.remove(above.first, above.last);
+            range.last = above.last;
+        }
+        self.insert(range);
+    }
+
+    /// The range of this timestamp that a position lies in.
+    fn at(&self, position: i64, timestamp: i64) -> Option<Range> {
+        let index = self.0.count_up_to(position).checked_sub(1)?;
+        self.0.get(index)?.containing(position).filter(|range| range.timestamp == timestamp)
+    }
+
+    /// Adds a range that neither overlaps nor continues one: to the block whose region it is, to the
+    /// front of the next, or between them as a block of its own.
+    fn insert(&mut self, range: Range) {
+        let above = self.0.count_up_to(range.first);
+        if self.0.get(above).is_some_and(|block| block.key() <= range.last) {
+            self.0.change(above, Block::tighten);
+        }
+        for index in [above.checked_sub(1), Some(above)].into_iter().flatten() {
+            if self.0.get(index).is_some() && self.0.change(index, |block| block.insert(range)) {
+                return self.0.settle(index, index);
+            }
+        }
+        self.0.insert(above, Block::new(range));
+    }
+
+    /// The ranges that do not end below a position.
+    fn ranges_from(&self, position: i64) -> impl Iterator<Item = Range> + '_ {
+        let mut index = self.0.count_up_to(position).saturating_sub(1);
+        let mut cursor = self.0.get(index).map_or(0, |block| block.cursor(position));
+        std::iter::from_fn(move || {
+            loop {
+                if let Some((range, next)) = self.0.get(index)?.at(cursor) {
+                    cursor = next;
+                    return Some(range);
+                }
+                (index, cursor) = (index + 1, 0);
+            }
+        })
+    }
+}
+
+/// Equal are those that hold the same, whatever the blocks.
+impl PartialEq for Holes {
+    fn eq(&self, other: &Holes) -> bool {
+        self.len() == other.len() && self.iter_timed().eq(other.iter_timed())
+    }
+}
+
+impl Eq for Holes {}
+
+/// Widens a hull by what lies above it.
+fn join(hull: &mut Option<(i64, i64)>, (first, last): (i64, i64)) {
+    *hull = Some(hull.map_or((first, last), |(lowest, _)| (lowest, last)));
+}
