@@ -643,7 +643,7 @@ fn tag_of(hash: u64) -> u8 {
 /// One bit for each of 16 tags that equals `tag`. Written so that it becomes one vector compare.
 #[inline]
 fn equal_tags(tags: &Group, tag: u8) -> u32 {
-    #[cfg(target_arch = "x86_64")]
+    #[cfg(all(target_arch = "x86_64", not(feature = "portable")))]
     {
         use std::arch::x86_64::{_mm_cmpeq_epi8, _mm_loadu_si128, _mm_movemask_epi8, _mm_set1_epi8};
         // SAFETY: SSE2 is part of every x86-64, the load is unaligned and reads the array's 16 bytes.
@@ -653,13 +653,13 @@ fn equal_tags(tags: &Group, tag: u8) -> u32 {
             _mm_movemask_epi8(_mm_cmpeq_epi8(group, _mm_set1_epi8(tag as i8))) as u32
         }
     }
-    #[cfg(not(target_arch = "x86_64"))]
+    #[cfg(not(all(target_arch = "x86_64", not(feature = "portable"))))]
     {
         equal_tags_portable(tags, tag)
     }
 }
 
-#[cfg(any(test, not(target_arch = "x86_64")))]
+#[cfg(any(test, feature = "portable", not(target_arch = "x86_64")))]
 fn equal_tags_portable(tags: &Group, tag: u8) -> u32 {
     tags.iter().enumerate().fold(0, |found, (index, &other)| found | u32::from(other == tag) << index)
 }
@@ -667,13 +667,13 @@ fn equal_tags_portable(tags: &Group, tag: u8) -> u32 {
 /// Asks the processor to fetch a cache line. Never faults, whatever the address.
 #[inline]
 fn prefetch<T>(address: *const T) {
-    #[cfg(target_arch = "x86_64")]
+    #[cfg(all(target_arch = "x86_64", not(feature = "portable")))]
     // SAFETY: a prefetch is a hint; it reads nothing and cannot fault. It is the table's speed: at
     // 100 M entries a look-up waits 90 ns without and 13 to 20 ns with it.
     unsafe {
         std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(address.cast());
     }
-    #[cfg(not(target_arch = "x86_64"))]
+    #[cfg(not(all(target_arch = "x86_64", not(feature = "portable"))))]
     let _ = address;
 }
 
