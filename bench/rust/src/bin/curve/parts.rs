@@ -22,7 +22,8 @@ pub(crate) fn measure(shape: &'static Shape, entries: usize, options: &Options) 
     let wants = |part: &str| options.parts.iter().any(|it| it == part);
     let tell = Teller { shape, entries };
     if ["build", "random", "runs", "snapshot"].into_iter().any(wants) {
-        let mut table = build(&tell, if wants("build") { options.rounds } else { 1 });
+        let mut table =
+            if wants("build") { build(&tell, options.rounds) } else { first_table(shape, entries, shape.policy()) };
         let mut stream = Stream::after_first_rows(shape, entries);
         if wants("random") {
             random_keys(&tell, &mut table, &mut stream, options);
