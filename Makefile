@@ -37,6 +37,7 @@ lint: $(VENV)/installed ## Formatting, clippy, ruff, mypy
 
 test-rust: tools ## The core and its testkit
 	cargo test --locked
+	cargo test --locked --package fencepost-core --features portable
 
 test-python: $(VENV)/installed ## Everything in Python but Spark
 	$(BIN)/python -m pytest --ignore=tests/spark

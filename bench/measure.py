@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import gc
 import json
+import os
+import platform
 import statistics
 import sys
 import time
@@ -97,6 +99,15 @@ def alternate(
             tell(f"{contest}, round {number} of {rounds}: {contestant.name} {seconds:.3f} s")
             del result
     return measurements
+
+
+def machine() -> dict[str, Any]:
+    """What matters of the machine, and nothing that names it."""
+    return {
+        "cores": len(os.sched_getaffinity(0)),
+        "architecture": platform.machine(),
+        "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9),
+    }
 
 
 def write_part(part: Callable[[int, int], dict[str, Any]]) -> None:

@@ -8,8 +8,10 @@ most would pay dearly for it. fencepost gives a verdict for every row and keeps 
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 THREADS = 2
@@ -95,6 +97,31 @@ def python_dict(rows: Rows) -> Count:
     return count
 
 
+def python_dict_broker(rows: Rows) -> Count:
+    """A broker's rules written by hand: per key the epoch and the last five sequences, as Kafka keeps batches.
+
+    What `kafka` says of rows, without verdicts but with the same count.
+    """
+    batches = rows.batches
+
+    def count() -> int:
+        entries: dict[int, tuple[int, deque[int]]] = {}
+        kept = 0
+        for batch in batches:
+            columns = (batch[name].to_numpy().tolist() for name in COLUMNS)
+            for pid, epoch, partition, seq in zip(*columns, strict=True):
+                entry = entries.get(pid << 32 | partition)
+                if entry is None or (epoch > entry[0] and seq == 0):
+                    entries[pid << 32 | partition] = (epoch, deque((seq,), maxlen=5))
+                    kept += 1
+                elif epoch == entry[0] and seq == (entry[1][-1] + 1) % 2**31:
+                    entry[1].append(seq)
+                    kept += 1
+        return kept
+
+    return count
+
+
 def fencepost_apply(rows: Rows, policy: str = "any_order") -> Count:
     batches = rows.batches
 
@@ -105,6 +132,7 @@ def fencepost_apply(rows: Rows, policy: str = "any_order") -> Count:
     return count
 
 
+BROKER = Peer("Python dict broker", python_dict_broker)
 PEERS = (
     Peer("polars unique", polars_unique, THREADS),
     Peer("polars unique, streaming", polars_unique_streaming, THREADS),
@@ -114,8 +142,10 @@ PEERS = (
     Peer("pyarrow group_by", pyarrow_group_by, THREADS),
     Peer("pandas drop_duplicates", pandas_drop_duplicates),
     Peer("Python dict", python_dict),
+    BROKER,
 )
 OURS = Peer("fencepost apply", fencepost_apply, role="ours")
+OURS_BROKER = Peer("fencepost apply, kafka", partial(fencepost_apply, policy="kafka"), role="ours")
 
 
 def contestants(rows: Rows, peers: Sequence[Peer] = PEERS) -> list[Contestant]:
@@ -128,7 +158,7 @@ def contestants(rows: Rows, peers: Sequence[Peer] = PEERS) -> list[Contestant]:
             expected=rows.kept,
             role=peer.role,
         )
-        for peer in (OURS, *peers)
+        for peer in (OURS, OURS_BROKER, *peers)
     ]
     return [*counting, *_limits(rows)]
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import platform
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import date
 from importlib.metadata import version
@@ -13,8 +12,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bench import spark, workload
-from bench.measure import Measurement, Role
+from bench import peers, spark, workload
+from bench.markdown import table
+from bench.measure import Measurement, Role, machine
 
 LIBRARIES = (
     "fencepost",
@@ -69,6 +69,9 @@ class Results:
             yield self._apply_target(RANDOM, 80)
             yield self._peer_target(RUNS, 10)
             yield self._peer_target(RANDOM, 2)
+        if peers.BROKER.name in self.contests.get(RUNS, {}):
+            yield self._broker_target(RUNS, 100)
+            yield self._broker_target(RANDOM, 10)
         if NOOP in self.contests:
             yield self._ratio_target(NOOP, CO_LOCATED, 2.5)
             yield self._ratio_target(PARQUET, JOB, 3)
@@ -86,6 +89,10 @@ class Results:
         peer = _fastest(self.contests[contest].values(), "peer")
         return self._against(f"apply against the fastest peer, {contest}", contest, APPLY, peer, times)
 
+    def _broker_target(self, contest: str, times: float) -> Target:
+        broker, ours = self.contests[contest][peers.BROKER.name], peers.OURS_BROKER.name
+        return self._against(f"{ours} against a broker in Python, {contest}", contest, ours, broker, times)
+
     def _ratio_target(self, contest: str, ours: str, times: float) -> Target:
         peer = self.contests[contest][spark.DROP_DUPLICATES.name]
         return self._against(f"{contest}: {ours} against {peer.name}", contest, ours, peer, times)
@@ -101,11 +108,7 @@ def collect(mode: str, **parts: Any) -> Results:
         "format": 1,
         "date": date.today().isoformat(),
         "mode": mode,
-        "machine": {
-            "cores": len(os.sched_getaffinity(0)),
-            "architecture": platform.machine(),
-            "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9),
-        },
+        "machine": machine(),
         "versions": {"python": platform.python_version(), **{name: version(name) for name in LIBRARIES}},
         **{name: part for name, part in parts.items() if part is not None},
     }
@@ -138,7 +141,7 @@ def to_markdown(results: Results, chart: str | None = None) -> str:
         parts.append(f"![rows a second by contestant]({chart})")
     targets = [(it.what, it.wanted, it.found, "met" if it.is_met else "**missed**") for it in results.targets()]
     if targets:
-        parts += ["## Figures to reach, stated for `--full`", _table(("what", "target", "found", ""), targets, "lllc")]
+        parts += ["## Figures to reach, stated for `--full`", table(("what", "target", "found", ""), targets, "lllc")]
     for contest, measurements in results.contests.items():
         parts += [f"## {contest}", *_contest_table(results, contest, list(measurements.values()))]
     if "doors" in facts:
@@ -150,7 +153,7 @@ def _contest_table(results: Results, contest: str, measurements: Sequence[Measur
     ours, limit = measurements[0], results.limit(contest)
     rounds = f"{ours.rows:,} rows, {len(ours.seconds)} rounds"
     yield f"{rounds}. *Times*: the time that {ours.name} takes is 1. *Of the limit*: {limit.name} is 100 %."
-    yield _table(
+    yield table(
         ("contestant", "threads", "s", "min–max", "M rows/s", "times", "of the limit", "answer"),
         [
             (
@@ -174,7 +177,7 @@ def _doors_table(doors: Sequence[dict[str, Any]]) -> str:
         (it["name"], f"{it['rows']:,}", f"{it['median'] * 1e3:,.2f}", f"{it['median'] / it['rows'] * 1e9:,.2f}")
         for it in doors
     ]
-    return _table(("what", "rows", "ms", "ns a row"), rows, "lrrr")
+    return table(("what", "rows", "ms", "ns a row"), rows, "lrrr")
 
 
 def _digits(seconds: float) -> str:
@@ -183,22 +186,6 @@ def _digits(seconds: float) -> str:
 
 def _share(share: float) -> str:
     return f"{share:.0%}" if share >= 0.1 else f"{share:.1%}"
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]], alignment: str) -> str:
-    widths = [max(len(row[column]) for row in (head, *rows)) for column in range(len(head))]
-
-    def line(cells: Sequence[str]) -> str:
-        padded = (_pad(cell, width, side) for cell, width, side in zip(cells, widths, alignment, strict=True))
-        return "| " + " | ".join(padded) + " |"
-
-    rules = ("-" * (width - 1) + (":" if side == "r" else "-") for width, side in zip(widths, alignment, strict=True))
-    return "\n".join([line(head), "| " + " | ".join(rules) + " |", *map(line, rows)])
-
-
-def _pad(cell: str, width: int, side: str) -> str:
-    pads: dict[str, Callable[[int], str]] = {"l": cell.ljust, "r": cell.rjust, "c": cell.center}
-    return pads[side](width)
 
 
 def doors(path: Path) -> list[dict[str, Any]]:

@@ -17,7 +17,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 sys.path.append(str(ROOT))  # `bench` is no part of what is installed
 
-from bench import measure, peers, report, spark, workload  # noqa: E402
+from bench import curve, measure, peers, report, spark, workload  # noqa: E402
 from bench.compare import compare  # noqa: E402
 from bench.peers import Peer  # noqa: E402
 from bench.workload import LONE, RANDOM, RUNS, Workload  # noqa: E402
@@ -50,11 +50,11 @@ def test_workload_tells_the_truth(shape: Workload) -> None:
 def test_every_contestant_in_memory_is_right() -> None:
     part = compare(ROWS, rounds=2)
     results = report.collect("quick", memory=part)
-    contestants = len(peers.PEERS) + 3  # ours and two ways to find the limit
+    contestants = len(peers.PEERS) + 4  # ours under two policies and two ways to find the limit
     assert [len(contest) for contest in results.contests.values()] == [contestants] * 2
     assert all(len(one["seconds"]) == 2 for one in part["measurements"])
     assert results.wrong == []
-    assert len(list(results.targets())) == 4
+    assert len(list(results.targets())) == 6
 
 
 def test_a_wrong_contestant_is_recorded(tmp_path: Path) -> None:
@@ -118,6 +118,61 @@ def test_every_policy_and_input_is_right() -> None:
     assert done.returncode == 0, done.stdout
     [passed] = re.findall(r"(\d+) passed", done.stdout)
     assert int(passed) > 50, done.stdout
+
+
+@pytest.fixture(scope="module")
+def measured() -> curve.Curve:
+    """Every shape and part on few entries, and the portable path; every answer is checked by what measures."""
+    return curve.Curve(curve.measure(["3000"], list(curve.SHAPES), 2, ROWS, profile="dev", portable_at="3000"))
+
+
+def test_the_curve_measures_every_part_of_every_shape(measured: curve.Curve) -> None:
+    assert measured.facts["failures"] == []
+    for shape in curve.SHAPES:
+        assert measured.sizes(shape) == [3000]
+        for part in ("build", "random", "runs", "threads", "snapshot"):
+            assert measured.find(part, shape, 3000) is not None, (shape, part)
+    assert measured.find("disorder", "any_order", 3000) is not None
+    checksums = {line["checksum"] for key, line in measured.lines.items() if key[0] == "random"}
+    assert len(checksums) == 1, "the same rows are repeats, whatever the shape and the path"
+
+
+def test_the_portable_path_says_the_same(measured: curve.Curve) -> None:
+    assert sum(line["path"] == "portable" for line in measured.facts["lines"]) == 4
+    assert measured.differing() == []
+    other = json.loads(json.dumps(measured.facts))
+    [line, *_] = [line for line in other["lines"] if line["path"] == "portable"]
+    line["checksum"] = "0"
+    assert curve.Curve(other).differing() == [f"{line['part']} of {line['shape']}, 3,000 entries"]
+
+
+def test_the_curve_is_written_and_drawn(measured: curve.Curve, tmp_path: Path) -> None:
+    curve.write(measured, tmp_path)
+    text = (tmp_path / "curve.md").read_text()
+    assert "not measured" in text, "nothing was measured at 100 M entries"
+    assert all(f"## {title}" in text for title in curve.SHAPES.values())
+    assert "bare read" in (tmp_path / "curve.svg").read_text()
+    assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
+    assert json.loads((tmp_path / "curve.json").read_text())["lines"] == measured.facts["lines"]
+
+
+def test_figures_of_the_curve_are_judged(measured: curve.Curve) -> None:
+    """Lines of 3000 entries passed off as lines of 100 M."""
+    other = json.loads(json.dumps(measured.facts))
+    for line in other["lines"]:
+        line["entries"] = 100_000_000
+        line.update({"ns_a_row": [20.0, 99.0, 1.0], "memory_bytes": 1_300_000_000, "dictionary_bytes": 0})
+    found = {target.what: target for target in curve.Curve(other).targets()}
+    rows, byte = found["kafka, 100 M entries: ns a row of random keys"], found["kafka, 100 M entries: bytes an entry"]
+    assert (rows.found, rows.state) == ("20", "met")
+    assert (byte.found, byte.state) == ("13", "**missed**")
+    assert found["kafka, 10,000 entries: ns a row of random keys"].state == "not measured"
+
+
+def test_a_curve_that_fails_is_told() -> None:
+    facts = curve.measure(["3000"], ["no such shape"], 1, ROWS, profile="dev")
+    assert [failure["problem"].split(" is")[0] for failure in facts["failures"]] == ["curve: 'no such shape'"]
+    assert "**Failed:**" in curve.to_markdown(curve.Curve(facts))
 
 
 @pytest.mark.spark

@@ -95,8 +95,8 @@ fn displaced_order(rows: u64, displaced_by: u64, state: &mut u64) -> impl Iterat
     order.into_iter().map(|(_, number)| number)
 }
 
-/// SplitMix64.
-fn random(state: &mut u64) -> u64 {
+/// The next number of a seed: SplitMix64.
+pub fn random(state: &mut u64) -> u64 {
     *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let mut word = *state;
     word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

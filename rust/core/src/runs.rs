@@ -89,7 +89,7 @@ struct Columns<'a, S> {
 }
 
 fn scan<S: Seq>(columns: &Columns<'_, S>, domain: &Domain, starts: &mut Vec<u32>) -> Result<()> {
-    #[cfg(target_arch = "x86_64")]
+    #[cfg(all(target_arch = "x86_64", not(feature = "portable")))]
     {
         if is_x86_feature_detected!("avx512bw") && is_x86_feature_detected!("avx512vl") {
             // SAFETY: the features were just found. The same code compiled for 512-bit vectors.
@@ -103,13 +103,13 @@ fn scan<S: Seq>(columns: &Columns<'_, S>, domain: &Domain, starts: &mut Vec<u32>
     scan_portable(columns, domain, starts)
 }
 
-#[cfg(target_arch = "x86_64")]
+#[cfg(all(target_arch = "x86_64", not(feature = "portable")))]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,bmi1,bmi2")]
 fn scan_avx512<S: Seq>(columns: &Columns<'_, S>, domain: &Domain, starts: &mut Vec<u32>) -> Result<()> {
     scan_portable(columns, domain, starts)
 }
 
-#[cfg(target_arch = "x86_64")]
+#[cfg(all(target_arch = "x86_64", not(feature = "portable")))]
 #[target_feature(enable = "avx2,bmi1,bmi2")]
 fn scan_avx2<S: Seq>(columns: &Columns<'_, S>, domain: &Domain, starts: &mut Vec<u32>) -> Result<()> {
     scan_portable(columns, domain, starts)

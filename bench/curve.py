@@ -1,0 +1,382 @@
+"""The state table by size: what a row and an entry cost from 10 k to 100 M entries, with the limits and the targets.
+
+    python bench/curve.py                                       every shape and size: half an hour, up to 20 GB
+    python bench/curve.py --entries 10k,1M --shapes kafka       some of them
+
+Runs `bench/rust/src/bin/curve` for each shape and size in a process of its own, so that none finds another's memory.
+Writes `curve.json`, `.md`, `.svg` and `.png`. Exits with 1 if a process failed: answers are checked in it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+HERE = Path(__file__).parent
+ROOT = HERE.parent
+if __name__ == "__main__":
+    sys.path[0] = str(ROOT)  # instead of this folder, whose modules would come before installed ones of the same name
+
+from bench.markdown import table  # noqa: E402
+from bench.measure import machine, tell  # noqa: E402
+
+SHAPES = {
+    "kafka": "`kafka`, 1000 partitions a producer",
+    "any_order": "`any_order`, 1000 partitions a producer",
+    "wide": "`kafka_offsets`, 64-bit sequences, 1000 partitions a topic",
+    "strings": "`any_order`, producers are strings of 19 bytes, 1000 partitions each",
+    "lone_kafka": "`kafka`, one partition a producer",
+    "lone_any": "`any_order`, one partition a producer",
+}
+SIZES = {"10k": 10_000, "100k": 100_000, "1M": 1_000_000, "10M": 10_000_000, "100M": 100_000_000}
+COLOURS = dict(zip(SHAPES, ("#c2410c", "#1d4ed8", "#7c3aed", "#0f766e", "#f59e0b", "#60a5fa"), strict=True))
+PORTABLE_ENTRIES = 1_000_000
+
+# At 100 M entries.
+BYTES_MAX = {"kafka": 12, "any_order": 16, "wide": 26, "strings": 16, "lone_kafka": 32, "lone_any": 32}
+NANOSECONDS_MAX = {"kafka": 20, "any_order": 25, "lone_kafka": 20, "lone_any": 20}
+
+Line = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Target:
+    """A figure to reach, and what was found: nothing where it was not measured."""
+
+    what: str
+    wanted: str
+    found: str | None
+    is_met: bool = False
+
+    @property
+    def state(self) -> str:
+        return "not measured" if self.found is None else "met" if self.is_met else "**missed**"
+
+
+class Curve:
+    """What was measured."""
+
+    def __init__(self, facts: dict[str, Any]) -> None:
+        self.facts = facts
+        self.lines: dict[tuple[str, str, int, str], Line] = {
+            (line["part"], line["shape"], line["entries"], line["path"]): line for line in facts["lines"]
+        }
+
+    def find(self, part: str, shape: str, entries: int, path: str = "fast") -> Line | None:
+        return self.lines.get((part, shape, entries, path))
+
+    def sizes(self, shape: str) -> list[int]:
+        """Of the shapes' tables, smallest first."""
+        return sorted({entries for part, of, entries, path in self.lines if (of, path) == (shape, "fast")})
+
+    def shapes(self) -> list[str]:
+        return [shape for shape in SHAPES if self.sizes(shape)]
+
+    def ns_a_row(self, shape: str, entries: int) -> float | None:
+        line = self.find("random", shape, entries)
+        return median(line["ns_a_row"]) if line else None
+
+    def bytes_an_entry(self, shape: str, entries: int) -> float | None:
+        """The dictionary of names left out."""
+        line = self.find("build", shape, entries)
+        return (line["memory_bytes"] - line["dictionary_bytes"]) / entries if line else None
+
+    def targets(self) -> Iterator[Target]:
+        for shape, most in BYTES_MAX.items():
+            found = self.bytes_an_entry(shape, 100_000_000)
+            yield self._at_most(f"{shape}, 100 M entries: bytes an entry", most, found)
+        for shape, most in NANOSECONDS_MAX.items():
+            found = self.ns_a_row(shape, 100_000_000)
+            yield self._at_most(f"{shape}, 100 M entries: ns a row of random keys", most, found)
+        yield self._ratio("kafka, 100 M entries: a row against a bare read", 4, self._against_bare_read("kafka"))
+        build = self.find("build", "kafka", 100_000_000)
+        resident = build and build["resident_growth_bytes"] / 1e9
+        yield self._at_most("kafka, 100 M entries: GB resident", 1.3, resident)
+        for entries, nanoseconds in ((10_000, 7), (1_000_000, 9), (10_000_000, 15)):
+            for shape in ("kafka", "any_order"):
+                found = self.ns_a_row(shape, entries)
+                yield self._at_most(f"{shape}, {entries:,} entries: ns a row of random keys", nanoseconds, found)
+        for shape in ("kafka", "any_order"):
+            runs = self.find("runs", shape, 100_000)
+            found = runs and median(runs["ns_a_row"]) / median(runs["ns_a_row_read"])
+            yield self._ratio(f"{shape}, 100,000 entries: runs of 20 against reading the columns", 1.5, found)
+            yield from self._growth_targets(shape)
+            yield from self._snapshot_targets(shape)
+            yield self._portable_target(shape)
+        yield self._thread_target()
+        yield from self._disorder_targets()
+        sweep = self.find("evict", "kafka", 100_000_000)
+        yield self._at_most("kafka, 100 M entries: seconds of a sweep", 2, sweep and sweep["seconds"])
+
+    def _growth_targets(self, shape: str) -> Iterator[Target]:
+        build = self.find("build", shape, 100_000_000)
+        what = f"{shape}, 100 M entries from nothing"
+        yield self._at_most(f"{what}: ns an entry", 60, build and median(build["ns_an_entry"]))
+        peak = build and build["peak_growth_bytes"] / build["resident_growth_bytes"]
+        yield self._ratio(f"{what}: peak of resident bytes against the end", 1.35, peak)
+        stall = build and build["longest_call_ns"] / build["median_call_ns"]
+        yield self._ratio(f"{what}: the longest call of 64 k rows against the median", 10, stall)
+        exact = build and abs(build["memory_bytes"] / build["resident_growth_bytes"] - 1) * 100
+        yield self._at_most(f"{what}: % between memory_bytes and resident growth", 5, exact)
+
+    def _snapshot_targets(self, shape: str) -> Iterator[Target]:
+        line = self.find("snapshot", shape, 100_000_000)
+        for verb in ("save", "load"):
+            what = f"{shape}, 100 M entries: M entries/s of a snapshot's {verb}"
+            found = line and 100 / line[f"{verb}_seconds"]
+            yield Target(what, "≥ 25", _figure(found), found is not None and found >= 25)
+            extra = line and line[f"{verb}_extra_bytes"] / line["memory_bytes"] * 100
+            yield self._at_most(f"{shape}, 100 M entries: % of extra memory for the {verb}", 5, extra)
+        on_disk = line and line["file_bytes"] / 100_000_000
+        yield self._at_most(f"{shape}, 100 M entries: bytes an entry on disk", 10, on_disk)
+
+    def _portable_target(self, shape: str) -> Target:
+        ratios = []
+        for part in ("random", "runs"):
+            fast, portable = (self.find(part, shape, PORTABLE_ENTRIES, path) for path in ("fast", "portable"))
+            if fast and portable:
+                ratios.append(median(portable["ns_a_row"]) / median(fast["ns_a_row"]))
+        found = max(ratios) if len(ratios) == 2 else None
+        return self._ratio(f"{shape}, {PORTABLE_ENTRIES:,} entries: the portable path against the fast one", 2, found)
+
+    def _thread_target(self) -> Target:
+        line = self.find("threads", "kafka", 10_000_000)
+        found = line and median(line["seconds_by_one"]) / median(line["seconds_by_two"])
+        what = "kafka, eight tables of 10 M entries in all: two threads against one"
+        return Target(what, "≥ 1.6 ×", _figure(found), found is not None and found >= 1.6)
+
+    def _disorder_targets(self) -> Iterator[Target]:
+        line = self.find("disorder", "any_order", 1_000_000)
+        for name, what, times in (("any_order", "ordered rows", 1.3), ("displaced", "one row in ten displaced", 3)):
+            found = line and median(line[name]) / median(line["in_order"])
+            yield self._ratio(f"any_order against in_order, 1,000,000 entries: {what}", times, found)
+
+    def _against_bare_read(self, shape: str, entries: int = 100_000_000) -> float | None:
+        line = self.find("random", shape, entries)
+        return median(line["ns_a_row"]) / median(line["ns_a_bare_read"]) if line else None
+
+    @staticmethod
+    def _at_most(what: str, limit: float, found: float | None) -> Target:
+        return Target(what, f"≤ {limit:g}", _figure(found), found is not None and found <= limit)
+
+    @staticmethod
+    def _ratio(what: str, limit: float, found: float | None) -> Target:
+        return Target(what, f"≤ {limit:g} ×", _figure(found), found is not None and found <= limit)
+
+    def differing(self) -> list[str]:
+        """Parts whose verdicts the portable path gives otherwise."""
+        return [
+            f"{part} of {shape}, {entries:,} entries"
+            for (part, shape, entries, path), line in self.lines.items()
+            if path == "portable"
+            and (fast := self.find(part, shape, entries)) is not None
+            and fast.get("checksum") != line.get("checksum")
+        ]
+
+
+def _figure(found: float | None) -> str | None:
+    return None if found is None else f"{found:.3g}"
+
+
+# Measuring
+
+
+def measure(
+    entries: Sequence[str],
+    shapes: Sequence[str],
+    rounds: int,
+    rows: int,
+    profile: str = "release",
+    portable_at: str = "1M",
+) -> dict[str, Any]:
+    """Every shape at every size, and the portable path at one size. A process that fails is recorded."""
+    facts: dict[str, Any] = {
+        "format": 1,
+        "date": date.today().isoformat(),
+        "machine": machine(),
+        "rounds": rounds,
+        "rows": rows,
+        "lines": [],
+        "failures": [],
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        options = ["--rounds", str(rounds), "--rows", str(rows), "--folder", folder]
+        for shape in shapes:
+            for size in entries:
+                _run(facts, [], ["--shape", shape, "--entries", size, *options], profile)
+                if shape in ("kafka", "any_order") and size == portable_at:
+                    portable = ["--shape", shape, "--entries", size, "--parts", "random,runs", *options]
+                    _run(facts, ["--features", "portable"], portable, profile)
+    return facts
+
+
+def _run(facts: dict[str, Any], features: Sequence[str], options: Sequence[str], profile: str) -> None:
+    cargo = ["cargo", "run", "--quiet", "--locked", "--package", "fencepost-bench", "--bin", "curve"]
+    command = [*cargo, "--profile", profile, *features, "--", *options]
+    tell(f"curve {' '.join([*features, *options[:4]])}")
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    facts["lines"] += [json.loads(line) for line in done.stdout.splitlines()]
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or [f"ended with {done.returncode}"])[-1]
+        facts["failures"].append({"options": " ".join(options[:4]), "problem": last})
+        tell(f"FAILED: {done.stderr}")
+
+
+# As text
+
+
+def to_markdown(curve: Curve, chart: str | None = None) -> str:
+    facts = curve.facts
+    parts = [
+        "# The state table by size",
+        f"{facts['date']}, {facts['machine']['cores']} cores ({facts['machine']['architecture']}), "
+        f"{facts['machine']['memory_gb']} GB. Medians of {facts['rounds']} rounds of {facts['rows']:,} rows in calls "
+        "of 64 k; every answer checked against an exact count.",
+    ]
+    if chart:
+        parts.append(f"![nanoseconds a row and bytes an entry by size]({chart})")
+    parts += [f"**Failed:** {it['options']}: {it['problem']}" for it in facts["failures"]]
+    parts += [f"**The portable path differs:** {it}" for it in curve.differing()]
+    targets = [(it.what, it.wanted, it.found or "", it.state) for it in curve.targets()]
+    parts += ["## Figures to reach", table(("what", "target", "found", ""), targets, "lrrl")]
+    for shape in curve.shapes():
+        parts += [f"## {SHAPES[shape]}", _shape_table(curve, shape)]
+    if snapshots := list(_snapshot_rows(curve)):
+        head = ("table", "save, M entries/s", "sync, s", "load, M entries/s", "bytes an entry", "extra: save", "load")
+        parts += ["## Snapshots to a file and back", table(head, snapshots, "lrrrrrr")]
+    return "\n\n".join(parts) + "\n"
+
+
+def _shape_table(curve: Curve, shape: str) -> str:
+    head = (
+        "entries",
+        "built, ns an entry",
+        "random keys, ns a row",
+        "a bare read, ns",
+        "runs of 20, ns a row",
+        "reading the columns, ns a row",
+        "two threads, times",
+        "bytes an entry",
+        "dictionary",
+        "checksum",
+    )
+    return table(head, [_shape_row(curve, shape, entries) for entries in curve.sizes(shape)], "rrrrrrrrrl")
+
+
+def _shape_row(curve: Curve, shape: str, entries: int) -> tuple[str, ...]:
+    build, random, runs, threads = (curve.find(part, shape, entries) for part in ("build", "random", "runs", "threads"))
+    speedup = threads and median(threads["seconds_by_one"]) / median(threads["seconds_by_two"])
+    return (
+        f"{entries:,}",
+        _spread(build, "ns_an_entry"),
+        _spread(random, "ns_a_row"),
+        _spread(random, "ns_a_bare_read"),
+        _spread(runs, "ns_a_row"),
+        _spread(runs, "ns_a_row_read"),
+        f"{speedup:.2f}" if speedup else "",
+        f"{curve.bytes_an_entry(shape, entries):.1f}" if build else "",
+        f"{build['dictionary_bytes'] / entries:.2f}" if build and build["dictionary_bytes"] else "",
+        str(random["checksum"]) if random else "",
+    )
+
+
+def _spread(line: Line | None, field: str) -> str:
+    """The median, and the fastest and slowest round."""
+    if line is None:
+        return ""
+    values = line[field]
+    return f"{median(values):.1f} ({min(values):.1f}–{max(values):.1f})"
+
+
+def _snapshot_rows(curve: Curve) -> Iterator[tuple[str, ...]]:
+    for shape in curve.shapes():
+        for entries in curve.sizes(shape):
+            if line := curve.find("snapshot", shape, entries):
+                yield (
+                    f"{shape}, {entries:,}",
+                    f"{entries / line['save_seconds'] / 1e6:.1f}",
+                    f"{line['sync_seconds']:.3f}",
+                    f"{entries / line['load_seconds'] / 1e6:.1f}",
+                    f"{line['file_bytes'] / entries:.2f}",
+                    f"{line['save_extra_bytes'] / line['memory_bytes']:.0%}",
+                    f"{line['load_extra_bytes'] / line['memory_bytes']:.0%}",
+                )
+
+
+# As a picture
+
+
+def draw(curve: Curve, paths: Sequence[Path]) -> None:
+    """Nanoseconds a row of random keys with the bare read dashed, and bytes an entry, over the number of entries."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    matplotlib.rcParams["svg.hashsalt"] = "fencepost"  # equal figures, equal bytes
+    matplotlib.rcParams["font.size"] = 9
+    from matplotlib import pyplot
+    from matplotlib.lines import Line2D
+
+    figure, (time, space) = pyplot.subplots(2, figsize=(9, 8), sharex=True, layout="constrained")
+    for shape in curve.shapes():
+        lines = [line for entries in curve.sizes(shape) if (line := curve.find("random", shape, entries))]
+        sizes = [line["entries"] for line in lines]
+        time.plot(sizes, [median(line["ns_a_row"]) for line in lines], "o-", color=COLOURS[shape], label=shape)
+        time.plot(sizes, [median(line["ns_a_bare_read"]) for line in lines], "--", color=COLOURS[shape], linewidth=0.8)
+        built = [entries for entries in curve.sizes(shape) if curve.find("build", shape, entries)]
+        space.plot(built, [curve.bytes_an_entry(shape, entries) for entries in built], "o-", color=COLOURS[shape])
+    limit = Line2D([], [], color="#64748b", linestyle="--", linewidth=0.8, label="a bare read of a line, same depth")
+    time.legend(handles=[*time.get_legend_handles_labels()[0], limit], frameon=False)
+    time.set_title("random keys, nanoseconds a row", loc="left", fontweight="bold")
+    space.set_title("bytes an entry, without a dictionary of names", loc="left", fontweight="bold")
+    for panel in (time, space):
+        panel.set_xscale("log")
+        panel.set_ylim(bottom=0)
+        panel.spines[["top", "right"]].set_visible(False)
+        panel.grid(axis="y", color="#e2e8f0")
+    space.set_xlabel("entries, logarithmic")
+    for path in paths:
+        figure.savefig(path, dpi=150, metadata={"Date": None} if path.suffix == ".svg" else None)
+    pyplot.close(figure)
+
+
+def write(curve: Curve, folder: Path, name: str = "curve") -> None:
+    """`<name>.json`, `.md`, `.svg` and `.png`."""
+    folder.mkdir(exist_ok=True)
+    curve.facts["targets"] = [{**vars(target), "state": target.state} for target in curve.targets()]
+    (folder / f"{name}.json").write_text(json.dumps(curve.facts, indent=2) + "\n")
+    (folder / f"{name}.md").write_text(to_markdown(curve, chart=f"{name}.svg"))
+    draw(curve, [folder / f"{name}.svg", folder / f"{name}.png"])
+
+
+def main() -> int:
+    options = _options()
+    facts = measure(options.entries.split(","), options.shapes.split(","), options.rounds, options.rows)
+    curve = Curve(facts)
+    write(curve, options.results)
+    print(to_markdown(curve))
+    for differing in curve.differing():
+        tell(f"WRONG: the portable path differs: {differing}")
+    return int(bool(facts["failures"] or curve.differing()))
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--entries", default=",".join(SIZES), help="sizes, such as 10k,1M")
+    parser.add_argument("--shapes", default=",".join(SHAPES), help=f"some of {', '.join(SHAPES)}")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rows", type=int, default=4_000_000, help="of a round")
+    parser.add_argument("--results", type=Path, default=HERE / "results", help="where to write")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
