@@ -60,6 +60,12 @@ pub(crate) struct Run {
 }
 
 impl Run {
+    /// A run whose rows have no timestamps.
+    #[inline(always)]
+    pub(crate) fn plain(epoch: i16, seq: i64, rows: i64) -> Run {
+        Run { epoch, seq, rows, newest: 0, is_old: false }
+    }
+
     #[inline]
     pub(crate) fn last_seq(self) -> i64 {
         self.seq + (self.rows - 1)

@@ -715,30 +715,35 @@ fn judge_runs<'a, L: Line, S: Seq>(
 ) {
     let times = batch.timestamp.filter(|_| L::IS_TIMED);
     let mut searches = [Search::default(); CHUNK];
+    let mut bounds = [0u32; CHUNK + 1];
     for (chunk_number, chunk) in starts.chunks(CHUNK).enumerate() {
+        let after = starts.get((chunk_number + 1) * CHUNK).map_or(batch.len(), |&start| start as usize);
+        let runs = chunk.len().min(CHUNK);
+        bounds[..runs].copy_from_slice(chunk);
+        bounds[runs] = after as u32;
         // Refused memory is the next call's error: this one has begun, and each segment has lines in reserve.
-        shelf.reserve(room_for(chunk.len())).ok();
-        for (search, &start) in searches.iter_mut().zip(chunk) {
-            *search = shelf.begin_search(batch.pid[start as usize], batch.partition[start as usize]);
+        shelf.reserve(room_for(runs)).ok();
+        for run in 0..runs {
+            let row = bounds[run] as usize;
+            searches[run] = shelf.begin_search(batch.pid[row], batch.partition[row]);
         }
-        for search in &mut searches[..chunk.len()] {
+        for search in &mut searches[..runs] {
             shelf.go_on_searching(search);
         }
-        let after = starts.get((chunk_number + 1) * CHUNK).map_or(batch.len(), |&start| start as usize);
-        let ends = chunk[1..].iter().map(|&next| next as usize).chain([after]);
-        for ((search, &start), end) in searches.iter().zip(chunk).zip(ends) {
-            let row = start as usize;
-            let (pid, partition) = (batch.pid[row], batch.partition[row]);
-            if pid == -1 {
+        for run in 0..runs {
+            let (row, end) = (bounds[run] as usize, bounds[run + 1] as usize);
+            let key = (batch.pid[row], batch.partition[row]);
+            if key.0 == -1 {
                 call.fill(row, end, Verdict::Untracked);
                 continue;
             }
             let epoch = batch.epoch.map_or(0, |epoch| epoch[row]);
-            let run = Run { epoch, seq: seq[row].wide(), rows: (end - row) as i64, newest: 0, is_old: false };
+            let (seq, rows) = (seq[row].wide(), (end - row) as i64);
             match times {
-                None => judge_run(shelf, rules, search, ((pid, partition), row), run, call),
+                None => judge_run(shelf, rules, &searches[run], (key, row), Run::plain(epoch, seq, rows), call),
                 Some(times) => {
-                    judge_timed_run(shelf, rules, search, ((pid, partition), row), run, &times[row..end], call);
+                    let run_of_key = Run::plain(epoch, seq, rows);
+                    judge_timed_run(shelf, rules, &searches[run], (key, row), run_of_key, &times[row..end], call);
                 }
             }
         }
@@ -759,10 +764,29 @@ fn judge_run<L: Line>(
         Plainly::WentOn | Plainly::Begun => {}
         Plainly::Repeated => call.fill(row, row + run.rows as usize, Verdict::Duplicate),
         Plainly::Unclear => {
-            call.begin_run(row, (key.0, key.1, run.epoch));
-            shelf.judge_beyond(rules, key, run, call);
+            // One by one: a run whose address is taken here would be written to memory for every row.
+            let Run { epoch, seq, rows, newest, is_old } = run;
+            judge_unclear(shelf, rules, (key.0, key.1, row), epoch, seq, rows, newest, is_old, call);
         }
     }
+}
+
+#[cold]
+#[inline(never)]
+#[expect(clippy::too_many_arguments, reason = "a run taken apart, see judge_run")]
+fn judge_unclear<L: Line>(
+    shelf: &mut Shelf<L>,
+    rules: &Rules,
+    (pid, partition, row): (i64, i32, usize),
+    epoch: i16,
+    seq: i64,
+    rows: i64,
+    newest: i64,
+    is_old: bool,
+    call: &mut Call<'_>,
+) {
+    call.begin_run(row, (pid, partition, epoch));
+    shelf.judge_beyond(rules, (pid, partition), Run { epoch, seq, rows, newest, is_old }, call);
 }
 
 /// Judges a run whose rows have timestamps, cut where it crosses the horizon.

@@ -100,7 +100,7 @@ impl<L: Line> Groups<L> {
     /// Asks for the tags that a search reads first. Gives the line's hash and the group.
     #[inline(always)]
     pub(super) fn begin_search(&self, key: EntryKey, block_hash: u64) -> (u64, usize) {
-        let hash = key.line::<L>().hash::<L>(block_hash);
+        let hash = key.line::<L>().hash(block_hash);
         let group = self.group_of(hash);
         prefetch(self.buffer.tags().as_ptr().wrapping_add(group));
         (hash, group)
@@ -142,22 +142,29 @@ impl<L: Line> Groups<L> {
     pub(super) fn find_near(&mut self, number: usize, key: EntryKey, hash: u64) -> Option<(&mut L, usize)> {
         let line_key = key.line::<L>();
         let is_here = self.is_taken(number) && self.line(number).is(line_key);
-        let number = if is_here { number } else { self.find(line_key, hash)? };
+        // Taken apart: a key whose address is taken here would be written to memory for every row.
+        let number = if is_here { number } else { self.find_newest(line_key.pid, line_key.group, hash)? };
         // SAFETY: either way the line was just read, so its tag is set; see `line`. Checking it a second
         // time costs 7 of some 200 instructions a row.
         Some((unsafe { self.buffer.line_mut(number).assume_init_mut() }, key.slot::<L>()))
     }
 
+    #[cold]
+    #[inline(never)]
+    fn find_newest(&self, pid: i64, group: u32, hash: u64) -> Option<usize> {
+        self.find(LineKey { pid, group, epoch: 0 }, hash)
+    }
+
     /// The number of an entry's line, and its slot.
     pub(super) fn find_entry(&self, key: EntryKey, block_hash: u64) -> Option<(usize, usize)> {
         let line_key = key.line::<L>();
-        Some((self.find(line_key, line_key.hash::<L>(block_hash))?, key.slot::<L>()))
+        Some((self.find(line_key, line_key.hash(block_hash))?, key.slot::<L>()))
     }
 
     /// The same, its line added where there is none.
     pub(super) fn find_or_insert(&mut self, key: EntryKey, block_hash: u64) -> (usize, usize) {
         self.find_entry(key, block_hash)
-            .unwrap_or_else(|| self.insert_entry(key, key.line::<L>().hash::<L>(block_hash)))
+            .unwrap_or_else(|| self.insert_entry(key, key.line::<L>().hash(block_hash)))
     }
 
     /// Stores what another layout's slot holds; false where it does not fit.
@@ -181,7 +188,6 @@ impl<L: Line> Groups<L> {
         (self.insert(hash, L::empty(key.line::<L>())), key.slot::<L>())
     }
 
-    #[inline(never)]
     fn find(&self, key: LineKey, hash: u64) -> Option<usize> {
         let mut group = self.group_of(hash);
         for _ in 0..self.count() {

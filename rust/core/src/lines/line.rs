@@ -317,28 +317,26 @@ impl Window {
     }
 
     /// What a run makes of it, where that is plain to see.
-    #[inline]
+    #[inline(always)]
     pub(super) fn judge_plainly(&mut self, run: Run, rules: &PlainRules) -> Plainly {
-        let last_seq = run.last_seq();
+        let (last, last_seq, remembered) = (i64::from(self.last), run.last_seq(), i64::from(self.remembered));
         if self.remembered == WINDOW_ASIDE || last_seq > i64::from(u32::MAX) {
             return Plainly::Unclear;
         }
-        let last = i64::from(self.last);
         let plainly = if self.remembered == 0 {
-            if rules.begins_anywhere { Plainly::Begun } else { Plainly::Unclear }
-        } else if self.epoch != run.epoch {
-            Plainly::Unclear
-        } else if run.seq == last + 1 {
+            if !rules.begins_anywhere {
+                return Plainly::Unclear;
+            }
+            Plainly::Begun
+        } else if self.epoch == run.epoch && run.seq == last + 1 {
             Plainly::WentOn
-        } else if last_seq <= last && last - run.seq < i64::from(self.remembered) {
-            Plainly::Repeated
+        } else if self.epoch == run.epoch && last_seq <= last && last - run.seq < remembered {
+            return Plainly::Repeated;
         } else {
-            Plainly::Unclear
+            return Plainly::Unclear;
         };
-        if matches!(plainly, Plainly::WentOn | Plainly::Begun) {
-            let remembered = (i64::from(self.remembered) + run.rows).min(rules.remembered_max) as u8;
-            *self = Window { epoch: run.epoch, last: last_seq as u32, remembered };
-        }
+        let remembered = (remembered + run.rows).min(rules.remembered_max) as u8;
+        *self = Window { epoch: run.epoch, last: last_seq as u32, remembered };
         plainly
     }
 }
@@ -406,7 +404,7 @@ impl Line for NextLine {
         self.set_window(slot, Window { remembered: 0, last: 0, epoch: self.epoch[slot] });
     }
 
-    #[inline]
+    #[inline(always)]
     fn judge_plainly(&mut self, slot: usize, run: Run, rules: &PlainRules) -> Plainly {
         let mut window = self.window(slot);
         let plainly = window.judge_plainly(run, rules);

@@ -106,9 +106,8 @@ impl LineKey {
 
     /// High bits choose the group, low bits are the tag.
     #[inline]
-    fn hash<L: Line>(self, block_hash: u64) -> u64 {
-        let within = u64::from((self.group & !OLDER) % (BLOCK / L::SLOTS as u32)) << 32;
-        fold(block_hash ^ within ^ u64::from(self.group & OLDER) ^ self.epoch as u64, 0xd6e8_feb8_6659_fd93)
+    fn hash(self, block_hash: u64) -> u64 {
+        fold(block_hash ^ u64::from(self.group) << 32 ^ self.epoch as u64, 0xd6e8_feb8_6659_fd93)
     }
 }
 
@@ -145,7 +144,7 @@ pub(crate) struct Place {
 
 /// A hash table of entries in lines of layout `L`, or of its twin: each segment has what takes less.
 pub(crate) struct Lines<L: Line> {
-    /// Segment numbers, by the first `depth` bits of a block's hash.
+    /// Segment numbers, by the first `depth` bits of a block's hash, one at the least.
     directory: Vec<u32>,
     depth: u32,
     segments: Vec<Segment<L>>,
@@ -155,7 +154,7 @@ pub(crate) struct Lines<L: Line> {
 
 impl<L: Line> Lines<L> {
     pub(crate) fn new() -> Lines<L> {
-        Lines { directory: vec![0], depth: 0, segments: Vec::new(), room: 0 }
+        Lines { directory: vec![0, 0], depth: 1, segments: Vec::new(), room: 0 }
     }
 
     pub(crate) fn memory_bytes(&self) -> usize {
@@ -178,7 +177,7 @@ impl<L: Line> Lines<L> {
 
     #[inline]
     fn segment_of(&self, block_hash: u64) -> u32 {
-        self.directory[(block_hash >> 1 >> (63 - self.depth)) as usize]
+        self.directory[(block_hash >> (64 - self.depth)) as usize]
     }
 
     /// First step of a search for a key's newest entry: asks for the tags. Room must have been reserved

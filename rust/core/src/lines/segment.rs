@@ -125,7 +125,7 @@ fn sampled<L: Line, X: Line>(groups: &Groups<X>) -> (usize, usize) {
     let mut hashes = Vec::new();
     for line in groups.iter().filter(|&line| block_hash_of(line) & mask == 0) {
         let block_hash = block_hash_of(line);
-        for_each_in(line, &mut |key, _| hashes.push(key.line::<L>().hash::<L>(block_hash)));
+        for_each_in(line, &mut |key, _| hashes.push(key.line::<L>().hash(block_hash)));
     }
     let lone = hashes.len();
     hashes.sort_unstable();
@@ -143,7 +143,7 @@ fn copied<X: Line>(groups: &Groups<X>, wants: &Wants<'_>, with_room: &dyn Fn(usi
     let lines = wanted(groups, wants).count();
     let mut copy = Groups::new(Groups::<X>::count_for(with_room(lines)))?;
     for line in wanted(groups, wants) {
-        copy.insert(LineKey::of(line).hash::<X>(block_hash_of(line)), *line);
+        copy.insert(LineKey::of(line).hash(block_hash_of(line)), *line);
     }
     Ok(copy)
 }
