@@ -357,14 +357,13 @@ impl StateTable {
     }
 
     fn retain(&mut self, keep: impl FnMut(i64, i32, &mut Span) -> bool) -> usize {
-        let dropped = with_shelf!(&mut self.store, shelf => shelf.retain(keep));
-        self.drop_unused_keys();
-        dropped
+        with_shelf!(&mut self.store, shelf => shelf.retain(keep))
     }
 
-    /// Renumbers the keys where most of the numbered ones name no entry any more: what was forgotten must
-    /// not live on in the dictionaries.
-    fn drop_unused_keys(&mut self) {
+    /// Renumbers the keys where most of the numbered ones name no entry any more, so that what was forgotten
+    /// does not live on in the dictionaries. Not part of [`StateTable::evict`]: numbers of keys that the
+    /// caller still holds mean nothing afterwards.
+    pub fn drop_unused_keys(&mut self) {
         let [pids, partitions] = [&self.keys.pid, &self.keys.partition].map(|space| space.dictionary.len());
         let mut used = (vec![false; pids], vec![false; partitions]);
         with_shelf!(&self.store, shelf => shelf.for_each(|pid, partition, _| {
