@@ -456,7 +456,7 @@ impl StateTable {
             let key = (pid, partition, mine.epoch);
             if mine.epoch == theirs.epoch {
                 if self.rules.is_ambiguous(&mine, theirs) {
-                    ambiguous = Some(key);
+                    ambiguous = Some(ambiguous.map_or(key, |known: Key| known.min(key)));
                 }
                 overlaps.extend(overlap(&mine, theirs).into_iter().map(|range| (key, range)));
                 changes.push(Change { pid, partition, known: Some(mine.epoch), span: union(&mine, theirs) });
@@ -465,8 +465,10 @@ impl StateTable {
             }
         }));
         if let Some((pid, partition, epoch)) = ambiguous {
+            let (pid, partition) = (self.keys.pid.name(pid), self.keys.partition.name(partition.into()));
             return Err(Error::Policy(format!(
-                "pid {pid}, partition {partition}, epoch {epoch} has positions in both zones beside the border of                  the wrap: there the lap depends on the order of rows"
+                "pid {pid}, partition {partition}, epoch {epoch} has positions in both zones beside the border of \
+                 the wrap: there the lap depends on the order of rows"
             )));
         }
         let needed = self.len() as u64 + changes.iter().filter(|change| change.known.is_none()).count() as u64;
