@@ -319,14 +319,13 @@ impl StateTable {
     }
 
     fn retain(&mut self, keep: impl FnMut(i64, i32, &mut Span) -> bool) -> usize {
-        let dropped = with_shelf!(&mut self.store, shelf => shelf.retain(keep));
-        self.drop_unused_keys();
-        dropped
+        with_shelf!(&mut self.store, shelf => shelf.retain(keep))
     }
 
-    /// Renumbers the keys where most of the numbered ones name no entry any more: what was forgotten must
-    /// not live on in the dictionaries.
-    fn drop_unused_keys(&mut self) {
+    /// Renumbers the keys where most of the numbered ones name no entry any more, so that what was forgotten
+    /// does not live on in the dictionaries. Not part of [`StateTable::evict`]: numbers of keys that the
+    /// caller still holds mean nothing afterwards.
+    pub fn drop_unused_keys(&mut self) {
         let [pids, partitions] = [&self.keys.pid, &self.keys.partition].map(|space| space.dictionary.len());
         let mut used = (vec![false; pids], vec![false; partitions]);
         with_shelf!(&self.store, shelf => shelf.for_each(|pid, partition, _| {
@@ -422,7 +421,7 @@ impl StateTable {
             let key = (pid, partition, mine.epoch);
             if mine.epoch == theirs.epoch {
                 if self.rules.is_ambiguous(&mine, theirs) {
-                    ambiguous = Some(key);
+                    ambiguous = Some(ambiguous.map_or(key, |known: Key| known.min(key)));
                 }
                 overlaps.extend(overlap(&mine, theirs).into_iter().map(|range| (key, range)));
                 changes.push(Change { pid, partition, known: Some(mine.epoch), span: union(&mine, theirs) });
@@ -431,8 +430,10 @@ impl StateTable {
             }
         }));
         if let Some((pid, partition, epoch)) = ambiguous {
+            let (pid, partition) = (self.keys.pid.name(pid), self.keys.partition.name(partition.into()));
             return Err(Error::Policy(format!(
-                "pid {pid}, partition {partition}, epoch {epoch} has positions in both zones beside the border of                  the wrap: there the lap depends on the order of rows"
+                "pid {pid}, partition {partition}, epoch {epoch} has positions in both zones beside the border of \
+                 the wrap: there the lap depends on the order of rows"
             )));
         }
         let needed = self.len() as u64 + changes.iter().filter(|change| change.known.is_none()).count() as u64;
