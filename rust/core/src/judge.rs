@@ -98,6 +98,8 @@ pub(crate) struct Rules {
     pub(crate) plain: PlainRules,
     wrap: Option<Wrap>,
     keeps_holes: bool,
+    /// Whether an entry with holes that goes on where it stands changes in nothing else.
+    pub(crate) aside_goes_on: bool,
 }
 
 /// As much of the rules as the plainest runs need.
@@ -120,7 +122,8 @@ impl Rules {
             plain_below: wrap.map_or(i64::MAX, Wrap::upper_zone),
             remembered_max: if policy.admit == Admit::Next { policy.window as i64 } else { i64::MAX },
         };
-        Rules { policy, plain, wrap, keeps_holes: policy.keeps_holes() }
+        let aside_goes_on = policy.admit != Admit::Next && policy.reach.is_none();
+        Rules { policy, plain, wrap, keeps_holes: policy.keeps_holes(), aside_goes_on }
     }
 
     /// The sequence number that stands at a position.

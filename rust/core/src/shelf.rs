@@ -201,6 +201,9 @@ impl<L: Line> Shelf<L> {
 
     /// Judges against the entry at a place, or against none, and keeps what comes of it.
     fn judge_at(&mut self, rules: &Rules, key: EntryKey, run: Run, found: Option<Place>, call: &mut Call<'_>) {
+        if found.is_some_and(|place| self.goes_on_aside(rules, place, run)) {
+            return;
+        }
         let entry = found.and_then(|place| self.take(place));
         let was_known = entry.is_some();
         if let Some(span) = rules.judge(entry, run, call) {
@@ -208,6 +211,24 @@ impl<L: Line> Shelf<L> {
             self.put(place, span);
             self.entries += usize::from(!was_known);
         }
+    }
+
+    /// Adds a run to an entry kept aside if it continues it plainly, as most runs of those do too: in
+    /// place, where the judge would have the entry moved out and in again.
+    fn goes_on_aside(&mut self, rules: &Rules, place: Place, run: Run) -> bool {
+        let Slot::Aside(number) = self.lines.read(place) else { return false };
+        let span = self.aside.get_mut(number);
+        let goes_on = rules.aside_goes_on
+            && !run.is_old
+            && run.epoch == span.epoch
+            && span.last >= 0
+            && span.last.checked_add(1) == Some(run.seq)
+            && run.last_seq() < rules.plain.plain_below;
+        if goes_on {
+            span.last = run.last_seq();
+            span.last_timestamp = span.last_timestamp.max(run.newest);
+        }
+        goes_on
     }
 
     /// A higher epoch takes the newest place, the one that had it moves to a line of its own.
