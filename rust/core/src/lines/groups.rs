@@ -259,10 +259,11 @@ fn equal_tags(tags: &Group, tag: u8) -> u32 {
 #[cfg(any(test, feature = "portable", not(target_arch = "x86_64")))]
 fn equal_tags_portable(tags: &Group, tag: u8) -> u32 {
     const ONES: u64 = 0x0101_0101_0101_0101;
+    const LOW_BITS: u64 = ONES * 0x7f;
     let equal_in = |eight: [u8; 8]| {
-        let different = u64::from_le_bytes(eight) ^ ONES * u64::from(tag);
+        let different = u64::from_le_bytes(eight) ^ (ONES * u64::from(tag));
         // The high bit of each byte that is 0, then all eight gathered in the highest byte.
-        let is_zero = !((different & ONES * 0x7f) + ONES * 0x7f | different) & ONES * 0x80;
+        let is_zero = !(((different & LOW_BITS) + LOW_BITS) | different | LOW_BITS);
         ((is_zero >> 7).wrapping_mul(0x0102_0408_1020_4080) >> 56) as u32
     };
     let [low, high] = [0, 8].map(|from| std::array::from_fn(|index| tags[from + index]));
