@@ -26,6 +26,7 @@ class Row(NamedTuple):
     seq: Any
     verdict: str = "-"
     expected: int | None = None
+    timestamp: int | None = None
 
 
 class Missing(NamedTuple):
