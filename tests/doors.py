@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import count
 from typing import Any, Protocol
 
 import pyarrow as pa
-from reference import Judged, ReferenceBatchError, ReferencePolicyError, ReferenceTable, policy
+from reference import (
+    Judged,
+    ReferenceBatchError,
+    ReferenceCapacityError,
+    ReferencePolicyError,
+    ReferenceTable,
+    policy,
+)
 from rulebook import Call, Case, Error, Missing, columns, to_arrow
 
 
@@ -21,8 +29,28 @@ class Door(Protocol):
 
     def open(self) -> list[Missing]: ...
 
+    def evict(self, now_ms: int, max_idle_ms: int) -> int | Error: ...
+
+    def forget(self, pid: Any, partition: Any = None) -> int: ...
+
+    def merge(self, other: Any) -> list[Missing] | Error:
+        """Takes over another table behind a door of the same class; gives the overlap."""
+
+    def entries(self) -> list[tuple[Any, ...]]:
+        """Pid, partition, epoch, first, last, holes (first, last, timestamp), final_first, final_last and
+        last_timestamp of every entry, in key order."""
+
+    def horizon(self) -> int | None: ...
+
     def state(self) -> Any:
         """Equal before and after whatever must not change the table."""
+
+
+def options_of(case: Case) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The fields of a case that belong to the policy, and those that belong to the table."""
+    fields = dict(case.fields)
+    keep = fields.pop("keep", None)
+    return fields, {"untracked": fields.pop("untracked", "keep"), "keep": (keep,) if keep else ()}
 
 
 class ReferenceDoor:
@@ -31,26 +59,46 @@ class ReferenceDoor:
     judge = ReferenceTable
 
     def __init__(self, case: Case) -> None:
-        fields = dict(case.fields)
-        untracked = fields.pop("untracked", "keep")
+        fields, options = options_of(case)
         try:
-            self.table = self.judge(policy(case.policy, **fields), untracked)
+            self.table = self.judge(policy(case.policy, **fields), **options)
         except ReferencePolicyError as error:
             raise PolicyRefusedError from error
 
     def apply(self, call: Call) -> Judged | Error:
+        return self._or_error(lambda: self.table.apply(call.rows, call.has_epoch))
+
+    @staticmethod
+    def _or_error(work: Callable[[], Any]) -> Any:
         try:
-            return self.table.apply(call.rows, call.has_epoch)
+            return work()
         except ReferenceBatchError as error:
             return Error(error.column, error.row)
         except ReferencePolicyError:
             return Error("policy", None)
+        except ReferenceCapacityError:
+            return Error("capacity", None)
 
     def open(self) -> list[Missing]:
         return self.table.missing()
 
+    def evict(self, now_ms: int, max_idle_ms: int) -> int | Error:
+        return self._or_error(lambda: self.table.evict(now_ms, max_idle_ms))
+
+    def forget(self, pid: Any, partition: Any = None) -> int:
+        return self.table.forget(pid, partition)
+
+    def merge(self, other: ReferenceDoor) -> list[Missing] | Error:
+        return self._or_error(lambda: self.table.merge(other.table))
+
+    def entries(self) -> list[tuple[Any, ...]]:
+        return self.table.state()
+
+    def horizon(self) -> int | None:
+        return self.table.horizon
+
     def state(self) -> Any:
-        return repr((self.table.entries, self.table.kinds))
+        return repr((self.table.entries, self.table.kinds, self.table.horizon))
 
 
 class FencepostDoor:
@@ -60,11 +108,10 @@ class FencepostDoor:
         import fencepost as fp
 
         self.fp = fp
-        fields = dict(case.fields)
-        untracked = fields.pop("untracked", "keep")
+        fields, options = options_of(case)
         try:
             chosen = fp.StateTable(case.policy).policy.replace(**fields)
-            self.table = fp.StateTable(chosen, untracked=untracked)
+            self.table = fp.StateTable(chosen, **options)
         except fp.PolicyError as error:
             raise PolicyRefusedError from error
         self.has_epochs = chosen.epochs != "ignore"
@@ -79,12 +126,9 @@ class FencepostDoor:
         return applied
 
     def _judged(self, method: Any, rows: pa.Table, names: Any) -> Judged | Error:
-        try:
-            verdicts = method(rows, columns=names)
-        except self.fp.BatchError as error:
-            return Error(error.column.partition("_")[0], error.row)
-        except self.fp.PolicyError:
-            return Error("policy", None)
+        verdicts = self._or_error(lambda: method(rows, columns=names))
+        if isinstance(verdicts, Error):
+            return verdicts
         assert len(verdicts) == rows.num_rows
         codes = pa.array(verdicts.verdict).to_pylist()
         return Judged(
@@ -95,8 +139,46 @@ class FencepostDoor:
             border=getattr(verdicts, "border", None),
         )
 
+    def _or_error(self, work: Callable[[], Any]) -> Any:
+        try:
+            return work()
+        except self.fp.BatchError as error:
+            return Error(error.column.partition("_")[0], error.row)
+        except self.fp.PolicyError:
+            return Error("policy", None)
+        except self.fp.CapacityError:
+            return Error("capacity", None)
+
     def open(self) -> list[Missing]:
         return missing_from_arrow(self.table.missing(), self.has_epochs)
+
+    def evict(self, now_ms: int, max_idle_ms: int) -> int | Error:
+        return self._or_error(lambda: self.table.evict(now_ms, max_idle_ms))
+
+    def forget(self, pid: Any, partition: Any = None) -> int:
+        return self.table.forget(pid, partition)
+
+    def merge(self, other: FencepostDoor) -> list[Missing] | Error:
+        before = self.state(), other.state()
+        overlap = self._or_error(lambda: self.table.merge(other.table))
+        assert other.state() == before[1], "a merge changed the other table"
+        if isinstance(overlap, Error):
+            assert self.state() == before[0], "a merge that was refused changed the table"
+            return overlap
+        return missing_from_arrow(overlap, self.has_epochs)
+
+    def entries(self) -> list[tuple[Any, ...]]:
+        return [
+            (
+                *(_part(row, "pid"), _part(row, "partition"), row["epoch"], row["first"], row["last"]),
+                [tuple(hole.values()) for hole in row["holes"]],
+                *(row["final_first"], row["final_last"], row["last_timestamp"]),
+            )
+            for row in pa.table(self.table.entries()).to_pylist()
+        ]
+
+    def horizon(self) -> int | None:
+        return self.table.horizon_ms
 
     def state(self) -> bytes:
         return self.table.snapshot()

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 PAGES = Path(__file__).parent / "rules"
 ROLES = ("pid", "epoch", "partition", "seq")
-HEADER = {*ROLES, "verdict", "expected", "why"}
+HEADER = {*ROLES, "timestamp", "verdict", "expected", "why"}
 
 
 class Row(NamedTuple):
@@ -61,10 +61,11 @@ class Call:
     error: Error | None = None
     # A part of a call has the columns of the whole, be they null in all of the part's rows.
     whole: Call | None = None
+    has_timestamp: bool = False
 
     def part(self, rows: list[Row]) -> Call:
         """A call of some of the rows, with nothing expected of it."""
-        return Call(self.line, self.has_epoch, rows, whole=self.whole or self)
+        return Call(self.line, self.has_epoch, rows, whole=self.whole or self, has_timestamp=self.has_timestamp)
 
     def has_text(self, role: str, index: int | None = None) -> bool:
         cells = [getattr(row, role) for row in (self.whole or self).rows]
@@ -106,7 +107,7 @@ def read_page(page: str, text: str) -> list[Case]:
             header = _cells(line)
             if header[0] != "refused":
                 assert set(header) <= HEADER, f"{page}:{number}: unknown column in {header}"
-                found[-1].calls.append(Call(number, "epoch" in header))
+                found[-1].calls.append(Call(number, "epoch" in header, has_timestamp="timestamp" in header))
         elif line.startswith("|") and not line.startswith("|-"):
             cells = dict(zip(header, _cells(line), strict=True))
             if "refused" in cells:
@@ -153,9 +154,10 @@ def _rows(cells: dict[str, str]) -> list[Row]:
     pid, epoch, partition = (_value(cells.get(role, "null")) for role in ROLES[:3])
     first, _, last = cells["seq"].partition("..")
     seqs = range(int(first), int(last) + 1) if last else [_value(first)]
+    timestamp = _value(cells.get("timestamp", "null"))
     expected = cells.get("expected", "")
     assert (expected != "") == (cells["verdict"] == "OUT_OF_ORDER"), f"expected belongs to OUT_OF_ORDER alone: {cells}"
-    return [Row(pid, epoch, partition, seq, cells["verdict"], _value(expected or "null")) for seq in seqs]
+    return [Row(pid, epoch, partition, seq, cells["verdict"], _value(expected or "null"), timestamp) for seq in seqs]
 
 
 def _expect(call: Call, text: str) -> None:
@@ -206,4 +208,6 @@ def to_arrow(call: Call) -> pa.Table:
                 arrays[name] = pa.array([cell and cell[index] for cell in cells], kind)
         elif names is not None:
             arrays[names] = pa.array(cells, pa.string() if call.has_text(role) else pa.int64())
+    if call.has_timestamp:
+        arrays["timestamp"] = pa.array([row.timestamp for row in call.rows], pa.int64())
     return pa.table(arrays)

@@ -19,7 +19,7 @@ from doors import FencepostDoor, ReferenceDoor
 from hypothesis import HealthCheck, Phase, find, given, settings
 from hypothesis import strategies as st
 from mutants import MUTANTS, KeysAreGlued, MinusOneIsAPid, PartitionIsNoKey
-from reference import PRESETS, Judged
+from reference import PRESETS, Judged, keeps_holes
 from rulebook import Call, Case, Error, Row, columns, to_arrow
 
 COMMON = {"deadline": None, "print_blob": True, "suppress_health_check": [HealthCheck.too_slow]}
@@ -46,6 +46,9 @@ def policies(draw: st.DrawFn, **fixed: Any) -> Case:
         # A limit on jumps belongs to the two that jump.
         jumps = st.none() if replaced["admit"] == "next" else st.none() | st.integers(1, 20)
         replaced.setdefault("max_jump", draw(jumps))
+        # And a reach to those that keep holes.
+        reaches = st.none() | st.integers(1, 20) if keeps_holes(PRESETS[preset] | replaced) else st.none()
+        replaced.setdefault("reach", draw(reaches))
     return Case("property", 0, preset, replaced)
 
 
@@ -109,7 +112,7 @@ def _seqs(move: Move, last: int, wrap: int | None) -> list[int]:
 
 
 def call_of(rows: list[Row], case: Case) -> Call:
-    return Call(0, full_policy(case)["epochs"] != "ignore", rows)
+    return Call(0, full_policy(case)["epochs"] != "ignore", rows, has_timestamp="keep" in case.fields)
 
 
 def cut(rows: list[Row], at: list[int]) -> Iterator[list[Row]]:
@@ -208,6 +211,154 @@ def test_a_refused_call_changes_nothing(
     assert ours.state() == state
 
 
+# Forgetting
+
+
+@dataclass(frozen=True)
+class Step:
+    """What is done to a table between two calls of apply. `a` and `b`: what it is done with."""
+
+    kind: str
+    a: int
+    b: int
+
+
+steps = st.builds(
+    Step,
+    kind=st.sampled_from(["nothing", "evict", "evict", "evict", "forget", "merge", "snapshot", "entries", "check"]),
+    a=st.integers(-40, 60),
+    b=st.integers(0, 60),
+)
+# How far each row's timestamp lies from the time at which it comes, over and over.
+delays = st.lists(st.integers(-30, 60), min_size=1, max_size=8)
+
+
+@st.composite
+def timed_policies(draw: st.DrawFn, **fixed: Any) -> Case:
+    """A policy whose table keeps timestamps, at times with a bound on its holes."""
+    case = draw(policies(**fixed))
+    case.fields["keep"] = "timestamp"
+    if keeps_holes(full_policy(case)) and draw(st.integers(0, 9)) == 0:
+        case.fields["intervals_max"] = draw(st.integers(1, 10))
+    return case
+
+
+def timed(rows: list[Row], delay: list[int]) -> list[Row]:
+    """The rows as they come, one a millisecond, each of them delayed."""
+    return [row._replace(timestamp=at - delay[at % len(delay)]) for at, row in enumerate(rows)]
+
+
+class Pair:
+    """A table of ours and a naive one, to which the same is done."""
+
+    def __init__(self, case: Case) -> None:
+        self.case, self.ours, self.naive = case, FencepostDoor(case), ReferenceDoor(case)
+
+    def apply(self, rows: list[Row]) -> None:
+        agree(self.ours.apply(call_of(rows, self.case)), self.naive.apply(call_of(rows, self.case)))
+
+    def do(self, step: Step, now: int, other: Pair) -> None:
+        table = self.ours.fp.StateTable
+        match step.kind:
+            case "evict":
+                assert self.ours.evict(now + step.a, step.b) == self.naive.evict(now + step.a, step.b)
+            case "forget":
+                pid, partition = KEYS[step.a % len(KEYS)]
+                chosen = partition if step.b % 2 else None
+                assert self.ours.forget(pid, chosen) == self.naive.forget(pid, chosen)
+            case "merge":
+                assert self.ours.merge(other.ours) == self.naive.merge(other.naive)
+            case "snapshot":
+                self.ours.table = table.restore(self.ours.table.snapshot())
+            case "entries":
+                self.ours.table = table.from_entries(self.ours.table.entries())
+
+    def compare(self) -> None:
+        assert self.ours.entries() == self.naive.entries()
+        assert self.ours.open() == self.naive.open()
+        assert self.ours.horizon() == self.naive.horizon()
+        assert len(self.ours.table) == len(self.naive.table.entries)
+
+
+@profile
+@given(timed_policies(), streams, cuts, delays, st.lists(steps, min_size=1, max_size=9))
+def test_the_reference_agrees_on_what_is_forgotten(
+    case: Case, stream: list[Move], at: list[int], delay: list[int], todo: list[Step]
+) -> None:
+    """Everything that can be done to two tables, in any order: what is judged, kept and told is the same."""
+    rows = timed(rows_of(stream, case), delay)
+    pairs = Pair(case), Pair(case)
+    now = 0
+    for number, part in enumerate(cut(rows, at)):
+        step = todo[number % len(todo)]
+        one, other = pairs if step.b % 3 else pairs[::-1]
+        one.apply(part)
+        now += len(part)
+        one.do(step, now, other)
+        one.compare()
+
+
+@profile
+@given(timed_policies(intervals_max=None), streams, cuts, delays, steps)
+def test_cuts_are_invisible_where_timestamps_are_kept(
+    case: Case, stream: list[Move], at: list[int], delay: list[int], step: Step
+) -> None:
+    """However the rows before an eviction, and those after it, are cut."""
+    rows = timed(rows_of(stream, case), delay)
+    whole, parts = FencepostDoor(case), FencepostDoor(case)
+    half = len(rows) // 2
+    for some in (rows[:half], rows[half:]):
+        judged = whole.apply(call_of(some, case))
+        pieces = [parts.apply(call_of(part, case)) for part in cut(some, at)] if some else []
+        assert judged.verdicts == [verdict for piece in pieces for verdict in piece.verdicts]
+        for table in (whole, parts):
+            table.evict(half + step.a, step.b)
+        assert whole.state() == parts.state()
+
+
+@profile
+@given(
+    timed_policies(admit="any", intervals_max=None), st.lists(streams, min_size=3, max_size=3), delays, st.lists(steps)
+)
+def test_merging_is_a_union(case: Case, three: list[list[Move]], delay: list[int], todo: list[Step]) -> None:
+    """Commutative, associative and idempotent on positions, wherever it is not refused."""
+
+    def table(number: int) -> FencepostDoor:
+        made = FencepostDoor(case)
+        made.apply(call_of(timed(rows_of(three[number], case), delay), case))
+        for step in todo[number::3]:
+            if step.kind == "evict":
+                made.evict(len(delay) + step.a, step.b)
+        return made
+
+    def union(*tables: FencepostDoor) -> tuple[Any, ...] | None:
+        refused = [isinstance(tables[0].merge(other), Error) for other in tables[1:]]
+        entries = [(*entry[:5], [hole[:2] for hole in entry[5]], *entry[6:]) for entry in tables[0].entries()]
+        return None if any(refused) else (entries, tables[0].open(), tables[0].horizon())
+
+    same = table(0)
+    once = union(same)
+    assert union(same, table(0)) in (once, None)
+    one, other = union(table(0), table(1)), union(table(1), table(0))
+    assert one == other
+    both = table(1)
+    left, right = union(table(0), table(1), table(2)), None if union(both, table(2)) is None else union(table(0), both)
+    assert left == right or None in (left, right)
+
+
+@profile
+@given(timed_policies(), streams, delays, steps)
+def test_entries_and_snapshots_lose_nothing(case: Case, stream: list[Move], delay: list[int], step: Step) -> None:
+    ours = FencepostDoor(case)
+    ours.apply(call_of(timed(rows_of(stream, case), delay), case))
+    ours.evict(step.a, step.b)
+    table = ours.fp.StateTable
+    for again in (table.from_entries(ours.table.entries()), table.restore(ours.table.snapshot())):
+        assert again.snapshot() == ours.table.snapshot()
+        assert pa.table(again.entries()).equals(pa.table(ours.table.entries()), check_metadata=True)
+        assert (again.horizon_ms, again.keep, again.policy) == (ours.table.horizon_ms, ("timestamp",), ours.table.policy)
+
+
 @profile
 @given(policies(), streams)
 def test_the_type_of_keys_is_invisible(case: Case, stream: list[Move]) -> None:
@@ -226,7 +377,7 @@ def test_the_type_of_keys_is_invisible(case: Case, stream: list[Move]) -> None:
 
 
 @profile
-@given(policies(admit="any", epochs="key", wrap=None, max_jump=None), streams, st.randoms(use_true_random=False))
+@given(policies(admit="any", epochs="key", wrap=None, max_jump=None, reach=None), streams, st.randoms(use_true_random=False))
 def test_any_order_gives_one_state(case: Case, stream: list[Move], shuffler: random.Random) -> None:
     """Where nothing wraps, the same rows in another order make the same table, down to its bytes."""
     rows = rows_of(stream, case)
