@@ -18,6 +18,25 @@ pub(crate) struct Span {
     pub(crate) first: i64,
     pub(crate) last: i64,
     pub(crate) holes: Holes,
+    /// What can no longer be told: the hull of the holes that became final.
+    pub(crate) final_range: Option<(i64, i64)>,
+    /// The highest of its accepted rows; means nothing where timestamps are not kept.
+    pub(crate) last_timestamp: i64,
+}
+
+impl Span {
+    /// Whether first, last and epoch say it all.
+    #[inline]
+    pub(crate) fn is_plain(&self) -> bool {
+        self.holes.is_empty() && self.final_range.is_none()
+    }
+
+    /// Positions became final: they join the range of those that are, and holes between them go too.
+    pub(crate) fn finalise(&mut self, (first, last): (i64, i64)) {
+        let (first, last) = self.final_range.map_or((first, last), |(low, high)| (first.min(low), last.max(high)));
+        self.holes.remove(first, last);
+        self.final_range = Some((first, last));
+    }
 }
 
 impl PlainRules {
@@ -140,10 +159,10 @@ impl Rules {
             sink.out_of_order(0, run.rows, Some(0));
             return None;
         }
-        let mut begun = Span { epoch: run.epoch, first: run.seq, last: run.seq, holes: Holes::default() };
+        let mut begun = Span { epoch: run.epoch, first: run.seq, last: run.seq, ..Span::default() };
         if from_zero && run.seq > 0 {
             begun.first = 0;
-            begun.holes.open(0, run.seq - 1);
+            begun.holes.open(0, run.seq - 1, 0);
             sink.opened(0, run.seq - 1);
         }
         if run.rows == 1 {
@@ -225,7 +244,7 @@ impl Rules {
         }
         if position < entry.first {
             if end < entry.first - 1 {
-                entry.holes.open(end + 1, entry.first - 1);
+                entry.holes.open(end + 1, entry.first - 1, 0);
                 sink.opened(end + 1, entry.first - 1);
             }
             entry.first = position;
@@ -278,7 +297,7 @@ impl Rules {
     /// Notes what lies between the highest and a position above it.
     fn jump(&self, entry: &mut Span, position: i64, sink: &mut impl Sink) {
         if position - 1 > entry.last && self.keeps_holes {
-            entry.holes.open(entry.last + 1, position - 1);
+            entry.holes.open(entry.last + 1, position - 1, 0);
             sink.opened(entry.last + 1, position - 1);
         }
     }

@@ -14,6 +14,7 @@
 //!         partition: &[0, 0, 0, 0],
 //!         epoch: Some(&[0, 0, 0, 0]),
 //!         seq: Seqs::I32(&[0, 1, 1, 4]),
+//!         timestamp: None,
 //!     }])
 //!     .unwrap();
 //! assert_eq!(judged.verdicts, [0, 0, Verdict::Duplicate as u8, 0]);

@@ -193,7 +193,7 @@ impl Line for SpanLine {
         let (Ok(first), Ok(last)) = (u32::try_from(span.first), u32::try_from(span.last)) else {
             return false;
         };
-        if !span.holes.is_empty() {
+        if !span.is_plain() {
             return false;
         }
         self.marks = with_mark(self.marks, slot, INLINE);
@@ -309,7 +309,7 @@ impl Line for NextLine {
         let (Ok(last), Ok(rows)) = (u32::try_from(span.last), u64::try_from(span.last - span.first + 1)) else {
             return false;
         };
-        if !span.holes.is_empty() || !(1..=Self::WINDOW_MAX).contains(&rows) {
+        if !span.is_plain() || !(1..=Self::WINDOW_MAX).contains(&rows) {
             return false;
         }
         self.set_mark(slot, rows as u32);
@@ -415,7 +415,7 @@ impl Line for WideLine {
 
     fn write_inline(&mut self, slot: usize, span: &Span) -> bool {
         let reach = span.last.wrapping_sub(span.first) as u64;
-        if reach >> Self::REACH_BITS != 0 || !span.holes.is_empty() {
+        if reach >> Self::REACH_BITS != 0 || !span.is_plain() {
             return false;
         }
         self.marks = with_mark(self.marks, slot, INLINE);

@@ -27,6 +27,8 @@ impl StateTable {
         out.text(self.label().as_bytes())?;
         out.number(u64::from(self.untracked() == Untracked::Fail))?;
         out.number(self.entries_max().map_or(0, |entries| entries.saturating_add(1)))?;
+        out.number(u64::from(self.keeps_timestamp()))?;
+        out.optional(self.horizon_ms())?;
         let entries = self.entries();
         let pid = out.keys(&self.keys().pid, entries.iter().map(|entry| entry.pid as u32))?;
         let partition = out.keys(&self.keys().partition, entries.iter().map(|entry| entry.partition as u32))?;
@@ -70,8 +72,14 @@ impl StateTable {
         let label = String::from_utf8(input.text()?).map_err(|_| Error::Snapshot("the label is not text".into()))?;
         let untracked = if input.number()? == 0 { Untracked::Keep } else { Untracked::Fail };
         let entries_max = input.number()?.checked_sub(1);
-        let mut table =
-            StateTable::new(policy)?.with_untracked(untracked).with_entries_max(entries_max).with_label(label);
+        let keeps_timestamp = input.number()? != 0;
+        let horizon_ms = input.optional()?;
+        let mut table = StateTable::new(policy)?
+            .with_untracked(untracked)
+            .with_entries_max(entries_max)
+            .with_keep_timestamp(keeps_timestamp)
+            .with_horizon_ms(horizon_ms)
+            .with_label(label);
         let pid = input.keys()?;
         let partition = input.keys()?;
         let count = input.number()?;
@@ -177,9 +185,18 @@ impl<W: Write> Writer<'_, W> {
         for hole in &entry.holes {
             self.number((hole.first - from) as u64)?;
             self.number((hole.last - hole.first) as u64)?;
+            self.optional(hole.timestamp)?;
             from = hole.last;
         }
-        Ok(())
+        self.optional(entry.final_range.map(|range| range.0))?;
+        self.optional(entry.final_range.map(|range| range.1))?;
+        self.optional(entry.last_timestamp)
+    }
+
+    /// 0, or 1 and the value.
+    fn optional(&mut self, value: Option<i64>) -> io::Result<()> {
+        self.number(u64::from(value.is_some()))?;
+        value.map_or(Ok(()), |value| self.number((value << 1 ^ value >> 63) as u64))
     }
 }
 
@@ -285,10 +302,16 @@ impl<R: Read> Reader<'_, R> {
         for _ in 0..self.number()? {
             let first = add(from, self.number()?)?;
             let last = add(first, self.number()?)?;
-            holes.push(Hole { first, last });
+            holes.push(Hole { first, last, timestamp: self.optional()? });
             from = last;
         }
-        Ok(Entry { pid, partition, epoch, first, last, holes })
+        let final_range = self.optional()?.zip(self.optional()?);
+        let last_timestamp = self.optional()?;
+        Ok(Entry { pid, partition, epoch, first, last, holes, final_range, last_timestamp })
+    }
+
+    fn optional(&mut self) -> Result<Option<i64>> {
+        if self.number()? == 0 { Ok(None) } else { self.signed().map(Some) }
     }
 
     fn signed(&mut self) -> Result<i64> {

@@ -34,8 +34,12 @@ pub struct Entry {
     pub first: i64,
     /// Highest position accepted; under `Next` the newest row, as a sequence number.
     pub last: i64,
-    /// Positions between them that were not accepted, lowest first.
+    /// Positions between them that were not accepted and still may be, lowest first.
     pub holes: Vec<Hole>,
+    /// The positions between them of which nothing is known any more, both ends included.
+    pub final_range: Option<(i64, i64)>,
+    /// The highest timestamp of its accepted rows, in milliseconds; `None` where they are not kept.
+    pub last_timestamp: Option<i64>,
 }
 
 /// A range of positions that were skipped, both ends included.
@@ -45,6 +49,8 @@ pub struct Hole {
     pub first: i64,
     /// The highest.
     pub last: i64,
+    /// Of the row that opened it, in milliseconds; `None` where timestamps are not kept.
+    pub timestamp: Option<i64>,
 }
 
 /// A range of sequence numbers that have not arrived.
@@ -103,6 +109,8 @@ pub struct StateTable {
     rules: Rules,
     untracked: Untracked,
     entries_max: Option<u64>,
+    keeps_timestamp: bool,
+    horizon_ms: Option<i64>,
     label: String,
     keys: Keys,
     store: Store,
@@ -154,6 +162,8 @@ impl StateTable {
             rules: Rules::new(policy),
             untracked: Untracked::Keep,
             entries_max: None,
+            keeps_timestamp: false,
+            horizon_ms: None,
             label: String::new(),
             keys: Keys::default(),
             store: Store::new(&policy),
@@ -169,6 +179,21 @@ impl StateTable {
     /// With a bound on the number of entries.
     pub fn with_entries_max(self, entries_max: Option<u64>) -> StateTable {
         StateTable { entries_max, ..self }
+    }
+
+    /// An empty table that keeps timestamps, or does not: see [`Entry::last_timestamp`] and
+    /// [`Hole::timestamp`]. They take 128 bytes a line instead of 64 and let the table forget by age.
+    ///
+    /// # Panics
+    /// Where the table has entries.
+    pub fn with_keep_timestamp(self, keeps_timestamp: bool) -> StateTable {
+        assert!(self.is_empty(), "what a table keeps is said before its first row");
+        StateTable { keeps_timestamp, ..self }
+    }
+
+    /// With a horizon, where timestamps are kept; for tables that are rebuilt.
+    pub fn with_horizon_ms(self, horizon_ms: Option<i64>) -> StateTable {
+        StateTable { horizon_ms: horizon_ms.filter(|_| self.keeps_timestamp), ..self }
     }
 
     /// With a text that the table carries along and snapshots keep.
@@ -194,6 +219,17 @@ impl StateTable {
     /// The bound on the number of entries.
     pub fn entries_max(&self) -> Option<u64> {
         self.entries_max
+    }
+
+    /// Whether entries and holes have timestamps.
+    pub fn keeps_timestamp(&self) -> bool {
+        self.keeps_timestamp
+    }
+
+    /// Rows at or below this timestamp are too old for what is still remembered, in milliseconds; `None`
+    /// before the first eviction. It never falls.
+    pub fn horizon_ms(&self) -> Option<i64> {
+        self.horizon_ms
     }
 
     /// The types and numbers of its keys.
@@ -283,11 +319,18 @@ impl StateTable {
     /// Puts an entry where its key has none yet; for tables that are rebuilt.
     pub fn insert(&mut self, entry: &Entry) -> Result<()> {
         self.check_entry(entry)?;
-        let mut span = Span { epoch: entry.epoch, first: entry.first, last: entry.last, holes: Holes::default() };
+        let mut span = Span {
+            epoch: entry.epoch,
+            first: entry.first,
+            last: entry.last,
+            holes: Holes::default(),
+            final_range: entry.final_range,
+            last_timestamp: entry.last_timestamp.unwrap_or(0),
+        };
         if self.policy().admit == Admit::Next && entry.first > entry.last {
             span.first -= self.policy().wrap.unwrap_or(0) as i64;
         }
-        entry.holes.iter().for_each(|hole| span.holes.open(hole.first, hole.last));
+        entry.holes.iter().for_each(|hole| span.holes.open(hole.first, hole.last, hole.timestamp.unwrap_or(0)));
         let is_new = with_shelf!(&mut self.store, shelf => shelf.insert(entry.pid, entry.partition, span));
         if is_new { Ok(()) } else { Err(Error::Snapshot("two entries have the same key".into())) }
     }
@@ -322,6 +365,25 @@ impl StateTable {
         }
         if !entry.holes.is_empty() && !policy.keeps_holes() {
             return refuse("an entry has holes, which this policy does not keep");
+        }
+        self.check_final(entry)
+    }
+
+    /// Checks what an entry says of forgotten positions and of time.
+    fn check_final(&self, entry: &Entry) -> Result<()> {
+        let refuse = |problem: &str| Err(Error::Snapshot(format!("{problem}: {entry:?}")));
+        if let Some((first, last)) = entry.final_range {
+            let is_outside = first > last || first < entry.first || last >= entry.last;
+            if is_outside || entry.holes.iter().any(|hole| hole.first <= last && hole.last >= first) {
+                return refuse("an entry's final range is reversed, outside it or overlaps a hole");
+            }
+            if !self.policy().keeps_holes() {
+                return refuse("an entry has a final range, but this policy keeps no holes");
+            }
+        }
+        let is_timed = |timestamp: Option<i64>| timestamp.is_some() == self.keeps_timestamp;
+        if !is_timed(entry.last_timestamp) || !entry.holes.iter().all(|hole| is_timed(hole.timestamp)) {
+            return refuse("an entry and its holes have timestamps exactly where the table keeps them");
         }
         Ok(())
     }
@@ -367,13 +429,17 @@ impl StateTable {
         let as_told = |position| {
             if self.policy().admit == Admit::Next { self.rules.seq(position) } else { position }
         };
+        let timed = |timestamp| self.keeps_timestamp.then_some(timestamp);
+        let hole = |(first, last, timestamp)| Hole { first, last, timestamp: timed(timestamp) };
         Entry {
             pid,
             partition,
             epoch: span.epoch,
             first: as_told(span.first),
             last: as_told(span.last),
-            holes: span.holes.iter().map(|(first, last)| Hole { first, last }).collect(),
+            holes: span.holes.iter_timed().map(hole).collect(),
+            final_range: span.final_range,
+            last_timestamp: timed(span.last_timestamp),
         }
     }
 
@@ -551,7 +617,7 @@ impl Sink for Call {
 
     fn opened(&mut self, first: i64, last: i64) {
         if self.reports_missing {
-            self.opened.entry(self.key).or_default().open(first, last);
+            self.opened.entry(self.key).or_default().open(first, last, 0);
         }
     }
 

@@ -149,7 +149,7 @@ fn refusal(error: &Error) -> Refusal {
 impl Door for CoreDoor {
     fn apply(&mut self, call: &Call) -> Result<Answer, Refusal> {
         if call.has_epoch && self.table.policy().epochs == Epochs::Ignore {
-            let batch = Batch { pid: &[], partition: &[], epoch: Some(&[]), seq: Seqs::I64(&[]) };
+            let batch = Batch { pid: &[], partition: &[], epoch: Some(&[]), seq: Seqs::I64(&[]), timestamp: None };
             let error = self.table.apply(&[batch]).expect_err("an epoch where there are none");
             assert!(matches!(error, Error::Batch { column: Column::Epoch, .. }), "{error}");
             return Err(Refusal { column: "policy".into(), row: None });
@@ -158,7 +158,7 @@ impl Door for CoreDoor {
         let columns = self.columns(call)?;
         let Columns { pid, partition, epoch, seq } = &columns;
         let epoch = (self.table.policy().epochs != Epochs::Ignore).then_some(&epoch[..]);
-        let judged = match self.table.apply(&[Batch { pid, partition, epoch, seq: Seqs::I64(seq) }]) {
+        let judged = match self.table.apply(&[Batch { pid, partition, epoch, seq: Seqs::I64(seq), timestamp: None }]) {
             Ok(judged) => judged,
             Err(error) => {
                 self.table.keys_mut().go_back(before);

@@ -10,7 +10,9 @@ fn table(policy: &str) -> StateTable {
     let (epoch, seq): (Vec<_>, Vec<_>) = rows.iter().map(|row| (row.epoch, row.seq)).unzip();
     let epoch = (policy.epochs != fencepost_core::Epochs::Ignore).then_some(&epoch[..]);
     let mut table = StateTable::new(policy).expect("a preset is valid");
-    table.apply(&[Batch { pid: &pid, partition: &partition, epoch, seq: Seqs::I64(&seq) }]).expect("valid rows");
+    table
+        .apply(&[Batch { pid: &pid, partition: &partition, epoch, seq: Seqs::I64(&seq), timestamp: None }])
+        .expect("valid rows");
     table
 }
 
@@ -59,7 +61,9 @@ fn bytes_behind_a_snapshot_are_refused() {
 fn the_last_64_bit_sequence_number_comes_back() {
     let mut table = StateTable::new(Policy::preset("kafka_offsets").expect("a preset")).expect("valid");
     let seq = [0, i64::MAX - 2, i64::MAX];
-    table.apply(&[Batch { pid: &[1; 3], partition: &[0; 3], epoch: None, seq: Seqs::I64(&seq) }]).expect("valid rows");
+    table
+        .apply(&[Batch { pid: &[1; 3], partition: &[0; 3], epoch: None, seq: Seqs::I64(&seq), timestamp: None }])
+        .expect("valid rows");
     let back = StateTable::restore(&table.snapshot()).expect("its own snapshot");
     assert_eq!(back.entries(), table.entries());
 }
@@ -68,13 +72,28 @@ fn the_last_64_bit_sequence_number_comes_back() {
 fn an_entry_beyond_the_last_lap_is_refused() {
     let mut policy = Policy::preset("any_order").expect("a preset");
     policy.wrap = Some(1 << 33);
-    let entry = |last| Entry { pid: 1, partition: 0, epoch: 0, first: last, last, holes: vec![] };
+    let entry = |last| Entry {
+        pid: 1,
+        partition: 0,
+        epoch: 0,
+        first: last,
+        last,
+        holes: vec![],
+        final_range: None,
+        last_timestamp: None,
+    };
     let mut table = StateTable::new(policy).expect("valid");
     assert!(matches!(table.insert(&entry(1 << 62)), Err(Error::Snapshot(_))));
     table.insert(&entry((1 << 61) + (1 << 32))).expect("on the last lap");
     let seq = [(1 << 33) - 1, 0, 1];
     table
-        .apply(&[Batch { pid: &[1; 3], partition: &[0; 3], epoch: Some(&[0; 3]), seq: Seqs::I64(&seq) }])
+        .apply(&[Batch {
+            pid: &[1; 3],
+            partition: &[0; 3],
+            epoch: Some(&[0; 3]),
+            seq: Seqs::I64(&seq),
+            timestamp: None,
+        }])
         .expect("rows");
     let back = StateTable::restore(&table.snapshot()).expect("its own snapshot");
     assert_eq!(back.entries(), table.entries());
