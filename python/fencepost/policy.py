@@ -273,20 +273,38 @@ def _default_columns(rules: str) -> Columns:
     return Columns(epoch=None) if "epochs=ignore" in rules.split() else Columns()
 
 
-def options_of(metadata: Mapping[str, str], policy: str | Policy) -> tuple[int | None, str]:
-    """entries_max and untracked as the metadata of ``StateTable.entries()`` keeps them, or their defaults.
+def options_of(
+    metadata: Mapping[str, str], policy: str | Policy | None
+) -> tuple[Policy, list[str], int | None, str, int | None]:
+    """What the metadata of ``StateTable.entries()`` keeps: policy, keep, entries_max, untracked and horizon_ms.
 
-    Raises SnapshotError where the metadata names rules other than the policy's.
+    ``policy``: what it must be, the metadata's own where None is given. Raises SnapshotError where the metadata names
+    other rules or cannot be read, PolicyError where no policy is named.
     """
-    expected = resolve(policy)
-    rules = metadata.get("fencepost.policy", expected.rules)
-    if rules != expected.rules:
-        reason = f"of another policy: found {rules}, expected {expected.rules}"
-        raise SnapshotError(reason, reason=reason)
-    text = metadata.get("fencepost.options", "{}")
+    rules = metadata.get("fencepost.policy")
+    if policy is not None:
+        expected = resolve(policy)
+        if rules is not None and rules != expected.rules:
+            reason = f"of another policy: found {rules}, expected {expected.rules}"
+            raise SnapshotError(reason, reason=reason)
+    elif rules is not None:
+        expected = _from_metadata(rules, metadata.get("fencepost.columns", ""))
+    else:
+        raise PolicyError("no policy: the schema metadata has no 'fencepost.policy', so name one")
+    text, horizon = metadata.get("fencepost.options", "{}"), metadata.get("fencepost.horizon")
     try:
         options = json.loads(text)
-        return options.get("entries_max"), options.get("untracked", "keep")
-    except (ValueError, AttributeError) as error:
-        reason = f"the options of its metadata cannot be read: {text!r}"
+        kept, entries_max = list(options.get("keep", [])), options.get("entries_max")
+        horizon_ms = None if horizon is None else int(horizon)
+        return expected, kept, entries_max, options.get("untracked", "keep"), horizon_ms
+    except (ValueError, AttributeError, TypeError) as error:
+        reason = f"the options of its metadata cannot be read: {text!r}, horizon {horizon!r}"
+        raise SnapshotError(reason, reason=reason) from error
+
+
+def _from_metadata(rules: str, label: str) -> Policy:
+    try:
+        return from_label(rules, label)
+    except (ValueError, KeyError, TypeError, PolicyError) as error:
+        reason = f"the policy of its metadata cannot be read: {rules!r}"
         raise SnapshotError(reason, reason=reason) from error

@@ -102,16 +102,16 @@ pub(crate) enum Part {
 impl Identity {
     /// Reads and converts every identity column.
     pub(crate) fn read(names: &ColumnNames, rows: Rows) -> Result<Identity, Failure> {
-        Self::convert(names, rows.select(&names.all())?)
+        Self::convert(names, rows.select(&names.all())?, 0)
     }
 
-    /// The same for the key columns alone; epochs and sequence numbers are left empty.
-    pub(crate) fn read_keys(names: &ColumnNames, rows: Rows) -> Result<Identity, Failure> {
-        Self::convert(names, rows.select(&names.keys())?)
+    /// The same for the key columns alone; the others are left empty. `rows_before`: where these rows begin in what
+    /// they are part of.
+    pub(crate) fn read_keys(names: &ColumnNames, rows: Rows, rows_before: usize) -> Result<Identity, Failure> {
+        Self::convert(names, rows.select(&names.keys())?, rows_before)
     }
 
-    fn convert(names: &ColumnNames, chunks: Chunks) -> Result<Identity, Failure> {
-        let mut rows_before = 0;
+    fn convert(names: &ColumnNames, chunks: Chunks, mut rows_before: usize) -> Result<Identity, Failure> {
         let convert = |columns: Vec<ArrayRef>| {
             let chunk = Chunk::convert(names, &columns, rows_before)?;
             rows_before += chunk.rows;
