@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import count
 from typing import Any, Protocol
 
@@ -15,7 +16,7 @@ from reference import (
     ReferenceTable,
     policy,
 )
-from rulebook import Call, Case, Error, Missing, columns, to_arrow
+from rulebook import Action, Call, Case, Error, Missing, columns, to_arrow
 
 
 class PolicyRefusedError(Exception):
@@ -50,7 +51,8 @@ def options_of(case: Case) -> tuple[dict[str, Any], dict[str, Any]]:
     """The fields of a case that belong to the policy, and those that belong to the table."""
     fields = dict(case.fields)
     keep = fields.pop("keep", None)
-    return fields, {"untracked": fields.pop("untracked", "keep"), "keep": (keep,) if keep else ()}
+    options = {name: fields.pop(name) for name in ("untracked", "entries_max") if name in fields}
+    return fields, options | {"keep": (keep,) if keep else ()}
 
 
 class ReferenceDoor:
@@ -212,32 +214,90 @@ def _part(row: dict[str, Any], role: str) -> Any:
     return tuple(parts)
 
 
+def final_of(door: Door) -> list[Missing]:
+    """The final ranges of a table's entries, as positions."""
+    ranges = [(entry[:3], entry[6], entry[7]) for entry in door.entries() if entry[6] is not None]
+    return [Missing(pid, epoch, part, first, last, last - first + 1) for (pid, part, epoch), first, last in ranges]
+
+
+class Tables:
+    """The table of a case and, from `other` to `merge`, a second one to which everything is done."""
+
+    def __init__(self, case: Case, door: type) -> None:
+        self.case, self.door = case, door
+        self.first, self.other = door(case), None
+
+    @property
+    def current(self) -> Any:
+        return self.other or self.first
+
+    def do(self, action: Action) -> Any:
+        """What the action gives, errors as values; nothing for a table that is made."""
+        arguments = action.arguments
+        match action.name:
+            case "evict":
+                return self.current.evict(arguments["now"], arguments["idle"])
+            case "forget":
+                return self.current.forget(**arguments)
+            case "merge":
+                other, self.other = self.other, None
+                return self.first.merge(other)
+            case _:
+                self.other = self.door(replace(self.case, **arguments))
+                return None
+
+
 def complaints(case: Case, door: type) -> list[str]:
     """What a door does otherwise than the book says. Empty for a door that keeps the rules."""
     try:
-        table = door(case)
+        tables = Tables(case, door)
     except PolicyRefusedError:
         return [] if case.refused else [f"{case}: refused"]
     if case.refused:
         return [f"{case}: not refused"]
-    return [complaint for call in case.calls for complaint in _call_complaints(case, table, call)]
+    found = []
+    for step in case.steps:
+        pairs = _of_call(tables.current, step) if isinstance(step, Call) else _of_action(tables, step)
+        if step.error is None:
+            pairs |= {"open": (step.open, tables.current.open()), "final": (step.final, final_of(tables.current))}
+        where = f"{case.page}:{step.line}"
+        found += [f"{where}, {what}: the book says {a}, found {b}" for what, (a, b) in pairs.items() if a != b]
+    return found
 
 
-def _call_complaints(case: Case, table: Door, call: Call) -> list[str]:
+Pairs = dict[str, tuple[Any, Any]]
+"""What the book says and what was found, by what it is."""
+
+
+def _of_action(tables: Tables, action: Action) -> Pairs:
+    before = None if action.name in ("other", "merge") else tables.current.state()
+    result = tables.do(action)
+    if isinstance(result, Error) or action.error is not None:
+        after = None if before is None else tables.current.state()
+        return {"error": (action.error, result), "table": (before, after)}
+    match action.name:
+        case "evict":
+            horizon = tables.current.horizon()
+            return {"dropped": (action.dropped, result), "horizon": (action.horizon, horizon)}
+        case "forget":
+            return {"dropped": (action.dropped, result)}
+        case "merge":
+            return {"overlap": (action.overlap, result)}
+        case _:
+            return {}
+
+
+def _of_call(table: Door, call: Call) -> Pairs:
     before = table.state()
     result = table.apply(call)
     if isinstance(result, Error) or call.error is not None:
-        pairs = {"error": (call.error, result), "table": (before, table.state())}
-    else:
-        pairs = {
-            f"row {number} {row.pid, row.epoch, row.partition, row.seq}": ((row.verdict, row.expected), found)
-            for number, (row, found) in enumerate(
-                zip(call.rows, zip(result.verdicts, result.expected, strict=True), strict=True)
-            )
-        }
-        pairs |= {"missing": (call.missing, result.missing), "open": (call.open, table.open())}
-        pairs |= {"stale_epoch": (call.stale_epoch, result.stale_epoch)}
-        # Not every door counts border decisions.
-        pairs |= {} if result.border is None else {"border": (call.border, result.border)}
-    where = f"{case.page}:{call.line}"
-    return [f"{where}, {what}: the book says {a}, found {b}" for what, (a, b) in pairs.items() if a != b]
+        return {"error": (call.error, result), "table": (before, table.state())}
+    pairs: Pairs = {
+        f"row {number} {row.pid, row.epoch, row.partition, row.seq}": ((row.verdict, row.expected), found)
+        for number, (row, found) in enumerate(
+            zip(call.rows, zip(result.verdicts, result.expected, strict=True), strict=True)
+        )
+    }
+    pairs |= {"missing": (call.missing, result.missing), "stale_epoch": (call.stale_epoch, result.stale_epoch)}
+    # Not every door counts border decisions.
+    return pairs | ({} if result.border is None else {"border": (call.border, result.border)})

@@ -156,8 +156,14 @@ def highest_of(*values: int | None) -> int | None:
 class ReferenceTable:
     """Judges rows one by one under a policy as `policy` gives it."""
 
-    def __init__(self, policy: dict[str, Any], untracked: str = "keep", keep: tuple[str, ...] = ()) -> None:
-        self.policy, self.untracked, self.keep = policy, untracked, keep
+    def __init__(
+        self,
+        policy: dict[str, Any],
+        untracked: str = "keep",
+        keep: tuple[str, ...] = (),
+        entries_max: int | None = None,
+    ) -> None:
+        self.policy, self.untracked, self.keep, self.entries_max = policy, untracked, keep, entries_max
         self.entries: dict[Any, Entry] = {}
         self.kinds: dict[str, Any] = {}
         self.horizon: int | None = None
@@ -219,8 +225,7 @@ class ReferenceTable:
         found = []
         for entry in sorted(self.entries.values(), key=lambda it: (it.key, it.epoch or 0)):
             if self.policy["admit"] == "next":
-                window = entry.recent[-self.policy["window"] :]
-                first, last = window[0], window[-1]
+                first, last = self.remembered(entry)[0], entry.recent[-1]
             else:
                 first, last = self.start(entry), max(entry.positions)
             final = entry.final or (None, None)
@@ -291,6 +296,10 @@ class ReferenceTable:
         """Takes over what another table knows; gives what both had accepted."""
         if self.policy["admit"] != "any" or self.policy != other.policy or self.keep != other.keep:
             raise ReferencePolicyError("these tables cannot be merged")
+        if any(self.kinds.get(column, found) != found for column, found in other.kinds.items()):
+            raise ReferencePolicyError("keys of different types")
+        if self.entries_max is not None and len(self.entries.keys() | other.entries.keys()) > self.entries_max:
+            raise ReferenceCapacityError("the union has too many entries")
         both = [(self.entries[slot], theirs) for slot, theirs in other.entries.items() if slot in self.entries]
         same = [(ours, theirs) for ours, theirs in both if ours.epoch == theirs.epoch]
         if any(self.is_at_border(ours, theirs) for ours, theirs in same):
@@ -420,8 +429,8 @@ class ReferenceTable:
             only_zero = self.policy["first"] == "zero" or (entry is not None and self.policy["admit"] == "next")
             return self.begin(slot, key, epoch, seq, only_zero)
         if self.policy["admit"] == "next":
-            verdict, expected = self.judge_next(entry, seq)
-            return ("FORGOTTEN", None) if self.is_old() and verdict != "DUPLICATE" else (verdict, expected)
+            is_forgotten = self.is_old() and seq not in self.remembered(entry)
+            return ("FORGOTTEN", None) if is_forgotten else self.judge_next(entry, seq)
         highest = max(entry.positions)
         position = self.position(highest, seq)
         if entry.is_final(position):
@@ -486,14 +495,17 @@ class ReferenceTable:
         return "OUT_OF_ORDER", self.after(highest)
 
     def judge_next(self, entry: Entry, seq: int) -> tuple[str, int | None]:
-        window = self.policy["window"]
-        if seq in (entry.recent[-window:] if window else []):
+        if seq in self.remembered(entry):
             return "DUPLICATE", None
         expected = self.after(entry.recent[-1])
         if seq != expected:
             return "OUT_OF_ORDER", expected
         entry.recent.append(seq)
         return "ACCEPTED", None
+
+    def remembered(self, entry: Entry) -> list[int]:
+        """Under `next`: the last rows of the epoch, as many as the window has."""
+        return entry.recent[-self.policy["window"] :] if self.policy["window"] else []
 
 
 def kind(cell: Any) -> Any:
