@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import count
@@ -42,6 +43,9 @@ class Door(Protocol):
         last_timestamp of every entry, in key order."""
 
     def horizon(self) -> int | None: ...
+
+    def rebuild(self, by: str) -> None:
+        """Goes through a "snapshot" or through its "entries" and back."""
 
     def state(self) -> Any:
         """Equal before and after whatever must not change the table."""
@@ -98,6 +102,9 @@ class ReferenceDoor:
 
     def horizon(self) -> int | None:
         return self.table.horizon
+
+    def rebuild(self, by: str) -> None:
+        self.table = copy.deepcopy(self.table)
 
     def state(self) -> Any:
         return repr((self.table.entries, self.table.kinds, self.table.horizon))
@@ -181,6 +188,14 @@ class FencepostDoor:
 
     def horizon(self) -> int | None:
         return self.table.horizon_ms
+
+    def rebuild(self, by: str) -> None:
+        state = self.state()
+        if by == "snapshot":
+            self.table = self.fp.StateTable.restore(state)
+        else:
+            self.table = self.fp.StateTable.from_entries(self.table.entries())
+        assert self.state() == state, f"lost on the way through {by}"
 
     def state(self) -> bytes:
         return self.table.snapshot()

@@ -190,8 +190,6 @@ class ReferenceTable:
             if not self.is_untracked(row.pid):
                 self.timestamp = row.timestamp if "timestamp" in self.keep else None
                 verdict, expected = self.judge((row.pid, row.partition), row.epoch, row.seq)
-                if verdict == "ACCEPTED":
-                    self.note(self.entries[self.slot((row.pid, row.partition), row.epoch)])
             self.call.verdicts.append(verdict)
             self.call.expected.append(expected)
         self.call.missing = self.ranges(self.jumped)
@@ -259,7 +257,8 @@ class ReferenceTable:
     @staticmethod
     def opened_at(entry: Entry, first: int, last: int) -> int | None:
         """The timestamp of the row that opened a hole of which this is what is left."""
-        return next(jump.timestamp for jump in reversed(entry.opened) if jump.first <= first and last <= jump.last)
+        known = [jump.timestamp for jump in entry.opened if jump.first <= first and last <= jump.last]
+        return known[-1] if known else None
 
     def check_holes(self) -> None:
         held, bound = sum(len(self.holes(entry)) for entry in self.entries.values()), self.policy["intervals_max"]
@@ -419,6 +418,13 @@ class ReferenceTable:
     def judge(self, key: tuple[Any, Any], epoch: int | None, seq: int) -> tuple[str, int | None]:
         """The verdict on one tracked row and, for OUT_OF_ORDER, the sequence that would have been accepted."""
         self.call.stale_epoch += self.is_stale(key, epoch)
+        verdict, expected = self.decide(key, epoch, seq)
+        if verdict == "ACCEPTED":
+            self.note(self.entries[self.slot(key, epoch)])
+        return verdict, expected
+
+    def decide(self, key: tuple[Any, Any], epoch: int | None, seq: int) -> tuple[str, int | None]:
+        """The same, and what is accepted is remembered."""
         epochs, slot = self.policy["epochs"], self.slot(key, epoch)
         entry = self.entries.get(slot)
         if entry is not None and epochs == "fence" and epoch < entry.epoch:

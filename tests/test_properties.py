@@ -18,7 +18,7 @@ import pytest
 from doors import FencepostDoor, ReferenceDoor
 from hypothesis import HealthCheck, Phase, find, given, settings
 from hypothesis import strategies as st
-from mutants import MUTANTS, KeysAreGlued, MinusOneIsAPid, PartitionIsNoKey
+from mutants import FORGETFUL, MUTANTS, KeysAreGlued, MinusOneIsAPid, PartitionIsNoKey
 from reference import PRESETS, Judged, keeps_holes
 from rulebook import Call, Case, Error, Row, columns, to_arrow
 
@@ -225,7 +225,7 @@ class Step:
 
 steps = st.builds(
     Step,
-    kind=st.sampled_from(["nothing", "evict", "evict", "evict", "forget", "merge", "snapshot", "entries", "check"]),
+    kind=st.sampled_from(["nothing", "evict", "evict", "evict", "forget", "merge", "snapshot", "entries"]),
     a=st.integers(-40, 60),
     b=st.integers(0, 60),
 )
@@ -248,54 +248,47 @@ def timed(rows: list[Row], delay: list[int]) -> list[Row]:
     return [row._replace(timestamp=at - delay[at % len(delay)]) for at, row in enumerate(rows)]
 
 
-class Pair:
-    """A table of ours and a naive one, to which the same is done."""
+def play(
+    door: type, case: Case, stream: list[Move], at: list[int], delay: list[int], todo: list[Step]
+) -> Iterator[Any]:
+    """All that can be seen of two tables behind a door, part by part of the stream."""
+    tables, now = (door(case), door(case)), 0
+    for number, part in enumerate(cut(timed(rows_of(stream, case), delay), at)):
+        step = todo[number % len(todo)]
+        one, other = tables if step.b % 3 else tables[::-1]
+        yield part, one.apply(call_of(part, case))
+        now += len(part)
+        yield step, do(step, now, one, other)
+        yield one.entries(), one.open(), one.horizon()
 
-    def __init__(self, case: Case) -> None:
-        self.case, self.ours, self.naive = case, FencepostDoor(case), ReferenceDoor(case)
 
-    def apply(self, rows: list[Row]) -> None:
-        agree(self.ours.apply(call_of(rows, self.case)), self.naive.apply(call_of(rows, self.case)))
+def do(step: Step, now: int, one: Any, other: Any) -> Any:
+    match step.kind:
+        case "evict":
+            return one.evict(now + step.a, step.b)
+        case "forget":
+            pid, partition = KEYS[step.a % len(KEYS)]
+            return one.forget(pid, partition if step.b % 2 else None)
+        case "merge":
+            return one.merge(other)
+        case "snapshot" | "entries":
+            return one.rebuild(step.kind)
+        case _:
+            return None
 
-    def do(self, step: Step, now: int, other: Pair) -> None:
-        table = self.ours.fp.StateTable
-        match step.kind:
-            case "evict":
-                assert self.ours.evict(now + step.a, step.b) == self.naive.evict(now + step.a, step.b)
-            case "forget":
-                pid, partition = KEYS[step.a % len(KEYS)]
-                chosen = partition if step.b % 2 else None
-                assert self.ours.forget(pid, chosen) == self.naive.forget(pid, chosen)
-            case "merge":
-                assert self.ours.merge(other.ours) == self.naive.merge(other.naive)
-            case "snapshot":
-                self.ours.table = table.restore(self.ours.table.snapshot())
-            case "entries":
-                self.ours.table = table.from_entries(self.ours.table.entries())
 
-    def compare(self) -> None:
-        assert self.ours.entries() == self.naive.entries()
-        assert self.ours.open() == self.naive.open()
-        assert self.ours.horizon() == self.naive.horizon()
-        assert len(self.ours.table) == len(self.naive.table.entries)
+steps_taken = st.lists(steps, min_size=1, max_size=9)
 
 
 @profile
-@given(timed_policies(), streams, cuts, delays, st.lists(steps, min_size=1, max_size=9))
+@given(timed_policies(), streams, cuts, delays, steps_taken)
 def test_the_reference_agrees_on_what_is_forgotten(
     case: Case, stream: list[Move], at: list[int], delay: list[int], todo: list[Step]
 ) -> None:
     """Everything that can be done to two tables, in any order: what is judged, kept and told is the same."""
-    rows = timed(rows_of(stream, case), delay)
-    pairs = Pair(case), Pair(case)
-    now = 0
-    for number, part in enumerate(cut(rows, at)):
-        step = todo[number % len(todo)]
-        one, other = pairs if step.b % 3 else pairs[::-1]
-        one.apply(part)
-        now += len(part)
-        one.do(step, now, other)
-        one.compare()
+    ours, naive = (play(door, case, stream, at, delay, todo) for door in (FencepostDoor, ReferenceDoor))
+    for found, expected in zip(ours, naive, strict=True):
+        assert found == expected
 
 
 @profile
@@ -432,3 +425,19 @@ def test_the_streams_find_a_broken_judge_out(mutant: type) -> None:
 
     search = settings(max_examples=5000, database=None, phases=[Phase.generate], **COMMON)
     find(st.tuples(policies(), streams), differs, settings=search, random=random.Random(0))
+
+
+@pytest.mark.parametrize("mutant", FORGETFUL, ids=lambda mutant: mutant.__name__)
+def test_the_steps_find_a_broken_memory_out(mutant: type) -> None:
+    """The same of what forgets."""
+
+    class Broken(ReferenceDoor):
+        judge = mutant
+
+    def differs(drawn: tuple[Any, ...]) -> bool:
+        naive, broken = (play(door, *drawn) for door in (ReferenceDoor, Broken))
+        return any(found != expected for found, expected in zip(naive, broken, strict=True))
+
+    search = settings(max_examples=5000, database=None, phases=[Phase.generate], **COMMON)
+    drawn = st.tuples(timed_policies(), streams, cuts, delays, steps_taken)
+    find(drawn, differs, settings=search, random=random.Random(0))
