@@ -33,6 +33,8 @@ mod runs;
 mod shelf;
 mod snapshot;
 mod table;
+mod timed;
+mod union;
 mod verdict;
 
 pub use batch::{Batch, Column, Seqs};
