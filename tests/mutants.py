@@ -233,10 +233,11 @@ class FinalRangeIsReplaced(ReferenceTable):
 
 
 class ReachOffByOne(ReferenceTable):
-    def note(self, entry: Any) -> None:
-        self.policy = self.policy | {"reach": self.policy["reach"] and self.policy["reach"] + 1}
-        super().note(entry)
-        self.policy = self.policy | {"reach": self.policy["reach"] and self.policy["reach"] - 1}
+    def settle(self, entry: Any) -> None:
+        chosen = self.policy
+        self.policy = chosen | {"reach": chosen["reach"] and chosen["reach"] + 1}
+        super().settle(entry)
+        self.policy = chosen
 
 
 class ReachByWholeHoles(ReferenceTable):

@@ -234,8 +234,12 @@ class ReferenceTable:
     # Bounded memory
 
     def note(self, entry: Entry) -> None:
-        """A row of the entry was accepted: it moves the entry's last timestamp, and the highest its reach."""
+        """A row of the entry was accepted."""
         entry.last_timestamp = highest_of(self.timestamp, entry.last_timestamp)
+        self.settle(entry)
+
+    def settle(self, entry: Entry) -> None:
+        """What is missing further below the highest than the policy reaches becomes final."""
         if self.policy["reach"] is not None:
             end = max(entry.positions) - self.policy["reach"] - 1
             beyond = [hole for hole in self.holes(entry) if hole.first <= end]
@@ -267,8 +271,8 @@ class ReferenceTable:
 
     def evict(self, now_ms: int, max_idle_ms: int) -> int:
         """Drops what is idle, raises the horizon, and makes what was opened at or below it final."""
-        if "timestamp" not in self.keep:
-            raise ReferencePolicyError("evict without timestamps")
+        if "timestamp" not in self.keep or max_idle_ms < 0:
+            raise ReferencePolicyError("evict without timestamps, or what is not idle at all")
         idle = [slot for slot, entry in self.entries.items() if now_ms - entry.last_timestamp >= max_idle_ms]
         for slot in idle:
             del self.entries[slot]
@@ -276,6 +280,7 @@ class ReferenceTable:
         self.horizon = horizon if self.horizon is None else max(self.horizon, horizon)
         for entry in self.entries.values():
             self.finish(entry, [hole for hole in self.holes(entry) if hole.timestamp <= self.horizon])
+            self.settle(entry)
         return len(idle)
 
     def forget(self, pid: Any, partition: Any = None) -> int:
@@ -297,12 +302,13 @@ class ReferenceTable:
             raise ReferencePolicyError("these tables cannot be merged")
         if any(self.kinds.get(column, found) != found for column, found in other.kinds.items()):
             raise ReferencePolicyError("keys of different types")
-        if self.entries_max is not None and len(self.entries.keys() | other.entries.keys()) > self.entries_max:
-            raise ReferenceCapacityError("the union has too many entries")
+        self.check_holes()
         both = [(self.entries[slot], theirs) for slot, theirs in other.entries.items() if slot in self.entries]
         same = [(ours, theirs) for ours, theirs in both if ours.epoch == theirs.epoch]
         if any(self.is_at_border(ours, theirs) for ours, theirs in same):
             raise ReferencePolicyError("the lap depends on the order of rows")
+        if self.entries_max is not None and len(self.entries.keys() | other.entries.keys()) > self.entries_max:
+            raise ReferenceCapacityError("the union has too many entries")
         overlap = [
             (ours.key, ours.epoch, a, b)
             for ours, theirs in same
@@ -437,6 +443,8 @@ class ReferenceTable:
         if self.policy["admit"] == "next":
             is_forgotten = self.is_old() and seq not in self.remembered(entry)
             return ("FORGOTTEN", None) if is_forgotten else self.judge_next(entry, seq)
+        # After a merge there may be holes out of reach.
+        self.settle(entry)
         highest = max(entry.positions)
         position = self.position(highest, seq)
         if entry.is_final(position):

@@ -6,7 +6,8 @@ use crate::rows::{Batches, Rows};
 use crate::verdicts::Verdicts;
 use arrow_array::RecordBatch;
 use arrow_schema::SchemaRef;
-use fencepost_core::{self as core, Entry, Epochs, Policy, Untracked};
+use fencepost_core::{self as core, Entry, Epochs, KeyKind, Policy, Untracked};
+use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList, PyTuple};
 use pyo3_arrow::PyTable;
@@ -45,6 +46,14 @@ impl StateTable {
         work: impl FnOnce(&mut core::StateTable) -> Result<T, Failure> + Send,
     ) -> PyResult<T> {
         py.detach(|| work(&mut *self.lock()?)).map_err(|failure| failure.raise(py))
+    }
+
+    /// The types of pid and partition; none for an empty table, for they are known from the first entry on.
+    fn key_kinds(&self, py: Python<'_>) -> PyResult<Option<(KeyKind, KeyKind)>> {
+        self.with(py, |table| {
+            let kinds = (table.keys().pid.kind().clone(), table.keys().partition.kind().clone());
+            Ok((!table.is_empty()).then_some(kinds))
+        })
     }
 
     /// A table around a core's, whose policy Python may not have seen yet.
@@ -207,18 +216,14 @@ impl StateTable {
         partition: &Bound<'py, PyAny>,
         epoch: Option<i64>,
     ) -> PyResult<Option<Bound<'py, PyDict>>> {
-        let (has_epochs, kinds) = self.with(py, |table| {
-            let kinds = (table.keys().pid.kind().clone(), table.keys().partition.kind().clone());
-            Ok((table.policy().epochs != Epochs::Ignore, (!table.is_empty()).then_some(kinds)))
-        })?;
-        // The type of a table's keys is known from its first entry on.
-        let Some((pid_kind, partition_kind)) = kinds else { return Ok(None) };
+        let Some((pid_kind, partition_kind)) = self.key_kinds(py)? else { return Ok(None) };
         let pid_key = KeyValue::of(pid, &pid_kind, "pid").map_err(|it| it.raise(py))?;
         let partition_key = KeyValue::of(partition, &partition_kind, "partition").map_err(|it| it.raise(py))?;
         let Ok(epoch) = epoch.map(i16::try_from).transpose() else { return Ok(None) };
-        let entry = self.with(py, |table| {
+        let (has_epochs, entry) = self.with(py, |table| {
             let numbers = pid_key.number(&table.keys().pid).zip(partition_key.number(&table.keys().partition));
-            Ok(numbers.and_then(|(pid, partition)| table.get(pid, i32::try_from(partition).ok()?, epoch)))
+            let entry = numbers.and_then(|(pid, partition)| table.get(pid, i32::try_from(partition).ok()?, epoch));
+            Ok((table.policy().epochs != Epochs::Ignore, entry))
         })?;
         let Some(entry) = entry else { return Ok(None) };
         let holes = PyList::empty(py);
@@ -257,6 +262,72 @@ impl StateTable {
     fn missing(&self, py: Python<'_>) -> PyResult<PyTable> {
         let batch = self.with(py, |table| Ok(missing_batch(table, &table.missing())))?;
         PyTable::try_new(vec![batch.clone()], batch.schema())
+    }
+
+    /// Drops the entries whose last timestamp lies ``max_idle_ms`` or more before ``now_ms`` (int64 ms both) and
+    /// gives how many they were. Raises the horizon to ``now_ms - max_idle_ms``, never lowers it: from then on a row
+    /// at or below it is DUPLICATE where a known entry holds it and FORGOTTEN elsewhere. Holes opened at or below
+    /// the horizon become final.
+    ///
+    /// Raises PolicyError where the table does not keep timestamps, or for a negative ``max_idle_ms``.
+    fn evict(&self, py: Python<'_>, now_ms: i64, max_idle_ms: i64) -> PyResult<usize> {
+        self.with(py, |table| table.evict(now_ms, max_idle_ms).map_err(Failure::from))
+    }
+
+    /// Drops what is remembered of a producer, or of one of its partitions, in all epochs, and gives how many
+    /// entries that were: the remedy where its sequence began anew. The horizon stays.
+    ///
+    /// ``pid``, ``partition``: as for ``get``, tuples where composite; ``partition=None``: all of them. Raises
+    /// BatchError for a key that is not of the type of this table's keys.
+    #[pyo3(signature = (pid, partition=None))]
+    fn forget(&self, py: Python<'_>, pid: &Bound<'_, PyAny>, partition: Option<&Bound<'_, PyAny>>) -> PyResult<usize> {
+        let Some((pid_kind, partition_kind)) = self.key_kinds(py)? else { return Ok(0) };
+        let pid = KeyValue::of(pid, &pid_kind, "pid").map_err(|it| it.raise(py))?;
+        let partition = partition.map(|value| KeyValue::of(value, &partition_kind, "partition")).transpose();
+        let partition = partition.map_err(|it| it.raise(py))?;
+        self.with(py, |table| {
+            let Some(pid) = pid.number(&table.keys().pid) else { return Ok(0) };
+            let Some(partition) = partition else { return Ok(table.forget(pid, None)) };
+            let number = partition.number(&table.keys().partition).and_then(|number| i32::try_from(number).ok());
+            Ok(number.map_or(0, |number| table.forget(pid, Some(number))))
+        })
+    }
+
+    /// Takes in another table: what either had accepted is accepted, horizons and last timestamps become the later
+    /// ones, final ranges their hull. The other table stays as it is.
+    ///
+    /// Gives the overlap, an Arrow table with the columns of ``missing()``: what both had accepted and neither holds
+    /// final. Verdicts given before are right only where the tables had no rows in common: of the overlap, one copy
+    /// each is one too many.
+    ///
+    /// Raises PolicyError, and changes nothing, where the tables are of different rules, do not keep the same or
+    /// have keys of different types; where the policy is not of admit="any"; where a key of both holds positions on
+    /// both sides of the border of the wrap; and for the table itself. Raises CapacityError where ``entries_max``
+    /// would be passed.
+    fn merge(&self, py: Python<'_>, other: &Bound<'_, PyAny>) -> PyResult<PyTable> {
+        let Ok(other) = other.cast::<StateTable>() else {
+            let kind = other.get_type().fully_qualified_name()?;
+            return Err(PyTypeError::new_err(format!("a table merges with a StateTable, not with a {kind}")));
+        };
+        let other = other.get();
+        if std::ptr::eq(self, other) {
+            return Err(Failure::Policy("a table cannot take in itself".into()).raise(py));
+        }
+        let overlap = py.detach(|| {
+            // Always in the same order: two threads that merge two tables into each other must not wait for ever.
+            let is_first = std::ptr::from_ref(self) < std::ptr::from_ref(other);
+            let (mut ours, theirs) = if is_first {
+                let ours = self.lock()?;
+                (ours, other.lock()?)
+            } else {
+                let theirs = other.lock()?;
+                (self.lock()?, theirs)
+            };
+            let overlap = ours.merge(&theirs)?;
+            Ok(missing_batch(&ours, &overlap))
+        });
+        let overlap = overlap.map_err(|failure: Failure| failure.raise(py))?;
+        PyTable::try_new(vec![overlap.clone()], overlap.schema())
     }
 
     /// The table as bytes, with a checksum. Equal tables give equal bytes. The format is not yet stable:
