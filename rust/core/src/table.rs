@@ -402,10 +402,10 @@ impl StateTable {
 
     /// The numbers that the other table's keys have here.
     fn translate(&mut self, other: &StateTable) -> Result<Translation> {
-        if other.is_empty() {
+        let theirs = &other.keys;
+        if theirs.pid.kind.is_none() && (other.is_empty() || self.keys.pid.kind.is_none()) {
             return Ok(Translation::default());
         }
-        let theirs = &other.keys;
         self.keys
             .fix(theirs.pid.kind().clone(), theirs.partition.kind().clone())
             .map_err(|error| Error::Policy(format!("tables with keys of different types cannot merge: {error}")))?;

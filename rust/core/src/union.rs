@@ -17,13 +17,19 @@ struct Gap {
 pub(crate) fn union(one: &Span, other: &Span) -> Span {
     let (first, last) = (one.first.min(other.first), one.last.max(other.last));
     let last_timestamp = one.last_timestamp.max(other.last_timestamp);
-    let mut union = Span { epoch: one.epoch, first, last, holes: Holes::default(), final_range: None, last_timestamp };
+    let finals = one.final_range.into_iter().chain(other.final_range);
+    let final_range = finals.reduce(|(low, high), (first, last)| (low.min(first), high.max(last)));
+    let (low, high) = final_range.unwrap_or((last, last));
+    let mut holes = Holes::default();
     let (ones, others) = (gaps(one, first, last), gaps(other, first, last));
     let (mut ones, mut others) = (ones.iter().peekable(), others.iter().peekable());
     while let (Some(a), Some(b)) = (ones.peek(), others.peek()) {
         let (from, to) = (a.first.max(b.first), a.last.min(b.last));
-        if from <= to {
-            union.holes.open(from, to, a.timestamp.max(b.timestamp).unwrap_or(last_timestamp));
+        let timestamp = a.timestamp.max(b.timestamp).unwrap_or(last_timestamp);
+        for (from, to) in [(from, to.min(low - 1)), (from.max(high.saturating_add(1)), to)] {
+            if from <= to {
+                holes.open(from, to, timestamp);
+            }
         }
         if a.last <= b.last {
             ones.next()
@@ -31,8 +37,7 @@ pub(crate) fn union(one: &Span, other: &Span) -> Span {
             others.next()
         };
     }
-    one.final_range.into_iter().chain(other.final_range).for_each(|range| union.finalise(range));
-    union
+    Span { epoch: one.epoch, first, last, holes, final_range, last_timestamp }
 }
 
 /// What both entries hold, lowest first.
