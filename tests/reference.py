@@ -274,8 +274,7 @@ class ReferenceTable:
         if "timestamp" not in self.keep or max_idle_ms < 0:
             raise ReferencePolicyError("evict without timestamps, or what is not idle at all")
         idle = [slot for slot, entry in self.entries.items() if now_ms - entry.last_timestamp >= max_idle_ms]
-        for slot in idle:
-            del self.entries[slot]
+        self.drop(idle)
         horizon = now_ms - max_idle_ms
         self.horizon = horizon if self.horizon is None else max(self.horizon, horizon)
         for entry in self.entries.values():
@@ -290,9 +289,15 @@ class ReferenceTable:
             for slot, entry in self.entries.items()
             if entry.key[0] == pid and (partition is None or entry.key[1] == partition)
         ]
-        for slot in wanted:
-            del self.entries[slot]
+        self.drop(wanted)
         return len(wanted)
+
+    def drop(self, slots: list[Any]) -> None:
+        """Where nothing is left, keys may be of any type again."""
+        for slot in slots:
+            del self.entries[slot]
+        if not self.entries:
+            self.kinds = {}
 
     # Union
 

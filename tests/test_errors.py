@@ -680,11 +680,6 @@ BAD_ENTRIES: dict[str, tuple[Callable[[pa.Table], Any], type[fp.FencepostError],
         "Entry { pid: 8, partition: 0, epoch: 0, first: 10, last: 10, holes: [], final_range: None, "
         "last_timestamp: Some(5) }",
     ),
-    "a partition of the second batch": (
-        lambda it: pa.concat_tables([it, it.set_column(1, "partition", pa.array([0, -1], pa.int32()))]),
-        fp.SnapshotError,
-        "row 2: two entries have the same key",
-    ),
     "a partition too wide in the second batch": (
         lambda it: pa.concat_tables(
             [it.set_column(1, "partition", pa.array([0, 0])), it.set_column(1, "partition", pa.array([1, 2**31]))]

@@ -694,9 +694,10 @@ def test_untracked_rows_can_be_an_error() -> None:
 
 def test_check_leaves_no_trace(table: StateTable) -> None:
     before, size = table.snapshot(), len(table)
-    names = table.policy.columns.names
+    names = table.policy.columns.read(table.keep)
     types = {"pid": [7, 99], "cluster": ["eu", "new"], "device": [7, 99], "topic": ["orders", "new"], "shard": [0, 1]}
     others = {"epoch": [0, 1], "partition": [0, 1], "seq": [11, 12], "n": [11, 12], "offset": [11, 12]}
+    others |= {"at": [98, 99], "timestamp": [98, 99]}
     asked = {name: pa.array((types | others)[name]) for name in names}
     known = pa.table(table.entries())
     for role in ("pid", "partition"):

@@ -357,7 +357,12 @@ impl StateTable {
     }
 
     fn retain(&mut self, keep: impl FnMut(i64, i32, &mut Span) -> bool) -> usize {
-        with_shelf!(&mut self.store, shelf => shelf.retain(keep))
+        let dropped = with_shelf!(&mut self.store, shelf => shelf.retain(keep));
+        if self.is_empty() {
+            // No key is in use any more: equal to a table that never knew one.
+            self.keys = Keys::default();
+        }
+        dropped
     }
 
     /// Takes in the other table: what either had accepted is accepted, horizons and last timestamps become
@@ -439,7 +444,8 @@ impl StateTable {
         }));
         if let Some((pid, partition, epoch)) = ambiguous {
             return Err(Error::Policy(format!(
-                "pid {pid}, partition {partition}, epoch {epoch} has positions in both zones beside the border of                  the wrap: there the lap depends on the order of rows"
+                "pid {pid}, partition {partition}, epoch {epoch} has positions in both zones beside the border of \
+                 the wrap: there the lap depends on the order of rows"
             )));
         }
         let needed = self.len() as u64 + changes.iter().filter(|change| change.known.is_none()).count() as u64;
