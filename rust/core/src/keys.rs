@@ -226,6 +226,18 @@ impl Dictionary {
         self.slots[slot] - 1
     }
 
+    /// Keeps the strings that `used` says and numbers them anew; gives the new number of each that is kept.
+    pub(crate) fn keep(&mut self, used: &[bool]) -> Vec<u32> {
+        let mut kept = Dictionary::default();
+        let numbers = used
+            .iter()
+            .enumerate()
+            .map(|(number, &is_used)| if is_used { kept.intern(self.bytes(number as u32)) } else { u32::MAX });
+        let numbers = numbers.collect();
+        *self = kept;
+        numbers
+    }
+
     /// Forgets every number from `count` on.
     fn truncate(&mut self, count: usize) {
         if count == self.len() {

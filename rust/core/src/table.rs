@@ -361,8 +361,39 @@ impl StateTable {
         if self.is_empty() {
             // No key is in use any more: equal to a table that never knew one.
             self.keys = Keys::default();
+        } else {
+            self.drop_unused_keys();
         }
         dropped
+    }
+
+    /// Renumbers the keys where most of the numbered ones name no entry any more: what was forgotten must
+    /// not live on in the dictionaries.
+    fn drop_unused_keys(&mut self) {
+        let [pids, partitions] = [&self.keys.pid, &self.keys.partition].map(|space| space.dictionary.len());
+        if pids + partitions == 0 {
+            return;
+        }
+        let mut used = (vec![false; pids], vec![false; partitions]);
+        with_shelf!(&self.store, shelf => shelf.for_each(|pid, partition, _| {
+            used.0.get_mut(pid as usize).into_iter().chain(used.1.get_mut(partition as usize)).for_each(|it| *it = true);
+        }));
+        let count = used.0.iter().chain(&used.1).filter(|&&it| it).count();
+        if count * 2 >= pids + partitions {
+            return;
+        }
+        let translation = Translation {
+            pid: self.keys.pid.dictionary.keep(&used.0),
+            partition: self.keys.partition.dictionary.keep(&used.1),
+        };
+        with_shelf!(&mut self.store, shelf => {
+            let mut renumbered = Shelf::new();
+            shelf.for_each(|pid, partition, span| {
+                let (pid, partition) = translation.of(pid, partition);
+                renumbered.insert(pid, partition, span.clone());
+            });
+            *shelf = renumbered;
+        });
     }
 
     /// Takes in the other table: what either had accepted is accepted, horizons and last timestamps become
@@ -647,7 +678,8 @@ impl StateTable {
     }
 }
 
-/// The numbers that another table's keys have in this one; empty where keys are plain integers.
+/// The numbers here of keys that had others before, or in another table; empty where keys are plain
+/// integers.
 #[derive(Default)]
 struct Translation {
     pid: Vec<u32>,

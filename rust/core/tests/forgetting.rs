@@ -1,6 +1,8 @@
 //! Forgetting and merging against the naive oracle: every short history there is, and long ones from seeds.
 
-use fencepost_core::{Batch, Entry, Epochs, Error, Missing, Policy, Seqs, StateTable};
+use fencepost_core::{
+    Batch, Entry, Epochs, Error, KeyKind, Missing, PartKind, Policy, Seqs, StateTable, Verdict, encode_bytes,
+};
 use fencepost_testkit::oracle::{self, Oracle, Remembered, Tracked};
 use fencepost_testkit::workload::{Random, Row, Shape, exhaustive, stream};
 
@@ -385,4 +387,52 @@ fn merging_is_a_union_as_the_oracle_makes_it() {
         }
     }
     assert!(overlaps > 1_000, "only {overlaps} overlaps");
+}
+
+/// Rows of numbered producers, one each.
+fn name_and_apply(table: &mut StateTable, names: std::ops::Range<u32>, timestamp: i64) -> Vec<u8> {
+    let (pid, partition) = (KeyKind::Parts(vec![PartKind::Utf8]), KeyKind::Plain);
+    table.keys_mut().fix(pid, partition).expect("the first use, or the same again");
+    let name = |it: u32| {
+        let mut bytes = Vec::new();
+        encode_bytes(&mut bytes, format!("producer {it}").as_bytes());
+        bytes
+    };
+    let pid: Vec<i64> = names.map(|it| table.keys_mut().pid.dictionary.intern(&name(it)).into()).collect();
+    let (partition, epoch, seq) = (vec![0; pid.len()], vec![0; pid.len()], vec![5; pid.len()]);
+    let timestamp = vec![timestamp; pid.len()];
+    let (epoch, seq, timestamp) = (Some(&epoch[..]), Seqs::I32(&seq), Some(&timestamp[..]));
+    table.apply(&[Batch { pid: &pid, partition: &partition, epoch, seq, timestamp }]).expect("valid rows").verdicts
+}
+
+#[test]
+fn names_of_forgotten_producers_go_too() {
+    let any_order = Policy::preset("any_order").expect("a preset");
+    let mut table = StateTable::new(any_order).expect("valid").with_keep_timestamp(true);
+    name_and_apply(&mut table, 0..1_000, 10);
+    name_and_apply(&mut table, 700..1_000, 30);
+    name_and_apply(&mut table, 990..1_100, 30);
+    let before = table.memory_bytes();
+    assert_eq!(table.evict(20, 0).expect("timestamps are kept"), 1_000);
+    assert_eq!((table.len(), table.keys().pid.dictionary.len()), (100, 100));
+    assert!(table.memory_bytes() < before / 2);
+    assert!(name_and_apply(&mut table, 1_000..1_100, 40).iter().all(|&it| it == Verdict::Duplicate as u8));
+    assert!(name_and_apply(&mut table, 0..1_000, 20).iter().all(|&it| it == Verdict::Forgotten as u8));
+    assert_eq!(table.len(), 100);
+}
+
+#[test]
+fn a_table_that_keeps_timestamps_needs_them() {
+    let any_order = Policy::preset("any_order").expect("a preset");
+    let batch = Batch { pid: &[1], partition: &[0], epoch: Some(&[0]), seq: Seqs::I32(&[0]), timestamp: None };
+    let mut table = StateTable::new(any_order).expect("valid").with_keep_timestamp(true);
+    let error = table.apply(&[batch]).expect_err("a row without its timestamp");
+    assert_eq!(error.to_string(), "column 'timestamp': is missing, but this table keeps timestamps");
+    let error = table.evict(0, -1).expect_err("a negative age");
+    assert_eq!(error.to_string(), "max_idle_ms=-1 is below 0");
+    let mut table = StateTable::new(any_order).expect("valid");
+    table.apply(&[batch]).expect("nothing is missing");
+    let error = table.evict(0, 1).expect_err("nothing to tell age by");
+    assert_eq!(error.to_string(), "evict needs timestamps, and this table does not keep them");
+    assert_eq!(table.horizon_ms(), None);
 }
