@@ -448,8 +448,16 @@ class ReferenceTable:
         if self.policy["admit"] == "next":
             is_forgotten = self.is_old() and seq not in self.remembered(entry)
             return ("FORGOTTEN", None) if is_forgotten else self.judge_next(entry, seq)
-        # After a merge there may be holes out of reach.
+        # After a merge there may be holes out of reach: final for every row, and for good with an accepted one.
+        final = entry.final
         self.settle(entry)
+        verdict, expected = self.place(entry, seq)
+        if verdict != "ACCEPTED":
+            entry.final = final
+        return verdict, expected
+
+    def place(self, entry: Entry, seq: int) -> tuple[str, int | None]:
+        """The verdict on a row of a known entry by where it stands, under `any` and `forward`."""
         highest = max(entry.positions)
         position = self.position(highest, seq)
         if entry.is_final(position):

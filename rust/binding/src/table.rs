@@ -271,7 +271,11 @@ impl StateTable {
     ///
     /// Raises PolicyError where the table does not keep timestamps, or for a negative ``max_idle_ms``.
     fn evict(&self, py: Python<'_>, now_ms: i64, max_idle_ms: i64) -> PyResult<usize> {
-        self.with(py, |table| table.evict(now_ms, max_idle_ms).map_err(Failure::from))
+        self.with(py, |table| {
+            let dropped = table.evict(now_ms, max_idle_ms)?;
+            table.drop_unused_keys();
+            Ok(dropped)
+        })
     }
 
     /// Drops what is remembered of a producer, or of one of its partitions, in all epochs, and gives how many
@@ -287,9 +291,12 @@ impl StateTable {
         let partition = partition.map_err(|it| it.raise(py))?;
         self.with(py, |table| {
             let Some(pid) = pid.number(&table.keys().pid) else { return Ok(0) };
-            let Some(partition) = partition else { return Ok(table.forget(pid, None)) };
-            let number = partition.number(&table.keys().partition).and_then(|number| i32::try_from(number).ok());
-            Ok(number.map_or(0, |number| table.forget(pid, Some(number))))
+            let dropped = match partition.map(|key| key.number(&table.keys().partition)) {
+                None => table.forget(pid, None),
+                Some(number) => number.and_then(|it| it.try_into().ok()).map_or(0, |it| table.forget(pid, Some(it))),
+            };
+            table.drop_unused_keys();
+            Ok(dropped)
         })
     }
 

@@ -287,6 +287,18 @@ impl KeySpace {
         self.kind.as_ref().unwrap_or(&KeyKind::Plain)
     }
 
+    /// A key as messages name it: the value of the number.
+    pub(crate) fn name(&self, number: i64) -> String {
+        let KeyKind::Parts(kinds) = self.kind() else { return number.to_string() };
+        let parts = decode_parts(kinds, self.dictionary.bytes(number as u32)).expect("numbered keys are encoded");
+        let name = |part: &PartValue| match part {
+            PartValue::Int(value) => value.to_string(),
+            PartValue::Bytes(bytes) => format!("'{}'", String::from_utf8_lossy(bytes)),
+        };
+        let names: Vec<_> = parts.iter().map(name).collect();
+        if names.len() == 1 { names.concat() } else { format!("({})", names.join(", ")) }
+    }
+
     fn fix(&mut self, column: Column, kind: KeyKind) -> Result<()> {
         match &self.kind {
             Some(fixed) if *fixed != kind => Err(Error::Batch {

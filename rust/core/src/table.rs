@@ -357,19 +357,18 @@ impl StateTable {
     }
 
     fn retain(&mut self, keep: impl FnMut(i64, i32, &mut Span) -> bool) -> usize {
-        let dropped = with_shelf!(&mut self.store, shelf => shelf.retain(keep));
-        if self.is_empty() {
-            // No key is in use any more: equal to a table that never knew one.
-            self.keys = Keys::default();
-        } else {
-            self.drop_unused_keys();
-        }
-        dropped
+        with_shelf!(&mut self.store, shelf => shelf.retain(keep))
     }
 
-    /// Renumbers the keys where most of the numbered ones name no entry any more: what was forgotten must
-    /// not live on in the dictionaries.
-    fn drop_unused_keys(&mut self) {
+    /// Renumbers the keys where most of the numbered ones name no entry any more, so that what was forgotten
+    /// does not live on in the dictionaries. Not part of [`StateTable::evict`]: numbers of keys that the
+    /// caller still holds mean nothing afterwards.
+    pub fn drop_unused_keys(&mut self) {
+        if self.is_empty() {
+            // Equal to a table that never knew a key: the next may be of any type.
+            self.keys = Keys::default();
+            return;
+        }
         let [pids, partitions] = [&self.keys.pid, &self.keys.partition].map(|space| space.dictionary.len());
         if pids + partitions == 0 {
             return;
@@ -465,7 +464,7 @@ impl StateTable {
             let key = (pid, partition, mine.epoch);
             if mine.epoch == theirs.epoch {
                 if self.rules.is_ambiguous(&mine, theirs) {
-                    ambiguous = Some(key);
+                    ambiguous = Some(ambiguous.map_or(key, |known: Key| known.min(key)));
                 }
                 overlaps.extend(overlap(&mine, theirs).into_iter().map(|range| (key, range)));
                 changes.push(Change { pid, partition, known: Some(mine.epoch), span: union(&mine, theirs) });
@@ -474,6 +473,7 @@ impl StateTable {
             }
         }));
         if let Some((pid, partition, epoch)) = ambiguous {
+            let (pid, partition) = (self.keys.pid.name(pid), self.keys.partition.name(partition.into()));
             return Err(Error::Policy(format!(
                 "pid {pid}, partition {partition}, epoch {epoch} has positions in both zones beside the border of \
                  the wrap: there the lap depends on the order of rows"

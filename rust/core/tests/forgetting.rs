@@ -414,7 +414,9 @@ fn names_of_forgotten_producers_go_too() {
     name_and_apply(&mut table, 990..1_100, 30);
     let before = table.memory_bytes();
     assert_eq!(table.evict(20, 0).expect("timestamps are kept"), 1_000);
+    table.drop_unused_keys();
     assert_eq!((table.len(), table.keys().pid.dictionary.len()), (100, 100));
+    table.drop_unused_keys();
     assert!(table.memory_bytes() < before / 2);
     assert!(name_and_apply(&mut table, 1_000..1_100, 40).iter().all(|&it| it == Verdict::Duplicate as u8));
     assert!(name_and_apply(&mut table, 0..1_000, 20).iter().all(|&it| it == Verdict::Forgotten as u8));
@@ -435,4 +437,42 @@ fn a_table_that_keeps_timestamps_needs_them() {
     let error = table.evict(0, 1).expect_err("nothing to tell age by");
     assert_eq!(error.to_string(), "evict needs timestamps, and this table does not keep them");
     assert_eq!(table.horizon_ms(), None);
+}
+
+#[test]
+fn a_refused_merge_names_the_key_and_the_reason() {
+    let any_order: Policy = "wrap=16".parse().expect("any_order with a small wrap");
+    let mut kinds = [KeyKind::Plain, KeyKind::Parts(vec![PartKind::Utf8])].into_iter();
+    for name in ["0", "'a'"] {
+        let kind = kinds.next().expect("one for each name");
+        let mut tables = [14, 2].map(|seq| {
+            let mut table = StateTable::new(any_order).expect("valid");
+            table.keys_mut().fix(kind.clone(), KeyKind::Plain).expect("the first use");
+            let mut bytes = Vec::new();
+            encode_bytes(&mut bytes, b"a");
+            table.keys_mut().pid.dictionary.intern(&bytes);
+            let seq = Seqs::I64(&[seq]);
+            let batch = Batch { pid: &[0], partition: &[3], epoch: Some(&[2]), seq, timestamp: None };
+            table.apply(&[batch]).expect("a row");
+            table
+        });
+        let [one, other] = &mut tables;
+        let expected = format!(
+            "pid {name}, partition 3, epoch 2 has positions in both zones beside the border of the wrap: there the \
+             lap depends on the order of rows"
+        );
+        assert_eq!(one.merge(other).expect_err("both zones").to_string(), expected);
+    }
+    let table = |policy: &str| StateTable::new(policy.parse().expect("a policy")).expect("valid");
+    let refusal = |one: &str, other: &str| table(one).merge(&table(other)).expect_err("no merge").to_string();
+    let forward = "admit=forward";
+    assert_eq!(
+        refusal(forward, forward),
+        "only tables of admit='any' merge: elsewhere verdicts depend on the order of rows"
+    );
+    assert!(refusal("wrap=16", "wrap=8").starts_with("a table of [admit=any epochs=key first=any window=5"));
+    assert_eq!(
+        table("").merge(&table("").with_keep_timestamp(true)).expect_err("no merge").to_string(),
+        "a table that keeps timestamps and one that does not cannot merge"
+    );
 }
