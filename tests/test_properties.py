@@ -351,7 +351,11 @@ def test_entries_and_snapshots_lose_nothing(case: Case, stream: list[Move], dela
     for again in (table.from_entries(ours.table.entries()), table.restore(ours.table.snapshot())):
         assert again.snapshot() == ours.table.snapshot()
         assert pa.table(again.entries()).equals(pa.table(ours.table.entries()), check_metadata=True)
-        assert (again.horizon_ms, again.keep, again.policy) == (ours.table.horizon_ms, ("timestamp",), ours.table.policy)
+        assert (again.horizon_ms, again.keep, again.policy) == (
+            ours.table.horizon_ms,
+            ("timestamp",),
+            ours.table.policy,
+        )
 
 
 @profile
@@ -372,7 +376,11 @@ def test_the_type_of_keys_is_invisible(case: Case, stream: list[Move]) -> None:
 
 
 @profile
-@given(policies(admit="any", epochs="key", wrap=None, max_jump=None, reach=None), streams, st.randoms(use_true_random=False))
+@given(
+    policies(admit="any", epochs="key", wrap=None, max_jump=None, reach=None),
+    streams,
+    st.randoms(use_true_random=False),
+)
 def test_any_order_gives_one_state(case: Case, stream: list[Move], shuffler: random.Random) -> None:
     """Where nothing wraps, the same rows in another order make the same table, down to its bytes."""
     rows = rows_of(stream, case)

@@ -99,7 +99,17 @@ def test_a_row_is_read_as_it_is_written() -> None:
 
 
 def test_an_action_is_read_as_it_is_written() -> None:
-    lines = ["", 'forget: pid=("c", 1) partition="t 0"', "", "- dropped: 3", "", "other: kafka window=2", "", "merge:", ""]
+    lines = [
+        "",
+        'forget: pid=("c", 1) partition="t 0"',
+        "",
+        "- dropped: 3",
+        "",
+        "other: kafka window=2",
+        "",
+        "merge:",
+        "",
+    ]
     (case,) = read_page("page", HEADER + ROW + "\n".join([*lines, "- error: capacity", "- final: 7 / 0: 3..4"]))
     _, forget, other, merge = case.steps
     assert isinstance(forget, Action)

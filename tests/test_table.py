@@ -381,7 +381,9 @@ def test_entries_name_their_own_policy(table: StateTable) -> None:
     assert again.policy == table.policy
     assert (again.keep, again.horizon_ms) == (table.keep, table.horizon_ms)
     assert again.snapshot() == table.snapshot()
-    with pytest.raises(fp.PolicyError, match=r"^no policy: the schema metadata has no 'fencepost.policy', so name one$"):
+    with pytest.raises(
+        fp.PolicyError, match=r"^no policy: the schema metadata has no 'fencepost.policy', so name one$"
+    ):
         StateTable.from_entries(pa.table(table.entries()).replace_schema_metadata(None))
     damaged = pa.table(table.entries()).replace_schema_metadata({"fencepost.policy": "admit=any"})
     with pytest.raises(fp.SnapshotError, match=r"^the policy of its metadata cannot be read: 'admit=any'$"):
@@ -420,7 +422,9 @@ def test_get_tells_what_was_forgotten() -> None:
 
 
 def test_forgotten_rows_are_counted_and_not_kept() -> None:
-    asked = rows((7, 0, 0, 1, 99), (9, 0, 0, 0, 20), (7, 0, 0, 3, 5), (9, 0, 0, 0, 21), names="pid epoch partition seq at")
+    asked = rows(
+        (7, 0, 0, 1, 99), (9, 0, 0, 0, 20), (7, 0, 0, 3, 5), (9, 0, 0, 0, 21), names="pid epoch partition seq at"
+    )
     verdicts = aged().apply(asked)
     assert pa.array(verdicts.verdict).to_pylist() == [7, 7, 1, 0]
     assert pa.array(verdicts.kept).to_pylist() == [False, False, False, True]

@@ -148,7 +148,8 @@ impl StateTable {
         untracked: &str,
     ) -> PyResult<StateTable> {
         if let Some(unknown) = keep.iter().find(|&it| it != "timestamp") {
-            let message = format!("keep=('{unknown}',): 'timestamp' is all that can be kept beyond what the rules need");
+            let message =
+                format!("keep=('{unknown}',): 'timestamp' is all that can be kept beyond what the rules need");
             return Err(Failure::Policy(message).raise(py));
         }
         if let Some(entries_max) = entries_max.filter(|&entries| entries < 0) {
