@@ -221,7 +221,8 @@ def _expect(step: Call | Action, text: str) -> None:
             column, _, row = value.partition(", row ")
             step.error = Error(column, int(row) if row else None)
         else:
-            assert label in RANGES | NUMBERS and hasattr(step, label), f"unknown expectation '{label}'"
+            known = {name for name in RANGES | NUMBERS if hasattr(step, name)}
+            assert label in known, f"unknown expectation '{label}'"
             is_number = label in NUMBERS
             setattr(step, label, int(value) if is_number else [_missing(item) for item in value.split("; ")])
 

@@ -331,8 +331,8 @@ BAD_POLICIES: dict[str, tuple[Callable[[], Any], str]] = {
     "no policy": (lambda: fp.StateTable(5), "a preset name or a Policy was expected, not int"),  # type: ignore[arg-type]
     "unknown field": (
         lambda: ANY_ORDER.replace(colour="red"),
-        "a policy has no field 'colour'; fields are admit, columns, epochs, first, gaps, intervals_max, late, max_jump, "
-        "reach, window, wrap",
+        "a policy has no field 'colour'; fields are admit, columns, epochs, first, gaps, intervals_max, late, "
+        "max_jump, reach, window, wrap",
     ),
     "admit": (lambda: ANY_ORDER.replace(admit="sometimes"), "admit='sometimes' is none of any, forward, next"),
     "epochs": (lambda: ANY_ORDER.replace(epochs="any"), "epochs='any' is none of key, fence, ignore"),
