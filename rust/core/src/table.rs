@@ -326,7 +326,15 @@ impl StateTable {
     /// does not live on in the dictionaries. Not part of [`StateTable::evict`]: numbers of keys that the
     /// caller still holds mean nothing afterwards.
     pub fn drop_unused_keys(&mut self) {
+        if self.is_empty() {
+            // Equal to a table that never knew a key: the next may be of any type.
+            self.keys = Keys::default();
+            return;
+        }
         let [pids, partitions] = [&self.keys.pid, &self.keys.partition].map(|space| space.dictionary.len());
+        if pids + partitions == 0 {
+            return;
+        }
         let mut used = (vec![false; pids], vec![false; partitions]);
         with_shelf!(&self.store, shelf => shelf.for_each(|pid, partition, _| {
             used.0.get_mut(pid as usize).into_iter().chain(used.1.get_mut(partition as usize)).for_each(|it| *it = true);
