@@ -22,6 +22,7 @@
 //! ```
 
 mod batch;
+mod changes;
 mod error;
 mod holes;
 mod judge;
@@ -42,5 +43,6 @@ pub use keys::{
     key_hash,
 };
 pub use policy::{Admit, Epochs, First, Gaps, Late, PRESETS, Policy, Preset};
+pub use snapshot::Delta;
 pub use table::{Entry, Hole, Judged, Missing, Stale, StateTable, Untracked};
 pub use verdict::Verdict;
