@@ -1,5 +1,6 @@
 //! What has changed in a table since a snapshot of it.
 
+use crate::judge::{Rules, Span};
 use crate::snapshot::order::block_hash;
 
 /// Keys whose entries may differ from those of the snapshot `since`.
@@ -10,8 +11,36 @@ pub(crate) struct Changes {
     /// The checksum of the snapshot that the changes follow.
     since: Option<u32>,
     marks: Option<Marks>,
-    /// Keys that were forgotten.
+    /// Keys that were forgotten, and may have come again; and what became too old.
     gone: Vec<(i64, i32)>,
+    eviction: Option<Eviction>,
+}
+
+/// What entries are dropped, and what becomes final in those that stay.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Eviction {
+    /// Entries whose last timestamp is at or below this go.
+    pub(crate) idle_until: i64,
+    /// Holes that were opened at or below this become final.
+    pub(crate) horizon: i64,
+}
+
+impl Eviction {
+    /// Whether an entry stays; what becomes final in it is made so.
+    pub(crate) fn keeps(&self, rules: &Rules, span: &mut Span) -> bool {
+        if let Some(hull) = span.holes.finalise_until(self.horizon) {
+            span.finalise(hull);
+        }
+        rules.settle(span);
+        span.last_timestamp > self.idle_until
+    }
+}
+
+/// What a delta's table forgot.
+pub(crate) struct Forgotten {
+    pub(crate) horizon_ms: Option<i64>,
+    pub(crate) eviction: Option<Eviction>,
+    pub(crate) gone: Vec<(i64, i32)>,
 }
 
 impl Changes {
@@ -42,7 +71,7 @@ impl Changes {
             self.marks = Some(Marks::new());
         } else if !on {
             self.since = self.since.filter(|_| self.is_none());
-            (self.marks, self.gone) = (None, Vec::new());
+            (self.marks, self.gone, self.eviction) = (None, Vec::new(), None);
         }
     }
 
@@ -50,6 +79,7 @@ impl Changes {
     pub(crate) fn begin(&mut self, checksum: u32) {
         self.since = Some(checksum);
         self.gone.clear();
+        self.eviction = None;
         if let Some(marks) = &mut self.marks {
             marks.clear();
         }
@@ -64,9 +94,31 @@ impl Changes {
         self.marks.as_mut()
     }
 
-    /// A key is forgotten; [`Changes::note`] first.
+    /// What was evicted, all evictions taken together.
+    pub(crate) fn eviction(&self) -> Option<Eviction> {
+        self.eviction
+    }
+
+    /// A key is forgotten.
     pub(crate) fn note_gone(&mut self, pid: i64, partition: i32) {
-        if self.marks.is_some() {
+        if self.note(0).is_some() {
+            self.gone.push((pid, partition));
+        }
+    }
+
+    /// Entries are evicted, whose keys [`Changes::note_evicted`] is told.
+    pub(crate) fn note_eviction(&mut self, entries: usize, eviction: Eviction) {
+        if self.note(entries).is_some() {
+            let idle_until =
+                self.eviction.map_or(eviction.idle_until, |before| before.idle_until.max(eviction.idle_until));
+            self.eviction = Some(Eviction { idle_until, ..eviction });
+        }
+    }
+
+    /// An entry is evicted. Of a key that was not touched the eviction says enough; another one's entry
+    /// may have been younger in the snapshot.
+    pub(crate) fn note_evicted(&mut self, pid: i64, partition: i32) {
+        if self.marks.as_ref().is_some_and(|marks| marks.has(pid, partition)) {
             self.gone.push((pid, partition));
         }
     }

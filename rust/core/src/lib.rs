@@ -34,6 +34,8 @@ mod runs;
 mod shelf;
 mod snapshot;
 mod table;
+mod timed;
+mod union;
 mod verdict;
 
 pub use batch::{Batch, Column, Seqs};

@@ -87,6 +87,8 @@ pub(crate) enum Slot {
 /// 64 bytes that hold the entries of one producer for `SLOTS` partitions.
 pub(crate) trait Line: Copy {
     const SLOTS: usize;
+    /// Whether entries have timestamps.
+    const IS_TIMED: bool = false;
 
     fn empty(key: LineKey) -> Self;
     fn pid(&self) -> i64;

@@ -225,6 +225,11 @@ impl<L: Line> Shelf<L> {
         Ok(())
     }
 
+    /// How many holes its entries have.
+    pub(crate) fn holes(&self) -> u64 {
+        self.aside.iter().map(|span| span.holes.len() as u64).sum()
+    }
+
     /// Copies what a judge of this key and epoch would look at.
     pub(crate) fn copy_to(&self, copy: &mut Shelf<L>, (pid, partition, epoch): (i64, i32, i16)) {
         if pid == -1 || copy.get(pid, partition, Some(epoch)).is_some() {
@@ -236,19 +241,6 @@ impl<L: Line> Shelf<L> {
         }
         if let Some(span) = self.get(pid, partition, Some(epoch)).filter(|span| span.epoch == epoch) {
             copy.insert(pid, partition, span);
-        }
-    }
-
-    /// Stores an entry of this key and epoch, whether there is one or not.
-    pub(crate) fn replace(&mut self, pid: i64, partition: i32, span: Span) {
-        let newest = LineKey::newest::<L>(pid, partition);
-        let older = LineKey::older::<L>(pid, partition, span.epoch);
-        let of_epoch = |place: &Place| self.epoch_at(*place) == Some(span.epoch);
-        let place =
-            self.find(newest, partition).filter(of_epoch).or_else(|| self.find(older, partition).filter(of_epoch));
-        match place {
-            Some(place) => self.put(place, span),
-            None => assert!(self.insert(pid, partition, span), "looked for and not found"),
         }
     }
 
@@ -312,6 +304,30 @@ impl<L: Line> Shelf<L> {
         }
     }
 
+    /// Keeps the entries that `keep` says, as it leaves them, and gives how many went.
+    pub(crate) fn retain(&mut self, mut keep: impl FnMut(i64, i32, &mut Span) -> bool) -> usize {
+        let mut kept = Shelf::new();
+        self.for_each(|pid, partition, span| {
+            let mut span = span.clone();
+            if keep(pid, partition, &mut span) {
+                kept.insert(pid, partition, span);
+            }
+        });
+        let dropped = self.entries - kept.entries;
+        *self = kept;
+        dropped
+    }
+
+    /// Puts an entry in the place of the one that its key has, of epoch `known`.
+    pub(crate) fn replace(&mut self, pid: i64, partition: i32, known: i16, span: Span) {
+        let newest = self.find(LineKey::newest::<L>(pid, partition), partition);
+        let place = newest
+            .filter(|&place| self.epoch_at(place) == Some(known))
+            .or_else(|| self.find(LineKey::older::<L>(pid, partition, known), partition))
+            .expect("the entry is known");
+        self.put(place, span);
+    }
+
     /// First pass over a chunk of runs: asks for the tags.
     #[inline]
     pub(crate) fn begin_search(&self, pid: i64, partition: i32) -> Search {
@@ -348,7 +364,7 @@ impl<L: Line> Shelf<L> {
     /// Judges a run whose slot alone could not tell.
     #[cold]
     #[inline(never)]
-    pub(crate) fn judge_beyond(&mut self, rules: &Rules, key: (i64, i32), run: Run, call: &mut Call) {
+    pub(crate) fn judge_beyond(&mut self, rules: &Rules, key: (i64, i32), run: Run, call: &mut Call<'_>) {
         let found = self.find(LineKey::newest::<L>(key.0, key.1), key.1);
         let known_epoch = found.and_then(|place| self.epoch_at(place));
         let is_stale = known_epoch.is_some_and(|known| run.epoch < known);
@@ -376,7 +392,7 @@ impl<L: Line> Shelf<L> {
         partition: i32,
         run: Run,
         found: Option<Place>,
-        call: &mut Call,
+        call: &mut Call<'_>,
     ) {
         let entry = found.and_then(|place| self.take(place));
         let was_known = entry.is_some();

@@ -18,8 +18,8 @@ mod frames;
 pub(crate) mod order;
 mod rows;
 
-use crate::keys::{KeyKind, KeySpace, PartKind, decode_parts};
-use crate::shelf::Appended;
+use crate::changes::{Eviction, Forgotten};
+use crate::keys::{KeyKind, KeySpace, Keys, PartKind, decode_parts};
 use crate::{Dictionary, Error, Policy, Result, StateTable, Untracked};
 use frames::{Payload, Reader, Writer, refuse};
 use order::{Numbering, Renumbering};
@@ -115,7 +115,8 @@ impl StateTable {
         }
         let checksum = input.frames.checksum();
         no_more(bytes)?;
-        self.take_over(header.options.horizon_ms, [pid, partition], &gone, entries)?;
+        let forgotten = Forgotten { horizon_ms: header.options.horizon_ms, eviction: header.eviction, gone };
+        self.take_over(&Keys { pid, partition }, &forgotten, entries)?;
         self.begin_changes(checksum);
         Ok(())
     }
@@ -175,6 +176,9 @@ impl Delta<'_> {
         key_type(out, &self.table.keys().pid, numbers.pid.as_ref());
         key_type(out, &self.table.keys().partition, numbers.partition.as_ref());
         optional(out, self.since.map(u64::from));
+        let eviction = self.table.changes().eviction().filter(|_| self.since.is_some());
+        optional(out, eviction.map(|eviction| eviction.idle_until as u64));
+        optional(out, eviction.map(|eviction| eviction.horizon as u64));
         number(out, gone as u64);
         number(out, entries as u64);
     }
@@ -328,6 +332,7 @@ struct Header {
     partition: KeyType,
     /// The checksum of what a delta follows.
     follows: Option<u32>,
+    eviction: Option<Eviction>,
     gone: u64,
     entries: u64,
 }
@@ -359,7 +364,9 @@ impl<'a, R: Read> Incoming<'a, R> {
             }
         }
         let header = read_header(frames.next_frame()?)?;
-        if header.follows.is_some() != (kind == DELTA) || (kind == WHOLE && header.gone > 0) {
+        if header.follows.is_some() != (kind == DELTA)
+            || (kind == WHOLE && (header.gone > 0 || header.eviction.is_some()))
+        {
             return refuse("a delta names what it follows, a whole snapshot nothing");
         }
         Ok((Incoming { frames }, header))
@@ -432,11 +439,22 @@ fn read_header(mut payload: Payload<'_>) -> Result<Header> {
         pid: read_key_type(&mut payload)?,
         partition: read_key_type(&mut payload)?,
         follows: payload.optional()?.map(|checksum| checksum as u32),
+        eviction: read_eviction(&mut payload)?,
         gone: payload.number()?,
         entries: payload.number()?,
     };
     payload.end()?;
     Ok(header)
+}
+
+fn read_eviction(payload: &mut Payload<'_>) -> Result<Option<Eviction>> {
+    match (payload.optional()?, payload.optional()?) {
+        (None, None) => Ok(None),
+        (Some(idle_until), Some(horizon)) => {
+            Ok(Some(Eviction { idle_until: idle_until as i64, horizon: horizon as i64 }))
+        }
+        _ => refuse("half an eviction"),
+    }
 }
 
 fn read_key_type(payload: &mut Payload<'_>) -> Result<KeyType> {
