@@ -137,6 +137,8 @@ impl Delta<'_> {
         let mut entries = table.len();
         if self.since.is_some() {
             gone = table.changes().gone().to_vec();
+            gone.sort_unstable();
+            gone.dedup();
             entries = 0;
             table.for_each_key(|pid, partition| entries += usize::from(self.has(pid, partition)));
         }
@@ -274,7 +276,6 @@ fn write_gone<W: Write>(
 ) -> io::Result<()> {
     gone.iter_mut().for_each(|key| *key = numbers.key(key.0, key.1));
     gone.sort_unstable_by_key(|&(pid, partition)| (order::Place::of(pid, partition).block(), pid, partition));
-    gone.dedup();
     let mut rows = KeyRows::default();
     for chunk in gone.chunks(rows::ENTRIES_MAX) {
         chunk.iter().for_each(|&(pid, partition)| rows.push(pid, partition));

@@ -97,6 +97,8 @@ pub(super) struct KeyRow {
 #[derive(Default)]
 pub(super) struct Rows {
     keys: KeyRows,
+    /// The keys of a frame that is being read.
+    read_keys: Vec<KeyRow>,
     epoch: Vec<i64>,
     last: Vec<i64>,
     /// Last minus first.
@@ -177,23 +179,23 @@ impl Rows {
         entries: &mut Vec<Appended>,
     ) -> Result<()> {
         entries.clear();
-        let mut keys = Vec::with_capacity(ENTRIES_MAX.min(left as usize));
-        let rows = self.keys.read(&mut payload, left, |key| keys.push(key))?;
+        self.read_keys.clear();
+        let rows = self.keys.read(&mut payload, left, |key| self.read_keys.push(key))?;
         read(&mut payload, rows, ENTRY_BYTES_MIN, &mut self.last)?;
         for column in [&mut self.epoch, &mut self.reach, &mut self.timestamp, &mut self.finals] {
             read(&mut payload, rows, 0, column)?;
         }
-        let finals = count(&self.finals)?;
+        let finals = count(&self.finals, 1)?;
         read(&mut payload, finals, 0, &mut self.final_gap)?;
         read(&mut payload, finals, 0, &mut self.final_reach)?;
         read(&mut payload, rows, 0, &mut self.holes)?;
-        let holes = count(&self.holes)?;
+        let holes = count(&self.holes, i64::MAX)?;
         read(&mut payload, holes, HOLE_BYTES_MIN, &mut self.hole_gap)?;
         read(&mut payload, holes, 0, &mut self.hole_reach)?;
         read(&mut payload, holes, 0, &mut self.hole_timestamp)?;
         payload.end()?;
         let mut extras = Extras { final_at: 0, hole_at: 0 };
-        for (row, key) in keys.into_iter().enumerate() {
+        for (row, &key) in self.read_keys.iter().enumerate() {
             let span = self.span(row, &mut extras)?;
             let is_older = match before {
                 Some((other, epoch)) if *other == key && *epoch > span.epoch => true,
@@ -215,9 +217,6 @@ impl Rows {
             last_timestamp: self.timestamp[row],
             ..Span::default()
         };
-        if self.finals[row] > 1 {
-            return refuse("an entry has more than one final range");
-        }
         if self.finals[row] == 1 {
             let first = span.first.wrapping_add(self.final_gap[extras.final_at]);
             span.final_range = Some((first, first.wrapping_add(self.final_reach[extras.final_at])));
@@ -245,11 +244,11 @@ struct Extras {
     hole_at: usize,
 }
 
-/// The sum of a column of counts.
-fn count(counts: &[i64]) -> Result<usize> {
-    let sum = counts.iter().try_fold(0u64, |sum, &count| sum.checked_add(u64::try_from(count).ok()?));
-    match sum.and_then(|sum| usize::try_from(sum).ok()) {
-        Some(sum) => Ok(sum),
-        None => refuse("a count is negative or too large"),
+/// The sum of a column of counts, each from 0 to `max`.
+fn count(counts: &[i64], max: i64) -> Result<usize> {
+    let add = |sum: i64, &count: &i64| sum.checked_add(count).filter(|_| (0..=max).contains(&count));
+    match counts.iter().try_fold(0, add) {
+        Some(sum) => Ok(sum as usize),
+        None => refuse(format!("a count is not one of 0 to {max}")),
     }
 }
