@@ -22,11 +22,13 @@
 //! ```
 
 mod batch;
+mod changes;
 mod error;
 mod holes;
 mod judge;
 mod keys;
 mod lines;
+mod ordered;
 mod policy;
 mod position;
 mod runs;
@@ -45,5 +47,6 @@ pub use keys::{
     key_hash,
 };
 pub use policy::{Admit, Epochs, First, Gaps, Late, PRESETS, Policy, Preset};
+pub use snapshot::Delta;
 pub use table::{Entry, Hole, Judged, Missing, Stale, StateTable, Untracked};
 pub use verdict::Verdict;

@@ -56,6 +56,26 @@ impl<L: Line> Shelf<L> {
         self.aside.iter().map(|span| span.holes.len() as u64).sum()
     }
 
+    pub(crate) fn lines(&self) -> &Lines<L> {
+        &self.lines
+    }
+
+    /// An entry that lies in no line.
+    pub(crate) fn aside(&self, number: u32) -> &Span {
+        self.aside.get(number)
+    }
+
+    /// Adds an entry where there is none. Room for its line must have been reserved.
+    pub(crate) fn add(&mut self, key: EntryKey, span: Span) {
+        self.entries += 1;
+        self.put_at(key, span);
+    }
+
+    /// Makes room for so many lines in all.
+    pub(crate) fn reserve_in_all(&mut self, lines: usize) -> Result<()> {
+        self.lines.reserve_in_all(lines)
+    }
+
     /// Copies what a judge of this key and epoch would look at.
     pub(crate) fn copy_to(&self, copy: &mut Shelf<L>, (pid, partition, epoch): (i64, i32, i16)) -> Result<()> {
         if pid == -1 || copy.get(pid, partition, Some(epoch)).is_some() {

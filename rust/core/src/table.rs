@@ -1,10 +1,13 @@
 use crate::batch::{Batch, Seqs};
+use crate::changes::{Changes, Eviction, Forgotten};
 use crate::holes::Holes;
 use crate::judge::{Rules, Run, Sink, Span};
-use crate::keys::Keys;
+use crate::keys::{KeySpace, Keys};
 use crate::lines::{Line, Plainly, Search};
+use crate::ordered::Appended;
 use crate::runs::{self, Domain, Seq};
 use crate::shelf::Shelf;
+use crate::snapshot::order::Renumbering;
 use crate::store::{Store, with_shelf};
 use crate::union::{overlap, union};
 use crate::{Admit, Column, Dictionary, Epochs, Error, Policy, Result, Verdict};
@@ -116,6 +119,7 @@ pub struct StateTable {
     label: String,
     keys: Keys,
     store: Store,
+    changes: Changes,
     /// Kept from call to call to save the allocation.
     starts: Starts,
 }
@@ -139,6 +143,7 @@ impl StateTable {
             label: String::new(),
             keys: Keys::default(),
             store: Store::new(&policy, false),
+            changes: Changes::default(),
             starts: Vec::new(),
         })
     }
@@ -230,6 +235,7 @@ impl StateTable {
         let shelf = with_shelf!(&self.store, shelf => shelf.memory_bytes());
         shelf
             + keys
+            + self.changes.memory_bytes()
             + self.starts.iter().map(|starts| starts.capacity() * size_of::<u32>()).sum::<usize>()
             + size_of::<StateTable>()
     }
@@ -269,6 +275,7 @@ impl StateTable {
         let judged = self.find_runs(batches, &mut starts).and_then(|()| self.make_room(rows_of(batches))).map(|()| {
             let mut call = self.call(batches);
             with_shelf!(&mut self.store, shelf => judge_batches(shelf, &self.rules, batches, &starts, &mut call));
+            self.note_changes(batches, &starts, &call.judged.verdicts);
             self.finish(call)
         });
         self.starts = starts;
@@ -302,30 +309,55 @@ impl StateTable {
         let idle_until = now_ms.saturating_sub(max_idle_ms);
         let horizon = self.horizon_ms.map_or(idle_until, |horizon| horizon.max(idle_until));
         self.horizon_ms = Some(horizon);
-        let rules = self.rules;
-        Ok(self.retain(|_, _, span| {
-            if let Some(hull) = span.holes.finalise_until(horizon) {
-                span.finalise(hull);
+        let (rules, eviction) = (self.rules, Eviction { idle_until, horizon });
+        let mut changes = std::mem::take(&mut self.changes);
+        changes.note_eviction(self.len(), eviction);
+        let dropped = self.retain(|pid, partition, span| {
+            let is_kept = eviction.keeps(&rules, span);
+            if !is_kept {
+                changes.note_evicted(pid, partition);
             }
-            rules.settle(span);
-            span.last_timestamp > idle_until
-        }))
+            is_kept
+        });
+        changes.note_dropped(dropped, self.len());
+        self.changes = changes;
+        Ok(dropped)
     }
 
     /// Drops what is remembered of a producer, or of one of its partitions, in all epochs: the remedy where
     /// its sequence began anew. Gives how many entries went.
     pub fn forget(&mut self, pid: i64, partition: Option<i32>) -> usize {
-        self.retain(|of_pid, of_partition, _| of_pid != pid || partition.is_some_and(|it| it != of_partition))
+        let mut changes = std::mem::take(&mut self.changes);
+        let dropped = self.retain(|of_pid, of_partition, _| {
+            let is_kept = of_pid != pid || partition.is_some_and(|it| it != of_partition);
+            if !is_kept {
+                changes.note_gone(of_pid, of_partition);
+            }
+            is_kept
+        });
+        changes.note_dropped(dropped, self.len());
+        self.changes = changes;
+        dropped
     }
 
     fn retain(&mut self, keep: impl FnMut(i64, i32, &mut Span) -> bool) -> usize {
-        with_shelf!(&mut self.store, shelf => shelf.retain(keep))
+        let dropped = with_shelf!(&mut self.store, shelf => shelf.retain(keep));
+        if self.is_empty() {
+            // No key is in use any more: equal to a table that never knew one.
+            self.keys = Keys::default();
+        }
+        dropped
     }
 
     /// Renumbers the keys where most of the numbered ones name no entry any more, so that what was forgotten
     /// does not live on in the dictionaries. Not part of [`StateTable::evict`]: numbers of keys that the
     /// caller still holds mean nothing afterwards.
+    ///
+    /// Nothing happens while a delta is due: it names what was forgotten.
     pub fn drop_unused_keys(&mut self) {
+        if self.changes.marks().is_some() && !self.changes.is_none() {
+            return;
+        }
         if self.is_empty() {
             // Equal to a table that never knew a key: the next may be of any type.
             self.keys = Keys::default();
@@ -373,6 +405,9 @@ impl StateTable {
         let before = self.keys.mark();
         let merged = self.translate(other).and_then(|translation| self.unite(other, &translation));
         let (changes, overlaps) = merged.inspect_err(|_| self.keys.go_back(before))?;
+        if let Some(marks) = self.changes.note(self.len() + changes.len()) {
+            changes.iter().for_each(|change| marks.add(change.pid, change.partition));
+        }
         with_shelf!(&mut self.store, shelf => changes.into_iter().for_each(|change| match change.known {
             Some(epoch) => shelf.replace(change.pid, change.partition, epoch, change.span),
             None => {
@@ -406,9 +441,15 @@ impl StateTable {
         if theirs.pid.kind.is_none() && (other.is_empty() || self.keys.pid.kind.is_none()) {
             return Ok(Translation::default());
         }
-        self.keys
-            .fix(theirs.pid.kind().clone(), theirs.partition.kind().clone())
-            .map_err(|error| Error::Policy(format!("tables with keys of different types cannot merge: {error}")))?;
+        self.number(theirs)
+            .map_err(|error| Error::Policy(format!("tables with keys of different types cannot merge: {error}")))
+    }
+
+    /// Gives the keys of another table numbers here.
+    fn number(&mut self, theirs: &Keys) -> Result<Translation> {
+        if theirs.pid.kind.is_some() {
+            self.keys.fix(theirs.pid.kind().clone(), theirs.partition.kind().clone())?;
+        }
         let numbers = |mine: &mut Dictionary, theirs: &Dictionary| {
             (0..theirs.len() as u32).map(|number| mine.intern(theirs.bytes(number))).collect()
         };
@@ -474,6 +515,9 @@ impl StateTable {
         }
         entry.holes.iter().for_each(|hole| span.holes.open(hole.first, hole.last, hole.timestamp.unwrap_or(0)));
         let is_new = with_shelf!(&mut self.store, shelf => shelf.insert(entry.pid, entry.partition, span))?;
+        if let Some(marks) = self.changes.note(self.len()) {
+            marks.add(entry.pid, entry.partition);
+        }
         if is_new { Ok(()) } else { Err(Error::Snapshot("two entries have the same key".into())) }
     }
 
@@ -656,6 +700,139 @@ fn room_for(runs: usize) -> usize {
 
 fn rows_of(batches: &[Batch<'_>]) -> usize {
     batches.iter().map(Batch::len).sum()
+}
+
+/// What snapshots need.
+impl StateTable {
+    /// Begins, or ends, to note what changes, so that [`StateTable::delta`] can tell. Costs nothing where
+    /// it is off, else 2 to 4 bits an entry, and a random bit set for every run that is accepted.
+    pub fn track_changes(&mut self, on: bool) {
+        self.changes.track(on);
+    }
+
+    /// Says that the table as it is now was stored as the snapshot or delta of this checksum: changes
+    /// count from here. To be called when the bytes are safe, and not before.
+    pub fn begin_changes(&mut self, checksum: u32) {
+        self.changes.begin(checksum);
+    }
+
+    pub(crate) fn changes(&self) -> &Changes {
+        &self.changes
+    }
+
+    fn note_changes(&mut self, batches: &[Batch<'_>], starts: &Starts, verdicts: &[u8]) {
+        let is_kept = |verdict: &u8| *verdict == Verdict::Accepted as u8;
+        if !verdicts.iter().any(is_kept) {
+            return;
+        }
+        let entries = self.len();
+        let Some(marks) = self.changes.note(entries) else { return };
+        let mut rows_before = 0;
+        for (batch, starts) in batches.iter().zip(starts) {
+            let ends = starts.iter().skip(1).map(|&start| start as usize).chain([batch.len()]);
+            for (&start, end) in starts.iter().zip(ends) {
+                let start = start as usize;
+                if batch.pid[start] != -1 && verdicts[rows_before + start..rows_before + end].iter().any(is_kept) {
+                    marks.add(batch.pid[start], batch.partition[start]);
+                }
+            }
+            rows_before += batch.len();
+        }
+    }
+
+    /// The key of every entry, in no meaningful order.
+    pub(crate) fn for_each_key(&self, mut tell: impl FnMut(i64, i32)) {
+        with_shelf!(&self.store, shelf => shelf.for_each(|pid, partition, _| tell(pid, partition)));
+    }
+
+    /// See [`Shelf::in_order`].
+    pub(crate) fn in_order<E>(
+        &self,
+        numbers: &Renumbering,
+        wanted: impl Fn(i64, i32) -> bool,
+        tell: impl FnMut(i64, i32, &Span) -> std::result::Result<(), E>,
+    ) -> std::result::Result<(), E> {
+        with_shelf!(&self.store, shelf => shelf.in_order(numbers, wanted, tell))
+    }
+
+    /// Adds entries that follow all others in the order of snapshots.
+    pub(crate) fn append(&mut self, batch: &mut Vec<Appended>) -> Result<()> {
+        batch.iter().try_for_each(|entry| self.check_appended(entry))?;
+        with_shelf!(&mut self.store, shelf => shelf.append(batch))
+    }
+
+    /// See [`Shelf::reserve_for`].
+    pub(crate) fn reserve_for(&mut self, entries: u64) -> Result<()> {
+        with_shelf!(&mut self.store, shelf => shelf.reserve_for(entries))
+    }
+
+    /// Refuses an entry that this policy cannot have made.
+    pub(crate) fn check_appended(&self, Appended { pid, partition, span, is_older }: &Appended) -> Result<()> {
+        let policy = self.policy();
+        if *is_older && policy.epochs != Epochs::Key {
+            return Err(Error::Snapshot("two entries have the same key".into()));
+        }
+        let reach = span.last.wrapping_sub(span.first);
+        let is_plain = span.is_plain() && span.epoch >= 0 && (span.epoch == 0 || policy.epochs != Epochs::Ignore);
+        let is_timed = self.keeps_timestamp || span.last_timestamp == 0;
+        let is_on_first_lap = 0 <= span.first && span.last <= policy.seq_max() && reach >= 0;
+        let is_in_window = policy.admit != Admit::Next || (reach as u64) < policy.window;
+        if is_plain && is_timed && is_on_first_lap && is_in_window {
+            return Ok(());
+        }
+        let has_untold_time = span.holes.iter_timed().any(|(_, _, timestamp)| timestamp != 0);
+        if !is_timed || (has_untold_time && !self.keeps_timestamp) {
+            return Err(Error::Snapshot("an entry has a timestamp, but the table keeps none".into()));
+        }
+        if policy.admit == Admit::Next && (span.last < 0 || reach < 0 || reach as u64 >= policy.window) {
+            return Err(Error::Snapshot("an entry's window is reversed or wider than the policy's".into()));
+        }
+        self.check_entry(&self.entry(*pid, *partition, span))
+    }
+
+    /// Whether the keys of a delta are of the types that this table's keys are of.
+    pub(crate) fn check_kinds(&self, theirs: &Keys) -> Result<()> {
+        let differ = |mine: &KeySpace, theirs: &KeySpace| {
+            mine.kind.is_some() && theirs.kind.is_some() && mine.kind != theirs.kind
+        };
+        if differ(&self.keys.pid, &theirs.pid) || differ(&self.keys.partition, &theirs.partition) {
+            return Err(Error::Snapshot("the delta has keys of other types".into()));
+        }
+        Ok(())
+    }
+
+    /// Takes over a delta that was checked: forgets what its table forgot, then stores its entries, whose
+    /// keys are numbered as in `theirs`.
+    pub(crate) fn take_over(&mut self, theirs: &Keys, forgotten: &Forgotten, entries: Vec<Appended>) -> Result<()> {
+        if forgotten.everything {
+            self.retain(|_, _, _| false);
+        }
+        let wrong = |error: Error| Error::Snapshot(error.to_string());
+        let translation = self.number(theirs).map_err(wrong)?;
+        let gone: HashSet<_> = forgotten.gone.iter().map(|&(pid, partition)| translation.of(pid, partition)).collect();
+        self.horizon_ms = forgotten.horizon_ms;
+        if !gone.is_empty() || forgotten.eviction.is_some() {
+            let rules = self.rules;
+            self.retain(|pid, partition, span| {
+                let is_kept = forgotten.eviction.is_none_or(|eviction| eviction.keeps(&rules, span));
+                is_kept && !gone.contains(&(pid, partition))
+            });
+        }
+        // Numbered again: a table that has lost its last entry knows no keys.
+        let translation = self.number(theirs).map_err(wrong)?;
+        for Appended { pid, partition, span, .. } in entries {
+            let (pid, partition) = translation.of(pid, partition);
+            let known = self.rival(pid, partition, span.epoch).map(|rival| rival.epoch);
+            with_shelf!(&mut self.store, shelf => match known {
+                Some(known) => shelf.replace(pid, partition, known, span),
+                None => {
+                    let is_new = shelf.insert(pid, partition, span);
+                    assert!(is_new.expect("memory for a delta that was checked"), "the key was unknown");
+                }
+            });
+        }
+        Ok(())
+    }
 }
 
 /// The numbers here of keys that had others before, or in another table; empty where keys are plain

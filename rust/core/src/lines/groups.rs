@@ -3,6 +3,7 @@
 use super::buffer::Buffer;
 use super::{EntryKey, Line, LineKey, Slot};
 use crate::Result;
+use std::ops::Range;
 
 /// Lines whose tags are compared at once.
 pub(super) const GROUP: usize = 16;
@@ -55,6 +56,17 @@ impl<L: Line> Groups<L> {
     /// Its lines, in no meaningful order.
     pub(super) fn iter(&self) -> impl Iterator<Item = &L> {
         (0..self.count() * GROUP).filter(|&number| self.is_taken(number)).map(|number| self.line(number))
+    }
+
+    pub(super) fn slots(&self) -> Range<usize> {
+        0..L::SLOTS
+    }
+
+    /// Every line: its number, the key of its first slot, and how many slots it has.
+    pub(super) fn for_each_line(&self, tell: &mut impl FnMut(usize, EntryKey, usize)) {
+        for number in (0..self.count() * GROUP).filter(|&number| self.is_taken(number)) {
+            tell(number, EntryKey::at(self.line(number), 0), L::SLOTS);
+        }
     }
 
     /// Empties the slots that `keep` does not want.
@@ -129,7 +141,7 @@ impl<L: Line> Groups<L> {
     }
 
     #[inline]
-    fn prefetch_number(&self, number: usize) {
+    pub(super) fn prefetch_number(&self, number: usize) {
         let line = self.buffer.address(number);
         prefetch(line);
         if 64 % size_of::<L>() != 0 {

@@ -142,6 +142,19 @@ pub(crate) struct Place {
     slot: u32,
 }
 
+/// Where a line lies, until one is added.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct LinePlace {
+    segment: u32,
+    line: u32,
+}
+
+impl LinePlace {
+    pub(crate) fn slot(self, slot: u8) -> Place {
+        Place { segment: self.segment, line: self.line, slot: slot.into() }
+    }
+}
+
 /// A hash table of entries in lines of layout `L`, or of its twin: each segment has what takes less.
 pub(crate) struct Lines<L: Line> {
     /// Segment numbers, by the first `depth` bits of a block's hash, one at the least.
@@ -166,6 +179,51 @@ impl<L: Line> Lines<L> {
     /// meaningful order within one.
     pub(crate) fn for_each(&self, mut tell: impl FnMut(EntryKey, Slot)) {
         self.ordered().for_each(|segment| segment.for_each(&mut tell));
+    }
+
+    /// How many lines there are.
+    pub(crate) fn len(&self) -> usize {
+        self.segments.iter().map(|segment| with_groups!(&segment.held, groups => groups.taken())).sum()
+    }
+
+    /// Every line: its place, the key of its first slot, and how many slots it has.
+    pub(crate) fn for_each_line(&self, mut tell: impl FnMut(LinePlace, EntryKey, usize)) {
+        for (number, segment) in self.segments.iter().enumerate() {
+            with_groups!(&segment.held, groups => groups.for_each_line(&mut |line, first, slots| {
+                tell(LinePlace { segment: number as u32, line: line as u32 }, first, slots);
+            }));
+        }
+    }
+
+    /// The key of a line's first slot.
+    pub(crate) fn first_key(&self, place: LinePlace) -> EntryKey {
+        self.key(place.slot(0))
+    }
+
+    /// The key of a place.
+    pub(crate) fn key(&self, place: Place) -> EntryKey {
+        with_groups!(&self.segments[place.segment as usize].held, groups => {
+            EntryKey::at(groups.line(place.line as usize), place.slot as usize)
+        })
+    }
+
+    /// The slots of a line, each with its key.
+    #[inline]
+    pub(crate) fn read_line<E>(
+        &self,
+        place: LinePlace,
+        mut tell: impl FnMut(EntryKey, Slot) -> std::result::Result<(), E>,
+    ) -> std::result::Result<(), E> {
+        with_groups!(&self.segments[place.segment as usize].held, groups => {
+            let line = groups.line(place.line as usize);
+            groups.slots().try_for_each(|slot| tell(EntryKey::at(line, slot), line.read(slot)))
+        })
+    }
+
+    /// Asks for a line.
+    #[inline]
+    pub(crate) fn prefetch(&self, place: LinePlace) {
+        with_groups!(&self.segments[place.segment as usize].held, groups => groups.prefetch_number(place.line as usize));
     }
 
     /// The segments in the order of block hashes.
@@ -295,6 +353,25 @@ impl<L: Line> Lines<L> {
             } else {
                 self.segments[number] = self.segments[number].grown(more, self.segments.len() == 1)?;
             }
+        }
+        self.measure_room();
+        Ok(())
+    }
+
+    /// Makes room for so many lines in all, where there are few yet: the segments that they will need.
+    pub(crate) fn reserve_in_all(&mut self, lines: usize) -> Result<()> {
+        let Some(first) = self.segments.first().filter(|_| self.segments.len() == 1) else { return Ok(()) };
+        let bytes = lines as u128 * first.bytes_a_line() as u128;
+        while self.segments.len() as u128 * segment::SPLIT_BYTES as u128 * 3 / 2 < bytes {
+            for number in 0..self.segments.len() {
+                let halves = self.segments[number].halves(0)?;
+                self.put_halves(number, halves);
+            }
+        }
+        let each = lines / self.segments.len();
+        for segment in &mut self.segments {
+            let more = each.saturating_sub(with_groups!(&segment.held, groups => groups.taken()));
+            *segment = segment.grown(more, false)?;
         }
         self.measure_room();
         Ok(())

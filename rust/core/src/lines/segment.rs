@@ -6,7 +6,7 @@ use crate::Result;
 
 /// A segment of this many bytes splits; up to twice as many, differing from segment to segment, so that
 /// not all of them grow and split at the same time.
-const SPLIT_BYTES: usize = 4 << 20;
+pub(super) const SPLIT_BYTES: usize = 4 << 20;
 
 /// The entries of all blocks whose hash begins with `prefix`, in the layout `L` or in its twin.
 pub(super) struct Segment<L: Line> {
@@ -46,6 +46,13 @@ impl<L: Line> Segment<L> {
 
     pub(super) fn bytes(&self) -> usize {
         with_groups!(&self.held, groups => groups.bytes())
+    }
+
+    pub(super) fn bytes_a_line(&self) -> usize {
+        match self.held {
+            Held::Dense(_) => 1 + size_of::<L>(),
+            Held::Lone(_) => 1 + size_of::<L::Twin>(),
+        }
     }
 
     pub(super) fn for_each(&self, tell: &mut impl FnMut(EntryKey, Slot)) {
