@@ -7,10 +7,10 @@ use crate::shelf::Shelf;
 use crate::snapshot::order::{Place as Rank, Renumbering};
 use std::cmp::Reverse;
 
-/// Places in a part of the order, at the least, and parts of a table, at the most: every part is a pass
-/// over all lines. With eight parts of lines, a snapshot takes 3 to 5 % of the table's memory beside it.
-const PART_MIN: usize = 1 << 16;
-const PARTS_MAX: usize = 8;
+/// Places in a part of the order, at the least: every part is a pass over all lines.
+const PART_MIN: usize = 1 << 14;
+/// What share of the table's memory the places of a part take.
+const PART_SHARE: usize = 20;
 
 /// Lines that are asked for before they are read in the order of snapshots.
 const LINES_AHEAD: usize = 32;
@@ -37,18 +37,16 @@ impl<L: Line> Shelf<L> {
     /// Every entry for which `wanted` holds, with its key as it is renumbered, in the order of snapshots.
     ///
     /// Goes over the lines in passes, one for each part of the order, so that only the places of one
-    /// part's lines are held: 24 bytes for every eighth line of a table.
+    /// part's lines are held, a twentieth of the table's memory.
     pub(crate) fn in_order<E>(
         &self,
         numbers: &Renumbering,
         wanted: impl Fn(i64, i32) -> bool,
         mut tell: impl FnMut(i64, i32, &Span) -> std::result::Result<(), E>,
     ) -> std::result::Result<(), E> {
-        let (places, parts_max) = match numbers.keeps_partitions() {
-            true => (self.lines().len(), PARTS_MAX),
-            false => (self.len(), PARTS_MAX * 4),
-        };
-        let parts = places.div_ceil(PART_MIN).clamp(1, parts_max);
+        let places = if numbers.keeps_partitions() { self.lines().len() } else { self.len() };
+        let share = places * size_of::<Found>() * PART_SHARE / self.lines().memory_bytes().max(1);
+        let parts = places.div_ceil(PART_MIN).clamp(1, share + 1);
         let mut found = Vec::with_capacity(places / parts + places / parts / 16);
         let mut entries = Vec::new();
         for part in 0..parts {
@@ -148,7 +146,7 @@ impl<L: Line> Shelf<L> {
         let mut chunk = Vec::with_capacity(CHUNK);
         while entries.peek().is_some() {
             chunk.extend(entries.by_ref().take(CHUNK));
-            self.reserve(CHUNK)?;
+            self.reserve(chunk.len())?;
             for entry in &chunk {
                 self.lines().begin_search(entry.pid, entry.partition);
             }

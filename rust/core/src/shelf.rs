@@ -314,7 +314,7 @@ struct Aside {
 }
 
 impl Aside {
-    const BLOCK: usize = 256;
+    const BLOCK: usize = 32;
 
     fn get(&self, number: u32) -> &Span {
         &self.blocks[number as usize / Self::BLOCK][number as usize % Self::BLOCK]

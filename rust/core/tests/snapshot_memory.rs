@@ -92,8 +92,8 @@ fn a_count_that_lies_allocates_nothing() {
     assert!(needed < bytes.len() * MULTIPLE, "{needed} bytes for a snapshot of {}", bytes.len());
     for number in [101, 1 << 20, 1 << 40, 1 << 60, u64::MAX] {
         // The count of entries in the header, of entries and blocks in the frame.
-        let places: [(usize, fn(usize) -> usize); 3] = [(0, |length| length - 8), (1, |_| 0), (1, |_| 8)];
-        for (frame, at) in places {
+        let end_of_header: fn(usize) -> usize = |length| length - 8;
+        for (frame, at) in [(0, end_of_header), (1, |_| 0), (1, |_| 8)] {
             let lie = with_number(&bytes, frame, at, number);
             let (result, needed) = most(|| StateTable::restore(&lie).map(|table| table.len()));
             assert!(result.is_err(), "frame {frame} claims {number}");

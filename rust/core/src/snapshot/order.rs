@@ -96,8 +96,12 @@ impl Renumbering {
         }
         let (mut pid_used, mut partition_used) = (vec![false; pids.len()], vec![false; partitions.len()]);
         tell_used(&mut |pid, partition| {
-            pid_used.get_mut(pid as usize).map(|used| *used = true);
-            partition_used.get_mut(partition as usize).map(|used| *used = true);
+            if let Some(used) = pid_used.get_mut(pid as usize) {
+                *used = true;
+            }
+            if let Some(used) = partition_used.get_mut(partition as usize) {
+                *used = true;
+            }
         });
         let of =
             |dictionary: &Dictionary, used: &[bool]| (!dictionary.is_empty()).then(|| Numbering::new(dictionary, used));
