@@ -110,7 +110,7 @@ impl Rows {
 
     fn batch(&self, policy: Policy) -> Batch<'_> {
         let epoch = (policy.epochs != Epochs::Ignore).then_some(&self.epoch[..]);
-        Batch { pid: &self.pid, partition: &self.partition, epoch, seq: Seqs::I64(&self.seq) }
+        Batch { pid: &self.pid, partition: &self.partition, epoch, seq: Seqs::I64(&self.seq), timestamp: None }
     }
 
     fn tracked(&self) -> impl Iterator<Item = Option<Tracked<Key>>> {
@@ -118,6 +118,7 @@ impl Rows {
             key: (self.pid[row], self.partition[row]),
             epoch: self.epoch[row].into(),
             seq: self.seq[row],
+            timestamp: 0,
         };
         (0..self.pid.len()).map(move |at| (self.pid[at] != -1).then(|| row(at)))
     }

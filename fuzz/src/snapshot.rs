@@ -1,8 +1,8 @@
 use crate::memory::peak_of;
 use fencepost_core::StateTable;
 
-/// What decoding may hold beside the bytes: a text or a key is read whole, up to 1 MiB.
-const BYTES_FREE: usize = (1 << 20) + (1 << 16);
+/// What decoding may hold beside what the bytes justify: an empty table and buffers of one frame.
+const BYTES_FREE: usize = 1 << 18;
 /// A table of lines that hold one entry each, while it grows, for each byte of such an entry.
 const BYTES_PER_BYTE: usize = 256;
 
@@ -26,19 +26,10 @@ fn decode(bytes: &[u8]) {
     assert!(again.snapshot() == encoded, "equal tables, other bytes");
 }
 
-/// The bytes with right checksums.
-///
-/// Version 0 has a CRC-32 of everything before in its last four bytes. From version 1 on frames follow a
-/// head of twelve bytes: a length in eight, as much payload, and a CRC-32 of everything so far but the
-/// checksums themselves.
+/// The bytes with right checksums. After a head of twelve bytes come frames: a length in eight, as much
+/// payload, and a CRC-32 of everything so far but the checksums themselves.
 pub fn seal(bytes: &[u8]) -> Vec<u8> {
     let mut sealed = bytes.to_vec();
-    if bytes.get(8..10) == Some(&[0, 0]) {
-        let end = bytes.len().saturating_sub(4);
-        let checksum = crc32fast::hash(&bytes[..end]);
-        sealed[end..].copy_from_slice(&checksum.to_le_bytes()[..bytes.len() - end]);
-        return sealed;
-    }
     let mut checksum = crc32fast::Hasher::new();
     checksum.update(&bytes[..bytes.len().min(HEAD_BYTES)]);
     let mut at = HEAD_BYTES;

@@ -120,7 +120,9 @@ fn table(policy: Policy, has_names: bool) -> StateTable {
     let (pid, partition): (Vec<_>, Vec<_>) = rows.iter().map(|row| (row.pid, row.partition)).unzip();
     let (epoch, seq): (Vec<_>, Vec<_>) = rows.iter().map(|row| (row.epoch, row.seq)).unzip();
     let epoch = (policy.epochs != fencepost_core::Epochs::Ignore).then_some(&epoch[..]);
-    table.apply(&[Batch { pid: &pid, partition: &partition, epoch, seq: Seqs::I64(&seq) }]).expect("valid rows");
+    table
+        .apply(&[Batch { pid: &pid, partition: &partition, epoch, seq: Seqs::I64(&seq), timestamp: None }])
+        .expect("valid rows");
     table
 }
 

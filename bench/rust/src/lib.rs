@@ -50,6 +50,7 @@ impl Columns {
                 partition: &self.partition[from..to],
                 epoch: Some(&self.epoch[from..to]),
                 seq: Seqs::I32(&self.seq[from..to]),
+                timestamp: None,
             }
         };
         (0..self.pid.len()).step_by(rows).map(cut).collect()

@@ -190,7 +190,7 @@ pub(crate) fn entries_of(batch: &RecordBatch, has_epochs: bool, rows_before: usi
             if is_null {
                 Err(Failure::batch("holes", Some(rows_before + row), "null in a hole"))
             } else {
-                Ok(Hole { first: hole_first.value(at), last: hole_last.value(at) })
+                Ok(Hole { first: hole_first.value(at), last: hole_last.value(at), timestamp: None })
             }
         };
         Ok(Entry {
@@ -200,6 +200,8 @@ pub(crate) fn entries_of(batch: &RecordBatch, has_epochs: bool, rows_before: usi
             first: first.value(row),
             last: last.value(row),
             holes: range.map(hole).collect::<Result<_, _>>()?,
+            final_range: None,
+            last_timestamp: None,
         })
     };
     (0..batch.num_rows()).map(entry).collect()

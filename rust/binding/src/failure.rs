@@ -127,6 +127,7 @@ impl ColumnNames {
             Column::Partition => self.partition.join(", "),
             Column::Epoch => self.epoch.clone().unwrap_or_else(|| "epoch".into()),
             Column::Seq => self.seq.clone(),
+            Column::Timestamp => "timestamp".into(),
         }
     }
 }

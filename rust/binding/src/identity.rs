@@ -161,7 +161,7 @@ impl NumberedChunk<'_> {
             SeqColumn::I32(values) => Seqs::I32(values),
             SeqColumn::I64(values) => Seqs::I64(values),
         };
-        Batch { pid: &self.pid, partition: &self.partition, epoch: self.chunk.epoch.as_deref(), seq }
+        Batch { pid: &self.pid, partition: &self.partition, epoch: self.chunk.epoch.as_deref(), seq, timestamp: None }
     }
 }
 

@@ -11,6 +11,8 @@ pub enum Column {
     Partition,
     /// The sequence number.
     Seq,
+    /// When the event happened.
+    Timestamp,
 }
 
 impl fmt::Display for Column {
@@ -20,6 +22,7 @@ impl fmt::Display for Column {
             Column::Epoch => "epoch",
             Column::Partition => "partition",
             Column::Seq => "seq",
+            Column::Timestamp => "timestamp",
         })
     }
 }
@@ -62,6 +65,8 @@ pub struct Batch<'a> {
     pub epoch: Option<&'a [i16]>,
     /// Within the policy's sequence space.
     pub seq: Seqs<'a>,
+    /// Milliseconds; needed where the table keeps timestamps, not looked at elsewhere.
+    pub timestamp: Option<&'a [i64]>,
 }
 
 impl Batch<'_> {

@@ -5,7 +5,7 @@
 //! if it came alone; a run only lets whole stretches be decided at once.
 
 use crate::holes::Holes;
-use crate::position::{Border, Wrap};
+use crate::position::{Border, Place, Wrap};
 use crate::{Admit, Epochs, First, Gaps, Late, Policy, Verdict};
 
 /// What is remembered of one key (of one of its epochs, where epochs are part of the key).
@@ -18,6 +18,25 @@ pub(crate) struct Span {
     pub(crate) first: i64,
     pub(crate) last: i64,
     pub(crate) holes: Holes,
+    /// What can no longer be told: the hull of the holes that became final.
+    pub(crate) final_range: Option<(i64, i64)>,
+    /// The highest of its accepted rows; means nothing where timestamps are not kept.
+    pub(crate) last_timestamp: i64,
+}
+
+impl Span {
+    /// Whether first, last and epoch say it all.
+    #[inline]
+    pub(crate) fn is_plain(&self) -> bool {
+        self.holes.is_empty() && self.final_range.is_none()
+    }
+
+    /// Positions became final: they join the range of those that are, and holes between them go too.
+    pub(crate) fn finalise(&mut self, (first, last): (i64, i64)) {
+        let (first, last) = self.final_range.map_or((first, last), |(low, high)| (first.min(low), last.max(high)));
+        self.holes.remove(first, last);
+        self.final_range = Some((first, last));
+    }
 }
 
 impl PlainRules {
@@ -34,6 +53,10 @@ pub(crate) struct Run {
     pub(crate) epoch: i16,
     pub(crate) seq: i64,
     pub(crate) rows: i64,
+    /// Their highest timestamp, where timestamps are kept.
+    pub(crate) newest: i64,
+    /// All of them lie at or below the horizon; if not, none does.
+    pub(crate) is_old: bool,
 }
 
 impl Run {
@@ -56,6 +79,10 @@ pub(crate) trait Sink {
     fn closed(&mut self, first: i64, last: i64);
     /// Rows that only the border of the wrap could place.
     fn border(&mut self, rows: i64);
+    /// The timestamp of a row of the run; 0 where timestamps are not kept.
+    fn timestamp(&self, row: i64) -> i64;
+    /// The highest timestamp of the run's rows that were not refused, if there is one.
+    fn newest_accepted(&self) -> Option<i64>;
 }
 
 /// A policy, made ready for judging.
@@ -110,15 +137,59 @@ impl Rules {
         entry.last.checked_add(1).map(|position| self.seq(position))
     }
 
+    /// Whether two entries of one key cannot be united: they hold positions in both zones beside the border
+    /// of the wrap, where the lap of a row depends on what came before it.
+    pub(crate) fn is_ambiguous(&self, one: &Span, other: &Span) -> bool {
+        let Some(wrap) = self.wrap else { return false };
+        let (mut lower, mut upper) = (false, false);
+        for span in [one, other] {
+            let mut from = span.first;
+            for (hole_first, hole_last) in span.holes.iter().chain([(span.last + 1, span.last + 1)]) {
+                if from < hole_first {
+                    let zones = wrap.zones_of(from, hole_first - 1);
+                    (lower, upper) = (lower | zones.0, upper | zones.1);
+                }
+                from = hole_last + 1;
+            }
+        }
+        lower && upper
+    }
+
+    /// The first position that is not out of reach, where reach is bounded.
+    fn reach_from(&self, entry: &Span) -> Option<i64> {
+        self.policy.reach.map(|reach| entry.last.saturating_sub(reach as i64))
+    }
+
+    /// Makes final what is missing beyond the reach.
+    pub(crate) fn settle(&self, entry: &mut Span) {
+        if let Some(reach_from) = self.reach_from(entry)
+            && let Some(hull) = entry.holes.finalise_below(reach_from)
+        {
+            entry.finalise(hull);
+        }
+    }
+
     /// Judges a run against the entry of its key (of its key and epoch where epochs are part of it)
     /// and gives the entry afterwards: `None` where nothing was accepted of an unknown key.
     pub(crate) fn judge(&self, entry: Option<Span>, run: Run, sink: &mut impl Sink) -> Option<Span> {
+        let mut entry = self.judge_epoch(entry, run, sink)?;
+        if let Some(newest) = sink.newest_accepted() {
+            entry.last_timestamp = entry.last_timestamp.max(newest);
+        }
+        Some(entry)
+    }
+
+    fn judge_epoch(&self, entry: Option<Span>, run: Run, sink: &mut impl Sink) -> Option<Span> {
         if let Some(known) = &entry
             && self.policy.epochs == Epochs::Fence
             && run.epoch != known.epoch
         {
             if run.epoch < known.epoch {
                 sink.refuse(0, run.rows, Verdict::Fenced);
+                return entry;
+            }
+            if run.is_old {
+                sink.refuse(0, run.rows, Verdict::Forgotten);
                 return entry;
             }
             if self.policy.admit == Admit::Next && run.seq != 0 {
@@ -128,6 +199,10 @@ impl Rules {
             return self.begin(run, sink).or(entry);
         }
         match entry {
+            None if run.is_old => {
+                sink.refuse(0, run.rows, Verdict::Forgotten);
+                None
+            }
             None => self.begin(run, sink),
             Some(known) => Some(self.go_on(known, run, 0, sink)),
         }
@@ -140,11 +215,14 @@ impl Rules {
             sink.out_of_order(0, run.rows, Some(0));
             return None;
         }
-        let mut begun = Span { epoch: run.epoch, first: run.seq, last: run.seq, holes: Holes::default() };
+        let timestamp = sink.timestamp(0);
+        let mut begun =
+            Span { epoch: run.epoch, first: run.seq, last: run.seq, last_timestamp: timestamp, ..Span::default() };
         if from_zero && run.seq > 0 {
             begun.first = 0;
-            begun.holes.open(0, run.seq - 1);
+            begun.holes.open(0, run.seq - 1, timestamp);
             sink.opened(0, run.seq - 1);
+            self.settle(&mut begun);
         }
         if run.rows == 1 {
             return Some(begun);
@@ -162,33 +240,62 @@ impl Rules {
         let mut rest = run;
         let mut offset = offset;
         while rest.rows > 0 {
-            let (position, rows) = self.place(&entry, rest, sink);
-            match self.policy.admit {
-                Admit::Any => self.any(&mut entry, position, rows, offset, sink),
-                _ => self.forward(&mut entry, position, rows, offset, sink),
+            // An entry that was merged may hold what is out of reach.
+            self.settle(&mut entry);
+            let place = self.place(&entry, rest);
+            let (position, rows) = (place.position, self.stretch(&entry, place.position, rest));
+            self.count_border(&entry, place, Run { rows, ..rest }, sink);
+            if entry.final_range.is_some_and(|(first, last)| (first..=last).contains(&position)) {
+                sink.refuse(offset, offset + rows, Verdict::Forgotten);
+            } else if run.is_old {
+                self.old(&entry, position, rows, offset, sink);
+            } else if self.policy.admit == Admit::Any {
+                self.any(&mut entry, position, rows, offset, sink);
+            } else {
+                self.forward(&mut entry, position, rows, offset, sink);
             }
             rest.rows -= rows;
             rest.seq = rest.seq.wrapping_add(rows);
             offset += rows;
         }
+        self.settle(&mut entry);
         entry
     }
 
-    /// The position of the run's first row, and how many rows follow it without meeting a border.
-    fn place(&self, entry: &Span, run: Run, sink: &mut impl Sink) -> (i64, i64) {
-        let Some(wrap) = self.wrap else {
-            return (run.seq, run.rows);
-        };
-        let rows = wrap.zone_rows(run.seq, run.rows);
-        let place = wrap.place(run.seq, entry.last, self.policy.first == First::Any);
+    /// Where the run's first row stands.
+    fn place(&self, entry: &Span, run: Run) -> Place {
+        match self.wrap {
+            Some(wrap) => wrap.place(run.seq, entry.last, self.policy.first == First::Any),
+            None => Place { position: run.seq, border: Border::None },
+        }
+    }
+
+    /// How many rows of a run that begins at a position are judged as one: up to a border of the wrap or of
+    /// the final range. A row below the first opens a hole, and what of it is out of reach is final before
+    /// the next row comes: such a row is judged by itself.
+    fn stretch(&self, entry: &Span, position: i64, run: Run) -> i64 {
+        let rows = self.wrap.map_or(run.rows, |wrap| wrap.zone_rows(run.seq, run.rows));
+        if position < entry.first
+            && self.policy.admit == Admit::Any
+            && self.reach_from(entry).is_some_and(|reach_from| position + 1 < reach_from.min(entry.first))
+        {
+            return 1;
+        }
+        match entry.final_range {
+            Some((first, _)) if position < first => rows.min(first - position),
+            Some((_, last)) if position <= last => rows.min(last - position + 1),
+            _ => rows,
+        }
+    }
+
+    /// Counts the rows of a stretch that only a border rule could place.
+    fn count_border(&self, entry: &Span, place: Place, stretch: Run, sink: &mut impl Sink) {
         match place.border {
             Border::None => {}
-            Border::LapBefore => sink.border(rows),
             // Once its first row is accepted the highest has crossed the border too.
-            Border::NextLap if self.is_too_far(entry, place.position) => sink.border(rows),
-            Border::NextLap => sink.border(1),
+            Border::NextLap if !stretch.is_old && !self.is_too_far(entry, place.position) => sink.border(1),
+            Border::NextLap | Border::LapBefore => sink.border(stretch.rows),
         }
-        (place.position, rows)
     }
 
     fn is_too_far(&self, entry: &Span, position: i64) -> bool {
@@ -202,7 +309,7 @@ impl Rules {
             if self.is_too_far(entry, position) {
                 return sink.out_of_order(offset, offset + rows, self.expected(entry));
             }
-            self.jump(entry, position, sink);
+            self.jump(entry, position, sink.timestamp(offset), sink);
             entry.last = end;
             return;
         }
@@ -225,7 +332,7 @@ impl Rules {
         }
         if position < entry.first {
             if end < entry.first - 1 {
-                entry.holes.open(end + 1, entry.first - 1);
+                entry.holes.open(end + 1, entry.first - 1, sink.timestamp(offset));
                 sink.opened(end + 1, entry.first - 1);
             }
             entry.first = position;
@@ -241,7 +348,7 @@ impl Rules {
         } else if self.is_too_far(entry, position) {
             return sink.out_of_order(offset, offset + rows, self.expected(entry));
         } else {
-            self.jump(entry, position, sink);
+            self.jump(entry, position, sink.timestamp(offset), sink);
         }
         entry.last = entry.last.max(end);
     }
@@ -249,36 +356,28 @@ impl Rules {
     /// Positions at or below the highest: repeats of what was accepted, or late.
     fn late(&self, entry: &Span, first: i64, last: i64, offset: i64, sink: &mut impl Sink) {
         let expected = self.expected(entry);
-        let mut tell = |from: i64, to: i64, is_late: bool| {
+        each_stretch(entry, first, last, |from, to, is_held| {
             let (from_row, to_row) = (offset + (from - first), offset + (to - first) + 1);
-            if is_late && self.policy.late == Late::OutOfOrder {
+            if !is_held && self.policy.late == Late::OutOfOrder {
                 sink.out_of_order(from_row, to_row, expected);
             } else {
                 sink.refuse(from_row, to_row, Verdict::Duplicate);
             }
-        };
-        let mut from = first;
-        if from < entry.first {
-            let to = last.min(entry.first - 1);
-            tell(from, to, true);
-            from = to + 1;
-        }
-        for (hole_first, hole_last) in entry.holes.within(from, last) {
-            if from < hole_first {
-                tell(from, hole_first - 1, false);
-            }
-            tell(hole_first, hole_last, true);
-            from = hole_last + 1;
-        }
-        if from <= last {
-            tell(from, last, false);
-        }
+        });
+    }
+
+    /// Rows that are too old to be taken for new: repeats, or nobody can tell.
+    fn old(&self, entry: &Span, first: i64, rows: i64, offset: i64, sink: &mut impl Sink) {
+        each_stretch(entry, first, first + (rows - 1), |from, to, is_held| {
+            let verdict = if is_held { Verdict::Duplicate } else { Verdict::Forgotten };
+            sink.refuse(offset + (from - first), offset + (to - first) + 1, verdict);
+        });
     }
 
     /// Notes what lies between the highest and a position above it.
-    fn jump(&self, entry: &mut Span, position: i64, sink: &mut impl Sink) {
+    fn jump(&self, entry: &mut Span, position: i64, timestamp: i64, sink: &mut impl Sink) {
         if position - 1 > entry.last && self.keeps_holes {
-            entry.holes.open(entry.last + 1, position - 1);
+            entry.holes.open(entry.last + 1, position - 1, timestamp);
             sink.opened(entry.last + 1, position - 1);
         }
     }
@@ -287,12 +386,14 @@ impl Rules {
     fn next(&self, entry: &mut Span, run: Run, offset: i64, sink: &mut impl Sink) {
         let expected = self.expected(entry);
         let accepted_from = match expected {
-            Some(expected) if (run.seq..=run.last_seq()).contains(&expected) => expected - run.seq,
+            Some(expected) if !run.is_old && (run.seq..=run.last_seq()).contains(&expected) => expected - run.seq,
             _ => run.rows,
         };
         for row in 0..accepted_from {
             if self.rows_back(entry.last, run.seq + row) <= (entry.last - entry.first) as u64 {
                 sink.refuse(offset + row, offset + row + 1, Verdict::Duplicate);
+            } else if run.is_old {
+                sink.refuse(offset + row, offset + row + 1, Verdict::Forgotten);
             } else {
                 sink.out_of_order(offset + row, offset + row + 1, expected);
             }
@@ -308,5 +409,30 @@ impl Rules {
     /// How many rows before `last` the sequence number `seq` stands.
     fn rows_back(&self, last: i64, seq: i64) -> u64 {
         self.wrap.map_or_else(|| last.wrapping_sub(seq) as u64, |wrap| wrap.seq(last - seq) as u64)
+    }
+}
+
+/// Tells each stretch of `first..=last`, lowest first, and whether the entry holds it: whether it lies
+/// between its first and its last and in no hole. None of it is final.
+fn each_stretch(entry: &Span, first: i64, last: i64, mut tell: impl FnMut(i64, i64, bool)) {
+    let inside = (first.max(entry.first), last.min(entry.last));
+    if first < entry.first {
+        tell(first, last.min(entry.first - 1), false);
+    }
+    if inside.0 <= inside.1 {
+        let mut from = inside.0;
+        for (hole_first, hole_last) in entry.holes.within(inside.0, inside.1) {
+            if from < hole_first {
+                tell(from, hole_first - 1, true);
+            }
+            tell(hole_first, hole_last, false);
+            from = hole_last + 1;
+        }
+        if from <= inside.1 {
+            tell(from, inside.1, true);
+        }
+    }
+    if last > entry.last {
+        tell(first.max(entry.last + 1), last, false);
     }
 }

@@ -14,6 +14,7 @@
 //!         partition: &[0, 0, 0, 0],
 //!         epoch: Some(&[0, 0, 0, 0]),
 //!         seq: Seqs::I32(&[0, 1, 1, 4]),
+//!         timestamp: None,
 //!     }])
 //!     .unwrap();
 //! assert_eq!(judged.verdicts, [0, 0, Verdict::Duplicate as u8, 0]);
@@ -21,6 +22,7 @@
 //! ```
 
 mod batch;
+mod changes;
 mod error;
 mod holes;
 mod judge;
@@ -32,6 +34,8 @@ mod runs;
 mod shelf;
 mod snapshot;
 mod table;
+mod timed;
+mod union;
 mod verdict;
 
 pub use batch::{Batch, Column, Seqs};
@@ -41,5 +45,6 @@ pub use keys::{
     key_hash,
 };
 pub use policy::{Admit, Epochs, First, Gaps, Late, PRESETS, Policy, Preset};
+pub use snapshot::Delta;
 pub use table::{Entry, Hole, Judged, Missing, Stale, StateTable, Untracked};
 pub use verdict::Verdict;

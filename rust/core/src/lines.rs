@@ -87,6 +87,8 @@ pub(crate) enum Slot {
 /// 64 bytes that hold the entries of one producer for `SLOTS` partitions.
 pub(crate) trait Line: Copy {
     const SLOTS: usize;
+    /// Whether entries have timestamps.
+    const IS_TIMED: bool = false;
 
     fn empty(key: LineKey) -> Self;
     fn pid(&self) -> i64;
@@ -102,6 +104,11 @@ pub(crate) trait Line: Copy {
     /// stands, repeats what the entry covers, or begins an entry in an empty slot. Anything else is
     /// left to the judge, and nothing changed. Most rows end here, in the line just fetched.
     fn judge_plainly(&mut self, slot: usize, run: Run, rules: &PlainRules) -> Plainly;
+
+    /// Whether its entries are of epochs below their keys' highest.
+    fn is_older(&self) -> bool {
+        self.group() & OLDER != 0
+    }
 
     /// The first partition of its group.
     fn partitions_from(&self) -> u32 {
@@ -193,7 +200,7 @@ impl Line for SpanLine {
         let (Ok(first), Ok(last)) = (u32::try_from(span.first), u32::try_from(span.last)) else {
             return false;
         };
-        if !span.holes.is_empty() {
+        if !span.is_plain() {
             return false;
         }
         self.marks = with_mark(self.marks, slot, INLINE);
@@ -309,7 +316,7 @@ impl Line for NextLine {
         let (Ok(last), Ok(rows)) = (u32::try_from(span.last), u64::try_from(span.last - span.first + 1)) else {
             return false;
         };
-        if !span.holes.is_empty() || !(1..=Self::WINDOW_MAX).contains(&rows) {
+        if !span.is_plain() || !(1..=Self::WINDOW_MAX).contains(&rows) {
             return false;
         }
         self.set_mark(slot, rows as u32);
@@ -415,7 +422,7 @@ impl Line for WideLine {
 
     fn write_inline(&mut self, slot: usize, span: &Span) -> bool {
         let reach = span.last.wrapping_sub(span.first) as u64;
-        if reach >> Self::REACH_BITS != 0 || !span.holes.is_empty() {
+        if reach >> Self::REACH_BITS != 0 || !span.is_plain() {
             return false;
         }
         self.marks = with_mark(self.marks, slot, INLINE);
@@ -495,9 +502,19 @@ impl<L: Line> Lines<L> {
         self.groups.len() * GROUP * (1 + size_of::<L>())
     }
 
+    /// How many lines there are.
+    pub(crate) fn len(&self) -> usize {
+        self.taken
+    }
+
     /// Every line, in no meaningful order.
     pub(crate) fn iter(&self) -> impl Iterator<Item = &L> {
-        (0..self.groups.len() * GROUP).filter(|&index| self.is_taken(index)).map(|index| self.line(index))
+        self.iter_numbered().map(|(_, line)| line)
+    }
+
+    /// Every line with its number, in no meaningful order.
+    pub(crate) fn iter_numbered(&self) -> impl Iterator<Item = (usize, &L)> {
+        (0..self.groups.len() * GROUP).filter(|&index| self.is_taken(index)).map(|index| (index, self.line(index)))
     }
 
     #[inline]
@@ -530,6 +547,20 @@ impl<L: Line> Lines<L> {
     #[inline]
     pub(crate) fn prefetch_tags(&self, group: usize) {
         prefetch(self.groups.as_ptr().wrapping_add(group));
+    }
+
+    /// Asks for a line by its number.
+    #[inline]
+    pub(crate) fn prefetch(&self, index: usize) {
+        prefetch(self.lines.address(index));
+    }
+
+    /// Asks for the line that [`Lines::insert`] will most likely write for this hash.
+    #[inline]
+    pub(crate) fn prefetch_free(&self, hash: u64) {
+        let group = self.group_of(hash);
+        let free = equal_tags(&self.groups[group], 0);
+        self.prefetch(group * GROUP + (free.trailing_zeros() as usize & (GROUP - 1)));
     }
 
     /// Asks for the lines that a search is most likely to look at and gives the number of the first.
@@ -604,8 +635,7 @@ impl<L: Line> Lines<L> {
         let wanted = if now < 1 << 16 { now * 2 } else { now / 2 * 3 };
         let mut grown = Lines::with_groups(groups_needed.max(wanted));
         for line in self.iter() {
-            let is_older = line.group() & OLDER != 0;
-            let epoch = if is_older { line.epoch(0) } else { 0 };
+            let epoch = if line.is_older() { line.epoch(0) } else { 0 };
             let key = LineKey { pid: line.pid(), group: line.group(), epoch };
             grown.insert_line(key.hash(), *line);
         }

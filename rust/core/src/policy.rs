@@ -69,6 +69,10 @@ pub struct Policy {
     pub wrap: Option<u64>,
     /// `Any` and `Forward`: a row further than this above the highest is out of order.
     pub max_jump: Option<u64>,
+    /// Holes further than this below the highest become final; only where holes are kept.
+    pub reach: Option<u64>,
+    /// A call is refused when the table already holds that many holes; only where holes are kept.
+    pub intervals_max: Option<u64>,
 }
 
 /// A policy with its name and the columns it reads unless told otherwise.
@@ -94,6 +98,9 @@ const KAFKA_WRAP: u64 = 1 << 31;
 /// Largest sequence space that wraps: it leaves room for thousands of laps in a 64-bit position.
 const WRAP_MAX: u64 = 1 << 48;
 
+/// Largest distance or count that a policy may name.
+const COUNT_MAX: u64 = 1 << 62;
+
 const ANY_ORDER: Policy = Policy {
     admit: Admit::Any,
     epochs: Epochs::Key,
@@ -103,6 +110,8 @@ const ANY_ORDER: Policy = Policy {
     gaps: Gaps::Report,
     wrap: Some(KAFKA_WRAP),
     max_jump: None,
+    reach: None,
+    intervals_max: None,
 };
 const IN_ORDER: Policy = Policy { admit: Admit::Forward, epochs: Epochs::Fence, ..ANY_ORDER };
 const KAFKA: Policy = Policy { admit: Admit::Next, ..IN_ORDER };
@@ -140,16 +149,25 @@ impl Policy {
             return refuse(format!("wrap={wrap} is outside 4..={WRAP_MAX}"));
         }
         if self.admit == Admit::Next {
-            let window_max = self.wrap.map_or(1 << 62, |wrap| wrap - 1);
+            let window_max = self.wrap.map_or(COUNT_MAX, |wrap| wrap - 1);
             if !(1..=window_max).contains(&self.window) {
                 return refuse(format!("window={} is outside 1..={window_max}", self.window));
             }
-            if self.max_jump.is_some() {
-                return refuse("max_jump has no meaning under admit='next', which accepts no jump at all".into());
-            }
         }
-        if self.max_jump.is_some_and(|jump| !(1..=1 << 62).contains(&jump)) {
-            return refuse(format!("max_jump={} is outside 1..={}", self.max_jump.unwrap_or(0), 1u64 << 62));
+        let (jump, reach) = (("max_jump", self.max_jump), ("reach", self.reach));
+        for (field, value) in [jump, reach, ("intervals_max", self.intervals_max)] {
+            let Some(value) = value else { continue };
+            if self.admit == Admit::Next {
+                return refuse(format!("{field} has no meaning under admit='next', which accepts no jump at all"));
+            }
+            if field != "max_jump" && !self.keeps_holes() {
+                return refuse(format!(
+                    "{field} has no meaning under late='duplicate' and gaps='normal', which keep no holes"
+                ));
+            }
+            if !(1..=COUNT_MAX).contains(&value) {
+                return refuse(format!("{field}={value} is outside 1..={COUNT_MAX}"));
+            }
         }
         Ok(())
     }
@@ -173,14 +191,15 @@ impl Policy {
 /// As text, one `field=value` after the other: what snapshots store and messages show.
 impl fmt::Display for Policy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Policy { admit, epochs, first, window, late, gaps, wrap, max_jump } = self;
+        let Policy { admit, epochs, first, window, late, gaps, wrap, max_jump, reach, intervals_max } = self;
         let (admit, epochs, first) = (admit.name(), epochs.name(), first.name());
         let (late, gaps) = (late.name(), gaps.name());
         let (wrap, max_jump) = (optional(*wrap), optional(*max_jump));
+        let (reach, intervals_max) = (optional(*reach), optional(*intervals_max));
         write!(
             f,
             "admit={admit} epochs={epochs} first={first} window={window} late={late} gaps={gaps} wrap={wrap} \
-             max_jump={max_jump}"
+             max_jump={max_jump} reach={reach} intervals_max={intervals_max}"
         )
     }
 }
@@ -217,9 +236,12 @@ impl Policy {
             "window" => self.window = parse_count(field, value)?,
             "wrap" => self.wrap = parse_optional(field, value)?,
             "max_jump" => self.max_jump = parse_optional(field, value)?,
+            "reach" => self.reach = parse_optional(field, value)?,
+            "intervals_max" => self.intervals_max = parse_optional(field, value)?,
             _ => {
                 return Err(Error::Policy(format!(
-                    "a policy has no field '{field}'; fields are admit, epochs, first, window, late, gaps, wrap, max_jump"
+                    "a policy has no field '{field}'; fields are admit, epochs, first, window, late, gaps, wrap, \
+                     max_jump, reach, intervals_max"
                 )));
             }
         }

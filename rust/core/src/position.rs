@@ -42,6 +42,14 @@ impl Wrap {
         position.rem_euclid(self.modulus)
     }
 
+    /// Whether positions `first..=last` touch the zone behind a border, and whether the one before it.
+    pub(crate) fn zones_of(self, first: i64, last: i64) -> (bool, bool) {
+        let seq = self.seq(first);
+        let lower = seq < self.border || self.modulus - seq <= last - first;
+        let upper = seq >= self.upper_zone() || self.upper_zone() - seq <= last - first;
+        (lower, upper)
+    }
+
     /// How many rows of a run that begins at `seq` lie in one zone, so that one placement holds for all.
     pub(crate) fn zone_rows(self, seq: i64, rows: i64) -> i64 {
         let upper = self.upper_zone();

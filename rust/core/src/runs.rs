@@ -68,6 +68,7 @@ fn check_lengths(batch: &Batch<'_>) -> Result<()> {
         (Column::Partition, batch.partition.len()),
         (Column::Epoch, batch.epoch.map_or(rows, <[i16]>::len)),
         (Column::Seq, batch.seq.len()),
+        (Column::Timestamp, batch.timestamp.map_or(rows, <[i64]>::len)),
     ];
     if let Some((column, found)) = lengths.into_iter().find(|&(_, length)| length != rows) {
         let problem = format!("has {found} rows, the pid column has {rows}");
@@ -270,7 +271,8 @@ mod tests {
     fn every_path_finds_the_breaks_that_a_row_by_row_look_finds() {
         for rows in [1, 2, 63, 64, 65, 66, 128, 129, 1000, 5000] {
             let (pid, partition, epoch, seq) = columns(rows);
-            let batch = Batch { pid: &pid, partition: &partition, epoch: Some(&epoch), seq: Seqs::I32(&seq) };
+            let batch =
+                Batch { pid: &pid, partition: &partition, epoch: Some(&epoch), seq: Seqs::I32(&seq), timestamp: None };
             let columns = Columns { batch: &batch, epoch: &epoch, seq: &seq };
             let expected: Vec<u32> =
                 (0..rows).filter(|&row| row == 0 || !goes_on(&columns, row)).map(|row| row as u32).collect();
@@ -288,7 +290,8 @@ mod tests {
         for row in [0, 1, 63, 64, 65, 128, 199] {
             let (pid, mut partition, epoch, seq) = columns(200);
             partition[row] = -5;
-            let batch = Batch { pid: &pid, partition: &partition, epoch: Some(&epoch), seq: Seqs::I32(&seq) };
+            let batch =
+                Batch { pid: &pid, partition: &partition, epoch: Some(&epoch), seq: Seqs::I32(&seq), timestamp: None };
             let error = find_runs(&batch, &DOMAIN, &mut Vec::new()).expect_err("a negative partition");
             assert_eq!(error.to_string(), format!("column 'partition', row {row}: value -5 is outside 0..=2147483647"));
         }

@@ -1,47 +1,45 @@
-//! A table as bytes. Version 0: unstable, for state between runs of one version of this crate.
+//! A table as bytes, version 1: docs/snapshot-format.md says what each of them means.
 //!
 //! ```text
-//! magic "FPSTATE\0" | version u16 | policy, label, untracked, entries_max | key types | dictionaries
-//! entries, sorted by key | CRC-32 over all of it
+//! head        magic "FPSTATE\0" | version u16 | whole or delta u8 | 0 u8
+//! frame       length u64 | payload | CRC-32 of everything so far but the checksums
+//!
+//! frames      header: policy, options, key types, counts
+//!             pids, then partitions, in the order of their bytes, where they are no plain integers
+//!             keys that are gone (delta only)
+//!             entries, in an order that follows from their keys
 //! ```
 //!
-//! Numbers are LEB128 varints unless a width is given. Entries are sorted by the values of their keys
-//! and each is written as its difference from the one before, so equal tables give equal bytes.
+//! Equal tables give equal bytes. Both ways are a stream: neither holds more than a frame, and the
+//! writer the places of some of the lines beside it.
 
-use crate::keys::{KeyKind, KeySpace, PartKind, decode_parts};
-use crate::{Dictionary, Entry, Error, Hole, Policy, Result, StateTable, Untracked};
+mod columns;
+mod frames;
+pub(crate) mod order;
+mod rows;
+
+use crate::changes::{Eviction, Forgotten};
+use crate::keys::{KeyKind, KeySpace, Keys, PartKind, decode_parts};
+use crate::{Dictionary, Error, Policy, Result, StateTable, Untracked};
+use frames::{Payload, Reader, Writer, refuse};
+use order::{Numbering, Renumbering};
+use rows::{ENTRY_BYTES_MIN, KeyRows, Rows};
 use std::io::{self, Read, Write};
 
 const MAGIC: [u8; 8] = *b"FPSTATE\0";
-const VERSION: u16 = 0;
-/// Longest text or key that is read: a length that lies must not allocate.
-const BYTES_MAX: u64 = 1 << 20;
+const VERSION: u16 = 1;
+const WHOLE: u8 = 0;
+const DELTA: u8 = 1;
+
+/// Keys and bytes of a dictionary after which a frame ends.
+const FRAME_KEYS_MAX: usize = 4096;
+const FRAME_BYTES_MAX: usize = 1 << 16;
 
 impl StateTable {
-    /// Writes the table. Equal tables give equal bytes.
-    pub fn write_snapshot(&self, out: &mut impl Write) -> io::Result<()> {
-        let mut out = Writer { out, crc: crc32fast::Hasher::new() };
-        out.bytes(&MAGIC)?;
-        out.bytes(&VERSION.to_le_bytes())?;
-        out.text(self.policy().to_string().as_bytes())?;
-        out.text(self.label().as_bytes())?;
-        out.number(u64::from(self.untracked() == Untracked::Fail))?;
-        out.number(self.entries_max().map_or(0, |entries| entries.saturating_add(1)))?;
-        let entries = self.entries();
-        let pid = out.keys(&self.keys().pid, entries.iter().map(|entry| entry.pid as u32))?;
-        let partition = out.keys(&self.keys().partition, entries.iter().map(|entry| entry.partition as u32))?;
-        out.number(entries.len() as u64)?;
-        let mut before = (0, 0);
-        for entry in &entries {
-            let key = (
-                pid.as_ref().map_or(entry.pid as u64, |numbers| numbers[entry.pid as usize]),
-                partition.as_ref().map_or(entry.partition as u64, |numbers| numbers[entry.partition as usize]),
-            );
-            out.entry(before, key, entry)?;
-            before = key;
-        }
-        let crc = out.crc.clone().finalize();
-        out.out.write_all(&crc.to_le_bytes())
+    /// Writes the table. Equal tables give equal bytes. Gives the checksum, by which a delta that
+    /// follows knows this snapshot, see [`StateTable::begin_changes`].
+    pub fn write_snapshot(&self, out: &mut impl Write) -> io::Result<u32> {
+        Delta { table: self, since: None }.write(out)
     }
 
     /// The table as bytes.
@@ -51,254 +49,455 @@ impl StateTable {
         bytes
     }
 
+    /// What has changed since the last snapshot or delta, to be written as a delta.
+    ///
+    /// `Error::Snapshot` where changes are not tracked or there is no snapshot that they follow.
+    pub fn delta(&self) -> Result<Delta<'_>> {
+        match (self.changes().marks(), self.changes().since()) {
+            (None, _) => refuse("changes are not tracked: a delta cannot say what has changed"),
+            (_, None) => refuse("there is no snapshot yet that a delta could follow"),
+            (Some(_), Some(since)) => Ok(Delta { table: self, since: Some(since) }),
+        }
+    }
+
     /// Reads a table back. `Error::Snapshot` where the bytes are not one; what cannot be read at all
-    /// is one too.
-    pub fn read_snapshot(input: &mut impl Read) -> Result<StateTable> {
-        let mut input = Reader { input, crc: crc32fast::Hasher::new() };
-        if input.array()? != MAGIC {
-            return refuse("not a fencepost snapshot: wrong magic");
-        }
-        let version = u16::from_le_bytes(input.array()?);
-        if version != VERSION {
-            return refuse(&format!("snapshot of version {version}, this build reads version {VERSION}"));
-        }
-        let text = input.text()?;
-        let policy: Policy = std::str::from_utf8(&text)
-            .map_err(|_| Error::Snapshot("the policy is not text".into()))?
-            .parse()
-            .map_err(|error| Error::Snapshot(format!("the policy cannot be read: {error}")))?;
-        let label = String::from_utf8(input.text()?).map_err(|_| Error::Snapshot("the label is not text".into()))?;
-        let untracked = if input.number()? == 0 { Untracked::Keep } else { Untracked::Fail };
-        let entries_max = input.number()?.checked_sub(1);
-        let mut table =
-            StateTable::new(policy)?.with_untracked(untracked).with_entries_max(entries_max).with_label(label);
-        let pid = input.keys()?;
-        let partition = input.keys()?;
-        let count = input.number()?;
-        let mut before = None;
-        for _ in 0..count {
-            let entry = input.entry(before)?;
-            let key = (entry.pid, entry.partition, entry.epoch);
-            if before.is_some_and(|before| before >= key) {
-                return refuse("entries are out of order");
-            }
-            for (space, number) in [(&pid, entry.pid), (&partition, i64::from(entry.partition))] {
-                if matches!(space.kind(), KeyKind::Parts(_)) && number >= space.dictionary.len() as i64 {
-                    return refuse("an entry's key is not in the dictionary");
-                }
-            }
-            table.insert(&entry)?;
-            before = Some(key);
+    /// is one too. Leaves what follows the snapshot unread.
+    ///
+    /// `bytes`: how many there are, 0 where that is not known. What is reserved for the entries that the
+    /// header claims is bounded by it.
+    pub fn read_snapshot(input: &mut impl Read, bytes: u64) -> Result<StateTable> {
+        let (mut input, header) = Incoming::open(input, WHOLE)?;
+        let mut table = header.options.empty_table()?;
+        let (pid, partition) = input.dictionaries(header.pid, header.partition)?;
+        let (mut done, mut rows, mut before, mut batch) = (0, Rows::default(), None, Vec::new());
+        while done < header.entries {
+            rows.read(input.frames.next_frame()?, header.entries - done, &mut before, &mut batch)?;
+            check_keys(&pid, &partition, batch.iter().map(|entry| (entry.pid, entry.partition)))?;
+            done += batch.len() as u64;
+            table.append(&mut batch)?;
+            table.reserve_for(header.entries.min(bytes / ENTRY_BYTES_MIN as u64));
         }
         (table.keys_mut().pid, table.keys_mut().partition) = (pid, partition);
-        input.end()?;
+        table.begin_changes(input.frames.checksum());
         Ok(table)
     }
 
     /// The table that the bytes hold.
     pub fn restore(mut bytes: &[u8]) -> Result<StateTable> {
-        let table = StateTable::read_snapshot(&mut bytes)?;
-        if bytes.is_empty() { Ok(table) } else { refuse(&format!("{} bytes follow the snapshot", bytes.len())) }
-    }
-}
-
-fn refuse<T>(problem: &str) -> Result<T> {
-    Err(Error::Snapshot(problem.into()))
-}
-
-struct Writer<'a, W> {
-    out: &'a mut W,
-    crc: crc32fast::Hasher,
-}
-
-impl<W: Write> Writer<'_, W> {
-    fn bytes(&mut self, bytes: &[u8]) -> io::Result<()> {
-        self.crc.update(bytes);
-        self.out.write_all(bytes)
+        let count = bytes.len() as u64;
+        let table = StateTable::read_snapshot(&mut bytes, count)?;
+        no_more(bytes)?;
+        Ok(table)
     }
 
-    fn number(&mut self, mut value: u64) -> io::Result<()> {
-        let mut bytes = [0; 10];
-        let mut count = 0;
-        while value >= 0x80 {
-            bytes[count] = value as u8 | 0x80;
-            value >>= 7;
-            count += 1;
+    /// Takes over what a delta says. Everything is read and checked before the first change.
+    ///
+    /// `Error::Snapshot` where the bytes are no delta, or do not follow the snapshot or delta that this
+    /// table was read from, or where the table has changed since.
+    pub fn apply_delta(&mut self, mut bytes: &[u8]) -> Result<()> {
+        let (mut input, header) = Incoming::open(&mut bytes, DELTA)?;
+        if self.changes().since() != header.follows || !self.changes().is_none() {
+            return refuse("the delta follows another snapshot than the one this table is as yet");
         }
-        bytes[count] = value as u8;
-        self.bytes(&bytes[..=count])
-    }
-
-    fn text(&mut self, bytes: &[u8]) -> io::Result<()> {
-        self.number(bytes.len() as u64)?;
-        self.bytes(bytes)
-    }
-
-    /// Writes a type and the keys in use, sorted; gives the number of each in that order, where keys
-    /// are numbered.
-    fn keys(&mut self, space: &KeySpace, used: impl Iterator<Item = u32>) -> io::Result<Option<Vec<u64>>> {
-        let parts = match &space.kind {
-            None => return self.number(0).map(|()| None),
-            Some(KeyKind::Plain) => return self.number(1).map(|()| None),
-            Some(KeyKind::Parts(parts)) => parts,
-        };
-        self.number(2)?;
-        self.number(parts.len() as u64)?;
-        for part in parts {
-            match part {
-                PartKind::Int => self.number(0)?,
-                PartKind::Utf8 => self.number(1)?,
-                PartKind::Binary => self.number(2)?,
-                PartKind::FixedBinary(bytes) => self.number(3 + u64::from(*bytes))?,
-            }
+        if !Options::of(self).allows(&header.options) {
+            return refuse("the delta is of a table with another policy or other options");
         }
-        let mut order: Vec<u32> = used.collect();
-        order.sort_unstable();
-        order.dedup();
-        order.sort_unstable_by_key(|&number| space.dictionary.bytes(number));
-        self.number(order.len() as u64)?;
-        let mut numbers = vec![0; space.dictionary.len()];
-        for (rank, number) in order.into_iter().enumerate() {
-            self.text(space.dictionary.bytes(number))?;
-            numbers[number as usize] = rank as u64;
+        let (pid, partition) = input.dictionaries(header.pid, header.partition)?;
+        let gone = input.gone(header.gone)?;
+        check_keys(&pid, &partition, gone.iter().copied())?;
+        let (mut entries, mut rows, mut before, mut batch) = (Vec::new(), Rows::default(), None, Vec::new());
+        while (entries.len() as u64) < header.entries {
+            let left = header.entries - entries.len() as u64;
+            rows.read(input.frames.next_frame()?, left, &mut before, &mut batch)?;
+            check_keys(&pid, &partition, batch.iter().map(|entry| (entry.pid, entry.partition)))?;
+            batch.iter().try_for_each(|entry| self.check_appended(entry))?;
+            entries.append(&mut batch);
         }
-        Ok(Some(numbers))
-    }
-
-    fn entry(&mut self, before: (u64, u64), key: (u64, u64), entry: &Entry) -> io::Result<()> {
-        self.number(key.0 - before.0)?;
-        self.number(if key.0 == before.0 { key.1 - before.1 } else { key.1 })?;
-        self.number(entry.epoch as u64)?;
-        self.number((entry.first << 1 ^ entry.first >> 63) as u64)?;
-        let reach = entry.last.wrapping_sub(entry.first);
-        self.number((reach << 1 ^ reach >> 63) as u64)?;
-        self.number(entry.holes.len() as u64)?;
-        let mut from = entry.first;
-        for hole in &entry.holes {
-            self.number((hole.first - from) as u64)?;
-            self.number((hole.last - hole.first) as u64)?;
-            from = hole.last;
-        }
+        let checksum = input.frames.checksum();
+        no_more(bytes)?;
+        let forgotten = Forgotten { horizon_ms: header.options.horizon_ms, eviction: header.eviction, gone };
+        self.take_over(&Keys { pid, partition }, &forgotten, entries)?;
+        self.begin_changes(checksum);
         Ok(())
     }
 }
 
-struct Reader<'a, R> {
-    input: &'a mut R,
-    crc: crc32fast::Hasher,
+/// A snapshot to be written: of a whole table, or of what has changed in it.
+pub struct Delta<'a> {
+    table: &'a StateTable,
+    /// The checksum of what a delta follows.
+    since: Option<u32>,
 }
 
-impl<R: Read> Reader<'_, R> {
-    fn fill(&mut self, bytes: &mut [u8]) -> Result<()> {
-        self.input.read_exact(bytes).map_err(|error| match error.kind() {
-            io::ErrorKind::UnexpectedEof => Error::Snapshot("the snapshot is truncated".into()),
-            _ => Error::Snapshot(format!("the snapshot cannot be read: {error}")),
-        })?;
-        self.crc.update(bytes);
-        Ok(())
-    }
-
-    fn array<const N: usize>(&mut self) -> Result<[u8; N]> {
-        let mut bytes = [0; N];
-        self.fill(&mut bytes)?;
-        Ok(bytes)
-    }
-
-    fn number(&mut self) -> Result<u64> {
-        let mut value = 0;
-        for shift in (0..64).step_by(7) {
-            let [byte] = self.array()?;
-            if shift == 63 && byte > 1 {
-                break;
-            }
-            value |= u64::from(byte & 0x7f) << shift;
-            if byte & 0x80 == 0 {
-                return Ok(value);
-            }
+impl Delta<'_> {
+    /// Writes it. Gives the checksum, see [`StateTable::begin_changes`].
+    pub fn write(&self, out: &mut impl Write) -> io::Result<u32> {
+        let table = self.table;
+        let mut gone: Vec<(i64, i32)> = Vec::new();
+        let mut entries = table.len();
+        if self.since.is_some() {
+            gone = table.changes().gone().to_vec();
+            gone.sort_unstable();
+            gone.dedup();
+            entries = 0;
+            table.for_each_key(|pid, partition| entries += usize::from(self.has(pid, partition)));
         }
-        refuse("a number is wider than 64 bits")
-    }
-
-    fn text(&mut self) -> Result<Vec<u8>> {
-        let count = self.number()?;
-        if count > BYTES_MAX {
-            return refuse(&format!("a text of {count} bytes, at most {BYTES_MAX} are allowed"));
-        }
-        let mut bytes = vec![0; count as usize];
-        self.fill(&mut bytes)?;
-        Ok(bytes)
-    }
-
-    fn keys(&mut self) -> Result<KeySpace> {
-        let kind = match self.number()? {
-            0 => None,
-            1 => Some(KeyKind::Plain),
-            2 => Some(KeyKind::Parts(self.parts()?)),
-            other => return refuse(&format!("a key type {other}, which does not exist")),
-        };
-        let mut dictionary = Dictionary::default();
-        if let Some(KeyKind::Parts(parts)) = &kind {
-            for number in 0..self.number()? {
-                let bytes = self.text()?;
-                let is_sorted = number == 0 || dictionary.bytes(number as u32 - 1) < &bytes[..];
-                if !is_sorted || decode_parts(parts, &bytes).is_none() || number >= i32::MAX as u64 {
-                    return refuse("the dictionary is out of order or holds what is no key");
+        let numbers = Renumbering::new(table.keys(), |tell| {
+            gone.iter().for_each(|&(pid, partition)| tell(pid, partition));
+            table.for_each_key(|pid, partition| {
+                if self.has(pid, partition) {
+                    tell(pid, partition);
                 }
-                dictionary.intern(&bytes);
+            });
+        });
+        let kind = if self.since.is_some() { DELTA } else { WHOLE };
+        let [low, high] = VERSION.to_le_bytes();
+        let head = [&MAGIC[..], &[low, high, kind, 0]].concat();
+        let mut frames = Writer::new(out, &head)?;
+        self.write_header(frames.payload(), &numbers, gone.len(), entries);
+        frames.end_frame()?;
+        write_dictionary(&mut frames, &table.keys().pid.dictionary, numbers.pid.as_ref())?;
+        write_dictionary(&mut frames, &table.keys().partition.dictionary, numbers.partition.as_ref())?;
+        write_gone(&mut frames, &numbers, gone)?;
+        self.write_entries(&mut frames, &numbers)?;
+        Ok(frames.checksum())
+    }
+
+    fn has(&self, pid: i64, partition: i32) -> bool {
+        self.since.is_none() || self.table.changes().marks().is_none_or(|marks| marks.has(pid, partition))
+    }
+
+    fn write_header(&self, out: &mut Vec<u8>, numbers: &Renumbering, gone: usize, entries: usize) {
+        let options = Options::of(self.table);
+        text(out, &options.policy.to_string());
+        text(out, &options.label);
+        out.push(options.untracked as u8);
+        out.push(options.keeps_timestamp.into());
+        optional(out, options.entries_max);
+        optional(out, options.horizon_ms.map(|horizon| horizon as u64));
+        key_type(out, &self.table.keys().pid, numbers.pid.as_ref());
+        key_type(out, &self.table.keys().partition, numbers.partition.as_ref());
+        optional(out, self.since.map(u64::from));
+        let eviction = self.table.changes().eviction().filter(|_| self.since.is_some());
+        optional(out, eviction.map(|eviction| eviction.idle_until as u64));
+        optional(out, eviction.map(|eviction| eviction.horizon as u64));
+        number(out, gone as u64);
+        number(out, entries as u64);
+    }
+
+    fn write_entries<W: Write>(&self, frames: &mut Writer<'_, W>, numbers: &Renumbering) -> io::Result<()> {
+        let mut rows = Rows::default();
+        self.table.in_order(
+            numbers,
+            |pid, partition| self.has(pid, partition),
+            |pid, partition, span| {
+                rows.push(pid, partition, span);
+                if !rows.is_full() {
+                    return Ok(());
+                }
+                rows.write(frames.payload());
+                frames.end_frame()
+            },
+        )?;
+        if rows.is_empty() {
+            return Ok(());
+        }
+        rows.write(frames.payload());
+        frames.end_frame()
+    }
+}
+
+fn number(out: &mut Vec<u8>, value: u64) {
+    out.extend_from_slice(&value.to_le_bytes());
+}
+
+fn optional(out: &mut Vec<u8>, value: Option<u64>) {
+    out.push(value.is_some().into());
+    number(out, value.unwrap_or(0));
+}
+
+fn text(out: &mut Vec<u8>, text: &str) {
+    number(out, text.len() as u64);
+    out.extend_from_slice(text.as_bytes());
+}
+
+/// The type of keys, and how many of them a dictionary follows with.
+fn key_type(out: &mut Vec<u8>, space: &KeySpace, numbering: Option<&Numbering>) {
+    let parts = match &space.kind {
+        None => return out.push(0),
+        Some(KeyKind::Plain) => return out.push(1),
+        Some(KeyKind::Parts(parts)) => parts,
+    };
+    out.push(2);
+    number(out, parts.len() as u64);
+    for part in parts {
+        let (kind, bytes) = match part {
+            PartKind::Int => (0, 0),
+            PartKind::Utf8 => (1, 0),
+            PartKind::Binary => (2, 0),
+            PartKind::FixedBinary(bytes) => (3, *bytes),
+        };
+        out.push(kind);
+        out.extend_from_slice(&bytes.to_le_bytes());
+    }
+    number(out, numbering.map_or(0, |numbering| numbering.sorted.len()) as u64);
+}
+
+/// Writes the keys in use, in the order of their bytes.
+fn write_dictionary<W: Write>(
+    frames: &mut Writer<'_, W>,
+    dictionary: &Dictionary,
+    numbering: Option<&Numbering>,
+) -> io::Result<()> {
+    let mut left = numbering.map_or(&[][..], |numbering| &numbering.sorted);
+    while !left.is_empty() {
+        let mut bytes = 0;
+        let is_room = |&&number: &&u32| {
+            let had_room = bytes < FRAME_BYTES_MAX;
+            bytes += dictionary.bytes(number).len();
+            had_room
+        };
+        let count = left.iter().take(FRAME_KEYS_MAX).take_while(is_room).count();
+        let (keys, rest) = left.split_at(count);
+        let lengths: Vec<i64> = keys.iter().map(|&number| dictionary.bytes(number).len() as i64).collect();
+        number(frames.payload(), count as u64);
+        columns::write(frames.payload(), &lengths, 1);
+        keys.iter().for_each(|&number| frames.payload().extend_from_slice(dictionary.bytes(number)));
+        frames.end_frame()?;
+        left = rest;
+    }
+    Ok(())
+}
+
+fn write_gone<W: Write>(
+    frames: &mut Writer<'_, W>,
+    numbers: &Renumbering,
+    mut gone: Vec<(i64, i32)>,
+) -> io::Result<()> {
+    gone.iter_mut().for_each(|key| *key = numbers.key(key.0, key.1));
+    gone.sort_unstable_by_key(|&(pid, partition)| (order::Place::of(pid, partition).block(), pid, partition));
+    let mut rows = KeyRows::default();
+    for chunk in gone.chunks(rows::ENTRIES_MAX) {
+        chunk.iter().for_each(|&(pid, partition)| rows.push(pid, partition));
+        rows.write(frames.payload());
+        frames.end_frame()?;
+    }
+    Ok(())
+}
+
+/// What a table was made with, and its horizon.
+#[derive(PartialEq, Eq)]
+struct Options {
+    policy: Policy,
+    label: String,
+    untracked: Untracked,
+    keeps_timestamp: bool,
+    entries_max: Option<u64>,
+    horizon_ms: Option<i64>,
+}
+
+impl Options {
+    fn of(table: &StateTable) -> Options {
+        Options {
+            policy: table.policy(),
+            label: table.label().into(),
+            untracked: table.untracked(),
+            keeps_timestamp: table.keeps_timestamp(),
+            entries_max: table.entries_max(),
+            horizon_ms: table.horizon_ms(),
+        }
+    }
+
+    fn empty_table(self) -> Result<StateTable> {
+        Ok(StateTable::new(self.policy)?
+            .with_untracked(self.untracked)
+            .with_entries_max(self.entries_max)
+            .with_keep_timestamp(self.keeps_timestamp)
+            .with_horizon_ms(self.horizon_ms)
+            .with_label(self.label))
+    }
+
+    /// Whether a delta with these options may follow: the horizon may have risen, nothing else differs.
+    fn allows(&self, later: &Options) -> bool {
+        let Options { policy, label, untracked, keeps_timestamp, entries_max, horizon_ms } = later;
+        (self.policy, &self.label, self.untracked) == (*policy, label, *untracked)
+            && (self.keeps_timestamp, self.entries_max) == (*keeps_timestamp, *entries_max)
+            && self.horizon_ms <= *horizon_ms
+    }
+}
+
+/// What the first frame says.
+struct Header {
+    options: Options,
+    pid: KeyType,
+    partition: KeyType,
+    /// The checksum of what a delta follows.
+    follows: Option<u32>,
+    eviction: Option<Eviction>,
+    gone: u64,
+    entries: u64,
+}
+
+/// A type of keys, and how many of them a dictionary follows with.
+type KeyType = (Option<KeyKind>, u64);
+
+/// A snapshot that is being read.
+struct Incoming<'a, R> {
+    frames: Reader<'a, R>,
+}
+
+impl<'a, R: Read> Incoming<'a, R> {
+    fn open(input: &'a mut R, kind: u8) -> Result<(Incoming<'a, R>, Header)> {
+        let mut frames = Reader::new(input);
+        if frames.head()? != MAGIC {
+            return refuse("not a fencepost snapshot: wrong magic");
+        }
+        let version = u16::from_le_bytes(frames.head()?);
+        if version != VERSION {
+            return refuse(format!("snapshot of version {version}, this build reads version {VERSION}"));
+        }
+        match frames.head()? {
+            [found, 0] if found == kind => {}
+            [WHOLE, 0] => return refuse("a whole snapshot where a delta is expected"),
+            [DELTA, 0] => return refuse("a delta where a whole snapshot is expected"),
+            [found, flags] => {
+                return refuse(format!("a snapshot of kind {found} with flags {flags}, which do not exist"));
             }
         }
-        Ok(KeySpace { kind, dictionary })
-    }
-
-    fn parts(&mut self) -> Result<Vec<PartKind>> {
-        let count = self.number()?;
-        if !(1..=64).contains(&count) {
-            return refuse(&format!("keys of {count} parts, 1 to 64 are allowed"));
+        let header = read_header(frames.next_frame()?)?;
+        if header.follows.is_some() != (kind == DELTA)
+            || (kind == WHOLE && (header.gone > 0 || header.eviction.is_some()))
+        {
+            return refuse("a delta names what it follows, a whole snapshot nothing");
         }
-        (0..count)
-            .map(|_| {
-                Ok(match self.number()? {
-                    0 => PartKind::Int,
-                    1 => PartKind::Utf8,
-                    2 => PartKind::Binary,
-                    more => PartKind::FixedBinary(
-                        u32::try_from(more - 3).map_err(|_| Error::Snapshot("a key part of no type".into()))?,
-                    ),
-                })
-            })
-            .collect()
+        Ok((Incoming { frames }, header))
     }
 
-    fn entry(&mut self, before: Option<(i64, i32, i16)>) -> Result<Entry> {
-        let wrong = || Error::Snapshot("an entry's numbers are out of range".into());
-        let narrow = |value: u64| i64::try_from(value).map_err(|_| wrong());
-        let add = |base: i64, more: u64| base.checked_add(narrow(more)?).ok_or_else(wrong);
-        let (pid_before, partition_before) = before.map_or((0, 0), |(pid, partition, _)| (pid, i64::from(partition)));
-        let pid = add(pid_before, self.number()?)?;
-        let partition = add(if pid == pid_before { partition_before } else { 0 }, self.number()?)?;
-        let partition = i32::try_from(partition).map_err(|_| wrong())?;
-        let epoch = i16::try_from(self.number()?).map_err(|_| wrong())?;
-        let first = self.signed()?;
-        let last = first.checked_add(self.signed()?).ok_or_else(wrong)?;
-        let mut holes = Vec::new();
-        let mut from = first;
-        for _ in 0..self.number()? {
-            let first = add(from, self.number()?)?;
-            let last = add(first, self.number()?)?;
-            holes.push(Hole { first, last });
-            from = last;
+    fn dictionaries(&mut self, pid: KeyType, partition: KeyType) -> Result<(KeySpace, KeySpace)> {
+        Ok((self.dictionary(pid)?, self.dictionary(partition)?))
+    }
+
+    fn dictionary(&mut self, (kind, keys): KeyType) -> Result<KeySpace> {
+        let mut space = KeySpace { kind, dictionary: Dictionary::default() };
+        let Some(KeyKind::Parts(parts)) = &space.kind else { return Ok(space) };
+        let mut lengths = Vec::new();
+        while (space.dictionary.len() as u64) < keys {
+            let left = keys - space.dictionary.len() as u64;
+            let mut payload = self.frames.next_frame()?;
+            let count = payload.number()?;
+            if count == 0 || count > left.min(FRAME_KEYS_MAX as u64) {
+                return refuse(format!("a frame of {count} keys, where {left} are left"));
+            }
+            columns::read(&mut payload, count as usize, 1, &mut lengths)?;
+            for &length in &lengths {
+                let bytes = payload.bytes(usize::try_from(length).unwrap_or(usize::MAX))?;
+                add_key(&mut space.dictionary, parts, bytes)?;
+            }
+            payload.end()?;
         }
-        Ok(Entry { pid, partition, epoch, first, last, holes })
+        Ok(space)
     }
 
-    fn signed(&mut self) -> Result<i64> {
-        let value = self.number()?;
-        Ok((value >> 1) as i64 ^ -((value & 1) as i64))
+    fn gone(&mut self, count: u64) -> Result<Vec<(i64, i32)>> {
+        let (mut gone, mut before, mut is_sorted) = (Vec::new(), None, true);
+        let mut rows = KeyRows::default();
+        while (gone.len() as u64) < count {
+            let mut payload = self.frames.next_frame()?;
+            rows.read(&mut payload, count - gone.len() as u64, |key| {
+                is_sorted &= before < Some(key);
+                before = Some(key);
+                gone.push((key.pid, key.partition));
+            })?;
+            payload.end()?;
+        }
+        if is_sorted { Ok(gone) } else { refuse("keys that are gone are out of order") }
     }
+}
 
-    fn end(&mut self) -> Result<()> {
-        let found = self.crc.clone().finalize();
-        let written = u32::from_le_bytes(self.array()?);
-        if written == found { Ok(()) } else { refuse("the checksum does not match: the snapshot is damaged") }
+fn add_key(dictionary: &mut Dictionary, parts: &[PartKind], bytes: &[u8]) -> Result<()> {
+    let count = dictionary.len() as u32;
+    let is_sorted = count == 0 || dictionary.bytes(count - 1) < bytes;
+    if !is_sorted || decode_parts(parts, bytes).is_none() || count >= i32::MAX as u32 {
+        return refuse("the dictionary is out of order or holds what is no key");
     }
+    dictionary.intern(bytes);
+    Ok(())
+}
+
+fn read_header(mut payload: Payload<'_>) -> Result<Header> {
+    let policy: Policy =
+        payload.text()?.parse().map_err(|error| Error::Snapshot(format!("the policy cannot be read: {error}")))?;
+    let label = payload.text()?.to_string();
+    let untracked = if payload.flag()? { Untracked::Fail } else { Untracked::Keep };
+    let keeps_timestamp = payload.flag()?;
+    let entries_max = payload.optional()?;
+    let horizon_ms = payload.optional()?.map(|horizon| horizon as i64);
+    if horizon_ms.is_some() && !keeps_timestamp {
+        return refuse("a horizon, but no timestamps");
+    }
+    let header = Header {
+        options: Options { policy, label, untracked, keeps_timestamp, entries_max, horizon_ms },
+        pid: read_key_type(&mut payload)?,
+        partition: read_key_type(&mut payload)?,
+        follows: payload.optional()?.map(|checksum| checksum as u32),
+        eviction: read_eviction(&mut payload)?,
+        gone: payload.number()?,
+        entries: payload.number()?,
+    };
+    payload.end()?;
+    Ok(header)
+}
+
+fn read_eviction(payload: &mut Payload<'_>) -> Result<Option<Eviction>> {
+    match (payload.optional()?, payload.optional()?) {
+        (None, None) => Ok(None),
+        (Some(idle_until), Some(horizon)) => {
+            Ok(Some(Eviction { idle_until: idle_until as i64, horizon: horizon as i64 }))
+        }
+        _ => refuse("half an eviction"),
+    }
+}
+
+fn read_key_type(payload: &mut Payload<'_>) -> Result<KeyType> {
+    match payload.array()? {
+        [0] => return Ok((None, 0)),
+        [1] => return Ok((Some(KeyKind::Plain), 0)),
+        [2] => {}
+        [other] => return refuse(format!("a key type {other}, which does not exist")),
+    }
+    let count = payload.number()?;
+    if !(1..=64).contains(&count) {
+        return refuse(format!("keys of {count} parts, 1 to 64 are allowed"));
+    }
+    let part = |payload: &mut Payload<'_>| {
+        let ([kind], bytes) = (payload.array()?, u32::from_le_bytes(payload.array()?));
+        Ok(match (kind, bytes) {
+            (0, 0) => PartKind::Int,
+            (1, 0) => PartKind::Utf8,
+            (2, 0) => PartKind::Binary,
+            (3, bytes) => PartKind::FixedBinary(bytes),
+            _ => return refuse(format!("a key part of kind {kind} and {bytes} bytes, which does not exist")),
+        })
+    };
+    let parts = (0..count).map(|_| part(payload)).collect::<Result<_>>()?;
+    Ok((Some(KeyKind::Parts(parts)), payload.number()?))
+}
+
+/// Refuses numbers of keys that the dictionaries do not have.
+fn check_keys(pid: &KeySpace, partition: &KeySpace, keys: impl Iterator<Item = (i64, i32)>) -> Result<()> {
+    let number_max = |space: &KeySpace| match &space.kind {
+        Some(KeyKind::Parts(_)) => space.dictionary.len() as i64 - 1,
+        _ => i64::MAX,
+    };
+    let (pid_max, partition_max) = (number_max(pid), number_max(partition));
+    for (pid, partition) in keys {
+        if pid > pid_max || i64::from(partition) > partition_max {
+            return refuse("an entry's key is not in the dictionary");
+        }
+    }
+    Ok(())
+}
+
+fn no_more(bytes: &[u8]) -> Result<()> {
+    if bytes.is_empty() { Ok(()) } else { refuse(format!("{} bytes follow the snapshot", bytes.len())) }
 }

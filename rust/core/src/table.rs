@@ -1,11 +1,15 @@
 use crate::batch::{Batch, Seqs};
+use crate::changes::{Changes, Eviction, Forgotten};
 use crate::holes::Holes;
 use crate::judge::{Rules, Run, Sink, Span};
 use crate::keys::Keys;
 use crate::lines::{Line, NextLine, Plainly, SpanLine, WideLine};
 use crate::runs::{self, Domain, Seq};
-use crate::shelf::{Search, Shelf};
-use crate::{Admit, Column, Epochs, Error, Policy, Result, Verdict};
+use crate::shelf::{Appended, Search, Shelf};
+use crate::snapshot::order::Renumbering;
+use crate::timed::Timed;
+use crate::union::{overlap, union};
+use crate::{Admit, Column, Dictionary, Epochs, Error, Policy, Result, Verdict};
 use std::collections::{BTreeMap, HashSet};
 
 /// Runs that go through the table together: while one is judged, the lines of the others are fetched.
@@ -34,8 +38,12 @@ pub struct Entry {
     pub first: i64,
     /// Highest position accepted; under `Next` the newest row, as a sequence number.
     pub last: i64,
-    /// Positions between them that were not accepted, lowest first.
+    /// Positions between them that were not accepted and still may be, lowest first.
     pub holes: Vec<Hole>,
+    /// The positions between them of which nothing is known any more, both ends included.
+    pub final_range: Option<(i64, i64)>,
+    /// The highest timestamp of its accepted rows, in milliseconds; `None` where they are not kept.
+    pub last_timestamp: Option<i64>,
 }
 
 /// A range of positions that were skipped, both ends included.
@@ -45,6 +53,8 @@ pub struct Hole {
     pub first: i64,
     /// The highest.
     pub last: i64,
+    /// Of the row that opened it, in milliseconds; `None` where timestamps are not kept.
+    pub timestamp: Option<i64>,
 }
 
 /// A range of sequence numbers that have not arrived.
@@ -103,9 +113,12 @@ pub struct StateTable {
     rules: Rules,
     untracked: Untracked,
     entries_max: Option<u64>,
+    keeps_timestamp: bool,
+    horizon_ms: Option<i64>,
     label: String,
     keys: Keys,
     store: Store,
+    changes: Changes,
     /// Kept from call to call to save the allocation.
     starts: Starts,
 }
@@ -116,11 +129,14 @@ type Starts = Vec<Vec<u32>>;
 /// The key and epoch of a row.
 pub(crate) type Key = (i64, i32, i16);
 
-/// The layout follows from the policy.
+/// The layout follows from the policy and from what is kept.
 enum Store {
     Next(Shelf<NextLine>),
     Span(Shelf<SpanLine>),
     Wide(Shelf<WideLine>),
+    TimedNext(Shelf<Timed<NextLine>>),
+    TimedSpan(Shelf<Timed<SpanLine>>),
+    TimedWide(Shelf<Timed<WideLine>>),
 }
 
 /// Does one thing to the shelf, whatever its layout.
@@ -130,18 +146,24 @@ macro_rules! with_shelf {
             Store::Next($shelf) => $do,
             Store::Span($shelf) => $do,
             Store::Wide($shelf) => $do,
+            Store::TimedNext($shelf) => $do,
+            Store::TimedSpan($shelf) => $do,
+            Store::TimedWide($shelf) => $do,
         }
     };
 }
 
 impl Store {
-    fn new(policy: &Policy) -> Store {
+    fn new(policy: &Policy, keeps_timestamp: bool) -> Store {
         let is_narrow = policy.wrap.is_some_and(|wrap| wrap <= 1 << 32);
         let is_next = policy.admit == Admit::Next && policy.window <= NextLine::WINDOW_MAX;
-        match (is_narrow, is_next && policy.epochs != Epochs::Key) {
-            (true, true) => Store::Next(Shelf::new()),
-            (true, false) => Store::Span(Shelf::new()),
-            (false, _) => Store::Wide(Shelf::new()),
+        match (is_narrow, is_next && policy.epochs != Epochs::Key, keeps_timestamp) {
+            (true, true, false) => Store::Next(Shelf::new()),
+            (true, false, false) => Store::Span(Shelf::new()),
+            (false, _, false) => Store::Wide(Shelf::new()),
+            (true, true, true) => Store::TimedNext(Shelf::new()),
+            (true, false, true) => Store::TimedSpan(Shelf::new()),
+            (false, _, true) => Store::TimedWide(Shelf::new()),
         }
     }
 }
@@ -154,9 +176,12 @@ impl StateTable {
             rules: Rules::new(policy),
             untracked: Untracked::Keep,
             entries_max: None,
+            keeps_timestamp: false,
+            horizon_ms: None,
             label: String::new(),
             keys: Keys::default(),
-            store: Store::new(&policy),
+            store: Store::new(&policy, false),
+            changes: Changes::default(),
             starts: Vec::new(),
         })
     }
@@ -169,6 +194,21 @@ impl StateTable {
     /// With a bound on the number of entries.
     pub fn with_entries_max(self, entries_max: Option<u64>) -> StateTable {
         StateTable { entries_max, ..self }
+    }
+
+    /// An empty table that keeps timestamps, or does not: see [`Entry::last_timestamp`] and
+    /// [`Hole::timestamp`]. They take 128 bytes a line instead of 64 and let the table forget by age.
+    ///
+    /// # Panics
+    /// Where the table has entries.
+    pub fn with_keep_timestamp(self, keeps_timestamp: bool) -> StateTable {
+        assert!(self.is_empty(), "what a table keeps is said before its first row");
+        StateTable { keeps_timestamp, store: Store::new(&self.rules.policy, keeps_timestamp), ..self }
+    }
+
+    /// With a horizon, where timestamps are kept; for tables that are rebuilt.
+    pub fn with_horizon_ms(self, horizon_ms: Option<i64>) -> StateTable {
+        StateTable { horizon_ms: horizon_ms.filter(|_| self.keeps_timestamp), ..self }
     }
 
     /// With a text that the table carries along and snapshots keep.
@@ -194,6 +234,17 @@ impl StateTable {
     /// The bound on the number of entries.
     pub fn entries_max(&self) -> Option<u64> {
         self.entries_max
+    }
+
+    /// Whether entries and holes have timestamps.
+    pub fn keeps_timestamp(&self) -> bool {
+        self.keeps_timestamp
+    }
+
+    /// Rows at or below this timestamp are too old for what is still remembered, in milliseconds; `None`
+    /// before the first eviction. It never falls.
+    pub fn horizon_ms(&self) -> Option<i64> {
+        self.horizon_ms
     }
 
     /// The types and numbers of its keys.
@@ -222,6 +273,7 @@ impl StateTable {
         let shelf = with_shelf!(&self.store, shelf => shelf.memory_bytes());
         shelf
             + keys
+            + self.changes.memory_bytes()
             + self.starts.iter().map(|starts| starts.capacity() * size_of::<u32>()).sum::<usize>()
             + size_of::<StateTable>()
     }
@@ -259,8 +311,9 @@ impl StateTable {
     pub fn apply(&mut self, batches: &[Batch<'_>]) -> Result<Judged> {
         let mut starts = std::mem::take(&mut self.starts);
         let judged = self.find_runs(batches, &mut starts).map(|()| {
-            let mut call = Call::new(batches, self.rules.reports_missing());
+            let mut call = self.call(batches);
             with_shelf!(&mut self.store, shelf => judge_batches(shelf, &self.rules, batches, &starts, &mut call));
+            self.note_changes(batches, &starts, &call.judged.verdicts);
             self.finish(call)
         });
         self.starts = starts;
@@ -271,7 +324,7 @@ impl StateTable {
     pub fn check(&self, batches: &[Batch<'_>]) -> Result<Judged> {
         let mut starts = Vec::new();
         self.find_runs(batches, &mut starts)?;
-        let mut call = Call::new(batches, self.rules.reports_missing());
+        let mut call = self.call(batches);
         with_shelf!(&self.store, shelf => {
             let mut copy = Shelf::new();
             keys_of(batches, &starts).for_each(|key| shelf.copy_to(&mut copy, key));
@@ -280,15 +333,176 @@ impl StateTable {
         Ok(self.finish(call))
     }
 
+    /// Drops the entries whose last timestamp lies `max_idle_ms` or more before `now_ms`, raises the
+    /// horizon to that age, and makes the holes that were opened at or below the horizon final. Gives how
+    /// many entries went. [`Error::Policy`] where timestamps are not kept.
+    pub fn evict(&mut self, now_ms: i64, max_idle_ms: i64) -> Result<usize> {
+        if !self.keeps_timestamp {
+            return Err(Error::Policy("evict needs timestamps, and this table does not keep them".into()));
+        }
+        if max_idle_ms < 0 {
+            return Err(Error::Policy(format!("max_idle_ms={max_idle_ms} is below 0")));
+        }
+        let idle_until = now_ms.saturating_sub(max_idle_ms);
+        let horizon = self.horizon_ms.map_or(idle_until, |horizon| horizon.max(idle_until));
+        self.horizon_ms = Some(horizon);
+        let (rules, eviction) = (self.rules, Eviction { idle_until, horizon });
+        let mut changes = std::mem::take(&mut self.changes);
+        changes.note_eviction(self.len(), eviction);
+        let dropped = self.retain(|pid, partition, span| {
+            let is_kept = eviction.keeps(&rules, span);
+            if !is_kept {
+                changes.note_evicted(pid, partition);
+            }
+            is_kept
+        });
+        self.changes = changes;
+        Ok(dropped)
+    }
+
+    /// Drops what is remembered of a producer, or of one of its partitions, in all epochs: the remedy where
+    /// its sequence began anew. Gives how many entries went.
+    pub fn forget(&mut self, pid: i64, partition: Option<i32>) -> usize {
+        let mut changes = std::mem::take(&mut self.changes);
+        let dropped = self.retain(|of_pid, of_partition, _| {
+            let is_kept = of_pid != pid || partition.is_some_and(|it| it != of_partition);
+            if !is_kept {
+                changes.note_gone(of_pid, of_partition);
+            }
+            is_kept
+        });
+        self.changes = changes;
+        dropped
+    }
+
+    fn retain(&mut self, keep: impl FnMut(i64, i32, &mut Span) -> bool) -> usize {
+        with_shelf!(&mut self.store, shelf => shelf.retain(keep))
+    }
+
+    /// Takes in the other table: what either had accepted is accepted, horizons and last timestamps become
+    /// the later ones, final ranges their hull. Gives what both had accepted and neither holds final, in the
+    /// order of pid, partition, epoch and position: of verdicts given before, one too many.
+    ///
+    /// On positions it is commutative, associative and idempotent. Under [`Epochs::Fence`] a key keeps its
+    /// higher epoch. What a policy's `reach` makes final becomes so when a row of its entry is judged or
+    /// entries are evicted, so that the order of several merges does not show.
+    ///
+    /// [`Error::Policy`] and no change where the tables are of different rules or do not keep the same, where
+    /// rows are not admitted in any order, and where a key that both know holds positions on both sides of
+    /// the border of the wrap; [`Error::Capacity`] where `entries_max` would be passed.
+    pub fn merge(&mut self, other: &StateTable) -> Result<Vec<Missing>> {
+        self.check_mergeable(other)?;
+        let before = self.keys.mark();
+        let merged = self.translate(other).and_then(|translation| self.unite(other, &translation));
+        let (changes, overlaps) = merged.inspect_err(|_| self.keys.go_back(before))?;
+        if let Some(marks) = self.changes.note(self.len() + changes.len()) {
+            changes.iter().for_each(|change| marks.add(change.pid, change.partition));
+        }
+        with_shelf!(&mut self.store, shelf => changes.into_iter().for_each(|change| match change.known {
+            Some(epoch) => shelf.replace(change.pid, change.partition, epoch, change.span),
+            None => assert!(shelf.insert(change.pid, change.partition, change.span), "the key was unknown"),
+        }));
+        self.horizon_ms = self.horizon_ms.max(other.horizon_ms);
+        let mut overlaps = overlaps;
+        self.sort_by_key(&mut overlaps, |&((pid, partition, epoch), (first, _))| (pid, partition, epoch, first));
+        Ok(overlaps.into_iter().map(|(key, range)| self.missing_of(key, range)).collect())
+    }
+
+    fn check_mergeable(&self, other: &StateTable) -> Result<()> {
+        let refuse = |problem: String| Err(Error::Policy(problem));
+        if self.policy() != other.policy() {
+            return refuse(format!("a table of [{}] cannot take in one of [{}]", self.policy(), other.policy()));
+        }
+        if self.policy().admit != Admit::Any {
+            return refuse("only tables of admit='any' merge: elsewhere verdicts depend on the order of rows".into());
+        }
+        if self.keeps_timestamp != other.keeps_timestamp {
+            return refuse("a table that keeps timestamps and one that does not cannot merge".into());
+        }
+        self.check_intervals()
+    }
+
+    /// The numbers that the other table's keys have here.
+    fn translate(&mut self, other: &StateTable) -> Result<Translation> {
+        let theirs = &other.keys;
+        if theirs.pid.kind.is_none() && (other.is_empty() || self.keys.pid.kind.is_none()) {
+            return Ok(Translation::default());
+        }
+        self.number(theirs)
+            .map_err(|error| Error::Policy(format!("tables with keys of different types cannot merge: {error}")))
+    }
+
+    /// Gives the keys of another table numbers here.
+    fn number(&mut self, theirs: &Keys) -> Result<Translation> {
+        if theirs.pid.kind.is_some() {
+            self.keys.fix(theirs.pid.kind().clone(), theirs.partition.kind().clone())?;
+        }
+        let numbers = |mine: &mut Dictionary, theirs: &Dictionary| {
+            (0..theirs.len() as u32).map(|number| mine.intern(theirs.bytes(number))).collect()
+        };
+        Ok(Translation {
+            pid: numbers(&mut self.keys.pid.dictionary, &theirs.pid.dictionary),
+            partition: numbers(&mut self.keys.partition.dictionary, &theirs.partition.dictionary),
+        })
+    }
+
+    /// What a merge changes, and the positions that both tables had accepted.
+    fn unite(&self, other: &StateTable, translation: &Translation) -> Result<(Vec<Change>, Vec<Overlap>)> {
+        let (mut changes, mut overlaps, mut ambiguous) = (Vec::new(), Vec::new(), None);
+        with_shelf!(&other.store, shelf => shelf.for_each(|pid, partition, theirs| {
+            let (pid, partition) = translation.of(pid, partition);
+            let Some(mine) = self.rival(pid, partition, theirs.epoch) else {
+                return changes.push(Change { pid, partition, known: None, span: theirs.clone() });
+            };
+            let key = (pid, partition, mine.epoch);
+            if mine.epoch == theirs.epoch {
+                if self.rules.is_ambiguous(&mine, theirs) {
+                    ambiguous = Some(key);
+                }
+                overlaps.extend(overlap(&mine, theirs).into_iter().map(|range| (key, range)));
+                changes.push(Change { pid, partition, known: Some(mine.epoch), span: union(&mine, theirs) });
+            } else if mine.epoch < theirs.epoch {
+                changes.push(Change { pid, partition, known: Some(mine.epoch), span: theirs.clone() });
+            }
+        }));
+        if let Some((pid, partition, epoch)) = ambiguous {
+            return Err(Error::Policy(format!(
+                "pid {pid}, partition {partition}, epoch {epoch} has positions in both zones beside the border of                  the wrap: there the lap depends on the order of rows"
+            )));
+        }
+        let needed = self.len() as u64 + changes.iter().filter(|change| change.known.is_none()).count() as u64;
+        match self.entries_max {
+            Some(limit) if needed > limit => Err(Error::Capacity { limit, needed, what: "entries" }),
+            _ => Ok((changes, overlaps)),
+        }
+    }
+
+    /// The entry that one of this key and epoch would meet.
+    fn rival(&self, pid: i64, partition: i32, epoch: i16) -> Option<Span> {
+        let is_key = self.policy().epochs == Epochs::Key;
+        let span = with_shelf!(&self.store, shelf => shelf.get(pid, partition, is_key.then_some(epoch)))?;
+        (!is_key || span.epoch == epoch).then_some(span)
+    }
+
     /// Puts an entry where its key has none yet; for tables that are rebuilt.
     pub fn insert(&mut self, entry: &Entry) -> Result<()> {
         self.check_entry(entry)?;
-        let mut span = Span { epoch: entry.epoch, first: entry.first, last: entry.last, holes: Holes::default() };
+        let mut span = Span {
+            epoch: entry.epoch,
+            first: entry.first,
+            last: entry.last,
+            holes: Holes::default(),
+            final_range: entry.final_range,
+            last_timestamp: entry.last_timestamp.unwrap_or(0),
+        };
         if self.policy().admit == Admit::Next && entry.first > entry.last {
             span.first -= self.policy().wrap.unwrap_or(0) as i64;
         }
-        entry.holes.iter().for_each(|hole| span.holes.open(hole.first, hole.last));
+        entry.holes.iter().for_each(|hole| span.holes.open(hole.first, hole.last, hole.timestamp.unwrap_or(0)));
         let is_new = with_shelf!(&mut self.store, shelf => shelf.insert(entry.pid, entry.partition, span));
+        if let Some(marks) = self.changes.note(self.len()) {
+            marks.add(entry.pid, entry.partition);
+        }
         if is_new { Ok(()) } else { Err(Error::Snapshot("two entries have the same key".into())) }
     }
 
@@ -323,6 +537,25 @@ impl StateTable {
         if !entry.holes.is_empty() && !policy.keeps_holes() {
             return refuse("an entry has holes, which this policy does not keep");
         }
+        self.check_final(entry)
+    }
+
+    /// Checks what an entry says of forgotten positions and of time.
+    fn check_final(&self, entry: &Entry) -> Result<()> {
+        let refuse = |problem: &str| Err(Error::Snapshot(format!("{problem}: {entry:?}")));
+        if let Some((first, last)) = entry.final_range {
+            let is_outside = first > last || first < entry.first || last >= entry.last;
+            if is_outside || entry.holes.iter().any(|hole| hole.first <= last && hole.last >= first) {
+                return refuse("an entry's final range is reversed, outside it or overlaps a hole");
+            }
+            if !self.policy().keeps_holes() {
+                return refuse("an entry has a final range, but this policy keeps no holes");
+            }
+        }
+        let is_timed = |timestamp: Option<i64>| timestamp.is_some() == self.keeps_timestamp;
+        if !is_timed(entry.last_timestamp) || !entry.holes.iter().all(|hole| is_timed(hole.timestamp)) {
+            return refuse("an entry and its holes have timestamps exactly where the table keeps them");
+        }
         Ok(())
     }
 
@@ -333,9 +566,11 @@ impl StateTable {
         let mut rows = 0;
         for (batch, starts) in batches.iter().zip(starts.iter_mut()) {
             self.check_epoch(batch)?;
+            self.check_timestamp(batch)?;
             runs::find_runs(batch, &domain, starts).map_err(|error| error.after(rows))?;
             rows += batch.len();
         }
+        self.check_intervals()?;
         self.check_capacity(batches, starts)
     }
 
@@ -346,6 +581,21 @@ impl StateTable {
             _ => return Ok(()),
         };
         Err(Error::Batch { column: Column::Epoch, row: None, problem: problem.into() })
+    }
+
+    fn check_timestamp(&self, batch: &Batch<'_>) -> Result<()> {
+        if !self.keeps_timestamp || batch.timestamp.is_some() {
+            return Ok(());
+        }
+        let problem = "is missing, but this table keeps timestamps".into();
+        Err(Error::Batch { column: Column::Timestamp, row: None, problem })
+    }
+
+    /// Refuses a call on a table that holds as many holes as it may.
+    fn check_intervals(&self) -> Result<()> {
+        let Some(limit) = self.policy().intervals_max else { return Ok(()) };
+        let holes = with_shelf!(&self.store, shelf => shelf.holes());
+        if holes < limit { Ok(()) } else { Err(Error::Capacity { limit, needed: holes + 1, what: "holes" }) }
     }
 
     fn check_capacity(&self, batches: &[Batch<'_>], starts: &Starts) -> Result<()> {
@@ -367,13 +617,17 @@ impl StateTable {
         let as_told = |position| {
             if self.policy().admit == Admit::Next { self.rules.seq(position) } else { position }
         };
+        let timed = |timestamp| self.keeps_timestamp.then_some(timestamp);
+        let hole = |(first, last, timestamp)| Hole { first, last, timestamp: timed(timestamp) };
         Entry {
             pid,
             partition,
             epoch: span.epoch,
             first: as_told(span.first),
             last: as_told(span.last),
-            holes: span.holes.iter().map(|(first, last)| Hole { first, last }).collect(),
+            holes: span.holes.iter_timed().map(hole).collect(),
+            final_range: span.final_range,
+            last_timestamp: timed(span.last_timestamp),
         }
     }
 
@@ -382,7 +636,11 @@ impl StateTable {
         Missing { pid, partition, epoch, first_seq: self.rules.seq(first), last_seq: self.rules.seq(last), count }
     }
 
-    fn finish(&self, call: Call) -> Judged {
+    fn call<'a>(&self, batches: &[Batch<'a>]) -> Call<'a> {
+        Call::new(batches, self.rules.reports_missing(), self.horizon_ms)
+    }
+
+    fn finish(&self, call: Call<'_>) -> Judged {
         let mut opened = Vec::new();
         for ((pid, partition, epoch), holes) in &call.opened {
             opened.extend(holes.iter().map(|(first, last)| (*pid, *partition, *epoch, first, last)));
@@ -414,6 +672,145 @@ impl StateTable {
     }
 }
 
+/// What snapshots need.
+impl StateTable {
+    /// Begins, or ends, to note what changes, so that [`StateTable::delta`] can tell. Costs nothing where
+    /// it is off, else 2 to 4 bits an entry, and a random bit set for every run that is accepted.
+    pub fn track_changes(&mut self, on: bool) {
+        self.changes.track(on);
+    }
+
+    /// Says that the table as it is now was stored as the snapshot or delta of this checksum: changes
+    /// count from here. To be called when the bytes are safe, and not before.
+    pub fn begin_changes(&mut self, checksum: u32) {
+        self.changes.begin(checksum);
+    }
+
+    pub(crate) fn changes(&self) -> &Changes {
+        &self.changes
+    }
+
+    fn note_changes(&mut self, batches: &[Batch<'_>], starts: &Starts, verdicts: &[u8]) {
+        let is_kept = |verdict: &u8| *verdict == Verdict::Accepted as u8;
+        if !verdicts.iter().any(is_kept) {
+            return;
+        }
+        let entries = self.len();
+        let Some(marks) = self.changes.note(entries) else { return };
+        let mut rows_before = 0;
+        for (batch, starts) in batches.iter().zip(starts) {
+            let ends = starts.iter().skip(1).map(|&start| start as usize).chain([batch.len()]);
+            for (&start, end) in starts.iter().zip(ends) {
+                let start = start as usize;
+                if batch.pid[start] != -1 && verdicts[rows_before + start..rows_before + end].iter().any(is_kept) {
+                    marks.add(batch.pid[start], batch.partition[start]);
+                }
+            }
+            rows_before += batch.len();
+        }
+    }
+
+    /// The key of every entry, in no meaningful order.
+    pub(crate) fn for_each_key(&self, mut tell: impl FnMut(i64, i32)) {
+        with_shelf!(&self.store, shelf => shelf.for_each(|pid, partition, _| tell(pid, partition)));
+    }
+
+    /// See [`Shelf::in_order`].
+    pub(crate) fn in_order<E>(
+        &self,
+        numbers: &Renumbering,
+        wanted: impl Fn(i64, i32) -> bool,
+        tell: impl FnMut(i64, i32, &Span) -> std::result::Result<(), E>,
+    ) -> std::result::Result<(), E> {
+        with_shelf!(&self.store, shelf => shelf.in_order(numbers, wanted, tell))
+    }
+
+    /// Adds entries that follow all others in the order of snapshots.
+    pub(crate) fn append(&mut self, batch: &mut Vec<Appended>) -> Result<()> {
+        batch.iter().try_for_each(|entry| self.check_appended(entry))?;
+        with_shelf!(&mut self.store, shelf => shelf.append(batch));
+        Ok(())
+    }
+
+    /// See [`Shelf::reserve_for`].
+    pub(crate) fn reserve_for(&mut self, entries: u64) {
+        with_shelf!(&mut self.store, shelf => shelf.reserve_for(entries));
+    }
+
+    /// Refuses an entry that this policy cannot have made.
+    pub(crate) fn check_appended(&self, Appended { pid, partition, span, is_older }: &Appended) -> Result<()> {
+        let policy = self.policy();
+        if *is_older && policy.epochs != Epochs::Key {
+            return Err(Error::Snapshot("two entries have the same key".into()));
+        }
+        let reach = span.last.wrapping_sub(span.first);
+        let is_plain = span.is_plain() && span.epoch >= 0 && (span.epoch == 0 || policy.epochs != Epochs::Ignore);
+        let is_timed = self.keeps_timestamp || span.last_timestamp == 0;
+        let is_on_first_lap = 0 <= span.first && span.last <= policy.seq_max() && reach >= 0;
+        let is_in_window = policy.admit != Admit::Next || (reach as u64) < policy.window;
+        if is_plain && is_timed && is_on_first_lap && is_in_window {
+            return Ok(());
+        }
+        let has_untold_time = span.holes.iter_timed().any(|(_, _, timestamp)| timestamp != 0);
+        if !is_timed || (has_untold_time && !self.keeps_timestamp) {
+            return Err(Error::Snapshot("an entry has a timestamp, but the table keeps none".into()));
+        }
+        if policy.admit == Admit::Next && (span.last < 0 || reach < 0 || reach as u64 >= policy.window) {
+            return Err(Error::Snapshot("an entry's window is reversed or wider than the policy's".into()));
+        }
+        self.check_entry(&self.entry(*pid, *partition, span))
+    }
+
+    /// Takes over a delta that was checked: forgets what its table forgot, then stores its entries, whose
+    /// keys are numbered as in `theirs`.
+    pub(crate) fn take_over(&mut self, theirs: &Keys, forgotten: &Forgotten, entries: Vec<Appended>) -> Result<()> {
+        let translation = self.number(theirs).map_err(|error| Error::Snapshot(error.to_string()))?;
+        self.horizon_ms = forgotten.horizon_ms;
+        let gone: HashSet<_> = forgotten.gone.iter().map(|&(pid, partition)| translation.of(pid, partition)).collect();
+        if !gone.is_empty() || forgotten.eviction.is_some() {
+            let rules = self.rules;
+            self.retain(|pid, partition, span| {
+                let is_kept = forgotten.eviction.is_none_or(|eviction| eviction.keeps(&rules, span));
+                is_kept && !gone.contains(&(pid, partition))
+            });
+        }
+        for Appended { pid, partition, span, .. } in entries {
+            let (pid, partition) = translation.of(pid, partition);
+            let known = self.rival(pid, partition, span.epoch).map(|rival| rival.epoch);
+            with_shelf!(&mut self.store, shelf => match known {
+                Some(known) => shelf.replace(pid, partition, known, span),
+                None => assert!(shelf.insert(pid, partition, span), "the key was unknown"),
+            });
+        }
+        Ok(())
+    }
+}
+
+/// The numbers that another table's keys have in this one; empty where keys are plain integers.
+#[derive(Default)]
+struct Translation {
+    pid: Vec<u32>,
+    partition: Vec<u32>,
+}
+
+impl Translation {
+    fn of(&self, pid: i64, partition: i32) -> (i64, i32) {
+        let pid = self.pid.get(pid as usize).map_or(pid, |&number| number.into());
+        (pid, self.partition.get(partition as usize).map_or(partition, |&number| number as i32))
+    }
+}
+
+/// An entry that a merge puts, in the place of one of the epoch `known` where there is one.
+struct Change {
+    pid: i64,
+    partition: i32,
+    known: Option<i16>,
+    span: Span,
+}
+
+/// Positions of a key and epoch that both tables of a merge had accepted.
+type Overlap = (Key, (i64, i64));
+
 fn key_at(batch: &Batch<'_>, row: usize) -> Key {
     (batch.pid[row], batch.partition[row], batch.epoch.map_or(0, |epoch| epoch[row]))
 }
@@ -426,12 +823,12 @@ fn keys_of(batches: &[Batch<'_>], starts: &Starts) -> impl Iterator<Item = Key> 
     batches.iter().zip(starts).flat_map(of_batch)
 }
 
-fn judge_batches<L: Line>(
+fn judge_batches<'a, L: Line>(
     shelf: &mut Shelf<L>,
     rules: &Rules,
-    batches: &[Batch<'_>],
+    batches: &[Batch<'a>],
     starts: &Starts,
-    call: &mut Call,
+    call: &mut Call<'a>,
 ) {
     for (batch, starts) in batches.iter().zip(starts) {
         match batch.seq {
@@ -444,14 +841,15 @@ fn judge_batches<L: Line>(
 
 /// Three passes over each chunk of runs: hash and ask for the tags; find and ask for the line; judge.
 #[inline(never)]
-fn judge_runs<L: Line, S: Seq>(
+fn judge_runs<'a, L: Line, S: Seq>(
     shelf: &mut Shelf<L>,
     rules: &Rules,
-    batch: &Batch<'_>,
+    batch: &Batch<'a>,
     seq: &[S],
     starts: &[u32],
-    call: &mut Call,
+    call: &mut Call<'a>,
 ) {
+    let times = batch.timestamp.filter(|_| L::IS_TIMED);
     let mut searches = [Search::default(); CHUNK];
     for (chunk_number, chunk) in starts.chunks(CHUNK).enumerate() {
         shelf.reserve(2 * chunk.len());
@@ -470,22 +868,60 @@ fn judge_runs<L: Line, S: Seq>(
                 continue;
             }
             let epoch = batch.epoch.map_or(0, |epoch| epoch[row]);
-            let run = Run { epoch, seq: seq[row].wide(), rows: (end - row) as i64 };
-            match shelf.judge_plainly(&rules.plain, run, search) {
-                Plainly::WentOn | Plainly::Begun => {}
-                Plainly::Repeated => call.fill(row, end, Verdict::Duplicate),
-                Plainly::Unclear => {
-                    let (pid, partition) = (batch.pid[row], batch.partition[row]);
-                    call.begin_run(row, (pid, partition, epoch));
-                    shelf.judge_beyond(rules, (pid, partition), run, call);
-                }
+            let key = (batch.pid[row], batch.partition[row]);
+            let run = Run { epoch, seq: seq[row].wide(), rows: (end - row) as i64, newest: 0, is_old: false };
+            match times {
+                None => judge_run(shelf, rules, search, (key, row), run, call),
+                Some(times) => judge_timed_run(shelf, rules, search, (key, row), run, &times[row..end], call),
             }
         }
     }
 }
 
+/// Judges a run of a key that begins at `row`.
+#[inline(always)]
+fn judge_run<L: Line>(
+    shelf: &mut Shelf<L>,
+    rules: &Rules,
+    search: &Search,
+    (key, row): ((i64, i32), usize),
+    run: Run,
+    call: &mut Call<'_>,
+) {
+    match shelf.judge_plainly(&rules.plain, run, search) {
+        Plainly::WentOn | Plainly::Begun => {}
+        Plainly::Repeated => call.fill(row, row + run.rows as usize, Verdict::Duplicate),
+        Plainly::Unclear => {
+            call.begin_run(row, (key.0, key.1, run.epoch));
+            shelf.judge_beyond(rules, key, run, call);
+        }
+    }
+}
+
+/// Judges a run whose rows have timestamps, cut where it crosses the horizon.
+fn judge_timed_run<'a, L: Line>(
+    shelf: &mut Shelf<L>,
+    rules: &Rules,
+    search: &Search,
+    (key, row): ((i64, i32), usize),
+    run: Run,
+    times: &'a [i64],
+    call: &mut Call<'a>,
+) {
+    let horizon = call.horizon_ms;
+    let is_old = |time: i64| horizon.is_some_and(|horizon| time <= horizon);
+    let mut before = 0;
+    for part in times.chunk_by(|&one, &next| is_old(one) == is_old(next)) {
+        let newest = part.iter().copied().max().unwrap_or(0);
+        call.times = part;
+        let part = Run { seq: run.seq + before, rows: part.len() as i64, newest, is_old: is_old(part[0]), ..run };
+        judge_run(shelf, rules, search, (key, row + before as usize), part, call);
+        before += part.rows;
+    }
+}
+
 /// What a call has gathered so far.
-pub(crate) struct Call {
+pub(crate) struct Call<'a> {
     judged: Judged,
     reports_missing: bool,
     /// What was jumped over and not filled, by key and epoch.
@@ -494,13 +930,16 @@ pub(crate) struct Call {
     stale: BTreeMap<Key, u64>,
     /// The first row of the batch at hand.
     batch_from: usize,
-    /// The run at hand: its first row in the batch, and its key and epoch.
+    horizon_ms: Option<i64>,
+    /// The run at hand: its first row in the batch, its key and epoch, and its rows' timestamps where they
+    /// are kept.
     row: usize,
     key: Key,
+    times: &'a [i64],
 }
 
-impl Call {
-    fn new(batches: &[Batch<'_>], reports_missing: bool) -> Call {
+impl<'a> Call<'a> {
+    fn new(batches: &[Batch<'_>], reports_missing: bool, horizon_ms: Option<i64>) -> Call<'a> {
         let rows = batches.iter().map(Batch::len).sum();
         let judged = Judged { verdicts: vec![Verdict::Accepted as u8; rows], ..Judged::default() };
         Call {
@@ -509,8 +948,10 @@ impl Call {
             opened: BTreeMap::new(),
             stale: BTreeMap::new(),
             batch_from: 0,
+            horizon_ms,
             row: 0,
             key: (0, 0, 0),
+            times: &[],
         }
     }
 
@@ -535,7 +976,7 @@ impl Call {
     }
 }
 
-impl Sink for Call {
+impl Sink for Call<'_> {
     fn refuse(&mut self, from: i64, to: i64, verdict: Verdict) {
         self.fill(self.row + from as usize, self.row + to as usize, verdict);
     }
@@ -551,7 +992,7 @@ impl Sink for Call {
 
     fn opened(&mut self, first: i64, last: i64) {
         if self.reports_missing {
-            self.opened.entry(self.key).or_default().open(first, last);
+            self.opened.entry(self.key).or_default().open(first, last, 0);
         }
     }
 
@@ -566,5 +1007,15 @@ impl Sink for Call {
 
     fn border(&mut self, rows: i64) {
         self.judged.border += rows as u64;
+    }
+
+    fn timestamp(&self, row: i64) -> i64 {
+        self.times.get(row as usize).copied().unwrap_or(0)
+    }
+
+    fn newest_accepted(&self) -> Option<i64> {
+        let verdicts = &self.judged.verdicts[self.batch_from + self.row..];
+        let accepted = self.times.iter().zip(verdicts).filter(|&(_, &verdict)| verdict == Verdict::Accepted as u8);
+        accepted.map(|(&time, _)| time).max()
     }
 }

@@ -30,6 +30,7 @@ impl Input {
             partition: &self.partition[from..to],
             epoch: has_epochs.then_some(&self.epoch[from..to]),
             seq: if is_narrow { Seqs::I32(&self.narrow[from..to]) } else { Seqs::I64(&self.seq[from..to]) },
+            timestamp: None,
         }
     }
 }

@@ -4,12 +4,18 @@ use fencepost_core::{
     Admit, Batch, Column, Epochs, Error, KeyKind, KeySpace, PartKind, PartValue, Policy, Seqs, StateTable, Untracked,
     Verdict, decode_parts, encode_bytes, encode_int,
 };
-use fencepost_testkit::rulebook::{Answer, Call, Case, Cell, Door, Missing, Refusal, Row, cases, complaints, folder};
+use fencepost_testkit::rulebook::{
+    Action, Answer, Call, Cell, Door, Missing, Options, Refusal, Row, cases, complaints, folder,
+};
 
 /// A table that takes the book's rows: keys that are not integers are numbered first, and what a column
 /// of the core cannot even hold is refused here.
 struct CoreDoor {
     table: StateTable,
+    /// The table that the one at hand will be merged into.
+    first: Option<StateTable>,
+    /// What is done to the policy of every table.
+    change: fn(&mut Policy),
 }
 
 /// The columns of one call.
@@ -19,21 +25,29 @@ struct Columns {
     partition: Vec<i32>,
     epoch: Vec<i16>,
     seq: Vec<i64>,
+    timestamp: Vec<i64>,
 }
 
-fn policy_of(case: &Case) -> Option<Policy> {
-    let mut policy = Policy::preset(&case.policy)?;
-    for (field, value) in case.fields.iter().filter(|(field, _)| field != "untracked") {
-        policy.set(field, value).ok()?;
+fn policy_of(options: &Options) -> Option<Policy> {
+    let mut policy = Policy::preset(&options.policy)?;
+    for (field, value) in options.policy_fields() {
+        policy.set(&field, &value).ok()?;
     }
     policy.validate().ok()?;
     Some(policy)
 }
 
-fn door_of(case: &Case, policy: Policy) -> CoreDoor {
-    let fails = case.fields.contains(&("untracked".into(), "fail".into()));
-    let untracked = if fails { Untracked::Fail } else { Untracked::Keep };
-    CoreDoor { table: StateTable::new(policy).expect("validated").with_untracked(untracked) }
+fn table_of(options: &Options, policy: Policy) -> StateTable {
+    let untracked = if options.option("untracked") == Some("fail") { Untracked::Fail } else { Untracked::Keep };
+    StateTable::new(policy)
+        .expect("validated")
+        .with_untracked(untracked)
+        .with_keep_timestamp(options.option("keep") == Some("timestamp"))
+        .with_entries_max(options.option("entries_max").map(|max| max.parse().expect("a count")))
+}
+
+fn copy(table: &StateTable) -> StateTable {
+    StateTable::restore(&table.snapshot()).expect("its own snapshot")
 }
 
 fn parts(cell: &Cell) -> &[Cell] {
@@ -102,6 +116,7 @@ impl CoreDoor {
             columns.partition.push(-7);
             columns.epoch.push(-7);
             columns.seq.push(-7);
+            columns.timestamp.push(-7);
             return Ok(());
         }
         if parts(&row.pid).iter().any(|part| matches!(part, Cell::Int(pid) if *pid < -1)) {
@@ -124,6 +139,11 @@ impl CoreDoor {
             _ => return Err("epoch"),
         });
         columns.seq.push(if let Cell::Int(seq) = &row.seq { *seq } else { return Err("seq") });
+        columns.timestamp.push(match row.timestamp {
+            Cell::Int(timestamp) => timestamp,
+            _ if self.table.keeps_timestamp() => return Err("timestamp"),
+            _ => 0,
+        });
         Ok(())
     }
 
@@ -142,29 +162,71 @@ impl CoreDoor {
 }
 
 fn refusal(error: &Error) -> Refusal {
-    let Error::Batch { column, row, .. } = error else { panic!("not about the rows: {error}") };
-    Refusal { column: column.to_string(), row: *row }
+    match error {
+        Error::Batch { column, row, .. } => Refusal { column: column.to_string(), row: *row },
+        Error::Policy(_) => Refusal { column: "policy".into(), row: None },
+        Error::Capacity { .. } => Refusal { column: "capacity".into(), row: None },
+        Error::Snapshot(_) => panic!("not of a call: {error}"),
+    }
 }
 
-impl Door for CoreDoor {
-    fn apply(&mut self, call: &Call) -> Result<Answer, Refusal> {
+impl CoreDoor {
+    fn evict(&mut self, now: i64, idle: i64) -> Result<Answer, Refusal> {
+        let dropped = self.table.evict(now, idle).map_err(|error| refusal(&error))? as u64;
+        Ok(Answer { dropped, horizon: self.table.horizon_ms(), ..Answer::default() })
+    }
+
+    fn forget(&mut self, pid: &Cell, partition: Option<&Cell>) -> Answer {
+        let before = self.table.keys().mark();
+        let keys = self.table.keys_mut();
+        let pid = number(&mut keys.pid, pid);
+        let partition = partition.map(|partition| number(&mut keys.partition, partition) as i32);
+        let dropped = self.table.forget(pid, partition) as u64;
+        self.table.keys_mut().go_back(before);
+        Answer { dropped, ..Answer::default() }
+    }
+
+    fn begin_other(&mut self, options: &Options) -> Answer {
+        let mut policy = policy_of(options).expect("a policy that can be made");
+        (self.change)(&mut policy);
+        self.first = Some(std::mem::replace(&mut self.table, table_of(options, policy)));
+        Answer::default()
+    }
+
+    /// Merges both ways: the same comes of it, and a refusal changes nothing.
+    fn merge(&mut self) -> Result<Answer, Refusal> {
+        let mut first = self.first.take().expect("another table was begun");
+        let second = std::mem::replace(&mut self.table, first);
+        let mut mirrored = copy(&second).with_entries_max(self.table.entries_max());
+        let before = self.table.snapshot();
+        let merged = self.table.merge(&second).map_err(|error| refusal(&error));
+        let overlap = merged.inspect_err(|_| assert_eq!(self.table.snapshot(), before, "a refusal shows"))?;
+        first = StateTable::restore(&before).expect("its own snapshot");
+        assert_eq!(mirrored.merge(&first).expect("a merge that goes one way").len(), overlap.len());
+        assert_eq!(mirrored.snapshot(), self.table.snapshot(), "a merge is not commutative");
+        Ok(Answer { overlap: self.in_the_books_words(&overlap), ..Answer::default() })
+    }
+
+    fn judge(&mut self, call: &Call) -> Result<Answer, Refusal> {
         if call.has_epoch && self.table.policy().epochs == Epochs::Ignore {
-            let batch = Batch { pid: &[], partition: &[], epoch: Some(&[]), seq: Seqs::I64(&[]) };
+            let batch = Batch { pid: &[], partition: &[], epoch: Some(&[]), seq: Seqs::I64(&[]), timestamp: None };
             let error = self.table.apply(&[batch]).expect_err("an epoch where there are none");
             assert!(matches!(error, Error::Batch { column: Column::Epoch, .. }), "{error}");
             return Err(Refusal { column: "policy".into(), row: None });
         }
         let before = self.table.keys().mark();
         let columns = self.columns(call)?;
-        let Columns { pid, partition, epoch, seq } = &columns;
+        let Columns { pid, partition, epoch, seq, timestamp } = &columns;
         let epoch = (self.table.policy().epochs != Epochs::Ignore).then_some(&epoch[..]);
-        let judged = match self.table.apply(&[Batch { pid, partition, epoch, seq: Seqs::I64(seq) }]) {
-            Ok(judged) => judged,
-            Err(error) => {
-                self.table.keys_mut().go_back(before);
-                return Err(refusal(&error));
-            }
-        };
+        let judged =
+            match self.table.apply(&[Batch { pid, partition, epoch, seq: Seqs::I64(seq), timestamp: Some(timestamp) }])
+            {
+                Ok(judged) => judged,
+                Err(error) => {
+                    self.table.keys_mut().go_back(before);
+                    return Err(refusal(&error));
+                }
+            };
         let expected = |row: usize| judged.expected.iter().find(|it| it.0 == row as u64).map(|it| it.1);
         let verdict = |(row, &code): (usize, &u8)| (Verdict::ALL[code as usize].name().to_string(), expected(row));
         Ok(Answer {
@@ -172,11 +234,34 @@ impl Door for CoreDoor {
             missing: self.in_the_books_words(&judged.missing),
             stale_epoch: judged.stale_epoch,
             border: Some(judged.border),
+            ..Answer::default()
         })
+    }
+}
+
+impl Door for CoreDoor {
+    fn apply(&mut self, call: &Call) -> Result<Answer, Refusal> {
+        match &call.action {
+            Action::Apply => self.judge(call),
+            Action::Evict { now, idle } => self.evict(*now, *idle),
+            Action::Forget { pid, partition } => Ok(self.forget(pid, partition.as_ref())),
+            Action::Other(options) => Ok(self.begin_other(options)),
+            Action::Merge => self.merge(),
+        }
     }
 
     fn open(&self) -> Vec<Missing> {
         self.in_the_books_words(&self.table.missing())
+    }
+
+    fn finals(&self) -> Vec<Missing> {
+        let ranges = self.table.entries().into_iter().filter_map(|entry| {
+            let (first_seq, last_seq) = entry.final_range?;
+            let count = (last_seq - first_seq) as u64 + 1;
+            let (pid, partition, epoch) = (entry.pid, entry.partition, entry.epoch);
+            Some(fencepost_core::Missing { pid, partition, epoch, first_seq, last_seq, count })
+        });
+        self.in_the_books_words(&ranges.collect::<Vec<_>>())
     }
 }
 
@@ -184,13 +269,14 @@ impl Door for CoreDoor {
 fn complaints_about(change: fn(&mut Policy)) -> Vec<String> {
     let mut found = Vec::new();
     for case in cases(&folder()).expect("the book can be read") {
-        let Some(mut policy) = policy_of(&case) else {
+        let Some(mut policy) = policy_of(&case.options) else {
             found.extend(complaints(&case, None));
             continue;
         };
         change(&mut policy);
         if policy.validate().is_ok() {
-            found.extend(complaints(&case, Some(&mut door_of(&case, policy))));
+            let door = &mut CoreDoor { table: table_of(&case.options, policy), first: None, change };
+            found.extend(complaints(&case, Some(door)));
         }
     }
     found
@@ -211,7 +297,7 @@ fn the_book_is_read_whole() {
 
 #[test]
 fn a_core_with_other_rules_is_caught() {
-    let broken: [fn(&mut Policy); 6] = [
+    let broken: [fn(&mut Policy); 8] = [
         |policy| policy.window += 1,
         |policy| policy.wrap = policy.wrap.map(|wrap| wrap + 1),
         |policy| {
@@ -226,6 +312,8 @@ fn a_core_with_other_rules_is_caught() {
         },
         |policy| policy.first = fencepost_core::First::Zero,
         |policy| policy.max_jump = None,
+        |policy| policy.reach = policy.reach.map(|reach| reach + 1),
+        |policy| policy.intervals_max = policy.intervals_max.map(|intervals| intervals + 1),
     ];
     for (number, change) in broken.into_iter().enumerate() {
         assert!(!complaints_about(change).is_empty(), "the book has nothing against broken core {number}");

@@ -1,81 +1,412 @@
-//! Snapshots: what was written comes back, and what was damaged does not.
+//! Snapshots: what was written comes back, equal tables give equal bytes, and what was damaged is refused.
 
-use fencepost_core::{Batch, Entry, Error, Policy, Seqs, StateTable};
-use fencepost_testkit::workload::{Shape, stream};
+use fencepost_core::{
+    Batch, Entry, Epochs, Error, KeyKind, PRESETS, PartKind, Policy, Seqs, StateTable, encode_bytes, encode_int,
+};
+use fencepost_testkit::workload::{Random, Shape, stream};
+use std::io::{self, Write};
 
-fn table(policy: &str) -> StateTable {
-    let policy = Policy::preset(policy).expect("a preset");
-    let rows = stream(7, 400, &Shape::mixed(policy.wrap));
-    let (pid, partition): (Vec<_>, Vec<_>) = rows.iter().map(|row| (row.pid, row.partition)).unzip();
-    let (epoch, seq): (Vec<_>, Vec<_>) = rows.iter().map(|row| (row.epoch, row.seq)).unzip();
-    let epoch = (policy.epochs != fencepost_core::Epochs::Ignore).then_some(&epoch[..]);
-    let mut table = StateTable::new(policy).expect("a preset is valid");
-    table.apply(&[Batch { pid: &pid, partition: &partition, epoch, seq: Seqs::I64(&seq) }]).expect("valid rows");
+fn preset(name: &str) -> Policy {
+    Policy::preset(name).expect("a preset")
+}
+
+/// Feeds a seeded stream; timestamps rise by ten a row from `now`.
+fn feed(table: &mut StateTable, seed: u64, rows: usize, pid_from: i64, now: i64) {
+    let policy = table.policy();
+    let rows = stream(seed, rows, &Shape::mixed(policy.wrap));
+    let pid: Vec<i64> = rows.iter().map(|row| if row.pid < 0 { -1 } else { row.pid + pid_from }).collect();
+    let (partition, epoch): (Vec<_>, Vec<_>) = rows.iter().map(|row| (row.partition, row.epoch)).unzip();
+    let seq: Vec<i64> = rows.iter().map(|row| row.seq).collect();
+    let timestamp: Vec<i64> = (0..rows.len() as i64).map(|row| now + 10 * row).collect();
+    let epoch = (policy.epochs != Epochs::Ignore).then_some(&epoch[..]);
     table
+        .apply(&[Batch { pid: &pid, partition: &partition, epoch, seq: Seqs::I64(&seq), timestamp: Some(&timestamp) }])
+        .expect("valid rows");
+}
+
+fn table(name: &str, keeps_timestamp: bool) -> StateTable {
+    let mut table = StateTable::new(preset(name)).expect("a preset is valid").with_keep_timestamp(keeps_timestamp);
+    feed(&mut table, 7, 400, 0, 1_000);
+    table
+}
+
+fn reason(result: Result<StateTable, Error>) -> String {
+    match result.err() {
+        Some(Error::Snapshot(reason)) => reason,
+        other => panic!("refused as a snapshot, not {other:?}"),
+    }
 }
 
 #[test]
 fn every_entry_comes_back() {
-    for preset in fencepost_core::PRESETS {
-        let table = table(preset.name).with_entries_max(Some(77)).with_label("a label".into());
-        let back = StateTable::restore(&table.snapshot()).expect("its own snapshot");
-        assert_eq!(back.entries(), table.entries(), "{}", preset.name);
-        assert_eq!((back.policy(), back.entries_max(), back.label()), (table.policy(), Some(77), "a label"));
-        assert!(!back.is_empty());
+    for (preset, keeps_timestamp) in PRESETS.iter().flat_map(|preset| [(preset, false), (preset, true)]) {
+        let mut table = table(preset.name, keeps_timestamp).with_entries_max(Some(777)).with_label("a label".into());
+        if keeps_timestamp {
+            table.evict(3_000, 500).expect("timestamps are kept");
+        }
+        let bytes = table.snapshot();
+        let back = StateTable::restore(&bytes).expect("its own snapshot");
+        assert!(!back.is_empty() && back.entries() == table.entries(), "{}", preset.name);
+        assert_eq!((back.policy(), back.entries_max(), back.label()), (table.policy(), Some(777), "a label"));
+        assert_eq!((back.keeps_timestamp(), back.horizon_ms()), (keeps_timestamp, table.horizon_ms()));
+        assert!(back.snapshot() == bytes, "{}: written again it is the same", preset.name);
     }
+}
+
+#[test]
+fn the_order_of_rows_and_growth_leave_no_trace() {
+    let entries: Vec<Entry> = {
+        let mut table = table("any_order", true);
+        (0..40).for_each(|seed| feed(&mut table, seed, 300, seed as i64 * 1000, 1_000));
+        table.entries()
+    };
+    let mut random = Random::new(3);
+    let mut shuffled = entries.clone();
+    for at in (1..shuffled.len()).rev() {
+        shuffled.swap(at, random.below(at as u64 + 1) as usize);
+    }
+    let of = |entries: &[Entry]| {
+        let mut table = StateTable::new(preset("any_order")).expect("valid").with_keep_timestamp(true);
+        entries.iter().for_each(|entry| table.insert(entry).expect("a new key"));
+        table.snapshot()
+    };
+    assert!(entries.len() > 400 && of(&entries) == of(&shuffled));
+}
+
+#[test]
+fn layouts_leave_no_trace_but_the_policy() {
+    // The same entries in lines of 5, 8 and 3 partitions: the bytes behind the policy are the same.
+    let narrow = preset("kafka");
+    let policies = [narrow, Policy { window: 20, ..narrow }, Policy { wrap: Some(1 << 40), ..narrow }];
+    let of = |policy: Policy| {
+        let mut table = StateTable::new(policy).expect("valid");
+        for key in 0..3000i64 {
+            let entry = Entry {
+                pid: key / 97,
+                partition: (key * 31 % 4001) as i32,
+                epoch: 3,
+                first: key,
+                last: key + 3,
+                ..empty()
+            };
+            table.insert(&entry).expect("a new key");
+        }
+        let bytes = table.snapshot();
+        frames(&bytes)[1..].iter().flat_map(|frame| frame.to_vec()).collect::<Vec<u8>>()
+    };
+    let first = of(policies[0]);
+    assert!(first.len() > 10_000 && policies.iter().all(|&policy| of(policy) == first));
+}
+
+fn empty() -> Entry {
+    Entry { pid: 0, partition: 0, epoch: 0, first: 0, last: 0, holes: vec![], final_range: None, last_timestamp: None }
+}
+
+/// Strings for pids, a string and a number for partitions, numbered in the order given.
+fn keyed(order: impl Iterator<Item = u32>) -> StateTable {
+    let mut table = StateTable::new(preset("kafka")).expect("valid");
+    let parts = KeyKind::Parts(vec![PartKind::Utf8, PartKind::Int]);
+    table.keys_mut().fix(KeyKind::Parts(vec![PartKind::Utf8]), parts).expect("the first use");
+    table.keys_mut().pid.dictionary.intern(b"never used\0\0");
+    for key in order {
+        let (mut pid, mut partition) = (Vec::new(), Vec::new());
+        encode_bytes(&mut pid, format!("producer-{}", key / 50).as_bytes());
+        encode_bytes(&mut partition, format!("topic-{}", key % 7).as_bytes());
+        encode_int(&mut partition, i64::from(key % 50));
+        let pid = table.keys_mut().pid.dictionary.intern(&pid).into();
+        let partition = table.keys_mut().partition.dictionary.intern(&partition) as i32;
+        let last = i64::from(key) * 7;
+        table.insert(&Entry { pid, partition, first: last, last, ..empty() }).expect("a new key");
+    }
+    table
+}
+
+#[test]
+fn numbers_of_keys_leave_no_trace() {
+    let bytes = keyed(0..9_000).snapshot();
+    assert!(bytes == keyed((0..9_000).rev()).snapshot());
+    let back = StateTable::restore(&bytes).expect("its own snapshot");
+    assert!(back.len() == 9_000 && back.snapshot() == bytes);
+    assert!(back.keys().pid.dictionary.get(b"never used\0\0").is_none());
 }
 
 #[test]
 fn every_truncation_is_refused() {
-    let bytes = table("any_order").snapshot();
-    for count in 0..bytes.len() {
-        let error = StateTable::restore(&bytes[..count]).err().expect("a snapshot that was cut");
-        assert!(matches!(&error, Error::Snapshot(reason) if reason.contains("truncated")), "{count}: {error}");
-    }
-}
-
-#[test]
-fn every_flipped_byte_is_refused() {
-    let bytes = table("any_order").snapshot();
-    for at in 0..bytes.len() {
-        for bit in [0x01, 0x80] {
-            let mut damaged = bytes.clone();
-            damaged[at] ^= bit;
-            let error = StateTable::restore(&damaged).err();
-            assert!(matches!(error, Some(Error::Snapshot(_))), "byte {at} of {}: {error:?}", bytes.len());
+    for bytes in [table("any_order", true).snapshot(), keyed(0..30).snapshot()] {
+        for count in 0..bytes.len() {
+            assert!(reason(StateTable::restore(&bytes[..count])).contains("truncated"), "{count}");
         }
     }
 }
 
 #[test]
-fn bytes_behind_a_snapshot_are_refused() {
-    let mut bytes = table("kafka").snapshot();
-    bytes.push(0);
-    let error = StateTable::restore(&bytes).err().expect("a byte too many");
-    assert_eq!(error.to_string(), "1 bytes follow the snapshot");
+fn every_flipped_byte_is_refused() {
+    for bytes in [table("any_order", true).snapshot(), keyed(0..30).snapshot()] {
+        for at in 0..bytes.len() {
+            for bit in [0x01, 0x80] {
+                let mut damaged = bytes.clone();
+                damaged[at] ^= bit;
+                reason(StateTable::restore(&damaged));
+            }
+        }
+    }
+}
+
+#[test]
+fn what_is_not_this_version_of_a_snapshot_says_so() {
+    let bytes = table("kafka", false).snapshot();
+    let with = |at: usize, byte: u8| {
+        let mut bytes = bytes.clone();
+        bytes[at] = byte;
+        reason(StateTable::restore(&bytes))
+    };
+    assert_eq!(with(0, b'X'), "not a fencepost snapshot: wrong magic");
+    assert_eq!(with(8, 2), "snapshot of version 2, this build reads version 1");
+    assert_eq!(with(10, 1), "a delta where a whole snapshot is expected");
+    assert_eq!(with(11, 1), "a snapshot of kind 0 with flags 1, which do not exist");
+    let longer = [&bytes[..], &[0]].concat();
+    assert_eq!(reason(StateTable::restore(&longer)), "1 bytes follow the snapshot");
+}
+
+/// Where the frames' payloads lie.
+fn frames(bytes: &[u8]) -> Vec<&[u8]> {
+    let (mut frames, mut at) = (Vec::new(), 12);
+    while at < bytes.len() {
+        let length = u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight")) as usize;
+        frames.push(&bytes[at + 8..at + 8 + length]);
+        at += 8 + length + 4;
+    }
+    frames
+}
+
+/// A snapshot of these frames whose checksums are right.
+fn forged(head: &[u8], frames: &[Vec<u8>]) -> Vec<u8> {
+    let (mut bytes, mut checksum) = (head.to_vec(), crc32fast::Hasher::new());
+    checksum.update(head);
+    for frame in frames {
+        let length = (frame.len() as u64).to_le_bytes();
+        checksum.update(&length);
+        checksum.update(frame);
+        bytes.extend([&length[..], frame, &checksum.clone().finalize().to_le_bytes()].concat());
+    }
+    bytes
+}
+
+/// A snapshot in which one change was made and the checksums set right.
+fn with_change(bytes: &[u8], change: impl FnOnce(&mut Vec<Vec<u8>>)) -> Vec<u8> {
+    let mut frames: Vec<Vec<u8>> = frames(bytes).into_iter().map(<[u8]>::to_vec).collect();
+    change(&mut frames);
+    forged(&bytes[..12], &frames)
+}
+
+#[test]
+fn what_contradicts_itself_is_refused_though_its_checksum_is_right() {
+    let bytes = table("any_order", true).snapshot();
+    assert!(with_change(&bytes, |_| ()) == bytes);
+    let policy = reason(StateTable::restore(&with_change(&bytes, |frames| frames[0][8..11].copy_from_slice(b"xxx"))));
+    assert!(policy.contains("the policy cannot be read"), "{policy}");
+    let twice = with_change(&bytes, |frames| {
+        let frame = frames[1].clone();
+        let entries = u64::from_le_bytes(frame[..8].try_into().expect("eight"));
+        let at = frames[0].len() - 8;
+        frames[0][at..].copy_from_slice(&(2 * entries).to_le_bytes());
+        frames.push(frame);
+    });
+    assert_eq!(reason(StateTable::restore(&twice)), "entries are out of order");
+    let fewer = with_change(&bytes, |frames| {
+        let at = frames[0].len() - 8;
+        frames[0][at..].copy_from_slice(&3u64.to_le_bytes());
+    });
+    assert!(reason(StateTable::restore(&fewer)).contains("where 3 keys are left"));
+}
+
+#[test]
+fn every_byte_may_lie_and_nothing_breaks() {
+    for bytes in [table("any_order", true).snapshot(), table("kafka", false).snapshot(), keyed(0..30).snapshot()] {
+        let counts: Vec<usize> = frames(&bytes).iter().map(|frame| frame.len()).collect();
+        for (frame, count) in counts.into_iter().enumerate() {
+            for at in 0..count {
+                for byte in [0, 1, 0x7f, 0xff] {
+                    let lie = with_change(&bytes, |frames| frames[frame][at] = byte);
+                    // Some lies are another table's truth.
+                    if let Ok(table) = StateTable::restore(&lie) {
+                        assert!(table.len() <= 4096);
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_writer_that_fails_anywhere_is_told_of() {
+    struct Full(usize);
+    impl Write for Full {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            let count = bytes.len().min(self.0);
+            self.0 -= count;
+            if count == 0 { Err(io::ErrorKind::StorageFull.into()) } else { Ok(count) }
+        }
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+    let table = table("any_order", true);
+    let bytes = table.snapshot();
+    for count in 0..bytes.len() {
+        let error = table.write_snapshot(&mut Full(count)).expect_err("there is no room");
+        assert_eq!(error.kind(), io::ErrorKind::StorageFull);
+    }
+    table.write_snapshot(&mut Full(bytes.len())).expect("there is room");
+    assert!(table.snapshot() == bytes);
 }
 
 #[test]
 fn the_last_64_bit_sequence_number_comes_back() {
-    let mut table = StateTable::new(Policy::preset("kafka_offsets").expect("a preset")).expect("valid");
+    let mut table = StateTable::new(preset("kafka_offsets")).expect("valid");
     let seq = [0, i64::MAX - 2, i64::MAX];
-    table.apply(&[Batch { pid: &[1; 3], partition: &[0; 3], epoch: None, seq: Seqs::I64(&seq) }]).expect("valid rows");
+    let batch = Batch { pid: &[1; 3], partition: &[0; 3], epoch: None, seq: Seqs::I64(&seq), timestamp: None };
+    table.apply(&[batch]).expect("valid rows");
     let back = StateTable::restore(&table.snapshot()).expect("its own snapshot");
     assert_eq!(back.entries(), table.entries());
 }
 
 #[test]
 fn an_entry_beyond_the_last_lap_is_refused() {
-    let mut policy = Policy::preset("any_order").expect("a preset");
+    let mut policy = preset("any_order");
     policy.wrap = Some(1 << 33);
-    let entry = |last| Entry { pid: 1, partition: 0, epoch: 0, first: last, last, holes: vec![] };
+    let entry = |last| Entry { pid: 1, first: last, last, ..empty() };
     let mut table = StateTable::new(policy).expect("valid");
     assert!(matches!(table.insert(&entry(1 << 62)), Err(Error::Snapshot(_))));
     table.insert(&entry((1 << 61) + (1 << 32))).expect("on the last lap");
     let seq = [(1 << 33) - 1, 0, 1];
-    table
-        .apply(&[Batch { pid: &[1; 3], partition: &[0; 3], epoch: Some(&[0; 3]), seq: Seqs::I64(&seq) }])
-        .expect("rows");
+    let batch = Batch { pid: &[1; 3], partition: &[0; 3], epoch: Some(&[0; 3]), seq: Seqs::I64(&seq), timestamp: None };
+    table.apply(&[batch]).expect("rows");
     let back = StateTable::restore(&table.snapshot()).expect("its own snapshot");
     assert_eq!(back.entries(), table.entries());
+}
+
+// Deltas
+
+/// A chain of snapshots: the first whole, each of the others what changed.
+fn chain(table: &mut StateTable, seed: u64, links: u64) -> Vec<Vec<u8>> {
+    let mut random = Random::new(seed);
+    table.track_changes(true);
+    let mut bytes = Vec::new();
+    let checksum = table.write_snapshot(&mut bytes).expect("a Vec takes every write");
+    table.begin_changes(checksum);
+    let mut chain = vec![bytes];
+    for link in 1..=links {
+        for _ in 0..random.below(4) {
+            let now = link as i64 * 5_000 + random.below(5_000) as i64;
+            match random.below(6) {
+                0 => table.forget(random.below(30) as i64, None),
+                1 => table.forget(random.below(30) as i64, Some(random.below(3) as i32)),
+                2 if table.keeps_timestamp() => table.evict(now, random.below(12_000) as i64).expect("kept"),
+                _ => {
+                    feed(table, random.bits(), 60, random.below(9) as i64 * 4, now);
+                    0
+                }
+            };
+        }
+        let mut bytes = Vec::new();
+        let checksum = table.delta().expect("tracked").write(&mut bytes).expect("a Vec takes every write");
+        table.begin_changes(checksum);
+        chain.push(bytes);
+    }
+    chain
+}
+
+fn rebuilt(chain: &[Vec<u8>]) -> StateTable {
+    let mut table = StateTable::restore(&chain[0]).expect("a whole snapshot");
+    chain[1..].iter().for_each(|delta| table.apply_delta(delta).expect("the next delta"));
+    table
+}
+
+#[test]
+fn base_and_deltas_are_the_whole() {
+    for (preset, keeps_timestamp) in PRESETS.iter().flat_map(|preset| [(preset, false), (preset, true)]) {
+        for seed in 0..40 {
+            let mut table = StateTable::new(preset.policy).expect("valid").with_keep_timestamp(keeps_timestamp);
+            (0..6).for_each(|part| feed(&mut table, seed * 7 + part, 100, part as i64 * 4, 0));
+            let chain = chain(&mut table, seed, 6);
+            assert!(rebuilt(&chain).snapshot() == table.snapshot(), "{}, seed {seed}", preset.name);
+        }
+    }
+}
+
+#[test]
+fn a_delta_holds_what_changed_and_little_more() {
+    let mut table = StateTable::new(preset("kafka")).expect("valid");
+    (0..20_000).for_each(|pid| table.insert(&Entry { pid, ..empty() }).expect("a new key"));
+    table.track_changes(true);
+    table.begin_changes(1);
+    let pid: Vec<i64> = (0..200).map(|row| row * 100).collect();
+    let batch = |seq| Batch { pid: &pid, partition: &[0; 200], epoch: Some(&[0; 200]), seq, timestamp: None };
+    table.apply(&[batch(Seqs::I32(&[0; 200]))]).expect("duplicates");
+    let count = |table: &StateTable| {
+        let mut bytes = Vec::new();
+        table.delta().expect("tracked").write(&mut bytes).expect("a Vec takes every write");
+        bytes.len()
+    };
+    let nothing = count(&table);
+    assert!(nothing < 300, "{nothing} bytes though nothing was accepted");
+    table.apply(&[batch(Seqs::I32(&[1; 200]))]).expect("rows that go on");
+    let some = count(&table);
+    assert!((1_000..3_000).contains(&some), "{some} bytes for 200 entries of 20 000");
+}
+
+#[test]
+fn deltas_bring_their_keys() {
+    let mut table = keyed(0..500);
+    let mut base = Vec::new();
+    let checksum = table.write_snapshot(&mut base).expect("a Vec takes every write");
+    table.track_changes(true);
+    table.begin_changes(checksum);
+    let mut key = Vec::new();
+    encode_bytes(&mut key, b"another");
+    let pid = table.keys_mut().pid.dictionary.intern(&key).into();
+    table.insert(&Entry { pid, partition: 3, ..empty() }).expect("a new key");
+    table.forget(1, Some(1));
+    let mut delta = Vec::new();
+    table.delta().expect("tracked").write(&mut delta).expect("a Vec takes every write");
+    assert!(rebuilt(&[base, delta]).snapshot() == table.snapshot());
+}
+
+#[test]
+fn a_delta_that_does_not_follow_is_refused_and_changes_nothing() {
+    let mut table = table("any_order", true);
+    let chain = chain(&mut table, 5, 3);
+    let mut back = StateTable::restore(&chain[0]).expect("a whole snapshot");
+    let follows = "the delta follows another snapshot than the one this table is as yet";
+    let refused = |table: &mut StateTable, delta: &[u8], expected: &str| {
+        let before = table.snapshot();
+        match table.apply_delta(delta) {
+            Err(Error::Snapshot(reason)) => assert!(reason.contains(expected), "{reason}"),
+            other => panic!("{other:?} instead of: {expected}"),
+        }
+        assert!(table.snapshot() == before);
+    };
+    refused(&mut back, &chain[2], follows);
+    refused(&mut back, &chain[0], "a whole snapshot where a delta is expected");
+    for at in 0..chain[1].len() {
+        refused(&mut back, &chain[1][..at], "truncated");
+        let mut damaged = chain[1].clone();
+        damaged[at] ^= 0x10;
+        refused(&mut back, &damaged, "");
+    }
+    refused(&mut back, &[&chain[1][..], b"!"].concat(), "1 bytes follow");
+    back.apply_delta(&chain[1]).expect("the next");
+    refused(&mut back, &chain[1], follows);
+    feed(&mut back, 1, 20, 0, 100_000);
+    refused(&mut back, &chain[2], follows);
+}
+
+#[test]
+fn a_delta_needs_a_snapshot_to_follow() {
+    let mut table = table("kafka", false);
+    let reason = |table: &StateTable| table.delta().err().expect("no delta").to_string();
+    assert_eq!(reason(&table), "changes are not tracked: a delta cannot say what has changed");
+    table.track_changes(true);
+    assert_eq!(reason(&table), "there is no snapshot yet that a delta could follow");
 }

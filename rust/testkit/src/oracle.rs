@@ -47,6 +47,10 @@ pub struct Policy {
     pub wrap: Option<i64>,
     /// `Any`, `Forward`: how far above the highest a row may lie.
     pub max_jump: Option<i64>,
+    /// How far below the highest a missing position may lie before it is final.
+    pub reach: Option<i64>,
+    /// With how many holes a table takes no more rows.
+    pub intervals_max: Option<i64>,
 }
 
 const ANY_ORDER: Policy = Policy {
@@ -58,6 +62,8 @@ const ANY_ORDER: Policy = Policy {
     gaps_are_normal: false,
     wrap: Some(1 << 31),
     max_jump: None,
+    reach: None,
+    intervals_max: None,
 };
 
 /// The names of the presets.
@@ -99,6 +105,8 @@ impl Policy {
             ("window", _) => self.window = number()?,
             ("wrap", _) => self.wrap = optional()?,
             ("max_jump", _) => self.max_jump = optional()?,
+            ("reach", _) => self.reach = optional()?,
+            ("intervals_max", _) => self.intervals_max = optional()?,
             _ => return Err(format!("no field or value {field}={value}")),
         }
         Ok(())
@@ -108,7 +116,19 @@ impl Policy {
         let too_long = self.admit == Admit::Next && self.wrap.is_some_and(|wrap| self.window >= wrap);
         let negative = self.window < 0 || self.max_jump.is_some_and(|jump| jump < 0);
         let too_small = self.wrap.is_some_and(|wrap| wrap < 4);
-        if too_long || negative || too_small { Err(format!("out of range: {self:?}")) } else { Ok(self) }
+        let bounds = [self.reach, self.intervals_max];
+        let negative = negative || bounds.iter().flatten().any(|bound| *bound < 1);
+        let no_holes = !self.keeps_holes() && bounds.iter().any(Option::is_some);
+        if too_long || negative || too_small || no_holes { Err(format!("out of range: {self:?}")) } else { Ok(self) }
+    }
+
+    /// Whether what was skipped is remembered.
+    fn keeps_holes(&self) -> bool {
+        match self.admit {
+            Admit::Any => true,
+            Admit::Forward => !(self.late_is_duplicate && self.gaps_are_normal),
+            Admit::Next => false,
+        }
     }
 }
 
@@ -126,6 +146,8 @@ pub enum Verdict {
     Fenced = 3,
     /// Of no producer.
     Untracked = 6,
+    /// Too old to tell.
+    Forgotten = 7,
 }
 
 impl Verdict {
@@ -137,6 +159,7 @@ impl Verdict {
             Verdict::OutOfOrder => "OUT_OF_ORDER",
             Verdict::Fenced => "FENCED",
             Verdict::Untracked => "UNTRACKED",
+            Verdict::Forgotten => "FORGOTTEN",
         }
     }
 }
@@ -150,6 +173,8 @@ pub struct Tracked<K> {
     pub epoch: i64,
     /// The sequence number.
     pub seq: i64,
+    /// When it happened; 0 where timestamps are not kept.
+    pub timestamp: i64,
 }
 
 /// A range of sequences that was skipped.
@@ -192,15 +217,24 @@ pub struct Oracle<K> {
     policy: Policy,
     pub(crate) place: Place,
     /// Every epoch that a key ever had; under `Fence` the highest is the entry, under `Ignore` all are 0.
-    keys: BTreeMap<K, BTreeMap<i64, Entry>>,
+    pub(crate) keys: BTreeMap<K, BTreeMap<i64, Entry>>,
+    horizon: Option<i64>,
 }
 
 #[derive(Clone, Debug, Default)]
-struct Entry {
+pub(crate) struct Entry {
     /// What was accepted, as positions (`Next`: as sequences in the order of their arrival, in `recent`).
     positions: BTreeSet<i128>,
     recent: Vec<i64>,
+    /// What rows jumped over, and their timestamps.
+    jumps: Vec<(Range, i64)>,
+    /// What is final, accepted or not.
+    final_range: Option<Range>,
+    last_timestamp: Option<i64>,
 }
+
+/// Positions, both ends included.
+type Range = (i128, i128);
 
 /// A span of positions of one entry.
 struct Span<K> {
@@ -216,7 +250,7 @@ type Judgement = (Verdict, Option<i64>);
 impl<K: Ord + Clone + Debug> Oracle<K> {
     /// A table that has seen nothing.
     pub fn new(policy: Policy) -> Oracle<K> {
-        Oracle { policy, place: position, keys: BTreeMap::new() }
+        Oracle { policy, place: position, keys: BTreeMap::new(), horizon: None }
     }
 
     /// How many entries there are: keys, or keys and epochs where every epoch counts by itself.
@@ -234,16 +268,19 @@ impl<K: Ord + Clone + Debug> Oracle<K> {
 
     /// Every hole that is open, in the order of key, epoch and position.
     pub fn missing(&self) -> Vec<Missing<K>> {
-        let mut spans = Vec::new();
-        for (key, epochs) in &self.keys {
+        let holes = |(key, epoch, entry): (&K, i64, &Entry)| {
+            let range = |(first, last)| self.range(key, epoch, first, last);
+            self.holes(entry).into_iter().map(range).collect::<Vec<_>>()
+        };
+        if self.policy.gaps_are_normal { Vec::new() } else { self.entries().flat_map(holes).collect() }
+    }
+
+    /// The entries that count, in the order of key and epoch.
+    pub(crate) fn entries(&self) -> impl Iterator<Item = (&K, i64, &Entry)> {
+        self.keys.iter().flat_map(|(key, epochs)| {
             let kept = if self.policy.epochs == Epochs::Fence { epochs.len() - 1 } else { 0 };
-            for (epoch, entry) in epochs.iter().skip(kept) {
-                if let Some(last) = entry.positions.last() {
-                    spans.push(Span { key: key.clone(), epoch: *epoch, first: self.start(entry), last: *last });
-                }
-            }
-        }
-        self.uncovered(&spans)
+            epochs.iter().skip(kept).map(move |(epoch, entry)| (key, *epoch, entry))
+        })
     }
 
     /// Judges rows in order; `None` is an untracked row.
@@ -274,25 +311,51 @@ impl<K: Ord + Clone + Debug> Oracle<K> {
         if is_stale && policy.epochs == Epochs::Fence {
             return (Verdict::Fenced, None);
         }
+        let is_old = self.horizon.is_some_and(|horizon| row.timestamp <= horizon);
         let Some(entry) = epochs.and_then(|epochs| epochs.get(&epoch)) else {
+            if is_old {
+                return (Verdict::Forgotten, None);
+            }
             let is_bump = policy.epochs == Epochs::Fence && highest_epoch.is_some();
             return self.begin(row, epoch, is_bump, jumped);
         };
         if policy.admit == Admit::Next {
             let judgement = judge_next(&policy, entry, row.seq);
+            if is_old && judgement.0 != Verdict::Duplicate {
+                return (Verdict::Forgotten, None);
+            }
             if judgement.0 == Verdict::Accepted {
                 self.entry(row, epoch).recent.push(row.seq);
             }
             return judgement;
         }
+        // A table that was merged may have holes that are out of reach.
+        self.keep_reach(&row.key, epoch);
+        let entry = &self.keys[&row.key][&epoch];
         let (lowest, highest) = (self.start(entry), *entry.positions.last().expect("an entry has accepted a row"));
         let (position, is_border) = (self.place)(&policy, highest, row.seq);
         call.border += u64::from(is_border);
-        let judgement = judge_position(&policy, entry, highest, position);
+        if entry.final_range.is_some_and(|(first, last)| first <= position && position <= last) {
+            return (Verdict::Forgotten, None);
+        }
+        let is_held = if policy.keeps_holes() {
+            entry.positions.contains(&position)
+        } else {
+            lowest <= position && position <= highest
+        };
+        let judgement = match () {
+            () if is_old && is_held => (Verdict::Duplicate, None),
+            () if is_old => (Verdict::Forgotten, None),
+            () => judge_position(&policy, entry, highest, position),
+        };
         if judgement.0 == Verdict::Accepted {
-            self.entry(row, epoch).positions.insert(position);
-            let span = |first, last| Span { key: row.key.clone(), epoch, first, last };
-            jumped.extend([span(highest + 1, position - 1), span(position + 1, lowest - 1)]);
+            let entry = self.entry(row, epoch);
+            entry.positions.insert(position);
+            for (first, last) in [(highest + 1, position - 1), (position + 1, lowest - 1)] {
+                entry.jumps.push(((first, last), row.timestamp));
+                jumped.push(Span { key: row.key.clone(), epoch, first, last });
+            }
+            self.keep_reach(&row.key, epoch);
         }
         judgement
     }
@@ -311,13 +374,19 @@ impl<K: Ord + Clone + Debug> Oracle<K> {
             entry.positions.insert(row.seq.into());
         }
         if policy.first_is_zero {
-            jumped.push(Span { key: row.key.clone(), epoch, first: 0, last: i128::from(row.seq) - 1 });
+            let last = i128::from(row.seq) - 1;
+            entry.jumps.push(((0, last), row.timestamp));
+            jumped.push(Span { key: row.key.clone(), epoch, first: 0, last });
+            self.keep_reach(&row.key, epoch);
         }
         (Verdict::Accepted, None)
     }
 
+    /// The entry that is about to accept a row.
     fn entry(&mut self, row: &Tracked<K>, epoch: i64) -> &mut Entry {
-        self.keys.entry(row.key.clone()).or_default().entry(epoch).or_default()
+        let entry = self.keys.entry(row.key.clone()).or_default().entry(epoch).or_default();
+        entry.last_timestamp = entry.last_timestamp.max(Some(row.timestamp));
+        entry
     }
 
     /// The position from which an entry's holes count.
@@ -411,5 +480,7 @@ fn after(policy: &Policy, position: i128) -> Option<i64> {
     }
 }
 
+mod forgetting;
+pub use forgetting::{CannotMerge, Remembered};
 #[cfg(test)]
 mod tests;

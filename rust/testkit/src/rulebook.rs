@@ -33,6 +33,8 @@ pub struct Row {
     pub partition: Cell,
     /// The sequence number.
     pub seq: Cell,
+    /// Milliseconds; [`Cell::Null`] where the table keeps none.
+    pub timestamp: Cell,
     /// The verdict's name as other doors write it (`OUT_OF_ORDER`), or `-` in a call that is refused.
     pub verdict: String,
     /// On an `OUT_OF_ORDER` row: the sequence that would have been accepted, if there is one.
@@ -59,25 +61,85 @@ pub struct Missing {
 /// Why a call is refused whole.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusal {
-    /// The role of the column at fault, or `policy` where the policy does not take the columns.
+    /// The role of the column at fault, or `policy` where the policy does not take the columns or the step,
+    /// or `capacity` where a bound would be passed.
     pub column: String,
     /// The row at fault, from 0; `None` where the whole column is.
     pub row: Option<usize>,
 }
 
-/// One `apply` of one table, and what must come of it.
+/// What a call does.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// Judges its rows.
+    Apply,
+    /// Drops what was idle.
+    Evict {
+        /// The time that it is, in milliseconds.
+        now: i64,
+        /// How long an entry may have been idle, in milliseconds.
+        idle: i64,
+    },
+    /// Drops what is remembered of a producer.
+    Forget {
+        /// The producer.
+        pid: Cell,
+        /// Only this partition of it, where one is named.
+        partition: Option<Cell>,
+    },
+    /// Begins another, empty table, to which everything up to the next `Merge` is done.
+    Other(Options),
+    /// Merges the other table into the one before.
+    Merge,
+}
+
+/// A preset and what differs from it, the options of a table among them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// The preset's name.
+    pub policy: String,
+    /// The fields that differ from the preset, as text; `untracked`, `keep` and `entries_max` are options
+    /// of the table.
+    pub fields: Vec<(String, String)>,
+}
+
+impl Options {
+    /// The fields of the policy.
+    pub fn policy_fields(&self) -> Vec<(String, String)> {
+        self.fields.iter().filter(|(field, _)| !TABLE_OPTIONS.contains(&field.as_str())).cloned().collect()
+    }
+
+    /// An option of the table.
+    pub fn option(&self, name: &str) -> Option<&str> {
+        self.fields.iter().find(|(field, _)| field == name).map(|(_, value)| value.as_str())
+    }
+}
+
+const TABLE_OPTIONS: [&str; 3] = ["untracked", "keep", "entries_max"];
+
+/// One call of one table, and what must come of it.
 #[derive(Clone, Debug)]
 pub struct Call {
-    /// Where its table begins on the page.
+    /// What it does.
+    pub action: Action,
+    /// Where it begins on the page.
     pub line: usize,
     /// Whether an epoch column is mapped.
     pub has_epoch: bool,
-    /// The rows, in order.
+    /// The rows to judge, in order.
     pub rows: Vec<Row>,
     /// What the call lists as missing.
     pub missing: Vec<Missing>,
     /// What the table lists as missing after the call.
     pub open: Vec<Missing>,
+    /// The final ranges that the table has after the call, in positions.
+    pub finals: Vec<Missing>,
+    /// What both tables of a merge had accepted.
+    pub overlap: Vec<Missing>,
+    /// Entries that were dropped.
+    pub dropped: u64,
+    /// Where the horizon lies after an eviction.
+    pub horizon: Option<i64>,
     /// Rows below the highest epoch accepted of their key.
     pub stale_epoch: u64,
     /// Rows that the border rules put into a neighbouring lap.
@@ -93,10 +155,8 @@ pub struct Case {
     pub page: String,
     /// The line of the policy.
     pub line: usize,
-    /// The preset's name.
-    pub policy: String,
-    /// The fields that differ from the preset, as text; `untracked` is among them, an option of the table.
-    pub fields: Vec<(String, String)>,
+    /// What its table is of.
+    pub options: Options,
     /// The policy cannot be made.
     pub refused: bool,
     /// What is done with the table.
@@ -152,18 +212,21 @@ fn read_line<'a>(
         header.clear();
         if let Some(policy) = line.strip_prefix("policy: ") {
             cases.push(case(page, number, policy, false)?);
+        } else if let Some(action) = action(line, cases)? {
+            let case = cases.last_mut().ok_or("a step before any policy")?;
+            case.calls.push(Call::new(number, action, false));
         } else if let Some(item) = line.strip_prefix("- ") {
             expect(last_call(cases)?, item)?;
         }
     } else if header.is_empty() {
         *header = cells(line);
         if header[0] != "refused" {
-            const NAMES: [&str; 7] = ["pid", "epoch", "partition", "seq", "verdict", "expected", "why"];
+            const NAMES: [&str; 8] = ["pid", "epoch", "partition", "seq", "timestamp", "verdict", "expected", "why"];
             if let Some(name) = header.iter().find(|name| !NAMES.contains(name)) {
                 return Err(format!("unknown column '{name}'"));
             }
             let case = cases.last_mut().ok_or("a table before any policy")?;
-            case.calls.push(Call::new(number, header.contains(&"epoch")));
+            case.calls.push(Call::new(number, Action::Apply, header.contains(&"epoch")));
         }
     } else if !line.starts_with("|-") {
         let cells = cells(line);
@@ -180,9 +243,22 @@ fn read_line<'a>(
 }
 
 impl Call {
-    fn new(line: usize, has_epoch: bool) -> Call {
-        let (missing, open) = (Vec::new(), Vec::new());
-        Call { line, has_epoch, rows: Vec::new(), missing, open, stale_epoch: 0, border: 0, error: None }
+    fn new(line: usize, action: Action, has_epoch: bool) -> Call {
+        Call {
+            action,
+            line,
+            has_epoch,
+            rows: Vec::new(),
+            missing: Vec::new(),
+            open: Vec::new(),
+            finals: Vec::new(),
+            overlap: Vec::new(),
+            dropped: 0,
+            horizon: None,
+            stale_epoch: 0,
+            border: 0,
+            error: None,
+        }
     }
 }
 
@@ -195,8 +271,8 @@ fn check_page(cases: &[Case]) -> Result<()> {
             return Err(format!("the policy of line {} has no table", case.line));
         }
         for call in &case.calls {
-            if call.rows.is_empty() {
-                return Err(format!("the table of line {} has no row", call.line));
+            if call.rows.is_empty() == (call.action == Action::Apply) {
+                return Err(format!("the table of line {} has no row, or a step has some", call.line));
             }
             if call.rows.iter().any(|row| (row.verdict == "-") != call.error.is_some()) {
                 return Err(format!("the table of line {} needs verdicts or an error, never both", call.line));
@@ -207,11 +283,38 @@ fn check_page(cases: &[Case]) -> Result<()> {
 }
 
 fn case(page: &str, line: usize, text: &str, refused: bool) -> Result<Case> {
+    Ok(Case { page: page.to_string(), line, options: options(text)?, refused, calls: Vec::new() })
+}
+
+fn options(text: &str) -> Result<Options> {
     let mut words = text.split_whitespace();
     let policy = words.next().ok_or("no policy")?.to_string();
     let pair = |word: &str| word.split_once('=').map(|(field, value)| (field.to_string(), value.to_string()));
     let fields = words.map(pair).collect::<Option<_>>().ok_or("not field=value")?;
-    Ok(Case { page: page.to_string(), line, policy, fields, refused, calls: Vec::new() })
+    Ok(Options { policy, fields })
+}
+
+/// What a line between the tables does, if it is a step.
+fn action(line: &str, cases: &[Case]) -> Result<Option<Action>> {
+    let Some((name, text)) = line.split_once(':') else { return Ok(None) };
+    let text = text.trim();
+    let step = match name {
+        "evict" => {
+            let (now, idle) =
+                text.strip_prefix("now=").and_then(|text| text.split_once(" idle=")).ok_or("now= idle=")?;
+            Action::Evict { now: parse_int(now)?, idle: parse_int(idle)? }
+        }
+        "forget" => {
+            let text = text.strip_prefix("pid=").ok_or("pid=")?;
+            let (pid, partition) = text.split_once(" partition=").map_or((text, None), |(pid, it)| (pid, Some(it)));
+            Action::Forget { pid: parse_cell(pid)?, partition: partition.map(parse_cell).transpose()? }
+        }
+        "other" if text.is_empty() => Action::Other(cases.last().ok_or("no policy above")?.options.clone()),
+        "other" => Action::Other(options(text)?),
+        "merge" if text.is_empty() => Action::Merge,
+        _ => return Ok(None),
+    };
+    Ok(Some(step))
 }
 
 fn last_call(cases: &mut [Case]) -> Result<&mut Call> {
@@ -234,7 +337,8 @@ fn rows(header: &[&str], cells: &[&str]) -> Result<Vec<Row>> {
     let row = |seq| -> Result<Row> {
         let expected = if matches!(expected, "" | "null") { None } else { Some(parse_int(expected)?) };
         let (pid, epoch, partition) = (value("pid")?, value("epoch")?, value("partition")?);
-        Ok(Row { pid, epoch, partition, seq, verdict: verdict.to_string(), expected })
+        let timestamp = value("timestamp")?;
+        Ok(Row { pid, epoch, partition, seq, timestamp, verdict: verdict.to_string(), expected })
     };
     match cell("seq").ok_or("no seq")?.split_once("..") {
         Some((first, last)) => (parse_int(first)?..=parse_int(last)?).map(|seq| row(Cell::Int(seq))).collect(),
@@ -266,6 +370,10 @@ fn expect(call: &mut Call, item: &str) -> Result<()> {
         match label {
             "missing" => call.missing = value.split("; ").map(parse_missing).collect::<Result<_>>()?,
             "open" => call.open = value.split("; ").map(parse_missing).collect::<Result<_>>()?,
+            "final" => call.finals = value.split("; ").map(parse_missing).collect::<Result<_>>()?,
+            "overlap" => call.overlap = value.split("; ").map(parse_missing).collect::<Result<_>>()?,
+            "dropped" => call.dropped = count()?,
+            "horizon" => call.horizon = Some(parse_int(value)?),
             "stale_epoch" => call.stale_epoch = count()?,
             "border" => call.border = count()?,
             "error" => call.error = Some(parse_refusal(value)?),
@@ -301,7 +409,7 @@ fn parse_missing(text: &str) -> Result<Missing> {
 }
 
 /// What a door makes of a call, in the book's words.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Answer {
     /// For each row the verdict's name and, if it is `OUT_OF_ORDER`, what would have been accepted.
     pub verdicts: Vec<(String, Option<i64>)>,
@@ -311,15 +419,24 @@ pub struct Answer {
     pub stale_epoch: u64,
     /// Rows that the border rules put into a neighbouring lap; `None` from a door that does not count them.
     pub border: Option<u64>,
+    /// Entries that were dropped.
+    pub dropped: u64,
+    /// Where the horizon lies after an eviction.
+    pub horizon: Option<i64>,
+    /// What both tables of a merge had accepted.
+    pub overlap: Vec<Missing>,
 }
 
-/// One table behind one door.
+/// One table behind one door, and the other one while there is one.
 pub trait Door {
-    /// Judges the rows of a call and advances the table, or refuses the call and changes nothing.
+    /// Does what the call says, or refuses the call and changes nothing.
     fn apply(&mut self, call: &Call) -> std::result::Result<Answer, Refusal>;
 
     /// What the table lists as missing.
     fn open(&self) -> Vec<Missing>;
+
+    /// The final ranges of the table, in positions, in the order of its entries.
+    fn finals(&self) -> Vec<Missing>;
 }
 
 /// What a door does otherwise than the book says; empty for a door that keeps the rules.
@@ -347,7 +464,7 @@ fn call_complaints(call: &Call, door: &mut dyn Door) -> Vec<String> {
             found.push(format!("{what}: the book says {book}, found {door}"));
         }
     };
-    let before = door.open();
+    let before = (door.open(), door.finals());
     let (error, answer) = match door.apply(call) {
         Ok(answer) => (None, Some(answer)),
         Err(refusal) => (Some(refusal), None),
@@ -363,9 +480,14 @@ fn call_complaints(call: &Call, door: &mut dyn Door) -> Vec<String> {
         compare("missing", format!("{:?}", call.missing), format!("{:?}", answer.missing));
         compare("stale_epoch", call.stale_epoch.to_string(), answer.stale_epoch.to_string());
         compare("border", call.border.to_string(), answer.border.unwrap_or(call.border).to_string());
+        compare("dropped", call.dropped.to_string(), answer.dropped.to_string());
+        compare("horizon", format!("{:?}", call.horizon), format!("{:?}", answer.horizon));
+        compare("overlap", format!("{:?}", call.overlap), format!("{:?}", answer.overlap));
         compare("open", format!("{:?}", call.open), format!("{:?}", door.open()));
-    } else {
-        compare("open", format!("{before:?}"), format!("{:?}", door.open()));
+        compare("final", format!("{:?}", call.finals), format!("{:?}", door.finals()));
+    } else if call.action != Action::Merge {
+        compare("open", format!("{:?}", before.0), format!("{:?}", door.open()));
+        compare("final", format!("{:?}", before.1), format!("{:?}", door.finals()));
     }
     found
 }

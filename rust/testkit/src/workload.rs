@@ -259,7 +259,7 @@ mod tests {
                 let rows = stream(7, 20_000, &Shape::mixed(wrap));
                 let tracked = rows.iter().map(|row| {
                     let key = (row.pid, row.partition);
-                    (row.pid >= 0).then(|| Tracked { key, epoch: row.epoch.into(), seq: row.seq })
+                    (row.pid >= 0).then(|| Tracked { key, epoch: row.epoch.into(), seq: row.seq, timestamp: 0 })
                 });
                 let mut oracle = Oracle::new(policy);
                 let judged = oracle.apply(&tracked.collect::<Vec<_>>());

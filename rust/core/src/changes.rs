@@ -1,0 +1,200 @@
+//! What has changed in a table since a snapshot of it.
+
+use crate::judge::{Rules, Span};
+use crate::snapshot::order::block_hash;
+
+/// Keys whose entries may differ from those of the snapshot `since`.
+///
+/// Costs a test a call unless changes are noted; then a bit set for each run that was accepted.
+#[derive(Default)]
+pub(crate) struct Changes {
+    /// The checksum of the snapshot that the changes follow.
+    since: Option<u32>,
+    marks: Option<Marks>,
+    /// Keys that were forgotten, and may have come again; and what became too old.
+    gone: Vec<(i64, i32)>,
+    eviction: Option<Eviction>,
+}
+
+/// What entries are dropped, and what becomes final in those that stay.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Eviction {
+    /// Entries whose last timestamp is at or below this go.
+    pub(crate) idle_until: i64,
+    /// Holes that were opened at or below this become final.
+    pub(crate) horizon: i64,
+}
+
+impl Eviction {
+    /// Whether an entry stays; what becomes final in it is made so.
+    pub(crate) fn keeps(&self, rules: &Rules, span: &mut Span) -> bool {
+        if let Some(hull) = span.holes.finalise_until(self.horizon) {
+            span.finalise(hull);
+        }
+        rules.settle(span);
+        span.last_timestamp > self.idle_until
+    }
+}
+
+/// What a delta's table forgot.
+pub(crate) struct Forgotten {
+    pub(crate) horizon_ms: Option<i64>,
+    pub(crate) eviction: Option<Eviction>,
+    pub(crate) gone: Vec<(i64, i32)>,
+}
+
+impl Changes {
+    /// The checksum of the snapshot that the changes follow; `None` where there is none or where changes
+    /// were not noted.
+    pub(crate) fn since(&self) -> Option<u32> {
+        self.since
+    }
+
+    /// What is noted.
+    pub(crate) fn marks(&self) -> Option<&Marks> {
+        self.marks.as_ref()
+    }
+
+    /// Keys that were forgotten, and may have come again.
+    pub(crate) fn gone(&self) -> &[(i64, i32)] {
+        &self.gone
+    }
+
+    /// Whether the table is as the snapshot `since` says.
+    pub(crate) fn is_none(&self) -> bool {
+        self.since.is_some() && self.marks.as_ref().is_none_or(|marks| marks.is_empty)
+    }
+
+    /// Notes changes from now on, or no more.
+    pub(crate) fn track(&mut self, on: bool) {
+        if on && self.marks.is_none() {
+            self.marks = Some(Marks::new());
+        } else if !on {
+            self.since = self.since.filter(|_| self.is_none());
+            (self.marks, self.gone, self.eviction) = (None, Vec::new(), None);
+        }
+    }
+
+    /// The table is as the snapshot of this checksum says.
+    pub(crate) fn begin(&mut self, checksum: u32) {
+        self.since = Some(checksum);
+        self.gone.clear();
+        self.eviction = None;
+        if let Some(marks) = &mut self.marks {
+            marks.clear();
+        }
+    }
+
+    /// Something changes. Gives where to mark what, if that is noted.
+    pub(crate) fn note(&mut self, entries: usize) -> Option<&mut Marks> {
+        match &mut self.marks {
+            None => self.since = None,
+            Some(marks) => marks.make_room(entries),
+        }
+        self.marks.as_mut()
+    }
+
+    /// What was evicted, all evictions taken together.
+    pub(crate) fn eviction(&self) -> Option<Eviction> {
+        self.eviction
+    }
+
+    /// A key is forgotten.
+    pub(crate) fn note_gone(&mut self, pid: i64, partition: i32) {
+        if self.note(0).is_some() {
+            self.gone.push((pid, partition));
+        }
+    }
+
+    /// Entries are evicted, whose keys [`Changes::note_evicted`] is told.
+    pub(crate) fn note_eviction(&mut self, entries: usize, eviction: Eviction) {
+        if self.note(entries).is_some() {
+            let idle_until =
+                self.eviction.map_or(eviction.idle_until, |before| before.idle_until.max(eviction.idle_until));
+            self.eviction = Some(Eviction { idle_until, ..eviction });
+        }
+    }
+
+    /// An entry is evicted. Of a key that was not touched the eviction says enough; another one's entry
+    /// may have been younger in the snapshot.
+    pub(crate) fn note_evicted(&mut self, pid: i64, partition: i32) {
+        if self.marks.as_ref().is_some_and(|marks| marks.has(pid, partition)) {
+            self.gone.push((pid, partition));
+        }
+    }
+
+    pub(crate) fn memory_bytes(&self) -> usize {
+        let marks = self.marks.as_ref().map_or(0, |marks| marks.bits.capacity() * size_of::<u64>());
+        marks + self.gone.capacity() * size_of::<(i64, i32)>()
+    }
+}
+
+/// A set of keys that may hold more than were added: one bit for all keys of the same leading bits of a
+/// hash, 2 to 4 bits an entry. A delta that says too much is right all the same.
+pub(crate) struct Marks {
+    bits: Vec<u64>,
+    is_empty: bool,
+}
+
+impl Marks {
+    fn new() -> Marks {
+        Marks { bits: vec![0; 128], is_empty: true }
+    }
+
+    fn clear(&mut self) {
+        self.bits.fill(0);
+        self.is_empty = true;
+    }
+
+    /// Every bit becomes two until there are enough.
+    fn make_room(&mut self, entries: usize) {
+        self.is_empty = false;
+        while self.bits.len() * 64 < entries * 2 {
+            let doubled = |word: u64, from: u32| {
+                (0..32).filter(|bit| word >> (from + bit) & 1 == 1).fold(0, |wide, bit| wide | 3 << (2 * bit))
+            };
+            self.bits = self.bits.iter().flat_map(|&word| [doubled(word, 0), doubled(word, 32)]).collect();
+        }
+    }
+
+    #[inline]
+    fn bit(&self, pid: i64, partition: i32) -> usize {
+        let bits = self.bits.len() as u128 * 64;
+        ((u128::from(block_hash(pid, partition as u32)) * bits) >> 53) as usize
+    }
+
+    #[inline]
+    pub(crate) fn add(&mut self, pid: i64, partition: i32) {
+        let bit = self.bit(pid, partition);
+        self.bits[bit / 64] |= 1 << (bit % 64);
+    }
+
+    #[inline]
+    pub(crate) fn has(&self, pid: i64, partition: i32) -> bool {
+        let bit = self.bit(pid, partition);
+        self.bits[bit / 64] >> (bit % 64) & 1 == 1
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn marks_stay_when_their_number_grows() {
+        let mut changes = Changes::default();
+        assert!(changes.note(1).is_none() && changes.since().is_none());
+        changes.track(true);
+        changes.begin(7);
+        assert!(changes.is_none());
+        for (entries, keys) in [(10, 0..10), (100_000, 10..100_000)] {
+            let marks = changes.note(entries).expect("tracking");
+            keys.for_each(|key| marks.add(key, 3));
+        }
+        let marks = changes.marks().expect("tracking");
+        assert!((0..100_000).all(|key| marks.has(key, 3)));
+        let others = (0..100_000).filter(|&key| marks.has(key, 4)).count();
+        assert!(others < 50_000, "{others}: two bits an entry at the least");
+        assert_eq!((changes.since(), changes.is_none()), (Some(7), false));
+    }
+}

@@ -1,0 +1,166 @@
+//! Bytes on their way out and in: whole frames, each with a checksum over everything up to its end.
+//!
+//! A frame can be trusted before it is read, so a damaged snapshot is told from a wrong one and is
+//! found at the first damaged frame. The checksum of the last frame is that of the whole snapshot; it
+//! names the snapshot to the delta that follows it. The checksums themselves are left out of the
+//! checksum: one that includes itself is the same for every frame.
+
+use crate::{Error, Result};
+use std::io::{self, Read, Write};
+
+/// Makes the error for bytes that are no snapshot.
+pub(super) fn refuse<T>(problem: impl Into<String>) -> Result<T> {
+    Err(Error::Snapshot(problem.into()))
+}
+
+/// Writes frames. What is pushed to `payload` goes out with [`Writer::end_frame`].
+pub(super) struct Writer<'a, W> {
+    out: &'a mut W,
+    checksum: crc32fast::Hasher,
+    /// Eight bytes of length, then the payload.
+    frame: Vec<u8>,
+}
+
+const LENGTH_BYTES: usize = 8;
+
+impl<'a, W: Write> Writer<'a, W> {
+    pub(super) fn new(out: &'a mut W, head: &[u8]) -> io::Result<Writer<'a, W>> {
+        let mut checksum = crc32fast::Hasher::new();
+        checksum.update(head);
+        out.write_all(head)?;
+        Ok(Writer { out, checksum, frame: vec![0; LENGTH_BYTES] })
+    }
+
+    pub(super) fn payload(&mut self) -> &mut Vec<u8> {
+        &mut self.frame
+    }
+
+    /// Bytes in the frame at hand.
+    pub(super) fn payload_bytes(&self) -> usize {
+        self.frame.len() - LENGTH_BYTES
+    }
+
+    pub(super) fn end_frame(&mut self) -> io::Result<()> {
+        let length = self.payload_bytes() as u64;
+        self.frame[..LENGTH_BYTES].copy_from_slice(&length.to_le_bytes());
+        self.checksum.update(&self.frame);
+        let checksum = self.checksum();
+        self.frame.extend_from_slice(&checksum.to_le_bytes());
+        self.out.write_all(&self.frame)?;
+        self.frame.truncate(LENGTH_BYTES);
+        Ok(())
+    }
+
+    /// Of everything that was written.
+    pub(super) fn checksum(&self) -> u32 {
+        self.checksum.clone().finalize()
+    }
+}
+
+/// Reads frames.
+pub(super) struct Reader<'a, R> {
+    input: &'a mut R,
+    checksum: crc32fast::Hasher,
+    frame: Vec<u8>,
+}
+
+impl<'a, R: Read> Reader<'a, R> {
+    pub(super) fn new(input: &'a mut R) -> Reader<'a, R> {
+        Reader { input, checksum: crc32fast::Hasher::new(), frame: Vec::new() }
+    }
+
+    pub(super) fn array<const N: usize>(&mut self) -> Result<[u8; N]> {
+        let mut bytes = [0; N];
+        self.input.read_exact(&mut bytes).map_err(unreadable)?;
+        Ok(bytes)
+    }
+
+    /// The first bytes, which lie in no frame.
+    pub(super) fn head<const N: usize>(&mut self) -> Result<[u8; N]> {
+        let bytes = self.array()?;
+        self.checksum.update(&bytes);
+        Ok(bytes)
+    }
+
+    /// The next frame, once it is known to be whole. Memory grows with the bytes that are there, not
+    /// with the length that is claimed.
+    pub(super) fn next_frame(&mut self) -> Result<Payload<'_>> {
+        let length = self.array::<LENGTH_BYTES>()?;
+        self.checksum.update(&length);
+        let length = u64::from_le_bytes(length);
+        self.frame.clear();
+        let found = self.input.take(length).read_to_end(&mut self.frame).map_err(unreadable)?;
+        if (found as u64) < length {
+            return truncated();
+        }
+        self.checksum.update(&self.frame);
+        if u32::from_le_bytes(self.array()?) != self.checksum() {
+            return refuse("the checksum does not match: the snapshot is damaged");
+        }
+        Ok(Payload::new(&self.frame))
+    }
+
+    /// Of everything that was read.
+    pub(super) fn checksum(&self) -> u32 {
+        self.checksum.clone().finalize()
+    }
+}
+
+fn unreadable(error: io::Error) -> Error {
+    match error.kind() {
+        io::ErrorKind::UnexpectedEof => Error::Snapshot("the snapshot is truncated".into()),
+        _ => Error::Snapshot(format!("the snapshot cannot be read: {error}")),
+    }
+}
+
+fn truncated<T>() -> Result<T> {
+    refuse("the snapshot is truncated")
+}
+
+/// The bytes of a frame that have not been read.
+pub(super) struct Payload<'a>(&'a [u8]);
+
+impl<'a> Payload<'a> {
+    pub(super) fn new(bytes: &'a [u8]) -> Payload<'a> {
+        Payload(bytes)
+    }
+
+    pub(super) fn bytes(&mut self, count: usize) -> Result<&'a [u8]> {
+        let Some((bytes, rest)) = self.0.split_at_checked(count) else {
+            return refuse("a frame is shorter than what it says it holds");
+        };
+        self.0 = rest;
+        Ok(bytes)
+    }
+
+    pub(super) fn array<const N: usize>(&mut self) -> Result<[u8; N]> {
+        Ok(self.bytes(N)?.try_into().expect("as many were asked for"))
+    }
+
+    pub(super) fn number(&mut self) -> Result<u64> {
+        Ok(u64::from_le_bytes(self.array()?))
+    }
+
+    pub(super) fn flag(&mut self) -> Result<bool> {
+        match self.array()? {
+            [0] => Ok(false),
+            [1] => Ok(true),
+            [other] => refuse(format!("a flag is {other}, not 0 or 1")),
+        }
+    }
+
+    /// A number, or none.
+    pub(super) fn optional(&mut self) -> Result<Option<u64>> {
+        let (is_some, number) = (self.flag()?, self.number()?);
+        Ok(is_some.then_some(number))
+    }
+
+    pub(super) fn text(&mut self) -> Result<&'a str> {
+        let count = usize::try_from(self.number()?).unwrap_or(usize::MAX);
+        std::str::from_utf8(self.bytes(count)?).map_err(|_| Error::Snapshot("a text is not UTF-8".into()))
+    }
+
+    pub(super) fn end(self) -> Result<()> {
+        if self.0.is_empty() { Ok(()) } else { refuse("a frame is longer than what it holds") }
+    }
+}

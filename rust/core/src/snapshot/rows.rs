@@ -1,0 +1,254 @@
+//! Entries as the columns of a frame, and back.
+
+use super::columns::{read, write};
+use super::frames::{Payload, refuse};
+use super::order::{BLOCK, block_hash};
+use crate::Result;
+use crate::judge::Span;
+use crate::shelf::Appended;
+
+/// Entries of a frame, at the most.
+pub(super) const ENTRIES_MAX: usize = 4096;
+/// Holes after which a frame ends: an entry may have any number.
+const HOLES_MAX: usize = 1 << 16;
+
+/// Bytes of every entry and of every hole, at the least, so that their bytes bound their count.
+pub(super) const ENTRY_BYTES_MIN: usize = 4;
+const HOLE_BYTES_MIN: usize = 1;
+
+/// One frame's keys: groups of the same block, and the steps from partition to partition within them.
+#[derive(Default)]
+pub(super) struct KeyRows {
+    pid: Vec<i64>,
+    block: Vec<i64>,
+    count: Vec<i64>,
+    step: Vec<i64>,
+    /// The partition before the next.
+    before: i64,
+}
+
+impl KeyRows {
+    pub(super) fn push(&mut self, pid: i64, partition: i32) {
+        let block = i64::from(partition as u32 / BLOCK);
+        if self.pid.last() != Some(&pid) || self.block.last() != Some(&block) {
+            self.pid.push(pid);
+            self.block.push(block);
+            self.count.push(0);
+            self.before = block * i64::from(BLOCK) - 1;
+        }
+        *self.count.last_mut().expect("pushed above") += 1;
+        self.step.push(i64::from(partition) - self.before);
+        self.before = partition.into();
+    }
+
+    pub(super) fn write(&mut self, out: &mut Vec<u8>) {
+        out.extend_from_slice(&(self.step.len() as u64).to_le_bytes());
+        out.extend_from_slice(&(self.pid.len() as u64).to_le_bytes());
+        for column in [&mut self.pid, &mut self.block, &mut self.count, &mut self.step] {
+            write(out, column, 0);
+            column.clear();
+        }
+    }
+
+    /// Reads the columns and tells every key in turn, of which there are at most `left`. Gives how many.
+    pub(super) fn read(&mut self, payload: &mut Payload<'_>, left: u64, mut tell: impl FnMut(KeyRow)) -> Result<usize> {
+        let (rows, groups) = (payload.number()?, payload.number()?);
+        if rows == 0 || rows > left.min(ENTRIES_MAX as u64) || groups > rows {
+            return refuse(format!("a frame of {rows} keys in {groups} blocks, where {left} keys are left"));
+        }
+        read(payload, groups as usize, 0, &mut self.pid)?;
+        read(payload, groups as usize, 0, &mut self.block)?;
+        read(payload, groups as usize, 0, &mut self.count)?;
+        read(payload, rows as usize, 0, &mut self.step)?;
+        let mut steps = self.step.iter();
+        for ((&pid, &block), &count) in self.pid.iter().zip(&self.block).zip(&self.count) {
+            if pid < 0 || !(0..=i64::from(i32::MAX as u32 / BLOCK)).contains(&block) || count <= 0 {
+                return refuse("a block of keys is out of range");
+            }
+            let hash = block_hash(pid, block as u32);
+            let from = block * i64::from(BLOCK);
+            let mut partition = from - 1;
+            for _ in 0..count {
+                let step = *steps.next().ok_or_else(miscounted)?;
+                partition = partition.saturating_add(step);
+                if step < 0 || partition < from || partition >= from + i64::from(BLOCK) || partition > i32::MAX.into() {
+                    return refuse("keys are out of order or outside their block");
+                }
+                tell(KeyRow { hash, pid, partition: partition as i32 });
+            }
+        }
+        if steps.next().is_some() { Err(miscounted()) } else { Ok(rows as usize) }
+    }
+}
+
+fn miscounted() -> crate::Error {
+    crate::Error::Snapshot("the blocks of a frame hold other counts of keys than it says".into())
+}
+
+/// A key and the hash of its block.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct KeyRow {
+    hash: u64,
+    pub(super) pid: i64,
+    pub(super) partition: i32,
+}
+
+/// One frame's entries.
+#[derive(Default)]
+pub(super) struct Rows {
+    keys: KeyRows,
+    /// The keys of a frame that is being read.
+    read_keys: Vec<KeyRow>,
+    epoch: Vec<i64>,
+    last: Vec<i64>,
+    /// Last minus first.
+    reach: Vec<i64>,
+    timestamp: Vec<i64>,
+    /// 1 where there is a final range.
+    finals: Vec<i64>,
+    /// How far the final range begins above the first position, and how long it is, less one.
+    final_gap: Vec<i64>,
+    final_reach: Vec<i64>,
+    /// How many holes.
+    holes: Vec<i64>,
+    /// How far a hole begins above the first position or the hole before, how long it is, less one.
+    hole_gap: Vec<i64>,
+    hole_reach: Vec<i64>,
+    hole_timestamp: Vec<i64>,
+}
+
+impl Rows {
+    pub(super) fn is_empty(&self) -> bool {
+        self.last.is_empty()
+    }
+
+    pub(super) fn is_full(&self) -> bool {
+        self.last.len() >= ENTRIES_MAX || self.hole_gap.len() >= HOLES_MAX
+    }
+
+    pub(super) fn push(&mut self, pid: i64, partition: i32, span: &Span) {
+        self.keys.push(pid, partition);
+        self.epoch.push(span.epoch.into());
+        self.last.push(span.last);
+        self.reach.push(span.last.wrapping_sub(span.first));
+        self.timestamp.push(span.last_timestamp);
+        self.finals.push(span.final_range.is_some().into());
+        if let Some((first, last)) = span.final_range {
+            self.final_gap.push(first.wrapping_sub(span.first));
+            self.final_reach.push(last.wrapping_sub(first));
+        }
+        let holes_before = self.hole_gap.len();
+        let mut from = span.first;
+        for (first, last, timestamp) in span.holes.iter_timed() {
+            self.hole_gap.push(first.wrapping_sub(from));
+            self.hole_reach.push(last.wrapping_sub(first));
+            self.hole_timestamp.push(timestamp);
+            from = last;
+        }
+        self.holes.push((self.hole_gap.len() - holes_before) as i64);
+    }
+
+    /// Writes the columns and empties them.
+    pub(super) fn write(&mut self, out: &mut Vec<u8>) {
+        self.keys.write(out);
+        let columns = [
+            (&mut self.last, ENTRY_BYTES_MIN),
+            (&mut self.epoch, 0),
+            (&mut self.reach, 0),
+            (&mut self.timestamp, 0),
+            (&mut self.finals, 0),
+            (&mut self.final_gap, 0),
+            (&mut self.final_reach, 0),
+            (&mut self.holes, 0),
+            (&mut self.hole_gap, HOLE_BYTES_MIN),
+            (&mut self.hole_reach, 0),
+            (&mut self.hole_timestamp, 0),
+        ];
+        for (column, width_min) in columns {
+            write(out, column, width_min);
+            column.clear();
+        }
+    }
+
+    /// Reads a frame of at most `left` entries that follow `before` in order, the last entry so far.
+    pub(super) fn read(
+        &mut self,
+        mut payload: Payload<'_>,
+        left: u64,
+        before: &mut Option<(KeyRow, i16)>,
+        entries: &mut Vec<Appended>,
+    ) -> Result<()> {
+        entries.clear();
+        self.read_keys.clear();
+        let rows = self.keys.read(&mut payload, left, |key| self.read_keys.push(key))?;
+        read(&mut payload, rows, ENTRY_BYTES_MIN, &mut self.last)?;
+        for column in [&mut self.epoch, &mut self.reach, &mut self.timestamp, &mut self.finals] {
+            read(&mut payload, rows, 0, column)?;
+        }
+        let finals = count(&self.finals, 1)?;
+        read(&mut payload, finals, 0, &mut self.final_gap)?;
+        read(&mut payload, finals, 0, &mut self.final_reach)?;
+        read(&mut payload, rows, 0, &mut self.holes)?;
+        let holes = count(&self.holes, i64::MAX)?;
+        read(&mut payload, holes, HOLE_BYTES_MIN, &mut self.hole_gap)?;
+        read(&mut payload, holes, 0, &mut self.hole_reach)?;
+        read(&mut payload, holes, 0, &mut self.hole_timestamp)?;
+        payload.end()?;
+        let mut extras = Extras { final_at: 0, hole_at: 0 };
+        for (row, &key) in self.read_keys.iter().enumerate() {
+            let span = self.span(row, &mut extras)?;
+            let is_older = match before {
+                Some((other, epoch)) if *other == key && *epoch > span.epoch => true,
+                Some((other, _)) if *other >= key => return refuse("entries are out of order"),
+                _ => false,
+            };
+            *before = Some((key, span.epoch));
+            entries.push(Appended { pid: key.pid, partition: key.partition, span, is_older });
+        }
+        Ok(())
+    }
+
+    fn span(&self, row: usize, extras: &mut Extras) -> Result<Span> {
+        let wrong = |_| crate::Error::Snapshot(format!("an entry's epoch is {}", self.epoch[row]));
+        let mut span = Span {
+            epoch: i16::try_from(self.epoch[row]).map_err(wrong)?,
+            first: self.last[row].wrapping_sub(self.reach[row]),
+            last: self.last[row],
+            last_timestamp: self.timestamp[row],
+            ..Span::default()
+        };
+        if self.finals[row] == 1 {
+            let first = span.first.wrapping_add(self.final_gap[extras.final_at]);
+            span.final_range = Some((first, first.wrapping_add(self.final_reach[extras.final_at])));
+            extras.final_at += 1;
+        }
+        let mut free_from = span.first;
+        let mut from = span.first;
+        for _ in 0..self.holes[row] {
+            let first = from.wrapping_add(self.hole_gap[extras.hole_at]);
+            let last = first.wrapping_add(self.hole_reach[extras.hole_at]);
+            if first < free_from || last < first || last >= span.last {
+                return refuse("an entry's holes overlap, touch, or lie outside it");
+            }
+            span.holes.open(first, last, self.hole_timestamp[extras.hole_at]);
+            (from, free_from) = (last, last.saturating_add(2));
+            extras.hole_at += 1;
+        }
+        Ok(span)
+    }
+}
+
+/// How far the columns of final ranges and holes have been read.
+struct Extras {
+    final_at: usize,
+    hole_at: usize,
+}
+
+/// The sum of a column of counts, each from 0 to `max`.
+fn count(counts: &[i64], max: i64) -> Result<usize> {
+    let add = |sum: i64, &count: &i64| sum.checked_add(count).filter(|_| (0..=max).contains(&count));
+    match counts.iter().try_fold(0, add) {
+        Some(sum) => Ok(sum as usize),
+        None => refuse(format!("a count is not one of 0 to {max}")),
+    }
+}

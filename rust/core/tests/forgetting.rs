@@ -1,0 +1,382 @@
+//! Forgetting and merging against the naive oracle: every short history there is, and long ones from seeds.
+
+use fencepost_core::{Batch, Entry, Epochs, Error, Missing, Policy, Seqs, StateTable};
+use fencepost_testkit::oracle::{self, Oracle, Remembered, Tracked};
+use fencepost_testkit::workload::{Random, Row, Shape, exhaustive, stream};
+
+type Key = (i64, i32);
+
+/// What is done to a table.
+#[derive(Clone, Debug)]
+enum Step {
+    /// Rows and their timestamps.
+    Rows(Vec<(Row, i64)>),
+    Evict {
+        now: i64,
+        idle: i64,
+    },
+    Forget {
+        pid: i64,
+        partition: Option<i32>,
+    },
+}
+
+/// The same rules in the core's words and in the oracle's.
+#[derive(Clone)]
+struct Rules {
+    name: String,
+    core: Policy,
+    oracle: oracle::Policy,
+    keeps_timestamp: bool,
+}
+
+impl Rules {
+    fn new(preset: &str, fields: &[(&str, &str)], keeps_timestamp: bool) -> Rules {
+        let mut core = Policy::preset(preset).expect("a preset");
+        fields.iter().for_each(|(field, value)| core.set(field, value).expect("a field"));
+        let owned: Vec<_> = fields.iter().map(|&(field, value)| (field.to_string(), value.to_string())).collect();
+        let oracle = oracle::Policy::named(preset, &owned).expect("a policy that the oracle takes too");
+        Rules { name: format!("{preset} {fields:?}"), core, oracle, keeps_timestamp }
+    }
+
+    fn table(&self) -> StateTable {
+        StateTable::new(self.core).expect("a valid policy").with_keep_timestamp(self.keeps_timestamp)
+    }
+}
+
+/// The core and the oracle, side by side.
+struct Pair {
+    rules: Rules,
+    table: StateTable,
+    oracle: Oracle<Key>,
+}
+
+/// What rows come to: verdicts, what would have been accepted, stale rows and border rows.
+type Said = (Vec<u8>, Vec<Option<i64>>, u64, u64);
+
+impl Pair {
+    fn new(rules: &Rules) -> Pair {
+        Pair { rules: rules.clone(), table: rules.table(), oracle: Oracle::new(rules.oracle) }
+    }
+
+    /// Does a step on both sides, rows in pieces as `random` cuts them; `Err` says how they differ.
+    fn step(&mut self, step: &Step, random: &mut Random) -> Result<(), String> {
+        let (core, truth) = match step {
+            Step::Rows(rows) => {
+                let (core, truth) = (self.judge(rows, random), self.oracle_judges(rows));
+                (format!("{core:?}"), format!("{truth:?}"))
+            }
+            Step::Evict { now, idle } => {
+                let dropped = self.table.evict(*now, *idle).expect("timestamps are kept");
+                let truth = (self.oracle.evict(*now, *idle), self.oracle.horizon());
+                (format!("{:?}", (dropped, self.table.horizon_ms())), format!("{truth:?}"))
+            }
+            Step::Forget { pid, partition } => {
+                let is_named = |key: &Key| key.0 == *pid && partition.is_none_or(|it| it == key.1);
+                let truth = self.oracle.forget(is_named);
+                (self.table.forget(*pid, *partition).to_string(), truth.to_string())
+            }
+        };
+        let (entries, truths) = (self.core_remembers(), self.oracle_remembers());
+        if core == truth && entries == truths && self.table.len() == self.oracle.len() {
+            return Ok(());
+        }
+        let name = &self.rules.name;
+        Err(format!("{name}: {step:?}\ncore   {core}\noracle {truth}\ncore   {entries:?}\noracle {truths:?}"))
+    }
+
+    fn judge(&mut self, rows: &[(Row, i64)], random: &mut Random) -> Said {
+        let mut said = Said::default();
+        let mut rest = rows;
+        while !rest.is_empty() {
+            let mut pieces = Vec::new();
+            for _ in 0..=random.below(3) {
+                let (piece, after) = rest.split_at(rest.len().min(1 + random.below(30) as usize));
+                pieces.push(Columns::of(piece));
+                rest = after;
+            }
+            let batches: Vec<_> = pieces.iter().map(|piece| piece.batch(&self.rules)).collect();
+            let checked = self.table.check(&batches).expect("valid rows");
+            let judged = self.table.apply(&batches).expect("valid rows");
+            assert_eq!(checked, judged, "check and apply disagree");
+            let before = said.0.len();
+            said.1.resize(before + judged.verdicts.len(), None);
+            judged.expected.iter().for_each(|&(row, seq)| said.1[before + row as usize] = Some(seq));
+            said.0.extend(judged.verdicts);
+            said.2 += judged.stale_epoch;
+            said.3 += judged.border;
+        }
+        if random.chance(20) {
+            let bytes = self.table.snapshot();
+            self.table = StateTable::restore(&bytes).expect("its own snapshot");
+            assert_eq!(self.table.snapshot(), bytes, "restoring shows");
+        }
+        said
+    }
+
+    fn oracle_judges(&mut self, rows: &[(Row, i64)]) -> Said {
+        let keeps_timestamp = self.rules.keeps_timestamp;
+        let tracked = |&(row, timestamp): &(Row, i64)| {
+            (row.pid != -1).then(|| Tracked {
+                key: (row.pid, row.partition),
+                epoch: row.epoch.into(),
+                seq: row.seq,
+                timestamp: if keeps_timestamp { timestamp } else { 0 },
+            })
+        };
+        let judged = self.oracle.apply(&rows.iter().map(tracked).collect::<Vec<_>>());
+        let verdicts = judged.verdicts.iter().map(|&verdict| verdict as u8).collect();
+        (verdicts, judged.expected, judged.stale_epoch, judged.border)
+    }
+
+    fn core_remembers(&self) -> Vec<Remembered<Key>> {
+        let is_next = self.rules.core.admit == fencepost_core::Admit::Next;
+        if is_next { Vec::new() } else { self.table.entries().iter().map(remembered).collect() }
+    }
+
+    fn oracle_remembers(&self) -> Vec<Remembered<Key>> {
+        let is_next = self.rules.core.admit == fencepost_core::Admit::Next;
+        if is_next { Vec::new() } else { self.oracle.remembered() }
+    }
+}
+
+fn remembered(entry: &Entry) -> Remembered<Key> {
+    let wide = |(first, last): (i64, i64)| (i128::from(first), i128::from(last));
+    Remembered {
+        key: (entry.pid, entry.partition),
+        epoch: entry.epoch.into(),
+        span: wide((entry.first, entry.last)),
+        holes: entry.holes.iter().map(|it| (wide((it.first, it.last)), it.timestamp.unwrap_or(0))).collect(),
+        final_range: entry.final_range.map(wide),
+        last_timestamp: entry.last_timestamp.unwrap_or(0),
+    }
+}
+
+#[derive(Default)]
+struct Columns {
+    pid: Vec<i64>,
+    partition: Vec<i32>,
+    epoch: Vec<i16>,
+    seq: Vec<i64>,
+    timestamp: Vec<i64>,
+}
+
+impl Columns {
+    fn of(rows: &[(Row, i64)]) -> Columns {
+        Columns {
+            pid: rows.iter().map(|(row, _)| row.pid).collect(),
+            partition: rows.iter().map(|(row, _)| row.partition).collect(),
+            epoch: rows.iter().map(|(row, _)| row.epoch).collect(),
+            seq: rows.iter().map(|(row, _)| row.seq).collect(),
+            timestamp: rows.iter().map(|(_, timestamp)| *timestamp).collect(),
+        }
+    }
+
+    /// Without timestamps the column is there all the same: it must not matter.
+    fn batch(&self, rules: &Rules) -> Batch<'_> {
+        Batch {
+            pid: &self.pid,
+            partition: &self.partition,
+            epoch: (rules.core.epochs != Epochs::Ignore).then_some(&self.epoch),
+            seq: Seqs::I64(&self.seq),
+            timestamp: Some(&self.timestamp),
+        }
+    }
+}
+
+fn small_rules() -> Vec<Rules> {
+    let mut all = vec![
+        Rules::new("any_order", &[("wrap", "8"), ("reach", "2")], false),
+        Rules::new("any_order", &[("wrap", "8"), ("reach", "1"), ("first", "zero")], true),
+        Rules::new("in_order", &[("wrap", "8"), ("reach", "2")], true),
+        Rules::new("kafka", &[("wrap", "8"), ("window", "2")], true),
+        Rules::new("strict", &[("wrap", "8")], true),
+        Rules::new("watermark", &[], true),
+        Rules::new("kafka_offsets", &[("reach", "3")], true),
+    ];
+    for fields in [&[][..], &[("first", "zero")], &[("max_jump", "2")], &[("epochs", "fence")], &[("reach", "1")]] {
+        all.push(Rules::new("any_order", &[&[("wrap", "8")], fields].concat(), true));
+    }
+    all
+}
+
+/// Rows of one key, from before and after the horizon, and an eviction that drops what has only old rows.
+fn small_histories(rules: &Rules, length: usize) -> impl Iterator<Item = Vec<Step>> {
+    let row = |epoch, seq, timestamp| Step::Rows(vec![(Row { pid: 1, epoch, partition: 0, seq }, timestamp)]);
+    let run =
+        |seq| Step::Rows((seq..seq + 3).map(|it| (Row { pid: 1, epoch: 0, partition: 0, seq: it }, it)).collect());
+    let mut alphabet: Vec<_> = [0, 1, 2, 4, 5, 7].map(|seq| row(0, seq, 9)).into();
+    alphabet.extend([row(0, 3, 1), row(0, 6, 1), row(1, 0, 9), run(1), run(4)]);
+    alphabet.push(if rules.keeps_timestamp { Step::Evict { now: 2, idle: 0 } } else { row(1, 6, 1) });
+    let letters: Vec<_> = (0..alphabet.len()).map(|letter| (0, letter as i64)).collect();
+    let spell = move |word: Vec<(i16, i64)>| word.into_iter().map(|(_, it)| alphabet[it as usize].clone()).collect();
+    exhaustive(length, &letters).map(spell).collect::<Vec<_>>().into_iter()
+}
+
+fn first_difference(rules: &Rules, core: Policy, history: &[Step]) -> Option<String> {
+    let mut pair = Pair::new(rules);
+    pair.table = StateTable::new(core).expect("valid").with_keep_timestamp(rules.keeps_timestamp);
+    let random = &mut Random::new(history.len() as u64);
+    history.iter().find_map(|step| pair.step(step, random).err())
+}
+
+#[test]
+fn every_short_history_is_remembered_as_the_oracle_remembers() {
+    for rules in small_rules() {
+        for history in small_histories(&rules, 4) {
+            if let Some(difference) = first_difference(&rules, rules.core, &history) {
+                panic!("{history:?}\n{difference}");
+            }
+        }
+    }
+}
+
+#[test]
+fn the_small_world_finds_a_core_with_another_reach() {
+    for change in [1, u64::MAX] {
+        let differs = small_rules().iter().any(|rules| {
+            let reach = rules.core.reach.map(|reach| reach.wrapping_add(change));
+            let core = Policy { reach, ..rules.core };
+            core.validate().is_ok() && small_histories(rules, 3).any(|it| first_difference(rules, core, &it).is_some())
+        });
+        assert!(differs, "a core whose reach differs by {change} was not found out");
+    }
+}
+
+fn large_rules() -> Vec<Rules> {
+    vec![
+        Rules::new("any_order", &[], true),
+        Rules::new("any_order", &[("wrap", "64"), ("reach", "6")], true),
+        Rules::new("any_order", &[("reach", "20")], false),
+        Rules::new("any_order", &[("wrap", "none"), ("first", "zero"), ("reach", "9")], true),
+        Rules::new("any_order", &[("epochs", "fence")], true),
+        Rules::new("in_order", &[("wrap", "256"), ("reach", "10"), ("max_jump", "50")], true),
+        Rules::new("in_order", &[("wrap", "none"), ("epochs", "key")], true),
+        Rules::new("kafka", &[], true),
+        Rules::new("kafka", &[("wrap", "none"), ("window", "100"), ("epochs", "key")], true),
+        Rules::new("strict", &[("window", "14")], true),
+        Rules::new("watermark", &[], true),
+        Rules::new("kafka_offsets", &[], true),
+    ]
+}
+
+/// A stream whose timestamps rise by ten a row, some rows being late by up to five hundred, with evictions
+/// and the forgetting of keys in between.
+fn history(random: &mut Random, rules: &Rules, rows: usize) -> Vec<Step> {
+    let rows = stream(random.bits(), rows, &Shape::mixed(rules.core.wrap));
+    let mut steps = Vec::new();
+    let mut now = 0;
+    let mut rest = &rows[..];
+    while !rest.is_empty() {
+        let (piece, after) = rest.split_at(rest.len().min(1 + random.below(120) as usize));
+        let timed = |row: &Row| {
+            now += 10;
+            (*row, if random.chance(70) { now } else { now - random.below(500) as i64 })
+        };
+        steps.push(Step::Rows(piece.iter().map(timed).collect()));
+        if rules.keeps_timestamp && random.chance(60) {
+            steps.push(Step::Evict { now: now - random.below(100) as i64, idle: random.below(600) as i64 });
+        }
+        if random.chance(10) {
+            let partition = random.chance(50).then(|| random.below(3) as i32);
+            steps.push(Step::Forget { pid: random.below(4) as i64, partition });
+        }
+        rest = after;
+    }
+    steps
+}
+
+#[test]
+fn long_histories_are_remembered_as_the_oracle_remembers() {
+    for seed in 0..25 {
+        for rules in large_rules() {
+            let mut random = Random::new(seed);
+            let history = history(&mut random, &rules, 1_500);
+            let tables = [1, 2].map(|cut| {
+                let mut pair = Pair::new(&rules);
+                let random = &mut Random::new(seed + cut);
+                for step in &history {
+                    pair.step(step, random).unwrap_or_else(|it| panic!("seed {seed}: {it}"));
+                }
+                pair.table
+            });
+            assert_eq!(tables[0].snapshot(), tables[1].snapshot(), "seed {seed}: equal tables, other bytes");
+        }
+    }
+}
+
+fn merged(tables: &[&StateTable]) -> StateTable {
+    let mut all = StateTable::new(tables[0].policy()).expect("valid").with_keep_timestamp(tables[0].keeps_timestamp());
+    tables.iter().for_each(|table| drop(all.merge(table).expect("tables of one policy")));
+    all
+}
+
+/// Everything of a table but the timestamps of its holes, which depend on which spans met first.
+fn positions(table: &StateTable) -> Vec<Entry> {
+    let mut entries = table.entries();
+    entries.iter_mut().flat_map(|entry| &mut entry.holes).for_each(|hole| hole.timestamp = None);
+    entries
+}
+
+fn mergeable_rules() -> Vec<Rules> {
+    vec![
+        Rules::new("any_order", &[("wrap", "4096"), ("gaps", "normal")], false),
+        Rules::new("any_order", &[("wrap", "none")], true),
+        Rules::new("any_order", &[("wrap", "none"), ("first", "zero"), ("reach", "40")], true),
+        Rules::new("any_order", &[("wrap", "none"), ("epochs", "fence")], true),
+        Rules::new("kafka_offsets", &[("reach", "15")], false),
+    ]
+}
+
+#[test]
+fn merging_is_a_union_as_the_oracle_makes_it() {
+    let mut overlaps = 0;
+    for seed in 0..150 {
+        let random = &mut Random::new(seed);
+        for rules in mergeable_rules() {
+            let mut pairs = [(); 3].map(|()| {
+                let mut pair = Pair::new(&rules);
+                for step in history(random, &rules, 200) {
+                    pair.step(&step, random).unwrap_or_else(|it| panic!("seed {seed}: {it}"));
+                }
+                pair
+            });
+            let [a, b, c] = &mut pairs;
+            let (before, other) = (a.table.snapshot(), b.table.snapshot());
+            let union = match (a.table.merge(&b.table), a.oracle.merge(&b.oracle)) {
+                (Ok(core), Ok(truth)) => {
+                    overlaps += core.len();
+                    let told =
+                        |it: &Missing| ((it.pid, it.partition), i64::from(it.epoch), it.first_seq, it.count as i64);
+                    let truth: Vec<_> =
+                        truth.iter().map(|it| (it.key, it.epoch.unwrap_or(0), it.first_seq, it.count)).collect();
+                    assert_eq!(core.iter().map(told).collect::<Vec<_>>(), truth, "seed {seed}: {}", rules.name);
+                    assert_eq!(a.core_remembers(), a.oracle_remembers(), "seed {seed}: {}", rules.name);
+                    &a.table
+                }
+                (Err(Error::Policy(_)), Err(_)) => {
+                    assert_eq!(a.table.snapshot(), before, "seed {seed}: a refusal shows");
+                    continue;
+                }
+                (core, truth) => panic!("seed {seed}: {}: core {core:?}, oracle {truth:?}", rules.name),
+            };
+            let restore = |bytes: &[u8]| StateTable::restore(bytes).expect("its own snapshot");
+            let (first, second) = (restore(&before), restore(&other));
+            assert_eq!(merged(&[&second, &first]).snapshot(), union.snapshot(), "seed {seed}: not commutative");
+            assert_eq!(merged(&[union, union]).snapshot(), union.snapshot(), "seed {seed}: not idempotent");
+            let again = merged(&[union, &first, &second]);
+            assert_eq!(positions(&again), positions(union), "seed {seed}: what is known changes something");
+            if rules.core.wrap.is_none() {
+                let orders = [merged(&[&first, &second, &c.table]), merged(&[&c.table, &second, &first])];
+                let nested = merged(&[&first, &merged(&[&second, &c.table])]);
+                assert_eq!(positions(&orders[0]), positions(&orders[1]), "seed {seed}: the order shows");
+                assert_eq!(positions(&orders[0]), positions(&nested), "seed {seed}: not associative");
+            }
+            let step = Step::Rows(
+                stream(seed, 200, &Shape::mixed(rules.core.wrap)).into_iter().map(|it| (it, 1_500)).collect(),
+            );
+            a.step(&step, random).unwrap_or_else(|it| panic!("seed {seed}, after merging: {it}"));
+        }
+    }
+    assert!(overlaps > 1_000, "only {overlaps} overlaps");
+}

@@ -1,0 +1,141 @@
+//! What a snapshot that lies makes the reader allocate: no more than a small multiple of its bytes.
+
+use fencepost_core::{Entry, Policy, StateTable};
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+
+/// Counts what a thread allocates at once.
+struct Counting;
+
+thread_local! {
+    static NOW: Cell<usize> = const { Cell::new(0) };
+    static MOST: Cell<usize> = const { Cell::new(0) };
+}
+
+// SAFETY: passes every call on to the system's allocator.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        let now = NOW.get().wrapping_add(layout.size());
+        NOW.set(now);
+        MOST.set(MOST.get().max(now));
+        // SAFETY: the caller's promise.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, start: *mut u8, layout: Layout) {
+        NOW.set(NOW.get().wrapping_sub(layout.size()));
+        // SAFETY: the caller's promise.
+        unsafe { System.dealloc(start, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// Bytes that a call held at once, beside what was there before.
+fn most<T>(work: impl FnOnce() -> T) -> (T, usize) {
+    let before = NOW.get();
+    MOST.set(before);
+    let done = work();
+    (done, MOST.get() - before)
+}
+
+const HEAD: usize = 12;
+
+/// Replaces eight bytes of a frame and sets all checksums right.
+fn with_number(bytes: &[u8], frame: usize, at: impl Fn(usize) -> usize, number: u64) -> Vec<u8> {
+    let mut bytes = bytes.to_vec();
+    let (mut start, mut count) = (HEAD, 0);
+    let mut checksum = crc32fast::Hasher::new();
+    checksum.update(&bytes[..HEAD]);
+    while start < bytes.len() {
+        let length = u64::from_le_bytes(bytes[start..start + 8].try_into().expect("eight")) as usize;
+        if count == frame {
+            let at = start + 8 + at(length);
+            bytes[at..at + 8].copy_from_slice(&number.to_le_bytes());
+        }
+        checksum.update(&bytes[start..start + 8 + length]);
+        let end = start + 8 + length;
+        bytes[end..end + 4].copy_from_slice(&checksum.clone().finalize().to_le_bytes());
+        (start, count) = (end + 4, count + 1);
+    }
+    bytes
+}
+
+fn small() -> Vec<u8> {
+    let mut table = StateTable::new(Policy::preset("kafka").expect("a preset")).expect("valid");
+    for pid in 0..100 {
+        let entry = Entry {
+            pid,
+            partition: 0,
+            epoch: 0,
+            first: 5,
+            last: 5,
+            holes: vec![],
+            final_range: None,
+            last_timestamp: None,
+        };
+        table.insert(&entry).expect("a new key");
+    }
+    table.snapshot()
+}
+
+/// Beside what the honest file needs: its table, and the columns of a frame.
+const MULTIPLE: usize = 64;
+
+#[test]
+fn a_count_that_lies_allocates_nothing() {
+    let bytes = small();
+    assert!(bytes.len() < 1024);
+    let (honest, needed) = most(|| StateTable::restore(&bytes).map(|table| table.len()));
+    assert_eq!(honest, Ok(100));
+    assert!(needed < bytes.len() * MULTIPLE, "{needed} bytes for a snapshot of {}", bytes.len());
+    for number in [101, 1 << 20, 1 << 40, 1 << 60, u64::MAX] {
+        // The count of entries in the header, of entries and blocks in the frame.
+        let places: [(usize, fn(usize) -> usize); 3] = [(0, |length| length - 8), (1, |_| 0), (1, |_| 8)];
+        for (frame, at) in places {
+            let lie = with_number(&bytes, frame, at, number);
+            let (result, needed) = most(|| StateTable::restore(&lie).map(|table| table.len()));
+            assert!(result.is_err(), "frame {frame} claims {number}");
+            assert!(needed < bytes.len() * MULTIPLE, "{needed} bytes for a frame {frame} that claims {number}");
+        }
+    }
+}
+
+#[test]
+fn no_length_and_no_byte_makes_it_allocate() {
+    let bytes = small();
+    let mut lengths = bytes.clone();
+    lengths[HEAD..HEAD + 8].copy_from_slice(&(1u64 << 60).to_le_bytes());
+    let (result, needed) = most(|| StateTable::restore(&lengths).map(|table| table.len()));
+    assert!(result.is_err() && needed < bytes.len() * MULTIPLE, "{needed} bytes");
+    let payload = bytes.len() - HEAD - 24;
+    for at in 0..payload.saturating_sub(300) {
+        for frame in [0, 1] {
+            let lie = with_number(&bytes, frame, |length| at.min(length - 8), u64::MAX >> 3);
+            let (_, needed) = most(|| StateTable::restore(&lie).map(|table| table.len()));
+            assert!(needed < bytes.len() * MULTIPLE, "{needed} bytes for byte {at} of frame {frame}");
+        }
+    }
+}
+
+#[test]
+fn writing_takes_little_beside_the_table() {
+    let mut table = StateTable::new(Policy::preset("kafka").expect("a preset")).expect("valid");
+    for key in 0..400_000i64 {
+        let (pid, partition) = (key / 2, (key % 2) as i32);
+        let entry = Entry {
+            pid,
+            partition,
+            epoch: 0,
+            first: 5,
+            last: 5,
+            holes: vec![],
+            final_range: None,
+            last_timestamp: None,
+        };
+        table.insert(&entry).expect("a new key");
+    }
+    let (_, needed) = most(|| table.write_snapshot(&mut std::io::sink()).expect("a sink"));
+    assert!(needed < table.memory_bytes() / 10, "{needed} bytes beside a table of {}", table.memory_bytes());
+}
