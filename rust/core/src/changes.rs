@@ -14,6 +14,8 @@ pub(crate) struct Changes {
     /// Keys that were forgotten, and may have come again; and what became too old.
     gone: Vec<(i64, i32)>,
     eviction: Option<Eviction>,
+    /// Whether all entries went at some time; what is noted came after.
+    everything: bool,
 }
 
 /// What entries are dropped, and what becomes final in those that stay.
@@ -39,6 +41,8 @@ impl Eviction {
 /// What a delta's table forgot.
 pub(crate) struct Forgotten {
     pub(crate) horizon_ms: Option<i64>,
+    /// All entries went before anything else.
+    pub(crate) everything: bool,
     pub(crate) eviction: Option<Eviction>,
     pub(crate) gone: Vec<(i64, i32)>,
 }
@@ -71,7 +75,7 @@ impl Changes {
             self.marks = Some(Marks::new());
         } else if !on {
             self.since = self.since.filter(|_| self.is_none());
-            (self.marks, self.gone, self.eviction) = (None, Vec::new(), None);
+            *self = Changes { since: self.since, ..Changes::default() };
         }
     }
 
@@ -79,7 +83,7 @@ impl Changes {
     pub(crate) fn begin(&mut self, checksum: u32) {
         self.since = Some(checksum);
         self.gone.clear();
-        self.eviction = None;
+        (self.eviction, self.everything) = (None, false);
         if let Some(marks) = &mut self.marks {
             marks.clear();
         }
@@ -121,6 +125,20 @@ impl Changes {
         if self.marks.as_ref().is_some_and(|marks| marks.has(pid, partition)) {
             self.gone.push((pid, partition));
         }
+    }
+
+    /// So many entries went, and so many are left. Where none is, the table knows its keys no more, and no
+    /// more has to be said than that.
+    pub(crate) fn note_dropped(&mut self, dropped: usize, left: usize) {
+        if dropped > 0 && left == 0 && self.note(0).is_some() {
+            (self.everything, self.eviction) = (true, None);
+            self.gone.clear();
+        }
+    }
+
+    /// Whether all entries went.
+    pub(crate) fn everything(&self) -> bool {
+        self.everything
     }
 
     pub(crate) fn memory_bytes(&self) -> usize {

@@ -204,8 +204,24 @@ impl Rules {
                 None
             }
             None => self.begin(run, sink),
-            Some(known) => Some(self.go_on(known, run, 0, sink)),
+            Some(known) if self.is_settled(&known) => Some(self.go_on(known, run, 0, sink)),
+            Some(known) => Some(self.settle_and_go_on(known, run, sink)),
         }
+    }
+
+    /// Whether nothing is missing beyond the reach; after a merge, something may be.
+    fn is_settled(&self, entry: &Span) -> bool {
+        let lowest = || entry.holes.iter().next().map(|(first, _)| first);
+        self.reach_from(entry).is_none_or(|reach_from| lowest().is_none_or(|first| first >= reach_from))
+    }
+
+    /// Judges a run of an entry that was merged: what is missing beyond the reach is final before. A run of
+    /// which no row is accepted leaves no trace, not even this.
+    fn settle_and_go_on(&self, merged: Span, run: Run, sink: &mut impl Sink) -> Span {
+        let mut settled = merged.clone();
+        self.settle(&mut settled);
+        let after = self.go_on(settled.clone(), run, 0, sink);
+        if after == settled { merged } else { after }
     }
 
     /// Judges a run of an unknown key, or of an epoch that replaces the one known.
@@ -240,8 +256,6 @@ impl Rules {
         let mut rest = run;
         let mut offset = offset;
         while rest.rows > 0 {
-            // An entry that was merged may hold what is out of reach.
-            self.settle(&mut entry);
             let place = self.place(&entry, rest);
             let (position, rows) = (place.position, self.stretch(&entry, place.position, rest));
             self.count_border(&entry, place, Run { rows, ..rest }, sink);
@@ -254,11 +268,11 @@ impl Rules {
             } else {
                 self.forward(&mut entry, position, rows, offset, sink);
             }
+            self.settle(&mut entry);
             rest.rows -= rows;
             rest.seq = rest.seq.wrapping_add(rows);
             offset += rows;
         }
-        self.settle(&mut entry);
         entry
     }
 

@@ -226,6 +226,18 @@ impl Dictionary {
         self.slots[slot] - 1
     }
 
+    /// Keeps the strings that `used` says and numbers them anew; gives the new number of each that is kept.
+    pub(crate) fn keep(&mut self, used: &[bool]) -> Vec<u32> {
+        let mut kept = Dictionary::default();
+        let numbers = used
+            .iter()
+            .enumerate()
+            .map(|(number, &is_used)| if is_used { kept.intern(self.bytes(number as u32)) } else { u32::MAX });
+        let numbers = numbers.collect();
+        *self = kept;
+        numbers
+    }
+
     /// Forgets every number from `count` on.
     fn truncate(&mut self, count: usize) {
         if count == self.len() {
@@ -273,6 +285,18 @@ impl KeySpace {
     /// The type, plain integers until a first use fixes it.
     pub fn kind(&self) -> &KeyKind {
         self.kind.as_ref().unwrap_or(&KeyKind::Plain)
+    }
+
+    /// A key as messages name it: the value of the number.
+    pub(crate) fn name(&self, number: i64) -> String {
+        let KeyKind::Parts(kinds) = self.kind() else { return number.to_string() };
+        let parts = decode_parts(kinds, self.dictionary.bytes(number as u32)).expect("numbered keys are encoded");
+        let name = |part: &PartValue| match part {
+            PartValue::Int(value) => value.to_string(),
+            PartValue::Bytes(bytes) => format!("'{}'", String::from_utf8_lossy(bytes)),
+        };
+        let names: Vec<_> = parts.iter().map(name).collect();
+        if names.len() == 1 { names.concat() } else { format!("({})", names.join(", ")) }
     }
 
     fn fix(&mut self, column: Column, kind: KeyKind) -> Result<()> {

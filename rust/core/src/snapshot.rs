@@ -115,8 +115,17 @@ impl StateTable {
         }
         let checksum = input.frames.checksum();
         no_more(bytes)?;
-        let forgotten = Forgotten { horizon_ms: header.options.horizon_ms, eviction: header.eviction, gone };
-        self.take_over(&Keys { pid, partition }, &forgotten, entries)?;
+        let keys = Keys { pid, partition };
+        if !header.everything {
+            self.check_kinds(&keys)?;
+        }
+        let forgotten = Forgotten {
+            horizon_ms: header.options.horizon_ms,
+            eviction: header.eviction,
+            everything: header.everything,
+            gone,
+        };
+        self.take_over(&keys, &forgotten, entries)?;
         self.begin_changes(checksum);
         Ok(())
     }
@@ -181,6 +190,7 @@ impl Delta<'_> {
         let eviction = self.table.changes().eviction().filter(|_| self.since.is_some());
         optional(out, eviction.map(|eviction| eviction.idle_until as u64));
         optional(out, eviction.map(|eviction| eviction.horizon as u64));
+        out.push((self.since.is_some() && self.table.changes().everything()).into());
         number(out, gone as u64);
         number(out, entries as u64);
     }
@@ -334,6 +344,8 @@ struct Header {
     /// The checksum of what a delta follows.
     follows: Option<u32>,
     eviction: Option<Eviction>,
+    /// Whether all earlier entries went.
+    everything: bool,
     gone: u64,
     entries: u64,
 }
@@ -366,7 +378,7 @@ impl<'a, R: Read> Incoming<'a, R> {
         }
         let header = read_header(frames.next_frame()?)?;
         if header.follows.is_some() != (kind == DELTA)
-            || (kind == WHOLE && (header.gone > 0 || header.eviction.is_some()))
+            || (kind == WHOLE && (header.gone > 0 || header.everything || header.eviction.is_some()))
         {
             return refuse("a delta names what it follows, a whole snapshot nothing");
         }
@@ -441,6 +453,7 @@ fn read_header(mut payload: Payload<'_>) -> Result<Header> {
         partition: read_key_type(&mut payload)?,
         follows: payload.optional()?.map(|checksum| checksum as u32),
         eviction: read_eviction(&mut payload)?,
+        everything: payload.flag()?,
         gone: payload.number()?,
         entries: payload.number()?,
     };

@@ -2,7 +2,7 @@ use crate::batch::{Batch, Seqs};
 use crate::changes::{Changes, Eviction, Forgotten};
 use crate::holes::Holes;
 use crate::judge::{Rules, Run, Sink, Span};
-use crate::keys::Keys;
+use crate::keys::{KeySpace, Keys};
 use crate::lines::{Line, NextLine, Plainly, SpanLine, WideLine};
 use crate::runs::{self, Domain, Seq};
 use crate::shelf::{Appended, Search, Shelf};
@@ -356,6 +356,7 @@ impl StateTable {
             }
             is_kept
         });
+        changes.note_dropped(dropped, self.len());
         self.changes = changes;
         Ok(dropped)
     }
@@ -371,12 +372,50 @@ impl StateTable {
             }
             is_kept
         });
+        changes.note_dropped(dropped, self.len());
         self.changes = changes;
         dropped
     }
 
     fn retain(&mut self, keep: impl FnMut(i64, i32, &mut Span) -> bool) -> usize {
-        with_shelf!(&mut self.store, shelf => shelf.retain(keep))
+        let dropped = with_shelf!(&mut self.store, shelf => shelf.retain(keep));
+        if self.is_empty() {
+            // No key is in use any more: equal to a table that never knew one.
+            self.keys = Keys::default();
+        }
+        dropped
+    }
+
+    /// Renumbers the keys where most of the numbered ones name no entry any more, so that what was forgotten
+    /// does not live on in the dictionaries. Not part of [`StateTable::evict`]: numbers of keys that the
+    /// caller still holds mean nothing afterwards.
+    ///
+    /// Nothing happens while a delta is due: it names what was forgotten.
+    pub fn drop_unused_keys(&mut self) {
+        if self.changes.marks().is_some() && !self.changes.is_none() {
+            return;
+        }
+        let [pids, partitions] = [&self.keys.pid, &self.keys.partition].map(|space| space.dictionary.len());
+        let mut used = (vec![false; pids], vec![false; partitions]);
+        with_shelf!(&self.store, shelf => shelf.for_each(|pid, partition, _| {
+            used.0.get_mut(pid as usize).into_iter().chain(used.1.get_mut(partition as usize)).for_each(|it| *it = true);
+        }));
+        let count = used.0.iter().chain(&used.1).filter(|&&it| it).count();
+        if count * 2 >= pids + partitions {
+            return;
+        }
+        let translation = Translation {
+            pid: self.keys.pid.dictionary.keep(&used.0),
+            partition: self.keys.partition.dictionary.keep(&used.1),
+        };
+        with_shelf!(&mut self.store, shelf => {
+            let mut renumbered = Shelf::new();
+            shelf.for_each(|pid, partition, span| {
+                let (pid, partition) = translation.of(pid, partition);
+                renumbered.insert(pid, partition, span.clone());
+            });
+            *shelf = renumbered;
+        });
     }
 
     /// Takes in the other table: what either had accepted is accepted, horizons and last timestamps become
@@ -457,7 +496,7 @@ impl StateTable {
             let key = (pid, partition, mine.epoch);
             if mine.epoch == theirs.epoch {
                 if self.rules.is_ambiguous(&mine, theirs) {
-                    ambiguous = Some(key);
+                    ambiguous = Some(ambiguous.map_or(key, |known: Key| known.min(key)));
                 }
                 overlaps.extend(overlap(&mine, theirs).into_iter().map(|range| (key, range)));
                 changes.push(Change { pid, partition, known: Some(mine.epoch), span: union(&mine, theirs) });
@@ -466,8 +505,10 @@ impl StateTable {
             }
         }));
         if let Some((pid, partition, epoch)) = ambiguous {
+            let (pid, partition) = (self.keys.pid.name(pid), self.keys.partition.name(partition.into()));
             return Err(Error::Policy(format!(
-                "pid {pid}, partition {partition}, epoch {epoch} has positions in both zones beside the border of                  the wrap: there the lap depends on the order of rows"
+                "pid {pid}, partition {partition}, epoch {epoch} has positions in both zones beside the border of \
+                 the wrap: there the lap depends on the order of rows"
             )));
         }
         let needed = self.len() as u64 + changes.iter().filter(|change| change.known.is_none()).count() as u64;
@@ -761,12 +802,27 @@ impl StateTable {
         self.check_entry(&self.entry(*pid, *partition, span))
     }
 
+    /// Whether the keys of a delta are of the types that this table's keys are of.
+    pub(crate) fn check_kinds(&self, theirs: &Keys) -> Result<()> {
+        let differ = |mine: &KeySpace, theirs: &KeySpace| {
+            mine.kind.is_some() && theirs.kind.is_some() && mine.kind != theirs.kind
+        };
+        if differ(&self.keys.pid, &theirs.pid) || differ(&self.keys.partition, &theirs.partition) {
+            return Err(Error::Snapshot("the delta has keys of other types".into()));
+        }
+        Ok(())
+    }
+
     /// Takes over a delta that was checked: forgets what its table forgot, then stores its entries, whose
     /// keys are numbered as in `theirs`.
     pub(crate) fn take_over(&mut self, theirs: &Keys, forgotten: &Forgotten, entries: Vec<Appended>) -> Result<()> {
-        let translation = self.number(theirs).map_err(|error| Error::Snapshot(error.to_string()))?;
-        self.horizon_ms = forgotten.horizon_ms;
+        if forgotten.everything {
+            self.retain(|_, _, _| false);
+        }
+        let wrong = |error: Error| Error::Snapshot(error.to_string());
+        let translation = self.number(theirs).map_err(wrong)?;
         let gone: HashSet<_> = forgotten.gone.iter().map(|&(pid, partition)| translation.of(pid, partition)).collect();
+        self.horizon_ms = forgotten.horizon_ms;
         if !gone.is_empty() || forgotten.eviction.is_some() {
             let rules = self.rules;
             self.retain(|pid, partition, span| {
@@ -774,6 +830,8 @@ impl StateTable {
                 is_kept && !gone.contains(&(pid, partition))
             });
         }
+        // Numbered again: a table that has lost its last entry knows no keys.
+        let translation = self.number(theirs).map_err(wrong)?;
         for Appended { pid, partition, span, .. } in entries {
             let (pid, partition) = translation.of(pid, partition);
             let known = self.rival(pid, partition, span.epoch).map(|rival| rival.epoch);
@@ -786,7 +844,8 @@ impl StateTable {
     }
 }
 
-/// The numbers that another table's keys have in this one; empty where keys are plain integers.
+/// The numbers here of keys that had others before, or in another table; empty where keys are plain
+/// integers.
 #[derive(Default)]
 struct Translation {
     pid: Vec<u32>,

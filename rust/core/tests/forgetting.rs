@@ -1,6 +1,8 @@
 //! Forgetting and merging against the naive oracle: every short history there is, and long ones from seeds.
 
-use fencepost_core::{Batch, Entry, Epochs, Error, Missing, Policy, Seqs, StateTable};
+use fencepost_core::{
+    Batch, Entry, Epochs, Error, KeyKind, Missing, PartKind, Policy, Seqs, StateTable, Verdict, encode_bytes,
+};
 use fencepost_testkit::oracle::{self, Oracle, Remembered, Tracked};
 use fencepost_testkit::workload::{Random, Row, Shape, exhaustive, stream};
 
@@ -51,6 +53,14 @@ struct Pair {
     oracle: Oracle<Key>,
 }
 
+/// What a step comes to.
+#[derive(Debug, PartialEq)]
+enum Outcome {
+    Judged(Said),
+    Evicted(usize, Option<i64>),
+    Forgotten(usize),
+}
+
 /// What rows come to: verdicts, what would have been accepted, stale rows and border rows.
 type Said = (Vec<u8>, Vec<Option<i64>>, u64, u64);
 
@@ -62,19 +72,17 @@ impl Pair {
     /// Does a step on both sides, rows in pieces as `random` cuts them; `Err` says how they differ.
     fn step(&mut self, step: &Step, random: &mut Random) -> Result<(), String> {
         let (core, truth) = match step {
-            Step::Rows(rows) => {
-                let (core, truth) = (self.judge(rows, random), self.oracle_judges(rows));
-                (format!("{core:?}"), format!("{truth:?}"))
-            }
+            Step::Rows(rows) => (Outcome::Judged(self.judge(rows, random)), Outcome::Judged(self.oracle_judges(rows))),
             Step::Evict { now, idle } => {
                 let dropped = self.table.evict(*now, *idle).expect("timestamps are kept");
-                let truth = (self.oracle.evict(*now, *idle), self.oracle.horizon());
-                (format!("{:?}", (dropped, self.table.horizon_ms())), format!("{truth:?}"))
+                let truth = self.oracle.evict(*now, *idle);
+                let truth = Outcome::Evicted(truth, self.oracle.horizon());
+                (Outcome::Evicted(dropped, self.table.horizon_ms()), truth)
             }
             Step::Forget { pid, partition } => {
                 let is_named = |key: &Key| key.0 == *pid && partition.is_none_or(|it| it == key.1);
-                let truth = self.oracle.forget(is_named);
-                (self.table.forget(*pid, *partition).to_string(), truth.to_string())
+                let dropped = self.table.forget(*pid, *partition);
+                (Outcome::Forgotten(dropped), Outcome::Forgotten(self.oracle.forget(is_named)))
             }
         };
         let (entries, truths) = (self.core_remembers(), self.oracle_remembers());
@@ -82,7 +90,7 @@ impl Pair {
             return Ok(());
         }
         let name = &self.rules.name;
-        Err(format!("{name}: {step:?}\ncore   {core}\noracle {truth}\ncore   {entries:?}\noracle {truths:?}"))
+        Err(format!("{name}: {step:?}\ncore   {core:?}\noracle {truth:?}\ncore   {entries:?}\noracle {truths:?}"))
     }
 
     fn judge(&mut self, rows: &[(Row, i64)], random: &mut Random) -> Said {
@@ -379,4 +387,92 @@ fn merging_is_a_union_as_the_oracle_makes_it() {
         }
     }
     assert!(overlaps > 1_000, "only {overlaps} overlaps");
+}
+
+/// Rows of numbered producers, one each.
+fn name_and_apply(table: &mut StateTable, names: std::ops::Range<u32>, timestamp: i64) -> Vec<u8> {
+    let (pid, partition) = (KeyKind::Parts(vec![PartKind::Utf8]), KeyKind::Plain);
+    table.keys_mut().fix(pid, partition).expect("the first use, or the same again");
+    let name = |it: u32| {
+        let mut bytes = Vec::new();
+        encode_bytes(&mut bytes, format!("producer {it}").as_bytes());
+        bytes
+    };
+    let pid: Vec<i64> = names.map(|it| table.keys_mut().pid.dictionary.intern(&name(it)).into()).collect();
+    let (partition, epoch, seq) = (vec![0; pid.len()], vec![0; pid.len()], vec![5; pid.len()]);
+    let timestamp = vec![timestamp; pid.len()];
+    let (epoch, seq, timestamp) = (Some(&epoch[..]), Seqs::I32(&seq), Some(&timestamp[..]));
+    table.apply(&[Batch { pid: &pid, partition: &partition, epoch, seq, timestamp }]).expect("valid rows").verdicts
+}
+
+#[test]
+fn names_of_forgotten_producers_go_too() {
+    let any_order = Policy::preset("any_order").expect("a preset");
+    let mut table = StateTable::new(any_order).expect("valid").with_keep_timestamp(true);
+    name_and_apply(&mut table, 0..1_000, 10);
+    name_and_apply(&mut table, 700..1_000, 30);
+    name_and_apply(&mut table, 990..1_100, 30);
+    let before = table.memory_bytes();
+    assert_eq!(table.evict(20, 0).expect("timestamps are kept"), 1_000);
+    table.drop_unused_keys();
+    assert_eq!((table.len(), table.keys().pid.dictionary.len()), (100, 100));
+    table.drop_unused_keys();
+    assert!(table.memory_bytes() < before / 2);
+    assert!(name_and_apply(&mut table, 1_000..1_100, 40).iter().all(|&it| it == Verdict::Duplicate as u8));
+    assert!(name_and_apply(&mut table, 0..1_000, 20).iter().all(|&it| it == Verdict::Forgotten as u8));
+    assert_eq!(table.len(), 100);
+}
+
+#[test]
+fn a_table_that_keeps_timestamps_needs_them() {
+    let any_order = Policy::preset("any_order").expect("a preset");
+    let batch = Batch { pid: &[1], partition: &[0], epoch: Some(&[0]), seq: Seqs::I32(&[0]), timestamp: None };
+    let mut table = StateTable::new(any_order).expect("valid").with_keep_timestamp(true);
+    let error = table.apply(&[batch]).expect_err("a row without its timestamp");
+    assert_eq!(error.to_string(), "column 'timestamp': is missing, but this table keeps timestamps");
+    let error = table.evict(0, -1).expect_err("a negative age");
+    assert_eq!(error.to_string(), "max_idle_ms=-1 is below 0");
+    let mut table = StateTable::new(any_order).expect("valid");
+    table.apply(&[batch]).expect("nothing is missing");
+    let error = table.evict(0, 1).expect_err("nothing to tell age by");
+    assert_eq!(error.to_string(), "evict needs timestamps, and this table does not keep them");
+    assert_eq!(table.horizon_ms(), None);
+}
+
+#[test]
+fn a_refused_merge_names_the_key_and_the_reason() {
+    let any_order: Policy = "wrap=16".parse().expect("any_order with a small wrap");
+    let mut kinds = [KeyKind::Plain, KeyKind::Parts(vec![PartKind::Utf8])].into_iter();
+    for name in ["0", "'a'"] {
+        let kind = kinds.next().expect("one for each name");
+        let mut tables = [14, 2].map(|seq| {
+            let mut table = StateTable::new(any_order).expect("valid");
+            table.keys_mut().fix(kind.clone(), KeyKind::Plain).expect("the first use");
+            let mut bytes = Vec::new();
+            encode_bytes(&mut bytes, b"a");
+            table.keys_mut().pid.dictionary.intern(&bytes);
+            let seq = Seqs::I64(&[seq]);
+            let batch = Batch { pid: &[0], partition: &[3], epoch: Some(&[2]), seq, timestamp: None };
+            table.apply(&[batch]).expect("a row");
+            table
+        });
+        let [one, other] = &mut tables;
+        let expected = format!(
+            "pid {name}, partition 3, epoch 2 has positions in both zones beside the border of the wrap: there the \
+             lap depends on the order of rows"
+        );
+        assert_eq!(one.merge(other).expect_err("both zones").to_string(), expected);
+    }
+    let table = |policy: &str| StateTable::new(policy.parse().expect("a policy")).expect("valid");
+    let refusal = |one: &str, other: &str| table(one).merge(&table(other)).expect_err("no merge").to_string();
+    let forward = "admit=forward";
+    assert_eq!(
+        refusal(forward, forward),
+        "only tables of admit='any' merge: elsewhere verdicts depend on the order of rows"
+    );
+    assert!(refusal("wrap=16", "wrap=8").starts_with("a table of [admit=any epochs=key first=any window=5"));
+    assert_eq!(
+        table("").merge(&table("").with_keep_timestamp(true)).expect_err("no merge").to_string(),
+        "a table that keeps timestamps and one that does not cannot merge"
+    );
 }

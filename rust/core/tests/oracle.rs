@@ -66,7 +66,8 @@ impl Policies {
 type Key = (i64, i32);
 
 fn tracked(row: &Row) -> Option<Tracked<Key>> {
-    (row.pid != -1).then(|| Tracked { key: (row.pid, row.partition), epoch: row.epoch.into(), seq: row.seq })
+    let key = (row.pid, row.partition);
+    (row.pid != -1).then(|| Tracked { key, epoch: row.epoch.into(), seq: row.seq, timestamp: 0 })
 }
 
 /// Everything that a call says, in a form that both sides can be brought to.

@@ -299,7 +299,15 @@ fn chain(table: &mut StateTable, seed: u64, links: u64) -> Vec<Vec<u8>> {
     for link in 1..=links {
         for _ in 0..random.below(4) {
             let now = link as i64 * 5_000 + random.below(5_000) as i64;
-            match random.below(6) {
+            match random.below(8) {
+                6 if link == 3 => (0..60).map(|pid| table.forget(pid, None)).sum(),
+                7 if table.policy().admit == fencepost_core::Admit::Any => {
+                    let other = StateTable::new(table.policy()).expect("valid");
+                    let mut other = other.with_keep_timestamp(table.keeps_timestamp());
+                    feed(&mut other, random.bits(), 40, random.below(9) as i64 * 4, now - 2_000);
+                    // Refused where a key of both lies on both sides of the border: a call without a trace.
+                    table.merge(&other).map_or(0, |overlap| overlap.len())
+                }
                 0 => table.forget(random.below(30) as i64, None),
                 1 => table.forget(random.below(30) as i64, Some(random.below(3) as i32)),
                 2 if table.keeps_timestamp() => table.evict(now, random.below(12_000) as i64).expect("kept"),

@@ -301,9 +301,30 @@ impl<K: Ord + Clone + Debug> Oracle<K> {
         call
     }
 
+    /// Judges a row. A table that was merged may have holes that are out of reach: they are final before, but
+    /// a row that is refused leaves no trace.
     fn judge(&mut self, row: &Tracked<K>, call: &mut Judged<K>, jumped: &mut Vec<Span<K>>) -> Judgement {
+        let epoch = if self.policy.epochs == Epochs::Ignore { 0 } else { row.epoch };
+        let before = self.keys.get(&row.key).and_then(|epochs| epochs.get(&epoch)).map(|entry| entry.final_range);
+        if before.is_some() && self.policy.admit != Admit::Next {
+            self.keep_reach(&row.key, epoch);
+        }
+        let judgement = self.judge_settled(row, epoch, call, jumped);
+        if let Some(before) = before.filter(|_| judgement.0 != Verdict::Accepted) {
+            let epochs = self.keys.get_mut(&row.key).expect("a key that was known");
+            epochs.get_mut(&epoch).expect("an epoch that was known").final_range = before;
+        }
+        judgement
+    }
+
+    fn judge_settled(
+        &mut self,
+        row: &Tracked<K>,
+        epoch: i64,
+        call: &mut Judged<K>,
+        jumped: &mut Vec<Span<K>>,
+    ) -> Judgement {
         let policy = self.policy;
-        let epoch = if policy.epochs == Epochs::Ignore { 0 } else { row.epoch };
         let epochs = self.keys.get(&row.key);
         let highest_epoch = epochs.and_then(|epochs| epochs.last_key_value()).map(|(epoch, _)| *epoch);
         let is_stale = highest_epoch.is_some_and(|highest| highest > epoch);
@@ -329,9 +350,6 @@ impl<K: Ord + Clone + Debug> Oracle<K> {
             }
             return judgement;
         }
-        // A table that was merged may have holes that are out of reach.
-        self.keep_reach(&row.key, epoch);
-        let entry = &self.keys[&row.key][&epoch];
         let (lowest, highest) = (self.start(entry), *entry.positions.last().expect("an entry has accepted a row"));
         let (position, is_border) = (self.place)(&policy, highest, row.seq);
         call.border += u64::from(is_border);

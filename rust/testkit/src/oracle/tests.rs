@@ -7,6 +7,7 @@ use crate::rulebook::{
 
 type BookRow = Tracked<(Cell, Cell)>;
 type Change = fn(&mut Policy);
+type Mishear = fn(&mut Call);
 
 /// The oracle as a door of the book: what the core's caller validates is validated here, cell by cell.
 #[derive(Clone)]
@@ -192,7 +193,7 @@ fn complaints_about(change: impl Fn(&mut Policy), place: Place) -> Vec<String> {
 }
 
 /// The same of an oracle that is told of other calls than the book's.
-fn complaints_about_calls(change: impl Fn(&mut Policy), place: Place, mishear: fn(&mut Call)) -> Vec<String> {
+fn complaints_about_calls(change: impl Fn(&mut Policy), place: Place, mishear: Mishear) -> Vec<String> {
     let mut found = Vec::new();
     for case in cases(&folder()).expect("the book can be read") {
         let Ok(mut policy) = Policy::named(&case.options.policy, &case.options.policy_fields()) else {
@@ -210,7 +211,7 @@ fn complaints_about_calls(change: impl Fn(&mut Policy), place: Place, mishear: f
 /// A door that understands calls in its own way.
 struct HardOfHearing {
     door: OracleDoor,
-    mishear: fn(&mut Call),
+    mishear: Mishear,
 }
 
 impl Door for HardOfHearing {
@@ -309,7 +310,7 @@ fn a_policy_field_that_is_ignored_is_found_out() {
 
 #[test]
 fn a_step_that_is_misunderstood_is_found_out() {
-    let mutants: [(&str, fn(&mut Call)); 9] = [
+    let mutants: [(&str, Mishear); 9] = [
         ("idle entries stay a little longer", |call| {
             if let Action::Evict { idle, .. } = &mut call.action {
                 *idle += 1;
