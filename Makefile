@@ -12,25 +12,42 @@ export PYTHONDONTWRITEBYTECODE := 1
 # The certificates that the system trusts: behind a proxy there are more than the installer brings along.
 export UV_SYSTEM_CERTS := 1
 
+# An interpreter without the global lock.
+FREE_THREADED ?= python3.14t
+
+HOST = $(shell rustc -vV | sed -n 's/^host: //p')
+# The sanitizers come with the stable compiler too; only their flags are not stable.
+NIGHTLY := RUSTC_BOOTSTRAP=1
+# What libFuzzer needs to see which branches an input takes, and which values it compares.
+COVERAGE := --cfg fuzzing -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
+	-Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
+	-Cllvm-args=-sanitizer-coverage-trace-compares -Ccodegen-units=1
+FUZZ_SECONDS ?= 3600
+# Runs a target on the committed corpus and on what earlier runs found; what breaks it is left beside that.
+libfuzzer = mkdir -p target/fuzz/found/$(1) && target/fuzz/$(HOST)/debug/$(1) -print_final_stats=1 -verbosity=0 \
+	-artifact_prefix=target/fuzz/found/$(1)- $(2) target/fuzz/found/$(1) fuzz/corpus/$(1)
+
 RUST_SOURCES := Cargo.toml Cargo.lock pyproject.toml $(shell find rust -name '*.rs' -o -name Cargo.toml)
 PACKAGE_SOURCES := $(shell find python/fencepost -name '*.py' -o -name '*.pyi' -o -name py.typed)
 SPARK_SOURCES := Cargo.toml spark_udf/pyproject.toml spark_udf/hatch_build.py $(shell find spark_udf/fencepost_spark -name '*.py')
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint test-rust test-python test-spark test-spark43 bench bench-full bench-rust wheels \
-	develop format requirements tools java clean
+.PHONY: help demo test lint test-rust test-fuzz test-python test-spark test-spark43 test-free-threaded asan miri fuzz \
+	fuzz-corpus fuzz-targets bench bench-full bench-rust bench-curve wheels develop format requirements tools java clean
 
 help: ## Show every task
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: java $(VENV)/installed ## Run the main job on generated and on real data, and show what it finds
 	$(BIN)/python spark_udf/demo.py
 
-test: java lint test-rust test-python test-spark test-spark43 ## Everything that must pass
+test: java lint test-rust asan test-fuzz test-python test-spark test-spark43 ## Everything that must pass
 
 lint: $(VENV)/installed ## Formatting, clippy, ruff, mypy
 	cargo fmt --all --check
 	cargo clippy --locked --workspace --all-targets -- -D warnings
+	cargo fmt --manifest-path fuzz/Cargo.toml --check
+	cd fuzz && cargo clippy --locked --no-default-features --all-targets --target-dir ../target/fuzz -- -D warnings
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy python/fencepost spark_udf/fencepost_spark
@@ -38,6 +55,43 @@ lint: $(VENV)/installed ## Formatting, clippy, ruff, mypy
 test-rust: tools ## The core and its testkit
 	cargo test --locked
 	cargo test --locked --package fencepost-core --features portable
+
+asan: tools ## The core's tests under AddressSanitizer
+	@mkdir -p target/asan
+	$(NIGHTLY) rustc -Zsanitizer=address --edition 2024 --target $(HOST) rust/canary.rs -o target/asan/canary
+	@if target/asan/canary >target/asan/canary.log 2>&1 || ! grep -q heap-use-after-free target/asan/canary.log; then \
+		cat target/asan/canary.log; echo "AddressSanitizer did not object to rust/canary.rs"; exit 1; fi
+	$(NIGHTLY) RUSTFLAGS="-Zsanitizer=address" cargo test --locked --package fencepost-core --lib --tests \
+		--target $(HOST) --target-dir target/asan
+
+miri: tools ## The core's unit tests under Miri
+	@cargo +nightly miri --version >/dev/null 2>&1 || { echo "Miri is missing: rustup toolchain install nightly --component miri --component rust-src"; exit 1; }
+	MIRIFLAGS=-Zmiri-disable-isolation cargo +nightly miri test --locked --package fencepost-core --lib --target-dir target/miri
+
+test-fuzz: fuzz-targets ## The fuzz targets: over the corpus, over what comes of it by chance, and some thousand runs of libFuzzer
+	cd fuzz && cargo test --locked --no-default-features --target-dir ../target/fuzz
+	$(call libfuzzer,snapshot,-runs=20000 -seed=1)
+	$(call libfuzzer,operations,-runs=1000 -seed=1 -max_len=400)
+
+fuzz: fuzz-targets ## Look for inputs that break the core: FUZZ_SECONDS (3600) for each target
+	$(call libfuzzer,snapshot,-max_total_time=$(FUZZ_SECONDS))
+	$(call libfuzzer,operations,-max_total_time=$(FUZZ_SECONDS))
+
+fuzz-corpus: tools ## Write the fuzz targets' corpus anew, after a change of the snapshot format
+	rm -f fuzz/corpus/*/seed-*
+	cd fuzz && cargo test --locked --no-default-features --target-dir ../target/fuzz --test corpus -- --ignored write_the_corpus
+
+fuzz-targets: tools
+	@command -v c++ >/dev/null || { echo "A C++ compiler is missing, which libFuzzer is built with: apt-get install build-essential"; exit 1; }
+	cd fuzz && $(NIGHTLY) RUSTFLAGS="$(COVERAGE) -Zsanitizer=address" cargo build --locked --bins \
+		--target $(HOST) --target-dir ../target/fuzz
+
+test-free-threaded: dist/native-free-threaded ## The thread tests on a CPython without the global lock
+	$(UV) venv --quiet --allow-existing --python $(FREE_THREADED) .venv-free-threaded
+	$(UV) pip install --quiet --python .venv-free-threaded/bin/python numpy pyarrow pytest
+	$(UV) pip install --quiet --python .venv-free-threaded/bin/python --no-deps --reinstall dist/native-free-threaded/*.whl
+	.venv-free-threaded/bin/python -W error -c 'import fencepost, sys; assert not sys._is_gil_enabled()'
+	.venv-free-threaded/bin/python -m pytest tests/test_threads.py --deselect tests/test_threads.py::test_the_measure_tells_a_held_interpreter
 
 test-python: $(VENV)/installed ## Everything in Python but Spark
 	$(BIN)/python -m pytest --ignore=tests/spark
@@ -51,11 +105,14 @@ test-spark43: java $(VENV43)/installed ## The Spark suite on the newest PySpark
 bench: java $(VENV)/installed ## Minutes: small sizes, every contestant, answers checked
 	$(BIN)/python bench/run.py --quick
 
-bench-full: java $(VENV)/installed bench-rust ## Half an hour: the sizes of the figures in bench/results
+bench-full: java $(VENV)/installed bench-rust bench-curve ## An hour: the sizes of the figures in bench/results
 	$(BIN)/python bench/run.py --full
 
 bench-rust: tools ## The core alone
 	cargo bench --locked -p fencepost-bench
+
+bench-curve: tools $(VENV)/dependencies ## The state table from 10 k to 100 M entries: half an hour, 20 GB
+	$(BIN)/python bench/curve.py
 
 wheels: dist/native dist/spark ## Build both wheels into dist/
 
@@ -65,6 +122,7 @@ develop: $(VENV)/dependencies ## Install editable: Python changes show at once, 
 
 format: $(VENV)/dependencies ## Put every file in its form
 	cargo fmt --all
+	cargo fmt --manifest-path fuzz/Cargo.toml
 	$(BIN)/ruff check --fix --quiet .
 	$(BIN)/ruff format --quiet .
 
@@ -97,6 +155,11 @@ dist/native: $(RUST_SOURCES) $(PACKAGE_SOURCES) $(VENV)/dependencies
 	rm -rf $@
 	$(BIN)/maturin build --quiet --release --locked --out $@
 
+dist/native-free-threaded: $(RUST_SOURCES) $(PACKAGE_SOURCES) $(VENV)/dependencies
+	@command -v $(FREE_THREADED) >/dev/null || { echo "No free-threaded CPython: $(UV) python install 3.14t, then name it: make $(MAKECMDGOALS) FREE_THREADED=python3.14t"; exit 1; }
+	rm -rf $@
+	$(BIN)/maturin build --quiet --release --locked --interpreter $(FREE_THREADED) --out $@
+
 dist/spark: $(SPARK_SOURCES) $(VENV)/dependencies
 	rm -rf $@
 	$(UV) build --quiet --python $(BIN)/python --no-build-isolation --wheel --out-dir $@ spark_udf
@@ -112,4 +175,4 @@ $(VENV43)/installed: requirements/spark43.txt dist/native dist/spark
 	@touch $@
 
 clean: ## Remove everything that was built, environments included
-	rm -rf .venv .venv-spark43 .tools dist target demo-out
+	rm -rf .venv .venv-spark43 .venv-free-threaded .tools dist target demo-out

@@ -133,6 +133,7 @@ def test_the_curve_measures_every_part_of_every_shape(measured: curve.Curve) -> 
         for part in ("build", "random", "runs", "threads", "snapshot"):
             assert measured.find(part, shape, 3000) is not None, (shape, part)
     assert measured.find("disorder", "any_order", 3000) is not None
+    assert measured.find("evict", "timestamps", 3000) is not None
     checksums = {line["checksum"] for key, line in measured.lines.items() if key[0] == "random"}
     assert len(checksums) == 1, "the same rows are repeats, whatever the shape and the path"
 

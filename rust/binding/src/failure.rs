@@ -15,6 +15,7 @@ pub(crate) enum Failure {
         message: String,
     },
     Policy(String),
+    Memory(String),
     Capacity {
         limit: u64,
         message: String,
@@ -74,6 +75,7 @@ impl Failure {
                 fields.set_item("column", column)?;
                 fields.set_item("row", row)
             }),
+            Failure::Memory(message) => pyo3::exceptions::PyMemoryError::new_err(message),
             Failure::Policy(message) => error_of(py, "PolicyError", message, |_| Ok(())),
             Failure::Capacity { limit, message } => {
                 error_of(py, "CapacityError", message, |fields| fields.set_item("limit", limit))
@@ -116,6 +118,7 @@ impl From<Error> for Failure {
             Error::Batch { column, row, .. } => Failure::Batch { column: Some(column.to_string()), row, message },
             Error::Policy(_) => Failure::Policy(message),
             Error::Capacity { limit, .. } => Failure::Capacity { limit, message },
+            Error::Memory { .. } => Failure::Memory(message),
             Error::Snapshot(reason) => Failure::snapshot(reason),
         }
     }

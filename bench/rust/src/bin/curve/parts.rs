@@ -2,7 +2,7 @@
 
 use crate::Options;
 use crate::shape::Shape;
-use crate::stream::{Rows, Stream, first_rows};
+use crate::stream::{LATER_MS, OLD_MS, Rows, Stream, first_rows};
 use crate::system::{Lines, forget_peak, peak_bytes, resident_bytes};
 use fencepost_core::{Policy, StateTable, Verdict};
 use std::fmt::Display;
@@ -34,6 +34,9 @@ pub(crate) fn measure(shape: &'static Shape, entries: usize, options: &Options) 
         if wants("snapshot") {
             snapshot(&tell, table, &mut stream, options);
         }
+    }
+    if wants("evict") && shape.has_timestamps {
+        evict(&tell, options);
     }
     if wants("disorder") && shape.name == "any_order" {
         disorder(&tell, options);
@@ -158,7 +161,7 @@ fn snapshot(tell: &Teller, table: StateTable, stream: &mut Stream, options: &Opt
     let before = resident_bytes();
     let begin = Instant::now();
     let mut input = BufReader::with_capacity(1 << 20, File::open(&path).expect("the file just written"));
-    let mut table = StateTable::read_snapshot(&mut input).expect("the snapshot just written");
+    let mut table = StateTable::read_snapshot(&mut input, bytes).expect("the snapshot just written");
     let load = begin.elapsed().as_secs_f64();
     let load_extra = peak_bytes().saturating_sub(before).saturating_sub(table.memory_bytes() as u64);
     std::fs::remove_file(&path).expect("the file just written");
@@ -177,6 +180,20 @@ fn snapshot(tell: &Teller, table: StateTable, stream: &mut Stream, options: &Opt
             ("load_extra_bytes", load_extra.to_string()),
         ],
     );
+}
+
+/// One sweep that drops every other entry.
+fn evict(tell: &Teller, options: &Options) {
+    let mut spent = Vec::new();
+    for _ in 0..options.rounds {
+        let mut table = first_table(tell.shape, tell.entries, tell.shape.policy());
+        let begin = Instant::now();
+        let dropped = table.evict(OLD_MS + LATER_MS, LATER_MS).expect("a table that keeps timestamps");
+        spent.push(begin.elapsed().as_secs_f64());
+        assert_eq!(dropped, tell.entries.div_ceil(2), "every other key is old");
+        assert_eq!(table.len(), tell.entries / 2, "the others stay");
+    }
+    tell.line("evict", &[("seconds", list(&spent))]);
 }
 
 /// `any_order` against `in_order` on ordered runs, and on the same rows with one in ten up to 10 k rows late.

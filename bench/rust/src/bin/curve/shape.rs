@@ -10,16 +10,18 @@ pub(crate) struct Shape {
     pub(crate) partitions: usize,
     /// Producers are strings, numbered by the table's dictionary.
     pub(crate) has_names: bool,
+    pub(crate) has_timestamps: bool,
 }
 
-pub(crate) const SHAPES: [Shape; 6] = [
-    Shape { name: "kafka", policy: "kafka", partitions: 1000, has_names: false },
-    Shape { name: "any_order", policy: "any_order", partitions: 1000, has_names: false },
+pub(crate) const SHAPES: [Shape; 7] = [
+    Shape { name: "kafka", policy: "kafka", partitions: 1000, has_names: false, has_timestamps: false },
+    Shape { name: "any_order", policy: "any_order", partitions: 1000, has_names: false, has_timestamps: false },
     // 64-bit sequences without epochs.
-    Shape { name: "wide", policy: "kafka_offsets", partitions: 1000, has_names: false },
-    Shape { name: "strings", policy: "any_order", partitions: 1000, has_names: true },
-    Shape { name: "lone_kafka", policy: "kafka", partitions: 1, has_names: false },
-    Shape { name: "lone_any", policy: "any_order", partitions: 1, has_names: false },
+    Shape { name: "wide", policy: "kafka_offsets", partitions: 1000, has_names: false, has_timestamps: false },
+    Shape { name: "strings", policy: "any_order", partitions: 1000, has_names: true, has_timestamps: false },
+    Shape { name: "timestamps", policy: "kafka", partitions: 1000, has_names: false, has_timestamps: true },
+    Shape { name: "lone_kafka", policy: "kafka", partitions: 1, has_names: false, has_timestamps: false },
+    Shape { name: "lone_any", policy: "any_order", partitions: 1, has_names: false, has_timestamps: false },
 ];
 
 impl Shape {
@@ -50,7 +52,7 @@ impl Shape {
 
     /// The same keys under another policy.
     pub(crate) fn table_of(&self, policy: Policy) -> StateTable {
-        let mut table = StateTable::new(policy).expect("a valid policy");
+        let mut table = StateTable::new(policy).expect("a valid policy").with_keep_timestamp(self.has_timestamps);
         if self.has_names {
             let text = KeyKind::Parts(vec![PartKind::Utf8]);
             table.keys_mut().fix(text, KeyKind::Plain).expect("a table that was not used yet");

@@ -10,6 +10,10 @@ pub(crate) const BATCH_ROWS: usize = 1 << 16;
 /// One step in 20 repeats a key's last rows.
 const REPEAT_EVERY: u64 = 20;
 
+/// The timestamps of every other key, and by how much those of the others are later.
+pub(crate) const OLD_MS: i64 = 1_700_000_000_000;
+pub(crate) const LATER_MS: i64 = 3_600_000;
+
 /// The rows of one call. Columns that the shape does not have are empty.
 pub(crate) struct Rows {
     shape: &'static Shape,
@@ -18,6 +22,7 @@ pub(crate) struct Rows {
     epoch: Vec<i16>,
     narrow: Vec<i32>,
     wide: Vec<i64>,
+    timestamp: Vec<i64>,
     /// The producers' names, encoded as keys, one after the other.
     names: Vec<u8>,
     name_ends: Vec<usize>,
@@ -28,8 +33,8 @@ pub(crate) struct Rows {
 impl Rows {
     fn new(shape: &'static Shape) -> Rows {
         let (pid, partition, epoch) = (vec![], vec![], vec![]);
-        let (narrow, wide, names, name_ends) = (vec![], vec![], vec![], vec![]);
-        Rows { shape, pid, partition, epoch, narrow, wide, names, name_ends, repeats: 0 }
+        let (narrow, wide, timestamp, names, name_ends) = (vec![], vec![], vec![], vec![], vec![]);
+        Rows { shape, pid, partition, epoch, narrow, wide, timestamp, names, name_ends, repeats: 0 }
     }
 
     /// `rows` rows of a key, from its `number`th on.
@@ -43,6 +48,9 @@ impl Rows {
             } else {
                 self.narrow.push(number as i32);
                 self.epoch.push(0);
+            }
+            if self.shape.has_timestamps {
+                self.timestamp.push(if key.is_multiple_of(2) { OLD_MS } else { OLD_MS + LATER_MS });
             }
             if self.shape.has_names {
                 encode_bytes(&mut self.names, format!("producer-{pid:010}").as_bytes());
@@ -75,7 +83,8 @@ impl Rows {
         } else {
             (Some(&self.epoch[..]), Seqs::I32(&self.narrow))
         };
-        Batch { pid, partition: &self.partition, epoch, seq, timestamp: None }
+        let timestamp = self.shape.has_timestamps.then_some(&self.timestamp[..]);
+        Batch { pid, partition: &self.partition, epoch, seq, timestamp }
     }
 
     /// Reads the columns once and adds everything up: the least that any judge must do.
@@ -86,6 +95,7 @@ impl Rows {
             + self.epoch.iter().map(|&it| i64::from(it)).fold(0, wide)
             + self.narrow.iter().map(|&it| i64::from(it)).fold(0, wide)
             + self.wide.iter().copied().fold(0, wide)
+            + self.timestamp.iter().copied().fold(0, wide)
     }
 }
 

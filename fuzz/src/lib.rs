@@ -1,0 +1,11 @@
+//! What must hold of any bytes. Each function panics where it does not.
+//!
+//! libFuzzer calls them from `fuzz_targets`, and `tests/corpus.rs` calls them on the corpus and on what
+//! comes of it by chance, without libFuzzer.
+
+mod memory;
+mod operations;
+mod snapshot;
+
+pub use operations::{operations, operations_with};
+pub use snapshot::{seal, snapshot};
