@@ -281,7 +281,7 @@ impl<L: Line> Shelf<L> {
         self.entries += batch.len();
         // A line of newest epochs ends where another begins, so that the next is known to be new.
         let mut newest: Option<(LineKey, usize)> = None;
-        for entry in batch.drain(..) {
+        for entry in batch.iter_mut() {
             let (key, slot) = (entry.line_key::<L>(), slot_of::<L>(entry.partition));
             let line = match newest {
                 _ if entry.is_older => self.find_or_insert(key, entry.partition).line,
@@ -290,8 +290,9 @@ impl<L: Line> Shelf<L> {
                 None => self.find_or_insert(key, entry.partition).line,
             };
             newest = if entry.is_older { newest } else { Some((key, line)) };
-            self.put_new(Place { line, slot }, entry.span);
+            self.put_new(Place { line, slot }, &mut entry.span);
         }
+        batch.clear();
     }
 
     /// Makes room for `entries` in all, going by how many lines the first took. They lie scattered over
@@ -445,9 +446,9 @@ impl<L: Line> Shelf<L> {
     }
 
     /// Stores an entry at a place: in the line if it fits, else aside.
-    fn put(&mut self, place: Place, span: Span) {
+    fn put(&mut self, place: Place, mut span: Span) {
         let line = self.lines.line_mut(place.line);
-        let Slot::Aside(number) = line.read(place.slot) else { return self.put_new(place, span) };
+        let Slot::Aside(number) = line.read(place.slot) else { return self.put_new(place, &mut span) };
         if line.write_inline(place.slot, &span) {
             self.aside[number as usize] = Span::default();
             self.free.push(number);
@@ -457,10 +458,11 @@ impl<L: Line> Shelf<L> {
         }
     }
 
-    /// The same where no entry lies aside yet.
-    fn put_new(&mut self, place: Place, span: Span) {
+    /// The same where no entry lies aside yet; takes the span only where it does not fit.
+    #[inline]
+    fn put_new(&mut self, place: Place, span: &mut Span) {
         let line = self.lines.line_mut(place.line);
-        if line.write_inline(place.slot, &span) {
+        if line.write_inline(place.slot, span) {
             return;
         }
         let number = self.free.pop().unwrap_or_else(|| {
@@ -468,6 +470,6 @@ impl<L: Line> Shelf<L> {
             u32::try_from(self.aside.len() - 1).expect("fewer than 2^32 entries with holes")
         });
         line.write_aside(place.slot, span.epoch, number);
-        self.aside[number as usize] = span;
+        self.aside[number as usize] = std::mem::take(span);
     }
 }
