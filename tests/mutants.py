@@ -165,6 +165,146 @@ class KeysAreGlued(ReferenceTable):
         return super().judge((glued, key[1]), epoch, seq)
 
 
+# Of forgetting
+
+
+class HorizonIsExclusive(ReferenceTable):
+    def is_old(self) -> bool:
+        return super().is_old() and self.timestamp != self.horizon
+
+
+class NothingIsOld(ReferenceTable):
+    def is_old(self) -> bool:
+        return False
+
+
+class OldRepeatsAreForgotten(ReferenceTable):
+    def is_held(self, entry: Any, position: int) -> bool:
+        return False
+
+
+class OldHolesAreHeld(ReferenceTable):
+    def is_held(self, entry: Any, position: int) -> bool:
+        return min(entry.positions) <= position <= max(entry.positions)
+
+
+class HorizonBeforeTheFence(ReferenceTable):
+    def judge(self, key: Any, epoch: int | None, seq: int) -> tuple[str, int | None]:
+        verdict, expected = super().judge(key, epoch, seq)
+        return ("FORGOTTEN", None) if verdict == "FENCED" and self.is_old() else (verdict, expected)
+
+
+class RepeatsKeepAlive(ReferenceTable):
+    def judge(self, key: Any, epoch: int | None, seq: int) -> tuple[str, int | None]:
+        verdict = super().judge(key, epoch, seq)
+        if verdict[0] == "DUPLICATE":
+            self.note(self.entries[self.slot(key, epoch)])
+        return verdict
+
+
+class LatestToArriveIsLast(ReferenceTable):
+    def note(self, entry: Any) -> None:
+        super().note(entry)
+        entry.last_timestamp = self.timestamp
+
+
+class HorizonFalls(ReferenceTable):
+    def evict(self, now_ms: int, max_idle_ms: int) -> int:
+        self.horizon = None
+        return super().evict(now_ms, max_idle_ms)
+
+
+class EvictsTooLate(ReferenceTable):
+    def evict(self, now_ms: int, max_idle_ms: int) -> int:
+        dropped = super().evict(now_ms - 1, max_idle_ms)
+        self.horizon = max(self.horizon, now_ms - max_idle_ms)
+        return dropped
+
+
+class NothingIsFinal(ReferenceTable):
+    def finish(self, entry: Any, holes: Any) -> None:
+        pass
+
+
+class FinalRangeIsReplaced(ReferenceTable):
+    def finish(self, entry: Any, holes: Any) -> None:
+        entry.final = None if holes else entry.final
+        super().finish(entry, holes)
+
+
+class ReachOffByOne(ReferenceTable):
+    def settle(self, entry: Any) -> None:
+        chosen = self.policy
+        self.policy = chosen | {"reach": chosen["reach"] and chosen["reach"] + 1}
+        super().settle(entry)
+        self.policy = chosen
+
+
+class ReachByWholeHoles(ReferenceTable):
+    def finish(self, entry: Any, holes: Any) -> None:
+        whole = [hole for hole in self.holes(entry) if any(hole.first == it.first for it in holes)]
+        super().finish(entry, [hole for hole in whole if any(hole.last == it.last for it in holes)])
+
+
+class PartsAreYounger(ReferenceTable):
+    """Takes the row that splits a hole for the one that opened the rest."""
+
+    def opened_at(self, entry: Any, first: int, last: int) -> int | None:
+        return entry.last_timestamp if last + 1 in entry.positions and last + 1 != max(entry.positions) else (
+            ReferenceTable.opened_at(entry, first, last)
+        )  # fmt: skip
+
+
+class ForgetsOneEpoch(ReferenceTable):
+    def forget(self, pid: Any, partition: Any = None) -> int:
+        kept = {slot: entry for slot, entry in self.entries.items() if entry.key[0] == pid and entry.epoch}
+        dropped = super().forget(pid, partition)
+        self.entries |= kept
+        return dropped
+
+
+class ForgetsEveryPartition(ReferenceTable):
+    def forget(self, pid: Any, partition: Any = None) -> int:
+        return super().forget(pid)
+
+
+class HolesWithoutBound(ReferenceTable):
+    def check_holes(self) -> None:
+        pass
+
+
+class OverlapOfWhatIsFinal(ReferenceTable):
+    @staticmethod
+    def accepted(entry: Any) -> set[int]:
+        return entry.positions
+
+
+class MergesAtTheBorder(ReferenceTable):
+    def is_at_border(self, *entries: Any) -> bool:
+        return False
+
+
+class MergedTimestampsAreOurs(ReferenceTable):
+    def union(self, ours: Any, theirs: Any) -> Any:
+        united = super().union(ours, theirs)
+        united.opened = [hole._replace(timestamp=ours.last_timestamp) for hole in united.opened]
+        return united
+
+
+class MergedHorizonIsOurs(ReferenceTable):
+    def merge(self, other: Any) -> Any:
+        before = self.horizon
+        overlap = super().merge(other)
+        self.horizon = before
+        return overlap
+
+
+FORGETFUL = [
+    *(HorizonIsExclusive, NothingIsOld, OldRepeatsAreForgotten, OldHolesAreHeld, HorizonBeforeTheFence),
+    *(RepeatsKeepAlive, LatestToArriveIsLast, HorizonFalls, EvictsTooLate, NothingIsFinal, FinalRangeIsReplaced),
+    *(ReachOffByOne, ReachByWholeHoles, PartsAreYounger, ForgetsOneEpoch, ForgetsEveryPartition, HolesWithoutBound),
+    *(OverlapOfWhatIsFinal, MergesAtTheBorder, MergedTimestampsAreOurs, MergedHorizonIsOurs),
+]
 MUTANTS = [
     *(GapAccepted, WindowTooLong, WindowTooShort, FenceIgnoresEpochs, DuplicateBeforeFence, BumpBeginsAnywhere),
     *(RefusedBumpReplaces, FirstIsNeverZero, HeadIsNotMissing, WrapDoesNotWrap, NearestLap, NoLapBefore),

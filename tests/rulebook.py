@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -16,7 +17,9 @@ if TYPE_CHECKING:
 
 PAGES = Path(__file__).parent / "rules"
 ROLES = ("pid", "epoch", "partition", "seq")
-HEADER = {*ROLES, "verdict", "expected", "why"}
+RANGES = {"missing", "open", "final", "overlap"}
+NUMBERS = {"stale_epoch", "border", "dropped", "horizon"}
+HEADER = {*ROLES, "timestamp", "verdict", "expected", "why"}
 
 
 class Row(NamedTuple):
@@ -26,6 +29,7 @@ class Row(NamedTuple):
     seq: Any
     verdict: str = "-"
     expected: int | None = None
+    timestamp: int | None = None
 
 
 class Missing(NamedTuple):
@@ -40,7 +44,10 @@ class Missing(NamedTuple):
 
 
 class Error(NamedTuple):
-    """The call is refused whole; `column` is "policy" for a PolicyError, `row` is None for a whole column."""
+    """The call is refused whole; `row` is None for a whole column.
+
+    `column` is "policy" for a PolicyError and "capacity" for a CapacityError.
+    """
 
     column: str
     row: int | None
@@ -55,15 +62,17 @@ class Call:
     rows: list[Row] = field(default_factory=list)
     missing: list[Missing] = field(default_factory=list)
     open: list[Missing] = field(default_factory=list)
+    final: list[Missing] = field(default_factory=list)
     stale_epoch: int = 0
     border: int = 0
     error: Error | None = None
     # A part of a call has the columns of the whole, be they null in all of the part's rows.
     whole: Call | None = None
+    has_timestamp: bool = False
 
     def part(self, rows: list[Row]) -> Call:
         """A call of some of the rows, with nothing expected of it."""
-        return Call(self.line, self.has_epoch, rows, whole=self.whole or self)
+        return Call(self.line, self.has_epoch, rows, whole=self.whole or self, has_timestamp=self.has_timestamp)
 
     def has_text(self, role: str, index: int | None = None) -> bool:
         cells = [getattr(row, role) for row in (self.whole or self).rows]
@@ -71,15 +80,47 @@ class Call:
 
 
 @dataclass
+class Action:
+    """What is done to a table besides `apply`, and what must come of it.
+
+    `evict` and `forget` with their arguments; `other`, which begins a second table, of another policy where
+    `arguments` has `policy` and `fields`; `merge`, which ends it.
+    """
+
+    line: int
+    name: str
+    arguments: dict[str, Any]
+    dropped: int = 0
+    horizon: int | None = None
+    overlap: list[Missing] = field(default_factory=list)
+    open: list[Missing] = field(default_factory=list)
+    final: list[Missing] = field(default_factory=list)
+    error: Error | None = None
+
+
+ACTIONS = ("evict", "forget", "other", "merge")
+
+
+@dataclass
 class Case:
-    """A policy and the calls made, one after the other, on one table of it; or a policy that is refused."""
+    """A policy and what is done, one after the other, to a table of it; or a policy that is refused."""
 
     page: str
     line: int
     policy: str
     fields: dict[str, Any]
     refused: bool = False
-    calls: list[Call] = field(default_factory=list)
+    steps: list[Call | Action] = field(default_factory=list)
+
+    @property
+    def calls(self) -> list[Call]:
+        return [step for step in self.steps if isinstance(step, Call)]
+
+    @property
+    def is_of_rows(self) -> bool:
+        """Whether it speaks of nothing but rows, however they are cut into calls: any door can run it."""
+        is_timed = self.fields.keys() & {"keep", "intervals_max", "entries_max"}
+        return len(self.calls) == len(self.steps) and not is_timed
 
     def __str__(self) -> str:
         return f"{self.page}:{self.line}"
@@ -101,11 +142,13 @@ def read_page(page: str, text: str) -> list[Case]:
             header = []
         if line.startswith("policy: "):
             found.append(Case(page, number, *_policy(line.removeprefix("policy: "))))
+        elif line.partition(":")[0] in ACTIONS:
+            found[-1].steps.append(_action(number, line))
         elif line.startswith("|") and not header:
             header = _cells(line)
             if header[0] != "refused":
                 assert set(header) <= HEADER, f"{page}:{number}: unknown column in {header}"
-                found[-1].calls.append(Call(number, "epoch" in header))
+                found[-1].steps.append(Call(number, "epoch" in header, has_timestamp="timestamp" in header))
         elif line.startswith("|") and not line.startswith("|-"):
             cells = dict(zip(header, _cells(line), strict=True))
             if "refused" in cells:
@@ -113,7 +156,7 @@ def read_page(page: str, text: str) -> list[Case]:
             else:
                 found[-1].calls[-1].rows += _rows(cells)
         elif line.startswith("- "):
-            _expect(found[-1].calls[-1], line.removeprefix("- "))
+            _expect(found[-1].steps[-1], line.removeprefix("- "))
     _check_page(page, found)
     return found
 
@@ -143,6 +186,19 @@ def _policy(text: str) -> tuple[str, dict[str, Any]]:
     return name, {key: _field(value) for key, value in (pair.split("=") for pair in pairs)}
 
 
+def _action(line: int, text: str) -> Action:
+    """`name: argument=value argument=value`, or `other:` with a policy or none."""
+    name, _, rest = text.partition(":")
+    if name == "other":
+        arguments = dict(zip(("policy", "fields"), _policy(rest), strict=True)) if rest.strip() else {}
+    else:
+        pairs = re.findall(r"(\w+)=(.*?)(?= \w+=|$)", rest)
+        arguments = {key: _value(value) for key, value in pairs}
+    wanted = {"evict": [{"now", "idle"}], "forget": [{"pid"}, {"pid", "partition"}], "merge": [set()]}
+    assert name == "other" or arguments.keys() in wanted[name], f"line {line}: {text}"
+    return Action(line, name, arguments)
+
+
 def _field(text: str) -> Any:
     return None if text == "none" else int(text) if text.lstrip("-").replace("_", "").isdigit() else text
 
@@ -152,22 +208,23 @@ def _rows(cells: dict[str, str]) -> list[Row]:
     pid, epoch, partition = (_value(cells.get(role, "null")) for role in ROLES[:3])
     first, _, last = cells["seq"].partition("..")
     seqs = range(int(first), int(last) + 1) if last else [_value(first)]
+    timestamp = _value(cells.get("timestamp", "null"))
     expected = cells.get("expected", "")
     assert (expected != "") == (cells["verdict"] == "OUT_OF_ORDER"), f"expected belongs to OUT_OF_ORDER alone: {cells}"
-    return [Row(pid, epoch, partition, seq, cells["verdict"], _value(expected or "null")) for seq in seqs]
+    return [Row(pid, epoch, partition, seq, cells["verdict"], _value(expected or "null"), timestamp) for seq in seqs]
 
 
-def _expect(call: Call, text: str) -> None:
+def _expect(step: Call | Action, text: str) -> None:
     labels, value = text.split(": ", 1)
     for label in labels.split(", "):
         if label == "error":
             column, _, row = value.partition(", row ")
-            call.error = Error(column, int(row) if row else None)
-        elif label in ("missing", "open"):
-            setattr(call, label, [_missing(item) for item in value.split("; ")])
+            step.error = Error(column, int(row) if row else None)
         else:
-            assert label in ("stale_epoch", "border"), f"unknown expectation '{label}'"
-            setattr(call, label, int(value))
+            known = {name for name in RANGES | NUMBERS if hasattr(step, name)}
+            assert label in known, f"unknown expectation '{label}'"
+            is_number = label in NUMBERS
+            setattr(step, label, int(value) if is_number else [_missing(item) for item in value.split("; ")])
 
 
 def _missing(text: str) -> Missing:
@@ -205,4 +262,6 @@ def to_arrow(call: Call) -> pa.Table:
                 arrays[name] = pa.array([cell and cell[index] for cell in cells], kind)
         elif names is not None:
             arrays[names] = pa.array(cells, pa.string() if call.has_text(role) else pa.int64())
+    if call.has_timestamp:
+        arrays["timestamp"] = pa.array([row.timestamp for row in call.rows], pa.int64())
     return pa.table(arrays)

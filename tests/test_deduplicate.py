@@ -139,8 +139,8 @@ def test_a_policy_and_a_table_must_agree() -> None:
         assert table.snapshot() == before
     assert str(caught.value) == (
         "the table is of another policy: "
-        "columns=Columns(pid='pid', epoch='epoch', partition='partition', seq='seq') found, "
-        "Columns(pid='pid', epoch='epoch', partition='partition', seq='n') expected"
+        "columns=Columns(pid='pid', epoch='epoch', partition='partition', seq='seq', timestamp=None) found, "
+        "Columns(pid='pid', epoch='epoch', partition='partition', seq='n', timestamp=None) expected"
     )
     for unknown in ("broker", 7):
         with pytest.raises(fp.PolicyError):

@@ -63,6 +63,7 @@ FLOATS = "; pandas makes floats of integers with nulls: use the dtype Int64"
 SPACE = ", the policy's sequence space; wrap=None is for 64-bit counters"
 TIMES = pa.array([1, 2, 3], pa.timestamp("ms"))
 U64 = pa.uint64()
+KEEP = {"keep": ("timestamp",)}
 
 BAD_CALLS: dict[str, Bad] = {
     # Columns that are not there, or not once
@@ -153,6 +154,42 @@ BAD_CALLS: dict[str, Bad] = {
         "pid", 1, "carries no producer (null or -1), and untracked='fail' allows none", rows(pid=[7, -1, 8]),
         options={"untracked": "fail"},
     ),
+    # Timestamps, where they are kept
+    "no timestamp": bad_batch(
+        "timestamp", None, "missing; the rows have the columns pid, epoch, partition, seq", rows(), options=KEEP
+    ),
+    "mapped timestamp missing": bad_batch(
+        "at", None, "missing; the rows have the columns pid, epoch, partition, seq, timestamp",
+        rows(timestamp=[1, 2, 3]), columns=fp.Columns(timestamp="at"), options=KEEP,
+    ),
+    "timestamp null": bad_batch("timestamp", 1, NULL, rows(timestamp=[1, None, 3]), options=KEEP),
+    "timestamp null, as a timestamp": bad_batch(
+        "timestamp", 2, NULL, rows(timestamp=pa.array([1, 2, None], pa.timestamp("us"))), options=KEEP
+    ),
+    "timestamps of nothing": bad_batch("timestamp", 0, NULL, rows(timestamp=pa.nulls(3)), options=KEEP),
+    **{
+        f"timestamp {name}": bad_batch(
+            "timestamp", None, f"is of type {kind}, integers (milliseconds) or timestamps are needed{hint}",
+            rows(timestamp=values), options=KEEP,
+        )
+        for name, kind, values, hint in [
+            ("float", "Float64", [1.0, 2.0, 3.0], FLOATS),
+            ("text", "Utf8", ["2026-01-01"] * 3, ""),
+            ("date", "Date32", pa.array([1, 2, 3], pa.date32()), ""),
+            ("date of milliseconds", "Date64", pa.array([1, 2, 3], pa.date64()), ""),
+            ("duration", "Duration(ms)", pa.array([1, 2, 3], pa.duration("ms")), ""),
+        ]
+    },
+    "seconds beyond 64 bits": bad_batch(
+        "timestamp", 1, f"value {2**62} is outside the milliseconds that 64 bits can hold",
+        rows(timestamp=pa.array([1, 2**62, 3], pa.timestamp("s"))), options=KEEP,
+    ),
+    "milliseconds beyond 64 bits": bad_batch(
+        "timestamp", 2, f"value {2**63} is outside the milliseconds that 64 bits can hold",
+        rows(timestamp=pa.array([1, 2, 2**63], U64)), options=KEEP,
+    ),
+    "timestamp null in the second chunk": bad_batch("timestamp", 4, NULL, pa.concat_tables(
+        [rows(timestamp=[1, 2, 3]), rows(timestamp=[1, None, 3])]), options=KEEP),
     # Rows are counted over chunks
     "row of the second chunk": bad_batch("seq", 4, f"value -1 is outside 0..={INT_31}", pa.concat_tables(
         [rows(), rows(seq=pa.array([1, -1, 2], pa.int32()))])),
@@ -231,7 +268,8 @@ def bad(request: pytest.FixtureRequest) -> Bad:
 
 
 def known_rows(table: fp.StateTable) -> pa.Table:
-    return rows(epoch=None) if table.policy.epochs == "ignore" else rows()
+    known = rows(epoch=None) if table.policy.epochs == "ignore" else rows()
+    return known.append_column("timestamp", pa.array([1, 2, 3])) if table.keep else known
 
 
 @pytest.mark.parametrize("method", ["apply", "check"])
@@ -293,7 +331,8 @@ BAD_POLICIES: dict[str, tuple[Callable[[], Any], str]] = {
     "no policy": (lambda: fp.StateTable(5), "a preset name or a Policy was expected, not int"),  # type: ignore[arg-type]
     "unknown field": (
         lambda: ANY_ORDER.replace(colour="red"),
-        "a policy has no field 'colour'; fields are admit, columns, epochs, first, gaps, late, max_jump, window, wrap",
+        "a policy has no field 'colour'; fields are admit, columns, epochs, first, gaps, intervals_max, late, "
+        "max_jump, reach, window, wrap",
     ),
     "admit": (lambda: ANY_ORDER.replace(admit="sometimes"), "admit='sometimes' is none of any, forward, next"),
     "epochs": (lambda: ANY_ORDER.replace(epochs="any"), "epochs='any' is none of key, fence, ignore"),
@@ -314,6 +353,24 @@ BAD_POLICIES: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: fp.Policy.kafka().replace(max_jump=3),
         "max_jump has no meaning under admit='next', which accepts no jump at all",
     ),
+    "a reach where none is": (
+        lambda: fp.Policy.kafka().replace(reach=3),
+        "reach has no meaning under admit='next', which accepts no jump at all",
+    ),
+    "a reach without holes": (
+        lambda: fp.Policy.watermark().replace(reach=3),
+        "reach has no meaning under late='duplicate' and gaps='normal', which keep no holes",
+    ),
+    "no reach": (lambda: ANY_ORDER.replace(reach=0), "reach=0 is outside 1..=4611686018427387904"),
+    "no holes": (lambda: ANY_ORDER.replace(intervals_max=0), "intervals_max=0 is outside 1..=4611686018427387904"),
+    "a bound on no holes": (
+        lambda: fp.Policy.watermark().replace(intervals_max=3),
+        "intervals_max has no meaning under late='duplicate' and gaps='normal', which keep no holes",
+    ),
+    "timestamp of several": (
+        lambda: fp.Columns(timestamp=("a", "b")),  # type: ignore[arg-type]
+        "Columns(timestamp=('a', 'b')): a column name or None was expected",
+    ),
     "columns": (lambda: ANY_ORDER.replace(columns="pid"), "columns='pid' is not a Columns"),
     "epoch column of a policy without epochs": (
         lambda: fp.StateTable(fp.Policy.watermark().replace(columns=fp.Columns())),
@@ -333,8 +390,8 @@ BAD_POLICIES: dict[str, tuple[Callable[[], Any], str]] = {
         "Columns(epoch='epoch', seq=('a', 'b')): one column name each was expected",
     ),
     "keep": (
-        lambda: fp.StateTable("any_order", keep=("timestamp",)),
-        "keep=('timestamp',): this version keeps nothing beyond what its rules need",
+        lambda: fp.StateTable("any_order", keep=("timestamp", "offset")),
+        "keep=('offset',): 'timestamp' is all that can be kept beyond what the rules need",
     ),
     "untracked": (lambda: fp.StateTable("any_order", untracked="drop"), "untracked='drop' is none of keep, fail"),
     "entries_max": (
@@ -380,6 +437,99 @@ def test_a_table_at_its_bound_refuses_new_keys_only() -> None:
         assert table.snapshot() == before
 
 
+def test_a_table_with_as_many_holes_as_it_may_have_refuses_every_call() -> None:
+    table = fp.StateTable(ANY_ORDER.replace(intervals_max=1))
+    table.apply(rows(seq=[10, 13, 10]))
+    before = table.snapshot()
+    other = fp.StateTable(table.policy)
+    for call in (lambda: table.apply(rows()), lambda: table.check(rows()), lambda: table.merge(other)):
+        with pytest.raises(fp.CapacityError) as caught:
+            call()
+        assert str(caught.value) == "this call could need 2 holes, the table is bounded to 1"
+        assert caught.value.limit == 1
+        assert table.snapshot() == before
+
+
+# Forgetting and merging
+
+
+def test_what_needs_timestamps_says_so() -> None:
+    with pytest.raises(fp.PolicyError) as caught:
+        fp.StateTable("any_order").evict(1000, 0)
+    assert str(caught.value) == "evict needs timestamps, and this table does not keep them"
+    with pytest.raises(fp.PolicyError) as caught:
+        fp.StateTable("any_order", keep=("timestamp",)).evict(1000, -1)
+    assert str(caught.value) == "max_idle_ms=-1 is below 0"
+    with pytest.raises(OverflowError):
+        fp.StateTable("any_order", keep=("timestamp",)).evict(2**63, 0)
+
+
+def of_policy(policy: str | fp.Policy, *, pid: Any = 7, seqs: tuple[int, ...] = (1,), **options: Any) -> fp.StateTable:
+    table = fp.StateTable(policy, **options)
+    count = len(seqs)
+    table.apply(
+        {"pid": pa.array([pid] * count), "epoch": np.zeros(count, int), "partition": np.zeros(count, int)}
+        | {"seq": np.array(seqs), "timestamp": np.arange(count)}
+    )
+    return table
+
+
+SHORT = ANY_ORDER.replace(wrap=16)
+BAD_MERGES: dict[str, tuple[Callable[[], tuple[fp.StateTable, fp.StateTable]], type[Exception], str]] = {
+    "of another policy": (
+        lambda: (of_policy("any_order"), of_policy(SHORT)),
+        fp.PolicyError,
+        f"a table of [{ANY_ORDER.rules}] cannot take in one of [{SHORT.rules}]",
+    ),
+    "of an order": (
+        lambda: (of_policy("in_order"), of_policy("in_order")),
+        fp.PolicyError,
+        "only tables of admit='any' merge: elsewhere verdicts depend on the order of rows",
+    ),
+    "of other things kept": (
+        lambda: (of_policy("any_order"), of_policy("any_order", keep=("timestamp",))),
+        fp.PolicyError,
+        "a table that keeps timestamps and one that does not cannot merge",
+    ),
+    "of keys of another type": (
+        lambda: (of_policy("any_order"), of_policy("any_order", pid="a")),
+        fp.PolicyError,
+        "tables with keys of different types cannot merge: column 'pid': is of type (string), but this table's keys "
+        "are of type integer since its first use",
+    ),
+    "at the border of the wrap": (
+        lambda: (of_policy(SHORT, seqs=(1,)), of_policy(SHORT, seqs=(14,))),
+        fp.PolicyError,
+        "pid 7, partition 0, epoch 0 has positions in both zones beside the border of the wrap: there the lap depends "
+        "on the order of rows",
+    ),
+    "of too many entries": (
+        lambda: (of_policy("any_order", entries_max=1), of_policy("any_order", pid=8)),
+        fp.CapacityError,
+        "this call could need 2 entries, the table is bounded to 1",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD_MERGES)
+def test_tables_that_cannot_merge(name: str) -> None:
+    make, error, message = BAD_MERGES[name]
+    ours, theirs = make()
+    before = ours.snapshot(), theirs.snapshot()
+    with pytest.raises(error) as caught:
+        ours.merge(theirs)
+    assert str(caught.value) == message
+    assert (ours.snapshot(), theirs.snapshot()) == before
+
+
+def test_a_table_merges_with_another_table_only() -> None:
+    table = of_policy("any_order")
+    with pytest.raises(fp.PolicyError, match=r"^a table cannot take in itself$"):
+        table.merge(table)
+    with pytest.raises(TypeError, match=r"^a table merges with a StateTable, not with a bytes$"):
+        table.merge(table.snapshot())  # type: ignore[arg-type]
+
+
 # Snapshots
 
 
@@ -410,8 +560,9 @@ BAD_SNAPSHOTS: dict[str, tuple[Callable[[], bytes], str | fp.Policy | None, str]
     "of other columns": (
         snapshot,
         ANY_ORDER.replace(columns=fp.Columns(pid="producer")),
-        "of another policy: columns=Columns(pid='pid', epoch='epoch', partition='partition', seq='seq') found, "
-        "Columns(pid='producer', epoch='epoch', partition='partition', seq='seq') expected",
+        "of another policy: columns="
+        "Columns(pid='pid', epoch='epoch', partition='partition', seq='seq', timestamp=None) found, "
+        "Columns(pid='producer', epoch='epoch', partition='partition', seq='seq', timestamp=None) expected",
     ),
 }
 
@@ -472,25 +623,27 @@ BAD_ENTRIES: dict[str, tuple[Callable[[pa.Table], Any], type[fp.FencepostError],
     "a null, counted over batches": (
         lambda it: it.set_column(4, "last", pa.chunked_array([[11], [None]], pa.int64())),
         fp.BatchError,
-        "column 'last', row 1: null or outside the values of Int64",
+        "column 'last', row 1: null in an entry",
     ),
     "an epoch too wide": (
         lambda it: it.set_column(2, "epoch", pa.array([0, 32768])),
         fp.BatchError,
-        "column 'epoch', row 1: null or outside the values of Int16",
+        "column 'epoch', row 1: value 32768 is outside Int16",
     ),
-    "twice the same": (lambda it: pa.concat_tables([it, it]), fp.SnapshotError, "two entries have the same key"),
+    "twice the same": (lambda it: pa.concat_tables([it, it]), fp.SnapshotError, "row 2: two entries have the same key"),
     "reversed": (
         lambda it: it.set_column(3, "first", pa.array([99, 99])),
         fp.SnapshotError,
-        "an entry's positions are reversed or out of range: "
-        "Entry { pid: 7, partition: 0, epoch: 0, first: 99, last: 11, holes: [] }",
+        "row 0: an entry's positions are reversed or out of range: "
+        "Entry { pid: 7, partition: 0, epoch: 0, first: 99, last: 11, holes: [], final_range: None, "
+        "last_timestamp: None }",
     ),
     "no producer": (
         lambda it: it.set_column(0, "pid", pa.array([None, 8], pa.int64())),
         fp.SnapshotError,
-        "an entry has a negative pid, partition or epoch: "
-        "Entry { pid: -1, partition: 0, epoch: 0, first: 10, last: 11, holes: [] }",
+        "row 0: an entry has a negative pid, partition or epoch: "
+        "Entry { pid: -1, partition: 0, epoch: 0, first: 10, last: 11, holes: [], final_range: None, "
+        "last_timestamp: None }",
     ),
     "of another policy": (
         lambda it: it.replace_schema_metadata({"fencepost.policy": "admit=next"}),
@@ -500,7 +653,40 @@ BAD_ENTRIES: dict[str, tuple[Callable[[pa.Table], Any], type[fp.FencepostError],
     "options that are none": (
         lambda it: it.replace_schema_metadata({"fencepost.options": "[]"}),
         fp.SnapshotError,
-        "the options of its metadata cannot be read: '[]'",
+        "the options of its metadata cannot be read: '[]', horizon None",
+    ),
+    "a horizon that is none": (
+        lambda it: it.replace_schema_metadata({"fencepost.horizon": "soon"}),
+        fp.SnapshotError,
+        "the options of its metadata cannot be read: '{}', horizon 'soon'",
+    ),
+    "half a final range": (
+        lambda it: it.set_column(6, "final_first", pa.array([None, 3], pa.int64())),
+        fp.BatchError,
+        "column 'final_last', row 1: null in an entry",
+    ),
+    "a final range outside": (
+        lambda it: it.set_column(6, "final_first", pa.array([None, 3])).set_column(
+            7, "final_last", pa.array([None, 4])
+        ),
+        fp.SnapshotError,
+        "row 1: an entry's final range is reversed, outside it or overlaps a hole: "
+        "Entry { pid: 8, partition: 0, epoch: 0, first: 10, last: 10, holes: [], final_range: Some((3, 4)), "
+        "last_timestamp: None }",
+    ),
+    "a timestamp too many": (
+        lambda it: it.set_column(8, "last_timestamp", pa.array([None, 5], pa.int64())),
+        fp.SnapshotError,
+        "row 1: an entry and its holes have timestamps exactly where the table keeps them: "
+        "Entry { pid: 8, partition: 0, epoch: 0, first: 10, last: 10, holes: [], final_range: None, "
+        "last_timestamp: Some(5) }",
+    ),
+    "a partition too wide in the second batch": (
+        lambda it: pa.concat_tables(
+            [it.set_column(1, "partition", pa.array([0, 0])), it.set_column(1, "partition", pa.array([1, 2**31]))]
+        ),
+        fp.BatchError,
+        "column 'partition', row 3: value 2147483648 is outside 0..=2147483647",
     ),
 }
 

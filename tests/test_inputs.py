@@ -672,3 +672,77 @@ def test_a_million_rows_in_small_chunks_are_one_input() -> None:
     reader = pa.RecordBatchReader.from_batches(rows.schema, rows.to_batches(max_chunksize=777))
     assert other.apply(reader).counts[ACCEPTED] == count
     assert table.snapshot() == other.snapshot()
+
+
+# Timestamps, where they are kept
+
+
+MS = [-1, 0, 1_700_000_000_123]
+UNITS = {"s": (1, 1000), "ms": (1, 1), "us": (1000, 1), "ns": (1_000_000, 1)}
+
+
+def timestamps_of(unit: str, zone: str | None = None) -> pa.Array:
+    """MS in another unit, a little after each millisecond where there is something finer, and before it for seconds."""
+    finer, coarser = UNITS[unit]
+    return pa.array([ms // coarser * finer + finer // 2 for ms in MS]).cast(pa.timestamp(unit, zone))
+
+
+TIMESTAMPS: dict[str, Callable[[], Any]] = {
+    "int64": lambda: pa.array(MS),
+    "chunks": lambda: pa.chunked_array([MS[:1], [], MS[1:]]),
+    "NumPy": lambda: np.array(MS),
+    **{f"timestamp of {unit}": lambda unit=unit: timestamps_of(unit) for unit in UNITS},
+    "with a zone": lambda: timestamps_of("us", "Europe/Berlin"),
+    "dictionary": lambda: timestamps_of("ns").dictionary_encode(),
+    "run ends": lambda: pc.run_end_encode(timestamps_of("us")),
+    "slice": lambda: pa.concat_arrays([timestamps_of("us"), timestamps_of("us")]).slice(3),
+    "polars": lambda: pl.Series(timestamps_of("us")),
+    "pandas": lambda: pd.Series(timestamps_of("ms").to_pandas()).astype(pd.ArrowDtype(pa.timestamp("ms"))),
+}
+
+
+@pytest.mark.parametrize("kind", TIMESTAMPS)
+def test_timestamps_of_every_type_are_milliseconds(kind: str) -> None:
+    """Of any unit the millisecond that has begun counts, before 1970 too."""
+    table = fp.StateTable("any_order", keep=("timestamp",))
+    zeros = np.zeros(3, int)
+    table.apply(
+        {"pid": np.arange(3), "epoch": zeros, "partition": zeros, "seq": zeros, "timestamp": TIMESTAMPS[kind]()}
+    )
+    coarser = 1000 if kind.endswith(" s") else 1
+    assert pa.table(table.entries())["last_timestamp"].to_pylist() == [ms // coarser * coarser for ms in MS]
+
+
+@pytest.mark.parametrize(
+    "narrow", [pa.int8(), pa.int16(), pa.int32(), pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64()]
+)
+def test_timestamps_of_any_width(narrow: pa.DataType) -> None:
+    table = fp.StateTable("kafka", keep=("timestamp",))
+    table.apply(ROWS.append_column("timestamp", pa.array(range(len(ROWS)), narrow)))
+    assert pa.table(table.entries())["last_timestamp"].to_pylist() == [7, 9]
+
+
+def test_timestamps_of_untracked_rows_are_not_looked_at() -> None:
+    table = fp.StateTable("any_order", keep=("timestamp",))
+    zeros = np.zeros(2, int)
+    rows = {"pid": pa.array([None, 7]), "epoch": zeros, "partition": zeros, "seq": zeros}
+    for timestamps in (pa.array([None, 5]), pa.array([2**62, 5], pa.timestamp("s")).take(pa.array([0, 1]))):
+        verdicts = fp.StateTable("any_order", keep=("timestamp",)).apply(rows | {"timestamp": timestamps})
+        assert pa.array(verdicts.verdict).to_pylist() == [UNTRACKED, ACCEPTED]
+    assert len(table) == 0
+
+
+def test_a_timestamp_that_is_not_kept_is_not_read() -> None:
+    rows = ROWS.append_column("timestamp", pa.array(["no time"] * len(ROWS)))
+    for columns in (None, fp.Columns(timestamp="timestamp"), fp.Columns(timestamp="nowhere")):
+        verdicts = fp.StateTable("any_order").apply(rows, columns)
+        assert pa.array(verdicts.verdict).to_pylist() == VERDICTS["any_order"]
+
+
+def test_deduplicate_reads_timestamps() -> None:
+    rows = ROWS.append_column("at", pa.array(range(len(ROWS))))
+    for kind in (lambda it: it, pl.from_arrow, pa.Table.to_pandas):
+        table = fp.StateTable("any_order", keep=("timestamp",))
+        kept = fp.deduplicate(kind(rows), columns=fp.Columns(timestamp="at"), table=table)
+        assert len(kept) == ANY_ORDER.count(ACCEPTED) + ANY_ORDER.count(UNTRACKED)
+        assert table.get(8, 2)["last_timestamp"] == 9  # type: ignore[index]

@@ -18,8 +18,8 @@ import pytest
 from doors import FencepostDoor, ReferenceDoor
 from hypothesis import HealthCheck, Phase, find, given, settings
 from hypothesis import strategies as st
-from mutants import MUTANTS, KeysAreGlued, MinusOneIsAPid, PartitionIsNoKey
-from reference import PRESETS, Judged
+from mutants import FORGETFUL, MUTANTS, KeysAreGlued, MinusOneIsAPid, PartitionIsNoKey
+from reference import PRESETS, Judged, keeps_holes
 from rulebook import Call, Case, Error, Row, columns, to_arrow
 
 COMMON = {"deadline": None, "print_blob": True, "suppress_health_check": [HealthCheck.too_slow]}
@@ -46,6 +46,9 @@ def policies(draw: st.DrawFn, **fixed: Any) -> Case:
         # A limit on jumps belongs to the two that jump.
         jumps = st.none() if replaced["admit"] == "next" else st.none() | st.integers(1, 20)
         replaced.setdefault("max_jump", draw(jumps))
+        # And a reach to those that keep holes.
+        reaches = st.none() | st.integers(1, 20) if keeps_holes(PRESETS[preset] | replaced) else st.none()
+        replaced.setdefault("reach", draw(reaches))
     return Case("property", 0, preset, replaced)
 
 
@@ -109,7 +112,7 @@ def _seqs(move: Move, last: int, wrap: int | None) -> list[int]:
 
 
 def call_of(rows: list[Row], case: Case) -> Call:
-    return Call(0, full_policy(case)["epochs"] != "ignore", rows)
+    return Call(0, full_policy(case)["epochs"] != "ignore", rows, has_timestamp="keep" in case.fields)
 
 
 def cut(rows: list[Row], at: list[int]) -> Iterator[list[Row]]:
@@ -208,6 +211,153 @@ def test_a_refused_call_changes_nothing(
     assert ours.state() == state
 
 
+# Forgetting
+
+
+@dataclass(frozen=True)
+class Step:
+    """What is done to a table between two calls of apply. `a` and `b`: what it is done with."""
+
+    kind: str
+    a: int
+    b: int
+
+
+steps = st.builds(
+    Step,
+    kind=st.sampled_from(["nothing", "evict", "evict", "evict", "forget", "merge", "snapshot", "entries"]),
+    a=st.integers(-40, 60),
+    b=st.integers(0, 60),
+)
+# How far each row's timestamp lies from the time at which it comes, over and over.
+delays = st.lists(st.integers(-30, 60), min_size=1, max_size=8)
+
+
+@st.composite
+def timed_policies(draw: st.DrawFn, **fixed: Any) -> Case:
+    """A policy whose table keeps timestamps, at times with a bound on its holes."""
+    bounds = st.integers(0, 9).flatmap(lambda dice: st.integers(1, 10) if dice == 0 else st.none())
+    bound = fixed.pop("intervals_max") if "intervals_max" in fixed else draw(bounds)
+    case = draw(policies(**fixed))
+    case.fields["keep"] = "timestamp"
+    if keeps_holes(full_policy(case)):
+        case.fields["intervals_max"] = bound
+    return case
+
+
+def timed(rows: list[Row], delay: list[int]) -> list[Row]:
+    """The rows as they come, one a millisecond, each of them delayed."""
+    return [row._replace(timestamp=at - delay[at % len(delay)]) for at, row in enumerate(rows)]
+
+
+def play(
+    door: type, case: Case, stream: list[Move], at: list[int], delay: list[int], todo: list[Step]
+) -> Iterator[Any]:
+    """All that can be seen of two tables behind a door, part by part of the stream."""
+    tables, now = (door(case), door(case)), 0
+    for number, part in enumerate(cut(timed(rows_of(stream, case), delay), at)):
+        step = todo[number % len(todo)]
+        one, other = tables if step.b % 3 else tables[::-1]
+        yield part, one.apply(call_of(part, case))
+        now += len(part)
+        yield step, do(step, now, one, other)
+        yield one.entries(), one.open(), one.horizon()
+
+
+def do(step: Step, now: int, one: Any, other: Any) -> Any:
+    match step.kind:
+        case "evict":
+            return one.evict(now + step.a, step.b)
+        case "forget":
+            pid, partition = KEYS[step.a % len(KEYS)]
+            return one.forget(pid, partition if step.b % 2 else None)
+        case "merge":
+            return one.merge(other)
+        case "snapshot" | "entries":
+            return one.rebuild(step.kind)
+        case _:
+            return None
+
+
+steps_taken = st.lists(steps, min_size=1, max_size=9)
+
+
+@profile
+@given(timed_policies(), streams, cuts, delays, steps_taken)
+def test_the_reference_agrees_on_what_is_forgotten(
+    case: Case, stream: list[Move], at: list[int], delay: list[int], todo: list[Step]
+) -> None:
+    """Everything that can be done to two tables, in any order: what is judged, kept and told is the same."""
+    ours, naive = (play(door, case, stream, at, delay, todo) for door in (FencepostDoor, ReferenceDoor))
+    for found, expected in zip(ours, naive, strict=True):
+        assert found == expected
+
+
+@profile
+@given(timed_policies(intervals_max=None), streams, cuts, delays, steps)
+def test_cuts_are_invisible_where_timestamps_are_kept(
+    case: Case, stream: list[Move], at: list[int], delay: list[int], step: Step
+) -> None:
+    """However the rows before an eviction, and those after it, are cut."""
+    rows = timed(rows_of(stream, case), delay)
+    whole, parts = FencepostDoor(case), FencepostDoor(case)
+    half = len(rows) // 2
+    for some in (rows[:half], rows[half:]):
+        judged = whole.apply(call_of(some, case))
+        pieces = [parts.apply(call_of(part, case)) for part in cut(some, at)] if some else []
+        assert judged.verdicts == [verdict for piece in pieces for verdict in piece.verdicts]
+        for table in (whole, parts):
+            table.evict(half + step.a, step.b)
+        assert whole.state() == parts.state()
+
+
+@profile
+@given(
+    timed_policies(admit="any", intervals_max=None), st.lists(streams, min_size=3, max_size=3), delays, st.lists(steps)
+)
+def test_merging_is_a_union(case: Case, three: list[list[Move]], delay: list[int], todo: list[Step]) -> None:
+    """Commutative, associative and idempotent on positions, wherever it is not refused."""
+
+    def table(number: int) -> FencepostDoor:
+        made = FencepostDoor(case)
+        made.apply(call_of(timed(rows_of(three[number], case), delay), case))
+        for step in todo[number::3]:
+            if step.kind == "evict":
+                made.evict(len(delay) + step.a, step.b)
+        return made
+
+    def union(*tables: FencepostDoor) -> tuple[Any, ...] | None:
+        refused = [isinstance(tables[0].merge(other), Error) for other in tables[1:]]
+        entries = [(*entry[:5], [hole[:2] for hole in entry[5]], *entry[6:]) for entry in tables[0].entries()]
+        return None if any(refused) else (entries, tables[0].open(), tables[0].horizon())
+
+    same = table(0)
+    once = union(same)
+    assert union(same, table(0)) in (once, None)
+    one, other = union(table(0), table(1)), union(table(1), table(0))
+    assert one == other
+    both = table(1)
+    left, right = union(table(0), table(1), table(2)), None if union(both, table(2)) is None else union(table(0), both)
+    assert left == right or None in (left, right)
+
+
+@profile
+@given(timed_policies(), streams, delays, steps)
+def test_entries_and_snapshots_lose_nothing(case: Case, stream: list[Move], delay: list[int], step: Step) -> None:
+    ours = FencepostDoor(case)
+    ours.apply(call_of(timed(rows_of(stream, case), delay), case))
+    ours.evict(step.a, step.b)
+    table = ours.fp.StateTable
+    for again in (table.from_entries(ours.table.entries()), table.restore(ours.table.snapshot())):
+        assert again.snapshot() == ours.table.snapshot()
+        assert pa.table(again.entries()).equals(pa.table(ours.table.entries()), check_metadata=True)
+        assert (again.horizon_ms, again.keep, again.policy) == (
+            ours.table.horizon_ms,
+            ("timestamp",),
+            ours.table.policy,
+        )
+
+
 @profile
 @given(policies(), streams)
 def test_the_type_of_keys_is_invisible(case: Case, stream: list[Move]) -> None:
@@ -226,7 +376,11 @@ def test_the_type_of_keys_is_invisible(case: Case, stream: list[Move]) -> None:
 
 
 @profile
-@given(policies(admit="any", epochs="key", wrap=None, max_jump=None), streams, st.randoms(use_true_random=False))
+@given(
+    policies(admit="any", epochs="key", wrap=None, max_jump=None, reach=None),
+    streams,
+    st.randoms(use_true_random=False),
+)
 def test_any_order_gives_one_state(case: Case, stream: list[Move], shuffler: random.Random) -> None:
     """Where nothing wraps, the same rows in another order make the same table, down to its bytes."""
     rows = rows_of(stream, case)
@@ -281,3 +435,29 @@ def test_the_streams_find_a_broken_judge_out(mutant: type) -> None:
 
     search = settings(max_examples=5000, database=None, phases=[Phase.generate], **COMMON)
     find(st.tuples(policies(), streams), differs, settings=search, random=random.Random(0))
+
+
+# Policies that are drawn too rarely to find these out soon.
+RARE: dict[str, dict[str, Any]] = {
+    "OverlapOfWhatIsFinal": {"admit": "any", "epochs": "ignore", "wrap": None, "reach": 5},
+    "HolesWithoutBound": {"admit": "any", "intervals_max": 2},
+    "HorizonBeforeTheFence": {"admit": "forward", "epochs": "fence"},
+    "MergedHorizonIsOurs": {"admit": "any", "epochs": "ignore", "wrap": None},
+    "MergedTimestampsAreOurs": {"admit": "any", "epochs": "ignore", "wrap": None},
+}
+
+
+@pytest.mark.parametrize("mutant", FORGETFUL, ids=lambda mutant: mutant.__name__)
+def test_the_steps_find_a_broken_memory_out(mutant: type) -> None:
+    """The same of what forgets."""
+
+    class Broken(ReferenceDoor):
+        judge = mutant
+
+    def differs(drawn: tuple[Any, ...]) -> bool:
+        naive, broken = (play(door, *drawn) for door in (ReferenceDoor, Broken))
+        return any(found != expected for found, expected in zip(naive, broken, strict=True))
+
+    search = settings(max_examples=5000, database=None, phases=[Phase.generate], **COMMON)
+    drawn = st.tuples(timed_policies(**RARE.get(mutant.__name__, {})), streams, cuts, delays, steps_taken)
+    find(drawn, differs, settings=search, random=random.Random(0))

@@ -112,6 +112,22 @@ def wrapped() -> StateTable:
     return table
 
 
+def aged() -> StateTable:
+    """Of two producers, one of which was dropped; with a final range, a hole and a horizon."""
+    table = StateTable(Policy.any_order().replace(columns=Columns(timestamp="at")), keep=("timestamp",), entries_max=99)
+    identities = [(7, 0, 0, 0, 10), (7, 0, 0, 3, 20), (7, 0, 0, 5, 50), (7, 0, 0, 4, 60), (7, 0, 0, 9, 40)]
+    table.apply(rows(*identities, (8, 0, 0, 0, 15), names="pid epoch partition seq at"))
+    assert table.evict(30, 10) == 1
+    return table
+
+
+def aged_composite() -> StateTable:
+    table = StateTable(Policy.any_order().replace(columns=SCOPED, reach=4), keep=("timestamp",))
+    identities = [("eu", 7, 0, "orders", 0, 1, -5), ("eu", 7, 0, "orders", 0, 9, -3), ("us", 7, 2, "clicks", 1, 2, 2)]
+    table.apply(rows(*identities, names=f"{SCOPED_NAMES} timestamp"))
+    return table
+
+
 def fragmented() -> StateTable:
     table = StateTable("any_order")
     table.apply(rows(*((7, 0, 0, seq) for seq in range(0, 4000, 3)), (8, 0, 0, 0)))
@@ -126,12 +142,12 @@ TABLES: dict[str, Callable[[], StateTable]] = {
     make.__name__: make
     for make in (
         *(plain, textual, composite, binary, without_epochs, without_partition),
-        *(windowed, wrapped, fragmented, empty),
+        *(windowed, wrapped, aged, aged_composite, fragmented, empty),
     )
 }
 
 
-OF_INTEGERS = sorted(TABLES.keys() - {"textual", "composite", "binary"})
+OF_INTEGERS = sorted(TABLES.keys() - {"textual", "composite", "binary", "aged_composite"})
 
 
 @pytest.fixture(params=TABLES)
@@ -271,7 +287,9 @@ def test_entries_carry_policy_and_options() -> None:
     metadata = pa.table(without_epochs().entries()).schema.metadata
     assert metadata[b"fencepost.policy"].decode() == Policy.watermark().rules
     assert metadata[b"fencepost.options"] == b'{"keep": [], "entries_max": 10, "untracked": "fail"}'
-    assert metadata[b"fencepost.columns"] == b'{"epoch": null, "partition": "partition", "pid": "pid", "seq": "seq"}'
+    assert metadata[b"fencepost.columns"] == (
+        b'{"epoch": null, "partition": "partition", "pid": "pid", "seq": "seq", "timestamp": null}'
+    )
 
 
 def test_entries_of_a_window_are_sequences() -> None:
@@ -304,7 +322,11 @@ CARRIERS: dict[str, Callable[[pa.Table], Any]] = {
 )
 def test_from_entries_takes_them_back_without_loss(table: StateTable, carrier: str) -> None:
     found = CARRIERS[carrier](pa.table(table.entries()))
-    again = StateTable.from_entries(found, table.policy)
+    # Polars and mappings carry no schema metadata, pandas gives it only in part.
+    told = pa.table(found).schema.metadata or {} if carrier != "mapping" else {}
+    has_metadata = b"fencepost.options" in told
+    given = {} if has_metadata else {"keep": table.keep, "horizon_ms": table.horizon_ms}
+    again = StateTable.from_entries(found, table.policy, **given)
     assert pa.table(again.entries()).to_pylist() == pa.table(table.entries()).to_pylist()
     assert again.policy == table.policy
     if carrier in ("as it came", "chunks", "other order of columns"):
@@ -312,14 +334,14 @@ def test_from_entries_takes_them_back_without_loss(table: StateTable, carrier: s
     else:
         # Options travel as schema metadata, which these may lose.
         bare = pa.table(table.entries()).replace_schema_metadata(None)
-        assert again.snapshot() in (table.snapshot(), StateTable.from_entries(bare, table.policy).snapshot())
+        again_bare = StateTable.from_entries(bare, table.policy, keep=table.keep, horizon_ms=table.horizon_ms)
+        assert again.snapshot() in (table.snapshot(), again_bare.snapshot())
 
 
 @pytest.mark.parametrize("table", OF_INTEGERS, indirect=True)
 def test_a_table_from_entries_judges_as_the_first_would(table: StateTable) -> None:
     again = StateTable.from_entries(table.entries(), table.policy)
     restored = StateTable.restore(table.snapshot())
-    names = table.policy.columns.names
     seqs = [0, 1, 2, 3, 5, 7, 10, 13, 14, 15, 2, 4]
     identity = {
         "pid": [7, 8] * 6,
@@ -329,8 +351,9 @@ def test_a_table_from_entries_judges_as_the_first_would(table: StateTable) -> No
         "n": seqs,
         "topic": [7, 8] * 6,
         "offset": seqs,
+        "at": [40, 20] * 6,
     }
-    asked = {name: pa.array(identity[name]) for name in names}
+    asked = {name: pa.array(identity[name]) for name in table.policy.columns.read(table.keep)}
     answers = [pa.array(it.apply(asked).verdict).to_pylist() for it in (again, restored, table)]
     assert answers[0] == answers[1] == answers[2]
     assert again.snapshot() == restored.snapshot() == table.snapshot()
@@ -351,6 +374,113 @@ def test_entries_can_be_made_by_hand() -> None:
     assert table.get("b", 0) == entry("b", 0, 0, 5, 9, (6, 8))
     verdicts = table.apply(rows(("b", 0, 0, 7), ("b", 0, 0, 9), ("a", 0, 1, 2)))
     assert pa.array(verdicts.verdict).to_pylist() == [0, 1, 0]
+
+
+def test_entries_name_their_own_policy(table: StateTable) -> None:
+    again = StateTable.from_entries(table.entries())
+    assert again.policy == table.policy
+    assert (again.keep, again.horizon_ms) == (table.keep, table.horizon_ms)
+    assert again.snapshot() == table.snapshot()
+    with pytest.raises(
+        fp.PolicyError, match=r"^no policy: the schema metadata has no 'fencepost.policy', so name one$"
+    ):
+        StateTable.from_entries(pa.table(table.entries()).replace_schema_metadata(None))
+    damaged = pa.table(table.entries()).replace_schema_metadata({"fencepost.policy": "admit=any"})
+    with pytest.raises(fp.SnapshotError, match=r"^the policy of its metadata cannot be read: 'admit=any'$"):
+        StateTable.from_entries(damaged)
+
+
+def test_many_entries_come_in_several_batches() -> None:
+    count = 150_000
+    table = StateTable("any_order")
+    table.apply({"pid": np.arange(count), "epoch": np.zeros(count, int)} | dict.fromkeys(
+        ("partition", "seq"), np.zeros(count, int)))  # fmt: skip
+    reader = pa.RecordBatchReader.from_stream(table.entries())
+    sizes = [batch.num_rows for batch in reader]
+    assert sum(sizes) == count
+    assert len(sizes) > 1
+    assert max(sizes) <= 2**16
+    assert StateTable.from_entries(table.entries()).snapshot() == table.snapshot()
+
+
+# Forgetting
+
+
+def test_get_tells_what_was_forgotten() -> None:
+    table = aged()
+    assert table.get(7, 0) == {
+        **entry(7, 0, 0, 0, 9),
+        "holes": [{"first": 6, "last": 8, "timestamp": 40}],
+        "final_first": 1,
+        "final_last": 2,
+        "last_timestamp": 60,
+    }
+    assert table.get(8, 0) is None
+    assert (table.keep, table.horizon_ms, len(table)) == (("timestamp",), 20, 1)
+    assert pa.table(table.entries()).schema.metadata[b"fencepost.horizon"] == b"20"
+    assert (plain().keep, plain().horizon_ms) == ((), None)
+
+
+def test_forgotten_rows_are_counted_and_not_kept() -> None:
+    asked = rows(
+        (7, 0, 0, 1, 99), (9, 0, 0, 0, 20), (7, 0, 0, 3, 5), (9, 0, 0, 0, 21), names="pid epoch partition seq at"
+    )
+    verdicts = aged().apply(asked)
+    assert pa.array(verdicts.verdict).to_pylist() == [7, 7, 1, 0]
+    assert pa.array(verdicts.kept).to_pylist() == [False, False, False, True]
+    assert verdicts.counts[Verdict.FORGOTTEN] == 2
+    assert fp.deduplicate(asked, table=aged()).num_rows == 1
+
+
+def test_forget_takes_keys_as_get_does() -> None:
+    assert plain().forget(7) == 3
+    assert plain().forget(7, 0) == 2
+    assert plain().forget(7, partition=3) == 1
+    table = plain()
+    for unknown in [(9, 0), (7, 1), (-1, 0), (7, -1), (7, 2**40), (2**62,)]:
+        assert table.forget(*unknown) == 0
+    assert table.snapshot() == plain().snapshot()
+    assert textual().forget("b", 0) == textual().forget("b") == 1
+    assert composite().forget(("eu", 7)) == 2
+    assert composite().forget(("eu", 7), ("orders", 0)) == 1
+    assert composite().forget(("us", 8)) == 0
+    assert binary().forget(bytes(16), b"\0") == 1
+    assert without_partition().forget(7) == 1
+    assert empty().forget("whatever", ("its", "type")) == 0
+    with pytest.raises(fp.BatchError, match="is no key of this table"):
+        composite().forget("eu")
+    table.forget(7)
+    table.forget(2)
+    assert len(table) == 0
+
+
+# Merging
+
+
+def test_merge_gives_the_overlap_and_leaves_the_other_alone() -> None:
+    ours, theirs = composite(), composite()
+    theirs.apply(rows(("eu", 7, 0, "orders", 0, 2), ("as", 1, 0, "orders", 5, 0), names=SCOPED_NAMES))
+    before = theirs.snapshot()
+    overlap = pa.table(ours.merge(theirs))
+    assert overlap.schema.equals(pa.table(ours.missing()).schema)
+    assert [tuple(it.values()) for it in overlap.to_pylist()] == [
+        ("eu", 7, "clicks", 0, 0, 2, 2, 1),
+        ("eu", 7, "orders", 0, 0, 1, 1, 1),
+        ("eu", 7, "orders", 0, 0, 4, 4, 1),
+        ("us", 7, "orders", 1, 3, 0, 0, 1),
+    ]
+    assert theirs.snapshot() == before == ours.snapshot()
+
+
+def test_merging_nothing_changes_nothing() -> None:
+    for make in (plain, composite, aged, fragmented):
+        table = make()
+        other = StateTable(table.policy, keep=table.keep)
+        assert pa.table(table.merge(other)).num_rows == 0
+        assert table.snapshot() == make().snapshot()
+        other.merge(table)
+        assert pa.table(other.entries()).to_pylist() == pa.table(table.entries()).to_pylist()
+        assert other.horizon_ms == table.horizon_ms
 
 
 # What is missing
@@ -568,9 +698,10 @@ def test_untracked_rows_can_be_an_error() -> None:
 
 def test_check_leaves_no_trace(table: StateTable) -> None:
     before, size = table.snapshot(), len(table)
-    names = table.policy.columns.names
+    names = table.policy.columns.read(table.keep)
     types = {"pid": [7, 99], "cluster": ["eu", "new"], "device": [7, 99], "topic": ["orders", "new"], "shard": [0, 1]}
     others = {"epoch": [0, 1], "partition": [0, 1], "seq": [11, 12], "n": [11, 12], "offset": [11, 12]}
+    others |= {"at": [98, 99], "timestamp": [98, 99]}
     asked = {name: pa.array((types | others)[name]) for name in names}
     known = pa.table(table.entries())
     for role in ("pid", "partition"):
@@ -655,7 +786,8 @@ def test_a_policy_is_a_value() -> None:
         one.window = 7  # type: ignore[misc]
     assert eval(repr(other), {"Policy": Policy, "Columns": Columns}) == other
     assert one.rules == (
-        "admit=any epochs=key first=any window=5 late=out_of_order gaps=report wrap=2147483648 max_jump=none"
+        "admit=any epochs=key first=any window=5 late=out_of_order gaps=report wrap=2147483648 max_jump=none "
+        "reach=none intervals_max=none"
     )
 
 
@@ -677,13 +809,17 @@ def test_columns_are_a_value() -> None:
     assert Columns(epoch=None, partition=None).names == ("pid", "seq")
     assert Columns().parts("pid") == ("pid",)
     assert Columns(partition=None).parts("partition") == ()
+    assert Columns(partition=None).read(("timestamp",)) == ("pid", "epoch", "seq", "timestamp")
+    assert Columns(epoch=None, timestamp="at").read(("timestamp",)) == ("pid", "partition", "seq", "at")
+    assert Columns(timestamp="at").read(()) == Columns().names
 
 
 def test_policies_travel_in_a_snapshot() -> None:
     policies = [
         Policy.kafka().replace(window=9, wrap=None, first="zero"),
         Policy.in_order().replace(late="duplicate", gaps="normal", max_jump=77, wrap=4),
-        Policy.any_order().replace(columns=Columns(pid=("a", "ü"), epoch="e", partition=None, seq='s"')),
+        Policy.any_order().replace(columns=Columns(pid=("a", "ü"), epoch="e", partition=None, seq='s"', timestamp="t")),
+        Policy.in_order().replace(reach=5, intervals_max=9),
     ]
     for policy in policies:
         assert StateTable.restore(StateTable(policy).snapshot()).policy == policy

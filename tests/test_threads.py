@@ -179,6 +179,32 @@ def test_two_tables_in_two_threads() -> None:
         assert table.snapshot() == alone.snapshot()
 
 
+def test_two_tables_that_merge_into_each_other_do_not_wait_for_ever() -> None:
+    """Both ways at once, over and over, while rows come in: at the end both have accepted everything."""
+    count, turns = 2000, 40
+    one, other = fp.StateTable("any_order"), fp.StateTable("any_order")
+
+    def merge(ours: fp.StateTable, theirs: fp.StateTable, first: int) -> None:
+        for turn in range(turns):
+            ours.apply(rows(count, np.arange(count), np.full(count, first + 2 * turn, np.int32)))
+            ours.merge(theirs)
+
+    threads = [
+        threading.Thread(target=merge, args=args, daemon=True) for args in [(one, other, 0), (other, one, 1)] * 2
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive(), "two merges wait for each other"
+    one.merge(other)
+    other.merge(one)
+    assert one.snapshot() == other.snapshot()
+    entry = one.get(count - 1, 0)
+    assert entry is not None
+    assert (entry["first"], entry["last"], entry["holes"]) == (0, 2 * turns - 1, [])
+
+
 def test_check_beside_apply_sees_whole_calls_only() -> None:
     """A check comes before or after each apply, never within one: it sees all of a call's rows or none."""
     calls, count = 60, 2000

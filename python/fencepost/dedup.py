@@ -59,7 +59,7 @@ def deduplicate(
         import numpy as np
 
         # Only these: pandas would convert every column, and could not convert some.
-        names = (table.policy.columns if columns is None else columns_or_default(columns)).names
+        names = (table.policy.columns if columns is None else columns_or_default(columns)).read(table.keep)
         is_complete = set(names) <= set(rows.columns)
         identity = rows.loc[:, [name in names for name in rows.columns]] if is_complete else rows
         return rows[np.asarray(table.apply(identity, columns).kept)]

@@ -19,13 +19,15 @@ class Columns:
     """Which columns hold a row's identity: a name, a tuple of names for composite keys, or None where there is none.
 
     ``partition=None`` means that a producer numbers all its rows as one. ``epoch`` is None exactly where the policy
-    ignores epochs.
+    ignores epochs. ``timestamp`` is read by tables that keep timestamps and by no others; None stands for the column
+    named "timestamp".
     """
 
     pid: ColumnNames = "pid"
     epoch: str | None = "epoch"
     partition: ColumnNames = "partition"
     seq: str = "seq"
+    timestamp: str | None = None
 
     def __post_init__(self) -> None:
         for role in ("pid", "partition"):
@@ -38,12 +40,18 @@ class Columns:
             raise PolicyError("Columns(pid=None): every policy needs a producer column")
         if not isinstance(self.seq, str) or not isinstance(self.epoch, str | None):
             raise PolicyError(f"Columns(epoch={self.epoch!r}, seq={self.seq!r}): one column name each was expected")
+        if not isinstance(self.timestamp, str | None):
+            raise PolicyError(f"Columns(timestamp={self.timestamp!r}): a column name or None was expected")
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Every column read, in the order pid, epoch, partition, seq; the parts of a composite one by one."""
+        """The columns of the identity, in the order pid, epoch, partition, seq; the parts of a composite one by one."""
         epoch = () if self.epoch is None else (self.epoch,)
         return (*self.parts("pid"), *epoch, *self.parts("partition"), self.seq)
+
+    def read(self, keep: tuple[str, ...]) -> tuple[str, ...]:
+        """Every column that a table reads which keeps this beyond what its rules need."""
+        return (*self.names, self.timestamp or "timestamp") if "timestamp" in keep else self.names
 
     def parts(self, role: str) -> tuple[str, ...]:
         """The columns of one role."""
@@ -83,6 +91,10 @@ class Policy:
     """Sequence numbers run 0 to wrap - 1, then 0 again; None: 64-bit counters that never wrap."""
     max_jump: int | None
     """'any' and 'forward': a row further than this above the highest is OUT_OF_ORDER; None: no bound."""
+    reach: int | None
+    """Holes further than this below the highest become final: their rows are FORGOTTEN; None: no bound."""
+    intervals_max: int | None
+    """A call on a table that holds this many holes raises CapacityError; None: no bound."""
     columns: Columns
     """The columns it reads unless told otherwise."""
 
@@ -163,6 +175,8 @@ _FIELD_TYPES = dict.fromkeys(("admit", "epochs", "first", "late", "gaps"), _WORD
     "window": _COUNT,
     "wrap": f"{_COUNT} or None",
     "max_jump": f"{_COUNT} or None",
+    "reach": f"{_COUNT} or None",
+    "intervals_max": f"{_COUNT} or None",
     "columns": "a Columns",
 }
 
@@ -183,8 +197,9 @@ def _as_text(value: object) -> str:
 
 def _from_rules(rules: str, columns: Columns) -> Policy:
     fields: dict[str, Any] = dict(pair.split("=", 1) for pair in rules.split())
-    for name in ("window", "wrap", "max_jump"):
-        fields[name] = None if fields[name] == "none" else int(fields[name])
+    for name, kind in _FIELD_TYPES.items():
+        if kind.startswith(_COUNT):
+            fields[name] = None if fields[name] == "none" else int(fields[name])
     return Policy(**fields, columns=columns)
 
 
@@ -258,20 +273,38 @@ def _default_columns(rules: str) -> Columns:
     return Columns(epoch=None) if "epochs=ignore" in rules.split() else Columns()
 
 
-def options_of(metadata: Mapping[str, str], policy: str | Policy) -> tuple[int | None, str]:
-    """entries_max and untracked as the metadata of ``StateTable.entries()`` keeps them, or their defaults.
+def options_of(
+    metadata: Mapping[str, str], policy: str | Policy | None
+) -> tuple[Policy, list[str], int | None, str, int | None]:
+    """What the metadata of ``StateTable.entries()`` keeps: policy, keep, entries_max, untracked and horizon_ms.
 
-    Raises SnapshotError where the metadata names rules other than the policy's.
+    ``policy``: what it must be, the metadata's own where None is given. Raises SnapshotError where the metadata names
+    other rules or cannot be read, PolicyError where no policy is named.
     """
-    expected = resolve(policy)
-    rules = metadata.get("fencepost.policy", expected.rules)
-    if rules != expected.rules:
-        reason = f"of another policy: found {rules}, expected {expected.rules}"
-        raise SnapshotError(reason, reason=reason)
-    text = metadata.get("fencepost.options", "{}")
+    rules = metadata.get("fencepost.policy")
+    if policy is not None:
+        expected = resolve(policy)
+        if rules is not None and rules != expected.rules:
+            reason = f"of another policy: found {rules}, expected {expected.rules}"
+            raise SnapshotError(reason, reason=reason)
+    elif rules is not None:
+        expected = _from_metadata(rules, metadata.get("fencepost.columns", ""))
+    else:
+        raise PolicyError("no policy: the schema metadata has no 'fencepost.policy', so name one")
+    text, horizon = metadata.get("fencepost.options", "{}"), metadata.get("fencepost.horizon")
     try:
         options = json.loads(text)
-        return options.get("entries_max"), options.get("untracked", "keep")
-    except (ValueError, AttributeError) as error:
-        reason = f"the options of its metadata cannot be read: {text!r}"
+        kept, entries_max = list(options.get("keep", [])), options.get("entries_max")
+        horizon_ms = None if horizon is None else int(horizon)
+        return expected, kept, entries_max, options.get("untracked", "keep"), horizon_ms
+    except (ValueError, AttributeError, TypeError) as error:
+        reason = f"the options of its metadata cannot be read: {text!r}, horizon {horizon!r}"
+        raise SnapshotError(reason, reason=reason) from error
+
+
+def _from_metadata(rules: str, label: str) -> Policy:
+    try:
+        return from_label(rules, label)
+    except (ValueError, KeyError, TypeError, PolicyError) as error:
+        reason = f"the policy of its metadata cannot be read: {rules!r}"
         raise SnapshotError(reason, reason=reason) from error

@@ -19,7 +19,7 @@ from pyspark.errors import PythonException
 from pyspark.sql import DataFrame, SparkSession
 from rulebook import Call, Case, cases, columns, to_arrow
 
-CASES = cases()
+CASES = [case for case in cases() if case.is_of_rows]
 Judged = dict[str, list[str]]
 
 

@@ -3,7 +3,7 @@
 use crate::failure::Failure;
 use arrow_array::builder::{BinaryBuilder, FixedSizeBinaryBuilder, Int64Builder, StringBuilder};
 use arrow_array::cast::AsArray;
-use arrow_array::types::{Int16Type, Int64Type};
+use arrow_array::types::Int64Type;
 use arrow_array::{Array, ArrayRef, Int16Array, Int32Array, Int64Array, ListArray, RecordBatch, StructArray};
 use arrow_buffer::OffsetBuffer;
 use arrow_schema::{DataType, Field, Fields, Schema, SchemaRef};
@@ -122,13 +122,12 @@ fn hole_fields() -> Fields {
 
 fn holes_column(entries: &[Entry]) -> (Field, ArrayRef) {
     let holes = || entries.iter().flat_map(|entry| &entry.holes);
-    let count = holes().count();
     let structs = StructArray::new(
         hole_fields(),
         vec![
             Arc::new(Int64Array::from_iter_values(holes().map(|hole| hole.first))),
             Arc::new(Int64Array::from_iter_values(holes().map(|hole| hole.last))),
-            Arc::new(Int64Array::new_null(count)),
+            Arc::new(holes().map(|hole| hole.timestamp).collect::<Int64Array>()),
         ],
         None,
     );
@@ -138,15 +137,19 @@ fn holes_column(entries: &[Entry]) -> (Field, ArrayRef) {
     (Field::new("holes", DataType::List(item), false), Arc::new(list))
 }
 
+fn optional_ints(name: &str, values: impl Iterator<Item = Option<i64>>) -> (Field, ArrayRef) {
+    (Field::new(name, DataType::Int64, true), Arc::new(values.collect::<Int64Array>()))
+}
+
 /// Key columns, epoch, first, last, holes, final_first, final_last, last_timestamp.
 pub(crate) fn entries_batch(table: &StateTable, entries: &[Entry], metadata: HashMap<String, String>) -> RecordBatch {
     let mut columns = identity_columns(table, entries.iter().map(|it| (it.pid, it.partition, it.epoch)));
     columns.push(ints("first", entries.iter().map(|it| it.first)));
     columns.push(ints("last", entries.iter().map(|it| it.last)));
     columns.push(holes_column(entries));
-    for name in ["final_first", "final_last", "last_timestamp"] {
-        columns.push((Field::new(name, DataType::Int64, true), Arc::new(Int64Array::new_null(entries.len()))));
-    }
+    columns.push(optional_ints("final_first", entries.iter().map(|it| it.final_range.map(|range| range.0))));
+    columns.push(optional_ints("final_last", entries.iter().map(|it| it.final_range.map(|range| range.1))));
+    columns.push(optional_ints("last_timestamp", entries.iter().map(|it| it.last_timestamp)));
     batch(columns, metadata)
 }
 
@@ -164,61 +167,106 @@ fn missing(name: &str) -> Failure {
     Failure::batch(name, None, "missing; see StateTable.entries()")
 }
 
-/// Epoch, first, last and holes of each entry of a batch, the keys left to the caller.
+/// Each entry of a batch, the keys left to the caller. The columns that tell what was forgotten, and when, may be
+/// missing. `rows_before`: where the batch begins in its stream.
 pub(crate) fn entries_of(batch: &RecordBatch, has_epochs: bool, rows_before: usize) -> Result<Vec<Entry>, Failure> {
+    let column = |name| EntryColumn::read(batch, name, &DataType::Int64, rows_before);
     let epochs = match has_epochs {
-        true => entry_column(batch, "epoch", &DataType::Int16, rows_before)?,
-        false => Arc::new(Int16Array::from_value(0, batch.num_rows())),
+        true => EntryColumn::read(batch, "epoch", &DataType::Int16, rows_before)?,
+        false => EntryColumn::nulls("epoch", batch.num_rows()),
     };
-    let first = entry_column(batch, "first", &DataType::Int64, rows_before)?;
-    let last = entry_column(batch, "last", &DataType::Int64, rows_before)?;
-    let (epochs, first, last) =
-        (epochs.as_primitive::<Int16Type>(), first.as_primitive::<Int64Type>(), last.as_primitive::<Int64Type>());
-    let holes = batch.column_by_name("holes").ok_or_else(|| missing("holes"))?;
-    let fields: Fields = hole_fields().iter().map(|field| field.as_ref().clone().with_nullable(true)).collect();
-    let list = DataType::new_list(DataType::Struct(fields), true);
-    let lists = arrow_cast::cast(holes, &list).map_err(|_| wrong_entries("holes", holes))?;
-    let lists = lists.as_list::<i32>();
-    let sides = lists.values().as_struct();
-    let (hole_first, hole_last): (&Int64Array, &Int64Array) =
-        (sides.column(0).as_primitive(), sides.column(1).as_primitive());
+    let (first, last) = (column("first")?, column("last")?);
+    let [final_first, final_last, last_timestamp] = ["final_first", "final_last", "last_timestamp"].map(|name| {
+        let is_there = batch.column_by_name(name).is_some();
+        if is_there { column(name) } else { Ok(EntryColumn::nulls(name, batch.num_rows())) }
+    });
+    let (final_first, final_last, last_timestamp) = (final_first?, final_last?, last_timestamp?);
+    let holes = HoleLists::read(batch, rows_before)?;
     let entry = |row: usize| {
-        let offsets = lists.value_offsets();
-        let range = if lists.is_null(row) { 0..0 } else { offsets[row] as usize..offsets[row + 1] as usize };
-        let hole = |at: usize| {
-            let is_null = sides.is_null(at) || hole_first.is_null(at) || hole_last.is_null(at);
-            if is_null {
-                Err(Failure::batch("holes", Some(rows_before + row), "null in a hole"))
-            } else {
-                Ok(Hole { first: hole_first.value(at), last: hole_last.value(at), timestamp: None })
-            }
+        let final_range = match (final_first.get(row), final_last.get(row)) {
+            (None, None) => None,
+            _ => Some((final_first.must(row)?, final_last.must(row)?)),
         };
         Ok(Entry {
             pid: 0,
             partition: 0,
-            epoch: epochs.value(row),
-            first: first.value(row),
-            last: last.value(row),
-            holes: range.map(hole).collect::<Result<_, _>>()?,
-            final_range: None,
-            last_timestamp: None,
+            epoch: if has_epochs { epochs.must(row)? as i16 } else { 0 },
+            first: first.must(row)?,
+            last: last.must(row)?,
+            holes: holes.of_entry(row)?,
+            final_range,
+            last_timestamp: last_timestamp.get(row),
         })
     };
     (0..batch.num_rows()).map(entry).collect()
 }
 
-/// A column of entries, which has no nulls.
-fn entry_column(batch: &RecordBatch, name: &str, kind: &DataType, rows_before: usize) -> Result<ArrayRef, Failure> {
-    let column = batch.column_by_name(name).ok_or_else(|| missing(name))?;
-    if !column.data_type().is_integer() {
-        return Err(wrong_entries(name, column));
-    }
-    let values = arrow_cast::cast(column, kind).map_err(|_| wrong_entries(name, column))?;
-    match (0..values.len()).find(|&row| values.is_null(row)) {
-        None => Ok(values),
-        Some(row) => {
-            Err(Failure::batch(name, Some(rows_before + row), format!("null or outside the values of {kind}")))
+/// A column of numbers that tell of entries.
+struct EntryColumn<'a> {
+    name: &'a str,
+    rows_before: usize,
+    values: Int64Array,
+}
+
+impl<'a> EntryColumn<'a> {
+    /// Every value must fit `kind`; nulls are left to who reads them.
+    fn read(batch: &RecordBatch, name: &'a str, kind: &DataType, rows_before: usize) -> Result<Self, Failure> {
+        let column = batch.column_by_name(name).ok_or_else(|| missing(name))?;
+        if !column.data_type().is_integer() && !column.data_type().is_null() {
+            return Err(wrong_entries(name, column));
         }
+        let narrow = arrow_cast::cast(column, kind).map_err(|_| wrong_entries(name, column))?;
+        if let Some(row) = (0..column.len()).find(|&row| narrow.is_null(row) && !column.is_null(row)) {
+            let value = arrow_cast::display::array_value_to_string(column, row)?;
+            return Err(Failure::batch(name, Some(rows_before + row), format!("value {value} is outside {kind}")));
+        }
+        let values = arrow_cast::cast(&narrow, &DataType::Int64)?.as_primitive().clone();
+        Ok(EntryColumn { name, rows_before, values })
+    }
+
+    fn nulls(name: &'a str, rows: usize) -> Self {
+        EntryColumn { name, rows_before: 0, values: Int64Array::new_null(rows) }
+    }
+
+    fn get(&self, row: usize) -> Option<i64> {
+        self.values.is_valid(row).then(|| self.values.value(row))
+    }
+
+    fn must(&self, row: usize) -> Result<i64, Failure> {
+        self.get(row).ok_or_else(|| Failure::batch(self.name, Some(self.rows_before + row), "null in an entry"))
+    }
+}
+
+/// The holes of entries: lists of struct first, last, timestamp.
+struct HoleLists {
+    rows_before: usize,
+    lists: ListArray,
+}
+
+impl HoleLists {
+    fn read(batch: &RecordBatch, rows_before: usize) -> Result<Self, Failure> {
+        let holes = batch.column_by_name("holes").ok_or_else(|| missing("holes"))?;
+        let fields: Fields = hole_fields().iter().map(|field| field.as_ref().clone().with_nullable(true)).collect();
+        let list = DataType::new_list(DataType::Struct(fields), true);
+        let lists = arrow_cast::cast(holes, &list).map_err(|_| wrong_entries("holes", holes))?;
+        Ok(HoleLists { rows_before, lists: lists.as_list().clone() })
+    }
+
+    fn of_entry(&self, row: usize) -> Result<Vec<Hole>, Failure> {
+        if self.lists.is_null(row) {
+            return Ok(vec![]);
+        }
+        let structs = self.lists.value(row);
+        let structs = structs.as_struct();
+        let [first, last, timestamp] = [0, 1, 2].map(|at| structs.column(at).as_primitive::<Int64Type>());
+        let hole = |at: usize| {
+            if structs.is_null(at) || first.is_null(at) || last.is_null(at) {
+                return Err(Failure::batch("holes", Some(self.rows_before + row), "null in a hole"));
+            }
+            let timestamp = timestamp.is_valid(at).then(|| timestamp.value(at));
+            Ok(Hole { first: first.value(at), last: last.value(at), timestamp })
+        };
+        (0..structs.len()).map(hole).collect()
     }
 }
 

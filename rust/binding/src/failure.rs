@@ -38,6 +38,14 @@ impl Failure {
         Failure::Batch { column: Some(column.into()), row, message }
     }
 
+    /// The same, of a row of something.
+    pub(crate) fn in_row(self, row: usize) -> Failure {
+        match self {
+            Failure::Snapshot { reason, .. } => Failure::snapshot(format!("row {row}: {reason}")),
+            other => other,
+        }
+    }
+
     pub(crate) fn snapshot(reason: String) -> Failure {
         Failure::Snapshot { message: reason.clone(), reason }
     }
@@ -127,7 +135,7 @@ impl ColumnNames {
             Column::Partition => self.partition.join(", "),
             Column::Epoch => self.epoch.clone().unwrap_or_else(|| "epoch".into()),
             Column::Seq => self.seq.clone(),
-            Column::Timestamp => "timestamp".into(),
+            Column::Timestamp => self.timestamp.clone().unwrap_or_else(|| "timestamp".into()),
         }
     }
 }

@@ -12,9 +12,10 @@ use arrow_array::{
 };
 use arrow_buffer::ScalarBuffer;
 use arrow_cast::{CastOptions, cast_with_options};
-use arrow_schema::DataType;
+use arrow_schema::{DataType, TimeUnit};
 use fencepost_core::{Batch, Dictionary, KeyKind, Keys, PartKind, Seqs, encode_bytes, encode_int};
 use pyo3::prelude::*;
+use std::sync::Arc;
 
 /// The columns of each role, by their names in the input.
 #[derive(Clone, Debug)]
@@ -23,6 +24,8 @@ pub(crate) struct ColumnNames {
     pub(crate) epoch: Option<String>,
     pub(crate) partition: Vec<String>,
     pub(crate) seq: String,
+    /// Only of tables that keep timestamps.
+    pub(crate) timestamp: Option<String>,
 }
 
 impl ColumnNames {
@@ -33,7 +36,15 @@ impl ColumnNames {
             epoch: columns.getattr("epoch")?.extract()?,
             partition: columns.call_method1("parts", ("partition",))?.extract()?,
             seq: columns.getattr("seq")?.extract()?,
+            timestamp: columns.getattr("timestamp")?.extract()?,
         })
+    }
+
+    /// With the column that is read for timestamps: the one named "timestamp" unless another is; none where they
+    /// are not kept.
+    pub(crate) fn keeping_timestamps(self, is_kept: bool) -> ColumnNames {
+        let timestamp = is_kept.then(|| self.timestamp.unwrap_or_else(|| "timestamp".into()));
+        ColumnNames { timestamp, ..self }
     }
 
     pub(crate) fn keys(&self) -> Vec<&str> {
@@ -44,6 +55,7 @@ impl ColumnNames {
         let mut names = self.keys();
         names.extend(self.epoch.as_deref());
         names.push(&self.seq);
+        names.extend(self.timestamp.as_deref());
         names
     }
 }
@@ -62,6 +74,8 @@ pub(crate) struct Chunk {
     pub(crate) partition: Parts<i32>,
     epoch: Option<ScalarBuffer<i16>>,
     seq: SeqColumn,
+    /// Milliseconds, where they are read.
+    timestamp: Option<ScalarBuffer<i64>>,
 }
 
 enum SeqColumn {
@@ -88,16 +102,16 @@ pub(crate) enum Part {
 impl Identity {
     /// Reads and converts every identity column.
     pub(crate) fn read(names: &ColumnNames, rows: Rows) -> Result<Identity, Failure> {
-        Self::convert(names, rows.select(&names.all())?)
+        Self::convert(names, rows.select(&names.all())?, 0)
     }
 
-    /// The same for the key columns alone; epochs and sequence numbers are left empty.
-    pub(crate) fn read_keys(names: &ColumnNames, rows: Rows) -> Result<Identity, Failure> {
-        Self::convert(names, rows.select(&names.keys())?)
+    /// The same for the key columns alone; the others are left empty. `rows_before`: where these rows begin in what
+    /// they are part of.
+    pub(crate) fn read_keys(names: &ColumnNames, rows: Rows, rows_before: usize) -> Result<Identity, Failure> {
+        Self::convert(names, rows.select(&names.keys())?, rows_before)
     }
 
-    fn convert(names: &ColumnNames, chunks: Chunks) -> Result<Identity, Failure> {
-        let mut rows_before = 0;
+    fn convert(names: &ColumnNames, chunks: Chunks, mut rows_before: usize) -> Result<Identity, Failure> {
         let convert = |columns: Vec<ArrayRef>| {
             let chunk = Chunk::convert(names, &columns, rows_before)?;
             rows_before += chunk.rows;
@@ -161,7 +175,14 @@ impl NumberedChunk<'_> {
             SeqColumn::I32(values) => Seqs::I32(values),
             SeqColumn::I64(values) => Seqs::I64(values),
         };
-        Batch { pid: &self.pid, partition: &self.partition, epoch: self.chunk.epoch.as_deref(), seq, timestamp: None }
+        let Chunk { epoch, timestamp, .. } = self.chunk;
+        Batch {
+            pid: &self.pid,
+            partition: &self.partition,
+            epoch: epoch.as_deref(),
+            seq,
+            timestamp: timestamp.as_deref(),
+        }
     }
 }
 
@@ -195,7 +216,8 @@ fn number_keys<T: From<i32> + Copy>(
 }
 
 impl Chunk {
-    /// `columns`: pid, partition, and unless only keys are read, epoch if there is one, and seq.
+    /// `columns`: pid, partition, and unless only keys are read, epoch if there is one, seq, and timestamp if it
+    /// is kept.
     fn convert(names: &ColumnNames, columns: &[ArrayRef], rows_before: usize) -> Result<Chunk, Failure> {
         let rows = columns.first().map_or(0, |column| column.len());
         let (pids, rest) = columns.split_at(names.pid.len());
@@ -211,19 +233,19 @@ impl Chunk {
             }
             _ => Parts::Several(convert_partition(&names.partition, partitions, &reader)?),
         };
-        let (epoch, seq) = match (rest, &names.epoch) {
-            ([epoch, seq], Some(name)) => (Some(reader(name).read::<Int16Type>(epoch, "0..=32767")?), Some(seq)),
-            ([seq], _) => (None, Some(seq)),
-            _ => (None, None),
-        };
-        let seq = match seq {
+        let mut rest = rest.iter();
+        let epoch = names.epoch.as_ref().and_then(|name| Some((name, rest.next()?)));
+        let epoch = epoch.map(|(name, epoch)| reader(name).read::<Int16Type>(epoch, "0..=32767")).transpose()?;
+        let seq = match rest.next() {
             None => SeqColumn::I32(vec![].into()),
             Some(seq) if fits_32_bits(seq.data_type()) => {
                 SeqColumn::I32(reader(&names.seq).read::<Int32Type>(seq, "the 32-bit integers")?)
             }
             Some(seq) => SeqColumn::I64(reader(&names.seq).read::<Int64Type>(seq, "0..=9223372036854775807")?),
         };
-        Ok(Chunk { rows, is_keyless, pid, partition, epoch, seq })
+        let timestamp = names.timestamp.as_ref().and_then(|name| Some((name, rest.next()?)));
+        let timestamp = timestamp.map(|(name, column)| reader(name).read_timestamps(column)).transpose()?;
+        Ok(Chunk { rows, is_keyless, pid, partition, epoch, seq, timestamp })
     }
 }
 
@@ -324,6 +346,35 @@ impl IntReader<'_> {
             self.explain_nulls(column, &cast, range)?;
         }
         Ok(cast.values().clone())
+    }
+
+    /// Milliseconds, from integers that are just that or from timestamps of any unit: the millisecond that has begun.
+    fn read_timestamps(&self, column: &ArrayRef) -> Result<ScalarBuffer<i64>, Failure> {
+        const RANGE: &str = "the milliseconds that 64 bits can hold";
+        let kind = value_type(column.data_type());
+        let DataType::Timestamp(unit, _) = kind else {
+            if is_integer(column) || is_nothing(column) {
+                return self.read::<Int64Type>(column, RANGE);
+            }
+            return Err(wrong_type(self.name, column.data_type(), "integers (milliseconds) or timestamps"));
+        };
+        let flat = cast(self.name, column, kind)?;
+        let ticks = cast(self.name, &flat, &DataType::Int64)?;
+        let ticks: &Int64Array = ticks.as_primitive();
+        if *unit == TimeUnit::Millisecond && ticks.null_count() == 0 {
+            return Ok(ticks.values().clone());
+        }
+        let in_ms = |tick: i64| match unit {
+            TimeUnit::Second => tick.checked_mul(1000),
+            TimeUnit::Millisecond => Some(tick),
+            TimeUnit::Microsecond => Some(tick.div_euclid(1000)),
+            TimeUnit::Nanosecond => Some(tick.div_euclid(1_000_000)),
+        };
+        let ms: Int64Array = ticks.iter().map(|tick| in_ms(tick?)).collect();
+        if ms.null_count() > 0 {
+            self.explain_nulls(&(Arc::new(ticks.clone()) as ArrayRef), &ms, RANGE)?;
+        }
+        Ok(ms.values().clone())
     }
 
     /// A null after the cast is a null of the input or a value that did not fit.

@@ -68,7 +68,7 @@ fn shards(
     let columns = py.import("fencepost.policy")?.call_method1("columns_or_default", (columns,))?;
     let names = ColumnNames::of(&columns)?;
     let rows = rows::Rows::take(rows, Some(&names.keys()))?;
-    let of_row = py.detach(|| shard_of_rows(&Identity::read_keys(&names, rows)?, &names, count));
+    let of_row = py.detach(|| shard_of_rows(&Identity::read_keys(&names, rows, 0)?, &names, count));
     of_row.map(PyArray::from_array_ref).map_err(|failure: Failure| failure.raise(py))
 }
 

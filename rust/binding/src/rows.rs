@@ -25,6 +25,9 @@ pub(crate) struct Column {
 /// The columns that were asked for, chunk by chunk: all chunks have the same columns in that order.
 pub(crate) type Chunks = Vec<Vec<ArrayRef>>;
 
+/// Batches of one schema.
+pub(crate) type Batches = Box<dyn Iterator<Item = Result<RecordBatch, Failure>> + Send>;
+
 impl Rows {
     /// `wanted`: the columns that will be asked for, every one if `None`. Others may be of any type.
     pub(crate) fn take(rows: &Bound<'_, PyAny>, wanted: Option<&[&str]>) -> PyResult<Rows> {
@@ -74,11 +77,14 @@ impl Rows {
 
     /// Everything, as batches.
     pub(crate) fn collect(self) -> Result<(SchemaRef, Vec<RecordBatch>), Failure> {
+        let (schema, batches) = self.batches()?;
+        Ok((schema, batches.collect::<Result<_, _>>()?))
+    }
+
+    /// Everything, one batch after the other: no more of them is held than the source holds.
+    pub(crate) fn batches(self) -> Result<(SchemaRef, Batches), Failure> {
         match self {
-            Rows::Stream(reader) => {
-                let schema = reader.schema();
-                Ok((schema, reader.collect::<Result<_, _>>()?))
-            }
+            Rows::Stream(reader) => Ok((reader.schema(), Box::new(reader.map(|batch| Ok(batch?))))),
             Rows::Mapping(columns) => {
                 let taken = || columns.iter().filter_map(|(name, column)| Some((name.as_str(), column.as_ref()?)));
                 let names: Vec<&str> = taken().map(|(name, _)| name).collect();
@@ -87,7 +93,7 @@ impl Rows {
                 let field = |(name, array): (&&str, &ArrayRef)| Field::new(*name, array.data_type().clone(), true);
                 let schema = Arc::new(Schema::new(names.iter().zip(&arrays).map(field).collect::<Vec<_>>()));
                 let batch = RecordBatch::try_new(schema.clone(), arrays)?;
-                Ok((schema, vec![batch]))
+                Ok((schema, Box::new(std::iter::once(Ok(batch)))))
             }
         }
     }

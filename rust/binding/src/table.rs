@@ -2,14 +2,15 @@ use crate::arrow_out::{entries_batch, entries_of, key_names, missing_batch};
 use crate::failure::Failure;
 use crate::identity::{ColumnNames, Identity};
 use crate::keys::KeyValue;
-use crate::rows::Rows;
+use crate::rows::{Batches, Rows};
 use crate::verdicts::Verdicts;
 use arrow_array::RecordBatch;
 use arrow_schema::SchemaRef;
-use fencepost_core::{self as core, Entry, Epochs, Policy, Untracked};
+use fencepost_core::{self as core, Entry, Epochs, KeyKind, Policy, Untracked};
+use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
-use pyo3::types::{PyBytes, PyDict, PyList};
+use pyo3::types::{PyBytes, PyDict, PyList, PyTuple};
 use pyo3_arrow::PyTable;
 use std::collections::HashMap;
 use std::fs::File;
@@ -19,8 +20,9 @@ use std::sync::{Mutex, MutexGuard};
 
 /// What is remembered of producers, and the rules by which their rows are judged.
 ///
-/// ``policy``: a preset name or a Policy. ``keep``: what to keep beyond what the rules need; nothing so far.
-/// ``entries_max``: a bound on the number of entries, above which
+/// ``policy``: a preset name or a Policy. ``keep``: what to keep beyond what the rules need: ("timestamp",) keeps
+/// when each entry was last written and each hole opened, so that the table can forget by age; rows then need a
+/// timestamp. ``entries_max``: a bound on the number of entries, above which
 /// a call raises CapacityError and changes nothing. ``untracked``: "keep" gives rows without a producer
 /// (pid null or -1) the verdict UNTRACKED, "fail" raises BatchError for them.
 ///
@@ -32,6 +34,7 @@ pub(crate) struct StateTable {
     /// The Python `Policy`.
     policy: Py<PyAny>,
     columns: ColumnNames,
+    keeps_timestamp: bool,
 }
 
 impl StateTable {
@@ -48,12 +51,21 @@ impl StateTable {
         py.detach(|| work(&mut *self.lock()?)).map_err(|failure| failure.raise(py))
     }
 
+    /// The types of pid and partition; none for an empty table, for they are known from the first entry on.
+    fn key_kinds(&self, py: Python<'_>) -> PyResult<Option<(KeyKind, KeyKind)>> {
+        self.with(py, |table| {
+            let kinds = (table.keys().pid.kind().clone(), table.keys().partition.kind().clone());
+            Ok((!table.is_empty()).then_some(kinds))
+        })
+    }
+
     /// A table around a core's, whose policy Python may not have seen yet.
     fn wrap(py: Python<'_>, core: core::StateTable) -> PyResult<StateTable> {
         let policies = py.import("fencepost.policy")?;
         let policy = policies.call_method1("from_label", (core.policy().to_string(), core.label()))?;
         let columns = ColumnNames::of(&policy.getattr("columns")?)?;
-        Ok(StateTable { core: Mutex::new(core), policy: policy.unbind(), columns })
+        let keeps_timestamp = core.keeps_timestamp();
+        Ok(StateTable { core: Mutex::new(core), policy: policy.unbind(), columns, keeps_timestamp })
     }
 
     /// Raises SnapshotError where a policy was expected and is not the one that was found.
@@ -77,9 +89,14 @@ impl StateTable {
 
     /// The columns to read: those given if they go with the policy, else the policy's.
     fn columns_or(&self, py: Python<'_>, columns: Option<&Bound<'_, PyAny>>) -> PyResult<ColumnNames> {
-        let Some(columns) = columns else { return Ok(self.columns.clone()) };
-        py.import("fencepost.policy")?.call_method1("check_columns", (&self.policy, columns))?;
-        ColumnNames::of(columns)
+        let names = match columns {
+            None => self.columns.clone(),
+            Some(columns) => {
+                py.import("fencepost.policy")?.call_method1("check_columns", (&self.policy, columns))?;
+                ColumnNames::of(columns)?
+            }
+        };
+        Ok(names.keeping_timestamps(self.keeps_timestamp))
     }
 
     /// Judges rows with `call`. What it learns of keys is kept only if `keeps_keys` and nothing fails.
@@ -133,8 +150,9 @@ impl StateTable {
         entries_max: Option<i64>,
         untracked: &str,
     ) -> PyResult<StateTable> {
-        if let Some(unknown) = keep.first() {
-            let message = format!("keep=('{unknown}',): this version keeps nothing beyond what its rules need");
+        if let Some(unknown) = keep.iter().find(|&it| it != "timestamp") {
+            let message =
+                format!("keep=('{unknown}',): 'timestamp' is all that can be kept beyond what the rules need");
             return Err(Failure::Policy(message).raise(py));
         }
         if let Some(entries_max) = entries_max.filter(|&entries| entries < 0) {
@@ -156,18 +174,23 @@ impl StateTable {
         let rules: String = policy.getattr("rules")?.extract()?;
         let label: String = policies.call_method1("to_label", (&policy,))?.extract()?;
         let core = rules.parse::<Policy>().and_then(core::StateTable::new).map_err(|it| Failure::from(it).raise(py))?;
+        let keeps_timestamp = !keep.is_empty();
         let core = core
             .with_untracked(untracked)
             .with_entries_max(entries_max.map(|entries| entries as u64))
+            .with_keep_timestamp(keeps_timestamp)
             .with_label(label);
-        Ok(StateTable { core: Mutex::new(core), columns: ColumnNames::of(&columns)?, policy: policy.unbind() })
+        let columns = ColumnNames::of(&columns)?;
+        Ok(StateTable { core: Mutex::new(core), policy: policy.unbind(), columns, keeps_timestamp })
     }
 
     /// Judges every row in order and advances the table.
     ///
     /// ``rows``: an object with ``__arrow_c_stream__`` or ``__arrow_c_array__`` (a stream is collected
     /// first, its identity columns only), or a mapping of column name to NumPy or Arrow array. Integers
-    /// of any width; pid and partition also strings or binary; ``columns``: a Columns, the policy's unless
+    /// of any width; pid and partition also strings or binary. Tables that keep timestamps read one a row:
+    /// integers, which are milliseconds, or Arrow timestamps of any unit, of which the millisecond that has begun
+    /// counts. ``columns``: a Columns, the policy's unless
     /// given. Gives the Verdicts, one a row.
     ///
     /// Raises BatchError naming column, row, value and allowed range; CapacityError; PolicyError for
@@ -197,18 +220,14 @@ impl StateTable {
         partition: &Bound<'py, PyAny>,
         epoch: Option<i64>,
     ) -> PyResult<Option<Bound<'py, PyDict>>> {
-        let (has_epochs, kinds) = self.with(py, |table| {
-            let kinds = (table.keys().pid.kind().clone(), table.keys().partition.kind().clone());
-            Ok((table.policy().epochs != Epochs::Ignore, (!table.is_empty()).then_some(kinds)))
-        })?;
-        // The type of a table's keys is known from its first entry on.
-        let Some((pid_kind, partition_kind)) = kinds else { return Ok(None) };
+        let Some((pid_kind, partition_kind)) = self.key_kinds(py)? else { return Ok(None) };
         let pid_key = KeyValue::of(pid, &pid_kind, "pid").map_err(|it| it.raise(py))?;
         let partition_key = KeyValue::of(partition, &partition_kind, "partition").map_err(|it| it.raise(py))?;
         let Ok(epoch) = epoch.map(i16::try_from).transpose() else { return Ok(None) };
-        let entry = self.with(py, |table| {
+        let (has_epochs, entry) = self.with(py, |table| {
             let numbers = pid_key.number(&table.keys().pid).zip(partition_key.number(&table.keys().partition));
-            Ok(numbers.and_then(|(pid, partition)| table.get(pid, i32::try_from(partition).ok()?, epoch)))
+            let entry = numbers.and_then(|(pid, partition)| table.get(pid, i32::try_from(partition).ok()?, epoch));
+            Ok((table.policy().epochs != Epochs::Ignore, entry))
         })?;
         let Some(entry) = entry else { return Ok(None) };
         let holes = PyList::empty(py);
@@ -216,7 +235,7 @@ impl StateTable {
             let range = PyDict::new(py);
             range.set_item("first", hole.first)?;
             range.set_item("last", hole.last)?;
-            range.set_item("timestamp", py.None())?;
+            range.set_item("timestamp", hole.timestamp)?;
             holes.append(range)?;
         }
         let found = PyDict::new(py);
@@ -226,26 +245,20 @@ impl StateTable {
         found.set_item("first", entry.first)?;
         found.set_item("last", entry.last)?;
         found.set_item("holes", holes)?;
-        for name in ["final_first", "final_last", "last_timestamp"] {
-            found.set_item(name, py.None())?;
-        }
+        found.set_item("final_first", entry.final_range.map(|range| range.0))?;
+        found.set_item("final_last", entry.final_range.map(|range| range.1))?;
+        found.set_item("last_timestamp", entry.last_timestamp)?;
         Ok(Some(found))
     }
 
-    /// Every entry as an Arrow table, in key order: the key columns (``pid``, ``partition``; composites
-    /// ``pid_0``, ``pid_1`` ...), epoch (int16, null where there are none), first and last (int64 positions; under
-    /// admit="next" the oldest and newest row in the window, as sequences), holes (list of struct first, last,
-    /// timestamp), final_first, final_last, last_timestamp (int64, null); policy and options as schema metadata.
+    /// Every entry as an Arrow table of several batches, in key order: the key columns (``pid``, ``partition``;
+    /// composites ``pid_0``, ``pid_1`` ...), epoch (int16, null where there are none), first and last (int64
+    /// positions; under admit="next" the oldest and newest row in the window, as sequences), holes (list of struct
+    /// first, last, timestamp), final_first and final_last (int64 positions, null where nothing is final),
+    /// last_timestamp. Timestamps are int64 ms, null unless kept. Policy, options and horizon are schema metadata.
     fn entries(&self, py: Python<'_>) -> PyResult<PyTable> {
-        let batch = self.with(py, |table| {
-            let metadata = HashMap::from([
-                ("fencepost.policy".to_string(), table.policy().to_string()),
-                ("fencepost.columns".to_string(), table.label().to_string()),
-                ("fencepost.options".to_string(), options_json(table)),
-            ]);
-            Ok(entries_batch(table, &table.entries(), metadata))
-        })?;
-        PyTable::try_new(vec![batch.clone()], batch.schema())
+        let batches = self.with(py, |table| Ok(entries_batches(table)))?;
+        PyTable::try_new(batches.clone(), batches[0].schema())
     }
 
     /// Every hole still open as an Arrow table, in key order: the key columns, epoch (int16), first_seq,
@@ -253,6 +266,79 @@ impl StateTable {
     fn missing(&self, py: Python<'_>) -> PyResult<PyTable> {
         let batch = self.with(py, |table| Ok(missing_batch(table, &table.missing())))?;
         PyTable::try_new(vec![batch.clone()], batch.schema())
+    }
+
+    /// Drops the entries whose last timestamp lies ``max_idle_ms`` or more before ``now_ms`` (int64 ms both) and
+    /// gives how many they were. Raises the horizon to ``now_ms - max_idle_ms``, never lowers it: from then on a row
+    /// at or below it is DUPLICATE where a known entry holds it and FORGOTTEN elsewhere. Holes opened at or below
+    /// the horizon become final.
+    ///
+    /// Raises PolicyError where the table does not keep timestamps, or for a negative ``max_idle_ms``.
+    fn evict(&self, py: Python<'_>, now_ms: i64, max_idle_ms: i64) -> PyResult<usize> {
+        self.with(py, |table| {
+            let dropped = table.evict(now_ms, max_idle_ms)?;
+            table.drop_unused_keys();
+            Ok(dropped)
+        })
+    }
+
+    /// Drops what is remembered of a producer, or of one of its partitions, in all epochs, and gives how many
+    /// entries that were: the remedy where its sequence began anew. The horizon stays.
+    ///
+    /// ``pid``, ``partition``: as for ``get``, tuples where composite; ``partition=None``: all of them. Raises
+    /// BatchError for a key that is not of the type of this table's keys.
+    #[pyo3(signature = (pid, partition=None))]
+    fn forget(&self, py: Python<'_>, pid: &Bound<'_, PyAny>, partition: Option<&Bound<'_, PyAny>>) -> PyResult<usize> {
+        let Some((pid_kind, partition_kind)) = self.key_kinds(py)? else { return Ok(0) };
+        let pid = KeyValue::of(pid, &pid_kind, "pid").map_err(|it| it.raise(py))?;
+        let partition = partition.map(|value| KeyValue::of(value, &partition_kind, "partition")).transpose();
+        let partition = partition.map_err(|it| it.raise(py))?;
+        self.with(py, |table| {
+            let Some(pid) = pid.number(&table.keys().pid) else { return Ok(0) };
+            let dropped = match partition.map(|key| key.number(&table.keys().partition)) {
+                None => table.forget(pid, None),
+                Some(number) => number.and_then(|it| it.try_into().ok()).map_or(0, |it| table.forget(pid, Some(it))),
+            };
+            table.drop_unused_keys();
+            Ok(dropped)
+        })
+    }
+
+    /// Takes in another table: what either had accepted is accepted, horizons and last timestamps become the later
+    /// ones, final ranges their hull. The other table stays as it is.
+    ///
+    /// Gives the overlap, an Arrow table with the columns of ``missing()``: what both had accepted and neither holds
+    /// final. Verdicts given before are right only where the tables had no rows in common: of the overlap, one copy
+    /// each is one too many.
+    ///
+    /// Raises PolicyError, and changes nothing, where the tables are of different rules, do not keep the same or
+    /// have keys of different types; where the policy is not of admit="any"; where a key of both holds positions on
+    /// both sides of the border of the wrap; and for the table itself. Raises CapacityError where ``entries_max``
+    /// would be passed.
+    fn merge(&self, py: Python<'_>, other: &Bound<'_, PyAny>) -> PyResult<PyTable> {
+        let Ok(other) = other.cast::<StateTable>() else {
+            let kind = other.get_type().fully_qualified_name()?;
+            return Err(PyTypeError::new_err(format!("a table merges with a StateTable, not with a {kind}")));
+        };
+        let other = other.get();
+        if std::ptr::eq(self, other) {
+            return Err(Failure::Policy("a table cannot take in itself".into()).raise(py));
+        }
+        let overlap = py.detach(|| {
+            // Always in the same order: two threads that merge two tables into each other must not wait for ever.
+            let is_first = std::ptr::from_ref(self) < std::ptr::from_ref(other);
+            let (mut ours, theirs) = if is_first {
+                let ours = self.lock()?;
+                (ours, other.lock()?)
+            } else {
+                let theirs = other.lock()?;
+                (self.lock()?, theirs)
+            };
+            let overlap = ours.merge(&theirs)?;
+            Ok(missing_batch(&ours, &overlap))
+        });
+        let overlap = overlap.map_err(|failure: Failure| failure.raise(py))?;
+        PyTable::try_new(vec![overlap.clone()], overlap.schema())
     }
 
     /// The table as bytes, with a checksum. Equal tables give equal bytes. docs/snapshot-format.md describes
@@ -352,24 +438,49 @@ impl StateTable {
         StateTable::wrap(py, core)?.expect_policy(py, policy, Some(&path))
     }
 
-    /// A table of ``policy`` with the entries that ``entries()`` gave, or that were made like them. Options that
-    /// came along as schema metadata are taken over.
+    /// A table with the entries that ``entries()`` gave, or that were made like them: ``rows`` is anything tabular
+    /// and is read batch by batch. What is not given comes from the schema metadata, if there is any: ``policy``;
+    /// ``keep``, the options, and ``horizon_ms`` (int64 ms).
     ///
-    /// Raises SnapshotError where the metadata names other rules, or where entries contradict each other.
+    /// Raises BatchError naming column and row for what is no entry; SnapshotError naming the row where an entry
+    /// contradicts itself, the policy or another entry, and where the metadata names other rules; PolicyError
+    /// where neither the metadata nor ``policy`` names a policy.
     #[staticmethod]
-    fn from_entries(py: Python<'_>, rows: &Bound<'_, PyAny>, policy: &Bound<'_, PyAny>) -> PyResult<StateTable> {
-        let rows = Rows::take(rows, None)?;
-        let (schema, batches) = py.detach(|| rows.collect()).map_err(|failure| failure.raise(py))?;
+    #[pyo3(signature = (rows, policy=None, *, keep=None, horizon_ms=None))]
+    fn from_entries(
+        py: Python<'_>,
+        rows: &Bound<'_, PyAny>,
+        policy: Option<&Bound<'_, PyAny>>,
+        keep: Option<Vec<String>>,
+        horizon_ms: Option<i64>,
+    ) -> PyResult<StateTable> {
+        let (schema, batches) = Rows::take(rows, None)?.batches().map_err(|failure| failure.raise(py))?;
         let policies = py.import("fencepost.policy")?;
         let options = policies.call_method1("options_of", (schema.metadata().clone(), policy))?;
-        let (entries_max, untracked): (Option<i64>, String) = options.extract()?;
-        let table = StateTable::new(py, policy, vec![], entries_max, &untracked)?;
-        table.with(py, |table| insert_entries(table, &schema, batches))?;
-        Ok(table)
+        let (policy, kept, entries_max, untracked, horizon): (Bound<'_, PyAny>, _, _, String, Option<i64>) =
+            options.extract()?;
+        let StateTable { core, policy, columns, keeps_timestamp } =
+            StateTable::new(py, &policy, keep.unwrap_or(kept), entries_max, &untracked)?;
+        let core = core.into_inner().expect("nobody else has it yet").with_horizon_ms(horizon_ms.or(horizon));
+        let core = py.detach(|| insert_entries(core, &schema, batches)).map_err(|failure| failure.raise(py))?;
+        Ok(StateTable { core: Mutex::new(core), policy, columns, keeps_timestamp })
     }
 
     fn __len__(&self, py: Python<'_>) -> PyResult<usize> {
         self.with(py, |table| Ok(table.len()))
+    }
+
+    /// What is kept beyond what the rules need: () or ("timestamp",).
+    #[getter]
+    fn keep<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
+        PyTuple::new(py, self.keeps_timestamp.then_some("timestamp"))
+    }
+
+    /// Rows at or below this timestamp (ms) are too old for what is still remembered; None before the first
+    /// eviction.
+    #[getter]
+    fn horizon_ms(&self, py: Python<'_>) -> PyResult<Option<i64>> {
+        self.with(py, |table| Ok(table.horizon_ms()))
     }
 
     /// Bytes held by the table.
@@ -392,10 +503,29 @@ impl StateTable {
     }
 }
 
+/// Entries of one batch of `entries()`.
+const BATCH_ENTRIES: usize = 1 << 16;
+
+/// At least one batch, which may be empty.
+fn entries_batches(table: &core::StateTable) -> Vec<RecordBatch> {
+    let mut metadata = HashMap::from([
+        ("fencepost.policy".to_string(), table.policy().to_string()),
+        ("fencepost.columns".to_string(), table.label().to_string()),
+        ("fencepost.options".to_string(), options_json(table)),
+    ]);
+    if let Some(horizon_ms) = table.horizon_ms() {
+        metadata.insert("fencepost.horizon".into(), horizon_ms.to_string());
+    }
+    let entries = table.entries();
+    let batch = |some: &[Entry]| entries_batch(table, some, metadata.clone());
+    if entries.is_empty() { vec![batch(&[])] } else { entries.chunks(BATCH_ENTRIES).map(batch).collect() }
+}
+
 fn options_json(table: &core::StateTable) -> String {
+    let keep = if table.keeps_timestamp() { r#"["timestamp"]"# } else { "[]" };
     let entries_max = table.entries_max().map_or("null".to_string(), |entries| entries.to_string());
     let untracked = if table.untracked() == Untracked::Keep { "keep" } else { "fail" };
-    format!(r#"{{"keep": [], "entries_max": {entries_max}, "untracked": "{untracked}"}}"#)
+    format!(r#"{{"keep": {keep}, "entries_max": {entries_max}, "untracked": "{untracked}"}}"#)
 }
 
 /// Bytes that are read from a file at once.
@@ -420,27 +550,35 @@ fn load_delta(table: &mut core::StateTable, path: &Path) -> Result<(), Failure> 
     table.apply_delta(&bytes).map_err(|error| Failure::from(error).in_file(path))
 }
 
-fn insert_entries(table: &mut core::StateTable, schema: &SchemaRef, batches: Vec<RecordBatch>) -> Result<(), Failure> {
+fn insert_entries(
+    mut table: core::StateTable,
+    schema: &SchemaRef,
+    batches: Batches,
+) -> Result<core::StateTable, Failure> {
     let names = ColumnNames {
         pid: key_names(schema, "pid")?,
         partition: key_names(schema, "partition")?,
         epoch: None,
         seq: "first".into(),
+        timestamp: None,
     };
     let has_epochs = table.policy().epochs != Epochs::Ignore;
     let mut rows_before = 0;
-    for batch in batches.into_iter().filter(|batch| batch.num_rows() > 0) {
+    for batch in batches {
+        let batch = batch?;
+        let rows = batch.num_rows();
         let entries = entries_of(&batch, has_epochs, rows_before)?;
-        rows_before += batch.num_rows();
-        let keys = Identity::read_keys(&names, Rows::of_batch(batch))?;
-        if let Some((pid, partition)) = keys.key_kinds() {
+        let keys = Identity::read_keys(&names, Rows::of_batch(batch), rows_before)?;
+        if let Some((pid, partition)) = keys.key_kinds().filter(|_| rows > 0) {
             table.keys_mut().fix(pid, partition).map_err(|error| Failure::of_core(error, &names))?;
         }
         let numbered = keys.number(table.keys_mut());
         let numbers = numbered.iter().flat_map(|chunk| chunk.keys());
-        for (entry, (pid, partition)) in entries.into_iter().zip(numbers) {
-            table.insert(&Entry { pid, partition, ..entry }).map_err(Failure::from)?;
+        for (row, (entry, (pid, partition))) in entries.into_iter().zip(numbers).enumerate() {
+            let inserted = table.insert(&Entry { pid, partition, ..entry });
+            inserted.map_err(|error| Failure::from(error).in_row(rows_before + row))?;
         }
+        rows_before += rows;
     }
-    Ok(())
+    Ok(table)
 }
