@@ -184,8 +184,12 @@ impl Delta<'_> {
         out.push(options.keeps_timestamp.into());
         optional(out, options.entries_max);
         optional(out, options.horizon_ms.map(|horizon| horizon as u64));
-        key_type(out, &self.table.keys().pid, numbers.pid.as_ref());
-        key_type(out, &self.table.keys().partition, numbers.partition.as_ref());
+        // Where no key is in use, the next may be of any type.
+        let unknown = KeySpace::default();
+        let keys = self.table.keys();
+        let (pid, partition) = if gone + entries == 0 { (&unknown, &unknown) } else { (&keys.pid, &keys.partition) };
+        key_type(out, pid, numbers.pid.as_ref());
+        key_type(out, partition, numbers.partition.as_ref());
         optional(out, self.since.map(u64::from));
         let eviction = self.table.changes().eviction().filter(|_| self.since.is_some());
         optional(out, eviction.map(|eviction| eviction.idle_until as u64));

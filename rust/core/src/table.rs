@@ -341,12 +341,7 @@ impl StateTable {
     }
 
     fn retain(&mut self, keep: impl FnMut(i64, i32, &mut Span) -> bool) -> usize {
-        let dropped = with_shelf!(&mut self.store, shelf => shelf.retain(keep));
-        if self.is_empty() {
-            // No key is in use any more: equal to a table that never knew one.
-            self.keys = Keys::default();
-        }
-        dropped
+        with_shelf!(&mut self.store, shelf => shelf.retain(keep))
     }
 
     /// Renumbers the keys where most of the numbered ones name no entry any more, so that what was forgotten
@@ -355,12 +350,12 @@ impl StateTable {
     ///
     /// Nothing happens while a delta is due: it names what was forgotten.
     pub fn drop_unused_keys(&mut self) {
-        if self.changes.marks().is_some() && !self.changes.is_none() {
-            return;
-        }
         if self.is_empty() {
             // Equal to a table that never knew a key: the next may be of any type.
             self.keys = Keys::default();
+            return;
+        }
+        if self.changes.marks().is_some() && !self.changes.is_none() {
             return;
         }
         let [pids, partitions] = [&self.keys.pid, &self.keys.partition].map(|space| space.dictionary.len());
@@ -806,9 +801,9 @@ impl StateTable {
     pub(crate) fn take_over(&mut self, theirs: &Keys, forgotten: &Forgotten, entries: Vec<Appended>) -> Result<()> {
         if forgotten.everything {
             self.retain(|_, _, _| false);
+            self.drop_unused_keys();
         }
-        let wrong = |error: Error| Error::Snapshot(error.to_string());
-        let translation = self.number(theirs).map_err(wrong)?;
+        let translation = self.number(theirs).map_err(|error| Error::Snapshot(error.to_string()))?;
         let gone: HashSet<_> = forgotten.gone.iter().map(|&(pid, partition)| translation.of(pid, partition)).collect();
         self.horizon_ms = forgotten.horizon_ms;
         if !gone.is_empty() || forgotten.eviction.is_some() {
@@ -818,8 +813,6 @@ impl StateTable {
                 is_kept && !gone.contains(&(pid, partition))
             });
         }
-        // Numbered again: a table that has lost its last entry knows no keys.
-        let translation = self.number(theirs).map_err(wrong)?;
         for Appended { pid, partition, span, .. } in entries {
             let (pid, partition) = translation.of(pid, partition);
             let known = self.rival(pid, partition, span.epoch).map(|rival| rival.epoch);

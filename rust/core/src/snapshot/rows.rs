@@ -208,6 +208,7 @@ impl Rows {
         Ok(())
     }
 
+    #[inline]
     fn span(&self, row: usize, extras: &mut Extras) -> Result<Span> {
         let wrong = |_| crate::Error::Snapshot(format!("an entry's epoch is {}", self.epoch[row]));
         let mut span = Span {
