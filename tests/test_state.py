@@ -202,7 +202,8 @@ def test_put_survives_the_collection_of_its_temporary(
     monkeypatch.setattr(Disk, "write", write_then_lose)
     assert disk.put(tmp_path / "a", b"mine") is won
     assert (tmp_path / "a").read_bytes() == (faster or b"mine")
-    assert len(taken) == 1 and [path.name for path in tmp_path.iterdir()] == ["a"]
+    assert len(taken) == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
 
 def test_a_folder_with_content_is_never_replaced(tmp_path: Path) -> None:

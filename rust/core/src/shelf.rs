@@ -185,13 +185,7 @@ impl<L: Line> Shelf<L> {
 
     /// Third pass: judges the run if its slot alone can tell. [`Shelf::judge_beyond`] does the others.
     #[inline(always)]
-    pub(crate) fn judge_plainly(
-        &mut self,
-        rules: &PlainRules,
-        key: (i64, i32),
-        run: Run,
-        search: &Search,
-    ) -> Plainly {
+    pub(crate) fn judge_plainly(&mut self, rules: &PlainRules, key: (i64, i32), run: Run, search: &Search) -> Plainly {
         let plainly = self.lines.judge_plainly(key, run, rules, search);
         self.entries += usize::from(plainly == Plainly::Begun);
         plainly
@@ -346,6 +340,8 @@ impl Aside {
 
     fn memory_bytes(&self) -> usize {
         let blocks = self.blocks.len() * (size_of::<[Span; Self::BLOCK]>() + size_of::<usize>());
-        blocks + self.free.capacity() * size_of::<u32>() + self.iter().map(|span| span.holes.memory_bytes()).sum::<usize>()
+        blocks
+            + self.free.capacity() * size_of::<u32>()
+            + self.iter().map(|span| span.holes.memory_bytes()).sum::<usize>()
     }
 }

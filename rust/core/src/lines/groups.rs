@@ -175,8 +175,7 @@ impl<L: Line> Groups<L> {
 
     /// The same, its line added where there is none.
     pub(super) fn find_or_insert(&mut self, key: EntryKey, block_hash: u64) -> (usize, usize) {
-        self.find_entry(key, block_hash)
-            .unwrap_or_else(|| self.insert_entry(key, key.line::<L>().hash(block_hash)))
+        self.find_entry(key, block_hash).unwrap_or_else(|| self.insert_entry(key, key.line::<L>().hash(block_hash)))
     }
 
     /// Stores what another layout's slot holds; false where it does not fit.

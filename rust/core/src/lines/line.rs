@@ -260,10 +260,7 @@ impl Line for SpanLine {
             } else {
                 Plainly::Unclear
             }
-        } else if rules.begins_anywhere
-            && self.head.mark(slot) == Head::EMPTY
-            && self.head.mark_near(slot, run.epoch)
-        {
+        } else if rules.begins_anywhere && self.head.mark(slot) == Head::EMPTY && self.head.mark_near(slot, run.epoch) {
             let first = rules.first_of(run.seq, last_seq);
             (self.first[slot], self.last[slot]) = (first as u32, last_seq as u32);
             Plainly::Begun

@@ -162,7 +162,8 @@ fn converted<X: Line, Y: Line>(
     wants: &Wants<'_>,
     with_room: &dyn Fn(usize) -> usize,
 ) -> Result<Option<Groups<Y>>> {
-    let entries: usize = wanted(groups, wants).map(|line| (0..X::SLOTS).filter(|&slot| !line.is_empty_at(slot)).count()).sum();
+    let entries: usize =
+        wanted(groups, wants).map(|line| (0..X::SLOTS).filter(|&slot| !line.is_empty_at(slot)).count()).sum();
     let lines = if Y::SLOTS == 1 {
         entries
     } else {
