@@ -14,7 +14,7 @@ use pyo3::types::{PyBytes, PyDict, PyList, PyTuple};
 use pyo3_arrow::PyTable;
 use std::collections::HashMap;
 use std::fs::File;
-use std::io::{BufRead, BufReader};
+use std::io::{self, BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard};
 
@@ -539,10 +539,10 @@ fn load(path: &Path) -> Result<core::StateTable, Failure> {
     // What cannot be read at all is the system's error, not the snapshot's.
     input.fill_buf().map_err(unreadable)?;
     let table = core::StateTable::read_snapshot(&mut input, bytes).map_err(|it| Failure::from(it).in_file(path))?;
-    if input.fill_buf().map_err(unreadable)?.is_empty() {
-        return Ok(table);
+    match io::copy(&mut input, &mut io::sink()).map_err(unreadable)? {
+        0 => Ok(table),
+        more => Err(Failure::snapshot(format!("{more} bytes follow the snapshot")).in_file(path)),
     }
-    Err(Failure::snapshot("bytes follow the snapshot".into()).in_file(path))
 }
 
 fn load_delta(table: &mut core::StateTable, path: &Path) -> Result<(), Failure> {
