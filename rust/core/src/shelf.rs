@@ -301,7 +301,7 @@ impl<L: Line> Shelf<L> {
 /// Entries that fit in no slot, by number. In blocks, so that growth copies nothing.
 #[derive(Default)]
 struct Aside {
-    blocks: Vec<Box<[Span; Aside::BLOCK]>>,
+    blocks: Vec<Box<[Span]>>,
     /// Numbers below `end` that are free.
     free: Vec<u32>,
     end: u32,
@@ -322,7 +322,7 @@ impl Aside {
         self.free.pop().unwrap_or_else(|| {
             assert!(self.end < u32::MAX - 1, "fewer than 2^32 - 2 entries aside");
             if self.end as usize == self.blocks.len() * Self::BLOCK {
-                self.blocks.push(Box::new(std::array::from_fn(|_| Span::default())));
+                self.blocks.push((0..Self::BLOCK).map(|_| Span::default()).collect());
             }
             self.end += 1;
             self.end - 1
@@ -339,7 +339,7 @@ impl Aside {
     }
 
     fn memory_bytes(&self) -> usize {
-        let blocks = self.blocks.len() * (size_of::<[Span; Self::BLOCK]>() + size_of::<usize>());
+        let blocks = self.blocks.len() * (Self::BLOCK * size_of::<Span>() + size_of::<Box<[Span]>>());
         blocks
             + self.free.capacity() * size_of::<u32>()
             + self.iter().map(|span| span.holes.memory_bytes()).sum::<usize>()
