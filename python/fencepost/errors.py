@@ -66,4 +66,4 @@ class StateConflictError(FencepostError):
 
 
 class PoisonedError(FencepostError):
-    """An earlier call broke an invariant and the table may be half changed: rebuild it from a snapshot."""
+    """An earlier call broke off midway, by a panic or for want of memory: rebuild the table from a snapshot."""

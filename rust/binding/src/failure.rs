@@ -84,7 +84,7 @@ impl Failure {
                 error_of(py, "SnapshotError", message, |fields| fields.set_item("reason", reason))
             }
             Failure::Poisoned => {
-                let message = "an earlier call on this table panicked; restore it from its last snapshot";
+                let message = "an earlier call on this table broke off midway; restore it from its last snapshot";
                 error_of(py, "PoisonedError", message.into(), |_| Ok(()))
             }
             Failure::Io(error, path) => {

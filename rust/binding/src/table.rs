@@ -39,7 +39,8 @@ pub(crate) struct StateTable {
 
 impl StateTable {
     fn lock(&self) -> Result<MutexGuard<'_, core::StateTable>, Failure> {
-        self.core.lock().map_err(|_| Failure::Poisoned)
+        let core = self.core.lock().map_err(|_| Failure::Poisoned)?;
+        if core.is_half_done() { Err(Failure::Poisoned) } else { Ok(core) }
     }
 
     /// Does something with the core's table while other Python threads run.

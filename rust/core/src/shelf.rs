@@ -97,6 +97,12 @@ impl<L: Line> Shelf<L> {
         self.lines.reserve(lines)
     }
 
+    /// The same in a call that has begun.
+    #[inline]
+    pub(crate) fn reserve_midway(&mut self, lines: usize) -> Result<()> {
+        self.lines.reserve_midway(lines)
+    }
+
     /// Adds an entry where its key and epoch have none; false, and nothing changed, where they do.
     pub(crate) fn insert(&mut self, pid: i64, partition: i32, span: Span) -> Result<bool> {
         if self.get(pid, partition, Some(span.epoch)).is_some_and(|known| known.epoch == span.epoch) {

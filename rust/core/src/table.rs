@@ -120,6 +120,7 @@ pub struct StateTable {
     keys: Keys,
     store: Store,
     changes: Changes,
+    is_half_done: bool,
     /// Kept from call to call to save the allocation.
     starts: Starts,
 }
@@ -144,6 +145,7 @@ impl StateTable {
             keys: Keys::default(),
             store: Store::new(&policy, false),
             changes: Changes::default(),
+            is_half_done: false,
             starts: Vec::new(),
         })
     }
@@ -159,7 +161,7 @@ impl StateTable {
     }
 
     /// An empty table that keeps timestamps, or does not: see [`Entry::last_timestamp`] and
-    /// [`Hole::timestamp`]. They take 128 bytes a line instead of 64 and let the table forget by age.
+    /// [`Hole::timestamp`]. They take 8 bytes a slot and let the table forget by age.
     ///
     /// # Panics
     /// Where the table has entries.
@@ -269,14 +271,18 @@ impl StateTable {
     }
 
     /// Judges every row in order and advances the table. The batches are one input, cut anywhere; rows
-    /// are counted from the first batch's first. An error leaves the table as it was.
+    /// are counted from the first batch's first. An error leaves the table as it was, but for one: see
+    /// [`StateTable::is_half_done`].
     pub fn apply(&mut self, batches: &[Batch<'_>]) -> Result<Judged> {
         let mut starts = std::mem::take(&mut self.starts);
-        let judged = self.find_runs(batches, &mut starts).and_then(|()| self.make_room(rows_of(batches))).map(|()| {
+        let judged = self.find_runs(batches, &mut starts).and_then(|()| self.make_room(rows_of(batches))).and_then(|()| {
             let mut call = self.call(batches);
-            with_shelf!(&mut self.store, shelf => judge_batches(shelf, &self.rules, batches, &starts, &mut call));
+            let judged =
+                with_shelf!(&mut self.store, shelf => judge_batches(shelf, &self.rules, batches, &starts, &mut call));
+            self.is_half_done = judged.is_err();
+            judged?;
             self.note_changes(batches, &starts, &call.judged.verdicts);
-            self.finish(call)
+            Ok(self.finish(call))
         });
         self.starts = starts;
         judged
@@ -291,7 +297,7 @@ impl StateTable {
             let mut copy = Shelf::new();
             copy.reserve(room_for(rows_of(batches)))?;
             keys_of(batches, &starts).try_for_each(|key| shelf.copy_to(&mut copy, key))?;
-            judge_batches(&mut copy, &self.rules, batches, &starts, &mut call);
+            judge_batches(&mut copy, &self.rules, batches, &starts, &mut call)?;
         });
         Ok(self.finish(call))
     }
@@ -514,6 +520,12 @@ impl StateTable {
             marks.add(entry.pid, entry.partition);
         }
         if is_new { Ok(()) } else { Err(Error::Snapshot("two entries have the same key".into())) }
+    }
+
+    /// Whether a call was refused memory when it had judged some of its rows, which takes one that adds a
+    /// sixth to the table. The table holds what is neither before nor after it, and must not be used.
+    pub fn is_half_done(&self) -> bool {
+        self.is_half_done
     }
 
     /// Before the first change of a call: memory for what it begins with.
@@ -872,14 +884,15 @@ fn judge_batches<'a, L: Line>(
     batches: &[Batch<'a>],
     starts: &Starts,
     call: &mut Call<'a>,
-) {
+) -> Result<()> {
     for (batch, starts) in batches.iter().zip(starts) {
         match batch.seq {
-            Seqs::I32(seq) => judge_runs(shelf, rules, batch, seq, starts, call),
-            Seqs::I64(seq) => judge_runs(shelf, rules, batch, seq, starts, call),
+            Seqs::I32(seq) => judge_runs(shelf, rules, batch, seq, starts, call)?,
+            Seqs::I64(seq) => judge_runs(shelf, rules, batch, seq, starts, call)?,
         }
         call.batch_from += batch.len();
     }
+    Ok(())
 }
 
 /// Three passes over each chunk of runs: hash and ask for the tags; find and ask for the line; judge.
@@ -891,7 +904,7 @@ fn judge_runs<'a, L: Line, S: Seq>(
     seq: &[S],
     starts: &[u32],
     call: &mut Call<'a>,
-) {
+) -> Result<()> {
     let times = batch.timestamp.filter(|_| L::IS_TIMED);
     let mut searches = [Search::default(); CHUNK];
     let mut bounds = [0u32; CHUNK + 1];
@@ -900,8 +913,7 @@ fn judge_runs<'a, L: Line, S: Seq>(
         let runs = chunk.len().min(CHUNK);
         bounds[..runs].copy_from_slice(chunk);
         bounds[runs] = after as u32;
-        // Refused memory is the next call's error: this one has begun, and each segment has lines in reserve.
-        shelf.reserve(room_for(runs)).ok();
+        shelf.reserve_midway(room_for(runs))?;
         for run in 0..runs {
             let row = bounds[run] as usize;
             searches[run] = shelf.begin_search(batch.pid[row], batch.partition[row]);
@@ -927,6 +939,7 @@ fn judge_runs<'a, L: Line, S: Seq>(
             }
         }
     }
+    Ok(())
 }
 
 /// Judges a run of a key that begins at `row`.

@@ -45,7 +45,7 @@ impl<L: Line> Groups<L> {
     }
 
     /// How many lines can be added at all: a search ends at a free line.
-    fn last_room(&self) -> usize {
+    pub(super) fn last_room(&self) -> usize {
         (self.count() * GROUP - 1).saturating_sub(self.taken)
     }
 

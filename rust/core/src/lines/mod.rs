@@ -27,7 +27,7 @@ mod segment;
 pub(crate) use line::{Line, NextLine, Plainly, Slot, SpanLine, WideLine};
 pub(crate) use lone::{LoneNext, LoneSpan, LoneWide};
 
-use crate::Result;
+use crate::{Error, Result};
 use crate::judge::{PlainRules, Run, Span};
 #[cfg(test)]
 use segment::Held;
@@ -330,12 +330,22 @@ impl<L: Line> Lines<L> {
         })
     }
 
-    /// Makes room for `more` lines, so that as many additions move nothing. Where there is no memory for
-    /// it, the table stays as it is: the lines that a segment may hold above its load serve as a
-    /// reserve, so a call that has begun can nearly always be finished and the next one is refused.
+    /// Makes room for `more` lines, so that as many additions move nothing.
     #[inline]
     pub(crate) fn reserve(&mut self, more: usize) -> Result<()> {
         if self.room < more { self.grow(more) } else { Ok(()) }
+    }
+
+    /// The same in a call that has begun: where there is no memory, the lines that a segment may hold above
+    /// its load serve as a reserve, so that the call can be finished and the next one is refused.
+    #[inline]
+    pub(crate) fn reserve_midway(&mut self, more: usize) -> Result<()> {
+        if self.room < more { self.grow(more).or_else(|refused| self.use_reserve(more, refused)) } else { Ok(()) }
+    }
+
+    fn use_reserve(&self, more: usize, refused: Error) -> Result<()> {
+        let is_enough = |segment: &Segment<L>| with_groups!(&segment.held, groups => groups.last_room()) >= more;
+        if self.segments.iter().all(is_enough) { Ok(()) } else { Err(refused) }
     }
 
     #[cold]
