@@ -27,8 +27,8 @@ mod segment;
 pub(crate) use line::{Line, NextLine, Plainly, Slot, SpanLine, WideLine};
 pub(crate) use lone::{LoneNext, LoneSpan, LoneWide};
 
-use crate::{Error, Result};
 use crate::judge::{PlainRules, Run, Span};
+use crate::{Error, Result};
 #[cfg(test)]
 use segment::Held;
 use segment::{Segment, with_groups};
