@@ -62,20 +62,15 @@ fn with_number(bytes: &[u8], frame: usize, at: impl Fn(usize) -> usize, number: 
     bytes
 }
 
+/// The entry of a key of which row 5 was accepted.
+fn one_row(pid: i64, partition: i32) -> Entry {
+    Entry { pid, partition, epoch: 0, first: 5, last: 5, holes: vec![], final_range: None, last_timestamp: None }
+}
+
 fn small() -> Vec<u8> {
     let mut table = StateTable::new(Policy::preset("kafka").expect("a preset")).expect("valid");
     for pid in 0..100 {
-        let entry = Entry {
-            pid,
-            partition: 0,
-            epoch: 0,
-            first: 5,
-            last: 5,
-            holes: vec![],
-            final_range: None,
-            last_timestamp: None,
-        };
-        table.insert(&entry).expect("a new key");
+        table.insert(&one_row(pid, 0)).expect("a new key");
     }
     table.snapshot()
 }
@@ -123,18 +118,7 @@ fn no_length_and_no_byte_makes_it_allocate() {
 fn writing_takes_little_beside_the_table() {
     let mut table = StateTable::new(Policy::preset("kafka").expect("a preset")).expect("valid");
     for key in 0..400_000i64 {
-        let (pid, partition) = (key / 2, (key % 2) as i32);
-        let entry = Entry {
-            pid,
-            partition,
-            epoch: 0,
-            first: 5,
-            last: 5,
-            holes: vec![],
-            final_range: None,
-            last_timestamp: None,
-        };
-        table.insert(&entry).expect("a new key");
+        table.insert(&one_row(key / 2, (key % 2) as i32)).expect("a new key");
     }
     let (_, needed) = most(|| table.write_snapshot(&mut std::io::sink()).expect("a sink"));
     assert!(needed < table.memory_bytes() / 10, "{needed} bytes beside a table of {}", table.memory_bytes());
