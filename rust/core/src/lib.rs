@@ -23,6 +23,7 @@
 
 mod batch;
 mod changes;
+mod dispatch;
 mod error;
 mod holes;
 mod judge;

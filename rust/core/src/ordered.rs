@@ -166,7 +166,6 @@ impl<L: Line> Shelf<L> {
         if have < SAMPLE || have as u64 >= entries {
             return Ok(());
         }
-        let expected = self.lines().len() as u128 * u128::from(entries) / have as u128 * 33 / 32;
-        self.reserve_in_all(usize::try_from(expected).unwrap_or(usize::MAX))
+        self.reserve_times(entries as f64 / have as f64 * 33.0 / 32.0)
     }
 }

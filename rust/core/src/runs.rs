@@ -5,6 +5,7 @@
 //! before and seq is one more. The untracked rows' other columns may hold anything.
 
 use crate::batch::{Batch, Seqs};
+use crate::dispatch::{Work, dispatch};
 use crate::table::Untracked;
 use crate::{Column, Error, Result};
 
@@ -54,11 +55,10 @@ pub(crate) fn find_runs(batch: &Batch<'_>, domain: &Domain, starts: &mut Vec<u32
     if batch.is_empty() {
         return Ok(());
     }
-    match (batch.seq, batch.epoch) {
-        (Seqs::I32(seq), Some(epoch)) => scan(&Columns { batch, epoch, seq }, domain, starts),
-        (Seqs::I64(seq), Some(epoch)) => scan(&Columns { batch, epoch, seq }, domain, starts),
-        (Seqs::I32(seq), None) => scan(&Columns { batch, epoch: &[], seq }, domain, starts),
-        (Seqs::I64(seq), None) => scan(&Columns { batch, epoch: &[], seq }, domain, starts),
+    let epoch = batch.epoch.unwrap_or(&[]);
+    match batch.seq {
+        Seqs::I32(seq) => dispatch(Scan { columns: Columns { batch, epoch, seq }, domain, starts }),
+        Seqs::I64(seq) => dispatch(Scan { columns: Columns { batch, epoch, seq }, domain, starts }),
     }
 }
 
@@ -88,35 +88,24 @@ struct Columns<'a, S> {
     seq: &'a [S],
 }
 
-fn scan<S: Seq>(columns: &Columns<'_, S>, domain: &Domain, starts: &mut Vec<u32>) -> Result<()> {
-    #[cfg(all(target_arch = "x86_64", not(feature = "portable")))]
-    {
-        if is_x86_feature_detected!("avx512bw") && is_x86_feature_detected!("avx512vl") {
-            // SAFETY: the features were just found. The same code compiled for 512-bit vectors.
-            return unsafe { scan_avx512(columns, domain, starts) };
-        }
-        if is_x86_feature_detected!("avx2") {
-            // SAFETY: the feature was just found. The same code compiled for 256-bit vectors.
-            return unsafe { scan_avx2(columns, domain, starts) };
-        }
+/// The first pass over a batch.
+struct Scan<'a, S> {
+    columns: Columns<'a, S>,
+    domain: &'a Domain,
+    starts: &'a mut Vec<u32>,
+}
+
+impl<S: Seq> Work for Scan<'_, S> {
+    type Done = Result<()>;
+
+    #[inline(always)]
+    fn work(self) -> Result<()> {
+        scan(&self.columns, self.domain, self.starts)
     }
-    scan_portable(columns, domain, starts)
-}
-
-#[cfg(all(target_arch = "x86_64", not(feature = "portable")))]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,bmi1,bmi2")]
-fn scan_avx512<S: Seq>(columns: &Columns<'_, S>, domain: &Domain, starts: &mut Vec<u32>) -> Result<()> {
-    scan_portable(columns, domain, starts)
-}
-
-#[cfg(all(target_arch = "x86_64", not(feature = "portable")))]
-#[target_feature(enable = "avx2,bmi1,bmi2")]
-fn scan_avx2<S: Seq>(columns: &Columns<'_, S>, domain: &Domain, starts: &mut Vec<u32>) -> Result<()> {
-    scan_portable(columns, domain, starts)
 }
 
 #[inline(always)]
-fn scan_portable<S: Seq>(columns: &Columns<'_, S>, domain: &Domain, starts: &mut Vec<u32>) -> Result<()> {
+fn scan<S: Seq>(columns: &Columns<'_, S>, domain: &Domain, starts: &mut Vec<u32>) -> Result<()> {
     let rows = columns.seq.len();
     check_rows(columns, domain, 0..1)?;
     starts.push(0);
@@ -125,6 +114,10 @@ fn scan_portable<S: Seq>(columns: &Columns<'_, S>, domain: &Domain, starts: &mut
         let (mut breaks, is_suspect) = look_at_block(columns, domain, row);
         if is_suspect {
             check_rows(columns, domain, row..row + BLOCK)?;
+        }
+        if breaks == u64::MAX {
+            starts.extend(row as u32..(row + BLOCK) as u32);
+            breaks = 0;
         }
         starts.reserve(BLOCK);
         while breaks != 0 {
@@ -279,7 +272,7 @@ mod tests {
             let mut dispatched = Vec::new();
             find_runs(&batch, &DOMAIN, &mut dispatched).expect("valid rows");
             let mut portable = Vec::new();
-            scan_portable(&columns, &DOMAIN, &mut portable).expect("valid rows");
+            scan(&columns, &DOMAIN, &mut portable).expect("valid rows");
             assert_eq!(dispatched, expected);
             assert_eq!(portable, expected);
         }

@@ -71,9 +71,9 @@ impl<L: Line> Shelf<L> {
         self.put_at(key, span);
     }
 
-    /// Makes room for so many lines in all.
-    pub(crate) fn reserve_in_all(&mut self, lines: usize) -> Result<()> {
-        self.lines.reserve_in_all(lines)
+    /// Makes room for so many times the lines that there are.
+    pub(crate) fn reserve_times(&mut self, times: f64) -> Result<()> {
+        self.lines.reserve_times(times)
     }
 
     /// Copies what a judge of this key and epoch would look at.

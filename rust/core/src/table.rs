@@ -1,5 +1,6 @@
 use crate::batch::{Batch, Seqs};
 use crate::changes::{Changes, Eviction, Forgotten};
+use crate::dispatch::{Work, dispatch};
 use crate::holes::Holes;
 use crate::judge::{Rules, Run, Sink, Span};
 use crate::keys::{KeySpace, Keys};
@@ -887,59 +888,100 @@ fn judge_batches<'a, L: Line>(
 ) -> Result<()> {
     for (batch, starts) in batches.iter().zip(starts) {
         match batch.seq {
-            Seqs::I32(seq) => judge_runs(shelf, rules, batch, seq, starts, call)?,
-            Seqs::I64(seq) => judge_runs(shelf, rules, batch, seq, starts, call)?,
+            Seqs::I32(seq) => dispatch(Runs { shelf, rules, batch, seq, starts, call })?,
+            Seqs::I64(seq) => dispatch(Runs { shelf, rules, batch, seq, starts, call })?,
         }
         call.batch_from += batch.len();
     }
     Ok(())
 }
 
+/// A run of the chunk at hand, and the search for its entry.
+#[derive(Clone, Copy, Default)]
+struct Sought {
+    search: Search,
+    pid: i64,
+    seq: i64,
+    row: u32,
+    rows: u32,
+    partition: i32,
+    epoch: i16,
+}
+
+/// The runs of a batch, which begin at `starts`, to be judged against a shelf.
+struct Runs<'a, 'b, L: Line, S> {
+    shelf: &'a mut Shelf<L>,
+    rules: &'a Rules,
+    batch: &'a Batch<'b>,
+    seq: &'a [S],
+    starts: &'a [u32],
+    call: &'a mut Call<'b>,
+}
+
+impl<L: Line, S: Seq> Work for Runs<'_, '_, L, S> {
+    type Done = Result<()>;
+
+    #[inline(always)]
+    fn work(self) -> Result<()> {
+        judge_runs(self)
+    }
+}
+
 /// Three passes over each chunk of runs: hash and ask for the tags; find and ask for the line; judge.
-#[inline(never)]
-fn judge_runs<'a, L: Line, S: Seq>(
-    shelf: &mut Shelf<L>,
-    rules: &Rules,
-    batch: &Batch<'a>,
-    seq: &[S],
-    starts: &[u32],
-    call: &mut Call<'a>,
-) -> Result<()> {
+#[inline(always)]
+fn judge_runs<L: Line, S: Seq>(runs: Runs<'_, '_, L, S>) -> Result<()> {
+    let Runs { shelf, rules, batch, seq, starts, call } = runs;
     let times = batch.timestamp.filter(|_| L::IS_TIMED);
-    let mut searches = [Search::default(); CHUNK];
-    let mut bounds = [0u32; CHUNK + 1];
-    for (chunk_number, chunk) in starts.chunks(CHUNK).enumerate() {
-        let after = starts.get((chunk_number + 1) * CHUNK).map_or(batch.len(), |&start| start as usize);
-        let runs = chunk.len().min(CHUNK);
-        bounds[..runs].copy_from_slice(chunk);
-        bounds[runs] = after as u32;
-        shelf.reserve_midway(room_for(runs))?;
-        for run in 0..runs {
-            let row = bounds[run] as usize;
-            searches[run] = shelf.begin_search(batch.pid[row], batch.partition[row]);
+    let mut chunk = [Sought::default(); CHUNK];
+    for (number, starts_of) in starts.chunks(CHUNK).enumerate() {
+        let after = starts.get((number + 1) * CHUNK).map_or(batch.len(), |&start| start as usize);
+        let chunk = &mut chunk[..starts_of.len().min(CHUNK)];
+        shelf.reserve_midway(room_for(chunk.len()))?;
+        gather(chunk, batch, seq, starts_of, after);
+        for sought in &mut *chunk {
+            sought.search = shelf.begin_search(sought.pid, sought.partition);
         }
-        for search in &mut searches[..runs] {
-            shelf.go_on_searching(search);
+        for sought in &mut *chunk {
+            shelf.go_on_searching(&mut sought.search);
         }
-        for run in 0..runs {
-            let (row, end) = (bounds[run] as usize, bounds[run + 1] as usize);
-            let key = (batch.pid[row], batch.partition[row]);
-            if key.0 == -1 {
-                call.fill(row, end, Verdict::Untracked);
+        for sought in &*chunk {
+            let (row, rows) = (sought.row as usize, sought.rows as usize);
+            if sought.pid == -1 {
+                call.fill(row, row + rows, Verdict::Untracked);
                 continue;
             }
-            let epoch = batch.epoch.map_or(0, |epoch| epoch[row]);
-            let (seq, rows) = (seq[row].wide(), (end - row) as i64);
+            let key = (sought.pid, sought.partition);
+            let run = Run::plain(sought.epoch, sought.seq, rows as i64);
             match times {
-                None => judge_run(shelf, rules, &searches[run], (key, row), Run::plain(epoch, seq, rows), call),
+                None => judge_run(shelf, rules, &sought.search, (key, row), run, call),
                 Some(times) => {
-                    let run_of_key = Run::plain(epoch, seq, rows);
-                    judge_timed_run(shelf, rules, &searches[run], (key, row), run_of_key, &times[row..end], call);
+                    judge_timed_run(shelf, rules, &sought.search, (key, row), run, &times[row..row + rows], call);
                 }
             }
         }
     }
     Ok(())
+}
+
+/// The runs that begin at `starts`, the last of which ends before `after`.
+#[inline(always)]
+fn gather<S: Seq>(chunk: &mut [Sought], batch: &Batch<'_>, seq: &[S], starts: &[u32], after: usize) {
+    // Cut to one length: one check of a row's number is enough for all columns.
+    let (pid, partition, seq) = (&batch.pid[..after], &batch.partition[..after], &seq[..after]);
+    let epoch = batch.epoch.map(|epoch| &epoch[..after]);
+    let ends = starts.iter().skip(1).copied().chain([after as u32]);
+    for ((sought, &row), end) in chunk.iter_mut().zip(starts).zip(ends) {
+        let at = row as usize;
+        *sought = Sought {
+            search: Search::default(),
+            pid: pid[at],
+            seq: seq[at].wide(),
+            row,
+            rows: end - row,
+            partition: partition[at],
+            epoch: epoch.map_or(0, |epoch| epoch[at]),
+        };
+    }
 }
 
 /// Judges a run of a key that begins at `row`.

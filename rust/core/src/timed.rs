@@ -46,6 +46,11 @@ impl<L: Line> Line for Timed<L> {
         self.line.is_empty_at(slot)
     }
 
+    #[inline]
+    fn is_empty(&self) -> bool {
+        self.line.is_empty()
+    }
+
     fn read(&self, slot: usize) -> Slot {
         match self.line.read(slot) {
             Slot::Inline(span) => Slot::Inline(Span { last_timestamp: self.times.as_ref()[slot], ..span }),

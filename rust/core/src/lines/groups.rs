@@ -54,8 +54,15 @@ impl<L: Line> Groups<L> {
     }
 
     /// Its lines, in no meaningful order.
-    pub(super) fn iter(&self) -> impl Iterator<Item = &L> {
-        (0..self.count() * GROUP).filter(|&number| self.is_taken(number)).map(|number| self.line(number))
+    #[inline]
+    pub(super) fn for_each(&self, mut tell: impl FnMut(&L)) {
+        for (group, tags) in self.buffer.tags().iter().enumerate() {
+            let mut taken = !equal_tags(tags, 0) & 0xffff;
+            while taken != 0 {
+                tell(self.line(group * GROUP + taken.trailing_zeros() as usize));
+                taken &= taken - 1;
+            }
+        }
     }
 
     pub(super) fn slots(&self) -> Range<usize> {
@@ -127,9 +134,12 @@ impl<L: Line> Groups<L> {
         let mut group = group;
         let tags = self.buffer.tags();
         let mut matches = equal_tags(&tags[group], tag_of(hash));
-        if matches == 0 && equal_tags(&tags[group], 0) == 0 {
-            group = self.group_after(group);
-            matches = equal_tags(&tags[group], tag_of(hash));
+        if matches == 0 {
+            matches = equal_tags(&tags[group], 0); // where it will be added
+            if matches == 0 {
+                group = self.group_after(group);
+                matches = equal_tags(&tags[group], tag_of(hash));
+            }
         }
         let line_of = |matches: u32| group * GROUP + (matches.trailing_zeros() as usize & (GROUP - 1));
         self.prefetch_number(line_of(matches));
@@ -178,20 +188,20 @@ impl<L: Line> Groups<L> {
         self.find_entry(key, block_hash).unwrap_or_else(|| self.insert_entry(key, key.line::<L>().hash(block_hash)))
     }
 
-    /// Stores what another layout's slot holds; false where it does not fit.
-    pub(super) fn take_in(&mut self, key: EntryKey, held: &Slot) -> bool {
-        if self.room() == 0 {
-            return false;
+    /// Stores what slots of another layout hold, each with its key and its block's hash; false where one does
+    /// not fit. Fetches the lines of all of them before it stores the first.
+    pub(super) fn take_in(&mut self, entries: &[(EntryKey, u64, Slot)]) -> bool {
+        let searches = entries.iter().map(|&(key, block_hash, _)| self.begin_search(key, block_hash));
+        for (hash, group) in searches.collect::<Vec<_>>() {
+            self.prefetch_line(group, hash);
         }
-        let (line, slot) = self.find_or_insert(key, key.block_hash());
-        match held {
-            Slot::Empty => true,
-            Slot::Inline(span) => self.line_mut(line).write_inline(slot, span),
-            Slot::Aside(number) => {
-                self.line_mut(line).write_aside(slot, *number);
-                true
+        entries.iter().all(|(key, block_hash, held)| {
+            let has_room = self.room() > 0;
+            has_room && {
+                let (line, slot) = self.find_or_insert(*key, *block_hash);
+                self.line_mut(line).write(slot, held)
             }
-        }
+        })
     }
 
     /// Adds the empty line of an entry that has none.
@@ -231,15 +241,33 @@ impl<L: Line> Groups<L> {
         loop {
             let free = equal_tags(&self.buffer.tags()[group], 0);
             if free != 0 {
-                let number = group * GROUP + free.trailing_zeros() as usize;
-                // SAFETY: the buffer has 16 lines a group.
-                unsafe { self.buffer.line_mut(number) }.write(line);
-                self.buffer.tags_mut()[group][number % GROUP] = tag_of(hash);
-                self.taken += 1;
-                return number;
+                return self.put(group, free.trailing_zeros() as usize, hash, line);
             }
             group = self.group_after(group);
         }
+    }
+
+    /// The same for groups that are filled one line after the other; `filled` counts the lines of each. Lines
+    /// come in the order of their groups: reading a group's tags right after one of them was written would
+    /// wait for the write.
+    #[inline]
+    pub(super) fn fill(&mut self, hash: u64, line: L, filled: &mut [u8]) {
+        assert!(self.last_room() > 0, "room was reserved");
+        let mut group = self.group_of(hash);
+        while usize::from(filled[group]) == GROUP {
+            group = self.group_after(group);
+        }
+        self.put(group, filled[group].into(), hash, line);
+        filled[group] += 1;
+    }
+
+    #[inline]
+    fn put(&mut self, group: usize, index: usize, hash: u64, line: L) -> usize {
+        self.buffer.tags_mut()[group][index] = tag_of(hash);
+        // SAFETY: the buffer has 16 lines a group, and both numbers were just checked.
+        unsafe { self.buffer.line_mut(group * GROUP + index) }.write(line);
+        self.taken += 1;
+        group * GROUP + index
     }
 }
 

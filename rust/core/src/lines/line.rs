@@ -60,6 +60,16 @@ pub(crate) trait Line: Copy {
     fn write_aside(&mut self, slot: usize, number: u32);
     fn clear(&mut self, slot: usize);
 
+    /// Stores what another layout's slot holds; false, and nothing changed, where it does not fit.
+    fn write(&mut self, slot: usize, held: &Slot) -> bool {
+        match held {
+            Slot::Empty => self.clear(slot),
+            Slot::Inline(span) => return self.write_inline(slot, span),
+            Slot::Aside(number) => self.write_aside(slot, *number),
+        }
+        true
+    }
+
     /// Judges the run where that is plain to see from the slot alone: it goes on where the entry
     /// stands, repeats what the entry covers, or begins an entry in an empty slot. Anything else is
     /// left to the judge, and nothing changed. Most rows end here, in the line just fetched.
@@ -70,9 +80,7 @@ pub(crate) trait Line: Copy {
         self.group() & OLDER != 0
     }
 
-    fn is_empty(&self) -> bool {
-        (0..Self::SLOTS).all(|slot| self.is_empty_at(slot))
-    }
+    fn is_empty(&self) -> bool;
 
     #[inline]
     fn is(&self, key: LineKey) -> bool {
@@ -119,6 +127,12 @@ impl Head {
     #[inline]
     fn mark(self, slot: usize) -> u64 {
         self.0 >> (Self::MARKS_AT + 3 * slot as u32) & 7
+    }
+
+    /// Whether no slot holds anything.
+    #[inline]
+    fn has_no_mark(self) -> bool {
+        self.0 >> Self::MARKS_AT == 0
     }
 
     #[inline]
@@ -208,6 +222,11 @@ impl Line for SpanLine {
     #[inline]
     fn is_empty_at(&self, slot: usize) -> bool {
         self.head.mark(slot) == Head::EMPTY
+    }
+
+    #[inline]
+    fn is_empty(&self) -> bool {
+        self.head.has_no_mark()
     }
 
     fn read(&self, slot: usize) -> Slot {
@@ -385,6 +404,11 @@ impl Line for NextLine {
         self.window(slot).remembered == 0
     }
 
+    #[inline]
+    fn is_empty(&self) -> bool {
+        self.marks == 0
+    }
+
     fn read(&self, slot: usize) -> Slot {
         self.window(slot).read()
     }
@@ -509,6 +533,11 @@ impl Line for WideLine {
     #[inline]
     fn is_empty_at(&self, slot: usize) -> bool {
         self.head.mark(slot) == Head::EMPTY
+    }
+
+    #[inline]
+    fn is_empty(&self) -> bool {
+        self.head.has_no_mark()
     }
 
     fn read(&self, slot: usize) -> Slot {

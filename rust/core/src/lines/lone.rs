@@ -61,6 +61,11 @@ impl Line for LoneSpan {
         self.first == Self::EMPTY && self.last == 0
     }
 
+    #[inline]
+    fn is_empty(&self) -> bool {
+        self.is_empty_at(0)
+    }
+
     fn read(&self, _slot: usize) -> Slot {
         let LoneSpan { first, last, epoch, .. } = *self;
         if first <= last {
@@ -169,6 +174,11 @@ impl Line for LoneNext {
         self.remembered == 0
     }
 
+    #[inline]
+    fn is_empty(&self) -> bool {
+        self.is_empty_at(0)
+    }
+
     fn read(&self, _slot: usize) -> Slot {
         self.window().read()
     }
@@ -241,6 +251,11 @@ impl Line for LoneWide {
     #[inline]
     fn is_empty_at(&self, _slot: usize) -> bool {
         self.last == Self::NOWHERE && self.reach == Self::EMPTY
+    }
+
+    #[inline]
+    fn is_empty(&self) -> bool {
+        self.is_empty_at(0)
     }
 
     fn read(&self, _slot: usize) -> Slot {

@@ -31,10 +31,14 @@ use crate::judge::{PlainRules, Run, Span};
 use crate::{Error, Result};
 #[cfg(test)]
 use segment::Held;
-use segment::{Segment, with_groups};
+use segment::{Growth, Segment, with_groups};
 
 /// Marks the lines that hold the entries of an epoch below a key's highest.
 const OLDER: u32 = 1 << 31;
+
+/// A table of fewer bytes holds its entries several in a line, whatever its keys: what it could save is
+/// less than what changing over costs.
+const SMALL_BYTES: usize = 16 << 20;
 
 /// Partitions of a block: a multiple of every line's slots.
 const BLOCK: u32 = 24;
@@ -353,35 +357,49 @@ impl<L: Line> Lines<L> {
         if self.segments.is_empty() {
             self.segments.push(Segment::new(more)?);
         }
+        let mut growth = self.growth(more);
         let mut number = 0;
         while number < self.segments.len() {
             if self.segments[number].room() >= more {
                 number += 1;
             } else if self.segments[number].is_to_split(self.segments.len()) {
-                let halves = self.segments[number].halves(more)?;
+                let halves = self.segments[number].halves(&growth)?;
                 self.put_halves(number, halves);
+                growth = self.growth(more);
             } else {
-                self.segments[number] = self.segments[number].grown(more, self.segments.len() == 1)?;
+                self.segments[number] = self.segments[number].grown(&growth)?;
             }
         }
         self.measure_room();
         Ok(())
     }
 
-    /// Makes room for so many lines in all, where there are few yet: the segments that they will need.
-    pub(crate) fn reserve_in_all(&mut self, lines: usize) -> Result<()> {
-        let Some(first) = self.segments.first().filter(|_| self.segments.len() == 1) else { return Ok(()) };
-        let bytes = lines as u128 * first.bytes_a_line() as u128;
-        while self.segments.len() as u128 * segment::SPLIT_BYTES as u128 * 3 / 2 < bytes {
+    fn growth(&self, more: usize) -> Growth {
+        let bytes: usize = self.segments.iter().map(Segment::bytes).sum();
+        Growth { empty: 0, more, is_small: bytes < SMALL_BYTES, is_alone: self.segments.len() == 1 }
+    }
+
+    /// Makes room for so many times the lines that there are, where there are few yet: the segments that they
+    /// will need, in the layout that will be theirs.
+    pub(crate) fn reserve_times(&mut self, times: f64) -> Result<()> {
+        if self.segments.len() != 1 {
+            return Ok(());
+        }
+        let growth = Growth { empty: 0, more: 0, is_small: false, is_alone: false };
+        self.segments[0] = self.segments[0].grown(&growth)?;
+        let first = &self.segments[0];
+        let lines = with_groups!(&first.held, groups => groups.taken()) as f64 * times;
+        let bytes = lines * first.bytes_a_line() as f64;
+        while (self.segments.len() * segment::SPLIT_BYTES) as f64 * 1.5 < bytes {
             for number in 0..self.segments.len() {
-                let halves = self.segments[number].halves(0)?;
+                let halves = self.segments[number].halves(&growth)?;
                 self.put_halves(number, halves);
             }
         }
-        let each = lines / self.segments.len();
+        let each = (lines / self.segments.len() as f64) as usize;
         for segment in &mut self.segments {
             let more = each.saturating_sub(with_groups!(&segment.held, groups => groups.taken()));
-            *segment = segment.grown(more, false)?;
+            *segment = segment.grown(&Growth { more, ..growth })?;
         }
         self.measure_room();
         Ok(())
@@ -415,8 +433,9 @@ impl<L: Line> Lines<L> {
 
     /// Drops the lines of empty slots, segment by segment. Without memory for it they stay.
     pub(crate) fn shrink(&mut self) {
+        let growth = Growth { is_alone: false, ..self.growth(0) };
         for segment in &mut self.segments {
-            if let Ok(Some(smaller)) = segment.without_empty_lines() {
+            if let Ok(Some(smaller)) = segment.without_empty_lines(&growth) {
                 *segment = smaller;
             }
         }

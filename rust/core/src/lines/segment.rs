@@ -4,8 +4,8 @@ use super::groups::Groups;
 use super::{EntryKey, Line, LineKey, Slot};
 use crate::Result;
 
-/// A segment of this many bytes splits; up to twice as many, differing from segment to segment, so that
-/// not all of them grow and split at the same time.
+/// A segment of this many bytes splits; up to twice as many. When and by how much a segment grows differs
+/// from segment to segment, so that not all of them do so in the same call.
 pub(super) const SPLIT_BYTES: usize = 4 << 20;
 
 /// The entries of all blocks whose hash begins with `prefix`, in the layout `L` or in its twin.
@@ -14,6 +14,21 @@ pub(super) struct Segment<L: Line> {
     /// The first `depth` bits of the hash of every block that lies here.
     pub(super) prefix: u64,
     pub(super) depth: u32,
+    /// How many lines there were when the layout was last thought over.
+    thought_over_at: usize,
+}
+
+/// How a table's segments grow.
+pub(super) struct Growth {
+    /// Of a segment that is only to lose them: how many lines hold nothing.
+    pub(super) empty: usize,
+    /// Lines that there must be room for at the least.
+    pub(super) more: usize,
+    /// Where keys come in random order their entries seem to be alone until a third of them is there: the
+    /// segments of a small table do not change over to lines of one entry.
+    pub(super) is_small: bool,
+    /// Doubling builds a million entries in 16 % less time; later it is the memory that counts.
+    pub(super) is_alone: bool,
 }
 
 /// Lines of one of the two layouts.
@@ -36,7 +51,8 @@ pub(super) use with_groups;
 impl<L: Line> Segment<L> {
     /// The only segment of a table.
     pub(super) fn new(lines: usize) -> Result<Segment<L>> {
-        Ok(Segment { held: Held::Dense(Groups::new(Groups::<L>::count_for(lines))?), prefix: 0, depth: 0 })
+        let held = Held::Dense(Groups::new(Groups::<L>::count_for(lines))?);
+        Ok(Segment { held, prefix: 0, depth: 0, thought_over_at: 0 })
     }
 
     /// How many lines may be added before it must grow.
@@ -56,126 +72,177 @@ impl<L: Line> Segment<L> {
     }
 
     pub(super) fn for_each(&self, tell: &mut impl FnMut(EntryKey, Slot)) {
-        with_groups!(&self.held, groups => groups.iter().for_each(|line| for_each_in(line, tell)))
+        with_groups!(&self.held, groups => groups.for_each(|line| for_each_in(line, tell)))
     }
 
     /// Whether it is large enough to be divided. Blocks with many epochs can fill a segment that no bit
     /// divides: it is not tried for ever.
     pub(super) fn is_to_split(&self, segments: usize) -> bool {
-        let bytes = SPLIT_BYTES + (((SPLIT_BYTES as u128) * u128::from(self.prefix)) >> self.depth) as usize;
-        self.bytes() >= bytes && self.depth < (8 + segments.ilog2()).min(32)
+        self.bytes() >= SPLIT_BYTES + self.share(SPLIT_BYTES) && self.depth < (8 + segments.ilog2()).min(32)
     }
 
-    /// Its entries with room for `more` lines and some to spare.
-    pub(super) fn grown(&self, more: usize, is_alone: bool) -> Result<Segment<L>> {
-        // Doubling builds a million entries in 16 % less time; later it is the memory that counts.
-        let spare = |lines: usize| if is_alone { lines } else { lines * 3 / 16 };
-        let held = self.rebuilt(&|_| true, &|lines| lines + more.max(spare(lines)))?;
-        Ok(Segment { held, ..*self })
+    /// A part of `most` that differs from segment to segment.
+    fn share(&self, most: usize) -> usize {
+        ((most as u128 * u128::from(self.prefix)) >> self.depth) as usize
+    }
+
+    /// How many lines more than there are it is given room for: an eighth to a quarter.
+    fn spare(&self, lines: usize, growth: &Growth) -> usize {
+        if growth.is_alone { lines } else { lines / 8 + self.share(lines / 8) }
+    }
+
+    /// Its entries with more room.
+    pub(super) fn grown(&self, growth: &Growth) -> Result<Segment<L>> {
+        let [held] = self.rebuilt(|_| 0, growth)?;
+        Ok(self.with(held, self.prefix, self.depth, growth))
     }
 
     /// Its entries, divided by the next bit of their blocks' hashes.
-    pub(super) fn halves(&self, more: usize) -> Result<[Segment<L>; 2]> {
+    pub(super) fn halves(&self, growth: &Growth) -> Result<[Segment<L>; 2]> {
         let depth = self.depth + 1;
-        let half = |bit: u64| {
-            let is_wanted = |block_hash: u64| block_hash >> (64 - depth) & 1 == bit;
-            let held = self.rebuilt(&is_wanted, &|lines| lines + more.max(lines * 3 / 16))?;
-            Ok(Segment { held, prefix: self.prefix << 1 | bit, depth })
-        };
-        Ok([half(0)?, half(1)?])
+        let half = |block_hash: u64| (block_hash >> (64 - depth)) as usize & 1;
+        let [low, high] = self.rebuilt(half, growth)?;
+        let prefix = self.prefix << 1;
+        Ok([self.with(low, prefix, depth, growth), self.with(high, prefix | 1, depth, growth)])
+    }
+
+    /// What was made of it.
+    fn with(&self, held: Held<L>, prefix: u64, depth: u32, growth: &Growth) -> Segment<L> {
+        let lines = with_groups!(&held, groups => groups.taken());
+        let was_thought_over = self.is_to_think_over(growth);
+        let thought_over_at = if was_thought_over { lines } else { self.thought_over_at >> (depth - self.depth) };
+        Segment { held, prefix, depth, thought_over_at }
     }
 
     /// Its entries without the lines that hold none; `None` where there are no such lines.
-    pub(super) fn without_empty_lines(&self) -> Result<Option<Segment<L>>> {
-        if !with_groups!(&self.held, groups => groups.iter().any(Line::is_empty)) {
-            return Ok(None);
-        }
-        let held = self.rebuilt(&|_| true, &|lines| lines + lines * 3 / 16)?;
-        Ok(Some(Segment { held, ..*self }))
+    pub(super) fn without_empty_lines(&self, growth: &Growth) -> Result<Option<Segment<L>>> {
+        let mut empty = 0;
+        with_groups!(&self.held, groups => groups.for_each(|line| empty += usize::from(line.is_empty())));
+        if empty > 0 { self.grown(&Growth { empty, ..*growth }).map(Some) } else { Ok(None) }
     }
 
-    /// The entries of the blocks that are wanted, in the layout that takes less memory.
-    fn rebuilt(&self, wants: &Wants<'_>, with_room: &dyn Fn(usize) -> usize) -> Result<Held<L>> {
-        let is_better_lone = self.is_better_lone();
+    /// The entries in `N` parts, which `part` tells by a block's hash, in the layout that takes less memory.
+    fn rebuilt<const N: usize>(&self, part: impl Fn(u64) -> usize, growth: &Growth) -> Result<[Held<L>; N]> {
+        let with_room = |lines| lines + growth.more.max(self.spare(lines, growth));
+        let changes_over = self.is_to_think_over(growth) && self.is_better_changed();
         match &self.held {
-            Held::Dense(groups) if is_better_lone => match converted(groups, wants, with_room)? {
-                Some(lone) => Ok(Held::Lone(lone)),
-                None => copied(groups, wants, with_room).map(Held::Dense),
-            },
-            Held::Lone(groups) if !is_better_lone => match converted(groups, wants, with_room)? {
-                Some(dense) => Ok(Held::Dense(dense)),
-                None => copied(groups, wants, with_room).map(Held::Lone),
-            },
-            Held::Dense(groups) => copied(groups, wants, with_room).map(Held::Dense),
-            Held::Lone(groups) => copied(groups, wants, with_room).map(Held::Lone),
+            Held::Dense(groups) => {
+                let lone = if changes_over { converted(groups, &part, &with_room)? } else { None };
+                match lone {
+                    Some(lone) => Ok(lone.map(Held::Lone)),
+                    None => Ok(copied(groups, part, with_room, growth.empty)?.map(Held::Dense)),
+                }
+            }
+            Held::Lone(groups) => {
+                let dense = if changes_over { converted(groups, &part, &with_room)? } else { None };
+                match dense {
+                    Some(dense) => Ok(dense.map(Held::Dense)),
+                    None => Ok(copied(groups, part, with_room, growth.empty)?.map(Held::Lone)),
+                }
+            }
         }
     }
 
-    /// Whether its entries take less memory one by one. To change over they must take a fifth less.
-    fn is_better_lone(&self) -> bool {
+    /// Whether to find out if the other layout takes less memory, for that costs half of a growth.
+    fn is_to_think_over(&self, growth: &Growth) -> bool {
+        let lines = with_groups!(&self.held, groups => groups.taken());
+        let is_for_sure = growth.is_small && matches!(self.held, Held::Dense(_));
+        !is_for_sure && (growth.empty > 0 || lines * 2 >= self.thought_over_at * 3)
+    }
+
+    /// Whether its entries take less memory in the other layout, by a fifth at least.
+    fn is_better_changed(&self) -> bool {
         let (dense, lone) = with_groups!(&self.held, groups => sampled::<L, _>(groups));
         let (dense, lone) = (dense * (1 + size_of::<L>()), lone * (1 + size_of::<L::Twin>()));
         match self.held {
             Held::Dense(_) => lone * 5 < dense * 4,
-            Held::Lone(_) => lone * 4 < dense * 5,
+            Held::Lone(_) => dense * 5 < lone * 4,
         }
     }
 }
-
-/// Whether the entries of a block go where others are going, by its hash.
-type Wants<'a> = dyn Fn(u64) -> bool + 'a;
 
 /// How many lines a sample of the entries takes in the layout `L`, and how many in its twin. The sample
 /// is of whole blocks and follows from what the table holds.
 fn sampled<L: Line, X: Line>(groups: &Groups<X>) -> (usize, usize) {
     let mask = if groups.taken() < 1 << 12 { 0 } else { 31 };
     let mut hashes = Vec::new();
-    for line in groups.iter().filter(|&line| block_hash_of(line) & mask == 0) {
-        let block_hash = block_hash_of(line);
-        for_each_in(line, &mut |key, _| hashes.push(key.line::<L>().hash(block_hash)));
-    }
+    for_each_hashed(groups, |line, block_hash| {
+        if block_hash & mask == 0 {
+            for_each_in(line, &mut |key, _| hashes.push(key.line::<L>().hash(block_hash)));
+        }
+    });
     let lone = hashes.len();
     hashes.sort_unstable();
     hashes.dedup();
     (hashes.len(), lone)
 }
 
-/// The wanted lines that hold anything.
-fn wanted<'a, X: Line>(groups: &'a Groups<X>, wants: &'a Wants<'_>) -> impl Iterator<Item = &'a X> {
-    groups.iter().filter(|&line| wants(block_hash_of(line)) && !line.is_empty())
+/// Tells the lines that hold anything, each with the hash of its block.
+#[inline]
+fn for_each_hashed<X: Line>(groups: &Groups<X>, mut tell: impl FnMut(&X, u64)) {
+    groups.for_each(|line| {
+        if !line.is_empty() {
+            tell(line, block_hash_of(line));
+        }
+    });
 }
 
-/// The wanted entries in the same layout.
-fn copied<X: Line>(groups: &Groups<X>, wants: &Wants<'_>, with_room: &dyn Fn(usize) -> usize) -> Result<Groups<X>> {
-    let lines = wanted(groups, wants).count();
-    let mut copy = Groups::new(Groups::<X>::count_for(with_room(lines)))?;
-    for line in wanted(groups, wants) {
-        copy.insert(LineKey::of(line).hash(block_hash_of(line)), *line);
-    }
-    Ok(copy)
-}
-
-/// The wanted entries in the other layout; `None` where they do not fit: epochs of a
-/// line may differ only a little, and how many lines it takes is an estimate.
-fn converted<X: Line, Y: Line>(
+/// The entries in the same layout. `empty`: how many lines hold none.
+fn copied<X: Line, const N: usize>(
     groups: &Groups<X>,
-    wants: &Wants<'_>,
-    with_room: &dyn Fn(usize) -> usize,
-) -> Result<Option<Groups<Y>>> {
-    let entries: usize =
-        wanted(groups, wants).map(|line| (0..X::SLOTS).filter(|&slot| !line.is_empty_at(slot)).count()).sum();
-    let lines = if Y::SLOTS == 1 {
-        entries
-    } else {
-        let (dense, lone) = sampled::<Y, X>(groups);
-        entries * dense / lone.max(1)
-    };
-    let mut into = Groups::new(Groups::<Y>::count_for(with_room(lines)))?;
-    let mut all_fit = true;
-    for line in wanted(groups, wants) {
-        for_each_in(line, &mut |key, slot| all_fit = all_fit && into.take_in(key, &slot));
+    part: impl Fn(u64) -> usize,
+    with_room: impl Fn(usize) -> usize,
+    empty: usize,
+) -> Result<[Groups<X>; N]> {
+    let mut lines = [groups.taken() - empty; N];
+    if N > 1 {
+        lines = [0; N];
+        for_each_hashed(groups, |_, block_hash| lines[part(block_hash)] += 1);
     }
-    Ok(all_fit.then_some(into))
+    let mut copies = each_with_room(lines.map(with_room))?;
+    let mut filled: [Vec<u8>; N] = std::array::from_fn(|number| vec![0; copies[number].count()]);
+    for_each_hashed(groups, |line, block_hash| {
+        let (copy, filled) = (&mut copies[part(block_hash)], &mut filled[part(block_hash)]);
+        copy.fill(LineKey::of(line).hash(block_hash), *line, filled);
+    });
+    Ok(copies)
+}
+
+/// Entries that change their layout together: while one is stored, the lines of the others are fetched.
+const TOGETHER: usize = 64;
+
+/// The entries in the other layout; `None` where they do not fit: epochs of a
+/// line may differ only a little, and how many lines it takes is an estimate.
+fn converted<X: Line, Y: Line, const N: usize>(
+    groups: &Groups<X>,
+    part: impl Fn(u64) -> usize,
+    with_room: impl Fn(usize) -> usize,
+) -> Result<Option<[Groups<Y>; N]>> {
+    let mut entries = [0; N];
+    for_each_hashed(groups, |line, block_hash| {
+        entries[part(block_hash)] += (0..X::SLOTS).filter(|&slot| !line.is_empty_at(slot)).count();
+    });
+    let (dense, lone) = if Y::SLOTS == 1 { (1, 1) } else { sampled::<Y, X>(groups) };
+    let mut into = each_with_room(entries.map(|entries| with_room(entries * dense / lone.max(1))))?;
+    let mut waiting: [Vec<_>; N] = std::array::from_fn(|_| Vec::with_capacity(TOGETHER + X::SLOTS));
+    let mut all_fit = true;
+    for_each_hashed(groups, |line, block_hash| {
+        let (into, waiting): (&mut Groups<Y>, _) = (&mut into[part(block_hash)], &mut waiting[part(block_hash)]);
+        for_each_in(line, &mut |key, slot| waiting.push((key, block_hash, slot)));
+        if waiting.len() >= TOGETHER {
+            all_fit = all_fit && into.take_in(waiting);
+            waiting.clear();
+        }
+    });
+    let rest_fits = into.iter_mut().zip(&waiting).all(|(into, waiting)| into.take_in(waiting));
+    Ok((all_fit && rest_fits).then_some(into))
+}
+
+/// Empty groups for so many lines each.
+fn each_with_room<X: Line, const N: usize>(lines: [usize; N]) -> Result<[Groups<X>; N]> {
+    let groups: Vec<_> =
+        lines.into_iter().map(|lines| Groups::new(Groups::<X>::count_for(lines))).collect::<Result<_>>()?;
+    Ok(groups.try_into().unwrap_or_else(|_| unreachable!("as many as were asked for")))
 }
 
 fn for_each_in<X: Line>(line: &X, tell: &mut impl FnMut(EntryKey, Slot)) {
