@@ -4,6 +4,8 @@
 /// always is compiled anew for each kind of processor.
 pub(crate) trait Work {
     type Done;
+    /// Whether it gains from vectors of 512 bits, for which some processors slow down.
+    const IS_WIDE: bool;
 
     /// To be marked `#[inline(always)]`, and so what it calls.
     fn work(self) -> Self::Done;
@@ -14,7 +16,7 @@ pub(crate) trait Work {
 pub(crate) fn dispatch<W: Work>(work: W) -> W::Done {
     #[cfg(all(target_arch = "x86_64", not(feature = "portable")))]
     {
-        if is_x86_feature_detected!("avx512bw") && is_x86_feature_detected!("avx512vl") && has_bits() {
+        if W::IS_WIDE && is_x86_feature_detected!("avx512bw") && is_x86_feature_detected!("avx512vl") && has_bits() {
             // SAFETY: the features were just found. The same code compiled for 512-bit vectors.
             return unsafe { with_avx512(work) };
         }

@@ -97,6 +97,7 @@ struct Scan<'a, S> {
 
 impl<S: Seq> Work for Scan<'_, S> {
     type Done = Result<()>;
+    const IS_WIDE: bool = true;
 
     #[inline(always)]
     fn work(self) -> Result<()> {

@@ -179,8 +179,8 @@ impl<L: Line> Shelf<L> {
 
     /// First pass over a chunk of runs: asks for the tags. Room for two lines a run must have been reserved.
     #[inline(always)]
-    pub(crate) fn begin_search(&self, pid: i64, partition: i32) -> Search {
-        self.lines.begin_search(pid, partition)
+    pub(crate) fn begin_searches(&self, pids: &[i64], partitions: &[i32], searches: &mut [Search]) {
+        self.lines.begin_searches(pids, partitions, searches);
     }
 
     /// Second pass: asks for the line.

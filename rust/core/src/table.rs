@@ -4,7 +4,7 @@ use crate::dispatch::{Work, dispatch};
 use crate::holes::Holes;
 use crate::judge::{Rules, Run, Sink, Span};
 use crate::keys::{KeySpace, Keys};
-use crate::lines::{Line, Plainly, Search};
+use crate::lines::{CHUNK, Line, Plainly, Search};
 use crate::ordered::Appended;
 use crate::runs::{self, Domain, Seq};
 use crate::shelf::Shelf;
@@ -13,9 +13,6 @@ use crate::store::{Store, with_shelf};
 use crate::union::{overlap, union};
 use crate::{Admit, Column, Dictionary, Epochs, Error, Policy, Result, Verdict};
 use std::collections::{BTreeMap, HashSet};
-
-/// Runs that go through the table together: while one is judged, the lines of the others are fetched.
-const CHUNK: usize = 128;
 
 /// What becomes of rows that carry no producer identity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -896,18 +893,6 @@ fn judge_batches<'a, L: Line>(
     Ok(())
 }
 
-/// A run of the chunk at hand, and the search for its entry.
-#[derive(Clone, Copy, Default)]
-struct Sought {
-    search: Search,
-    pid: i64,
-    seq: i64,
-    row: u32,
-    rows: u32,
-    partition: i32,
-    epoch: i16,
-}
-
 /// The runs of a batch, which begin at `starts`, to be judged against a shelf.
 struct Runs<'a, 'b, L: Line, S> {
     shelf: &'a mut Shelf<L>,
@@ -920,6 +905,7 @@ struct Runs<'a, 'b, L: Line, S> {
 
 impl<L: Line, S: Seq> Work for Runs<'_, '_, L, S> {
     type Done = Result<()>;
+    const IS_WIDE: bool = false;
 
     #[inline(always)]
     fn work(self) -> Result<()> {
@@ -932,56 +918,45 @@ impl<L: Line, S: Seq> Work for Runs<'_, '_, L, S> {
 fn judge_runs<L: Line, S: Seq>(runs: Runs<'_, '_, L, S>) -> Result<()> {
     let Runs { shelf, rules, batch, seq, starts, call } = runs;
     let times = batch.timestamp.filter(|_| L::IS_TIMED);
-    let mut chunk = [Sought::default(); CHUNK];
-    for (number, starts_of) in starts.chunks(CHUNK).enumerate() {
-        let after = starts.get((number + 1) * CHUNK).map_or(batch.len(), |&start| start as usize);
-        let chunk = &mut chunk[..starts_of.len().min(CHUNK)];
-        shelf.reserve_midway(room_for(chunk.len()))?;
-        gather(chunk, batch, seq, starts_of, after);
-        for sought in &mut *chunk {
-            sought.search = shelf.begin_search(sought.pid, sought.partition);
+    // Cut to one length: one check of a row's number is enough for all columns.
+    let rows = batch.len();
+    let (pids, partitions, seq) = (&batch.pid[..rows], &batch.partition[..rows], &seq[..rows]);
+    let epochs = batch.epoch.map(|epoch| &epoch[..rows]);
+    let mut bounds = [0; CHUNK + 1];
+    let (mut pid, mut partition) = ([0; CHUNK], [0; CHUNK]);
+    let mut searches = [Search::default(); CHUNK];
+    for (number, chunk) in starts.chunks(CHUNK).enumerate() {
+        let runs = chunk.len().min(CHUNK);
+        bounds[..runs].copy_from_slice(chunk);
+        bounds[runs] = starts.get((number + 1) * CHUNK).copied().unwrap_or(rows as u32);
+        shelf.reserve_midway(room_for(runs))?;
+        for run in 0..runs {
+            let row = bounds[run] as usize;
+            (pid[run], partition[run]) = (pids[row], partitions[row]);
         }
-        for sought in &mut *chunk {
-            shelf.go_on_searching(&mut sought.search);
+        shelf.begin_searches(&pid[..runs], &partition[..runs], &mut searches[..runs]);
+        for search in &mut searches[..runs] {
+            shelf.go_on_searching(search);
         }
-        for sought in &*chunk {
-            let (row, rows) = (sought.row as usize, sought.rows as usize);
-            if sought.pid == -1 {
-                call.fill(row, row + rows, Verdict::Untracked);
+        for run in 0..runs {
+            let (row, end) = (bounds[run] as usize, bounds[run + 1] as usize);
+            let key = (pid[run], partition[run]);
+            if key.0 == -1 {
+                call.fill(row, end, Verdict::Untracked);
                 continue;
             }
-            let key = (sought.pid, sought.partition);
-            let run = Run::plain(sought.epoch, sought.seq, rows as i64);
+            let seq = seq[row].wide();
+            let epoch = epochs.map_or(0, |epochs| epochs[row]);
+            let of_key = Run::plain(epoch, seq, (end - row) as i64);
             match times {
-                None => judge_run(shelf, rules, &sought.search, (key, row), run, call),
+                None => judge_run(shelf, rules, &searches[run], (key, row), of_key, call),
                 Some(times) => {
-                    judge_timed_run(shelf, rules, &sought.search, (key, row), run, &times[row..row + rows], call);
+                    judge_timed_run(shelf, rules, &searches[run], (key, row), of_key, &times[row..end], call);
                 }
             }
         }
     }
     Ok(())
-}
-
-/// The runs that begin at `starts`, the last of which ends before `after`.
-#[inline(always)]
-fn gather<S: Seq>(chunk: &mut [Sought], batch: &Batch<'_>, seq: &[S], starts: &[u32], after: usize) {
-    // Cut to one length: one check of a row's number is enough for all columns.
-    let (pid, partition, seq) = (&batch.pid[..after], &batch.partition[..after], &seq[..after]);
-    let epoch = batch.epoch.map(|epoch| &epoch[..after]);
-    let ends = starts.iter().skip(1).copied().chain([after as u32]);
-    for ((sought, &row), end) in chunk.iter_mut().zip(starts).zip(ends) {
-        let at = row as usize;
-        *sought = Sought {
-            search: Search::default(),
-            pid: pid[at],
-            seq: seq[at].wide(),
-            row,
-            rows: end - row,
-            partition: partition[at],
-            epoch: epoch.map_or(0, |epoch| epoch[at]),
-        };
-    }
 }
 
 /// Judges a run of a key that begins at `row`.

@@ -113,7 +113,7 @@ impl<L: Line> Groups<L> {
     /// The group where a search for this hash begins: groups are in the order of hashes.
     #[inline]
     fn group_of(&self, hash: u64) -> usize {
-        ((u128::from(hash) * self.count() as u128) >> 64) as usize
+        ((hash >> 32) as usize * self.count()) >> 32
     }
 
     /// Asks for the tags that a search reads first. Gives the line's hash and the group.
@@ -159,16 +159,22 @@ impl<L: Line> Groups<L> {
         }
     }
 
-    /// The line and slot of an entry, looked for where `prefetch_line` said and then everywhere.
+    /// The slot of a partition in its line.
     #[inline(always)]
-    pub(super) fn find_near(&mut self, number: usize, key: EntryKey, hash: u64) -> Option<(&mut L, usize)> {
-        let line_key = key.line::<L>();
-        let is_here = self.is_taken(number) && self.line(number).is(line_key);
+    pub(super) fn slot_of(&self, partition: i32) -> usize {
+        EntryKey::newest(0, partition).slot::<L>()
+    }
+
+    /// The line of a newest entry, looked for where `prefetch_line` said and then everywhere.
+    #[inline(always)]
+    pub(super) fn find_near(&mut self, number: usize, pid: i64, partition: i32, hash: u64) -> Option<&mut L> {
+        let LineKey { group, .. } = EntryKey::newest(pid, partition).line::<L>();
+        let is_here = self.is_taken(number) && self.line(number).is(LineKey { pid, group, epoch: 0 });
         // Taken apart: a key whose address is taken here would be written to memory for every row.
-        let number = if is_here { number } else { self.find_newest(line_key.pid, line_key.group, hash)? };
+        let number = if is_here { number } else { self.find_newest(pid, group, hash)? };
         // SAFETY: either way the line was just read, so its tag is set; see `line`. Checking it a second
         // time costs 7 of some 200 instructions a row.
-        Some((unsafe { self.buffer.line_mut(number).assume_init_mut() }, key.slot::<L>()))
+        Some(unsafe { self.buffer.line_mut(number).assume_init_mut() })
     }
 
     #[cold]
@@ -205,8 +211,26 @@ impl<L: Line> Groups<L> {
     }
 
     /// Adds the empty line of an entry that has none.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn insert_newest(&mut self, pid: i64, partition: i32, hash: u64) -> &mut L {
+        let (line, _) = self.insert_entry(EntryKey::newest(pid, partition), hash);
+        self.line_mut(line)
+    }
+
+    /// Adds the empty line of an entry that has none.
     pub(super) fn insert_entry(&mut self, key: EntryKey, hash: u64) -> (usize, usize) {
         (self.insert(hash, L::empty(key.line::<L>())), key.slot::<L>())
+    }
+
+    /// How many lines found their group full.
+    #[cfg(test)]
+    pub(super) fn lines_elsewhere(&self) -> usize {
+        let is_elsewhere = |&number: &usize| {
+            let key = LineKey::of(self.line(number));
+            self.group_of(key.hash(key.block_hash::<L>())) != number / GROUP
+        };
+        (0..self.count() * GROUP).filter(|&number| self.is_taken(number)).filter(is_elsewhere).count()
     }
 
     fn find(&self, key: LineKey, hash: u64) -> Option<usize> {

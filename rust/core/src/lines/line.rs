@@ -336,24 +336,22 @@ impl Window {
     #[inline(always)]
     pub(super) fn judge_plainly(&mut self, run: Run, rules: &PlainRules) -> Plainly {
         let (last, last_seq, remembered) = (i64::from(self.last), run.last_seq(), i64::from(self.remembered));
-        if self.remembered == WINDOW_ASIDE || last_seq > i64::from(u32::MAX) {
-            return Plainly::Unclear;
-        }
-        let plainly = if self.remembered == 0 {
-            if !rules.begins_anywhere {
-                return Plainly::Unclear;
+        let is_inline = (1..=WINDOW_MAX).contains(&self.remembered);
+        if is_inline && self.epoch == run.epoch {
+            if run.seq == last + 1 && last_seq <= i64::from(u32::MAX) {
+                self.last = last_seq as u32;
+                self.remembered = (remembered + run.rows).min(rules.remembered_max) as u8;
+                return Plainly::WentOn;
             }
-            Plainly::Begun
-        } else if self.epoch == run.epoch && run.seq == last + 1 {
-            Plainly::WentOn
-        } else if self.epoch == run.epoch && last_seq <= last && last - run.seq < remembered {
-            return Plainly::Repeated;
-        } else {
-            return Plainly::Unclear;
-        };
-        let remembered = (remembered + run.rows).min(rules.remembered_max) as u8;
-        *self = Window { epoch: run.epoch, last: last_seq as u32, remembered };
-        plainly
+            let is_repeat = last_seq <= last && last - run.seq < remembered;
+            return if is_repeat { Plainly::Repeated } else { Plainly::Unclear };
+        }
+        if self.remembered == 0 && rules.begins_anywhere && last_seq <= i64::from(u32::MAX) {
+            let remembered = run.rows.min(rules.remembered_max) as u8;
+            *self = Window { epoch: run.epoch, last: last_seq as u32, remembered };
+            return Plainly::Begun;
+        }
+        Plainly::Unclear
     }
 }
 
@@ -369,7 +367,10 @@ impl NextLine {
 
     #[inline]
     fn set_window(&mut self, slot: usize, window: Window) {
-        self.marks = self.marks & !(15 << (4 * slot)) | u32::from(window.remembered) << (4 * slot);
+        let at = 4 * slot;
+        if self.marks >> at & 15 != u32::from(window.remembered) {
+            self.marks = self.marks & !(15 << at) | u32::from(window.remembered) << at;
+        }
         (self.epoch[slot], self.last[slot]) = (window.epoch, window.last);
     }
 }

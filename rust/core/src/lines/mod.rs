@@ -36,6 +36,9 @@ use segment::{Growth, Segment, with_groups};
 /// Marks the lines that hold the entries of an epoch below a key's highest.
 const OLDER: u32 = 1 << 31;
 
+/// Runs that go through the table together: while one is judged, the lines of the others are fetched.
+pub(crate) const CHUNK: usize = 128;
+
 /// A table of fewer bytes holds its entries several in a line, whatever its keys: what it could save is
 /// less than what changing over costs.
 const SMALL_BYTES: usize = 16 << 20;
@@ -111,22 +114,24 @@ impl LineKey {
     /// High bits choose the group, low bits are the tag.
     #[inline]
     fn hash(self, block_hash: u64) -> u64 {
-        fold(block_hash ^ u64::from(self.group) << 32 ^ self.epoch as u64, 0xd6e8_feb8_6659_fd93)
+        let epoch = (self.epoch as u64) << 40;
+        folded((block_hash ^ u64::from(self.group) ^ epoch).wrapping_mul(0xd6e8_feb8_6659_fd93))
     }
 }
 
 /// The hash of a producer and 24 partitions, the same for every layout: high bits choose the segment.
+/// Multiplications keep to 64 bits, so that a processor can do several at once.
 #[inline]
 fn block_hash(pid: i64, partition: i32) -> u64 {
-    let block = u64::from(partition as u32 / BLOCK);
-    fold(pid as u64 ^ 0x9e37_79b9_7f4a_7c15, block.wrapping_mul(0xe703_7ed1_a0b4_28db) ^ 0xa076_1d64_78bd_642f)
+    let block = u64::from(partition as u32 / BLOCK).wrapping_mul(0xe703_7ed1_a0b4_28db);
+    let mixed = folded((pid as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(block));
+    folded(mixed.wrapping_mul(0xbf58_476d_1ce4_e5b9))
 }
 
-/// The two halves of a 128-bit product, one laid over the other: every bit of either factor reaches every bit.
+/// Lays the high half over the low one.
 #[inline]
-fn fold(a: u64, b: u64) -> u64 {
-    let product = u128::from(a) * u128::from(b);
-    (product >> 64) as u64 ^ product as u64
+fn folded(value: u64) -> u64 {
+    value ^ value >> 32
 }
 
 /// A search under way.
@@ -246,9 +251,24 @@ impl<L: Line> Lines<L> {
     /// before, and until the last step nothing else.
     #[inline(always)]
     pub(crate) fn begin_search(&self, pid: i64, partition: i32) -> Search {
-        let block_hash = block_hash(pid, partition);
+        self.begin_search_in(block_hash(pid, partition), EntryKey::newest(pid, partition))
+    }
+
+    /// The same for the keys of a chunk.
+    #[inline(always)]
+    pub(crate) fn begin_searches(&self, pids: &[i64], partitions: &[i32], searches: &mut [Search]) {
+        let mut hashes = [0; CHUNK];
+        for ((hash, &pid), &partition) in hashes.iter_mut().zip(pids).zip(partitions) {
+            *hash = block_hash(pid, partition);
+        }
+        for (((search, &hash), &pid), &partition) in searches.iter_mut().zip(&hashes).zip(pids).zip(partitions) {
+            *search = self.begin_search_in(hash, EntryKey::newest(pid, partition));
+        }
+    }
+
+    #[inline(always)]
+    fn begin_search_in(&self, block_hash: u64, key: EntryKey) -> Search {
         let segment = self.segment_of(block_hash);
-        let key = EntryKey::newest(pid, partition);
         let (hash, group) = with_groups!(&self.segments[segment as usize].held, groups => {
             groups.begin_search(key, block_hash)
         });
@@ -274,17 +294,17 @@ impl<L: Line> Lines<L> {
         rules: &PlainRules,
         search: &Search,
     ) -> Plainly {
-        let key = EntryKey::newest(pid, partition);
         with_groups!(&mut self.segments[search.segment as usize].held, groups => {
-            if let Some((line, slot)) = groups.find_near(search.number as usize, key, search.hash) {
+            let slot = groups.slot_of(partition);
+            if let Some(line) = groups.find_near(search.number as usize, pid, partition, search.hash) {
                 return line.judge_plainly(slot, run, rules);
             }
             if !rules.begins_anywhere {
                 return Plainly::Unclear;
             }
-            let (line, slot) = groups.insert_entry(key, search.hash);
+            let plainly = groups.insert_newest(pid, partition, search.hash).judge_plainly(slot, run, rules);
             self.room = self.room.min(groups.room());
-            groups.line_mut(line).judge_plainly(slot, run, rules)
+            plainly
         })
     }
 
@@ -500,6 +520,28 @@ mod tests {
         check::<NextLine>(300_000, lone);
         check::<WideLine>(300_000, lone);
         check::<SpanLine>(300_000, |number| EntryKey::older(number / 3, 7, (number % 3) as i16));
+    }
+
+    #[test]
+    fn keys_of_any_pattern_spread_evenly() {
+        let patterns: [fn(i64) -> EntryKey; 6] = [
+            |number| EntryKey::newest(number, 0),
+            |number| EntryKey::newest(number << 24, 0),
+            |number| EntryKey::newest(number << 40 | 7, 1 << 20),
+            |number| EntryKey::newest(3, (number * 8) as i32),
+            |number| EntryKey::newest(number / 1000, (number % 1000 * 24) as i32),
+            |number| EntryKey::older(5, number as i32 % 8, (number / 8 % 30_000) as i16),
+        ];
+        for (pattern, key) in patterns.into_iter().enumerate() {
+            let lines = fill::<NextLine>(30_000, key);
+            let (mut elsewhere, mut all) = (0, 0);
+            for segment in &lines.segments {
+                let Held::Dense(groups) = &segment.held else { panic!("a small table has lines of several entries") };
+                elsewhere += groups.lines_elsewhere();
+                all += groups.taken();
+            }
+            assert!(elsewhere * 25 < all, "pattern {pattern}: {elsewhere} of {all} lines lie behind their group");
+        }
     }
 
     #[test]

@@ -127,14 +127,14 @@ impl<L: Line> Segment<L> {
         let changes_over = self.is_to_think_over(growth) && self.is_better_changed();
         match &self.held {
             Held::Dense(groups) => {
-                let lone = if changes_over { converted(groups, &part, &with_room)? } else { None };
+                let lone = if changes_over { converted(groups, &part, with_room)? } else { None };
                 match lone {
                     Some(lone) => Ok(lone.map(Held::Lone)),
                     None => Ok(copied(groups, part, with_room, growth.empty)?.map(Held::Dense)),
                 }
             }
             Held::Lone(groups) => {
-                let dense = if changes_over { converted(groups, &part, &with_room)? } else { None };
+                let dense = if changes_over { converted(groups, &part, with_room)? } else { None };
                 match dense {
                     Some(dense) => Ok(dense.map(Held::Dense)),
                     None => Ok(copied(groups, part, with_room, growth.empty)?.map(Held::Lone)),
