@@ -169,7 +169,7 @@ impl<L: Line> Groups<L> {
     #[inline(always)]
     pub(super) fn find_near(&mut self, number: usize, pid: i64, partition: i32, hash: u64) -> Option<&mut L> {
         let LineKey { group, .. } = EntryKey::newest(pid, partition).line::<L>();
-        let is_here = self.is_taken(number) && self.line(number).is(LineKey { pid, group, epoch: 0 });
+        let is_here = self.is_taken(number) && self.line(number).is_newest(pid, group);
         // Taken apart: a key whose address is taken here would be written to memory for every row.
         let number = if is_here { number } else { self.find_newest(pid, group, hash)? };
         // SAFETY: either way the line was just read, so its tag is set; see `line`. Checking it a second

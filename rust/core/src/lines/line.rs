@@ -82,6 +82,12 @@ pub(crate) trait Line: Copy {
 
     fn is_empty(&self) -> bool;
 
+    /// Whether it is the line of a producer and a group of partitions, for their highest epochs.
+    #[inline]
+    fn is_newest(&self, pid: i64, group: u32) -> bool {
+        self.pid() == pid && self.group() == group
+    }
+
     #[inline]
     fn is(&self, key: LineKey) -> bool {
         self.pid() == key.pid && self.group() == key.group && (key.group & OLDER == 0 || self.own_epoch() == key.epoch)
@@ -101,6 +107,7 @@ struct Head(u64);
 
 impl Head {
     const GROUP: u64 = (1 << 29) - 1;
+    const OLDER: u64 = 1 << 29;
     const EPOCH_AT: u32 = 30;
     const EPOCH: u64 = 0x7fff;
     const MARKS_AT: u32 = 45;
@@ -110,13 +117,18 @@ impl Head {
     const ABOVE_MAX: i16 = 5;
 
     fn new(key: LineKey) -> Head {
-        let older = u64::from(key.group & OLDER != 0) << 29;
+        let older = if key.group & OLDER != 0 { Self::OLDER } else { 0 };
         Head(u64::from(key.group & !OLDER) | older | (key.epoch as u64) << Self::EPOCH_AT)
     }
 
     #[inline]
     fn group(self) -> u32 {
         (self.0 & Self::GROUP) as u32 | (self.0 as u32) << 2 & OLDER
+    }
+
+    #[inline]
+    fn is_newest(self, group: u32) -> bool {
+        self.0 & (Self::GROUP | Self::OLDER) == u64::from(group)
     }
 
     #[inline]
@@ -212,6 +224,11 @@ impl Line for SpanLine {
     #[inline]
     fn group(&self) -> u32 {
         self.head.group()
+    }
+
+    #[inline]
+    fn is_newest(&self, pid: i64, group: u32) -> bool {
+        self.pid == pid && self.head.is_newest(group)
     }
 
     #[inline]
@@ -524,6 +541,11 @@ impl Line for WideLine {
     #[inline]
     fn group(&self) -> u32 {
         self.head.group()
+    }
+
+    #[inline]
+    fn is_newest(&self, pid: i64, group: u32) -> bool {
+        self.pid == pid && self.head.is_newest(group)
     }
 
     #[inline]

@@ -83,7 +83,7 @@ impl EntryKey {
 
     #[inline]
     fn slot<L: Line>(self) -> usize {
-        self.partition as usize % L::SLOTS
+        (self.partition as u32 % L::SLOTS as u32) as usize
     }
 
     /// The entry in a slot of a line.
