@@ -1,7 +1,7 @@
 //! What has changed in a table since a snapshot of it.
 
 use crate::judge::{Rules, Span};
-use crate::snapshot::order::block_hash;
+use crate::lines::block_hash;
 
 /// Keys whose entries may differ from those of the snapshot `since`.
 ///
@@ -177,8 +177,9 @@ impl Marks {
 
     #[inline]
     fn bit(&self, pid: i64, partition: i32) -> usize {
-        let bits = self.bits.len() as u128 * 64;
-        ((u128::from(block_hash(pid, partition as u32)) * bits) >> 53) as usize
+        // The hash is that of 24 partitions, and each needs a bit of its own: the product sets them far apart.
+        let hash = (block_hash(pid, partition) ^ partition as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        (hash >> (u64::BITS - (self.bits.len() * 64).ilog2())) as usize
     }
 
     #[inline]
