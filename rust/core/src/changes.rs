@@ -29,12 +29,20 @@ pub(crate) struct Eviction {
 
 impl Eviction {
     /// Whether an entry stays; what becomes final in it is made so.
+    #[inline]
     pub(crate) fn keeps(&self, rules: &Rules, span: &mut Span) -> bool {
+        if !span.holes.is_empty() {
+            self.finalise(rules, span);
+        }
+        span.last_timestamp > self.idle_until
+    }
+
+    #[cold]
+    fn finalise(&self, rules: &Rules, span: &mut Span) {
         if let Some(hull) = span.holes.finalise_until(self.horizon) {
             span.finalise(hull);
         }
         rules.settle(span);
-        span.last_timestamp > self.idle_until
     }
 }
 
