@@ -24,7 +24,8 @@ use crate::lines::block_hash;
 use crate::{Dictionary, Error, Policy, Result, StateTable, Untracked};
 use frames::{Payload, Reader, Writer, refuse};
 use order::{Numbering, Renumbering};
-use rows::{Before, ENTRY_BYTES_MIN, KeyRows, Rows};
+use rows::{Before, ENTRY_BYTES_MIN, KeyRow, KeyRows, Rows};
+use std::cmp::Ordering;
 use std::io::{self, Read, Write};
 
 const MAGIC: [u8; 8] = *b"FPSTATE\0";
@@ -418,15 +419,14 @@ impl<'a, R: Read> Incoming<'a, R> {
     }
 
     fn gone(&mut self, count: u64) -> Result<Vec<(i64, i32)>> {
-        let (mut gone, mut before, mut is_sorted) = (Vec::new(), None, true);
+        let (mut gone, mut before, mut is_sorted) = (Vec::new(), KeyRow::NONE, true);
         let mut rows = KeyRows::default();
         while (gone.len() as u64) < count {
             let mut payload = self.frames.next_frame()?;
             rows.read(&mut payload, count - gone.len() as u64)?;
             payload.end()?;
-            rows.try_for_each(|key| {
-                is_sorted &= before < Some(key);
-                before = Some(key);
+            rows.try_for_each(&mut before, |key, order| {
+                is_sorted &= order == Ordering::Less;
                 gone.push((key.pid, key.partition));
                 Ok(())
             })?;

@@ -6,6 +6,7 @@ use crate::Result;
 use crate::judge::{PlainSpan, Span};
 use crate::lines::{BLOCK, block_hash};
 use crate::ordered::Appended;
+use std::cmp::Ordering;
 
 /// Entries of a frame, at the most.
 pub(super) const ENTRIES_MAX: usize = 4096;
@@ -69,9 +70,13 @@ impl KeyRows {
         Ok(rows as usize)
     }
 
-    /// Tells every key that was read, in turn.
+    /// Tells every key that was read, in turn, and how the key before it compares with it.
     #[inline]
-    pub(super) fn try_for_each(&self, mut tell: impl FnMut(KeyRow) -> Result<()>) -> Result<()> {
+    pub(super) fn try_for_each(
+        &self,
+        before: &mut KeyRow,
+        mut tell: impl FnMut(KeyRow, Ordering) -> Result<()>,
+    ) -> Result<()> {
         let mut steps = &self.step[..];
         for ((&pid, &block), &count) in self.pid.iter().zip(&self.block).zip(&self.count) {
             if pid < 0 || !(0..=i64::from(i32::MAX as u32 / BLOCK)).contains(&block) || count <= 0 {
@@ -83,13 +88,17 @@ impl KeyRows {
             let hash = block_hash(pid, from as i32);
             let end = (from + i64::from(BLOCK)).min(i64::from(i32::MAX) + 1);
             let mut partition = from - 1;
-            for &step in of_block {
+            for (at, &step) in of_block.iter().enumerate() {
                 partition = partition.saturating_add(step);
                 if step < 0 || partition < from || partition >= end {
                     return refuse("keys are out of order or outside their block");
                 }
-                tell(KeyRow { hash, pid, partition: partition as i32 })?;
+                let key = KeyRow { hash, pid, partition: partition as i32 };
+                let is_first = at == 0;
+                let order = if is_first { (*before).cmp(&key) } else { 0.cmp(&step) };
+                tell(key, order)?;
             }
+            *before = KeyRow { hash, pid, partition: partition as i32 };
         }
         if steps.is_empty() { Ok(()) } else { Err(miscounted()) }
     }
@@ -108,6 +117,11 @@ pub(crate) struct KeyRow {
     pub(super) partition: i32,
 }
 
+impl KeyRow {
+    /// Before the first key.
+    pub(super) const NONE: KeyRow = KeyRow { hash: 0, pid: -1, partition: 0 };
+}
+
 /// The entry that was read last.
 pub(crate) struct Before {
     key: KeyRow,
@@ -115,9 +129,8 @@ pub(crate) struct Before {
 }
 
 impl Default for Before {
-    /// Before the first key.
     fn default() -> Before {
-        Before { key: KeyRow { hash: 0, pid: -1, partition: 0 }, epoch: 0 }
+        Before { key: KeyRow::NONE, epoch: 0 }
     }
 }
 
@@ -240,15 +253,15 @@ impl Rows {
     #[inline]
     pub(crate) fn try_for_each(&self, before: &mut Before, mut tell: impl FnMut(Appended) -> Result<()>) -> Result<()> {
         let (mut row, mut extras) = (0, Extras { final_at: 0, hole_at: 0 });
-        self.keys.try_for_each(|key| {
+        self.keys.try_for_each(&mut before.key, |key, order| {
             let Ok(epoch) = i16::try_from(self.epoch[row]) else {
                 return refuse(format!("an entry's epoch is {}", self.epoch[row]));
             };
-            let is_older = key == before.key && epoch < before.epoch;
-            if key <= before.key && !is_older {
+            let is_older = order == Ordering::Equal && epoch < before.epoch;
+            if order != Ordering::Less && !is_older {
                 return refuse("entries are out of order");
             }
-            *before = Before { key, epoch };
+            before.epoch = epoch;
             let (last, last_timestamp) = (self.last[row], self.timestamp[row]);
             let span = PlainSpan { epoch, first: last.wrapping_sub(self.reach[row]), last, last_timestamp };
             let is_plain = self.finals[row] | self.holes[row] == 0;
