@@ -26,6 +26,9 @@ type Found = (u64, LinePlace);
 const LAST_BITS: u64 = 31;
 const _: () = assert!(BLOCK <= LAST_BITS as u32 + 1);
 
+/// What is told of an entry, see [`Shelf::in_order`].
+type Tell<'a, E> = dyn FnMut(i64, i32, PlainSpan, Option<&Span>) -> std::result::Result<(), E> + 'a;
+
 /// Segments that follow each other in the order of snapshots, and whose hashes have the first bits in common.
 struct Stretch {
     segments: Range<usize>,
@@ -152,7 +155,7 @@ impl<L: Line> Shelf<L> {
         numbers: &Renumbering,
         near: &[Found],
         wanted: &impl Fn(i64, i32) -> bool,
-        tell: &mut dyn FnMut(i64, i32, PlainSpan, Option<&Span>) -> std::result::Result<(), E>,
+        tell: &mut Tell<'_, E>,
     ) -> std::result::Result<(), E> {
         let mut entries = Vec::new();
         for &found in near {

@@ -2,7 +2,7 @@
 //!
 //! `cargo run --release -p fencepost-bench --bin snapshot -- [entries] [partitions of a producer] [policy] [rounds]`
 //!
-//! The best of the rounds is told: what it lasts longer is what others did on the machine.
+//! The best of the rounds is told: what the others took longer is what else ran on the machine.
 
 use fencepost_core::{Batch, Policy, Seqs, StateTable};
 use std::alloc::{GlobalAlloc, Layout, System};
