@@ -1,7 +1,7 @@
 //! What has changed in a table since a snapshot of it.
 
 use crate::judge::{Rules, Span};
-use crate::snapshot::order::block_hash;
+use crate::lines::block_hash;
 
 /// Keys whose entries may differ from those of the snapshot `since`.
 ///
@@ -29,12 +29,20 @@ pub(crate) struct Eviction {
 
 impl Eviction {
     /// Whether an entry stays; what becomes final in it is made so.
+    #[inline]
     pub(crate) fn keeps(&self, rules: &Rules, span: &mut Span) -> bool {
+        if !span.holes.is_empty() {
+            self.finalise(rules, span);
+        }
+        span.last_timestamp > self.idle_until
+    }
+
+    #[cold]
+    fn finalise(&self, rules: &Rules, span: &mut Span) {
         if let Some(hull) = span.holes.finalise_until(self.horizon) {
             span.finalise(hull);
         }
         rules.settle(span);
-        span.last_timestamp > self.idle_until
     }
 }
 
@@ -177,8 +185,9 @@ impl Marks {
 
     #[inline]
     fn bit(&self, pid: i64, partition: i32) -> usize {
-        let bits = self.bits.len() as u128 * 64;
-        ((u128::from(block_hash(pid, partition as u32)) * bits) >> 53) as usize
+        // The hash is that of 24 partitions, and each needs a bit of its own: the product sets them far apart.
+        let hash = (block_hash(pid, partition) ^ partition as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        (hash >> (u64::BITS - (self.bits.len() * 64).ilog2())) as usize
     }
 
     #[inline]

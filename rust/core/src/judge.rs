@@ -24,7 +24,38 @@ pub(crate) struct Span {
     pub(crate) last_timestamp: i64,
 }
 
+/// An entry of which first, last and epoch say it all: what a slot of a line holds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct PlainSpan {
+    pub(crate) epoch: i16,
+    pub(crate) first: i64,
+    pub(crate) last: i64,
+    /// As in [`Span`].
+    pub(crate) last_timestamp: i64,
+}
+
+impl From<PlainSpan> for Span {
+    #[inline]
+    fn from(plain: PlainSpan) -> Span {
+        let PlainSpan { epoch, first, last, last_timestamp } = plain;
+        Span { epoch, first, last, last_timestamp, ..Span::default() }
+    }
+}
+
 impl Span {
+    /// Itself, if it is plain.
+    #[inline]
+    pub(crate) fn plain(&self) -> Option<PlainSpan> {
+        self.is_plain().then(|| self.without_holes())
+    }
+
+    /// Itself, but for what is neither first, last nor epoch.
+    #[inline]
+    pub(crate) fn without_holes(&self) -> PlainSpan {
+        let &Span { epoch, first, last, last_timestamp, .. } = self;
+        PlainSpan { epoch, first, last, last_timestamp }
+    }
+
     /// Whether first, last and epoch say it all.
     #[inline]
     pub(crate) fn is_plain(&self) -> bool {

@@ -1,16 +1,17 @@
 //! Entries in the order of snapshots: read in it, and added in it.
 
 use crate::Result;
-use crate::judge::Span;
-use crate::lines::{EntryKey, Line, LinePlace, Slot};
+use crate::judge::{PlainSpan, Span};
+use crate::lines::{BLOCK, EntryKey, Line, LinePlace, Slot, block_hash};
 use crate::shelf::Shelf;
-use crate::snapshot::order::{Place as Rank, Renumbering};
+use crate::snapshot::order::Renumbering;
 use std::cmp::Reverse;
+use std::ops::Range;
 
-/// Places in a part of the order, at the least: every part is a pass over all lines.
-const PART_MIN: usize = 1 << 14;
-/// What share of the table's memory the places of a part take.
-const PART_SHARE: usize = 20;
+/// Places that are sorted at once, at the least.
+const PLACES_MIN: usize = 1 << 15;
+/// What share of the table's memory they take, at the most.
+const PLACES_SHARE: usize = 32;
 
 /// Lines that are asked for before they are read in the order of snapshots.
 const LINES_AHEAD: usize = 32;
@@ -18,149 +19,195 @@ const LINES_AHEAD: usize = 32;
 /// Entries from which is known how many lines those to come will take.
 const SAMPLE: usize = 1 << 16;
 
-/// Entries that are added together: while one is stored, the lines of the others are fetched.
-const CHUNK: usize = 128;
+/// A line, and the hash of its block with the last bits replaced: they say where in the block it lies. Of a
+/// table whose partitions are renumbered, a slot, and they say which.
+type Found = (u64, LinePlace);
 
-/// Where a line stands in the order of snapshots, or one slot of it.
-type Found = (Rank, LinePlace, Option<u8>);
+const LAST_BITS: u64 = 31;
+const _: () = assert!(BLOCK <= LAST_BITS as u32 + 1);
+
+/// What is told of an entry, see [`Shelf::in_order`].
+type Tell<'a, E> = dyn FnMut(i64, i32, PlainSpan, Option<&Span>) -> std::result::Result<(), E> + 'a;
+
+/// Segments that follow each other in the order of snapshots, and whose hashes have the first bits in common.
+struct Stretch {
+    segments: Range<usize>,
+    common_bits: u32,
+    places: usize,
+}
 
 /// An entry to be added behind all others, in the order of snapshots.
 pub(crate) struct Appended {
+    /// Of its block.
+    pub(crate) hash: u64,
     pub(crate) pid: i64,
     pub(crate) partition: i32,
-    pub(crate) span: Span,
+    pub(crate) span: PlainSpan,
+    /// The same with its holes, where it is not plain. Apart, so that nearly always nothing but numbers is moved.
+    pub(crate) whole: Option<Box<Span>>,
     /// Whether the entry before it is of the same key, so that this one is of an epoch below.
     pub(crate) is_older: bool,
 }
 
 impl<L: Line> Shelf<L> {
-    /// Every entry for which `wanted` holds, with its key as it is renumbered, in the order of snapshots.
+    /// Every entry for which `wanted` holds, with its key as it is renumbered, in the order of snapshots; once
+    /// without its holes and, where it is kept aside, once more with them.
     ///
-    /// Goes over the lines in passes, one for each part of the order, so that only the places of one
-    /// part's lines are held, a twentieth of the table's memory.
+    /// Goes from segment to segment, which have this order. Where keys are renumbered they have not: then
+    /// it goes over all lines once for each part of the order, so that no more places are held.
     pub(crate) fn in_order<E>(
         &self,
         numbers: &Renumbering,
         wanted: impl Fn(i64, i32) -> bool,
-        mut tell: impl FnMut(i64, i32, &Span) -> std::result::Result<(), E>,
+        mut tell: impl FnMut(i64, i32, PlainSpan, Option<&Span>) -> std::result::Result<(), E>,
     ) -> std::result::Result<(), E> {
-        let places = if numbers.keeps_partitions() { self.lines().len() } else { self.len() };
-        let share = places * size_of::<Found>() * PART_SHARE / self.lines().memory_bytes().max(1);
-        let parts = places.div_ceil(PART_MIN).clamp(1, share + 1);
-        let mut found = Vec::with_capacity(places / parts + places / parts / 16);
-        let mut entries = Vec::new();
-        for part in 0..parts {
-            found.clear();
-            self.find_part(numbers, |rank| rank.part(parts as u64) == part as u64, &mut found);
-            found.sort_unstable_by_key(|&(rank, ..)| rank);
-            let (mut told, mut asked) = (0, 0);
-            for near in found.chunk_by(|a, b| a.0.block() == b.0.block()) {
-                told += near.len();
-                let ahead = (told + LINES_AHEAD).min(found.len());
-                found[asked..ahead].iter().for_each(|&(_, line, _)| self.lines().prefetch(line));
-                asked = ahead;
-                if numbers.keeps_partitions() && self.is_one_block(near) {
-                    near.iter().try_for_each(|&found| self.read_slots(numbers, found, &wanted, &mut tell))?;
-                } else {
-                    self.tell_sorted(numbers, near, &wanted, &mut tell, &mut entries)?;
-                }
+        let places_max = (self.lines().memory_bytes() / PLACES_SHARE / size_of::<Found>()).max(PLACES_MIN);
+        let mut found = Vec::new();
+        for stretch in self.stretches(numbers) {
+            let parts = stretch.places.div_ceil(places_max);
+            for part in 0..parts {
+                found.clear();
+                self.find_part(numbers, &stretch, (part, parts), &mut found);
+                found.sort_unstable_by_key(|&(rank, _)| rank);
+                self.tell_found(numbers, &found, &wanted, &mut tell)?;
             }
         }
         Ok(())
     }
 
-    /// Whether the lines are of one block of partitions, and each entry the only one of its key: then
-    /// lines in order have their entries in order. Nearly always so.
-    fn is_one_block(&self, near: &[Found]) -> bool {
-        let of = |&(_, line, _): &Found| {
-            let first = self.lines().first_key(line);
-            (first.pid, first.older)
-        };
-        let first = of(&near[0]);
-        first.1.is_none() && near[1..].iter().all(|found| of(found) == first)
+    /// The table in pieces that follow each other in the order of snapshots.
+    fn stretches(&self, numbers: &Renumbering) -> Vec<Stretch> {
+        let segments = self.lines().stretches();
+        if numbers.is_none() {
+            let of = |(segment, common_bits, places)| Stretch { segments: segment..segment + 1, common_bits, places };
+            return segments.map(of).collect();
+        }
+        let places = if numbers.keeps_partitions() { self.lines().len() } else { self.len() };
+        vec![Stretch { segments: 0..segments.count(), common_bits: 0, places }]
     }
 
+    /// What lies in one part of the hashes of a stretch: line by line, or slot by slot where neighbours may
+    /// lie apart.
+    fn find_part(
+        &self,
+        numbers: &Renumbering,
+        stretch: &Stretch,
+        (part, parts): (usize, usize),
+        found: &mut Vec<Found>,
+    ) {
+        let mut add = |key: (i64, i32), line, slot: Option<u64>| {
+            let (pid, partition) = numbers.key(key.0, key.1);
+            let hash = block_hash(pid, partition);
+            let rest = u128::from(hash << stretch.common_bits);
+            if (rest * parts as u128) >> 64 == part as u128 {
+                let last = slot.unwrap_or(u64::from(partition as u32 % BLOCK));
+                found.push((hash & !LAST_BITS | last, line));
+            }
+        };
+        for segment in stretch.segments.clone() {
+            self.lines().for_each_line(segment, |line, first, slots| {
+                if numbers.keeps_partitions() {
+                    return add((first.pid, first.partition), line, None);
+                }
+                let taken = (0..slots as u8).filter(|&slot| self.lines().read(line.slot(slot)) != Slot::Empty);
+                taken.for_each(|slot| add((first.pid, first.partition + i32::from(slot)), line, Some(slot.into())));
+            });
+        }
+    }
+
+    fn tell_found<E>(
+        &self,
+        numbers: &Renumbering,
+        found: &[Found],
+        wanted: &impl Fn(i64, i32) -> bool,
+        tell: &mut impl FnMut(i64, i32, PlainSpan, Option<&Span>) -> std::result::Result<(), E>,
+    ) -> std::result::Result<(), E> {
+        let (mut told, mut asked) = (0, 0);
+        for near in found.chunk_by(|a, b| a.0 & !LAST_BITS == b.0 & !LAST_BITS) {
+            told += near.len();
+            let ahead = (told + LINES_AHEAD).min(found.len());
+            found[asked..ahead].iter().for_each(|&(_, line)| self.lines().prefetch(line));
+            asked = ahead;
+            if numbers.keeps_partitions() && self.is_one_block(near) {
+                near.iter().try_for_each(|&found| self.read_slots(numbers, found, wanted, tell))?;
+            } else {
+                self.tell_sorted(numbers, near, wanted, &mut *tell)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the lines are of one block, and each entry the only one of its key: then lines in order have
+    /// their entries in order. Nearly always so.
+    #[inline]
+    fn is_one_block(&self, near: &[Found]) -> bool {
+        let of = |&(_, line): &Found| {
+            let first = self.lines().first_key(line);
+            (first.pid, first.partition as u32 / BLOCK, first.older)
+        };
+        let first = of(&near[0]);
+        first.2.is_none() && near[1..].iter().all(|found| of(found) == first)
+    }
+
+    #[cold]
     fn tell_sorted<E>(
         &self,
         numbers: &Renumbering,
         near: &[Found],
         wanted: &impl Fn(i64, i32) -> bool,
-        tell: &mut impl FnMut(i64, i32, &Span) -> std::result::Result<(), E>,
-        entries: &mut Vec<(i64, i32, Span)>,
+        tell: &mut Tell<'_, E>,
     ) -> std::result::Result<(), E> {
-        entries.clear();
+        let mut entries = Vec::new();
         for &found in near {
-            self.read_slots(numbers, found, wanted, &mut |pid, partition, span: &Span| {
-                entries.push((pid, partition, span.clone()));
+            self.read_slots(numbers, found, wanted, &mut |pid, partition, span, whole| {
+                entries.push(((block_hash(pid, partition), pid, partition, Reverse(span.epoch)), span, whole));
                 Ok(())
             })?;
         }
-        entries.sort_by_key(|(pid, partition, span)| (*pid, *partition, Reverse(span.epoch)));
-        entries.iter().try_for_each(|(pid, partition, span)| tell(*pid, *partition, span))
-    }
-
-    /// Where the lines of one part lie in the order; slot by slot where neighbours may lie apart.
-    fn find_part(&self, numbers: &Renumbering, is_in_part: impl Fn(Rank) -> bool, found: &mut Vec<Found>) {
-        self.lines().for_each_line(|line, first, slots| {
-            let mut add = |slot: u8, of: Option<u8>| {
-                let (pid, partition) = numbers.key(first.pid, first.partition + i32::from(slot));
-                let rank = Rank::of(pid, partition);
-                if is_in_part(rank) {
-                    found.push((rank, line, of));
-                }
-            };
-            if numbers.keeps_partitions() {
-                add(0, None);
-            } else {
-                let taken = (0..slots as u8).filter(|&slot| self.lines().read(line.slot(slot)) != Slot::Empty);
-                taken.for_each(|slot| add(slot, Some(slot)));
-            }
-        });
+        entries.sort_unstable_by_key(|&(rank, ..)| rank);
+        entries.into_iter().try_for_each(|((_, pid, partition, _), span, whole)| tell(pid, partition, span, whole))
     }
 
     #[inline]
-    fn read_slots<E>(
-        &self,
+    fn read_slots<'a, E>(
+        &'a self,
         numbers: &Renumbering,
-        (_, line, slot): Found,
+        (last_bits, line): Found,
         wanted: &impl Fn(i64, i32) -> bool,
-        tell: &mut impl FnMut(i64, i32, &Span) -> std::result::Result<(), E>,
+        tell: &mut impl FnMut(i64, i32, PlainSpan, Option<&'a Span>) -> std::result::Result<(), E>,
     ) -> std::result::Result<(), E> {
-        self.lines().read_line(line, |key, held| {
-            let is_asked_for = slot.is_none_or(|slot| key == self.lines().key(line.slot(slot)));
-            if held == Slot::Empty || !is_asked_for || !wanted(key.pid, key.partition) {
+        let only = (!numbers.keeps_partitions()).then_some((last_bits & LAST_BITS) as usize);
+        self.lines().read_line(line, |slot, key, held| {
+            let (span, whole) = match held {
+                Slot::Empty => return Ok(()),
+                Slot::Inline(span) => (span, None),
+                Slot::Aside(number) => (self.aside(number).without_holes(), Some(self.aside(number))),
+            };
+            if only.is_some_and(|only| only != slot) || !wanted(key.pid, key.partition) {
                 return Ok(());
             }
             let (pid, partition) = numbers.key(key.pid, key.partition);
-            match held {
-                Slot::Empty => Ok(()),
-                Slot::Inline(span) => tell(pid, partition, &span),
-                Slot::Aside(number) => tell(pid, partition, self.aside(number)),
-            }
+            tell(pid, partition, span, whole)
         })
     }
 
-    /// Adds entries that follow all others in the order of snapshots, and empties the batch.
-    pub(crate) fn append(&mut self, batch: &mut Vec<Appended>) -> Result<()> {
-        let mut entries = batch.drain(..).peekable();
-        let mut chunk = Vec::with_capacity(CHUNK);
-        while entries.peek().is_some() {
-            chunk.extend(entries.by_ref().take(CHUNK));
-            self.reserve(chunk.len())?;
-            for entry in &chunk {
-                self.lines().begin_search(entry.pid, entry.partition);
-            }
-            for Appended { pid, partition, span, is_older } in chunk.drain(..) {
-                let epoch = span.epoch;
-                let newest = EntryKey::newest(pid, partition);
-                self.add(if is_older { EntryKey::older(pid, partition, epoch) } else { newest }, span);
+    /// Adds an entry that follows all others in the order of snapshots. `line`: see [`Shelf::add_plain`].
+    #[inline(always)]
+    pub(crate) fn append(&mut self, entry: Appended, line: &mut Option<LinePlace>) -> Result<()> {
+        let Appended { hash, pid, partition, span, whole, is_older } = entry;
+        let newest = EntryKey::newest(pid, partition);
+        let key = if is_older { EntryKey::older(pid, partition, span.epoch) } else { newest };
+        match whole {
+            None => self.add_plain(key, hash, span, line),
+            Some(whole) => {
+                *line = None;
+                self.add(key, *whole)
             }
         }
-        Ok(())
     }
 
-    /// Makes room for `entries` in all, going by how many lines the first took. They lie scattered over
-    /// the order, so a few blocks tell.
+    /// Makes room for `entries` in all, going by how many lines the first took: the order is that of a hash,
+    /// so the first blocks are as good as any.
     pub(crate) fn reserve_for(&mut self, entries: u64) -> Result<()> {
         let have = self.len();
         if have < SAMPLE || have as u64 >= entries {

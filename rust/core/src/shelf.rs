@@ -1,7 +1,7 @@
 //! Entries by key: those that fit in their line's slot, and those kept aside.
 
-use crate::judge::{PlainRules, Rules, Run, Span};
-use crate::lines::{EntryKey, Line, Lines, Place, Plainly, Search, Slot};
+use crate::judge::{PlainRules, PlainSpan, Rules, Run, Span};
+use crate::lines::{EntryKey, Line, LinePlace, Lines, Place, Plainly, Search, Slot};
 use crate::table::Call;
 use crate::{Epochs, Result};
 use std::cmp::Reverse;
@@ -46,7 +46,7 @@ impl<L: Line> Shelf<L> {
     pub(crate) fn for_each(&self, mut tell: impl FnMut(i64, i32, &Span)) {
         self.lines.for_each(|key, held| match held {
             Slot::Empty => {}
-            Slot::Inline(span) => tell(key.pid, key.partition, &span),
+            Slot::Inline(span) => tell(key.pid, key.partition, &span.into()),
             Slot::Aside(number) => tell(key.pid, key.partition, self.aside.get(number)),
         });
     }
@@ -65,10 +65,36 @@ impl<L: Line> Shelf<L> {
         self.aside.get(number)
     }
 
-    /// Adds an entry where there is none. Room for its line must have been reserved.
-    pub(crate) fn add(&mut self, key: EntryKey, span: Span) {
+    /// Adds a plain entry where there is none. `line`: that of the entry before, which has this one too
+    /// nearly always where entries come in the order of snapshots.
+    #[inline(always)]
+    pub(crate) fn add_plain(
+        &mut self,
+        key: EntryKey,
+        block_hash: u64,
+        span: PlainSpan,
+        line: &mut Option<LinePlace>,
+    ) -> Result<()> {
+        if line.is_some_and(|line| self.lines.write_beside(line, key, span)) {
+            self.entries += 1;
+            return Ok(());
+        }
+        self.lines.reserve(1)?;
+        let place = self.lines.find_or_insert_hashed(key, block_hash);
+        *line = Some(place.line());
         self.entries += 1;
+        if !self.lines.write_inline(place, span) {
+            self.put(place, span.into());
+        }
+        Ok(())
+    }
+
+    /// Adds an entry where there is none.
+    pub(crate) fn add(&mut self, key: EntryKey, span: Span) -> Result<()> {
+        self.lines.reserve(1)?;
         self.put_at(key, span);
+        self.entries += 1;
+        Ok(())
     }
 
     /// Makes room for so many times the lines that there are.
@@ -139,7 +165,7 @@ impl<L: Line> Shelf<L> {
             self.lines.retain(segment, |key, held| {
                 let is_kept = match held {
                     Slot::Empty => return false,
-                    Slot::Inline(mut span) => keep(key.pid, key.partition, &mut span),
+                    Slot::Inline(span) => keep(key.pid, key.partition, &mut span.into()),
                     Slot::Aside(number) => {
                         let is_kept = keep(key.pid, key.partition, aside.get_mut(number));
                         if !is_kept {
@@ -269,7 +295,7 @@ impl<L: Line> Shelf<L> {
     fn read(&self, place: Place) -> Option<Span> {
         match self.lines.read(place) {
             Slot::Empty => None,
-            Slot::Inline(span) => Some(span),
+            Slot::Inline(span) => Some(span.into()),
             Slot::Aside(number) => Some(self.aside.get(number).clone()),
         }
     }
@@ -278,7 +304,7 @@ impl<L: Line> Shelf<L> {
     fn take(&mut self, place: Place) -> Option<Span> {
         match self.lines.read(place) {
             Slot::Empty => None,
-            Slot::Inline(span) => Some(span),
+            Slot::Inline(span) => Some(span.into()),
             Slot::Aside(number) => Some(std::mem::take(self.aside.get_mut(number))),
         }
     }
@@ -294,7 +320,7 @@ impl<L: Line> Shelf<L> {
             Slot::Aside(number) => Some(number),
             _ => None,
         };
-        if self.lines.write_inline(place, &span) {
+        if span.plain().is_some_and(|plain| self.lines.write_inline(place, plain)) {
             number.into_iter().for_each(|number| self.aside.free(number));
         } else {
             let number = number.unwrap_or_else(|| self.aside.add());

@@ -16,14 +16,16 @@
 mod columns;
 mod frames;
 pub(crate) mod order;
-mod rows;
+pub(crate) mod rows;
 
 use crate::changes::{Eviction, Forgotten};
 use crate::keys::{KeyKind, KeySpace, Keys, PartKind, decode_parts};
+use crate::lines::block_hash;
 use crate::{Dictionary, Error, Policy, Result, StateTable, Untracked};
 use frames::{Payload, Reader, Writer, refuse};
 use order::{Numbering, Renumbering};
-use rows::{ENTRY_BYTES_MIN, KeyRows, Rows};
+use rows::{Before, ENTRY_BYTES_MIN, KeyRow, KeyRows, Rows};
+use std::cmp::Ordering;
 use std::io::{self, Read, Write};
 
 const MAGIC: [u8; 8] = *b"FPSTATE\0";
@@ -69,12 +71,11 @@ impl StateTable {
         let (mut input, header) = Incoming::open(input, WHOLE)?;
         let mut table = header.options.empty_table()?;
         let (pid, partition) = input.dictionaries(header.pid, header.partition)?;
-        let (mut done, mut rows, mut before, mut batch) = (0, Rows::default(), None, Vec::new());
+        let bounds = KeyBounds::new(&pid, &partition);
+        let (mut done, mut rows, mut before) = (0, Rows::default(), Before::default());
         while done < header.entries {
-            rows.read(input.frames.next_frame()?, header.entries - done, &mut before, &mut batch)?;
-            check_keys(&pid, &partition, batch.iter().map(|entry| (entry.pid, entry.partition)))?;
-            done += batch.len() as u64;
-            table.append(&mut batch)?;
+            done += rows.read(input.frames.next_frame()?, header.entries - done)?;
+            table.append(&rows, &mut before, &bounds)?;
             table.reserve_for(header.entries.min(bytes / ENTRY_BYTES_MIN as u64))?;
         }
         (table.keys_mut().pid, table.keys_mut().partition) = (pid, partition);
@@ -103,15 +104,18 @@ impl StateTable {
             return refuse("the delta is of a table with another policy or other options");
         }
         let (pid, partition) = input.dictionaries(header.pid, header.partition)?;
+        let bounds = KeyBounds::new(&pid, &partition);
         let gone = input.gone(header.gone)?;
-        check_keys(&pid, &partition, gone.iter().copied())?;
-        let (mut entries, mut rows, mut before, mut batch) = (Vec::new(), Rows::default(), None, Vec::new());
+        gone.iter().try_for_each(|&(pid, partition)| bounds.check(pid, partition))?;
+        let (mut entries, mut rows, mut before) = (Vec::new(), Rows::default(), Before::default());
         while (entries.len() as u64) < header.entries {
-            let left = header.entries - entries.len() as u64;
-            rows.read(input.frames.next_frame()?, left, &mut before, &mut batch)?;
-            check_keys(&pid, &partition, batch.iter().map(|entry| (entry.pid, entry.partition)))?;
-            batch.iter().try_for_each(|entry| self.check_appended(entry))?;
-            entries.append(&mut batch);
+            rows.read(input.frames.next_frame()?, header.entries - entries.len() as u64)?;
+            rows.try_for_each(&mut before, |entry| {
+                bounds.check(entry.pid, entry.partition)?;
+                self.check_appended(&entry)?;
+                entries.push(entry);
+                Ok(())
+            })?;
         }
         let checksum = input.frames.checksum();
         no_more(bytes)?;
@@ -204,13 +208,13 @@ impl Delta<'_> {
         self.table.in_order(
             numbers,
             |pid, partition| self.has(pid, partition),
-            |pid, partition, span| {
-                rows.push(pid, partition, span);
-                if !rows.is_full() {
-                    return Ok(());
+            |pid, partition, span, whole| {
+                if rows.ends_before(pid, partition) {
+                    rows.write(frames.payload());
+                    frames.end_frame()?;
                 }
-                rows.write(frames.payload());
-                frames.end_frame()
+                rows.push(pid, partition, span, whole);
+                io::Result::Ok(())
             },
         )?;
         if rows.is_empty() {
@@ -289,7 +293,7 @@ fn write_gone<W: Write>(
     mut gone: Vec<(i64, i32)>,
 ) -> io::Result<()> {
     gone.iter_mut().for_each(|key| *key = numbers.key(key.0, key.1));
-    gone.sort_unstable_by_key(|&(pid, partition)| (order::Place::of(pid, partition).block(), pid, partition));
+    gone.sort_unstable_by_key(|&(pid, partition)| (block_hash(pid, partition), pid, partition));
     let mut rows = KeyRows::default();
     for chunk in gone.chunks(rows::ENTRIES_MAX) {
         chunk.iter().for_each(|&(pid, partition)| rows.push(pid, partition));
@@ -415,16 +419,17 @@ impl<'a, R: Read> Incoming<'a, R> {
     }
 
     fn gone(&mut self, count: u64) -> Result<Vec<(i64, i32)>> {
-        let (mut gone, mut before, mut is_sorted) = (Vec::new(), None, true);
+        let (mut gone, mut before, mut is_sorted) = (Vec::new(), KeyRow::NONE, true);
         let mut rows = KeyRows::default();
         while (gone.len() as u64) < count {
             let mut payload = self.frames.next_frame()?;
-            rows.read(&mut payload, count - gone.len() as u64, |key| {
-                is_sorted &= before < Some(key);
-                before = Some(key);
-                gone.push((key.pid, key.partition));
-            })?;
+            rows.read(&mut payload, count - gone.len() as u64)?;
             payload.end()?;
+            rows.try_for_each(&mut before, |key, order| {
+                is_sorted &= order == Ordering::Less;
+                gone.push((key.pid, key.partition));
+                Ok(())
+            })?;
         }
         if is_sorted { Ok(gone) } else { refuse("keys that are gone are out of order") }
     }
@@ -500,19 +505,31 @@ fn read_key_type(payload: &mut Payload<'_>) -> Result<KeyType> {
     Ok((Some(KeyKind::Parts(parts)), payload.number()?))
 }
 
-/// Refuses numbers of keys that the dictionaries do not have.
-fn check_keys(pid: &KeySpace, partition: &KeySpace, keys: impl Iterator<Item = (i64, i32)>) -> Result<()> {
-    let number_max = |space: &KeySpace| match &space.kind {
-        Some(KeyKind::Parts(_)) => space.dictionary.len() as i64 - 1,
-        _ => i64::MAX,
-    };
-    let (pid_max, partition_max) = (number_max(pid), number_max(partition));
-    for (pid, partition) in keys {
-        if pid > pid_max || i64::from(partition) > partition_max {
-            return refuse("an entry's key is not in the dictionary");
+/// The highest numbers of keys that the dictionaries have.
+pub(crate) struct KeyBounds {
+    pid_max: i64,
+    partition_max: i32,
+}
+
+impl KeyBounds {
+    fn new(pid: &KeySpace, partition: &KeySpace) -> KeyBounds {
+        let number_max = |space: &KeySpace| match &space.kind {
+            Some(KeyKind::Parts(_)) => Some(space.dictionary.len() as i32 - 1),
+            _ => None,
+        };
+        KeyBounds {
+            pid_max: number_max(pid).map_or(i64::MAX, i64::from),
+            partition_max: number_max(partition).unwrap_or(i32::MAX),
         }
     }
-    Ok(())
+
+    #[inline]
+    pub(crate) fn check(&self, pid: i64, partition: i32) -> Result<()> {
+        if pid > self.pid_max || partition > self.partition_max {
+            return refuse("an entry's key is not in the dictionary");
+        }
+        Ok(())
+    }
 }
 
 fn no_more(bytes: &[u8]) -> Result<()> {

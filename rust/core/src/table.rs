@@ -2,13 +2,15 @@ use crate::batch::{Batch, Seqs};
 use crate::changes::{Changes, Eviction, Forgotten};
 use crate::dispatch::{Work, dispatch};
 use crate::holes::Holes;
-use crate::judge::{Rules, Run, Sink, Span};
+use crate::judge::{PlainSpan, Rules, Run, Sink, Span};
 use crate::keys::{KeySpace, Keys};
 use crate::lines::{CHUNK, Line, Plainly, Search};
 use crate::ordered::Appended;
 use crate::runs::{self, Domain, Seq};
 use crate::shelf::Shelf;
+use crate::snapshot::KeyBounds;
 use crate::snapshot::order::Renumbering;
+use crate::snapshot::rows::{Before, Rows};
 use crate::store::{Store, with_shelf};
 use crate::union::{overlap, union};
 use crate::{Admit, Column, Dictionary, Epochs, Error, Policy, Result, Verdict};
@@ -755,15 +757,28 @@ impl StateTable {
         &self,
         numbers: &Renumbering,
         wanted: impl Fn(i64, i32) -> bool,
-        tell: impl FnMut(i64, i32, &Span) -> std::result::Result<(), E>,
+        tell: impl FnMut(i64, i32, PlainSpan, Option<&Span>) -> std::result::Result<(), E>,
     ) -> std::result::Result<(), E> {
         with_shelf!(&self.store, shelf => shelf.in_order(numbers, wanted, tell))
     }
 
-    /// Adds entries that follow all others in the order of snapshots.
-    pub(crate) fn append(&mut self, batch: &mut Vec<Appended>) -> Result<()> {
-        batch.iter().try_for_each(|entry| self.check_appended(entry))?;
-        with_shelf!(&mut self.store, shelf => shelf.append(batch))
+    /// Adds the entries of a frame, which follow all others in the order of snapshots.
+    pub(crate) fn append(&mut self, rows: &Rows, before: &mut Before, bounds: &KeyBounds) -> Result<()> {
+        let nothing = Store::new(&self.policy(), self.keeps_timestamp);
+        let mut store = std::mem::replace(&mut self.store, nothing);
+        let usual = self.usual();
+        let appended = with_shelf!(&mut store, shelf => {
+            let mut line = None;
+            rows.try_for_each(before, |entry| {
+                bounds.check(entry.pid, entry.partition)?;
+                if !usual.has(&entry) {
+                    self.check_appended(&entry)?;
+                }
+                shelf.append(entry, &mut line)
+            })
+        });
+        self.store = store;
+        appended
     }
 
     /// See [`Shelf::reserve_for`].
@@ -771,20 +786,30 @@ impl StateTable {
         with_shelf!(&mut self.store, shelf => shelf.reserve_for(entries))
     }
 
-    /// Refuses an entry that this policy cannot have made.
-    pub(crate) fn check_appended(&self, Appended { pid, partition, span, is_older }: &Appended) -> Result<()> {
+    fn usual(&self) -> Usual {
         let policy = self.policy();
+        Usual {
+            epoch_max: if policy.epochs == Epochs::Ignore { 0 } else { i16::MAX },
+            seq_max: policy.seq_max(),
+            reach_max: if policy.admit == Admit::Next { policy.window as i64 - 1 } else { i64::MAX },
+            keeps_timestamp: self.keeps_timestamp,
+        }
+    }
+
+    /// Refuses an entry that this policy cannot have made.
+    #[cold]
+    pub(crate) fn check_appended(
+        &self,
+        Appended { pid, partition, span, whole, is_older, .. }: &Appended,
+    ) -> Result<()> {
+        let policy = self.policy();
+        let plain = Span::from(*span);
+        let span = whole.as_deref().unwrap_or(&plain);
         if *is_older && policy.epochs != Epochs::Key {
             return Err(Error::Snapshot("two entries have the same key".into()));
         }
         let reach = span.last.wrapping_sub(span.first);
-        let is_plain = span.is_plain() && span.epoch >= 0 && (span.epoch == 0 || policy.epochs != Epochs::Ignore);
         let is_timed = self.keeps_timestamp || span.last_timestamp == 0;
-        let is_on_first_lap = 0 <= span.first && span.last <= policy.seq_max() && reach >= 0;
-        let is_in_window = policy.admit != Admit::Next || (reach as u64) < policy.window;
-        if is_plain && is_timed && is_on_first_lap && is_in_window {
-            return Ok(());
-        }
         let has_untold_time = span.holes.iter_timed().any(|(_, _, timestamp)| timestamp != 0);
         if !is_timed || (has_untold_time && !self.keeps_timestamp) {
             return Err(Error::Snapshot("an entry has a timestamp, but the table keeps none".into()));
@@ -823,8 +848,9 @@ impl StateTable {
                 is_kept && !gone.contains(&(pid, partition))
             });
         }
-        for Appended { pid, partition, span, .. } in entries {
+        for Appended { pid, partition, span, whole, .. } in entries {
             let (pid, partition) = translation.of(pid, partition);
+            let span = whole.map_or_else(|| span.into(), |whole| *whole);
             let known = self.rival(pid, partition, span.epoch).map(|rival| rival.epoch);
             with_shelf!(&mut self.store, shelf => match known {
                 Some(known) => shelf.replace(pid, partition, known, span),
@@ -835,6 +861,30 @@ impl StateTable {
             });
         }
         Ok(())
+    }
+}
+
+/// What nearly every entry of a snapshot is like: plain, on the first lap, the only one of its key.
+struct Usual {
+    epoch_max: i16,
+    seq_max: i64,
+    reach_max: i64,
+    keeps_timestamp: bool,
+}
+
+impl Usual {
+    /// Whether an entry is like that, and so one that the policy can have made.
+    #[inline]
+    fn has(&self, entry: &Appended) -> bool {
+        let PlainSpan { epoch, first, last, last_timestamp } = entry.span;
+        (0..=self.epoch_max).contains(&epoch)
+            && 0 <= first
+            && first <= last
+            && last <= self.seq_max
+            && last - first <= self.reach_max
+            && (self.keeps_timestamp || last_timestamp == 0)
+            && !entry.is_older
+            && entry.whole.is_none()
     }
 }
 

@@ -3,7 +3,7 @@
 //! A wrapper and not more layouts, so that a table without timestamps pays nothing for those that have
 //! them: its lines, its memory and its code are what they were.
 
-use crate::judge::{PlainRules, Run, Span};
+use crate::judge::{PlainRules, PlainSpan, Run};
 use crate::lines::{Line, LineKey, Plainly, Slot};
 
 /// A line and the highest timestamp of the accepted rows of each of its entries: 128 bytes, two cache lines
@@ -53,12 +53,13 @@ impl<L: Line> Line for Timed<L> {
 
     fn read(&self, slot: usize) -> Slot {
         match self.line.read(slot) {
-            Slot::Inline(span) => Slot::Inline(Span { last_timestamp: self.times.as_ref()[slot], ..span }),
+            Slot::Inline(span) => Slot::Inline(PlainSpan { last_timestamp: self.times.as_ref()[slot], ..span }),
             other => other,
         }
     }
 
-    fn write_inline(&mut self, slot: usize, span: &Span) -> bool {
+    #[inline]
+    fn write_inline(&mut self, slot: usize, span: PlainSpan) -> bool {
         let fits = self.line.write_inline(slot, span);
         if fits {
             self.times.as_mut()[slot] = span.last_timestamp;

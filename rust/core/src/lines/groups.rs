@@ -183,6 +183,13 @@ impl<L: Line> Groups<L> {
         self.find(LineKey { pid, group, epoch: 0 }, hash)
     }
 
+    /// A line and the slot of an entry, if this is its line.
+    #[inline(always)]
+    pub(super) fn line_of(&mut self, number: usize, key: EntryKey) -> Option<(&mut L, usize)> {
+        let line = self.line_mut(number);
+        line.is(key.line::<L>()).then(|| (line, key.slot::<L>()))
+    }
+
     /// The number of an entry's line, and its slot.
     pub(super) fn find_entry(&self, key: EntryKey, block_hash: u64) -> Option<(usize, usize)> {
         let line_key = key.line::<L>();
@@ -190,8 +197,12 @@ impl<L: Line> Groups<L> {
     }
 
     /// The same, its line added where there is none.
+    #[inline]
     pub(super) fn find_or_insert(&mut self, key: EntryKey, block_hash: u64) -> (usize, usize) {
-        self.find_entry(key, block_hash).unwrap_or_else(|| self.insert_entry(key, key.line::<L>().hash(block_hash)))
+        let line_key = key.line::<L>();
+        let hash = line_key.hash(block_hash);
+        let line = self.find(line_key, hash).unwrap_or_else(|| self.insert(hash, L::empty(line_key)));
+        (line, key.slot::<L>())
     }
 
     /// Stores what slots of another layout hold, each with its key and its block's hash; false where one does

@@ -10,15 +10,15 @@
 //! ```
 
 use super::{LineKey, LoneNext, LoneSpan, LoneWide, OLDER};
-use crate::judge::{PlainRules, Run, Span};
+use crate::judge::{PlainRules, PlainSpan, Run};
 
 /// What a slot holds.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Slot {
     /// No entry.
     Empty,
     /// An entry without holes.
-    Inline(Span),
+    Inline(PlainSpan),
     /// The number of an entry that is kept aside.
     Aside(u32),
 }
@@ -56,7 +56,7 @@ pub(crate) trait Line: Copy {
     fn is_empty_at(&self, slot: usize) -> bool;
     fn read(&self, slot: usize) -> Slot;
     /// Stores an entry where it fits; false, and nothing changed, where it does not.
-    fn write_inline(&mut self, slot: usize, span: &Span) -> bool;
+    fn write_inline(&mut self, slot: usize, span: PlainSpan) -> bool;
     fn write_aside(&mut self, slot: usize, number: u32);
     fn clear(&mut self, slot: usize);
 
@@ -64,7 +64,7 @@ pub(crate) trait Line: Copy {
     fn write(&mut self, slot: usize, held: &Slot) -> bool {
         match held {
             Slot::Empty => self.clear(slot),
-            Slot::Inline(span) => return self.write_inline(slot, span),
+            Slot::Inline(span) => return self.write_inline(slot, *span),
             Slot::Aside(number) => self.write_aside(slot, *number),
         }
         true
@@ -252,16 +252,17 @@ impl Line for SpanLine {
             Head::ASIDE => Slot::Aside(self.first[slot]),
             _ => {
                 let (first, last) = (i64::from(self.first[slot]), i64::from(self.last[slot]));
-                Slot::Inline(Span { epoch: self.head.epoch_of(slot), first, last, ..Span::default() })
+                Slot::Inline(PlainSpan { epoch: self.head.epoch_of(slot), first, last, last_timestamp: 0 })
             }
         }
     }
 
-    fn write_inline(&mut self, slot: usize, span: &Span) -> bool {
+    #[inline]
+    fn write_inline(&mut self, slot: usize, span: PlainSpan) -> bool {
         let (Ok(first), Ok(last)) = (u32::try_from(span.first), u32::try_from(span.last)) else {
             return false;
         };
-        if !span.is_plain() || !self.head.mark_inline(slot, span.epoch, Self::SLOTS) {
+        if !self.head.mark_inline(slot, span.epoch, Self::SLOTS) {
             return false;
         }
         (self.first[slot], self.last[slot]) = (first, last);
@@ -330,13 +331,15 @@ pub(super) struct Window {
 }
 
 impl Window {
-    pub(super) fn of(span: &Span) -> Option<Window> {
+    #[inline]
+    pub(super) fn of(span: PlainSpan) -> Option<Window> {
         let last = u32::try_from(span.last).ok()?;
         let remembered = u8::try_from(span.last - span.first + 1).ok()?;
-        let fits = span.is_plain() && (1..=WINDOW_MAX).contains(&remembered);
+        let fits = (1..=WINDOW_MAX).contains(&remembered);
         fits.then_some(Window { epoch: span.epoch, last, remembered })
     }
 
+    #[inline]
     pub(super) fn read(self) -> Slot {
         match self.remembered {
             0 => Slot::Empty,
@@ -344,7 +347,7 @@ impl Window {
             rows => {
                 let last = i64::from(self.last);
                 let first = last - (i64::from(rows) - 1);
-                Slot::Inline(Span { epoch: self.epoch, first, last, ..Span::default() })
+                Slot::Inline(PlainSpan { epoch: self.epoch, first, last, last_timestamp: 0 })
             }
         }
     }
@@ -431,7 +434,8 @@ impl Line for NextLine {
         self.window(slot).read()
     }
 
-    fn write_inline(&mut self, slot: usize, span: &Span) -> bool {
+    #[inline]
+    fn write_inline(&mut self, slot: usize, span: PlainSpan) -> bool {
         Window::of(span).inspect(|&window| self.set_window(slot, window)).is_some()
     }
 
@@ -472,13 +476,15 @@ pub(super) struct Reach {
 }
 
 impl Reach {
-    pub(super) fn of(span: &Span) -> Option<Reach> {
+    #[inline]
+    pub(super) fn of(span: PlainSpan) -> Option<Reach> {
         let reach = u32::try_from(span.last.checked_sub(span.first)?).ok()?;
-        span.is_plain().then_some(Reach { last: span.last, reach })
+        Some(Reach { last: span.last, reach })
     }
 
-    pub(super) fn span(self, epoch: i16) -> Span {
-        Span { epoch, first: self.last - i64::from(self.reach), last: self.last, ..Span::default() }
+    #[inline]
+    pub(super) fn span(self, epoch: i16) -> PlainSpan {
+        PlainSpan { epoch, first: self.last - i64::from(self.reach), last: self.last, last_timestamp: 0 }
     }
 
     /// What a run of its epoch makes of it, where that is plain to see.
@@ -571,7 +577,8 @@ impl Line for WideLine {
         }
     }
 
-    fn write_inline(&mut self, slot: usize, span: &Span) -> bool {
+    #[inline]
+    fn write_inline(&mut self, slot: usize, span: PlainSpan) -> bool {
         let Some(reach) = Reach::of(span) else { return false };
         let fits = self.head.mark_inline(slot, span.epoch, Self::SLOTS);
         if fits {
@@ -621,13 +628,13 @@ mod tests {
     #[test]
     fn a_slot_gives_back_what_it_took_or_refuses_it() {
         fn check<L: Line>(first: i64, last: i64, fits: bool) {
-            let span = Span { epoch: 3, first, last, ..Span::default() };
+            let span = PlainSpan { epoch: 3, first, last, last_timestamp: 0 };
             for key in [EntryKey::newest(1, 0).line::<L>(), EntryKey::older(1, 0, 3).line::<L>()] {
                 for slot in 0..L::SLOTS {
                     let mut line = L::empty(key);
                     assert!(line.is(key) && line.is_empty());
-                    assert_eq!(line.write_inline(slot, &span), fits);
-                    assert_eq!(line.read(slot), if fits { Slot::Inline(span.clone()) } else { Slot::Empty });
+                    assert_eq!(line.write_inline(slot, span), fits);
+                    assert_eq!(line.read(slot), if fits { Slot::Inline(span) } else { Slot::Empty });
                     line.write_aside(slot, 77);
                     assert_eq!(line.read(slot), Slot::Aside(77));
                     line.clear(slot);
@@ -652,16 +659,16 @@ mod tests {
 
     #[test]
     fn epochs_of_a_line_may_differ_a_little() {
-        let span = |epoch| Span { epoch, first: 1, last: 2, ..Span::default() };
+        let span = |epoch| PlainSpan { epoch, first: 1, last: 2, last_timestamp: 0 };
         let mut line = SpanLine::empty(EntryKey::newest(1, i32::MAX).line::<SpanLine>());
         for (slot, epoch) in [(0, 100), (1, 103), (2, 105), (3, 100)] {
-            assert!(line.write_inline(slot, &span(epoch)));
+            assert!(line.write_inline(slot, span(epoch)));
         }
-        assert!(!line.write_inline(4, &span(106)), "six above the lowest");
-        assert!(!line.write_inline(4, &span(99)), "six below the highest");
+        assert!(!line.write_inline(4, span(106)), "six above the lowest");
+        assert!(!line.write_inline(4, span(99)), "six below the highest");
         line.write_aside(0, 9);
         line.clear(3);
-        assert!(line.write_inline(4, &span(108)), "the lowest is 103 now");
+        assert!(line.write_inline(4, span(108)), "the lowest is 103 now");
         let epochs = [Slot::Aside(9), Slot::Inline(span(103)), Slot::Inline(span(105)), Slot::Empty];
         assert_eq!(std::array::from_fn(|slot| line.read(slot)), epochs);
         assert_eq!((line.read(4), line.read(5)), (Slot::Inline(span(108)), Slot::Empty));
@@ -669,6 +676,6 @@ mod tests {
         line.clear(1);
         line.clear(2);
         line.clear(4);
-        assert!(line.write_inline(1, &span(i16::MAX)) && line.read(1) == Slot::Inline(span(i16::MAX)));
+        assert!(line.write_inline(1, span(i16::MAX)) && line.read(1) == Slot::Inline(span(i16::MAX)));
     }
 }

@@ -14,7 +14,7 @@
 
 use super::line::{Reach, WINDOW_ASIDE, Window};
 use super::{Line, LineKey, NextLine, Plainly, Slot, SpanLine, WideLine};
-use crate::judge::{PlainRules, Run, Span};
+use crate::judge::{PlainRules, PlainSpan, Run};
 
 /// First and last position in 32 bits each; the first above the last where there is no entry inline.
 #[derive(Clone, Copy)]
@@ -69,7 +69,7 @@ impl Line for LoneSpan {
     fn read(&self, _slot: usize) -> Slot {
         let LoneSpan { first, last, epoch, .. } = *self;
         if first <= last {
-            Slot::Inline(Span { epoch, first: first.into(), last: last.into(), ..Span::default() })
+            Slot::Inline(PlainSpan { epoch, first: first.into(), last: last.into(), last_timestamp: 0 })
         } else if first == Self::EMPTY {
             Slot::Empty
         } else {
@@ -77,14 +77,13 @@ impl Line for LoneSpan {
         }
     }
 
-    fn write_inline(&mut self, _slot: usize, span: &Span) -> bool {
+    #[inline]
+    fn write_inline(&mut self, _slot: usize, span: PlainSpan) -> bool {
         let (Ok(first), Ok(last)) = (u32::try_from(span.first), u32::try_from(span.last)) else {
             return false;
         };
-        if span.is_plain() {
-            (self.first, self.last, self.epoch) = (first, last, span.epoch);
-        }
-        span.is_plain()
+        (self.first, self.last, self.epoch) = (first, last, span.epoch);
+        true
     }
 
     fn write_aside(&mut self, _slot: usize, number: u32) {
@@ -183,7 +182,8 @@ impl Line for LoneNext {
         self.window().read()
     }
 
-    fn write_inline(&mut self, _slot: usize, span: &Span) -> bool {
+    #[inline]
+    fn write_inline(&mut self, _slot: usize, span: PlainSpan) -> bool {
         Window::of(span).inspect(|&window| self.set_window(window)).is_some()
     }
 
@@ -267,7 +267,8 @@ impl Line for LoneWide {
         }
     }
 
-    fn write_inline(&mut self, _slot: usize, span: &Span) -> bool {
+    #[inline]
+    fn write_inline(&mut self, _slot: usize, span: PlainSpan) -> bool {
         let Some(Reach { last, reach }) = Reach::of(span) else { return false };
         (self.last, self.reach, self.epoch) = (last, reach, span.epoch);
         true

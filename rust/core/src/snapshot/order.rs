@@ -1,64 +1,13 @@
-//! The order of a snapshot's entries. It follows from their keys alone, whatever the table's layout
-//! and history, and producers lie scattered in it as they do in the table's memory.
+//! The order of a snapshot's entries. It follows from their keys alone, and it is the order in which the
+//! table's segments follow each other.
 //!
-//! A block is [`BLOCK`] neighbouring partitions of one producer. Blocks are ordered by a hash, then by
-//! pid and number; in a block by partition, and the entries of one key by epoch, the newest first.
+//! A block is 24 neighbouring partitions of one producer. Blocks are ordered by the hash that says in which
+//! segment they lie, then by pid and partition; the entries of one key by epoch, the newest first.
 //!
-//! Sorted by pid they would compress no better, for a producer's entries lie together either way. But
-//! a table would have to be sorted whole, where a range of hashes is known without looking at the rest.
+//! Sorted by pid they would compress no better, for a producer's entries lie together either way. But a
+//! table would have to be sorted whole, where a segment is a range of hashes that fits in the cache.
 
 use crate::keys::{Dictionary, Keys};
-
-/// Partitions of a block: a multiple of 1 to 8, 10, 12, 14, 15 and 16, so that no line of as many
-/// partitions lies in two.
-pub(crate) const BLOCK: u32 = 1680;
-
-/// Bits of a place that say where in its block a partition lies.
-const OFFSET_BITS: u32 = 11;
-
-const _: () = assert!(BLOCK <= 1 << OFFSET_BITS);
-
-/// The hash by which blocks are ordered: 53 bits. Fixed with the format.
-///
-/// Not the one by which lines are found: a table that is filled in the order of its own hash is full at
-/// its beginning and empty behind.
-#[inline]
-pub(crate) fn block_hash(pid: i64, block: u32) -> u64 {
-    fold(pid as u64 ^ 0x2d35_8dcc_aa6c_78a5, fold(u64::from(block) ^ 0x8bb8_4b93_962e_acc9, 0x4b33_a62e_d433_d4a3))
-        >> OFFSET_BITS
-}
-
-/// The two halves of a 128-bit product, one laid over the other.
-#[inline]
-fn fold(a: u64, b: u64) -> u64 {
-    let product = u128::from(a) * u128::from(b);
-    (product >> 64) as u64 ^ product as u64
-}
-
-/// Where a key lies among all keys: the hash of its block, then the offset in it. Different keys may
-/// share a place.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Place(u64);
-
-impl Place {
-    #[inline]
-    pub(crate) fn of(pid: i64, partition: i32) -> Place {
-        let partition = partition as u32;
-        Place(block_hash(pid, partition / BLOCK) << OFFSET_BITS | u64::from(partition % BLOCK))
-    }
-
-    /// The hash of the block. Blocks may share it.
-    #[inline]
-    pub(crate) fn block(self) -> u64 {
-        self.0 >> OFFSET_BITS
-    }
-
-    /// Which of so many equal parts of the whole it lies in.
-    #[inline]
-    pub(crate) fn part(self, parts: u64) -> u64 {
-        ((u128::from(self.0) * u128::from(parts)) >> 64) as u64
-    }
-}
 
 /// The keys of one dictionary that are in use, numbered anew.
 ///
@@ -108,6 +57,11 @@ impl Renumbering {
         Renumbering { pid: of(pids, &pid_used), partition: of(partitions, &partition_used) }
     }
 
+    /// Whether keys are as in the table, and so the order.
+    pub(crate) fn is_none(&self) -> bool {
+        self.pid.is_none() && self.partition.is_none()
+    }
+
     /// Whether neighbouring partitions of the table are neighbours in the snapshot.
     #[inline]
     pub(crate) fn keeps_partitions(&self) -> bool {
@@ -126,20 +80,14 @@ impl Renumbering {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use crate::lines::{BLOCK, block_hash};
 
     /// The values that docs/snapshot-format.md gives: another hash would be another format.
     #[test]
     fn the_hash_is_the_documented_one() {
-        let hashes = [(0, 0), (1, 0), (0, 1), (i64::MAX, (1 << 31) / BLOCK)].map(|(pid, block)| block_hash(pid, block));
-        assert_eq!(hashes, [7350478819269733, 5161298321157725, 426151648868292, 8484614083581216]);
-    }
-
-    #[test]
-    fn places_have_the_order_of_blocks() {
-        let places = [(1, 0), (1, 1), (1, 1679)].map(|(pid, partition)| Place::of(pid, partition));
-        assert!(places.is_sorted_by(|a, b| a < b) && places.iter().all(|place| place.block() == places[0].block()));
-        assert!(Place::of(1, 1680).block() != places[0].block());
-        assert!((0..1000).all(|pid| Place::of(pid, 0).part(7) < 7));
+        let keys = [(0, 0), (0, 23), (1, 0), (0, 24), (i64::MAX, i32::MAX)];
+        let hashes = keys.map(|(pid, partition)| block_hash(pid, partition));
+        assert_eq!(hashes, [0, 0, 12258477386215270768, 6021364756257714285, 11722009143857118349]);
+        assert_eq!(BLOCK, 24);
     }
 }

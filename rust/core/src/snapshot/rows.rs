@@ -2,10 +2,11 @@
 
 use super::columns::{read, write};
 use super::frames::{Payload, refuse};
-use super::order::{BLOCK, block_hash};
 use crate::Result;
-use crate::judge::Span;
+use crate::judge::{PlainSpan, Span};
+use crate::lines::{BLOCK, block_hash};
 use crate::ordered::Appended;
+use std::cmp::Ordering;
 
 /// Entries of a frame, at the most.
 pub(super) const ENTRIES_MAX: usize = 4096;
@@ -28,9 +29,15 @@ pub(super) struct KeyRows {
 }
 
 impl KeyRows {
+    #[inline]
+    fn is_in_last_block(&self, pid: i64, partition: i32) -> bool {
+        self.pid.last() == Some(&pid) && self.block.last() == Some(&i64::from(partition as u32 / BLOCK))
+    }
+
+    #[inline]
     pub(super) fn push(&mut self, pid: i64, partition: i32) {
-        let block = i64::from(partition as u32 / BLOCK);
-        if self.pid.last() != Some(&pid) || self.block.last() != Some(&block) {
+        if !self.is_in_last_block(pid, partition) {
+            let block = i64::from(partition as u32 / BLOCK);
             self.pid.push(pid);
             self.block.push(block);
             self.count.push(0);
@@ -50,8 +57,8 @@ impl KeyRows {
         }
     }
 
-    /// Reads the columns and tells every key in turn, of which there are at most `left`. Gives how many.
-    pub(super) fn read(&mut self, payload: &mut Payload<'_>, left: u64, mut tell: impl FnMut(KeyRow)) -> Result<usize> {
+    /// Reads the columns of at most `left` keys. Gives how many.
+    pub(super) fn read(&mut self, payload: &mut Payload<'_>, left: u64) -> Result<usize> {
         let (rows, groups) = (payload.number()?, payload.number()?);
         if rows == 0 || rows > left.min(ENTRIES_MAX as u64) || groups > rows {
             return refuse(format!("a frame of {rows} keys in {groups} blocks, where {left} keys are left"));
@@ -60,56 +67,90 @@ impl KeyRows {
         read(payload, groups as usize, 0, &mut self.block)?;
         read(payload, groups as usize, 0, &mut self.count)?;
         read(payload, rows as usize, 0, &mut self.step)?;
-        let mut steps = self.step.iter();
+        Ok(rows as usize)
+    }
+
+    /// Tells every key that was read, in turn, and how the key before it compares with it.
+    #[inline]
+    pub(super) fn try_for_each(
+        &self,
+        before: &mut KeyRow,
+        mut tell: impl FnMut(KeyRow, Ordering) -> Result<()>,
+    ) -> Result<()> {
+        let mut steps = &self.step[..];
         for ((&pid, &block), &count) in self.pid.iter().zip(&self.block).zip(&self.count) {
             if pid < 0 || !(0..=i64::from(i32::MAX as u32 / BLOCK)).contains(&block) || count <= 0 {
                 return refuse("a block of keys is out of range");
             }
-            let hash = block_hash(pid, block as u32);
+            let (of_block, rest) = steps.split_at_checked(count as usize).ok_or_else(miscounted)?;
+            steps = rest;
             let from = block * i64::from(BLOCK);
+            let hash = block_hash(pid, from as i32);
+            let end = (from + i64::from(BLOCK)).min(i64::from(i32::MAX) + 1);
             let mut partition = from - 1;
-            for _ in 0..count {
-                let step = *steps.next().ok_or_else(miscounted)?;
+            for (at, &step) in of_block.iter().enumerate() {
                 partition = partition.saturating_add(step);
-                if step < 0 || partition < from || partition >= from + i64::from(BLOCK) || partition > i32::MAX.into() {
+                if step < 0 || partition < from || partition >= end {
                     return refuse("keys are out of order or outside their block");
                 }
-                tell(KeyRow { hash, pid, partition: partition as i32 });
+                let key = KeyRow { hash, pid, partition: partition as i32 };
+                let is_first = at == 0;
+                let order = if is_first { (*before).cmp(&key) } else { 0.cmp(&step) };
+                tell(key, order)?;
             }
+            *before = KeyRow { hash, pid, partition: partition as i32 };
         }
-        if steps.next().is_some() { Err(miscounted()) } else { Ok(rows as usize) }
+        if steps.is_empty() { Ok(()) } else { Err(miscounted()) }
     }
 }
 
+#[cold]
 fn miscounted() -> crate::Error {
     crate::Error::Snapshot("the blocks of a frame hold other counts of keys than it says".into())
 }
 
 /// A key and the hash of its block.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct KeyRow {
+pub(crate) struct KeyRow {
     hash: u64,
     pub(super) pid: i64,
     pub(super) partition: i32,
 }
 
+impl KeyRow {
+    /// Before the first key.
+    pub(super) const NONE: KeyRow = KeyRow { hash: 0, pid: -1, partition: 0 };
+}
+
+/// The entry that was read last.
+pub(crate) struct Before {
+    key: KeyRow,
+    epoch: i16,
+}
+
+impl Default for Before {
+    fn default() -> Before {
+        Before { key: KeyRow::NONE, epoch: 0 }
+    }
+}
+
 /// One frame's entries.
 #[derive(Default)]
-pub(super) struct Rows {
+pub(crate) struct Rows {
     keys: KeyRows,
-    /// The keys of a frame that is being read.
-    read_keys: Vec<KeyRow>,
+    /// The entries of a frame that is being written, without holes.
+    spans: Vec<PlainSpan>,
     epoch: Vec<i64>,
     last: Vec<i64>,
     /// Last minus first.
     reach: Vec<i64>,
     timestamp: Vec<i64>,
-    /// 1 where there is a final range.
+    /// 1 where there is a final range. While a frame is written, up to the last entry that has one or holes.
     finals: Vec<i64>,
     /// How far the final range begins above the first position, and how long it is, less one.
     final_gap: Vec<i64>,
     final_reach: Vec<i64>,
-    /// How many holes.
+    /// How many holes. As `finals`.
     holes: Vec<i64>,
     /// How far a hole begins above the first position or the hole before, how long it is, less one.
     hole_gap: Vec<i64>,
@@ -119,19 +160,30 @@ pub(super) struct Rows {
 
 impl Rows {
     pub(super) fn is_empty(&self) -> bool {
-        self.last.is_empty()
+        self.spans.is_empty()
     }
 
-    pub(super) fn is_full(&self) -> bool {
-        self.last.len() >= ENTRIES_MAX || self.hole_gap.len() >= HOLES_MAX
+    /// Whether the frame ends before an entry of this key: with a block, if another one might not fit.
+    #[inline]
+    pub(super) fn ends_before(&self, pid: i64, partition: i32) -> bool {
+        const BLOCK_ENDS: usize = ENTRIES_MAX - BLOCK as usize;
+        let entries = self.spans.len();
+        (entries > BLOCK_ENDS && (entries >= ENTRIES_MAX || !self.keys.is_in_last_block(pid, partition)))
+            || self.hole_gap.len() >= HOLES_MAX
     }
 
-    pub(super) fn push(&mut self, pid: i64, partition: i32, span: &Span) {
+    #[inline]
+    pub(super) fn push(&mut self, pid: i64, partition: i32, span: PlainSpan, whole: Option<&Span>) {
         self.keys.push(pid, partition);
-        self.epoch.push(span.epoch.into());
-        self.last.push(span.last);
-        self.reach.push(span.last.wrapping_sub(span.first));
-        self.timestamp.push(span.last_timestamp);
+        if let Some(whole) = whole {
+            self.push_holes(whole);
+        }
+        self.spans.push(span);
+    }
+
+    #[cold]
+    fn push_holes(&mut self, span: &Span) {
+        self.finals.resize(self.spans.len(), 0);
         self.finals.push(span.final_range.is_some().into());
         if let Some((first, last)) = span.final_range {
             self.final_gap.push(first.wrapping_sub(span.first));
@@ -145,12 +197,20 @@ impl Rows {
             self.hole_timestamp.push(timestamp);
             from = last;
         }
+        self.holes.resize(self.spans.len(), 0);
         self.holes.push((self.hole_gap.len() - holes_before) as i64);
     }
 
     /// Writes the columns and empties them.
     pub(super) fn write(&mut self, out: &mut Vec<u8>) {
         self.keys.write(out);
+        self.last.extend(self.spans.iter().map(|span| span.last));
+        self.epoch.extend(self.spans.iter().map(|span| i64::from(span.epoch)));
+        self.reach.extend(self.spans.iter().map(|span| span.last.wrapping_sub(span.first)));
+        self.timestamp.extend(self.spans.iter().map(|span| span.last_timestamp));
+        self.finals.resize(self.spans.len(), 0);
+        self.holes.resize(self.spans.len(), 0);
+        self.spans.clear();
         let columns = [
             (&mut self.last, ENTRY_BYTES_MIN),
             (&mut self.epoch, 0),
@@ -170,17 +230,9 @@ impl Rows {
         }
     }
 
-    /// Reads a frame of at most `left` entries that follow `before` in order, the last entry so far.
-    pub(super) fn read(
-        &mut self,
-        mut payload: Payload<'_>,
-        left: u64,
-        before: &mut Option<(KeyRow, i16)>,
-        entries: &mut Vec<Appended>,
-    ) -> Result<()> {
-        entries.clear();
-        self.read_keys.clear();
-        let rows = self.keys.read(&mut payload, left, |key| self.read_keys.push(key))?;
+    /// Reads a frame of at most `left` entries. Gives how many.
+    pub(super) fn read(&mut self, mut payload: Payload<'_>, left: u64) -> Result<u64> {
+        let rows = self.keys.read(&mut payload, left)?;
         read(&mut payload, rows, ENTRY_BYTES_MIN, &mut self.last)?;
         for column in [&mut self.epoch, &mut self.reach, &mut self.timestamp, &mut self.finals] {
             read(&mut payload, rows, 0, column)?;
@@ -194,30 +246,36 @@ impl Rows {
         read(&mut payload, holes, 0, &mut self.hole_reach)?;
         read(&mut payload, holes, 0, &mut self.hole_timestamp)?;
         payload.end()?;
-        let mut extras = Extras { final_at: 0, hole_at: 0 };
-        for (row, &key) in self.read_keys.iter().enumerate() {
-            let span = self.span(row, &mut extras)?;
-            let is_older = match before {
-                Some((other, epoch)) if *other == key && *epoch > span.epoch => true,
-                Some((other, _)) if *other >= key => return refuse("entries are out of order"),
-                _ => false,
-            };
-            *before = Some((key, span.epoch));
-            entries.push(Appended { pid: key.pid, partition: key.partition, span, is_older });
-        }
-        Ok(())
+        Ok(rows as u64)
     }
 
+    /// Tells the entries of the frame that was read. They must follow the one `before` in order.
     #[inline]
-    fn span(&self, row: usize, extras: &mut Extras) -> Result<Span> {
-        let wrong = |_| crate::Error::Snapshot(format!("an entry's epoch is {}", self.epoch[row]));
-        let mut span = Span {
-            epoch: i16::try_from(self.epoch[row]).map_err(wrong)?,
-            first: self.last[row].wrapping_sub(self.reach[row]),
-            last: self.last[row],
-            last_timestamp: self.timestamp[row],
-            ..Span::default()
-        };
+    pub(crate) fn try_for_each(&self, before: &mut Before, mut tell: impl FnMut(Appended) -> Result<()>) -> Result<()> {
+        let (mut row, mut extras) = (0, Extras { final_at: 0, hole_at: 0 });
+        self.keys.try_for_each(&mut before.key, |key, order| {
+            let Ok(epoch) = i16::try_from(self.epoch[row]) else {
+                return refuse(format!("an entry's epoch is {}", self.epoch[row]));
+            };
+            let is_older = order == Ordering::Equal && epoch < before.epoch;
+            if order != Ordering::Less && !is_older {
+                return refuse("entries are out of order");
+            }
+            before.epoch = epoch;
+            let (last, last_timestamp) = (self.last[row], self.timestamp[row]);
+            let span = PlainSpan { epoch, first: last.wrapping_sub(self.reach[row]), last, last_timestamp };
+            let is_plain = self.finals[row] | self.holes[row] == 0;
+            let whole = if is_plain { None } else { Some(self.whole(row, span, &mut extras)?) };
+            row += 1;
+            let KeyRow { hash, pid, partition } = key;
+            tell(Appended { hash, pid, partition, span, whole, is_older })
+        })
+    }
+
+    /// An entry with holes or a final range.
+    #[cold]
+    fn whole(&self, row: usize, span: PlainSpan, extras: &mut Extras) -> Result<Box<Span>> {
+        let mut span = Box::new(Span::from(span));
         if self.finals[row] == 1 {
             let first = span.first.wrapping_add(self.final_gap[extras.final_at]);
             span.final_range = Some((first, first.wrapping_add(self.final_reach[extras.final_at])));
