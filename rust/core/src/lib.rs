@@ -23,6 +23,7 @@
 
 mod batch;
 mod changes;
+mod entries;
 mod error;
 mod holes;
 mod judge;
@@ -41,6 +42,7 @@ mod union;
 mod verdict;
 
 pub use batch::{Batch, Column, Seqs};
+pub use entries::Entries;
 pub use error::{Error, Result};
 pub use keys::{
     Dictionary, KeyKind, KeyMark, KeyRef, KeySpace, Keys, PartKind, PartValue, decode_parts, encode_bytes, encode_int,

@@ -2,7 +2,7 @@
 
 use crate::judge::{PlainRules, Rules, Run, Span};
 use crate::lines::{EntryKey, Line, Lines, Place, Plainly, Search, Slot};
-use crate::table::Call;
+use crate::table::{CHUNK, Call, Key};
 use crate::{Epochs, Result};
 use std::cmp::Reverse;
 
@@ -175,6 +175,19 @@ impl<L: Line> Shelf<L> {
                 self.put(newest, span);
             }
         }
+    }
+
+    /// Asks for the lines of up to [`CHUNK`] keys that are looked up next, so that their misses overlap.
+    pub(crate) fn prefetch(&self, keys: &[Key]) {
+        if self.lines.segments() == 0 {
+            return;
+        }
+        let mut searches = [Search::default(); CHUNK];
+        let searches = &mut searches[..keys.len()];
+        for (search, &(pid, partition, _)) in searches.iter_mut().zip(keys) {
+            *search = self.begin_search(pid, partition);
+        }
+        searches.iter_mut().for_each(|search| self.go_on_searching(search));
     }
 
     /// First pass over a chunk of runs: asks for the tags. Room for two lines a run must have been reserved.

@@ -1,5 +1,6 @@
 use crate::batch::{Batch, Seqs};
 use crate::changes::{Changes, Eviction, Forgotten};
+use crate::entries::Entries;
 use crate::holes::Holes;
 use crate::judge::{Rules, Run, Sink, Span};
 use crate::keys::{KeySpace, Keys};
@@ -14,7 +15,7 @@ use crate::{Admit, Column, Dictionary, Epochs, Error, Policy, Result, Verdict};
 use std::collections::{BTreeMap, HashSet};
 
 /// Runs that go through the table together: while one is judged, the lines of the others are fetched.
-const CHUNK: usize = 128;
+pub(crate) const CHUNK: usize = 128;
 
 /// What becomes of rows that carry no producer identity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -248,26 +249,32 @@ impl StateTable {
         Some(self.entry(pid, partition, &span))
     }
 
-    /// Every entry, in the order of pid, partition and epoch.
-    pub fn entries(&self) -> Vec<Entry> {
-        let mut entries = Vec::with_capacity(self.len());
-        with_shelf!(&self.store, shelf => shelf.for_each(|pid, partition, span| {
-            entries.push(self.entry(pid, partition, span));
-        }));
-        self.sort_by_key(&mut entries, |entry| (entry.pid, entry.partition, entry.epoch, 0));
-        entries
+    /// Every entry, in the order of pid, partition and epoch (by value, see [`Keys`]).
+    pub fn entries(&self) -> Entries<'_> {
+        self.entries_where(Vec::with_capacity(self.len()), |_| true)
     }
 
-    /// Every range that is missing, in the order of pid, partition, epoch and position.
-    pub fn missing(&self) -> Vec<Missing> {
-        let mut missing = Vec::new();
-        if self.rules.reports_missing() {
-            for entry in self.entries() {
-                let holes = entry.holes.iter().map(|hole| (hole.first, hole.last));
-                missing.extend(holes.map(|hole| self.missing_of((entry.pid, entry.partition, entry.epoch), hole)));
-            }
-        }
-        missing
+    /// Every range that is missing, in the order of pid, partition, epoch (by value) and position.
+    pub fn missing(&self) -> impl Iterator<Item = Missing> + '_ {
+        let reports_missing = self.rules.reports_missing();
+        let entries = self.entries_where(Vec::new(), |span| reports_missing && !span.holes.is_empty());
+        entries.flat_map(move |Entry { pid, partition, epoch, holes, .. }| {
+            holes.into_iter().map(move |hole| self.missing_of((pid, partition, epoch), (hole.first, hole.last)))
+        })
+    }
+
+    fn entries_where(&self, mut keys: Vec<Key>, wanted: impl Fn(&Span) -> bool) -> Entries<'_> {
+        with_shelf!(&self.store, shelf => shelf.for_each(|pid, partition, span| {
+            keys.extend(wanted(span).then_some((pid, partition, span.epoch)));
+        }));
+        Entries::new(self, keys)
+    }
+
+    /// The entries of up to [`CHUNK`] keys that are known to have one.
+    pub(crate) fn get_known(&self, keys: &[Key]) -> Vec<Entry> {
+        with_shelf!(&self.store, shelf => shelf.prefetch(keys));
+        let entry = |&(pid, partition, epoch): &Key| self.get(pid, partition, Some(epoch)).expect("a known key");
+        keys.iter().map(entry).collect()
     }
 
     /// Judges every row in order and advances the table. The batches are one input, cut anywhere; rows
