@@ -76,19 +76,32 @@ impl<L: Line> Shelf<L> {
         self.lines.reserve_in_all(lines)
     }
 
-    /// Copies what a judge of this key and epoch would look at.
-    pub(crate) fn copy_to(&self, copy: &mut Shelf<L>, (pid, partition, epoch): (i64, i32, i16)) -> Result<()> {
-        if pid == -1 || copy.get(pid, partition, Some(epoch)).is_some() {
-            return Ok(());
-        }
-        let newest = self.get(pid, partition, None);
-        if let Some(newest) = newest.filter(|_| copy.get(pid, partition, None).is_none()) {
-            copy.insert(pid, partition, newest)?;
-        }
-        if let Some(span) = self.get(pid, partition, Some(epoch)).filter(|span| span.epoch == epoch) {
-            copy.insert(pid, partition, span)?;
+    /// Copies what judges of up to [`CHUNK`] keys and epochs would look at.
+    pub(crate) fn copy_to(&self, copy: &mut Shelf<L>, keys: &[Key]) -> Result<()> {
+        copy.reserve(2 * keys.len())?;
+        self.prefetch(keys);
+        copy.prefetch(keys);
+        for &(pid, partition, epoch) in keys.iter().filter(|key| key.0 != -1) {
+            let newest = self.copy_entry_to(copy, EntryKey::newest(pid, partition));
+            if newest.is_some_and(|newest| newest != epoch) {
+                self.copy_entry_to(copy, EntryKey::older(pid, partition, epoch));
+            }
         }
         Ok(())
+    }
+
+    /// Copies an entry if there is one, and gives its epoch. A line is added even if there is none: the judge
+    /// would add it.
+    fn copy_entry_to(&self, copy: &mut Shelf<L>, key: EntryKey) -> Option<i16> {
+        let to = copy.lines.find_or_insert(key);
+        if let Some(epoch) = copy.epoch_at(to) {
+            return Some(epoch);
+        }
+        let span = self.get_at(key)?;
+        let epoch = span.epoch;
+        copy.entries += 1;
+        copy.put(to, span);
+        Some(epoch)
     }
 
     /// Makes room for `lines` more lines.

@@ -302,8 +302,8 @@ impl StateTable {
         let mut call = self.call(batches);
         with_shelf!(&self.store, shelf => {
             let mut copy = Shelf::new();
-            copy.reserve(room_for(rows_of(batches)))?;
-            keys_of(batches, &starts).try_for_each(|key| shelf.copy_to(&mut copy, key))?;
+            copy.reserve(shelf.lines().len().min(starts.iter().map(Vec::len).sum()))?;
+            chunks_of(batches, &starts).try_for_each(|keys| shelf.copy_to(&mut copy, &keys))?;
             judge_batches(&mut copy, &self.rules, batches, &starts, &mut call)?;
         });
         Ok(self.finish(call))
@@ -639,7 +639,7 @@ impl StateTable {
             return Ok(());
         }
         let counts_epochs = self.policy().epochs == Epochs::Key;
-        let new: HashSet<_> = with_shelf!(&self.store, shelf => keys_of(batches, starts)
+        let new: HashSet<_> = with_shelf!(&self.store, shelf => chunks_of(batches, starts).flatten()
             .map(|(pid, partition, epoch)| (pid, partition, counts_epochs.then_some(epoch)))
             .filter(|&(pid, partition, epoch)| pid != -1 && shelf.get(pid, partition, epoch).is_none())
             .collect());
@@ -877,12 +877,11 @@ fn key_at(batch: &Batch<'_>, row: usize) -> Key {
     (batch.pid[row], batch.partition[row], batch.epoch.map_or(0, |epoch| epoch[row]))
 }
 
-/// The key and epoch of every run.
-fn keys_of(batches: &[Batch<'_>], starts: &Starts) -> impl Iterator<Item = Key> {
-    let of_batch = |(batch, starts): (&Batch<'_>, &Vec<u32>)| {
-        starts.iter().map(|&start| key_at(batch, start as usize)).collect::<Vec<_>>()
-    };
-    batches.iter().zip(starts).flat_map(of_batch)
+/// The key and epoch of every run, as many together as are judged together.
+fn chunks_of(batches: &[Batch<'_>], starts: &Starts) -> impl Iterator<Item = Vec<Key>> {
+    let keys = |batch, chunk: &[u32]| chunk.iter().map(|&start| key_at(batch, start as usize)).collect();
+    let runs = batches.iter().zip(starts);
+    runs.flat_map(move |(batch, starts)| starts.chunks(CHUNK).map(move |chunk| keys(batch, chunk)))
 }
 
 fn judge_batches<'a, L: Line>(
