@@ -228,8 +228,8 @@ impl<L: Line> Shelf<L> {
     #[inline(never)]
     pub(crate) fn judge_beyond(&mut self, rules: &Rules, (pid, partition): (i64, i32), run: Run, call: &mut Call<'_>) {
         let newest = EntryKey::newest(pid, partition);
-        let found = self.lines.find(newest);
-        let known_epoch = found.and_then(|place| self.epoch_at(place));
+        let found = self.find(newest);
+        let known_epoch = found.as_ref().and_then(|(_, held)| self.epoch_of(held));
         let is_stale = known_epoch.is_some_and(|known| run.epoch < known);
         if is_stale {
             call.stale(run.rows);
@@ -238,31 +238,37 @@ impl<L: Line> Shelf<L> {
             self.judge_at(rules, newest, run, found, call);
         } else if is_stale {
             let older = EntryKey::older(pid, partition, run.epoch);
-            self.judge_at(rules, older, run, self.lines.find(older), call);
-        } else if let (Some(span), Some(place)) = (rules.judge(None, run, call), found) {
+            self.judge_at(rules, older, run, self.find(older), call);
+        } else if let (Some(span), Some((place, _))) = (rules.judge(None, run, call), found) {
             self.entries += 1;
             self.replace_newest(place, (pid, partition), span);
         }
     }
 
-    /// Judges against the entry at a place, or against none, and keeps what comes of it.
-    fn judge_at(&mut self, rules: &Rules, key: EntryKey, run: Run, found: Option<Place>, call: &mut Call<'_>) {
-        if found.is_some_and(|place| self.goes_on_aside(rules, place, run)) {
-            return;
-        }
-        let entry = found.and_then(|place| self.take(place));
+    fn find(&self, key: EntryKey) -> Option<(Place, Slot)> {
+        self.lines.find(key).map(|place| (place, self.lines.read(place)))
+    }
+
+    /// Judges against what a place holds, or against nothing, and keeps what comes of it.
+    fn judge_at(&mut self, rules: &Rules, key: EntryKey, run: Run, found: Option<(Place, Slot)>, call: &mut Call<'_>) {
+        let (place, entry, number) = match found {
+            Some((_, Slot::Aside(number))) if self.goes_on_aside(rules, number, run) => return,
+            Some((place, Slot::Aside(number))) => (Some(place), Some(self.aside.take(number)), Some(number)),
+            Some((place, Slot::Inline(span))) => (Some(place), Some(span), None),
+            Some((place, Slot::Empty)) => (Some(place), None, None),
+            None => (None, None, None),
+        };
         let was_known = entry.is_some();
         if let Some(span) = rules.judge(entry, run, call) {
-            let place = found.unwrap_or_else(|| self.lines.find_or_insert(key));
-            self.put(place, span);
+            let place = place.unwrap_or_else(|| self.lines.find_or_insert(key));
+            self.put_over(place, number, span);
             self.entries += usize::from(!was_known);
         }
     }
 
     /// Adds a run to an entry kept aside if it continues it plainly, as most runs of those do too: in
     /// place, where the judge would have the entry moved out and in again.
-    fn goes_on_aside(&mut self, rules: &Rules, place: Place, run: Run) -> bool {
-        let Slot::Aside(number) = self.lines.read(place) else { return false };
+    fn goes_on_aside(&mut self, rules: &Rules, number: u32, run: Run) -> bool {
         let span = self.aside.get_mut(number);
         let goes_on = rules.aside_goes_on
             && !run.is_old
@@ -285,10 +291,14 @@ impl<L: Line> Shelf<L> {
     }
 
     fn epoch_at(&self, place: Place) -> Option<i16> {
-        match self.lines.read(place) {
+        self.epoch_of(&self.lines.read(place))
+    }
+
+    fn epoch_of(&self, held: &Slot) -> Option<i16> {
+        match held {
             Slot::Empty => None,
             Slot::Inline(span) => Some(span.epoch),
-            Slot::Aside(number) => Some(self.aside.get(number).epoch),
+            Slot::Aside(number) => Some(self.aside.get(*number).epoch),
         }
     }
 
@@ -297,15 +307,6 @@ impl<L: Line> Shelf<L> {
             Slot::Empty => None,
             Slot::Inline(span) => Some(span),
             Slot::Aside(number) => Some(self.aside.get(number).clone()),
-        }
-    }
-
-    /// The entry at a place, moved out; [`Shelf::put`] follows.
-    fn take(&mut self, place: Place) -> Option<Span> {
-        match self.lines.read(place) {
-            Slot::Empty => None,
-            Slot::Inline(span) => Some(span),
-            Slot::Aside(number) => Some(std::mem::take(self.aside.get_mut(number))),
         }
     }
 
@@ -320,13 +321,21 @@ impl<L: Line> Shelf<L> {
             Slot::Aside(number) => Some(number),
             _ => None,
         };
+        self.put_over(place, number, span);
+    }
+
+    /// The same where the place holds an entry kept aside, or does not, as is known.
+    fn put_over(&mut self, place: Place, number: Option<u32>, span: Span) {
         if self.lines.write_inline(place, &span) {
             number.into_iter().for_each(|number| self.aside.free(number));
-        } else {
-            let number = number.unwrap_or_else(|| self.aside.add());
-            self.lines.write_aside(place, number);
-            *self.aside.get_mut(number) = span;
+            return;
         }
+        let number = number.unwrap_or_else(|| {
+            let number = self.aside.add();
+            self.lines.write_aside(place, number);
+            number
+        });
+        *self.aside.get_mut(number) = span;
     }
 }
 
@@ -348,6 +357,11 @@ impl Aside {
 
     fn get_mut(&mut self, number: u32) -> &mut Span {
         &mut self.blocks[number as usize / Self::BLOCK][number as usize % Self::BLOCK]
+    }
+
+    /// An entry moved out, to be put back or freed.
+    fn take(&mut self, number: u32) -> Span {
+        std::mem::take(self.get_mut(number))
     }
 
     fn add(&mut self) -> u32 {

@@ -12,7 +12,9 @@ use crate::snapshot::order::Renumbering;
 use crate::store::{Store, with_shelf};
 use crate::union::{overlap, union};
 use crate::{Admit, Column, Dictionary, Epochs, Error, Policy, Result, Verdict};
-use std::collections::{BTreeMap, HashSet};
+use rustc_hash::FxHashMap;
+use std::cmp::Ordering;
+use std::collections::HashSet;
 
 /// Runs that go through the table together: while one is judged, the lines of the others are fetched.
 pub(crate) const CHUNK: usize = 128;
@@ -425,7 +427,7 @@ impl StateTable {
         }));
         self.horizon_ms = self.horizon_ms.max(other.horizon_ms);
         let mut overlaps = overlaps;
-        self.sort_by_key(&mut overlaps, |&((pid, partition, epoch), (first, _))| (pid, partition, epoch, first));
+        overlaps.sort_unstable_by(|one, other| self.order(one.0, other.0).then(one.1.cmp(&other.1)));
         Ok(overlaps.into_iter().map(|(key, range)| self.missing_of(key, range)).collect())
     }
 
@@ -468,7 +470,7 @@ impl StateTable {
     }
 
     /// What a merge changes, and the positions that both tables had accepted.
-    fn unite(&self, other: &StateTable, translation: &Translation) -> Result<(Vec<Change>, Vec<Overlap>)> {
+    fn unite(&self, other: &StateTable, translation: &Translation) -> Result<(Vec<Change>, Vec<Range>)> {
         let (mut changes, mut overlaps, mut ambiguous) = (Vec::new(), Vec::new(), None);
         with_shelf!(&other.store, shelf => shelf.for_each(|pid, partition, theirs| {
             let (pid, partition) = translation.of(pid, partition);
@@ -674,18 +676,16 @@ impl StateTable {
         Call::new(batches, self.rules.reports_missing(), self.horizon_ms)
     }
 
-    fn finish(&self, call: Call<'_>) -> Judged {
-        let mut opened = Vec::new();
-        for ((pid, partition, epoch), holes) in &call.opened {
-            opened.extend(holes.iter().map(|(first, last)| (*pid, *partition, *epoch, first, last)));
-        }
-        self.sort_by_key(&mut opened, |&(pid, partition, epoch, first, _)| (pid, partition, epoch, first));
-        let missing = opened
-            .into_iter()
-            .map(|(pid, partition, epoch, first, last)| self.missing_of((pid, partition, epoch), (first, last)));
+    fn finish(&self, mut call: Call<'_>) -> Judged {
+        let order = |one: &Range, other: &Range| self.order(one.0, other.0).then(one.1.cmp(&other.1));
+        let mut opened: Vec<_> = call.opened.into_iter().map(|((key, first), last)| (key, (first, last))).collect();
+        opened.sort_unstable_by(order);
+        call.closed.sort_unstable_by(order);
+        let missing = without(&opened, &call.closed, order);
         let mut stale: Vec<_> = call.stale.into_iter().collect();
-        self.sort_by_key(&mut stale, |&((pid, partition, epoch), _)| (pid, partition, epoch, 0));
+        stale.sort_unstable_by(|one, other| self.order(one.0, other.0));
         let stale = stale.into_iter().map(|((pid, partition, epoch), rows)| Stale { pid, partition, epoch, rows });
+        let missing = missing.into_iter().map(|(key, range)| self.missing_of(key, range));
         let mut judged = Judged { missing: missing.collect(), stale: stale.collect(), ..call.judged };
         judged.stale_epoch = judged.stale.iter().map(|stale| stale.rows).sum();
         let others: u64 = judged.counts.iter().sum();
@@ -693,16 +693,10 @@ impl StateTable {
         judged
     }
 
-    /// Sorts by the values of keys: the numbers of a dictionary say nothing but who came first.
-    fn sort_by_key<T>(&self, items: &mut [T], key: impl Fn(&T) -> (i64, i32, i16, i64)) {
-        let pid_ranks = self.keys.pid.dictionary.ranks();
-        let partition_ranks = self.keys.partition.dictionary.ranks();
-        items.sort_unstable_by_key(|item| {
-            let (pid, partition, epoch, position) = key(item);
-            let pid = pid_ranks.get(pid as usize).map_or(pid, |&rank| i64::from(rank));
-            let partition = partition_ranks.get(partition as usize).map_or(partition, |&rank| rank as i32);
-            (pid, partition, epoch, position)
-        });
+    /// The order of keys by value: the numbers of a dictionary say nothing but who came first.
+    fn order(&self, one: Key, other: Key) -> Ordering {
+        let by_pid = self.keys.pid.order(one.0, other.0);
+        by_pid.then_with(|| self.keys.partition.order(one.1.into(), other.1.into())).then(one.2.cmp(&other.2))
     }
 }
 
@@ -870,8 +864,25 @@ struct Change {
     span: Span,
 }
 
-/// Positions of a key and epoch that both tables of a merge had accepted.
-type Overlap = (Key, (i64, i64));
+/// Positions of a key and epoch, both ends included.
+type Range = (Key, (i64, i64));
+
+/// What is left of ranges without others, both in one order. A position is skipped once and filled once, so
+/// those of either do not overlap, and each of the others lies in one of the first or outside all.
+fn without(ranges: &[Range], others: &[Range], order: impl Fn(&Range, &Range) -> Ordering) -> Vec<Range> {
+    let mut left = Vec::new();
+    let mut others = others.iter().peekable();
+    for &(key, (mut first, last)) in ranges {
+        while let Some(other) = others.next_if(|other| order(other, &(key, (last, last))).is_le()) {
+            if other.0 == key && other.1.0 >= first {
+                left.extend((other.1.0 > first).then(|| (key, (first, other.1.0 - 1))));
+                first = other.1.1 + 1;
+            }
+        }
+        left.extend((first <= last).then_some((key, (first, last))));
+    }
+    left
+}
 
 fn key_at(batch: &Batch<'_>, row: usize) -> Key {
     (batch.pid[row], batch.partition[row], batch.epoch.map_or(0, |epoch| epoch[row]))
@@ -1013,10 +1024,14 @@ fn judge_timed_run<'a, L: Line>(
 pub(crate) struct Call<'a> {
     judged: Judged,
     reports_missing: bool,
-    /// What was jumped over and not filled, by key and epoch.
-    opened: BTreeMap<Key, Holes>,
+    /// What was jumped over, by key and first position, up to its last; shorter as it is filled from its front.
+    /// No tree and no list to sort: most of it is filled soon, and a row would pay more for that than for
+    /// being judged.
+    opened: FxHashMap<(Key, i64), i64>,
+    /// What else was filled, of that or of older holes: taken out at the end.
+    closed: Vec<Range>,
     /// Rows below their key's highest epoch, by key and epoch.
-    stale: BTreeMap<Key, u64>,
+    stale: FxHashMap<Key, u64>,
     /// The first row of the batch at hand.
     batch_from: usize,
     horizon_ms: Option<i64>,
@@ -1034,8 +1049,9 @@ impl<'a> Call<'a> {
         Call {
             judged,
             reports_missing,
-            opened: BTreeMap::new(),
-            stale: BTreeMap::new(),
+            opened: FxHashMap::default(),
+            closed: Vec::new(),
+            stale: FxHashMap::default(),
             batch_from: 0,
             horizon_ms,
             row: 0,
@@ -1081,16 +1097,18 @@ impl Sink for Call<'_> {
 
     fn opened(&mut self, first: i64, last: i64) {
         if self.reports_missing {
-            self.opened.entry(self.key).or_default().open(first, last, 0);
+            self.opened.insert((self.key, first), last);
         }
     }
 
     fn closed(&mut self, first: i64, last: i64) {
-        if !self.reports_missing {
+        if self.opened.is_empty() {
             return;
         }
-        if let Some(holes) = self.opened.get_mut(&self.key) {
-            holes.remove(first, last);
+        match self.opened.remove(&(self.key, first)) {
+            None => self.closed.push((self.key, (first, last))),
+            Some(end) if end > last => drop(self.opened.insert((self.key, last + 1), end)),
+            Some(_) => {}
         }
     }
 
