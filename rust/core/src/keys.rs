@@ -218,16 +218,14 @@ impl Dictionary {
         self.slots[slot] - 1
     }
 
-    /// Keeps the strings that `used` says and numbers them anew; gives the new number of each that is kept.
-    pub(crate) fn keep(&mut self, used: &[bool]) -> Vec<u32> {
+    /// The strings that `used` says, numbered anew, and the new number of each.
+    pub(crate) fn kept(&self, used: &[bool]) -> (Dictionary, Vec<u32>) {
         let mut kept = Dictionary::default();
-        let numbers = used
-            .iter()
-            .enumerate()
-            .map(|(number, &is_used)| if is_used { kept.intern(self.bytes(number as u32)) } else { u32::MAX });
-        let numbers = numbers.collect();
-        *self = kept;
-        numbers
+        let number = |(number, &is_used): (usize, &bool)| {
+            if is_used { kept.intern(self.bytes(number as u32)) } else { u32::MAX }
+        };
+        let numbers = used.iter().enumerate().map(number).collect();
+        (kept, numbers)
     }
 
     /// Forgets every number from `count` on.

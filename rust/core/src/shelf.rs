@@ -76,6 +76,18 @@ impl<L: Line> Shelf<L> {
         self.lines.reserve_in_all(lines)
     }
 
+    /// The same entries under other keys.
+    pub(crate) fn renumbered(&self, key: impl Fn(i64, i32) -> (i64, i32)) -> Result<Shelf<L>> {
+        let (mut renumbered, mut enough) = (Shelf::new(), Ok(()));
+        self.for_each(|pid, partition, span| {
+            if enough.is_ok() {
+                let (pid, partition) = key(pid, partition);
+                enough = renumbered.reserve(2).map(|()| assert!(renumbered.insert(pid, partition, span.clone())));
+            }
+        });
+        enough.map(|()| renumbered)
+    }
+
     /// Copies what judges of up to [`CHUNK`] keys and epochs would look at.
     pub(crate) fn copy_to(&self, copy: &mut Shelf<L>, keys: &[Key]) -> Result<()> {
         copy.reserve(2 * keys.len())?;
@@ -116,12 +128,12 @@ impl<L: Line> Shelf<L> {
         self.lines.reserve_midway(lines)
     }
 
-    /// Adds an entry where its key and epoch have none; false, and nothing changed, where they do.
-    pub(crate) fn insert(&mut self, pid: i64, partition: i32, span: Span) -> Result<bool> {
+    /// Adds an entry where its key and epoch have none; false, and nothing changed, where they do. Room for two
+    /// lines must have been reserved.
+    pub(crate) fn insert(&mut self, pid: i64, partition: i32, span: Span) -> bool {
         if self.get(pid, partition, Some(span.epoch)).is_some_and(|known| known.epoch == span.epoch) {
-            return Ok(false);
+            return false;
         }
-        self.reserve(2)?;
         self.entries += 1;
         let newest = EntryKey::newest(pid, partition);
         match self.lines.find(newest).and_then(|place| Some((place, self.epoch_at(place)?))) {
@@ -129,7 +141,7 @@ impl<L: Line> Shelf<L> {
             Some(_) => self.put_at(EntryKey::older(pid, partition, span.epoch), span),
             None => self.put_at(newest, span),
         }
-        Ok(true)
+        true
     }
 
     /// Puts an entry in the place of the one that its key has, of epoch `known`.

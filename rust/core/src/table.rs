@@ -363,7 +363,7 @@ impl StateTable {
     /// does not live on in the dictionaries. Not part of [`StateTable::evict`]: numbers of keys that the
     /// caller still holds mean nothing afterwards.
     ///
-    /// Nothing happens while a delta is due: it names what was forgotten.
+    /// Nothing happens while a delta is due, for it names what was forgotten; nor without memory for it.
     pub fn drop_unused_keys(&mut self) {
         if self.is_empty() {
             // Equal to a table that never knew a key: the next may be of any type.
@@ -385,18 +385,16 @@ impl StateTable {
         if count * 2 >= pids + partitions {
             return;
         }
-        let translation = Translation {
-            pid: self.keys.pid.dictionary.keep(&used.0),
-            partition: self.keys.partition.dictionary.keep(&used.1),
-        };
-        with_shelf!(&mut self.store, shelf => {
-            let mut renumbered = Shelf::new();
-            shelf.for_each(|pid, partition, span| {
-                let (pid, partition) = translation.of(pid, partition);
-                renumbered.insert(pid, partition, span.clone()).expect("memory for entries that had some");
-            });
-            *shelf = renumbered;
+        let (pids, pid) = self.keys.pid.dictionary.kept(&used.0);
+        let (partitions, partition) = self.keys.partition.dictionary.kept(&used.1);
+        let translation = Translation { pid, partition };
+        let is_renumbered = with_shelf!(&mut self.store, shelf => {
+            let renumbered = shelf.renumbered(|pid, partition| translation.of(pid, partition));
+            renumbered.map(|renumbered| *shelf = renumbered).is_ok()
         });
+        if is_renumbered {
+            (self.keys.pid.dictionary, self.keys.partition.dictionary) = (pids, partitions);
+        }
     }
 
     /// Takes in the other table: what either had accepted is accepted, horizons and last timestamps become
@@ -409,22 +407,18 @@ impl StateTable {
     ///
     /// [`Error::Policy`] and no change where the tables are of different rules or do not keep the same, where
     /// rows are not admitted in any order, and where a key that both know holds positions on both sides of
-    /// the border of the wrap; [`Error::Capacity`] where `entries_max` would be passed.
+    /// the border of the wrap; [`Error::Capacity`] where `entries_max` would be passed; [`Error::Memory`], as
+    /// [`StateTable::apply`] gives it.
     pub fn merge(&mut self, other: &StateTable) -> Result<Vec<Missing>> {
         self.check_mergeable(other)?;
         let before = self.keys.mark();
         let merged = self.translate(other).and_then(|translation| self.unite(other, &translation));
+        let merged = merged.and_then(|merged| self.make_room(merged.0.len()).map(|()| merged));
         let (changes, overlaps) = merged.inspect_err(|_| self.keys.go_back(before))?;
         if let Some(marks) = self.changes.note(self.len() + changes.len()) {
             changes.iter().for_each(|change| marks.add(change.pid, change.partition));
         }
-        with_shelf!(&mut self.store, shelf => changes.into_iter().for_each(|change| match change.known {
-            Some(epoch) => shelf.replace(change.pid, change.partition, epoch, change.span),
-            None => {
-                let is_new = shelf.insert(change.pid, change.partition, change.span);
-                assert!(is_new.expect("memory for a merge that has begun"), "the key was unknown");
-            }
-        }));
+        self.put_all(changes)?;
         self.horizon_ms = self.horizon_ms.max(other.horizon_ms);
         let mut overlaps = overlaps;
         overlaps.sort_unstable_by(|one, other| self.order(one.0, other.0).then(one.1.cmp(&other.1)));
@@ -524,15 +518,16 @@ impl StateTable {
             span.first -= self.policy().wrap.unwrap_or(0) as i64;
         }
         entry.holes.iter().for_each(|hole| span.holes.open(hole.first, hole.last, hole.timestamp.unwrap_or(0)));
-        let is_new = with_shelf!(&mut self.store, shelf => shelf.insert(entry.pid, entry.partition, span))?;
+        self.make_room(1)?;
+        let is_new = with_shelf!(&mut self.store, shelf => shelf.insert(entry.pid, entry.partition, span));
         if let Some(marks) = self.changes.note(self.len()) {
             marks.add(entry.pid, entry.partition);
         }
         if is_new { Ok(()) } else { Err(Error::Snapshot("two entries have the same key".into())) }
     }
 
-    /// Whether a call was refused memory when it had judged some of its rows, which takes one that adds a
-    /// sixth to the table. The table holds what is neither before nor after it, and must not be used.
+    /// Whether a call was refused memory when it had judged some of its rows or put some of its entries, which
+    /// takes one that adds a sixth to the table. The table holds what is neither before nor after it, and must not be used.
     pub fn is_half_done(&self) -> bool {
         self.is_half_done
     }
@@ -540,6 +535,13 @@ impl StateTable {
     /// Before the first change of a call: memory for what it begins with.
     fn make_room(&mut self, rows: usize) -> Result<()> {
         with_shelf!(&mut self.store, shelf => shelf.reserve(room_for(rows)))
+    }
+
+    /// Puts entries. Memory for the first of them was asked for before.
+    fn put_all(&mut self, changes: Vec<Change>) -> Result<()> {
+        let put = with_shelf!(&mut self.store, shelf => put_changes(shelf, changes));
+        self.is_half_done = put.is_err();
+        put
     }
 
     fn check_entry(&self, entry: &Entry) -> Result<()> {
@@ -812,6 +814,7 @@ impl StateTable {
     /// Takes over a delta that was checked: forgets what its table forgot, then stores its entries, whose
     /// keys are numbered as in `theirs`.
     pub(crate) fn take_over(&mut self, theirs: &Keys, forgotten: &Forgotten, entries: Vec<Appended>) -> Result<()> {
+        self.make_room(entries.len())?;
         if forgotten.everything {
             self.retain(|_, _, _| false);
             self.drop_unused_keys();
@@ -826,18 +829,13 @@ impl StateTable {
                 is_kept && !gone.contains(&(pid, partition))
             });
         }
-        for Appended { pid, partition, span, .. } in entries {
+        let change = |Appended { pid, partition, span, .. }| {
             let (pid, partition) = translation.of(pid, partition);
             let known = self.rival(pid, partition, span.epoch).map(|rival| rival.epoch);
-            with_shelf!(&mut self.store, shelf => match known {
-                Some(known) => shelf.replace(pid, partition, known, span),
-                None => {
-                    let is_new = shelf.insert(pid, partition, span);
-                    assert!(is_new.expect("memory for a delta that was checked"), "the key was unknown");
-                }
-            });
-        }
-        Ok(())
+            Change { pid, partition, known, span }
+        };
+        let changes = entries.into_iter().map(change).collect();
+        self.put_all(changes)
     }
 }
 
@@ -893,6 +891,20 @@ fn chunks_of(batches: &[Batch<'_>], starts: &Starts) -> impl Iterator<Item = Vec
     let keys = |batch, chunk: &[u32]| chunk.iter().map(|&start| key_at(batch, start as usize)).collect();
     let runs = batches.iter().zip(starts);
     runs.flat_map(move |(batch, starts)| starts.chunks(CHUNK).map(move |chunk| keys(batch, chunk)))
+}
+
+fn put_changes<L: Line>(shelf: &mut Shelf<L>, changes: Vec<Change>) -> Result<()> {
+    let mut changes = changes.into_iter();
+    while changes.len() > 0 {
+        shelf.reserve_midway(room_for(changes.len()))?;
+        for Change { pid, partition, known, span } in changes.by_ref().take(CHUNK) {
+            match known {
+                Some(epoch) => shelf.replace(pid, partition, epoch, span),
+                None => assert!(shelf.insert(pid, partition, span), "the key was unknown"),
+            }
+        }
+    }
+    Ok(())
 }
 
 fn judge_batches<'a, L: Line>(
