@@ -160,7 +160,7 @@ fn oracle_said(judged: oracle::Judged<Key>) -> Said {
 }
 
 fn core_open(table: &StateTable) -> Vec<(Key, i64, i64, i64)> {
-    table.missing().iter().map(|it| ((it.pid, it.partition), it.epoch.into(), it.first_seq, it.last_seq)).collect()
+    table.missing().map(|it| ((it.pid, it.partition), it.epoch.into(), it.first_seq, it.last_seq)).collect()
 }
 
 fn oracle_open(oracle: &Oracle<Key>) -> Vec<(Key, i64, i64, i64)> {

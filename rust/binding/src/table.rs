@@ -265,8 +265,8 @@ impl StateTable {
     /// Every hole still open as an Arrow table, in key order: the key columns, epoch (int16), first_seq,
     /// last_seq and count (int64). Empty where gaps="normal".
     fn missing(&self, py: Python<'_>) -> PyResult<PyTable> {
-        let batch = self.with(py, |table| Ok(missing_batch(table, &table.missing())))?;
-        PyTable::try_new(vec![batch.clone()], batch.schema())
+        let batches = self.with(py, |table| Ok(in_batches(table.missing(), |some| missing_batch(table, some))))?;
+        PyTable::try_new(batches.clone(), batches[0].schema())
     }
 
     /// Drops the entries whose last timestamp lies ``max_idle_ms`` or more before ``now_ms`` (int64 ms both) and
@@ -504,10 +504,21 @@ impl StateTable {
     }
 }
 
-/// Entries of one batch of `entries()`.
-const BATCH_ENTRIES: usize = 1 << 16;
+/// Rows of one batch of `entries()` and `missing()`.
+const BATCH_ROWS: usize = 1 << 16;
 
-/// At least one batch, which may be empty.
+/// Items as batches, so many at a time that few exist twice. At least one batch, which may be empty.
+fn in_batches<T>(mut items: impl Iterator<Item = T>, batch: impl Fn(&[T]) -> RecordBatch) -> Vec<RecordBatch> {
+    let mut batches = Vec::new();
+    loop {
+        let some: Vec<_> = items.by_ref().take(BATCH_ROWS).collect();
+        if some.is_empty() && !batches.is_empty() {
+            return batches;
+        }
+        batches.push(batch(&some));
+    }
+}
+
 fn entries_batches(table: &core::StateTable) -> Vec<RecordBatch> {
     let mut metadata = HashMap::from([
         ("fencepost.policy".to_string(), table.policy().to_string()),
@@ -517,9 +528,7 @@ fn entries_batches(table: &core::StateTable) -> Vec<RecordBatch> {
     if let Some(horizon_ms) = table.horizon_ms() {
         metadata.insert("fencepost.horizon".into(), horizon_ms.to_string());
     }
-    let entries = table.entries();
-    let batch = |some: &[Entry]| entries_batch(table, some, metadata.clone());
-    if entries.is_empty() { vec![batch(&[])] } else { entries.chunks(BATCH_ENTRIES).map(batch).collect() }
+    in_batches(table.entries(), |some| entries_batch(table, some, metadata.clone()))
 }
 
 fn options_json(table: &core::StateTable) -> String {

@@ -5,6 +5,7 @@
 //! numbered by a [`Dictionary`]. Two keys are the same if and only if their bytes are: never by hash.
 
 use crate::{Column, Error, Result};
+use std::cmp::Ordering;
 
 /// The type of one part of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -202,15 +203,6 @@ impl Dictionary {
         self.bytes.capacity() + self.ends.capacity() * size_of::<usize>() + self.slots.capacity() * size_of::<u32>()
     }
 
-    /// Where each number stands in the order of the strings.
-    pub(crate) fn ranks(&self) -> Vec<u32> {
-        let mut order: Vec<u32> = (0..self.len() as u32).collect();
-        order.sort_unstable_by_key(|&number| self.bytes(number));
-        let mut ranks = vec![0; order.len()];
-        order.iter().enumerate().for_each(|(rank, &number)| ranks[number as usize] = rank as u32);
-        ranks
-    }
-
     /// The number of a string, a new one if it has none.
     pub fn intern(&mut self, bytes: &[u8]) -> u32 {
         if (self.len() + 1) * 2 > self.slots.len() {
@@ -226,16 +218,14 @@ impl Dictionary {
         self.slots[slot] - 1
     }
 
-    /// Keeps the strings that `used` says and numbers them anew; gives the new number of each that is kept.
-    pub(crate) fn keep(&mut self, used: &[bool]) -> Vec<u32> {
+    /// The strings that `used` says, numbered anew, and the new number of each.
+    pub(crate) fn kept(&self, used: &[bool]) -> (Dictionary, Vec<u32>) {
         let mut kept = Dictionary::default();
-        let numbers = used
-            .iter()
-            .enumerate()
-            .map(|(number, &is_used)| if is_used { kept.intern(self.bytes(number as u32)) } else { u32::MAX });
-        let numbers = numbers.collect();
-        *self = kept;
-        numbers
+        let number = |(number, &is_used): (usize, &bool)| {
+            if is_used { kept.intern(self.bytes(number as u32)) } else { u32::MAX }
+        };
+        let numbers = used.iter().enumerate().map(number).collect();
+        (kept, numbers)
     }
 
     /// Forgets every number from `count` on.
@@ -285,6 +275,16 @@ impl KeySpace {
     /// The type, plain integers until a first use fixes it.
     pub fn kind(&self) -> &KeyKind {
         self.kind.as_ref().unwrap_or(&KeyKind::Plain)
+    }
+
+    /// The order of two keys by value.
+    #[inline]
+    pub(crate) fn order(&self, one: i64, other: i64) -> Ordering {
+        if one == other || self.dictionary.is_empty() {
+            one.cmp(&other)
+        } else {
+            self.dictionary.bytes(one as u32).cmp(self.dictionary.bytes(other as u32))
+        }
     }
 
     /// A key as messages name it: the value of the number.

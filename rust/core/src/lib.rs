@@ -24,6 +24,7 @@
 mod batch;
 mod changes;
 mod dispatch;
+mod entries;
 mod error;
 mod holes;
 mod judge;
@@ -42,6 +43,7 @@ mod union;
 mod verdict;
 
 pub use batch::{Batch, Column, Seqs};
+pub use entries::Entries;
 pub use error::{Error, Result};
 pub use keys::{
     Dictionary, KeyKind, KeyMark, KeyRef, KeySpace, Keys, PartKind, PartValue, decode_parts, encode_bytes, encode_int,

@@ -1,8 +1,8 @@
 //! Entries by key: those that fit in their line's slot, and those kept aside.
 
 use crate::judge::{PlainRules, PlainSpan, Rules, Run, Span};
-use crate::lines::{EntryKey, Line, LinePlace, Lines, Place, Plainly, Search, Slot};
-use crate::table::Call;
+use crate::lines::{CHUNK, EntryKey, Line, LinePlace, Lines, Place, Plainly, Search, Slot};
+use crate::table::{Call, Key};
 use crate::{Epochs, Result};
 use std::cmp::Reverse;
 
@@ -102,19 +102,44 @@ impl<L: Line> Shelf<L> {
         self.lines.reserve_times(times)
     }
 
-    /// Copies what a judge of this key and epoch would look at.
-    pub(crate) fn copy_to(&self, copy: &mut Shelf<L>, (pid, partition, epoch): (i64, i32, i16)) -> Result<()> {
-        if pid == -1 || copy.get(pid, partition, Some(epoch)).is_some() {
-            return Ok(());
-        }
-        let newest = self.get(pid, partition, None);
-        if let Some(newest) = newest.filter(|_| copy.get(pid, partition, None).is_none()) {
-            copy.insert(pid, partition, newest)?;
-        }
-        if let Some(span) = self.get(pid, partition, Some(epoch)).filter(|span| span.epoch == epoch) {
-            copy.insert(pid, partition, span)?;
+    /// The same entries under other keys.
+    pub(crate) fn renumbered(&self, key: impl Fn(i64, i32) -> (i64, i32)) -> Result<Shelf<L>> {
+        let (mut renumbered, mut enough) = (Shelf::new(), Ok(()));
+        self.for_each(|pid, partition, span| {
+            if enough.is_ok() {
+                let (pid, partition) = key(pid, partition);
+                enough = renumbered.reserve(2).map(|()| assert!(renumbered.insert(pid, partition, span.clone())));
+            }
+        });
+        enough.map(|()| renumbered)
+    }
+
+    /// Copies what judges of up to [`CHUNK`] keys and epochs would look at.
+    pub(crate) fn copy_to(&self, copy: &mut Shelf<L>, keys: &[Key]) -> Result<()> {
+        copy.reserve(2 * keys.len())?;
+        self.prefetch(keys);
+        copy.prefetch(keys);
+        for &(pid, partition, epoch) in keys.iter().filter(|key| key.0 != -1) {
+            let newest = self.copy_entry_to(copy, EntryKey::newest(pid, partition));
+            if newest.is_some_and(|newest| newest != epoch) {
+                self.copy_entry_to(copy, EntryKey::older(pid, partition, epoch));
+            }
         }
         Ok(())
+    }
+
+    /// Copies an entry if there is one, and gives its epoch. A line is added even if there is none: the judge
+    /// would add it.
+    fn copy_entry_to(&self, copy: &mut Shelf<L>, key: EntryKey) -> Option<i16> {
+        let to = copy.lines.find_or_insert(key);
+        if let Some(epoch) = copy.epoch_at(to) {
+            return Some(epoch);
+        }
+        let span = self.get_at(key)?;
+        let epoch = span.epoch;
+        copy.entries += 1;
+        copy.put(to, span);
+        Some(epoch)
     }
 
     /// Makes room for `lines` more lines.
@@ -129,12 +154,12 @@ impl<L: Line> Shelf<L> {
         self.lines.reserve_midway(lines)
     }
 
-    /// Adds an entry where its key and epoch have none; false, and nothing changed, where they do.
-    pub(crate) fn insert(&mut self, pid: i64, partition: i32, span: Span) -> Result<bool> {
+    /// Adds an entry where its key and epoch have none; false, and nothing changed, where they do. Room for two
+    /// lines must have been reserved.
+    pub(crate) fn insert(&mut self, pid: i64, partition: i32, span: Span) -> bool {
         if self.get(pid, partition, Some(span.epoch)).is_some_and(|known| known.epoch == span.epoch) {
-            return Ok(false);
+            return false;
         }
-        self.reserve(2)?;
         self.entries += 1;
         let newest = EntryKey::newest(pid, partition);
         match self.lines.find(newest).and_then(|place| Some((place, self.epoch_at(place)?))) {
@@ -142,7 +167,7 @@ impl<L: Line> Shelf<L> {
             Some(_) => self.put_at(EntryKey::older(pid, partition, span.epoch), span),
             None => self.put_at(newest, span),
         }
-        Ok(true)
+        true
     }
 
     /// Puts an entry in the place of the one that its key has, of epoch `known`.
@@ -203,6 +228,19 @@ impl<L: Line> Shelf<L> {
         }
     }
 
+    /// Asks for the lines of up to [`CHUNK`] keys that are looked up next, so that their misses overlap.
+    pub(crate) fn prefetch(&self, keys: &[Key]) {
+        if self.lines.segments() == 0 {
+            return;
+        }
+        let mut searches = [Search::default(); CHUNK];
+        let searches = &mut searches[..keys.len()];
+        for (search, &(pid, partition, _)) in searches.iter_mut().zip(keys) {
+            *search = self.lines.begin_search(pid, partition);
+        }
+        searches.iter_mut().for_each(|search| self.go_on_searching(search));
+    }
+
     /// First pass over a chunk of runs: asks for the tags. Room for two lines a run must have been reserved.
     #[inline(always)]
     pub(crate) fn begin_searches(&self, pids: &[i64], partitions: &[i32], searches: &mut [Search]) {
@@ -228,8 +266,8 @@ impl<L: Line> Shelf<L> {
     #[inline(never)]
     pub(crate) fn judge_beyond(&mut self, rules: &Rules, (pid, partition): (i64, i32), run: Run, call: &mut Call<'_>) {
         let newest = EntryKey::newest(pid, partition);
-        let found = self.lines.find(newest);
-        let known_epoch = found.and_then(|place| self.epoch_at(place));
+        let found = self.find(newest);
+        let known_epoch = found.as_ref().and_then(|(_, held)| self.epoch_of(held));
         let is_stale = known_epoch.is_some_and(|known| run.epoch < known);
         if is_stale {
             call.stale(run.rows);
@@ -238,31 +276,37 @@ impl<L: Line> Shelf<L> {
             self.judge_at(rules, newest, run, found, call);
         } else if is_stale {
             let older = EntryKey::older(pid, partition, run.epoch);
-            self.judge_at(rules, older, run, self.lines.find(older), call);
-        } else if let (Some(span), Some(place)) = (rules.judge(None, run, call), found) {
+            self.judge_at(rules, older, run, self.find(older), call);
+        } else if let (Some(span), Some((place, _))) = (rules.judge(None, run, call), found) {
             self.entries += 1;
             self.replace_newest(place, (pid, partition), span);
         }
     }
 
-    /// Judges against the entry at a place, or against none, and keeps what comes of it.
-    fn judge_at(&mut self, rules: &Rules, key: EntryKey, run: Run, found: Option<Place>, call: &mut Call<'_>) {
-        if found.is_some_and(|place| self.goes_on_aside(rules, place, run)) {
-            return;
-        }
-        let entry = found.and_then(|place| self.take(place));
+    fn find(&self, key: EntryKey) -> Option<(Place, Slot)> {
+        self.lines.find(key).map(|place| (place, self.lines.read(place)))
+    }
+
+    /// Judges against what a place holds, or against nothing, and keeps what comes of it.
+    fn judge_at(&mut self, rules: &Rules, key: EntryKey, run: Run, found: Option<(Place, Slot)>, call: &mut Call<'_>) {
+        let (place, entry, number) = match found {
+            Some((_, Slot::Aside(number))) if self.goes_on_aside(rules, number, run) => return,
+            Some((place, Slot::Aside(number))) => (Some(place), Some(self.aside.take(number)), Some(number)),
+            Some((place, Slot::Inline(span))) => (Some(place), Some(span.into()), None),
+            Some((place, Slot::Empty)) => (Some(place), None, None),
+            None => (None, None, None),
+        };
         let was_known = entry.is_some();
         if let Some(span) = rules.judge(entry, run, call) {
-            let place = found.unwrap_or_else(|| self.lines.find_or_insert(key));
-            self.put(place, span);
+            let place = place.unwrap_or_else(|| self.lines.find_or_insert(key));
+            self.put_over(place, number, span);
             self.entries += usize::from(!was_known);
         }
     }
 
     /// Adds a run to an entry kept aside if it continues it plainly, as most runs of those do too: in
     /// place, where the judge would have the entry moved out and in again.
-    fn goes_on_aside(&mut self, rules: &Rules, place: Place, run: Run) -> bool {
-        let Slot::Aside(number) = self.lines.read(place) else { return false };
+    fn goes_on_aside(&mut self, rules: &Rules, number: u32, run: Run) -> bool {
         let span = self.aside.get_mut(number);
         let goes_on = rules.aside_goes_on
             && !run.is_old
@@ -285,10 +329,14 @@ impl<L: Line> Shelf<L> {
     }
 
     fn epoch_at(&self, place: Place) -> Option<i16> {
-        match self.lines.read(place) {
+        self.epoch_of(&self.lines.read(place))
+    }
+
+    fn epoch_of(&self, held: &Slot) -> Option<i16> {
+        match held {
             Slot::Empty => None,
             Slot::Inline(span) => Some(span.epoch),
-            Slot::Aside(number) => Some(self.aside.get(number).epoch),
+            Slot::Aside(number) => Some(self.aside.get(*number).epoch),
         }
     }
 
@@ -297,15 +345,6 @@ impl<L: Line> Shelf<L> {
             Slot::Empty => None,
             Slot::Inline(span) => Some(span.into()),
             Slot::Aside(number) => Some(self.aside.get(number).clone()),
-        }
-    }
-
-    /// The entry at a place, moved out; [`Shelf::put`] follows.
-    fn take(&mut self, place: Place) -> Option<Span> {
-        match self.lines.read(place) {
-            Slot::Empty => None,
-            Slot::Inline(span) => Some(span.into()),
-            Slot::Aside(number) => Some(std::mem::take(self.aside.get_mut(number))),
         }
     }
 
@@ -320,13 +359,21 @@ impl<L: Line> Shelf<L> {
             Slot::Aside(number) => Some(number),
             _ => None,
         };
+        self.put_over(place, number, span);
+    }
+
+    /// The same where the place holds an entry kept aside, or does not, as is known.
+    fn put_over(&mut self, place: Place, number: Option<u32>, span: Span) {
         if span.plain().is_some_and(|plain| self.lines.write_inline(place, plain)) {
             number.into_iter().for_each(|number| self.aside.free(number));
-        } else {
-            let number = number.unwrap_or_else(|| self.aside.add());
-            self.lines.write_aside(place, number);
-            *self.aside.get_mut(number) = span;
+            return;
         }
+        let number = number.unwrap_or_else(|| {
+            let number = self.aside.add();
+            self.lines.write_aside(place, number);
+            number
+        });
+        *self.aside.get_mut(number) = span;
     }
 }
 
@@ -348,6 +395,11 @@ impl Aside {
 
     fn get_mut(&mut self, number: u32) -> &mut Span {
         &mut self.blocks[number as usize / Self::BLOCK][number as usize % Self::BLOCK]
+    }
+
+    /// An entry moved out, to be put back or freed.
+    fn take(&mut self, number: u32) -> Span {
+        std::mem::take(self.get_mut(number))
     }
 
     fn add(&mut self) -> u32 {

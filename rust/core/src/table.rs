@@ -1,6 +1,7 @@
 use crate::batch::{Batch, Seqs};
 use crate::changes::{Changes, Eviction, Forgotten};
 use crate::dispatch::{Work, dispatch};
+use crate::entries::Entries;
 use crate::holes::Holes;
 use crate::judge::{PlainSpan, Rules, Run, Sink, Span};
 use crate::keys::{KeySpace, Keys};
@@ -14,7 +15,9 @@ use crate::snapshot::rows::{Before, Rows};
 use crate::store::{Store, with_shelf};
 use crate::union::{overlap, union};
 use crate::{Admit, Column, Dictionary, Epochs, Error, Policy, Result, Verdict};
-use std::collections::{BTreeMap, HashSet};
+use rustc_hash::FxHashMap;
+use std::cmp::Ordering;
+use std::collections::HashSet;
 
 /// What becomes of rows that carry no producer identity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -248,26 +251,32 @@ impl StateTable {
         Some(self.entry(pid, partition, &span))
     }
 
-    /// Every entry, in the order of pid, partition and epoch.
-    pub fn entries(&self) -> Vec<Entry> {
-        let mut entries = Vec::with_capacity(self.len());
-        with_shelf!(&self.store, shelf => shelf.for_each(|pid, partition, span| {
-            entries.push(self.entry(pid, partition, span));
-        }));
-        self.sort_by_key(&mut entries, |entry| (entry.pid, entry.partition, entry.epoch, 0));
-        entries
+    /// Every entry, in the order of pid, partition and epoch (by value, see [`Keys`]).
+    pub fn entries(&self) -> Entries<'_> {
+        self.entries_where(Vec::with_capacity(self.len()), |_| true)
     }
 
-    /// Every range that is missing, in the order of pid, partition, epoch and position.
-    pub fn missing(&self) -> Vec<Missing> {
-        let mut missing = Vec::new();
-        if self.rules.reports_missing() {
-            for entry in self.entries() {
-                let holes = entry.holes.iter().map(|hole| (hole.first, hole.last));
-                missing.extend(holes.map(|hole| self.missing_of((entry.pid, entry.partition, entry.epoch), hole)));
-            }
-        }
-        missing
+    /// Every range that is missing, in the order of pid, partition, epoch (by value) and position.
+    pub fn missing(&self) -> impl Iterator<Item = Missing> + '_ {
+        let reports_missing = self.rules.reports_missing();
+        let entries = self.entries_where(Vec::new(), |span| reports_missing && !span.holes.is_empty());
+        entries.flat_map(move |Entry { pid, partition, epoch, holes, .. }| {
+            holes.into_iter().map(move |hole| self.missing_of((pid, partition, epoch), (hole.first, hole.last)))
+        })
+    }
+
+    fn entries_where(&self, mut keys: Vec<Key>, wanted: impl Fn(&Span) -> bool) -> Entries<'_> {
+        with_shelf!(&self.store, shelf => shelf.for_each(|pid, partition, span| {
+            keys.extend(wanted(span).then_some((pid, partition, span.epoch)));
+        }));
+        Entries::new(self, keys)
+    }
+
+    /// The entries of up to [`CHUNK`] keys that are known to have one.
+    pub(crate) fn get_known(&self, keys: &[Key]) -> Vec<Entry> {
+        with_shelf!(&self.store, shelf => shelf.prefetch(keys));
+        let entry = |&(pid, partition, epoch): &Key| self.get(pid, partition, Some(epoch)).expect("a known key");
+        keys.iter().map(entry).collect()
     }
 
     /// Judges every row in order and advances the table. The batches are one input, cut anywhere; rows
@@ -295,8 +304,8 @@ impl StateTable {
         let mut call = self.call(batches);
         with_shelf!(&self.store, shelf => {
             let mut copy = Shelf::new();
-            copy.reserve(room_for(rows_of(batches)))?;
-            keys_of(batches, &starts).try_for_each(|key| shelf.copy_to(&mut copy, key))?;
+            copy.reserve(shelf.lines().len().min(starts.iter().map(Vec::len).sum()))?;
+            chunks_of(batches, &starts).try_for_each(|keys| shelf.copy_to(&mut copy, &keys))?;
             judge_batches(&mut copy, &self.rules, batches, &starts, &mut call)?;
         });
         Ok(self.finish(call))
@@ -354,7 +363,7 @@ impl StateTable {
     /// does not live on in the dictionaries. Not part of [`StateTable::evict`]: numbers of keys that the
     /// caller still holds mean nothing afterwards.
     ///
-    /// Nothing happens while a delta is due: it names what was forgotten.
+    /// Nothing happens while a delta is due, for it names what was forgotten; nor without memory for it.
     pub fn drop_unused_keys(&mut self) {
         if self.is_empty() {
             // Equal to a table that never knew a key: the next may be of any type.
@@ -376,18 +385,16 @@ impl StateTable {
         if count * 2 >= pids + partitions {
             return;
         }
-        let translation = Translation {
-            pid: self.keys.pid.dictionary.keep(&used.0),
-            partition: self.keys.partition.dictionary.keep(&used.1),
-        };
-        with_shelf!(&mut self.store, shelf => {
-            let mut renumbered = Shelf::new();
-            shelf.for_each(|pid, partition, span| {
-                let (pid, partition) = translation.of(pid, partition);
-                renumbered.insert(pid, partition, span.clone()).expect("memory for entries that had some");
-            });
-            *shelf = renumbered;
+        let (pids, pid) = self.keys.pid.dictionary.kept(&used.0);
+        let (partitions, partition) = self.keys.partition.dictionary.kept(&used.1);
+        let translation = Translation { pid, partition };
+        let is_renumbered = with_shelf!(&mut self.store, shelf => {
+            let renumbered = shelf.renumbered(|pid, partition| translation.of(pid, partition));
+            renumbered.map(|renumbered| *shelf = renumbered).is_ok()
         });
+        if is_renumbered {
+            (self.keys.pid.dictionary, self.keys.partition.dictionary) = (pids, partitions);
+        }
     }
 
     /// Takes in the other table: what either had accepted is accepted, horizons and last timestamps become
@@ -400,25 +407,21 @@ impl StateTable {
     ///
     /// [`Error::Policy`] and no change where the tables are of different rules or do not keep the same, where
     /// rows are not admitted in any order, and where a key that both know holds positions on both sides of
-    /// the border of the wrap; [`Error::Capacity`] where `entries_max` would be passed.
+    /// the border of the wrap; [`Error::Capacity`] where `entries_max` would be passed; [`Error::Memory`], as
+    /// [`StateTable::apply`] gives it.
     pub fn merge(&mut self, other: &StateTable) -> Result<Vec<Missing>> {
         self.check_mergeable(other)?;
         let before = self.keys.mark();
         let merged = self.translate(other).and_then(|translation| self.unite(other, &translation));
+        let merged = merged.and_then(|merged| self.make_room(merged.0.len()).map(|()| merged));
         let (changes, overlaps) = merged.inspect_err(|_| self.keys.go_back(before))?;
         if let Some(marks) = self.changes.note(self.len() + changes.len()) {
             changes.iter().for_each(|change| marks.add(change.pid, change.partition));
         }
-        with_shelf!(&mut self.store, shelf => changes.into_iter().for_each(|change| match change.known {
-            Some(epoch) => shelf.replace(change.pid, change.partition, epoch, change.span),
-            None => {
-                let is_new = shelf.insert(change.pid, change.partition, change.span);
-                assert!(is_new.expect("memory for a merge that has begun"), "the key was unknown");
-            }
-        }));
+        self.put_all(changes)?;
         self.horizon_ms = self.horizon_ms.max(other.horizon_ms);
         let mut overlaps = overlaps;
-        self.sort_by_key(&mut overlaps, |&((pid, partition, epoch), (first, _))| (pid, partition, epoch, first));
+        overlaps.sort_unstable_by(|one, other| self.order(one.0, other.0).then(one.1.cmp(&other.1)));
         Ok(overlaps.into_iter().map(|(key, range)| self.missing_of(key, range)).collect())
     }
 
@@ -461,7 +464,7 @@ impl StateTable {
     }
 
     /// What a merge changes, and the positions that both tables had accepted.
-    fn unite(&self, other: &StateTable, translation: &Translation) -> Result<(Vec<Change>, Vec<Overlap>)> {
+    fn unite(&self, other: &StateTable, translation: &Translation) -> Result<(Vec<Change>, Vec<Range>)> {
         let (mut changes, mut overlaps, mut ambiguous) = (Vec::new(), Vec::new(), None);
         with_shelf!(&other.store, shelf => shelf.for_each(|pid, partition, theirs| {
             let (pid, partition) = translation.of(pid, partition);
@@ -515,15 +518,16 @@ impl StateTable {
             span.first -= self.policy().wrap.unwrap_or(0) as i64;
         }
         entry.holes.iter().for_each(|hole| span.holes.open(hole.first, hole.last, hole.timestamp.unwrap_or(0)));
-        let is_new = with_shelf!(&mut self.store, shelf => shelf.insert(entry.pid, entry.partition, span))?;
+        self.make_room(1)?;
+        let is_new = with_shelf!(&mut self.store, shelf => shelf.insert(entry.pid, entry.partition, span));
         if let Some(marks) = self.changes.note(self.len()) {
             marks.add(entry.pid, entry.partition);
         }
         if is_new { Ok(()) } else { Err(Error::Snapshot("two entries have the same key".into())) }
     }
 
-    /// Whether a call was refused memory when it had judged some of its rows, which takes one that adds a
-    /// sixth to the table. The table holds what is neither before nor after it, and must not be used.
+    /// Whether a call was refused memory when it had judged some of its rows or put some of its entries, which
+    /// takes one that adds a sixth to the table. The table holds what is neither before nor after it, and must not be used.
     pub fn is_half_done(&self) -> bool {
         self.is_half_done
     }
@@ -531,6 +535,13 @@ impl StateTable {
     /// Before the first change of a call: memory for what it begins with.
     fn make_room(&mut self, rows: usize) -> Result<()> {
         with_shelf!(&mut self.store, shelf => shelf.reserve(room_for(rows)))
+    }
+
+    /// Puts entries. Memory for the first of them was asked for before.
+    fn put_all(&mut self, changes: Vec<Change>) -> Result<()> {
+        let put = with_shelf!(&mut self.store, shelf => put_changes(shelf, changes));
+        self.is_half_done = put.is_err();
+        put
     }
 
     fn check_entry(&self, entry: &Entry) -> Result<()> {
@@ -632,7 +643,7 @@ impl StateTable {
             return Ok(());
         }
         let counts_epochs = self.policy().epochs == Epochs::Key;
-        let new: HashSet<_> = with_shelf!(&self.store, shelf => keys_of(batches, starts)
+        let new: HashSet<_> = with_shelf!(&self.store, shelf => chunks_of(batches, starts).flatten()
             .map(|(pid, partition, epoch)| (pid, partition, counts_epochs.then_some(epoch)))
             .filter(|&(pid, partition, epoch)| pid != -1 && shelf.get(pid, partition, epoch).is_none())
             .collect());
@@ -667,18 +678,16 @@ impl StateTable {
         Call::new(batches, self.rules.reports_missing(), self.horizon_ms)
     }
 
-    fn finish(&self, call: Call<'_>) -> Judged {
-        let mut opened = Vec::new();
-        for ((pid, partition, epoch), holes) in &call.opened {
-            opened.extend(holes.iter().map(|(first, last)| (*pid, *partition, *epoch, first, last)));
-        }
-        self.sort_by_key(&mut opened, |&(pid, partition, epoch, first, _)| (pid, partition, epoch, first));
-        let missing = opened
-            .into_iter()
-            .map(|(pid, partition, epoch, first, last)| self.missing_of((pid, partition, epoch), (first, last)));
+    fn finish(&self, mut call: Call<'_>) -> Judged {
+        let order = |one: &Range, other: &Range| self.order(one.0, other.0).then(one.1.cmp(&other.1));
+        let mut opened: Vec<_> = call.opened.into_iter().map(|((key, first), last)| (key, (first, last))).collect();
+        opened.sort_unstable_by(order);
+        call.closed.sort_unstable_by(order);
+        let missing = without(&opened, &call.closed, order);
         let mut stale: Vec<_> = call.stale.into_iter().collect();
-        self.sort_by_key(&mut stale, |&((pid, partition, epoch), _)| (pid, partition, epoch, 0));
+        stale.sort_unstable_by(|one, other| self.order(one.0, other.0));
         let stale = stale.into_iter().map(|((pid, partition, epoch), rows)| Stale { pid, partition, epoch, rows });
+        let missing = missing.into_iter().map(|(key, range)| self.missing_of(key, range));
         let mut judged = Judged { missing: missing.collect(), stale: stale.collect(), ..call.judged };
         judged.stale_epoch = judged.stale.iter().map(|stale| stale.rows).sum();
         let others: u64 = judged.counts.iter().sum();
@@ -686,16 +695,10 @@ impl StateTable {
         judged
     }
 
-    /// Sorts by the values of keys: the numbers of a dictionary say nothing but who came first.
-    fn sort_by_key<T>(&self, items: &mut [T], key: impl Fn(&T) -> (i64, i32, i16, i64)) {
-        let pid_ranks = self.keys.pid.dictionary.ranks();
-        let partition_ranks = self.keys.partition.dictionary.ranks();
-        items.sort_unstable_by_key(|item| {
-            let (pid, partition, epoch, position) = key(item);
-            let pid = pid_ranks.get(pid as usize).map_or(pid, |&rank| i64::from(rank));
-            let partition = partition_ranks.get(partition as usize).map_or(partition, |&rank| rank as i32);
-            (pid, partition, epoch, position)
-        });
+    /// The order of keys by value: the numbers of a dictionary say nothing but who came first.
+    fn order(&self, one: Key, other: Key) -> Ordering {
+        let by_pid = self.keys.pid.order(one.0, other.0);
+        by_pid.then_with(|| self.keys.partition.order(one.1.into(), other.1.into())).then(one.2.cmp(&other.2))
     }
 }
 
@@ -834,6 +837,7 @@ impl StateTable {
     /// Takes over a delta that was checked: forgets what its table forgot, then stores its entries, whose
     /// keys are numbered as in `theirs`.
     pub(crate) fn take_over(&mut self, theirs: &Keys, forgotten: &Forgotten, entries: Vec<Appended>) -> Result<()> {
+        self.make_room(entries.len())?;
         if forgotten.everything {
             self.retain(|_, _, _| false);
             self.drop_unused_keys();
@@ -848,19 +852,14 @@ impl StateTable {
                 is_kept && !gone.contains(&(pid, partition))
             });
         }
-        for Appended { pid, partition, span, whole, .. } in entries {
+        let change = |Appended { pid, partition, span, whole, .. }| {
             let (pid, partition) = translation.of(pid, partition);
             let span = whole.map_or_else(|| span.into(), |whole| *whole);
             let known = self.rival(pid, partition, span.epoch).map(|rival| rival.epoch);
-            with_shelf!(&mut self.store, shelf => match known {
-                Some(known) => shelf.replace(pid, partition, known, span),
-                None => {
-                    let is_new = shelf.insert(pid, partition, span);
-                    assert!(is_new.expect("memory for a delta that was checked"), "the key was unknown");
-                }
-            });
-        }
-        Ok(())
+            Change { pid, partition, known, span }
+        };
+        let changes = entries.into_iter().map(change).collect();
+        self.put_all(changes)
     }
 }
 
@@ -911,19 +910,49 @@ struct Change {
     span: Span,
 }
 
-/// Positions of a key and epoch that both tables of a merge had accepted.
-type Overlap = (Key, (i64, i64));
+/// Positions of a key and epoch, both ends included.
+type Range = (Key, (i64, i64));
+
+/// What is left of ranges without others, both in one order. A position is skipped once and filled once, so
+/// those of either do not overlap, and each of the others lies in one of the first or outside all.
+fn without(ranges: &[Range], others: &[Range], order: impl Fn(&Range, &Range) -> Ordering) -> Vec<Range> {
+    let mut left = Vec::new();
+    let mut others = others.iter().peekable();
+    for &(key, (mut first, last)) in ranges {
+        while let Some(other) = others.next_if(|other| order(other, &(key, (last, last))).is_le()) {
+            if other.0 == key && other.1.0 >= first {
+                left.extend((other.1.0 > first).then(|| (key, (first, other.1.0 - 1))));
+                first = other.1.1 + 1;
+            }
+        }
+        left.extend((first <= last).then_some((key, (first, last))));
+    }
+    left
+}
 
 fn key_at(batch: &Batch<'_>, row: usize) -> Key {
     (batch.pid[row], batch.partition[row], batch.epoch.map_or(0, |epoch| epoch[row]))
 }
 
-/// The key and epoch of every run.
-fn keys_of(batches: &[Batch<'_>], starts: &Starts) -> impl Iterator<Item = Key> {
-    let of_batch = |(batch, starts): (&Batch<'_>, &Vec<u32>)| {
-        starts.iter().map(|&start| key_at(batch, start as usize)).collect::<Vec<_>>()
-    };
-    batches.iter().zip(starts).flat_map(of_batch)
+/// The key and epoch of every run, as many together as are judged together.
+fn chunks_of(batches: &[Batch<'_>], starts: &Starts) -> impl Iterator<Item = Vec<Key>> {
+    let keys = |batch, chunk: &[u32]| chunk.iter().map(|&start| key_at(batch, start as usize)).collect();
+    let runs = batches.iter().zip(starts);
+    runs.flat_map(move |(batch, starts)| starts.chunks(CHUNK).map(move |chunk| keys(batch, chunk)))
+}
+
+fn put_changes<L: Line>(shelf: &mut Shelf<L>, changes: Vec<Change>) -> Result<()> {
+    let mut changes = changes.into_iter();
+    while changes.len() > 0 {
+        shelf.reserve_midway(room_for(changes.len()))?;
+        for Change { pid, partition, known, span } in changes.by_ref().take(CHUNK) {
+            match known {
+                Some(epoch) => shelf.replace(pid, partition, epoch, span),
+                None => assert!(shelf.insert(pid, partition, span), "the key was unknown"),
+            }
+        }
+    }
+    Ok(())
 }
 
 fn judge_batches<'a, L: Line>(
@@ -1074,10 +1103,14 @@ fn judge_timed_run<'a, L: Line>(
 pub(crate) struct Call<'a> {
     judged: Judged,
     reports_missing: bool,
-    /// What was jumped over and not filled, by key and epoch.
-    opened: BTreeMap<Key, Holes>,
+    /// What was jumped over, by key and first position, up to its last; shorter as it is filled from its front.
+    /// No tree and no list to sort: most of it is filled soon, and a row would pay more for that than for
+    /// being judged.
+    opened: FxHashMap<(Key, i64), i64>,
+    /// What else was filled, of that or of older holes: taken out at the end.
+    closed: Vec<Range>,
     /// Rows below their key's highest epoch, by key and epoch.
-    stale: BTreeMap<Key, u64>,
+    stale: FxHashMap<Key, u64>,
     /// The first row of the batch at hand.
     batch_from: usize,
     horizon_ms: Option<i64>,
@@ -1095,8 +1128,9 @@ impl<'a> Call<'a> {
         Call {
             judged,
             reports_missing,
-            opened: BTreeMap::new(),
-            stale: BTreeMap::new(),
+            opened: FxHashMap::default(),
+            closed: Vec::new(),
+            stale: FxHashMap::default(),
             batch_from: 0,
             horizon_ms,
             row: 0,
@@ -1142,16 +1176,18 @@ impl Sink for Call<'_> {
 
     fn opened(&mut self, first: i64, last: i64) {
         if self.reports_missing {
-            self.opened.entry(self.key).or_default().open(first, last, 0);
+            self.opened.insert((self.key, first), last);
         }
     }
 
     fn closed(&mut self, first: i64, last: i64) {
-        if !self.reports_missing {
+        if self.opened.is_empty() {
             return;
         }
-        if let Some(holes) = self.opened.get_mut(&self.key) {
-            holes.remove(first, last);
+        match self.opened.remove(&(self.key, first)) {
+            None => self.closed.push((self.key, (first, last))),
+            Some(end) if end > last => drop(self.opened.insert((self.key, last + 1), end)),
+            Some(_) => {}
         }
     }
 

@@ -139,7 +139,7 @@ impl Pair {
 
     fn core_remembers(&self) -> Vec<Remembered<Key>> {
         let is_next = self.rules.core.admit == fencepost_core::Admit::Next;
-        if is_next { Vec::new() } else { self.table.entries().iter().map(remembered).collect() }
+        if is_next { Vec::new() } else { self.table.entries().map(|entry| remembered(&entry)).collect() }
     }
 
     fn oracle_remembers(&self) -> Vec<Remembered<Key>> {
@@ -321,7 +321,7 @@ fn merged(tables: &[&StateTable]) -> StateTable {
 
 /// Everything of a table but the timestamps of its holes, which depend on which spans met first.
 fn positions(table: &StateTable) -> Vec<Entry> {
-    let mut entries = table.entries();
+    let mut entries: Vec<_> = table.entries().collect();
     entries.iter_mut().flat_map(|entry| &mut entry.holes).for_each(|hole| hole.timestamp = None);
     entries
 }

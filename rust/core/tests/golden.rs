@@ -28,7 +28,7 @@ fn listing(table: &StateTable) -> String {
     let entries_max = optional(table.entries_max().map(|entries| entries as i64));
     let horizon = optional(table.horizon_ms());
     writeln!(text, "keep [{keep}] entries_max {entries_max} untracked {untracked} horizon {horizon}").expect("a text");
-    for entry in table.entries().into_iter().take(LISTED_MAX) {
+    for entry in table.entries().take(LISTED_MAX) {
         let pid = key(&table.keys().pid, entry.pid);
         let partition = key(&table.keys().partition, entry.partition.into());
         let holes: Vec<String> = entry

@@ -1,6 +1,6 @@
 //! Where the system refuses memory: an error before the first change, never an abort.
 
-use fencepost_core::{Batch, Error, Policy, Seqs, StateTable};
+use fencepost_core::{Batch, Error, KeyKind, PartKind, Policy, Seqs, StateTable, encode_bytes};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -44,6 +44,80 @@ fn apply_new(table: &mut StateTable, pids: std::ops::Range<i64>) -> Result<u64, 
 /// One test, for the allocator is one for all threads.
 #[test]
 fn refused_memory_is_an_error_and_changes_nothing() {
+    a_call();
+    a_merge();
+    a_delta();
+    a_renumbering();
+}
+
+fn table_of(pids: std::ops::Range<i64>) -> StateTable {
+    let mut table = StateTable::new(Policy::preset("any_order").expect("a preset")).expect("valid");
+    apply_new(&mut table, pids).expect("memory");
+    table
+}
+
+/// What it gives while memory is refused.
+fn refused<T>(call: impl FnOnce() -> T) -> T {
+    REFUSES.store(true, Ordering::Relaxed);
+    let given = call();
+    REFUSES.store(false, Ordering::Relaxed);
+    given
+}
+
+fn a_merge() {
+    let mut table = table_of(0..1000);
+    let mut next = 1000;
+    while refused(|| apply_new(&mut table, next..next + 10)).is_ok() {
+        next += 10;
+    }
+    let (before, other) = (table.snapshot(), table_of(next - 5..next + 5));
+    let error = refused(|| table.merge(&other));
+    assert!(matches!(error, Err(Error::Memory { .. })) && !table.is_half_done(), "{error:?}");
+    assert!(table.snapshot() == before && table.len() as i64 == next);
+    assert_eq!(table.merge(&other).map(|overlap| overlap.len()), Ok(5));
+    assert_eq!(table.len() as i64, next + 5, "with memory the same merge goes on");
+    let many = table_of(0..100_000);
+    let error = refused(|| table.merge(&many));
+    assert!(matches!(error, Err(Error::Memory { .. })) && table.is_half_done(), "{error:?}");
+}
+
+fn a_delta() {
+    let mut table = table_of(0..1000);
+    let mut bytes = Vec::new();
+    let checksum = table.write_snapshot(&mut bytes).expect("a vector takes everything");
+    table.track_changes(true);
+    table.begin_changes(checksum);
+    apply_new(&mut table, 1000..100_000).expect("memory");
+    let mut delta = Vec::new();
+    table.delta().expect("tracking").write(&mut delta).expect("a vector takes everything");
+    let mut back = StateTable::restore(&bytes).expect("memory");
+    let error = refused(|| back.apply_delta(&delta));
+    assert!(matches!(error, Err(Error::Memory { .. })), "{error:?}");
+    assert!(back.is_half_done() || back.snapshot() == bytes);
+    let mut back = StateTable::restore(&bytes).expect("memory");
+    assert_eq!(back.apply_delta(&delta), Ok(()));
+    assert!(back.snapshot() == table.snapshot());
+}
+
+fn a_renumbering() {
+    let mut table = StateTable::new(Policy::preset("any_order").expect("a preset")).expect("valid");
+    let text = KeyKind::Parts(vec![PartKind::Utf8]);
+    table.keys_mut().fix(text, KeyKind::Plain).expect("a table that was not used yet");
+    for name in 0..100 {
+        let mut key = Vec::new();
+        encode_bytes(&mut key, format!("producer-{name}").as_bytes());
+        table.keys_mut().pid.dictionary.intern(&key);
+    }
+    apply_new(&mut table, 0..100).expect("memory");
+    (0..90).for_each(|pid| assert_eq!(table.forget(pid, None), 1));
+    let before = table.snapshot();
+    refused(|| table.drop_unused_keys());
+    assert!(table.keys().pid.dictionary.len() == 100 && table.snapshot() == before);
+    table.drop_unused_keys();
+    assert!(table.keys().pid.dictionary.len() == 10 && table.snapshot() == before);
+}
+
+fn a_call() {
     let mut table = StateTable::new(Policy::preset("any_order").expect("a preset")).expect("valid");
     assert_eq!(apply_new(&mut table, 0..1000), Ok(1000));
     REFUSES.store(true, Ordering::Relaxed);

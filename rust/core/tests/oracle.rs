@@ -92,7 +92,7 @@ fn oracle_said(judged: oracle::Judged<Key>) -> Said {
 }
 
 fn core_open(table: &StateTable) -> Vec<(Key, i64, i64, i64)> {
-    table.missing().iter().map(|it| ((it.pid, it.partition), it.epoch.into(), it.first_seq, it.last_seq)).collect()
+    table.missing().map(|it| ((it.pid, it.partition), it.epoch.into(), it.first_seq, it.last_seq)).collect()
 }
 
 fn oracle_open(oracle: &Oracle<Key>) -> Vec<(Key, i64, i64, i64)> {
@@ -193,6 +193,37 @@ fn judge_in_pieces(policies: &Policies, rows: &[Row], random: &mut Random) -> (S
         }
     }
     (table, verdicts, stale, border)
+}
+
+/// Rows of many keys, some of several epochs, some without a producer.
+fn many_keys(random: &mut Random, count: usize) -> Vec<Row> {
+    let row = |random: &mut Random| Row {
+        pid: random.below(60) as i64 - 1,
+        epoch: if random.chance(80) { 1 } else { random.below(4) as i16 },
+        partition: random.below(200) as i32,
+        seq: random.below(12) as i64,
+    };
+    (0..count).map(|_| row(random)).collect()
+}
+
+#[test]
+fn checking_many_keys_and_epochs_says_what_applying_says() {
+    for preset in fencepost_core::PRESETS {
+        let policies = Policies::new(preset.name, &[]);
+        let mut table = StateTable::new(policies.core).expect("a valid policy");
+        let mut random = Random::new(7);
+        for count in [1, 300, 60_000, 20_000] {
+            let input = Input::of(&many_keys(&mut random, count));
+            let cuts = [0, count / 3, count / 2, count];
+            let batch = |cut: &[usize]| input.batch(cut[0], cut[1], policies.has_epochs(), policies.has_narrow_seqs());
+            let batches: Vec<_> = cuts.windows(2).map(batch).collect();
+            let before = table.snapshot();
+            let checked = table.check(&batches).expect("valid rows");
+            assert!(table.snapshot() == before, "{}: a check leaves a trace", preset.name);
+            assert!(checked == table.apply(&batches).expect("valid rows"), "{}: they disagree", preset.name);
+        }
+        assert!(table.len() > 4_000, "{}: {} entries", preset.name, table.len());
+    }
 }
 
 #[test]

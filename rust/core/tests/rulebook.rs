@@ -251,11 +251,11 @@ impl Door for CoreDoor {
     }
 
     fn open(&self) -> Vec<Missing> {
-        self.in_the_books_words(&self.table.missing())
+        self.in_the_books_words(&self.table.missing().collect::<Vec<_>>())
     }
 
     fn finals(&self) -> Vec<Missing> {
-        let ranges = self.table.entries().into_iter().filter_map(|entry| {
+        let ranges = self.table.entries().filter_map(|entry| {
             let (first_seq, last_seq) = entry.final_range?;
             let count = (last_seq - first_seq) as u64 + 1;
             let (pid, partition, epoch) = (entry.pid, entry.partition, entry.epoch);

@@ -76,6 +76,14 @@ impl Renumbering {
             self.partition.as_ref().map_or(partition, |partitions| partitions.ranks[partition as usize] as i32),
         )
     }
+
+    /// The key of the table that has these numbers in the snapshot.
+    pub(crate) fn key_before(&self, pid: i64, partition: i32) -> (i64, i32) {
+        (
+            self.pid.as_ref().map_or(pid, |pids| i64::from(pids.sorted[pid as usize])),
+            self.partition.as_ref().map_or(partition, |partitions| partitions.sorted[partition as usize] as i32),
+        )
+    }
 }
 
 #[cfg(test)]

@@ -1,0 +1,64 @@
+//! Entries in the order of their keys.
+
+use crate::lines::CHUNK;
+use crate::snapshot::order::Renumbering;
+use crate::table::Key;
+use crate::{Entry, StateTable};
+use std::vec;
+
+/// Keys that were given are given back to the system this many at a time: a megabyte.
+const GIVEN_BACK: usize = 1 << 16;
+
+/// The entries of a table, see [`StateTable::entries`].
+///
+/// Holds the keys of those that are still to come, 16 bytes each, and no more than a chunk of entries: who makes
+/// something of them that takes as many bytes an entry needs no more memory than that in all.
+pub struct Entries<'a> {
+    table: &'a StateTable,
+    numbers: Renumbering,
+    /// The keys to come in the order of `numbers`, the next one last.
+    keys: Vec<Key>,
+    chunk: vec::IntoIter<Entry>,
+}
+
+impl<'a> Entries<'a> {
+    /// Of these keys, which have entries.
+    pub(crate) fn new(table: &'a StateTable, mut keys: Vec<Key>) -> Entries<'a> {
+        let numbers = Renumbering::new(table.keys(), |tell| keys.iter().for_each(|key| tell(key.0, key.1)));
+        for key in &mut keys {
+            (key.0, key.1) = numbers.key(key.0, key.1);
+        }
+        keys.sort_unstable_by(|one, other| other.cmp(one));
+        Entries { table, numbers, keys, chunk: Vec::new().into_iter() }
+    }
+
+    fn next_chunk(&mut self) -> Vec<Entry> {
+        let mut keys = self.keys.split_off(self.keys.len().saturating_sub(CHUNK));
+        if self.keys.capacity() - self.keys.len() >= GIVEN_BACK {
+            self.keys.shrink_to_fit();
+        }
+        for key in &mut keys {
+            (key.0, key.1) = self.numbers.key_before(key.0, key.1);
+        }
+        keys.reverse();
+        self.table.get_known(&keys)
+    }
+}
+
+impl Iterator for Entries<'_> {
+    type Item = Entry;
+
+    fn next(&mut self) -> Option<Entry> {
+        if self.chunk.len() == 0 {
+            self.chunk = self.next_chunk().into_iter();
+        }
+        self.chunk.next()
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        let left = self.keys.len() + self.chunk.len();
+        (left, Some(left))
+    }
+}
+
+impl ExactSizeIterator for Entries<'_> {}
