@@ -8,5 +8,5 @@ mod memory;
 mod operations;
 mod snapshot;
 
-pub use operations::{POLICIES, operations, operations_with};
+pub use operations::{Named, POLICIES, operations, operations_with};
 pub use snapshot::{FOLLOWED, seal, snapshot};

@@ -21,13 +21,13 @@ pub const POLICIES: [Named; 24] = [
     ("watermark", &[], false),
     ("kafka_offsets", &[], false),
     ("any_order", &[("reach", "9")], false),
-    ("any_order", &[("wrap", "none"), ("intervals_max", "9")], false),
+    ("any_order", &[("wrap", "none"), ("intervals_max", "3")], false),
     ("any_order", &[], true),
     ("any_order", &[("wrap", "16"), ("reach", "3")], true),
     ("any_order", &[("wrap", "none"), ("first", "zero"), ("reach", "12")], true),
     ("any_order", &[("wrap", "none"), ("epochs", "fence")], true),
     ("in_order", &[("wrap", "64"), ("reach", "6"), ("max_jump", "20")], true),
-    ("in_order", &[("wrap", "none"), ("epochs", "key"), ("intervals_max", "9")], true),
+    ("in_order", &[("wrap", "none"), ("epochs", "key"), ("intervals_max", "3")], true),
     ("kafka", &[("wrap", "none"), ("epochs", "key")], true),
     ("strict", &[("wrap", "16")], true),
     ("watermark", &[], true),
@@ -66,7 +66,7 @@ fn step(bytes: &mut Bytes<'_>, now: &mut i64, rules: &Rules, sides: &mut [Side; 
     let operation = bytes.next();
     let [one, other] = sides;
     match operation % 16 {
-        8 | 9 if rules.keeps_timestamp => one.evict(*now - i64::from(bytes.next() % 64), i64::from(bytes.next())),
+        8 | 9 if rules.keeps_timestamp => one.evict(*now - i64::from(bytes.next() % 8), i64::from(bytes.next() % 128)),
         10 => one.forget(PIDS[usize::from(bytes.next() % 4)], None),
         11 => one.forget(PIDS[usize::from(bytes.next() % 4)], Some(PARTITIONS[usize::from(bytes.next() % 8)])),
         12 => one.merge(other),

@@ -1,7 +1,7 @@
 //! The targets without libFuzzer: over the corpus, over what comes of it by chance, and over broken subjects.
 
 use fencepost_core::{Batch, KeyKind, PRESETS, PartKind, Policy, Seqs, StateTable};
-use fencepost_fuzz::{FOLLOWED, POLICIES, operations, operations_with, seal, snapshot};
+use fencepost_fuzz::{FOLLOWED, Named, POLICIES, operations, operations_with, seal, snapshot};
 use fencepost_testkit::workload::{Random, Shape, stream};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
@@ -165,36 +165,52 @@ fn feed(table: &mut StateTable, seed: u64, rows: usize, now: i64) {
     table.apply(&[Batch { pid: &pid, partition: &partition, epoch, seq, timestamp }]).expect("valid rows");
 }
 
-/// Operations of every policy, long enough to meet every rule: rows for two keys or so, and whatever else the
-/// first byte of an operation says.
+/// Operations of every policy, long enough to meet every rule, and what chance does not come to.
 fn programs() -> Vec<Vec<u8>> {
-    (0..POLICIES.len() as u8)
-        .map(|policy| {
-            let mut random = Random::new(u64::from(policy) + 1);
-            let mut bytes = vec![policy];
-            while bytes.len() < 600 {
-                bytes.extend(operation(&mut random));
-            }
-            bytes
-        })
-        .collect()
+    let policies = 0..POLICIES.len() as u8;
+    policies.flat_map(|policy| [1, 2].map(|seed| program(policy, seed))).chain([late_bump()]).collect()
 }
 
+/// An entry that is younger in the base than what replaces it, and that a delta must say is gone: a higher
+/// epoch comes late and is evicted.
+fn late_bump() -> Vec<u8> {
+    let is_fence = |policy: &Named| policy.0 == "any_order" && policy.1.contains(&("epochs", "fence")) && policy.2;
+    let policy = POLICIES.iter().position(is_fence).expect("a policy") as u8;
+    let twenty_others = [vec![0, 20], [1, 0].repeat(20)].concat();
+    let (old_epoch, new_epoch_late) = ([0, 1, 0, 5], [0, 1, 128 | 32, 12, 0]);
+    let (follow, evict) = ([14], [8, 0, 8]);
+    [&[policy], &twenty_others[..], &old_epoch, &follow, &new_epoch_late, &evict, &follow].concat()
+}
+
+fn program(policy: u8, seed: u64) -> Vec<u8> {
+    let mut random = Random::new(u64::from(policy) << 8 | seed);
+    let mut bytes = vec![policy];
+    while bytes.len() < 800 {
+        bytes.extend(operation(&mut random));
+    }
+    bytes
+}
+
+/// Rows, or whatever else may be done.
 fn operation(random: &mut Random) -> Vec<u8> {
-    let kind = random.below(16) as u8;
+    let (kind, batches) = (random.below(16) as u8, 1 + random.below(3) as u8);
     let arguments = match kind {
         8 | 9 => vec![random.below(8) as u8, random.below(100) as u8],
         10 => vec![random.below(4) as u8],
         11 => vec![random.below(4) as u8, random.below(2) as u8],
         12.. => vec![],
-        _ => {
-            let (key, from, step) = (random.bits() as u8 & 0xa7, random.below(40) as u8, 1 + random.below(2) as u8);
-            let late = (key >= 128).then_some(random.below(60) as u8);
-            let row = |number: u8| [key].into_iter().chain(late).chain([from + number / step]);
-            [10].into_iter().chain((0..10).flat_map(row)).collect()
-        }
+        _ => (0..batches).flat_map(|_| run_of_rows(random)).collect(),
     };
-    [vec![kind], arguments].concat()
+    [vec![kind + 16 * (batches - 1)], arguments].concat()
+}
+
+/// A batch of eight rows, mostly of one of eight keys and epochs.
+fn run_of_rows(random: &mut Random) -> Vec<u8> {
+    let key = random.bits() as u8 & if random.chance(80) { 0xa5 } else { 0xe7 };
+    let (from, step) = (random.below(40) as u8, 1 + random.below(2) as u8);
+    let late = (key >= 128).then_some(random.below(60) as u8);
+    let row = |number: u8| [key].into_iter().chain(late).chain([from + number / step]);
+    [8].into_iter().chain((0..8).flat_map(row)).collect()
 }
 
 /// Not a test: writes the corpus. `make fuzz-corpus` after a change of the format or of the operations.
