@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from reference import ReferenceTable
+from reference import ReferenceTable, highest_of
 
 
 class GapAccepted(ReferenceTable):
@@ -221,6 +221,14 @@ class EvictsTooLate(ReferenceTable):
         return dropped
 
 
+class EvictsTooSoon(ReferenceTable):
+    def evict(self, now_ms: int, max_idle_ms: int) -> int:
+        before = self.horizon
+        dropped = super().evict(now_ms + 1, max_idle_ms)
+        self.horizon = highest_of(before, now_ms - max_idle_ms)
+        return dropped
+
+
 class NothingIsFinal(ReferenceTable):
     def finish(self, entry: Any, holes: Any) -> None:
         pass
@@ -232,10 +240,27 @@ class FinalRangeIsReplaced(ReferenceTable):
         super().finish(entry, holes)
 
 
-class ReachOffByOne(ReferenceTable):
+class FinalRepeatsAreKnown(ReferenceTable):
+    def place(self, entry: Any, seq: int) -> tuple[str, int | None]:
+        border = self.call.border
+        position = self.position(max(entry.positions), seq)
+        self.call.border = border
+        is_known = entry.is_final(position) and position in entry.positions
+        return ("DUPLICATE", None) if is_known else super().place(entry, seq)
+
+
+class ReachTooLong(ReferenceTable):
     def settle(self, entry: Any) -> None:
         chosen = self.policy
         self.policy = chosen | {"reach": chosen["reach"] and chosen["reach"] + 1}
+        super().settle(entry)
+        self.policy = chosen
+
+
+class ReachTooShort(ReferenceTable):
+    def settle(self, entry: Any) -> None:
+        chosen = self.policy
+        self.policy = chosen | {"reach": chosen["reach"] and chosen["reach"] - 1}
         super().settle(entry)
         self.policy = chosen
 
@@ -273,6 +298,31 @@ class HolesWithoutBound(ReferenceTable):
         pass
 
 
+class OneHoleTooMany(ReferenceTable):
+    def check_holes(self) -> None:
+        chosen = self.policy
+        self.policy = chosen | {"intervals_max": chosen["intervals_max"] and chosen["intervals_max"] + 1}
+        try:
+            super().check_holes()
+        finally:
+            self.policy = chosen
+
+
+class MergesBeyondTheBound(ReferenceTable):
+    is_merging = False
+
+    def check_holes(self) -> None:
+        if not self.is_merging:
+            super().check_holes()
+
+    def merge(self, other: Any) -> Any:
+        self.is_merging = True
+        try:
+            return super().merge(other)
+        finally:
+            self.is_merging = False
+
+
 class OverlapOfWhatIsFinal(ReferenceTable):
     @staticmethod
     def accepted(entry: Any) -> set[int]:
@@ -291,6 +341,28 @@ class MergedTimestampsAreOurs(ReferenceTable):
         return united
 
 
+class MergedFinalRangeIsOurs(ReferenceTable):
+    def union(self, ours: Any, theirs: Any) -> Any:
+        united = super().union(ours, theirs)
+        united.final = ours.final
+        return united
+
+
+class MergeReachesAtOnce(ReferenceTable):
+    def union(self, ours: Any, theirs: Any) -> Any:
+        united = super().union(ours, theirs)
+        self.settle(united)
+        return united
+
+
+class MergeKeepsTheLowerEpoch(ReferenceTable):
+    def merge(self, other: Any) -> Any:
+        before = dict(self.entries)
+        overlap = super().merge(other)
+        self.entries |= {slot: entry for slot, entry in before.items() if self.entries[slot].epoch != entry.epoch}
+        return overlap
+
+
 class MergedHorizonIsOurs(ReferenceTable):
     def merge(self, other: Any) -> Any:
         before = self.horizon
@@ -301,9 +373,11 @@ class MergedHorizonIsOurs(ReferenceTable):
 
 FORGETFUL = [
     *(HorizonIsExclusive, NothingIsOld, OldRepeatsAreForgotten, OldHolesAreHeld, HorizonBeforeTheFence),
-    *(RepeatsKeepAlive, LatestToArriveIsLast, HorizonFalls, EvictsTooLate, NothingIsFinal, FinalRangeIsReplaced),
-    *(ReachOffByOne, ReachByWholeHoles, PartsAreYounger, ForgetsOneEpoch, ForgetsEveryPartition, HolesWithoutBound),
-    *(OverlapOfWhatIsFinal, MergesAtTheBorder, MergedTimestampsAreOurs, MergedHorizonIsOurs),
+    *(RepeatsKeepAlive, LatestToArriveIsLast, HorizonFalls, EvictsTooLate, EvictsTooSoon, NothingIsFinal),
+    *(FinalRangeIsReplaced, FinalRepeatsAreKnown, ReachTooLong, ReachTooShort, ReachByWholeHoles, PartsAreYounger),
+    *(ForgetsOneEpoch, ForgetsEveryPartition, HolesWithoutBound, OneHoleTooMany, MergesBeyondTheBound),
+    *(OverlapOfWhatIsFinal, MergesAtTheBorder, MergedTimestampsAreOurs, MergedFinalRangeIsOurs, MergeReachesAtOnce),
+    *(MergeKeepsTheLowerEpoch, MergedHorizonIsOurs),
 ]
 MUTANTS = [
     *(GapAccepted, WindowTooLong, WindowTooShort, FenceIgnoresEpochs, DuplicateBeforeFence, BumpBeginsAnywhere),

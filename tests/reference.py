@@ -72,10 +72,10 @@ def policy(name: str, **fields: Any) -> dict[str, Any]:
     if any(chosen[key] not in values for key, values in CHOICES.items()):
         raise ReferencePolicyError(f"unknown value in {fields}")
     wrap, window, max_jump = chosen["wrap"], chosen["window"], chosen["max_jump"]
-    if (wrap is not None and wrap < 4) or window < 0 or (max_jump is not None and max_jump < 0):
+    if (wrap is not None and wrap < 4) or window < 0 or (max_jump is not None and max_jump < 1):
         raise ReferencePolicyError(f"out of range in {fields}")
-    if chosen["admit"] == "next" and wrap is not None and window >= wrap:
-        raise ReferencePolicyError(f"window {window} does not fit in wrap {wrap}")
+    if chosen["admit"] == "next" and not 1 <= window < (wrap or 2**63):
+        raise ReferencePolicyError(f"window {window} is none or does not fit in wrap {wrap}")
     bounds = [chosen[name] for name in ("reach", "intervals_max") if chosen[name] is not None]
     if bounds and not keeps_holes(chosen):
         raise ReferencePolicyError("a bound on holes, and a policy that keeps none")
@@ -532,7 +532,7 @@ class ReferenceTable:
 
     def remembered(self, entry: Entry) -> list[int]:
         """Under `next`: the last rows of the epoch, as many as the window has."""
-        return entry.recent[-self.policy["window"] :] if self.policy["window"] else []
+        return entry.recent[-self.policy["window"] :]
 
 
 def kind(cell: Any) -> Any:

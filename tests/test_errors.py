@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import inspect
 import pickle
+import subprocess
+import sys
+import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -738,12 +741,94 @@ def test_a_missing_file_is_the_systems_own_error(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+# Memory
+
+
+# A limit on addresses stands for the memory. It leaves enough for what a call needs beside the table, and less than
+# a segment that comes from the system and grows, which is what a table asks for politely.
+MEMORY = """
+    import resource
+    from array import array
+    from pathlib import Path
+    import fencepost as fp
+
+    def rows(keys, seq=0):
+        same = {"epoch": ("h", 0), "partition": ("i", 0), "seq": ("i", seq)}
+        return {"pid": array("q", keys)} | {name: array(kind, [it]) * len(keys) for name, (kind, it) in same.items()}
+
+    def limit(spare):
+        held = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        soft = resource.RLIM_INFINITY if spare is None else held + spare
+        resource.setrlimit(resource.RLIMIT_AS, (soft, resource.RLIM_INFINITY))
+
+    def refused(call):
+        try:
+            call()
+        except MemoryError as error:
+            assert "bytes more, and the system gives none" in str(error), error
+            return True
+        return False
+"""
+
+
+def run_short_of_memory(program: str) -> None:
+    program = textwrap.dedent(MEMORY) + textwrap.dedent(program)
+    done = subprocess.run([sys.executable, "-c", program], check=False, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
+
+
+def test_a_call_that_gets_no_memory_to_begin_with_changes_nothing() -> None:
+    run_short_of_memory(
+        """
+        table, count = fp.StateTable("any_order"), 100_000
+        table.apply(rows(range(count)))
+        limit(4 << 20)
+        # A hundred new keys are fewer than a call makes room for before it begins.
+        while not refused(lambda: table.apply(rows(range(count, count + 100)))):
+            count += 100
+            assert count < 1_000_000, "a full table asks for memory"
+        assert len(table) == count
+        assert refused(lambda: table.apply(rows(range(count, count + 100)))), "still"
+        assert len(table) == count
+        limit(None)
+        same = fp.StateTable("any_order")
+        same.apply(rows(range(count)))
+        assert table.snapshot() == same.snapshot()
+        assert table.apply(rows(range(count - 50, count + 50))).counts[fp.Verdict.ACCEPTED] == 50
+        print("done")
+        """
+    )
+
+
+def test_a_call_that_breaks_off_midway_poisons_its_table() -> None:
+    run_short_of_memory(
+        """
+        table, many, one = fp.StateTable("any_order"), rows(range(200_000)), rows([1], seq=1)
+        table.apply(rows(range(1_000)))
+        saved = table.snapshot()
+        limit(4 << 20)
+        assert refused(lambda: table.apply(many))
+        limit(None)
+        for call in (lambda: table.apply(one), lambda: table.check(one), table.snapshot, lambda: len(table)):
+            try:
+                call()
+            except fp.PoisonedError as error:
+                message = "an earlier call on this table broke off midway; restore it from its last snapshot"
+                assert str(error) == message, error
+            else:
+                raise AssertionError("a table that is neither before nor after a call answers")
+        again = fp.StateTable.restore(saved)
+        assert again.apply(many).counts[fp.Verdict.ACCEPTED] == 199_000
+        print("done")
+        """
+    )
+
+
 # The classes
 
 
 NOT_REACHED = {
-    fp.PoisonedError: "raised after a panic inside the core while the table is locked; no input from Python is known "
-    "to cause one, and a hook for tests is not part of the product",
+    fp.PoisonedError: "of memory that runs out: test_a_call_that_breaks_off_midway_poisons_its_table",
     fp.SourceError: "of jobs over files: test_lake_input.py",
     fp.SinkError: "of jobs over files: test_lake*.py",
     fp.SinkChangedError: "of jobs over files: test_lake*.py",

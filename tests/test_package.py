@@ -231,7 +231,7 @@ def crates() -> dict[str, dict[str, Any]]:
 def test_crates_depend_downwards() -> None:
     wanted: dict[str, set[str]] = {
         "fencepost-core": set(),
-        "fencepost-testkit": set(),
+        "fencepost-testkit": {"fencepost-core"},
         "fencepost-python": {"fencepost-core"},
         "fencepost-bench": {"fencepost-core"},
         "fencepost-fuzz": {"fencepost-core", "fencepost-testkit"},
@@ -245,7 +245,7 @@ def test_crates_depend_downwards() -> None:
     assert core["dependencies"].keys() | other == {"crc32fast", "libc", "rustc-hash"}, (
         "a checksum, madvise and a hash, nothing else"
     )
-    assert found["fencepost-testkit"].get("dependencies", {}) == {}
+    assert found["fencepost-testkit"]["dependencies"].keys() == {"fencepost-core"}
 
 
 def test_the_core_knows_no_python_arrow_file_or_clock() -> None:
@@ -262,6 +262,10 @@ def test_judges_share_no_code_with_what_they_judge() -> None:
         tops = {top.partition(".")[0] for top, _ in imports(ast.parse((ROOT / "tests" / name).read_text()))}
         assert tops
         assert tops.isdisjoint({"fencepost", "fencepost_spark"})
+    testkit = files("*.rs", under="rust/testkit/src")
+    assert len(testkit) >= 6
+    found = {path.name for path in testkit if "fencepost_core" in code_of(path.read_text())}
+    assert found == {"pair.rs"}, "which sets the oracle beside the core"
 
 
 def test_no_test_skips_itself_where_a_package_is_missing() -> None:

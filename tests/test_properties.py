@@ -441,6 +441,11 @@ def test_the_streams_find_a_broken_judge_out(mutant: type) -> None:
 RARE: dict[str, dict[str, Any]] = {
     "OverlapOfWhatIsFinal": {"admit": "any", "epochs": "ignore", "wrap": None, "reach": 5},
     "HolesWithoutBound": {"admit": "any", "intervals_max": 2},
+    "OneHoleTooMany": {"admit": "any", "intervals_max": 2},
+    "MergesBeyondTheBound": {"admit": "any", "intervals_max": 2},
+    "MergedFinalRangeIsOurs": {"admit": "any", "epochs": "ignore", "wrap": None, "reach": 5},
+    "MergeReachesAtOnce": {"admit": "any", "epochs": "ignore", "wrap": None, "reach": 5},
+    "MergeKeepsTheLowerEpoch": {"admit": "any", "epochs": "fence", "wrap": None},
     "HorizonBeforeTheFence": {"admit": "forward", "epochs": "fence"},
     "MergedHorizonIsOurs": {"admit": "any", "epochs": "ignore", "wrap": None},
     "MergedTimestampsAreOurs": {"admit": "any", "epochs": "ignore", "wrap": None},

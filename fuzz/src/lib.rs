@@ -3,9 +3,10 @@
 //! libFuzzer calls them from `fuzz_targets`, and `tests/corpus.rs` calls them on the corpus and on what
 //! comes of it by chance, without libFuzzer.
 
+mod follower;
 mod memory;
 mod operations;
 mod snapshot;
 
-pub use operations::{operations, operations_with};
-pub use snapshot::{seal, snapshot};
+pub use operations::{Named, POLICIES, operations, operations_with};
+pub use snapshot::{FOLLOWED, seal, snapshot};

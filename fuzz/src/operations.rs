@@ -1,28 +1,44 @@
-use fencepost_core::{Batch, Epochs, Judged, Policy, Seqs, StateTable, Verdict};
-use fencepost_testkit::oracle::{self, Oracle, Tracked};
+use crate::follower::Follower;
+use fencepost_core::{Policy, StateTable};
+use fencepost_testkit::pair::{Columns, Pair, Rules};
+use fencepost_testkit::workload::Row;
 
-type Key = (i64, i32);
+/// Preset, changed fields, and whether timestamps are kept.
+pub type Named = (&'static str, &'static [(&'static str, &'static str)], bool);
 
-/// Preset and changed fields, as both sides read them.
-const POLICIES: [(&str, &[(&str, &str)]); 12] = [
-    ("any_order", &[]),
-    ("any_order", &[("wrap", "16")]),
-    ("any_order", &[("wrap", "none"), ("first", "zero")]),
-    ("any_order", &[("wrap", "64"), ("max_jump", "20"), ("epochs", "fence")]),
-    ("in_order", &[]),
-    ("in_order", &[("wrap", "none"), ("epochs", "key"), ("late", "duplicate")]),
-    ("kafka", &[]),
-    ("kafka", &[("wrap", "64"), ("window", "40")]),
-    ("kafka", &[("wrap", "none"), ("window", "100"), ("epochs", "key")]),
-    ("strict", &[("window", "14")]),
-    ("watermark", &[]),
-    ("kafka_offsets", &[]),
+/// What tables are of: the first byte of an input chooses.
+pub const POLICIES: [Named; 24] = [
+    ("any_order", &[], false),
+    ("any_order", &[("wrap", "16")], false),
+    ("any_order", &[("wrap", "none"), ("first", "zero")], false),
+    ("any_order", &[("wrap", "64"), ("max_jump", "20"), ("epochs", "fence")], false),
+    ("in_order", &[], false),
+    ("in_order", &[("wrap", "none"), ("epochs", "key"), ("late", "duplicate")], false),
+    ("kafka", &[], false),
+    ("kafka", &[("wrap", "64"), ("window", "40")], false),
+    ("kafka", &[("wrap", "none"), ("window", "100"), ("epochs", "key")], false),
+    ("strict", &[("window", "14")], false),
+    ("watermark", &[], false),
+    ("kafka_offsets", &[], false),
+    ("any_order", &[("reach", "9")], false),
+    ("any_order", &[("wrap", "none"), ("intervals_max", "3")], false),
+    ("any_order", &[], true),
+    ("any_order", &[("wrap", "16"), ("reach", "3")], true),
+    ("any_order", &[("wrap", "none"), ("first", "zero"), ("reach", "12")], true),
+    ("any_order", &[("wrap", "none"), ("epochs", "fence")], true),
+    ("in_order", &[("wrap", "64"), ("reach", "6"), ("max_jump", "20")], true),
+    ("in_order", &[("wrap", "none"), ("epochs", "key"), ("intervals_max", "3")], true),
+    ("kafka", &[("wrap", "none"), ("epochs", "key")], true),
+    ("strict", &[("wrap", "16")], true),
+    ("watermark", &[], true),
+    ("kafka_offsets", &[], true),
 ];
 
+const PIDS: [i64; 4] = [1, 2, i64::MAX, -1];
 const PARTITIONS: [i32; 8] = [0, 1, 4, 5, 7, 8, 1000, i32::MAX];
 
-/// A sequence of operations, made from any bytes: the core says what the oracle says, and neither cuts
-/// nor snapshots show.
+/// A sequence of operations on two tables, made from any bytes: the core says and remembers what the oracle
+/// does, and neither cuts nor snapshots show.
 pub fn operations(bytes: &[u8]) {
     operations_with(bytes, |_| ());
 }
@@ -30,41 +46,113 @@ pub fn operations(bytes: &[u8]) {
 /// The same of a core whose policy was changed and the oracle's was not.
 pub fn operations_with(bytes: &[u8], change: impl Fn(&mut Policy)) {
     let mut bytes = Bytes(bytes);
-    let (preset, fields) = POLICIES[usize::from(bytes.next()) % POLICIES.len()];
-    let mut policy = Policy::preset(preset).expect("a preset");
-    fields.iter().for_each(|(field, value)| policy.set(field, value).expect("a field"));
-    let owned: Vec<_> = fields.iter().map(|&(field, value)| (field.to_string(), value.to_string())).collect();
-    let mut oracle = Oracle::new(oracle::Policy::named(preset, &owned).expect("a policy"));
-    change(&mut policy);
-    let Ok(mut table) = StateTable::new(policy) else { return };
-    let (mut all, mut verdicts) = (Rows::default(), Vec::new());
-    while !bytes.0.is_empty() {
-        let operation = bytes.next();
-        if operation.is_multiple_of(4) {
-            table = restored(&table);
-        }
-        let calls: Vec<Rows> = (0..1 + operation / 4 % 3).map(|_| Rows::read(&mut bytes, policy)).collect();
-        let batches: Vec<_> = calls.iter().map(|rows| rows.batch(policy)).collect();
-        let checked = table.check(&batches).expect("valid rows");
-        let judged = table.apply(&batches).expect("valid rows");
-        assert_eq!(checked, judged, "check and apply disagree");
-        verdicts.extend_from_slice(&judged.verdicts);
-        let tracked: Vec<_> = calls.iter().flat_map(Rows::tracked).collect();
-        assert_eq!(core_said(judged), oracle_said(oracle.apply(&tracked)), "core and oracle disagree");
-        calls.iter().for_each(|rows| all.extend(rows));
+    let (preset, fields, keeps_timestamp) = POLICIES[usize::from(bytes.next()) % POLICIES.len()];
+    let mut rules = Rules::new(preset, fields, keeps_timestamp);
+    change(&mut rules.core);
+    if rules.core.validate().is_err() {
+        return;
     }
-    assert_eq!(core_open(&table), oracle_open(&oracle), "core and oracle disagree on what is missing");
-    assert_eq!(table.len(), oracle.len(), "core and oracle disagree on the number of entries");
-    let mut whole = StateTable::new(policy).expect("a policy");
-    assert_eq!(whole.apply(&[all.batch(policy)]).expect("valid rows").verdicts, verdicts, "a cut shows");
-    assert!(whole.snapshot() == table.snapshot(), "equal tables, other bytes");
+    let mut sides = [(); 2].map(|()| Side::new(&rules));
+    let mut now = 0;
+    while !bytes.0.is_empty() {
+        let ended = step(&mut bytes, &mut now, &rules, &mut sides);
+        ended.unwrap_or_else(|difference| panic!("{difference}"));
+    }
+    sides.iter_mut().for_each(Side::end);
 }
 
-fn restored(table: &StateTable) -> StateTable {
-    let bytes = table.snapshot();
-    let back = StateTable::restore(&bytes).expect("its own snapshot");
-    assert!(back.snapshot() == bytes, "restoring shows");
-    back
+/// One operation: mostly rows for the first table, which changes places with the second at times.
+fn step(bytes: &mut Bytes<'_>, now: &mut i64, rules: &Rules, sides: &mut [Side; 2]) -> Result<(), String> {
+    let operation = bytes.next();
+    let [one, other] = sides;
+    match operation % 16 {
+        8 | 9 if rules.keeps_timestamp => one.evict(*now - i64::from(bytes.next() % 8), i64::from(bytes.next() % 128)),
+        10 => one.forget(PIDS[usize::from(bytes.next() % 4)], None),
+        11 => one.forget(PIDS[usize::from(bytes.next() % 4)], Some(PARTITIONS[usize::from(bytes.next() % 8)])),
+        12 => one.merge(other),
+        13 => {
+            sides.swap(0, 1);
+            Ok(())
+        }
+        14 => one.follow(),
+        15 => one.restore(),
+        _ => one.apply((0..1 + operation / 16 % 3).map(|_| rows(bytes, now, rules)).collect()),
+    }?;
+    sides[0].pair.compare()
+}
+
+/// A table beside the oracle, one that takes its deltas, and one that gets all rows between two other
+/// operations in a single batch.
+struct Side {
+    rules: Rules,
+    pair: Pair,
+    follower: Follower,
+    whole: StateTable,
+    /// What `whole` has not had yet, and the verdicts that it must come to.
+    pending: Columns,
+    verdicts: Vec<u8>,
+}
+
+impl Side {
+    fn new(rules: &Rules) -> Side {
+        Side {
+            rules: rules.clone(),
+            pair: Pair::new(rules),
+            follower: Follower::default(),
+            whole: rules.table(),
+            pending: Columns::default(),
+            verdicts: Vec::new(),
+        }
+    }
+
+    fn apply(&mut self, batches: Vec<Columns>) -> Result<(), String> {
+        let verdicts = self.pair.apply(&batches)?;
+        // A call that is refused as a whole depends on where calls end.
+        if self.rules.core.intervals_max.is_none() {
+            self.verdicts.extend(verdicts);
+            batches.iter().for_each(|rows| self.pending.extend(rows));
+        }
+        Ok(())
+    }
+
+    fn evict(&mut self, now: i64, idle: i64) -> Result<(), String> {
+        self.catch_up().evict(now, idle).map_err(|error| error.to_string())?;
+        self.pair.evict(now, idle)
+    }
+
+    fn forget(&mut self, pid: i64, partition: Option<i32>) -> Result<(), String> {
+        self.catch_up().forget(pid, partition);
+        self.pair.forget(pid, partition)
+    }
+
+    fn merge(&mut self, other: &mut Side) -> Result<(), String> {
+        let merged = self.catch_up().merge(other.catch_up()).is_ok();
+        let is_union = self.pair.merge(&other.pair)?.is_some();
+        let has_whole = self.rules.core.intervals_max.is_none();
+        if has_whole && merged != is_union { Err("a cut shows in a merge".into()) } else { Ok(()) }
+    }
+
+    fn restore(&mut self) -> Result<(), String> {
+        self.follower = Follower::default();
+        self.pair.restore()
+    }
+
+    /// Goes on with the table that base and deltas come to: it must be the same.
+    fn follow(&mut self) -> Result<(), String> {
+        self.follower.take_over(&mut self.pair.table)
+    }
+
+    fn catch_up(&mut self) -> &mut StateTable {
+        let judged = self.whole.apply(&[self.pending.batch(&self.rules)]);
+        assert_eq!(judged.expect("valid rows").verdicts, self.verdicts, "a cut shows");
+        (self.pending, self.verdicts) = (Columns::default(), Vec::new());
+        &mut self.whole
+    }
+
+    fn end(&mut self) {
+        let is_same = self.catch_up().snapshot() == self.pair.table.snapshot();
+        assert!(is_same || self.rules.core.intervals_max.is_some(), "equal tables, other bytes");
+    }
 }
 
 /// Bytes that never end: zeros follow.
@@ -76,52 +164,25 @@ impl Bytes<'_> {
         self.0 = rest;
         first
     }
+
+    fn wide(&mut self) -> u64 {
+        u64::from_le_bytes(std::array::from_fn(|_| self.next()))
+    }
 }
 
-/// The rows of a batch by column.
-#[derive(Default)]
-struct Rows {
-    pid: Vec<i64>,
-    partition: Vec<i32>,
-    epoch: Vec<i16>,
-    seq: Vec<i64>,
-}
-
-impl Rows {
-    /// Up to 31 rows of two bytes each, some longer.
-    fn read(bytes: &mut Bytes<'_>, policy: Policy) -> Rows {
-        let mut rows = Rows::default();
-        for _ in 0..bytes.next() % 32 {
-            let key = bytes.next();
-            rows.pid.push([1, 2, i64::MAX, -1][usize::from(key % 4)]);
-            rows.partition.push(PARTITIONS[usize::from(key / 4 % 8)]);
-            rows.epoch.push([0, 1, 2, i16::MAX][usize::from(key / 32 % 4)]);
-            rows.seq.push(seq(bytes, policy));
-        }
-        rows
+/// Up to 31 rows of two bytes each, some longer: one a millisecond, and late where a byte says so.
+fn rows(bytes: &mut Bytes<'_>, now: &mut i64, rules: &Rules) -> Columns {
+    let mut rows = Columns::default();
+    for _ in 0..bytes.next() % 32 {
+        let key = bytes.next();
+        let pid = PIDS[usize::from(key % 4)];
+        let partition = PARTITIONS[usize::from(key / 4 % 8)];
+        let epoch = [0, 1, 2, i16::MAX][usize::from(key / 32 % 4)];
+        *now += 1;
+        let delay = if key < 128 { 0 } else { i64::from(bytes.next()) };
+        rows.push(Row { pid, epoch, partition, seq: seq(bytes, rules.core) }, *now - delay);
     }
-
-    fn extend(&mut self, other: &Rows) {
-        self.pid.extend_from_slice(&other.pid);
-        self.partition.extend_from_slice(&other.partition);
-        self.epoch.extend_from_slice(&other.epoch);
-        self.seq.extend_from_slice(&other.seq);
-    }
-
-    fn batch(&self, policy: Policy) -> Batch<'_> {
-        let epoch = (policy.epochs != Epochs::Ignore).then_some(&self.epoch[..]);
-        Batch { pid: &self.pid, partition: &self.partition, epoch, seq: Seqs::I64(&self.seq), timestamp: None }
-    }
-
-    fn tracked(&self) -> impl Iterator<Item = Option<Tracked<Key>>> {
-        let row = |row: usize| Tracked {
-            key: (self.pid[row], self.partition[row]),
-            epoch: self.epoch[row].into(),
-            seq: self.seq[row],
-            timestamp: 0,
-        };
-        (0..self.pid.len()).map(move |at| (self.pid[at] != -1).then(|| row(at)))
-    }
+    rows
 }
 
 /// A small sequence number, one just before the end, or any.
@@ -130,39 +191,6 @@ fn seq(bytes: &mut Bytes<'_>, policy: Policy) -> i64 {
     match bytes.next() {
         small @ 0..200 => i64::from(small) % end.saturating_add(1).max(1),
         near @ 200..240 => (end - i64::from(near - 200)).max(0),
-        _ => {
-            let any = u64::from_le_bytes(std::array::from_fn(|_| bytes.next()));
-            (any % (end as u64 + 1)) as i64
-        }
+        _ => (bytes.wide() % (end as u64 + 1)) as i64,
     }
-}
-
-/// Everything that a call says, in a form that both sides can be brought to.
-type Said = (Vec<u8>, Vec<(u64, i64)>, Vec<(Key, i64, i64, i64, i64)>, u64, u64);
-
-fn core_said(judged: Judged) -> Said {
-    let missing = judged
-        .missing
-        .iter()
-        .map(|it| ((it.pid, it.partition), it.epoch.into(), it.first_seq, it.last_seq, it.count as i64))
-        .collect();
-    (judged.verdicts, judged.expected, missing, judged.stale_epoch, judged.border)
-}
-
-fn oracle_said(judged: oracle::Judged<Key>) -> Said {
-    let code = |verdict: &oracle::Verdict| {
-        Verdict::ALL.iter().position(|it| it.name() == verdict.name()).expect("a verdict") as u8
-    };
-    let missing =
-        judged.missing.iter().map(|it| (it.key, it.epoch.unwrap_or(0), it.first_seq, it.last_seq, it.count)).collect();
-    let expected = judged.expected.iter().enumerate().filter_map(|(row, &seq)| Some((row as u64, seq?))).collect();
-    (judged.verdicts.iter().map(code).collect(), expected, missing, judged.stale_epoch, judged.border)
-}
-
-fn core_open(table: &StateTable) -> Vec<(Key, i64, i64, i64)> {
-    table.missing().map(|it| ((it.pid, it.partition), it.epoch.into(), it.first_seq, it.last_seq)).collect()
-}
-
-fn oracle_open(oracle: &Oracle<Key>) -> Vec<(Key, i64, i64, i64)> {
-    oracle.missing().iter().map(|it| (it.key, it.epoch.unwrap_or(0), it.first_seq, it.last_seq)).collect()
 }

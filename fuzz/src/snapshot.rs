@@ -1,5 +1,5 @@
 use crate::memory::peak_of;
-use fencepost_core::StateTable;
+use fencepost_core::{Entry, KeyKind, KeySpace, StateTable};
 
 /// What decoding may hold beside what the bytes justify: an empty table and buffers of one frame.
 const BYTES_FREE: usize = 1 << 18;
@@ -7,33 +7,83 @@ const BYTES_FREE: usize = 1 << 18;
 const BYTES_PER_BYTE: usize = 256;
 
 const HEAD_BYTES: usize = 12;
+const MAGIC: &[u8] = b"FPSTATE\0";
 
-/// Any bytes: refused or decoded, without a panic and without much memory. What was decoded is encoded to
-/// bytes that are stable. The same bytes with checksums that are right come behind the checksum.
+/// What deltas of the corpus follow. The checksum of a base changes with each of its bytes, and a delta would
+/// be refused for that alone.
+pub const FOLLOWED: u32 = 7;
+
+/// Any bytes, a snapshot and perhaps a delta behind it: refused or decoded, without a panic and without much
+/// memory. What was decoded is encoded to bytes that are stable. The same bytes with checksums that are right
+/// come behind the checksum.
 pub fn snapshot(bytes: &[u8]) {
     decode(bytes);
     decode(&seal(bytes));
 }
 
 fn decode(bytes: &[u8]) {
-    let (table, peak) = peak_of(|| StateTable::restore(bytes));
-    let allowed = BYTES_FREE + BYTES_PER_BYTE * bytes.len();
-    assert!(peak <= allowed, "{} bytes made decoding hold {peak}, at most {allowed} are allowed", bytes.len());
-    let Ok(table) = table else { return };
+    let mut rest = bytes;
+    let count = bytes.len() as u64;
+    let table = bounded(bytes.len(), || StateTable::read_snapshot(&mut rest, count));
+    let Ok(mut table) = table else { return };
+    check_stable(&table);
+    if !rest.is_empty() {
+        follow(&mut table, rest, bytes.len());
+    }
+}
+
+/// A delta changes all or nothing.
+fn follow(table: &mut StateTable, delta: &[u8], bytes: usize) {
+    table.begin_changes(FOLLOWED);
+    let before = table.snapshot();
+    match bounded(bytes, || table.apply_delta(delta)) {
+        Ok(()) => check_stable(table),
+        Err(_) => assert!(table.snapshot() == before, "a refused delta shows"),
+    }
+}
+
+/// Decodes so many bytes; they justify so much memory.
+fn bounded<T>(bytes: usize, decode: impl FnOnce() -> T) -> T {
+    let (result, peak) = peak_of(decode);
+    let allowed = BYTES_FREE + BYTES_PER_BYTE * bytes;
+    assert!(peak <= allowed, "{bytes} bytes made decoding hold {peak}, at most {allowed} are allowed");
+    result
+}
+
+fn check_stable(table: &StateTable) {
     let encoded = table.snapshot();
     let again = StateTable::restore(&encoded).expect("its own snapshot");
-    assert!(again.entries().eq(table.entries()), "an entry was lost or changed");
+    assert_eq!(content(&again), content(table), "an entry was lost or changed");
     assert!(again.snapshot() == encoded, "equal tables, other bytes");
 }
 
+/// Every entry, and its keys by value: a delta may number them otherwise.
+fn content(table: &StateTable) -> Vec<(Vec<u8>, Vec<u8>, Entry)> {
+    let value = |space: &KeySpace, number: i64| match space.kind() {
+        KeyKind::Plain => number.to_le_bytes().to_vec(),
+        KeyKind::Parts(_) => space.dictionary.bytes(number as u32).to_vec(),
+    };
+    let of = |entry: Entry| {
+        let (pid, partition) = (&table.keys().pid, &table.keys().partition);
+        let keys = (value(pid, entry.pid), value(partition, entry.partition.into()));
+        (keys.0, keys.1, Entry { pid: 0, partition: 0, ..entry })
+    };
+    table.entries().into_iter().map(of).collect()
+}
+
 /// The bytes with right checksums. After a head of twelve bytes come frames: a length in eight, as much
-/// payload, and a CRC-32 of everything so far but the checksums themselves.
+/// payload, and a CRC-32 of everything so far but the checksums themselves. A delta begins with a head again.
 pub fn seal(bytes: &[u8]) -> Vec<u8> {
     let mut sealed = bytes.to_vec();
     let mut checksum = crc32fast::Hasher::new();
-    checksum.update(&bytes[..bytes.len().min(HEAD_BYTES)]);
-    let mut at = HEAD_BYTES;
+    let mut at = 0;
     while let Some(length) = bytes.get(at..at + 8) {
+        if at == 0 || length == MAGIC {
+            checksum = crc32fast::Hasher::new();
+            checksum.update(&bytes[at..bytes.len().min(at + HEAD_BYTES)]);
+            at += HEAD_BYTES;
+            continue;
+        }
         let length = u64::from_le_bytes(length.try_into().expect("eight bytes"));
         let Some(end) = usize::try_from(length).ok().and_then(|length| (at + 8).checked_add(length)) else { break };
         let (Some(frame), true) = (bytes.get(at..end), end + 4 <= bytes.len()) else { break };

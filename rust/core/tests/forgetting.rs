@@ -1,12 +1,8 @@
 //! Forgetting and merging against the naive oracle: every short history there is, and long ones from seeds.
 
-use fencepost_core::{
-    Batch, Entry, Epochs, Error, KeyKind, Missing, PartKind, Policy, Seqs, StateTable, Verdict, encode_bytes,
-};
-use fencepost_testkit::oracle::{self, Oracle, Remembered, Tracked};
+use fencepost_core::{Batch, Entry, KeyKind, PartKind, Policy, Seqs, StateTable, Verdict, encode_bytes};
+use fencepost_testkit::pair::{Columns, Pair, Rules};
 use fencepost_testkit::workload::{Random, Row, Shape, exhaustive, stream};
-
-type Key = (i64, i32);
 
 /// What is done to a table.
 #[derive(Clone, Debug)]
@@ -23,173 +19,28 @@ enum Step {
     },
 }
 
-/// The same rules in the core's words and in the oracle's.
-#[derive(Clone)]
-struct Rules {
-    name: String,
-    core: Policy,
-    oracle: oracle::Policy,
-    keeps_timestamp: bool,
-}
-
-impl Rules {
-    fn new(preset: &str, fields: &[(&str, &str)], keeps_timestamp: bool) -> Rules {
-        let mut core = Policy::preset(preset).expect("a preset");
-        fields.iter().for_each(|(field, value)| core.set(field, value).expect("a field"));
-        let owned: Vec<_> = fields.iter().map(|&(field, value)| (field.to_string(), value.to_string())).collect();
-        let oracle = oracle::Policy::named(preset, &owned).expect("a policy that the oracle takes too");
-        Rules { name: format!("{preset} {fields:?}"), core, oracle, keeps_timestamp }
+/// Does a step on both sides, rows in pieces as `random` cuts them; `Err` says how they differ.
+fn take(pair: &mut Pair, step: &Step, random: &mut Random) -> Result<(), String> {
+    match step {
+        Step::Rows(rows) => apply_in_pieces(pair, rows, random)?,
+        Step::Evict { now, idle } => pair.evict(*now, *idle)?,
+        Step::Forget { pid, partition } => pair.forget(*pid, *partition)?,
     }
-
-    fn table(&self) -> StateTable {
-        StateTable::new(self.core).expect("a valid policy").with_keep_timestamp(self.keeps_timestamp)
-    }
+    pair.compare().map_err(|difference| format!("{step:?}: {difference}"))
 }
 
-/// The core and the oracle, side by side.
-struct Pair {
-    rules: Rules,
-    table: StateTable,
-    oracle: Oracle<Key>,
-}
-
-/// What a step comes to.
-#[derive(Debug, PartialEq)]
-enum Outcome {
-    Judged(Said),
-    Evicted(usize, Option<i64>),
-    Forgotten(usize),
-}
-
-/// What rows come to: verdicts, what would have been accepted, stale rows and border rows.
-type Said = (Vec<u8>, Vec<Option<i64>>, u64, u64);
-
-impl Pair {
-    fn new(rules: &Rules) -> Pair {
-        Pair { rules: rules.clone(), table: rules.table(), oracle: Oracle::new(rules.oracle) }
-    }
-
-    /// Does a step on both sides, rows in pieces as `random` cuts them; `Err` says how they differ.
-    fn step(&mut self, step: &Step, random: &mut Random) -> Result<(), String> {
-        let (core, truth) = match step {
-            Step::Rows(rows) => (Outcome::Judged(self.judge(rows, random)), Outcome::Judged(self.oracle_judges(rows))),
-            Step::Evict { now, idle } => {
-                let dropped = self.table.evict(*now, *idle).expect("timestamps are kept");
-                let truth = self.oracle.evict(*now, *idle);
-                let truth = Outcome::Evicted(truth, self.oracle.horizon());
-                (Outcome::Evicted(dropped, self.table.horizon_ms()), truth)
-            }
-            Step::Forget { pid, partition } => {
-                let is_named = |key: &Key| key.0 == *pid && partition.is_none_or(|it| it == key.1);
-                let dropped = self.table.forget(*pid, *partition);
-                (Outcome::Forgotten(dropped), Outcome::Forgotten(self.oracle.forget(is_named)))
-            }
-        };
-        let (entries, truths) = (self.core_remembers(), self.oracle_remembers());
-        if core == truth && entries == truths && self.table.len() == self.oracle.len() {
-            return Ok(());
+fn apply_in_pieces(pair: &mut Pair, rows: &[(Row, i64)], random: &mut Random) -> Result<(), String> {
+    let mut rest = rows;
+    while !rest.is_empty() {
+        let mut batches = Vec::new();
+        for _ in 0..=random.below(3) {
+            let (piece, after) = rest.split_at(rest.len().min(1 + random.below(30) as usize));
+            batches.push(Columns::of(piece.iter().copied()));
+            rest = after;
         }
-        let name = &self.rules.name;
-        Err(format!("{name}: {step:?}\ncore   {core:?}\noracle {truth:?}\ncore   {entries:?}\noracle {truths:?}"))
+        pair.apply(&batches)?;
     }
-
-    fn judge(&mut self, rows: &[(Row, i64)], random: &mut Random) -> Said {
-        let mut said = Said::default();
-        let mut rest = rows;
-        while !rest.is_empty() {
-            let mut pieces = Vec::new();
-            for _ in 0..=random.below(3) {
-                let (piece, after) = rest.split_at(rest.len().min(1 + random.below(30) as usize));
-                pieces.push(Columns::of(piece));
-                rest = after;
-            }
-            let batches: Vec<_> = pieces.iter().map(|piece| piece.batch(&self.rules)).collect();
-            let checked = self.table.check(&batches).expect("valid rows");
-            let judged = self.table.apply(&batches).expect("valid rows");
-            assert_eq!(checked, judged, "check and apply disagree");
-            let before = said.0.len();
-            said.1.resize(before + judged.verdicts.len(), None);
-            judged.expected.iter().for_each(|&(row, seq)| said.1[before + row as usize] = Some(seq));
-            said.0.extend(judged.verdicts);
-            said.2 += judged.stale_epoch;
-            said.3 += judged.border;
-        }
-        if random.chance(20) {
-            let bytes = self.table.snapshot();
-            self.table = StateTable::restore(&bytes).expect("its own snapshot");
-            assert_eq!(self.table.snapshot(), bytes, "restoring shows");
-        }
-        said
-    }
-
-    fn oracle_judges(&mut self, rows: &[(Row, i64)]) -> Said {
-        let keeps_timestamp = self.rules.keeps_timestamp;
-        let tracked = |&(row, timestamp): &(Row, i64)| {
-            (row.pid != -1).then(|| Tracked {
-                key: (row.pid, row.partition),
-                epoch: row.epoch.into(),
-                seq: row.seq,
-                timestamp: if keeps_timestamp { timestamp } else { 0 },
-            })
-        };
-        let judged = self.oracle.apply(&rows.iter().map(tracked).collect::<Vec<_>>());
-        let verdicts = judged.verdicts.iter().map(|&verdict| verdict as u8).collect();
-        (verdicts, judged.expected, judged.stale_epoch, judged.border)
-    }
-
-    fn core_remembers(&self) -> Vec<Remembered<Key>> {
-        let is_next = self.rules.core.admit == fencepost_core::Admit::Next;
-        if is_next { Vec::new() } else { self.table.entries().map(|entry| remembered(&entry)).collect() }
-    }
-
-    fn oracle_remembers(&self) -> Vec<Remembered<Key>> {
-        let is_next = self.rules.core.admit == fencepost_core::Admit::Next;
-        if is_next { Vec::new() } else { self.oracle.remembered() }
-    }
-}
-
-fn remembered(entry: &Entry) -> Remembered<Key> {
-    let wide = |(first, last): (i64, i64)| (i128::from(first), i128::from(last));
-    Remembered {
-        key: (entry.pid, entry.partition),
-        epoch: entry.epoch.into(),
-        span: wide((entry.first, entry.last)),
-        holes: entry.holes.iter().map(|it| (wide((it.first, it.last)), it.timestamp.unwrap_or(0))).collect(),
-        final_range: entry.final_range.map(wide),
-        last_timestamp: entry.last_timestamp.unwrap_or(0),
-    }
-}
-
-#[derive(Default)]
-struct Columns {
-    pid: Vec<i64>,
-    partition: Vec<i32>,
-    epoch: Vec<i16>,
-    seq: Vec<i64>,
-    timestamp: Vec<i64>,
-}
-
-impl Columns {
-    fn of(rows: &[(Row, i64)]) -> Columns {
-        Columns {
-            pid: rows.iter().map(|(row, _)| row.pid).collect(),
-            partition: rows.iter().map(|(row, _)| row.partition).collect(),
-            epoch: rows.iter().map(|(row, _)| row.epoch).collect(),
-            seq: rows.iter().map(|(row, _)| row.seq).collect(),
-            timestamp: rows.iter().map(|(_, timestamp)| *timestamp).collect(),
-        }
-    }
-
-    /// Without timestamps the column is there all the same: it must not matter.
-    fn batch(&self, rules: &Rules) -> Batch<'_> {
-        Batch {
-            pid: &self.pid,
-            partition: &self.partition,
-            epoch: (rules.core.epochs != Epochs::Ignore).then_some(&self.epoch),
-            seq: Seqs::I64(&self.seq),
-            timestamp: Some(&self.timestamp),
-        }
-    }
+    if random.chance(20) { pair.restore() } else { Ok(()) }
 }
 
 fn small_rules() -> Vec<Rules> {
@@ -221,18 +72,17 @@ fn small_histories(rules: &Rules, length: usize) -> impl Iterator<Item = Vec<Ste
     exhaustive(length, &letters).map(spell).collect::<Vec<_>>().into_iter()
 }
 
-fn first_difference(rules: &Rules, core: Policy, history: &[Step]) -> Option<String> {
+fn first_difference(rules: &Rules, history: &[Step]) -> Option<String> {
     let mut pair = Pair::new(rules);
-    pair.table = StateTable::new(core).expect("valid").with_keep_timestamp(rules.keeps_timestamp);
     let random = &mut Random::new(history.len() as u64);
-    history.iter().find_map(|step| pair.step(step, random).err())
+    history.iter().find_map(|step| take(&mut pair, step, random).err())
 }
 
 #[test]
 fn every_short_history_is_remembered_as_the_oracle_remembers() {
     for rules in small_rules() {
         for history in small_histories(&rules, 4) {
-            if let Some(difference) = first_difference(&rules, rules.core, &history) {
+            if let Some(difference) = first_difference(&rules, &history) {
                 panic!("{history:?}\n{difference}");
             }
         }
@@ -242,10 +92,10 @@ fn every_short_history_is_remembered_as_the_oracle_remembers() {
 #[test]
 fn the_small_world_finds_a_core_with_another_reach() {
     for change in [1, u64::MAX] {
-        let differs = small_rules().iter().any(|rules| {
-            let reach = rules.core.reach.map(|reach| reach.wrapping_add(change));
-            let core = Policy { reach, ..rules.core };
-            core.validate().is_ok() && small_histories(rules, 3).any(|it| first_difference(rules, core, &it).is_some())
+        let differs = small_rules().into_iter().any(|mut rules| {
+            rules.core.reach = rules.core.reach.map(|reach| reach.wrapping_add(change));
+            let is_valid = rules.core.validate().is_ok();
+            is_valid && small_histories(&rules, 3).any(|history| first_difference(&rules, &history).is_some())
         });
         assert!(differs, "a core whose reach differs by {change} was not found out");
     }
@@ -304,7 +154,7 @@ fn long_histories_are_remembered_as_the_oracle_remembers() {
                 let mut pair = Pair::new(&rules);
                 let random = &mut Random::new(seed + cut);
                 for step in &history {
-                    pair.step(step, random).unwrap_or_else(|it| panic!("seed {seed}: {it}"));
+                    take(&mut pair, step, random).unwrap_or_else(|it| panic!("seed {seed}: {it}"));
                 }
                 pair.table
             });
@@ -345,29 +195,17 @@ fn merging_is_a_union_as_the_oracle_makes_it() {
             let mut pairs = [(); 3].map(|()| {
                 let mut pair = Pair::new(&rules);
                 for step in history(random, &rules, 200) {
-                    pair.step(&step, random).unwrap_or_else(|it| panic!("seed {seed}: {it}"));
+                    take(&mut pair, &step, random).unwrap_or_else(|it| panic!("seed {seed}: {it}"));
                 }
                 pair
             });
             let [a, b, c] = &mut pairs;
             let (before, other) = (a.table.snapshot(), b.table.snapshot());
-            let union = match (a.table.merge(&b.table), a.oracle.merge(&b.oracle)) {
-                (Ok(core), Ok(truth)) => {
-                    overlaps += core.len();
-                    let told =
-                        |it: &Missing| ((it.pid, it.partition), i64::from(it.epoch), it.first_seq, it.count as i64);
-                    let truth: Vec<_> =
-                        truth.iter().map(|it| (it.key, it.epoch.unwrap_or(0), it.first_seq, it.count)).collect();
-                    assert_eq!(core.iter().map(told).collect::<Vec<_>>(), truth, "seed {seed}: {}", rules.name);
-                    assert_eq!(a.core_remembers(), a.oracle_remembers(), "seed {seed}: {}", rules.name);
-                    &a.table
-                }
-                (Err(Error::Policy(_)), Err(_)) => {
-                    assert_eq!(a.table.snapshot(), before, "seed {seed}: a refusal shows");
-                    continue;
-                }
-                (core, truth) => panic!("seed {seed}: {}: core {core:?}, oracle {truth:?}", rules.name),
-            };
+            let count = a.merge(b).unwrap_or_else(|it| panic!("seed {seed}: {it}"));
+            let Some(count) = count else { continue };
+            a.compare().unwrap_or_else(|it| panic!("seed {seed}: {it}"));
+            overlaps += count;
+            let union = &a.table;
             let restore = |bytes: &[u8]| StateTable::restore(bytes).expect("its own snapshot");
             let (first, second) = (restore(&before), restore(&other));
             assert_eq!(merged(&[&second, &first]).snapshot(), union.snapshot(), "seed {seed}: not commutative");
@@ -383,7 +221,7 @@ fn merging_is_a_union_as_the_oracle_makes_it() {
             let step = Step::Rows(
                 stream(seed, 200, &Shape::mixed(rules.core.wrap)).into_iter().map(|it| (it, 1_500)).collect(),
             );
-            a.step(&step, random).unwrap_or_else(|it| panic!("seed {seed}, after merging: {it}"));
+            take(a, &step, random).unwrap_or_else(|it| panic!("seed {seed}, after merging: {it}"));
         }
     }
     assert!(overlaps > 1_000, "only {overlaps} overlaps");

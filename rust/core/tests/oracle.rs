@@ -1,131 +1,38 @@
 //! The core against the naive oracle: every short stream there is, and long ones from seeds.
 
-use fencepost_core::{Batch, Epochs, Judged, Policy, Seqs, StateTable};
-use fencepost_testkit::oracle::{self, Oracle, Tracked};
+use fencepost_core::{Epochs, First, Policy};
+use fencepost_testkit::pair::{Columns, Pair, Rules};
 use fencepost_testkit::workload::{Random, Row, SMALL_WORLD, Shape, exhaustive, stream};
 
-/// Rows as columns, cut where `cuts` says.
-struct Input {
-    pid: Vec<i64>,
-    partition: Vec<i32>,
-    epoch: Vec<i16>,
-    seq: Vec<i64>,
-    narrow: Vec<i32>,
-}
-
-impl Input {
-    fn of(rows: &[Row]) -> Input {
-        Input {
-            pid: rows.iter().map(|row| row.pid).collect(),
-            partition: rows.iter().map(|row| row.partition).collect(),
-            epoch: rows.iter().map(|row| row.epoch).collect(),
-            seq: rows.iter().map(|row| row.seq).collect(),
-            narrow: rows.iter().map(|row| row.seq as i32).collect(),
-        }
-    }
-
-    fn batch(&self, from: usize, to: usize, has_epochs: bool, is_narrow: bool) -> Batch<'_> {
-        Batch {
-            pid: &self.pid[from..to],
-            partition: &self.partition[from..to],
-            epoch: has_epochs.then_some(&self.epoch[from..to]),
-            seq: if is_narrow { Seqs::I32(&self.narrow[from..to]) } else { Seqs::I64(&self.seq[from..to]) },
-            timestamp: None,
-        }
-    }
-}
-
-/// The same policy in the core's words and in the oracle's.
-#[derive(Clone)]
-struct Policies {
-    name: String,
-    core: Policy,
-    oracle: oracle::Policy,
-}
-
-impl Policies {
-    fn new(preset: &str, fields: &[(&str, &str)]) -> Policies {
-        let mut core = Policy::preset(preset).expect("a preset");
-        for (field, value) in fields {
-            core.set(field, value).expect("a field");
-        }
-        let owned: Vec<_> = fields.iter().map(|&(field, value)| (field.to_string(), value.to_string())).collect();
-        let oracle = oracle::Policy::named(preset, &owned).expect("a policy that the oracle takes too");
-        Policies { name: format!("{preset} {fields:?}"), core, oracle }
-    }
-
-    fn has_epochs(&self) -> bool {
-        self.core.epochs != Epochs::Ignore
-    }
-
-    fn has_narrow_seqs(&self) -> bool {
-        self.core.wrap.is_some_and(|wrap| wrap <= 1 << 31)
-    }
-}
-
-type Key = (i64, i32);
-
-fn tracked(row: &Row) -> Option<Tracked<Key>> {
-    let key = (row.pid, row.partition);
-    (row.pid != -1).then(|| Tracked { key, epoch: row.epoch.into(), seq: row.seq, timestamp: 0 })
-}
-
-/// Everything that a call says, in a form that both sides can be brought to.
-type Said = (Vec<u8>, Vec<(u64, i64)>, Vec<(Key, i64, i64, i64, i64)>, u64, u64);
-
-fn core_said(judged: Judged) -> Said {
-    let missing = judged
-        .missing
-        .iter()
-        .map(|it| ((it.pid, it.partition), it.epoch.into(), it.first_seq, it.last_seq, it.count as i64));
-    (judged.verdicts.clone(), judged.expected.clone(), missing.collect(), judged.stale_epoch, judged.border)
-}
-
-fn oracle_said(judged: oracle::Judged<Key>) -> Said {
-    let code = |verdict: &oracle::Verdict| {
-        fencepost_core::Verdict::ALL.iter().position(|it| it.name() == verdict.name()).expect("a verdict") as u8
-    };
-    let missing =
-        judged.missing.iter().map(|it| (it.key, it.epoch.unwrap_or(0), it.first_seq, it.last_seq, it.count)).collect();
-    let expected = judged.expected.iter().enumerate().filter_map(|(row, &seq)| Some((row as u64, seq?))).collect();
-    (judged.verdicts.iter().map(code).collect(), expected, missing, judged.stale_epoch, judged.border)
-}
-
-fn core_open(table: &StateTable) -> Vec<(Key, i64, i64, i64)> {
-    table.missing().map(|it| ((it.pid, it.partition), it.epoch.into(), it.first_seq, it.last_seq)).collect()
-}
-
-fn oracle_open(oracle: &Oracle<Key>) -> Vec<(Key, i64, i64, i64)> {
-    oracle.missing().iter().map(|it| (it.key, it.epoch.unwrap_or(0), it.first_seq, it.last_seq)).collect()
+fn columns(rows: &[Row]) -> Columns {
+    Columns::of(rows.iter().map(|&row| (row, 0)))
 }
 
 /// Judges a stream in one call on both sides; `Err` says how they differ.
-fn compare(policies: &Policies, core: Policy, rows: &[Row]) -> Result<(), String> {
-    let input = Input::of(rows);
-    let mut table = StateTable::new(core).expect("a valid policy");
-    let batch = input.batch(0, rows.len(), policies.has_epochs(), policies.has_narrow_seqs());
-    let said = core_said(table.apply(&[batch]).expect("valid rows"));
-    let mut oracle = Oracle::new(policies.oracle);
-    let truth = oracle_said(oracle.apply(&rows.iter().map(tracked).collect::<Vec<_>>()));
-    if said != truth || core_open(&table) != oracle_open(&oracle) || table.len() != oracle.len() {
-        return Err(format!("{}: {rows:?}\ncore   {said:?}\noracle {truth:?}", policies.name));
-    }
-    Ok(())
+fn judge_at_once(rules: &Rules, rows: &[Row]) -> Result<(Pair, Vec<u8>), String> {
+    let mut pair = Pair::new(rules);
+    let verdicts = pair.apply(&[columns(rows)])?;
+    pair.compare()?;
+    Ok((pair, verdicts))
 }
 
-fn small_policies() -> Vec<Policies> {
+fn rules(preset: &str, fields: &[(&str, &str)]) -> Rules {
+    Rules::new(preset, fields, false)
+}
+
+fn small_policies() -> Vec<Rules> {
     let mut all = vec![
-        Policies::new("any_order", &[("wrap", "4")]),
-        Policies::new("in_order", &[("wrap", "4")]),
-        Policies::new("kafka", &[("wrap", "4"), ("window", "2")]),
-        Policies::new("strict", &[("wrap", "4")]),
-        Policies::new("watermark", &[]),
-        Policies::new("kafka_offsets", &[]),
-        Policies::new("kafka", &[("wrap", "4"), ("window", "3"), ("epochs", "key")]),
-        Policies::new("in_order", &[("wrap", "4"), ("late", "duplicate"), ("first", "zero"), ("max_jump", "2")]),
+        rules("any_order", &[("wrap", "4")]),
+        rules("in_order", &[("wrap", "4")]),
+        rules("kafka", &[("wrap", "4"), ("window", "2")]),
+        rules("strict", &[("wrap", "4")]),
+        rules("watermark", &[]),
+        rules("kafka_offsets", &[]),
+        rules("kafka", &[("wrap", "4"), ("window", "3"), ("epochs", "key")]),
+        rules("in_order", &[("wrap", "4"), ("late", "duplicate"), ("first", "zero"), ("max_jump", "2")]),
     ];
     for fields in [&[("first", "zero")][..], &[("max_jump", "1")], &[("epochs", "fence")], &[("gaps", "normal")]] {
-        all.push(Policies::new("any_order", &[&[("wrap", "4")], fields].concat()));
+        all.push(rules("any_order", &[&[("wrap", "4")], fields].concat()));
     }
     all
 }
@@ -138,9 +45,9 @@ fn small_streams(length: usize) -> impl Iterator<Item = Vec<Row>> {
 #[test]
 fn every_short_stream_is_judged_as_the_oracle_judges() {
     let mut streams = 0;
-    for policies in small_policies() {
+    for rules in small_policies() {
         for rows in small_streams(5) {
-            compare(&policies, policies.core, &rows).unwrap_or_else(|difference| panic!("{difference}"));
+            judge_at_once(&rules, &rows).unwrap_or_else(|difference| panic!("{rows:?}\n{difference}"));
             streams += 1;
         }
     }
@@ -152,47 +59,37 @@ fn the_small_world_finds_a_broken_core() {
     let broken: [fn(&mut Policy); 4] = [
         |policy| policy.window += 1,
         |policy| policy.max_jump = None,
-        |policy| policy.first = fencepost_core::First::Any,
+        |policy| policy.first = First::Any,
         |policy| policy.epochs = Epochs::Ignore,
     ];
     for (number, change) in broken.into_iter().enumerate() {
-        let differs = small_policies().iter().any(|policies| {
-            let mut core = policies.core;
-            change(&mut core);
-            let policies = Policies { core, ..policies.clone() };
-            core.validate().is_ok() && small_streams(4).any(|rows| compare(&policies, core, &rows).is_err())
+        let differs = small_policies().into_iter().any(|mut rules| {
+            change(&mut rules.core);
+            rules.core.validate().is_ok() && small_streams(4).any(|rows| judge_at_once(&rules, &rows).is_err())
         });
         assert!(differs, "broken core {number} was not found out");
     }
 }
 
-/// Cuts a stream into batches and the batches into calls at random; the verdicts must not show it.
-fn judge_in_pieces(policies: &Policies, rows: &[Row], random: &mut Random) -> (StateTable, Vec<u8>, u64, u64) {
-    let input = Input::of(rows);
-    let mut table = StateTable::new(policies.core).expect("a valid policy");
-    let (mut verdicts, mut stale, mut border) = (Vec::new(), 0, 0);
-    let mut from = 0;
-    while from < rows.len() {
+/// The same, the stream cut into batches and the batches into calls at random.
+fn judge_in_pieces(rules: &Rules, rows: &[Row], random: &mut Random) -> Result<(Pair, Vec<u8>), String> {
+    let has_narrow_seqs = rules.core.wrap.is_some_and(|wrap| wrap <= 1 << 31);
+    let (mut pair, mut verdicts) = (Pair::new(rules), Vec::new());
+    let mut rest = rows;
+    while !rest.is_empty() {
         let mut batches = Vec::new();
         for _ in 0..=random.below(3) {
-            let to = (from + random.below(40) as usize).min(rows.len());
-            let is_narrow = policies.has_narrow_seqs() && random.chance(50);
-            batches.push(input.batch(from, to, policies.has_epochs(), is_narrow));
-            from = to;
+            let (piece, after) = rest.split_at(rest.len().min(random.below(40) as usize));
+            let is_narrow = has_narrow_seqs && random.chance(50);
+            batches.push(if is_narrow { columns(piece).narrowed() } else { columns(piece) });
+            rest = after;
         }
-        let checked = table.check(&batches).expect("valid rows");
-        let judged = table.apply(&batches).expect("valid rows");
-        assert_eq!(checked, judged, "check and apply disagree");
-        verdicts.extend(judged.verdicts);
-        stale += judged.stale_epoch;
-        border += judged.border;
+        verdicts.extend(pair.apply(&batches)?);
         if random.chance(20) {
-            let bytes = table.snapshot();
-            table = StateTable::restore(&bytes).expect("its own snapshot");
-            assert_eq!(table.snapshot(), bytes, "restoring shows");
+            pair.restore()?;
         }
     }
-    (table, verdicts, stale, border)
+    Ok((pair, verdicts))
 }
 
 /// Rows of many keys, some of several epochs, some without a producer.
@@ -209,14 +106,14 @@ fn many_keys(random: &mut Random, count: usize) -> Vec<Row> {
 #[test]
 fn checking_many_keys_and_epochs_says_what_applying_says() {
     for preset in fencepost_core::PRESETS {
-        let policies = Policies::new(preset.name, &[]);
-        let mut table = StateTable::new(policies.core).expect("a valid policy");
+        let rules = rules(preset.name, &[]);
+        let mut table = rules.table();
         let mut random = Random::new(7);
         for count in [1, 300, 60_000, 20_000] {
-            let input = Input::of(&many_keys(&mut random, count));
-            let cuts = [0, count / 3, count / 2, count];
-            let batch = |cut: &[usize]| input.batch(cut[0], cut[1], policies.has_epochs(), policies.has_narrow_seqs());
-            let batches: Vec<_> = cuts.windows(2).map(batch).collect();
+            let rows = many_keys(&mut random, count);
+            let (head, tail) = rows.split_at(count / 3);
+            let pieces = [columns(head), columns(tail)];
+            let batches: Vec<_> = pieces.iter().map(|piece| piece.batch(&rules)).collect();
             let before = table.snapshot();
             let checked = table.check(&batches).expect("valid rows");
             assert!(table.snapshot() == before, "{}: a check leaves a trace", preset.name);
@@ -230,28 +127,30 @@ fn checking_many_keys_and_epochs_says_what_applying_says() {
 fn long_streams_obey_the_laws() {
     for seed in 0..60 {
         let mut random = Random::new(seed);
-        for policies in [small_policies(), large_policies()].concat() {
-            let rows = stream(random.bits(), 3_000, &Shape::mixed(policies.core.wrap));
-            compare(&policies, policies.core, &rows).unwrap_or_else(|it| panic!("seed {seed}: {it}"));
-            let whole = judge_in_pieces(&policies, &rows, &mut Random::new(seed + 1));
-            let again = judge_in_pieces(&policies, &rows, &mut Random::new(seed + 2));
-            assert_eq!((&whole.1, whole.2, whole.3), (&again.1, again.2, again.3), "seed {seed}: a cut shows");
-            assert_eq!(whole.0.snapshot(), again.0.snapshot(), "seed {seed}: equal tables, other bytes");
+        for rules in [small_policies(), large_policies()].concat() {
+            let rows = stream(random.bits(), 3_000, &Shape::mixed(rules.core.wrap));
+            let (whole, verdicts) = judge_at_once(&rules, &rows).unwrap_or_else(|it| panic!("seed {seed}: {it}"));
+            for cut in [1, 2] {
+                let pieces = judge_in_pieces(&rules, &rows, &mut Random::new(seed + cut));
+                let (pieces, same) = pieces.unwrap_or_else(|it| panic!("seed {seed}: {it}"));
+                assert_eq!(verdicts, same, "seed {seed}: a cut shows");
+                assert!(whole.table.snapshot() == pieces.table.snapshot(), "seed {seed}: equal tables, other bytes");
+            }
         }
     }
 }
 
 /// The layouts of wide and of narrow sequence spaces, and windows that do not fit in a line's slot.
-fn large_policies() -> Vec<Policies> {
+fn large_policies() -> Vec<Rules> {
     vec![
-        Policies::new("any_order", &[]),
-        Policies::new("any_order", &[("wrap", "64")]),
-        Policies::new("any_order", &[("wrap", "none")]),
-        Policies::new("in_order", &[("wrap", "256"), ("max_jump", "50")]),
-        Policies::new("in_order", &[("wrap", "none"), ("epochs", "key")]),
-        Policies::new("kafka", &[]),
-        Policies::new("kafka", &[("wrap", "64"), ("window", "40")]),
-        Policies::new("kafka", &[("wrap", "none"), ("window", "100"), ("epochs", "key")]),
-        Policies::new("strict", &[("window", "14")]),
+        rules("any_order", &[]),
+        rules("any_order", &[("wrap", "64")]),
+        rules("any_order", &[("wrap", "none")]),
+        rules("in_order", &[("wrap", "256"), ("max_jump", "50")]),
+        rules("in_order", &[("wrap", "none"), ("epochs", "key")]),
+        rules("kafka", &[]),
+        rules("kafka", &[("wrap", "64"), ("window", "40")]),
+        rules("kafka", &[("wrap", "none"), ("window", "100"), ("epochs", "key")]),
+        rules("strict", &[("window", "14")]),
     ]
 }

@@ -113,13 +113,14 @@ impl Policy {
     }
 
     fn check(self) -> Result<Policy, String> {
-        let too_long = self.admit == Admit::Next && self.wrap.is_some_and(|wrap| self.window >= wrap);
-        let negative = self.window < 0 || self.max_jump.is_some_and(|jump| jump < 0);
+        let window_end = self.wrap.unwrap_or(i64::MAX);
+        let is_next = self.admit == Admit::Next;
+        let bad_window = self.window < 0 || (is_next && !(1..window_end).contains(&self.window));
         let too_small = self.wrap.is_some_and(|wrap| wrap < 4);
         let bounds = [self.reach, self.intervals_max];
-        let negative = negative || bounds.iter().flatten().any(|bound| *bound < 1);
+        let none_left = bounds.iter().chain([&self.max_jump]).flatten().any(|bound| *bound < 1);
         let no_holes = !self.keeps_holes() && bounds.iter().any(Option::is_some);
-        if too_long || negative || too_small || no_holes { Err(format!("out of range: {self:?}")) } else { Ok(self) }
+        if bad_window || none_left || too_small || no_holes { Err(format!("out of range: {self:?}")) } else { Ok(self) }
     }
 
     /// Whether what was skipped is remembered.

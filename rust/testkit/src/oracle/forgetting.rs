@@ -221,13 +221,15 @@ fn union(one: &Entry, other: &Entry) -> Entry {
 fn is_ambiguous(policy: &Policy, entries: &[&Entry]) -> bool {
     let Some(wrap) = policy.wrap.map(i128::from) else { return false };
     let zone = (wrap / 4).min(1 << 20);
-    let (mut low, mut high) = (false, false);
-    for entry in entries {
-        let (first, last) = entry.final_range.unwrap_or((0, -1));
-        for position in entry.positions.iter().copied().chain((first..=last).take(wrap as usize)) {
-            low |= position.rem_euclid(wrap) < zone;
-            high |= position.rem_euclid(wrap) >= wrap - zone;
-        }
-    }
-    low && high
+    let ranges = |entry: &Entry| {
+        let positions = entry.positions.iter().map(|&position| (position, position));
+        positions.chain(entry.final_range).collect::<Vec<_>>()
+    };
+    // From a range's first position on, the next one within the zone lies in it at once or with the next lap.
+    let meets = |(first, last): Range, zone_first: i128| {
+        let within = (first - zone_first).rem_euclid(wrap);
+        within < zone || last - first >= wrap - within
+    };
+    let is_met = |zone_first| entries.iter().flat_map(|entry| ranges(entry)).any(|range| meets(range, zone_first));
+    is_met(0) && is_met(wrap - zone)
 }

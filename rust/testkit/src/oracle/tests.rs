@@ -51,6 +51,9 @@ impl OracleDoor {
         let before = self.oracle.clone();
         let agree = self.keeps_timestamp == other.keeps_timestamp
             && (self.kind == other.kind || self.kind.is_none() || other.kind.is_none());
+        if agree && self.oracle.is_full() {
+            return refuse("capacity");
+        }
         let Some(overlap) = agree.then(|| self.oracle.merge(&other.oracle).ok()).flatten() else {
             return refuse("policy");
         };

@@ -1,0 +1,265 @@
+//! A table of the core and the oracle, side by side: what is done to one is done to the other, and what both
+//! say and remember must be the same.
+//!
+//! The only module here that knows the core.
+
+use crate::oracle::{self, Oracle, Remembered, Tracked};
+use crate::workload::Row;
+use fencepost_core::{Admit, Batch, Entry, Epochs, Error, Judged, Missing, Policy, Seqs, StateTable, Verdict};
+use std::fmt::Debug;
+
+/// Producer and partition.
+pub type Key = (i64, i32);
+
+/// The same rules in the core's words and in the oracle's.
+#[derive(Clone, Debug)]
+pub struct Rules {
+    /// Preset and fields.
+    pub name: String,
+    /// In the core's words. A broken core has others.
+    pub core: Policy,
+    oracle: oracle::Policy,
+    /// Whether the table keeps timestamps.
+    pub keeps_timestamp: bool,
+}
+
+impl Rules {
+    /// A preset with some of its fields replaced.
+    ///
+    /// # Panics
+    /// Where either side does not know them.
+    pub fn new(preset: &str, fields: &[(&str, &str)], keeps_timestamp: bool) -> Rules {
+        let mut core = Policy::preset(preset).expect("a preset");
+        fields.iter().for_each(|(field, value)| core.set(field, value).expect("a field"));
+        let owned: Vec<_> = fields.iter().map(|&(field, value)| (field.to_string(), value.to_string())).collect();
+        let oracle = oracle::Policy::named(preset, &owned).expect("a policy that the oracle takes too");
+        Rules { name: format!("{preset} {fields:?}"), core, oracle, keeps_timestamp }
+    }
+
+    /// An empty table.
+    ///
+    /// # Panics
+    /// Where the core's policy makes no sense.
+    pub fn table(&self) -> StateTable {
+        StateTable::new(self.core).expect("a valid policy").with_keep_timestamp(self.keeps_timestamp)
+    }
+
+    /// Whether entries have positions.
+    fn has_positions(&self) -> bool {
+        self.core.admit != Admit::Next
+    }
+}
+
+/// Rows and their timestamps, by column.
+#[derive(Clone, Debug, Default)]
+pub struct Columns {
+    pid: Vec<i64>,
+    partition: Vec<i32>,
+    epoch: Vec<i16>,
+    seq: Vec<i64>,
+    narrow: Option<Vec<i32>>,
+    timestamp: Vec<i64>,
+}
+
+impl Columns {
+    /// The rows in their order.
+    pub fn of(rows: impl IntoIterator<Item = (Row, i64)>) -> Columns {
+        let mut columns = Columns::default();
+        rows.into_iter().for_each(|(row, timestamp)| columns.push(row, timestamp));
+        columns
+    }
+
+    /// Adds a row.
+    pub fn push(&mut self, row: Row, timestamp: i64) {
+        self.pid.push(row.pid);
+        self.partition.push(row.partition);
+        self.epoch.push(row.epoch);
+        self.seq.push(row.seq);
+        self.timestamp.push(timestamp);
+    }
+
+    /// Adds the rows of another.
+    pub fn extend(&mut self, other: &Columns) {
+        self.pid.extend_from_slice(&other.pid);
+        self.partition.extend_from_slice(&other.partition);
+        self.epoch.extend_from_slice(&other.epoch);
+        self.seq.extend_from_slice(&other.seq);
+        self.timestamp.extend_from_slice(&other.timestamp);
+    }
+
+    /// With sequence numbers of 32 bits, which must be enough.
+    pub fn narrowed(self) -> Columns {
+        Columns { narrow: Some(self.seq.iter().map(|&seq| seq as i32).collect()), ..self }
+    }
+
+    /// As the core takes them. Where timestamps are not kept the column is there all the same: it must not
+    /// matter.
+    pub fn batch(&self, rules: &Rules) -> Batch<'_> {
+        Batch {
+            pid: &self.pid,
+            partition: &self.partition,
+            epoch: (rules.core.epochs != Epochs::Ignore).then_some(&self.epoch),
+            seq: self.narrow.as_deref().map_or(Seqs::I64(&self.seq), Seqs::I32),
+            timestamp: Some(&self.timestamp),
+        }
+    }
+
+    fn tracked(&self, rules: &Rules) -> impl Iterator<Item = Option<Tracked<Key>>> {
+        let row = |row: usize| Tracked {
+            key: (self.pid[row], self.partition[row]),
+            epoch: self.epoch[row].into(),
+            seq: self.seq[row],
+            timestamp: if rules.keeps_timestamp { self.timestamp[row] } else { 0 },
+        };
+        (0..self.pid.len()).map(move |at| (self.pid[at] != -1).then(|| row(at)))
+    }
+}
+
+/// The core and the oracle. What is done gives, as an error, how they differ.
+pub struct Pair {
+    rules: Rules,
+    /// The core's side.
+    pub table: StateTable,
+    oracle: Oracle<Key>,
+}
+
+impl Pair {
+    /// Both empty.
+    pub fn new(rules: &Rules) -> Pair {
+        Pair { rules: rules.clone(), table: rules.table(), oracle: Oracle::new(rules.oracle) }
+    }
+
+    /// Judges rows in one call, in so many batches. Gives the verdicts; none where the table holds as many
+    /// holes as it may.
+    pub fn apply(&mut self, batches: &[Columns]) -> Result<Vec<u8>, String> {
+        let rows: Vec<_> = batches.iter().flat_map(|columns| columns.tracked(&self.rules)).collect();
+        let batches: Vec<_> = batches.iter().map(|columns| columns.batch(&self.rules)).collect();
+        let (checked, judged) = (self.table.check(&batches), self.table.apply(&batches));
+        self.agree("check and apply", &checked, &judged)?;
+        match judged {
+            Ok(judged) if !self.oracle.is_full() => {
+                let verdicts = judged.verdicts.clone();
+                self.agree_mut("what is said", core_said(judged), |oracle| oracle_said(oracle.apply(&rows)))?;
+                Ok(verdicts)
+            }
+            Err(Error::Capacity { .. }) if self.oracle.is_full() => Ok(Vec::new()),
+            other => Err(self.differ("being full", &other, &self.oracle.is_full())),
+        }
+    }
+
+    /// Forgets what is too old.
+    pub fn evict(&mut self, now: i64, idle: i64) -> Result<(), String> {
+        let dropped = self.table.evict(now, idle).map_err(|error| error.to_string())?;
+        let core = (dropped, self.table.horizon_ms());
+        self.agree_mut("what was evicted", core, |oracle| (oracle.evict(now, idle), oracle.horizon()))
+    }
+
+    /// Forgets a producer, or one of its partitions.
+    pub fn forget(&mut self, pid: i64, partition: Option<i32>) -> Result<(), String> {
+        let is_named = |key: &Key| key.0 == pid && partition.is_none_or(|it| it == key.1);
+        let dropped = self.table.forget(pid, partition);
+        self.agree_mut("what was forgotten", dropped, |oracle| oracle.forget(is_named))
+    }
+
+    /// Takes in another pair. Gives the number of overlaps; `None` where both sides refuse.
+    pub fn merge(&mut self, other: &Pair) -> Result<Option<usize>, String> {
+        let is_full = self.oracle.is_full();
+        let before = self.table.snapshot();
+        match self.table.merge(&other.table) {
+            Ok(overlaps) if !is_full => {
+                let count = overlaps.len();
+                let core = Ok(overlaps.iter().map(of_core).collect::<Vec<_>>());
+                let merge = |oracle: &mut Oracle<Key>| {
+                    oracle.merge(&other.oracle).map(|overlaps| overlaps.iter().map(of_oracle).collect())
+                };
+                self.agree_mut("what both had accepted", core, merge)?;
+                Ok(Some(count))
+            }
+            Err(Error::Policy(_) | Error::Capacity { .. })
+                if is_full || self.oracle.clone().merge(&other.oracle).is_err() =>
+            {
+                self.agree("a refusal and what was before", &self.table.snapshot(), &before)?;
+                Ok(None)
+            }
+            core => Err(self.differ("merging", &core, &self.oracle.clone().merge(&other.oracle))),
+        }
+    }
+
+    /// Writes the table and reads it back, which must not show.
+    pub fn restore(&mut self) -> Result<(), String> {
+        let bytes = self.table.snapshot();
+        self.table = StateTable::restore(&bytes).map_err(|error| format!("its own snapshot: {error}"))?;
+        if self.table.snapshot() == bytes { Ok(()) } else { Err("restoring shows".into()) }
+    }
+
+    /// Compares all that is remembered.
+    pub fn compare(&self) -> Result<(), String> {
+        self.agree("the number of entries", &self.table.len(), &self.oracle.len())?;
+        let open: Vec<_> = self.table.missing().map(|it| of_core(&it)).collect();
+        self.agree("what is missing", &open, &self.oracle.missing().iter().map(of_oracle).collect())?;
+        if !self.rules.has_positions() {
+            return Ok(());
+        }
+        let entries: Vec<_> = self.table.entries().map(|it| remembered(&it)).collect();
+        self.agree("what is remembered", &entries, &self.oracle.remembered())
+    }
+
+    fn agree<T: PartialEq + Debug>(&self, on: &str, core: &T, truth: &T) -> Result<(), String> {
+        if core == truth { Ok(()) } else { Err(self.differ(on, core, truth)) }
+    }
+
+    fn agree_mut<T: PartialEq + Debug>(
+        &mut self,
+        on: &str,
+        core: T,
+        ask: impl FnOnce(&mut Oracle<Key>) -> T,
+    ) -> Result<(), String> {
+        let truth = ask(&mut self.oracle);
+        self.agree(on, &core, &truth)
+    }
+
+    fn differ(&self, on: &str, core: &impl Debug, truth: &impl Debug) -> String {
+        format!("{}: core and oracle differ on {on}\ncore   {core:?}\noracle {truth:?}", self.rules.name)
+    }
+}
+
+/// A range of sequences: key, epoch, first, last, count.
+type Range = (Key, i64, i64, i64, i64);
+
+/// Everything that a call says: verdicts, what would have been accepted by row, what was jumped over, stale
+/// rows and border rows.
+type Said = (Vec<u8>, Vec<(u64, i64)>, Vec<Range>, u64, u64);
+
+fn core_said(judged: Judged) -> Said {
+    let missing = judged.missing.iter().map(of_core).collect();
+    (judged.verdicts, judged.expected, missing, judged.stale_epoch, judged.border)
+}
+
+fn oracle_said(judged: oracle::Judged<Key>) -> Said {
+    let code = |verdict: &oracle::Verdict| {
+        Verdict::ALL.iter().position(|it| it.name() == verdict.name()).expect("a verdict") as u8
+    };
+    let expected = judged.expected.iter().enumerate().filter_map(|(row, &seq)| Some((row as u64, seq?))).collect();
+    let missing = judged.missing.iter().map(of_oracle).collect();
+    (judged.verdicts.iter().map(code).collect(), expected, missing, judged.stale_epoch, judged.border)
+}
+
+fn of_core(it: &Missing) -> Range {
+    ((it.pid, it.partition), it.epoch.into(), it.first_seq, it.last_seq, it.count as i64)
+}
+
+fn of_oracle(it: &oracle::Missing<Key>) -> Range {
+    (it.key, it.epoch.unwrap_or(0), it.first_seq, it.last_seq, it.count)
+}
+
+fn remembered(entry: &Entry) -> Remembered<Key> {
+    let wide = |(first, last): (i64, i64)| (i128::from(first), i128::from(last));
+    Remembered {
+        key: (entry.pid, entry.partition),
+        epoch: entry.epoch.into(),
+        span: wide((entry.first, entry.last)),
+        holes: entry.holes.iter().map(|it| (wide((it.first, it.last)), it.timestamp.unwrap_or(0))).collect(),
+        final_range: entry.final_range.map(wide),
+        last_timestamp: entry.last_timestamp.unwrap_or(0),
+    }
+}
