@@ -61,3 +61,9 @@ impl fmt::Display for Error {
 }
 
 impl std::error::Error for Error {}
+
+/// Room for `more` items, or an error: a Vec by itself would end the process.
+#[inline]
+pub(crate) fn make_room<T>(items: &mut Vec<T>, more: usize) -> Result<()> {
+    items.try_reserve(more).map_err(|_| Error::Memory { bytes: (more as u64).saturating_mul(size_of::<T>() as u64) })
+}

@@ -6,6 +6,7 @@
 
 use crate::batch::{Batch, Seqs};
 use crate::dispatch::{Work, dispatch};
+use crate::error::make_room;
 use crate::table::Untracked;
 use crate::{Column, Error, Result};
 
@@ -109,6 +110,7 @@ impl<S: Seq> Work for Scan<'_, S> {
 fn scan<S: Seq>(columns: &Columns<'_, S>, domain: &Domain, starts: &mut Vec<u32>) -> Result<()> {
     let rows = columns.seq.len();
     check_rows(columns, domain, 0..1)?;
+    make_room(starts, BLOCK)?;
     starts.push(0);
     let mut row = 1;
     while row + BLOCK <= rows {
@@ -116,11 +118,11 @@ fn scan<S: Seq>(columns: &Columns<'_, S>, domain: &Domain, starts: &mut Vec<u32>
         if is_suspect {
             check_rows(columns, domain, row..row + BLOCK)?;
         }
+        make_room(starts, BLOCK)?;
         if breaks == u64::MAX {
             starts.extend(row as u32..(row + BLOCK) as u32);
             breaks = 0;
         }
-        starts.reserve(BLOCK);
         while breaks != 0 {
             starts.push((row + breaks.trailing_zeros() as usize) as u32);
             breaks &= breaks - 1;
@@ -128,6 +130,7 @@ fn scan<S: Seq>(columns: &Columns<'_, S>, domain: &Domain, starts: &mut Vec<u32>
         row += BLOCK;
     }
     check_rows(columns, domain, row..rows)?;
+    make_room(starts, BLOCK)?;
     starts.extend((row..rows).filter(|&row| !goes_on(columns, row)).map(|row| row as u32));
     Ok(())
 }

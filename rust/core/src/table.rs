@@ -2,6 +2,7 @@ use crate::batch::{Batch, Seqs};
 use crate::changes::{Changes, Eviction, Forgotten};
 use crate::dispatch::{Work, dispatch};
 use crate::entries::Entries;
+use crate::error::make_room;
 use crate::holes::Holes;
 use crate::judge::{PlainSpan, Rules, Run, Sink, Span};
 use crate::keys::{KeySpace, Keys};
@@ -285,7 +286,7 @@ impl StateTable {
     pub fn apply(&mut self, batches: &[Batch<'_>]) -> Result<Judged> {
         let mut starts = std::mem::take(&mut self.starts);
         let judged = self.find_runs(batches, &mut starts).and_then(|()| self.make_room(rows_of(batches))).and_then(|()| {
-            let mut call = self.call(batches);
+            let mut call = self.call(batches)?;
             let judged =
                 with_shelf!(&mut self.store, shelf => judge_batches(shelf, &self.rules, batches, &starts, &mut call));
             self.is_half_done = judged.is_err();
@@ -301,7 +302,7 @@ impl StateTable {
     pub fn check(&self, batches: &[Batch<'_>]) -> Result<Judged> {
         let mut starts = Vec::new();
         self.find_runs(batches, &mut starts)?;
-        let mut call = self.call(batches);
+        let mut call = self.call(batches)?;
         with_shelf!(&self.store, shelf => {
             let mut copy = Shelf::new();
             copy.reserve(shelf.lines().len().min(starts.iter().map(Vec::len).sum()))?;
@@ -674,7 +675,7 @@ impl StateTable {
         Missing { pid, partition, epoch, first_seq: self.rules.seq(first), last_seq: self.rules.seq(last), count }
     }
 
-    fn call<'a>(&self, batches: &[Batch<'a>]) -> Call<'a> {
+    fn call<'a>(&self, batches: &[Batch<'a>]) -> Result<Call<'a>> {
         Call::new(batches, self.rules.reports_missing(), self.horizon_ms)
     }
 
@@ -1122,10 +1123,13 @@ pub(crate) struct Call<'a> {
 }
 
 impl<'a> Call<'a> {
-    fn new(batches: &[Batch<'_>], reports_missing: bool, horizon_ms: Option<i64>) -> Call<'a> {
-        let rows = batches.iter().map(Batch::len).sum();
-        let judged = Judged { verdicts: vec![Verdict::Accepted as u8; rows], ..Judged::default() };
-        Call {
+    fn new(batches: &[Batch<'_>], reports_missing: bool, horizon_ms: Option<i64>) -> Result<Call<'a>> {
+        let rows = rows_of(batches);
+        let mut verdicts = Vec::new();
+        make_room(&mut verdicts, rows)?;
+        verdicts.resize(rows, Verdict::Accepted as u8);
+        let judged = Judged { verdicts, ..Judged::default() };
+        Ok(Call {
             judged,
             reports_missing,
             opened: FxHashMap::default(),
@@ -1136,7 +1140,7 @@ impl<'a> Call<'a> {
             row: 0,
             key: (0, 0, 0),
             times: &[],
-        }
+        })
     }
 
     /// The verdict of rows of the batch at hand that needs no judge.

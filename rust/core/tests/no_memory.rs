@@ -6,13 +6,17 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 static REFUSES: AtomicBool = AtomicBool::new(false);
 
-/// Refuses the memory of lines, which is the only one that begins on a cache line.
+static REFUSES_LARGE: AtomicBool = AtomicBool::new(false);
+const LARGE: usize = 1 << 18;
+
+/// Refuses the memory of lines, which is the only one that begins on a cache line, or any large piece.
 struct Refusing;
 
 // SAFETY: gives what the system's allocator gives, or nothing, which is allowed.
 unsafe impl GlobalAlloc for Refusing {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        if layout.align() == 64 && REFUSES.load(Ordering::Relaxed) {
+        let is_of_lines = layout.align() == 64 && REFUSES.load(Ordering::Relaxed);
+        if is_of_lines || layout.size() >= LARGE && REFUSES_LARGE.load(Ordering::Relaxed) {
             return std::ptr::null_mut();
         }
         // SAFETY: the caller's promises are passed on.
@@ -45,6 +49,7 @@ fn apply_new(table: &mut StateTable, pids: std::ops::Range<i64>) -> Result<u64, 
 #[test]
 fn refused_memory_is_an_error_and_changes_nothing() {
     a_call();
+    a_call_of_many_rows();
     a_merge();
     a_delta();
     a_renumbering();
@@ -62,6 +67,26 @@ fn refused<T>(call: impl FnOnce() -> T) -> T {
     let given = call();
     REFUSES.store(false, Ordering::Relaxed);
     given
+}
+
+/// What is kept for each row or run of a call is refused, not the table.
+fn a_call_of_many_rows() {
+    for distance in [0, 1] {
+        let mut table = table_of(0..1000);
+        let before = table.snapshot();
+        let rows = 2 * LARGE as i64;
+        let pid: Vec<i64> = (0..rows).map(|row| row % 1000 * distance).collect();
+        let (partition, seq) = (vec![3; pid.len()], (10..10 + rows as i32).collect::<Vec<_>>());
+        let epoch = vec![0; pid.len()];
+        let batch =
+            Batch { pid: &pid, partition: &partition, epoch: Some(&epoch), seq: Seqs::I32(&seq), timestamp: None };
+        REFUSES_LARGE.store(true, Ordering::Relaxed);
+        let error = table.apply(&[batch]);
+        REFUSES_LARGE.store(false, Ordering::Relaxed);
+        assert!(matches!(error, Err(Error::Memory { .. })) && !table.is_half_done(), "{error:?}");
+        assert!(table.snapshot() == before);
+        assert_eq!(table.apply(&[batch]).map(|judged| judged.verdicts.len()), Ok(pid.len()));
+    }
 }
 
 fn a_merge() {
