@@ -2,7 +2,8 @@
 
 use crate::judge::{PlainRules, PlainSpan, Rules, Run, Span};
 use crate::lines::{CHUNK, EntryKey, Line, LinePlace, Lines, Place, Plainly, Search, Slot};
-use crate::table::{Call, Key};
+use crate::table::Key;
+use crate::table::call::Call;
 use crate::{Epochs, Result};
 use std::cmp::Reverse;
 

@@ -1,0 +1,163 @@
+//! Tables that take in others.
+
+use super::call::Range;
+use super::{Key, Missing, StateTable, room_for};
+use crate::judge::Span;
+use crate::keys::Keys;
+use crate::lines::{CHUNK, Line};
+use crate::shelf::Shelf;
+use crate::store::with_shelf;
+use crate::union::{overlap, union};
+use crate::{Admit, Dictionary, Epochs, Error, Result};
+
+impl StateTable {
+    /// Takes in the other table: what either had accepted is accepted, horizons and last timestamps become
+    /// the later ones, final ranges their hull. Gives what both had accepted and neither holds final, in the
+    /// order of pid, partition, epoch and position: of verdicts given before, one too many.
+    ///
+    /// On positions it is commutative, associative and idempotent. Under [`Epochs::Fence`] a key keeps its
+    /// higher epoch. What a policy's `reach` makes final becomes so when a row of its entry is judged or
+    /// entries are evicted, so that the order of several merges does not show.
+    ///
+    /// [`Error::Policy`] and no change where the tables are of different rules or do not keep the same, where
+    /// rows are not admitted in any order, and where a key that both know holds positions on both sides of
+    /// the border of the wrap; [`Error::Capacity`] where `entries_max` would be passed; [`Error::Memory`], as
+    /// [`StateTable::apply`] gives it.
+    pub fn merge(&mut self, other: &StateTable) -> Result<Vec<Missing>> {
+        self.check_mergeable(other)?;
+        let before = self.keys.mark();
+        let merged = self.translate(other).and_then(|translation| self.unite(other, &translation));
+        let merged = merged.and_then(|merged| self.make_room(merged.0.len()).map(|()| merged));
+        let (changes, overlaps) = merged.inspect_err(|_| self.keys.go_back(before))?;
+        if let Some(marks) = self.changes.note(self.len() + changes.len()) {
+            changes.iter().for_each(|change| marks.add(change.pid, change.partition));
+        }
+        self.put_all(changes)?;
+        self.horizon_ms = self.horizon_ms.max(other.horizon_ms);
+        let mut overlaps = overlaps;
+        overlaps.sort_unstable_by(|one, other| self.order(one.0, other.0).then(one.1.cmp(&other.1)));
+        Ok(overlaps.into_iter().map(|(key, range)| self.missing_of(key, range)).collect())
+    }
+
+    fn check_mergeable(&self, other: &StateTable) -> Result<()> {
+        let refuse = |problem: String| Err(Error::Policy(problem));
+        if self.policy() != other.policy() {
+            return refuse(format!("a table of [{}] cannot take in one of [{}]", self.policy(), other.policy()));
+        }
+        if self.policy().admit != Admit::Any {
+            return refuse("only tables of admit='any' merge: elsewhere verdicts depend on the order of rows".into());
+        }
+        if self.keeps_timestamp != other.keeps_timestamp {
+            return refuse("a table that keeps timestamps and one that does not cannot merge".into());
+        }
+        self.check_intervals()
+    }
+
+    /// The numbers that the other table's keys have here.
+    fn translate(&mut self, other: &StateTable) -> Result<Translation> {
+        let theirs = &other.keys;
+        if theirs.pid.kind.is_none() && (other.is_empty() || self.keys.pid.kind.is_none()) {
+            return Ok(Translation::default());
+        }
+        self.number(theirs)
+            .map_err(|error| Error::Policy(format!("tables with keys of different types cannot merge: {error}")))
+    }
+
+    /// Gives the keys of another table numbers here.
+    pub(super) fn number(&mut self, theirs: &Keys) -> Result<Translation> {
+        if theirs.pid.kind.is_some() {
+            self.keys.fix(theirs.pid.kind().clone(), theirs.partition.kind().clone())?;
+        }
+        let numbers = |mine: &mut Dictionary, theirs: &Dictionary| {
+            (0..theirs.len() as u32).map(|number| mine.intern(theirs.bytes(number))).collect()
+        };
+        Ok(Translation {
+            pid: numbers(&mut self.keys.pid.dictionary, &theirs.pid.dictionary),
+            partition: numbers(&mut self.keys.partition.dictionary, &theirs.partition.dictionary),
+        })
+    }
+
+    /// What a merge changes, and the positions that both tables had accepted.
+    fn unite(&self, other: &StateTable, translation: &Translation) -> Result<(Vec<Change>, Vec<Range>)> {
+        let (mut changes, mut overlaps, mut ambiguous) = (Vec::new(), Vec::new(), None);
+        with_shelf!(&other.store, shelf => shelf.for_each(|pid, partition, theirs| {
+            let (pid, partition) = translation.of(pid, partition);
+            let Some(mine) = self.rival(pid, partition, theirs.epoch) else {
+                return changes.push(Change { pid, partition, known: None, span: theirs.clone() });
+            };
+            let key = (pid, partition, mine.epoch);
+            if mine.epoch == theirs.epoch {
+                if self.rules.is_ambiguous(&mine, theirs) {
+                    ambiguous = Some(ambiguous.map_or(key, |known: Key| known.min(key)));
+                }
+                overlaps.extend(overlap(&mine, theirs).into_iter().map(|range| (key, range)));
+                changes.push(Change { pid, partition, known: Some(mine.epoch), span: union(&mine, theirs) });
+            } else if mine.epoch < theirs.epoch {
+                changes.push(Change { pid, partition, known: Some(mine.epoch), span: theirs.clone() });
+            }
+        }));
+        if let Some((pid, partition, epoch)) = ambiguous {
+            let (pid, partition) = (self.keys.pid.name(pid), self.keys.partition.name(partition.into()));
+            return Err(Error::Policy(format!(
+                "pid {pid}, partition {partition}, epoch {epoch} has positions in both zones beside the border of \
+                 the wrap: there the lap depends on the order of rows"
+            )));
+        }
+        let needed = self.len() as u64 + changes.iter().filter(|change| change.known.is_none()).count() as u64;
+        match self.entries_max {
+            Some(limit) if needed > limit => Err(Error::Capacity { limit, needed, what: "entries" }),
+            _ => Ok((changes, overlaps)),
+        }
+    }
+
+    /// The entry that one of this key and epoch would meet.
+    pub(super) fn rival(&self, pid: i64, partition: i32, epoch: i16) -> Option<Span> {
+        let is_key = self.policy().epochs == Epochs::Key;
+        let span = with_shelf!(&self.store, shelf => shelf.get(pid, partition, is_key.then_some(epoch)))?;
+        (!is_key || span.epoch == epoch).then_some(span)
+    }
+
+    /// Puts entries. Memory for the first of them was asked for before.
+    pub(super) fn put_all(&mut self, changes: Vec<Change>) -> Result<()> {
+        let put = with_shelf!(&mut self.store, shelf => put_changes(shelf, changes));
+        self.is_half_done = put.is_err();
+        put
+    }
+}
+
+/// The numbers here of keys that had others before, or in another table; empty where keys are plain
+/// integers.
+#[derive(Default)]
+pub(super) struct Translation {
+    pub(super) pid: Vec<u32>,
+    pub(super) partition: Vec<u32>,
+}
+
+impl Translation {
+    pub(super) fn of(&self, pid: i64, partition: i32) -> (i64, i32) {
+        let pid = self.pid.get(pid as usize).map_or(pid, |&number| number.into());
+        (pid, self.partition.get(partition as usize).map_or(partition, |&number| number as i32))
+    }
+}
+
+/// An entry that a merge puts, in the place of one of the epoch `known` where there is one.
+pub(super) struct Change {
+    pub(super) pid: i64,
+    pub(super) partition: i32,
+    pub(super) known: Option<i16>,
+    pub(super) span: Span,
+}
+
+fn put_changes<L: Line>(shelf: &mut Shelf<L>, changes: Vec<Change>) -> Result<()> {
+    let mut changes = changes.into_iter();
+    while changes.len() > 0 {
+        shelf.reserve_midway(room_for(changes.len()))?;
+        for Change { pid, partition, known, span } in changes.by_ref().take(CHUNK) {
+            match known {
+                Some(epoch) => shelf.replace(pid, partition, epoch, span),
+                None => assert!(shelf.insert(pid, partition, span), "the key was unknown"),
+            }
+        }
+    }
+    Ok(())
+}

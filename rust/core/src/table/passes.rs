@@ -1,0 +1,157 @@
+//! Runs of a call, judged in chunks.
+
+use super::call::Call;
+use super::{Starts, room_for};
+use crate::Result;
+use crate::Verdict;
+use crate::batch::{Batch, Seqs};
+use crate::dispatch::{Work, dispatch};
+use crate::judge::{Rules, Run};
+use crate::lines::{CHUNK, Line, Plainly, Search};
+use crate::runs::Seq;
+use crate::shelf::Shelf;
+
+/// Judges every run in order.
+pub(super) fn judge_batches<'a, L: Line>(
+    shelf: &mut Shelf<L>,
+    rules: &Rules,
+    batches: &[Batch<'a>],
+    starts: &Starts,
+    call: &mut Call<'a>,
+) -> Result<()> {
+    for (batch, starts) in batches.iter().zip(starts) {
+        match batch.seq {
+            Seqs::I32(seq) => dispatch(Runs { shelf, rules, batch, seq, starts, call })?,
+            Seqs::I64(seq) => dispatch(Runs { shelf, rules, batch, seq, starts, call })?,
+        }
+        call.batch_from += batch.len();
+    }
+    Ok(())
+}
+
+/// The runs of a batch, which begin at `starts`, to be judged against a shelf.
+struct Runs<'a, 'b, L: Line, S> {
+    shelf: &'a mut Shelf<L>,
+    rules: &'a Rules,
+    batch: &'a Batch<'b>,
+    seq: &'a [S],
+    starts: &'a [u32],
+    call: &'a mut Call<'b>,
+}
+
+impl<L: Line, S: Seq> Work for Runs<'_, '_, L, S> {
+    type Done = Result<()>;
+    const IS_WIDE: bool = false;
+
+    #[inline(always)]
+    fn work(self) -> Result<()> {
+        judge_runs(self)
+    }
+}
+
+/// Three passes over each chunk of runs: hash and ask for the tags; find and ask for the line; judge.
+#[inline(always)]
+fn judge_runs<L: Line, S: Seq>(runs: Runs<'_, '_, L, S>) -> Result<()> {
+    let Runs { shelf, rules, batch, seq, starts, call } = runs;
+    let times = batch.timestamp.filter(|_| L::IS_TIMED);
+    // Cut to one length: one check of a row's number is enough for all columns.
+    let rows = batch.len();
+    let (pids, partitions, seq) = (&batch.pid[..rows], &batch.partition[..rows], &seq[..rows]);
+    let epochs = batch.epoch.map(|epoch| &epoch[..rows]);
+    let mut bounds = [0; CHUNK + 1];
+    let (mut pid, mut partition) = ([0; CHUNK], [0; CHUNK]);
+    let mut searches = [Search::default(); CHUNK];
+    for (number, chunk) in starts.chunks(CHUNK).enumerate() {
+        let runs = chunk.len().min(CHUNK);
+        bounds[..runs].copy_from_slice(chunk);
+        bounds[runs] = starts.get((number + 1) * CHUNK).copied().unwrap_or(rows as u32);
+        shelf.reserve_midway(room_for(runs))?;
+        for run in 0..runs {
+            let row = bounds[run] as usize;
+            (pid[run], partition[run]) = (pids[row], partitions[row]);
+        }
+        shelf.begin_searches(&pid[..runs], &partition[..runs], &mut searches[..runs]);
+        for search in &mut searches[..runs] {
+            shelf.go_on_searching(search);
+        }
+        for run in 0..runs {
+            let (row, end) = (bounds[run] as usize, bounds[run + 1] as usize);
+            let key = (pid[run], partition[run]);
+            if key.0 == -1 {
+                call.fill(row, end, Verdict::Untracked);
+                continue;
+            }
+            let seq = seq[row].wide();
+            let epoch = epochs.map_or(0, |epochs| epochs[row]);
+            let of_key = Run::plain(epoch, seq, (end - row) as i64);
+            match times {
+                None => judge_run(shelf, rules, &searches[run], (key, row), of_key, call),
+                Some(times) => {
+                    judge_timed_run(shelf, rules, &searches[run], (key, row), of_key, &times[row..end], call);
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Judges a run of a key that begins at `row`.
+#[inline(always)]
+fn judge_run<L: Line>(
+    shelf: &mut Shelf<L>,
+    rules: &Rules,
+    search: &Search,
+    (key, row): ((i64, i32), usize),
+    run: Run,
+    call: &mut Call<'_>,
+) {
+    match shelf.judge_plainly(&rules.plain, key, run, search) {
+        Plainly::WentOn | Plainly::Begun => {}
+        Plainly::Repeated => call.fill(row, row + run.rows as usize, Verdict::Duplicate),
+        Plainly::Unclear => {
+            // One by one: a run whose address is taken here would be written to memory for every row.
+            let Run { epoch, seq, rows, newest, is_old } = run;
+            judge_unclear(shelf, rules, (key.0, key.1, row), epoch, seq, rows, newest, is_old, call);
+        }
+    }
+}
+
+#[cold]
+#[inline(never)]
+#[expect(clippy::too_many_arguments, reason = "a run taken apart, see judge_run")]
+fn judge_unclear<L: Line>(
+    shelf: &mut Shelf<L>,
+    rules: &Rules,
+    (pid, partition, row): (i64, i32, usize),
+    epoch: i16,
+    seq: i64,
+    rows: i64,
+    newest: i64,
+    is_old: bool,
+    call: &mut Call<'_>,
+) {
+    call.begin_run(row, (pid, partition, epoch));
+    shelf.judge_beyond(rules, (pid, partition), Run { epoch, seq, rows, newest, is_old }, call);
+}
+
+/// Judges a run whose rows have timestamps, cut where it crosses the horizon.
+fn judge_timed_run<'a, L: Line>(
+    shelf: &mut Shelf<L>,
+    rules: &Rules,
+    search: &Search,
+    (key, row): ((i64, i32), usize),
+    run: Run,
+    times: &'a [i64],
+    call: &mut Call<'a>,
+) {
+    let horizon = call.horizon_ms;
+    let is_old = |time: i64| horizon.is_some_and(|horizon| time <= horizon);
+    let mut before = 0;
+    for part in times.chunk_by(|&one, &next| is_old(one) == is_old(next)) {
+        let newest = part.iter().copied().max().unwrap_or(0);
+        call.times = part;
+        let part = Run { seq: run.seq + before, rows: part.len() as i64, newest, is_old: is_old(part[0]), ..run };
+        judge_run(shelf, rules, search, (key, row + before as usize), part, call);
+        before += part.rows;
+    }
+}

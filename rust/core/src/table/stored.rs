@@ -1,0 +1,189 @@
+//! What snapshots and deltas need of a table.
+
+use super::merge::Change;
+use super::{Starts, StateTable};
+use crate::batch::Batch;
+use crate::changes::{Changes, Forgotten};
+use crate::judge::{PlainSpan, Span};
+use crate::keys::{KeySpace, Keys};
+use crate::ordered::Appended;
+use crate::snapshot::KeyBounds;
+use crate::snapshot::order::Renumbering;
+use crate::snapshot::rows::{Before, Rows};
+use crate::store::{Store, with_shelf};
+use crate::{Admit, Epochs, Error, Result, Verdict};
+use std::collections::HashSet;
+
+impl StateTable {
+    /// Begins, or ends, to note what changes, so that [`StateTable::delta`] can tell. Costs nothing where
+    /// it is off, else 2 to 4 bits an entry, and a random bit set for every run that is accepted.
+    pub fn track_changes(&mut self, on: bool) {
+        self.changes.track(on);
+    }
+
+    /// Says that the table as it is now was stored as the snapshot or delta of this checksum: changes
+    /// count from here. To be called when the bytes are safe, and not before.
+    pub fn begin_changes(&mut self, checksum: u32) {
+        self.changes.begin(checksum);
+    }
+
+    pub(crate) fn changes(&self) -> &Changes {
+        &self.changes
+    }
+
+    pub(super) fn note_changes(&mut self, batches: &[Batch<'_>], starts: &Starts, verdicts: &[u8]) {
+        let is_kept = |verdict: &u8| *verdict == Verdict::Accepted as u8;
+        if !verdicts.iter().any(is_kept) {
+            return;
+        }
+        let entries = self.len();
+        let Some(marks) = self.changes.note(entries) else { return };
+        let mut rows_before = 0;
+        for (batch, starts) in batches.iter().zip(starts) {
+            let ends = starts.iter().skip(1).map(|&start| start as usize).chain([batch.len()]);
+            for (&start, end) in starts.iter().zip(ends) {
+                let start = start as usize;
+                if batch.pid[start] != -1 && verdicts[rows_before + start..rows_before + end].iter().any(is_kept) {
+                    marks.add(batch.pid[start], batch.partition[start]);
+                }
+            }
+            rows_before += batch.len();
+        }
+    }
+
+    /// The key of every entry, in no meaningful order.
+    pub(crate) fn for_each_key(&self, mut tell: impl FnMut(i64, i32)) {
+        with_shelf!(&self.store, shelf => shelf.for_each(|pid, partition, _| tell(pid, partition)));
+    }
+
+    /// See [`Shelf::in_order`].
+    pub(crate) fn in_order<E>(
+        &self,
+        numbers: &Renumbering,
+        wanted: impl Fn(i64, i32) -> bool,
+        tell: impl FnMut(i64, i32, PlainSpan, Option<&Span>) -> std::result::Result<(), E>,
+    ) -> std::result::Result<(), E> {
+        with_shelf!(&self.store, shelf => shelf.in_order(numbers, wanted, tell))
+    }
+
+    /// Adds the entries of a frame, which follow all others in the order of snapshots.
+    pub(crate) fn append(&mut self, rows: &Rows, before: &mut Before, bounds: &KeyBounds) -> Result<()> {
+        let nothing = Store::new(&self.policy(), self.keeps_timestamp);
+        let mut store = std::mem::replace(&mut self.store, nothing);
+        let usual = self.usual();
+        let appended = with_shelf!(&mut store, shelf => {
+            let mut line = None;
+            rows.try_for_each(before, |entry| {
+                bounds.check(entry.pid, entry.partition)?;
+                if !usual.has(&entry) {
+                    self.check_appended(&entry)?;
+                }
+                shelf.append(entry, &mut line)
+            })
+        });
+        self.store = store;
+        appended
+    }
+
+    /// See [`Shelf::reserve_for`].
+    pub(crate) fn reserve_for(&mut self, entries: u64) -> Result<()> {
+        with_shelf!(&mut self.store, shelf => shelf.reserve_for(entries))
+    }
+
+    fn usual(&self) -> Usual {
+        let policy = self.policy();
+        Usual {
+            epoch_max: if policy.epochs == Epochs::Ignore { 0 } else { i16::MAX },
+            seq_max: policy.seq_max(),
+            reach_max: if policy.admit == Admit::Next { policy.window as i64 - 1 } else { i64::MAX },
+            keeps_timestamp: self.keeps_timestamp,
+        }
+    }
+
+    /// Refuses an entry that this policy cannot have made.
+    #[cold]
+    pub(crate) fn check_appended(
+        &self,
+        Appended { pid, partition, span, whole, is_older, .. }: &Appended,
+    ) -> Result<()> {
+        let policy = self.policy();
+        let plain = Span::from(*span);
+        let span = whole.as_deref().unwrap_or(&plain);
+        if *is_older && policy.epochs != Epochs::Key {
+            return Err(Error::Snapshot("two entries have the same key".into()));
+        }
+        let reach = span.last.wrapping_sub(span.first);
+        let is_timed = self.keeps_timestamp || span.last_timestamp == 0;
+        let has_untold_time = span.holes.iter_timed().any(|(_, _, timestamp)| timestamp != 0);
+        if !is_timed || (has_untold_time && !self.keeps_timestamp) {
+            return Err(Error::Snapshot("an entry has a timestamp, but the table keeps none".into()));
+        }
+        if policy.admit == Admit::Next && (span.last < 0 || reach < 0 || reach as u64 >= policy.window) {
+            return Err(Error::Snapshot("an entry's window is reversed or wider than the policy's".into()));
+        }
+        self.check_entry(&self.entry(*pid, *partition, span))
+    }
+
+    /// Whether the keys of a delta are of the types that this table's keys are of.
+    pub(crate) fn check_kinds(&self, theirs: &Keys) -> Result<()> {
+        let differ = |mine: &KeySpace, theirs: &KeySpace| {
+            mine.kind.is_some() && theirs.kind.is_some() && mine.kind != theirs.kind
+        };
+        if differ(&self.keys.pid, &theirs.pid) || differ(&self.keys.partition, &theirs.partition) {
+            return Err(Error::Snapshot("the delta has keys of other types".into()));
+        }
+        Ok(())
+    }
+
+    /// Takes over a delta that was checked: forgets what its table forgot, then stores its entries, whose
+    /// keys are numbered as in `theirs`.
+    pub(crate) fn take_over(&mut self, theirs: &Keys, forgotten: &Forgotten, entries: Vec<Appended>) -> Result<()> {
+        self.make_room(entries.len())?;
+        if forgotten.everything {
+            self.retain(|_, _, _| false);
+            self.drop_unused_keys();
+        }
+        let translation = self.number(theirs).map_err(|error| Error::Snapshot(error.to_string()))?;
+        let gone: HashSet<_> = forgotten.gone.iter().map(|&(pid, partition)| translation.of(pid, partition)).collect();
+        self.horizon_ms = forgotten.horizon_ms;
+        if !gone.is_empty() || forgotten.eviction.is_some() {
+            let rules = self.rules;
+            self.retain(|pid, partition, span| {
+                let is_kept = forgotten.eviction.is_none_or(|eviction| eviction.keeps(&rules, span));
+                is_kept && !gone.contains(&(pid, partition))
+            });
+        }
+        let change = |Appended { pid, partition, span, whole, .. }| {
+            let (pid, partition) = translation.of(pid, partition);
+            let span = whole.map_or_else(|| span.into(), |whole| *whole);
+            let known = self.rival(pid, partition, span.epoch).map(|rival| rival.epoch);
+            Change { pid, partition, known, span }
+        };
+        let changes = entries.into_iter().map(change).collect();
+        self.put_all(changes)
+    }
+}
+
+/// What nearly every entry of a snapshot is like: plain, on the first lap, the only one of its key.
+struct Usual {
+    epoch_max: i16,
+    seq_max: i64,
+    reach_max: i64,
+    keeps_timestamp: bool,
+}
+
+impl Usual {
+    /// Whether an entry is like that, and so one that the policy can have made.
+    #[inline]
+    fn has(&self, entry: &Appended) -> bool {
+        let PlainSpan { epoch, first, last, last_timestamp } = entry.span;
+        (0..=self.epoch_max).contains(&epoch)
+            && 0 <= first
+            && first <= last
+            && last <= self.seq_max
+            && last - first <= self.reach_max
+            && (self.keeps_timestamp || last_timestamp == 0)
+            && !entry.is_older
+            && entry.whole.is_none()
+    }
+}
