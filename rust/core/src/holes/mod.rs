@@ -102,7 +102,6 @@ impl Holes {
     }
 
     /// Takes out all that lies below a position, and gives the hull of it.
-    #[allow(dead_code, reason = "for the table's eviction")]
     pub(crate) fn finalise_below(&mut self, position: i64) -> Option<(i64, i64)> {
         let mut hull = None;
         self.close(i64::MIN, position.checked_sub(1)?, |first, last| join(&mut hull, (first, last)));
@@ -110,7 +109,6 @@ impl Holes {
     }
 
     /// Takes out the ranges that were opened at the horizon or before, and gives the hull of them.
-    #[allow(dead_code, reason = "for the table's eviction")]
     pub(crate) fn finalise_until(&mut self, horizon: i64) -> Option<(i64, i64)> {
         let mut hull = None;
         let mut index = 0;

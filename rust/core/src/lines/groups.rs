@@ -221,17 +221,12 @@ impl<L: Line> Groups<L> {
         })
     }
 
-    /// Adds the empty line of an entry that has none.
+    /// Adds the empty line of a newest entry that has none.
     #[cold]
     #[inline(never)]
     pub(super) fn insert_newest(&mut self, pid: i64, partition: i32, hash: u64) -> &mut L {
-        let (line, _) = self.insert_entry(EntryKey::newest(pid, partition), hash);
+        let line = self.insert(hash, L::empty(EntryKey::newest(pid, partition).line::<L>()));
         self.line_mut(line)
-    }
-
-    /// Adds the empty line of an entry that has none.
-    pub(super) fn insert_entry(&mut self, key: EntryKey, hash: u64) -> (usize, usize) {
-        (self.insert(hash, L::empty(key.line::<L>())), key.slot::<L>())
     }
 
     /// How many lines found their group full.
