@@ -5,6 +5,10 @@
 pub(crate) trait Work {
     type Done;
     /// Whether it gains from vectors of 512 bits, for which some processors slow down.
+    #[cfg_attr(
+        any(not(target_arch = "x86_64"), feature = "portable"),
+        expect(dead_code, reason = "one kind of code for all processors")
+    )]
     const IS_WIDE: bool;
 
     /// To be marked `#[inline(always)]`, and so what it calls.

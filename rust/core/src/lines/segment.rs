@@ -86,9 +86,10 @@ impl<L: Line> Segment<L> {
         ((most as u128 * u128::from(self.prefix)) >> self.depth) as usize
     }
 
-    /// How many lines more than there are it is given room for: an eighth to a quarter.
+    /// How many lines more than there are it is given room for: 3/32 to 6/32.
     fn spare(&self, lines: usize, growth: &Growth) -> usize {
-        if growth.is_alone { lines } else { lines / 8 + self.share(lines / 8) }
+        let least = lines * 3 / 32;
+        if growth.is_alone { lines } else { least + self.share(least) }
     }
 
     /// Its entries with more room.
@@ -143,20 +144,21 @@ impl<L: Line> Segment<L> {
         }
     }
 
-    /// Whether to find out if the other layout takes less memory, for that costs half of a growth.
+    /// Whether to find out if the other layout takes less memory, for that costs half of a growth. Not seldom
+    /// enough to be in the wrong one for long: lines of four entries were, at 28 bytes an entry for 24.
     fn is_to_think_over(&self, growth: &Growth) -> bool {
         let lines = with_groups!(&self.held, groups => groups.taken());
         let is_for_sure = growth.is_small && matches!(self.held, Held::Dense(_));
-        !is_for_sure && (growth.empty > 0 || lines * 2 >= self.thought_over_at * 3)
+        !is_for_sure && (growth.empty > 0 || lines * 4 >= self.thought_over_at * 5)
     }
 
-    /// Whether its entries take less memory in the other layout, by a fifth at least.
+    /// Whether its entries take less memory in the other layout, by an eighth at least.
     fn is_better_changed(&self) -> bool {
         let (dense, lone) = with_groups!(&self.held, groups => sampled::<L, _>(groups));
         let (dense, lone) = (dense * (1 + size_of::<L>()), lone * (1 + size_of::<L::Twin>()));
         match self.held {
-            Held::Dense(_) => lone * 5 < dense * 4,
-            Held::Lone(_) => dense * 5 < lone * 4,
+            Held::Dense(_) => lone * 8 < dense * 7,
+            Held::Lone(_) => dense * 8 < lone * 7,
         }
     }
 }
