@@ -68,7 +68,7 @@ fn content(table: &StateTable) -> Vec<(Vec<u8>, Vec<u8>, Entry)> {
         let keys = (value(pid, entry.pid), value(partition, entry.partition.into()));
         (keys.0, keys.1, Entry { pid: 0, partition: 0, ..entry })
     };
-    table.entries().into_iter().map(of).collect()
+    table.entries().map(of).collect()
 }
 
 /// The bytes with right checksums. After a head of twelve bytes come frames: a length in eight, as much
