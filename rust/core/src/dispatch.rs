@@ -20,7 +20,7 @@ pub(crate) trait Work {
 pub(crate) fn dispatch<W: Work>(work: W) -> W::Done {
     #[cfg(all(target_arch = "x86_64", not(feature = "portable")))]
     {
-        if W::IS_WIDE && is_x86_feature_detected!("avx512bw") && is_x86_feature_detected!("avx512vl") && has_bits() {
+        if W::IS_WIDE && has_avx512() && has_bits() {
             // SAFETY: the features were just found. The same code compiled for 512-bit vectors.
             return unsafe { with_avx512(work) };
         }
@@ -30,6 +30,14 @@ pub(crate) fn dispatch<W: Work>(work: W) -> W::Done {
         }
     }
     work.work()
+}
+
+#[cfg(all(target_arch = "x86_64", not(feature = "portable")))]
+fn has_avx512() -> bool {
+    is_x86_feature_detected!("avx512f")
+        && is_x86_feature_detected!("avx512bw")
+        && is_x86_feature_detected!("avx512vl")
+        && is_x86_feature_detected!("avx512dq")
 }
 
 #[cfg(all(target_arch = "x86_64", not(feature = "portable")))]

@@ -2,14 +2,13 @@
 
 use super::call::Call;
 use super::{Starts, room_for};
-use crate::Result;
-use crate::Verdict;
 use crate::batch::{Batch, Seqs};
 use crate::dispatch::{Work, dispatch};
 use crate::judge::{Rules, Run};
 use crate::lines::{CHUNK, Line, Plainly, Search};
 use crate::runs::Seq;
 use crate::shelf::Shelf;
+use crate::{Result, Verdict};
 
 /// Judges every run in order.
 pub(super) fn judge_batches<'a, L: Line>(
