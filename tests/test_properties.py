@@ -175,6 +175,37 @@ def test_chunks_are_invisible(case: Case, stream: list[Move], at: list[int]) -> 
     assert whole.state() == chunked.state()
 
 
+class GatheringDoor(FencepostDoor):
+    """Gathers rows into runs, cut at chance places too, and gives a line a run to the table."""
+
+    cuts: frozenset[int] = frozenset()
+
+    def apply(self, call: Call) -> Judged | Error:
+        starts = [row for row in range(len(call.rows)) if row in self.cuts or not self.goes_on(call, row)]
+        ends = [*starts[1:], len(call.rows)]
+        lengths = [end - start for start, end in zip(starts, ends, strict=True)]
+        lines = to_arrow(call).take(pa.array(starts, pa.int64()))
+        lines = lines.append_column("_length", pa.array(lengths, pa.uint32()))
+        names = self.fp.Columns(**columns(call))
+        return self._judged(lambda _, columns: self.table.apply_runs(lines, columns=columns), to_arrow(call), names)
+
+    @staticmethod
+    def goes_on(call: Call, row: int) -> bool:
+        now, before = call.rows[row], call.rows[row - 1]
+        return row > 0 and now == before._replace(seq=before.seq + 1)
+
+
+@profile
+@given(policies(), streams, cuts)
+def test_runs_are_judged_as_their_rows(case: Case, stream: list[Move], at: list[int]) -> None:
+    rows, gathered = FencepostDoor(case), GatheringDoor(case)
+    gathered.cuts = frozenset(at)
+    for part in cut(rows_of(stream, case), at[:3]):
+        call = call_of(part, case)
+        assert gathered.apply(call) == rows.apply(call)
+        assert gathered.state() == rows.state()
+
+
 @profile
 @given(policies(), streams, streams)
 def test_restoring_is_invisible(case: Case, before: list[Move], after: list[Move]) -> None:
@@ -291,6 +322,22 @@ def test_the_reference_agrees_on_what_is_forgotten(
     ours, naive = (play(door, case, stream, at, delay, todo) for door in (FencepostDoor, ReferenceDoor))
     for found, expected in zip(ours, naive, strict=True):
         assert found == expected
+
+
+@profile
+@given(timed_policies(), streams, cuts, delays, st.integers(1, 20), steps)
+def test_runs_of_one_timestamp_are_judged_as_their_rows(
+    case: Case, stream: list[Move], at: list[int], delay: list[int], tick: int, step: Step
+) -> None:
+    rows, gathered = FencepostDoor(case), GatheringDoor(case)
+    gathered.cuts = frozenset(at)
+    landed = [row._replace(timestamp=row.timestamp // tick * tick) for row in timed(rows_of(stream, case), delay)]
+    for part in cut(landed, at[:3]):
+        call = call_of(part, case)
+        assert gathered.apply(call) == rows.apply(call)
+        for door in (rows, gathered):
+            door.evict(len(part) + step.a, step.b)
+        assert gathered.state() == rows.state()
 
 
 @profile

@@ -9,6 +9,7 @@ import itertools
 import os
 import pickle
 import random
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -866,3 +867,31 @@ def test_rows_at_the_border_of_the_wrap_are_counted() -> None:
     verdicts = StateTable(Policy.any_order().replace(wrap=16)).apply(rows((7, 0, 0, 14), (7, 0, 0, 2), (7, 0, 0, 3)))
     assert verdicts.counts[Verdict.ACCEPTED] == 3
     assert verdicts.border == 1
+
+
+def test_runs_that_cannot_be() -> None:
+    """Lines are what errors name, and nothing changes."""
+
+    def of_one_key(seqs: list[int]) -> pa.Table:
+        return rows(*((7, 0, 0, seq) for seq in seqs))
+
+    table = fp.StateTable("any_order")
+    table.apply(of_one_key([0, 1]))
+    before = table.snapshot()
+
+    def lines(lengths: list[int], seq: list[int]) -> pa.Table:
+        return of_one_key(seq).append_column("_length", pa.array(lengths))
+
+    for bad, problem in [
+        (lines([1, 0], [5, 9]), "column 'seq', row 1: a run of 0 rows from 9 on; needed are 1 and above"),
+        (lines([1, 3], [5, 2**31 - 2]), "and the last row within 0..=2147483647"),
+        (lines([1, -1], [5, 9]), "column '_length', row 1: value -1 is outside 1..=4294967295"),
+        (lines([2**32 - 1, 1], [0, 9]), "column 'seq', row 0: a run of 4294967295 rows"),
+        (of_one_key([1]), "column '_length': missing"),
+    ]:
+        with pytest.raises(fp.BatchError, match=re.escape(problem)):
+            table.apply_runs(bad)
+        assert table.snapshot() == before
+    verdicts = table.apply_runs(lines([3, 2], [0, 7]))
+    assert pa.array(verdicts.verdict).to_pylist() == [1, 1, 0, 0, 0]
+    assert pa.table(verdicts.missing).to_pylist()[0]["count"] == 4

@@ -6,7 +6,7 @@
 use crate::failure::Failure;
 use crate::rows::{Chunks, Rows};
 use arrow_array::cast::AsArray;
-use arrow_array::types::{ArrowPrimitiveType, Int16Type, Int32Type, Int64Type};
+use arrow_array::types::{ArrowPrimitiveType, Int16Type, Int32Type, Int64Type, UInt32Type};
 use arrow_array::{
     Array, ArrayRef, BinaryViewArray, FixedSizeBinaryArray, Int64Array, PrimitiveArray, StringViewArray,
 };
@@ -26,6 +26,8 @@ pub(crate) struct ColumnNames {
     pub(crate) seq: String,
     /// Only of tables that keep timestamps.
     pub(crate) timestamp: Option<String>,
+    /// Only of rows that are gathered into runs: how many each line stands for.
+    pub(crate) length: Option<String>,
 }
 
 impl ColumnNames {
@@ -37,6 +39,7 @@ impl ColumnNames {
             partition: columns.call_method1("parts", ("partition",))?.extract()?,
             seq: columns.getattr("seq")?.extract()?,
             timestamp: columns.getattr("timestamp")?.extract()?,
+            length: None,
         })
     }
 
@@ -56,6 +59,7 @@ impl ColumnNames {
         names.extend(self.epoch.as_deref());
         names.push(&self.seq);
         names.extend(self.timestamp.as_deref());
+        names.extend(self.length.as_deref());
         names
     }
 }
@@ -74,8 +78,10 @@ pub(crate) struct Chunk {
     pub(crate) partition: Parts<i32>,
     epoch: Option<ScalarBuffer<i16>>,
     seq: SeqColumn,
-    /// Milliseconds, where they are read.
+    /// Milliseconds of each row, where they are read.
     timestamp: Option<ScalarBuffer<i64>>,
+    /// How many rows each line stands for, where they are gathered into runs.
+    length: Option<ScalarBuffer<u32>>,
 }
 
 enum SeqColumn {
@@ -165,6 +171,11 @@ pub(crate) struct NumberedChunk<'a> {
 }
 
 impl NumberedChunk<'_> {
+    /// How many rows each line stands for; none where each is one.
+    pub(crate) fn lengths(&self) -> &[u32] {
+        self.chunk.length.as_deref().unwrap_or(&[])
+    }
+
     /// Pid and partition of each row.
     pub(crate) fn keys(&self) -> impl Iterator<Item = (i64, i32)> + '_ {
         self.pid.iter().copied().zip(self.partition.iter().copied())
@@ -245,8 +256,24 @@ impl Chunk {
         };
         let timestamp = names.timestamp.as_ref().and_then(|name| Some((name, rest.next()?)));
         let timestamp = timestamp.map(|(name, column)| reader(name).read_timestamps(column)).transpose()?;
-        Ok(Chunk { rows, is_keyless, pid, partition, epoch, seq, timestamp })
+        let length = names.length.as_ref().and_then(|name| Some((name, rest.next()?)));
+        let length = length.map(|(name, column)| {
+            let reader = IntReader { name, rows_before, is_untracked: &|_| false };
+            reader.read::<UInt32Type>(column, "1..=4294967295")
+        });
+        let length = length.transpose()?;
+        let timestamp = match (timestamp, &length) {
+            (Some(of_runs), Some(lengths)) => Some(of_rows(&of_runs, lengths)),
+            (timestamp, _) => timestamp,
+        };
+        Ok(Chunk { rows, is_keyless, pid, partition, epoch, seq, timestamp, length })
     }
+}
+
+/// The timestamp of each row, from that of each run.
+fn of_rows(of_runs: &[i64], lengths: &[u32]) -> ScalarBuffer<i64> {
+    let rows = of_runs.iter().zip(lengths).flat_map(|(&time, &length)| std::iter::repeat_n(time, length as usize));
+    rows.collect::<Vec<_>>().into()
 }
 
 fn convert_pid(names: &[String], columns: &[ArrayRef], rows_before: usize) -> Result<Parts<i64>, Failure> {

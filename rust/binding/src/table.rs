@@ -105,11 +105,10 @@ impl StateTable {
         &self,
         py: Python<'_>,
         rows: &Bound<'_, PyAny>,
-        columns: Option<&Bound<'_, PyAny>>,
+        names: ColumnNames,
         keeps_keys: bool,
-        call: fn(&mut core::StateTable, &[core::Batch<'_>]) -> core::Result<core::Judged>,
+        call: Call,
     ) -> PyResult<Verdicts> {
-        let names = self.columns_or(py, columns)?;
         let rows = Rows::take(rows, Some(&names.all()))?;
         // Before the table is locked: a stream may be a Python generator that asks this table something.
         let identity = py.detach(|| Identity::read(&names, rows)).map_err(|failure| failure.raise(py))?;
@@ -126,17 +125,17 @@ impl StateTable {
     }
 }
 
-fn judge_identity(
-    table: &mut core::StateTable,
-    identity: &Identity,
-    call: fn(&mut core::StateTable, &[core::Batch<'_>]) -> core::Result<core::Judged>,
-) -> core::Result<core::Judged> {
+/// What judges batches; their lines' lengths are given where rows are gathered into runs.
+type Call = fn(&mut core::StateTable, &[core::Batch<'_>], &[&[u32]]) -> core::Result<core::Judged>;
+
+fn judge_identity(table: &mut core::StateTable, identity: &Identity, call: Call) -> core::Result<core::Judged> {
     if let Some((pid, partition)) = identity.key_kinds() {
         table.keys_mut().fix(pid, partition)?;
     }
     let chunks = identity.number(table.keys_mut());
     let batches: Vec<_> = chunks.iter().map(|chunk| chunk.batch()).collect();
-    call(table, &batches)
+    let lengths: Vec<_> = chunks.iter().map(|chunk| chunk.lengths()).collect();
+    call(table, &batches, &lengths)
 }
 
 #[pymethods]
@@ -198,13 +197,34 @@ impl StateTable {
     /// columns that do not go with the policy; TypeError for what is not tabular.
     #[pyo3(signature = (rows, columns=None))]
     fn apply(&self, py: Python<'_>, rows: &Bound<'_, PyAny>, columns: Option<&Bound<'_, PyAny>>) -> PyResult<Verdicts> {
-        self.judge(py, rows, columns, true, |table, batches| table.apply(batches))
+        let names = self.columns_or(py, columns)?;
+        self.judge(py, rows, names, true, |table, batches, _| table.apply(batches))
+    }
+
+    /// Judges rows that were gathered into runs, as ``apply`` judges them one by one, and advances the table.
+    ///
+    /// ``rows``: as for ``apply``, a line a run: the identity of its first row; the others have the sequence numbers
+    /// that follow, and the same timestamp where those are kept. ``lengths``: the column that says how many rows a
+    /// run has (integers from 1 on). Gives the Verdicts, one a *row*: as many as the lengths add up to.
+    ///
+    /// Raises as ``apply`` does; the rows that errors name are lines.
+    #[pyo3(signature = (rows, lengths="_length", columns=None))]
+    fn apply_runs(
+        &self,
+        py: Python<'_>,
+        rows: &Bound<'_, PyAny>,
+        lengths: &str,
+        columns: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<Verdicts> {
+        let names = ColumnNames { length: Some(lengths.into()), ..self.columns_or(py, columns)? };
+        self.judge(py, rows, names, true, |table, batches, lengths| table.apply_runs(batches, lengths))
     }
 
     /// The verdicts that ``apply`` would give, the table untouched.
     #[pyo3(signature = (rows, columns=None))]
     fn check(&self, py: Python<'_>, rows: &Bound<'_, PyAny>, columns: Option<&Bound<'_, PyAny>>) -> PyResult<Verdicts> {
-        self.judge(py, rows, columns, false, |table, batches| table.check(batches))
+        let names = self.columns_or(py, columns)?;
+        self.judge(py, rows, names, false, |table, batches, _| table.check(batches))
     }
 
     /// The entry of a key as a dict: pid, partition (tuples where composite), epoch, first, last, holes (a
@@ -566,6 +586,7 @@ fn insert_entries(
     batches: Batches,
 ) -> Result<core::StateTable, Failure> {
     let names = ColumnNames {
+        length: None,
         pid: key_names(schema, "pid")?,
         partition: key_names(schema, "partition")?,
         epoch: None,

@@ -49,6 +49,13 @@ impl Seqs<'_> {
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
+
+    pub(crate) fn get(&self, row: usize) -> i64 {
+        match self {
+            Seqs::I32(values) => values[row].into(),
+            Seqs::I64(values) => values[row],
+        }
+    }
 }
 
 /// The identity columns of some rows, all of one length.

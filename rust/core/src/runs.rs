@@ -49,8 +49,75 @@ pub(crate) struct Domain {
     pub(crate) untracked: Untracked,
 }
 
+/// How the rows of a batch are cut into runs.
+#[derive(Default)]
+pub(crate) struct Cut {
+    /// The first row of each run.
+    pub(crate) starts: Vec<u32>,
+    pub(crate) rows: u32,
+    /// Whether the batch has a line a run, and not a line a row.
+    is_gathered: bool,
+}
+
+impl Cut {
+    /// Where in the batch a run stands that begins with the row `start`.
+    #[inline(always)]
+    pub(crate) fn line(&self, run: usize, start: u32) -> usize {
+        if self.is_gathered { run } else { start as usize }
+    }
+
+    /// For each run its line in the batch, its first row and the row after its last.
+    pub(crate) fn runs(&self) -> impl Iterator<Item = (usize, usize, usize)> + '_ {
+        let ends = self.starts.iter().skip(1).chain([&self.rows]);
+        let runs = self.starts.iter().zip(ends).enumerate();
+        runs.map(|(run, (&start, &end))| (self.line(run, start), start as usize, end as usize))
+    }
+
+    /// Validates a batch and finds its runs.
+    pub(crate) fn find(&mut self, batch: &Batch<'_>, domain: &Domain) -> Result<()> {
+        self.is_gathered = false;
+        find_runs(batch, domain, &mut self.starts)?;
+        self.rows = batch.len() as u32;
+        Ok(())
+    }
+
+    /// Validates a batch that has a line a run, of as many rows as `lengths` says; timestamps are one a row.
+    pub(crate) fn take(&mut self, batch: &Batch<'_>, lengths: &[u32], domain: &Domain) -> Result<()> {
+        let fail = |row, problem| Err(Error::Batch { column: Column::Seq, row, problem });
+        if lengths.len() != batch.len() {
+            return fail(None, format!("has {} rows, of which {} lengths are given", batch.len(), lengths.len()));
+        }
+        find_runs(&Batch { timestamp: None, ..*batch }, domain, &mut self.starts)?;
+        self.is_gathered = true;
+        self.starts.clear();
+        make_room(&mut self.starts, lengths.len())?;
+        let mut rows = 0u32;
+        for (run, &length) in lengths.iter().enumerate() {
+            let seq = batch.seq.get(run);
+            let is_beyond = batch.pid[run] != -1 && seq > domain.seq_max - i64::from(length.max(1) - 1);
+            if length == 0 || is_beyond {
+                let within = format!("1 and above, and the last row within 0..={}", domain.seq_max);
+                return fail(Some(run), format!("a run of {length} rows from {seq} on; needed are {within}"));
+            }
+            self.starts.push(rows);
+            let Some(sum) = rows.checked_add(length) else {
+                return fail(Some(run), format!("a call takes at most {} rows", u32::MAX));
+            };
+            rows = sum;
+        }
+        self.rows = rows;
+        match batch.timestamp {
+            Some(times) if times.len() != rows as usize => {
+                let problem = format!("has {} rows, the runs have {rows}", times.len());
+                Err(Error::Batch { column: Column::Timestamp, row: None, problem })
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
 /// Validates a batch and writes the first row of each of its runs to `starts`.
-pub(crate) fn find_runs(batch: &Batch<'_>, domain: &Domain, starts: &mut Vec<u32>) -> Result<()> {
+fn find_runs(batch: &Batch<'_>, domain: &Domain, starts: &mut Vec<u32>) -> Result<()> {
     check_lengths(batch)?;
     starts.clear();
     if batch.is_empty() {

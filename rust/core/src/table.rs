@@ -12,7 +12,7 @@ use crate::holes::Holes;
 use crate::judge::{Rules, Span};
 use crate::keys::Keys;
 use crate::lines::CHUNK;
-use crate::runs::{self, Domain};
+use crate::runs::{Cut, Domain};
 use crate::shelf::Shelf;
 use crate::store::{Store, with_shelf};
 use crate::{Admit, Column, Epochs, Error, Policy, Result, Verdict};
@@ -127,11 +127,11 @@ pub struct StateTable {
     changes: Changes,
     is_half_done: bool,
     /// Kept from call to call to save the allocation.
-    starts: Starts,
+    cuts: Cuts,
 }
 
-/// For each batch of a call, the first rows of its runs.
-type Starts = Vec<Vec<u32>>;
+/// For each batch of a call, how it is cut into runs.
+type Cuts = Vec<Cut>;
 
 /// The key and epoch of a row.
 pub(crate) type Key = (i64, i32, i16);
@@ -151,7 +151,7 @@ impl StateTable {
             store: Store::new(&policy, false),
             changes: Changes::default(),
             is_half_done: false,
-            starts: Vec::new(),
+            cuts: Vec::new(),
         })
     }
 
@@ -243,7 +243,7 @@ impl StateTable {
         shelf
             + keys
             + self.changes.memory_bytes()
-            + self.starts.iter().map(|starts| starts.capacity() * size_of::<u32>()).sum::<usize>()
+            + self.cuts.iter().map(|cut| cut.starts.capacity() * size_of::<u32>()).sum::<usize>()
             + size_of::<StateTable>()
     }
 
@@ -285,30 +285,46 @@ impl StateTable {
     /// are counted from the first batch's first. An error leaves the table as it was, but for one: see
     /// [`StateTable::is_half_done`].
     pub fn apply(&mut self, batches: &[Batch<'_>]) -> Result<Judged> {
-        let mut starts = std::mem::take(&mut self.starts);
-        let judged = self.find_runs(batches, &mut starts).and_then(|()| self.make_room(rows_of(batches))).and_then(|()| {
-            let mut call = self.call(batches)?;
+        self.advance(batches, None)
+    }
+
+    /// The same for rows that were gathered into runs: each line of a batch stands for as many rows as its
+    /// number in `lengths` says, whose sequence numbers go on from `seq`. Verdicts and timestamps are one a row; in
+    /// errors, rows are lines.
+    ///
+    /// # Panics
+    /// Where `lengths` are not one slice a batch.
+    pub fn apply_runs(&mut self, batches: &[Batch<'_>], lengths: &[&[u32]]) -> Result<Judged> {
+        assert_eq!(batches.len(), lengths.len(), "each batch has lengths");
+        self.advance(batches, Some(lengths))
+    }
+
+    fn advance(&mut self, batches: &[Batch<'_>], lengths: Option<&[&[u32]]>) -> Result<Judged> {
+        let mut cuts = std::mem::take(&mut self.cuts);
+        let is_found = self.find_runs(batches, lengths, &mut cuts);
+        let judged = is_found.and_then(|()| self.make_room(rows_of(&cuts))).and_then(|()| {
+            let mut call = self.call(&cuts)?;
             let judged =
-                with_shelf!(&mut self.store, shelf => judge_batches(shelf, &self.rules, batches, &starts, &mut call));
+                with_shelf!(&mut self.store, shelf => judge_batches(shelf, &self.rules, batches, &cuts, &mut call));
             self.is_half_done = judged.is_err();
             judged?;
-            self.note_changes(batches, &starts, &call.judged.verdicts);
+            self.note_changes(batches, &cuts, &call.judged.verdicts);
             Ok(self.finish(call))
         });
-        self.starts = starts;
+        self.cuts = cuts;
         judged
     }
 
     /// The same verdicts, the table untouched: judges on a copy of the entries that the rows touch.
     pub fn check(&self, batches: &[Batch<'_>]) -> Result<Judged> {
-        let mut starts = Vec::new();
-        self.find_runs(batches, &mut starts)?;
-        let mut call = self.call(batches)?;
+        let mut cuts = Vec::new();
+        self.find_runs(batches, None, &mut cuts)?;
+        let mut call = self.call(&cuts)?;
         with_shelf!(&self.store, shelf => {
             let mut copy = Shelf::new();
-            copy.reserve(shelf.lines().len().min(starts.iter().map(Vec::len).sum()))?;
-            chunks_of(batches, &starts).try_for_each(|keys| shelf.copy_to(&mut copy, &keys))?;
-            judge_batches(&mut copy, &self.rules, batches, &starts, &mut call)?;
+            copy.reserve(shelf.lines().len().min(cuts.iter().map(|cut| cut.starts.len()).sum()))?;
+            chunks_of(batches, &cuts).try_for_each(|keys| shelf.copy_to(&mut copy, &keys))?;
+            judge_batches(&mut copy, &self.rules, batches, &cuts, &mut call)?;
         });
         Ok(self.finish(call))
     }
@@ -486,19 +502,24 @@ impl StateTable {
         Ok(())
     }
 
-    /// Validates the batches, finds their runs, and makes sure that the table may grow by them.
-    fn find_runs(&self, batches: &[Batch<'_>], starts: &mut Starts) -> Result<()> {
+    /// Validates the batches, finds their runs (or takes them as given), and makes sure that the table may
+    /// grow by them.
+    fn find_runs(&self, batches: &[Batch<'_>], lengths: Option<&[&[u32]]>, cuts: &mut Cuts) -> Result<()> {
         let domain = Domain { seq_max: self.policy().seq_max(), untracked: self.untracked };
-        starts.resize_with(batches.len(), Vec::new);
-        let mut rows = 0;
-        for (batch, starts) in batches.iter().zip(starts.iter_mut()) {
+        cuts.resize_with(batches.len(), Cut::default);
+        let mut lines = 0;
+        for (number, (batch, cut)) in batches.iter().zip(cuts.iter_mut()).enumerate() {
             self.check_epoch(batch)?;
             self.check_timestamp(batch)?;
-            runs::find_runs(batch, &domain, starts).map_err(|error| error.after(rows))?;
-            rows += batch.len();
+            let found = match lengths {
+                None => cut.find(batch, &domain),
+                Some(lengths) => cut.take(batch, lengths[number], &domain),
+            };
+            found.map_err(|error| error.after(lines))?;
+            lines += batch.len();
         }
         self.check_intervals()?;
-        self.check_capacity(batches, starts)
+        self.check_capacity(batches, cuts)
     }
 
     fn check_epoch(&self, batch: &Batch<'_>) -> Result<()> {
@@ -525,14 +546,14 @@ impl StateTable {
         if holes < limit { Ok(()) } else { Err(Error::Capacity { limit, needed: holes + 1, what: "holes" }) }
     }
 
-    fn check_capacity(&self, batches: &[Batch<'_>], starts: &Starts) -> Result<()> {
+    fn check_capacity(&self, batches: &[Batch<'_>], cuts: &Cuts) -> Result<()> {
         let Some(limit) = self.entries_max else { return Ok(()) };
         let have = self.len() as u64;
-        if have + starts.iter().map(|starts| starts.len() as u64).sum::<u64>() <= limit {
+        if have + cuts.iter().map(|cut| cut.starts.len() as u64).sum::<u64>() <= limit {
             return Ok(());
         }
         let counts_epochs = self.policy().epochs == Epochs::Key;
-        let new: HashSet<_> = with_shelf!(&self.store, shelf => chunks_of(batches, starts).flatten()
+        let new: HashSet<_> = with_shelf!(&self.store, shelf => chunks_of(batches, cuts).flatten()
             .map(|(pid, partition, epoch)| (pid, partition, counts_epochs.then_some(epoch)))
             .filter(|&(pid, partition, epoch)| pid != -1 && shelf.get(pid, partition, epoch).is_none())
             .collect());
@@ -576,17 +597,21 @@ fn room_for(runs: usize) -> usize {
     2 * runs.min(CHUNK)
 }
 
-fn rows_of(batches: &[Batch<'_>]) -> usize {
-    batches.iter().map(Batch::len).sum()
+fn rows_of(cuts: &Cuts) -> usize {
+    cuts.iter().map(|cut| cut.rows as usize).sum()
 }
 
-fn key_at(batch: &Batch<'_>, row: usize) -> Key {
-    (batch.pid[row], batch.partition[row], batch.epoch.map_or(0, |epoch| epoch[row]))
+fn key_at(batch: &Batch<'_>, line: usize) -> Key {
+    (batch.pid[line], batch.partition[line], batch.epoch.map_or(0, |epoch| epoch[line]))
 }
 
 /// The key and epoch of every run, as many together as are judged together.
-fn chunks_of(batches: &[Batch<'_>], starts: &Starts) -> impl Iterator<Item = Vec<Key>> {
-    let keys = |batch, chunk: &[u32]| chunk.iter().map(|&start| key_at(batch, start as usize)).collect();
-    let runs = batches.iter().zip(starts);
-    runs.flat_map(move |(batch, starts)| starts.chunks(CHUNK).map(move |chunk| keys(batch, chunk)))
+fn chunks_of(batches: &[Batch<'_>], cuts: &Cuts) -> impl Iterator<Item = Vec<Key>> {
+    batches.iter().zip(cuts).flat_map(|(batch, cut)| {
+        let mut keys = cut.runs().map(|(line, ..)| key_at(batch, line)).peekable();
+        std::iter::from_fn(move || {
+            keys.peek()?;
+            Some(keys.by_ref().take(CHUNK).collect())
+        })
+    })
 }

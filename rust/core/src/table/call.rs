@@ -1,7 +1,6 @@
 //! What a call gathers and says.
 
-use super::{Judged, Key, Stale, StateTable, rows_of};
-use crate::batch::Batch;
+use super::{Cuts, Judged, Key, Stale, StateTable, rows_of};
 use crate::error::make_room;
 use crate::judge::Sink;
 use crate::{Result, Verdict};
@@ -31,8 +30,8 @@ pub(crate) struct Call<'a> {
 }
 
 impl<'a> Call<'a> {
-    fn new(batches: &[Batch<'_>], reports_missing: bool, horizon_ms: Option<i64>) -> Result<Call<'a>> {
-        let rows = rows_of(batches);
+    fn new(cuts: &Cuts, reports_missing: bool, horizon_ms: Option<i64>) -> Result<Call<'a>> {
+        let rows = rows_of(cuts);
         let mut verdicts = Vec::new();
         make_room(&mut verdicts, rows)?;
         verdicts.resize(rows, Verdict::Accepted as u8);
@@ -119,8 +118,8 @@ impl Sink for Call<'_> {
 }
 
 impl StateTable {
-    pub(super) fn call<'a>(&self, batches: &[Batch<'a>]) -> Result<Call<'a>> {
-        Call::new(batches, self.rules.reports_missing(), self.horizon_ms)
+    pub(super) fn call<'a>(&self, cuts: &Cuts) -> Result<Call<'a>> {
+        Call::new(cuts, self.rules.reports_missing(), self.horizon_ms)
     }
 
     pub(super) fn finish(&self, mut call: Call<'_>) -> Judged {

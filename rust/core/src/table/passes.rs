@@ -1,12 +1,12 @@
 //! Runs of a call, judged in chunks.
 
 use super::call::Call;
-use super::{Starts, room_for};
+use super::{Cuts, room_for};
 use crate::batch::{Batch, Seqs};
 use crate::dispatch::{Work, dispatch};
 use crate::judge::{Rules, Run};
 use crate::lines::{CHUNK, Line, Plainly, Search};
-use crate::runs::Seq;
+use crate::runs::{Cut, Seq};
 use crate::shelf::Shelf;
 use crate::{Result, Verdict};
 
@@ -15,26 +15,26 @@ pub(super) fn judge_batches<'a, L: Line>(
     shelf: &mut Shelf<L>,
     rules: &Rules,
     batches: &[Batch<'a>],
-    starts: &Starts,
+    cuts: &Cuts,
     call: &mut Call<'a>,
 ) -> Result<()> {
-    for (batch, starts) in batches.iter().zip(starts) {
+    for (batch, cut) in batches.iter().zip(cuts) {
         match batch.seq {
-            Seqs::I32(seq) => dispatch(Runs { shelf, rules, batch, seq, starts, call })?,
-            Seqs::I64(seq) => dispatch(Runs { shelf, rules, batch, seq, starts, call })?,
+            Seqs::I32(seq) => dispatch(Runs { shelf, rules, batch, seq, cut, call })?,
+            Seqs::I64(seq) => dispatch(Runs { shelf, rules, batch, seq, cut, call })?,
         }
-        call.batch_from += batch.len();
+        call.batch_from += cut.rows as usize;
     }
     Ok(())
 }
 
-/// The runs of a batch, which begin at `starts`, to be judged against a shelf.
+/// The runs of a batch, to be judged against a shelf.
 struct Runs<'a, 'b, L: Line, S> {
     shelf: &'a mut Shelf<L>,
     rules: &'a Rules,
     batch: &'a Batch<'b>,
     seq: &'a [S],
-    starts: &'a [u32],
+    cut: &'a Cut,
     call: &'a mut Call<'b>,
 }
 
@@ -51,23 +51,23 @@ impl<L: Line, S: Seq> Work for Runs<'_, '_, L, S> {
 /// Three passes over each chunk of runs: hash and ask for the tags; find and ask for the line; judge.
 #[inline(always)]
 fn judge_runs<L: Line, S: Seq>(runs: Runs<'_, '_, L, S>) -> Result<()> {
-    let Runs { shelf, rules, batch, seq, starts, call } = runs;
+    let Runs { shelf, rules, batch, seq, cut, call } = runs;
     let times = batch.timestamp.filter(|_| L::IS_TIMED);
-    // Cut to one length: one check of a row's number is enough for all columns.
-    let rows = batch.len();
-    let (pids, partitions, seq) = (&batch.pid[..rows], &batch.partition[..rows], &seq[..rows]);
-    let epochs = batch.epoch.map(|epoch| &epoch[..rows]);
+    // Cut to one length: one check of a line's number is enough for all columns.
+    let lines = batch.len();
+    let (pids, partitions, seq) = (&batch.pid[..lines], &batch.partition[..lines], &seq[..lines]);
+    let epochs = batch.epoch.map(|epoch| &epoch[..lines]);
     let mut bounds = [0; CHUNK + 1];
     let (mut pid, mut partition) = ([0; CHUNK], [0; CHUNK]);
     let mut searches = [Search::default(); CHUNK];
-    for (number, chunk) in starts.chunks(CHUNK).enumerate() {
+    for (number, chunk) in cut.starts.chunks(CHUNK).enumerate() {
         let runs = chunk.len().min(CHUNK);
         bounds[..runs].copy_from_slice(chunk);
-        bounds[runs] = starts.get((number + 1) * CHUNK).copied().unwrap_or(rows as u32);
+        bounds[runs] = cut.starts.get((number + 1) * CHUNK).copied().unwrap_or(cut.rows);
         shelf.reserve_midway(room_for(runs))?;
         for run in 0..runs {
-            let row = bounds[run] as usize;
-            (pid[run], partition[run]) = (pids[row], partitions[row]);
+            let line = cut.line(number * CHUNK + run, bounds[run]);
+            (pid[run], partition[run]) = (pids[line], partitions[line]);
         }
         shelf.begin_searches(&pid[..runs], &partition[..runs], &mut searches[..runs]);
         for search in &mut searches[..runs] {
@@ -80,8 +80,9 @@ fn judge_runs<L: Line, S: Seq>(runs: Runs<'_, '_, L, S>) -> Result<()> {
                 call.fill(row, end, Verdict::Untracked);
                 continue;
             }
-            let seq = seq[row].wide();
-            let epoch = epochs.map_or(0, |epochs| epochs[row]);
+            let line = cut.line(number * CHUNK + run, bounds[run]);
+            let seq = seq[line].wide();
+            let epoch = epochs.map_or(0, |epochs| epochs[line]);
             let of_key = Run::plain(epoch, seq, (end - row) as i64);
             match times {
                 None => judge_run(shelf, rules, &searches[run], (key, row), of_key, call),

@@ -1,7 +1,7 @@
 //! What snapshots and deltas need of a table.
 
 use super::merge::Change;
-use super::{Starts, StateTable};
+use super::{Cuts, StateTable};
 use crate::batch::Batch;
 use crate::changes::{Changes, Forgotten};
 use crate::judge::{PlainSpan, Span};
@@ -31,7 +31,7 @@ impl StateTable {
         &self.changes
     }
 
-    pub(super) fn note_changes(&mut self, batches: &[Batch<'_>], starts: &Starts, verdicts: &[u8]) {
+    pub(super) fn note_changes(&mut self, batches: &[Batch<'_>], cuts: &Cuts, verdicts: &[u8]) {
         let is_kept = |verdict: &u8| *verdict == Verdict::Accepted as u8;
         if !verdicts.iter().any(is_kept) {
             return;
@@ -39,15 +39,13 @@ impl StateTable {
         let entries = self.len();
         let Some(marks) = self.changes.note(entries) else { return };
         let mut rows_before = 0;
-        for (batch, starts) in batches.iter().zip(starts) {
-            let ends = starts.iter().skip(1).map(|&start| start as usize).chain([batch.len()]);
-            for (&start, end) in starts.iter().zip(ends) {
-                let start = start as usize;
-                if batch.pid[start] != -1 && verdicts[rows_before + start..rows_before + end].iter().any(is_kept) {
-                    marks.add(batch.pid[start], batch.partition[start]);
+        for (batch, cut) in batches.iter().zip(cuts) {
+            for (line, start, end) in cut.runs() {
+                if batch.pid[line] != -1 && verdicts[rows_before + start..rows_before + end].iter().any(is_kept) {
+                    marks.add(batch.pid[line], batch.partition[line]);
                 }
             }
-            rows_before += batch.len();
+            rows_before += cut.rows as usize;
         }
     }
 
