@@ -202,8 +202,13 @@ def test_runs_are_judged_as_their_rows(case: Case, stream: list[Move], at: list[
     gathered.cuts = frozenset(at)
     for part in cut(rows_of(stream, case), at[:3]):
         call = call_of(part, case)
-        assert gathered.apply(call) == rows.apply(call)
+        before = rows.table.positions
+        judged = rows.apply(call)
+        assert gathered.apply(call) == judged
         assert gathered.state() == rows.state()
+        policy = rows.table.policy
+        if isinstance(judged, Judged) and policy.admit == "any" and policy.epochs != "fence" and policy.reach is None:
+            assert rows.table.positions - before == judged.verdicts.count("ACCEPTED")
 
 
 @profile

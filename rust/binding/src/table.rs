@@ -504,6 +504,13 @@ impl StateTable {
         self.with(py, |table| Ok(table.horizon_ms()))
     }
 
+    /// How many sequence positions its entries hold: from first to last of each, less its holes. Under admit="any",
+    /// where nothing is forgotten, a call adds as many as it accepts rows. Takes a pass over the table.
+    #[getter]
+    fn positions(&self, py: Python<'_>) -> PyResult<u128> {
+        self.with(py, |table| Ok(table.positions()))
+    }
+
     /// Bytes held by the table.
     #[getter]
     fn memory_bytes(&self, py: Python<'_>) -> PyResult<usize> {

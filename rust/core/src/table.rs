@@ -236,6 +236,17 @@ impl StateTable {
         self.len() == 0
     }
 
+    /// How many positions its entries hold, under policies that keep positions: from first to last of each, less
+    /// its holes. Where nothing is forgotten, a call adds as many as it accepts rows.
+    pub fn positions(&self) -> u128 {
+        let mut sum = 0;
+        with_shelf!(&self.store, shelf => shelf.for_each(|_, _, span| {
+            let holes: u128 = span.holes.iter().map(|(first, last)| first.abs_diff(last) as u128 + 1).sum();
+            sum += span.first.abs_diff(span.last) as u128 + 1 - holes;
+        }));
+        sum
+    }
+
     /// Bytes held.
     pub fn memory_bytes(&self) -> usize {
         let keys = self.keys.pid.dictionary.memory_bytes() + self.keys.partition.dictionary.memory_bytes();
