@@ -833,6 +833,7 @@ NOT_REACHED = {
     fp.SinkError: "of jobs over files: test_lake*.py",
     fp.SinkChangedError: "of jobs over files: test_lake*.py",
     fp.StateConflictError: "of the store's commit protocol: test_lake_commit.py",
+    fp.StoreError: "of stores: test_stores.py",
 }
 REACHED = {fp.BatchError, fp.PolicyError, fp.CapacityError, fp.SnapshotError}
 # Where each reached class is provoked above: a class that nobody provokes any more must not stay in the list.
@@ -858,7 +859,7 @@ def test_the_classes_tested_are_the_classes_that_exist() -> None:
         (fp.SnapshotError("m", reason="r"), {"reason": "r"}),
         (fp.SourceError("m", path="p", position=9), {"path": "p", "position": 9}),
         *((class_("m"), {}) for class_ in (fp.PolicyError, fp.SinkError, fp.SinkChangedError)),
-        *((class_("m"), {}) for class_ in (fp.StateConflictError, fp.PoisonedError, fp.FencepostError)),
+        *((class_("m"), {}) for class_ in (fp.StateConflictError, fp.StoreError, fp.PoisonedError, fp.FencepostError)),
     ],
     ids=lambda it: type(it).__name__,
 )

@@ -70,7 +70,7 @@ def visible(root: Path) -> dict[str, str]:
 def shape(root: Path) -> list[str]:
     """The names of all files of state and sink, attempts' names replaced."""
     names = [*(f"state/{name}" for name in hashes(root / "state")), *(f"sink/{name}" for name in hashes(root / "sink"))]
-    return sorted(re.sub(r"[0-9a-f]{64}|[0-9a-f]{32}|(?<=-)[0-9a-f]{12}(?=\.)", "*", name) for name in names)
+    return sorted(re.sub(r"[0-9a-f]{64}|[0-9a-f]{32}|(?<=[-/])[0-9a-f]{12}(?=\.)", "*", name) for name in names)
 
 
 def prepare_world(root: Path, versions: int = 1) -> None:
@@ -111,7 +111,7 @@ def test_a_crash_at_any_change_to_the_disk(tmp_path: Path, monkeypatch: pytest.M
         restore_world()
         with crash_at(monkeypatch, call), pytest.raises(Crash):
             run_alone(world)
-        if state.State(world / "state").decided() > versions:
+        if state.State(state.open_store(world / "state")).decided() > versions:
             decided_at.append(call)
             (world / "source" / "2.parquet").unlink()
             land_some(world, [4])
@@ -163,13 +163,13 @@ def test_nothing_is_shown_before_it_is_durable(tmp_path: Path, monkeypatch: pyte
         for name in ("link", "rename", "fsync"):
             patch.setattr(os, name, recording(name, getattr(os, name)))
         make_job(tmp_path).run()
-    decision = state.open(tmp_path / "state").decision(2)
+    decision = state.open(tmp_path / "state").version(2)
     decide, apply, finish = (
         calls.index(it) for it in (("link", "state/log/2.json"), ("rename", "sink/run=2"), ("link", "state/done/2"))
     )
     assert decide < apply < finish
-    segments = [f"state/{segment.name}" for segment in decision.segments if segment.name.startswith("segments/2/")]
-    prepared = [*segments, f"state/{decision.ledger[-1].name}", f"sink/{decision.prepared}"]
+    segments = [f"state/{name}" for name in decision.shards.files if name.startswith("segments/2/")]
+    prepared = [*segments, f"state/{decision.ledger.name[-1]}", f"sink/{decision.prepared}"]
     prepared += [f"state/segments/2/{decision.attempt}", "state/segments/2", "state/segments"]
     assert len(segments) > 3
     for path in prepared:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import fencepost as fp
 import pytest
 from fencepost import state
-from fencepost.state import store
+from fencepost.state import segments, versions
 from fencepost.state.disk import Disk
 from test_lake import hashes, land, land_some, make_job, make_rows
 
@@ -25,17 +26,17 @@ def test_what_a_version_says(tmp_path: Path) -> None:
     land_some(tmp_path, [0, 1])
     report = make_job(tmp_path, scope="east").run()
     opened = state.open(tmp_path / "state")
-    (version,) = opened.versions()
+    (glance,) = opened.versions()
+    assert (glance.version, glance.status, glance.kind, glance.builds_on) == (1, "applied", "run", 0)
+    assert (glance.files, glance.rows, glance.kept, glance.entries) == (2, 1200, report.kept, report.entries)
+    version = opened.version(1)
     assert (version.version, version.previous, version.counts) == (1, None, report.counts)
-    assert [(file.path, file.rows, file.ordinal) for file in version.inputs] == [
-        ("0.parquet", 600, 0),
-        ("1.parquet", 600, 1),
-    ]
-    assert sum(output.rows for output in version.outputs) == report.kept
-    for output in version.outputs:
-        assert (tmp_path / "sink" / "run=1" / output.name).stat().st_size == output.bytes
-    assert sum(segment.entries for segment in version.segments) == report.entries == len(opened.entries())
-    assert sum(segment.positions or 0 for segment in version.segments) == report.counts["ACCEPTED"]
+    assert list(zip(version.inputs.path, version.inputs.rows, strict=True)) == [("0.parquet", 600), ("1.parquet", 600)]
+    assert sum(version.outputs.rows) == report.kept
+    for name, size in zip(version.outputs.name, version.outputs.bytes, strict=True):
+        assert (tmp_path / "sink" / "run=1" / name).stat().st_size == size
+    assert version.entries == report.entries == len(opened.entries())
+    assert sum(shard.positions or 0 for shard in version.shards) == report.counts["ACCEPTED"]
     settings = opened.settings()
     assert settings is not None
     assert (settings.scope, settings.shards, settings.fencepost) == ("east", 16, fp.__version__)
@@ -47,10 +48,10 @@ def test_untouched_shards_keep_their_segments(tmp_path: Path) -> None:
     one_key = make_rows(0).slice(0, 1).set_column(0, "pid", [[3]])
     land(tmp_path / "source", "one.parquet", one_key)
     assert make_job(tmp_path).run().shards == 1
-    first, second = state.open(tmp_path / "state").versions()
-    changed = [new for new in second.segments if new not in first.segments]
+    first, second = (state.open(tmp_path / "state").version(version) for version in (1, 2))
+    changed = [new for new in second.shards if new != first.shards.get(new.shard)]
     assert len(changed) == 1
-    assert len(second.segments) >= len(first.segments) > 3
+    assert len(second.shards) >= len(first.shards) > 3
 
 
 def test_entries_and_missing_over_all_shards(tmp_path: Path) -> None:
@@ -73,24 +74,28 @@ def test_no_state(tmp_path: Path) -> None:
 
 
 def test_a_large_decision_goes_to_a_body(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store, "DECISION_BYTES_MAX", 500)
+    monkeypatch.setattr(versions, "DECISION_BYTES_MAX", 500)
     opened = some_versions(tmp_path, 3)
     assert [version.version for version in opened.versions()] == [1, 2, 3]
-    assert all(path.stat().st_size <= 500 for path in (tmp_path / "state" / "log").iterdir())
+    assert all(path.stat().st_size <= 1_000 for path in (tmp_path / "state" / "log").iterdir())
     bodies = sorted((tmp_path / "state" / "body").iterdir())
     assert len(bodies) == 3
     bodies[1].write_bytes(bodies[1].read_bytes().replace(b"DUPLICATE", b"ACCEPTED "))
+    opened = state.open(tmp_path / "state")
+    assert [version.rows for version in opened.versions()] == [600] * 3
     with pytest.raises(fp.SnapshotError, match=r"body/2-.*: its SHA-256 is .*, decided was"):
-        opened.versions()
+        opened.version(2)
 
 
 def test_history_that_was_changed(tmp_path: Path) -> None:
     opened = some_versions(tmp_path, 3)
     log = tmp_path / "state" / "log" / "1.json"
     text = log.read_text()
-    log.write_text(text.replace('"rows": 600', '"rows": 601'))
-    with pytest.raises(fp.SnapshotError, match=r"log/2.json: it does not follow from log/1.json, which has changed"):
+    log.write_text(text.replace('"rows": [600]', '"rows": [601]'))
+    with pytest.raises(fp.SnapshotError, match=r"done/1: not of log/1.json as it is now"):
         opened.versions()
+    with pytest.raises(fp.SnapshotError, match=r"log/2.json: it does not follow from log/1.json, which has changed"):
+        opened.version(2)
     log.write_text(text)
     assert len(opened.versions()) == 3
     log.write_text("{")
@@ -98,23 +103,25 @@ def test_history_that_was_changed(tmp_path: Path) -> None:
         opened.versions()
     log.write_text('{"format": 1, "version": 1}')
     with pytest.raises(fp.SnapshotError, match=r"log/1.json: not a file of a fencepost state \(KeyError"):
-        opened.versions()
+        state.open(tmp_path / "state").versions()
     log.write_text(text)
     (tmp_path / "state" / "log" / "3.json").unlink()
     with pytest.raises(fp.SnapshotError, match=r"log/3.json: missing, though version 3 is done"):
         make_job(tmp_path).run()
 
 
-@pytest.mark.parametrize("name", ["shard", "ledger"])
+@pytest.mark.parametrize("name", ["*.state", "ledger*"])
 def test_a_damaged_segment(tmp_path: Path, name: str) -> None:
     some_versions(tmp_path)
     land_some(tmp_path, [2])
     before = hashes(tmp_path / "sink")
-    segment = next((tmp_path / "state" / "segments" / "2").rglob(f"{name}*"))
+    segment = next((tmp_path / "state" / "segments" / "2").rglob(name))
     data = segment.read_bytes()
     segment.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    segments.CACHE.clear()
     with pytest.raises(fp.SnapshotError, match=r"its SHA-256 is .*, decided was"):
         make_job(tmp_path).run()
+    segments.CACHE.clear()  # what is known by its content is read from there
     segment.unlink()
     with pytest.raises(fp.SnapshotError, match="missing"):
         make_job(tmp_path).run()
@@ -131,13 +138,13 @@ def test_a_version_that_was_never_finished(tmp_path: Path) -> None:
         make_job(tmp_path).run()
 
 
-def test_the_ledger_stays_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store, "LEDGER_SEGMENTS_MAX", 3)
+def test_the_ledger_stays_short(tmp_path: Path) -> None:
     opened = some_versions(tmp_path, 8)
-    latest = opened.latest()
-    assert latest is not None
-    assert [segment.files for segment in latest.ledger] == [7, 1]
-    assert {path for path, *_ in opened.ledger(latest)} == {f"{seed}.parquet" for seed in range(8)}
+    parts = [opened.version(version).ledger.files for version in range(1, 9)]
+    assert parts == [[1], [2], [3], [4], [5], [6], [7], [8]] or all(
+        older >= 2 * newer for files in parts for older, newer in itertools.pairwise(files)
+    )
+    assert opened.ledger(opened.latest())["path"].to_pylist() == [f"{seed}.parquet" for seed in range(8)]
 
 
 def test_only_rubbish_is_collected(tmp_path: Path) -> None:
@@ -146,8 +153,8 @@ def test_only_rubbish_is_collected(tmp_path: Path) -> None:
     before = hashes(tmp_path)
     rubbish = [
         path / "scratch" / "2-dead" / "x.arrow",
-        path / "segments" / "1" / "dead" / "shard-00000-0.state",
-        path / "segments" / "2" / "dead" / "shard-00000-0.state",
+        path / "segments" / "1" / "dead" / "x.state",
+        path / "segments" / "2" / "dead" / "x.state",
         path / "body" / "2-dead.json",
         path / "log" / "2.json.dead.tmp",
         path / "done" / "1.dead.tmp",
@@ -157,7 +164,7 @@ def test_only_rubbish_is_collected(tmp_path: Path) -> None:
     ]
     at_work = [
         path / "scratch" / "3-alive" / "x.arrow",
-        path / "segments" / "3" / "alive" / "shard-00000-0.state",
+        path / "segments" / "3" / "alive" / "x.state",
         path / "body" / "3-alive.json",
         path / "log" / "3.json.alive.tmp",
         sink / "_prepare" / "3-alive" / "part.parquet",
@@ -218,6 +225,7 @@ def test_a_folder_with_content_is_never_replaced(tmp_path: Path) -> None:
 def test_settings_are_text_that_people_can_read(tmp_path: Path) -> None:
     some_versions(tmp_path, 1)
     fields = json.loads((tmp_path / "state" / "state.json").read_text())
-    assert fields["columns"] == {"pid": "pid", "epoch": "epoch", "partition": "partition", "seq": "seq"}
+    roles = {"pid": "pid", "epoch": "epoch", "partition": "partition", "seq": "seq", "timestamp": None}
+    assert fields["columns"] == roles
     assert fields["policy"] == fp.Policy.any_order().rules
     assert fields["source"] == str(tmp_path / "source")

@@ -29,6 +29,7 @@ from fencepost.errors import (
     SnapshotError,
     SourceError,
     StateConflictError,
+    StoreError,
 )
 from fencepost.policy import Columns, Policy
 from fencepost.verdict import Verdict
@@ -47,6 +48,7 @@ __all__ = [
     "SourceError",
     "StateConflictError",
     "StateTable",
+    "StoreError",
     "Verdict",
     "Verdicts",
     "__version__",

@@ -61,6 +61,10 @@ class SinkChangedError(SinkError):
     """An output that was ours and has changed behind our back: look first."""
 
 
+class StoreError(FencepostError):
+    """A store does not answer, refuses, or does not keep its word: look at its address and rights, then run again."""
+
+
 class StateConflictError(FencepostError):
     """Another writer decided this version first: run again."""
 

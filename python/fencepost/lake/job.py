@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 from uuid import uuid4
 
 import pyarrow as pa  # type: ignore[import-untyped]
@@ -31,20 +31,25 @@ from fencepost.lake.engine import Engine, LocalEngine
 from fencepost.lake.judge import SHOWN_MAX, Drop, Judged, JudgeItem, Part, judge
 from fencepost.lake.report import RunReport
 from fencepost.lake.scan import ScanItem, Scanned, scan
-from fencepost.lake.sink import RunFolders
 from fencepost.lake.source import SourceFile, list_files
 from fencepost.lake.write import WriteItem, Written, write
 from fencepost.policy import Columns, Policy, check_columns, resolve
-from fencepost.state.decision import Decision, Input, Output, Settings
+from fencepost.state.commit import commit, conflict, recover
+from fencepost.state.decision import Decision, Inputs, Outputs, Settings, Shards
 from fencepost.state.disk import Disk
-from fencepost.state.store import State
+from fencepost.state.ledger import file_table, new_files
+from fencepost.state.sinks import RunFolders
+from fencepost.state.stores import LocalStore
+from fencepost.state.versions import State, scratch_folder
 
 T = TypeVar("T")
 R = TypeVar("R")
 Progress = Callable[[str, int, int], None]
 """Called with (step, done, total) as tasks and steps are done."""
 
+SHARDS = 16
 SHARDS_MAX = 65_534
+ROLES = ("pid", "epoch", "partition", "seq", "timestamp")
 
 
 class DedupJob:
@@ -60,7 +65,8 @@ class DedupJob:
     all rows where it is (), follow file name and row. Policies that depend on order demand it, () included: under
     them an order that is not the true one loses good rows.
     `rejected_max`: the run stops before anything is decided if a larger share of its rows is refused for other reasons
-    than DUPLICATE. `shards`: into how many parts the state is cut, fixed with it. `engine`: where tasks run, threads
+    than DUPLICATE. `shards`: into how many parts the state is cut: 16 at first unless given, later
+    as many as it has. `engine`: where tasks run, threads
     of this process unless given. `sync=False`: do not wait for disks; a power loss may then cost the state.
 
     Raises PolicyError and ValueError for arguments that make no sense.
@@ -78,7 +84,7 @@ class DedupJob:
         order_by: str | Sequence[str] | None = None,
         rejected_max: float = 0.5,
         engine: Engine | None = None,
-        shards: int = 16,
+        shards: int | None = None,
         sync: bool = True,
     ) -> None:
         policy = resolve(policy)
@@ -92,14 +98,14 @@ class DedupJob:
             )
         if not 0 <= rejected_max <= 1:
             raise ValueError(f"rejected_max={rejected_max}: a share from 0 to 1 was expected")
-        if not 1 <= shards <= SHARDS_MAX:
+        if shards is not None and not 1 <= shards <= SHARDS_MAX:
             raise ValueError(f"shards={shards}: 1 to {SHARDS_MAX} were expected")
         self.source = os.path.abspath(source)
         self.policy, self.scope, self.shards, self.rejected_max = policy, scope, shards, rejected_max
         self.order_by = (order_by,) if isinstance(order_by, str) else None if order_by is None else tuple(order_by)
         self.engine: Engine = engine or LocalEngine()
         self.disk = Disk(sync)
-        self.state = State(os.path.abspath(state), self.disk)
+        self.state = State(LocalStore(state, sync=sync))
         self.sink = RunFolders(Path(os.path.abspath(sink)), self.disk)
         _check_apart(source=Path(self.source), state=self.state.path, sink=self.sink.path)
 
@@ -117,9 +123,10 @@ class DedupJob:
         return Settings(
             id=uuid4().hex,
             policy=self.policy.rules,
-            columns={role: _plain(getattr(self.policy.columns, role)) for role in ("pid", "epoch", "partition", "seq")},
+            columns={role: _plain(getattr(self.policy.columns, role)) for role in ROLES},
             scope=self.scope,
-            shards=self.shards,
+            keep=[],
+            shards=self.shards or SHARDS,
             source=self.source,
             sink=str(self.sink.path),
             fencepost=fencepost.__version__,
@@ -136,16 +143,19 @@ class _Run:
         self.seconds: dict[str, float] = {}
         self.before: Decision | None = None
         self.version = 0
+        self.shards = 0
 
     def run(self) -> RunReport:
         job = self.job
         with self.step("recover"):
-            recovered = self.recover()
-            self.before = job.state.latest()
-            self.version = self.before.version + 1 if self.before else 1
+            job.state.check(job.settings())
+            recovered = recover(job.state, job.sink)
+            self.version, self.before = job.state.head()
+            self.shards = job.state.shard_count(self.before, job.shards, SHARDS)
         with self.step("list"):
-            known = job.state.ledger(self.before)
-            files = [file for file in list_files(job.source) if file.key not in known]
+            listed = list_files(job.source)
+            new = new_files(job.state.ledger(self.before), file_table(_columns(listed)))
+            files = [listed[place] for place in new.to_pylist()]
         if not files:
             return self.report(None, recovered, [])
         try:
@@ -153,42 +163,23 @@ class _Run:
         except BaseException as error:
             self.discard()
             if isinstance(error, Exception) and job.state.decided() >= self.version:
-                raise self.conflict() from error  # its files may have been collected while it worked
+                raise conflict(job.state, self.version) from error  # its files may have been collected while it worked
             raise
-        with self.step("decide"):
-            if not job.state.decide(decision):
-                self.discard()
-                raise self.conflict()
-        with self.step("apply"):
-            job.sink.apply(decision)
-        with self.step("finish"):
-            job.state.finish(self.version)
-            job.disk.remove(self.scratch)
+        try:
+            commit(job.state, job.sink, decision, self.step)
+        except StateConflictError:
+            self.discard()
+            raise
+        job.disk.remove(self.scratch)
         return self.report(decision, recovered, judged)
 
     # The steps
-
-    def recover(self) -> tuple[int, ...]:
-        """Check that state and sink are this job's, and finish the version that was decided and not done."""
-        state, sink = self.job.state, self.job.sink
-        settings = state.settings()
-        if settings is not None:
-            settings.check(self.job.settings(), state.path)
-        unfinished = state.unfinished()
-        sink.check(state)
-        for version in unfinished:
-            sink.apply(state.decision(version))
-            state.finish(version)
-        state.collect_garbage()
-        sink.collect_garbage(state.done())
-        return tuple(unfinished)
 
     def prepare(self, files: list[SourceFile]) -> tuple[Decision, list[Judged]]:
         """Everything that the new version needs, written where nobody looks."""
         job = self.job
         self.scratch.mkdir(parents=True)
         scanned = self.tasks("scan", scan, [self.scan_item(file) for file in files])
-        job.disk.make_folder(self.segments)
         judged = self.tasks("judge", judge, [self.judge_item(*shard) for shard in _parts(files, scanned)])
         counts = self.check_verdicts(scanned, judged)
         job.disk.make_folder(self.outputs)
@@ -208,7 +199,7 @@ class _Run:
     def scan_item(self, file: SourceFile) -> ScanItem:
         job = self.job
         return ScanItem(
-            file=file, policy=job.policy, order_by=job.order_by or (), shards=job.shards, folder=str(self.scratch)
+            file=file, policy=job.policy, order_by=job.order_by or (), shards=self.shards, folder=str(self.scratch)
         )
 
     def judge_item(self, shard: int, parts: tuple[Part, ...]) -> JudgeItem:
@@ -218,11 +209,11 @@ class _Run:
             policy=job.policy,
             order_by=job.order_by or (),
             parts=parts,
-            segment=self.before.segment(shard) if self.before else None,
-            state=str(job.state.path),
-            segments_folder=str(self.segments),
+            before=self.before.shards.get(shard) if self.before else None,
+            store=job.state.store,
+            version=self.version,
+            attempt=self.attempt,
             scratch_folder=str(self.scratch),
-            disk=job.disk,
         )
 
     def write_item(self, ordinal: int, file: SourceFile, found: Scanned, drops: tuple[Drop, ...]) -> WriteItem:
@@ -270,23 +261,25 @@ class _Run:
         if sum(one.rows for one in winners.values()) != _kept(counts):
             raise AssertionError(f"{_kept(counts)} rows are kept, the outputs have {[one.rows for one in written]}")
         prepared = job.sink.collect(self.outputs, {name: one.path for name, one in winners.items() if one.path})
-        ledger = job.state.extend_ledger(self.before, self.segments, (file.key for file in files))
-        job.disk.seal(self.segments)
-        if self.before is None:
+        ledger = job.state.extend_ledger(self.before, self.version, self.attempt, [file_table(_columns(files))])
+        if self.version == 1:
             job.sink.claim(job.state.create(job.settings()).id)
-        segments = {segment.shard: segment for segment in (self.before.segments if self.before else ())}
-        segments |= {shard.segment.shard: shard.segment for shard in judged}
-        return Decision(
-            version=self.version,
-            previous=job.state.log_hash(self.version - 1),
-            attempt=self.attempt,
-            inputs=tuple(_input(*numbered) for numbered in enumerate(zip(files, scanned, strict=True))),
-            outputs=tuple(
-                Output(name=name, rows=one.rows, bytes=one.bytes, footer_crc=one.footer_crc)
-                for name, one in winners.items()
+        outputs = [(ordinal, one) for ordinal, one in enumerate(written) if one.path is not None]
+        return job.state.follow(
+            self.version,
+            self.before,
+            self.attempt,
+            inputs=_inputs(files, scanned),
+            outputs=Outputs(
+                name=list(winners),
+                ordinal=[ordinal for ordinal, _ in outputs],
+                rows=[one.rows for _, one in outputs],
+                bytes=[one.bytes for _, one in outputs],
+                footer_crc=[one.footer_crc for _, one in outputs],
             ),
-            prepared=prepared,
-            segments=tuple(segments[shard] for shard in sorted(segments)),
+            prepared=prepared if winners else None,
+            shard_count=self.shards,
+            shards=(self.before.shards if self.before else Shards()).replaced(shard.after for shard in judged),
             ledger=ledger,
             counts=counts,
             missing_ranges=sum(shard.missing_ranges for shard in judged),
@@ -294,19 +287,14 @@ class _Run:
             stale_epoch=sum(shard.stale_epoch for shard in judged),
             border=sum(shard.border for shard in judged),
             policy=job.policy.rules,
-            order_by=job.order_by,
-            fencepost=fencepost.__version__,
+            order_by=None if job.order_by is None else list(job.order_by),
         )
 
     # Where its files are
 
     @property
     def scratch(self) -> Path:
-        return self.job.state.scratch_folder(self.version, self.attempt)
-
-    @property
-    def segments(self) -> Path:
-        return self.job.state.segments_folder(self.version, self.attempt)
+        return self.job.state.path / scratch_folder(self.version, self.attempt)
 
     @property
     def outputs(self) -> Path:
@@ -314,16 +302,10 @@ class _Run:
 
     def discard(self) -> None:
         """Remove what this attempt prepared: nothing refers to it."""
-        for folder in (self.scratch, self.segments, self.outputs):
-            self.job.disk.remove(folder)
+        self.job.state.discard(self.version, self.attempt)
+        self.job.disk.remove(self.outputs)
 
     # Around the steps
-
-    def conflict(self) -> StateConflictError:
-        return StateConflictError(
-            f"{self.job.state.path}: another run decided version {self.version} first; nothing of this one is visible, "
-            "run again"
-        )
 
     def tasks(self, step: str, work: Callable[[T], R], items: Sequence[T]) -> list[R]:
         with self.timed(step):
@@ -345,7 +327,7 @@ class _Run:
 
     def report(self, decision: Decision | None, recovered: tuple[int, ...], judged: list[Judged]) -> RunReport:
         counts = decision.counts if decision else {}
-        inputs = decision.inputs if decision else ()
+        inputs = decision.inputs if decision else Inputs()
         state = decision or self.before
         return RunReport(
             version=decision.version if decision else None,
@@ -356,8 +338,8 @@ class _Run:
             identity=self.job.policy.columns.names,
             engine=self.job.engine.name,
             files=len(inputs),
-            rows=sum(file.rows for file in inputs),
-            bytes=sum(file.bytes for file in inputs),
+            rows=sum(inputs.rows),
+            bytes=sum(inputs.bytes),
             counts=counts,
             kept=_kept(counts),
             missing_ranges=decision.missing_ranges if decision else 0,
@@ -366,9 +348,9 @@ class _Run:
             stale_epoch=decision.stale_epoch if decision else 0,
             stale=_shown(shard.stale for shard in judged),
             border=decision.border if decision else 0,
-            entries=sum(segment.entries for segment in state.segments) if state else 0,
+            entries=state.entries if state else 0,
             shards=len(judged),
-            outputs=tuple(f"run={decision.version}/{output.name}" for output in decision.outputs) if decision else (),
+            outputs=tuple(f"run={decision.version}/{name}" for name in decision.outputs.name) if decision else (),
             seconds=self.seconds,
         )
 
@@ -391,16 +373,20 @@ def _drops_by_file(judged: list[Judged]) -> dict[int, tuple[Drop, ...]]:
     return {ordinal: tuple(those) for ordinal, those in drops.items()}
 
 
-def _input(ordinal: int, read: tuple[SourceFile, Scanned]) -> Input:
-    file, found = read
-    return Input(
-        path=file.path,
-        bytes=file.bytes,
-        mtime_ns=file.mtime_ns,
-        inode=file.inode,
-        rows=found.rows,
-        ordinal=ordinal,
-        footer_crc=found.footer_crc,
+def _columns(files: list[SourceFile]) -> dict[str, list[Any]]:
+    """What tells files apart, a list a column."""
+    return {
+        "path": [file.path for file in files],
+        "bytes": [file.bytes for file in files],
+        "mtime_ns": [file.mtime_ns for file in files],
+        "inode": [file.inode for file in files],
+        "etag": [""] * len(files),
+    }
+
+
+def _inputs(files: list[SourceFile], scanned: list[Scanned]) -> Inputs:
+    return Inputs(
+        **_columns(files), rows=[found.rows for found in scanned], footer_crc=[found.footer_crc for found in scanned]
     )
 
 

@@ -15,9 +15,9 @@ from fencepost import StateTable, Verdict
 from fencepost.errors import BatchError
 from fencepost.lake.scan import ROW
 from fencepost.policy import Policy
-from fencepost.state.decision import Segment, sha256
-from fencepost.state.disk import Disk
-from fencepost.state.store import State
+from fencepost.state.decision import Shard
+from fencepost.state.segments import SegmentWriter, advance, load_table
+from fencepost.state.stores import Store
 
 SHOWN_MAX = 1_000
 """Missing ranges, and stale producers, that a shard hands to the report; all are counted."""
@@ -42,12 +42,12 @@ class JudgeItem:
     order_by: tuple[str, ...]
     parts: tuple[Part, ...]
     """In ordinal order."""
-    segment: Segment | None
+    before: Shard | None
     """The shard's state before, if it has any."""
-    state: str
-    segments_folder: str
+    store: Store
+    version: int
+    attempt: str
     scratch_folder: str
-    disk: Disk
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +62,7 @@ class Drop:
 
 @dataclass(frozen=True, kw_only=True)
 class Judged:
-    segment: Segment
+    after: Shard
     """The shard's state after."""
     counts: dict[str, int]
     """Rows by name of verdict."""
@@ -84,7 +84,7 @@ def judge(item: JudgeItem) -> Judged:
     the whole run left open, not what a row of the next piece fills. Raises BatchError (column, row, file),
     CapacityError, SnapshotError.
     """
-    table = _load(item)
+    table = load_table(item.store, item.before.pieces if item.before else (), item.policy)
     rows = _gather(item.parts)
     order = _order(rows, item.order_by)
     try:
@@ -97,7 +97,7 @@ def judge(item: JudgeItem) -> Judged:
     missing = pa.table(verdicts.missing)
     stale = pa.table(verdicts.stale).sort_by([("count", "descending")])
     return Judged(
-        segment=_save(table, item, verdicts.counts[Verdict.ACCEPTED]),
+        after=_save(table, item, verdicts.counts[Verdict.ACCEPTED]),
         counts={verdict.name: count for verdict, count in verdicts.counts.items() if count},
         drops=_write_drops(refused, item, rows),
         missing_ranges=len(missing),
@@ -107,12 +107,6 @@ def judge(item: JudgeItem) -> Judged:
         stale=_to_stream(stale.slice(0, SHOWN_MAX)),
         border=verdicts.border,
     )
-
-
-def _load(item: JudgeItem) -> StateTable:
-    if item.segment is None:
-        return StateTable(item.policy)
-    return StateTable.restore(State(item.state).read(item.segment.name, item.segment.sha256), item.policy)
 
 
 def _gather(parts: tuple[Part, ...]) -> pa.Table:
@@ -184,35 +178,17 @@ def _write_drops(refused: npt.NDArray[np.int64], item: JudgeItem, rows: pa.Table
     return tuple(drops)
 
 
-def _save(table: StateTable, item: JudgeItem, accepted: int) -> Segment:
-    data = table.snapshot()
-    path = Path(item.segments_folder) / f"shard-{item.shard:05}-{uuid4().hex[:12]}.state"
-    item.disk.write(path, data)
-    stays = item.policy.admit == "any" and item.policy.epochs != "fence"  # a higher epoch would take positions away
-    positions = _positions(table) if stays else None
-    before = item.segment.positions if item.segment else 0
-    if positions is not None and before is not None and positions - before != accepted:
-        raise AssertionError(
-            f"shard {item.shard}: {accepted} rows were accepted, but the state grew by {positions - before} positions"
-        )
-    return Segment(
-        shard=item.shard,
-        name=path.relative_to(item.state).as_posix(),
-        bytes=len(data),
-        sha256=sha256(data),
-        entries=len(table),
-        positions=positions,
-    )
-
-
-def _positions(table: StateTable) -> int:
-    """How many positions the entries hold: first to last, less the holes between."""
-    entries = pa.table(table.entries())
-    spans = pc.sum(pc.subtract(entries["last"], entries["first"])).as_py() or 0
-    holes = pc.list_flatten(entries["holes"])
-    firsts, lasts = pc.struct_field(holes, "first"), pc.struct_field(holes, "last")
-    gaps = pc.sum(pc.subtract(lasts, firsts)).as_py() or 0
-    return int(spans + len(entries) - gaps - len(holes))
+def _save(table: StateTable, item: JudgeItem, accepted: int) -> Shard:
+    with SegmentWriter(item.store, item.version, item.attempt) as writer:
+        after = advance(table, item.before, item.shard, writer)
+    before = item.before.positions if item.before else 0
+    if after.positions is not None and before is not None:
+        growth = after.positions - before
+        if growth != accepted:
+            raise AssertionError(
+                f"shard {item.shard}: {accepted} rows were accepted, but the state grew by {growth} positions"
+            )
+    return after
 
 
 def _to_stream(table: pa.Table) -> bytes:

@@ -13,7 +13,6 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
 from fencepost.errors import SourceError
-from fencepost.state.store import FileKey
 
 
 @dataclass(frozen=True)
@@ -28,7 +27,7 @@ class SourceFile:
     inode: int
 
     @property
-    def key(self) -> FileKey:
+    def key(self) -> tuple[str, int, int, int]:
         """What the ledger keeps of it: the same path with another key is another file."""
         return self.path, self.bytes, self.mtime_ns, self.inode
 

@@ -1,19 +1,28 @@
-"""What a run decided: all that is needed to finish it without its source, and to build the next one on it."""
+"""What a run decided: all that is needed to finish it without its source, and to build the next one on it.
+
+A decision may name 10^5 files and 4096 shards. So what there are many of stands in `Lists`: one list a column, no
+object a row, and JSON that reads and writes it at the speed of lists.
+"""
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Self
 
 from fencepost.errors import SnapshotError
+from fencepost.policy import Policy, from_label
 
 FORMAT = 1  # of the files in a state folder
 SEMANTICS = 1  # of the verdicts: raised when the same rows would be judged otherwise
+
+APPLIED, ABANDONED, DECIDED = "applied", "abandoned", "decided"  # what can become of a version
+KINDS = ("run", "seed", "evict", "reshard", "rollback", "retain")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,10 +34,13 @@ class Settings:
     policy: str
     """The rules, as `Policy.rules` writes them."""
     columns: dict[str, Any]
-    """Role (pid, epoch, partition, seq) to column name, list of names, or None."""
+    """Role (pid, epoch, partition, seq, timestamp) to column name, list of names, or None."""
     scope: str | None
     """What the data does not say about itself (cluster, topic id): all keys of this state belong to it."""
+    keep: list[str]
+    """What the tables keep beyond what the rules need: [] or ["timestamp"]."""
     shards: int
+    """Into how many parts the state was cut at first; a decision says how many there are since."""
     source: str
     sink: str
     fencepost: str
@@ -36,101 +48,315 @@ class Settings:
     format: int = FORMAT
     semantics: int = SEMANTICS
 
-    def check(self, wanted: Settings, path: object) -> None:
-        """Refuse another use of the state at `path`. Raises SnapshotError naming the first difference."""
-        for field in ("format", "semantics", "policy", "columns", "scope", "shards", "source", "sink"):
-            ours, theirs = getattr(self, field), getattr(wanted, field)
+    def full_policy(self) -> Policy:
+        """The rules and the columns they read."""
+        return from_label(self.policy, json.dumps(self.columns))
+
+    def check(self, wanted: Settings, uri: object) -> None:
+        """Refuse another use of the state at `uri`. Raises SnapshotError naming the first difference."""
+        for name in ("format", "semantics", "policy", "columns", "scope", "keep", "source", "sink"):
+            ours, theirs = getattr(self, name), getattr(wanted, name)
             if ours != theirs:
-                reason = f"it was created with {field} {ours!r}, this job has {theirs!r}"
-                raise SnapshotError(f"{path}: {reason}; use that, or another state folder", reason=reason)
+                reason = f"it was created with {name} {ours!r}, this job has {theirs!r}"
+                raise SnapshotError(f"{uri}: {reason}; use that, or another state folder", reason=reason)
+
+
+class Lists:
+    """Rows as one list a column. All lists have one length: ValueError otherwise."""
+
+    def __post_init__(self) -> None:
+        lengths = {name: len(column) for name, column in self.columns().items()}
+        if len(set(lengths.values())) > 1:
+            raise ValueError(f"{type(self).__name__}: columns of different lengths: {lengths}")
+
+    def __len__(self) -> int:
+        return len(next(iter(self.columns().values())))
+
+    def columns(self) -> dict[str, list[Any]]:
+        return vars(self)
+
+    def each(self) -> Iterator[dict[str, Any]]:
+        """Row by row; for tests and for what there are few of."""
+        columns = self.columns()
+        return (dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True))
+
+    @classmethod
+    def of(cls, rows: Iterable[dict[str, Any]]) -> Self:
+        """The lists of these rows, which have all columns each."""
+        found = list(rows)
+        names = [it.name for it in dataclasses.fields(cls)]  # type: ignore[arg-type]
+        return cls(**{name: [row[name] for row in found] for name in names})
 
 
 @dataclass(frozen=True, kw_only=True)
-class Input:
-    """A file that was read. Another size, time or inode under the same path is another file."""
+class Inputs(Lists):
+    """The files that were read, in their order: a file's place is its ordinal, rows are judged by (ordinal, row).
 
-    path: str
+    Another size, time, inode or etag under the same path is another file.
+    """
+
+    path: list[str] = field(default_factory=list)
     """Relative to the source."""
-    bytes: int
-    mtime_ns: int
-    inode: int
-    rows: int
-    ordinal: int
-    """Its place among the files of this version: rows are judged in the order (ordinal, row)."""
-    footer_crc: int
+    bytes: list[int] = field(default_factory=list)
+    mtime_ns: list[int] = field(default_factory=list)
+    """0 where there is an etag."""
+    inode: list[int] = field(default_factory=list)
+    """0 where there is an etag."""
+    etag: list[str] = field(default_factory=list)
+    """Of an object store; empty for local files."""
+    rows: list[int] = field(default_factory=list)
+    footer_crc: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Output:
-    """A file with the kept rows of one input."""
+class Quarantined(Lists):
+    """Files that were set aside unread. They are in the ledger, so that they are not looked at again."""
 
-    name: str
-    rows: int
-    bytes: int
-    footer_crc: int
+    path: list[str] = field(default_factory=list)
+    bytes: list[int] = field(default_factory=list)
+    mtime_ns: list[int] = field(default_factory=list)
+    inode: list[int] = field(default_factory=list)
+    etag: list[str] = field(default_factory=list)
+    reason: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Segment:
-    """The state of one shard: a `StateTable` snapshot in a file."""
+class Outputs(Lists):
+    """The files with the kept rows."""
 
-    shard: int
-    name: str
-    """Relative to the state folder."""
+    name: list[str] = field(default_factory=list)
+    """Final, within the version."""
+    ordinal: list[int] = field(default_factory=list)
+    """Of the input whose rows these are."""
+    rows: list[int] = field(default_factory=list)
+    bytes: list[int] = field(default_factory=list)
+    footer_crc: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SideFiles(Lists):
+    """Files of tables beside the output: rejected rows, missing ranges."""
+
+    table: list[str] = field(default_factory=list)
+    name: list[str] = field(default_factory=list)
+    rows: list[int] = field(default_factory=list)
+    bytes: list[int] = field(default_factory=list)
+    footer_crc: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LedgerFiles(Lists):
+    """The parts of the list of all inputs so far, the oldest first (`ledger.py`)."""
+
+    name: list[str] = field(default_factory=list)
+    """Relative to the state."""
+    bytes: list[int] = field(default_factory=list)
+    sha256: list[str] = field(default_factory=list)
+    files: list[int] = field(default_factory=list)
+    """How many files it lists."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A snapshot or a delta: a range of a segment file."""
+
+    file: str
+    """Relative to the state."""
+    offset: int
     bytes: int
     sha256: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shard:
+    """The state of one shard."""
+
+    shard: int
     entries: int
     positions: int | None
     """Sequence positions ever accepted, under policies whose positions stay: its growth equals the accepted rows."""
+    pieces: tuple[Piece, ...]
+    """A base, then the deltas that followed it."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class LedgerSegment:
-    """A part of the list of all inputs so far: one JSON array [path, bytes, mtime_ns, inode] a line."""
+class Shards:
+    """All shards that have a state, by number. One is read without a look at the others."""
 
-    name: str
-    sha256: str
-    files: int
+    shard: list[int] = field(default_factory=list)
+    """Ascending."""
+    entries: list[int] = field(default_factory=list)
+    positions: list[int | None] = field(default_factory=list)
+    first_piece: list[int] = field(default_factory=list)
+    """Where its pieces begin in the lists below; they end where the next shard's begin."""
+    files: list[str] = field(default_factory=list)
+    """The names of segment files."""
+    file: list[int] = field(default_factory=list)
+    """Of each piece: its place in `files`."""
+    offset: list[int] = field(default_factory=list)
+    bytes: list[int] = field(default_factory=list)
+    sha256: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        for names in (("shard", "entries", "positions", "first_piece"), ("file", "offset", "bytes", "sha256")):
+            lengths = {name: len(getattr(self, name)) for name in names}
+            if len(set(lengths.values())) > 1:
+                raise ValueError(f"Shards: columns of different lengths: {lengths}")
+
+    def __len__(self) -> int:
+        return len(self.shard)
+
+    def __iter__(self) -> Iterator[Shard]:
+        return (self._at(place) for place in range(len(self)))
+
+    def get(self, shard: int) -> Shard | None:
+        """The state of a shard, if it has any."""
+        place = bisect.bisect_left(self.shard, shard)
+        return self._at(place) if place < len(self) and self.shard[place] == shard else None
+
+    def replaced(self, changed: Iterable[Shard]) -> Shards:
+        """These shards, the changed ones in place of what they were; the others keep their pieces."""
+        return Shards.of(({it.shard: it for it in self} | {it.shard: it for it in changed}).values())
+
+    @staticmethod
+    def of(shards: Iterable[Shard]) -> Shards:
+        new = Shards()
+        places: dict[str, int] = {}
+        for it in sorted(shards, key=lambda it: it.shard):
+            new.shard.append(it.shard)
+            new.entries.append(it.entries)
+            new.positions.append(it.positions)
+            new.first_piece.append(len(new.file))
+            for piece in it.pieces:
+                new.file.append(places.setdefault(piece.file, len(places)))
+                new.offset.append(piece.offset)
+                new.bytes.append(piece.bytes)
+                new.sha256.append(piece.sha256)
+        new.files.extend(places)
+        return new
+
+    def _at(self, place: int) -> Shard:
+        start = self.first_piece[place]
+        stop = self.first_piece[place + 1] if place + 1 < len(self) else len(self.file)
+        pieces = (
+            Piece(self.files[self.file[it]], self.offset[it], self.bytes[it], self.sha256[it])
+            for it in range(start, stop)
+        )
+        return Shard(
+            shard=self.shard[place], entries=self.entries[place], positions=self.positions[place], pieces=tuple(pieces)
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    """Version n, as a pure function of version n - 1 and the inputs named here."""
+    """Version n, as a pure function of the version it builds on and the inputs named here."""
 
     version: int
     previous: str | None
     """SHA-256 of the log file of version - 1."""
+    builds_on: int
+    """The version whose state this one continues: the newest that was applied, after a rollback the one gone back to;
+    0 for none."""
     attempt: str
-    """Drawn by the run that decided: tells two writers apart, and names the folders of its files."""
-    inputs: tuple[Input, ...]
-    outputs: tuple[Output, ...]
-    prepared: str
-    """Where the outputs lie until they are applied, relative to the sink."""
-    segments: tuple[Segment, ...]
-    """The whole state, one per shard that has any; those of untouched shards are older versions' files."""
-    ledger: tuple[LedgerSegment, ...]
-    counts: dict[str, int]
+    """A nonce, drawn by the run that decided: tells two writers apart, and names the folders of its files."""
+    kind: str = "run"
+    """One of KINDS. All but "run" and "seed" come from `operations.py`."""
+    shard_count: int
+    shards: Shards = field(default_factory=Shards)
+    """The whole state; untouched shards keep older versions' pieces."""
+    ledger: LedgerFiles = field(default_factory=LedgerFiles)
+    inputs: Inputs = field(default_factory=Inputs)
+    quarantined: Quarantined = field(default_factory=Quarantined)
+    outputs: Outputs = field(default_factory=Outputs)
+    side_files: SideFiles = field(default_factory=SideFiles)
+    prepared: str | None = None
+    """Where outputs and side files lie until they are applied, relative to the sink; None where there are none."""
+    source_position: dict[str, Any] | None = None
+    """Of sources that are no folders: Delta versions, Kafka offsets, the stream's query and batch."""
+    sink_version: int | str | None = None
+    """What the sink's own newest version was when this was decided, for sinks that have some."""
+    clock_ms: int | None = None
+    """The clock that evictions go by; it never falls."""
+    horizon_ms: int | None = None
+    """Every table is evicted up to here before its next row is judged."""
+    oldest: int = 1
+    """The oldest version that can be gone back to; the files of older ones may be collected."""
+    counts: dict[str, int] = field(default_factory=dict)
     """Rows by name of verdict."""
-    missing_ranges: int
+    missing_ranges: int = 0
     """Ranges of sequences that this version opened, and how many rows they stand for."""
-    missing_rows: int
-    stale_epoch: int
-    border: int
+    missing_rows: int = 0
+    stale_epoch: int = 0
+    border: int = 0
+    plan: dict[str, Any] = field(default_factory=dict)
+    """How it was computed: name, reason, figures."""
+    report: dict[str, Any] = field(default_factory=dict)
+    """Anything else that people may want to know of it."""
     policy: str
-    order_by: tuple[str, ...] | None
+    order_by: list[str] | None = None
+    decided_ms: int = 0
+    """When, by the clock of the machine that decided; nothing depends on it."""
     fencepost: str
     format: int = FORMAT
     semantics: int = SEMANTICS
 
-    def segment(self, shard: int) -> Segment | None:
-        """The state of a shard, if it has any."""
-        return next((segment for segment in self.segments if segment.shard == shard), None)
+    @property
+    def entries(self) -> int:
+        """How many, over all shards."""
+        return sum(self.shards.entries)
+
+    def files(self) -> set[str]:
+        """The segment files that this version needs, of whichever version they are."""
+        return {*self.shards.files, *self.ledger.name}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Version:
+    """What the log says of a version at a glance."""
+
+    version: int
+    status: str
+    """APPLIED, ABANDONED, or DECIDED where it is neither yet."""
+    kind: str
+    builds_on: int
+    decided_ms: int
+    files: int
+    rows: int
+    """Of the input."""
+    kept: int
+    """Rows of the output."""
+    entries: int
+    state_bytes: int
+    shard_count: int
+    counts: dict[str, int]
+    report: dict[str, Any]
+
+
+REPORT_BYTES_MAX = 8_192  # what is larger stands in the body only
+
+
+def summary(decision: Decision) -> dict[str, Any]:
+    """The fields of `Version` that a decision tells."""
+    own = {name: getattr(decision, name) for name in ("kind", "builds_on", "decided_ms", "shard_count", "counts")}
+    report = decision.report if len(json.dumps(decision.report)) <= REPORT_BYTES_MAX else {}
+    return own | {
+        "files": len(decision.inputs),
+        "rows": sum(decision.inputs.rows),
+        "kept": sum(decision.outputs.rows),
+        "entries": decision.entries,
+        "state_bytes": sum(decision.shards.bytes),
+        "report": report,
+    }
+
+
+# Text
 
 
 def to_json(value: Settings | Decision | dict[str, Any]) -> bytes:
-    """The text of a file in a state folder; equal values give equal bytes."""
-    fields = value if isinstance(value, dict) else dataclasses.asdict(value)
-    return (json.dumps(fields, indent=1) + "\n").encode()
+    """The text of a file in a state, a field or a column a line; equal values give equal bytes."""
+    fields = value if isinstance(value, dict) else vars(value)
+    lines = (f" {json.dumps(name)}: {_text(it)}" for name, it in fields.items())
+    return ("{\n" + ",\n".join(lines) + "\n}\n").encode()
 
 
 def settings_from_json(data: bytes, path: object) -> Settings:
@@ -143,15 +369,21 @@ def settings_from_json(data: bytes, path: object) -> Settings:
 def decision_from_json(data: bytes, path: object) -> Decision:
     """Raises SnapshotError where `data` are no decision that this version understands."""
     fields = fields_from_json(data, path)
-    parts = {"inputs": Input, "outputs": Output, "segments": Segment, "ledger": LedgerSegment}
+    parts: dict[str, Any] = {
+        "shards": Shards,
+        "ledger": LedgerFiles,
+        "inputs": Inputs,
+        "quarantined": Quarantined,
+        "outputs": Outputs,
+        "side_files": SideFiles,
+    }
     with _understood(path):
-        fields |= {name: tuple(kind(**part) for part in fields[name]) for name, kind in parts.items()}
-        fields["order_by"] = None if fields["order_by"] is None else tuple(fields["order_by"])
+        fields |= {name: kind(**fields[name]) for name, kind in parts.items()}
         return Decision(**fields)
 
 
 def fields_from_json(data: bytes, path: object) -> dict[str, Any]:
-    """The fields of a file of a state folder. Raises SnapshotError where it is none, or of another format."""
+    """The fields of a file of a state. Raises SnapshotError where it is none, or of another format."""
     with _understood(path):
         fields: dict[str, Any] = json.loads(data)
         found = fields["format"]
@@ -164,6 +396,14 @@ def fields_from_json(data: bytes, path: object) -> dict[str, Any]:
 def sha256(data: bytes) -> str:
     """The hash by which files of a state are named and checked, in hexadecimal."""
     return hashlib.sha256(data).hexdigest()
+
+
+def _text(value: Any) -> str:
+    """One line, but for lists of many."""
+    if isinstance(value, Lists | Shards):
+        lines = (f"  {json.dumps(name)}: {json.dumps(column)}" for name, column in vars(value).items())
+        return "{\n" + ",\n".join(lines) + "\n }"
+    return json.dumps(value)
 
 
 @contextmanager

@@ -2,9 +2,12 @@
 
     _fencepost.json            the state that this folder belongs to
     run=<n>/part-<ordinal>.parquet
+    run=<n>/_empty             of a version without output
+    run=<n>/_abandoned         of a version that will never be shown
     _prepare/<n>-<attempt>/    what tasks of a running job have written; readers ignore names that begin with `_`
 
-A run's files are prepared in the same file system, so that one rename shows them all.
+A run's files are prepared in the same file system, so that one rename shows them all. The folder of a version is never
+empty: a rename replaces an empty folder, and nothing may take the place of a version that is applied or abandoned.
 """
 
 from __future__ import annotations
@@ -13,14 +16,25 @@ import json
 import os
 import re
 from pathlib import Path
+from uuid import uuid4
 
 from fencepost.errors import SinkChangedError, SinkError
-from fencepost.state.decision import Decision, Output
+from fencepost.state.commit import Sink
+from fencepost.state.decision import ABANDONED, APPLIED, Decision
 from fencepost.state.disk import TEMPORARY, Disk
-from fencepost.state.store import State
+from fencepost.state.stores import is_local
+from fencepost.state.versions import State
 
 MARKER = "_fencepost.json"
 PREPARE = "_prepare"
+EMPTY_NAME, ABANDONED_NAME = "_empty", "_abandoned"
+
+
+def open_sink(uri: str, *, sync: bool = True) -> Sink:
+    """The sink that a state's settings name. Raises SinkError where there is none for it."""
+    if not is_local(uri):
+        raise SinkError(f"{uri}: only local folders can be sinks")
+    return RunFolders(Path(uri.removeprefix("file://")), Disk(sync))
 
 
 class RunFolders:
@@ -78,20 +92,45 @@ class RunFolders:
         self.disk.seal(prepared)
         return prepared.relative_to(self.path).as_posix()
 
-    def apply(self, decision: Decision) -> None:
-        """Show a decided version. May be done again by anyone, at the same time too. Raises SinkChangedError."""
-        target = self.path / f"run={decision.version}"
-        prepared = self.path / decision.prepared
+    def apply(self, decision: Decision) -> str:
+        """See `Sink`: one rename."""
+        target = self._target(decision)
+        prepared = self._marked(decision, EMPTY_NAME) if decision.prepared is None else self.path / decision.prepared
         try:
             self.disk.move(prepared, target)
         except OSError:
             # Shown already, or in this moment by another run: a folder with content is never replaced.
-            if not self._holds(target, decision.outputs):
+            if self._is_fenced(target):
+                return ABANDONED
+            if not self._holds(target, decision):
                 raise SinkChangedError(
                     f"{target}: not what version {decision.version} decided, and it cannot be taken from {prepared}"
                 ) from None
             self.disk.seal(self.path)
-        self.disk.remove(prepared.parent)
+        finally:
+            if decision.prepared is None:
+                self.disk.remove(prepared.parent)
+        self._clear(decision)
+        return APPLIED
+
+    def fence(self, decision: Decision) -> str:
+        """See `Sink`: a folder with a marker takes the place of the version's."""
+        target, marked = self._target(decision), self._marked(decision, ABANDONED_NAME)
+        try:
+            self.disk.move(marked, target)
+        except OSError:
+            if not self._is_fenced(target):
+                return APPLIED
+            self.disk.seal(self.path)
+        finally:
+            self.disk.remove(marked.parent)
+        self._clear(decision)
+        return ABANDONED
+
+    def is_withdrawn(self, decision: Decision) -> bool:
+        """See `Sink`."""
+        target = self._target(decision)
+        return not any((target / name).exists() for name in (*decision.outputs.name, *decision.side_files.name))
 
     def collect_garbage(self, done: int) -> None:
         """Remove what attempts at versions that are done have left."""
@@ -110,9 +149,31 @@ class RunFolders:
             return None
         return owner
 
+    def _target(self, decision: Decision) -> Path:
+        return self.path / f"run={decision.version}"
+
+    def _marked(self, decision: Decision, name: str) -> Path:
+        """A folder of this caller with an empty file of this name, to be renamed."""
+        folder = self.prepare_folder(decision.version, uuid4().hex) / "run"
+        self.disk.make_folder(folder)
+        self.disk.write(folder / name, b"")
+        self.disk.seal(folder)
+        return folder
+
+    def _clear(self, decision: Decision) -> None:
+        """Remove what was prepared for a version that is over."""
+        if decision.prepared is not None:
+            self.disk.remove((self.path / decision.prepared).parent)
+
     @staticmethod
-    def _holds(target: Path, outputs: tuple[Output, ...]) -> bool:
+    def _is_fenced(target: Path) -> bool:
+        return (target / ABANDONED_NAME).exists()
+
+    @staticmethod
+    def _holds(target: Path, decision: Decision) -> bool:
         if not target.is_dir():
             return False
         found = {entry.name: entry.stat().st_size for entry in os.scandir(target)}
-        return found == {output.name: output.bytes for output in outputs}
+        outputs, sides = decision.outputs, decision.side_files
+        wanted = dict(zip([*outputs.name, *sides.name], [*outputs.bytes, *sides.bytes], strict=True))
+        return found == (wanted if decision.prepared is not None else {EMPTY_NAME: 0})

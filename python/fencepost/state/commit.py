@@ -1,0 +1,90 @@
+"""How a version comes to be: decided once, shown by anyone, then built upon.
+
+    decide    one put-if-absent of the decision: from here on the version exists, whatever dies
+    apply     an idempotent redo against the sink, which never reads the source
+    finish    the version may be built upon
+
+Every decision is applied, also one without output: what a sink shows is numbered like the state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Protocol
+
+from fencepost.errors import StateConflictError
+from fencepost.state.decision import ABANDONED, Decision
+
+if TYPE_CHECKING:
+    from fencepost.state.versions import State
+
+
+class Sink(Protocol):
+    """Where versions are shown. All calls may be made again, by anyone, at the same time too."""
+
+    def check(self, state: State) -> None:
+        """Refuse a sink that is not this state's, or no longer what it left behind. Changes nothing.
+
+        Raises SinkError, SinkChangedError.
+        """
+
+    def claim(self, state_id: str) -> None:
+        """Say whose sink it is, before its state's first decision. Raises SinkError if another state was faster."""
+
+    def apply(self, decision: Decision) -> str:
+        """Show a decided version. Gives APPLIED, or ABANDONED where it was fenced. Raises SinkChangedError."""
+
+    def fence(self, decision: Decision) -> str:
+        """Make sure that a decided version is never shown. Gives ABANDONED, or APPLIED where it is shown already."""
+
+    def is_withdrawn(self, decision: Decision) -> bool:
+        """Whether nothing of an applied version's output is there any more."""
+
+    def collect_garbage(self, done: int) -> None:
+        """Remove what attempts at versions that are done have left."""
+
+
+def recover(state: State, sink: Sink) -> tuple[int, ...]:
+    """Check that the sink is the state's, finish the version that was decided and not done, and clean up behind it.
+
+    Gives the version's number, if there was one. Raises SnapshotError, SinkError, SinkChangedError.
+    """
+    unfinished = state.unfinished()
+    sink.check(state)
+    for version in unfinished:
+        state.finish(version, sink.apply(state.version(version)))
+    state.collect_leftovers()
+    sink.collect_garbage(state.done())
+    return tuple(unfinished)
+
+
+def commit(
+    state: State,
+    sink: Sink,
+    decision: Decision,
+    step: Callable[[str], AbstractContextManager[object]] = nullcontext,
+) -> None:
+    """Decide, apply and finish. Everything that the decision names is durable already. `step` is entered for each.
+
+    Raises StateConflictError where another writer decided the version first, or abandoned this one; StoreError where
+    it is not known whether it was decided: then what it names must stay, and the next run will know.
+    """
+    with step("decide"):
+        if not state.decide(decision):
+            raise conflict(state, decision.version)
+    with step("apply"):
+        status = sink.apply(decision)
+    with step("finish"):
+        state.finish(decision.version, status)
+    if status == ABANDONED:
+        raise StateConflictError(
+            f"{state.uri}: version {decision.version} was abandoned by another writer; nothing of it is visible"
+        )
+
+
+def conflict(state: State, version: int) -> StateConflictError:
+    """What the slower one of two writers is told."""
+    return StateConflictError(
+        f"{state.uri}: another run decided version {version} first; nothing of this one is visible, run again"
+    )

@@ -1,0 +1,317 @@
+"""What people do to a state: go back, cut it anew, forget, clean up, give up.
+
+Each is a version like a run's: decided by one put-if-absent, applied to the sink as an empty version, finished. So it
+meets runs and other people's operations at Decide, and the slower one is told.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+import fencepost
+from fencepost._native import StateTable
+from fencepost.errors import PolicyError, SinkError, SnapshotError, StateConflictError
+from fencepost.policy import Columns
+from fencepost.state.commit import Sink, commit, recover
+from fencepost.state.decision import ABANDONED, APPLIED, Decision, LedgerFiles, Settings, Shard, Shards
+from fencepost.state.segments import SegmentWriter, advance
+
+if TYPE_CHECKING:
+    from fencepost.state.versions import State
+
+SHARDS_MAX = 65_534
+SEGMENT_BYTES_MAX = 256 << 20  # an operation begins another file above
+
+
+def rollback(state: State, version: int, *, accept_duplicates: bool = False, sink: Sink | None = None) -> Decision:
+    """Decide a new version with the state of an old one; 0 is the state before the first.
+
+    Inputs that were read since are new again, and their rows would be written again. So the outputs of those versions
+    must be gone from the sink, unless `accept_duplicates`. Raises SinkError where they are not, SnapshotError where
+    there is no such version or its files may have been collected, StateConflictError.
+    """
+    sink, next_version, before = _begin(state, sink)
+    if not 0 <= version < next_version or (version and state.status(version) != APPLIED):
+        reason = f"no version {version} that was applied; the newest is {before.version}"
+        raise SnapshotError(f"{state.uri}: {reason}", reason=reason)
+    if 0 < version < before.oldest:
+        reason = f"version {version} is older than {before.oldest}, the oldest that is retained"
+        raise SnapshotError(f"{state.uri}: {reason}", reason=reason)
+    undone = [it for it in _between(state, version, before) if len(it.outputs)]
+    shown = [it.version for it in undone if not sink.is_withdrawn(it)]
+    if shown and not accept_duplicates:
+        raise SinkError(
+            f"{state.uri}: after a rollback to version {version} the inputs of later versions are read again, but "
+            f"their rows are still in the sink (versions {_listed(shown)}). Remove the files in their folders first, "
+            "the folders themselves stay; or accept duplicates (accept_duplicates=True)"
+        )
+    attempt = uuid4().hex
+    if version:
+        target = state.version(version)
+        carried: dict[str, Any] = {
+            name: getattr(target, name) for name in ("shard_count", "shards", "ledger", "horizon_ms", "order_by")
+        }
+    else:
+        carried = {"shards": Shards(), "ledger": LedgerFiles(), "horizon_ms": None}
+    report = {"rolled_back_to": version, "duplicates_accepted_of": shown}
+    decision = state.follow(next_version, before, attempt, kind="rollback", builds_on=version, report=report, **carried)
+    return _commit(state, sink, decision)
+
+
+def reshard(state: State, count: int, *, sink: Sink | None = None) -> Decision:
+    """Deal all entries to `count` shards by their keys, as rows are dealt. No verdict changes.
+
+    Memory: one shard before and one after; the entries lie in a temporary file between. Raises ValueError for a count
+    that makes no sense, StateConflictError, SnapshotError.
+    """
+    if not 1 <= count <= SHARDS_MAX:
+        raise ValueError(f"shards={count}: 1 to {SHARDS_MAX} were expected")
+    sink, version, before = _begin(state, sink)
+    attempt = uuid4().hex
+    changed = []
+    try:
+        with tempfile.TemporaryDirectory(prefix="fencepost-") as folder, _Files(state, version, attempt) as files:
+            for shard, table in _dealt(state, before, count, Path(folder)):
+                changed.append(advance(table, None, shard, files.writer()))
+        shards = Shards.of(changed)
+        _check_same(before.shards, shards)
+        report = {"shards_before": before.shard_count, "shards": count}
+        decision = state.follow(
+            version, before, attempt, kind="reshard", shard_count=count, shards=shards, report=report
+        )
+    except BaseException:
+        state.discard(version, attempt)
+        raise
+    return _commit(state, sink, decision)
+
+
+def evict(state: State, now_ms: int, max_idle_ms: int, *, sink: Sink | None = None) -> Decision:
+    """Evict every shard (`StateTable.evict`), by a clock that never falls: one before the last eviction's is that one.
+
+    Raises PolicyError where the state keeps no timestamps or for a negative `max_idle_ms`, StateConflictError.
+    """
+    sink, version, before = _begin(state, sink)
+    settings = state.agreed()
+    if "timestamp" not in settings.keep:
+        raise PolicyError(f"{state.uri}: nothing can be evicted: this state keeps no timestamps")
+    if max_idle_ms < 0:
+        raise PolicyError(f"max_idle_ms={max_idle_ms}: must not be negative")
+    clock_ms = now_ms if before.clock_ms is None else max(now_ms, before.clock_ms)
+    horizon_ms = clock_ms - max_idle_ms
+    if before.horizon_ms is not None:
+        horizon_ms = max(horizon_ms, before.horizon_ms)
+    attempt = uuid4().hex
+    changed: list[Shard] = []
+    evicted = 0
+    try:
+        with _Files(state, version, attempt) as files:
+            for shard in before.shards:
+                table = state.table(before, shard.shard, settings)
+                evicted += table.evict(horizon_ms, 0)
+                changed.append(advance(table, shard, shard.shard, files.writer()))
+        decision = state.follow(
+            version,
+            before,
+            attempt,
+            kind="evict",
+            shards=before.shards.replaced(changed),
+            clock_ms=clock_ms,
+            horizon_ms=horizon_ms,
+            report={"evicted": evicted, "max_idle_ms": max_idle_ms},
+        )
+    except BaseException:
+        state.discard(version, attempt)
+        raise
+    return _commit(state, sink, decision)
+
+
+def abandon(state: State, version: int, *, sink: Sink | None = None) -> None:
+    """Give up a decided version that the sink refuses for good: its inputs are new again for the next one.
+
+    The sink is fenced first, so that nobody who still tries can show the version. Raises SnapshotError where there is
+    no such version, StateConflictError where it is applied.
+    """
+    sink = sink or _sink_of(state)
+    status = state.status(version)
+    if status not in (ABANDONED, APPLIED):
+        status = sink.fence(state.version(version))
+        state.finish(version, status)
+    if status == APPLIED:
+        raise StateConflictError(
+            f"{state.uri}: version {version} is applied; `rollback` makes a new version of an older"
+        )
+
+
+def collect_garbage(state: State, keep_versions: int | None = None, *, sink: Sink | None = None) -> int:
+    """Remove what crashed and beaten attempts left; gives how many files.
+
+    `keep_versions`: no version but the so many newest can be gone back to from now on (that is decided, as a version),
+    and files that only older ones need are removed, too. Never touched: what belongs to versions that are not done.
+    Raises ValueError, StateConflictError.
+    """
+    if keep_versions is not None and keep_versions < 1:
+        raise ValueError(f"keep_versions={keep_versions}: at least one is needed")
+    sink, next_version, before = _begin(state, sink)
+    if keep_versions is not None:
+        applied = [it for it in range(1, next_version) if state.status(it) == APPLIED]
+        oldest = applied[-keep_versions:][0]
+        if oldest > before.oldest:
+            decision = state.follow(next_version, before, uuid4().hex, kind="retain", oldest=oldest)
+            before = _commit(state, sink, decision)
+    done = state.done()
+    rubbish = set(state.orphans(range(1, done + 1)))
+    if before.oldest > 1:
+        rubbish |= _outlived(state, before, done)
+    state.store.delete(sorted(rubbish))
+    sink.collect_garbage(done)
+    return len(rubbish)
+
+
+# Common to all
+
+
+def _begin(state: State, sink: Sink | None) -> tuple[Sink, int, Decision]:
+    """The sink, the next version's number and the newest applied one, after what was decided before is finished."""
+    sink = sink or _sink_of(state)
+    recover(state, sink)
+    next_version, before = state.head()
+    if before is None:
+        raise SnapshotError(f"{state.uri}: no version is done yet", reason="no version is done yet")
+    return sink, next_version, before
+
+
+def _sink_of(state: State) -> Sink:
+    from fencepost.state.sinks import open_sink
+
+    return open_sink(state.agreed().sink)
+
+
+def _commit(state: State, sink: Sink, decision: Decision) -> Decision:
+    try:
+        commit(state, sink, decision)
+    except StateConflictError:
+        state.discard(decision.version, decision.attempt)
+        raise
+    return decision
+
+
+def _between(state: State, version: int, newest: Decision) -> Iterator[Decision]:
+    """The versions that `newest` builds on, itself included, and `version` does not: newest first."""
+    ancestors = set()
+    at = version
+    while at:
+        ancestors.add(at)
+        at = state.version(at).builds_on
+    at = newest.version
+    while at and at not in ancestors:
+        decision = state.version(at)
+        yield decision
+        at = decision.builds_on
+
+
+def _listed(numbers: list[int]) -> str:
+    return ", ".join(str(it) for it in sorted(numbers)[:10]) + (", ..." if len(numbers) > 10 else "")
+
+
+class _Files:
+    """An operation's segment files, each of a bounded length."""
+
+    def __init__(self, state: State, version: int, attempt: str) -> None:
+        self._arguments = (state.store, version, attempt)
+        self._open: SegmentWriter | None = None
+
+    def writer(self) -> SegmentWriter:
+        if self._open is not None and self._open.end > SEGMENT_BYTES_MAX:
+            self.close()
+        self._open = self._open or SegmentWriter(*self._arguments)
+        return self._open
+
+    def close(self) -> None:
+        if self._open is not None:
+            self._open.close()
+            self._open = None
+
+    def __enter__(self) -> _Files:
+        return self
+
+    def __exit__(self, kind: Any, error: Any, at: Any) -> None:
+        if kind is None:
+            self.close()
+
+
+def _outlived(state: State, newest: Decision, done: int) -> set[str]:
+    """Segments and bodies that no version from `newest.oldest` on needs."""
+    needed: set[str] = set()
+    for version in range(newest.oldest, state.decided() + 1):
+        needed |= state.version(version).files()
+    old = []
+    for version in range(1, done + 1):
+        old += state.store.list(f"segments/{version}")
+    bodies = [name for name in state.store.list("body") if int(name[5:].partition("-")[0]) < newest.oldest]
+    return {*(name for name in old if name not in needed), *bodies}
+
+
+# Dealing entries anew
+
+
+def _dealt(state: State, before: Decision, count: int, folder: Path) -> Iterator[tuple[int, StateTable]]:
+    """(shard, table) of each new shard that has entries, from a file a batch of old ones went to."""
+    import numpy as np
+    import pyarrow as pa  # type: ignore[import-untyped]
+
+    settings = state.agreed()
+    policy = settings.full_policy()
+    batches: dict[int, list[tuple[Path, int]]] = {}
+    for old in before.shards:
+        reader = pa.RecordBatchReader.from_stream(state.table(before, old.shard, settings).entries())
+        path = folder / f"{old.shard}.arrow"
+        written = 0
+        with pa.ipc.new_file(path, reader.schema, options=pa.ipc.IpcWriteOptions(compression="lz4")) as file:
+            for batch in reader:
+                numbers = np.asarray(fencepost.shards(batch, count, _key_columns(batch.schema, settings)))
+                order = np.argsort(numbers, kind="stable")
+                cuts = np.flatnonzero(np.diff(numbers[order], prepend=-1))
+                dealt = batch.take(pa.array(order))
+                for start, stop in zip(cuts, [*cuts[1:], len(order)], strict=True):
+                    file.write_batch(dealt.slice(start, stop - start))
+                    batches.setdefault(int(numbers[order[start]]), []).append((path, written))
+                    written += 1
+    for shard in sorted(batches):
+        parts = [_read_batch(path, number) for path, number in batches[shard]]
+        rows = pa.concat_tables(parts, promote_options="permissive")
+        schema = parts[0].schema
+        rows = rows.replace_schema_metadata(schema.metadata)
+        yield shard, StateTable.from_entries(rows, policy, keep=settings.keep, horizon_ms=before.horizon_ms)
+
+
+def _read_batch(path: Path, number: int) -> Any:
+    import pyarrow as pa
+
+    with pa.memory_map(str(path)) as file:
+        return pa.Table.from_batches([pa.ipc.open_file(file).get_batch(number)])
+
+
+def _key_columns(schema: Any, settings: Settings) -> Columns:
+    """The columns by which `entries` names keys."""
+
+    def names(role: str) -> str | tuple[str, ...]:
+        parts = tuple(name for name in schema.names if name.startswith(f"{role}_"))
+        return role if role in schema.names else parts
+
+    has_epochs = settings.columns.get("epoch") is not None
+    return Columns(pid=names("pid"), epoch="epoch" if has_epochs else None, partition=names("partition"), seq="last")
+
+
+def _check_same(before: Shards, after: Shards) -> None:
+    """Raises AssertionError where dealing anew has lost or made something."""
+
+    def sums(shards: Shards) -> tuple[int, int | None]:
+        positions = [it for it in shards.positions if it is not None]
+        return sum(shards.entries), sum(positions) if len(positions) == len(shards) else None
+
+    if sums(before) != sums(after):
+        raise AssertionError(f"entries, positions: {sums(before)} before, {sums(after)} after")

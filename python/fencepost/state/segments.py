@@ -1,0 +1,189 @@
+"""Segment files: the snapshots of several shards, one after the other, in one file per task.
+
+A shard's state is a base and the deltas that followed it, each a range of such a file with a hash of its own. A change
+that is small beside its base is written as a delta; now and then all of them become a new base.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from uuid import uuid4
+
+from fencepost._native import StateTable
+from fencepost.errors import SnapshotError
+from fencepost.policy import Policy
+from fencepost.state.decision import Piece, Shard, sha256
+from fencepost.state.stores import Store, Writer
+
+DELTAS_MAX = 4
+DELTAS_SHARE = 0.5  # of the base's bytes, above which deltas become a base
+CACHE_BYTES_MAX = 64 << 20
+
+
+class SegmentWriter:
+    """One task's file of segments, in the folder of an attempt at a version. It comes to be with the first piece."""
+
+    def __init__(self, store: Store, version: int, attempt: str) -> None:
+        self.store = store
+        self.name = f"{segments_folder(version, attempt)}/{uuid4().hex[:12]}.state"
+        self._file: Writer | None = None
+        self._end = 0
+
+    @property
+    def end(self) -> int:
+        """How long the file is by now."""
+        return self._end
+
+    def add(self, data: bytes) -> Piece:
+        """Append a snapshot or delta. It can be relied upon once the file is closed."""
+        if self._file is None:
+            self._file = self.store.writer(self.name)
+        self._file.write(data)
+        piece = Piece(self.name, self._end, len(data), sha256(data))
+        self._end += len(data)
+        return piece
+
+    def close(self) -> None:
+        """Wait until the file is durable."""
+        if self._file is not None:
+            self._file.close()
+
+    def __enter__(self) -> SegmentWriter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if kind is None:
+            self.close()
+
+
+def segments_folder(version: int, attempt: str) -> str:
+    """Where an attempt at a version puts its segments, relative to the state."""
+    return f"segments/{version}/{attempt}"
+
+
+def load_table(
+    store: Store,
+    pieces: Sequence[Piece],
+    policy: str | Policy,
+    *,
+    keep: Sequence[str] = (),
+    horizon_ms: int | None = None,
+) -> StateTable:
+    """The table that a shard's pieces hold, an empty one where there are none, ready for `advance`.
+
+    It is evicted up to `horizon_ms`, so that shards which were not touched since an eviction catch up. Raises
+    SnapshotError naming file and offset where a piece is not what was decided.
+    """
+    if not pieces:
+        table = StateTable(policy, keep=keep)
+    else:
+        base, *deltas = (read_piece(store, piece) for piece in pieces)
+        try:
+            table = StateTable.restore(base, policy, deltas=deltas)
+        except SnapshotError as error:
+            raise SnapshotError(f"{_place(store, pieces[0])}: {error}", reason=error.reason) from error
+        del base, deltas
+        table.track_changes()
+    if horizon_ms is not None and table.horizon_ms != horizon_ms:
+        table.evict(horizon_ms, 0)
+    return table
+
+
+def read_piece(store: Store, piece: Piece) -> bytes:
+    """Raises SnapshotError where it is missing or not what was decided."""
+
+    def read() -> bytes:
+        try:
+            data = store.read(piece.file, piece.offset, piece.bytes)
+        except FileNotFoundError:
+            raise SnapshotError(f"{_place(store, piece)}: missing", reason="missing") from None
+        if sha256(data) != piece.sha256:
+            reason = f"its SHA-256 is {sha256(data)}, decided was {piece.sha256}"
+            raise SnapshotError(f"{_place(store, piece)}: {reason}", reason=reason)
+        return data
+
+    return CACHE.get(piece.sha256, read)
+
+
+def advance(table: StateTable, before: Shard | None, shard: int, writer: SegmentWriter) -> Shard:
+    """A shard's new state, written as little as will do: nothing, a delta, or a new base.
+
+    `table`: what `load_table` gave for `before`, and what became of it since. A new base is written where there would
+    be more than DELTAS_MAX deltas, or deltas of more than DELTAS_SHARE of the base.
+    """
+    pieces = before.pieces if before else ()
+    if pieces:
+        delta = table.snapshot_delta()
+        if _says_nothing(delta):
+            new = pieces
+        elif len(pieces) <= DELTAS_MAX and (
+            sum(piece.bytes for piece in pieces[1:]) + len(delta) <= pieces[0].bytes * DELTAS_SHARE
+        ):
+            new = (*pieces, writer.add(delta))
+        else:
+            new = (writer.add(table.snapshot()),)
+    else:
+        new = (writer.add(table.snapshot()),)
+    return Shard(shard=shard, entries=len(table), positions=held_positions(table), pieces=new)
+
+
+def held_positions(table: StateTable) -> int | None:
+    """How many positions the entries hold, first to last, less the holes between; None where they may also go."""
+    if table.policy.admit != "any" or table.policy.epochs == "fence":  # a higher epoch takes positions away
+        return None
+    import pyarrow as pa  # type: ignore[import-untyped]
+    import pyarrow.compute as pc  # type: ignore[import-untyped]
+
+    held = 0
+    for entries in pa.RecordBatchReader.from_stream(table.entries()):
+        spans = pc.sum(pc.subtract(entries["last"], entries["first"])).as_py() or 0
+        holes = pc.list_flatten(entries["holes"])
+        firsts, lasts = pc.struct_field(holes, "first"), pc.struct_field(holes, "last")
+        gaps = pc.sum(pc.subtract(lasts, firsts)).as_py() or 0
+        held += spans + len(entries) - gaps - len(holes)
+    return held
+
+
+def _says_nothing(delta: bytes) -> bool:
+    """Whether a delta changes nothing: neither evictions nor keys nor entries, in the last fields of its header."""
+    # docs/snapshot-format.md: two optionals, a flag, and two counts end the first frame, whose length is at byte 12.
+    end = 20 + int.from_bytes(delta[12:20], "little")
+    return not any(delta[end - (9 + 9 + 1 + 8 + 8) : end])
+
+
+def _place(store: Store, piece: Piece) -> str:
+    return f"{store.uri}/{piece.file}, bytes {piece.offset} to {piece.offset + piece.bytes}"
+
+
+class _Cache:
+    """The pieces that were read last, by content: a worker judges the same shards again and again."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._found: OrderedDict[str, bytes] = OrderedDict()
+        self._bytes = 0
+
+    def get(self, key: str, read: Callable[[], bytes]) -> bytes:
+        with self._lock:
+            if key in self._found:
+                self._found.move_to_end(key)
+                return self._found[key]
+        data = read()
+        with self._lock:
+            if key not in self._found and len(data) <= CACHE_BYTES_MAX // 4:
+                self._found[key] = data
+                self._bytes += len(data)
+            while self._bytes > CACHE_BYTES_MAX:
+                self._bytes -= len(self._found.popitem(last=False)[1])
+        return data
+
+    def clear(self) -> None:
+        with self._lock:
+            self._found.clear()
+            self._bytes = 0
+
+
+CACHE = _Cache()

@@ -1,0 +1,398 @@
+"""Where the files of a state lie: a local folder, an object store, or memory.
+
+One small set of calls for all of them. Names are relative and separated by "/". Everything that decides goes through
+`put`: a put-if-absent that believes no answer but "done". A retried request may see its own success as "exists", a
+409 may mean that nothing landed, a time-out says nothing at all. So after any other answer the object is read back
+and compared: whoever must tell two writers apart puts a nonce into the data.
+
+A store that is passed to another process opens its connections there.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import IO, Any, ClassVar, Protocol, TypeVar
+from uuid import uuid4
+
+from fencepost.errors import StoreError
+from fencepost.state.disk import Disk
+
+T = TypeVar("T")
+
+TRIES_MAX = 8  # of one call to a remote store, above those of its client
+PAUSE_SECONDS = 0.05  # before the second try; it doubles, up to PAUSE_SECONDS_MAX
+PAUSE_SECONDS_MAX = 2.0
+LISTED_AT_ONCE = 1_000
+
+_REMOTE = ("s3", "s3a", "gs", "az", "azure", "abfs", "abfss", "adl")
+_CLIENT_OPTIONS = ("allow_http", "connect_timeout", "proxy_url", "root_certificate", "timeout", "user_agent")
+
+
+class Writer(Protocol):
+    """A file that is there, whole, once it is closed."""
+
+    def write(self, data: bytes, /) -> object: ...
+    def close(self) -> object: ...
+
+
+class Store(Protocol):
+    """The calls. All raise StoreError, with the URI in its message, where the store refuses or stays silent."""
+
+    @property
+    def uri(self) -> str:
+        """A path, or a URI without a slash at its end."""
+
+    def put(self, name: str, data: bytes) -> bool:
+        """Put if absent. True: the object holds `data`, durably. False: it holds something else."""
+
+    def read(self, name: str, offset: int | None = None, length: int | None = None) -> bytes:
+        """The content, or a range of it; shorter where it ends before. Raises FileNotFoundError."""
+
+    def list(self, prefix: str) -> list[str]:
+        """The names of all objects beneath the folder `prefix`, in any order; none where there is no such folder."""
+
+    def delete(self, names: Iterable[str]) -> None:
+        """Remove objects; those that are gone already do not matter."""
+
+    def clear(self, prefix: str) -> None:
+        """Remove everything beneath the folder `prefix`, and the folder."""
+
+    def exists(self, name: str) -> bool: ...
+
+    def writer(self, name: str) -> Writer:
+        """A large object under a name that nobody else uses."""
+
+
+def open_store(uri: str | os.PathLike[str], *, sync: bool = True, options: Mapping[str, Any] | None = None) -> Store:
+    """The store at a path or at a `file://`, `s3://`, `gs://`, `az://` or `memory://` URI. Nothing is created.
+
+    `sync=False`: local files are not synced. `options`: of a remote store, names as obstore has them (`endpoint`,
+    `region`, `access_key_id`, ...; `allow_http` and `timeout` of its client); what is not given comes from the
+    environment. Remote stores need `fencepost[lake]`.
+    """
+    text = os.fspath(uri)
+    match = re.match(r"([a-z][a-z0-9+.-]*)://", text)
+    if match is None:
+        return LocalStore(text, sync=sync)
+    scheme, rest = match[1], text[match.end() :]
+    if scheme == "file":
+        if not rest.startswith("/"):
+            raise StoreError(f"{text}: a file:// URI has three slashes and an absolute path")
+        return LocalStore(rest, sync=sync)
+    if scheme == "memory":
+        return MemoryStore(text)
+    if scheme in _REMOTE:
+        return RemoteStore(text, options)
+    raise StoreError(f"{text}: no store for {scheme}://; there are paths, file, {', '.join(_REMOTE)} and memory")
+
+
+def is_local(uri: str | os.PathLike[str]) -> bool:
+    """Whether `open_store` gives a local folder for it."""
+    text = os.fspath(uri)
+    return text.startswith("file://") or "://" not in text
+
+
+def check_exclusion(store: Store) -> None:
+    """Refuse a store that lets two writers put the same name. Raises StoreError."""
+    name = f"probe/{uuid4().hex}"
+    try:
+        first, second = store.put(name, b"first"), store.put(name, b"second")
+        found = store.read(name)
+    finally:
+        store.delete([name])
+    if not first or second or found != b"first":
+        raise StoreError(
+            f"{store.uri}: two puts of one new name must not both succeed, and here they do (or none does): the store "
+            "ignores conditional puts, and two jobs would write over each other's decisions. Use another store for the "
+            "state"
+        )
+
+
+class LocalStore:
+    """A local folder. A name that is there is there whole, and still after a power loss."""
+
+    def __init__(self, path: str | os.PathLike[str], *, sync: bool = True) -> None:
+        self.folder = Path(os.path.abspath(path))
+        self.disk = Disk(sync)
+
+    @property
+    def uri(self) -> str:
+        return str(self.folder)
+
+    def put(self, name: str, data: bytes) -> bool:
+        path = self._new(name)
+        return self.disk.put(path, data)
+
+    def read(self, name: str, offset: int | None = None, length: int | None = None) -> bytes:
+        with open(self.folder / name, "rb") as file:
+            file.seek(offset or 0)
+            return file.read(-1 if length is None else length)
+
+    def list(self, prefix: str) -> list[str]:
+        names = []
+        for folder, _, files in os.walk(self.folder / prefix):
+            inside = os.path.relpath(folder, self.folder)
+            names += [f"{inside}/{name}" for name in files]
+        return names
+
+    def delete(self, names: Iterable[str]) -> None:
+        folders: set[Path] = set()
+        for name in names:
+            path = self.folder / name
+            path.unlink(missing_ok=True)
+            folders.update(path.parents)
+        # Deepest first. The folders right beneath the root stay: others may be about to write there.
+        inside = (folder for folder in folders if len(folder.parts) > len(self.folder.parts) + 1)
+        for folder in sorted(inside, key=lambda folder: -len(folder.parts)):
+            try:
+                folder.rmdir()
+            except OSError:
+                continue  # not empty, or gone
+
+    def clear(self, prefix: str) -> None:
+        self.disk.remove(self.folder / prefix)
+
+    def exists(self, name: str) -> bool:
+        return (self.folder / name).exists()
+
+    def writer(self, name: str) -> Writer:
+        return _LocalWriter(self._new(name), self.disk)
+
+    def _new(self, name: str) -> Path:
+        path = self.folder / name
+        self.disk.make_folder(path.parent)
+        return path
+
+
+class _LocalWriter:
+    def __init__(self, path: Path, disk: Disk) -> None:
+        self.path, self.disk = path, disk
+        self.file: IO[bytes] = open(path, "xb")  # noqa: SIM115 closed by `close`
+
+    def write(self, data: bytes, /) -> None:
+        self.file.write(data)
+
+    def close(self) -> None:
+        self.file.close()
+        self.disk.seal(self.path)
+        self.disk.seal(self.path.parent)
+
+
+class MemoryStore:
+    """Objects of this process, for tests: every store of one URI has the same ones."""
+
+    _all: ClassVar[dict[str, dict[str, bytes]]] = {}
+    _lock = threading.Lock()
+
+    def __init__(self, uri: str) -> None:
+        self._uri = uri.rstrip("/")
+
+    @property
+    def uri(self) -> str:
+        return self._uri
+
+    @property
+    def objects(self) -> dict[str, bytes]:
+        return self._all.setdefault(self._uri, {})
+
+    def put(self, name: str, data: bytes) -> bool:
+        with self._lock:
+            return self.objects.setdefault(name, bytes(data)) == data
+
+    def read(self, name: str, offset: int | None = None, length: int | None = None) -> bytes:
+        if name not in self.objects:
+            raise FileNotFoundError(f"{self.uri}/{name}")
+        start = offset or 0
+        return self.objects[name][start : None if length is None else start + length]
+
+    def list(self, prefix: str) -> list[str]:
+        with self._lock:
+            return [name for name in self.objects if name.startswith(f"{prefix}/")]
+
+    def delete(self, names: Iterable[str]) -> None:
+        with self._lock:
+            for name in names:
+                self.objects.pop(name, None)
+
+    def clear(self, prefix: str) -> None:
+        self.delete(self.list(prefix))
+
+    def exists(self, name: str) -> bool:
+        return name in self.objects
+
+    def writer(self, name: str) -> Writer:
+        return _MemoryWriter(self, name)
+
+
+class _MemoryWriter:
+    def __init__(self, store: MemoryStore, name: str) -> None:
+        self.store, self.name = store, name
+        self.parts: list[bytes] = []
+
+    def write(self, data: bytes, /) -> None:
+        self.parts.append(bytes(data))
+
+    def close(self) -> None:
+        self.store.objects[self.name] = b"".join(self.parts)
+
+
+class RemoteStore:
+    """An object store. What its client says of a put is believed only if it is "done"."""
+
+    def __init__(self, uri: str, options: Mapping[str, Any] | None = None) -> None:
+        self._uri = uri.rstrip("/")
+        self.options = dict(options or {})
+        self._connect()  # so that wrong options show here
+
+    def __getstate__(self) -> tuple[str, dict[str, Any]]:
+        return self._uri, self.options
+
+    def __setstate__(self, state: tuple[str, dict[str, Any]]) -> None:
+        self._uri, self.options = state
+        self._connect()
+
+    def _connect(self) -> None:
+        try:
+            import obstore
+            from obstore import store as stores
+        except ImportError as error:
+            raise StoreError(f"{self._uri}: remote stores need fencepost[lake] ({error})") from error
+        client = {name: value for name, value in self.options.items() if name in _CLIENT_OPTIONS}
+        config = {name: value for name, value in self.options.items() if name not in _CLIENT_OPTIONS}
+        # Few tries of the client, which knows less than `_persist`.
+        retries = {"max_retries": 2, "retry_timeout": timedelta(seconds=30)}
+        self._errors = obstore.exceptions
+        self._client = obstore
+        try:
+            connect: Any = stores.from_url
+            self._store = connect(self._uri, config=config, client_options=client, retry_config=retries)
+        except Exception as error:
+            raise StoreError(f"{self._uri}: {_short(error)}") from error
+
+    @property
+    def uri(self) -> str:
+        return self._uri
+
+    def put(self, name: str, data: bytes) -> bool:
+        def attempt() -> bool:
+            try:
+                self._client.put(self._store, name, data, mode="create", use_multipart=False)
+            except self._permanent:
+                raise
+            except Exception as error:
+                # Exists, conflict, time-out, broken off: whether it is there, and whose it is, only reading tells.
+                try:
+                    return self.read(name) == data
+                except FileNotFoundError:
+                    raise error from None  # nothing is there: once more
+            return True
+
+        return self._persist("put", name, attempt)
+
+    def read(self, name: str, offset: int | None = None, length: int | None = None) -> bytes:
+        def attempt() -> bytes:
+            try:
+                if offset is None and length is None:
+                    return bytes(self._client.get(self._store, name).bytes())
+                if length is not None:
+                    if length == 0:
+                        return b""
+                    return bytes(self._client.get_range(self._store, name, start=offset or 0, length=length))
+                options = {"range": {"offset": offset or 0}}
+                return bytes(self._client.get(self._store, name, options=options).bytes())
+            except (self._errors.NotFoundError, FileNotFoundError):
+                raise FileNotFoundError(f"{self._uri}/{name}") from None
+
+        return self._persist("read", name, attempt)
+
+    def list(self, prefix: str) -> list[str]:
+        def attempt() -> list[str]:
+            pages = self._client.list(self._store, prefix=prefix, chunk_size=LISTED_AT_ONCE)
+            return [entry["path"] for page in pages for entry in page]
+
+        return self._persist("list", prefix, attempt)
+
+    def delete(self, names: Iterable[str]) -> None:
+        wanted = list(names)
+
+        def attempt() -> None:
+            try:
+                self._client.delete(self._store, wanted)
+            except (self._errors.NotFoundError, FileNotFoundError):
+                if len(wanted) > 1:  # where one is gone others may be left
+                    for name in wanted:
+                        self.delete([name])
+
+        if wanted:
+            self._persist("delete", wanted[0], attempt)
+
+    def clear(self, prefix: str) -> None:
+        self.delete(self.list(prefix))
+
+    def exists(self, name: str) -> bool:
+        def attempt() -> bool:
+            try:
+                self._client.head(self._store, name)
+            except (self._errors.NotFoundError, FileNotFoundError):
+                return False
+            return True
+
+        return self._persist("look at", name, attempt)
+
+    def writer(self, name: str) -> Writer:
+        return _RemoteWriter(self, name)
+
+    @property
+    def _permanent(self) -> tuple[type[Exception], ...]:
+        """What no other try can mend."""
+        names = ("InvalidPathError", "PermissionDeniedError", "UnauthenticatedError", "NotSupportedError")
+        return tuple(getattr(self._errors, name) for name in names)
+
+    def _persist(self, what: str, name: str, attempt: Callable[[], T]) -> T:
+        """The result of the first try that has one."""
+        pause = PAUSE_SECONDS
+        for tries in range(1, TRIES_MAX + 1):
+            try:
+                return attempt()
+            except (FileNotFoundError, StoreError):
+                raise
+            except self._permanent as error:
+                raise StoreError(f"{self._uri}/{name}: cannot {what} it: {_short(error)}") from error
+            except Exception as error:
+                if tries == TRIES_MAX:
+                    problem = f"cannot {what} it, tried {tries} times: {_short(error)}"
+                    raise StoreError(f"{self._uri}/{name}: {problem}") from error
+            time.sleep(pause)
+            pause = min(2 * pause, PAUSE_SECONDS_MAX)
+        raise AssertionError("the last try gives or raises")
+
+
+class _RemoteWriter:
+    """Parts of a large object go out as they come; a small one is put at once."""
+
+    def __init__(self, store: RemoteStore, name: str) -> None:
+        self.store, self.name = store, name
+        self.file: Any = store._client.open_writer(store._store, name)
+
+    def write(self, data: bytes, /) -> None:
+        self._tell(lambda: self.file.write(data))
+
+    def close(self) -> None:
+        self._tell(self.file.close)
+
+    def _tell(self, act: Callable[[], object]) -> None:
+        try:
+            act()
+        except Exception as error:
+            raise StoreError(f"{self.store.uri}/{self.name}: cannot write it: {_short(error)}") from error
+
+
+def _short(error: Exception) -> str:
+    """What a client says, without the dump of its own structures."""
+    return str(error).partition("\n")[0] or repr(error)

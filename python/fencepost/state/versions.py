@@ -1,0 +1,389 @@
+"""A state: its decisions, its tables, its ledger."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import fencepost
+from fencepost._native import StateTable
+from fencepost.errors import SnapshotError, StateConflictError
+from fencepost.state import ledger, operations
+from fencepost.state.decision import (
+    ABANDONED,
+    APPLIED,
+    DECIDED,
+    FORMAT,
+    Decision,
+    LedgerFiles,
+    Settings,
+    Version,
+    decision_from_json,
+    fields_from_json,
+    settings_from_json,
+    sha256,
+    summary,
+    to_json,
+)
+from fencepost.state.disk import TEMPORARY
+from fencepost.state.segments import load_table, segments_folder
+from fencepost.state.stores import LocalStore, Store, check_exclusion, open_store
+
+if TYPE_CHECKING:
+    import pyarrow as pa  # type: ignore[import-untyped]
+
+    from fencepost.state.commit import Sink
+
+DECISION_BYTES_MAX = 65_536  # what is larger goes to a body: some stores bound a conditional put
+
+
+def open(uri: str | os.PathLike[str], *, sync: bool = True, options: Mapping[str, Any] | None = None) -> State:
+    """The state at a path or URI, to look at or to mend. Raises SnapshotError where there is none, StoreError.
+
+    `options`: of a remote store, see `open_store`. `sync=False`: local files are not synced.
+    """
+    state = State(open_store(uri, sync=sync, options=options))
+    state.agreed()
+    return state
+
+
+class State:
+    """A state, whether or not anything was decided in it yet."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self._known: dict[str, Decision] = {}  # the newest one read, by the hash of its log file
+
+    @property
+    def uri(self) -> str:
+        return self.store.uri
+
+    @property
+    def path(self) -> Path:
+        """Its folder. Raises TypeError for a state that is not local."""
+        if not isinstance(self.store, LocalStore):
+            raise TypeError(f"{self.uri}: not a local folder")
+        return self.store.folder
+
+    # What there is
+
+    def settings(self) -> Settings | None:
+        """What it was created for; None before the first decision. Raises SnapshotError."""
+        try:
+            data = self.store.read("state.json")
+        except FileNotFoundError:
+            return None
+        return settings_from_json(data, self._place("state.json"))
+
+    def agreed(self) -> Settings:
+        """What it was created for. Raises SnapshotError before the first decision."""
+        settings = self.settings()
+        if settings is None:
+            raise SnapshotError(f"{self.uri}: not a fencepost state: there is no state.json", reason="no state.json")
+        return settings
+
+    def decided(self) -> int:
+        """The newest version that was decided; 0 before the first."""
+        return max(self._numbers("log", r"(\d+)\.json"), default=0)
+
+    def done(self) -> int:
+        """The newest version that is applied to the sink or abandoned; 0 before the first."""
+        return max(self._numbers("done", r"(\d+)"), default=0)
+
+    def unfinished(self) -> range:
+        """The versions that are decided and not done: one at most. Raises SnapshotError where files are gone."""
+        # Other runs may decide and finish meanwhile: what is read first can only have grown since.
+        done = self.done()
+        decided = self.decided()
+        if decided < done:
+            raise self._damaged(f"log/{done}.json", f"missing, though version {done} is done")
+        done = self.done()
+        if done < decided - 1:
+            raise self._damaged(f"done/{decided - 1}", f"missing, though version {decided} is decided")
+        return range(done + 1, decided + 1)
+
+    def status(self, version: int) -> str:
+        """APPLIED, ABANDONED, or DECIDED where it is neither yet. Raises SnapshotError for a version there is not."""
+        name = f"done/{version}"
+        try:
+            data = self.store.read(name)
+        except FileNotFoundError:
+            self._logged(version)
+            return DECIDED
+        found = fields_from_json(data, self._place(name))
+        if found.get("decision") != self.log_hash(version) or found.get("status") not in (APPLIED, ABANDONED):
+            raise self._damaged(name, f"not of log/{version}.json as it is now, or of no known status")
+        status: str = found["status"]
+        return status
+
+    def version(self, version: int) -> Decision:
+        """What was decided as `version`. Raises SnapshotError where it or its link to the version before is damaged."""
+        logged = self._logged(version)
+        header = self._header(version, logged)
+        known = self._known.get(sha256(logged))
+        if known is not None:
+            return known
+        data = logged
+        if "body" in header:
+            data = self._read(header["body"], header["sha256"])
+        decision = decision_from_json(data, self._place(f"log/{version}.json"))
+        if decision.version != version:
+            raise self._damaged(f"log/{version}.json", f"it is version {decision.version}")
+        self._known = {sha256(logged): decision}
+        return decision
+
+    def head(self) -> tuple[int, Decision | None]:
+        """(the number of the next version, the newest version that is applied: what the next one builds on)."""
+        done = self.done()
+        for version in range(done, 0, -1):
+            if self.status(version) == APPLIED:
+                return done + 1, self.version(version)
+        return done + 1, None
+
+    def latest(self) -> Decision | None:
+        """The newest version that is applied."""
+        return self.head()[1]
+
+    def versions(self) -> list[Version]:
+        """All versions, oldest first, without their files; the chain of hashes is checked. Raises SnapshotError."""
+        return [self._glance(version) for version in range(1, self.decided() + 1)]
+
+    def tables(self, version: int | None = None) -> Iterator[tuple[int, StateTable]]:
+        """(shard, table) of the newest version that is applied, or of another one, shard by shard."""
+        decision = self.latest() if version is None else self.version(version)
+        settings = self.agreed()
+        for shard in decision.shards if decision else ():
+            yield shard.shard, self.table(decision, shard.shard, settings)
+
+    def table(self, decision: Decision | None, shard: int, settings: Settings | None = None) -> StateTable:
+        """The state of a shard after a version, ready for `segments.advance`; an empty table if it has none."""
+        settings = settings or self.agreed()
+        found = decision.shards.get(shard) if decision else None
+        return load_table(
+            self.store,
+            found.pieces if found else (),
+            settings.full_policy(),
+            keep=settings.keep,
+            horizon_ms=decision.horizon_ms if decision else None,
+        )
+
+    def missing(self) -> pa.Table:
+        """All ranges that are still missing, as `StateTable.missing` gives them, shard by shard."""
+        return self._concat(StateTable.missing)
+
+    def entries(self) -> pa.Table:
+        """All that is remembered, as `StateTable.entries` gives it, shard by shard."""
+        return self._concat(StateTable.entries)
+
+    def ledger(self, decision: Decision | None) -> pa.Table:
+        """The inputs that were read up to a version: path, bytes, mtime_ns, inode, etag."""
+        return ledger.read_ledger(self.store, decision.ledger if decision else None)
+
+    def check(self, wanted: Settings) -> None:
+        """Refuse another use than the one it was created for. Raises SnapshotError naming the first difference."""
+        settings = self.settings()
+        if settings is not None:
+            settings.check(wanted, self.uri)
+
+    def shard_count(self, before: Decision | None, wanted: int | None, default: int) -> int:
+        """Into how many parts the state is cut after `before`; `wanted` or else `default` where it is new.
+
+        Raises SnapshotError if `wanted` is another number.
+        """
+        settings = self.settings()
+        if settings is None:
+            return wanted or default
+        count = before.shard_count if before else settings.shards
+        if wanted is not None and wanted != count:
+            reason = f"it was created with shards {settings.shards!r}, this job has {wanted!r}"
+            if count != settings.shards:
+                reason = f"it has {count} shards since it was resharded, this job has {wanted!r}"
+            raise SnapshotError(f"{self.uri}: {reason}; use that, or another state folder", reason=reason)
+        return count
+
+    # The four steps
+
+    def extend_ledger(
+        self, before: Decision | None, version: int, attempt: str, tables: Iterable[pa.Table]
+    ) -> LedgerFiles:
+        """Prepare, for an attempt, the ledger that has the one `before` and the files of `ledger.file_table`s."""
+        return ledger.extend_ledger(self.store, before.ledger if before else None, version, attempt, tables)
+
+    def follow(self, version: int, before: Decision | None, attempt: str, **changes: Any) -> Decision:
+        """The decision for `version` that goes on from `before` with these changes; both are from one `head`."""
+        carried: dict[str, Any] = {}
+        if before is not None:
+            names = ("shard_count", "shards", "ledger", "clock_ms", "horizon_ms", "oldest", "policy", "order_by")
+            carried = {name: getattr(before, name) for name in names}
+        own = {
+            "version": version,
+            "previous": self.log_hash(version - 1),
+            "builds_on": before.version if before else 0,
+            "attempt": attempt,
+            "decided_ms": time.time_ns() // 1_000_000,
+            "fencepost": fencepost.__version__,
+        }
+        return Decision(**(carried | own | changes))
+
+    def log_hash(self, version: int) -> str | None:
+        """What decision version + 1 must give as its `previous`."""
+        return sha256(self._logged(version)) if version else None
+
+    def create(self, settings: Settings) -> Settings:
+        """Write the settings unless they are there; gives those that count.
+
+        Raises SnapshotError if they differ, StoreError where the store cannot tell two writers apart.
+        """
+        if self.settings() is None:
+            check_exclusion(self.store)
+            self.store.put("state.json", to_json(settings))
+        stored = self.agreed()
+        stored.check(settings, self.uri)
+        return stored
+
+    def decide(self, decision: Decision) -> bool:
+        """Put the decision unless its version is decided already. False: another writer was first.
+
+        A StoreError leaves it open whether it was put: what it names must stay until the next run has looked.
+        """
+        data = to_json(decision)
+        if len(data) > DECISION_BYTES_MAX:
+            body = f"body/{decision.version}-{sha256(data)}.json"
+            self.store.put(body, data)
+            header: dict[str, Any] = {"format": FORMAT, "version": decision.version, "previous": decision.previous}
+            header |= {"attempt": decision.attempt, "summary": summary(decision)}
+            data = to_json({**header, "body": body, "sha256": sha256(data)})
+        return self.store.put(f"log/{decision.version}.json", data)
+
+    def finish(self, version: int, status: str = APPLIED) -> None:
+        """Say that a version is applied to the sink, or abandoned. Raises StateConflictError if it is the other."""
+        done = {"format": FORMAT, "status": status, "decision": self.log_hash(version)}
+        if not self.store.put(f"done/{version}", to_json(done)):
+            raise StateConflictError(f"{self.uri}: version {version} is {self.status(version)}, not {status}")
+
+    def discard(self, version: int, attempt: str) -> None:
+        """Remove what an attempt that was not decided has prepared here: nothing refers to it."""
+        for prefix in (segments_folder(version, attempt), scratch_folder(version, attempt)):
+            self.store.clear(prefix)
+
+    def collect_leftovers(self) -> None:
+        """Remove what crashed and beaten attempts left of the two newest versions that are done. Later ones may be at
+        work still; older ones are looked at by `collect_garbage`."""
+        done = self.done()
+        if done:
+            self.store.delete(self.orphans(range(max(done - 1, 1), done + 1)))
+
+    # What people do to it. Each but the last makes a version.
+
+    def rollback(self, version: int, *, accept_duplicates: bool = False, sink: Sink | None = None) -> Decision:
+        """A new version with the state of an old one: what was read since is new again. See `operations.rollback`."""
+        return operations.rollback(self, version, accept_duplicates=accept_duplicates, sink=sink)
+
+    def reshard(self, count: int, *, sink: Sink | None = None) -> Decision:
+        """Cut the state into another number of parts; verdicts stay the same. See `operations.reshard`."""
+        return operations.reshard(self, count, sink=sink)
+
+    def evict(self, now_ms: int, max_idle_ms: int, *, sink: Sink | None = None) -> Decision:
+        """Forget what is idle, as `StateTable.evict` does. See `operations.evict`."""
+        return operations.evict(self, now_ms, max_idle_ms, sink=sink)
+
+    def collect_garbage(self, keep_versions: int | None = None, *, sink: Sink | None = None) -> int:
+        """Remove what nothing refers to; gives how many files. See `operations.collect_garbage`."""
+        return operations.collect_garbage(self, keep_versions, sink=sink)
+
+    def abandon(self, version: int, *, sink: Sink | None = None) -> None:
+        """Give up a decided version that the sink refuses for good. See `operations.abandon`."""
+        operations.abandon(self, version, sink=sink)
+
+    # Files
+
+    def orphans(self, versions: range) -> Iterator[str]:
+        """What was left of versions that are done."""
+        for name in self.store.list("scratch"):
+            match = re.match(r"scratch/(\d+)-\w+/", name)
+            if match and int(match[1]) < versions.stop:
+                yield name
+        for folder in ("log", "done", "body"):
+            for name in self.store.list(folder):
+                match = re.match(rf"{folder}/(\d+).*{re.escape(TEMPORARY)}$", name)
+                if match and int(match[1]) < versions.stop:
+                    yield name
+        if isinstance(self.store, LocalStore):
+            yield from (path.name for path in self.store.folder.glob(f"state.json.*{TEMPORARY}"))
+        yield from self.store.list("probe")
+        bodies = self.store.list("body")
+        for version in versions:
+            header = self._header(version)
+            yield from (name for name in bodies if name.startswith(f"body/{version}-") and name != header.get("body"))
+            segments = self.store.list(f"segments/{version}")
+            winner = segments_folder(version, header["attempt"])
+            yield from (name for name in segments if not name.startswith(f"{winner}/"))
+            if any(name.startswith(f"{winner}/") for name in segments) and not self._is_collected(header):
+                # Losing tasks of the winning attempt write there as well.
+                named = self.version(version).files()
+                yield from (name for name in segments if name.startswith(f"{winner}/") and name not in named)
+
+    def _is_collected(self, header: dict[str, Any]) -> bool:
+        return "body" in header and not self.store.exists(header["body"])
+
+    def _concat(self, part: Callable[[StateTable], Any]) -> Any:
+        import pyarrow as pa
+
+        tables = [pa.table(part(table)) for _, table in self.tables()]
+        if not tables:
+            if self.latest() is None:
+                raise self._damaged("done", "no version is done yet")
+            settings = self.agreed()
+            tables = [pa.table(part(StateTable(settings.full_policy(), keep=settings.keep)))]
+        return pa.concat_tables(tables, promote_options="permissive").replace_schema_metadata(None)
+
+    def _glance(self, version: int) -> Version:
+        logged = self._logged(version)
+        header = self._header(version, logged)
+        if "body" in header:
+            told = header["summary"]
+        else:
+            told = summary(decision_from_json(logged, self._place(f"log/{version}.json")))
+        return Version(version=version, status=self.status(version), **told)
+
+    def _place(self, name: str) -> str:
+        return f"{self.uri}/{name}"
+
+    def _damaged(self, name: str, reason: str) -> SnapshotError:
+        return SnapshotError(f"{self._place(name)}: {reason}", reason=reason)
+
+    def _numbers(self, folder: str, pattern: str) -> Iterator[int]:
+        names = self.store.list(folder)
+        return (int(match[1]) for name in names if (match := re.fullmatch(f"{folder}/{pattern}", name)))
+
+    def _logged(self, version: int) -> bytes:
+        return self._read(f"log/{version}.json")
+
+    def _header(self, version: int, logged: bytes | None = None) -> dict[str, Any]:
+        """The log's fields, after a look at its link to the version before."""
+        name = f"log/{version}.json"
+        header = fields_from_json(self._logged(version) if logged is None else logged, self._place(name))
+        if "previous" not in header or "attempt" not in header:
+            reason = "not a file of a fencepost state (KeyError: 'previous')"
+            raise self._damaged(name, reason)
+        if header["previous"] != self.log_hash(version - 1):
+            raise self._damaged(name, f"it does not follow from log/{version - 1}.json, which has changed since")
+        return header
+
+    def _read(self, name: str, expected: str | None = None) -> bytes:
+        try:
+            data = self.store.read(name)
+        except FileNotFoundError:
+            raise self._damaged(name, "missing") from None
+        if expected is not None and sha256(data) != expected:
+            raise self._damaged(name, f"its SHA-256 is {sha256(data)}, decided was {expected}")
+        return data
+
+
+def scratch_folder(version: int, attempt: str) -> str:
+    """Where an attempt at a version puts what only its own tasks read, relative to the state."""
+    return f"scratch/{version}-{attempt}"
