@@ -38,8 +38,8 @@ class Sink(Protocol):
     def fence(self, decision: Decision) -> str:
         """Make sure that a decided version is never shown. Gives ABANDONED, or APPLIED where it is shown already."""
 
-    def is_withdrawn(self, decision: Decision) -> bool:
-        """Whether nothing of an applied version's output is there any more."""
+    def shown(self, decision: Decision) -> int:
+        """How many of an applied version's output files are still there."""
 
     def collect_garbage(self, done: int) -> None:
         """Remove what attempts at versions that are done have left."""

@@ -31,8 +31,9 @@ def rollback(state: State, version: int, *, accept_duplicates: bool = False, sin
     """Decide a new version with the state of an old one; 0 is the state before the first.
 
     Inputs that were read since are new again, and their rows would be written again. So the outputs of those versions
-    must be gone from the sink, unless `accept_duplicates`. Raises SinkError where they are not, SnapshotError where
-    there is no such version or its files may have been collected, StateConflictError.
+    must be gone from the sink, unless `accept_duplicates`. Where an earlier rollback is undone, the outputs of the
+    versions that count again must be there. Raises SinkError where that is not so, SnapshotError where there is no such
+    version or its files may have been collected, StateConflictError.
     """
     sink, next_version, before = _begin(state, sink)
     if not 0 <= version < next_version or (version and state.status(version) != APPLIED):
@@ -41,8 +42,14 @@ def rollback(state: State, version: int, *, accept_duplicates: bool = False, sin
     if 0 < version < before.oldest:
         reason = f"version {version} is older than {before.oldest}, the oldest that is retained"
         raise SnapshotError(f"{state.uri}: {reason}", reason=reason)
-    undone = [it for it in _between(state, version, before) if len(it.outputs)]
-    shown = [it.version for it in undone if not sink.is_withdrawn(it)]
+    known, wanted = _lineage(state, before.version), _lineage(state, version)
+    lost = [it for it in wanted - known if not _is_whole(sink, state.version(it))]
+    if lost:
+        raise SinkError(
+            f"{state.uri}: version {version} takes rows for written that are no longer in the sink (versions "
+            f"{_listed(lost)}): put their files back, or go back to a version before those"
+        )
+    shown = [it for it in sorted(known - wanted) if sink.shown(state.version(it))]
     if shown and not accept_duplicates:
         raise SinkError(
             f"{state.uri}: after a rollback to version {version} the inputs of later versions are read again, but "
@@ -199,18 +206,17 @@ def _commit(state: State, sink: Sink, decision: Decision) -> Decision:
     return decision
 
 
-def _between(state: State, version: int, newest: Decision) -> Iterator[Decision]:
-    """The versions that `newest` builds on, itself included, and `version` does not: newest first."""
-    ancestors = set()
-    at = version
-    while at:
-        ancestors.add(at)
-        at = state.version(at).builds_on
-    at = newest.version
-    while at and at not in ancestors:
-        decision = state.version(at)
-        yield decision
-        at = decision.builds_on
+def _lineage(state: State, version: int) -> set[int]:
+    """The versions whose output the state of `version` stands for: those that it builds on, itself included."""
+    found = set()
+    while version:
+        found.add(version)
+        version = state.version(version).builds_on
+    return found
+
+
+def _is_whole(sink: Sink, decision: Decision) -> bool:
+    return sink.shown(decision) == len(decision.outputs)
 
 
 def _listed(numbers: list[int]) -> str:

@@ -127,10 +127,11 @@ class RunFolders:
         self._clear(decision)
         return ABANDONED
 
-    def is_withdrawn(self, decision: Decision) -> bool:
+    def shown(self, decision: Decision) -> int:
         """See `Sink`."""
         target = self._target(decision)
-        return not any((target / name).exists() for name in (*decision.outputs.name, *decision.side_files.name))
+        names = {entry.name for entry in os.scandir(target)} if target.is_dir() else set()
+        return len(names.intersection(decision.outputs.name))
 
     def collect_garbage(self, done: int) -> None:
         """Remove what attempts at versions that are done have left."""

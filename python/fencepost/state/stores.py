@@ -290,6 +290,8 @@ class RemoteStore:
                 try:
                     return self.read(name) == data
                 except FileNotFoundError:
+                    if isinstance(error, (self._errors.NotFoundError, FileNotFoundError)):
+                        raise StoreError(f"{self._uri}/{name}: cannot put it: {_short(error)}") from error
                     raise error from None  # nothing is there: once more
             return True
 

@@ -6,6 +6,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 
     from fencepost.state.commit import Sink
 
+READERS = 16  # threads that wait for a store where many small files are read
 DECISION_BYTES_MAX = 65_536  # what is larger goes to a body: some stores bound a conditional put
 
 
@@ -108,22 +110,12 @@ class State:
 
     def status(self, version: int) -> str:
         """APPLIED, ABANDONED, or DECIDED where it is neither yet. Raises SnapshotError for a version there is not."""
-        name = f"done/{version}"
-        try:
-            data = self.store.read(name)
-        except FileNotFoundError:
-            self._logged(version)
-            return DECIDED
-        found = fields_from_json(data, self._place(name))
-        if found.get("decision") != self.log_hash(version) or found.get("status") not in (APPLIED, ABANDONED):
-            raise self._damaged(name, f"not of log/{version}.json as it is now, or of no known status")
-        status: str = found["status"]
-        return status
+        return self._status(version, self.log_hash(version), self._mark(version))
 
     def version(self, version: int) -> Decision:
         """What was decided as `version`. Raises SnapshotError where it or its link to the version before is damaged."""
         logged = self._logged(version)
-        header = self._header(version, logged)
+        header = self._header(version, logged, self.log_hash(version - 1))
         known = self._known.get(sha256(logged))
         if known is not None:
             return known
@@ -150,7 +142,16 @@ class State:
 
     def versions(self) -> list[Version]:
         """All versions, oldest first, without their files; the chain of hashes is checked. Raises SnapshotError."""
-        return [self._glance(version) for version in range(1, self.decided() + 1)]
+        done, count = self.done(), self.decided()
+        with ThreadPoolExecutor(READERS) as pool:
+            logs = pool.map(self._logged, range(1, count + 1))
+            marks = pool.map(lambda version: self._mark(version) if version <= done else None, range(1, count + 1))
+            found: list[Version] = []
+            previous = None
+            for version, (logged, mark) in enumerate(zip(logs, marks, strict=True), 1):
+                found.append(self._glance(version, logged, previous, mark))
+                previous = sha256(logged)
+        return found
 
     def tables(self, version: int | None = None) -> Iterator[tuple[int, StateTable]]:
         """(shard, table) of the newest version that is applied, or of another one, shard by shard."""
@@ -317,7 +318,7 @@ class State:
         yield from self.store.list("probe")
         bodies = self.store.list("body")
         for version in versions:
-            header = self._header(version)
+            header = self._header(version, self._logged(version), self.log_hash(version - 1))
             yield from (name for name in bodies if name.startswith(f"body/{version}-") and name != header.get("body"))
             segments = self.store.list(f"segments/{version}")
             winner = segments_folder(version, header["attempt"])
@@ -341,14 +342,30 @@ class State:
             tables = [pa.table(part(StateTable(settings.full_policy(), keep=settings.keep)))]
         return pa.concat_tables(tables, promote_options="permissive").replace_schema_metadata(None)
 
-    def _glance(self, version: int) -> Version:
-        logged = self._logged(version)
-        header = self._header(version, logged)
+    def _glance(self, version: int, logged: bytes, previous: str | None, mark: bytes | None) -> Version:
+        header = self._header(version, logged, previous)
         if "body" in header:
             told = header["summary"]
         else:
             told = summary(decision_from_json(logged, self._place(f"log/{version}.json")))
-        return Version(version=version, status=self.status(version), **told)
+        return Version(version=version, status=self._status(version, sha256(logged), mark), **told)
+
+    def _mark(self, version: int) -> bytes | None:
+        """What says that a version is over, if it is."""
+        try:
+            return self.store.read(f"done/{version}")
+        except FileNotFoundError:
+            return None
+
+    def _status(self, version: int, log_hash: str | None, mark: bytes | None) -> str:
+        if mark is None:
+            return DECIDED
+        name = f"done/{version}"
+        found = fields_from_json(mark, self._place(name))
+        if found.get("decision") != log_hash or found.get("status") not in (APPLIED, ABANDONED):
+            raise self._damaged(name, f"not of log/{version}.json as it is now, or of no known status")
+        status: str = found["status"]
+        return status
 
     def _place(self, name: str) -> str:
         return f"{self.uri}/{name}"
@@ -363,14 +380,14 @@ class State:
     def _logged(self, version: int) -> bytes:
         return self._read(f"log/{version}.json")
 
-    def _header(self, version: int, logged: bytes | None = None) -> dict[str, Any]:
+    def _header(self, version: int, logged: bytes, previous: str | None) -> dict[str, Any]:
         """The log's fields, after a look at its link to the version before."""
         name = f"log/{version}.json"
-        header = fields_from_json(self._logged(version) if logged is None else logged, self._place(name))
+        header = fields_from_json(logged, self._place(name))
         if "previous" not in header or "attempt" not in header:
             reason = "not a file of a fencepost state (KeyError: 'previous')"
             raise self._damaged(name, reason)
-        if header["previous"] != self.log_hash(version - 1):
+        if header["previous"] != previous:
             raise self._damaged(name, f"it does not follow from log/{version - 1}.json, which has changed since")
         return header
 
