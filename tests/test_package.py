@@ -114,6 +114,8 @@ LAYERS = [
     "fencepost.arrow",
     "fencepost._native",
     "fencepost.policy",
+    "fencepost.findings",
+    "fencepost.auditor",
     "fencepost.dedup",
     "fencepost",
     "fencepost.generate",
@@ -125,7 +127,7 @@ LAYERS = [
 # Those that must be there: a scan of an empty folder finds nothing wrong.
 SOURCES_MIN = {"fencepost": 20, "fencepost_spark": 6}
 SPARK = {"pyspark", "py4j", "fencepost_spark"}
-EXTRAS_AT_IMPORT = {"fencepost.generate", "fencepost.lake", "fencepost.cli", "fencepost_spark"}
+EXTRAS_AT_IMPORT = {"fencepost.auditor", "fencepost.generate", "fencepost.lake", "fencepost.cli", "fencepost_spark"}
 
 
 def layer(module: str) -> int | None:
