@@ -252,7 +252,7 @@ class Auditor:
     ) -> AuditReport:
         """The report; `tables`: those that judged, which know what is still missing."""
         missing = self.missing if self.policy.admit == "forward" else [pa.table(it.missing()) for it in tables]
-        ranges = _joined(missing) if missing else pa.table(tables[0].missing())
+        ranges = _sorted(_joined(missing or [pa.table(tables[0].missing())]), None)
         names = [f"{role}{suffix}" for role in ("pid", "partition") for suffix, _ in _parts(self.columns, role)]
         keys = self.keys.total() if self.keys.lines else _no_lines([*names, *self.keys.figures])
         pids = [name for name in names if name.startswith("pid")]
@@ -302,7 +302,7 @@ def _suspected(keys: pa.Table, names: list[str]) -> pa.Table:
 
 def _sorted(table: pa.Table, by: str | None) -> pa.Table:
     """The highest first; equal ones by key, so that equal audits give equal reports."""
-    names = [*_key_names(table), *(name for name in ("epoch",) if name in table.column_names)]
+    names = [*_key_names(table), *(name for name in ("epoch", "first_seq") if name in table.column_names)]
     keys = [*([(by, "descending")] if by else []), *((name, "ascending") for name in names)]
     return table.sort_by(keys) if len(table) else table
 

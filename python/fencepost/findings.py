@@ -115,8 +115,18 @@ class AuditReport:
         for title, table in self._shown():
             if len(table) and rows_max:
                 more = "" if len(table) <= rows_max else f" (the first {rows_max:,} of {len(table):,})"
-                lines += ["", f"{title}{more}", *_grid(table.slice(0, rows_max))]
+                lines += ["", f"{title}{more}", *_grid(self._named(table.slice(0, rows_max)))]
         return "\n".join(lines)
+
+    def _named(self, table: Any) -> Any:
+        """The table with its key columns named as the rows have them."""
+        pids, partitions = (
+            [name for name in self.resets.column_names if name.partition("_")[0] == role]
+            for role in ("pid", "partition")
+        )
+        names = dict(zip(pids, self.identity, strict=False))
+        names |= dict(zip(reversed(partitions), reversed(self.identity[:-1]), strict=False))
+        return table.rename_columns([names.get(name, name) for name in table.column_names])
 
     def _figures(self) -> Iterator[tuple[str, str, str]]:
         """(what, how many, what that means)."""
