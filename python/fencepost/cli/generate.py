@@ -1,91 +1,22 @@
-"""The command line, `fencepost` (extra `fencepost[cli]`).
-
-One function per command; what a command needs is imported when it runs. Data go to stdout or to files, messages and
-progress to stderr, progress only on a terminal. Exit codes: 0 clean, 1 error, 2 usage, 3 findings. An error is one
-line that says what is wrong and where.
-"""
+"""`fencepost generate`."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import sys
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
-try:
-    import typer
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
-    from rich.table import Table
-except ModuleNotFoundError as problem:
-    package = str(problem.name).partition(".")[0]
-    raise SystemExit(f"fencepost: {package} is not installed: pip install 'fencepost[cli]'") from None
+import typer
+from rich.console import Console
 
-from fencepost.errors import FencepostError
+from fencepost.cli.terminal import option as _option
+from fencepost.cli.terminal import progress, table
 
 if TYPE_CHECKING:
     from fencepost.generate import LandingZone, Summary
 
-EXIT_CLEAN, EXIT_ERROR, EXIT_USAGE, EXIT_FINDINGS = range(4)
 
-# Typer carries its own copy of click in newer versions and imports the real one in older: this is the base of either.
-_UsageProblem: type[Exception] = typer.BadParameter.__mro__[2]
-
-app = typer.Typer(
-    name="fencepost",
-    help="Deduplicate event streams identified by (pid, epoch, partition, seq).",
-    add_completion=False,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-)
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Run one command; gives the exit code."""
-    try:
-        return app(arguments, standalone_mode=False) or EXIT_CLEAN
-    except _UsageProblem as problem:
-        return _complain(problem.format_message(), problem.exit_code)  # type: ignore[attr-defined]
-    except ModuleNotFoundError as problem:
-        package = str(problem.name).partition(".")[0]
-        return _complain(f"{package} is not installed: pip install 'fencepost[cli]'", EXIT_ERROR)
-    except (FencepostError, OSError, ValueError) as problem:
-        return _complain(str(problem), EXIT_ERROR)
-    except (typer.Abort, KeyboardInterrupt):
-        return _complain("interrupted", EXIT_ERROR)
-
-
-def _complain(message: str, exit_code: int) -> int:
-    print(f"fencepost: {' '.join(message.split())}", file=sys.stderr)
-    return exit_code
-
-
-def _show_version(is_wanted: bool) -> None:
-    if is_wanted:
-        print(version("fencepost"))
-        raise typer.Exit
-
-
-@app.callback(invoke_without_command=True)
-def _fencepost(
-    context: typer.Context,
-    _version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version.")
-    ] = False,
-) -> None:
-    if context.invoked_subcommand is None:
-        raise typer.BadParameter("a command is missing: see fencepost --help")
-
-
-def _option(text: str) -> Any:
-    return typer.Option(help=text)
-
-
-@app.command("generate")
 def generate_command(
     out: Annotated[
         Path, typer.Argument(metavar="OUT", help="A folder: files go to OUT/landing, the truth to OUT/truth.")
@@ -127,7 +58,7 @@ def generate_command(
     try:
         spec = LandingZone(**{field.name: options[field.name] for field in dataclasses.fields(LandingZone)})
         wanted = _delivery_range(land, spec)
-        with _progress(spec.border(wanted.stop * spec.files)) as advance:
+        with progress(spec.border(wanted.stop * spec.files)) as advance:
             summary = generate(out, spec, deliveries=wanted, truth_policies=truth or ORDER_FREE, progress=advance)
     except ValueError as problem:
         raise typer.BadParameter(str(problem)) from None
@@ -146,34 +77,10 @@ def _delivery_range(land: str, spec: LandingZone) -> range:
     return range(int(first), int(stop))
 
 
-@contextmanager
-def _progress(total: int) -> Iterator[Callable[[int], None]]:
-    """A bar on stderr if that is a terminal; gives a function that takes how much of `total` is done."""
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("events", total=total)
-        yield lambda done: bar.update(task, completed=done)
-
-
 def _show_summary(summary: Summary) -> None:
     console = Console()
     console.print(f"{summary.rows:,} rows in {len(summary.files)} files, {summary.bytes:,} bytes", highlight=False)
-    console.print(_table(("ingredient", "count"), summary.ingredients.items()))
+    console.print(table(("ingredient", "count"), summary.ingredients.items()))
     truths = [{**truth, **truth["counts"]} for truth in summary.truth.values()]
     names = [name for name, value in truths[0].items() if isinstance(value, int) and name != "delivery"]
-    console.print(_table(("truth", *summary.truth), [(name, *(truth[name] for truth in truths)) for name in names]))
-
-
-def _table(names: Iterable[str], lines: Iterable[tuple[str | int, ...]]) -> Table:
-    """A table of a name and numbers per line."""
-    table = Table(box=None, pad_edge=False)
-    for place, name in enumerate(names):
-        table.add_column(name, justify="right" if place else "left")
-    for first, *numbers in lines:
-        table.add_row(str(first), *(f"{number:,}" for number in numbers))
-    return table
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    console.print(table(("truth", *summary.truth), [(name, *(truth[name] for truth in truths)) for name in names]))

@@ -1,0 +1,303 @@
+"""`fencepost state`: to look at what a job remembers, and to mend it."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fencepost.cli import identity
+from fencepost.cli.identity import read_policy
+from fencepost.cli.jobs import make_job, milliseconds
+from fencepost.cli.terminal import option, show_table, steps
+from fencepost.errors import FencepostError
+
+if TYPE_CHECKING:
+    from fencepost.state import Decision, State
+
+state_app = typer.Typer(
+    help="Look at what a job remembers, and mend it.",
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+Place = Annotated[str, typer.Argument(metavar="STATE", help="The folder of a job's state.")]
+AsJson = Annotated[bool, typer.Option("--json", help="As JSON.")]
+VERSIONS_SHOWN = 20
+
+
+@state_app.command("show")
+def show(
+    place: Place,
+    run: Annotated[int | None, typer.Argument(metavar="RUN", help="One version, told whole.")] = None,
+    last: Annotated[int, typer.Option(min=1, help="How many of the newest versions are listed.")] = VERSIONS_SHOWN,
+    as_json: AsJson = False,
+) -> None:
+    """What the state was made for and what each run did; of one RUN, what it read, wrote, kept, refused and why."""
+    state = _open(place)
+    done = state.done()
+    if run is not None:
+        if not 1 <= run <= done:
+            raise typer.BadParameter(f"there is no version {run}; there are 1 to {done}")
+        told = explain(state.decision(run))
+        print(json.dumps(told)) if as_json else print(_to_text(told))
+        return
+    settings = state.settings()
+    assert settings is not None, "a state that opens has settings"
+    shown = [explain(state.decision(version), is_whole=False) for version in range(max(1, done - last + 1), done + 1)]
+    about = {
+        "source": settings.source,
+        "sink": settings.sink,
+        "policy": settings.policy,
+        "columns": settings.columns,
+        "scope": settings.scope,
+        "shards": settings.shards,
+        "made by": f"fencepost {settings.fencepost}",
+        "versions": done,
+        "undone": list(state.unfinished()),
+    }
+    if as_json:
+        print(json.dumps({"state": about, "versions": shown}))
+        return
+    print(_to_text(about))
+    if shown:
+        print()
+    show_table(_COLUMNS, [(str(it["version"]), *(it[name] for name in _COLUMNS[1:])) for it in shown])
+
+
+_COLUMNS = ("version", "files", "rows", "kept", "not kept", "missing", "stale", "entries", "state bytes")
+
+
+def explain(decision: Decision, is_whole: bool = True) -> dict[str, Any]:
+    """What a version did, by name. `is_whole`: with the names of its files."""
+    counts = dict(decision.counts)
+    kept = counts.get("ACCEPTED", 0) + counts.get("UNTRACKED", 0)
+    told: dict[str, Any] = {
+        "version": decision.version,
+        "files": len(decision.inputs),
+        "bytes": sum(it.bytes for it in decision.inputs),
+        "rows": sum(it.rows for it in decision.inputs),
+        "counts": counts,
+        "kept": kept,
+        "not kept": sum(counts.values()) - kept,
+        "missing": decision.missing_rows,
+        "missing ranges": decision.missing_ranges,
+        "stale": decision.stale_epoch,
+        "border": decision.border,
+        "written": len(decision.outputs),
+        "written bytes": sum(it.bytes for it in decision.outputs),
+        "shards": len(decision.segments),
+        "entries": sum(it.entries for it in decision.segments),
+        "state bytes": sum(it.bytes for it in decision.segments),
+        "policy": decision.policy,
+        "order_by": decision.order_by,
+        "attempt": decision.attempt,
+        "made by": f"fencepost {decision.fencepost}",
+    }
+    told |= {name: getattr(decision, name) for name in _LATER if hasattr(decision, name)}
+    if is_whole:
+        told["inputs"] = [{"path": it.path, "rows": it.rows, "bytes": it.bytes} for it in decision.inputs]
+        told["outputs"] = [{"name": it.name, "rows": it.rows, "bytes": it.bytes} for it in decision.outputs]
+    return told
+
+
+# What decisions say of themselves from the interval plan on.
+_LATER = ("plan", "reason", "judged_in", "quarantined", "deferred", "rejects", "horizon_ms", "suspected_resets")
+
+
+def _to_text(told: dict[str, Any]) -> str:
+    lines = []
+    for name, value in told.items():
+        if isinstance(value, list) and value and isinstance(value[0], dict):
+            lines += ["", name, *(_one_line(it) for it in value)]
+        elif isinstance(value, dict):
+            lines += [f"{name:<16}{', '.join(f'{key} {_number(it)}' for key, it in value.items())}"]
+        else:
+            lines += [f"{name:<16}{_number(value)}"]
+    return "\n".join(lines)
+
+
+def _one_line(item: dict[str, Any]) -> str:
+    first, *others = item.items()
+    return f"  {first[1]}: " + ", ".join(f"{_number(value)} {name}" for name, value in others)
+
+
+def _number(value: object) -> str:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f"{value:,}"
+    if isinstance(value, list | tuple):
+        return ", ".join(map(_number, value)) or "-"
+    return "-" if value is None else str(value)
+
+
+@state_app.command("export")
+def export(
+    place: Place,
+    out: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="OUT", help="A .parquet, .arrow, .csv or .jsonl file; JSON lines on stdout unless given."
+        ),
+    ] = None,
+    what: Annotated[str, option("entries: all that is remembered; missing: what never came.")] = "entries",
+) -> None:
+    """Write out all that is remembered, or all that is missing."""
+    if what not in ("entries", "missing"):
+        raise typer.BadParameter(f"--what {what}: entries or missing were expected")
+    if out is not None and out.suffix not in _WRITERS:
+        raise typer.BadParameter(f"{out}: a name that ends in {', '.join(_WRITERS)} was expected")
+    state = _open(place)
+    rows = state.entries() if what == "entries" else state.missing()
+    if out is None:
+        for line in _json_lines(rows):
+            sys.stdout.write(line)
+    else:
+        _WRITERS[out.suffix](rows, out)
+
+
+def _json_lines(rows: Any) -> Iterator[str]:
+    for batch in rows.to_batches(max_chunksize=65_536):
+        yield from (
+            json.dumps(row, default=lambda it: it.hex() if isinstance(it, bytes) else str(it)) + "\n"
+            for row in batch.to_pylist()
+        )
+
+
+def _write_parquet(rows: Any, out: Path) -> None:
+    import pyarrow.parquet as pq
+
+    pq.write_table(rows, out)
+
+
+def _write_arrow(rows: Any, out: Path) -> None:
+    import pyarrow as pa
+
+    with pa.ipc.new_file(out, rows.schema) as file:
+        file.write_table(rows)
+
+
+def _write_csv(rows: Any, out: Path) -> None:
+    import pyarrow.csv
+
+    if "holes" in rows.column_names:  # a list in a cell is no CSV
+        holes = [json.dumps(it) for it in rows["holes"].to_pylist()]
+        rows = rows.set_column(rows.column_names.index("holes"), "holes", [holes])
+    pyarrow.csv.write_csv(rows, out)
+
+
+def _write_json_lines(rows: Any, out: Path) -> None:
+    with open(out, "w") as file:
+        file.writelines(_json_lines(rows))
+
+
+_WRITERS = {".parquet": _write_parquet, ".arrow": _write_arrow, ".csv": _write_csv, ".jsonl": _write_json_lines}
+
+
+@state_app.command("evict")
+def evict(
+    place: Place,
+    max_idle: Annotated[str, typer.Option(metavar="DURATION", help="e.g. 7d, 12h, 30m, 45s.")],
+    now_ms: Annotated[int | None, option("Milliseconds since 1970; the clock's unless given.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Forget producers that were not written for so long. Their older rows will be FORGOTTEN."""
+    idle = milliseconds(max_idle)
+    now = time.time_ns() // 1_000_000 if now_ms is None else now_ms
+    _say("evicted", _operation(place, "evict", now, idle), as_json)
+
+
+@state_app.command("rollback")
+def rollback(
+    place: Place,
+    version: Annotated[int, typer.Argument(metavar="VERSION", help="The version to go back to.")],
+    accept_duplicates: Annotated[
+        bool, typer.Option("--accept-duplicates", help="Although consumers may have read what is taken back.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Go back to what was known after VERSION, as a new version."""
+    _say("rolled back", _operation(place, "rollback", version, accept_duplicates=accept_duplicates), as_json)
+
+
+@state_app.command("abandon")
+def abandon(
+    place: Place,
+    version: Annotated[int, typer.Argument(metavar="VERSION", help="The version that was decided and is not applied.")],
+    as_json: AsJson = False,
+) -> None:
+    """Give up a version that was decided and cannot be applied."""
+    _say("abandoned", _operation(place, "abandon", version), as_json)
+
+
+@state_app.command("gc")
+def collect_garbage(place: Place, as_json: AsJson = False) -> None:
+    """Remove what crashed and beaten runs left behind."""
+    _say("collected", _operation(place, "collect_garbage"), as_json)
+
+
+@state_app.command("reshard")
+def reshard(
+    place: Place, count: Annotated[int, typer.Argument(metavar="SHARDS", min=1)], as_json: AsJson = False
+) -> None:
+    """Cut the state into another number of shards."""
+    _say("resharded", _operation(place, "reshard", count), as_json)
+
+
+@state_app.command("seed")
+def seed(
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="Parquet files that are clean already.")],
+    place: Place,
+    sink: Annotated[str, typer.Argument(metavar="SINK", help="Where later runs write.")],
+    policy: identity.PolicyName = None,
+    policy_file: identity.PolicyFile = None,
+    fields: identity.Fields = None,
+    pid: identity.Pid = None,
+    partition: identity.Partition = None,
+    no_partition: identity.NoPartition = False,
+    epoch: identity.Epoch = None,
+    seq: identity.Seq = None,
+    timestamp: identity.Timestamp = None,
+    scope: Annotated[str | None, option("What the data does not say about itself, e.g. a cluster.")] = None,
+    shards: Annotated[int | None, option("Parts of the state, fixed with it.")] = None,
+    threads: Annotated[int | None, option("As many as there are processors unless given.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Remember what clean data holds, and rewrite nothing."""
+    rules = read_policy(locals())
+    job: Any = make_job(source, place, sink, rules, {"scope": scope, "shards": shards, "threads": threads})
+    if not hasattr(job, "seed"):
+        raise FencepostError("this version cannot seed a state")
+    with steps():
+        report = job.seed()
+    print(report.to_json() if as_json else report)
+
+
+def _open(place: str) -> State:
+    import fencepost.state
+
+    return fencepost.state.open(place)
+
+
+def _operation(place: str, name: str, *arguments: Any, **options: Any) -> Any:
+    """What an operation of the state gives back."""
+    work = getattr(_open(place), name, None)
+    if work is None:
+        raise FencepostError(f"this version cannot {name} a state")
+    return work(*arguments, **options)
+
+
+def _say(what: str, result: Any, as_json: bool) -> None:
+    """The result of an operation: a number, a version's decision, or nothing."""
+    if hasattr(result, "version") and hasattr(result, "counts"):
+        result = explain(result, is_whole=False)
+    if as_json:
+        print(json.dumps({what: result}, default=str))
+    elif isinstance(result, dict):
+        print(f"{what}\n{_to_text(result)}")
+    else:
+        print(what if result is None else f"{what}: {_number(result)}")
