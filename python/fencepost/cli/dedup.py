@@ -37,26 +37,30 @@ def dedup_command(
     rejected_max: Annotated[
         float | None, option("Stop if a larger share of rows is refused, DUPLICATE apart (0.5).")
     ] = None,
-    rejects: Annotated[str | None, option("What becomes of refused rows, DUPLICATE apart: copy or drop.")] = None,
-    on_reset: Annotated[str | None, option("What a suspected reset of a counter does: stop or report.")] = None,
+    rejects: Annotated[
+        str | None, option("Which rows that are not kept are set aside: copy (all but DUPLICATE), all or none.")
+    ] = None,
+    on_reset: Annotated[str | None, option("What a suspected reset of a counter does: stop, or report.")] = None,
     max_idle: Annotated[
         str | None, typer.Option(metavar="DURATION", help=f"Forget producers that were idle so long, {_DURATION}")
     ] = None,
     settle: Annotated[
-        str | None, typer.Option(metavar="DURATION", help=f"Leave younger files to the next run, {_DURATION}")
+        str | None,
+        typer.Option(metavar="DURATION", help=f"An unfinished file is waited for so long, then set aside, {_DURATION}"),
     ] = None,
     clock_gap_max: Annotated[
-        str | None, typer.Option(metavar="DURATION", help=f"Stop if timestamps leap further ahead, {_DURATION}")
+        str | None,
+        typer.Option(metavar="DURATION", help=f"A run moves the clock of forgetting no further, {_DURATION}"),
     ] = None,
     shards: Annotated[int | None, option("Parts of the state, fixed with it.")] = None,
     plan: Annotated[str | None, option("How to exchange rows: interval, row or aligned.")] = None,
     threads: Annotated[int | None, option("As many as there are processors unless given.")] = None,
     single_writer: Annotated[
         bool,
-        typer.Option("--single-writer", help="No other run of this job is at work: for stores without put-if-absent."),
+        typer.Option("--single-writer", help="Nobody else writes to the sink: for stores that cannot tell."),
     ] = False,
     source_immutable: Annotated[
-        bool, typer.Option("--source-immutable", help="Files of the source never change: they are not looked at twice.")
+        bool, typer.Option("--source-immutable", help="Files of the source never change: the sink may share them.")
     ] = False,
     no_sync: Annotated[
         bool, typer.Option("--no-sync", help="Do not wait for disks: a power loss may then cost the state.")

@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
 from fencepost.cli.terminal import option as _option
-from fencepost.cli.terminal import progress, table
+from fencepost.cli.terminal import progress, show_table
 
 if TYPE_CHECKING:
     from fencepost.generate import LandingZone, Summary
@@ -78,9 +77,8 @@ def _delivery_range(land: str, spec: LandingZone) -> range:
 
 
 def _show_summary(summary: Summary) -> None:
-    console = Console()
-    console.print(f"{summary.rows:,} rows in {len(summary.files)} files, {summary.bytes:,} bytes", highlight=False)
-    console.print(table(("ingredient", "count"), summary.ingredients.items()))
+    print(f"{summary.rows:,} rows in {len(summary.files)} files, {summary.bytes:,} bytes")
+    show_table(("ingredient", "count"), summary.ingredients.items())
     truths = [{**truth, **truth["counts"]} for truth in summary.truth.values()]
     names = [name for name, value in truths[0].items() if isinstance(value, int) and name != "delivery"]
-    console.print(table(("truth", *summary.truth), [(name, *(truth[name] for truth in truths)) for name in names]))
+    show_table(("truth", *summary.truth), [(name, *(truth[name] for truth in truths)) for name in names])

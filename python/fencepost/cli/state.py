@@ -6,19 +6,21 @@ import json
 import sys
 import time
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fencepost._native import presets
 from fencepost.cli import identity
 from fencepost.cli.identity import read_policy
 from fencepost.cli.jobs import make_job, milliseconds
-from fencepost.cli.terminal import option, show_table, steps
+from fencepost.cli.terminal import option, show_table
 from fencepost.errors import FencepostError
 
 if TYPE_CHECKING:
-    from fencepost.state import Decision, State
+    from fencepost.state import State
 
 state_app = typer.Typer(
     help="Look at what a job remembers, and mend it.",
@@ -40,98 +42,127 @@ def show(
 ) -> None:
     """What the state was made for and what each run did; of one RUN, what it read, wrote, kept, refused and why."""
     state = _open(place)
-    done = state.done()
+    newest = state.decided()
     if run is not None:
-        if not 1 <= run <= done:
-            raise typer.BadParameter(f"there is no version {run}; there are 1 to {done}")
-        told = explain(state.decision(run))
-        print(json.dumps(told)) if as_json else print(_to_text(told))
+        if not 1 <= run <= newest:
+            raise typer.BadParameter(f"there is no version {run}; there are 1 to {newest}")
+        told = explain(state, run)
+        print(json.dumps(told) if as_json else _to_text(told))
         return
-    settings = state.settings()
-    assert settings is not None, "a state that opens has settings"
-    shown = [explain(state.decision(version), is_whole=False) for version in range(max(1, done - last + 1), done + 1)]
-    about = {
-        "source": settings.source,
-        "sink": settings.sink,
-        "policy": settings.policy,
-        "columns": settings.columns,
-        "scope": settings.scope,
-        "shards": settings.shards,
-        "made by": f"fencepost {settings.fencepost}",
-        "versions": done,
-        "undone": list(state.unfinished()),
-    }
+    about = _about(state)
+    shown = [explain(state, version, is_whole=False) for version in range(max(1, newest - last + 1), newest + 1)]
     if as_json:
         print(json.dumps({"state": about, "versions": shown}))
         return
     print(_to_text(about))
     if shown:
         print()
-    show_table(_COLUMNS, [(str(it["version"]), *(it[name] for name in _COLUMNS[1:])) for it in shown])
+        lines = [(str(it["version"]), *(it[name] for name in _COLUMNS[1:])) for it in shown]
+        show_table([name.replace("_", " ") for name in _COLUMNS], lines)
 
 
-_COLUMNS = ("version", "files", "rows", "kept", "not kept", "missing", "stale", "entries", "state bytes")
+_COLUMNS = (
+    "version", "kind", "status", "files", "rows", "kept", "not_kept", "missing_rows", "stale_epoch", "entries",
+    "state_bytes",
+)  # fmt: skip
 
 
-def explain(decision: Decision, is_whole: bool = True) -> dict[str, Any]:
-    """What a version did, by name. `is_whole`: with the names of its files."""
-    counts = dict(decision.counts)
-    kept = counts.get("ACCEPTED", 0) + counts.get("UNTRACKED", 0)
+def _about(state: State) -> dict[str, Any]:
+    """What the state was made for, and how far it is."""
+    settings = state.settings()
+    assert settings is not None, "a state that opens has settings"
+    return {
+        "source": settings.source,
+        "sink": settings.sink,
+        "policy": _policy_name(settings.policy),
+        "columns": settings.columns,
+        "scope": settings.scope,
+        "keeps": list(getattr(settings, "keep", ())),
+        "made_by": f"fencepost {settings.fencepost}",
+        "versions": state.decided(),
+        "unfinished": list(state.unfinished()),
+    }
+
+
+def explain(state: State, version: int, is_whole: bool = True) -> dict[str, Any]:
+    """What a version did and why, by name. `is_whole`: with every file."""
+    decision: Any = _decision(state, version)
+    inputs, outputs = _each(decision.inputs), _each(decision.outputs)
+    quarantined, side_files = _each(getattr(decision, "quarantined", ())), _each(getattr(decision, "side_files", ()))
+    shards = getattr(decision, "shards", None)
+    pieces = decision.segments if shards is None else [piece for shard in shards for piece in shard.pieces]
+    kept = sum(it["rows"] for it in outputs)
+    decided_ms = getattr(decision, "decided_ms", 0)
     told: dict[str, Any] = {
-        "version": decision.version,
-        "files": len(decision.inputs),
-        "bytes": sum(it.bytes for it in decision.inputs),
-        "rows": sum(it.rows for it in decision.inputs),
-        "counts": counts,
+        "version": version,
+        "kind": getattr(decision, "kind", "run"),
+        "status": _status(state, version),
+        "builds_on": getattr(decision, "builds_on", version - 1),
+        "decided": datetime.fromtimestamp(decided_ms / 1000, UTC).isoformat(timespec="seconds") if decided_ms else None,
+        "plan": getattr(decision, "plan", None) or None,
+        "report": getattr(decision, "report", None) or None,
+        "files": len(inputs),
+        "bytes": sum(it["bytes"] for it in inputs),
+        "rows": sum(it["rows"] for it in inputs),
+        "counts": dict(decision.counts),
         "kept": kept,
-        "not kept": sum(counts.values()) - kept,
-        "missing": decision.missing_rows,
-        "missing ranges": decision.missing_ranges,
-        "stale": decision.stale_epoch,
+        "not_kept": sum(it["rows"] for it in inputs) - kept,
+        "missing_ranges": decision.missing_ranges,
+        "missing_rows": decision.missing_rows,
+        "stale_epoch": decision.stale_epoch,
         "border": decision.border,
-        "written": len(decision.outputs),
-        "written bytes": sum(it.bytes for it in decision.outputs),
-        "shards": len(decision.segments),
-        "entries": sum(it.entries for it in decision.segments),
-        "state bytes": sum(it.bytes for it in decision.segments),
-        "policy": decision.policy,
+        "quarantined": len(quarantined),
+        "written_files": len(outputs),
+        "written_bytes": sum(it["bytes"] for it in outputs),
+        "shards": len(decision.segments if shards is None else shards),
+        "entries": sum(it.entries for it in (decision.segments if shards is None else shards)),
+        "state_bytes": sum(it.bytes for it in pieces),
+        "horizon_ms": getattr(decision, "horizon_ms", None),
+        "policy": _policy_name(decision.policy),
         "order_by": decision.order_by,
         "attempt": decision.attempt,
-        "made by": f"fencepost {decision.fencepost}",
+        "made_by": f"fencepost {decision.fencepost}",
     }
-    told |= {name: getattr(decision, name) for name in _LATER if hasattr(decision, name)}
     if is_whole:
-        told["inputs"] = [{"path": it.path, "rows": it.rows, "bytes": it.bytes} for it in decision.inputs]
-        told["outputs"] = [{"name": it.name, "rows": it.rows, "bytes": it.bytes} for it in decision.outputs]
+        told["inputs"] = _only(inputs, "path", "rows", "bytes")
+        told["quarantined_files"] = _only(quarantined, "path", "reason", "bytes")
+        told["outputs"] = _only(outputs, "name", "rows", "bytes")
+        told["side_files"] = _only(side_files, "name", "rows", "bytes")
     return told
 
 
-# What decisions say of themselves from the interval plan on.
-_LATER = ("plan", "reason", "judged_in", "quarantined", "deferred", "rejects", "horizon_ms", "suspected_resets")
+def _policy_name(rules: str) -> str:
+    """The preset of these rules, or the rules."""
+    return next((name for name, preset, *_ in presets() if preset == rules), rules)
+
+
+def _only(rows: list[dict[str, Any]], *names: str) -> list[dict[str, Any]]:
+    return [{name: row[name] for name in names} for row in rows]
 
 
 def _to_text(told: dict[str, Any]) -> str:
     lines = []
     for name, value in told.items():
+        title = name.replace("_", " ")
         if isinstance(value, list) and value and isinstance(value[0], dict):
-            lines += ["", name, *(_one_line(it) for it in value)]
+            lines += ["", title, *(_one_line(it) for it in value)]
         elif isinstance(value, dict):
-            lines += [f"{name:<16}{', '.join(f'{key} {_number(it)}' for key, it in value.items())}"]
-        else:
-            lines += [f"{name:<16}{_number(value)}"]
+            lines += [f"{title:<16}{', '.join(f'{key} {_shown(it)}' for key, it in value.items())}"]
+        elif value not in (None, []):
+            lines += [f"{title:<16}{_shown(value)}"]
     return "\n".join(lines)
 
 
 def _one_line(item: dict[str, Any]) -> str:
-    first, *others = item.items()
-    return f"  {first[1]}: " + ", ".join(f"{_number(value)} {name}" for name, value in others)
+    (_, first), *others = item.items()
+    return f"  {first}: " + ", ".join(f"{_shown(value)} {name}" for name, value in others)
 
 
-def _number(value: object) -> str:
+def _shown(value: object) -> str:
     if isinstance(value, int) and not isinstance(value, bool):
         return f"{value:,}"
     if isinstance(value, list | tuple):
-        return ", ".join(map(_number, value)) or "-"
+        return "(" + ", ".join(map(_shown, value)) + ")"
     return "-" if value is None else str(value)
 
 
@@ -235,9 +266,17 @@ def abandon(
 
 
 @state_app.command("gc")
-def collect_garbage(place: Place, as_json: AsJson = False) -> None:
+def collect_garbage(
+    place: Place,
+    keep_versions: Annotated[
+        int | None,
+        typer.Option(min=1, help="Also give up versions older than the so many newest: no way back to them."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
     """Remove what crashed and beaten runs left behind."""
-    _say("collected", _operation(place, "collect_garbage"), as_json)
+    options = {} if keep_versions is None else {"keep_versions": keep_versions}
+    _say("files removed", _operation(place, "collect_garbage", **options), as_json)
 
 
 @state_app.command("reshard")
@@ -272,15 +311,33 @@ def seed(
     job: Any = make_job(source, place, sink, rules, {"scope": scope, "shards": shards, "threads": threads})
     if not hasattr(job, "seed"):
         raise FencepostError("this version cannot seed a state")
-    with steps():
-        report = job.seed()
+    report = job.seed()
     print(report.to_json() if as_json else report)
+
+
+# The state as it is, and as operations find it
 
 
 def _open(place: str) -> State:
     import fencepost.state
 
     return fencepost.state.open(place)
+
+
+def _decision(state: State, version: int) -> Any:
+    read = getattr(state, "version", None) or state.decision
+    return read(version)
+
+
+def _status(state: State, version: int) -> str:
+    if hasattr(state, "status"):
+        return str(state.status(version))
+    return "applied" if version <= state.done() else "decided"
+
+
+def _each(rows: Any) -> list[dict[str, Any]]:
+    """What a decision has many of, row by row."""
+    return list(rows.each()) if hasattr(rows, "each") else [vars(it) for it in rows]
 
 
 def _operation(place: str, name: str, *arguments: Any, **options: Any) -> Any:
@@ -292,12 +349,13 @@ def _operation(place: str, name: str, *arguments: Any, **options: Any) -> Any:
 
 
 def _say(what: str, result: Any, as_json: bool) -> None:
-    """The result of an operation: a number, a version's decision, or nothing."""
-    if hasattr(result, "version") and hasattr(result, "counts"):
-        result = explain(result, is_whole=False)
-    if as_json:
-        print(json.dumps({what: result}, default=str))
-    elif isinstance(result, dict):
-        print(f"{what}\n{_to_text(result)}")
+    """The result of an operation: the decision of a new version, a number, or nothing."""
+    if hasattr(result, "attempt"):
+        told = {"done": what, "version": result.version, **(getattr(result, "report", None) or {})}
     else:
-        print(what if result is None else f"{what}: {_number(result)}")
+        told = {"done": what, "count": result}
+    if as_json:
+        print(json.dumps(told))
+        return
+    figures = ", ".join(f"{name.replace('_', ' ')} {_shown(it)}" for name, it in told.items() if name != "done")
+    print(what if result is None else f"{what}: {figures}")

@@ -36,17 +36,18 @@ def steps(is_quiet: bool = False) -> Iterator[Callable[[str, int, int], None]]:
 
 
 def _bar(is_quiet: bool) -> Progress:
-    console = Console(stderr=True)
+    console = Console(stderr=True, markup=False)
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
     return Progress(*columns, console=console, transient=True, disable=is_quiet or not console.is_terminal)
 
 
 def show_table(names: Iterable[str], lines: Iterable[tuple[Any, ...]]) -> None:
     """A table on stdout."""
-    Console(soft_wrap=True).print(table(names, lines))
+    # As wide as it needs: what a narrow terminal cuts off would be lost in a file.
+    Console(width=10_000, markup=False, emoji=False, highlight=False).print(_table(names, lines))
 
 
-def table(names: Iterable[str], lines: Iterable[tuple[Any, ...]]) -> Table:
+def _table(names: Iterable[str], lines: Iterable[tuple[Any, ...]]) -> Table:
     """A table of a name and numbers per line."""
     made = Table(box=None, pad_edge=False)
     for place, name in enumerate(names):
