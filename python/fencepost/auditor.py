@@ -236,8 +236,8 @@ class Auditor:
         self.counts.update(other.counts)
         self.border += other.border
         self.stale_epoch += other.stale_epoch
-        self.stale.add(other.stale.total())
-        self.keys.add(other.keys.total())
+        self.stale.merge(other.stale)
+        self.keys.merge(other.keys)
         self.missing += other.missing
         self.distances.merge(other.distances)
 
@@ -334,6 +334,10 @@ class _Tally:
         self.pending += len(lines)
         if self.pending > self.compact_at:
             self.compact_at = max(COMPACT_MIN, 2 * len(self.total()))
+
+    def merge(self, other: _Tally) -> None:
+        if other.lines:
+            self.add(other.total())
 
     def added(self, lines: pa.Table) -> pa.Table:
         self.add(lines)
@@ -436,6 +440,10 @@ class _Distances:
         self.hashes, self.places = hashes[order], places[order]
 
     def _measure(self, hashes: Hashes, places: Numbers) -> None:
+        if not len(self.hashes):
+            self.unseen += len(hashes) << self.halvings
+            self.measured += len(hashes)
+            return
         at = np.searchsorted(self.hashes, hashes, side="right") - 1
         while True:  # where a sequence came round, the kept copy is the last before the repeat
             is_copy = (at >= 0) & (self.hashes[at] == hashes)
