@@ -338,7 +338,7 @@ def test_stubs_say_what_the_extension_is(module: str, tmp_path: Path) -> None:
     allowed = tmp_path / "allowed"
     # Names that an import that fails binds while it fails; types with an option in them, which stubtest takes for
     # classes.
-    options = "fencepost\\.cli\\.(identity|state)\\.[A-Z].*"
+    options = "fencepost\\.cli\\.(identity|state|terminal)\\.[A-Z].*"
     allowed.write_text(f"fencepost\\.cli\\.(package|problem)\n{options}\n")
     command = [sys.executable, "-m", "mypy.stubtest", module, "--mypy-config-file", str(ROOT / "pyproject.toml")]
     done = subprocess.run(

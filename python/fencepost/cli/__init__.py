@@ -32,6 +32,9 @@ __all__ = ["EXIT_CLEAN", "EXIT_ERROR", "EXIT_FINDINGS", "EXIT_USAGE", "app", "ge
 # Typer carries its own copy of click in newer versions and imports the real one in older: this is the base of either.
 _UsageProblem: type[Exception] = typer.BadParameter.__mro__[2]
 
+# What newer versions of Typer make of Ctrl-C; older ones raise Abort.
+_INTERRUPTED = 130
+
 app = typer.Typer(
     name="fencepost",
     help="Deduplicate event streams identified by (pid, epoch, partition, seq).",
@@ -51,7 +54,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         exit_code = app(arguments, standalone_mode=False) or EXIT_CLEAN
         sys.stdout.flush()
-        return exit_code
+        return exit_code if exit_code != _INTERRUPTED else _complain("interrupted", EXIT_ERROR)
     except _UsageProblem as problem:
         return _complain(problem.format_message(), problem.exit_code)  # type: ignore[attr-defined]
     except ModuleNotFoundError as problem:

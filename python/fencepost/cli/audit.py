@@ -9,7 +9,7 @@ import typer
 
 from fencepost.cli import identity
 from fencepost.cli.identity import read_policy
-from fencepost.cli.terminal import EXIT_FINDINGS, option, steps
+from fencepost.cli.terminal import EXIT_FINDINGS, Threads, steps
 from fencepost.errors import PolicyError
 from fencepost.findings import FINDINGS, SHOWN_MAX
 
@@ -30,7 +30,7 @@ def audit_command(
         typer.Option(metavar="KINDS", help=f"Exit with 3 if there are any: {','.join(FINDINGS)}; may be repeated."),
     ] = None,
     top: Annotated[int, typer.Option(min=0, help="How many lines of each table are shown.")] = SHOWN_MAX,
-    threads: Annotated[int | None, option("As many as there are processors unless given.")] = None,
+    threads: Threads = None,
     as_json: Annotated[bool, typer.Option("--json", help="The report as JSON.")] = False,
     quiet: Annotated[
         bool, typer.Option("--quiet", "-q", help="No report and no progress: the exit code tells.")

@@ -9,7 +9,7 @@ import typer
 from fencepost.cli import identity
 from fencepost.cli.identity import read_policy
 from fencepost.cli.jobs import make_job, milliseconds
-from fencepost.cli.terminal import option, steps
+from fencepost.cli.terminal import Threads, option, steps
 
 _DURATION = "e.g. 7d, 12h, 30m, 45s."
 
@@ -54,7 +54,7 @@ def dedup_command(
     ] = None,
     shards: Annotated[int | None, option("Parts of the state, fixed with it.")] = None,
     plan: Annotated[str | None, option("How to exchange rows: interval, row or aligned.")] = None,
-    threads: Annotated[int | None, option("As many as there are processors unless given.")] = None,
+    threads: Threads = None,
     single_writer: Annotated[
         bool,
         typer.Option("--single-writer", help="Nobody else writes to the sink: for stores that cannot tell."),

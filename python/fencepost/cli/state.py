@@ -16,7 +16,7 @@ from fencepost._native import presets
 from fencepost.cli import identity
 from fencepost.cli.identity import read_policy
 from fencepost.cli.jobs import make_job, milliseconds
-from fencepost.cli.terminal import option, show_table
+from fencepost.cli.terminal import Threads, option, show_table
 from fencepost.errors import FencepostError
 
 if TYPE_CHECKING:
@@ -303,7 +303,7 @@ def seed(
     timestamp: identity.Timestamp = None,
     scope: Annotated[str | None, option("What the data does not say about itself, e.g. a cluster.")] = None,
     shards: Annotated[int | None, option("Parts of the state, fixed with it.")] = None,
-    threads: Annotated[int | None, option("As many as there are processors unless given.")] = None,
+    threads: Threads = None,
     as_json: AsJson = False,
 ) -> None:
     """Remember what clean data holds, and rewrite nothing."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -12,6 +12,9 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from rich.table import Table
 
 EXIT_CLEAN, EXIT_ERROR, EXIT_USAGE, EXIT_FINDINGS = range(4)
+
+
+Threads = Annotated[int | None, typer.Option(min=1, help="As many as there are processors unless given.")]
 
 
 def option(text: str) -> Any:
