@@ -24,6 +24,7 @@ from fencepost.cli import dedup, jobs
 from fencepost.generate import LandingZone, generate
 from test_lake import land, make_rows
 
+THREADS = "slots" if hasattr(lake.LocalEngine(1), "slots") else "threads"
 KEYS = ["--partition", "topic", "--partition", "partition"]
 
 
@@ -81,7 +82,7 @@ class Job:
         order_by: Any = None, rejected_max: float = 0.5, rejects: str = "copy", max_idle_ms: int | None = None,
         settle_ms: int = 60_000, clock_gap_max_ms: int | None = None, single_writer: bool = False,
         on_reset: str = "stop", plan: str | None = None, source_immutable: bool = False, shards: int | None = None,
-        sync: bool = True,
+        sync: bool = True, state_options: dict[str, object] | None = None,
     ) -> None:  # fmt: skip
         Job.given = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
 
@@ -102,17 +103,17 @@ def test_every_option_reaches_the_job(monkeypatch: pytest.MonkeyPatch, capsys: p
         "--policy in_order --set reach=none --set window=5 --pid cluster --pid pid --partition topic --epoch e --seq n "
         "--timestamp t --scope eu --order-by day --order-by hour --rejected-max 0.25 --rejects all --on-reset report "
         "--max-idle 7d --settle 90s --clock-gap-max 2h --shards 4 --plan row --threads 3 --single-writer "
-        "--source-immutable --no-sync"
+        "--source-immutable --no-sync --state-option region=eu --state-option endpoint=http://x?a=b"
     )
     assert run(capsys, "dedup", "a", "b", "c", *options.split()) == (0, "ran\n", "")
-    engine = Job.given.pop("engine")
-    assert engine.threads == 3
+    assert getattr(Job.given.pop("engine"), THREADS) == 3
     columns = Columns(pid=("cluster", "pid"), partition="topic", epoch="e", seq="n", timestamp="t")
     assert Job.given == {
         "source": "a", "state": "b", "sink": "c", "policy": Policy.in_order().replace(columns=columns), "scope": "eu",
         "order_by": ["day", "hour"], "rejected_max": 0.25, "rejects": "all", "on_reset": "report",
         "max_idle_ms": 604_800_000, "settle_ms": 90_000, "clock_gap_max_ms": 7_200_000, "shards": 4, "plan": "row",
         "single_writer": True, "source_immutable": True, "sync": False,
+        "state_options": {"region": "eu", "endpoint": "http://x?a=b"},
     }  # fmt: skip
     assert run(capsys, "dedup", "a", "b", "c", "--policy", "kafka", "--file-order")[0] == 0
     assert Job.given["order_by"] == ()
@@ -412,6 +413,11 @@ def test_doctor(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPa
             "Invalid value: a duration such as 7d, 12h, 30m, 45s or 500ms",
         ),
         (["dedup", "a", "b", "c", "--order-by", "x", "--file-order"], 2, "Invalid value: --order-by and --file-order"),
+        (
+            ["dedup", "a", "b", "c", "--state-option", "x"],
+            2,
+            "Invalid value: --state-option x: NAME=VALUE was expected",
+        ),
         (["audit", "{here}/none"], 1, "{here}/none: no such folder"),
         (["audit", "{here}", "--pid", "who"], 1, "{here}/a.parquet: column 'who': missing; it has pid, epoch"),
         (

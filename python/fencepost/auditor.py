@@ -205,6 +205,11 @@ class Auditor:
         if len(rows):
             self._add_tracked(rows.combine_chunks(), codes, places)
 
+    def add_untracked(self, count: int) -> None:
+        """Rows without a producer that no table was asked about."""
+        self.rows += count
+        self.counts[Verdict.UNTRACKED.name] += count
+
     def _add_tracked(self, rows: pa.Table, codes: npt.NDArray[np.uint8], places: Numbers) -> None:
         is_duplicate, is_accepted = codes == Verdict.DUPLICATE, codes == Verdict.ACCEPTED
         keys = [_Column(rows[name]) for name in _key_names(rows)]

@@ -62,6 +62,10 @@ def dedup_command(
     source_immutable: Annotated[
         bool, typer.Option("--source-immutable", help="Files of the source never change: the sink may share them.")
     ] = False,
+    state_option: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUE", help="Of the object store that the state lies in; may be repeated."),
+    ] = None,
     no_sync: Annotated[
         bool, typer.Option("--no-sync", help="Do not wait for disks: a power loss may then cost the state.")
     ] = False,
@@ -92,6 +96,7 @@ def dedup_command(
             "single_writer": single_writer or None,
             "source_immutable": source_immutable or None,
             "sync": False if no_sync else None,
+            "state_options": dict(map(_pair, state_option)) if state_option else None,
         },
     )
     with steps(quiet) as show:
@@ -100,3 +105,10 @@ def dedup_command(
         print(report.to_json())
     elif not quiet:
         print(report)
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, sign, value = text.partition("=")
+    if not (name and sign):
+        raise typer.BadParameter(f"--state-option {text}: NAME=VALUE was expected")
+    return name, value
