@@ -13,11 +13,11 @@ Tells duplicate, missing and zombie apart, row by row:
 [{'first': 2, 'last': 3, 'timestamp': None}]
 
 Needs no other package: Arrow comes and goes by the PyCapsule protocol. Jobs over files live in
-``fencepost.lake``, their state in ``fencepost.state``; those doors ask for pyarrow when opened.
+``fencepost.lake``, their state in ``fencepost.state``; those doors ask for pyarrow when opened, and so does ``audit``.
 """
 
 from fencepost._native import StateTable, Verdicts, __version__, shards
-from fencepost.dedup import deduplicate
+from fencepost.dedup import audit, deduplicate
 from fencepost.errors import (
     BatchError,
     CapacityError,
@@ -31,10 +31,12 @@ from fencepost.errors import (
     StateConflictError,
     StoreError,
 )
+from fencepost.findings import AuditReport
 from fencepost.policy import Columns, Policy
 from fencepost.verdict import Verdict
 
 __all__ = [
+    "AuditReport",
     "BatchError",
     "CapacityError",
     "Columns",
@@ -52,6 +54,7 @@ __all__ = [
     "Verdict",
     "Verdicts",
     "__version__",
+    "audit",
     "deduplicate",
     "shards",
 ]

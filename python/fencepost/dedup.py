@@ -1,4 +1,4 @@
-"""The one-liner: rows in, the rows to keep out."""
+"""The one-liners: rows in, the rows to keep out; rows in, a report on them out."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from typing import Any
 
 from fencepost import _native
 from fencepost._native import StateTable
-from fencepost.errors import PolicyError
-from fencepost.policy import Columns, Policy, columns_or_default, difference, resolve
+from fencepost.errors import FencepostError, PolicyError
+from fencepost.findings import AuditReport
+from fencepost.policy import Columns, Policy, check_columns, columns_or_default, difference, resolve
 
 
 def deduplicate(
@@ -35,8 +36,7 @@ def deduplicate(
     """
     if table is None:
         table = StateTable("any_order" if policy is None else policy)
-    elif policy is not None and resolve(policy) != table.policy:
-        raise PolicyError(f"the table is of another policy: {difference(table.policy, resolve(policy))}")
+    _check_same_policy(policy, table)
     if _is_a(rows, "pyarrow", "RecordBatchReader"):
         rows = rows.read_all()
     if _is_a(rows, "pyarrow", "Table") or _is_a(rows, "pyarrow", "RecordBatch"):
@@ -65,6 +65,50 @@ def deduplicate(
         return rows[np.asarray(table.apply(identity, columns).kept)]
     rows = _native.collect(rows)
     return _native.filter_rows(rows, table.apply(rows, columns).kept)
+
+
+def audit(
+    rows: Any,
+    policy: str | Policy | None = None,
+    columns: Columns | None = None,
+    table: StateTable | None = None,
+    *,
+    producers_max: int = 10,
+) -> AuditReport:
+    """What the rows say about their producers: what is missing, came twice or from a replaced epoch, and who sent it.
+
+    ``rows``, ``policy``, ``columns``: as in `deduplicate`; a stream is read piece by piece and not collected.
+    ``table``: what is already known; it is *not* advanced, a copy of it is. Timestamps are read where ``columns`` (or
+    the policy's) name their column, or the table keeps them; only then are suspected resets looked for.
+    ``producers_max``: how many of the top producers are listed.
+
+    Needs pyarrow and numpy, and raises FencepostError where they are not installed; else what ``StateTable.apply``
+    raises, and PolicyError where policy and table disagree.
+
+    >>> import fencepost as fp, polars as pl
+    >>> rows = pl.DataFrame({"pid": [7, 7, 7], "epoch": [0, 0, 0], "partition": [0, 0, 0], "seq": [0, 1, 1]})
+    >>> fp.audit(rows).found()
+    {'duplicate': 1}
+    """
+    try:
+        from fencepost.auditor import CALL_ROWS, audit_rows
+    except ModuleNotFoundError as problem:
+        package = str(problem.name).partition(".")[0]
+        raise FencepostError(f"{package} is not installed: pip install 'fencepost[lake]'") from problem
+    rules = resolve(policy) if policy is not None else table.policy if table is not None else resolve("any_order")
+    columns = rules.columns if columns is None else columns_or_default(columns)
+    check_columns(rules, columns)
+    if table is None:
+        table = StateTable(rules, keep=("timestamp",) if columns.timestamp is not None else ())
+    else:
+        _check_same_policy(policy, table)
+        table = StateTable.restore(table.snapshot())
+    return audit_rows(rows, columns, table, producers_max, CALL_ROWS)
+
+
+def _check_same_policy(policy: str | Policy | None, table: StateTable) -> None:
+    if policy is not None and resolve(policy) != table.policy:
+        raise PolicyError(f"the table is of another policy: {difference(table.policy, resolve(policy))}")
 
 
 def _is_a(rows: object, package: str, name: str) -> bool:

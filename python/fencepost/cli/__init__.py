@@ -1,0 +1,92 @@
+"""The command line, `fencepost` (extra `fencepost[cli]`).
+
+A module per group of commands, one function per command; what a command needs is imported when it runs. Data go to
+stdout or to files, messages and progress to stderr, progress only on a terminal. Exit codes: 0 clean, 1 error, 2 usage,
+3 findings. An error is one line that says what is wrong and where.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib.metadata import version
+from typing import Annotated
+
+try:
+    import rich as _rich  # noqa: F401
+    import typer
+except ModuleNotFoundError as problem:
+    package = str(problem.name).partition(".")[0]
+    raise SystemExit(f"fencepost: {package} is not installed: pip install 'fencepost[cli]'") from None
+
+from fencepost.cli.audit import audit_command
+from fencepost.cli.dedup import dedup_command
+from fencepost.cli.doctor import doctor_command
+from fencepost.cli.generate import generate_command
+from fencepost.cli.state import state_app
+from fencepost.cli.terminal import EXIT_CLEAN, EXIT_ERROR, EXIT_FINDINGS, EXIT_USAGE
+from fencepost.errors import FencepostError
+
+__all__ = ["EXIT_CLEAN", "EXIT_ERROR", "EXIT_FINDINGS", "EXIT_USAGE", "app", "generate_command", "main"]
+
+# Typer carries its own copy of click in newer versions and imports the real one in older: this is the base of either.
+_UsageProblem: type[Exception] = typer.BadParameter.__mro__[2]
+
+# What newer versions of Typer make of Ctrl-C; older ones raise Abort.
+_INTERRUPTED = 130
+
+app = typer.Typer(
+    name="fencepost",
+    help="Deduplicate event streams identified by (pid, epoch, partition, seq).",
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+app.command("dedup")(dedup_command)
+app.command("audit")(audit_command)
+app.add_typer(state_app, name="state")
+app.command("generate")(generate_command)
+app.command("doctor")(doctor_command)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one command; gives the exit code."""
+    try:
+        exit_code = app(arguments, standalone_mode=False) or EXIT_CLEAN
+        sys.stdout.flush()
+        return exit_code if exit_code != _INTERRUPTED else _complain("interrupted", EXIT_ERROR)
+    except _UsageProblem as problem:
+        return _complain(problem.format_message(), problem.exit_code)  # type: ignore[attr-defined]
+    except ModuleNotFoundError as problem:
+        package = str(problem.name).partition(".")[0]
+        return _complain(f"{package} is not installed: pip install 'fencepost[cli]'", EXIT_ERROR)
+    except BrokenPipeError:
+        # Whoever read stdout has seen enough; what is still buffered must not fail when the interpreter ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_ERROR
+    except (FencepostError, OSError, ValueError) as problem:
+        return _complain(str(problem), EXIT_ERROR)
+    except (typer.Abort, KeyboardInterrupt):
+        return _complain("interrupted", EXIT_ERROR)
+
+
+def _complain(message: str, exit_code: int) -> int:
+    print(f"fencepost: {' '.join(message.split())}", file=sys.stderr)
+    return exit_code
+
+
+def _show_version(is_wanted: bool) -> None:
+    if is_wanted:
+        print(version("fencepost"))
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def _fencepost(
+    context: typer.Context,
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    if context.invoked_subcommand is None:
+        raise typer.BadParameter("a command is missing: see fencepost --help")

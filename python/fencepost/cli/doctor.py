@@ -1,0 +1,79 @@
+"""`fencepost doctor`."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
+from typing import Annotated
+
+import typer
+
+from fencepost.cli.terminal import EXIT_ERROR, show_table
+
+PYTHON_MIN = (3, 11)
+SPARK_MIN = (4, 0)
+JAVA_MIN = 17
+EXTRAS = {"cli": ("typer", "rich"), "lake": ("pyarrow", "numpy", "obstore", "deltalake")}
+
+
+def doctor_command(
+    spark: Annotated[bool, typer.Option("--spark", help="Also look for Spark and Java.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+) -> None:
+    """Check what fencepost stands on. Exit code 1 if something that is needed is missing or too old."""
+    checks = [*_checks(), *(_spark_checks() if spark else ())]
+    if as_json:
+        print(json.dumps([dict(zip(("name", "is_good", "found"), check, strict=True)) for check in checks]))
+    else:
+        words = {True: "good", False: "BAD", None: "absent"}
+        show_table(("what", "state", "found"), [(name, words[is_good], found) for name, is_good, found in checks])
+    if any(is_good is False for _, is_good, _ in checks):
+        raise typer.Exit(EXIT_ERROR)
+
+
+Check = tuple[str, bool | None, str]
+"""What, whether it will do (None: not there, and only needed by some doors), what was found."""
+
+
+def _checks() -> Iterator[Check]:
+    from fencepost import _native
+
+    yield "python", sys.version_info >= PYTHON_MIN, platform.python_version()
+    installed = version("fencepost")
+    yield "fencepost", _native.__version__ == installed, f"{installed}, native {_native.__version__}"
+    yield "machine", True, f"{platform.system()} {platform.machine()}, {os.cpu_count()} processors"
+    for extra, packages in EXTRAS.items():
+        for package in packages:
+            found = _version(package)
+            yield package, None if found is None else True, found or f"pip install 'fencepost[{extra}]'"
+
+
+def _spark_checks() -> Iterator[Check]:
+    spark = _version("pyspark")
+    wanted = ".".join(map(str, SPARK_MIN))
+    is_new = spark is not None and tuple(int(it) for it in re.findall(r"\d+", spark)[:2]) >= SPARK_MIN
+    yield "pyspark", is_new, spark or f"not installed: pip install 'pyspark>={wanted}'"
+    ours = _version("fencepost-spark")
+    yield "fencepost-spark", ours is not None, ours or "not installed: pip install fencepost-spark"
+    home = os.environ.get("JAVA_HOME")
+    java = os.path.join(home, "bin", "java") if home else shutil.which("java")
+    if java is None or not os.path.exists(java):
+        yield "java", False, f"not found: install Java {JAVA_MIN} and set JAVA_HOME"
+        return
+    said = subprocess.run([java, "-version"], check=False, capture_output=True, text=True).stderr
+    number = re.search(r'version "(\d+)([^"]*)"', said)
+    yield "java", number is not None and int(number[1]) >= JAVA_MIN, number[0] if number else "no version told"
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

@@ -1,0 +1,84 @@
+"""`fencepost generate`."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fencepost.cli.terminal import option as _option
+from fencepost.cli.terminal import progress, show_table
+
+if TYPE_CHECKING:
+    from fencepost.generate import LandingZone, Summary
+
+
+def generate_command(
+    out: Annotated[
+        Path, typer.Argument(metavar="OUT", help="A folder: files go to OUT/landing, the truth to OUT/truth.")
+    ],
+    rows: Annotated[int, _option("Events that producers write.")] = 1_000_000,
+    producers: Annotated[int, _option("Producers.")] = 100,
+    topics: Annotated[int, _option("Topics.")] = 2,
+    partitions: Annotated[int, _option("Partitions of each topic.")] = 6,
+    zipf_exponent: Annotated[float, _option("Skew of the producers' rates; 0: all alike.")] = 1.0,
+    run_mean: Annotated[float, _option("Mean rows of a producer's runs.")] = 20.0,
+    repeat_near: Annotated[float, _option("Share of rows landed again soon after.")] = 0.02,
+    repeat_far: Annotated[float, _option("Share of rows landed again in a later file.")] = 0.01,
+    redelivery_share: Annotated[float, _option("Share of files delivered again whole.")] = 0.1,
+    retry_share: Annotated[float, _option("Share of rows that a producer sends again: another offset.")] = 0.001,
+    disorder_within: Annotated[float, _option("Share of rows displaced within their file.")] = 0.02,
+    disorder_across: Annotated[float, _option("Share of rows that land in a later file.")] = 0.01,
+    missing_share: Annotated[float, _option("Share of rows that never land.")] = 0.001,
+    bump_share: Annotated[float, _option("Share of producers per delivery whose epoch is bumped.")] = 0.1,
+    zombie_share: Annotated[float, _option("Share of bumps after which the old epoch goes on writing.")] = 0.5,
+    restart_share: Annotated[float, _option("Share of producers per delivery that get a new pid.")] = 0.05,
+    untracked_share: Annotated[float, _option("Share of rows without a pid.")] = 0.01,
+    payload_bytes: Annotated[int, _option("Bytes of each payload.")] = 90,
+    deliveries: Annotated[int, _option("Deliveries in all.")] = 4,
+    files: Annotated[int, _option("Files per delivery.")] = 4,
+    co_located: Annotated[bool, typer.Option("--co-located", help="Whole keys per file, in order.")] = False,
+    row_group_rows: Annotated[int, _option("Rows of a Parquet row group.")] = 131_072,
+    compression: Annotated[str, _option("none, snappy, zstd, lz4 or gzip.")] = "snappy",
+    seed: Annotated[int, _option("Same seed and options, same bytes.")] = 0,
+    land: Annotated[str, typer.Option(metavar="FIRST:STOP", help="Write only these deliveries, e.g. 0:3.")] = "",
+    truth: Annotated[
+        list[str] | None, typer.Option(metavar="POLICY", help="Whose truth to write; may be repeated.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="The summary as JSON.")] = False,
+) -> None:
+    """Write a landing zone as an at-least-once sink leaves it, with the truth about it."""
+    options = dict(locals())
+    from fencepost.generate import ORDER_FREE, LandingZone, generate
+
+    try:
+        spec = LandingZone(**{field.name: options[field.name] for field in dataclasses.fields(LandingZone)})
+        wanted = _delivery_range(land, spec)
+        with progress(spec.border(wanted.stop * spec.files)) as advance:
+            summary = generate(out, spec, deliveries=wanted, truth_policies=truth or ORDER_FREE, progress=advance)
+    except ValueError as problem:
+        raise typer.BadParameter(str(problem)) from None
+    if as_json:
+        print(json.dumps(dataclasses.asdict(summary), indent=2))
+    else:
+        _show_summary(summary)
+
+
+def _delivery_range(land: str, spec: LandingZone) -> range:
+    if not land:
+        return range(spec.deliveries)
+    first, colon, stop = land.partition(":")
+    if not (colon and first.isdecimal() and stop.isdecimal()):
+        raise ValueError(f"land must be FIRST:STOP within 0:{spec.deliveries}, found {land!r}")
+    return range(int(first), int(stop))
+
+
+def _show_summary(summary: Summary) -> None:
+    print(f"{summary.rows:,} rows in {len(summary.files)} files, {summary.bytes:,} bytes")
+    show_table(("ingredient", "count"), summary.ingredients.items())
+    truths = [{**truth, **truth["counts"]} for truth in summary.truth.values()]
+    names = [name for name, value in truths[0].items() if isinstance(value, int) and name != "delivery"]
+    show_table(("truth", *summary.truth), [(name, *(truth[name] for truth in truths)) for name in names])

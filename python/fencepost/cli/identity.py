@@ -1,0 +1,89 @@
+"""Options that say by which rules rows are judged, and where their identity stands."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fencepost.errors import PolicyError
+from fencepost.policy import Columns, Policy, check_columns, resolve
+
+PolicyName = Annotated[
+    str | None,
+    typer.Option("--policy", metavar="PRESET", help="any_order unless given; in_order, kafka, strict, watermark …"),
+]
+PolicyFile = Annotated[
+    Path | None,
+    typer.Option(help='JSON or TOML: fields of a policy, "preset" (any_order) for the others, "columns".'),
+]
+Fields = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="FIELD=VALUE", help="A field of the policy, e.g. reach=100000; may be repeated."),
+]
+Pid = Annotated[
+    list[str] | None, typer.Option(metavar="COLUMN", help="The producer; repeat it for several columns as one key.")
+]
+Partition = Annotated[
+    list[str] | None, typer.Option(metavar="COLUMN", help="The partition; repeat it for several columns as one key.")
+]
+NoPartition = Annotated[bool, typer.Option("--no-partition", help="A producer numbers all its rows as one.")]
+Epoch = Annotated[str | None, typer.Option(metavar="COLUMN", help="The producer's incarnation.")]
+Seq = Annotated[str | None, typer.Option(metavar="COLUMN", help="The sequence number.")]
+Timestamp = Annotated[str | None, typer.Option(metavar="COLUMN", help="When the event was made.")]
+
+
+def read_policy(options: dict[str, Any]) -> Policy:
+    """The policy that the options of a command name, with its columns. Raises a usage error."""
+    try:
+        policy = _from_file(options["policy_file"]) if options["policy_file"] else resolve("any_order")
+        if options["policy"] is not None:
+            if options["policy_file"]:
+                raise PolicyError('--policy and --policy-file: one of them; a file may name a "preset"')
+            policy = resolve(options["policy"])
+        policy = policy.replace(**dict(map(_field, options["fields"] or ())))
+        columns = _columns(policy.columns, options)
+        check_columns(policy, columns)
+        return policy.replace(columns=columns)
+    except (PolicyError, ValueError, TypeError) as problem:
+        raise typer.BadParameter(str(problem)) from None
+
+
+def _from_file(path: Path) -> Policy:
+    text = path.read_text()
+    try:
+        fields = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
+        preset = resolve(fields.pop("preset", "any_order"))
+        columns = fields.pop("columns", None)
+        policy = preset.replace(**{name: None if value == "none" else value for name, value in fields.items()})
+        if columns is None:
+            return policy
+        columns = {role: None if names == "none" else names for role, names in columns.items()}
+        return policy.replace(columns=dataclasses.replace(policy.columns, **columns))
+    except (ValueError, TypeError, AttributeError, PolicyError) as problem:
+        raise PolicyError(f"{path}: {problem}") from problem
+
+
+def _field(text: str) -> tuple[str, Any]:
+    name, sign, value = text.partition("=")
+    if not sign or name == "columns":
+        raise PolicyError(f"--set {text}: FIELD=VALUE was expected; columns have options of their own")
+    return name, None if value == "none" else int(value) if value.lstrip("-").isdecimal() else value
+
+
+def _columns(columns: Columns, options: dict[str, Any]) -> Columns:
+    given: dict[str, Any] = {
+        role: tuple(options[role]) if len(options[role]) > 1 else options[role][0]
+        for role in ("pid", "partition")
+        if options[role]
+    }
+    given |= {role: options[role] for role in ("epoch", "seq", "timestamp") if options[role] is not None}
+    if options["no_partition"]:
+        if "partition" in given:
+            raise PolicyError("--partition and --no-partition: one of them")
+        given["partition"] = None
+    return dataclasses.replace(columns, **given)

@@ -1,0 +1,48 @@
+"""A `DedupJob` from what was said on the command line.
+
+The one place that knows what the job's arguments are called. An option that was not given is not passed, so the job's
+own defaults hold; one that this version of the job does not have is a usage error.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from fencepost.errors import PolicyError
+
+if TYPE_CHECKING:
+    from fencepost.lake import DedupJob
+    from fencepost.policy import Policy
+
+_MILLISECONDS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+
+
+def make_job(source: str, state: str, sink: str, policy: Policy, options: dict[str, Any]) -> DedupJob:
+    """The job; `options`: argument to value, None where it was not given. Raises a usage error."""
+    from fencepost.lake import DedupJob, LocalEngine
+
+    given = {name: value for name, value in options.items() if value is not None}
+    if "threads" in given:
+        given["engine"] = LocalEngine(given.pop("threads"))
+    known = inspect.signature(DedupJob).parameters
+    for name in given:
+        if name not in known:
+            raise typer.BadParameter(f"this version has no --{name.replace('_ms', '').replace('_', '-')}")
+    try:
+        return DedupJob(source, state, sink, policy=policy, **given)
+    except (PolicyError, ValueError) as problem:
+        raise typer.BadParameter(str(problem)) from None
+
+
+def milliseconds(text: str | None) -> int | None:
+    """How long "7d", "12h", "30m", "45s" or "500ms" is. Raises a usage error."""
+    if text is None:
+        return None
+    match = re.fullmatch(r"(\d+)(ms|s|m|h|d)", text)
+    if match is None:
+        raise typer.BadParameter(f"a duration such as 7d, 12h, 30m, 45s or 500ms was expected, found '{text}'")
+    return int(match[1]) * _MILLISECONDS[match[2]]

@@ -1,0 +1,361 @@
+"""`fencepost state`: to look at what a job remembers, and to mend it."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fencepost._native import presets
+from fencepost.cli import identity
+from fencepost.cli.identity import read_policy
+from fencepost.cli.jobs import make_job, milliseconds
+from fencepost.cli.terminal import Threads, option, show_table
+from fencepost.errors import FencepostError
+
+if TYPE_CHECKING:
+    from fencepost.state import State
+
+state_app = typer.Typer(
+    help="Look at what a job remembers, and mend it.",
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+Place = Annotated[str, typer.Argument(metavar="STATE", help="The folder of a job's state.")]
+AsJson = Annotated[bool, typer.Option("--json", help="As JSON.")]
+VERSIONS_SHOWN = 20
+
+
+@state_app.command("show")
+def show(
+    place: Place,
+    run: Annotated[int | None, typer.Argument(metavar="RUN", help="One version, told whole.")] = None,
+    last: Annotated[int, typer.Option(min=1, help="How many of the newest versions are listed.")] = VERSIONS_SHOWN,
+    as_json: AsJson = False,
+) -> None:
+    """What the state was made for and what each run did; of one RUN, what it read, wrote, kept, refused and why."""
+    state = _open(place)
+    newest = state.decided()
+    if run is not None:
+        if not 1 <= run <= newest:
+            raise typer.BadParameter(f"there is no version {run}; there are 1 to {newest}")
+        told = explain(state, run)
+        print(json.dumps(told) if as_json else _to_text(told))
+        return
+    about = _about(state)
+    shown = [explain(state, version, is_whole=False) for version in range(max(1, newest - last + 1), newest + 1)]
+    if as_json:
+        print(json.dumps({"state": about, "versions": shown}))
+        return
+    print(_to_text(about))
+    if shown:
+        print()
+        lines = [(str(it["version"]), *(it[name] for name in _COLUMNS[1:])) for it in shown]
+        show_table([name.replace("_", " ") for name in _COLUMNS], lines)
+
+
+_COLUMNS = (
+    "version", "kind", "status", "files", "rows", "kept", "not_kept", "missing_rows", "stale_epoch", "entries",
+    "state_bytes",
+)  # fmt: skip
+
+
+def _about(state: State) -> dict[str, Any]:
+    """What the state was made for, and how far it is."""
+    settings = state.settings()
+    assert settings is not None, "a state that opens has settings"
+    return {
+        "source": settings.source,
+        "sink": settings.sink,
+        "policy": _policy_name(settings.policy),
+        "columns": settings.columns,
+        "scope": settings.scope,
+        "keeps": list(getattr(settings, "keep", ())),
+        "made_by": f"fencepost {settings.fencepost}",
+        "versions": state.decided(),
+        "unfinished": list(state.unfinished()),
+    }
+
+
+def explain(state: State, version: int, is_whole: bool = True) -> dict[str, Any]:
+    """What a version did and why, by name. `is_whole`: with every file."""
+    decision: Any = _decision(state, version)
+    inputs, outputs = _each(decision.inputs), _each(decision.outputs)
+    quarantined, side_files = _each(getattr(decision, "quarantined", ())), _each(getattr(decision, "side_files", ()))
+    shards = getattr(decision, "shards", None)
+    pieces = decision.segments if shards is None else [piece for shard in shards for piece in shard.pieces]
+    kept = sum(it["rows"] for it in outputs)
+    decided_ms = getattr(decision, "decided_ms", 0)
+    told: dict[str, Any] = {
+        "version": version,
+        "kind": getattr(decision, "kind", "run"),
+        "status": _status(state, version),
+        "builds_on": getattr(decision, "builds_on", version - 1),
+        "decided": datetime.fromtimestamp(decided_ms / 1000, UTC).isoformat(timespec="seconds") if decided_ms else None,
+        "plan": getattr(decision, "plan", None) or None,
+        "report": getattr(decision, "report", None) or None,
+        "files": len(inputs),
+        "bytes": sum(it["bytes"] for it in inputs),
+        "rows": sum(it["rows"] for it in inputs),
+        "counts": dict(decision.counts),
+        "kept": kept,
+        "not_kept": sum(it["rows"] for it in inputs) - kept,
+        "missing_ranges": decision.missing_ranges,
+        "missing_rows": decision.missing_rows,
+        "stale_epoch": decision.stale_epoch,
+        "border": decision.border,
+        "quarantined": len(quarantined),
+        "written_files": len(outputs),
+        "written_bytes": sum(it["bytes"] for it in outputs),
+        "shards": len(decision.segments if shards is None else shards),
+        "entries": sum(it.entries for it in (decision.segments if shards is None else shards)),
+        "state_bytes": sum(it.bytes for it in pieces),
+        "horizon_ms": getattr(decision, "horizon_ms", None),
+        "policy": _policy_name(decision.policy),
+        "order_by": decision.order_by,
+        "attempt": decision.attempt,
+        "made_by": f"fencepost {decision.fencepost}",
+    }
+    if is_whole:
+        told["inputs"] = _only(inputs, "path", "rows", "bytes")
+        told["quarantined_files"] = _only(quarantined, "path", "reason", "bytes")
+        told["outputs"] = _only(outputs, "name", "rows", "bytes")
+        told["side_files"] = _only(side_files, "name", "rows", "bytes")
+    return told
+
+
+def _policy_name(rules: str) -> str:
+    """The preset of these rules, or the rules."""
+    return next((name for name, preset, *_ in presets() if preset == rules), rules)
+
+
+def _only(rows: list[dict[str, Any]], *names: str) -> list[dict[str, Any]]:
+    return [{name: row[name] for name in names} for row in rows]
+
+
+def _to_text(told: dict[str, Any]) -> str:
+    lines = []
+    for name, value in told.items():
+        title = name.replace("_", " ")
+        if isinstance(value, list) and value and isinstance(value[0], dict):
+            lines += ["", title, *(_one_line(it) for it in value)]
+        elif isinstance(value, dict):
+            lines += [f"{title:<16}{', '.join(f'{key} {_shown(it)}' for key, it in value.items())}"]
+        elif value not in (None, []):
+            lines += [f"{title:<16}{_shown(value)}"]
+    return "\n".join(lines)
+
+
+def _one_line(item: dict[str, Any]) -> str:
+    (_, first), *others = item.items()
+    return f"  {first}: " + ", ".join(f"{_shown(value)} {name}" for name, value in others)
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f"{value:,}"
+    if isinstance(value, list | tuple):
+        return "(" + ", ".join(map(_shown, value)) + ")"
+    return "-" if value is None else str(value)
+
+
+@state_app.command("export")
+def export(
+    place: Place,
+    out: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="OUT", help="A .parquet, .arrow, .csv or .jsonl file; JSON lines on stdout unless given."
+        ),
+    ] = None,
+    what: Annotated[str, option("entries: all that is remembered; missing: what never came.")] = "entries",
+) -> None:
+    """Write out all that is remembered, or all that is missing."""
+    if what not in ("entries", "missing"):
+        raise typer.BadParameter(f"--what {what}: entries or missing were expected")
+    if out is not None and out.suffix not in _WRITERS:
+        raise typer.BadParameter(f"{out}: a name that ends in {', '.join(_WRITERS)} was expected")
+    state = _open(place)
+    rows = state.entries() if what == "entries" else state.missing()
+    if out is None:
+        for line in _json_lines(rows):
+            sys.stdout.write(line)
+    else:
+        _WRITERS[out.suffix](rows, out)
+
+
+def _json_lines(rows: Any) -> Iterator[str]:
+    for batch in rows.to_batches(max_chunksize=65_536):
+        yield from (
+            json.dumps(row, default=lambda it: it.hex() if isinstance(it, bytes) else str(it)) + "\n"
+            for row in batch.to_pylist()
+        )
+
+
+def _write_parquet(rows: Any, out: Path) -> None:
+    import pyarrow.parquet as pq
+
+    pq.write_table(rows, out)
+
+
+def _write_arrow(rows: Any, out: Path) -> None:
+    import pyarrow as pa
+
+    with pa.ipc.new_file(out, rows.schema) as file:
+        file.write_table(rows)
+
+
+def _write_csv(rows: Any, out: Path) -> None:
+    import pyarrow.csv
+
+    if "holes" in rows.column_names:  # a list in a cell is no CSV
+        holes = [json.dumps(it) for it in rows["holes"].to_pylist()]
+        rows = rows.set_column(rows.column_names.index("holes"), "holes", [holes])
+    pyarrow.csv.write_csv(rows, out)
+
+
+def _write_json_lines(rows: Any, out: Path) -> None:
+    with open(out, "w") as file:
+        file.writelines(_json_lines(rows))
+
+
+_WRITERS = {".parquet": _write_parquet, ".arrow": _write_arrow, ".csv": _write_csv, ".jsonl": _write_json_lines}
+
+
+@state_app.command("evict")
+def evict(
+    place: Place,
+    max_idle: Annotated[str, typer.Option(metavar="DURATION", help="e.g. 7d, 12h, 30m, 45s.")],
+    now_ms: Annotated[int | None, option("Milliseconds since 1970; the clock's unless given.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Forget producers that were not written for so long. Their older rows will be FORGOTTEN."""
+    idle = milliseconds(max_idle)
+    now = time.time_ns() // 1_000_000 if now_ms is None else now_ms
+    _say("evicted", _operation(place, "evict", now, idle), as_json)
+
+
+@state_app.command("rollback")
+def rollback(
+    place: Place,
+    version: Annotated[int, typer.Argument(metavar="VERSION", help="The version to go back to.")],
+    accept_duplicates: Annotated[
+        bool, typer.Option("--accept-duplicates", help="Although consumers may have read what is taken back.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Go back to what was known after VERSION, as a new version."""
+    _say("rolled back", _operation(place, "rollback", version, accept_duplicates=accept_duplicates), as_json)
+
+
+@state_app.command("abandon")
+def abandon(
+    place: Place,
+    version: Annotated[int, typer.Argument(metavar="VERSION", help="The version that was decided and is not applied.")],
+    as_json: AsJson = False,
+) -> None:
+    """Give up a version that was decided and cannot be applied."""
+    _say("abandoned", _operation(place, "abandon", version), as_json)
+
+
+@state_app.command("gc")
+def collect_garbage(
+    place: Place,
+    keep_versions: Annotated[
+        int | None,
+        typer.Option(min=1, help="Also give up versions older than the so many newest: no way back to them."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Remove what crashed and beaten runs left behind."""
+    options = {} if keep_versions is None else {"keep_versions": keep_versions}
+    _say("files removed", _operation(place, "collect_garbage", **options), as_json)
+
+
+@state_app.command("reshard")
+def reshard(
+    place: Place, count: Annotated[int, typer.Argument(metavar="SHARDS", min=1)], as_json: AsJson = False
+) -> None:
+    """Cut the state into another number of shards."""
+    _say("resharded", _operation(place, "reshard", count), as_json)
+
+
+@state_app.command("seed")
+def seed(
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="Parquet files that are clean already.")],
+    place: Place,
+    sink: Annotated[str, typer.Argument(metavar="SINK", help="Where later runs write.")],
+    policy: identity.PolicyName = None,
+    policy_file: identity.PolicyFile = None,
+    fields: identity.Fields = None,
+    pid: identity.Pid = None,
+    partition: identity.Partition = None,
+    no_partition: identity.NoPartition = False,
+    epoch: identity.Epoch = None,
+    seq: identity.Seq = None,
+    timestamp: identity.Timestamp = None,
+    scope: Annotated[str | None, option("What the data does not say about itself, e.g. a cluster.")] = None,
+    shards: Annotated[int | None, option("Parts of the state, fixed with it.")] = None,
+    threads: Threads = None,
+    as_json: AsJson = False,
+) -> None:
+    """Remember what clean data holds, and rewrite nothing."""
+    rules = read_policy(locals())
+    job: Any = make_job(source, place, sink, rules, {"scope": scope, "shards": shards, "threads": threads})
+    if not hasattr(job, "seed"):
+        raise FencepostError("this version cannot seed a state")
+    report = job.seed()
+    print(report.to_json() if as_json else report)
+
+
+# The state as it is, and as operations find it
+
+
+def _open(place: str) -> State:
+    import fencepost.state
+
+    return fencepost.state.open(place)
+
+
+def _decision(state: State, version: int) -> Any:
+    read = getattr(state, "version", None) or state.decision
+    return read(version)
+
+
+def _status(state: State, version: int) -> str:
+    if hasattr(state, "status"):
+        return str(state.status(version))
+    return "applied" if version <= state.done() else "decided"
+
+
+def _each(rows: Any) -> list[dict[str, Any]]:
+    """What a decision has many of, row by row."""
+    return list(rows.each()) if hasattr(rows, "each") else [vars(it) for it in rows]
+
+
+def _operation(place: str, name: str, *arguments: Any, **options: Any) -> Any:
+    """What an operation of the state gives back."""
+    work = getattr(_open(place), name, None)
+    if work is None:
+        raise FencepostError(f"this version cannot {name} a state")
+    return work(*arguments, **options)
+
+
+def _say(what: str, result: Any, as_json: bool) -> None:
+    """The result of an operation: the decision of a new version, a number, or nothing."""
+    if hasattr(result, "attempt"):
+        told = {"done": what, "version": result.version, **(getattr(result, "report", None) or {})}
+    else:
+        told = {"done": what, "count": result}
+    if as_json:
+        print(json.dumps(told))
+        return
+    figures = ", ".join(f"{name.replace('_', ' ')} {_shown(it)}" for name, it in told.items() if name != "done")
+    print(what if result is None else f"{what}: {figures}")

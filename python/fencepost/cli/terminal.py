@@ -1,0 +1,60 @@
+"""What commands show: tables on stdout, a bar on stderr, and the exit codes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+EXIT_CLEAN, EXIT_ERROR, EXIT_USAGE, EXIT_FINDINGS = range(4)
+
+
+Threads = Annotated[int | None, typer.Option(min=1, help="As many as there are processors unless given.")]
+
+
+def option(text: str) -> Any:
+    """An option of which the name and the default are the parameter's."""
+    return typer.Option(help=text)
+
+
+@contextmanager
+def progress(total: int) -> Iterator[Callable[[int], None]]:
+    """A bar on stderr if that is a terminal; gives a function that takes how much of `total` is done."""
+    with _bar(is_quiet=False) as bar:
+        task = bar.add_task("events", total=total)
+        yield lambda done: bar.update(task, completed=done)
+
+
+@contextmanager
+def steps(is_quiet: bool = False) -> Iterator[Callable[[str, int, int], None]]:
+    """A bar on stderr if that is a terminal; gives a function that takes (step, done, total), step after step."""
+    with _bar(is_quiet) as bar:
+        task = bar.add_task("", total=None)
+        yield lambda step, done, total: bar.update(task, description=step, completed=done, total=max(total, 1))
+
+
+def _bar(is_quiet: bool) -> Progress:
+    console = Console(stderr=True, markup=False)
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    return Progress(*columns, console=console, transient=True, disable=is_quiet or not console.is_terminal)
+
+
+def show_table(names: Iterable[str], lines: Iterable[tuple[Any, ...]]) -> None:
+    """A table on stdout."""
+    # As wide as it needs: what a narrow terminal cuts off would be lost in a file.
+    Console(width=10_000, markup=False, emoji=False, highlight=False).print(_table(names, lines))
+
+
+def _table(names: Iterable[str], lines: Iterable[tuple[Any, ...]]) -> Table:
+    """A table of a name and numbers per line."""
+    made = Table(box=None, pad_edge=False)
+    for place, name in enumerate(names):
+        made.add_column(name, justify="right" if place else "left", no_wrap=True)
+    for first, *others in lines:
+        made.add_row(str(first), *(f"{it:,}" if isinstance(it, int) else str(it) for it in others))
+    return made

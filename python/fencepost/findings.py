@@ -1,0 +1,205 @@
+"""What an audit found: figures for programs, a page for people, tables for whoever wants to know more."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from fencepost.errors import PolicyError
+from fencepost.verdict import Verdict
+
+FINDINGS = ("missing", "duplicate", "stale", "reset")
+"""What `AuditReport.found` can be asked for."""
+SHOWN_MAX = 10
+"""Lines of a table that the text shows, unless told otherwise."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditReport:
+    """What rows say about their producers. Tables are `pyarrow.Table`; `str(report)` is for people.
+
+    The key columns of the tables are pid and partition (composites pid_0, pid_1 …), as in `StateTable.entries`.
+    """
+
+    policy: str
+    identity: tuple[str, ...]
+    """The columns that told rows apart: pid, epoch, partition, seq, composites part by part."""
+    order: str
+    """In which order the rows were judged."""
+    source: str | None
+    """The folder or file; None for rows in memory."""
+    files: int
+    """Files that were read; 0 for rows in memory."""
+    bytes: int
+    rows: int
+    counts: dict[str, int]
+    """Rows by name of verdict; they add up to `rows`."""
+    missing_ranges: int
+    missing_rows: int
+    """Ranges of sequences that never came, and how many rows they stand for."""
+    missing: Any
+    """The ranges: key columns, epoch, first_seq, last_seq, count. With a table given, what it missed before as well."""
+    stale_epoch: int
+    """Rows below the highest epoch of their key: what zombies wrote."""
+    stale: Any
+    """Whose rows they were: key columns, epoch, count, the most first."""
+    resets: Any
+    """Keys that numbered anew under another epoch: key columns, first_epoch, last_epoch (lowest and highest seen)."""
+    suspected_resets: Any
+    """Keys that seem to have numbered anew under the *same* epoch: key columns, rows, duplicates, newer; None where no
+    timestamps were read. `newer` rows are DUPLICATE although newer than all that was accepted of their entry before
+    them: at least 1000 of them, and more than half of the key's rows. A copy is as old as what it repeats."""
+    producers: int
+    """Producers seen, by pid."""
+    producers_by_rows: Any
+    """Those of the most rows: pid columns, rows, duplicates."""
+    producers_by_duplicates: Any
+    """Those of the most duplicates, in the same columns."""
+    distances: Any
+    """How far repeats lie behind what they repeat: first, last, repeats. A distance is how many rows of the audit, of
+    whatever key, the repeat comes after the kept copy; 1 is the next row."""
+    distance_share: float
+    """The share of repeats whose distance was looked at: 1 is all. Below that, `distances` are estimates from it."""
+    repeats_of_unseen: int
+    """Repeats of rows that this audit did not see: a table knew them before, or a policy calls late rows duplicates.
+    They have no distance; estimated as `distances` are."""
+    border: int
+    """Rows that only the border of the wrap could place on a lap."""
+
+    @property
+    def tables(self) -> dict[str, Any]:
+        """The tables, by name."""
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return {name: value for name, value in fields.items() if hasattr(value, "to_pylist")}
+
+    def to_pandas(self) -> dict[str, Any]:
+        """The tables as pandas DataFrames, by name."""
+        return {name: table.to_pandas() for name, table in self.tables.items()}
+
+    def to_json(self, rows_max: int | None = None) -> str:
+        """Everything, tables as lists of objects. `rows_max`: how many rows of each, all unless given."""
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        fields |= {name: table.slice(0, rows_max).to_pylist() for name, table in self.tables.items()}
+        fields |= {f"{name}_keys": None if (it := getattr(self, name)) is None else len(it) for name in _KEY_TABLES}
+        return json.dumps(fields, default=_plain)
+
+    def found(self, *kinds: str) -> dict[str, int]:
+        """How much there is of each kind of finding: "missing", "duplicate", "stale" (rows) and "reset" (keys).
+
+        All kinds that were looked for unless named; what there is none of is left out. Raises PolicyError for a kind
+        that does not exist, and for "reset" where no timestamps were read.
+        """
+        for kind in kinds:
+            if kind not in FINDINGS:
+                raise PolicyError(f"no finding is called '{kind}'; there are {', '.join(FINDINGS)}")
+        if "reset" in kinds and self.suspected_resets is None:
+            raise PolicyError("suspected resets were not looked for: that needs a timestamp column, so name it")
+        counts = {
+            "missing": self.missing_rows,
+            "duplicate": self.counts.get("DUPLICATE", 0),
+            "stale": self.stale_epoch,
+            "reset": 0 if self.suspected_resets is None else len(self.suspected_resets),
+        }
+        return {kind: counts[kind] for kind in kinds or FINDINGS if counts[kind]}
+
+    def __str__(self) -> str:
+        return self.to_text()
+
+    def to_text(self, rows_max: int = SHOWN_MAX) -> str:
+        """The page for people; of each table `rows_max` rows."""
+        lines = [f"audit of {self.source or 'rows'}, policy {self.policy}"]
+        lines += _aligned([*self._figures()])
+        for title, table in self._shown():
+            if len(table) and rows_max:
+                more = "" if len(table) <= rows_max else f" (the first {rows_max:,} of {len(table):,})"
+                lines += ["", f"{title}{more}", *_grid(self._named(table.slice(0, rows_max)))]
+        return "\n".join(lines)
+
+    def _named(self, table: Any) -> Any:
+        """The table with its key columns named as the rows have them."""
+        pids, partitions = (
+            [name for name in self.resets.column_names if name.partition("_")[0] == role]
+            for role in ("pid", "partition")
+        )
+        names = dict(zip(pids, self.identity, strict=False))
+        names |= dict(zip(reversed(partitions), reversed(self.identity[:-1]), strict=False))
+        return table.rename_columns([names.get(name, name) for name in table.column_names])
+
+    def _figures(self) -> Iterator[tuple[str, str, str]]:
+        """(what, how many, what that means)."""
+        yield "identity", "", ", ".join(self.identity)
+        yield "order", "", self.order
+        where = f" in {self.files:,} files, {self.bytes / 1e6:,.1f} MB" if self.files else ""
+        yield "read", f"{self.rows:,}", f"rows{where}"
+        for name, count in self.counts.items():
+            yield f"  {name}", f"{count:,}", f"{count / self.rows:.2%}{_NOTES.get(name, '')}"
+        yield "missing", f"{self.missing_rows:,}", f"rows that never came, in {self.missing_ranges:,} ranges"
+        yield "stale epoch", f"{self.stale_epoch:,}", "rows of producers that a later epoch had replaced"
+        yield "resets", f"{len(self.resets):,}", "keys that numbered anew under another epoch"
+        if self.suspected_resets is None:
+            yield "", "?", "keys under the same epoch: not looked for, no timestamp column was named"
+        else:
+            yield "", f"{len(self.suspected_resets):,}", "keys under the same epoch, as it seems: see timestamps"
+        yield "producers", f"{self.producers:,}", ""
+
+    def _shown(self) -> Iterator[tuple[str, Any]]:
+        if self.suspected_resets is not None:
+            yield "suspected resets", self.suspected_resets
+        yield "missing", self.missing
+        yield "stale epochs", self.stale
+        yield "producers of the most rows", self.producers_by_rows
+        if any(self.producers_by_duplicates["duplicates"].to_pylist()):
+            yield "producers of the most duplicates", self.producers_by_duplicates
+        if self.counts.get("DUPLICATE"):
+            estimated = "" if self.distance_share == 1 else f", estimated from {self.distance_share:.1%} of them"
+            unseen = f"; {self.repeats_of_unseen:,} repeat what was not seen here" if self.repeats_of_unseen else ""
+            yield f"repeats by how many rows after the kept copy they came{estimated}{unseen}", self.distances
+
+
+_KEY_TABLES = ("resets", "suspected_resets")
+_NOTES = {"UNTRACKED": ", no producer", "DUPLICATE": ", came before", "ACCEPTED": ", new"}
+
+
+def _plain(value: object) -> str:
+    return value.hex() if isinstance(value, bytes) else str(value)
+
+
+def _aligned(rows: list[tuple[str, str, str]]) -> list[str]:
+    width = max(len(number) for _, number, _ in rows)
+    return [f"  {name:<16}{number:>{width}}  {note}".rstrip() for name, number, note in rows]
+
+
+def _grid(table: Any) -> list[str]:
+    """The rows of a table in columns: numbers to the right, words to the left."""
+    columns = [table[name].to_pylist() for name in table.column_names]
+    are_numbers = [all(isinstance(value, int | None) for value in column) for column in columns]
+    cells = [
+        [name, *(_cell(value, name) for value in column)]
+        for name, column in zip(table.column_names, columns, strict=True)
+    ]
+    widths = [max(map(len, column)) for column in cells]
+    return [
+        "  "
+        + "  ".join(
+            cell.rjust(width) if is_number else cell.ljust(width)
+            for cell, width, is_number in zip(row, widths, are_numbers, strict=True)
+        ).rstrip()
+        for row in zip(*cells, strict=True)
+    ]
+
+
+def _cell(value: object, name: str) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, int) and name in _COUNTS:
+        return f"{value:,}"
+    return _plain(value)
+
+
+# Columns that count; the others name.
+_COUNTS = {"count", "rows", "duplicates", "newer", "repeats", "first", "last"}
+
+assert set(_NOTES) <= {verdict.name for verdict in Verdict}

@@ -1,0 +1,557 @@
+"""Audits: every figure is computed again by polars and plain sets, for every kind of rows, cut anyhow, over files."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import fencepost as fp
+import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from fencepost import AuditReport, Columns, Policy, StateTable, auditor, lake
+from fencepost.generate import LandingZone, generate
+from fencepost.lake import auditing
+from test_deduplicate import KINDS, OTHERS
+from test_lake import SCHEMA, make_rows
+
+KEY = ["pid", "partition", "epoch"]
+TIMED = Columns(timestamp="timestamp")
+TRACKED = pl.col("pid").is_not_null() & (pl.col("pid") != -1)
+
+
+def differences(found: AuditReport, expected: AuditReport, *ignored: str) -> list[str]:
+    """The fields in which two reports differ."""
+    names = []
+    for field in dataclasses.fields(AuditReport):
+        one, other = getattr(found, field.name), getattr(expected, field.name)
+        is_same = one.equals(other) if isinstance(one, pa.Table) and isinstance(other, pa.Table) else one == other
+        if not is_same and field.name not in ignored:
+            names.append(field.name)
+    return names
+
+
+def timed_rows(seed: int, count: int) -> pa.Table:
+    """Made rows with timestamps of their events, so that repeats have the same, and with numbers that began anew."""
+    rows = pl.DataFrame(make_rows(seed, count)).with_row_index("row").with_columns(pl.col("row").cast(pl.Int64))
+    first = pl.col("row").first().over("pid", "epoch", "partition", "seq")
+    is_anew = (pl.col("pid") == 3) & (pl.col("row") > count // 2)
+    rows = rows.with_columns(timestamp=pl.when(is_anew).then(pl.col("row") * 10).otherwise(first * 10))
+    return rows.drop("row").to_arrow().cast(SCHEMA.append(pa.field("timestamp", pa.int64())))
+
+
+# The truth, computed again
+
+
+def rows_of(rows: pa.Table) -> pl.DataFrame:
+    """The rows with their place, whether they are copies, and how far they are from what they copy."""
+    frame = pl.DataFrame(rows).with_row_index("place").with_columns(pl.col("place").cast(pl.Int64))
+    first = pl.col("place").first().over("pid", "epoch", "partition", "seq")
+    return frame.filter(TRACKED).with_columns(
+        is_copy=pl.col("place") != first, distance=pl.when(pl.col("place") != first).then(pl.col("place") - first)
+    )
+
+
+def missing_of(rows: pl.DataFrame) -> set[tuple[Any, ...]]:
+    found = set()
+    for key, group in rows.group_by(KEY):
+        held = sorted(set(group["seq"]))
+        found |= {(*key, a + 1, b - 1, b - a - 1) for a, b in pairwise(held) if b > a + 1}
+    return found
+
+
+def stale_of(rows: pl.DataFrame) -> dict[tuple[Any, ...], int]:
+    highest = pl.col("epoch").cum_max().over("pid", "partition")
+    stale = rows.filter(pl.col("epoch") < highest).group_by(KEY).len()
+    return {tuple(key): count for *key, count in stale.iter_rows()}
+
+
+def bins_of(rows: pl.DataFrame) -> list[tuple[int, int, int]]:
+    distances = rows["distance"].drop_nulls().to_list()
+    bins, first, last = [], 1, 1
+    while distances and first <= max(distances):
+        bins.append((first, last, sum(first <= it <= last for it in distances)))
+        first, last = last + 1, last * 10
+    return bins
+
+
+def newer_of(rows: pl.DataFrame) -> dict[tuple[Any, ...], int]:
+    """Copies that are newer than all that was accepted of their entry before, by key."""
+    lasts: dict[Any, int] = {}
+    newer: dict[Any, int] = {}
+    for row in rows.iter_rows(named=True):
+        entry = tuple(row[name] for name in KEY)
+        if not row["is_copy"]:
+            lasts[entry] = max(row["timestamp"], lasts.get(entry, row["timestamp"]))
+        elif row["timestamp"] > lasts[entry]:
+            key = row["pid"], row["partition"]
+            newer[key] = newer.get(key, 0) + 1
+    return newer
+
+
+@pytest.mark.parametrize("call_rows", [1, 7, 1_000, 1 << 20])
+@pytest.mark.parametrize("seed", range(3))
+def test_every_figure(monkeypatch: pytest.MonkeyPatch, seed: int, call_rows: int) -> None:
+    monkeypatch.setattr(auditor, "CALL_ROWS", call_rows)
+    monkeypatch.setattr(auditor, "COMPACT_MIN", 100)
+    monkeypatch.setattr(auditor, "RESET_ROWS_MIN", 5)
+    data = timed_rows(seed, 300 if call_rows == 1 else 3_000)
+    report = fp.audit(data, columns=TIMED, producers_max=100)
+    rows = rows_of(data)
+    copies = int(rows["is_copy"].sum())
+    counts = {"ACCEPTED": len(rows) - copies, "DUPLICATE": copies, "UNTRACKED": len(data) - len(rows)}
+    assert report.counts == {name: count for name, count in counts.items() if count}
+    assert report.rows == len(data)
+    assert {
+        tuple(row.values()) for row in report.missing.select([*KEY, "first_seq", "last_seq", "count"]).to_pylist()
+    } == (missing_of(rows))
+    assert (report.missing_ranges, report.missing_rows) == (
+        len(report.missing),
+        sum(report.missing["count"].to_pylist()),
+    )
+    stale = {tuple(row[name] for name in KEY): row["count"] for row in report.stale.to_pylist()}
+    assert stale == stale_of(rows)
+    assert report.stale_epoch == sum(stale.values())
+    producers = rows.group_by("pid").agg(pl.len().alias("rows"), pl.col("is_copy").sum().alias("duplicates"))
+    producers = producers.cast(pl.Int64)
+    for table, by in ((report.producers_by_rows, "rows"), (report.producers_by_duplicates, "duplicates")):
+        assert table.to_pylist() == producers.sort([by, "pid"], descending=[True, False]).to_dicts()
+    assert report.producers == len(producers)
+    epochs = rows.group_by("pid", "partition").agg(
+        pl.col("epoch").min().alias("first_epoch"), pl.col("epoch").max().alias("last_epoch")
+    )
+    epochs = epochs.filter(pl.col("first_epoch") < pl.col("last_epoch")).sort("pid", "partition")
+    assert report.resets.to_pylist() == epochs.to_dicts()
+    assert [tuple(row.values()) for row in report.distances.to_pylist()] == bins_of(rows)
+    assert (report.distance_share, report.repeats_of_unseen) == (1.0, 0)
+    all_rows = {tuple(key): count for *key, count in rows.group_by("pid", "partition").len().iter_rows()}
+    suspects = {key: count for key, count in newer_of(rows).items() if count >= 5 and 2 * count > all_rows[key]}
+    found = {(row["pid"], row["partition"]): row["newer"] for row in report.suspected_resets.to_pylist()}
+    assert found == suspects
+
+
+@pytest.mark.parametrize("policy", ["any_order", "in_order", "kafka", "strict", "watermark", "narrow"])
+def test_calls_do_not_show(monkeypatch: pytest.MonkeyPatch, policy: str) -> None:
+    """However rows are cut into calls, the report is that of one call, under every policy."""
+    rules = Policy.any_order().replace(wrap=256) if policy == "narrow" else getattr(Policy, policy)()
+    columns = dataclasses.replace(rules.columns, timestamp="timestamp")
+    data = timed_rows(5, 2_000)
+    whole = fp.audit(data, rules, columns)
+    table = StateTable(rules, keep=("timestamp",))
+    verdicts = table.apply(data, columns)
+    assert whole.counts == {verdict.name: count for verdict, count in verdicts.counts.items() if count}
+    assert (whole.stale_epoch, whole.border) == (verdicts.stale_epoch, verdicts.border)
+    assert whole.missing_ranges == len(pa.table(verdicts.missing))
+    assert whole.missing_rows == sum(pa.table(verdicts.missing)["count"].to_pylist())
+    for call_rows in (13, 700):
+        monkeypatch.setattr(auditor, "CALL_ROWS", call_rows)
+        assert differences(fp.audit(data, rules, columns), whole) == []
+
+
+# Suspected resets
+
+
+def stream(pid: int, seqs: Any, timestamps: Any) -> pa.Table:
+    zeros = [0] * len(seqs)
+    return pa.table(
+        {"pid": [pid] * len(seqs), "epoch": zeros, "partition": zeros, "seq": list(seqs), "timestamp": list(timestamps)}
+    )
+
+
+def test_a_counter_that_began_anew_is_suspected_and_a_redelivery_is_not() -> None:
+    began_anew = pa.concat_tables(
+        [stream(1, range(3_000), range(3_000)), stream(1, range(2_900), range(9_000, 11_900))]
+    )
+    assert fp.audit(began_anew, columns=TIMED).found() == {"duplicate": 2_900}, "less than half: too few to tell"
+    table = StateTable("any_order", keep=("timestamp",))
+    table.apply(began_anew.slice(0, 3_000), TIMED)
+    later = began_anew.slice(3_000)
+    report = fp.audit(later, columns=TIMED, table=table)
+    assert report.found() == {"duplicate": 2_900, "reset": 1}
+    assert report.suspected_resets.to_pylist() == [
+        {"pid": 1, "partition": 0, "rows": 2_900, "duplicates": 2_900, "newer": 2_900}
+    ]
+    assert report.found("reset") == {"reset": 1}
+    again = pa.concat_tables([stream(1, range(3_000), range(3_000))] * 5)  # the same rows, as old as they were
+    assert fp.audit(again, columns=TIMED, table=table).found() == {"duplicate": 15_000}
+    assert fp.audit(again, columns=TIMED).found() == {"duplicate": 12_000}
+    assert fp.audit(later.slice(0, 999), columns=TIMED, table=table).found() == {"duplicate": 999}
+    without = fp.audit(later)
+    assert without.suspected_resets is None
+    with pytest.raises(fp.PolicyError, match=r"^suspected resets were not looked for: that needs a timestamp column"):
+        without.found("reset")
+
+
+@pytest.mark.parametrize(
+    "kind", [pa.int64(), pa.timestamp("s"), pa.timestamp("ms"), pa.timestamp("us", tz="UTC"), pa.timestamp("ns")]
+)
+def test_timestamps_of_every_unit(kind: pa.DataType) -> None:
+    data = stream(1, [*range(2_000), *range(2_000)] * 2, [1_000 * it for it in range(-2_000, 6_000)])
+    data = data.set_column(4, "timestamp", data["timestamp"].cast(pa.timestamp("ms")).cast(kind))
+    assert fp.audit(data, columns=TIMED).suspected_resets["newer"].to_pylist() == [6_000]
+
+
+# Kinds of rows and of keys
+
+
+@pytest.mark.parametrize("kind", KINDS | OTHERS)
+def test_every_kind_of_rows(kind: str) -> None:
+    make = OTHERS.get(kind) or KINDS[kind][0]
+    data = timed_rows(1, 500)
+    assert differences(fp.audit(make(data), columns=TIMED), fp.audit(data, columns=TIMED)) == []
+    nothing = fp.audit(make(data.slice(0, 0)), columns=TIMED)
+    assert (nothing.rows, nothing.counts, nothing.found()) == (0, {}, {})
+    assert "read" in str(nothing)
+    json.loads(nothing.to_json())
+
+
+def test_numpy_arrays_and_frames_with_what_is_no_arrow() -> None:
+    arrays = {
+        "pid": np.array([7, 7]),
+        "epoch": np.zeros(2, int),
+        "partition": np.zeros(2, int),
+        "seq": np.array([0, 0]),
+    }
+    assert fp.audit(arrays | {"other": "not a column"}).found() == {"duplicate": 1}
+    assert fp.audit(pd.DataFrame(arrays | {"things": [object(), {1}]})).found() == {"duplicate": 1}
+
+
+KEYS: dict[str, pa.DataType] = {
+    "int8": pa.int8(),
+    "uint64": pa.uint64(),
+    "string": pa.string(),
+    "large_string": pa.large_string(),
+    "string_view": pa.string_view(),
+    "binary": pa.binary(),
+    "uuid": pa.binary(16),
+    "dictionary": pa.dictionary(pa.int32(), pa.string()),
+}
+
+
+@pytest.mark.parametrize("name", KEYS)
+@pytest.mark.parametrize("call_rows", [90, 1 << 20])
+def test_every_type_of_key(monkeypatch: pytest.MonkeyPatch, name: str, call_rows: int) -> None:
+    monkeypatch.setattr(auditor, "CALL_ROWS", call_rows)
+    data = timed_rows(2, 1_000).filter(pl.DataFrame(timed_rows(2, 1_000)).select(TRACKED).to_series().to_arrow())
+    plain = fp.audit(data, columns=TIMED)
+    kind = KEYS[name]
+    is_number = pa.types.is_integer(kind)
+    texts = data["pid"].cast(pa.string()).to_pylist()
+    if is_number:
+        keys = data["pid"].cast(kind)
+    elif name == "uuid":
+        keys = pa.array([it.encode().ljust(16) for it in texts], kind)
+    else:
+        keys = pa.array(texts).cast(pa.binary() if name == "binary" else pa.string()).cast(kind)
+    rows = data.set_column(0, "pid", keys)
+    ignored = () if is_number else ("missing", "stale", "resets", "producers_by_rows", "producers_by_duplicates")
+    found = fp.audit(rows, columns=TIMED)
+    assert differences(found, plain, *ignored, "suspected_resets") == []
+    assert found.producers_by_rows["rows"].to_pylist() == plain.producers_by_rows["rows"].to_pylist()
+    assert found.stale["count"].to_pylist() == plain.stale["count"].to_pylist()
+    assert len(found.resets) == len(plain.resets)
+    table = StateTable("any_order", keep=("timestamp",))
+    table.apply(rows, TIMED)  # last timestamps of what a table knew are found by the same keys
+    later = rows.set_column(5, "timestamp", pa.array([10**9] * len(rows)))
+    monkeypatch.setattr(auditor, "RESET_ROWS_MIN", 1)
+    suspected = fp.audit(later, columns=TIMED, table=table).suspected_resets
+    assert sum(suspected["newer"].to_pylist()) == len(rows)
+    json.loads(found.to_json())
+
+
+def test_composite_keys_are_named_in_the_text_as_the_rows_name_them() -> None:
+    columns = Columns(pid=("cluster", "who"), partition=("topic", "partition"))
+    data = pa.table(
+        {
+            "cluster": ["eu"] * 3,
+            "who": [7] * 3,
+            "epoch": [0] * 3,
+            "topic": ["t"] * 3,
+            "partition": [0] * 3,
+            "seq": [0, 0, 5],
+        }
+    )
+    report = fp.audit(data, columns=columns)
+    assert report.missing.column_names == [
+        "pid_0", "pid_1", "partition_0", "partition_1", "epoch", "first_seq", "last_seq", "count"
+    ]  # fmt: skip
+    assert "  cluster  who  topic  partition  epoch  first_seq  last_seq  count\n" in str(report)
+    assert report.identity == ("cluster", "who", "epoch", "topic", "partition", "seq")
+
+
+def test_rows_without_epochs_or_partitions() -> None:
+    policy = Policy.any_order().replace(
+        epochs="ignore", wrap=None, columns=Columns(pid="device", epoch=None, partition=None, seq="n")
+    )
+    report = fp.audit(pl.DataFrame({"device": ["a", "b", "a"], "n": [1 << 40, 7, 1 << 40]}), policy)
+    assert report.found() == {"duplicate": 1}
+    assert len(report.resets) == 0
+    assert [tuple(row.values()) for row in report.distances.to_pylist()] == [(1, 1, 0), (2, 10, 1)]
+
+
+# What a table knew, and errors
+
+
+def test_a_table_is_not_touched() -> None:
+    data = timed_rows(3, 1_000)
+    table = StateTable("any_order", keep=("timestamp",))
+    table.apply(data.slice(0, 400))
+    before = table.snapshot()
+    report = fp.audit(data.slice(400), table=table)
+    assert table.snapshot() == before
+    whole = StateTable("any_order", keep=("timestamp",))
+    whole.apply(data)
+    assert report.missing_ranges == len(pa.table(whole.missing()))
+    copies = rows_of(data).filter(pl.col("is_copy") & (pl.col("place") >= 400))
+    first_place = copies["place"] - copies["distance"]
+    assert report.counts["DUPLICATE"] == len(copies)
+    assert report.repeats_of_unseen == (first_place < 400).sum()
+    assert sum(report.distances["repeats"].to_pylist()) == (first_place >= 400).sum()
+    assert report.suspected_resets is not None
+
+
+def test_policies_that_do_not_agree() -> None:
+    with pytest.raises(fp.PolicyError, match=r"^the table is of another policy: "):
+        fp.audit(make_rows(0), "kafka", table=StateTable("any_order"))
+    with pytest.raises(fp.PolicyError, match=r"^this policy ignores epochs"):
+        fp.audit(make_rows(0), "watermark", Columns())
+    with pytest.raises(
+        fp.PolicyError, match=r"^no finding is called 'loss'; there are missing, duplicate, stale, reset$"
+    ):
+        fp.audit(make_rows(0)).found("loss")
+    for nonsense in (5, [1, 2], "rows", pl.LazyFrame({"pid": [1]})):
+        with pytest.raises(TypeError, match="are not tabular"):
+            fp.audit(nonsense)
+
+
+def test_an_error_names_the_row_of_the_whole_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(auditor, "CALL_ROWS", 100)
+    data = make_rows(0)
+    bad = pa.concat_tables([data, make_rows(0, 1).set_column(3, "seq", pa.array([-5], pa.int32()))])
+    bad = bad.set_column(0, "pid", pa.array([9] * len(bad)))
+    with pytest.raises(fp.BatchError, match=rf"^column 'seq', row {len(data)}: value -5 is outside") as caught:
+        fp.audit(bad)
+    assert caught.value.row == len(data)
+    with pytest.raises(fp.BatchError, match=r"^column 'seq': missing; the rows have the columns pid, epoch, partition"):
+        fp.audit(data.drop_columns(["seq"]))
+
+
+@pytest.mark.parametrize("package", ["numpy", "pyarrow"])
+def test_a_missing_package_is_named_with_its_remedy(package: str) -> None:
+    program = (
+        f"import sys; sys.modules['{package}'] = None; import fencepost as fp\n"
+        "try: fp.audit({})\nexcept fp.FencepostError as error: print(error)"
+    )
+    out = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout
+    assert out == f"{package} is not installed: pip install 'fencepost[lake]'\n"
+
+
+# Memory
+
+
+def test_a_stream_is_read_as_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(auditor, "CALL_ROWS", 1_000)
+    pulled = 0
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        nonlocal pulled
+        for _ in range(100):
+            pulled += 1
+            rows = make_rows(pulled, 500).combine_chunks()
+            yield rows.set_column(3, "seq", pa.array([-1] * 500, pa.int32())).to_batches()[0]
+
+    with pytest.raises(fp.BatchError):
+        fp.audit(pa.RecordBatchReader.from_batches(SCHEMA, batches()))
+    assert pulled <= 3
+
+
+def test_distances_are_sampled_fairly_in_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    count = 200_000
+    place = np.sort(np.concatenate([np.arange(count), rng.integers(0, count, count // 4)]), kind="stable")
+    far = rng.random(len(place)) < 0.1
+    order = np.argsort(np.arange(len(place)) + far * rng.integers(0, 50_000, len(place)), kind="stable")
+    number = place[order]
+    data = pa.table(
+        {"pid": number % 50, "epoch": np.zeros_like(number), "partition": np.zeros_like(number), "seq": number // 50}
+    )
+    exact = fp.audit(data)
+    assert exact.distance_share == 1
+    monkeypatch.setattr(auditor, "SAMPLE_MAX", 20_000)
+    monkeypatch.setattr(auditor, "CALL_ROWS", 10_000)
+    measured: list[int] = []
+    measure = auditor._Distances.add
+
+    def watch(self: Any, *arguments: Any) -> None:
+        measure(self, *arguments)
+        measured.append(len(self.hashes))
+
+    monkeypatch.setattr(auditor._Distances, "add", watch)
+    sampled = fp.audit(data)
+    assert max(measured) <= 20_000
+    assert 0.05 < sampled.distance_share < 0.5
+    assert differences(sampled, exact) == ["distances", "distance_share"]
+    pairs = zip(sampled.distances["repeats"].to_pylist(), exact.distances["repeats"].to_pylist(), strict=True)
+    for estimate, truth in pairs:
+        assert abs(estimate - truth) < 0.1 * truth + 150
+    assert f"estimated from {sampled.distance_share:.1%} of them" in str(sampled)
+
+
+def test_tallies_are_added_up_as_they_grow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(auditor, "COMPACT_MIN", 50)
+    tally = auditor._Tally({"rows": "sum"})
+    for _ in range(100):
+        tally.add(pa.table({"pid": list(range(10)), "rows": [1] * 10}))
+        assert tally.pending <= 60
+    assert tally.total().sort_by("pid").to_pylist() == [{"pid": pid, "rows": 100} for pid in range(10)]
+
+
+# The report
+
+
+def test_the_report_for_people_programs_and_frames() -> None:
+    data = stream(7, [0, 1, 2, 2, 9, 5, 1], range(7))
+    report = fp.audit(data)
+    assert str(report) == (
+        "audit of rows, policy any_order\n"
+        "  identity           pid, epoch, partition, seq\n"
+        "  order              as the rows came\n"
+        "  read            7  rows\n"
+        "    ACCEPTED      5  71.43%, new\n"
+        "    DUPLICATE     2  28.57%, came before\n"
+        "  missing         5  rows that never came, in 2 ranges\n"
+        "  stale epoch     0  rows of producers that a later epoch had replaced\n"
+        "  resets          0  keys that numbered anew under another epoch\n"
+        "                  ?  keys under the same epoch: not looked for, no timestamp column was named\n"
+        "  producers       1\n"
+        "\n"
+        "missing\n"
+        "  pid  partition  epoch  first_seq  last_seq  count\n"
+        "    7          0      0          3         4      2\n"
+        "    7          0      0          6         8      3\n"
+        "\n"
+        "producers of the most rows\n"
+        "  pid  rows  duplicates\n"
+        "    7     7           2\n"
+        "\n"
+        "producers of the most duplicates\n"
+        "  pid  rows  duplicates\n"
+        "    7     7           2\n"
+        "\n"
+        "repeats by how many rows after the kept copy they came\n"
+        "  first  last  repeats\n"
+        "      1     1        1\n"
+        "      2    10        1"
+    )
+    assert "missing (the first 1 of 2)\n" in report.to_text(1)
+    assert "\n\n" not in report.to_text(0)
+    told = json.loads(report.to_json())
+    assert told["counts"] == {"ACCEPTED": 5, "DUPLICATE": 2}
+    assert told["missing"][1] == {
+        "pid": 7, "partition": 0, "epoch": 0, "first_seq": 6, "last_seq": 8, "count": 3
+    }  # fmt: skip
+    assert (told["suspected_resets"], told["suspected_resets_keys"], told["resets_keys"]) == (None, None, 0)
+    cut = json.loads(report.to_json(1))
+    assert (len(cut["missing"]), cut["missing_ranges"]) == (1, 2)
+    frames = report.to_pandas()
+    assert frames["missing"]["count"].tolist() == [2, 3]
+    assert frames.keys() == report.tables.keys()
+    assert len(frames) == 6
+
+
+# Files
+
+
+@pytest.fixture(scope="module")
+def zone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("zone")
+    generate(path, LandingZone(rows=40_000, producers=20, payload_bytes=4, untracked_share=0.03, row_group_rows=1_000))
+    return path
+
+
+LANDING = Columns(partition=("topic", "partition"), timestamp="timestamp")
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+@pytest.mark.parametrize("unit_rows", [1, 2_500, 1 << 20])
+def test_files_are_audited_as_their_rows(
+    zone: Path, monkeypatch: pytest.MonkeyPatch, threads: int, unit_rows: int
+) -> None:
+    monkeypatch.setattr(auditing, "UNIT_ROWS", unit_rows)
+    files = sorted((zone / "landing").glob("*.parquet"))
+    whole = fp.audit(pa.concat_tables([pq.read_table(file) for file in files]), columns=LANDING)
+    shown: list[tuple[str, int, int]] = []
+    report = lake.audit(zone / "landing", columns=LANDING, threads=threads, progress=lambda *step: shown.append(step))
+    assert differences(report, whole, "order", "source", "files", "bytes") == []
+    assert report.source == str(zone / "landing")
+    assert (report.files, report.bytes) == (len(files), sum(file.stat().st_size for file in files))
+    assert [it for it in shown if it[0] == "audit"][-1] == ("audit", report.rows, report.rows)
+    truth = json.loads((zone / "truth" / "any_order" / "d0003.json").read_text())
+    assert report.counts == {name: count for name, count in truth["counts"].items() if count}
+    assert (report.missing_rows, report.missing_ranges) == (truth["missing_rows"], truth["missing_ranges"])
+    assert report.stale_epoch == truth["stale_epoch"]
+
+
+def test_policies_that_depend_on_order_over_files(zone: Path) -> None:
+    rows = pa.concat_tables([pq.read_table(file) for file in sorted((zone / "landing").glob("*.parquet"))])
+    columns = Columns(partition=("topic", "partition"))
+    for policy in ("in_order", "kafka"):
+        whole = fp.audit(rows, policy, columns)
+        found = lake.audit(zone / "landing", policy, columns, threads=2)
+        assert differences(found, whole, "order", "source", "files", "bytes") == []
+        assert found.order == "file names, then rows"
+
+
+def test_a_sink_is_clean_and_one_file_will_do(zone: Path, tmp_path: Path) -> None:
+    for until in ("d0001", "d0003"):
+        (tmp_path / "landing").mkdir(exist_ok=True)
+        for file in (zone / "landing").glob("*.parquet"):
+            if file.name[:5] <= until and not (tmp_path / "landing" / file.name).exists():
+                (tmp_path / "landing" / file.name).hardlink_to(file)
+        lake.DedupJob(tmp_path / "landing", tmp_path / "state", tmp_path / "clean", columns=LANDING, sync=False).run()
+    report = lake.audit(tmp_path / "clean", columns=LANDING)
+    assert "duplicate" not in report.found()
+    assert report.missing_rows == lake.audit(zone / "landing", columns=LANDING).missing_rows
+    file = sorted((zone / "landing").glob("*.parquet"))[0]
+    one = lake.audit(file, columns=LANDING)
+    assert (one.files, one.rows) == (1, pq.ParquetFile(file).metadata.num_rows)
+
+
+def test_nothing_is_written(zone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    before = sorted((str(it), it.stat().st_mtime_ns) for it in zone.rglob("*"))
+    lake.audit(zone / "landing", columns=LANDING)
+    assert sorted((str(it), it.stat().st_mtime_ns) for it in zone.rglob("*")) == before
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_bad_files_are_named(tmp_path: Path) -> None:
+    with pytest.raises(fp.SourceError, match="no such folder"):
+        lake.audit(tmp_path / "nowhere")
+    empty = lake.audit(tmp_path)
+    assert (empty.files, empty.rows, empty.found()) == (0, 0, {})
+    pq.write_table(make_rows(0), tmp_path / "a.parquet")
+    bad = make_rows(1).set_column(3, "seq", pa.array([*range(599), -7], pa.int32()))
+    bad = bad.set_column(0, "pid", pa.array([5] * 600))
+    pq.write_table(bad, tmp_path / "b.parquet", row_group_size=100)
+    where = re.escape(str(tmp_path / "b.parquet"))
+    for threads in (1, 3):
+        with pytest.raises(fp.BatchError, match=rf"^{where}: column 'seq', row 599: value -7 is outside") as caught:
+            lake.audit(tmp_path, threads=threads)
+        assert caught.value.row == 599
+    pq.write_table(make_rows(1).drop_columns(["epoch"]), tmp_path / "b.parquet")
+    with pytest.raises(fp.BatchError, match=rf"^{where}: column 'epoch': missing; it has pid, partition, seq, origin$"):
+        lake.audit(tmp_path)
+    (tmp_path / "b.parquet").write_bytes(b"nothing")
+    with pytest.raises(fp.SourceError, match=rf"^{where}: cannot be read as Parquet"):
+        lake.audit(tmp_path)
