@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from protocol.model import FINISH, READ_DONE, SEAL_DONE, SEAL_SINK, Action, Protocol, Table, World
 from protocol.properties import STATE_PROPERTIES, STEP_PROPERTIES
 
+STUCK = ("the state is damaged, stops", "folder is gone, stops", "file is gone, stops", "another end than mine, stops")
+
 
 @dataclass
 class Exploration:
@@ -20,6 +22,8 @@ class Exploration:
     kinds: Counter[str] = field(default_factory=Counter)
     steps: Counter[int] = field(default_factory=Counter)
     outcomes: Counter[str] = field(default_factory=Counter)
+    stuck: Counter[str] = field(default_factory=Counter)
+    """How often a driver found what the protocol never leaves behind, and stopped."""
     complete: bool = False
     violated: dict[str, str] = field(default_factory=dict)
     trace: tuple[str, ...] = ()
@@ -31,6 +35,8 @@ class Exploration:
             self.steps[action.step] += 1
         if action.outcome:
             self.outcomes[action.outcome] += 1
+        if action.label.endswith(STUCK):
+            self.stuck[action.label] += 1
 
     def __str__(self) -> str:
         seen = f"{self.worlds:,} worlds, {self.transitions:,} transitions, depth {self.depth}"

@@ -412,7 +412,12 @@ class Protocol:
         elif entry[0] == d.nonce:
             yield "it is mine", "", w, d._replace(step=SEAL_LOG)
         else:
+            w = self.seal_lost(w, d.version)
             yield f"it is attempt {entry[0]}'s", "", w, d._replace(step=DISCARD)
+
+    def seal_lost(self, w: World, version: int) -> World:
+        """Make the winner durable before removing anything: a put of mine may land yet, were its name free again."""
+        return self.seal_decision(w, version)
 
     def seal_log(self, w, d):
         w = self.act(self.seal_decision(w, d.version), d.version, d.nonce)

@@ -107,6 +107,16 @@ class AbsentIsLost(Mutant):
             yield text, outcome, world, then._replace(step=DISCARD if then.step == DECIDE else then.step)
 
 
+class LoserBelievesUnsynced(Mutant):
+    """A loser discards though a power loss can still take the winner's link back, and its own put land then."""
+
+    bounds = Bounds(faults=2, starts=2, changes=0, abandons=0, free=True)
+    caught_by = "references_exist"
+
+    def seal_lost(self, w, version):
+        return w
+
+
 class ExistsIsWon(Mutant):
     """A put that finds the name taken goes on as if it had won."""
 
@@ -339,7 +349,7 @@ class TakesAnyFolder(Mutant):
 class EmptyRunFolder(Mutant):
     """A version without output is an empty folder, which a rename replaces: it keeps no fence out."""
 
-    bounds = Bounds(faults=2, starts=2, changes=1)
+    bounds = Bounds(faults=0, starts=2, changes=1, free=True)
     caught_by = "done_is_shown"
 
     def put_fence(self, w, d):
