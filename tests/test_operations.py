@@ -142,7 +142,7 @@ def rows_of(seed: int, count: int = 300, *, pids: int = 40) -> pa.Table:
 @pytest.fixture
 def world(tmp_path: Path) -> World:
     """Three versions; there are holes and entries in every shard."""
-    made = World(tmp_path, keep=("timestamp",))
+    made = World(tmp_path / "world", keep=("timestamp",))
     for seed in (1, 2, 3):
         made.run(rows_of(seed), f"{seed}.txt")
     return made
