@@ -63,7 +63,7 @@ class Liar:
             self.told[lie] += 1
             return lie
 
-    def _handler(liar) -> type[BaseHTTPRequestHandler]:  # noqa: N805 the handler has a self of its own
+    def _handler(liar) -> type[BaseHTTPRequestHandler]:
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
 

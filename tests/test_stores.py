@@ -202,7 +202,7 @@ def test_uris_that_are_none(uri: str, message: str) -> None:
 
 
 def test_options_that_are_none(endpoint: str) -> None:
-    with pytest.raises(fp.StoreError, match="s3://bucket/x: .*colour"):
+    with pytest.raises(fp.StoreError, match=r"s3://bucket/x: .*colour"):
         s3(endpoint, "s3://bucket/x", colour="red")
 
 

@@ -118,7 +118,8 @@ def evict(state: State, now_ms: int, max_idle_ms: int, *, sink: Sink | None = No
         with _Files(state, version, attempt) as files:
             for shard in before.shards:
                 table = state.table(before, shard.shard, settings)
-                evicted += table.evict(horizon_ms, 0)
+                if table.horizon_ms != horizon_ms:
+                    evicted += table.evict(horizon_ms, 0)
                 changed.append(advance(table, shard, shard.shard, files.writer()))
         decision = state.follow(
             version,

@@ -216,8 +216,9 @@ class MemoryStore:
             return [name for name in self.objects if name.startswith(f"{prefix}/")]
 
     def delete(self, names: Iterable[str]) -> None:
+        wanted = list(names)  # who gives them may ask this store for more
         with self._lock:
-            for name in names:
+            for name in wanted:
                 self.objects.pop(name, None)
 
     def clear(self, prefix: str) -> None:

@@ -1,0 +1,345 @@
+"""Decisions, segments and ledgers: what is written is what is read, and little is written where little has changed."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import uuid
+from typing import Any
+
+import fencepost as fp
+import numpy as np
+import pyarrow as pa  # type: ignore[import-untyped]
+import pytest
+from fencepost.state import segments
+from fencepost.state.decision import (
+    Decision,
+    Inputs,
+    LedgerFiles,
+    Lists,
+    Outputs,
+    Piece,
+    Quarantined,
+    Settings,
+    Shard,
+    Shards,
+    SideFiles,
+    decision_from_json,
+    settings_from_json,
+    sha256,
+    to_json,
+)
+from fencepost.state.ledger import COLUMNS, extend_ledger, file_table, new_files, read_ledger
+from fencepost.state.segments import SegmentWriter, advance, held_positions, load_table
+from fencepost.state.stores import MemoryStore
+
+FILES: dict[str, Any] = {
+    "path": ["a", "é/b"],
+    "bytes": [1, 2],
+    "mtime_ns": [10**18, 0],
+    "inode": [2**63, 0],
+    "etag": ["", '"x"'],
+}
+SHARDS_ALL = [
+    Shard(shard=2, entries=5, positions=None, pieces=(Piece("s/1", 0, 10, "aa"),)),
+    Shard(shard=0, entries=3, positions=7, pieces=(Piece("s/1", 10, 5, "bb"), Piece("s/2", 0, 1, "cc"))),
+    Shard(shard=9, entries=0, positions=0, pieces=()),
+]
+DECISION = Decision(
+    version=7,
+    previous="00",
+    builds_on=5,
+    attempt="ab",
+    kind="seed",
+    shard_count=12,
+    shards=Shards.of(SHARDS_ALL),
+    ledger=LedgerFiles(name=["l"], bytes=[3], sha256=["dd"], files=[2]),
+    inputs=Inputs(**FILES, rows=[3, 4], footer_crc=[5, 6]),
+    quarantined=Quarantined(**FILES, reason=["no footer", "none"]),
+    outputs=Outputs(name=["o"], ordinal=[1], rows=[4], bytes=[5], footer_crc=[6]),
+    side_files=SideFiles(table=["missing"], name=["m"], rows=[1], bytes=[2], footer_crc=[3]),
+    prepared="_prepare/7-ab/run",
+    source_position={"from": 1, "to": 4},
+    sink_version=17,
+    clock_ms=1_000,
+    horizon_ms=900,
+    oldest=3,
+    counts={"ACCEPTED": 4, "DUPLICATE": 3},
+    missing_ranges=1,
+    missing_rows=2,
+    stale_epoch=3,
+    border=4,
+    plan={"name": "interval", "runs": 12},
+    report={"note": "ä"},
+    policy="rules",
+    order_by=["x"],
+    decided_ms=5,
+    fencepost="0",
+)
+
+
+def test_every_field_comes_back() -> None:
+    fields = {it.name: it for it in dataclasses.fields(Decision)}
+    left_out = {name for name, it in fields.items() if getattr(DECISION, name) == it.default}
+    assert left_out == {"format", "semantics"}, "the example says something in every field"
+    data = to_json(DECISION)
+    again = decision_from_json(data, "x")
+    assert again == DECISION
+    assert to_json(again) == data
+    assert json.loads(data).keys() == fields.keys()
+
+
+def test_settings_come_back() -> None:
+    texts = {it.name: it.name for it in dataclasses.fields(Settings) if it.name not in ("format", "semantics")}
+    settings = Settings(**(texts | {"columns": {"pid": ["a", "b"]}, "keep": ["timestamp"], "shards": 4}))  # type: ignore[arg-type]
+    assert settings_from_json(to_json(settings), "x") == settings
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('"version": 7', '"versions": 7'),
+        ('"shard": [0, 2, 9]', '"shard": [0, 2]'),
+        ('"rows": [3, 4]', '"rows": [3]'),
+        ('"sha256": ["bb", "cc", "aa"]', '"sha256": ["bb", "cc"]'),
+        ('"etag"', '"colour"'),
+        ("}\n", ""),
+    ],
+)
+def test_a_decision_that_is_none(old: str, new: str) -> None:
+    text = to_json(DECISION).decode()
+    assert old in text
+    with pytest.raises(fp.SnapshotError, match=r"^x: not a file of a fencepost state"):
+        decision_from_json(text.replace(old, new).encode(), "x")
+
+
+def test_shards_by_number() -> None:
+    shards = Shards.of(SHARDS_ALL)
+    assert [it.shard for it in shards] == [0, 2, 9]
+    assert [shards.get(it.shard) for it in SHARDS_ALL] == SHARDS_ALL
+    assert [shards.get(it) for it in (-1, 1, 3, 10)] == [None] * 4
+    other = Shard(shard=2, entries=6, positions=1, pieces=(Piece("s/3", 0, 1, "ee"),))
+    new = shards.replaced([other])
+    assert (new.get(2), new.get(0), new.get(9)) == (other, shards.get(0), shards.get(9))
+    assert sorted(new.files) == ["s/1", "s/2", "s/3"], "only files that pieces lie in"
+    assert sorted(new.replaced([dataclasses.replace(other, shard=0)]).files) == ["s/3"]
+    assert len(Shards()) == 0
+    assert DECISION.entries == 8
+    assert DECISION.files() == {"s/1", "s/2", "l"}
+
+
+def test_many_files_and_shards() -> None:
+    """10^5 inputs, as many outputs, 4096 shards of five pieces: the lists hold no object a row."""
+    count, shard_count = 100_000, 4_096
+    numbers = list(range(count))
+    names = [f"day=1/part-{it:06}.parquet" for it in numbers]
+    pieces = [Piece(f"segments/{it}/x.state", it, 100, f"{it:064x}") for it in range(5)]
+    large = dataclasses.replace(
+        DECISION,
+        inputs=Inputs(
+            path=names,
+            bytes=numbers,
+            mtime_ns=numbers,
+            inode=numbers,
+            etag=[""] * count,
+            rows=numbers,
+            footer_crc=numbers,
+        ),
+        outputs=Outputs(name=names, ordinal=numbers, rows=numbers, bytes=numbers, footer_crc=numbers),
+        shards=Shards.of(Shard(shard=it, entries=1, positions=2, pieces=tuple(pieces)) for it in range(shard_count)),
+    )
+    data = to_json(large)
+    again = decision_from_json(data, "x")
+    assert (len(again.inputs), len(again.outputs), len(again.shards)) == (count, count, shard_count)
+    assert len(again.shards.sha256) == 5 * shard_count
+    assert again.shards.get(4_095) == Shard(shard=4_095, entries=1, positions=2, pieces=tuple(pieces))
+    assert again == large
+    assert data.count(b"\n") < 100, "a column a line"
+
+
+def test_lists_row_by_row() -> None:
+    rows = list(DECISION.outputs.each())
+    assert rows == [{"name": "o", "ordinal": 1, "rows": 4, "bytes": 5, "footer_crc": 6}]
+    assert Outputs.of(rows) == DECISION.outputs
+    assert all(len(kind()) == 0 for kind in Lists.__subclasses__())
+    assert len(Lists.__subclasses__()) == 5
+
+
+# -- Segments
+
+
+@pytest.fixture
+def store() -> MemoryStore:
+    segments.CACHE.clear()
+    return MemoryStore(f"memory://{uuid.uuid4().hex}")
+
+
+def rows_of(seed: int, count: int = 50) -> pa.Table:
+    rng = np.random.default_rng(seed)
+    return pa.table(
+        {
+            "pid": rng.integers(0, 1_000, count),
+            "epoch": np.zeros(count, np.int16),
+            "partition": np.zeros(count, np.int32),
+            "seq": rng.integers(0, 60, count).astype(np.int32),
+        }
+    )
+
+
+def step(store: MemoryStore, before: Shard | None, version: int, rows: pa.Table) -> Shard:
+    table = load_table(store, before.pieces if before else (), "any_order")
+    table.apply(rows)
+    with SegmentWriter(store, version, "a") as writer:
+        return advance(table, before, 3, writer)
+
+
+def test_deltas_and_bases(store: MemoryStore) -> None:
+    """A large base, then small changes: up to four deltas, then a base again."""
+    whole = fp.StateTable("any_order")
+    whole.apply(rows_of(0, 20_000))
+    shard = step(store, None, 1, rows_of(0, 20_000))
+    lengths = []
+    for version in range(2, 13):
+        whole.apply(rows_of(version))
+        shard = step(store, shard, version, rows_of(version))
+        lengths.append(len(shard.pieces))
+        table = load_table(store, shard.pieces, "any_order")
+        assert table.snapshot() == whole.snapshot()
+        assert (shard.shard, shard.entries, shard.positions) == (3, len(whole), held_positions(whole))
+    assert lengths == [2, 3, 4, 5, 1, 2, 3, 4, 5, 1, 2]
+
+
+def test_a_large_change_is_a_base(store: MemoryStore) -> None:
+    first = step(store, None, 1, rows_of(1, 50))
+    second = step(store, first, 2, rows_of(2, 5_000))
+    assert len(second.pieces) == 1
+    assert second.pieces[0] != first.pieces[0]
+
+
+def test_no_change_is_no_piece(store: MemoryStore) -> None:
+    first = step(store, None, 1, rows_of(1))
+    again = step(store, first, 2, rows_of(1))
+    assert again == first
+    assert store.list("segments/2") == [], "and no file"
+
+
+def test_pieces_of_several_shards_in_one_file(store: MemoryStore) -> None:
+    tables = [fp.StateTable("any_order") for _ in range(3)]
+    with SegmentWriter(store, 1, "a") as writer:
+        for number, table in enumerate(tables):
+            table.apply(rows_of(number))
+        found = [advance(table, None, number, writer) for number, table in enumerate(tables)]
+    (name,) = store.list("segments")
+    assert {piece.file for shard in found for piece in shard.pieces} == {name}
+    assert len(store.read(name)) == sum(piece.bytes for shard in found for piece in shard.pieces)
+    for shard, table in zip(found, tables, strict=True):
+        assert load_table(store, shard.pieces, "any_order").snapshot() == table.snapshot()
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_damaged_piece_is_named(store: MemoryStore, place: int) -> None:
+    shard = step(store, step(store, None, 1, rows_of(1, 5_000)), 2, rows_of(2))
+    piece = shard.pieces[place]
+    whole = store.read(piece.file)
+    segments.CACHE.clear()
+    for at in (piece.offset, piece.offset + piece.bytes - 1):
+        store.objects[piece.file] = whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :]
+        expected = (
+            rf"^{store.uri}/{piece.file}, bytes {piece.offset} to .*: its SHA-256 is .*, decided was {piece.sha256}"
+        )
+        with pytest.raises(fp.SnapshotError, match=expected):
+            load_table(store, shard.pieces, "any_order")
+    store.objects[piece.file] = whole[:-1]
+    with pytest.raises(fp.SnapshotError, match="its SHA-256 is"):
+        load_table(store, shard.pieces, "any_order")
+    del store.objects[piece.file]
+    with pytest.raises(fp.SnapshotError, match=rf"^{store.uri}/{piece.file}, bytes .*: missing"):
+        load_table(store, shard.pieces, "any_order")
+
+
+def test_another_policy_is_refused(store: MemoryStore) -> None:
+    shard = step(store, None, 1, rows_of(1))
+    with pytest.raises(fp.SnapshotError, match=rf"^{store.uri}/segments/1/a/.*: of another policy"):
+        load_table(store, shard.pieces, "kafka")
+
+
+def test_the_cache_is_bounded(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(segments, "CACHE_BYTES_MAX", 1_000)
+    read = []
+    for number in range(100):
+        data = bytes([number]) * 100
+        segments.CACHE.get(sha256(data), lambda data=data: data)  # type: ignore[misc]
+    for number in range(100):
+        data = bytes([number]) * 100
+        segments.CACHE.get(sha256(data), lambda data=data, number=number: read.append(number) or data)  # type: ignore[misc]
+    assert read == list(range(100)), "in this order each was gone before it was asked for again"
+    assert segments.CACHE.get(sha256(data), bytes) == data, "the last is there"
+    large = bytes(500)
+    assert segments.CACHE.get("large", lambda: large) == large
+    assert segments.CACHE.get("large", lambda: b"read again") == b"read again", "what would fill it does not stay"
+
+
+# -- The ledger
+
+
+def listing(*numbers: int, mtime_ns: int = 5) -> pa.Table:
+    columns = {
+        "path": [f"{it}.parquet" for it in numbers],
+        "bytes": list(numbers),
+        "mtime_ns": [mtime_ns] * len(numbers),
+        "inode": [2**64 - 1] * len(numbers),
+        "etag": [""] * len(numbers),
+    }
+    return file_table(columns)
+
+
+def test_what_is_new(store: MemoryStore) -> None:
+    ledger = None
+    assert new_files(read_ledger(store, ledger), listing(4, 2)).to_pylist() == [0, 1]
+    ledger = extend_ledger(store, ledger, 1, "a", [listing(1, 2), listing(3)])
+    known = read_ledger(store, ledger)
+    assert known["path"].to_pylist() == ["1.parquet", "2.parquet", "3.parquet"]
+    assert new_files(known, listing(5, 3, 4, 1, 0)).to_pylist() == [0, 2, 4]
+    assert new_files(known, listing(2, mtime_ns=6)).to_pylist() == [0], "another file of the same name"
+    assert new_files(known, listing()).to_pylist() == []
+    for column in COLUMNS[1:]:
+        other: Any = ["x"] if column == "etag" else [99]
+        changed = {name: other if name == column else listing(2)[name].to_pylist() for name in COLUMNS}
+        assert new_files(known, file_table(changed)).to_pylist() == [0], column
+
+
+def test_the_ledger_is_merged_like_a_log(store: MemoryStore) -> None:
+    ledger, written, seen = None, 0, []
+    rng = np.random.default_rng(1)
+    for version in range(1, 201):
+        new = list(range(len(seen), len(seen) + int(rng.integers(1, 8))))
+        seen += new
+        before = set(ledger.name) if ledger else set()
+        ledger = extend_ledger(store, ledger, version, "a", [listing(*new)])
+        assert all(older >= 2 * newer for older, newer in itertools.pairwise(ledger.files))
+        assert sum(ledger.files) == len(seen)
+        written += sum(files for name, files in zip(ledger.name, ledger.files, strict=True) if name not in before)
+    assert len(ledger.name) <= 10
+    assert written <= 10 * len(seen)
+    assert read_ledger(store, ledger)["bytes"].to_pylist() == seen
+    assert extend_ledger(store, ledger, 300, "a", [listing()]) == ledger
+
+
+def test_a_ledger_of_very_many(store: MemoryStore) -> None:
+    """10^5 files, of which a score are new: whole columns are compared, no object a file."""
+    table = listing(*range(100_000))
+    ledger = extend_ledger(store, None, 1, "a", [table.slice(20)])
+    assert new_files(read_ledger(store, ledger), table).to_pylist() == list(range(20))
+    assert ledger.bytes[0] < 1_000_000
+
+
+def test_a_damaged_ledger(store: MemoryStore) -> None:
+    ledger = extend_ledger(store, None, 1, "a", [listing(1)])
+    (name,) = ledger.name
+    store.objects[name] = store.objects[name][:-1]
+    with pytest.raises(fp.SnapshotError, match=rf"^{store.uri}/{name}: its SHA-256 is"):
+        read_ledger(store, ledger)
+    store.clear("segments")
+    with pytest.raises(fp.SnapshotError, match=rf"^{store.uri}/{name}: missing"):
+        read_ledger(store, ledger)
