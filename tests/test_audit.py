@@ -17,6 +17,7 @@ import numpy as np
 import pandas as pd
 import polars as pl
 import pyarrow as pa
+import pyarrow.compute
 import pyarrow.parquet as pq
 import pytest
 from fencepost import AuditReport, Columns, Policy, StateTable, auditor, lake
@@ -483,11 +484,12 @@ LANDING = Columns(partition=("topic", "partition"), timestamp="timestamp")
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
-@pytest.mark.parametrize("unit_rows", [1, 2_500, 1 << 20])
+@pytest.mark.parametrize(("runs", "call_rows"), [(1, 500), (2_500, 1_000), (1 << 20, 1 << 20)])
 def test_files_are_audited_as_their_rows(
-    zone: Path, monkeypatch: pytest.MonkeyPatch, threads: int, unit_rows: int
+    zone: Path, monkeypatch: pytest.MonkeyPatch, threads: int, runs: int, call_rows: int
 ) -> None:
-    monkeypatch.setattr(auditing, "UNIT_ROWS", unit_rows)
+    monkeypatch.setattr(auditing, "RUNS", runs)
+    monkeypatch.setattr(auditing, "CALL_ROWS", call_rows)
     files = sorted((zone / "landing").glob("*.parquet"))
     whole = fp.audit(pa.concat_tables([pq.read_table(file) for file in files]), columns=LANDING)
     shown: list[tuple[str, int, int]] = []
@@ -495,11 +497,37 @@ def test_files_are_audited_as_their_rows(
     assert differences(report, whole, "order", "source", "files", "bytes") == []
     assert report.source == str(zone / "landing")
     assert (report.files, report.bytes) == (len(files), sum(file.stat().st_size for file in files))
-    assert [it for it in shown if it[0] == "audit"][-1] == ("audit", report.rows, report.rows)
+    assert [it for it in shown if it[0] == "audit"][-1] == ("audit", report.bytes, report.bytes)
     truth = json.loads((zone / "truth" / "any_order" / "d0003.json").read_text())
     assert report.counts == {name: count for name, count in truth["counts"].items() if count}
     assert (report.missing_rows, report.missing_ranges) == (truth["missing_rows"], truth["missing_ranges"])
     assert report.stale_epoch == truth["stale_epoch"]
+
+
+def test_long_runs_are_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(auditing, "CALL_ROWS", 7)
+    monkeypatch.setattr(auditor, "RESET_ROWS_MIN", 5)
+    rows = stream(1, [*range(100), *range(40, 160), 5, *range(500, 520)], [0] * 241)
+    pq.write_table(rows, tmp_path / "a.parquet")
+    pq.write_table(rows, tmp_path / "b.parquet")
+    whole = fp.audit(pa.concat_tables([rows, rows]), columns=TIMED)
+    for threads in (1, 3):
+        found = lake.audit(tmp_path, columns=TIMED, threads=threads)
+        assert differences(found, whole, "order", "source", "files", "bytes") == []
+
+
+def test_identity_in_the_names_of_folders(tmp_path: Path) -> None:
+    data = make_rows(4)
+    for partition in range(3):
+        (tmp_path / f"partition={partition}").mkdir()
+        part = data.filter(pa.compute.equal(data["partition"], partition)).drop_columns(["partition"])
+        pq.write_table(part, tmp_path / f"partition={partition}" / "a.parquet")
+    found, whole = lake.audit(tmp_path), fp.audit(data)
+    assert (found.counts, found.missing_rows, found.stale_epoch) == (
+        whole.counts,
+        whole.missing_rows,
+        whole.stale_epoch,
+    )
 
 
 def test_policies_that_depend_on_order_over_files(zone: Path) -> None:

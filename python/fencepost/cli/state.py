@@ -91,7 +91,7 @@ def explain(state: State, version: int, is_whole: bool = True) -> dict[str, Any]
     quarantined, side_files = _each(getattr(decision, "quarantined", ())), _each(getattr(decision, "side_files", ()))
     shards = getattr(decision, "shards", None)
     pieces = decision.segments if shards is None else [piece for shard in shards for piece in shard.pieces]
-    kept = sum(it["rows"] for it in outputs)
+    kept = decision.counts.get("ACCEPTED", 0) + decision.counts.get("UNTRACKED", 0)
     decided_ms = getattr(decision, "decided_ms", 0)
     told: dict[str, Any] = {
         "version": version,
@@ -113,6 +113,7 @@ def explain(state: State, version: int, is_whole: bool = True) -> dict[str, Any]
         "border": decision.border,
         "quarantined": len(quarantined),
         "written_files": len(outputs),
+        "written_rows": sum(it["rows"] for it in outputs),
         "written_bytes": sum(it["bytes"] for it in outputs),
         "shards": len(decision.segments if shards is None else shards),
         "entries": sum(it.entries for it in (decision.segments if shards is None else shards)),

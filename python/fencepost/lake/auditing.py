@@ -1,8 +1,9 @@
 """The audit of files: identity columns are read and judged from nothing, and nothing is written.
 
-Files are cut into units of row groups. In each wave the next units are read, a task each, and dealt to shards by key;
-then each shard judges its rows in the order of files and rows, a task each. So verdicts are those of judging all rows
-one after the other, and memory holds the units of one wave, what the tables remember, and what the auditors tally.
+Files are read as runs (`RunScan`), dealt to shards by key. In each wave the file whose turn it is gives its next runs,
+and the files after it their first, a task each; then each shard judges what has its turn, a task each. So verdicts are
+those of judging all rows one after the other, and memory holds `RUNS` runs a thread, what the tables remember, and what
+the auditors tally.
 """
 
 from __future__ import annotations
@@ -10,26 +11,30 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa  # type: ignore[import-untyped]
 
 import fencepost
+from fencepost._native import RunScan
 from fencepost.auditor import CALL_ROWS, Auditor, identity
 from fencepost.errors import BatchError
 from fencepost.findings import AuditReport
 from fencepost.lake.engine import LocalEngine
-from fencepost.lake.source import SourceFile, list_files, open_parquet, reading, unchanged
+from fencepost.lake.scan import LENGTH, ROW
+from fencepost.lake.source import Constants, Files, constants_of, list_files, unchanged
 from fencepost.policy import Columns, Policy, check_columns, columns_or_default, resolve
 
 Progress = Callable[[str, int, int], None]
 ORDER = "file names, then rows"
-UNIT_ROWS = CALL_ROWS
-"""Rows of a unit, unless one row group has more."""
+RUNS = 1 << 20
+"""Runs that a file gives at a time."""
+Dealt = list[tuple[int, pa.RecordBatch]]
+"""(shard, runs), see `RunScan.next`."""
 
 
 def audit(
@@ -45,8 +50,8 @@ def audit(
 
     `policy`, `columns`: as in `DedupJob`; rows are judged in the order of file names, then rows, also under policies
     that depend on order. Suspected resets are looked for where `columns` name a timestamp column. `threads`: as many as
-    this process may use processors, unless given. `progress("scan" or "audit", done, total)`: in files, in rows. Also
-    reads the sink of a job: its runs follow each other.
+    this process may use processors, unless given. `progress("audit", done, total)`: in bytes. Also reads the sink of a
+    job: its runs follow each other.
 
     Raises BatchError (column, row, file) and SourceError; PolicyError for arguments that make no sense.
     """
@@ -55,23 +60,27 @@ def audit(
     check_columns(policy, columns)
     engine = LocalEngine(threads)
     show = progress or (lambda step, done, total: None)
-    root = os.path.abspath(source)
-    files = _list(root)
-    layouts = engine.run("scan", _layout, files, lambda done, total: show("scan", done, total))
-    units = [unit for ordinal, file in enumerate(files) for unit in _units(file, layouts[ordinal])]
-    total = sum(unit.rows for unit in units)
-    shards = [_Shard(policy, columns, number) for number in range(engine.threads)]
-    keep = shards[0].table.keep
-    first = 0
-    for start in range(0, len(units), engine.threads):
-        wave = units[start : start + engine.threads]
-        dealt = engine.run("read", partial(_deal, columns=columns, keep=keep, shards=len(shards)), wave)
-        parts: list[_Part] = []
-        for unit, by_shard in zip(wave, dealt, strict=True):
-            parts.append(_Part(unit, first, by_shard))
-            first += unit.rows
-        engine.run("judge", partial(_Shard.judge, parts=parts), shards)
-        show("audit", first, total)
+    files = _list(os.path.abspath(source))
+    keep = ("timestamp",) if columns.timestamp is not None else ()
+    constants = constants_of(files, columns.read(keep))
+    reading = _Reading(files, constants, policy, columns, engine.slots)
+    waiting = [_Lane(place, reading) for place in range(len(files))]
+    shards = [_Shard(policy, columns, number) for number in range(engine.slots)]
+    first, total, done = 0, sum(files.bytes), 0
+    while waiting:
+        engine.run("read", _Lane.fill, [lane for lane in waiting[: engine.slots] if lane.held is None])
+        turn: list[tuple[int, _Lane, Dealt]] = []
+        while waiting and (held := waiting[0].held) is not None:
+            lane = waiting[0]
+            turn.append((first, lane, held))
+            lane.held = None
+            if not lane.is_over:
+                break
+            shards[0].auditor.add_untracked(lane.untracked)
+            first, done = first + lane.rows, done + files.bytes[lane.place]
+            del waiting[0]
+        engine.run("judge", partial(_Shard.judge, turn=turn), shards)
+        show("audit", done, total)
     auditor = shards[0].auditor
     for shard in shards[1:]:
         auditor.merge(shard.auditor)
@@ -79,90 +88,76 @@ def audit(
         *(shard.table for shard in shards),
         order=ORDER,
         producers_max=producers_max,
-        source=root,
+        source=os.path.abspath(source),
         files=len(files),
-        bytes=sum(file.bytes for file in files),
+        bytes=total,
     )
 
 
-def _list(root: str) -> list[SourceFile]:
+def _list(root: str) -> Files:
     """The files of a folder, of the runs of a sink one after the other, or the one file that was named."""
     if os.path.isfile(root):
-        stat = os.stat(root)
         folder, name = os.path.split(root)
-        return [SourceFile(folder, name, stat.st_size, stat.st_mtime_ns, stat.st_ino)]
-    names = os.listdir(root) if os.path.isdir(root) else []
-    runs = [int(match[1]) for name in names if (match := re.fullmatch(r"run=(\d+)", name))]
-    if not runs:
-        return list_files(root)
-    return [file for run in sorted(runs) for file in list_files(os.path.join(root, f"run={run}"))]
-
-
-def _layout(file: SourceFile) -> list[int]:
-    """The rows of each row group."""
-    with reading(file.full_path), open_parquet(file.full_path) as parquet:
-        metadata = parquet.metadata
-        return [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
+        files = Files(folder)
+        files.append(name, os.stat(root))
+        return files
+    files = list_files(root)
+    runs = [re.match(r"run=(\d+)/", path) for path in files.paths]
+    # Numbers in names: run=10 comes after run=9.
+    return files.take(sorted(range(len(files)), key=lambda at: int(it[1]) if (it := runs[at]) else 0))
 
 
 @dataclass(frozen=True)
-class Unit:
-    """Row groups of a file that follow each other."""
+class _Reading:
+    """How all files are read."""
 
-    file: SourceFile
-    groups: tuple[int, ...]
-    first_row: int
-    """In the file."""
-    rows: int
+    files: Files
+    constants: list[Constants]
+    policy: Policy
+    columns: Columns
+    shards: int
 
-
-def _units(file: SourceFile, group_rows: list[int]) -> Iterator[Unit]:
-    """At least one, so that wrong columns are found out even in a file without rows."""
-    groups: list[int] = []
-    first = rows = 0
-    for group, count in enumerate(group_rows):
-        if groups and rows + count > UNIT_ROWS:
-            yield Unit(file, tuple(groups), first, rows)
-            first, rows, groups = first + rows, 0, []
-        groups.append(group)
-        rows += count
-    yield Unit(file, tuple(groups), first, rows)
-
-
-def read(unit: Unit, names: tuple[str, ...]) -> pa.Table:
-    """The columns of a unit. All reading of rows happens here."""
-    path = unit.file.full_path
-    with unchanged(unit.file), reading(path), open_parquet(path) as parquet:
-        schema = parquet.schema_arrow
-        for name in names:
-            count = len(schema.get_all_field_indices(name))
-            if count != 1:
-                problem = "stands in it more than once" if count else f"missing; it has {', '.join(schema.names)}"
-                raise BatchError(f"{path}: column '{name}': {problem}", column=name)
-        return parquet.read_row_groups(list(unit.groups), columns=list(dict.fromkeys(names)), use_threads=False)
+    def dealt(self, lane: _Lane) -> Iterator[Dealt]:
+        """The runs of a file, RUNS at a time. All reading of rows happens here."""
+        with unchanged(self.files, lane.place):
+            scan = RunScan(
+                self.files.full_path(lane.place),
+                self.columns,
+                self.shards,
+                timestamp=self.columns.timestamp is not None,
+                constants=self.constants[lane.place],
+                policy=self.policy,
+            )
+            while (dealt := scan.next(RUNS)) is not None:
+                yield [(shard, pa.record_batch(batch)) for shard, batch in dealt]
+            lane.rows, lane.untracked = scan.rows, scan.untracked
 
 
-Dealt = list[tuple[pa.Table, npt.NDArray[np.int64]]]
-"""By shard: its rows of a unit, and where in the unit they stand."""
+@dataclass
+class _Lane:
+    """A file that is read."""
 
+    place: int
+    reading: _Reading
+    pieces: Iterator[Dealt] | None = None
+    held: Dealt | None = None
+    """Runs that wait for their turn."""
+    following: list[Dealt] = field(default_factory=list)
+    is_over: bool = False
+    """Whether nothing comes after what is held."""
+    rows: int = 0
+    untracked: int = 0
 
-def _deal(unit: Unit, columns: Columns, keep: tuple[str, ...], shards: int) -> Dealt:
-    rows = read(unit, columns.read(keep))
-    if shards == 1:
-        return [(rows, np.arange(len(rows), dtype=np.int64))]
-    with _placed(unit):
-        numbers = pa.array(fencepost.shards(rows, shards, columns=columns)).fill_null(0).to_numpy()
-    places = [np.flatnonzero(numbers == shard) for shard in range(shards)]
-    return [(rows.take(pa.array(place)), place) for place in places]
-
-
-@dataclass(frozen=True)
-class _Part:
-    """A unit that was read. `first`: its first row among all rows of the audit."""
-
-    unit: Unit
-    first: int
-    dealt: Dealt
+    def fill(self) -> None:
+        """Read the next runs, and one piece ahead, to know whether the file ends with them."""
+        if self.pieces is None:
+            self.pieces = self.reading.dealt(self)
+            self.following = [it for it in (next(self.pieces, None),) if it is not None]
+        self.held = self.following.pop() if self.following else []
+        ahead = next(self.pieces, None)
+        self.is_over = ahead is None
+        if ahead is not None:
+            self.following.append(ahead)
 
 
 class _Shard:
@@ -174,23 +169,63 @@ class _Shard:
         self.table = fencepost.StateTable(policy, keep=("timestamp",) if columns.timestamp is not None else ())
         self.auditor = Auditor(policy, columns, self.table)
 
-    def judge(self, parts: list[_Part]) -> None:
-        """The shard's rows of a wave, in the order of files and rows."""
-        for part in parts:
-            rows, places = part.dealt[self.number]
-            with _placed(part.unit, places):
-                verdicts = self.table.apply(rows, self.columns)
-            self.auditor.add(identity(rows, self.columns, self.table.keep), verdicts, places=part.first + places)
+    def judge(self, turn: list[tuple[int, _Lane, Dealt]]) -> None:
+        """The shard's runs of the files whose turn it is. `turn`: first row of the file among all, file, its runs."""
+        for first, lane, dealt in turn:
+            for shard, batch in dealt:
+                if shard == self.number:
+                    self._judge(first, lane, batch)
+
+    def _judge(self, first: int, lane: _Lane, batch: pa.RecordBatch) -> None:
+        for runs in _calls(pa.Table.from_batches([batch]), self.columns.seq, self.table.policy.wrap):
+            try:
+                verdicts = self.table.apply_runs(runs, LENGTH, self.columns)
+            except BatchError as error:  # of types that differ from those of other files: rows are validated by now
+                path = lane.reading.files.full_path(lane.place)
+                raise BatchError(f"{path}: {error}", column=error.column) from error
+            rows, places = _rows(identity(runs, self.columns, self.table.keep), runs, self.table.policy.wrap)
+            self.auditor.add(rows, verdicts, places=first + places)
 
 
-@contextmanager
-def _placed(unit: Unit, places: npt.NDArray[np.int64] | None = None) -> Iterator[None]:
-    """While rows of a unit are judged: a BatchError names the file, and the row as the file counts it."""
-    try:
-        yield
-    except BatchError as error:
-        text, row = str(error), error.row
-        if row is not None:
-            row = unit.first_row + (row if places is None else int(places[row]))
-            text = text.replace(f"row {error.row}:", f"row {row}:", 1)
-        raise BatchError(f"{unit.file.full_path}: {text}", column=error.column, row=row) from error
+def _calls(runs: pa.Table, seq: str, wrap: int | None) -> Iterator[pa.Table]:
+    """The runs in tables of at most CALL_ROWS rows each; runs of more rows are cut."""
+    lengths = runs[LENGTH].to_numpy().astype(np.int64)
+    if len(lengths) and lengths.max() > CALL_ROWS:
+        counts = -(-lengths // CALL_ROWS)
+        cut = runs.take(pa.array(np.repeat(np.arange(len(lengths)), counts)))
+        skipped = _within(counts) * CALL_ROWS
+        numbers = cut[seq].cast(pa.int64()).to_numpy() + skipped
+        columns = {
+            seq: pa.array(numbers % wrap if wrap else numbers),
+            ROW: pa.array(cut[ROW].to_numpy() + skipped.astype(np.uint64)),
+            LENGTH: pa.array(np.minimum(np.repeat(lengths, counts) - skipped, CALL_ROWS).astype(np.uint32)),
+        }
+        runs = pa.table({name: columns.get(name, cut[name]) for name in cut.column_names})
+        lengths = runs[LENGTH].to_numpy().astype(np.int64)
+    ends = np.cumsum(lengths)
+    start = 0
+    while start < len(ends):
+        before = int(ends[start - 1]) if start else 0
+        stop = max(start + 1, int(np.searchsorted(ends, before + CALL_ROWS, side="right")))
+        yield runs.slice(start, stop - start)
+        start = stop
+
+
+def _rows(runs: pa.Table, lines: pa.Table, wrap: int | None) -> tuple[pa.Table, npt.NDArray[np.int64]]:
+    """The rows that runs stand for, and where they stand in their file."""
+    lengths = lines[LENGTH].to_numpy().astype(np.int64)
+    first_rows = lines[ROW].to_numpy().astype(np.int64)
+    if lengths.sum() == len(lengths):
+        return runs, first_rows
+    of_run, within = np.repeat(np.arange(len(lengths)), lengths), _within(lengths)
+    rows = runs.take(pa.array(of_run))
+    seqs = rows["seq"].to_numpy() + within
+    seqs = seqs % wrap if wrap else seqs
+    return rows.set_column(rows.column_names.index("seq"), "seq", pa.array(seqs)), first_rows[of_run] + within
+
+
+def _within(counts: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+    """0, 1, … count - 1 for each count."""
+    ends = np.cumsum(counts)
+    within: npt.NDArray[np.int64] = np.arange(ends[-1] if len(ends) else 0) - np.repeat(ends - counts, counts)
+    return within
