@@ -52,7 +52,7 @@ lint: $(VENV)/installed ## Formatting, clippy, ruff, mypy
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy python/fencepost spark_udf/fencepost_spark
 
-test-rust: tools ## The core and its testkit
+test-rust: tools ## The core, the lake and the testkit
 	cargo test --locked
 	cargo test --locked --package fencepost-core --features portable
 

@@ -234,7 +234,8 @@ def test_crates_depend_downwards() -> None:
     wanted: dict[str, set[str]] = {
         "fencepost-core": set(),
         "fencepost-testkit": {"fencepost-core"},
-        "fencepost-python": {"fencepost-core"},
+        "fencepost-lake": set(),
+        "fencepost-python": {"fencepost-core", "fencepost-lake"},
         "fencepost-bench": {"fencepost-core"},
         "fencepost-fuzz": {"fencepost-core", "fencepost-testkit"},
     }
@@ -257,6 +258,18 @@ def test_the_core_knows_no_python_arrow_file_or_clock() -> None:
     assert forbidden.search("use std::fs;")
     found = {path.name: it.group() for path in sources if (it := forbidden.search(code_of(path.read_text())))}
     assert found == {}
+
+
+def test_the_lake_knows_no_python_and_no_rules() -> None:
+    sources = files("*.rs", under="rust/lake/src")
+    assert len(sources) >= 8
+    forbidden = re.compile(r"\b(pyo3\w*|fencepost_core|std::env|std::net|SystemTime|Instant)\b")
+    assert forbidden.search("use pyo3_arrow::PyTable;")
+    found = {path.name: it.group() for path in sources if (it := forbidden.search(code_of(path.read_text())))}
+    assert found == {}
+    manifest = crates()["fencepost-lake"]
+    assert manifest["lints"]["rust"]["unsafe_code"] == "forbid"
+    assert manifest["dependencies"].keys() == {"arrow-array", "arrow-schema", "bytes", "crc32fast", "parquet"}
 
 
 def test_judges_share_no_code_with_what_they_judge() -> None:

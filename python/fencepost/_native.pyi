@@ -1,4 +1,4 @@
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from os import PathLike
 from typing import Any, final
 
@@ -7,12 +7,17 @@ from fencepost.policy import Columns, Policy
 from fencepost.verdict import Verdict
 
 __all__ = [
+    "ParquetFooter",
+    "Rewritten",
+    "RunScan",
     "StateTable",
     "Verdicts",
     "__version__",
     "collect",
     "filter_rows",
+    "parquet_footer",
     "presets",
+    "rewrite",
     "shards",
     "validate_policy",
 ]
@@ -98,3 +103,91 @@ def validate_policy(rules: str) -> None: ...
 def shards(rows: Rows, count: int, columns: Columns | None = None) -> ArrowArrayExportable: ...
 def collect(rows: Rows) -> ArrowStreamExportable: ...
 def filter_rows(table: ArrowStreamExportable, mask: ArrowArrayExportable) -> ArrowStreamExportable: ...
+
+@final
+class RunScan:
+    """The rows of a local Parquet file as runs, dealt to shards.
+
+    A run is rows that follow each other in the file, with the same key and epoch, sequence numbers that follow each
+    other, and the same timestamp and values of `order_by` where those are read; with `by_row` each row is one.
+    `constants`: values of columns that are not read from the file. `policy`: whose sequence space holds the values.
+    Raises BatchError (column, row of the file) and SourceError (path, position).
+    """
+
+    def __new__(
+        cls,
+        path: str | PathLike[str],
+        columns: Columns,
+        shards: int,
+        *,
+        timestamp: bool = False,
+        order_by: Sequence[str] = (),
+        by_row: bool = False,
+        constants: Mapping[str, int | str | None] | None = None,
+        ordinal: int = 0,
+        policy: str | Policy | None = None,
+    ) -> RunScan: ...
+    def next(self, runs_max: int) -> list[tuple[int, ArrowArrayExportable]] | None:
+        """The next runs, `runs_max` or somewhat more unless the file ends; None at its end.
+
+        (shard, record batch) in the order of the shards: the identity columns, those of `order_by`, `_length`
+        (uint32), `_file` (uint32), `_row` (uint64). No run goes on from one call to the next.
+        """
+
+    @property
+    def rows(self) -> int: ...
+    @property
+    def row_groups(self) -> int: ...
+    @property
+    def footer_crc(self) -> int: ...
+    @property
+    def untracked(self) -> int: ...
+    @property
+    def runs(self) -> int: ...
+    @property
+    def newest_timestamp(self) -> int | None: ...
+
+@final
+class Rewritten:
+    """What `rewrite` wrote."""
+
+    @property
+    def rows(self) -> int: ...
+    @property
+    def bytes(self) -> int: ...
+    @property
+    def footer_crc(self) -> int: ...
+    @property
+    def groups_copied(self) -> int: ...
+    @property
+    def groups_rewritten(self) -> int: ...
+
+@final
+class ParquetFooter:
+    """What a Parquet file's footer says."""
+
+    @property
+    def rows(self) -> int: ...
+    @property
+    def row_groups(self) -> int: ...
+    @property
+    def footer_crc(self) -> int: ...
+    @property
+    def bounds(self) -> dict[str, list[tuple[int, int] | None]]: ...
+
+def rewrite(
+    source: str | PathLike[str],
+    target: str | PathLike[str],
+    first_rows: Any,
+    counts: Any,
+    *,
+    keep: bool = False,
+) -> Rewritten:
+    """A Parquet file without these ranges of rows, or with `keep` only these, everything else as it is.
+
+    `first_rows`, `counts`: Arrow or NumPy arrays of integers, a range each; sorted and disjoint. `target` must not
+    exist; it is not synced. Raises SourceError (path, position), ValueError for other ranges, OSError for the target.
+    """
+
+def parquet_footer(path: str | PathLike[str], columns: Sequence[str] = ()) -> ParquetFooter:
+    """Reads a local Parquet file's footer, and the bounds of some integer columns, a row group each."""

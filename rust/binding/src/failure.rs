@@ -3,6 +3,7 @@
 use crate::identity::ColumnNames;
 use arrow_schema::ArrowError;
 use fencepost_core::{Column, Error};
+use fencepost_lake as lake;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
@@ -26,6 +27,14 @@ pub(crate) enum Failure {
     },
     Poisoned,
     Io(std::io::Error, String),
+    /// A file that cannot be read.
+    Source {
+        path: String,
+        position: Option<u64>,
+        message: String,
+    },
+    /// An argument that makes no sense.
+    Value(String),
     /// Arrow's own complaint about its input.
     Arrow(String),
 }
@@ -59,9 +68,12 @@ impl Failure {
         }
     }
 
-    /// The same, of a snapshot in a file.
+    /// The same, of what stands in a file.
     pub(crate) fn in_file(self, path: &std::path::Path) -> Failure {
         match self {
+            Failure::Batch { column, row, message } => {
+                Failure::Batch { column, row, message: format!("{}: {message}", path.display()) }
+            }
             Failure::Snapshot { reason, .. } => {
                 Failure::Snapshot { message: format!("{}: {reason}", path.display()), reason }
             }
@@ -83,6 +95,11 @@ impl Failure {
             Failure::Snapshot { reason, message } => {
                 error_of(py, "SnapshotError", message, |fields| fields.set_item("reason", reason))
             }
+            Failure::Source { path, position, message } => error_of(py, "SourceError", message, |fields| {
+                fields.set_item("path", path)?;
+                fields.set_item("position", position)
+            }),
+            Failure::Value(message) => pyo3::exceptions::PyValueError::new_err(message),
             Failure::Poisoned => {
                 let message = "an earlier call on this table broke off midway; restore it from its last snapshot";
                 error_of(py, "PoisonedError", message.into(), |_| Ok(()))
@@ -120,6 +137,20 @@ impl From<Error> for Failure {
             Error::Capacity { limit, .. } => Failure::Capacity { limit, message },
             Error::Memory { .. } => Failure::Memory(message),
             Error::Snapshot(reason) => Failure::snapshot(reason),
+        }
+    }
+}
+
+impl From<lake::Error> for Failure {
+    fn from(error: lake::Error) -> Failure {
+        let message = error.to_string();
+        match error {
+            lake::Error::Source { path, position, .. } => {
+                Failure::Source { path: path.display().to_string(), position, message }
+            }
+            lake::Error::Column { name, .. } => Failure::Batch { column: Some(name), row: None, message },
+            lake::Error::Sink { path, error } => Failure::Io(error, path.display().to_string()),
+            lake::Error::Ranges(_) | lake::Error::Stopped => Failure::Value(message),
         }
     }
 }

@@ -111,8 +111,14 @@ impl Identity {
         Self::convert(names, rows.select(&names.all())?, 0)
     }
 
-    /// The same for the key columns alone; the others are left empty. `rows_before`: where these rows begin in what
-    /// they are part of.
+    /// Converts columns that were read already, in the order of [`ColumnNames::all`]. `rows_before`: where these rows
+    /// begin in what they are part of.
+    pub(crate) fn of_columns(names: &ColumnNames, columns: Vec<ArrayRef>, rows_before: usize) -> Result<Self, Failure> {
+        Self::convert(names, vec![columns], rows_before)
+    }
+
+    /// Reads and converts the key columns alone; the others are left empty. `rows_before`: where these rows begin in
+    /// what they are part of.
     pub(crate) fn read_keys(names: &ColumnNames, rows: Rows, rows_before: usize) -> Result<Identity, Failure> {
         Self::convert(names, rows.select(&names.keys())?, rows_before)
     }
@@ -501,6 +507,16 @@ impl Part {
             Part::Utf8(_) => PartKind::Utf8,
             Part::Binary(_) => PartKind::Binary,
             Part::Fixed(values) => PartKind::FixedBinary(values.value_length() as u32),
+        }
+    }
+
+    /// The values, as Arrow has them.
+    pub(crate) fn array(&self) -> ArrayRef {
+        match self {
+            Part::Int(values) => Arc::new(values.clone()),
+            Part::Utf8(values) => Arc::new(values.clone()),
+            Part::Binary(values) => Arc::new(values.clone()),
+            Part::Fixed(values) => Arc::new(values.clone()),
         }
     }
 

@@ -5,7 +5,9 @@ mod failure;
 mod files;
 mod identity;
 mod keys;
+mod parquet;
 mod rows;
+mod scan;
 mod table;
 mod verdicts;
 
@@ -31,6 +33,11 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(shards, module)?)?;
     module.add_function(wrap_pyfunction!(collect, module)?)?;
     module.add_function(wrap_pyfunction!(filter_rows, module)?)?;
+    module.add_class::<scan::RunScan>()?;
+    module.add_class::<parquet::Rewritten>()?;
+    module.add_class::<parquet::ParquetFooter>()?;
+    module.add_function(wrap_pyfunction!(parquet::rewrite, module)?)?;
+    module.add_function(wrap_pyfunction!(parquet::parquet_footer, module)?)?;
     Ok(())
 }
 
@@ -91,7 +98,7 @@ fn shard_of_rows(keys: &Identity, names: &ColumnNames, count: u32) -> Result<Arr
                     let fail = |role, problem| Failure::batch(&names.of_role(role), Some(of_row.len()), problem);
                     check_plain(pid, i64::MAX).map_err(|problem| fail(Column::Pid, problem))?;
                     check_plain(partition, i32::MAX.into()).map_err(|problem| fail(Column::Partition, problem))?;
-                    ((u128::from(key_hash(pid, partition)) * u128::from(count)) >> 64) as u32
+                    shard_of(pid, partition, count)
                 }
             };
             before = Some((row, shard));
@@ -99,6 +106,11 @@ fn shard_of_rows(keys: &Identity, names: &ColumnNames, count: u32) -> Result<Arr
         }
     }
     Ok(Arc::new(of_row.finish()))
+}
+
+/// The shard of a key.
+fn shard_of(pid: KeyRef<'_>, partition: KeyRef<'_>, count: u32) -> u32 {
+    ((u128::from(key_hash(pid, partition)) * u128::from(count)) >> 64) as u32
 }
 
 /// What is wrong with a plain key. Encoded ones were checked when they were read.

@@ -50,6 +50,7 @@ pub use keys::{
     key_hash,
 };
 pub use policy::{Admit, Epochs, First, Gaps, Late, PRESETS, Policy, Preset};
+pub use runs::{Domain, find_runs};
 pub use snapshot::Delta;
 pub use table::{Entry, Hole, Judged, Missing, Stale, StateTable, Untracked};
 pub use verdict::Verdict;

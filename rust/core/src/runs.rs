@@ -44,9 +44,12 @@ impl Seq for i64 {
 }
 
 /// What a valid row may hold.
-pub(crate) struct Domain {
-    pub(crate) seq_max: i64,
-    pub(crate) untracked: Untracked,
+#[derive(Clone, Copy, Debug)]
+pub struct Domain {
+    /// The greatest sequence number.
+    pub seq_max: i64,
+    /// Whether rows may come without a producer.
+    pub untracked: Untracked,
 }
 
 /// How the rows of a batch are cut into runs.
@@ -116,8 +119,9 @@ impl Cut {
     }
 }
 
-/// Validates a batch and writes the first row of each of its runs to `starts`.
-fn find_runs(batch: &Batch<'_>, domain: &Domain, starts: &mut Vec<u32>) -> Result<()> {
+/// Validates a batch and writes the first row of each of its runs to `starts`: rows of one key and epoch whose
+/// sequence numbers follow each other.
+pub fn find_runs(batch: &Batch<'_>, domain: &Domain, starts: &mut Vec<u32>) -> Result<()> {
     check_lengths(batch)?;
     starts.clear();
     if batch.is_empty() {

@@ -1,0 +1,111 @@
+//! Parquet files for Python: footers, and files without some of their rows.
+
+use crate::failure::Failure;
+use arrow_array::cast::AsArray;
+use arrow_array::types::UInt64Type;
+use arrow_array::{Array, ArrayRef};
+use arrow_cast::{CastOptions, cast_with_options};
+use arrow_schema::DataType;
+use fencepost_lake as lake;
+use pyo3::prelude::*;
+use pyo3_arrow::input::AnyArray;
+use std::collections::HashMap;
+use std::path::PathBuf;
+
+/// What ``rewrite`` wrote.
+#[pyclass(frozen, get_all, module = "fencepost._native")]
+pub(crate) struct Rewritten {
+    /// Rows of the new file.
+    rows: u64,
+    /// Its bytes.
+    bytes: u64,
+    /// CRC-32 of its footer.
+    footer_crc: u32,
+    /// Row groups that were copied as bytes.
+    groups_copied: u64,
+    /// Row groups that were written anew.
+    groups_rewritten: u64,
+}
+
+/// A Parquet file without these rows, or with ``keep`` only these, everything else as it is.
+///
+/// ``first_rows``, ``counts``: arrays of integers of one length, a range of rows each; sorted and disjoint.
+/// ``target`` must not exist; it is not synced. Row groups of which every row stays are copied as bytes, those of
+/// which none stays are left out. Memory: some thousand rows of a column, and its pages where it has a dictionary.
+/// Raises SourceError (path, position), ValueError for other ranges, OSError where the target cannot be written;
+/// then there is none. The interpreter is released.
+#[pyfunction]
+#[pyo3(signature = (source, target, first_rows, counts, *, keep=false))]
+pub(crate) fn rewrite(
+    py: Python<'_>,
+    source: PathBuf,
+    target: PathBuf,
+    first_rows: AnyArray,
+    counts: AnyArray,
+    keep: bool,
+) -> PyResult<Rewritten> {
+    let mut interrupt = None;
+    let written = py.detach(|| {
+        let (first_rows, counts) = (rows_of(first_rows, "first_rows")?, rows_of(counts, "counts")?);
+        let ranges = lake::RowRanges::new(&first_rows, &counts)?;
+        let mut goes_on = || {
+            interrupt = Python::attach(|py| py.check_signals().err());
+            interrupt.is_none()
+        };
+        lake::rewrite(&source, &target, &ranges, keep, &mut goes_on).map_err(Failure::from)
+    });
+    if let Some(interrupt) = interrupt {
+        return Err(interrupt);
+    }
+    let lake::Rewritten { rows, bytes, footer_crc, groups_copied, groups_rewritten } =
+        written.map_err(|failure| failure.raise(py))?;
+    Ok(Rewritten { rows, bytes, footer_crc, groups_copied, groups_rewritten })
+}
+
+fn rows_of(array: AnyArray, name: &str) -> Result<Vec<u64>, Failure> {
+    let wrong = |problem: String| Failure::Value(format!("{name}: {problem}"));
+    let chunks = array.into_chunked_array().map_err(|error| wrong(error.to_string()))?;
+    let mut rows = Vec::with_capacity(chunks.chunks().iter().map(|chunk| chunk.len()).sum());
+    for chunk in chunks.chunks() {
+        let chunk: &ArrayRef = chunk;
+        if !chunk.data_type().is_integer() {
+            return Err(wrong(format!("is of type {}, integers are needed", chunk.data_type())));
+        }
+        let wide = cast_with_options(chunk, &DataType::UInt64, &CastOptions { safe: true, ..Default::default() })?;
+        if wide.null_count() > 0 {
+            return Err(wrong("a row is null or below 0".into()));
+        }
+        rows.extend_from_slice(wide.as_primitive::<UInt64Type>().values());
+    }
+    Ok(rows)
+}
+
+/// What a Parquet file's footer says.
+#[pyclass(frozen, get_all, module = "fencepost._native")]
+pub(crate) struct ParquetFooter {
+    /// Rows of the file.
+    rows: u64,
+    /// How many row groups it has.
+    row_groups: usize,
+    /// CRC-32 of the footer, which holds the place and length of everything else.
+    footer_crc: u32,
+    /// For each column that was asked for: least and greatest value of each row group, None where it is not told.
+    bounds: HashMap<String, lake::Bounds>,
+}
+
+/// Reads a local Parquet file's footer, and the bounds of some integer columns by their names.
+///
+/// Raises SourceError (path, position), and BatchError for a column that is not there or not plain.
+#[pyfunction]
+#[pyo3(signature = (path, columns=vec![]), text_signature = "(path, columns=())")]
+pub(crate) fn parquet_footer(py: Python<'_>, path: PathBuf, columns: Vec<String>) -> PyResult<ParquetFooter> {
+    let names: Vec<&str> = columns.iter().map(String::as_str).collect();
+    let read = py.detach(|| lake::ParquetFile::open_for_bounds(&path, &names));
+    let (file, bounds) = read.map_err(|error| Failure::from(error).raise(py))?;
+    Ok(ParquetFooter {
+        rows: file.rows(),
+        row_groups: file.row_groups(),
+        footer_crc: file.footer_crc(),
+        bounds: columns.into_iter().zip(bounds).collect(),
+    })
+}

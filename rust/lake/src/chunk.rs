@@ -1,0 +1,303 @@
+//! A chunk of a column: copied as bytes, or written anew without some of its rows.
+//!
+//! Nothing goes through Arrow: values go from the typed reader to the typed writer of the same physical type, with
+//! their levels. So no logical type and no nesting can come out as another.
+
+use crate::error::Fault;
+use crate::read_at::Source;
+use parquet::basic::{Compression, Encoding, PageType, Type};
+use parquet::column::page::{PageReader, PageWriter};
+use parquet::column::reader::{ColumnReader, ColumnReaderImpl, get_column_reader};
+use parquet::column::writer::{
+    ColumnCloseResult, ColumnWriter, ColumnWriterImpl, get_column_writer, get_typed_column_writer,
+};
+use parquet::data_type::{
+    BoolType, ByteArrayType, DataType, DoubleType, FixedLenByteArrayType, FloatType, Int32Type, Int64Type, Int96Type,
+};
+use parquet::errors::ParquetError;
+use parquet::file::metadata::ColumnChunkMetaData;
+use parquet::file::properties::{EnabledStatistics, WriterProperties, WriterVersion};
+use parquet::file::reader::SerializedPageReader;
+use parquet::file::statistics::Statistics;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// Rows that are held at a time, at most.
+const BATCH_ROWS: usize = 8192;
+/// And their bytes, about.
+const BATCH_BYTES: u64 = 8 << 20;
+
+type Outcome<T> = std::result::Result<T, Fault>;
+
+/// A chunk of a column, the rows of it that stay, and what is written beside it.
+pub(crate) struct Rewriting<'a> {
+    pub(crate) source: &'a Source,
+    pub(crate) column: &'a ColumnChunkMetaData,
+    pub(crate) rows: u64,
+    /// Counted from the chunk's first row.
+    pub(crate) kept: &'a [Range<u64>],
+    pub(crate) has_column_index: bool,
+    pub(crate) has_offset_index: bool,
+}
+
+impl Rewriting<'_> {
+    /// Writes the rows that stay, as much like the source as can be.
+    pub(crate) fn write(&self, pages: Box<dyn PageWriter + '_>) -> Outcome<ColumnCloseResult> {
+        let form = Form::of(self).map_err(Fault::Source)?;
+        let properties = Arc::new(form.properties(self));
+        let descriptor = self.column.column_descr_ptr();
+        let reader = get_column_reader(descriptor.clone(), Box::new(self.pages().map_err(Fault::Source)?));
+        let writer = get_column_writer(descriptor, properties, pages);
+        let mut closed = match reader {
+            ColumnReader::BoolColumnReader(reader) => self.copy_rows::<BoolType>(reader, writer),
+            ColumnReader::Int32ColumnReader(reader) => self.copy_rows::<Int32Type>(reader, writer),
+            ColumnReader::Int64ColumnReader(reader) => self.copy_rows::<Int64Type>(reader, writer),
+            ColumnReader::Int96ColumnReader(reader) => self.copy_rows::<Int96Type>(reader, writer),
+            ColumnReader::FloatColumnReader(reader) => self.copy_rows::<FloatType>(reader, writer),
+            ColumnReader::DoubleColumnReader(reader) => self.copy_rows::<DoubleType>(reader, writer),
+            ColumnReader::ByteArrayColumnReader(reader) => self.copy_rows::<ByteArrayType>(reader, writer),
+            ColumnReader::FixedLenByteArrayColumnReader(reader) => {
+                self.copy_rows::<FixedLenByteArrayType>(reader, writer)
+            }
+        }?;
+        if form.has_no_bounds && closed.metadata.statistics().is_some() {
+            closed.metadata = without_bounds(closed.metadata).map_err(Fault::Sink)?;
+        }
+        Ok(closed)
+    }
+
+    fn pages(&self) -> Result<SerializedPageReader<Source>, ParquetError> {
+        SerializedPageReader::new(Arc::new(self.source.clone()), self.column, self.rows as usize, None)
+    }
+
+    fn copy_rows<T: DataType>(
+        &self,
+        mut reader: ColumnReaderImpl<T>,
+        writer: ColumnWriter<'_>,
+    ) -> Outcome<ColumnCloseResult> {
+        let mut batch = Batch::<T> {
+            writer: get_typed_column_writer::<T>(writer),
+            has_definitions: self.column.column_descr().max_def_level() > 0,
+            has_repetitions: self.column.column_descr().max_rep_level() > 0,
+            rows: 0,
+            values: vec![],
+            definitions: vec![],
+            repetitions: vec![],
+        };
+        let rows_max = self.batch_rows();
+        let mut at = 0;
+        for range in self.kept {
+            let gap = (range.start - at) as usize;
+            if gap > 0 && reader.skip_records(gap).map_err(Fault::Source)? != gap {
+                return Err(self.too_few());
+            }
+            at = range.start;
+            while at < range.end {
+                let wanted = ((range.end - at) as usize).min(rows_max - batch.rows);
+                let Batch { definitions, repetitions, values, .. } = &mut batch;
+                let read = reader.read_records(wanted, Some(definitions), Some(repetitions), values);
+                let (rows, ..) = read.map_err(Fault::Source)?;
+                if rows == 0 {
+                    return Err(self.too_few());
+                }
+                at += rows as u64;
+                batch.rows += rows;
+                if batch.rows == rows_max {
+                    batch.write().map_err(Fault::Sink)?;
+                }
+            }
+        }
+        batch.write().map_err(Fault::Sink)?;
+        batch.writer.close().map_err(Fault::Sink)
+    }
+
+    /// As many rows as have about so many bytes.
+    fn batch_rows(&self) -> usize {
+        let row_bytes = (self.column.uncompressed_size().max(0) as u64 / self.rows.max(1)).max(1);
+        ((BATCH_BYTES / row_bytes) as usize).clamp(1, BATCH_ROWS)
+    }
+
+    fn too_few(&self) -> Fault {
+        let name = self.column.column_path();
+        Fault::Source(ParquetError::EOF(format!("column {name} has fewer rows than the {} of its group", self.rows)))
+    }
+}
+
+/// Rows on their way.
+struct Batch<'a, T: DataType> {
+    writer: ColumnWriterImpl<'a, T>,
+    has_definitions: bool,
+    has_repetitions: bool,
+    rows: usize,
+    values: Vec<T::T>,
+    definitions: Vec<i16>,
+    repetitions: Vec<i16>,
+}
+
+impl<T: DataType> Batch<'_, T> {
+    fn write(&mut self) -> Result<(), ParquetError> {
+        if self.rows > 0 {
+            let definitions = self.has_definitions.then_some(&self.definitions[..]);
+            let repetitions = self.has_repetitions.then_some(&self.repetitions[..]);
+            self.writer.write_batch(&self.values, definitions, repetitions)?;
+        }
+        self.rows = 0;
+        self.values.clear();
+        self.definitions.clear();
+        self.repetitions.clear();
+        Ok(())
+    }
+}
+
+/// How a chunk is encoded.
+struct Form {
+    version: WriterVersion,
+    has_dictionary: bool,
+    /// Of data pages that have no dictionary.
+    encoding: Option<Encoding>,
+    /// Whether every data page is known to have one: it did not grow too large.
+    is_dictionary_whole: bool,
+    statistics: EnabledStatistics,
+    has_no_bounds: bool,
+}
+
+impl Form {
+    fn of(chunk: &Rewriting<'_>) -> Result<Form, ParquetError> {
+        let column = chunk.column;
+        let data_pages: Vec<_> = column
+            .page_encoding_stats()
+            .into_iter()
+            .flatten()
+            .filter(|it| matches!(it.page_type, PageType::DATA_PAGE | PageType::DATA_PAGE_V2) && it.count > 0)
+            .collect();
+        let is_dictionary = |it: Encoding| matches!(it, Encoding::PLAIN_DICTIONARY | Encoding::RLE_DICTIONARY);
+        let (version, encodings) = if data_pages.is_empty() {
+            let is_second = has_second_version(chunk)?;
+            // All encodings are told together: those of levels with those of values.
+            let of_levels = |it: &Encoding| {
+                let is_boolean = column.column_type() == Type::BOOLEAN && is_second;
+                matches!(it, Encoding::RLE if !is_boolean) || is_levels_only(*it)
+            };
+            (is_second, column.encodings().filter(|it| !of_levels(it)).collect::<Vec<_>>())
+        } else {
+            let is_second = data_pages.iter().any(|it| it.page_type == PageType::DATA_PAGE_V2);
+            (is_second, data_pages.iter().map(|it| it.encoding).collect())
+        };
+        let is_fixed = column.column_type() == Type::FIXED_LEN_BYTE_ARRAY;
+        let has_dictionary = column.dictionary_page_offset().is_some() || encodings.iter().any(|&it| is_dictionary(it));
+        let others: Vec<_> = encodings.into_iter().filter(|&it| !is_dictionary(it)).collect();
+        let told = column.statistics();
+        let has_no_bounds = told.is_none_or(|it| it.min_bytes_opt().is_none() && it.max_bytes_opt().is_none());
+        let statistics = match told {
+            None => EnabledStatistics::None,
+            Some(_) if chunk.has_column_index => EnabledStatistics::Page,
+            Some(_) => EnabledStatistics::Chunk,
+        };
+        let is_plain = others.iter().all(|&it| it == Encoding::PLAIN);
+        Ok(Form {
+            // The crate writes no dictionary for these in pages of the first version, and they can be UUIDs or decimals.
+            version: if version || is_fixed && has_dictionary {
+                WriterVersion::PARQUET_2_0
+            } else {
+                WriterVersion::PARQUET_1_0
+            },
+            has_dictionary,
+            is_dictionary_whole: has_dictionary && !data_pages.is_empty() && others.is_empty(),
+            encoding: others.iter().copied().find(|&it| it != Encoding::PLAIN || is_plain),
+            statistics,
+            has_no_bounds,
+        })
+    }
+
+    fn properties(&self, chunk: &Rewriting<'_>) -> WriterProperties {
+        let column = chunk.column;
+        let mut properties = WriterProperties::builder()
+            .set_writer_version(self.version)
+            .set_compression(column.compression())
+            .set_dictionary_enabled(self.has_dictionary && column.column_type() != Type::BOOLEAN)
+            .set_encoding(self.encoding.unwrap_or(Encoding::PLAIN))
+            .set_statistics_enabled(self.statistics)
+            .set_offset_index_disabled(!chunk.has_offset_index)
+            .set_write_batch_size(BATCH_ROWS / 2);
+        if self.is_dictionary_whole {
+            // What stays of a dictionary that was not too large for the source is not too large here.
+            properties = properties.set_dictionary_page_size_limit(usize::MAX);
+        }
+        if is_long_and_exact(column.statistics()) {
+            properties = properties.set_statistics_truncate_length(None);
+        }
+        properties.build()
+    }
+}
+
+#[expect(deprecated, reason = "old files have it")]
+fn is_levels_only(encoding: Encoding) -> bool {
+    encoding == Encoding::BIT_PACKED
+}
+
+/// Whether the chunk's data pages are of the second version; where nothing else tells, the first page does.
+fn has_second_version(chunk: &Rewriting<'_>) -> Result<bool, ParquetError> {
+    let mut pages = chunk.pages()?;
+    while let Some(page) = pages.peek_next_page()? {
+        if !page.is_dict {
+            // Only the second version says how many rows there are.
+            return Ok(page.num_rows.is_some());
+        }
+        pages.skip_next_page()?;
+    }
+    Ok(false)
+}
+
+/// Whether bounds are told in full though they are longer than what writers cut them to.
+fn is_long_and_exact(statistics: Option<&Statistics>) -> bool {
+    let is_long = |bytes: Option<&[u8]>| bytes.is_some_and(|it| it.len() > 64);
+    statistics.is_some_and(|it| {
+        (is_long(it.min_bytes_opt()) || is_long(it.max_bytes_opt())) && it.min_is_exact() && it.max_is_exact()
+    })
+}
+
+/// Where the source told no bounds there is a reason: no order, or values that are too long.
+fn without_bounds(metadata: ColumnChunkMetaData) -> Result<ColumnChunkMetaData, ParquetError> {
+    let count = metadata.statistics().and_then(Statistics::null_count_opt);
+    let statistics = match metadata.column_type() {
+        Type::BOOLEAN => Statistics::boolean(None, None, None, count, false),
+        Type::INT32 => Statistics::int32(None, None, None, count, false),
+        Type::INT64 => Statistics::int64(None, None, None, count, false),
+        Type::INT96 => Statistics::int96(None, None, None, count, false),
+        Type::FLOAT => Statistics::float(None, None, None, count, false),
+        Type::DOUBLE => Statistics::double(None, None, None, count, false),
+        Type::BYTE_ARRAY => Statistics::byte_array(None, None, None, count, false),
+        Type::FIXED_LEN_BYTE_ARRAY => Statistics::fixed_len_byte_array(None, None, None, count, false),
+    };
+    metadata.into_builder().set_statistics(statistics).build()
+}
+
+/// What the footer says of a chunk whose bytes now begin somewhere else.
+pub(crate) fn moved(column: &ColumnChunkMetaData, by: i64) -> Result<ColumnChunkMetaData, ParquetError> {
+    let mut moved = ColumnChunkMetaData::builder(column.column_descr_ptr())
+        .set_compression_codec(column.compression_codec())
+        .set_encodings_mask(*column.encodings_mask())
+        .set_total_compressed_size(column.compressed_size())
+        .set_total_uncompressed_size(column.uncompressed_size())
+        .set_num_values(column.num_values())
+        .set_data_page_offset(column.data_page_offset() + by)
+        .set_dictionary_page_offset(column.dictionary_page_offset().map(|offset| offset + by))
+        .set_unencoded_byte_array_data_bytes(column.unencoded_byte_array_data_bytes())
+        .set_repetition_level_histogram(column.repetition_level_histogram().cloned())
+        .set_definition_level_histogram(column.definition_level_histogram().cloned());
+    if let Some(statistics) = column.statistics() {
+        moved = moved.set_statistics(statistics.clone());
+    }
+    if let Some(statistics) = column.geo_statistics() {
+        moved = moved.set_geo_statistics(Box::new(statistics.clone()));
+    }
+    if let Some(pages) = column.page_encoding_stats() {
+        moved = moved.set_page_encoding_stats(pages.clone());
+    }
+    moved.build()
+}
+
+/// Whether chunks of this codec can be written.
+pub(crate) fn is_writable(codec: Compression) -> bool {
+    codec != Compression::LZO
+}

@@ -1,0 +1,119 @@
+//! Some columns of a file, batch by batch.
+
+use crate::error::{Error, Result, guard};
+use crate::file::ParquetFile;
+use crate::read_at::Source;
+use arrow_array::{ArrayRef, RecordBatchReader};
+use arrow_schema::{DataType, Field, Schema};
+use parquet::arrow::ProjectionMask;
+use parquet::arrow::arrow_reader::{
+    ArrowReaderMetadata, ArrowReaderOptions, ParquetRecordBatchReader, ParquetRecordBatchReaderBuilder,
+};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+/// Reads columns of the first level, batch by batch: a row group is never held whole.
+///
+/// Text and binary come as views, which lie where the decoder put them; dictionaries come as their values.
+pub struct Columns {
+    path: PathBuf,
+    reader: Option<ParquetRecordBatchReader>,
+    /// Where each wanted column stands in what the reader gives.
+    places: Vec<usize>,
+    rows: u64,
+    rows_read: u64,
+}
+
+impl Columns {
+    /// The columns of these names, each of which must be there once.
+    pub fn open(file: &ParquetFile, names: &[&str], batch_rows: usize) -> Result<Columns> {
+        let roots = names.iter().map(|name| root(file, name)).collect::<Result<Vec<usize>>>()?;
+        let mut in_file_order = roots.clone();
+        in_file_order.sort_unstable();
+        in_file_order.dedup();
+        let place = |root: &usize| in_file_order.binary_search(root).unwrap_or_default();
+        let places = roots.iter().map(place).collect();
+        let reader =
+            guard(file.path(), || open(file, &in_file_order, batch_rows).map_err(|error| file.decoding(None, &error)))?;
+        let path = file.path().into();
+        Ok(Columns { path, reader: Some(reader), places, rows: file.rows(), rows_read: 0 })
+    }
+
+    /// The types in which the columns come, in the order of the names.
+    pub fn kinds(&self) -> Vec<DataType> {
+        let schema = self.reader.as_ref().map(|reader| reader.schema());
+        let kind = |&place: &usize| schema.as_ref().map_or(DataType::Null, |it| it.field(place).data_type().clone());
+        self.places.iter().map(kind).collect()
+    }
+
+    /// The columns of the next rows, in the order of the names, and how many rows that is; none at the end.
+    pub fn next_batch(&mut self) -> Result<Option<(usize, Vec<ArrayRef>)>> {
+        let Some(mut reader) = self.reader.take() else { return Ok(None) };
+        // The reader is put back only if it is sound.
+        let (batch, reader) = guard(&self.path, || {
+            let batch = reader.next().transpose().map_err(|error| Error::decoding(&self.path, None, &error))?;
+            Ok((batch, reader))
+        })?;
+        let Some(batch) = batch else {
+            if self.rows_read != self.rows {
+                let problem = format!("its pages hold {} rows, its footer says {}", self.rows_read, self.rows);
+                return Err(Error::source(&self.path, None, problem));
+            }
+            return Ok(None);
+        };
+        self.reader = Some(reader);
+        self.rows_read += batch.num_rows() as u64;
+        let columns = self.places.iter().map(|&place| batch.column(place).clone()).collect();
+        Ok(Some((batch.num_rows(), columns)))
+    }
+}
+
+/// Where a column stands among those of the first level.
+fn root(file: &ParquetFile, name: &str) -> Result<usize> {
+    let fields = file.metadata().file_metadata().schema_descr().root_schema().get_fields();
+    let mut found = (0..fields.len()).filter(|&at| fields[at].name() == name);
+    let problem = match (found.next(), found.next()) {
+        (Some(root), None) => return Ok(root),
+        (Some(_), Some(_)) => "stands in it more than once".to_string(),
+        (None, _) => {
+            let names: Vec<&str> = fields.iter().map(|field| field.name()).collect();
+            format!("missing; it has {}", names.join(", "))
+        }
+    };
+    Err(Error::Column { path: file.path().into(), name: name.into(), problem })
+}
+
+fn open(file: &ParquetFile, roots: &[usize], batch_rows: usize) -> parquet::errors::Result<ParquetRecordBatchReader> {
+    let mut metadata = ArrowReaderMetadata::try_new(file.metadata().clone(), ArrowReaderOptions::new())?;
+    let schema = metadata.schema();
+    let mut fields: Vec<Arc<Field>> = schema.fields().iter().cloned().collect();
+    let mut is_other = false;
+    for &root in roots {
+        let kind = as_read(fields[root].data_type());
+        if kind != *fields[root].data_type() {
+            fields[root] = Arc::new(Field::clone(&fields[root]).with_data_type(kind));
+            is_other = true;
+        }
+    }
+    if is_other {
+        let schema = Arc::new(Schema::new_with_metadata(fields, schema.metadata().clone()));
+        let options = ArrowReaderOptions::new().with_schema(schema);
+        metadata = ArrowReaderMetadata::try_new(file.metadata().clone(), options)?;
+    }
+    let mask = ProjectionMask::roots(file.metadata().file_metadata().schema_descr(), roots.iter().copied());
+    let source: Source = file.source().clone();
+    ParquetRecordBatchReaderBuilder::new_with_metadata(source, metadata)
+        .with_projection(mask)
+        .with_batch_size(batch_rows)
+        .build()
+}
+
+/// The type to read a column as.
+fn as_read(kind: &DataType) -> DataType {
+    match kind {
+        DataType::Dictionary(_, values) => as_read(values),
+        DataType::Utf8 | DataType::LargeUtf8 => DataType::Utf8View,
+        DataType::Binary | DataType::LargeBinary => DataType::BinaryView,
+        other => other.clone(),
+    }
+}

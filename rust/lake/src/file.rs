@@ -1,0 +1,182 @@
+use crate::error::{Error, Result, guard};
+use crate::read_at::{ReadAt, Source};
+use parquet::errors::ParquetError;
+use parquet::file::metadata::{
+    PageIndexPolicy, ParquetMetaData, ParquetMetaDataOptions, ParquetMetaDataReader, ParquetStatisticsPolicy,
+};
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Length and magic at the end of a file.
+const TAIL_BYTES: u64 = 8;
+/// The magic at its beginning.
+const HEAD_BYTES: u64 = 4;
+const MAGIC: [u8; 4] = *b"PAR1";
+const MAGIC_ENCRYPTED: [u8; 4] = *b"PARE";
+
+/// A Parquet file whose footer was read.
+pub struct ParquetFile {
+    path: PathBuf,
+    source: Source,
+    footer_crc: u32,
+    metadata: Arc<ParquetMetaData>,
+}
+
+impl ParquetFile {
+    /// Opens a local file and reads its footer, statistics and all.
+    pub fn open(path: &Path) -> Result<ParquetFile> {
+        Self::open_with(path, ParquetStatisticsPolicy::KeepAll)
+    }
+
+    /// The same for something else than a file of this machine; `path` names it in errors.
+    pub fn of_reader(path: &Path, reader: Arc<dyn ReadAt>) -> Result<ParquetFile> {
+        Self::read(path, reader, ParquetStatisticsPolicy::KeepAll)
+    }
+
+    pub(crate) fn open_with(path: &Path, statistics: ParquetStatisticsPolicy) -> Result<ParquetFile> {
+        let file = File::open(path).map_err(|error| unreadable(path, &error))?;
+        Self::read(path, Arc::new(file), statistics)
+    }
+
+    fn read(path: &Path, reader: Arc<dyn ReadAt>, statistics: ParquetStatisticsPolicy) -> Result<ParquetFile> {
+        let source = Source::new(reader).map_err(|error| unreadable(path, &error))?;
+        let (start, footer) = read_footer(path, &source)?;
+        let options = ParquetMetaDataOptions::new()
+            // A file that is written needs to say exactly what its pages are.
+            .with_encoding_stats_as_mask(false)
+            .with_column_stats_policy(statistics);
+        let metadata = guard(path, || {
+            ParquetMetaDataReader::decode_metadata_with_options(&footer, Some(&options))
+                .map_err(|error| Error::decoding(path, Some(start), &error))
+        })?;
+        let file = ParquetFile {
+            path: path.into(),
+            source,
+            footer_crc: crc32fast::hash(&footer),
+            metadata: Arc::new(metadata),
+        };
+        file.check(start)?;
+        Ok(file)
+    }
+
+    /// Where the file lies.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// How many bytes it has.
+    pub fn bytes(&self) -> u64 {
+        self.source.bytes()
+    }
+
+    /// How many rows it has.
+    pub fn rows(&self) -> u64 {
+        self.metadata.row_groups().iter().map(|group| group.num_rows() as u64).sum()
+    }
+
+    /// How many row groups it has.
+    pub fn row_groups(&self) -> usize {
+        self.metadata.num_row_groups()
+    }
+
+    /// The CRC-32 of the footer, which holds the place and length of everything else.
+    pub fn footer_crc(&self) -> u32 {
+        self.footer_crc
+    }
+
+    /// What the footer says.
+    pub fn metadata(&self) -> &Arc<ParquetMetaData> {
+        &self.metadata
+    }
+
+    pub(crate) fn source(&self) -> &Source {
+        &self.source
+    }
+
+    /// With the page indexes, where the file has them.
+    pub(crate) fn with_page_indexes(mut self) -> Result<ParquetFile> {
+        let metadata = guard(&self.path, || {
+            let metadata = ParquetMetaData::clone(&self.metadata);
+            let mut reader =
+                ParquetMetaDataReader::new_with_metadata(metadata).with_page_index_policy(PageIndexPolicy::Optional);
+            reader
+                .read_page_indexes(&self.source)
+                .and_then(|()| reader.finish())
+                .map_err(|error| self.decoding(None, &error))
+        })?;
+        self.metadata = Arc::new(metadata);
+        Ok(self)
+    }
+
+    pub(crate) fn decoding(&self, position: Option<u64>, error: &ParquetError) -> Error {
+        Error::decoding(&self.path, position, error)
+    }
+
+    /// Checks what everything else leans on: numbers of rows, and where the columns lie.
+    fn check(&self, footer_start: u64) -> Result<()> {
+        let fail = |problem: String| Err(Error::source(&self.path, Some(footer_start), problem));
+        let groups = self.metadata.row_groups();
+        let rows: Option<i64> = groups
+            .iter()
+            .try_fold(0i64, |sum, group| if group.num_rows() < 0 { None } else { sum.checked_add(group.num_rows()) });
+        let Some(rows) = rows else { return fail("a row group has a number of rows that cannot be".into()) };
+        let told = self.metadata.file_metadata().num_rows();
+        if told != rows {
+            return fail(format!("the footer says {told} rows, its row groups have {rows}"));
+        }
+        let columns = self.metadata.file_metadata().schema_descr().num_columns();
+        for (number, group) in groups.iter().enumerate() {
+            if group.columns().len() != columns {
+                let found = group.columns().len();
+                return fail(format!("row group {number} has {found} columns, the schema has {columns}"));
+            }
+            for column in group.columns() {
+                let start = column.dictionary_page_offset().unwrap_or(column.data_page_offset());
+                let end = start.checked_add(column.compressed_size());
+                let is_within = start >= 0
+                    && column.compressed_size() >= 0
+                    && column.num_values() >= 0
+                    && end.is_some_and(|end| end as u64 <= footer_start);
+                if !is_within {
+                    let path = column.column_path();
+                    return fail(format!("column {path} of row group {number} lies outside the file"));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Where the footer begins, and its bytes.
+fn read_footer(path: &Path, source: &Source) -> Result<(u64, Vec<u8>)> {
+    let end = source.bytes();
+    let at = end.saturating_sub(TAIL_BYTES);
+    let fail = |reason: &str| Err(Error::source(path, Some(at), reason));
+    const NO_FOOTER: &str = "no Parquet footer at its end: cut short, still being written, or no Parquet file";
+    if end < HEAD_BYTES + TAIL_BYTES {
+        return fail(NO_FOOTER);
+    }
+    let mut tail = [0; TAIL_BYTES as usize];
+    source.read(at, &mut tail).map_err(|error| unreadable(path, &error))?;
+    let (length, magic) = tail.split_at(4);
+    if magic == MAGIC_ENCRYPTED {
+        return fail("its footer is encrypted, which is not supported");
+    }
+    if magic != MAGIC {
+        return fail(NO_FOOTER);
+    }
+    let length = u64::from(u32::from_le_bytes([length[0], length[1], length[2], length[3]]));
+    let Some(start) = at.checked_sub(length).filter(|&start| start >= HEAD_BYTES) else {
+        return fail(&format!("a footer of {length} bytes is told, the file has {end}: cut short or damaged"));
+    };
+    let mut footer = vec![0; length as usize];
+    source.read(start, &mut footer).map_err(|error| unreadable(path, &error))?;
+    Ok((start, footer))
+}
+
+fn unreadable(path: &Path, error: &std::io::Error) -> Error {
+    let text = error.to_string();
+    let text = text.split(" (os error").next().unwrap_or_default();
+    Error::source(path, None, format!("cannot be read: {text}"))
+}

@@ -1,0 +1,109 @@
+//! Reads at positions: no shared place in the file, so several readers of one file do not disturb each other, and no
+//! mapping into memory, where a file that is cut short meanwhile ends the process.
+
+use bytes::Bytes;
+use parquet::errors::{ParquetError, Result};
+use parquet::file::reader::{ChunkReader, Length};
+use std::fs::File;
+use std::io::{self, BufReader, Read};
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+
+/// Something with bytes at positions, such as a file.
+pub trait ReadAt: Send + Sync {
+    /// How many bytes there are.
+    fn bytes(&self) -> io::Result<u64>;
+
+    /// Fills as much of the buffer as it can from the position on; 0 at the end.
+    fn read_at(&self, position: u64, buffer: &mut [u8]) -> io::Result<usize>;
+
+    /// Fills the whole buffer.
+    fn read_exact_at(&self, mut position: u64, mut buffer: &mut [u8]) -> io::Result<()> {
+        while !buffer.is_empty() {
+            match self.read_at(position, buffer) {
+                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok(count) => {
+                    position += count as u64;
+                    buffer = &mut buffer[count..];
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+}
+
+impl ReadAt for File {
+    fn bytes(&self) -> io::Result<u64> {
+        Ok(self.metadata()?.len())
+    }
+
+    fn read_at(&self, position: u64, buffer: &mut [u8]) -> io::Result<usize> {
+        FileExt::read_at(self, buffer, position)
+    }
+}
+
+/// A file as the decoders want it.
+#[derive(Clone)]
+pub(crate) struct Source {
+    reader: Arc<dyn ReadAt>,
+    bytes: u64,
+}
+
+impl Source {
+    pub(crate) fn new(reader: Arc<dyn ReadAt>) -> io::Result<Source> {
+        Ok(Source { bytes: reader.bytes()?, reader })
+    }
+
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    pub(crate) fn read(&self, position: u64, buffer: &mut [u8]) -> io::Result<()> {
+        self.reader.read_exact_at(position, buffer)
+    }
+}
+
+impl Length for Source {
+    fn len(&self) -> u64 {
+        self.bytes
+    }
+}
+
+/// Page headers have some dozen bytes, and a page's bytes are read by [`ChunkReader::get_bytes`].
+const HEADER_BYTES: usize = 512;
+
+impl ChunkReader for Source {
+    type T = BufReader<Cursor>;
+
+    fn get_read(&self, start: u64) -> Result<Self::T> {
+        let cursor = Cursor { source: self.clone(), position: start };
+        Ok(BufReader::with_capacity(HEADER_BYTES, cursor))
+    }
+
+    fn get_bytes(&self, start: u64, length: usize) -> Result<Bytes> {
+        // Lengths come from the file: none may ask for memory that the file cannot fill.
+        if start.checked_add(length as u64).is_none_or(|end| end > self.bytes) {
+            let problem = format!("{length} bytes at {start} are wanted, the file has {}", self.bytes);
+            return Err(ParquetError::EOF(problem));
+        }
+        let mut buffer = vec![0; length];
+        self.read(start, &mut buffer)?;
+        Ok(buffer.into())
+    }
+}
+
+/// Reads on from a position.
+pub(crate) struct Cursor {
+    source: Source,
+    position: u64,
+}
+
+impl Read for Cursor {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let count = self.source.reader.read_at(self.position, buffer)?;
+        self.position += count as u64;
+        Ok(count)
+    }
+}

@@ -1,0 +1,276 @@
+//! Files of every physical type, written without Arrow: without some of their rows, cut short, and from memory.
+
+#![expect(clippy::unwrap_used, reason = "tests")]
+
+use fencepost_lake::{Columns, Error, ParquetFile, ReadAt, RowRanges, rewrite};
+use parquet::basic::Compression;
+use parquet::column::writer::ColumnWriter;
+use parquet::data_type::{ByteArray, FixedLenByteArray, Int96};
+use parquet::file::properties::{EnabledStatistics, WriterProperties, WriterVersion};
+use parquet::file::reader::{FileReader, SerializedFileReader};
+use parquet::file::writer::SerializedFileWriter;
+use parquet::schema::parser::parse_message_type;
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+const SCHEMA: &str = "
+    message things {
+        required boolean flag;
+        optional int32 small (INTEGER(8, false));
+        required int64 seq;
+        optional int96 old;
+        required float f;
+        optional double d;
+        optional binary text (ENUM);
+        required fixed_len_byte_array(16) id (UUID);
+        repeated int32 bare;
+        optional group legacy (LIST) { repeated group array { optional binary document (JSON); required int64 n; } }
+    }
+";
+
+/// A folder that goes with the test.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Folder {
+        let path = std::env::temp_dir().join(format!("fencepost-lake-{name}-{}", std::process::id()));
+        let _ = fs::remove_dir_all(&path);
+        fs::create_dir_all(&path).unwrap();
+        Folder(path)
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.join(name)
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+fn write_things(path: &Path, groups: &[usize], properties: WriterProperties) {
+    let schema = Arc::new(parse_message_type(SCHEMA).unwrap());
+    let mut writer = SerializedFileWriter::new(File::create(path).unwrap(), schema, Arc::new(properties)).unwrap();
+    let mut first = 0;
+    for &rows in groups {
+        let mut group = writer.next_row_group().unwrap();
+        while let Some(mut column) = group.next_column().unwrap() {
+            write_column(column.untyped(), first, rows);
+            column.close().unwrap();
+        }
+        group.close().unwrap();
+        first += rows;
+    }
+    writer.close().unwrap();
+}
+
+/// Values that tell the row they are of; every third is null where that can be, and lists have 0 to 3 items.
+fn write_column(column: &mut ColumnWriter<'_>, first: usize, rows: usize) {
+    let all: Vec<usize> = (first..first + rows).collect();
+    let present: Vec<usize> = all.iter().copied().filter(|row| row % 3 != 0).collect();
+    let levels: Vec<i16> = all.iter().map(|row| i16::from(row % 3 != 0)).collect();
+    let texts = |of: &[usize]| of.iter().map(|row| ByteArray::from(format!("text {}", row % 50).as_str())).collect();
+    match column {
+        ColumnWriter::BoolColumnWriter(it) => {
+            it.write_batch(&all.iter().map(|row| row % 2 == 0).collect::<Vec<_>>(), None, None).unwrap();
+        }
+        ColumnWriter::FloatColumnWriter(it) => {
+            it.write_batch(&all.iter().map(|&row| row as f32).collect::<Vec<_>>(), None, None).unwrap();
+        }
+        ColumnWriter::DoubleColumnWriter(it) => {
+            it.write_batch(&present.iter().map(|&row| row as f64).collect::<Vec<_>>(), Some(&levels), None).unwrap();
+        }
+        ColumnWriter::Int96ColumnWriter(it) => {
+            let values: Vec<Int96> = present.iter().map(|&row| Int96::from(vec![row as u32, 0, 2_440_588])).collect();
+            it.write_batch(&values, Some(&levels), None).unwrap();
+        }
+        ColumnWriter::FixedLenByteArrayColumnWriter(it) => {
+            let value = |row: &usize| FixedLenByteArray::from((*row as u128).to_be_bytes().to_vec());
+            it.write_batch(&all.iter().map(value).collect::<Vec<_>>(), None, None).unwrap();
+        }
+        ColumnWriter::Int64ColumnWriter(it) if it.get_descriptor().max_rep_level() == 0 => {
+            it.write_batch(&all.iter().map(|&row| row as i64).collect::<Vec<_>>(), None, None).unwrap();
+        }
+        ColumnWriter::Int32ColumnWriter(it) if it.get_descriptor().max_rep_level() == 0 => {
+            it.write_batch(&present.iter().map(|&row| row as i32).collect::<Vec<_>>(), Some(&levels), None).unwrap();
+        }
+        ColumnWriter::ByteArrayColumnWriter(it) if it.get_descriptor().max_rep_level() == 0 => {
+            let values: Vec<ByteArray> = texts(&present);
+            it.write_batch(&values, Some(&levels), None).unwrap();
+        }
+        repeated => {
+            let highest = match repeated {
+                ColumnWriter::Int32ColumnWriter(_) => 1,
+                ColumnWriter::Int64ColumnWriter(_) => 2,
+                _ => 3,
+            };
+            let (mut items, mut definitions, mut repetitions) = (vec![], vec![], vec![]);
+            for &row in &all {
+                for item in 0..row % 4 {
+                    items.push(row);
+                    definitions.push(highest);
+                    repetitions.push(i16::from(item > 0));
+                }
+                if row % 4 == 0 {
+                    definitions.push(if highest > 1 && row % 8 == 0 { 1 } else { 0 });
+                    repetitions.push(0);
+                }
+            }
+            let (definitions, repetitions) = (Some(&definitions[..]), Some(&repetitions[..]));
+            match repeated {
+                ColumnWriter::Int32ColumnWriter(it) => {
+                    let values: Vec<i32> = items.iter().map(|&row| row as i32).collect();
+                    it.write_batch(&values, definitions, repetitions).unwrap();
+                }
+                ColumnWriter::Int64ColumnWriter(it) => {
+                    let values: Vec<i64> = items.iter().map(|&row| row as i64).collect();
+                    it.write_batch(&values, definitions, repetitions).unwrap();
+                }
+                ColumnWriter::ByteArrayColumnWriter(it) => {
+                    let values: Vec<ByteArray> = texts(&items);
+                    it.write_batch(&values, definitions, repetitions).unwrap();
+                }
+                _ => unreachable!("no other column is repeated"),
+            }
+        }
+    }
+}
+
+fn rows(path: &Path) -> Vec<String> {
+    let file = SerializedFileReader::new(File::open(path).unwrap()).unwrap();
+    file.get_row_iter(None).unwrap().map(|row| row.unwrap().to_string()).collect()
+}
+
+fn forms() -> Vec<(&'static str, WriterProperties)> {
+    let of = || WriterProperties::builder().set_data_page_row_count_limit(70).set_write_batch_size(10);
+    vec![
+        ("plain", of().set_dictionary_enabled(false).build()),
+        ("second", of().set_writer_version(WriterVersion::PARQUET_2_0).set_compression(Compression::SNAPPY).build()),
+        ("deltas", of().set_writer_version(WriterVersion::PARQUET_2_0).set_dictionary_enabled(false).build()),
+        ("no_index", of().set_offset_index_disabled(true).set_statistics_enabled(EnabledStatistics::Chunk).build()),
+        ("no_statistics", of().set_statistics_enabled(EnabledStatistics::None).build()),
+        ("bloom", of().set_bloom_filter_enabled(true).set_compression(Compression::LZ4_RAW).build()),
+        ("fallback", of().set_dictionary_page_size_limit(60).set_compression(Compression::LZ4).build()),
+    ]
+}
+
+#[test]
+fn rows_are_taken_out_of_every_physical_type() {
+    let folder = Folder::new("types");
+    for (name, properties) in forms() {
+        let (source, target) = (folder.path(&format!("{name}.parquet")), folder.path(&format!("{name}-new.parquet")));
+        write_things(&source, &[300, 200, 1, 100], properties);
+        let before = rows(&source);
+        assert_eq!(before.len(), 601);
+        // The second row group stays whole, the third goes.
+        let ranges = RowRanges::new(&[3, 50, 299, 500, 520], &[1, 100, 1, 1, 3]).unwrap();
+        let is_lost = |row: usize| [3..4, 50..150, 299..300, 500..501, 520..523].iter().any(|it| it.contains(&row));
+        let written = rewrite(&source, &target, &ranges, false, &mut || true).unwrap();
+        let kept: Vec<&String> = (0..601).filter(|&row| !is_lost(row)).map(|row| &before[row]).collect();
+        assert_eq!(rows(&target).iter().collect::<Vec<_>>(), kept, "{name}");
+        assert_eq!((written.groups_copied, written.groups_rewritten), (1, 2), "{name}");
+        let (old, new) = (ParquetFile::open(&source).unwrap(), ParquetFile::open(&target).unwrap());
+        let [old, new] = [old.metadata(), new.metadata()];
+        assert_eq!(new.file_metadata().schema(), old.file_metadata().schema());
+        for (number, of) in [(0, 0), (1, 1), (2, 3)] {
+            for (new, old) in new.row_group(number).columns().iter().zip(old.row_group(of).columns()) {
+                let told = |it: &parquet::file::metadata::ColumnChunkMetaData| {
+                    let pages = it.page_encoding_stats().unwrap();
+                    let mut kinds: Vec<_> = pages.iter().map(|it| (it.page_type as i32, it.encoding as i32)).collect();
+                    kinds.sort_unstable();
+                    kinds.dedup();
+                    let has_bounds = it.statistics().map(|it| it.min_bytes_opt().is_some());
+                    let has = [it.offset_index_offset(), it.column_index_offset(), it.bloom_filter_offset()];
+                    (it.compression(), kinds, has_bounds, has.map(|it| it.is_some()))
+                };
+                assert_eq!(told(new), told(old), "{name}, {}", new.column_path());
+            }
+        }
+    }
+}
+
+#[test]
+fn only_some_rows_and_no_rows() {
+    let folder = Folder::new("keep");
+    let (source, target) = (folder.path("source.parquet"), folder.path("target.parquet"));
+    write_things(&source, &[10, 10], WriterProperties::default());
+    let before = rows(&source);
+    let written = rewrite(&source, &target, &RowRanges::new(&[9], &[2]).unwrap(), true, &mut || true).unwrap();
+    assert_eq!(rows(&target), before[9..11]);
+    assert_eq!(written.bytes, fs::metadata(&target).unwrap().len());
+    fs::remove_file(&target).unwrap();
+    let written = rewrite(&source, &target, &RowRanges::default(), true, &mut || true).unwrap();
+    assert_eq!((written.rows, rows(&target).len()), (0, 0));
+}
+
+#[test]
+fn who_stops_leaves_nothing_and_what_is_there_is_not_touched() {
+    let folder = Folder::new("stop");
+    let (source, target) = (folder.path("source.parquet"), folder.path("target.parquet"));
+    write_things(&source, &[10, 10], WriterProperties::default());
+    for chunks in 0..20 {
+        let mut left = chunks;
+        let mut goes_on = || {
+            left -= 1;
+            left >= 0
+        };
+        let stopped = rewrite(&source, &target, &RowRanges::new(&[1], &[1]).unwrap(), false, &mut goes_on);
+        assert!(matches!(stopped, Err(Error::Stopped)));
+        assert!(!target.exists());
+    }
+    fs::write(&target, "theirs").unwrap();
+    let refused = rewrite(&source, &target, &RowRanges::default(), false, &mut || true);
+    assert!(matches!(refused, Err(Error::Sink { .. })));
+    assert_eq!(fs::read(&target).unwrap(), b"theirs");
+}
+
+/// Bytes in memory, a few at a time.
+struct Memory(Vec<u8>);
+
+impl ReadAt for Memory {
+    fn bytes(&self) -> io::Result<u64> {
+        Ok(self.0.len() as u64)
+    }
+
+    fn read_at(&self, position: u64, buffer: &mut [u8]) -> io::Result<usize> {
+        let rest = &self.0[(position as usize).min(self.0.len())..];
+        let count = rest.len().min(buffer.len()).min(100);
+        buffer[..count].copy_from_slice(&rest[..count]);
+        Ok(count)
+    }
+}
+
+fn read_columns(bytes: Vec<u8>) -> Result<usize, Error> {
+    let file = ParquetFile::of_reader(Path::new("memory"), Arc::new(Memory(bytes)))?;
+    let mut columns = Columns::open(&file, &["text", "seq"], 64)?;
+    let mut rows = 0;
+    while let Some((count, columns)) = columns.next_batch()? {
+        assert_eq!(columns.len(), 2);
+        rows += count;
+    }
+    Ok(rows)
+}
+
+#[test]
+fn files_that_are_cut_short_or_damaged_are_errors() {
+    let folder = Folder::new("damaged");
+    let source = folder.path("source.parquet");
+    write_things(&source, &[20, 5], WriterProperties::builder().set_compression(Compression::SNAPPY).build());
+    let bytes = fs::read(&source).unwrap();
+    assert_eq!(read_columns(bytes.clone()).unwrap(), 25);
+    for length in 0..bytes.len() {
+        let error = read_columns(bytes[..length].to_vec()).unwrap_err();
+        assert!(matches!(error, Error::Source { .. }), "{error}");
+    }
+    let mut failed = 0;
+    for place in 0..bytes.len() {
+        let mut damaged = bytes.clone();
+        damaged[place] ^= 1 << (place % 8);
+        failed += usize::from(read_columns(damaged).is_err());
+    }
+    assert!(failed > 300, "{failed} of {}", bytes.len());
+}
