@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
 import pytest
 from fencepost import state
-from fencepost.state import operations
+from fencepost.state import operations, versions
 from fencepost.state.commit import commit, recover
 from fencepost.state.decision import Decision, Inputs, Outputs, Settings, Shards
 from fencepost.state.disk import Disk
@@ -384,13 +384,16 @@ def test_a_state_without_timestamps_cannot_evict(tmp_path: Path) -> None:
 # -- Garbage
 
 
-def test_versions_that_are_not_kept(world: World) -> None:
+@pytest.mark.parametrize("log_bytes_max", [65_536, 100])
+def test_versions_that_are_not_kept(world: World, log_bytes_max: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(versions, "DECISION_BYTES_MAX", log_bytes_max)
     for seed in (4, 5, 6, 7, 8):
         world.run(rows_of(seed, pids=400), f"{seed}.txt")
     before, files = content(world.state), world.files()
     assert world.state.collect_garbage() == 0
     removed = world.state.collect_garbage(keep_versions=2)
-    assert 0 < removed == len(files) - len(world.files())
+    assert 0 < len(files) - len(world.files()) <= removed
+    assert len(world.state.store.list("body")) == (3 if log_bytes_max == 100 else 0)
     assert world.state.latest().oldest == 7  # type: ignore[union-attr]
     assert glance(world.state)[-1] == (9, "retain", "applied", 8)
     assert content(world.state) == before

@@ -203,12 +203,12 @@ def test_imports_go_downwards() -> None:
         ("fencepost.policy", "import fencepost_spark"),
         ("fencepost.lake.job", "def f():\n    from fencepost_spark.jobs import DedupJob"),
         ("fencepost.lake.job", "def f():\n    import pyspark.sql"),
-        ("fencepost.state.store", "from fencepost.lake import DedupJob"),
+        ("fencepost.state.versions", "from fencepost.lake import DedupJob"),
         ("fencepost.errors", "from fencepost import StateTable"),
         ("fencepost.policy", "from fencepost import dedup"),
         ("fencepost.dedup", "import numpy as np"),
         ("fencepost", "try:\n    import pyarrow.compute\nexcept ImportError:\n    pass"),
-        ("fencepost.state.store", "class C:\n    import pyarrow"),
+        ("fencepost.state.versions", "class C:\n    import pyarrow"),
     ],
 )
 def test_an_import_upwards_is_found_out(module: str, source: str) -> None:

@@ -8,39 +8,39 @@ inputs stand in a score of files, and each is written anew as often.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeAlias
 
 from fencepost.errors import SnapshotError
 from fencepost.state.decision import Inputs, LedgerFiles, Quarantined, sha256
 from fencepost.state.segments import segments_folder
 from fencepost.state.stores import Store
 
-if TYPE_CHECKING:
-    import pyarrow as pa  # type: ignore[import-untyped]
+ArrowTable: TypeAlias = Any
+"""A `pyarrow.Table`; pyarrow is imported where it is needed."""
 
 COLUMNS = ("path", "bytes", "mtime_ns", "inode", "etag")
 
 
-def file_table(files: Inputs | Quarantined | dict[str, Any]) -> pa.Table:
+def file_table(files: Inputs | Quarantined | dict[str, Any]) -> ArrowTable:
     """A table of files with the columns that tell them apart, from lists or arrays by name."""
-    import pyarrow as pa
+    import pyarrow as pa  # type: ignore[import-untyped]
 
     columns = vars(files) if isinstance(files, Inputs | Quarantined) else files
     kinds = {"path": pa.string(), "etag": pa.string(), "inode": pa.uint64()}
     return pa.table({name: pa.array(columns[name], kinds.get(name, pa.int64())) for name in COLUMNS})
 
 
-def read_ledger(store: Store, files: LedgerFiles | None) -> pa.Table:
+def read_ledger(store: Store, files: LedgerFiles | None) -> ArrowTable:
     """All inputs so far, as `file_table` has them. Raises SnapshotError where a file is not as decided."""
     tables = [] if files is None else [_read(store, *it) for it in zip(files.name, files.sha256, strict=True)]
-    import pyarrow as pa
+    import pyarrow as pa  # type: ignore[import-untyped]
 
     return pa.concat_tables(tables) if tables else file_table({name: [] for name in COLUMNS})
 
 
-def new_files(ledger: pa.Table, listing: pa.Table) -> pa.Array:
+def new_files(ledger: ArrowTable, listing: ArrowTable) -> Any:
     """The places in a listing, ascending, of the files that the ledger does not name."""
-    import pyarrow as pa
+    import pyarrow as pa  # type: ignore[import-untyped]
     import pyarrow.compute as pc
 
     if not len(ledger):
@@ -51,10 +51,10 @@ def new_files(ledger: pa.Table, listing: pa.Table) -> pa.Array:
 
 
 def extend_ledger(
-    store: Store, before: LedgerFiles | None, version: int, attempt: str, tables: Iterable[pa.Table]
+    store: Store, before: LedgerFiles | None, version: int, attempt: str, tables: Iterable[ArrowTable]
 ) -> LedgerFiles:
     """Prepare the ledger that has the one `before` and these files; trailing parts are merged into the new one."""
-    import pyarrow as pa
+    import pyarrow as pa  # type: ignore[import-untyped]
 
     new = pa.concat_tables(list(tables))
     kept = [] if before is None else list(before.each())
@@ -79,8 +79,8 @@ def extend_ledger(
     return LedgerFiles.of([*kept, part])
 
 
-def _read(store: Store, name: str, expected: str) -> pa.Table:
-    import pyarrow as pa
+def _read(store: Store, name: str, expected: str) -> ArrowTable:
+    import pyarrow as pa  # type: ignore[import-untyped]
 
     try:
         data = store.read(name)

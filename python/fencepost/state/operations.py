@@ -212,7 +212,7 @@ def _lineage(state: State, version: int) -> set[int]:
     found = set()
     while version:
         found.add(version)
-        version = state.version(version).builds_on
+        version = state.builds_on(version)
     return found
 
 

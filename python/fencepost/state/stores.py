@@ -246,6 +246,10 @@ class _MemoryWriter:
 class RemoteStore:
     """An object store. What its client says of a put is believed only if it is "done"."""
 
+    _client: Any
+    _errors: Any
+    _store: Any
+
     def __init__(self, uri: str, options: Mapping[str, Any] | None = None) -> None:
         self._uri = uri.rstrip("/")
         self.options = dict(options or {})

@@ -31,12 +31,11 @@ from fencepost.state.decision import (
     to_json,
 )
 from fencepost.state.disk import TEMPORARY
+from fencepost.state.ledger import ArrowTable
 from fencepost.state.segments import load_table, segments_folder
 from fencepost.state.stores import LocalStore, Store, check_exclusion, open_store
 
 if TYPE_CHECKING:
-    import pyarrow as pa  # type: ignore[import-untyped]
-
     from fencepost.state.commit import Sink
 
 READERS = 16  # threads that wait for a store where many small files are read
@@ -128,6 +127,12 @@ class State:
         self._known = {sha256(logged): decision}
         return decision
 
+    def builds_on(self, version: int) -> int:
+        """`Decision.builds_on`, by the log alone: also of versions whose files were collected."""
+        header = self._header(version, self._logged(version), self.log_hash(version - 1))
+        found: int = header.get("summary", header)["builds_on"]
+        return found
+
     def head(self) -> tuple[int, Decision | None]:
         """(the number of the next version, the newest version that is applied: what the next one builds on)."""
         done = self.done()
@@ -172,15 +177,15 @@ class State:
             horizon_ms=decision.horizon_ms if decision else None,
         )
 
-    def missing(self) -> pa.Table:
+    def missing(self) -> ArrowTable:
         """All ranges that are still missing, as `StateTable.missing` gives them, shard by shard."""
         return self._concat(StateTable.missing)
 
-    def entries(self) -> pa.Table:
+    def entries(self) -> ArrowTable:
         """All that is remembered, as `StateTable.entries` gives it, shard by shard."""
         return self._concat(StateTable.entries)
 
-    def ledger(self, decision: Decision | None) -> pa.Table:
+    def ledger(self, decision: Decision | None) -> ArrowTable:
         """The inputs that were read up to a version: path, bytes, mtime_ns, inode, etag."""
         return ledger.read_ledger(self.store, decision.ledger if decision else None)
 
@@ -209,7 +214,7 @@ class State:
     # The four steps
 
     def extend_ledger(
-        self, before: Decision | None, version: int, attempt: str, tables: Iterable[pa.Table]
+        self, before: Decision | None, version: int, attempt: str, tables: Iterable[ArrowTable]
     ) -> LedgerFiles:
         """Prepare, for an attempt, the ledger that has the one `before` and the files of `ledger.file_table`s."""
         return ledger.extend_ledger(self.store, before.ledger if before else None, version, attempt, tables)
@@ -332,7 +337,7 @@ class State:
         return "body" in header and not self.store.exists(header["body"])
 
     def _concat(self, part: Callable[[StateTable], Any]) -> Any:
-        import pyarrow as pa
+        import pyarrow as pa  # type: ignore[import-untyped]
 
         tables = [pa.table(part(table)) for _, table in self.tables()]
         if not tables:
