@@ -18,7 +18,7 @@ import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import pytest
 from fencepost import state
 from fencepost.generate import LandingZone, generate
-from fencepost.lake import DedupJob, LocalEngine, RunReport
+from fencepost.lake import DedupJob, LocalEngine, RunReport, plan, run
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -74,7 +74,7 @@ def make_job(root: Path, **arguments: Any) -> DedupJob:
 def read_sink(root: Path) -> pl.DataFrame:
     """All rows of all versions, in the order (version, file, row)."""
     folders = sorted((root / "sink").glob("run=*"), key=lambda folder: int(folder.name[4:]))
-    tables = [pq.read_table(file, partitioning=None) for folder in folders for file in sorted(folder.iterdir())]
+    tables = [pq.read_table(file, partitioning=None) for folder in folders for file in sorted(folder.glob("*.parquet"))]
     return pl.DataFrame(pa.concat_tables(tables)) if tables else pl.DataFrame(SCHEMA.empty_table())
 
 
@@ -369,6 +369,8 @@ class RetryingEngine:
     """Pickles everything, runs each item three times in some order, and takes the second result."""
 
     name = "retrying"
+    slots = 2
+    in_process = False
 
     def run(
         self,
@@ -382,8 +384,9 @@ class RetryingEngine:
         return [pickle.loads(result) for result in results[1::3]][::-1]
 
 
-def test_tasks_that_run_more_than_once(tmp_path: Path) -> None:
+def test_tasks_that_run_more_than_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a cluster: items and results are pickled, losing attempts leave files, and only winners count."""
+    monkeypatch.setattr(run, "DRIVER_RUNS_MAX", -1)
     land_some(tmp_path)
     once, often = tmp_path / "once", tmp_path / "often"
     DedupJob(tmp_path / "source", once / "state", once / "sink").run()
@@ -418,29 +421,43 @@ def test_missing_is_what_the_run_left_open(tmp_path: Path) -> None:
     assert opened.column("count").to_pylist() == [1, 2, 4, 9]
 
 
+STEPS = ["recover", "list", "scan", "judge", "check", "write", "collect", "decide", "apply", "finish"]
+
+
 def test_report_for_people_and_programs(tmp_path: Path) -> None:
     land_some(tmp_path)
     report = make_job(tmp_path).run()
     text = str(report)
     assert text.splitlines()[0] == f"version 1 of {tmp_path / 'sink'}, policy any_order"
-    assert "  read            2,400  rows in 4 new files, 0.0 MB\n" in text
+    assert f"  read            2,400  rows in 4 new files, 0.0 MB, {report.runs:,} runs\n" in text
+    assert (
+        "  plan                   interval, judged in the driver: files may share keys, as their statistics say\n"
+        in text
+    )
     assert f"  kept            {report.kept:>5,}  {report.kept / 2400:.2%}\n" in text
     assert f"    UNTRACKED     {report.counts['UNTRACKED']:>5,}  no producer: kept, not deduplicated\n" in text
     assert f"  identity        {'':>5}  pid, epoch, partition, seq\n" in text
-    assert f"  state           {report.entries:>5,}  entries; {report.shards} shards changed\n" in text
+    assert (
+        f"  state           {report.entries:>5,}  entries; {report.shards} of 16 shards judged, 0.0 MB read, 0.0 MB written\n"
+        in text
+    )
     fields = json.loads(report.to_json())
     assert fields["counts"] == report.counts
     assert fields["missing"] == report.missing.to_pylist()
     assert sorted(fields["outputs"]) == [f"run=1/part-{ordinal:05}.parquet" for ordinal in range(4)]
-    assert set(fields["seconds"]) == {"recover", "list", "scan", "judge", "write", "check", "decide", "apply", "finish"}
+    assert list(fields["seconds"]) == STEPS
+    assert report.to_pandas().loc[0, "counts.ACCEPTED"] == report.counts["ACCEPTED"]
 
 
-def test_progress_of_every_step(tmp_path: Path) -> None:
+def test_progress_of_every_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan, "FILE_BYTES", plan.TASK_BYTES)  # a task each
     land_some(tmp_path)
     seen: dict[str, list[tuple[int, int]]] = {}
     make_job(tmp_path).run(lambda step, done, total: seen.setdefault(step, []).append((done, total)))
-    assert list(seen) == ["recover", "list", "scan", "judge", "write", "check", "decide", "apply", "finish"]
-    assert seen["scan"] == seen["write"] == [(done, 4) for done in (1, 2, 3, 4)]
+    assert list(seen) == STEPS
+    for tasks in (seen["scan"], seen["write"]):
+        assert tasks == sorted(set(tasks))
+        assert tasks[-1] == (4, 4)
     assert seen["decide"] == [(0, 1), (1, 1)]
 
 
@@ -486,13 +503,16 @@ def test_arguments_that_make_no_sense(tmp_path: Path) -> None:
     for arguments, message in (
         ({"rejected_max": 1.5}, "rejected_max=1.5: a share from 0 to 1 was expected"),
         ({"shards": 0}, "shards=0: 1 to 65534 were expected"),
+        ({"rejects": "some"}, "rejects='some': one of 'copy', 'all', 'none' was expected"),
+        ({"on_reset": "go"}, "on_reset='go': one of 'stop', 'report' was expected"),
+        ({"plan": "best"}, "plan='best': one of None, 'interval', 'row', 'aligned' was expected"),
+        ({"settle_ms": -1}, "settle_ms=-1: milliseconds from 0 on were expected"),
+        ({"clock_gap_max_ms": 5}, "clock_gap_max_ms=5: without max_idle_ms there is no clock"),
     ):
         with pytest.raises(ValueError, match=message):
             make_job(tmp_path, **arguments)
     with pytest.raises(ValueError, match="threads=0: at least one is needed"):
         LocalEngine(0)
-    with pytest.raises(TypeError, match="rejects"):
-        make_job(tmp_path, rejects="copy")
     with pytest.raises(fp.PolicyError):
         make_job(tmp_path, policy="kafka_offsets", columns=fp.Columns())
     assert RunReport.__dataclass_params__.frozen  # type: ignore[attr-defined]

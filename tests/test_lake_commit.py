@@ -408,3 +408,66 @@ def test_identities_are_what_the_other_tests_say(tmp_path: Path) -> None:
     assert 0 < len(kept) < len(landed)
     assert kept.filter(kept["pid"] >= 0).n_unique(IDENTITY) == len(kept.filter(kept["pid"] >= 0))
     assert {origin.split(":")[0] for origin in kept["origin"]} == {"10", "2", "3"}
+
+
+class _PowerLoss(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("folder", ["log", "done"])
+def test_names_that_a_dead_run_did_not_wait_for_are_made_durable_before_they_are_believed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str
+) -> None:
+    """It died between the link and the sync of the folder: a power loss could take the name back later on."""
+    prepare_world(tmp_path, 1)
+    real_link, real_fsync = os.link, os.fsync
+    synced: list[str] = []
+    is_linked = [False]
+
+    def link(source: Any, target: Any, **options: Any) -> None:
+        real_link(source, target, **options)
+        is_linked[0] = is_linked[0] or f"/state/{folder}/" in str(target)
+
+    def fsync(handle: int) -> None:
+        path = os.readlink(f"/proc/self/fd/{handle}")
+        if is_linked[0] and path.endswith(f"/state/{folder}"):
+            raise _PowerLoss
+        real_fsync(handle)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "link", link)
+        patch.setattr(os, "fsync", fsync)
+        with pytest.raises(_PowerLoss):
+            make_job(tmp_path).run()
+
+    def watch(handle: int) -> None:
+        synced.append(os.readlink(f"/proc/self/fd/{handle}"))
+        real_fsync(handle)
+
+    def refuse(*_: Any, **__: Any) -> None:
+        assert any(path.endswith(f"/state/{folder}") for path in synced), "nothing is built on it before"
+        raise _PowerLoss
+
+    land_some(tmp_path, [7])
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", watch)
+        for name in ("link", "rename"):
+            patch.setattr(os, name, refuse)
+        with pytest.raises(_PowerLoss):
+            make_job(tmp_path).run()
+
+
+def test_shared_folders_are_made_durable_whoever_made_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "state" / "segments" / "2").mkdir(parents=True)  # by a run that died before it synced
+    synced = []
+    real = os.fsync
+
+    def fsync(handle: int) -> None:
+        synced.append(os.path.relpath(os.readlink(f"/proc/self/fd/{handle}"), tmp_path))
+        real(handle)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    file = state.open_store(tmp_path / "state").writer("segments/2/attempt/a.state")
+    file.write(b"1")
+    file.close()
+    assert {".", "state", "state/segments", "state/segments/2"} <= set(synced)

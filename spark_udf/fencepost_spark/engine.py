@@ -25,6 +25,7 @@ dumps: Callable[[Any], bytes] = _dumps  # it has no types
 OUTCOME = pa.schema([("item", pa.int64()), ("is_error", pa.bool_()), ("outcome", pa.binary())])
 OUTCOME_DDL = "item bigint, is_error boolean, outcome binary"
 POLL_SECONDS = 0.2
+SLOTS_UNKNOWN = 8  # Spark Connect does not say how many tasks run beside each other
 
 
 class SparkEngine:
@@ -36,11 +37,14 @@ class SparkEngine:
     """
 
     name = "spark"
+    in_process = False
 
     def __init__(self, spark: SparkSession | None = None) -> None:
         self._spark = spark or SparkSession.getActiveSession()
         if self._spark is None:
             raise RuntimeError("SparkEngine() needs a Spark session: pass one, or create it first")
+        context = getattr(self._spark, "sparkContext", None)
+        self.slots = context.defaultParallelism if context is not None else SLOTS_UNKNOWN
 
     def run(
         self,

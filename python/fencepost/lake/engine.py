@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import os
+import pickle
+import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
-from typing import Protocol, TypeVar
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+from uuid import uuid4
 
 T = TypeVar("T")
 R = TypeVar("R")
+Progress = Callable[[int, int], None]
 
 
 class Engine(Protocol):
@@ -20,13 +26,17 @@ class Engine(Protocol):
     """
 
     name: str
+    slots: int
+    """How many tasks it runs beside each other, as far as it knows."""
+    in_process: bool
+    """Whether tasks share this process, so that handing them something costs nothing."""
 
     def run(
         self,
         stage: str,
         work: Callable[[T], R],
         items: Sequence[T],
-        progress: Callable[[int, int], None] | None = None,
+        progress: Progress | None = None,
     ) -> list[R]:
         """`work(item)` for each item; `progress(done, total)` as they come in. Raises what a task raises."""
         ...
@@ -36,32 +46,75 @@ class LocalEngine:
     """Threads of this process: Arrow and the native core run beside each other, they hold no interpreter lock."""
 
     name = "local"
+    in_process = True
 
     def __init__(self, threads: int | None = None) -> None:
         """`threads`: as many as this process may use processors, unless given."""
         if threads is not None and threads < 1:
             raise ValueError(f"threads={threads}: at least one is needed")
-        self.threads = threads or _processors()
+        self.slots = threads or _processors()
 
     def run(
         self,
         stage: str,
         work: Callable[[T], R],
         items: Sequence[T],
-        progress: Callable[[int, int], None] | None = None,
+        progress: Progress | None = None,
     ) -> list[R]:
         """See `Engine`. Of several failing tasks the first in item order is raised, among those that had begun."""
-        with ThreadPoolExecutor(self.threads, thread_name_prefix=f"fencepost-{stage}") as pool:
+        with ThreadPoolExecutor(self.slots, thread_name_prefix=f"fencepost-{stage}") as pool:
             futures = [pool.submit(work, item) for item in items]
+            waiting = set(futures)
             try:
-                for done, future in enumerate(as_completed(futures), 1):
-                    if future.exception() is not None:
+                while waiting:
+                    # Not for ever in one call: a Ctrl-C is noticed between them.
+                    done, waiting = wait(waiting, timeout=0.5, return_when=FIRST_COMPLETED)
+                    if any(future.exception() is not None for future in done):
                         break
-                    if progress is not None:
-                        progress(done, len(items))
+                    if progress is not None and done:
+                        progress(len(items) - len(waiting), len(items))
             finally:
                 pool.shutdown(cancel_futures=True)
         return [future.result() for future in futures if not future.cancelled()]
+
+
+def run_stage(
+    engine: Engine,
+    stage: str,
+    work: Callable[[T], R],
+    items: Sequence[T],
+    folder: str | os.PathLike[str],
+    progress: Progress | None = None,
+) -> list[tuple[float, R]]:
+    """(seconds, result) of each item of a stage whose items may be many and large.
+
+    Tasks of other processes read theirs from a plan in `folder`, so an engine carries places in a file, not lists of
+    files, and no task is sent what others have to do.
+    """
+    if engine.in_process or not items:
+        return engine.run(stage, partial(_timed, work), items, progress)
+    path = Path(folder) / f"{stage}-{uuid4().hex}.plan"
+    places = []
+    with open(path, "xb") as file:
+        for item in items:
+            start = file.tell()
+            pickle.dump(item, file, protocol=pickle.HIGHEST_PROTOCOL)
+            places.append((start, file.tell() - start))
+    return engine.run(stage, partial(_work_by_plan, work, str(path)), places, progress)
+
+
+def _work_by_plan(work: Callable[[Any], R], path: str, place: tuple[int, int]) -> tuple[float, R]:
+    start, length = place
+    with open(path, "rb") as file:
+        file.seek(start)
+        item = pickle.loads(file.read(length))
+    return _timed(work, item)
+
+
+def _timed(work: Callable[[T], R], item: T) -> tuple[float, R]:
+    start = time.perf_counter()
+    result = work(item)
+    return time.perf_counter() - start, result
 
 
 def _processors() -> int:

@@ -1,9 +1,17 @@
-"""Stage 2, a task per shard: its rows of all files in their one total order, judged against what the state knows."""
+"""Stage 2, a task per group of shards: the runs of all files in their one total order, judged against what the state
+knows.
+
+What comes out are the shards' new segments, the rows that are not kept, as ranges by file, and what changed in the list
+of missing ranges.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import numpy as np
@@ -12,188 +20,286 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 
 from fencepost import StateTable, Verdict
-from fencepost.errors import BatchError
-from fencepost.lake.scan import ROW
-from fencepost.policy import Policy
+from fencepost.lake.changelog import changes
+from fencepost.lake.scan import FILE, LENGTH, ROW, Reading
 from fencepost.state.decision import Shard
 from fencepost.state.segments import SegmentWriter, advance, load_table
 from fencepost.state.stores import Store
 
 SHOWN_MAX = 1_000
-"""Missing ranges, and stale producers, that a shard hands to the report; all are counted."""
+"""Missing ranges, stale producers and suspected resets that a task hands to the report; all are counted."""
+
+RESET_ROWS_MIN = 1_000
+"""Rows of a key below which nothing is suspected (`row-policies`, section 6)."""
+
+LOSERS = pa.schema([("file", pa.uint32()), ("row", pa.uint64()), ("count", pa.uint64()), ("verdict", pa.uint8())])
+"""Rows that are not kept: the file's ordinal, its first such row, how many follow each other, and why."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
-    """A shard's rows of one file."""
+class Eviction:
+    """What a run's tables forget before and after it (`StateTable.evict`)."""
 
-    ordinal: int
-    source: str
-    """The file, for messages."""
-    exchange: str
-    batch: int
-    rows: int
+    horizon_before: int | None
+    horizon_after: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """Where the runs of some shards are: a record batch a line, sorted by shard and then in the order of the files."""
+
+    shard: npt.NDArray[np.uint32]
+    exchange: npt.NDArray[np.int64]
+    """Place in `paths`."""
+    batch: npt.NDArray[np.int64]
+    paths: list[str]
 
 
 @dataclass(frozen=True, kw_only=True)
 class JudgeItem:
-    shard: int
-    policy: Policy
-    order_by: tuple[str, ...]
-    parts: tuple[Part, ...]
-    """In ordinal order."""
-    before: Shard | None
-    """The shard's state before, if it has any."""
+    parts: Parts
+    shards: list[Shard | None]
+    """The state before of each shard that occurs in `parts`, in their order."""
+    reading: Reading
+    eviction: Eviction
     store: Store
+    """The state's."""
     version: int
     attempt: str
-    scratch_folder: str
+    scratch: str
+    are_claims: bool = False
+    """The lines stand for what other tasks have kept already, and not for rows of the source."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Drop:
-    """Rows of one file that this shard does not keep: a record batch of row indexes."""
-
-    ordinal: int
-    path: str
-    batch: int
-    rows: int
-
-
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Judged:
-    after: Shard
-    """The shard's state after."""
-    counts: dict[str, int]
+    shards: list[Shard] = field(default_factory=list)
+    """The state after."""
+    counts: dict[str, int] = field(default_factory=dict)
     """Rows by name of verdict."""
-    drops: tuple[Drop, ...]
-    missing_ranges: int
-    missing_rows: int
-    missing: bytes
-    """The first ranges, as an Arrow stream."""
-    stale_epoch: int
-    stale: bytes
-    """Whose rows they were, the most first, as an Arrow stream."""
-    border: int
+    losers: str | None = None
+    """An Arrow IPC file of LOSERS, sorted by file and row."""
+    files: npt.NDArray[np.uint32] = field(default_factory=lambda: np.zeros(0, np.uint32))
+    """The files that rows are refused of, and how many."""
+    refused: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    missing_ranges: int = 0
+    missing_rows: int = 0
+    missing: list[pa.Table] = field(default_factory=list)
+    stale_epoch: int = 0
+    stale: list[pa.Table] = field(default_factory=list)
+    border: int = 0
+    resets: list[pa.Table] = field(default_factory=list)
+    changelog: str | None = None
+    """A Parquet file of `changelog.changes`."""
+    changes: dict[str, int] = field(default_factory=dict)
+    bytes_read: int = 0
+    bytes_written: int = 0
 
 
 def judge(item: JudgeItem) -> Judged:
-    """Judge a shard's rows and write its new segment and the rows that are not kept.
+    """Judge the runs of some shards, one shard after the other.
 
-    All rows go to the table in one call: the exchange is mapped into memory, not read, and only so is `missing` what
-    the whole run left open, not what a row of the next piece fills. Raises BatchError (column, row, file),
-    CapacityError, SnapshotError.
+    A shard's runs go to its table in one call: they are mapped into memory, not read, and only so is `missing` what
+    the whole run left open, not what a row of the next piece fills. Memory: one shard's table, a byte for each of its
+    rows. Raises BatchError, CapacityError, SnapshotError.
     """
-    table = load_table(item.store, item.before.pieces if item.before else (), item.policy)
-    rows = _gather(item.parts)
-    order = _order(rows, item.order_by)
-    try:
-        verdicts = table.apply(rows if order is None else rows.take(order))
-    except BatchError as error:
-        raise _placed(error, item, rows, order) from error
-    refused = np.flatnonzero(~pa.array(verdicts.kept).to_numpy(zero_copy_only=False))
-    if order is not None:
-        refused = np.sort(order[refused])
-    missing = pa.table(verdicts.missing)
-    stale = pa.table(verdicts.stale).sort_by([("count", "descending")])
-    return Judged(
-        after=_save(table, item, verdicts.counts[Verdict.ACCEPTED]),
-        counts={verdict.name: count for verdict, count in verdicts.counts.items() if count},
-        drops=_write_drops(refused, item, rows),
-        missing_ranges=len(missing),
-        missing_rows=pc.sum(missing["count"]).as_py() or 0,
-        missing=_to_stream(missing.slice(0, SHOWN_MAX)),
-        stale_epoch=verdicts.stale_epoch,
-        stale=_to_stream(stale.slice(0, SHOWN_MAX)),
-        border=verdicts.border,
-    )
-
-
-def _gather(parts: tuple[Part, ...]) -> pa.Table:
-    """The rows of all files, one chunk a part."""
-    tables = [_read_batch(part.exchange, part.batch) for part in parts]
-    try:
-        return pa.concat_tables(tables, promote_options="permissive")
-    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
-        first = tables[0].schema
-        for part, table in zip(parts, tables, strict=True):
-            for field in table.schema:
-                found, expected = field.type, first.field(field.name).type
-                if found != expected:
-                    raise BatchError(
-                        f"{part.source}: column '{field.name}': {found}; in {parts[0].source} it is {expected}",
-                        column=field.name,
-                    ) from error
-        raise
-
-
-def _order(rows: pa.Table, order_by: tuple[str, ...]) -> npt.NDArray[np.int64] | None:
-    """The rows' places in their true order; those of equal values stay in (ordinal, row). None: they stand in it."""
-    if not order_by:
-        return None
-    columns = {name: rows[name] for name in order_by}
-    decoded = {
-        name: column.cast(column.type.value_type) if pa.types.is_dictionary(column.type) else column
-        for name, column in columns.items()
-    }
-    keys = [(name, "ascending") for name in order_by]
-    order: npt.NDArray[np.int64] = pc.sort_indices(pa.table(decoded), keys).to_numpy().astype(np.int64)
-    return order
-
-
-def _read_batch(path: str, batch: int) -> pa.Table:
-    with pa.memory_map(path) as file:
-        return pa.Table.from_batches([pa.ipc.open_file(file).get_batch(batch)])
-
-
-def _placed(error: BatchError, item: JudgeItem, rows: pa.Table, order: npt.NDArray[np.int64] | None) -> BatchError:
-    """The error with the file and the row that the caller knows."""
-    if error.row is None:
-        names = item.parts[0].source + (" and others" if len(item.parts) > 1 else "")
-        return BatchError(f"{names}: {error}", column=error.column)
-    at = int(error.row if order is None else order[error.row])
-    ends = np.cumsum([part.rows for part in item.parts])
-    part = item.parts[int(np.searchsorted(ends, at, side="right"))]
-    row = rows[ROW][at].as_py()
-    text = str(error).replace(f"row {error.row}:", f"row {row}:", 1)
-    return BatchError(f"{part.source}: {text}", column=error.column, row=row)
-
-
-def _write_drops(refused: npt.NDArray[np.int64], item: JudgeItem, rows: pa.Table) -> tuple[Drop, ...]:
-    """One Arrow IPC file per shard, one record batch per input of which rows are not kept."""
-    if not len(refused):
-        return ()
-    path = Path(item.scratch_folder) / f"{uuid4().hex}.arrow"
-    drops: list[Drop] = []
-    column = rows.select([ROW])
-    with pa.ipc.new_file(path, pa.schema([pa.field(ROW, pa.uint64())])) as file:
-        start = 0
-        for part, chunk in zip(item.parts, column[ROW].chunks, strict=True):
-            inside = refused[np.searchsorted(refused, start) : np.searchsorted(refused, start + part.rows)] - start
-            start += part.rows
-            if len(inside):
-                indexes = chunk.take(pa.array(inside)).cast(pa.uint64())
-                file.write_batch(pa.record_batch([indexes], names=[ROW]))
-                drops.append(Drop(ordinal=part.ordinal, path=str(path), batch=len(drops), rows=len(inside)))
-    return tuple(drops)
-
-
-def _save(table: StateTable, item: JudgeItem, accepted: int) -> Shard:
+    judged = Judged()
+    losers: list[pa.Table] = []
+    changed: list[pa.Table] = []
     with SegmentWriter(item.store, item.version, item.attempt) as writer:
-        after = advance(table, item.before, item.shard, writer)
-    before = item.before.positions if item.before else 0
-    if after.positions is not None and before is not None:
-        growth = after.positions - before
-        if growth != accepted:
-            raise AssertionError(
-                f"shard {item.shard}: {accepted} rows were accepted, but the state grew by {growth} positions"
-            )
-    return after
+        for before, runs in zip(item.shards, _by_shard(item.parts, item.reading), strict=True):
+            losers.append(_judge_shard(item, before, runs, writer, judged, changed))
+    _write_losers(losers, item, judged)
+    if changed:
+        _write_changes(changed, item, judged)
+    return judged
 
 
-def _to_stream(table: pa.Table) -> bytes:
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, table.schema) as stream:
-        stream.write_table(table)
-    data: bytes = sink.getvalue().to_pybytes()
-    return data
+def _judge_shard(
+    item: JudgeItem,
+    before: Shard | None,
+    runs: tuple[int, pa.Table],
+    writer: SegmentWriter,
+    judged: Judged,
+    changed: list[pa.Table],
+) -> pa.Table:
+    shard, lines = runs
+    reading = item.reading
+    keep = ("timestamp",) if reading.timestamp else ()
+    pieces = before.pieces if before else ()
+    table = load_table(item.store, pieces, reading.policy, keep=keep)
+    judged.bytes_read += sum(piece.bytes for piece in pieces)
+    missing_before = pa.table(table.missing())
+    _evict(table, item.eviction.horizon_before)  # what was forgotten since this shard was last looked at
+    positions = table.positions
+    ages = _ages(table) if reading.timestamp else None
+    verdicts = table.apply_runs(lines, LENGTH, reading.policy.columns)
+    counts = {verdict.name: count for verdict, count in verdicts.counts.items() if count}
+    _check_growth(table, shard, table.positions - positions, counts.get(Verdict.ACCEPTED.name, 0))
+    codes = np.asarray(pa.array(verdicts.verdict))
+    if ages is not None and counts.get(Verdict.DUPLICATE.name, 0) >= RESET_ROWS_MIN:
+        judged.resets += _resets(lines, codes, ages, reading)
+    _evict(table, item.eviction.horizon_after)
+    changed += changes(missing_before, table, item.version)
+    after = advance(table, before, shard, writer)
+    judged.shards.append(after)
+    judged.bytes_written += sum(piece.bytes for piece in after.pieces if piece not in pieces)
+    _tell(verdicts, counts, judged)
+    return row_losers(lines, codes)
+
+
+def _evict(table: StateTable, horizon_ms: int | None) -> None:
+    if horizon_ms is not None and horizon_ms != table.horizon_ms:
+        table.evict(horizon_ms, 0)
+
+
+def _tell(verdicts: Any, counts: dict[str, int], judged: Judged) -> None:
+    """Add what a shard's verdicts say to what is said of the task."""
+    for name, count in counts.items():
+        judged.counts[name] = judged.counts.get(name, 0) + count
+    missing = pa.table(verdicts.missing)
+    judged.missing_ranges += len(missing)
+    judged.missing_rows += pc.sum(missing["count"]).as_py() or 0
+    judged.stale_epoch += verdicts.stale_epoch
+    judged.border += verdicts.border
+    for shown, table in ((judged.missing, missing), (judged.stale, pa.table(verdicts.stale))):
+        if not shown or (len(table) and sum(map(len, shown)) < SHOWN_MAX):
+            shown.append(table.slice(0, SHOWN_MAX))
+
+
+def _check_growth(table: StateTable, shard: int, growth: int, accepted: int) -> None:
+    """What was accepted is now held, under policies whose positions stay: nothing is lost between the two."""
+    policy = table.policy
+    if policy.admit == "any" and policy.epochs != "fence" and policy.reach is None and growth != accepted:
+        raise AssertionError(f"shard {shard}: {accepted} rows were accepted, but the state grew by {growth} positions")
+
+
+# The runs
+
+
+def _by_shard(parts: Parts, reading: Reading) -> Iterator[tuple[int, pa.Table]]:
+    """(shard, its runs in their order)."""
+    opened = [pa.ipc.open_file(pa.memory_map(path)) for path in parts.paths]
+    borders = [0, *(np.flatnonzero(np.diff(parts.shard)) + 1), len(parts.shard)]
+    for first, end in pairwise(borders):
+        if first < end:
+            places = range(first, end)
+            batches = [opened[parts.exchange[place]].get_batch(int(parts.batch[place])) for place in places]
+            yield int(parts.shard[first]), _in_order(gather(batches), reading.order_by)
+
+
+def gather(batches: list[pa.RecordBatch]) -> pa.Table:
+    """Batches as one table, a chunk each; integers of two widths become the wider."""
+    return pa.concat_tables(map(pa.Table.from_batches, ([batch] for batch in batches)), promote_options="permissive")
+
+
+def _in_order(runs: pa.Table, order_by: tuple[str, ...]) -> pa.Table:
+    """In their true order; runs of equal values stay in that of files and rows."""
+    if not order_by:
+        return runs
+    order = pc.sort_indices(runs.select(order_by), [(name, "ascending") for name in order_by])
+    return runs.take(order)
+
+
+# The rows that are not kept
+
+
+def row_losers(runs: pa.Table, codes: npt.NDArray[np.uint8]) -> pa.Table:
+    """A table of LOSERS, in the order of the runs. `codes`: a verdict for each row of the runs."""
+    is_kept = np.zeros(len(Verdict), bool)
+    is_kept[[verdict for verdict in Verdict if verdict.is_kept]] = True
+    if is_kept[codes].all():
+        return LOSERS.empty_table()
+    lengths = runs[LENGTH].to_numpy().astype(np.int64)
+    starts = np.cumsum(lengths) - lengths
+    if len(codes) == len(starts):  # runs of one row
+        cuts = of_run = np.flatnonzero(~is_kept[codes])
+        counts = np.ones(len(cuts), np.uint64)
+    else:
+        # Stretches of one verdict and one run. Both lists are sorted: merging them is what this sort does.
+        cuts = np.concatenate([starts, np.flatnonzero(codes[1:] != codes[:-1]) + 1])
+        cuts.sort(kind="stable")
+        cuts = cuts[np.append(True, cuts[1:] != cuts[:-1])]
+        counts = np.diff(np.append(cuts, len(codes))).astype(np.uint64)
+        wanted = ~is_kept[codes[cuts]]
+        cuts, counts = cuts[wanted], counts[wanted]
+        of_run = np.searchsorted(starts, cuts, side="right") - 1
+    rows = runs[ROW].to_numpy()[of_run] + (cuts - starts[of_run]).astype(np.uint64)
+    return pa.table([runs[FILE].to_numpy()[of_run], rows, counts, codes[cuts]], schema=LOSERS)
+
+
+def sorted_losers(tables: list[pa.Table]) -> pa.Table:
+    """By file and row; ranges that follow each other are one."""
+    losers = pa.concat_tables(tables, promote_options="permissive") if tables else LOSERS.empty_table()
+    if not len(losers):
+        return losers
+    file, row, count, verdict = (losers[name].to_numpy() for name in LOSERS.names)
+    order = np.lexsort((row, file))
+    file, row, count, verdict = file[order], row[order], count[order], verdict[order]
+    goes_on = (file[1:] == file[:-1]) & (verdict[1:] == verdict[:-1]) & (row[1:] == row[:-1] + count[:-1])
+    first = np.flatnonzero(np.append(True, ~goes_on))
+    counts = np.add.reduceat(count, first)
+    return pa.table([file[first], row[first], counts, verdict[first]], schema=LOSERS)
+
+
+def _write_losers(tables: list[pa.Table], item: JudgeItem, judged: Judged) -> None:
+    losers = sorted_losers([table for table in tables if len(table)])
+    if not len(losers):
+        return
+    path = Path(item.scratch) / f"{uuid4().hex}.losers"
+    with pa.ipc.new_file(path, LOSERS) as file:
+        file.write_table(losers)
+    of_file = losers["file"].to_numpy()
+    firsts = np.flatnonzero(np.append(True, of_file[1:] != of_file[:-1]))
+    judged.losers = str(path)
+    judged.files = of_file[firsts]
+    judged.refused = np.add.reduceat(losers["count"].to_numpy(), firsts).astype(np.int64)
+
+
+# What people want to know
+
+
+def _write_changes(changed: list[pa.Table], item: JudgeItem, judged: Judged) -> None:
+    import pyarrow.parquet as pq  # type: ignore[import-untyped]
+
+    table = pa.concat_tables(changed, promote_options="permissive")
+    path = Path(item.scratch) / f"{uuid4().hex}.changes"
+    pq.write_table(table, path)
+    judged.changelog = str(path)
+    for kind in pc.value_counts(table["change"]).to_pylist():
+        judged.changes[kind["values"]] = kind["counts"]
+
+
+def _ages(table: StateTable) -> pa.Table:
+    """Key, epoch and last timestamp of every entry."""
+    entries = pa.table(table.entries())
+    names = [name for name in entries.column_names if name.startswith(("pid", "partition"))]
+    return entries.select([*names, "epoch", "last_timestamp"])
+
+
+def _resets(runs: pa.Table, codes: npt.NDArray[np.uint8], ages: pa.Table, reading: Reading) -> list[pa.Table]:
+    """Entries that seem to have begun to number anew: most of their rows are DUPLICATE, and newer than all before."""
+    columns = reading.policy.columns
+    lengths = runs[LENGTH].to_numpy().astype(np.int64)
+    starts = np.cumsum(lengths) - lengths
+    duplicates = np.add.reduceat((codes == Verdict.DUPLICATE).astype(np.int64), starts)
+    keys: dict[str, Any] = {}
+    for role in ("pid", "partition"):
+        parts = columns.parts(role)
+        for number, name in enumerate(parts):
+            keys[role if len(parts) == 1 else f"{role}_{number}"] = runs[name]
+    epoch = runs[columns.epoch] if columns.epoch else pa.nulls(len(runs), pa.int16())
+    facts = {"epoch": epoch, "time": runs[columns.timestamp or "timestamp"], "rows": lengths, "duplicates": duplicates}
+    lines = pa.table(keys | facts)
+    names = [*keys, *(["epoch"] if columns.epoch else [])]
+    known = ages.cast(
+        pa.schema([lines.schema.field(it) if it in names else ages.schema.field(it) for it in ages.schema.names])
+    )
+    lines = lines.join(known.select([*names, "last_timestamp"]), keys=names, join_type="left outer")
+    newer = pc.fill_null(pc.greater(lines["time"], lines["last_timestamp"]), False)
+    lines = lines.append_column("newer", pc.if_else(newer, lines["duplicates"], 0))
+    found = lines.group_by(names).aggregate([("rows", "sum"), ("duplicates", "sum"), ("newer", "sum")])
+    rows, newer_rows = found["rows_sum"], found["newer_sum"]
+    suspect = pc.and_(pc.greater_equal(newer_rows, RESET_ROWS_MIN), pc.greater(pc.multiply(newer_rows, 2), rows))
+    found = found.filter(suspect).rename_columns([*names, "rows", "duplicates", "newer"])
+    return [found.slice(0, SHOWN_MAX)] if len(found) else []

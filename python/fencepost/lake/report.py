@@ -4,60 +4,115 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa  # type: ignore[import-untyped]
 
+from fencepost.lake.judge import SHOWN_MAX, Judged
+from fencepost.lake.write import Written
+from fencepost.state.decision import Decision
 from fencepost.verdict import Verdict
+
+if TYPE_CHECKING:
+    from fencepost.lake.run import Found, Run
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunReport:
-    """What a run did."""
+    """What a run did. Figures are of its own version, unless they say otherwise."""
 
     version: int | None
     """The version that it decided and finished; None where there was nothing new."""
     recovered: tuple[int, ...]
     """Versions of interrupted runs that it finished first. Their rows are not counted below."""
     source: str
+    state: str
     sink: str
     policy: str
     identity: tuple[str, ...]
     """The columns that told rows apart: pid, epoch, partition, seq, composites part by part."""
     engine: str
+    plan: str
+    """interval, row or aligned (`fencepost.lake.plan`); empty where there was nothing new."""
+    plan_reason: str
+    """Why this one, and what it fell back from."""
+    judged: str
+    """"in the driver" or "in tasks"."""
     files: int
     rows: int
     bytes: int
     """New input: files, their rows, their bytes on disk."""
+    runs: int
+    """Lines of the exchange: what `rows` were gathered into."""
+    inputs: pa.Table
+    """The files that were read: path, bytes, mtime_ns, inode, rows."""
+    deferred: tuple[str, ...]
+    """Files that could not be read yet; the next run looks again."""
+    quarantined: tuple[tuple[str, str], ...]
+    """(path, why) of files that were set aside for good: only another file of that name is looked at again."""
+    vanished: tuple[str, ...]
+    """Files that were listed and were gone, or another file, before they were read."""
     counts: dict[str, int]
     """Rows by name of verdict; they add up to `rows`."""
     kept: int
     """Rows written: ACCEPTED and UNTRACKED."""
+    rejected: dict[str, int]
+    """Rows that were set aside, by name of verdict."""
     missing_ranges: int
     missing_rows: int
     """Ranges of sequences that the run's rows jumped over and none of them filled, and how many rows they stand for."""
     missing: pa.Table
     """The first of them: key columns, epoch, first_seq, last_seq, count."""
+    missing_changes: dict[str, int]
+    """Lines of the changelog of missing ranges, by kind: OPEN, CLOSED, SPLIT, FINAL."""
     stale_epoch: int
     """Rows below the highest epoch of their key: what zombies wrote."""
     stale: pa.Table
-    """Whose rows they were: key columns, epoch, count; those of the most rows in each shard."""
+    """Whose rows they were: key columns, epoch, count."""
+    suspected_resets: pa.Table
+    """Keys that seem to have begun to number anew: key columns, epoch, rows, duplicates, and how many of them newer
+    than all that was accepted before."""
     border: int
     """Rows that only the border of the wrap could place on a lap."""
     entries: int
     """What the state remembers now: keys, or keys and epochs."""
     shards: int
-    """Shards whose state changed."""
+    """Shards whose state was read, and of how many."""
+    shards_all: int
+    state_bytes_read: int
+    state_bytes_written: int
     outputs: tuple[str, ...]
     """Files written, relative to the sink."""
+    carried_files: int
+    """Outputs that are their inputs, whole."""
+    copied_groups: int
+    rewritten_groups: int
+    """Row groups of the others that were copied as bytes, and that were decoded and encoded."""
     seconds: dict[str, float]
     """By step."""
+    driver_seconds: float
+    """Not spent in waiting for tasks."""
+    task_seconds: float
+    """Of all tasks together."""
 
     def to_json(self) -> str:
         """Everything, the tables as lists of objects."""
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         tables = {name: value.to_pylist() for name, value in fields.items() if isinstance(value, pa.Table)}
         return json.dumps({**fields, **tables}, default=str)
+
+    def to_pandas(self) -> Any:
+        """One row for the run, the figures in columns: for a DataFrame of many runs."""
+        import pandas as pd  # type: ignore[import-untyped]
+
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        flat = {name: value for name, value in fields.items() if not isinstance(value, pa.Table | dict)}
+        for name in ("counts", "rejected", "missing_changes", "seconds"):
+            flat |= {f"{name}.{key}": value for key, value in fields[name].items()}
+        return pd.DataFrame([flat])
 
     def __str__(self) -> str:
         lines = [f"finished first: version {version} of an interrupted run" for version in self.recovered]
@@ -74,16 +129,42 @@ class RunReport:
         steps = ", ".join(f"{step} {seconds:.2f}" for step, seconds in self.seconds.items() if seconds >= 0.005)
         return [
             ("identity", "", ", ".join(self.identity)),
-            ("read", f"{self.rows:,}", f"rows in {self.files:,} new files, {self.bytes / 1e6:,.1f} MB"),
+            ("plan", "", f"{self.plan}, judged {self.judged}: {self.plan_reason}"),
+            (
+                "read",
+                f"{self.rows:,}",
+                f"rows in {self.files:,} new files, {self.bytes / 1e6:,.1f} MB, {self.runs:,} runs",
+            ),
+            *self._set_aside(),
             ("kept", f"{self.kept:,}", self._share(self.kept)),
             *self._verdicts(is_kept=True),
             ("not kept", f"{self.rows - self.kept:,}", self._share(self.rows - self.kept)),
             *self._verdicts(is_kept=False),
             ("missing", f"{self.missing_rows:,}", f"rows jumped over in this run, in {self.missing_ranges:,} ranges"),
             ("stale epoch", f"{self.stale_epoch:,}", "rows of producers that a later epoch had replaced"),
-            ("state", f"{self.entries:,}", f"entries; {self.shards} shards changed"),
+            *(
+                [("resets", f"{len(self.suspected_resets):,}", "keys seem to number anew")]
+                if len(self.suspected_resets)
+                else []
+            ),
+            ("state", f"{self.entries:,}", self._of_state()),
             ("seconds", f"{total:,.2f}", f"{self.rows / total / 1e6:,.1f} M rows/s, engine {self.engine}: {steps}"),
         ]
+
+    def _of_state(self) -> str:
+        moved = f"{self.state_bytes_read / 1e6:,.1f} MB read, {self.state_bytes_written / 1e6:,.1f} MB written"
+        return f"entries; {self.shards} of {self.shards_all} shards judged, {moved}"
+
+    def _set_aside(self) -> list[tuple[str, str, str]]:
+        """Files that were not read."""
+        lines = [("quarantined", path, why) for path, why in self.quarantined[:10]]
+        if self.deferred:
+            lines.append(("deferred", f"{len(self.deferred):,}", "files that cannot be read yet"))
+        if self.vanished:
+            lines.append(
+                ("vanished", f"{len(self.vanished):,}", "files that were gone, or others, when they were read")
+            )
+        return lines
 
     def _verdicts(self, is_kept: bool) -> list[tuple[str, str, str]]:
         found = {name: count for name, count in self.counts.items() if Verdict[name].is_kept == is_kept}
@@ -92,3 +173,75 @@ class RunReport:
 
     def _share(self, rows: int) -> str:
         return f"{rows / self.rows:.2%}" if self.rows else ""
+
+
+def make_report(
+    run: Run, decision: Decision | None, found: Found | None, judged: list[Judged], written: list[Written]
+) -> RunReport:
+    """The report of a run that has ended."""
+    job, state = run.job, decision or run.before
+    rejected: Counter[str] = Counter()
+    changes: Counter[str] = Counter()
+    for group in written:
+        for _, verdict, _, rows, _, _ in group.rejects:
+            rejected[verdict] += rows
+    for task in judged:
+        changes.update(task.changes)
+    facts: dict[str, Any] = dict.fromkeys(("missing_ranges", "missing_rows", "stale_epoch", "border"), 0)
+    if decision is not None:
+        facts = {name: getattr(decision, name) for name in facts}
+    counts = decision.counts if decision else {}
+    return RunReport(
+        version=decision.version if decision else None,
+        recovered=run.recovered,
+        source=job.source,
+        state=job.state.uri,
+        sink=str(job.sink.path),
+        policy=job.policy.name or job.policy.rules,
+        identity=job.policy.columns.names,
+        engine=job.engine.name,
+        plan=run.plan.get("name", ""),
+        plan_reason=run.plan.get("reason", ""),
+        judged=run.plan.get("judged", ""),
+        files=len(decision.inputs) if decision else 0,
+        rows=sum(decision.inputs.rows) if decision else 0,
+        bytes=sum(decision.inputs.bytes) if decision else 0,
+        runs=run.plan.get("runs", 0),
+        inputs=_inputs(decision),
+        deferred=tuple(found.deferred) if found else (),
+        quarantined=tuple(zip(found.quarantined.path, found.quarantined.reason, strict=True)) if found else (),
+        vanished=(*run.vanished, *(found.vanished if found else ())),
+        counts=counts,
+        kept=counts.get("ACCEPTED", 0) + counts.get("UNTRACKED", 0),
+        rejected=dict(rejected),
+        missing=_shown(table for task in judged for table in task.missing),
+        missing_changes=dict(changes),
+        stale=_shown([*(found.stale if found else ()), *(table for task in judged for table in task.stale)]),
+        suspected_resets=_shown(table for task in judged for table in task.resets),
+        entries=state.entries if state else 0,
+        shards=sum(len(task.shards) for task in judged),
+        shards_all=run.shards,
+        state_bytes_read=sum(task.bytes_read for task in judged),
+        state_bytes_written=sum(task.bytes_written for task in judged),
+        outputs=tuple(f"run={decision.version}/{name}" for name in decision.outputs.name) if decision else (),
+        carried_files=sum(group.carried for group in written),
+        copied_groups=sum(group.groups_copied for group in written),
+        rewritten_groups=sum(group.groups_rewritten for group in written),
+        seconds=dict(run.seconds),
+        driver_seconds=run.driver_seconds,
+        task_seconds=run.task_seconds,
+        **facts,
+    )
+
+
+def _inputs(decision: Decision | None) -> pa.Table:
+    names = ("path", "bytes", "mtime_ns", "inode", "rows")
+    return pa.table({name: getattr(decision.inputs, name) if decision else [] for name in names})
+
+
+def _shown(tables: Iterable[pa.Table]) -> pa.Table:
+    known = list(tables)
+    some = [table for table in known if len(table)]  # the types of keys are unknown where there are none
+    if not some:
+        return known[0] if known else pa.table({})
+    return pa.concat_tables(some, promote_options="permissive").slice(0, SHOWN_MAX)

@@ -1,122 +1,241 @@
-"""Stage 1, a task per input file: its identity columns, sorted by shard, into one Arrow IPC file.
+"""Stage 1, a task per group of files: their runs, by shard, into Arrow IPC files.
 
-The file has one record batch per shard that occurs in it, so its footer is the index: N files instead of N × shards,
-and a shard's task maps exactly its own slice into memory. Rows without identity are kept and go nowhere.
+A run is consecutive rows of one file with one key and epoch whose sequences follow each other, and with one value in
+every column that orders them or tells their time. A line of the exchange stands for one run: the identity of its first
+row, how many rows it has, and where they are. There is a record batch per shard, so the footer is the index: as many
+files as tasks instead of files × shards, and a shard's task maps just its own batches into memory. Rows without
+identity are kept and go nowhere.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, Literal
 from uuid import uuid4
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa  # type: ignore[import-untyped]
 
-import fencepost
-from fencepost.errors import BatchError
-from fencepost.lake.source import SourceFile, footer_crc, open_parquet, reading, unchanged
+from fencepost._native import RunScan
+from fencepost.errors import SourceError
+from fencepost.lake.source import Constants, Files, identity_of
 from fencepost.policy import Policy
 
-ROW = "_fencepost_row"
-"""Column of the exchange: the row's index in its file."""
+LENGTH, FILE, ROW = "_length", "_file", "_row"
+"""Columns of the exchange: rows of the run (uint32), ordinal of the file (uint32), the run's first row (uint64)."""
+
+RUNS_TOGETHER = 1 << 20
+"""Runs that are held before they are written: what bounds a task's memory, to about 50 MB."""
+
+TRIES = 3
+"""How often a file is read again that changes while it is read."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """How the identity columns of a job's files are read: the same for all of them."""
+
+    policy: Policy
+    shards: int
+    timestamp: bool
+    """Whether timestamps are read."""
+    order_by: tuple[str, ...]
+    by_row: bool
+    """Whether every row is a run of its own."""
+
+    def open(self, path: str, constants: Constants, ordinal: int) -> RunScan:
+        return RunScan(
+            path,
+            self.policy.columns,
+            self.shards,
+            timestamp=self.timestamp,
+            order_by=self.order_by,
+            by_row=self.by_row,
+            constants=constants,
+            ordinal=ordinal,
+            policy=self.policy,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScanItem:
-    file: SourceFile
-    policy: Policy
-    order_by: tuple[str, ...]
-    shards: int
+    files: Files
+    first: int
+    """The ordinal of the first of them."""
+    constants: list[Constants]
+    reading: Reading
     folder: str
-    """Where the exchange file goes."""
+    """Where exchange files go."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
+class Exchange:
+    """An Arrow IPC file of runs."""
+
+    path: str
+    schema: pa.Schema
+    shards: npt.NDArray[np.uint32]
+    """The shard of each of its record batches, and how many runs and rows it has."""
+    runs: npt.NDArray[np.int64]
+    rows: npt.NDArray[np.int64]
+
+
+Status = Literal["read", "vanished", "unreadable"]
+
+
+@dataclass
 class Scanned:
-    rows: int
-    footer_crc: int
-    exchange: str
-    """Path of the exchange file; it exists if there are batches."""
-    batches: tuple[tuple[int, int], ...]
-    """(shard, rows) of each record batch in it."""
+    """What a task found, file by file."""
+
+    first: int
+    status: list[Status] = field(default_factory=list)
+    reason: list[str] = field(default_factory=list)
+    """Why a file is unreadable."""
+    files: Files = field(default_factory=lambda: Files(""))
+    """As they were when they were read."""
+    rows: list[int] = field(default_factory=list)
+    untracked: list[int] = field(default_factory=list)
+    footer_crc: list[int] = field(default_factory=list)
+    newest_ms: int | None = None
+    exchanges: list[Exchange] = field(default_factory=list)
 
     @property
-    def untracked(self) -> int:
-        return self.rows - sum(rows for _, rows in self.batches)
+    def is_read(self) -> list[bool]:
+        return [status == "read" for status in self.status]
+
+    def add(self, path: str, stat: os.stat_result | None, scan: RunScan | None, reason: str) -> None:
+        """A file that was read, or could not be, or has vanished."""
+        self.status.append("vanished" if stat is None else "read" if scan else "unreadable")
+        self.reason.append(reason)
+        self.files.append(path, stat)
+        self.rows.append(scan.rows if scan else 0)
+        self.untracked.append(scan.untracked if scan else 0)
+        self.footer_crc.append(scan.footer_crc if scan else 0)
+        if scan and scan.newest_timestamp is not None:
+            self.newest_ms = max(scan.newest_timestamp, self.newest_ms or scan.newest_timestamp)
 
 
 def scan(item: ScanItem) -> Scanned:
-    """Read a file's identity columns and deal its rows to their shards.
+    """Read the identity columns of some files and deal their runs to shards.
 
-    Memory: the file's identity columns, twice. Raises BatchError (column, row, file) and SourceError.
+    Memory: RUNS_TOGETHER runs. Raises BatchError (column, row, file).
     """
-    path = item.file.full_path
-    with unchanged(item.file), reading(path):
-        crc = footer_crc(path)
-        rows = _read_identity(item)
-    try:
-        _check_types(rows, item)
-        shards = pa.array(fencepost.shards(rows, item.shards, columns=item.policy.columns))
-    except BatchError as error:
-        raise BatchError(f"{path}: {error}", column=error.column, row=error.row) from error
-    exchange = Path(item.folder) / f"{uuid4().hex}.arrow"
-    batches = _deal(rows, shards, item.shards, exchange)
-    return Scanned(rows=len(rows), footer_crc=crc, exchange=str(exchange), batches=batches)
+    found = Scanned(item.first, files=Files(item.files.root))
+    with _Writer(item.folder) as writer:
+        for place in range(len(item.files)):
+            _scan_file(item, place, found, writer)
+    found.exchanges = writer.exchanges
+    return found
 
 
-def _read_identity(item: ScanItem) -> pa.Table:
-    """The columns that verdicts depend on, in types that files of different writers agree in."""
-    path = item.file.full_path
-    names = list(dict.fromkeys((*item.policy.columns.names, *item.order_by)))
-    with open_parquet(path) as file:
-        schema = file.schema_arrow
-    for name in names:
-        count = len(schema.get_all_field_indices(name))
-        if count != 1:
-            problem = "stands in it more than once" if count else f"missing; it has {', '.join(schema.names)}"
-            raise BatchError(f"{path}: column '{name}': {problem}", column=name)
-    text = [name for name in names if schema.field(name).type in (pa.string(), pa.binary())]
-    with open_parquet(path, text) as file:
-        rows = file.read(columns=names, use_threads=False)
-    return pa.table({name: _exchanged(rows[name]) for name in names})
+def _scan_file(item: ScanItem, place: int, found: Scanned, writer: _Writer) -> None:
+    path = item.files.full_path(place)
+    stat, scan, reason = None, None, f"{path}: changed each time it was read, {TRIES} times"
+    for _ in range(TRIES):
+        try:
+            stat = os.stat(path)
+            scan, last = _read(item, place, writer)
+            if identity_of(stat) == identity_of(os.stat(path)):
+                writer.keep(last)
+                reason = ""
+                break
+        except FileNotFoundError:
+            stat, reason = None, "vanished"
+        except SourceError as error:
+            reason = str(error)
+        scan = None
+        writer.forget()
+        if not reason.startswith(f"{path}: changed"):
+            break
+    found.add(item.files.paths[place], stat, scan, reason)
 
 
-def _exchanged(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Text as a dictionary, which is how it mostly lies in the file, of 32-bit offsets; anything else plain."""
-    kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
-    if kind in (pa.string(), pa.large_string(), pa.string_view()):
-        kind = pa.string()
-    elif kind in (pa.binary(), pa.large_binary(), pa.binary_view()):
-        kind = pa.binary()
-    else:
-        return column.cast(kind)
-    return column if column.type == pa.dictionary(pa.int32(), kind) else column.cast(kind).dictionary_encode()
+def _read(item: ScanItem, place: int, writer: _Writer) -> tuple[RunScan, Sequence[tuple[int, Any]]]:
+    """Read a file; gives its last runs, which nobody has written yet."""
+    scan = item.reading.open(item.files.full_path(place), item.constants[place], item.first + place)
+    last = scan.next(RUNS_TOGETHER) or []
+    while (more := scan.next(RUNS_TOGETHER)) is not None:
+        writer.add_alone(last)
+        last = more
+    return scan, last
 
 
-def _check_types(rows: pa.Table, item: ScanItem) -> None:
-    """What no row of the file can make right; the values themselves are validated when they are judged."""
-    fencepost.StateTable(item.policy).check(pa.RecordBatch.from_pylist([], schema=rows.schema))
-    for name in item.order_by:
-        if rows[name].null_count:
-            row = rows[name].is_null().index(True).as_py()
-            raise BatchError(f"column '{name}', row {row}: null; an order needs a value", column=name, row=row)
+class _Writer:
+    """Gathers the runs of files and writes them shard by shard, about RUNS_TOGETHER at a time.
+
+    Runs of a file that is not read to its end yet lie in exchange files of their own, so that they can be forgotten.
+    """
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+        self.exchanges: list[Exchange] = []
+        self.held: list[tuple[int, pa.RecordBatch]] = []
+        self.runs = 0
+        self.alone_from: int | None = None
+
+    def __enter__(self) -> _Writer:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is None:
+            self.flush()
+
+    def add_alone(self, dealt: Sequence[tuple[int, Any]]) -> None:
+        """Runs of the file at hand, with more to come."""
+        if self.alone_from is None:
+            self.flush()
+            self.alone_from = len(self.exchanges)
+        self.hold(dealt)
+        self.flush()
+
+    def keep(self, dealt: Sequence[tuple[int, Any]]) -> None:
+        """The last runs of the file at hand, and with them all of it."""
+        self.alone_from = None
+        self.hold(dealt)
+
+    def forget(self) -> None:
+        """Nothing of the file at hand counts."""
+        if self.alone_from is not None:
+            del self.exchanges[self.alone_from :]
+            self.alone_from = None
+
+    def hold(self, dealt: Sequence[tuple[int, Any]]) -> None:
+        batches = [(shard, pa.record_batch(batch)) for shard, batch in dealt]
+        runs = sum(len(batch) for _, batch in batches)
+        # Files of other types of columns begin another exchange file.
+        is_other = bool(self.held and batches) and self.held[0][1].schema != batches[0][1].schema
+        if is_other or self.runs + runs > RUNS_TOGETHER:
+            self.flush()
+        self.held += batches
+        self.runs += runs
+
+    def flush(self) -> None:
+        if not self.held:
+            return
+        by_shard: dict[int, list[pa.RecordBatch]] = {}
+        for shard, batch in self.held:
+            by_shard.setdefault(shard, []).append(batch)
+        joined = {shard: pa.concat_batches(by_shard[shard]) for shard in sorted(by_shard)}
+        self.exchanges.append(write_exchange(self.folder, joined))
+        self.held, self.runs = [], 0
 
 
-def _deal(rows: pa.Table, shards: pa.Array, count: int, path: Path) -> tuple[tuple[int, int], ...]:
-    """Write the rows of each shard as one record batch, in row order."""
-    # NumPy sorts 8- and 16-bit integers by radix. Untracked rows have no shard: they sort behind all others.
-    kind = np.uint8 if count < 2**8 else np.uint16
-    numbers = shards.fill_null(count).to_numpy(zero_copy_only=False).astype(kind)
-    sizes = np.bincount(numbers, minlength=count + 1)[:count]
-    order = np.argsort(numbers, kind="stable")[: sizes.sum()]
-    occurring = [(int(shard), int(sizes[shard])) for shard in np.flatnonzero(sizes)]
-    if occurring:
-        index = pa.array(order.astype(np.uint32 if len(rows) < 2**32 else np.uint64))
-        dealt = rows.combine_chunks().take(index).append_column(ROW, index).combine_chunks()
-        with pa.ipc.new_file(path, dealt.schema) as file:
-            start = 0
-            for _, size in occurring:
-                file.write_batch(dealt.slice(start, size).to_batches()[0])
-                start += size
-    return tuple(occurring)
+def write_exchange(folder: str, batches: dict[int, pa.RecordBatch]) -> Exchange:
+    """An exchange file of these runs by shard, in ascending order."""
+    path = Path(folder) / f"{uuid4().hex}.runs"
+    with pa.ipc.new_file(path, next(iter(batches.values())).schema) as file:
+        for batch in batches.values():
+            file.write_batch(batch)
+    runs = [len(batch) for batch in batches.values()]
+    rows = [int(batch.column(LENGTH).to_numpy().sum(dtype=np.int64)) for batch in batches.values()]
+    return Exchange(
+        path=str(path),
+        schema=next(iter(batches.values())).schema,
+        shards=np.array(list(batches), np.uint32),
+        runs=np.array(runs, np.int64),
+        rows=np.array(rows, np.int64),
+    )

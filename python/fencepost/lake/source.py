@@ -3,122 +3,160 @@
 from __future__ import annotations
 
 import os
-import zlib
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, field
+from urllib.parse import unquote
 
-import pyarrow as pa  # type: ignore[import-untyped]
-import pyarrow.parquet as pq  # type: ignore[import-untyped]
+from fencepost.errors import BatchError, SourceError
 
-from fencepost.errors import SourceError
+HIVE = re.compile(r"([^/=]+)=([^/]*)/")
+HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
+Constants = dict[str, int | str | None]
+"""Columns whose one value for a whole file stands in the names of its folders."""
+
+
+class ChangedError(SourceError):
+    """A file is no longer what was read of it: the run plans anew."""
 
 
 @dataclass(frozen=True)
-class SourceFile:
-    """A file as it was when the folder was listed."""
+class Files:
+    """Some files of a source, column by column: a run may have 100 000 of them."""
 
     root: str
-    path: str
+    paths: list[str] = field(default_factory=list)
     """Relative to the root."""
-    bytes: int
-    mtime_ns: int
-    inode: int
+    bytes: list[int] = field(default_factory=list)
+    mtime_ns: list[int] = field(default_factory=list)
+    inode: list[int] = field(default_factory=list)
 
-    @property
-    def key(self) -> tuple[str, int, int, int]:
-        """What the ledger keeps of it: the same path with another key is another file."""
-        return self.path, self.bytes, self.mtime_ns, self.inode
+    def __len__(self) -> int:
+        return len(self.paths)
 
-    @property
-    def full_path(self) -> str:
-        return os.path.join(self.root, self.path)
+    def append(self, path: str, stat: os.stat_result | None) -> None:
+        """Add a file; None: it is gone."""
+        self.paths.append(path)
+        for column, value in zip((self.bytes, self.mtime_ns, self.inode), identity_of(stat), strict=True):
+            column.append(value)
+
+    def take(self, places: Iterable[int]) -> Files:
+        """Those at the given places."""
+        columns: list[list[int]] = [[], [], []]
+        paths = []
+        for place in places:
+            paths.append(self.paths[place])
+            for column, values in zip(columns, (self.bytes, self.mtime_ns, self.inode), strict=True):
+                column.append(values[place])
+        return Files(self.root, paths, *columns)
+
+    def slice(self, first: int, end: int) -> Files:
+        columns = (self.paths, self.bytes, self.mtime_ns, self.inode)
+        return Files(self.root, *(column[first:end] for column in columns))  # type: ignore[arg-type]
+
+    def full_path(self, place: int) -> str:
+        return os.path.join(self.root, self.paths[place])
+
+    def identity(self, place: int) -> tuple[int, int, int]:
+        """Bytes, mtime_ns and inode: another one under the same path is another file."""
+        return self.bytes[place], self.mtime_ns[place], self.inode[place]
 
 
-def list_files(root: str) -> list[SourceFile]:
+def identity_of(stat: os.stat_result | None) -> tuple[int, int, int]:
+    """See `Files.identity`."""
+    return (stat.st_size, stat.st_mtime_ns, stat.st_ino) if stat else (0, 0, 0)
+
+
+def list_files(root: str) -> Files:
     """The `*.parquet` files of a folder and its subfolders, by name; names beginning with `_` or `.` are not looked at.
 
-    Raises SourceError where there is no folder, and for Hive-style subfolders (`day=1/`): their values are columns
-    that the files do not have.
+    Raises SourceError where there is no folder, or one that cannot be listed.
     """
     if not os.path.isdir(root):
         raise SourceError(f"{root}: no such folder", path=root)
-    files = []
-    for folder, subfolders, names in os.walk(root, onerror=_raise_unreadable):
-        subfolders[:] = [name for name in subfolders if not name.startswith(("_", "."))]
-        for name in subfolders:
-            if "=" in name:
-                path = os.path.join(folder, name)
-                raise SourceError(
-                    f"{path}: columns that stand in folder names are not supported yet, and would be lost", path=path
-                )
-        for name in names:
-            if name.endswith(".parquet") and not name.startswith(("_", ".")):
-                path = os.path.join(folder, name)
-                stat = _stat(path)
-                relative = Path(path).relative_to(root).as_posix()
-                files.append(SourceFile(root, relative, stat.st_size, stat.st_mtime_ns, stat.st_ino))
-    return sorted(files, key=lambda file: file.path)
+    found = sorted(_walk(root, ""), key=lambda entry: entry[0])
+    files = Files(root)
+    for path, stat in found:
+        files.append(path, stat)
+    return files
 
 
-@contextmanager
-def unchanged(file: SourceFile, footer_crc: int | None = None) -> Iterator[None]:
-    """While a task reads a file: SourceError if it is not, or not for as long as that, the file that was listed.
-
-    `footer_crc`: what an earlier pass over the file found.
-    """
-    _check_unchanged(file, footer_crc)
-    yield
-    _check_unchanged(file, footer_crc)
-
-
-@contextmanager
-def reading(path: str) -> Iterator[None]:
-    """While bytes of a source are read and decoded, nothing else: a failure is a SourceError that names the file."""
+def _walk(folder: str, prefix: str) -> Iterator[tuple[str, os.stat_result]]:
     try:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                if entry.name.startswith(("_", ".")):
+                    continue
+                if entry.is_dir():
+                    yield from _walk(entry.path, f"{prefix}{entry.name}/")
+                elif entry.name.endswith(".parquet"):
+                    try:
+                        yield prefix + entry.name, entry.stat()
+                    except FileNotFoundError:
+                        continue  # gone before anybody read it
+    except OSError as error:
+        raise SourceError(f"{folder}: cannot be listed: {error.strerror}", path=folder) from error
+
+
+def hive_folders(path: str) -> str:
+    """The part of a relative path that says something of the rows: `day=1/`, with its subfolders."""
+    return "".join(match[0] for match in HIVE.finditer(path))
+
+
+def hive_values(path: str) -> dict[str, str | None]:
+    """Column to value, as the folders of a relative path say."""
+    found = {unquote(name): unquote(value) for name, value in HIVE.findall(path)}
+    return {name: None if value == HIVE_NULL else value for name, value in found.items()}
+
+
+def constants_of(files: Files, names: Sequence[str]) -> list[Constants]:
+    """For each file, which of the columns its folders give.
+
+    Numbers where the folders of all files give numbers, else text, so that no two files disagree about a type.
+    """
+    values = [hive_values(path) for path in files.paths]
+    wanted = [name for name in names if any(name in of_file for of_file in values)]
+    for name in wanted:
+        place = next((at for at, of_file in enumerate(values) if name not in of_file), None)
+        if place is not None:
+            raise BatchError(
+                f"{files.full_path(place)}: column '{name}': missing in the names of its folders, where other "
+                "files have it",
+                column=name,
+            )
+    numeric = {name: all(_is_number(of_file[name]) for of_file in values) for name in wanted}
+
+    def typed(name: str, value: str | None) -> int | str | None:
+        return int(value) if value is not None and numeric[name] else value
+
+    return [{name: typed(name, of_file[name]) for name in wanted} for of_file in values]
+
+
+def _is_number(value: str | None) -> bool:
+    return value is None or re.fullmatch(r"-?\d+", value) is not None
+
+
+@contextmanager
+def unchanged(files: Files, place: int) -> Iterator[None]:
+    """While a task reads a file: ChangedError if it is not, or not for as long as that, the file it was."""
+    path = files.full_path(place)
+    try:
+        _check_unchanged(files, place, path)
         yield
-    except (pa.ArrowException, OSError) as error:
-        raise SourceError(f"{path}: cannot be read as Parquet: {error}", path=path) from error
+    except FileNotFoundError as error:
+        raise ChangedError(f"{path}: vanished while the job ran; run again", path=path) from error
+    _check_unchanged(files, place, path)
 
 
-def open_parquet(path: str, dictionaries: list[str] | None = None) -> pq.ParquetFile:
-    """The file, to be read without threads of its own: engines run several tasks beside each other."""
-    return pq.ParquetFile(path, read_dictionary=dictionaries, memory_map=False, page_checksum_verification=True)
-
-
-def footer_crc(path: str | Path) -> int:
-    """CRC-32 of a Parquet file's footer, which holds the place and length of everything else. Raises SourceError."""
-    with open(path, "rb") as file:
-        end = file.seek(0, os.SEEK_END)
-        file.seek(max(end - 8, 0))
-        tail = file.read(8)
-        length = int.from_bytes(tail[:4], "little")
-        if len(tail) < 8 or tail[4:] not in (b"PAR1", b"PARE") or length + 12 > end:
-            problem = "no Parquet footer at its end: cut short, still being written, or no Parquet file"
-            raise SourceError(f"{path}: {problem}", path=str(path), position=max(end - 8, 0))
-        file.seek(end - 8 - length)
-        return zlib.crc32(file.read(length))
-
-
-def _check_unchanged(file: SourceFile, crc: int | None) -> None:
-    path = file.full_path
-    stat = _stat(path)
-    found = SourceFile(file.root, file.path, stat.st_size, stat.st_mtime_ns, stat.st_ino)
-    if found != file or (crc is not None and footer_crc(path) != crc):
-        raise SourceError(
-            f"{path}: changed while it was read (bytes, mtime_ns, inode: {file.key[1:]}, now {found.key[1:]}); "
-            "run again when its writer is done",
+def _check_unchanged(files: Files, place: int, path: str) -> None:
+    try:
+        now = identity_of(os.stat(path))
+    except FileNotFoundError as error:
+        raise ChangedError(f"{path}: vanished while the job ran; run again", path=path) from error
+    if now != files.identity(place):
+        raise ChangedError(
+            f"{path}: changed while it was read (bytes, mtime_ns, inode: {files.identity(place)}, now {now}); run "
+            "again when its writer is done",
             path=path,
         )
-
-
-def _stat(path: str) -> os.stat_result:
-    try:
-        return os.stat(path)
-    except FileNotFoundError as error:
-        raise SourceError(f"{path}: vanished while the job ran; run again", path=path) from error
-
-
-def _raise_unreadable(error: OSError) -> None:
-    raise SourceError(f"{error.filename}: cannot be listed: {error.strerror}", path=error.filename) from error

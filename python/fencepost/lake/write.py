@@ -1,107 +1,151 @@
-"""Stage 3, a task per input file: its kept rows into a file that is otherwise like it."""
+"""Stage 3, a task per group of files: their kept rows, each file into one that is otherwise like it."""
 
 from __future__ import annotations
 
-import shutil
-from dataclasses import dataclass
+import os
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Literal
 from uuid import uuid4
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa  # type: ignore[import-untyped]
-import pyarrow.parquet as pq  # type: ignore[import-untyped]
+import pyarrow.compute as pc  # type: ignore[import-untyped]
 
-from fencepost.lake.judge import Drop
-from fencepost.lake.source import SourceFile, footer_crc, open_parquet, reading, unchanged
+from fencepost import Verdict
+from fencepost._native import parquet_footer, rewrite
+from fencepost.lake.source import ChangedError, Files, unchanged
 from fencepost.state.disk import Disk
+
+Rejects = Literal["copy", "all", "none"]
+"""Which refused rows are set aside: all but duplicates, all, none."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WriteItem:
-    file: SourceFile
-    ordinal: int
-    rows: int
-    footer_crc: int
+    files: Files
     """As the first pass found them."""
-    drops: tuple[Drop, ...]
+    first: int
+    """The ordinal of the first of them."""
+    rows: list[int]
+    footer_crc: list[int]
+    is_read: list[bool]
+    """Whether it was read at all; files that were not have no output."""
+    losers: list[str]
+    """Arrow IPC files of LOSERS, in no order."""
+    rejects: Rejects
     folder: str
     disk: Disk
+    may_link: bool
+    """Whether the source never changes, so that an output may share its inode."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Written:
-    """A prepared output, under a name that is its attempt's own; None where no row of the file is kept."""
+    """Outputs, under names that are their attempt's own; None where no row of a file is kept."""
 
-    path: str | None
-    rows: int
-    bytes: int
-    footer_crc: int
+    paths: list[str | None] = field(default_factory=list)
+    rows: list[int] = field(default_factory=list)
+    bytes: list[int] = field(default_factory=list)
+    footer_crc: list[int] = field(default_factory=list)
+    rejects: list[tuple[int, str, str, int, int, int]] = field(default_factory=list)
+    """(ordinal, name of the verdict, path, rows, bytes, footer CRC) of each file of refused rows."""
+    carried: int = 0
+    """Files that were carried over whole."""
+    groups_copied: int = 0
+    groups_rewritten: int = 0
 
 
 def write(item: WriteItem) -> Written:
-    """Write a file's kept rows: a copy byte for byte if that is all of them, else row group by row group.
+    """Write the kept rows of some files: a file that loses none is carried over whole, of others the row groups that
+    lose none are copied as bytes.
 
-    Schema, key-value metadata, codecs, row order and row groups stay. Memory: one row group and a byte a row. Raises
-    SourceError, also where the file is not what the first pass read.
+    Memory: some thousand rows. Raises ChangedError where a file is not what the first pass read, SourceError.
     """
-    dropped = sum(drop.rows for drop in item.drops)
-    if dropped == item.rows:
-        return Written(path=None, rows=0, bytes=0, footer_crc=0)
-    target = Path(item.folder) / f"part-{item.ordinal:05}-{uuid4().hex[:12]}.parquet"
-    with unchanged(item.file, item.footer_crc):
-        if dropped == 0:
-            # Never a hard link: it would share an inode with a source that somebody may append to or truncate.
-            shutil.copyfile(item.file.full_path, target)
-        else:
-            _filter(item.file.full_path, target, _mask(item))
+    losers = losers_of(item.losers, item.first, item.first + len(item.files))
+    written = Written()
+    for place in range(len(item.files)):
+        write_file(item, place, losers[place], written)
+    return written
+
+
+def losers_of(paths: list[str], first: int, end: int) -> list[pa.Table]:
+    """For each ordinal from `first` to `end` its ranges of refused rows, by row."""
+    found = []
+    for path in paths:
+        losers = pa.ipc.open_file(pa.memory_map(path)).read_all()
+        low, high = np.searchsorted(losers["file"].to_numpy(), [first, end])
+        found.append(losers.slice(low, high - low))
+    table = pa.concat_tables(found) if found else pa.table({name: [] for name in ("file", "row", "count", "verdict")})
+    table = table.take(pc.sort_indices(table, [("file", "ascending"), ("row", "ascending")]))
+    borders = np.searchsorted(table["file"].to_numpy(), np.arange(first, end + 1))
+    return [table.slice(low, high - low) for low, high in pairwise(borders)]
+
+
+def write_file(item: WriteItem, place: int, losers: pa.Table, written: Written) -> None:
+    """One file's kept rows, and those that are set aside."""
+    ordinal, rows = item.first + place, item.rows[place]
+    refused = pc.sum(losers["count"]).as_py() or 0
+    path: str | None = None
+    facts = (0, 0, 0)
+    with unchanged(item.files, place) if item.is_read[place] else nullcontext():
+        if rows and refused < rows:
+            target = _target(item, f"part-{ordinal:05}")
+            facts = _carry_over(item, place, target) if not refused else _rewrite(item, place, target, losers, written)
+            path = str(target)
+            if facts[0] != rows - refused:
+                raise AssertionError(f"{target} has {facts[0]} rows, {rows} were read and {refused} are not kept")
+            item.disk.seal(target)
+        written.carried += rows > 0 and not refused
+        for verdict in _set_aside(losers, item.rejects):
+            _reject(item, place, losers.filter(pc.equal(losers["verdict"], verdict)), verdict, written)
+    written.paths.append(path)
+    for column, value in zip((written.rows, written.bytes, written.footer_crc), facts, strict=True):
+        column.append(value)
+
+
+def _target(item: WriteItem, name: str) -> Path:
+    return Path(item.folder) / f"{name}-{uuid4().hex[:12]}.parquet"
+
+
+def _carry_over(item: WriteItem, place: int, target: Path) -> tuple[int, int, int]:
+    item.disk.carry_over(Path(item.files.full_path(place)), target, may_link=item.may_link)
+    footer = parquet_footer(str(target))
+    _check_footer(item, place, footer.footer_crc)
+    return footer.rows, os.path.getsize(target), footer.footer_crc
+
+
+def _rewrite(item: WriteItem, place: int, target: Path, losers: pa.Table, written: Written) -> tuple[int, int, int]:
+    source = item.files.full_path(place)
+    _check_footer(item, place, parquet_footer(source).footer_crc)
+    done = rewrite(source, str(target), *_ranges(losers))
+    written.groups_copied += done.groups_copied
+    written.groups_rewritten += done.groups_rewritten
+    return done.rows, done.bytes, done.footer_crc
+
+
+def _reject(item: WriteItem, place: int, losers: pa.Table, verdict: int, written: Written) -> None:
+    ordinal, name = item.first + place, Verdict(verdict).name
+    target = _target(item, f"reject-{name}-{ordinal:05}")
+    done = rewrite(item.files.full_path(place), str(target), *_ranges(losers), keep=True)
     item.disk.seal(target)
-    with pq.ParquetFile(target) as written:
-        rows = written.metadata.num_rows
-    if rows != item.rows - dropped:
-        raise AssertionError(f"{target} has {rows} rows, {item.rows} were read and {dropped} are not kept")
-    return Written(path=str(target), rows=rows, bytes=target.stat().st_size, footer_crc=footer_crc(target))
+    written.rejects.append((ordinal, name, str(target), done.rows, done.bytes, done.footer_crc))
 
 
-def _mask(item: WriteItem) -> npt.NDArray[np.bool_]:
-    """True for each row of the file that is kept."""
-    mask = np.ones(item.rows, dtype=np.bool_)
-    for drop in item.drops:
-        with pa.memory_map(drop.path) as file:
-            mask[pa.ipc.open_file(file).get_batch(drop.batch).column(0).to_numpy()] = False
-    return mask
+def _set_aside(losers: pa.Table, rejects: Rejects) -> list[int]:
+    """The verdicts of which rows are set aside."""
+    found: list[int] = sorted(pc.unique(losers["verdict"]).to_pylist()) if rejects != "none" else []
+    return found if rejects == "all" else [verdict for verdict in found if verdict != Verdict.DUPLICATE]
 
 
-def _filter(source: str, target: Path, mask: npt.NDArray[np.bool_]) -> None:
-    with reading(source):
-        file = open_parquet(source)
-    with file, pq.ParquetWriter(target, file.schema_arrow, **_writer_options(file.metadata)) as writer:
-        start = 0
-        for number in range(file.metadata.num_row_groups):
-            size = file.metadata.row_group(number).num_rows
-            kept = mask[start : start + size]
-            start += size
-            if kept.any():
-                with reading(source):
-                    rows = file.read_row_group(number, use_threads=False)
-                if not kept.all():
-                    rows = rows.filter(pa.array(kept))
-                writer.write_table(rows, row_group_size=len(rows))
+def _ranges(losers: pa.Table) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
+    return losers["row"].to_numpy().astype(np.uint64), losers["count"].to_numpy().astype(np.uint64)
 
 
-def _writer_options(metadata: pq.FileMetaData) -> dict[str, Any]:
-    """What makes the new file like the old one, as its first row group shows it."""
-    group = metadata.row_group(0)
-    columns = [group.column(number) for number in range(group.num_columns)]
-    return {
-        "version": metadata.format_version,
-        "compression": {column.path_in_schema: _codec(column.compression) for column in columns},
-        "use_dictionary": [column.path_in_schema for column in columns if column.has_dictionary_page] or False,
-        # Spark's old timestamps: written as anything else, some readers would refuse or shift them.
-        "use_deprecated_int96_timestamps": any(column.physical_type == "INT96" for column in columns),
-    }
-
-
-def _codec(name: str) -> str:
-    return "NONE" if name == "UNCOMPRESSED" else name
+def _check_footer(item: WriteItem, place: int, found: int) -> None:
+    if found != item.footer_crc[place]:
+        path = item.files.full_path(place)
+        raise ChangedError(f"{path}: its footer is not the one that was read first; run again", path=path)

@@ -51,6 +51,8 @@ def recover(state: State, sink: Sink) -> tuple[int, ...]:
     Gives the version's number, if there was one. Raises SnapshotError, SinkError, SinkChangedError.
     """
     unfinished = state.unfinished()
+    # What is acted upon must not be gone after a power loss: a run that died may not have waited for its last names.
+    state.settle()
     sink.check(state)
     for version in unfinished:
         state.finish(version, sink.apply(state.version(version)))

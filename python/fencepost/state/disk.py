@@ -6,12 +6,14 @@ synced. So every step of the commit goes through here.
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from uuid import uuid4
 
+FICLONE = 0x40049409  # the system call that clones a file
 TEMPORARY = ".tmp"  # ends the names of files that are not there yet
 
 
@@ -30,11 +32,18 @@ class Disk:
             finally:
                 os.close(handle)
 
-    def make_folder(self, path: Path) -> None:
-        """Create a folder and what is missing above it, durably; one that is there is left alone."""
-        missing = [folder for folder in (path, *path.parents) if not folder.exists()]
-        for folder in reversed(missing):
+    def make_folder(self, path: Path, within: Path | None = None) -> None:
+        """Create a folder and what is missing above it, durably.
+
+        `within`: the folder that several writers share. From there on also the names of folders that are there already
+        are made durable: another writer may have made them a moment ago, and died before it waited for the disk.
+        """
+        folders = [folder for folder in (path, *path.parents) if not folder.exists()]
+        for folder in reversed(folders):
             folder.mkdir(exist_ok=True)
+        if within is not None:
+            folders = [path, *(folder for folder in path.parents if folder.is_relative_to(within))]
+        for folder in reversed(folders):
             self.seal(folder.parent)
 
     def write(self, path: Path, data: bytes) -> None:
@@ -64,6 +73,22 @@ class Disk:
         self.seal(path.parent)
         return True
 
+    def carry_over(self, source: Path, target: Path, *, may_link: bool = False) -> None:
+        """A new file with the content of another: a clone where the file system can, else a copy.
+
+        `may_link`: or a hard link, which shares an inode with a source that nobody may ever append to or truncate.
+        Its content is durable once it is sealed. Raises FileExistsError.
+        """
+        if may_link:
+            try:
+                os.link(source, target)
+                return
+            except OSError:
+                pass  # another file system
+        with open(source, "rb") as read, open(target, "xb") as written:
+            if not _clone(read.fileno(), written.fileno()):
+                _copy(read.fileno(), written.fileno())
+
     def move(self, source: Path, target: Path) -> None:
         """Rename a file or folder within the file system, durably. A folder never replaces one that has content."""
         os.rename(source, target)
@@ -77,3 +102,32 @@ class Disk:
             shutil.rmtree(path, ignore_errors=True)
         else:
             path.unlink(missing_ok=True)
+
+
+def _clone(source: int, target: int) -> bool:
+    """Share the blocks of an open file, where the file system copies on write."""
+    try:
+        import fcntl
+
+        fcntl.ioctl(target, FICLONE, source)
+    except (ImportError, OSError):
+        return False
+    return True
+
+
+def _copy(source: int, target: int) -> None:
+    """Copy an open file within the kernel, where that can be."""
+    at_once = 1 << 30
+    if hasattr(os, "copy_file_range"):
+        try:
+            while os.copy_file_range(source, target, at_once):
+                pass
+            return
+        except OSError as error:
+            if error.errno not in (errno.EXDEV, errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP):
+                raise
+            os.lseek(source, 0, os.SEEK_SET)
+            os.ftruncate(target, 0)
+            os.lseek(target, 0, os.SEEK_SET)
+    with os.fdopen(os.dup(source), "rb") as read, os.fdopen(os.dup(target), "wb") as written:
+        shutil.copyfileobj(read, written, 1 << 20)

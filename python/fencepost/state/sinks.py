@@ -1,7 +1,9 @@
 """The output: a folder in which each version appears at once.
 
     _fencepost.json            the state that this folder belongs to
-    run=<n>/part-<ordinal>.parquet
+    run=<n>/part-<ordinal>.parquet                           in the Hive-style folders that its input came from
+    run=<n>/_rejects/verdict=<name>/part-<ordinal>.parquet   refused rows that were set aside
+    run=<n>/_missing/part-00000.parquet                      what changed in the list of missing ranges
     run=<n>/_empty             of a version without output
     run=<n>/_abandoned         of a version that will never be shown
     _prepare/<n>-<attempt>/    what tasks of a running job have written; readers ignore names that begin with `_`
@@ -86,10 +88,14 @@ class RunFolders:
         Tasks that lost may still write to `folder`; they know nothing of the one inside.
         """
         prepared = folder / "run"
-        self.disk.make_folder(prepared)
+        self.disk.make_folder(prepared, self.path)
+        folders = {(prepared / name).parent for name in winners}
+        for subfolder in sorted(folders - {prepared}):
+            self.disk.make_folder(subfolder, prepared)
         for name, path in winners.items():
             os.rename(path, prepared / name)
-        self.disk.seal(prepared)
+        for subfolder in folders | {prepared}:
+            self.disk.seal(subfolder)
         return prepared.relative_to(self.path).as_posix()
 
     def apply(self, decision: Decision) -> str:
@@ -174,7 +180,9 @@ class RunFolders:
     def _holds(target: Path, decision: Decision) -> bool:
         if not target.is_dir():
             return False
-        found = {entry.name: entry.stat().st_size for entry in os.scandir(target)}
+        found = {
+            path.relative_to(target).as_posix(): path.stat().st_size for path in target.rglob("*") if path.is_file()
+        }
         outputs, sides = decision.outputs, decision.side_files
         wanted = dict(zip([*outputs.name, *sides.name], [*outputs.bytes, *sides.bytes], strict=True))
         return found == (wanted if decision.prepared is not None else {EMPTY_NAME: 0})

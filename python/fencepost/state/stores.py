@@ -63,6 +63,9 @@ class Store(Protocol):
     def clear(self, prefix: str) -> None:
         """Remove everything beneath the folder `prefix`, and the folder."""
 
+    def settle(self, prefix: str) -> None:
+        """Wait until the names that are in the folder `prefix` now are durable: their writer may have died before."""
+
     def exists(self, name: str) -> bool: ...
 
     def writer(self, name: str) -> Writer:
@@ -158,6 +161,10 @@ class LocalStore:
     def clear(self, prefix: str) -> None:
         self.disk.remove(self.folder / prefix)
 
+    def settle(self, prefix: str) -> None:
+        if (self.folder / prefix).exists():
+            self.disk.seal(self.folder / prefix)
+
     def exists(self, name: str) -> bool:
         return (self.folder / name).exists()
 
@@ -166,7 +173,7 @@ class LocalStore:
 
     def _new(self, name: str) -> Path:
         path = self.folder / name
-        self.disk.make_folder(path.parent)
+        self.disk.make_folder(path.parent, self.folder)
         return path
 
 
@@ -223,6 +230,9 @@ class MemoryStore:
 
     def clear(self, prefix: str) -> None:
         self.delete(self.list(prefix))
+
+    def settle(self, prefix: str) -> None:
+        """Nothing outlives this process."""
 
     def exists(self, name: str) -> bool:
         return name in self.objects
@@ -341,6 +351,9 @@ class RemoteStore:
 
     def clear(self, prefix: str) -> None:
         self.delete(self.list(prefix))
+
+    def settle(self, prefix: str) -> None:
+        """What an object store shows is durable."""
 
     def exists(self, name: str) -> bool:
         def attempt() -> bool:

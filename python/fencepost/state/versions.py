@@ -134,8 +134,12 @@ class State:
         return found
 
     def head(self) -> tuple[int, Decision | None]:
-        """(the number of the next version, the newest version that is applied: what the next one builds on)."""
+        """(the number of the next version, the newest version that is applied: what the next one builds on).
+
+        What it tells is durable: the next version may build on it.
+        """
         done = self.done()
+        self.settle()
         for version in range(done, 0, -1):
             if self.status(version) == APPLIED:
                 return done + 1, self.version(version)
@@ -212,6 +216,11 @@ class State:
         return count
 
     # The four steps
+
+    def settle(self) -> None:
+        """Wait until the decisions that are there are durable, and what is said of them."""
+        for folder in ("log", "done"):
+            self.store.settle(folder)
 
     def extend_ledger(
         self, before: Decision | None, version: int, attempt: str, tables: Iterable[ArrowTable]

@@ -1,0 +1,172 @@
+"""Scan, judge and write in one task, for groups of files that hold whole keys.
+
+Each task judges its files as if there were no others and no state, writes what it keeps, and claims the positions that
+it kept: a few ranges a key, which go through the exchange instead of the runs. If every claim is accepted there, no
+other file and no earlier run has a row of them, and what the tasks kept is what any plan would have kept. If not, what
+they wrote is thrown away and the run goes on with the exchange of runs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa  # type: ignore[import-untyped]
+
+import fencepost
+from fencepost import StateTable, Verdict
+from fencepost.lake.judge import LOSERS, SHOWN_MAX, row_losers, sorted_losers
+from fencepost.lake.scan import FILE, LENGTH, ROW, Exchange, ScanItem, Scanned, scan, write_exchange
+from fencepost.lake.write import Rejects, WriteItem, Written, write
+from fencepost.policy import Policy
+from fencepost.state.disk import Disk
+
+
+@dataclass(frozen=True, kw_only=True)
+class AlignItem:
+    scan: ScanItem
+    rejects: Rejects
+    outputs: str
+    disk: Disk
+    may_link: bool
+
+
+@dataclass(kw_only=True)
+class Aligned:
+    scanned: Scanned
+    """Its exchanges hold claims."""
+    written: Written | None = None
+    problem: str = ""
+    """Why these files cannot be judged by themselves; nothing was written then."""
+    refused: dict[str, int] = field(default_factory=dict)
+    """Rows that are not kept, by name of verdict."""
+    stale_epoch: int = 0
+    stale: list[pa.Table] = field(default_factory=list)
+
+
+def can_align(policy: Policy, timestamp: bool, order_by: tuple[str, ...]) -> str:
+    """Why verdicts of one file may depend on another's rows in more than what both accepted; "" if they do not."""
+    if policy.admit != "any" or policy.epochs == "fence" or policy.max_jump is not None or policy.reach is not None:
+        return f"verdicts of policy {policy.name or policy.rules} depend on the order of all rows"
+    if timestamp:
+        return "timestamps are kept, and claims have none"
+    return "rows are put in an order first" if order_by else ""
+
+
+def align(item: AlignItem) -> Aligned:
+    """See above. Memory: what the files' keys take as a table. Raises BatchError, ChangedError, SourceError."""
+    reading = item.scan.reading
+    scanned = scan(dataclasses.replace(item.scan, reading=dataclasses.replace(reading, shards=1)))
+    aligned = Aligned(scanned=scanned)
+    table = StateTable(reading.policy)
+    losers = []
+    border = 0
+    for exchange in scanned.exchanges:
+        file = pa.ipc.open_file(pa.memory_map(exchange.path))
+        runs = pa.Table.from_batches([file.get_batch(0)])
+        verdicts = table.apply_runs(runs, LENGTH, reading.policy.columns)
+        losers.append(row_losers(runs, np.asarray(pa.array(verdicts.verdict))))
+        for verdict, count in verdicts.counts.items():
+            if count and verdict != Verdict.ACCEPTED:
+                aligned.refused[verdict.name] = aligned.refused.get(verdict.name, 0) + count
+        border += verdicts.border
+        aligned.stale_epoch += verdicts.stale_epoch
+        aligned.stale.append(pa.table(verdicts.stale).slice(0, SHOWN_MAX))
+    claims, aligned.problem = _claims(table, item.scan, border)
+    if not aligned.problem:
+        scanned.exchanges = [_deal(claims, item.scan)] if len(claims) else []
+        aligned.written = _write(item, scanned, [it for it in losers if len(it)])
+    return aligned
+
+
+def _write(item: AlignItem, scanned: Scanned, losers: list[pa.Table]) -> Written:
+    paths = []
+    if losers:
+        paths = [str(Path(item.scan.folder) / f"{uuid4().hex}.losers")]
+        with pa.ipc.new_file(paths[0], LOSERS) as file:
+            file.write_table(sorted_losers(losers))
+    return write(
+        WriteItem(
+            files=scanned.files,
+            first=scanned.first,
+            rows=scanned.rows,
+            footer_crc=scanned.footer_crc,
+            is_read=scanned.is_read,
+            losers=paths,
+            rejects=item.rejects,
+            folder=item.outputs,
+            disk=item.disk,
+            may_link=item.may_link,
+        )
+    )
+
+
+def _claims(table: StateTable, item: ScanItem, border: int) -> tuple[pa.Table, str]:
+    """What the table's entries hold, as runs; or why that cannot be said so."""
+    policy = item.reading.policy
+    entries = pa.table(table.entries())
+    first, last = entries["first"].to_numpy(), entries["last"].to_numpy()
+    wrap = policy.wrap
+    if border or (wrap is not None and len(entries) and (first.min() < 0 or last.max() >= wrap)):
+        return pa.table({}), "sequences pass the wrap"
+    of_entry, low, high = _intervals(entries, first, last)
+    length = high - low + 1
+    if len(length) and length.max() > 2**32 - 1:
+        return pa.table({}), "a claim has more than 2^32 rows"
+    lines = entries.take(pa.array(of_entry))
+    columns: dict[str, Any] = {}
+    for role in ("pid", "partition"):
+        names = policy.columns.parts(role)
+        for number, name in enumerate(names):
+            columns[name] = lines[role if len(names) == 1 else f"{role}_{number}"]
+    if policy.columns.epoch is not None:
+        columns[policy.columns.epoch] = lines["epoch"]
+    columns[policy.columns.seq] = pa.array(low)
+    columns |= {
+        LENGTH: pa.array(length.astype(np.uint32)),
+        FILE: pa.array(np.full(len(low), item.first, np.uint32)),
+        ROW: pa.array(np.zeros(len(low), np.uint64)),
+    }
+    return pa.table(columns), ""
+
+
+Positions = npt.NDArray[np.int64]
+
+
+def _intervals(entries: pa.Table, first: Positions, last: Positions) -> tuple[Positions, Positions, Positions]:
+    """(place of the entry, first position, last position) of what entries hold between their holes."""
+    chunks = [chunk.flatten() for chunk in entries["holes"].chunks]
+    holes = pa.concat_arrays(chunks) if chunks else None
+    counts = pa.compute.list_value_length(entries["holes"]).to_numpy()
+    hole_first = holes.field("first").to_numpy() if holes is not None else np.zeros(0, np.int64)
+    hole_last = holes.field("last").to_numpy() if holes is not None else np.zeros(0, np.int64)
+    of_hole = np.repeat(np.arange(len(first)), counts)
+    # Each entry has one interval more than holes: before the first, and after each of them.
+    places = np.concatenate([np.arange(len(first)), of_hole])
+    lows = np.concatenate([first, hole_last + 1])
+    highs = np.concatenate([hole_first - 1, last])
+    order = np.lexsort((lows, places))
+    order_highs = np.lexsort((highs, np.concatenate([of_hole, np.arange(len(first))])))
+    lows, highs = lows[order], highs[order_highs]
+    is_held = lows <= highs  # the head that is missing where sequences begin at zero
+    return places[order][is_held], lows[is_held], highs[is_held]
+
+
+def _deal(claims: pa.Table, item: ScanItem) -> Exchange:
+    """The claims by shard, as an exchange file."""
+    reading = item.reading
+    shards = pa.array(fencepost.shards(claims, reading.shards, columns=reading.policy.columns)).to_numpy()
+    order = np.argsort(shards, kind="stable")
+    numbers, firsts = np.unique(shards[order], return_index=True)
+    sorted_claims = claims.take(pa.array(order)).combine_chunks()
+    ends = [*firsts[1:], len(order)]
+    batches = {
+        int(shard): sorted_claims.slice(first, end - first).to_batches()[0]
+        for shard, first, end in zip(numbers, firsts, ends, strict=True)
+    }
+    return write_exchange(item.folder, batches)

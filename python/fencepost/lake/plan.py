@@ -1,0 +1,110 @@
+"""How a run is computed: which plan, and what goes together in a task.
+
+| plan | what is exchanged | where |
+|---|---|---|
+| interval | runs: a line for as many rows as follow each other | always right; the default |
+| row | runs of one row | the same with every row alone, to compare with |
+| aligned | what each task has kept: a few ranges a key | where files hold whole keys; falls back to interval |
+
+All plans keep the same rows and end in the same state. What was chosen, and why, stands in the decision.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Literal
+
+import numpy as np
+
+from fencepost._native import parquet_footer
+from fencepost.errors import SourceError
+from fencepost.lake.source import Files
+from fencepost.policy import Columns
+from fencepost.state.decision import Decision
+
+Plan = Literal["interval", "row", "aligned"]
+PLANS: tuple[Plan, ...] = ("interval", "row", "aligned")
+
+SHARDS = 16
+"""Into how many parts a new state is cut."""
+
+TASKS_MAX = 1024
+TASK_BYTES = 32 << 20
+"""Files go together in a task until they have so many bytes."""
+FILE_BYTES = 256 << 10
+"""What opening a file costs, in bytes that could be read meanwhile."""
+
+DRIVER_RUNS_MAX = 5_000_000
+DRIVER_STATE_BYTES_MAX = 256 << 20
+"""Runs, and bytes of shards' states, up to which the driver judges by itself: less than tasks would cost."""
+JUDGE_RUNS, JUDGE_STATE_BYTES = 1 << 20, 64 << 20
+"""Above that, what makes a task worth it."""
+
+FOOTERS_MAX = 256
+"""Files up to which the driver looks at their statistics, to see whether they hold whole keys."""
+
+
+def groups_of_files(sizes: Sequence[int]) -> list[tuple[int, int]]:
+    """(first, end) of the files that a task takes, from their bytes."""
+    weights = np.asarray(sizes, np.int64) + FILE_BYTES
+    return list(_groups(weights, max(TASK_BYTES, int(weights.sum()) // TASKS_MAX)))
+
+
+def groups_of_shards(runs: Sequence[float], state_bytes: Sequence[int], slots: int) -> list[tuple[int, int]]:
+    """(first, end) of the shards that a judging task takes, from their runs and the bytes of their states."""
+    weights = np.asarray(runs) / JUDGE_RUNS + np.asarray(state_bytes) / JUDGE_STATE_BYTES
+    # No task is so small that it costs more than it does, and none is left alone at the end if that can be helped.
+    return list(_groups(weights, max(0.05, min(1.0, weights.sum() / (2 * slots)))))
+
+
+def _groups(weights: np.ndarray, target: float) -> Iterator[tuple[int, int]]:  # type: ignore[type-arg]
+    first, sum_ = 0, 0.0
+    for place, weight in enumerate(weights.tolist()):
+        if place > first and sum_ + weight > target:
+            yield first, place
+            first, sum_ = place, 0.0
+        sum_ += weight
+    if first < len(weights):
+        yield first, len(weights)
+
+
+def choose(
+    wanted: Plan | None, problem: str, before: Decision | None, files: Files, columns: Columns
+) -> tuple[Plan, str]:
+    """(plan, why). `problem`: why the aligned plan is none; "" if it may be one."""
+    if wanted == "aligned" and problem:
+        return "interval", f"aligned was asked for, but {problem}"
+    if wanted is not None:
+        return wanted, "asked for"
+    if problem:
+        return "interval", problem
+    if before is not None and before.plan.get("name") != "aligned":
+        return "interval", f"version {before.version} was not aligned either"
+    return _by_statistics(files, columns)
+
+
+def _by_statistics(files: Files, columns: Columns) -> tuple[Plan, str]:
+    if len(files) > FOOTERS_MAX:
+        return "interval", f"more than {FOOTERS_MAX} files: their footers were not looked at"
+    names = (*columns.parts("partition"), *columns.parts("pid"))
+    bounds = [_bounds(files.full_path(place), names) for place in range(len(files))]
+    for name in names:
+        known = sorted(of_file[name] for of_file in bounds if name in of_file)
+        if len(known) == len(files) and all(one[1] < other[0] for one, other in pairwise(known)):
+            return "aligned", f"no two files share a value of {name}, as their statistics say"
+    return "interval", "files may share keys, as their statistics say"
+
+
+def _bounds(path: str, names: tuple[str, ...]) -> dict[str, tuple[int, int]]:
+    """The lowest and highest value of integer columns in a file, as far as its statistics tell."""
+    try:
+        found = parquet_footer(path, names).bounds
+    except (SourceError, OSError):
+        return {}
+    known = {name: [it for it in groups if it is not None] for name, groups in found.items()}
+    return {
+        name: (min(it[0] for it in groups), max(it[1] for it in groups))
+        for name, groups in known.items()
+        if groups and len(groups) == len(found[name])
+    }

@@ -1,0 +1,587 @@
+"""One run of a job: an attempt at the version after the newest."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+from uuid import uuid4
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa  # type: ignore[import-untyped]
+
+import fencepost
+from fencepost._native import parquet_footer
+from fencepost.errors import BatchError, PolicyError, SnapshotError, SourceError, StateConflictError
+from fencepost.lake.aligned import AlignItem, align, can_align
+from fencepost.lake.engine import Engine, LocalEngine, run_stage
+from fencepost.lake.judge import Eviction, Judged, JudgeItem, Parts, judge
+from fencepost.lake.plan import (
+    DRIVER_RUNS_MAX,
+    DRIVER_STATE_BYTES_MAX,
+    SHARDS,
+    choose,
+    groups_of_files,
+    groups_of_shards,
+)
+from fencepost.lake.report import RunReport, make_report
+from fencepost.lake.scan import Exchange, Reading, ScanItem, Scanned, scan
+from fencepost.lake.source import ChangedError, Files, constants_of, hive_folders, list_files
+from fencepost.lake.write import WriteItem, Written, write
+from fencepost.state.commit import commit, conflict, recover
+from fencepost.state.decision import Decision, Inputs, Outputs, Quarantined, Shards, SideFiles
+from fencepost.state.ledger import file_table, new_files
+
+if TYPE_CHECKING:
+    from fencepost.lake.job import DedupJob
+
+T = TypeVar("T")
+R = TypeVar("R")
+TRIES = 3
+"""How often a run is planned anew because a file changed between its two passes."""
+
+
+@dataclass
+class Found:
+    """What the new files hold, once they are scanned; columns of the files that were read, by ordinal."""
+
+    files: Files
+    """As they were listed; a file's place is its ordinal in the exchange."""
+    is_read: npt.NDArray[np.bool_]
+    read: Files
+    rows: npt.NDArray[np.int64]
+    untracked: int
+    footer_crc: list[int]
+    exchanges: list[Exchange]
+    newest_ms: int | None
+    vanished: list[str] = field(default_factory=list)
+    deferred: list[str] = field(default_factory=list)
+    quarantined: Quarantined = field(default_factory=Quarantined)
+    refused: Counter[str] = field(default_factory=Counter)
+    """Rows that were refused before the exchange, by name of verdict."""
+    stale_epoch: int = 0
+    stale: list[pa.Table] = field(default_factory=list)
+
+
+class Run:
+    """See the module. `is_seed`: judge, but write no row."""
+
+    def __init__(
+        self, job: DedupJob, progress: Callable[[str, int, int], None] | None = None, is_seed: bool = False
+    ) -> None:
+        self.job = job
+        self.is_seed = is_seed
+        self.tell = progress or (lambda step, done, total: None)
+        self.began = time.perf_counter()
+        self.seconds: dict[str, float] = {}
+        self.task_seconds = 0.0
+        self.waited = 0.0
+        self.recovered: tuple[int, ...] = ()
+        self.before: Decision | None = None
+        self.version = 0
+        self.shards = 0
+        self.attempt = ""
+        self.plan: dict[str, Any] = {}
+        self.vanished: list[str] = []
+        self.clock_ms: int | None = None
+        self.eviction = Eviction(horizon_before=None, horizon_after=None)
+
+    def run(self) -> RunReport:
+        with self.step("recover"):
+            self.recover()
+        for tries_left in reversed(range(TRIES)):
+            self.attempt = uuid4().hex
+            try:
+                return self.try_once()
+            except ChangedError as error:
+                if not tries_left:
+                    raise
+                self.vanished.append(str(error.path))
+        raise AssertionError("unreachable: the last try returns or raises")
+
+    def recover(self) -> None:
+        """Check that state and sink are this job's, and finish the version that was decided and not done."""
+        job = self.job
+        job.state.check(job.settings())
+        self.recovered = recover(job.state, job.sink)
+        self.version, self.before = job.state.head()
+        self.shards = job.state.shard_count(self.before, job.shards, SHARDS)
+        if self.is_seed and job.state.decided():
+            reason = f"it has {job.state.decided()} versions, and only a new state can be seeded"
+            raise SnapshotError(f"{job.state.uri}: {reason}", reason=reason)
+
+    def try_once(self) -> RunReport:
+        job = self.job
+        with self.step("list"):
+            files = self.list_new()
+        if not files:
+            return make_report(self, None, None, [], [])
+        try:
+            decision, found, judged, written = self.prepare(files)
+        except BaseException as error:
+            self.discard()
+            if isinstance(error, Exception) and job.state.decided() >= self.version:
+                raise conflict(job.state, self.version) from error  # its files may have been collected while it worked
+            raise
+        if decision is None:
+            self.discard()
+            return make_report(self, None, found, [], [])
+        try:
+            commit(job.state, job.sink, decision, self.step)
+        except StateConflictError:
+            self.discard()
+            raise
+        job.disk.remove(self.folder)
+        return make_report(self, decision, found, judged, written)
+
+    def list_new(self) -> Files:
+        listed = list_files(self.job.source)
+        new = new_files(self.job.state.ledger(self.before), _file_table(listed))
+        return listed.take(new.to_pylist()) if len(new) < len(listed) else listed
+
+    # Prepare
+
+    def prepare(self, files: Files) -> tuple[Decision | None, Found, list[Judged], list[Written]]:
+        """Everything that the new version needs, written where nobody looks."""
+        job = self.job
+        job.disk.make_folder(self.folder)
+        reading = self.reading()
+        names = list(dict.fromkeys((*job.policy.columns.names, *reading.order_by)))
+        constants = constants_of(files, names)
+        problem = (
+            "a seed writes nothing" if self.is_seed else can_align(job.policy, reading.timestamp, reading.order_by)
+        )
+        name, reason = choose(job.plan, problem, self.before, files, job.policy.columns)
+        self.plan = {"name": name, "reason": reason}
+        items = [
+            ScanItem(
+                files=files.slice(first, end),
+                first=first,
+                constants=constants[first:end],
+                reading=reading,
+                folder=str(self.folder),
+            )
+            for first, end in groups_of_files(files.bytes)
+        ]
+        if name == "aligned" and (done := self.prepare_aligned(items, files)) is not None:
+            return done
+        found = self.found(files, self.tasks("scan", scan, items))
+        judged = self.judge(found, reading)
+        with self.step("check"):
+            counts = self.check_verdicts(found, judged)
+        written = [] if self.is_seed else self.write(items, found, judged)
+        return self.decision(found, judged, written, counts), found, judged, written
+
+    def prepare_aligned(
+        self, items: list[ScanItem], files: Files
+    ) -> tuple[Decision | None, Found, list[Judged], list[Written]] | None:
+        """None where files do not hold whole keys after all."""
+        job = self.job
+        aligned = self.tasks("align", align, [self.align_item(item) for item in items])
+        problems = [it.problem for it in aligned if it.problem]
+        if problems:
+            self.fall_back(problems[0])
+            return None
+        found = self.found(files, [it.scanned for it in aligned])
+        for it in aligned:
+            found.refused.update(it.refused)
+            found.stale_epoch += it.stale_epoch
+            found.stale += it.stale
+        judged = self.judge(found, items[0].reading)
+        lost = sum(count for shard in judged for name, count in shard.counts.items() if name != "ACCEPTED")
+        if lost or any(shard.stale_epoch or shard.border for shard in judged):
+            self.fall_back(
+                f"{lost} rows that a task had kept are another file's or an earlier run's"
+                if lost
+                else "epochs of one key lie in several files"
+            )
+            job.state.discard(self.version, self.attempt)
+            return None
+        with self.step("check"):
+            counts = self.check_verdicts(found, judged)
+        written = [it.written for it in aligned if it.written is not None]
+        return self.decision(found, judged, written, counts), found, judged, written
+
+    def fall_back(self, problem: str) -> None:
+        self.plan = {"name": "interval", "reason": f"fell back from aligned: {problem}"}
+
+    def reading(self) -> Reading:
+        job = self.job
+        return Reading(
+            policy=job.policy,
+            shards=self.shards,
+            timestamp=job.max_idle_ms is not None,
+            order_by=job.order_by or (),
+            by_row=job.plan == "row",
+        )
+
+    def align_item(self, item: ScanItem) -> AlignItem:
+        job = self.job
+        return AlignItem(
+            scan=item,
+            rejects=job.rejects,
+            outputs=str(self.folder),
+            disk=job.disk,
+            may_link=job.source_immutable,
+        )
+
+    def found(self, files: Files, scanned: list[Scanned]) -> Found:
+        """What the tasks found, taken together."""
+        is_read = np.array([it for group in scanned for it in group.is_read], bool)
+        as_read = Files(files.root)
+        for group in scanned:
+            for column in ("paths", "bytes", "mtime_ns", "inode"):
+                getattr(as_read, column).extend(getattr(group.files, column))
+        newest = [group.newest_ms for group in scanned if group.newest_ms is not None]
+        found = Found(
+            files=as_read,
+            is_read=is_read,
+            read=as_read.take(np.flatnonzero(is_read).tolist()),
+            rows=np.array([it for group in scanned for it in group.rows], np.int64),
+            untracked=sum(it for group in scanned for it in group.untracked),
+            footer_crc=[it for group in scanned for it in group.footer_crc],
+            exchanges=[it for group in scanned for it in group.exchanges],
+            newest_ms=max(newest, default=None),
+        )
+        reasons = [it for group in scanned for it in group.reason]
+        self.set_aside(found, reasons)
+        _check_types(found)
+        return found
+
+    def set_aside(self, found: Found, reasons: list[str]) -> None:
+        """Files that could not be read: those that vanished, those to be looked at again, and those to be named."""
+        settled = time.time_ns() - self.job.settle_ms * 1_000_000
+        quarantined = []
+        for place in np.flatnonzero(~found.is_read).tolist():
+            path, identity = found.files.paths[place], found.files.identity(place)
+            if identity == (0, 0, 0):
+                found.vanished.append(path)
+            elif identity[1] > settled:
+                found.deferred.append(path)
+            else:
+                size, mtime_ns, inode = identity
+                row = {"path": path, "bytes": size, "mtime_ns": mtime_ns, "inode": inode, "etag": ""}
+                quarantined.append(row | {"reason": reasons[place]})
+        found.quarantined = Quarantined.of(quarantined)
+
+    def judge(self, found: Found, reading: Reading) -> list[Judged]:
+        """Judge the runs, where that costs least."""
+        parts, sizes = _parts(found.exchanges)
+        shards = np.unique(parts.shard)
+        before = [self.before.shards.get(int(shard)) if self.before else None for shard in shards]
+        state_bytes = [sum(piece.bytes for piece in it.pieces) if it else 0 for it in before]
+        runs = np.bincount(np.searchsorted(shards, parts.shard), sizes, len(shards)) if len(shards) else np.zeros(0)
+        self.eviction = self.next_eviction(found)
+        engine: Engine = self.job.engine
+        is_small = runs.sum() <= DRIVER_RUNS_MAX and sum(state_bytes) <= DRIVER_STATE_BYTES_MAX
+        if is_small and not engine.in_process:
+            engine = LocalEngine()
+        self.plan |= {
+            "judged": "in the driver" if is_small else "in tasks",
+            "runs": int(runs.sum()),
+            "shards": len(shards),
+            "state_bytes_touched": sum(state_bytes),
+        }
+        borders = [*np.searchsorted(parts.shard, shards).tolist(), len(parts.shard)]
+        items = [
+            JudgeItem(
+                parts=Parts(
+                    shard=parts.shard[borders[first] : borders[end]],
+                    exchange=parts.exchange[borders[first] : borders[end]],
+                    batch=parts.batch[borders[first] : borders[end]],
+                    paths=parts.paths,
+                ),
+                shards=before[first:end],
+                reading=reading,
+                eviction=self.eviction,
+                store=self.job.state.store,
+                version=self.version,
+                attempt=self.attempt,
+                scratch=str(self.folder),
+            )
+            for first, end in groups_of_shards(runs.tolist(), state_bytes, engine.slots)
+        ]
+        return self.tasks("judge", judge, items, engine)
+
+    def next_eviction(self, found: Found) -> Eviction:
+        """By which horizons this run's tables forget: the clock moves on by the data's timestamps, within bounds."""
+        job, before = self.job, self.before
+        horizon = before.horizon_ms if before else None
+        if job.max_idle_ms is None or job.clock_gap_max_ms is None:
+            return Eviction(horizon_before=horizon, horizon_after=horizon)
+        clock = before.clock_ms if before else None
+        if found.newest_ms is not None:
+            if clock is None:
+                clock = min(found.newest_ms, time.time_ns() // 1_000_000 + job.clock_gap_max_ms)
+            else:
+                clock = min(max(found.newest_ms, clock), clock + job.clock_gap_max_ms)
+        after = None if clock is None else clock - job.max_idle_ms
+        if horizon is not None:
+            after = max(horizon, after) if after is not None else horizon
+        self.clock_ms = clock
+        return Eviction(horizon_before=horizon, horizon_after=after)
+
+    def write(self, items: list[ScanItem], found: Found, judged: list[Judged]) -> list[Written]:
+        job = self.job
+        losers = [it.losers for it in judged if it.losers is not None]
+        groups = [(item.first, item.first + len(item.files)) for item in items]
+        rows, crcs, is_read = found.rows.tolist(), found.footer_crc, found.is_read.tolist()
+        return self.tasks(
+            "write",
+            write,
+            [
+                WriteItem(
+                    files=found.files.slice(first, end),
+                    first=first,
+                    rows=rows[first:end],
+                    footer_crc=crcs[first:end],
+                    is_read=is_read[first:end],
+                    losers=losers,
+                    rejects=job.rejects,
+                    folder=str(self.folder),
+                    disk=job.disk,
+                    may_link=job.source_immutable,
+                )
+                for first, end in groups
+            ],
+        )
+
+    # Check
+
+    def check_verdicts(self, found: Found, judged: list[Judged]) -> dict[str, int]:
+        """Rows by verdict, which must add up to the rows read. Raises PolicyError where people should look first."""
+        total = Counter(UNTRACKED=found.untracked) + found.refused
+        for shard in judged:
+            total.update(shard.counts)
+        counts = {verdict.name: total[verdict.name] for verdict in fencepost.Verdict if total[verdict.name]}
+        rows = int(found.rows.sum())
+        if sum(counts.values()) != rows:
+            raise AssertionError(f"{rows} rows were read, but the verdicts are {counts}")
+        self.check_refused(counts, rows)
+        self.check_resets([table for shard in judged for table in shard.resets])
+        return counts
+
+    def check_refused(self, counts: dict[str, int], rows: int) -> None:
+        refused = {name: count for name, count in counts.items() if name not in ("ACCEPTED", "UNTRACKED", "DUPLICATE")}
+        share = sum(refused.values()) / rows if rows else 0
+        if share > self.job.rejected_max:
+            listed = ", ".join(f"{count:,} {name}" for name, count in refused.items())
+            raise PolicyError(
+                f"{share:.1%} of {rows:,} new rows would be refused ({listed}), more than rejected_max="
+                f"{self.job.rejected_max:.1%}; nothing was written. Does order_by give the true order, and does the "
+                "policy fit?"
+            )
+        if self.is_seed and (refused or counts.get("DUPLICATE")):
+            listed = ", ".join(
+                f"{count:,} {name}" for name, count in counts.items() if name not in ("ACCEPTED", "UNTRACKED")
+            )
+            raise SourceError(
+                f"{self.job.source}: not clean, so no state can be made of it without a look at its rows ({listed}); "
+                "run() writes a clean copy",
+                path=self.job.source,
+            )
+
+    def check_resets(self, resets: list[pa.Table]) -> None:
+        if not resets or self.job.on_reset == "report":
+            return
+        worst = pa.concat_tables(resets, promote_options="permissive").sort_by([("newer", "descending")])
+        listed = "; ".join(str(line) for line in worst.slice(0, 3).to_pylist())
+        raise PolicyError(
+            f"{len(worst)} keys seem to have begun to number anew: most of their rows would be DUPLICATE although they "
+            f"are newer than all that was accepted before ({listed}); nothing was written. Was a topic recreated, or a "
+            "cluster rebuilt? Then give it a scope and a state of its own; or forget the keys; or on_reset='report'"
+        )
+
+    # Decide
+
+    def decision(
+        self, found: Found, judged: list[Judged], written: list[Written], counts: dict[str, int]
+    ) -> Decision | None:
+        """What is to be decided, once all it names is durable, and state and sink say whose they are.
+
+        None where every file has to be looked at again.
+        """
+        job = self.job
+        if not len(found.read) and not len(found.quarantined):
+            return None
+        ordinals = np.cumsum(found.is_read) - 1
+        outputs, winners = _outputs(found, written, ordinals)
+        sides, side_winners = self.side_files(found, judged, written, ordinals)
+        kept = counts.get("ACCEPTED", 0) + counts.get("UNTRACKED", 0)
+        if not self.is_seed and sum(outputs.rows) != kept:
+            raise AssertionError(f"{kept} rows are kept, the outputs have {sum(outputs.rows)}")
+        with self.step("collect"):
+            names = winners | side_winners
+            prepared = job.sink.collect(self.folder, names) if names else None
+            inputs = _inputs(found)
+            ledger = job.state.extend_ledger(
+                self.before, self.version, self.attempt, [file_table(inputs), file_table(found.quarantined)]
+            )
+            if self.version == 1:
+                job.sink.claim(job.state.create(job.settings()).id)
+        shards = (self.before.shards if self.before else Shards()).replaced(it for task in judged for it in task.shards)
+        return job.state.follow(
+            self.version,
+            self.before,
+            self.attempt,
+            kind="seed" if self.is_seed else "run",
+            inputs=inputs,
+            quarantined=found.quarantined,
+            outputs=outputs,
+            side_files=sides,
+            prepared=prepared,
+            shard_count=self.shards,
+            shards=shards,
+            ledger=ledger,
+            clock_ms=self.clock_ms,
+            horizon_ms=self.eviction.horizon_after,
+            counts=counts,
+            missing_ranges=sum(it.missing_ranges for it in judged),
+            missing_rows=sum(it.missing_rows for it in judged),
+            stale_epoch=sum(it.stale_epoch for it in judged) + found.stale_epoch,
+            border=sum(it.border for it in judged),
+            policy=job.policy.rules,
+            order_by=None if job.order_by is None else list(job.order_by),
+            plan=self.plan,
+            report={"deferred": found.deferred[:100], "vanished": (self.vanished + found.vanished)[:100]},
+        )
+
+    def side_files(
+        self, found: Found, judged: list[Judged], written: list[Written], ordinals: npt.NDArray[np.int64]
+    ) -> tuple[SideFiles, dict[str, str]]:
+        """The files of refused rows and of changes in what is missing, and where they lie now."""
+        import pyarrow.parquet as pq  # type: ignore[import-untyped]
+
+        rows: list[dict[str, Any]] = []
+        places: dict[str, str] = {}
+        for group in written:
+            for ordinal, verdict, path, count, size, crc in group.rejects:
+                name = f"_rejects/verdict={verdict}/part-{ordinals[ordinal]:05}.parquet"
+                places[name] = path
+                rows.append({"table": "rejects", "name": name, "rows": count, "bytes": size, "footer_crc": crc})
+        changelogs = [it.changelog for it in judged if it.changelog is not None]
+        if changelogs and not self.is_seed:
+            missing = self.folder / f"{uuid4().hex}.missing"
+            table = pa.concat_tables([pq.read_table(it) for it in changelogs], promote_options="permissive")
+            pq.write_table(table, missing)
+            self.job.disk.seal(missing)
+            name = "_missing/part-00000.parquet"
+            places[name] = str(missing)
+            row = {"table": "missing", "name": name, "rows": len(table), "bytes": missing.stat().st_size}
+            rows.append(row | {"footer_crc": parquet_footer(missing).footer_crc})
+        return SideFiles.of(rows), places
+
+    # Where its files are
+
+    @property
+    def folder(self) -> Path:
+        """What only this attempt's tasks write and read, outputs included."""
+        return self.job.sink.prepare_folder(self.version, self.attempt)
+
+    def discard(self) -> None:
+        """Remove what this attempt prepared: nothing refers to it."""
+        self.job.state.discard(self.version, self.attempt)
+        self.job.disk.remove(self.folder)
+
+    # Around the steps
+
+    def tasks(self, step: str, work: Callable[[T], R], items: Sequence[T], engine: Engine | None = None) -> list[R]:
+        engine = engine or self.job.engine
+        with self.timed(step):
+            began = time.perf_counter()
+            done = run_stage(engine, step, work, items, self.folder, lambda at, total: self.tell(step, at, total))
+            self.waited += time.perf_counter() - began
+        self.task_seconds += sum(seconds for seconds, _ in done)
+        return [result for _, result in done]
+
+    @contextmanager
+    def step(self, step: str) -> Iterator[None]:
+        """A step that is one task of the driver."""
+        with self.timed(step):
+            self.tell(step, 0, 1)
+            yield
+        self.tell(step, 1, 1)
+
+    @contextmanager
+    def timed(self, step: str) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        self.seconds[step] = self.seconds.get(step, 0.0) + time.perf_counter() - start
+
+    @property
+    def driver_seconds(self) -> float:
+        """Not spent in waiting for tasks."""
+        return time.perf_counter() - self.began - self.waited
+
+
+def _file_table(files: Files) -> pa.Table:
+    columns = {"path": files.paths, "bytes": files.bytes, "mtime_ns": files.mtime_ns, "inode": files.inode}
+    return file_table(columns | {"etag": [""] * len(files)})
+
+
+def _parts(exchanges: list[Exchange]) -> tuple[Parts, npt.NDArray[np.int64]]:
+    """All record batches by shard, those of one in the order of the files; and how many runs each has."""
+    if not exchanges:
+        return Parts(
+            shard=np.zeros(0, np.uint32), exchange=np.zeros(0, np.int64), batch=np.zeros(0, np.int64), paths=[]
+        ), np.zeros(0, np.int64)
+    shard = np.concatenate([it.shards for it in exchanges])
+    order = np.argsort(shard, kind="stable")
+    exchange = np.repeat(np.arange(len(exchanges)), [len(it.shards) for it in exchanges])
+    batch = np.concatenate([np.arange(len(it.shards)) for it in exchanges])
+    parts = Parts(shard=shard[order], exchange=exchange[order], batch=batch[order], paths=[it.path for it in exchanges])
+    return parts, np.concatenate([it.runs for it in exchanges])[order]
+
+
+def _check_types(found: Found) -> None:
+    """Refuse files whose columns are of other types than those of the first, but for integers of another width."""
+    first: tuple[str, pa.Schema] | None = None
+    for exchange in found.exchanges:
+        if first is None:
+            first = (exchange.path, exchange.schema)
+        for one, other in zip(first[1], exchange.schema, strict=True):
+            if one.type != other.type and not (pa.types.is_integer(one.type) and pa.types.is_integer(other.type)):
+                paths = [found.files.full_path(_first_file(path)) for path in (first[0], exchange.path)]
+                raise BatchError(
+                    f"{paths[1]}: column '{one.name}': {other.type}; in {paths[0]} it is {one.type}", column=one.name
+                )
+
+
+def _first_file(exchange: str) -> int:
+    with pa.memory_map(exchange) as file:
+        ordinal: int = pa.ipc.open_file(file).get_batch(0).column("_file")[0].as_py()
+    return ordinal
+
+
+def _inputs(found: Found) -> Inputs:
+    crcs = np.array(found.footer_crc, np.int64)
+    return Inputs(
+        path=found.read.paths,
+        bytes=found.read.bytes,
+        mtime_ns=found.read.mtime_ns,
+        inode=found.read.inode,
+        etag=[""] * len(found.read),
+        rows=found.rows[found.is_read].tolist(),
+        footer_crc=crcs[found.is_read].tolist(),
+    )
+
+
+def _outputs(found: Found, written: list[Written], ordinals: npt.NDArray[np.int64]) -> tuple[Outputs, dict[str, str]]:
+    """The files with kept rows, and where they lie now."""
+    paths = [path for group in written for path in group.paths]
+    places = [place for place, path in enumerate(paths) if path is not None]
+    columns: dict[str, list[Any]] = {"name": [], "ordinal": ordinals[places].tolist() if places else []}
+    for column in ("rows", "bytes", "footer_crc"):
+        values = [it for group in written for it in getattr(group, column)]
+        columns[column] = [values[place] for place in places]
+    columns["name"] = [
+        f"{hive_folders(found.files.paths[place])}part-{ordinal:05}.parquet"
+        for place, ordinal in zip(places, columns["ordinal"], strict=True)
+    ]
+    winners = {name: str(paths[place]) for name, place in zip(columns["name"], places, strict=True)}
+    return Outputs(**columns), winners
