@@ -14,8 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from fencepost import state
-from fencepost.lake import DedupJob, LocalEngine, RunReport
-from fencepost.lake import plan
+from fencepost.lake import DedupJob, LocalEngine, RunReport, plan
 from fencepost.lake.plan import PLANS, groups_of_files, groups_of_shards
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -18,7 +18,7 @@ from typing import Literal
 import numpy as np
 
 from fencepost._native import parquet_footer
-from fencepost.errors import SourceError
+from fencepost.errors import FencepostError
 from fencepost.lake.source import Files
 from fencepost.policy import Columns
 from fencepost.state.decision import Decision
@@ -100,8 +100,8 @@ def _bounds(path: str, names: tuple[str, ...]) -> dict[str, tuple[int, int]]:
     """The lowest and highest value of integer columns in a file, as far as its statistics tell."""
     try:
         found = parquet_footer(path, names).bounds
-    except (SourceError, OSError):
-        return {}
+    except (FencepostError, OSError):
+        return {}  # the scan will say what is wrong, if anything is
     known = {name: [it for it in groups if it is not None] for name, groups in found.items()}
     return {
         name: (min(it[0] for it in groups), max(it[1] for it in groups))

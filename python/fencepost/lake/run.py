@@ -87,22 +87,33 @@ class Run:
         self.shards = 0
         self.attempt = ""
         self.plan: dict[str, Any] = {}
+        self.stage = ""
+        """The last step that was begun."""
         self.vanished: list[str] = []
+        """Files that changed between their two passes."""
+        self.unreadable: dict[str, str] = {}
+        """Files whose rows cannot be copied, and why."""
         self.clock_ms: int | None = None
         self.eviction = Eviction(horizon_before=None, horizon_after=None)
 
     def run(self) -> RunReport:
         with self.step("recover"):
             self.recover()
-        for tries_left in reversed(range(TRIES)):
+        tries_left = TRIES
+        while True:
             self.attempt = uuid4().hex
             try:
                 return self.try_once()
             except ChangedError as error:
+                tries_left -= 1
                 if not tries_left:
                     raise
                 self.vanished.append(str(error.path))
-        raise AssertionError("unreachable: the last try returns or raises")
+            except SourceError as error:
+                # Its identity could be read and its payload cannot: the others go on without it.
+                if error.path is None or error.path in self.unreadable or self.stage not in ("write", "align"):
+                    raise
+                self.unreadable[error.path] = str(error)
 
     def recover(self) -> None:
         """Check that state and sink are this job's, and finish the version that was decided and not done."""
@@ -144,6 +155,22 @@ class Run:
         new = new_files(self.job.state.ledger(self.before), _file_table(listed))
         return listed.take(new.to_pylist()) if len(new) < len(listed) else listed
 
+    def scan_items(self, files: Files, reading: Reading) -> list[ScanItem]:
+        job = self.job
+        names = list(dict.fromkeys((*job.policy.columns.names, *reading.order_by)))
+        constants = constants_of(files, names)
+        return [
+            ScanItem(
+                files=files.slice(first, end),
+                first=first,
+                constants=constants[first:end],
+                unreadable=self.unreadable,
+                reading=reading,
+                folder=str(self.folder),
+            )
+            for first, end in groups_of_files(files.bytes)
+        ]
+
     # Prepare
 
     def prepare(self, files: Files) -> tuple[Decision | None, Found, list[Judged], list[Written]]:
@@ -151,23 +178,12 @@ class Run:
         job = self.job
         job.disk.make_folder(self.folder)
         reading = self.reading()
-        names = list(dict.fromkeys((*job.policy.columns.names, *reading.order_by)))
-        constants = constants_of(files, names)
         problem = (
             "a seed writes nothing" if self.is_seed else can_align(job.policy, reading.timestamp, reading.order_by)
         )
         name, reason = choose(job.plan, problem, self.before, files, job.policy.columns)
         self.plan = {"name": name, "reason": reason}
-        items = [
-            ScanItem(
-                files=files.slice(first, end),
-                first=first,
-                constants=constants[first:end],
-                reading=reading,
-                folder=str(self.folder),
-            )
-            for first, end in groups_of_files(files.bytes)
-        ]
+        items = self.scan_items(files, reading)
         if name == "aligned" and (done := self.prepare_aligned(items, files)) is not None:
             return done
         found = self.found(files, self.tasks("scan", scan, items))
@@ -306,7 +322,12 @@ class Run:
             )
             for first, end in groups_of_shards(runs.tolist(), state_bytes, engine.slots)
         ]
-        return self.tasks("judge", judge, items, engine)
+        try:
+            return self.tasks("judge", judge, items, engine)
+        except BatchError as error:
+            # All new files agree about the types of keys: it is the state that has others.
+            path = found.files.full_path(_first_file(parts.paths[0]))
+            raise BatchError(f"{path}: {error}", column=error.column) from error
 
     def next_eviction(self, found: Found) -> Eviction:
         """By which horizons this run's tables forget: the clock moves on by the data's timestamps, within bounds."""
@@ -509,6 +530,7 @@ class Run:
 
     @contextmanager
     def timed(self, step: str) -> Iterator[None]:
+        self.stage = step
         start = time.perf_counter()
         yield
         self.seconds[step] = self.seconds.get(step, 0.0) + time.perf_counter() - start

@@ -10,10 +10,9 @@ identity are kept and go nowhere.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 from uuid import uuid4
 
 import numpy as np
@@ -21,7 +20,7 @@ import numpy.typing as npt
 import pyarrow as pa  # type: ignore[import-untyped]
 
 from fencepost._native import RunScan
-from fencepost.errors import SourceError
+from fencepost.errors import BatchError, SourceError
 from fencepost.lake.source import Constants, Files, identity_of
 from fencepost.policy import Policy
 
@@ -67,6 +66,8 @@ class ScanItem:
     first: int
     """The ordinal of the first of them."""
     constants: list[Constants]
+    unreadable: dict[str, str]
+    """Files that are not to be read, by full path, and why."""
     reading: Reading
     folder: str
     """Where exchange files go."""
@@ -138,6 +139,8 @@ def _scan_file(item: ScanItem, place: int, found: Scanned, writer: _Writer) -> N
     for _ in range(TRIES):
         try:
             stat = os.stat(path)
+            if path in item.unreadable:
+                raise SourceError(item.unreadable[path], path=path)
             scan, last = _read(item, place, writer)
             if identity_of(stat) == identity_of(os.stat(path)):
                 writer.keep(last)
@@ -154,14 +157,30 @@ def _scan_file(item: ScanItem, place: int, found: Scanned, writer: _Writer) -> N
     found.add(item.files.paths[place], stat, scan, reason)
 
 
-def _read(item: ScanItem, place: int, writer: _Writer) -> tuple[RunScan, Sequence[tuple[int, Any]]]:
+def _read(item: ScanItem, place: int, writer: _Writer) -> tuple[RunScan, list[tuple[int, pa.RecordBatch]]]:
     """Read a file; gives its last runs, which nobody has written yet."""
-    scan = item.reading.open(item.files.full_path(place), item.constants[place], item.first + place)
-    last = scan.next(RUNS_TOGETHER) or []
-    while (more := scan.next(RUNS_TOGETHER)) is not None:
+    path = item.files.full_path(place)
+    scan = item.reading.open(path, item.constants[place], item.first + place)
+    last = _next(scan, path, item.reading.order_by) or []
+    while (more := _next(scan, path, item.reading.order_by)) is not None:
         writer.add_alone(last)
         last = more
     return scan, last
+
+
+def _next(scan: RunScan, path: str, order_by: tuple[str, ...]) -> list[tuple[int, pa.RecordBatch]] | None:
+    """The next runs by shard; None at the end. Raises BatchError for a null where an order needs a value."""
+    dealt = scan.next(RUNS_TOGETHER)
+    if dealt is None:
+        return None
+    batches = [(shard, pa.record_batch(batch)) for shard, batch in dealt]
+    for name in order_by:
+        nulls = [batch.filter(batch.column(name).is_null()) for _, batch in batches if batch.column(name).null_count]
+        if nulls:
+            row = min(batch.column(ROW)[0].as_py() for batch in nulls)
+            text = f"{path}: column '{name}', row {row}: null; an order needs a value"
+            raise BatchError(text, column=name, row=row)
+    return batches
 
 
 class _Writer:
@@ -184,7 +203,7 @@ class _Writer:
         if kind is None:
             self.flush()
 
-    def add_alone(self, dealt: Sequence[tuple[int, Any]]) -> None:
+    def add_alone(self, dealt: list[tuple[int, pa.RecordBatch]]) -> None:
         """Runs of the file at hand, with more to come."""
         if self.alone_from is None:
             self.flush()
@@ -192,7 +211,7 @@ class _Writer:
         self.hold(dealt)
         self.flush()
 
-    def keep(self, dealt: Sequence[tuple[int, Any]]) -> None:
+    def keep(self, dealt: list[tuple[int, pa.RecordBatch]]) -> None:
         """The last runs of the file at hand, and with them all of it."""
         self.alone_from = None
         self.hold(dealt)
@@ -203,8 +222,7 @@ class _Writer:
             del self.exchanges[self.alone_from :]
             self.alone_from = None
 
-    def hold(self, dealt: Sequence[tuple[int, Any]]) -> None:
-        batches = [(shard, pa.record_batch(batch)) for shard, batch in dealt]
+    def hold(self, batches: list[tuple[int, pa.RecordBatch]]) -> None:
         runs = sum(len(batch) for _, batch in batches)
         # Files of other types of columns begin another exchange file.
         is_other = bool(self.held and batches) and self.held[0][1].schema != batches[0][1].schema
