@@ -102,7 +102,7 @@ def test_every_option_reaches_the_job(monkeypatch: pytest.MonkeyPatch, capsys: p
     options = (
         "--policy in_order --set reach=none --set window=5 --pid cluster --pid pid --partition topic --epoch e --seq n "
         "--timestamp t --scope eu --order-by day --order-by hour --rejected-max 0.25 --rejects all --on-reset report "
-        "--max-idle 7d --settle 90s --clock-gap-max 2h --shards 4 --plan row --threads 3 --single-writer "
+        "--max-idle 7d --settle 90s --clock-gap-max 2h --shards 4 --plan row --threads 3 "
         "--source-immutable --no-sync --state-option region=eu --state-option endpoint=http://x?a=b"
     )
     assert run(capsys, "dedup", "a", "b", "c", *options.split()) == (0, "ran\n", "")
@@ -112,7 +112,7 @@ def test_every_option_reaches_the_job(monkeypatch: pytest.MonkeyPatch, capsys: p
         "source": "a", "state": "b", "sink": "c", "policy": Policy.in_order().replace(columns=columns), "scope": "eu",
         "order_by": ["day", "hour"], "rejected_max": 0.25, "rejects": "all", "on_reset": "report",
         "max_idle_ms": 604_800_000, "settle_ms": 90_000, "clock_gap_max_ms": 7_200_000, "shards": 4, "plan": "row",
-        "single_writer": True, "source_immutable": True, "sync": False,
+        "source_immutable": True, "sync": False,
         "state_options": {"region": "eu", "endpoint": "http://x?a=b"},
     }  # fmt: skip
     assert run(capsys, "dedup", "a", "b", "c", "--policy", "kafka", "--file-order")[0] == 0
@@ -133,19 +133,6 @@ def test_every_argument_of_the_job_has_an_option(monkeypatch: pytest.MonkeyPatch
         cli.main(["dedup", "a", "b", "c"])
     arguments = set(inspect.signature(lake.DedupJob).parameters)
     assert arguments - set(caught.value.args) == {"source", "state", "sink", "policy", "columns", "engine"}
-
-
-def test_what_this_version_of_the_job_has_not(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    class Old:
-        def __init__(self, source: str, state: str, sink: str, *, policy: Policy) -> None:
-            raise AssertionError("not reached")
-
-    monkeypatch.setattr(lake, "DedupJob", Old)
-    for option, name in (("--max-idle 7d", "max-idle"), ("--plan row", "plan"), ("--single-writer", "single-writer")):
-        expected = (2, "", f"fencepost: Invalid value: this version has no --{name}\n")
-        assert run(capsys, "dedup", "a", "b", "c", *option.split()) == expected
 
 
 @pytest.mark.parametrize(
@@ -341,14 +328,6 @@ def test_an_operation_that_makes_a_version_says_which(
     assert (code, out) == (0, "evicted: version 5, evicted 12,345, max idle ms 2,000\n")
 
 
-def test_an_operation_that_this_version_has_not(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(fencepost.state, "open", lambda uri: object())
-    assert run(capsys, "state", "rollback", "S", "1") == (1, "", "fencepost: this version cannot rollback a state\n")
-
-
-@pytest.mark.skipif(not hasattr(fencepost.state.State, "rollback"), reason="states have no operations yet")
 def test_operations_on_a_real_state(job: tuple[Path, Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
     source, state, _ = job
     run(capsys, "dedup", *job, "--no-sync")

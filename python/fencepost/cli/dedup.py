@@ -55,10 +55,6 @@ def dedup_command(
     shards: Annotated[int | None, option("Parts of the state, fixed with it.")] = None,
     plan: Annotated[str | None, option("How to exchange rows: interval, row or aligned.")] = None,
     threads: Threads = None,
-    single_writer: Annotated[
-        bool,
-        typer.Option("--single-writer", help="Nobody else writes to the sink: for stores that cannot tell."),
-    ] = False,
     source_immutable: Annotated[
         bool, typer.Option("--source-immutable", help="Files of the source never change: the sink may share them.")
     ] = False,
@@ -93,7 +89,6 @@ def dedup_command(
             "shards": shards,
             "plan": plan,
             "threads": threads,
-            "single_writer": single_writer or None,
             "source_immutable": source_immutable or None,
             "sync": False if no_sync else None,
             "state_options": dict(map(_pair, state_option)) if state_option else None,

@@ -1,12 +1,10 @@
 """A `DedupJob` from what was said on the command line.
 
-The one place that knows what the job's arguments are called. An option that was not given is not passed, so the job's
-own defaults hold; one that this version of the job does not have is a usage error.
+An option that was not given is not passed, so the job's own defaults hold.
 """
 
 from __future__ import annotations
 
-import inspect
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -28,10 +26,6 @@ def make_job(source: str, state: str, sink: str, policy: Policy, options: dict[s
     given = {name: value for name, value in options.items() if value is not None}
     if "threads" in given:
         given["engine"] = LocalEngine(given.pop("threads"))
-    known = inspect.signature(DedupJob).parameters
-    for name in given:
-        if name not in known:
-            raise typer.BadParameter(f"this version has no --{name.replace('_ms', '').replace('_', '-')}")
     try:
         return DedupJob(source, state, sink, policy=policy, **given)
     except (PolicyError, ValueError) as problem:

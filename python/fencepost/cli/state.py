@@ -17,7 +17,6 @@ from fencepost.cli import identity
 from fencepost.cli.identity import read_policy
 from fencepost.cli.jobs import make_job, milliseconds
 from fencepost.cli.terminal import Threads, option, show_table
-from fencepost.errors import FencepostError
 
 if TYPE_CHECKING:
     from fencepost.state import State
@@ -77,7 +76,7 @@ def _about(state: State) -> dict[str, Any]:
         "policy": _policy_name(settings.policy),
         "columns": settings.columns,
         "scope": settings.scope,
-        "keeps": list(getattr(settings, "keep", ())),
+        "keeps": settings.keep,
         "made_by": f"fencepost {settings.fencepost}",
         "versions": state.decided(),
         "unfinished": list(state.unfinished()),
@@ -86,21 +85,19 @@ def _about(state: State) -> dict[str, Any]:
 
 def explain(state: State, version: int, is_whole: bool = True) -> dict[str, Any]:
     """What a version did and why, by name. `is_whole`: with every file."""
-    decision: Any = _decision(state, version)
-    inputs, outputs = _each(decision.inputs), _each(decision.outputs)
-    quarantined, side_files = _each(getattr(decision, "quarantined", ())), _each(getattr(decision, "side_files", ()))
-    shards = getattr(decision, "shards", None)
-    pieces = decision.segments if shards is None else [piece for shard in shards for piece in shard.pieces]
+    decision = state.version(version)
+    inputs, outputs = list(decision.inputs.each()), list(decision.outputs.each())
+    quarantined, side_files = list(decision.quarantined.each()), list(decision.side_files.each())
     kept = decision.counts.get("ACCEPTED", 0) + decision.counts.get("UNTRACKED", 0)
-    decided_ms = getattr(decision, "decided_ms", 0)
+    decided_ms = decision.decided_ms
     told: dict[str, Any] = {
         "version": version,
-        "kind": getattr(decision, "kind", "run"),
-        "status": _status(state, version),
-        "builds_on": getattr(decision, "builds_on", version - 1),
+        "kind": decision.kind,
+        "status": state.status(version),
+        "builds_on": decision.builds_on,
         "decided": datetime.fromtimestamp(decided_ms / 1000, UTC).isoformat(timespec="seconds") if decided_ms else None,
-        "plan": getattr(decision, "plan", None) or None,
-        "report": getattr(decision, "report", None) or None,
+        "plan": decision.plan or None,
+        "report": decision.report or None,
         "files": len(inputs),
         "bytes": sum(it["bytes"] for it in inputs),
         "rows": sum(it["rows"] for it in inputs),
@@ -115,10 +112,10 @@ def explain(state: State, version: int, is_whole: bool = True) -> dict[str, Any]
         "written_files": len(outputs),
         "written_rows": sum(it["rows"] for it in outputs),
         "written_bytes": sum(it["bytes"] for it in outputs),
-        "shards": len(decision.segments if shards is None else shards),
-        "entries": sum(it.entries for it in (decision.segments if shards is None else shards)),
-        "state_bytes": sum(it.bytes for it in pieces),
-        "horizon_ms": getattr(decision, "horizon_ms", None),
+        "shards": len(decision.shards),
+        "entries": decision.entries,
+        "state_bytes": sum(decision.shards.bytes),
+        "horizon_ms": decision.horizon_ms,
         "policy": _policy_name(decision.policy),
         "order_by": decision.order_by,
         "attempt": decision.attempt,
@@ -309,9 +306,7 @@ def seed(
 ) -> None:
     """Remember what clean data holds, and rewrite nothing."""
     rules = read_policy(locals())
-    job: Any = make_job(source, place, sink, rules, {"scope": scope, "shards": shards, "threads": threads})
-    if not hasattr(job, "seed"):
-        raise FencepostError("this version cannot seed a state")
+    job = make_job(source, place, sink, rules, {"scope": scope, "shards": shards, "threads": threads})
     report = job.seed()
     print(report.to_json() if as_json else report)
 
@@ -325,28 +320,9 @@ def _open(place: str) -> State:
     return fencepost.state.open(place)
 
 
-def _decision(state: State, version: int) -> Any:
-    read = getattr(state, "version", None) or state.decision
-    return read(version)
-
-
-def _status(state: State, version: int) -> str:
-    if hasattr(state, "status"):
-        return str(state.status(version))
-    return "applied" if version <= state.done() else "decided"
-
-
-def _each(rows: Any) -> list[dict[str, Any]]:
-    """What a decision has many of, row by row."""
-    return list(rows.each()) if hasattr(rows, "each") else [vars(it) for it in rows]
-
-
 def _operation(place: str, name: str, *arguments: Any, **options: Any) -> Any:
     """What an operation of the state gives back."""
-    work = getattr(_open(place), name, None)
-    if work is None:
-        raise FencepostError(f"this version cannot {name} a state")
-    return work(*arguments, **options)
+    return getattr(_open(place), name)(*arguments, **options)
 
 
 def _say(what: str, result: Any, as_json: bool) -> None:

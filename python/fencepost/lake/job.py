@@ -137,8 +137,8 @@ class DedupJob:
         uri = os.path.abspath(_local_folder("state", state)) if is_local(state) else os.fspath(state)
         self.state = State(open_store(uri, sync=sync, options=state_options))
         self.sink = RunFolders(Path(_local_folder("sink", sink)), self.disk)
-        folders = {"source": Path(self.source), "sink": self.sink.path}
-        _check_apart(**folders, **({"state": Path(uri)} if is_local(state) else {}))
+        remembered = {"state": Path(uri)} if is_local(state) else {}
+        _check_apart(source=Path(self.source), **remembered, sink=self.sink.path)
 
     def run(self, progress: Progress | None = None) -> RunReport:
         """Finish what was decided, then read what is new. `progress(step, done, total)` is called along the way.
