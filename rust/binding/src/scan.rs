@@ -108,7 +108,7 @@ impl RunScan {
             let step = py.detach(|| {
                 let mut scan = self.lock()?;
                 let is_end = !scan.step()?;
-                Ok((is_end || scan.runs_held >= runs_max.max(1)).then(|| scan.give()).transpose()?)
+                (is_end || scan.runs_held >= runs_max.max(1)).then(|| scan.give()).transpose()
             });
             if let Some(batches) = step.map_err(|failure: Failure| failure.raise(py))? {
                 let batches = batches.into_iter().map(|(shard, batch)| (shard, PyRecordBatch::new(batch)));

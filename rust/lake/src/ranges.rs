@@ -71,12 +71,15 @@ mod tests {
     fn parts_and_what_is_between_them_are_told_by_the_rows_they_are_in() {
         let ranges = RowRanges::new(&[2, 4, 10, 20], &[2, 1, 0, 5]).unwrap();
         assert_eq!(ranges.end(), 25);
-        assert_eq!(ranges.within(0..10, false), [2..5]);
-        assert_eq!(ranges.within(0..10, true), [0..2, 5..10]);
-        assert_eq!(ranges.within(3..22, false), [0..2, 17..19]);
-        assert_eq!(ranges.within(3..22, true), [2..17]);
-        assert_eq!(ranges.within(2..5, true), []);
-        assert_eq!(ranges.within(5..20, true), [0..15]);
+        let pairs = |rows, is_inverse| -> Vec<(u64, u64)> {
+            ranges.within(rows, is_inverse).into_iter().map(|range| (range.start, range.end)).collect()
+        };
+        assert_eq!(pairs(0..10, false), [(2, 5)]);
+        assert_eq!(pairs(0..10, true), [(0, 2), (5, 10)]);
+        assert_eq!(pairs(3..22, false), [(0, 2), (17, 19)]);
+        assert_eq!(pairs(3..22, true), [(2, 17)]);
+        assert_eq!(pairs(2..5, true), []);
+        assert_eq!(pairs(5..20, true), [(0, 15)]);
     }
 
     #[test]

@@ -144,7 +144,7 @@ impl Rewrite<'_, '_> {
             let end = start + self.file.metadata().row_group(number).num_rows() as u64;
             let kept = rows.within(start..end, !keeps);
             if !kept.is_empty() {
-                let is_whole = kept == [0..end - start];
+                let is_whole = matches!(&kept[..], [all] if *all == (0..end - start));
                 self.write_group(number, &kept, is_whole, goes_on)?;
             }
             start = end;
