@@ -80,7 +80,7 @@ class Job:
     def __init__(
         self, source: str, state: str, sink: str, *, policy: Policy, engine: Any = None, scope: Any = None,
         order_by: Any = None, rejected_max: float = 0.5, rejects: str = "copy", max_idle_ms: int | None = None,
-        settle_ms: int = 60_000, clock_gap_max_ms: int | None = None, single_writer: bool = False,
+        settle_ms: int = 60_000, clock_gap_max_ms: int | None = None,
         on_reset: str = "stop", plan: str | None = None, source_immutable: bool = False, shards: int | None = None,
         sync: bool = True, state_options: dict[str, object] | None = None,
     ) -> None:  # fmt: skip
