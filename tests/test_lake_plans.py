@@ -271,6 +271,15 @@ def test_counters_that_begin_anew_stop_the_run(tmp_path: Path) -> None:
     ]
 
 
+def test_new_rows_that_come_three_times_are_no_reset(tmp_path: Path) -> None:
+    land(tmp_path / "source", "1.parquet", timed(1, [0], [0]))
+    make_job(tmp_path, max_idle_ms=10**9).run()
+    for name in ("2", "3", "4"):
+        land(tmp_path / "source", f"{name}.parquet", timed(1, list(range(1, 2_001)), list(range(10_000, 12_000))))
+    report = make_job(tmp_path, max_idle_ms=10**9).run()
+    assert (report.counts, len(report.suspected_resets)) == ({"ACCEPTED": 2_000, "DUPLICATE": 4_000}, 0)
+
+
 def test_an_old_file_that_is_delivered_again_is_no_reset(tmp_path: Path) -> None:
     rows = timed(1, list(range(3_000)), list(range(3_000)))
     land(tmp_path / "source", "1.parquet", rows)

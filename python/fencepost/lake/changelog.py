@@ -27,7 +27,8 @@ def changes(before: pa.Table, table: StateTable, version: int) -> list[pa.Table]
         return []
     # The types of keys are unknown where there are none.
     both = pa.concat_tables([it for it in (before, after) if len(it)], promote_options="permissive")
-    keys = _numbered(both)
+    names = [name for name in both.column_names if name not in ("first_seq", "last_seq", "count")]
+    keys = numbered(both.select(names))
     ranges = np.stack([keys, both["first_seq"].to_numpy(), both["last_seq"].to_numpy()], axis=1)
     _, same = np.unique(ranges, axis=0, return_inverse=True)
     same = same.reshape(-1)
@@ -43,14 +44,13 @@ def changes(before: pa.Table, table: StateTable, version: int) -> list[pa.Table]
     return [lines.replace_schema_metadata(None)]
 
 
-def _numbered(ranges: pa.Table) -> npt.NDArray[np.int64]:
-    """A number for each key and epoch."""
-    numbers = np.zeros(len(ranges), np.int64)
-    for name in ranges.column_names:
-        if name not in ("first_seq", "last_seq", "count"):
-            codes = pc.fill_null(ranges[name].combine_chunks().dictionary_encode().indices, -1).to_numpy()
-            _, numbers = np.unique(np.stack([numbers, codes], axis=1), axis=0, return_inverse=True)
-            numbers = numbers.reshape(-1)
+def numbered(table: pa.Table) -> npt.NDArray[np.int64]:
+    """A number for each row: the same for equal rows, and for no others."""
+    numbers = np.zeros(len(table), np.int64)
+    for name in table.column_names:
+        codes = pc.fill_null(table[name].combine_chunks().dictionary_encode().indices, -1).to_numpy()
+        _, numbers = np.unique(np.stack([numbers, codes], axis=1), axis=0, return_inverse=True)
+        numbers = numbers.reshape(-1)
     return numbers.astype(np.int64)
 
 

@@ -20,7 +20,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 
 from fencepost import StateTable, Verdict
-from fencepost.lake.changelog import changes
+from fencepost.lake.changelog import changes, numbered
 from fencepost.lake.scan import FILE, LENGTH, ROW, Reading
 from fencepost.state.decision import Shard
 from fencepost.state.segments import SegmentWriter, advance, load_table
@@ -278,28 +278,48 @@ def _ages(table: StateTable) -> pa.Table:
 
 
 def _resets(runs: pa.Table, codes: npt.NDArray[np.uint8], ages: pa.Table, reading: Reading) -> list[pa.Table]:
-    """Entries that seem to have begun to number anew: most of their rows are DUPLICATE, and newer than all before."""
+    """Entries that seem to have begun to number anew: most of their rows are DUPLICATE, and newer than all that was
+    accepted of them before. `ages`: as it was before the first run."""
     columns = reading.policy.columns
+    keys = _entry_columns(runs, reading)
+    known = pa.table([ages[name].cast(column.type) for name, column in keys.items()], names=list(keys))
+    numbers = numbered(pa.concat_tables([pa.table(keys), known], promote_options="permissive"))
+    of_run, of_entry = numbers[: len(runs)], numbers[len(runs) :]
     lengths = runs[LENGTH].to_numpy().astype(np.int64)
     starts = np.cumsum(lengths) - lengths
     duplicates = np.add.reduceat((codes == Verdict.DUPLICATE).astype(np.int64), starts)
-    keys: dict[str, Any] = {}
+    has_accepted = np.add.reduceat((codes == Verdict.ACCEPTED).astype(np.int64), starts) > 0
+    times = runs[columns.timestamp or "timestamp"].to_numpy()
+    last = np.full(numbers.max() + 1, np.iinfo(np.int64).min)
+    last[of_entry] = ages["last_timestamp"].to_numpy()
+    order = np.argsort(of_run, kind="stable")
+    suspects = []
+    for some in np.split(order, np.flatnonzero(np.diff(of_run[order])) + 1):
+        if duplicates[some].sum() < RESET_ROWS_MIN:
+            continue
+        accepted = np.where(has_accepted[some], times[some], np.iinfo(np.int64).min)
+        newest_before = np.maximum.accumulate(np.append(last[of_run[some[0]]], accepted))[:-1]
+        # A run has one timestamp: rows of it that repeat others of it are no newer than those.
+        newest_before = np.maximum(newest_before, accepted)
+        newer, rows = int(duplicates[some][times[some] > newest_before].sum()), int(lengths[some].sum())
+        if newer >= RESET_ROWS_MIN and newer * 2 > rows:
+            suspects.append((int(some[0]), rows, int(duplicates[some].sum()), newer))
+    if not suspects:
+        return []
+    places, *figures = zip(*suspects[:SHOWN_MAX], strict=True)
+    found = pa.table(keys).take(pa.array(places))
+    for name, values in zip(("rows", "duplicates", "newer"), figures, strict=True):
+        found = found.append_column(name, pa.array(values, pa.int64()))
+    return [found]
+
+
+def _entry_columns(runs: pa.Table, reading: Reading) -> dict[str, pa.ChunkedArray]:
+    """What tells entries apart, as `StateTable.entries` names it."""
+    columns = reading.policy.columns
+    keys: dict[str, pa.ChunkedArray] = {}
     for role in ("pid", "partition"):
-        parts = columns.parts(role)
-        for number, name in enumerate(parts):
-            keys[role if len(parts) == 1 else f"{role}_{number}"] = runs[name]
-    epoch = runs[columns.epoch] if columns.epoch else pa.nulls(len(runs), pa.int16())
-    facts = {"epoch": epoch, "time": runs[columns.timestamp or "timestamp"], "rows": lengths, "duplicates": duplicates}
-    lines = pa.table(keys | facts)
-    names = [*keys, *(["epoch"] if columns.epoch else [])]
-    known = ages.cast(
-        pa.schema([lines.schema.field(it) if it in names else ages.schema.field(it) for it in ages.schema.names])
-    )
-    lines = lines.join(known.select([*names, "last_timestamp"]), keys=names, join_type="left outer")
-    newer = pc.fill_null(pc.greater(lines["time"], lines["last_timestamp"]), False)
-    lines = lines.append_column("newer", pc.if_else(newer, lines["duplicates"], 0))
-    found = lines.group_by(names).aggregate([("rows", "sum"), ("duplicates", "sum"), ("newer", "sum")])
-    rows, newer_rows = found["rows_sum"], found["newer_sum"]
-    suspect = pc.and_(pc.greater_equal(newer_rows, RESET_ROWS_MIN), pc.greater(pc.multiply(newer_rows, 2), rows))
-    found = found.filter(suspect).rename_columns([*names, "rows", "duplicates", "newer"])
-    return [found.slice(0, SHOWN_MAX)] if len(found) else []
+        names = columns.parts(role)
+        keys |= {role if len(names) == 1 else f"{role}_{place}": runs[name] for place, name in enumerate(names)}
+    if columns.epoch is not None and reading.policy.epochs == "key":
+        keys["epoch"] = runs[columns.epoch]
+    return keys
