@@ -57,6 +57,8 @@ class SegmentWriter:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if kind is None:
             self.close()
+        elif self._file is not None:
+            self._file.give_up()
 
 
 def segments_folder(version: int, attempt: str) -> str:

@@ -39,6 +39,8 @@ class Writer(Protocol):
 
     def write(self, data: bytes, /) -> object: ...
     def close(self) -> object: ...
+    def give_up(self) -> object:
+        """Instead of `close`: nobody will ask for it. What was written may stay as rubbish."""
 
 
 class Store(Protocol):
@@ -190,6 +192,9 @@ class _LocalWriter:
         self.disk.seal(self.path)
         self.disk.seal(self.path.parent)
 
+    def give_up(self) -> None:
+        self.file.close()
+
 
 class MemoryStore:
     """Objects of this process, for tests: every store of one URI has the same ones."""
@@ -251,6 +256,9 @@ class _MemoryWriter:
 
     def close(self) -> None:
         self.store.objects[self.name] = b"".join(self.parts)
+
+    def give_up(self) -> None:
+        self.parts.clear()
 
 
 class RemoteStore:
@@ -405,6 +413,9 @@ class _RemoteWriter:
 
     def close(self) -> None:
         self._tell(self.file.close)
+
+    def give_up(self) -> None:
+        del self.file
 
     def _tell(self, act: Callable[[], object]) -> None:
         try:
