@@ -20,9 +20,10 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from faults.world import Broken, World, demand, job
 from fencepost.lake import DedupJob, LocalEngine, plan, run
 from fencepost.state import stores
+
+from faults.world import Broken, World, demand, job
 
 with contextlib.suppress(ImportError):
     import pandas  # noqa: F401 pyarrow looks for it at the first array, which takes a second
@@ -178,6 +179,7 @@ def _drive(world: World, drive: Drive, told: Connection) -> None:
         outcome = Outcome("error", error=type(error).__name__, message=text)
     told.send(outcome)
     told.close()
+    os._exit(0)  # without a wait for tasks that were stopped
 
 
 def make_job(world: World, drive: Drive) -> DedupJob:

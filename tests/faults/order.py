@@ -37,9 +37,7 @@ class Disk:
     """Names whose folder was not synced since."""
 
     def happen(self, what: str, path: str, other: str) -> None:
-        if what == "make" and path not in self.node:
-            self._name(path, len(self.is_synced))
-        elif what == "folder":
+        if (what == "make" and path not in self.node) or what == "folder":
             self._name(path, len(self.is_synced))
         elif what == "write" and path in self.node:
             self.is_synced[self.node[path]] = False
@@ -168,6 +166,8 @@ def _events(text: str) -> Iterator[Event]:
         quoted, handles = re.findall(r'"([^"]*)"', rest), re.findall(r"\d+<([^>]*)>", rest)
         if name in ("openat", "creat") and ("O_CREAT" in rest or name == "creat"):
             yield ("make", handles[-1], "")
+        elif name == "openat":
+            continue
         elif name in ("mkdir", "mkdirat"):
             yield ("folder", quoted[0], "")
         elif name in ("link", "linkat"):
