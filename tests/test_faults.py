@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 
 import pytest
 from faults.cases import CASES, OBJECTIONS
 from faults.driver import Drive, go
-from faults.order import Disk
+from faults.order import Disk, check_order, recorded
 from faults.run import is_there
-from faults.world import Broken, World, check, leftovers, visible
+from faults.world import Broken, World, check, job, leftovers, visible
 
 QUICK = [
     "killed_at_a_step scan after interval",
@@ -27,12 +26,15 @@ QUICK = [
     "quietly_replaced scan after",
     "full_by_limit 2500",
     "forbidden state/log",
+    "forbidden sink",
     "damaged segment flipped",
+    "damaged settings missing",
+    "damaged_undecided missing",
     "clock_jumped 10 versions=1",
     "topic_recreated",
     "in_order 2 hive",
 ]
-BROKEN = ["relists", "zombie_overwrites", "drops_ledger", "collects_all", "looks_once", "syncs_late", "forgets_state"]
+BROKEN = ["relists", "zombie_overwrites", "drops_ledger", "collects_all", "looks_once", "forgets_state"]
 
 
 def pick(begin: str) -> str:
@@ -114,5 +116,13 @@ def test_a_name_is_durable_once_its_folder_is_synced_and_not_by_its_content() ->
         disk.demand_durable("/a/b/c", "/a", "X")
 
 
-def test_drives_are_values() -> None:
-    assert dataclasses.replace(Drive(), seed=3) == Drive(seed=3)
+@pytest.mark.parametrize("sync", [True, False])
+def test_the_order_of_syncs_where_no_call_is_traced(tmp_path: Path, sync: bool) -> None:
+    world = World(tmp_path)
+    world.land(1, 2)
+    events = recorded(lambda: job(world, {"sync": sync}).run(), tmp_path)
+    if sync:
+        check_order(world, 1, events)
+    else:
+        with pytest.raises(Broken, match="is not synced before Decide"):
+            check_order(world, 1, events)

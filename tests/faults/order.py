@@ -1,8 +1,8 @@
 """What would be left after a power loss, from the calls that a run made.
 
 The calls are those that the kernel saw, where strace is there, else those of the module os. A content is durable once
-its file was synced after its last write, a name once its folder was synced after the name was made. Nothing may be named
-by what follows before it is durable: Prepare < Decide < Apply < Finish.
+its file was synced after its last write, a name once its folder was synced after the name was made. Nothing may be
+named by what follows before it is durable: Prepare < Decide < Apply < Finish.
 """
 
 from __future__ import annotations

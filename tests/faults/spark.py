@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 MODES = ("exits", "killed", "raises", "twice", "shot")
-"""How workers end: with their work done and not told, at a change to the disk, by an error, not at all but with the work
-done twice, and by SIGKILL from outside, whatever they do."""
+"""How workers end: with their work done and not told, at a change to the disk, by an error, not at all but with the
+work done twice, and by SIGKILL from outside, whatever they do."""
 
 
 class Disturbed:

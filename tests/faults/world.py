@@ -26,6 +26,7 @@ import pyarrow.parquet as pq
 from fencepost import state
 from fencepost._native import parquet_footer
 from fencepost.lake import DedupJob, LocalEngine
+from fencepost.state import segments
 from fencepost.state.decision import APPLIED, Decision, fields_from_json
 
 BEGIN_MS = 1_700_000_000_000
@@ -209,6 +210,7 @@ def check(world: World, options: dict[str, Any], *, opened: state.State | None =
             _check_rows(world, decision, history.versions[-1], known)
     _check_all_read(world, seen)
     _check_sink(world, opened)
+    segments.CACHE.clear()
     for _ in opened.tables():  # every piece that the newest version names is there, and is what it was
         pass
     check_same(history.facts, twin(history.versions, options), "the twin")
