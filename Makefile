@@ -32,7 +32,7 @@ PACKAGE_SOURCES := $(shell find python/fencepost -name '*.py' -o -name '*.pyi' -
 SPARK_SOURCES := Cargo.toml spark_udf/pyproject.toml spark_udf/hatch_build.py $(shell find spark_udf/fencepost_spark -name '*.py')
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint test-rust test-fuzz test-python model test-spark test-spark43 test-free-threaded asan miri fuzz \
+.PHONY: help demo test lint test-rust test-fuzz test-python model faults test-spark test-spark43 test-free-threaded asan miri fuzz \
 	fuzz-corpus fuzz-targets bench bench-full bench-rust bench-curve wheels develop format requirements tools java clean
 
 help: ## Show every task
@@ -98,6 +98,10 @@ test-python: $(VENV)/installed ## Everything in Python but Spark
 
 model: $(VENV)/dependencies ## The commit protocol's model in larger bounds than the tests': minutes
 	FENCEPOST_MODEL=deep $(BIN)/python -m pytest -s -v tests/test_protocol.py
+
+faults: java $(VENV)/installed ## Kill, stop, starve and deceive real runs, and compare each with an undisturbed one: minutes
+	PYTHONPATH=$(abspath tests) $(BIN)/python -m faults.run
+	PYTHONPATH=$(abspath tests) $(BIN)/python -m faults.spark
 
 test-spark: java $(VENV)/installed ## The Spark suite on the PySpark it is developed on
 	$(BIN)/python -m pytest tests/spark

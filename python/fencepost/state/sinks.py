@@ -99,15 +99,19 @@ class RunFolders:
         return prepared.relative_to(self.path).as_posix()
 
     def apply(self, decision: Decision) -> str:
-        """See `Sink`: one rename."""
+        """See `Sink`: one rename, of a folder that has just what was decided."""
         target = self._target(decision)
         prepared = self._marked(decision, EMPTY_NAME) if decision.prepared is None else self.path / decision.prepared
         try:
+            if not self._holds(prepared, decision):
+                raise FileNotFoundError(prepared)
             self.disk.move(prepared, target)
         except OSError:
             # Shown already, or in this moment by another run: a folder with content is never replaced.
             if self._is_fenced(target):
                 return ABANDONED
+            if not target.exists() and self._holds(prepared, decision):
+                raise  # nothing is wrong with either: rights, or the disk
             if not self._holds(target, decision):
                 raise SinkChangedError(
                     f"{target}: not what version {decision.version} decided, and it cannot be taken from {prepared}"

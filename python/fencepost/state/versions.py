@@ -77,7 +77,9 @@ class State:
         try:
             data = self.store.read("state.json")
         except FileNotFoundError:
-            return None
+            if not self.decided():
+                return None
+            data = self._read("state.json")  # it is put before the first decision, in this moment maybe
         return settings_from_json(data, self._place("state.json"))
 
     def agreed(self) -> Settings:

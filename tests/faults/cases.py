@@ -1,0 +1,684 @@
+"""Every case: a world, a fault, and what must hold afterwards.
+
+A case is a function of this module that takes an empty folder and its own facts. It raises Broken where something does
+not hold. `CASES` has them all by name; `OBJECTIONS` says for broken jobs (mutants.py) which case must raise.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from fencepost import state
+
+from faults import order, workers
+from faults.driver import Drive, Driver, Outcome, go, make_job, settle
+from faults.world import BEGIN_MS, CHANGES, HOUR_MS, SCHEMA, World, check, demand, leftovers, seeds, visible
+
+DAY_MS = 24 * HOUR_MS
+STEPS = ("list", "scan", "judge", "write", "check", "collect", "decide", "apply", "finish")
+ALIGNED_STEPS = ("list", "align", "judge", "check", "collect", "decide", "apply", "finish")
+DECIDED = {("decide", "after"), *((step, moment) for step in ("apply", "finish") for moment in ("before", "after"))}
+IN_THE_DRIVER = ("recover", "list", "check", "collect", "decide", "apply", "finish")
+"""Steps that begin with a call of their own."""
+
+
+def prepare(root: Path, drive: Drive, kind: str = "mixed", *, versions: int = 1, hive: bool = False) -> World:
+    """So many versions done, and three new files."""
+    world = World(root, kind, hive)
+    for version in range(versions):
+        world.land(10 * version + 1, 10 * version + 2)
+        found = go(world, replace(drive, at=None, calls=0, mutant=""))
+        demand(found.version == version + 1, f"the world cannot be prepared: {found}")
+    world.land(101, 102, 103)
+    return world
+
+
+def finish(world: World, drive: Drive, *, collect: bool = False, **how: Any) -> list[Outcome]:
+    """Undisturbed runs, then everything that must hold."""
+    outcomes = settle(world, drive)
+    if collect:
+        world.opened().collect_garbage()
+    check(world, drive.options, **how)
+    left = leftovers(world)
+    demand(not left, f"left over: {left}")
+    return outcomes
+
+
+# -- Drivers that die
+
+
+def killed_at_a_step(
+    root: Path, step: str, moment: str, plan: str | None = None, then: str = "add", *, hive: bool = False, **more: Any
+) -> None:
+    """SIGKILL; something happens to the source; the next run finishes what was decided, and no more than that."""
+    drive = Drive(options={"plan": plan}, **more)
+    world = prepare(root, drive, "whole" if plan == "aligned" else "mixed", hive=hive)
+    before = visible(world)
+    outcome = go(world, replace(drive, at=(step, moment), act="kill"))
+    demand(outcome.kind == "killed", f"not killed: {outcome}")
+    is_decided = world.decided() == 2
+    demand(is_decided == ((step, moment) in DECIDED), f"decided: {is_decided}")
+    demand(is_decided or visible(world) == before, "what others see has changed before anything was decided")
+    world.change(then, 77)
+    found = finish(world, drive)
+    wanted = (2,) if is_decided and (step, moment) != ("finish", "after") else ()
+    demand(found[0].recovered == wanted, f"recovered {found[0].recovered}, {wanted} was expected")
+
+
+def killed_in_recovery(root: Path, calls: int, then: str = "add", **more: Any) -> None:
+    """A driver dies after Decide, then those that would finish its version, at a change to the disk each."""
+    drive = Drive(**more)
+    world = prepare(root, drive)
+    demand(go(world, replace(drive, at=("apply", "before"), act="kill")).kind == "killed", "not killed")
+    world.change(then, 78)
+    for call in (calls, calls + 1, calls + 3):
+        go(world, replace(drive, calls=call))
+    finish(world, drive)
+
+
+def killed_at_the_ends_of_recovery(root: Path, moment: str, then: str = "add") -> None:
+    drive = Drive()
+    world = prepare(root, drive)
+    demand(go(world, replace(drive, at=("apply", "before"), act="kill")).kind == "killed", "not killed")
+    world.change(then, 78)
+    demand(go(world, replace(drive, at=("recover", moment), act="kill")).kind == "killed", "not killed")
+    found = finish(world, drive)
+    demand(found[0].recovered == (() if moment == "after" else (2,)), f"recovered {found[0].recovered}")
+
+
+def killed_at_a_call(root: Path, calls: int, plan: str | None = None, *, versions: int = 1, **more: Any) -> None:
+    """SIGKILL at a change to the disk, whichever thread makes it, also in the first run of all."""
+    drive = Drive(options={"plan": plan}, **more)
+    world = prepare(root, drive, "whole" if plan == "aligned" else "mixed", versions=versions)
+    go(world, replace(drive, calls=calls))
+    world.change(CHANGES[calls % len(CHANGES)], 79)
+    finish(world, drive)
+
+
+def killed_at_random(root: Path, seed: int, plan: str | None = None, kills: int = 4) -> None:
+    """SIGKILL by the clock, again and again, while the source changes."""
+    drive = Drive(options={"plan": plan})
+    world = prepare(root, drive, "whole" if plan == "aligned" else "mixed")
+    draw = random.Random(seed)
+    for kill in range(kills):
+        driver = Driver(world, drive)
+        driver.wait_until_begun()
+        time.sleep(draw.random() * 0.25)
+        driver.signal(signal.SIGKILL)
+        driver.wait()
+        world.change(draw.choice(CHANGES), 200 + kill)
+    finish(world, drive, collect=True)
+
+
+# -- Drivers that stand still
+
+
+def stopped(
+    root: Path, step: str, moment: str = "before", calls: int = 0, plan: str | None = None, **more: Any
+) -> None:
+    """SIGSTOP; others make three versions and collect garbage; SIGCONT: what others see stays as it is."""
+    calm = Drive(options={"plan": plan})
+    world = prepare(root, calm, "whole" if plan == "aligned" else "mixed")
+    fault: dict[str, Any] = {"calls": calls, "calls_from": step} if calls else {"at": (step, moment)}
+    zombie = Driver(world, replace(calm, act="stop", **fault, **more))
+    zombie.wait_until_stopped()
+    for version in range(3):
+        world.land(300 + version)
+        demand(go(world, calm).kind == "version", "another run fails")
+    world.opened().collect_garbage(keep_versions=1)
+    before = visible(world)
+    zombie.signal(signal.SIGCONT)
+    outcome = zombie.wait()
+    demand(visible(world) == before, "a zombie changed what others see")
+    is_fine = outcome.kind == "version" or outcome.error == "StateConflictError"
+    demand(is_fine, f"the zombie was told {outcome.error}: {outcome.message}")
+    finish(world, calm, collect=True)
+
+
+def raced(root: Path, drivers: int, seed: int) -> None:
+    """Several at once, one killed at some moment."""
+    drive = Drive()
+    world = prepare(root, drive, versions=seed % 2)
+    draw = random.Random(seed)
+    for round_ in range(2):
+        running = [Driver(world, drive) for _ in range(drivers)]
+        time.sleep(draw.random() * 0.3)
+        running[0].signal(signal.SIGKILL)
+        for driver in running:
+            outcome = driver.wait()
+            demand(
+                outcome.kind in ("version", "killed") or outcome.error == "StateConflictError",
+                f"a racer was told {outcome.error}: {outcome.message}",
+            )
+        world.land(400 + round_)
+    finish(world, drive, collect=True)
+
+
+# -- Workers
+
+
+def disturbed_workers(root: Path, mode: str, seed: int, plan: str | None = None, **more: Any) -> None:
+    """Tasks in processes that die, run twice or write late: the twin has threads, and equal files and segments."""
+    drive = Drive(options={"plan": plan}, engine=mode, seed=seed, judge_in_tasks=True, **more)
+    calm = replace(drive, engine="threads", mutant="")
+    world = prepare(root, calm, "whole" if plan == "aligned" else "mixed")
+    outcome = go(world, drive)
+    demand(outcome.version == 2, f"disturbed workers: {outcome}")
+    demand(mode == "pool" or workers.disturbed(world) or mode == "late", "no task was disturbed")
+    if mode == "late":
+        before = visible(world)
+        demand(workers.resume_losers(world), "no task was stopped")
+        demand(visible(world) == before, "a loser changed what others see")
+    finish(world, calm)
+
+
+def orphaned_workers(root: Path, seed: int, step: str) -> None:
+    """The driver dies, its workers write on, and the next run goes on beside them."""
+    drive = Drive(engine="late", seed=seed, judge_in_tasks=True)
+    calm = Drive()
+    world = prepare(root, calm)
+    demand(go(world, replace(drive, at=(step, "after"), act="kill")).kind == "killed", "not killed")
+    world.change("delete", 80)
+    go(world, calm)
+    workers.resume_losers(world)
+    finish(world, calm, collect=True)
+
+
+# -- The source
+
+
+def changed_source(root: Path, step: str, moment: str, change: str, plan: str | None = None, **more: Any) -> None:
+    """A file comes, goes or changes in the middle of a run: every version is one that its inputs explain."""
+    drive = Drive(options={"plan": plan}, **more)
+    world = prepare(root, drive, "whole" if plan == "aligned" else "mixed")
+    before = visible(world)
+    outcome = go(world, replace(drive, at=(step, moment), act=change, seed=81))
+    is_fine = outcome.kind == "version" or outcome.error in ("SourceError", "ChangedError")
+    demand(is_fine, f"a changing source was told as {outcome.error}: {outcome.message}")
+    demand(outcome.kind == "version" or visible(world) == before, "an error changed what others see")
+    finish(world, drive)
+
+
+def _replace_quietly(world: World) -> None:
+    """Other bytes of the same size, time and inode."""
+    path = world.files()[-1]
+    stat = path.stat()
+    part = world.root / "quiet.part"
+    _write_raw(part, 82)
+    data = part.read_bytes()
+    part.unlink()
+    demand(len(data) == stat.st_size, f"{len(data)} bytes are not {stat.st_size}")
+    path.write_bytes(data)
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    world.keep(path)
+
+
+def _write_raw(path: Path, seed: int) -> None:
+    from faults.world import mixed, write_rows
+
+    rows = mixed(9).set_column(5, "origin", pa.array([f"{seed:06}:{row:04}" for row in range(300)]))
+    write_rows(path, rows, raw=True)
+
+
+def quietly_replaced(root: Path, step: str, moment: str, **more: Any) -> None:
+    """Between the two passes, other bytes of the same size, time and inode: the footer tells."""
+    drive = Drive(**more)
+    world = prepare(root, drive)
+    part = world.source / ".raw.part"
+    _write_raw(part, 81)
+    world.keep(part)
+    part.rename(world.source / "900000.parquet")
+    outcome = go(world, replace(drive, at=(step, moment), action=_replace_quietly))
+    is_fine = outcome.kind == "version" or outcome.error in ("SourceError", "ChangedError")
+    demand(is_fine, f"{outcome.error}: {outcome.message}")
+    finish(world, drive)
+
+
+# -- Disks
+
+
+def full_by_limit(root: Path, limit: int, *, recovering: bool = False, **more: Any) -> None:
+    """No file can grow beyond some bytes: the run says so, nothing changes, and later on all is well."""
+    drive = Drive(**more)
+    world = prepare(root, drive)
+    if recovering:
+        demand(go(world, replace(drive, at=("apply", "before"), act="kill")).kind == "killed", "not killed")
+    before, decided = visible(world), world.decided()
+    outcome = go(world, replace(drive, file_bytes_max=limit))
+    _check_told(outcome)
+    # What was decided before may be shown by now.
+    is_same = recovering or world.decided() > decided or visible(world) == before
+    demand(outcome.kind == "version" or is_same, "an error changed what others see")
+    demand(not outcome.quarantined, f"a full disk had files set aside: {outcome.quarantined}")
+    finish(world, drive)
+
+
+def _check_told(outcome: Outcome) -> None:
+    blames_disk = outcome.error in ("", "OSError", "PermissionError", "StoreError")
+    demand(blames_disk, f"a full disk was told as {outcome.error}: {outcome.message}")
+
+
+def full_by_blocks(root: Path, pages: int, **more: Any) -> None:
+    """A file system of its own, on which so many blocks are free."""
+    drive = Drive(**more)
+    with small_disk(root):
+        world = prepare(root, drive)
+        filler = root / "filler"
+        with open(filler, "wb", buffering=0) as file, suppress(OSError):
+            while True:
+                file.write(bytes(4096))
+        os.truncate(filler, max(0, filler.stat().st_size // 4096 - pages) * 4096)
+        before, decided = visible(world), world.decided()
+        outcome = go(world, drive)
+        _check_told(outcome)
+        is_same = world.decided() > decided or visible(world) == before
+        demand(outcome.kind == "version" or is_same, "an error changed what others see")
+        filler.unlink()
+        finish(world, drive)
+
+
+@contextmanager
+def small_disk(root: Path) -> Iterator[None]:
+    root.mkdir(parents=True, exist_ok=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "fencepost-faults", str(root)], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "-l", str(root)], check=True)
+
+
+def forbidden(root: Path, folder: str, *, versions: int = 1) -> None:
+    """Nothing can be made or removed in a folder; then it can again."""
+    drive = Drive()
+    world = prepare(root, drive, versions=versions)
+    (world.root / folder).mkdir(parents=True, exist_ok=True)
+    before, decided = visible(world), world.decided()
+    with locked(world.root / folder):
+        outcome = go(world, drive)
+        demand(outcome.error in ("PermissionError", "OSError"), f"a locked {folder} was told as {outcome}")
+        is_decided = world.decided() > decided
+        demand(is_decided or visible(world) == before, "an error changed what others see")
+    finish(world, drive)
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """For root, rights are no obstacle, but an attribute of the file system is."""
+    if os.geteuid():
+        folder.chmod(0o555)
+    else:
+        subprocess.run(["chattr", "+i", str(folder)], check=True)
+    try:
+        yield
+    finally:
+        if os.geteuid():
+            folder.chmod(0o755)
+        else:
+            subprocess.run(["chattr", "-i", str(folder)], check=True)
+
+
+# -- Damage
+
+
+def _newest_segment(world: World) -> Path:
+    return world.state / world.opened().version(world.decided()).shards.files[-1]
+
+
+def _ledger(world: World) -> Path:
+    return world.state / world.opened().version(world.decided()).ledger.name[-1]
+
+
+TARGETS: dict[str, Callable[[World], Path]] = {
+    "segment": _newest_segment,
+    "ledger": _ledger,
+    "log": lambda world: world.state / f"log/{world.decided()}.json",
+    "done": lambda world: world.state / f"done/{world.decided()}",
+    "settings": lambda world: world.state / "state.json",
+    "marker": lambda world: world.sink / "_fencepost.json",
+}
+
+
+def damaged(root: Path, target: str, damage: str, place: float = 0.5, **more: Any) -> None:
+    """A file of the state is not what it was: the run names it and changes nothing. Put right, all goes on."""
+    drive = Drive(**more)
+    world = prepare(root, drive, versions=2)
+    path = TARGETS[target](world)
+    good = path.read_bytes()
+    _damage(path, damage, place)
+    before = visible(world)
+    outcome = go(world, drive)
+    if (target, damage) == ("done", "missing"):  # as if its driver had died before Finish
+        demand(outcome.recovered == (2,) and outcome.version == 3, f"{outcome}")
+        finish(world, drive)
+        return
+    errors = ("SinkError", "SinkChangedError") if target == "marker" else ("SnapshotError",)
+    demand(outcome.error in errors, f"a damaged {target} was told as {outcome}")
+    # A log is found wrong by what follows from it; other settings are those of another job.
+    name = {"log": "log/", "done": "/done/", "settings": str(world.state), "marker": str(world.sink)}
+    demand(name.get(target, path.name) in outcome.message, f"{path} is not named: {outcome.message}")
+    demand(visible(world) == before, "an error changed what others see")
+    path.write_bytes(good)
+    finish(world, drive)
+
+
+def _damage(path: Path, damage: str, place: float) -> None:
+    data = bytearray(path.read_bytes())
+    at = int(place * (len(data) - 1))
+    if damage == "missing":
+        path.unlink()
+    elif damage == "truncated":
+        path.write_bytes(data[:at])
+    else:
+        data[at] ^= 0x20
+        path.write_bytes(data)
+
+
+def damaged_undecided(root: Path, what: str) -> None:
+    """Between Decide and Apply the prepared files are harmed: nothing else than what was decided may be shown."""
+    drive = Drive()
+    world = prepare(root, drive)
+    demand(go(world, replace(drive, at=("apply", "before"), act="kill")).kind == "killed", "not killed")
+    prepared = world.sink / str(world.opened().version(2).prepared)
+    path = sorted(prepared.glob("*.parquet"))[-1]
+    good = path.read_bytes()
+    if what == "missing":
+        path.unlink()
+    elif what == "truncated":
+        path.write_bytes(good[:100])
+    else:
+        (prepared / "part-99999.parquet").write_bytes(good)
+    outcome = go(world, drive)
+    demand(outcome.error == "SinkChangedError", f"harmed outputs were told as {outcome}")
+    demand(not (world.sink / "run=2").exists(), "harmed outputs were shown")
+    (prepared / "part-99999.parquet").unlink(missing_ok=True)
+    path.write_bytes(good)
+    finish(world, drive)
+
+
+# -- Clocks
+
+
+def clock_jumped(root: Path, years: float, *, versions: int = 1, **more: Any) -> None:
+    """The machine's clock is off: verdicts, state and evictions go by the data's."""
+    drive = Drive(options={"max_idle_ms": DAY_MS, "clock_gap_max_ms": 30 * DAY_MS}, **more)
+    world = prepare(root, drive, versions=versions)
+    outcome = go(world, replace(drive, clock_years=years))
+    demand(outcome.version == versions + 1, f"{outcome.error}: {outcome.message}")
+    finish(world, drive)
+
+
+def unfinished_file(root: Path, years: float) -> None:
+    """A file that is still being written, by a clock that is off: it is read once it is whole."""
+    drive = Drive(options={"settle_ms": 60_000})
+    world = prepare(root, drive)
+    path = world.land(104)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-100])
+    outcome = go(world, replace(drive, clock_years=years))
+    demand(outcome.version == 2 and outcome.files == 3, f"{outcome}")
+    demand(bool(outcome.quarantined) == (years > 0), f"set aside: {outcome.quarantined}")
+    path.write_bytes(whole)
+    world.keep(path)
+    finish(world, drive)
+
+
+# -- Producers that begin anew
+
+
+def _numbered(first_ms: int, pid: int, origin: int, count: int = 2_000) -> pa.Table:
+    columns = {
+        "pid": [pid] * count,
+        "epoch": [0] * count,
+        "partition": [0] * count,
+        "seq": list(range(count)),
+        "timestamp": [first_ms + row for row in range(count)],
+        "origin": [f"{origin:06}:{row:04}" for row in range(count)],
+    }
+    return pa.table(columns).cast(SCHEMA)
+
+
+def topic_recreated(root: Path, **more: Any) -> None:
+    """Sequences begin from 0 in newer rows: the run stops before it swallows them."""
+    drive = Drive(options={"max_idle_ms": DAY_MS}, **more)
+    world = World(root)
+    world.land(1, rows=_numbered(BEGIN_MS, 7, 1))
+    demand(go(world, drive).version == 1, "the world cannot be prepared")
+    before = visible(world)
+    path = world.land(2, rows=_numbered(BEGIN_MS + HOUR_MS, 7, 2))
+    outcome = go(world, drive)
+    demand(outcome.error == "PolicyError" and "begun to number anew" in outcome.message, f"not suspected: {outcome}")
+    demand(visible(world) == before, "an error changed what others see")
+    path.unlink()
+    finish(world, drive)
+
+
+def evicted_and_replayed(root: Path, plan: str | None = None) -> None:
+    """What was forgotten comes again: every row is FORGOTTEN and set aside, none is kept and none is dropped."""
+    options = {"max_idle_ms": DAY_MS, "clock_gap_max_ms": 30 * DAY_MS, "rejected_max": 1.0, "plan": plan}
+    drive = Drive(options=options)
+    world = World(root)
+    world.land(1, rows=_numbered(BEGIN_MS, 7, 1))
+    go(world, drive)
+    world.land(2, rows=_numbered(BEGIN_MS + 10 * DAY_MS, 8, 2))
+    go(world, drive)
+    world.land(3, rows=_numbered(BEGIN_MS, 7, 1))
+    outcome = go(world, drive)
+    demand(outcome.counts == {"FORGOTTEN": 2_000}, f"{outcome}")
+    set_aside = list((world.sink / "run=3" / "_rejects" / "verdict=FORGOTTEN").glob("*.parquet"))
+    rows = [row for path in set_aside for row in pq.read_table(path, partitioning=None)["origin"].to_pylist()]
+    demand(rows == [f"000001:{row:04}" for row in range(2_000)], "not all of them were set aside")
+    settle(world, drive)
+    check(world, drive.options, rows=False)
+    demand(not leftovers(world), f"left over: {leftovers(world)}")
+
+
+# -- Stores that lie
+
+
+def lying_store(
+    root: Path, endpoint: str, lies: tuple[str, ...], seed: int, *, drivers: int = 1, die: str = "", **more: Any
+) -> None:
+    """The state in an object store behind a proxy that lies, one driver or several, one of them killed at a step."""
+    from s3_server import BUCKET, Liar
+
+    server = {"region": "us-east-1", "access_key_id": "a", "secret_access_key": "b", "allow_http": True}
+    world = World(root)
+    with Liar(endpoint, lies, seed) as liar:
+        options = {
+            "state": f"s3://{BUCKET}/{root.name}-{seed}-{os.urandom(4).hex()}",
+            "state_options": server | {"endpoint": liar.endpoint},
+        }
+        drive = Drive(options=options, **more)
+        for round_ in range(3):
+            world.land(10 * round_ + 1, 10 * round_ + 2)
+            fault: dict[str, Any] = {"at": (die, "before"), "act": "kill"} if die and round_ == 1 else {}
+            running = [Driver(world, replace(drive, **(fault if not at else {}))) for at in range(drivers)]
+            for driver in running:
+                outcome = driver.wait()
+                is_fine = outcome.kind != "error" or outcome.error in ("StateConflictError", "StoreError")
+                demand(is_fine, f"a lying store was told as {outcome.error}: {outcome.message}")
+        settle(world, drive)
+        demand(sum(liar.told[lie] for lie in lies) > 3, f"hardly a lie was told: {liar.told}")
+    opened = state.open(options["state"], options=server | {"endpoint": endpoint})
+    opened.collect_garbage()
+    check(world, options, opened=opened)
+    demand(not leftovers(world, opened), f"left over: {leftovers(world, opened)}")
+
+
+def careless_store(root: Path, endpoint: str) -> None:
+    """A store that ignores conditions is refused before anything is decided."""
+    from s3_server import BUCKET, Liar
+
+    world = World(root)
+    world.land(1, 2)
+    with Liar(endpoint, ("ignored",), share=1) as liar:
+        server = {"region": "us-east-1", "access_key_id": "a", "secret_access_key": "b", "allow_http": True}
+        uri = f"s3://{BUCKET}/careless-{os.urandom(4).hex()}"
+        outcome = go(world, Drive(options={"state": uri, "state_options": server | {"endpoint": liar.endpoint}}))
+    demand(outcome.error == "StoreError" and "two puts of one new name" in outcome.message, f"not refused: {outcome}")
+    demand(not list(world.sink.glob("run=*")), "something is shown")
+
+
+# -- Power
+
+
+def in_order(root: Path, version: int = 1, plan: str | None = None, *, hive: bool = False, mutant: str = "") -> None:
+    """Everything is durable before anything says so: segments, ledger, outputs, side tables, in Hive folders too."""
+    options = {"plan": plan, "rejects": "all"}
+    world = prepare(
+        root, Drive(options=options), "whole" if plan == "aligned" else "mixed", versions=version - 1, hive=hive
+    )
+    if order.can_trace():
+        events = order.traced(world, options, mutant)
+    else:
+        events = order.recorded(lambda: make_job(world, Drive(options=options, mutant=mutant)).run(), root)
+    order.check_order(world, version, events)
+    tables = set(world.opened().version(version).side_files.table)
+    demand(tables == {"rejects", "missing"}, f"side tables: {tables}")
+    finish(world, Drive(options=options))
+
+
+# -- All of them
+
+
+@dataclass(frozen=True)
+class Case:
+    kind: str
+    act: Callable[..., None]
+    needs: str = ""
+    """What it cannot run without: "mount", "chattr", "s3"."""
+
+
+def _all() -> dict[str, Case]:
+    cases: dict[str, Case] = {}
+
+    def add(kind: str, act: Callable[..., None], *arguments: Any, needs: str = "", **named: Any) -> None:
+        facts = [str(it) for it in arguments] + [f"{name}={it}" for name, it in named.items()]
+        name = " ".join([act.__name__, *facts])
+        assert name not in cases, name
+        cases[name] = Case(kind, partial(_in_order, act, arguments, named), needs)
+
+    changes = [change for _ in range(100) for change in CHANGES]
+    for plan, steps in (("interval", STEPS), ("row", STEPS), ("aligned", ALIGNED_STEPS)):
+        for step in steps:
+            for moment in ("before", "after") if step in IN_THE_DRIVER else ("within", "after"):
+                if (step, moment) != ("judge", "within"):
+                    add("kill at a step", killed_at_a_step, step, moment, plan, changes.pop())
+    for step, moment in (("write", "after"), ("decide", "after"), ("apply", "after")):
+        add("kill at a step", killed_at_a_step, step, moment, "interval", changes.pop(), hive=True)
+    for calls in range(1, 25, 2):
+        add("kill in recovery", killed_in_recovery, calls, changes.pop())
+    for moment in ("before", "after"):
+        add("kill in recovery", killed_at_the_ends_of_recovery, moment, changes.pop())
+    for at, plan in enumerate(("interval", "row", "aligned")):
+        for calls in range(1 + at, 120, 13):
+            add("kill at a change to the disk", killed_at_a_call, calls, plan)
+    for calls in range(5, 130, 12):
+        add("kill at a change to the disk", killed_at_a_call, calls, versions=0)
+    for seed in range(12):
+        add("kill at random", killed_at_random, seed, ("interval", "row", "aligned")[seed % 3])
+    for plan in ("interval", "aligned"):
+        for step in ("check", "decide", "apply", "finish"):
+            for moment in ("before", "after"):
+                add("stop and go on", stopped, step, moment, plan=plan)
+    for calls in (1, 2, 3, 4):
+        add("stop and go on", stopped, "apply", calls=calls)
+    for calls in (1, 2, 3):
+        add("stop and go on", stopped, "decide", calls=calls)
+    for seed in range(4):
+        add("race", raced, 3, seed)
+    for mode in workers.MODES:
+        for plan in ("interval", "row", "aligned"):
+            for seed in seeds(f"{mode} {plan}", 2):
+                add("workers", disturbed_workers, mode, seed, plan)
+    for step in ("scan", "judge", "write"):
+        add("workers", orphaned_workers, 5, step)
+    moments = [("list", "after"), ("scan", "within"), ("scan", "after"), ("judge", "after"), ("write", "within")]
+    for step, moment in [*moments, ("decide", "before"), ("apply", "before")]:
+        for change in CHANGES:
+            add("source", changed_source, step, moment, change)
+    for step, moment in (("list", "after"), ("align", "within"), ("judge", "after")):
+        for change in ("overwrite", "delete", "swap"):
+            add("source", changed_source, step, moment, change, "aligned")
+    for step in ("scan", "judge", "list"):
+        add("source", quietly_replaced, step, "after")
+    for limit in (0, 60, 150, 400, 1_000, 2_500, 5_000, 7_500, 10_000):
+        add("full disk", full_by_limit, limit)
+    for limit in (0, 60, 150):
+        add("full disk", full_by_limit, limit, recovering=True)
+    for pages in range(0, 48, 4):
+        add("full disk", full_by_blocks, pages, needs="mount")
+    for folder in ("sink", "sink/_prepare", "state/log", "state/done", "state/segments", "sink/run=1"):
+        if folder != "sink/run=1":
+            add("lost rights", forbidden, folder, needs="chattr")
+    for folder in ("sink", "state", "state/log"):
+        add("lost rights", forbidden, folder, versions=0, needs="chattr")
+    for target in TARGETS:
+        for damage in ("flipped", "truncated", "missing"):
+            add("damage", damaged, target, damage)
+    for place in (0.0, 0.02, 0.98, 1.0):
+        add("damage", damaged, "segment", "flipped", place)
+    for what in ("missing", "truncated", "added"):
+        add("damage", damaged_undecided, what)
+    for years in (-10, 10):
+        for versions in (1, 2):
+            add("clock", clock_jumped, years, versions=versions)
+        add("clock", unfinished_file, years)
+    for version in (1, 2):
+        for plan in ("interval", "row", "aligned"):
+            add("order of syncs", in_order, version, plan)
+    add("order of syncs", in_order, 2, hive=True)
+    add("begun anew", topic_recreated)
+    add("begun anew", evicted_and_replayed)
+    add("begun anew", evicted_and_replayed, "row")
+    from s3_server import LIES
+
+    for at, lie in enumerate(LIES):
+        add("lying store", lying_store, (lie,), at, needs="s3")
+    for seed, die in ((20, ""), (21, "apply"), (22, "finish")):
+        add("lying store", lying_store, LIES, seed, drivers=2, die=die, needs="s3")
+    add("lying store", careless_store, needs="s3")
+    return cases
+
+
+def _in_order(
+    act: Callable[..., None], arguments: tuple[Any, ...], named: dict[str, Any], root: Path, **more: Any
+) -> None:
+    endpoint = (more.pop("endpoint"),) if "endpoint" in more else ()
+    act(root, *endpoint, *arguments, **named, **more)
+
+
+CASES = _all()
+
+OBJECTIONS: list[tuple[str, Callable[..., None], dict[str, Any]]] = [
+    ("relists", killed_at_a_step, {"step": "apply", "moment": "after", "then": "add"}),
+    ("syncs_nothing", in_order, {}),
+    ("syncs_late", in_order, {}),
+    ("finishes_first", in_order, {"version": 2}),
+    ("copies_file_by_file", in_order, {"version": 2}),
+    ("copies_file_by_file", stopped, {"step": "apply", "calls": 2}),
+    ("zombie_overwrites", stopped, {"step": "apply"}),
+    ("drops_ledger", killed_at_a_step, {"step": "check", "moment": "after", "then": "add"}),
+    ("finishes_first", killed_at_a_step, {"step": "apply", "moment": "before", "then": "delete"}),
+    ("forgets_state", damaged, {"target": "segment", "damage": "flipped"}),
+    ("collects_all", disturbed_workers, {"mode": "twice", "seed": 1}),
+    ("looks_once", changed_source, {"step": "judge", "moment": "after", "change": "swap"}),
+    ("looks_once", quietly_replaced, {"step": "judge", "moment": "after"}),
+    ("writes_in_place", full_by_limit, {"limit": 60, "recovering": True}),
+    ("evicts_by_the_clock", clock_jumped, {"years": 10}),
+    ("keeps_silent", topic_recreated, {}),
+    ("leaves_rubbish", killed_at_a_step, {"step": "write", "moment": "after", "then": "delete"}),
+    ("trusts_claims", killed_at_a_step, {"step": "finish", "moment": "after", "plan": "aligned", "then": "touch"}),
+]

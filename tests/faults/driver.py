@@ -1,0 +1,260 @@
+"""One driver in a process of its own, with a fault in it.
+
+Processes come from a fork server that has imported everything already, so one costs some milliseconds and not a second.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import resource
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from fencepost.lake import DedupJob, LocalEngine, plan, run
+from fencepost.state import stores
+
+from faults.world import Broken, World, demand, job
+
+with contextlib.suppress(ImportError):
+    import pandas  # noqa: F401 pyarrow looks for it at the first array, which takes a second
+
+DISK_CALLS = ("link", "rename", "fsync", "mkdir", "unlink", "rmdir")
+YEAR_SECONDS = 365 * 86_400
+PATIENCE_SECONDS = 120
+
+processes = multiprocessing.get_context("forkserver")
+processes.set_forkserver_preload(["faults.driver", "faults.workers", "faults.mutants"])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drive:
+    """What one driver does."""
+
+    options: dict[str, Any] = field(default_factory=dict)
+    """Of the job."""
+    at: tuple[str, str] | None = None
+    """(step, "before", "within" or "after"): where `act` happens, once."""
+    act: str = ""
+    """kill, stop, or a change to the source (world.CHANGES). Where `calls` are counted, kill or stop."""
+    seed: int = 0
+    """Of what lands in the source then."""
+    calls: int = 0
+    """The signal comes at so many changes to the disk."""
+    calls_from: str = ""
+    """The step from which on they count."""
+    mutant: str = ""
+    engine: str = "threads"
+    """threads, or how `workers.PoolEngine` disturbs its tasks."""
+    judge_in_tasks: bool = False
+    clock_years: float = 0
+    file_bytes_max: int | None = None
+    """Files cannot grow beyond: a full disk."""
+    action: Callable[[World], None] | None = None
+    """Instead of `act`: a function of a module."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a driver."""
+
+    kind: str
+    """version, error or killed."""
+    version: int | None = None
+    recovered: tuple[int, ...] = ()
+    plan: str = ""
+    plan_reason: str = ""
+    files: int = 0
+    counts: dict[str, int] = field(default_factory=dict)
+    deferred: tuple[str, ...] = ()
+    quarantined: tuple[Any, ...] = ()
+    vanished: tuple[str, ...] = ()
+    error: str = ""
+    """The name of its class."""
+    message: str = ""
+
+
+class Driver:
+    """A driver that runs. `wait` gives what became of it."""
+
+    def __init__(self, world: World, drive: Drive) -> None:
+        self.ours, theirs = processes.Pipe(duplex=False)
+        self.process = processes.Process(target=_drive, args=(world, drive, theirs))
+        self.process.start()
+        theirs.close()
+        self.pid = self.process.pid or 0
+
+    def wait_until_begun(self) -> None:
+        demand(self.ours.poll(PATIENCE_SECONDS) and self.ours.recv() == "begun", "a driver did not begin")
+
+    def wait_until_stopped(self) -> None:
+        """Stopped by SIGSTOP."""
+        wait_until(lambda: is_stopped(self.pid) or not self.process.is_alive(), "a driver did not stop")
+        demand(self.process.is_alive(), "a driver ended before it was to stop")
+
+    def signal(self, number: int) -> None:
+        if self.process.is_alive():
+            os.kill(self.pid, number)
+
+    def wait(self) -> Outcome:
+        found: Any = "begun"
+        while found == "begun":
+            if not self.ours.poll(PATIENCE_SECONDS):
+                os.kill(self.pid, signal.SIGKILL)
+                raise Broken("a driver hangs")
+            try:
+                found = self.ours.recv()
+            except EOFError:
+                found = None
+        self.process.join(PATIENCE_SECONDS)
+        if found is None:
+            demand(self.process.exitcode == -signal.SIGKILL, f"a driver died with {self.process.exitcode}")
+            return Outcome("killed")
+        return found  # type: ignore[no-any-return]
+
+
+def go(world: World, drive: Drive) -> Outcome:
+    """A driver from its beginning to its end."""
+    return Driver(world, drive).wait()
+
+
+def settle(world: World, drive: Drive) -> list[Outcome]:
+    """Undisturbed runs until nothing is new. A mutant stays one."""
+    calm = replace(Drive(), options=drive.options, mutant=drive.mutant)
+    found = []
+    for _ in range(5):
+        found.append(go(world, calm))
+        if found[-1].kind != "version" or found[-1].version is None:
+            break
+    demand(found[-1].kind == "version", f"an undisturbed run says {found[-1].error}: {found[-1].message}")
+    demand(found[-1].version is None, "there is always something new")
+    return found
+
+
+def is_stopped(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+    except FileNotFoundError:
+        return False
+
+
+def wait_until(holds: Callable[[], object], what: str) -> None:
+    end = time.monotonic() + PATIENCE_SECONDS
+    while not holds():
+        demand(time.monotonic() < end, what)
+        time.sleep(0.002)
+
+
+# -- In the driver's process
+
+
+def _drive(world: World, drive: Drive, told: Connection) -> None:
+    sys.stderr = open(os.devnull, "w")  # noqa: SIM115 for the rest of the process
+    told.send("begun")
+    try:
+        report = make_job(world, drive).run(_Faults(world, drive))
+        outcome = Outcome(
+            "version",
+            version=report.version,
+            recovered=report.recovered,
+            plan=report.plan,
+            plan_reason=report.plan_reason,
+            files=report.files,
+            counts=report.counts,
+            deferred=report.deferred,
+            quarantined=report.quarantined,
+            vanished=report.vanished,
+        )
+    except BaseException as error:
+        text = str(error) or traceback.format_exc()
+        outcome = Outcome("error", error=type(error).__name__, message=text)
+    told.send(outcome)
+    told.close()
+    os._exit(0)  # without a wait for tasks that were stopped
+
+
+def make_job(world: World, drive: Drive) -> DedupJob:
+    """The job, in a process that is disturbed as `drive` says."""
+    from faults.mutants import MUTANTS
+    from faults.workers import PoolEngine
+
+    plan.TASK_BYTES = 1  # a task a file, and a task a shard
+    stores.PAUSE_SECONDS = 0.001
+    if drive.judge_in_tasks:
+        run.DRIVER_RUNS_MAX = -1
+        run.groups_of_shards = lambda runs, *_: [(at, at + 1) for at in range(len(runs))]  # type: ignore[assignment]
+    if drive.clock_years:
+        _shift_clock(drive.clock_years * YEAR_SECONDS)
+    if drive.file_bytes_max is not None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (drive.file_bytes_max, resource.RLIM_INFINITY))
+    engine = LocalEngine(2) if drive.engine == "threads" else PoolEngine(world, drive.engine, drive.seed)
+    options = {"shards": 4, "engine": engine} | drive.options
+    made = job(world, options)
+    if drive.mutant:
+        MUTANTS[drive.mutant](made)
+    return made
+
+
+def _shift_clock(seconds: float) -> None:
+    real, real_ns = time.time, time.time_ns
+    time.time = lambda: real() + seconds
+    time.time_ns = lambda: real_ns() + int(seconds * 1_000_000_000)
+
+
+class _Faults:
+    """The job's progress callback, at which things happen."""
+
+    def __init__(self, world: World, drive: Drive) -> None:
+        self.world, self.drive = world, drive
+        self.is_over = False
+        self.number = signal.SIGSTOP if drive.act == "stop" else signal.SIGKILL
+        if drive.calls and not drive.calls_from:
+            count_calls(drive.calls, self.number)
+
+    def __call__(self, step: str, done: int, total: int) -> None:
+        drive = self.drive
+        if drive.calls and drive.calls_from == step and not self.is_over:
+            self.is_over = True
+            count_calls(drive.calls, self.number)
+        moment = "before" if done == 0 else "after" if done == total else "within"
+        if drive.at == (step, moment) and not self.is_over:
+            self.is_over = True
+            if drive.action is not None:
+                drive.action(self.world)
+            elif drive.act in ("kill", "stop"):
+                os.kill(os.getpid(), self.number)
+            else:
+                self.world.change(drive.act, drive.seed)
+
+
+def count_calls(last: int, number: int = signal.SIGKILL) -> None:
+    """This process gets a signal at its `last`-th change to the disk from now on: just before an even one, just after
+    an odd one."""
+    lock, count = threading.Lock(), [0]
+
+    def counted(real: Callable[..., Any]) -> Callable[..., Any]:
+        def act(*arguments: Any, **options: Any) -> Any:
+            with lock:
+                count[0] += 1
+                is_now = count[0] == last
+            if is_now and last % 2 == 0:
+                os.kill(os.getpid(), number)
+            try:
+                return real(*arguments, **options)
+            finally:
+                if is_now and last % 2:
+                    os.kill(os.getpid(), number)
+
+        return act
+
+    for name in DISK_CALLS:
+        setattr(os, name, counted(getattr(os, name)))

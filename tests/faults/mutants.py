@@ -1,0 +1,217 @@
+"""Broken jobs. Each breaks one rule, in the process of one driver; a harness that does not object sees nothing."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+from fencepost import StateTable
+from fencepost.errors import SnapshotError
+from fencepost.lake import DedupJob, judge, run, write
+from fencepost.state import commit, stores
+from fencepost.state.decision import APPLIED, Decision
+from fencepost.state.disk import Disk
+from fencepost.state.ledger import file_table
+from fencepost.state.sinks import RunFolders
+from fencepost.state.versions import State
+
+
+def relists(job: DedupJob) -> None:
+    """Recovery forgets the decision and lists again; what the sink has already is taken for applied."""
+    for version in job.state.unfinished():
+        (job.state.path / f"log/{version}.json").unlink()
+    real = RunFolders.apply
+
+    def apply(sink: RunFolders, decision: Decision) -> str:
+        return APPLIED if (sink.path / f"run={decision.version}").exists() else real(sink, decision)
+
+    RunFolders.apply = apply  # type: ignore[method-assign]
+    RunFolders.check = lambda *_: None  # type: ignore[method-assign]
+
+
+def copies_file_by_file(job: DedupJob) -> None:
+    """Apply shows a version bit by bit."""
+
+    def apply(sink: RunFolders, decision: Decision) -> str:
+        target = sink.path / f"run={decision.version}"
+        target.mkdir(exist_ok=True)
+        for path in sorted((sink.path / str(decision.prepared)).iterdir()):
+            os.rename(path, target / path.name)
+        return APPLIED
+
+    RunFolders.apply = apply  # type: ignore[method-assign]
+
+
+def zombie_overwrites(job: DedupJob) -> None:
+    """Apply makes room for itself."""
+    real = RunFolders.apply
+
+    def apply(sink: RunFolders, decision: Decision) -> str:
+        shutil.rmtree(sink.path / f"run={decision.version}", ignore_errors=True)
+        return real(sink, decision)
+
+    RunFolders.apply = apply  # type: ignore[method-assign]
+
+
+def drops_ledger(job: DedupJob) -> None:
+    """What was read before is new."""
+    State.ledger = lambda *_: file_table({name: [] for name in ("path", "bytes", "mtime_ns", "inode", "etag")})  # type: ignore[method-assign]
+
+
+def finishes_first(job: DedupJob) -> None:
+    """Done is said before it is so."""
+
+    def commit_(state: State, sink: Any, decision: Decision, step: Any = nullcontext) -> None:
+        with step("decide"):
+            state.decide(decision)
+        state.finish(decision.version)
+        with step("apply"):
+            sink.apply(decision)
+
+    run.commit = commit_  # type: ignore[assignment]
+
+
+def forgets_state(job: DedupJob) -> None:
+    """A damaged segment is taken for an empty one."""
+    real = judge.load_table
+
+    def load_table(store: Any, pieces: Any, policy: Any, **options: Any) -> StateTable:
+        try:
+            return real(store, pieces, policy, **options)
+        except SnapshotError:
+            return StateTable(policy, keep=options["keep"])
+
+    judge.load_table = load_table  # type: ignore[attr-defined]
+
+
+def syncs_nothing(job: DedupJob) -> None:
+    """All in order, and nothing durable."""
+    Disk.seal = lambda *_: None  # type: ignore[method-assign]
+
+
+def syncs_late(job: DedupJob) -> None:
+    """Contents are synced, names are not."""
+    real = Disk.seal
+    Disk.seal = lambda disk, path: None if path.is_dir() else real(disk, path)  # type: ignore[method-assign]
+
+
+def collects_all(job: DedupJob) -> None:
+    """Every file that tasks wrote is shown, whichever attempt it came from."""
+    real = RunFolders.collect
+
+    def collect(sink: RunFolders, folder: Path, winners: dict[str, str]) -> str:
+        prepared = real(sink, folder, winners)
+        for path in folder.glob("part-*.parquet"):
+            os.rename(path, sink.path / prepared / path.name)
+        return prepared
+
+    RunFolders.collect = collect  # type: ignore[method-assign]
+
+
+def looks_once(job: DedupJob) -> None:
+    """Nobody looks whether a file is still what the first pass read."""
+    write.unchanged = lambda *_: nullcontext()  # type: ignore[assignment]
+    write._check_footer = lambda *_: None  # type: ignore[assignment]
+
+
+def believes_exists(job: DedupJob) -> None:
+    """Any answer to a put but success means that another writer won."""
+
+    def put(store: stores.RemoteStore, name: str, data: bytes) -> bool:
+        try:
+            store._client.put(store._store, name, data, mode="create", use_multipart=False)
+        except Exception:
+            return False
+        return True
+
+    stores.RemoteStore.put = put  # type: ignore[method-assign]
+    stores.check_exclusion = lambda store: None
+
+
+def writes_in_place(job: DedupJob) -> None:
+    """A put is visible before it is whole."""
+
+    def put(disk: Disk, path: Path, data: bytes) -> bool:
+        if not path.exists():
+            disk.write(path, data)
+        return path.read_bytes() == data
+
+    Disk.put = put  # type: ignore[method-assign]
+
+
+def evicts_by_the_clock(job: DedupJob) -> None:
+    """Producers are forgotten by the time of the machine."""
+
+    def next_eviction(at: run.Run, found: Any) -> judge.Eviction:
+        at.clock_ms = time.time_ns() // 1_000_000
+        horizon = at.clock_ms - (job.max_idle_ms or 0)
+        return judge.Eviction(horizon_before=None, horizon_after=horizon)
+
+    run.Run.next_eviction = next_eviction  # type: ignore[method-assign]
+
+
+def keeps_silent(job: DedupJob) -> None:
+    """Suspected resets stop nobody."""
+    run.Run.check_resets = lambda *_: None  # type: ignore[method-assign]
+
+
+def leaves_rubbish(job: DedupJob) -> None:
+    """Recovery finishes what was decided, and cleans up nothing."""
+    State.collect_leftovers = lambda *_: None  # type: ignore[method-assign]
+    RunFolders.collect_garbage = lambda *_: None  # type: ignore[method-assign]
+
+
+def trusts_claims(job: DedupJob) -> None:
+    """The aligned plan keeps what its tasks wrote, whoever else has those rows."""
+    real = run.Run.judge
+
+    def judge_(at: run.Run, found: Any, reading: Any) -> Any:
+        judged = real(at, found, reading)
+        for shard in judged:
+            shard.counts = {"ACCEPTED": sum(shard.counts.values())}
+        return judged
+
+    run.Run.judge = judge_  # type: ignore[method-assign]
+
+
+def undoes_losses(job: DedupJob) -> None:
+    """A put whose outcome is unknown counts as lost, and what it names is removed."""
+    real = commit.commit
+
+    def commit_(state: State, sink: Any, decision: Decision, step: Any = nullcontext) -> None:
+        try:
+            real(state, sink, decision, step)
+        except OSError:
+            state.discard(decision.version, decision.attempt)
+            raise
+
+    run.commit = commit_  # type: ignore[assignment]
+
+
+MUTANTS: dict[str, Callable[[DedupJob], None]] = {
+    act.__name__: act
+    for act in (
+        relists,
+        copies_file_by_file,
+        zombie_overwrites,
+        drops_ledger,
+        finishes_first,
+        forgets_state,
+        syncs_nothing,
+        syncs_late,
+        collects_all,
+        looks_once,
+        believes_exists,
+        writes_in_place,
+        evicts_by_the_clock,
+        keeps_silent,
+        leaves_rubbish,
+        trusts_claims,
+        undoes_losses,
+    )
+}

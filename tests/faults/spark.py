@@ -1,0 +1,269 @@
+"""The same worlds with their tasks on Spark: drivers that are killed with their JVM, workers that die, tasks run twice.
+
+`python -m faults.spark` runs them all; with arguments it is one driver that dies. The twin runs on threads: what Spark
+leaves after a fault must be equal to what threads leave without.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fencepost.lake import plan, run
+
+from faults.cases import DECIDED, finish, prepare
+from faults.driver import Drive, count_calls
+from faults.world import Broken, World, check, demand, job, leftovers, visible
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+MODES = ("exits", "killed", "raises", "twice", "shot")
+"""How workers end: with their work done and not told, at a change to the disk, by an error, not at all but with the
+work done twice, and by SIGKILL from outside, whatever they do."""
+
+
+class Disturbed:
+    """A task that does not come to its end at its first attempt."""
+
+    def __init__(self, work: Callable[[Any], Any], mode: str, folder: Path) -> None:
+        self.work, self.mode, self.folder = work, mode, folder
+
+    def __call__(self, item: Any) -> Any:
+        from pyspark.taskcontext import TaskContext
+
+        context = TaskContext.get()
+        assert context is not None
+        is_first = context.attemptNumber() == 0
+        if is_first and self.mode != "shot":
+            (self.folder / f"{context.stageId()}-{context.partitionId()}").touch()
+        if is_first and self.mode == "killed":
+            count_calls(2 * (context.partitionId() % 3) + 2)
+        if is_first and self.mode == "shot":
+            time.sleep(0.3)  # a target
+        found = self.work(item)
+        if is_first and self.mode in ("exits", "killed"):
+            os._exit(1)
+        if is_first and self.mode == "raises":
+            raise OSError("once")
+        return self.work(item) if self.mode == "twice" else found
+
+
+class DisturbedEngine:
+    """SparkEngine, its tasks disturbed."""
+
+    name = "spark"
+    in_process = False
+
+    def __init__(self, spark: SparkSession, mode: str, folder: Path) -> None:
+        from fencepost_spark import SparkEngine
+
+        self.engine, self.mode, self.folder = SparkEngine(spark), mode, folder
+        self.slots = self.engine.slots
+
+    def run(
+        self,
+        stage: str,
+        work: Callable[[Any], Any],
+        items: Sequence[Any],
+        progress: Callable[[int, int], None] | None = None,
+    ) -> list[Any]:
+        return self.engine.run(stage, Disturbed(work, self.mode, self.folder), items, progress)
+
+
+@contextmanager
+def small_tasks() -> Iterator[None]:
+    """A task a file, a task a shard, and none in the driver."""
+    before = plan.TASK_BYTES, run.DRIVER_RUNS_MAX, run.groups_of_shards
+    plan.TASK_BYTES, run.DRIVER_RUNS_MAX = 1, -1
+    run.groups_of_shards = lambda runs, *_: [(at, at + 1) for at in range(len(runs))]  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        plan.TASK_BYTES, run.DRIVER_RUNS_MAX, run.groups_of_shards = before
+
+
+def disturbed_workers(root: Path, spark: SparkSession, mode: str, chosen: str | None = None, mutant: str = "") -> None:
+    """Workers die or work twice: files and segments are those of the twin."""
+    from faults.mutants import MUTANTS
+
+    drive = Drive(options={"plan": chosen})
+    world = prepare(root, drive, "whole" if chosen == "aligned" else "mixed")
+    marks = root / "disturbed"
+    marks.mkdir()
+    with small_tasks(), shooting(spark, marks) if mode == "shot" else small_tasks():
+        made = job(world, {"shards": 4} | drive.options, engine=DisturbedEngine(spark, mode, marks))
+        if mutant:
+            MUTANTS[mutant](made)
+        report = made.run()
+    demand(report.version == 2 and report.engine == "spark", f"version {report.version}, engine {report.engine}")
+    demand(len(list(marks.iterdir())) >= (1 if mode == "shot" else 3), "no task was disturbed")
+    finish(world, drive)
+
+
+@contextmanager
+def shooting(spark: SparkSession, marks: Path) -> Iterator[None]:
+    """Now and then a Python worker of this session is killed."""
+    is_over = threading.Event()
+    gateway: Any = spark.sparkContext._gateway
+    jvm = gateway.proc.pid
+
+    def shoot() -> None:
+        while not is_over.wait(1.0) and len(list(marks.iterdir())) < 3:
+            for pid in _workers_of(jvm)[:1]:
+                (marks / f"{pid}").touch()
+                os.kill(pid, signal.SIGKILL)
+
+    shooter = threading.Thread(target=shoot)
+    shooter.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        shooter.join()
+
+
+def _workers_of(jvm: int) -> list[int]:
+    """The workers that the daemon of this JVM has forked."""
+    parents = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parents[int(path.parent.name)] = int(path.read_text().rpartition(")")[2].split()[1])
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+    daemons = {pid for pid, parent in parents.items() if parent == jvm}
+    return [pid for pid, parent in parents.items() if parent in daemons]
+
+
+def killed_driver(root: Path, step: str, moment: str, chosen: str | None = None, then: str = "add") -> None:
+    """The driver is killed; its JVM goes with it, its workers when they please; the next run goes on."""
+    drive = Drive(options={"plan": chosen})
+    world = prepare(root, drive, "whole" if chosen == "aligned" else "mixed")
+    before = visible(world)
+    command = [sys.executable, "-m", "faults.spark", "--die", str(root), chosen or "", step, moment]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    demand(done.returncode == -signal.SIGKILL, f"not killed: {done.returncode}, {done.stderr[-2000:]}")
+    is_decided = world.decided() == 2
+    demand(is_decided == ((step, moment) in DECIDED), f"decided: {is_decided}")
+    demand(is_decided or visible(world) == before, "what others see has changed before anything was decided")
+    world.change(then, 77)
+    found = finish(world, drive)
+    wanted = (2,) if is_decided and (step, moment) != ("finish", "after") else ()
+    demand(found[0].recovered == wanted, f"recovered {found[0].recovered}, {wanted} was expected")
+
+
+def goes_on_elsewhere(root: Path, spark: SparkSession) -> None:
+    """A driver with threads dies after Decide; one on Spark finishes and goes on."""
+    from fencepost_spark import SparkEngine
+
+    from faults.driver import go
+
+    drive = Drive()
+    world = prepare(root, drive)
+    demand(go(world, Drive(at=("apply", "before"), act="kill")).kind == "killed", "not killed")
+    world.change("overwrite", 78)
+    with small_tasks():
+        report = job(world, {"shards": 4}, engine=SparkEngine(spark)).run()
+        demand((report.recovered, report.version) == ((2,), 3), f"{report.recovered}, {report.version}")
+        demand(job(world, {"shards": 4}, engine=SparkEngine(spark)).run().version is None, "always something new")
+    check(world, {})
+    demand(not leftovers(world), f"left over: {leftovers(world)}")
+
+
+KILLS = (
+    ("scan", "after", "interval", "add"),
+    ("judge", "after", "interval", "overwrite"),
+    ("write", "after", "interval", "delete"),
+    ("decide", "before", "interval", "swap"),
+    ("decide", "after", "row", "add"),
+    ("apply", "after", "interval", "delete"),
+    ("finish", "before", "aligned", "rewrite"),
+)
+
+
+def session(folder: Path) -> SparkSession:
+    from pyspark.sql import SparkSession
+
+    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    settings = {
+        "spark.ui.enabled": "false",
+        "spark.driver.memory": "1g",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.host": "127.0.0.1",
+        "spark.local.dir": str(folder / "local"),
+        "spark.sql.warehouse.dir": str(folder / "warehouse"),
+        "spark.log.level": "OFF",
+    }
+    builder = SparkSession.builder.master("local[2,4]").appName("fencepost faults")
+    for name, value in settings.items():
+        builder = builder.config(name, value)
+    return builder.getOrCreate()
+
+
+def die(root: str, chosen: str, step: str, moment: str) -> None:
+    """A driver on Spark that kills itself."""
+    from fencepost_spark import SparkEngine
+
+    def progress(at: str, done: int, total: int) -> None:
+        if at == step and (done == total if moment == "after" else done == 0):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    with tempfile.TemporaryDirectory() as folder, small_tasks():
+        spark = session(Path(folder))
+        options = {"shards": 4, "plan": chosen or None}
+        job(World(Path(root)), options, engine=SparkEngine(spark)).run(progress)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--die", nargs=4)
+    given = parser.parse_args()
+    if given.die:
+        die(*given.die)
+        return 0
+    top, began, counts, failed = Path(tempfile.mkdtemp(prefix="faults-spark-")), time.monotonic(), Counter(), 0
+
+    def attempt(kind: str, name: str, act: Callable[[], None]) -> None:
+        nonlocal failed
+        try:
+            act()
+            counts[kind] += 1
+        except Exception as error:
+            failed += 1
+            told = str(error) if isinstance(error, Broken) else traceback.format_exc()
+            print(f"FAILED Spark: {kind} {name}\n       {told[:2000]}", flush=True)
+
+    for at, facts in enumerate(KILLS):
+        attempt("driver killed", " ".join(facts), lambda at=at, facts=facts: killed_driver(top / f"k{at}", *facts))
+    spark = session(top)
+    for mode in MODES:
+        for chosen in ("interval", "row", "aligned"):
+            root = top / f"{mode}-{chosen}"
+            attempt(
+                f"workers: {mode}", chosen, lambda root=root, it=(mode, chosen): disturbed_workers(root, spark, *it)
+            )
+    attempt("driver killed", "and gone on", lambda: goes_on_elsewhere(top / "elsewhere", spark))
+    spark.stop()
+    shutil.rmtree(top, ignore_errors=True)
+    listed = ", ".join(f"{count} {kind}" for kind, count in counts.items())
+    print(
+        f"Spark: {sum(counts.values())} runs as they should ({listed}), {failed} not; {time.monotonic() - began:.0f} s"
+    )
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
