@@ -152,7 +152,6 @@ def test_only_rubbish_is_collected(tmp_path: Path) -> None:
     path, sink = tmp_path / "state", tmp_path / "sink"
     before = hashes(tmp_path)
     rubbish = [
-        path / "scratch" / "2-dead" / "x.arrow",
         path / "segments" / "1" / "dead" / "x.state",
         path / "segments" / "2" / "dead" / "x.state",
         path / "body" / "2-dead.json",
@@ -163,7 +162,6 @@ def test_only_rubbish_is_collected(tmp_path: Path) -> None:
         sink / "_fencepost.json.dead.tmp",
     ]
     at_work = [
-        path / "scratch" / "3-alive" / "x.arrow",
         path / "segments" / "3" / "alive" / "x.state",
         path / "body" / "3-alive.json",
         path / "log" / "3.json.alive.tmp",

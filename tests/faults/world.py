@@ -225,7 +225,7 @@ def leftovers(world: World, opened: state.State | None = None) -> list[str]:
         decision = opened.version(version)
         named |= {f"log/{version}.json", f"done/{version}", *decision.files()}
         named |= {str(fields_from_json(opened.store.read(f"log/{version}.json"), "").get("body"))}
-    names = {name for top in ("log", "done", "body", "segments", "scratch", "probe") for name in opened.store.list(top)}
+    names = {name for top in ("log", "done", "body", "segments", "probe") for name in opened.store.list(top)}
     names |= {path.relative_to(world.sink).as_posix() for path in world.sink.rglob("*") if path.is_file()}
     names |= {path.relative_to(world.sink).as_posix() for path in world.sink.glob("_prepare/*")}
     names |= {path.name for path in world.state.glob("*.*") if path.name != "state.json"}

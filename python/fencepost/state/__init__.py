@@ -8,7 +8,6 @@ A state, in a local folder or an object store; docs/state-format.md says what ea
     done/<n>                                 "applied" or "abandoned", put once decision n is over; n may be built upon
     segments/<n>/<attempt>/<task>.state      snapshots and deltas of the shards that version n touched, one file a task
     segments/<n>/<attempt>/ledger-<x>.arrow  which inputs version n read, and those of some versions before
-    scratch/<n>-<attempt>/                   what tasks of a running job hand to each other
 
 A run *prepares* (files that nothing refers to), *decides* (one put-if-absent), *applies* (an idempotent redo against
 the sink that never reads the source) and *finishes* (`commit.py`). Whoever comes next first finishes what was decided.

@@ -284,8 +284,7 @@ class State:
 
     def discard(self, version: int, attempt: str) -> None:
         """Remove what an attempt that was not decided has prepared here: nothing refers to it."""
-        for prefix in (segments_folder(version, attempt), scratch_folder(version, attempt)):
-            self.store.clear(prefix)
+        self.store.clear(segments_folder(version, attempt))
 
     def collect_leftovers(self) -> None:
         """Remove what crashed and beaten attempts left of the two newest versions that are done. Later ones may be at
@@ -320,10 +319,6 @@ class State:
 
     def orphans(self, versions: range) -> Iterator[str]:
         """What was left of versions that are done."""
-        for name in self.store.list("scratch"):
-            match = re.match(r"scratch/(\d+)-\w+/", name)
-            if match and int(match[1]) < versions.stop:
-                yield name
         for folder in ("log", "done", "body"):
             for name in self.store.list(folder):
                 match = re.match(rf"{folder}/(\d+).*{re.escape(TEMPORARY)}$", name)
@@ -415,8 +410,3 @@ class State:
         if expected is not None and sha256(data) != expected:
             raise self._damaged(name, f"its SHA-256 is {sha256(data)}, decided was {expected}")
         return data
-
-
-def scratch_folder(version: int, attempt: str) -> str:
-    """Where an attempt at a version puts what only its own tasks read, relative to the state."""
-    return f"scratch/{version}-{attempt}"
