@@ -6,7 +6,7 @@
     run=<n>/_missing/part-00000.parquet                      what changed in the list of missing ranges
     run=<n>/_empty             of a version without output
     run=<n>/_abandoned         of a version that will never be shown
-    _prepare/<n>-<attempt>/    what tasks of a running job write, and hand to each other; readers ignore names that begin with `_`
+    _prepare/<n>-<attempt>/    what tasks of a running job write and hand on; readers ignore names that begin with `_`
 
 A run's files are prepared in the same file system, so that one rename shows them all. The folder of a version is never
 empty: a rename replaces an empty folder, and nothing may take the place of a version that is applied or abandoned.
