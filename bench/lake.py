@@ -7,6 +7,7 @@ the output after every round. Run it with `python bench/run.py --lake`.
 from __future__ import annotations
 
 import dataclasses
+import pickle
 import shutil
 import statistics
 from dataclasses import dataclass
@@ -20,6 +21,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from fencepost import state as fencepost_state
 from fencepost.lake import DedupJob, LocalEngine, audit
+from fencepost.lake.judge import Judged, JudgeItem
+from fencepost.lake.scan import Exchange, ScanItem, Scanned
+from fencepost.lake.write import WriteItem, Written
+from fencepost.state.decision import Piece, Shard
 
 from bench.measure import Contestant, alternate, tell, write_part
 from bench.spark import COLUMNS, DATA, DROP_DUPLICATES, THREADS, Answer, _session, _settle, _take_answer
@@ -296,6 +301,74 @@ def _run_again(scratch: Path, name: str, shards: int, rows: int) -> float:
             file.unlink()
         state.rollback(1)
     return seconds
+
+
+class Simulated:
+    """Runs no task: gives the results that tasks over large files would give, and makes the files that are renamed."""
+
+    name = "simulated"
+    slots = 64
+    in_process = False
+
+    def __init__(self, files: int, rows: int, runs: int) -> None:
+        """`rows`, `runs`: of each file."""
+        self.rows, self.runs, self.all_rows = rows, runs, files * rows
+
+    def run(self, stage: str, work: Any, items: Any, progress: Any = None) -> list[Any]:
+        path = work.args[1]
+        return [(0.0, getattr(self, stage)(_item(path, place))) for place in items]
+
+    def scan(self, item: ScanItem) -> Scanned:
+        count, shards = len(item.files), item.reading.shards
+        found = Scanned(item.first, files=item.files, status=["read"] * count, reason=[""] * count)
+        found.rows, found.untracked, found.footer_crc = [self.rows] * count, [0] * count, [7] * count
+        of_shard = np.full(shards, count * self.rows // shards)
+        runs = np.full(shards, count * self.runs // shards)
+        schema = pa.schema([("pid", pa.int64())])
+        found.exchanges = [
+            Exchange(
+                path=f"{item.folder}/{item.first}", schema=schema, shards=np.arange(shards), runs=runs, rows=of_shard
+            )
+        ]
+        return found
+
+    def judge(self, item: JudgeItem) -> Judged:
+        shards = np.unique(item.parts.shard).tolist()
+        piece = Piece("segments/1/simulated", 0, 1 << 20, "0" * 64)
+        after = [Shard(shard=shard, entries=25_000, positions=1, pieces=(piece,)) for shard in shards]
+        rows = self.all_rows * len(shards) // item.reading.shards
+        return Judged(shards=after, counts={"ACCEPTED": rows})
+
+    def write(self, item: WriteItem) -> Written:
+        count = len(item.files)
+        paths = [f"{item.folder}/{item.first + place}.parquet" for place in range(count)]
+        for path in paths:
+            open(path, "xb").close()
+        return Written(paths=paths, rows=item.rows, bytes=[0] * count, footer_crc=[7] * count)
+
+
+def _item(path: str, place: tuple[int, int]) -> Any:
+    with open(path, "rb") as file:
+        file.seek(place[0])
+        return pickle.loads(file.read(place[1]))
+
+
+def driver(files: int = 100_000, shards: int = 4_096, data: Path = DATA) -> dict[str, Any]:
+    """What the driver does beside its tasks for many files and shards: the real code, simulated results."""
+    place = data / "driver"
+    shutil.rmtree(place, ignore_errors=True)
+    for number in range(files):
+        folder = place / "source" / f"day={number // 1_000:03}"
+        if number % 1_000 == 0:
+            folder.mkdir(parents=True)
+        (folder / f"{number:06}.parquet").touch()
+    engine = Simulated(files, rows=shards * 256, runs=shards * 8)
+    job = DedupJob(place / "source", place / "state", place / "sink", engine=engine, shards=shards, sync=False)
+    report = job.run()
+    tell(f"{files:,} files, {shards:,} shards: driver {report.driver_seconds:.2f} s; {report.seconds}")
+    assert report.kept == report.rows == files * engine.rows
+    shutil.rmtree(place)
+    return {"files": files, "shards": shards, "driver_seconds": report.driver_seconds, "seconds": report.seconds}
 
 
 if __name__ == "__main__":

@@ -378,6 +378,16 @@ def test_columns_in_the_names_of_folders(tmp_path: Path) -> None:
         assert (root / "sink/run=1/day=1/partition=0/part-00000.parquet").exists()
 
 
+def test_outputs_in_folders_are_seen_by_a_rollback(tmp_path: Path) -> None:
+    land(tmp_path / "source" / "day=1", "a.parquet", make_rows(1))
+    make_job(tmp_path).run()
+    with pytest.raises(fp.SinkError, match="their rows are still in the sink"):
+        state.open(tmp_path / "state").rollback(0)
+    (tmp_path / "sink/run=1/day=1/part-00000.parquet").unlink()
+    state.open(tmp_path / "state").rollback(0)
+    assert make_job(tmp_path).run().files == 1
+
+
 def test_a_column_of_some_folders_only(tmp_path: Path) -> None:
     rows = make_rows(1).drop_columns(["partition"])
     land(tmp_path / "source" / "partition=0", "a.parquet", rows)

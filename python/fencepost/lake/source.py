@@ -101,11 +101,13 @@ def _walk(folder: str, prefix: str) -> Iterator[tuple[str, os.stat_result]]:
 
 def hive_folders(path: str) -> str:
     """The part of a relative path that says something of the rows: `day=1/`, with its subfolders."""
-    return "".join(match[0] for match in HIVE.finditer(path))
+    return "".join(match[0] for match in HIVE.finditer(path)) if "=" in path else ""
 
 
 def hive_values(path: str) -> dict[str, str | None]:
     """Column to value, as the folders of a relative path say."""
+    if "=" not in path:
+        return {}
     found = {unquote(name): unquote(value) for name, value in HIVE.findall(path)}
     return {name: None if value == HIVE_NULL else value for name, value in found.items()}
 
@@ -115,7 +117,10 @@ def constants_of(files: Files, names: Sequence[str]) -> list[Constants]:
 
     Numbers where the folders of all files give numbers, else text, so that no two files disagree about a type.
     """
-    values = [hive_values(path) for path in files.paths]
+    of_folder: dict[str, dict[str, str | None]] = {}  # many files share one
+    for folder in {path.rpartition("/")[0] for path in files.paths}:
+        of_folder[folder] = hive_values(f"{folder}/")
+    values = [of_folder[path.rpartition("/")[0]] for path in files.paths]
     wanted = [name for name in names if any(name in of_file for of_file in values)]
     for name in wanted:
         place = next((at for at, of_file in enumerate(values) if name not in of_file), None)

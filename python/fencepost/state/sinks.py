@@ -89,13 +89,14 @@ class RunFolders:
         """
         prepared = folder / "run"
         self.disk.make_folder(prepared, self.path)
-        folders = {(prepared / name).parent for name in winners}
-        for subfolder in sorted(folders - {prepared}):
-            self.disk.make_folder(subfolder, prepared)
+        folders = {name.rpartition("/")[0] for name in winners} - {""}
+        for subfolder in sorted(folders):
+            self.disk.make_folder(prepared / subfolder, prepared)
+        root = str(prepared)
         for name, path in winners.items():
-            os.rename(path, prepared / name)
-        for subfolder in folders | {prepared}:
-            self.disk.seal(subfolder)
+            os.rename(path, f"{root}/{name}")
+        for subfolder in folders | {""}:
+            self.disk.seal(prepared / subfolder)
         return prepared.relative_to(self.path).as_posix()
 
     def apply(self, decision: Decision) -> str:
@@ -139,9 +140,7 @@ class RunFolders:
 
     def shown(self, decision: Decision) -> int:
         """See `Sink`."""
-        target = self._target(decision)
-        names = {entry.name for entry in os.scandir(target)} if target.is_dir() else set()
-        return len(names.intersection(decision.outputs.name))
+        return len(_sizes(self._target(decision)).keys() & set(decision.outputs.name))
 
     def collect_garbage(self, done: int) -> None:
         """Remove what attempts at versions that are done have left."""
@@ -182,11 +181,27 @@ class RunFolders:
 
     @staticmethod
     def _holds(target: Path, decision: Decision) -> bool:
-        if not target.is_dir():
-            return False
-        found = {
-            path.relative_to(target).as_posix(): path.stat().st_size for path in target.rglob("*") if path.is_file()
-        }
         outputs, sides = decision.outputs, decision.side_files
         wanted = dict(zip([*outputs.name, *sides.name], [*outputs.bytes, *sides.bytes], strict=True))
-        return found == (wanted if decision.prepared is not None else {EMPTY_NAME: 0})
+        return _sizes(target) == (wanted if decision.prepared is not None else {EMPTY_NAME: 0})
+
+
+def _sizes(folder: Path) -> dict[str, int]:
+    """The bytes of every file beneath a folder, by its name within; nothing where there is no folder.
+
+    No path objects: a version may have 100 000 files.
+    """
+    found: dict[str, int] = {}
+    subfolders = [""]
+    while subfolders:
+        inside = subfolders.pop()
+        try:
+            with os.scandir(f"{folder}/{inside}") as entries:
+                for entry in entries:
+                    if entry.is_dir(follow_symlinks=False):
+                        subfolders.append(f"{inside}{entry.name}/")
+                    else:
+                        found[f"{inside}{entry.name}"] = entry.stat().st_size
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+    return found
