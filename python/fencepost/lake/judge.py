@@ -21,6 +21,7 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 
 from fencepost import StateTable, Verdict
 from fencepost.lake.changelog import changes, numbered
+from fencepost.lake.order import calm_order
 from fencepost.lake.scan import FILE, LENGTH, ROW, Reading
 from fencepost.state.decision import Shard
 from fencepost.state.segments import SegmentWriter, advance, load_table
@@ -133,6 +134,8 @@ def _judge_shard(
     _evict(table, item.eviction.horizon_before)  # what was forgotten since this shard was last looked at
     positions = table.positions
     ages = _ages(table) if reading.timestamp else None
+    order = None if reading.order_by else calm_order(lines, table)
+    lines = lines if order is None else lines.take(pa.array(order))
     verdicts = table.apply_runs(lines, LENGTH, reading.policy.columns)
     counts = {verdict.name: count for verdict, count in verdicts.counts.items() if count}
     _check_growth(table, shard, table.positions - positions, counts.get(Verdict.ACCEPTED.name, 0))

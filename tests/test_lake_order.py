@@ -1,0 +1,108 @@
+"""The order in which runs are judged changes nothing but what it costs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import fencepost as fp
+import numpy as np
+import pyarrow as pa
+import pytest
+from fencepost.lake.judge import row_losers, sorted_losers
+from fencepost.lake.order import calm_order
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+
+def make_runs(seed: int, count: int, seqs: int, epochs: int, length: int) -> pa.Table:
+    """Runs of a few keys in the order of files and rows, many of which overlap."""
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(1, length + 1, count)
+    columns = {
+        "pid": rng.integers(0, 3, count),
+        "epoch": rng.integers(0, epochs, count).astype(np.int16),
+        "partition": rng.integers(0, 2, count).astype(np.int32),
+        "seq": rng.integers(0, seqs, count).astype(np.int32),
+        "_length": lengths.astype(np.uint32),
+        "_file": np.sort(rng.integers(0, 4, count)).astype(np.uint32),
+    }
+    rows = np.zeros(count, np.int64)
+    for file in range(4):
+        of_file = columns["_file"] == file
+        rows[of_file] = np.cumsum(lengths[of_file]) - lengths[of_file]
+    return pa.table(columns | {"_row": rows.astype(np.uint64)})
+
+
+def judged(table: fp.StateTable, runs: pa.Table) -> dict[str, Any]:
+    """All that a judging task makes of verdicts."""
+    verdicts = table.apply_runs(runs)
+    codes = np.asarray(pa.array(verdicts.verdict))
+    return {
+        "losers": sorted_losers([row_losers(runs, codes)]).to_pydict(),
+        "counts": verdicts.counts,
+        "missing": pa.table(verdicts.missing).to_pylist(),
+        "stale": pa.table(verdicts.stale).to_pylist(),
+        "stale_epoch": verdicts.stale_epoch,
+        "border": verdicts.border,
+        "state": table.snapshot(),
+    }
+
+
+@settings(deadline=None, max_examples=300)
+@given(
+    st.integers(0, 10_000),
+    st.integers(1, 120),
+    st.sampled_from([5, 60, 2_000]),
+    st.integers(1, 3),
+    st.sampled_from([1, 2, 9]),
+    st.sampled_from([{}, {"first": "zero"}, {"epochs": "ignore"}, {"gaps": "normal"}, {"wrap": None}]),
+)
+def test_nothing_depends_on_it(
+    seed: int, count: int, seqs: int, epochs: int, length: int, fields: dict[str, Any]
+) -> None:
+    policy = fp.Policy.any_order().replace(**fields)
+    runs = make_runs(seed, count, seqs, epochs, length)
+    if "epochs" in fields:
+        policy = policy.replace(columns=fp.Columns(epoch=None))
+        runs = runs.drop_columns(["epoch"])
+    order = calm_order(runs, fp.StateTable(policy))
+    assert order is not None
+    assert sorted(order.tolist()) == list(range(count))
+    assert judged(fp.StateTable(policy), runs.take(pa.array(order))) == judged(fp.StateTable(policy), runs)
+
+
+def test_an_order_of_rows_alone_leaves_no_holes() -> None:
+    runs = make_runs(1, 5_000, 400, 1, 1)
+    order = calm_order(runs, fp.StateTable("any_order"))
+    assert order is not None
+    seq, key = (runs[name].to_numpy()[order] for name in ("seq", "pid"))
+    assert (np.diff(seq)[np.diff(key) == 0] >= 0).mean() > 0.99
+
+
+@pytest.mark.parametrize(
+    ("policy", "change"),
+    [
+        (fp.Policy.in_order(), {}),
+        (fp.Policy.any_order().replace(epochs="fence"), {}),
+        (fp.Policy.any_order().replace(max_jump=10), {}),
+        (fp.Policy.any_order().replace(reach=10), {}),
+        (fp.Policy.any_order().replace(wrap=1_000), {}),
+        (fp.Policy.any_order(), {"pid": pa.array(["a"] * 50)}),
+        (
+            fp.Policy.any_order().replace(wrap=None),
+            {"seq": pa.array([2**62 - 1] * 50), "pid": pa.array([0] * 49 + [9])},
+        ),
+    ],
+)
+def test_where_the_order_may_matter_it_stays(policy: fp.Policy, change: dict[str, pa.Array]) -> None:
+    runs = make_runs(1, 50, 900, 1, 9)
+    for name, values in change.items():
+        runs = runs.set_column(runs.schema.get_field_index(name), name, values)
+    assert calm_order(runs, fp.StateTable(policy)) is None
+
+
+def test_a_table_that_knows_something_keeps_the_order() -> None:
+    table = fp.StateTable("any_order")
+    table.apply_runs(make_runs(1, 5, 100, 1, 1))
+    assert calm_order(make_runs(2, 50, 100, 1, 1), table) is None
+    assert calm_order(make_runs(2, 50, 100, 1, 1), fp.StateTable("any_order", keep=("timestamp",))) is None
