@@ -86,7 +86,7 @@ pub fn seal(bytes: &[u8]) -> Vec<u8> {
         }
         let length = u64::from_le_bytes(length.try_into().expect("eight bytes"));
         let Some(end) = usize::try_from(length).ok().and_then(|length| (at + 8).checked_add(length)) else { break };
-        let (Some(frame), true) = (bytes.get(at..end), end + 4 <= bytes.len()) else { break };
+        let (Some(frame), true) = (bytes.get(at..end), end <= bytes.len().saturating_sub(4)) else { break };
         checksum.update(frame);
         sealed[end..end + 4].copy_from_slice(&checksum.clone().finalize().to_le_bytes());
         at = end + 4;
