@@ -1,7 +1,8 @@
 """Jobs over files: each identity once, Parquet to Parquet, by where the repeats lie and how producers' rows are spread.
 
 `dropDuplicates` to Parquet is what everything is compared with. An answer is (rows, sum of their sequences), read from
-the output after every round. Run it with `python bench/run.py --lake`.
+the output after every round. Not part of `bench/run.py`
+yet: `python -m bench.lake ROWS ROUNDS OUT.json`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Jobs over files: read what is new, judge it against the state, write what is kept, exactly once whatever dies.
 
-Needs `fencepost[lake]` (pyarrow, numpy). The steps of a run are in `job`; what tasks do is in `scan`, `judge` and
-`write`; how a run commits is in `fencepost.state`. `audit` looks at files and writes nothing.
+Needs `fencepost[lake]` (pyarrow, numpy). The steps of a run are in `run`; what tasks do is in `scan`, `judge`,
+`write` and `aligned`; how a run commits is in `fencepost.state`. `audit` looks at files and writes nothing.
 """
 
 from fencepost.lake.auditing import audit

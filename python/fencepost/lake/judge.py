@@ -68,8 +68,6 @@ class JudgeItem:
     version: int
     attempt: str
     scratch: str
-    are_claims: bool = False
-    """The lines stand for what other tasks have kept already, and not for rows of the source."""
 
 
 @dataclass(kw_only=True)
