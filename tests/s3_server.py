@@ -1,21 +1,15 @@
-"""An S3 server for tests, and a proxy in front of it that lies as real networks and stores do."""
+"""An S3 server for tests."""
 
 from __future__ import annotations
 
 import http.client
 import logging
-import random
-import threading
-import time
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from moto.server import ThreadedMotoServer
 
 BUCKET = "bucket"
-LIES = ("503 after", "503 before", "409", "dropped after", "dropped before", "late", "late and dropped")
 
 
 @contextmanager
@@ -33,80 +27,3 @@ def serve_s3() -> Iterator[str]:
         yield f"http://{host}:{port}"
     finally:
         server.stop()
-
-
-class Liar:
-    """A proxy. `lies`: what it may do to conditional puts, drawn by `seed`, as often as the truth."""
-
-    def __init__(self, endpoint: str, lies: tuple[str, ...], seed: int = 0, share: float = 0.5) -> None:
-        self.target = endpoint.removeprefix("http://")
-        self.lies, self.share = lies, share
-        self.told: Counter[str] = Counter()
-        self._random = random.Random(seed)
-        self._lock = threading.Lock()
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
-        self.server.daemon_threads = True
-        self.endpoint = f"http://127.0.0.1:{self.server.server_port}"
-
-    def __enter__(self) -> Liar:
-        threading.Thread(target=self.server.serve_forever, args=(0.01,), daemon=True).start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.server.shutdown()
-        self.server.server_close()
-
-    def lie(self, is_conditional: bool) -> str:
-        with self._lock:
-            told = is_conditional and self.lies and self._random.random() < self.share
-            lie = self._random.choice(self.lies) if told else "truth"
-            self.told[lie] += 1
-            return lie
-
-    def _handler(liar) -> type[BaseHTTPRequestHandler]:
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def pass_on(self) -> None:
-                body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-                lie = liar.lie(self.command == "PUT" and "If-None-Match" in self.headers)
-                if lie == "dropped before":
-                    return self.drop()
-                if lie in ("409", "503 before"):
-                    return self.reply(int(lie[:3]), {}, b"")
-                if lie.startswith("late"):
-                    time.sleep(0.1)
-                headers = {name.lower(): value for name, value in self.headers.items()}
-                if lie == "ignored":
-                    del headers["if-none-match"]
-                connection = http.client.HTTPConnection(liar.target, timeout=20)
-                connection.request(self.command, self.path, body, headers)
-                response = connection.getresponse()
-                data, found = response.read(), dict(response.getheaders())
-                connection.close()
-                if lie in ("dropped after", "late and dropped"):
-                    return self.drop()
-                if lie == "503 after":
-                    return self.reply(503, {}, b"")
-                return self.reply(response.status, found, data)
-
-            def reply(self, status: int, headers: dict[str, str], data: bytes) -> None:
-                self.send_response(status)
-                for name, value in headers.items():
-                    if name.lower() not in ("content-length", "transfer-encoding", "connection", "server", "date"):
-                        self.send_header(name, value)
-                length = headers.get("Content-Length") if self.command == "HEAD" else None
-                self.send_header("Content-Length", length or str(len(data)))
-                self.end_headers()
-                self.wfile.write(data)
-
-            def drop(self) -> None:
-                self.close_connection = True
-                self.connection.close()
-
-            def log_message(self, *_: object) -> None:
-                pass
-
-            do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = pass_on
-
-        return Handler

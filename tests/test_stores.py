@@ -16,7 +16,8 @@ import fencepost as fp
 import pytest
 from fencepost.state import stores
 from fencepost.state.stores import LocalStore, MemoryStore, RemoteStore, Store, check_exclusion, open_store
-from s3_server import BUCKET, LIES, Liar, serve_s3
+from liar import LIES, Liar
+from s3_server import BUCKET, serve_s3
 
 
 @pytest.fixture(scope="module")
@@ -151,9 +152,7 @@ def test_one_writer_wins_under_all_lies(endpoint: str, seed: int) -> None:
 
 def test_a_reply_that_never_comes(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The put lands after its writer has given up waiting."""
-    import s3_server
-
-    monkeypatch.setattr(s3_server.time, "sleep", lambda seconds: threading.Event().wait(1.0))
+    monkeypatch.setattr("liar.time.sleep", lambda seconds: threading.Event().wait(1.0))
     with Liar(endpoint, ("late",), share=0.7) as liar:
         uri = f"s3://{BUCKET}/{uuid.uuid4().hex}"
         assert_one_wins([s3(liar.endpoint, uri, timeout="300ms") for _ in range(3)], "log/1.json")

@@ -21,6 +21,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 from fencepost import state
+from liar import LIES, Liar
 
 from faults import order, workers
 from faults.driver import Drive, Driver, Outcome, go, make_job, settle
@@ -491,7 +492,7 @@ def lying_store(
     root: Path, endpoint: str, lies: tuple[str, ...], seed: int, *, drivers: int = 1, die: str = "", **more: Any
 ) -> None:
     """The state in an object store behind a proxy that lies, one driver or several, one of them killed at a step."""
-    from s3_server import BUCKET, Liar
+    from s3_server import BUCKET
 
     server = {"region": "us-east-1", "access_key_id": "a", "secret_access_key": "b", "allow_http": True}
     world = World(root)
@@ -519,7 +520,7 @@ def lying_store(
 
 def careless_store(root: Path, endpoint: str) -> None:
     """A store that ignores conditions is refused before anything is decided."""
-    from s3_server import BUCKET, Liar
+    from s3_server import BUCKET
 
     world = World(root)
     world.land(1, 2)
@@ -643,8 +644,6 @@ def _all() -> dict[str, Case]:
     add("begun anew", topic_recreated)
     add("begun anew", evicted_and_replayed)
     add("begun anew", evicted_and_replayed, "row")
-    from s3_server import LIES
-
     for at, lie in enumerate(LIES):
         add("lying store", lying_store, (lie,), at, needs="s3")
     for seed, die in ((20, ""), (21, "apply"), (22, "finish")):
