@@ -152,9 +152,13 @@ def test_any_files_any_plan(tmp_path_factory: pytest.TempPathFactory, seed: int,
 
 
 def test_groups() -> None:
-    assert groups_of_files([]) == []
-    assert groups_of_files([1 << 30] * 3) == [(0, 1), (1, 2), (2, 3)]
-    many = groups_of_files([1] * 100_000)
+    assert groups_of_files([], 2) == []
+    assert groups_of_files([1 << 30] * 3, 2) == [(0, 1), (1, 2), (2, 3)]
+    # A task costs an engine something: there are no more than keep all slots busy, unless they get too large.
+    assert groups_of_files([100 << 20] * 20, 2) == [(first, first + 2) for first in range(0, 20, 2)]
+    assert groups_of_files([100 << 20] * 20, 64) == [(first, first + 1) for first in range(20)]
+    assert groups_of_files([1 << 20] * 20, 64) == [(0, 20)]
+    many = groups_of_files([1] * 100_000, 2)
     assert len(many) <= 1024
     assert [first for first, _ in many[1:]] == [end for _, end in many[:-1]]
     assert (many[0][0], many[-1][1]) == (0, 100_000)

@@ -269,7 +269,15 @@ def test_the_lake_knows_no_python_and_no_rules() -> None:
     assert found == {}
     manifest = crates()["fencepost-lake"]
     assert manifest["lints"]["rust"]["unsafe_code"] == "forbid"
-    assert manifest["dependencies"].keys() == {"arrow-array", "arrow-schema", "bytes", "crc32fast", "parquet"}
+    assert manifest["dependencies"].keys() == {
+        "arrow-array",
+        "arrow-schema",
+        "bytes",
+        "crc32fast",
+        "parquet",
+        "snap",
+        "zstd",
+    }
 
 
 def test_judges_share_no_code_with_what_they_judge() -> None:

@@ -222,6 +222,17 @@ def check_statistics(file: pq.ParquetFile) -> None:
             if column.statistics.has_min_max and pa.types.is_integer(values.type):
                 present = [it for it in values.to_pylist() if it is not None]
                 assert (column.statistics.min, column.statistics.max) == (min(present), max(present))
+            if column.statistics.has_min_max and (pa.types.is_string(values.type) or pa.types.is_binary(values.type)):
+                check_bounds(column.statistics, [it for it in values.to_pylist() if it is not None])
+
+
+def check_bounds(statistics: pq.Statistics, present: list[Any]) -> None:
+    """Of texts and byte strings: exact where they are short, else not on the wrong side and no longer than need be."""
+    in_bytes = [it.encode() if isinstance(it, str) else it for it in present]
+    least, greatest = min(in_bytes), max(in_bytes)
+    found = [it.encode() if isinstance(it, str) else it for it in (statistics.min, statistics.max)]
+    assert found[0] == least if len(least) <= 64 else least.startswith(found[0])
+    assert found[1] == greatest if len(greatest) <= 64 else found[1] >= greatest
 
 
 def footer_crc(path: Path) -> int:
@@ -449,6 +460,32 @@ def test_long_values_and_long_rows(tmp_path: Path) -> None:
     cut_out(source, target, lose(60, 17, 0.3))
     column = pq.ParquetFile(target).metadata.row_group(0).column(1)
     assert len(column.statistics.min) > 64
+
+
+@pytest.mark.parametrize("codec", ["NONE", "SNAPPY", "ZSTD"])
+@pytest.mark.parametrize("version", ["1.0", "2.0"])
+def test_pages_of_plain_texts_are_cut_where_they_are_full(codec: str, version: str, tmp_path: Path) -> None:
+    """Texts without a dictionary go from page to page in pieces: short ones, long ones, none, and in structs."""
+    source, target = tmp_path / "source.parquet", tmp_path / "target.parquet"
+    rng = random.Random(19)
+    table = pa.table(
+        {
+            "short": pa.array([rng.choice(["", "a", "ÿ", "z" * 70]) for _ in range(60_000)]),
+            "long": [rng.randbytes(rng.choice([0, 30, 300])) for _ in range(60_000)],
+            "rare": pa.array([rng.choice(["x", *[None] * 30]) for _ in range(60_000)], pa.string()),
+            "none": pa.nulls(60_000, pa.binary()),
+            "deep": [
+                rng.choice([None, {"a": None}, {"a": {"b": None}}, {"a": {"b": "𝄞" * 20}}]) for _ in range(60_000)
+            ],
+            "sorted": pa.array([f"{row:08}" * 9 for row in range(60_000)]).cast(pa.binary()),
+        }
+    )
+    table = table.cast(table.schema.set(1, table.schema.field(1).with_nullable(False)))
+    options = {"compression": codec, "data_page_version": version, "write_page_index": True}
+    pq.write_table(table, source, use_dictionary=False, row_group_size=45_000, **options)
+    cut_out(source, target, lose(60_000, 20, 0.2))
+    assert shape(target) == shape(source)
+    cut_out(target, tmp_path / "again.parquet", [False] * 20 + [True] * (pq.read_metadata(target).num_rows - 20))
 
 
 def test_a_large_dictionary_stays_one(tmp_path: Path) -> None:

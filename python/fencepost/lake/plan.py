@@ -30,8 +30,10 @@ SHARDS = 16
 """Into how many parts a new state is cut."""
 
 TASKS_MAX = 1024
-TASK_BYTES = 32 << 20
-"""Files go together in a task until they have so many bytes."""
+TASK_BYTES, TASK_BYTES_MAX = 32 << 20, 256 << 20
+"""Files go together in a task until they have so many bytes: the more, the fewer tasks an engine has to run."""
+TASKS_PER_SLOT = 2
+"""Tasks that every slot of an engine gets at least, so that none is left alone at the end."""
 FILE_BYTES = 256 << 10
 """What opening a file costs, in bytes that could be read meanwhile."""
 
@@ -45,17 +47,19 @@ FOOTERS_MAX = 256
 """Files up to which the driver looks at their statistics, to see whether they hold whole keys."""
 
 
-def groups_of_files(sizes: Sequence[int]) -> list[tuple[int, int]]:
+def groups_of_files(sizes: Sequence[int], slots: int) -> list[tuple[int, int]]:
     """(first, end) of the files that a task takes, from their bytes."""
     weights = np.asarray(sizes, np.int64) + FILE_BYTES
-    return list(_groups(weights, max(TASK_BYTES, int(weights.sum()) // TASKS_MAX)))
+    all_bytes = int(weights.sum())
+    bytes_ = min(TASK_BYTES_MAX, max(TASK_BYTES, all_bytes // (TASKS_PER_SLOT * slots)))
+    return list(_groups(weights, max(bytes_, all_bytes // TASKS_MAX)))
 
 
 def groups_of_shards(runs: Sequence[float], state_bytes: Sequence[int], slots: int) -> list[tuple[int, int]]:
     """(first, end) of the shards that a judging task takes, from their runs and the bytes of their states."""
     weights = np.asarray(runs) / JUDGE_RUNS + np.asarray(state_bytes) / JUDGE_STATE_BYTES
     # No task is so small that it costs more than it does, and none is left alone at the end if that can be helped.
-    return list(_groups(weights, max(0.05, min(1.0, weights.sum() / (2 * slots)))))
+    return list(_groups(weights, max(0.05, min(1.0, weights.sum() / (TASKS_PER_SLOT * slots)))))
 
 
 def _groups(weights: np.ndarray, target: float) -> Iterator[tuple[int, int]]:  # type: ignore[type-arg]

@@ -168,7 +168,7 @@ class Run:
                 reading=reading,
                 folder=str(self.folder),
             )
-            for first, end in groups_of_files(files.bytes)
+            for first, end in groups_of_files(files.bytes, job.engine.slots)
         ]
 
     # Prepare

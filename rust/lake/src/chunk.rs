@@ -4,6 +4,7 @@
 //! their levels. So no logical type and no nesting can come out as another.
 
 use crate::error::Fault;
+use crate::plain;
 use crate::read_at::Source;
 use parquet::basic::{Compression, Encoding, PageType, Type};
 use parquet::column::page::{PageReader, PageWriter};
@@ -27,7 +28,7 @@ const BATCH_ROWS: usize = 8192;
 /// And their bytes, about.
 const BATCH_BYTES: u64 = 8 << 20;
 
-type Outcome<T> = std::result::Result<T, Fault>;
+pub(crate) type Outcome<T> = std::result::Result<T, Fault>;
 
 /// A chunk of a column, the rows of it that stay, and what is written beside it.
 pub(crate) struct Rewriting<'a> {
@@ -44,6 +45,9 @@ impl Rewriting<'_> {
     /// Writes the rows that stay, as much like the source as can be.
     pub(crate) fn write(&self, pages: Box<dyn PageWriter + '_>) -> Outcome<ColumnCloseResult> {
         let form = Form::of(self).map_err(Fault::Source)?;
+        if let Some(source) = plain::open(self, &form).map_err(Fault::Source)? {
+            return plain::write(self, &form, source, pages);
+        }
         let properties = Arc::new(form.properties(self));
         let descriptor = self.column.column_descr_ptr();
         let reader = get_column_reader(descriptor.clone(), Box::new(self.pages().map_err(Fault::Source)?));
@@ -66,7 +70,7 @@ impl Rewriting<'_> {
         Ok(closed)
     }
 
-    fn pages(&self) -> Result<SerializedPageReader<Source>, ParquetError> {
+    pub(crate) fn pages(&self) -> Result<SerializedPageReader<Source>, ParquetError> {
         SerializedPageReader::new(Arc::new(self.source.clone()), self.column, self.rows as usize, None)
     }
 
@@ -117,7 +121,7 @@ impl Rewriting<'_> {
         ((BATCH_BYTES / row_bytes) as usize).clamp(1, BATCH_ROWS)
     }
 
-    fn too_few(&self) -> Fault {
+    pub(crate) fn too_few(&self) -> Fault {
         let name = self.column.column_path();
         Fault::Source(ParquetError::EOF(format!("column {name} has fewer rows than the {} of its group", self.rows)))
     }
@@ -150,15 +154,17 @@ impl<T: DataType> Batch<'_, T> {
 }
 
 /// How a chunk is encoded.
-struct Form {
-    version: WriterVersion,
-    has_dictionary: bool,
+pub(crate) struct Form {
+    pub(crate) version: WriterVersion,
+    pub(crate) has_dictionary: bool,
     /// Of data pages that have no dictionary.
-    encoding: Option<Encoding>,
+    pub(crate) encoding: Option<Encoding>,
     /// Whether every data page is known to have one: it did not grow too large.
     is_dictionary_whole: bool,
-    statistics: EnabledStatistics,
-    has_no_bounds: bool,
+    pub(crate) statistics: EnabledStatistics,
+    pub(crate) has_no_bounds: bool,
+    /// Whether bounds are told in full though they are longer than what writers cut them to.
+    pub(crate) has_long_bounds: bool,
 }
 
 impl Form {
@@ -206,6 +212,7 @@ impl Form {
             encoding: others.iter().copied().find(|&it| it != Encoding::PLAIN || is_plain),
             statistics,
             has_no_bounds,
+            has_long_bounds: is_long_and_exact(told),
         })
     }
 
@@ -223,7 +230,7 @@ impl Form {
             // What stays of a dictionary that was not too large for the source is not too large here.
             properties = properties.set_dictionary_page_size_limit(usize::MAX);
         }
-        if is_long_and_exact(column.statistics()) {
+        if self.has_long_bounds {
             properties = properties.set_statistics_truncate_length(None);
         }
         properties.build()
@@ -248,7 +255,6 @@ fn has_second_version(chunk: &Rewriting<'_>) -> Result<bool, ParquetError> {
     Ok(false)
 }
 
-/// Whether bounds are told in full though they are longer than what writers cut them to.
 fn is_long_and_exact(statistics: Option<&Statistics>) -> bool {
     let is_long = |bytes: Option<&[u8]>| bytes.is_some_and(|it| it.len() > 64);
     statistics.is_some_and(|it| {

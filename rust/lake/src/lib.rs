@@ -9,6 +9,8 @@ mod chunk;
 mod columns;
 mod error;
 mod file;
+mod levels;
+mod plain;
 mod ranges;
 mod read_at;
 mod rewrite;

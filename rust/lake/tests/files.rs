@@ -3,11 +3,14 @@
 #![expect(clippy::unwrap_used, reason = "tests")]
 
 use fencepost_lake::{Columns, Error, ParquetFile, ReadAt, RowRanges, rewrite};
-use parquet::basic::Compression;
+use parquet::basic::{BoundaryOrder, Compression, Encoding, ZstdLevel};
 use parquet::column::writer::ColumnWriter;
 use parquet::data_type::{ByteArray, FixedLenByteArray, Int96};
+use parquet::file::metadata::{PageIndexPolicy, ParquetMetaData};
+use parquet::file::page_index::column_index::ColumnIndexMetaData;
 use parquet::file::properties::{EnabledStatistics, WriterProperties, WriterVersion};
 use parquet::file::reader::{FileReader, SerializedFileReader};
+use parquet::file::serialized_reader::ReadOptionsBuilder;
 use parquet::file::writer::SerializedFileWriter;
 use parquet::schema::parser::parse_message_type;
 use std::fs::{self, File};
@@ -277,4 +280,105 @@ fn files_that_are_cut_short_or_damaged_are_errors() {
         failed += usize::from(read_columns(damaged).is_err());
     }
     assert!(failed > 300, "{failed} of {}", bytes.len());
+}
+
+const TEXTS: &str = "
+    message texts {
+        optional binary text (STRING);
+        required binary raw;
+        optional group deep { optional binary inner (STRING); }
+    }
+";
+
+/// Texts of rows; `longest`: of their characters.
+fn write_texts(path: &Path, rows: &[usize], longest: usize, properties: WriterProperties) {
+    let schema = Arc::new(parse_message_type(TEXTS).unwrap());
+    let mut writer = SerializedFileWriter::new(File::create(path).unwrap(), schema, Arc::new(properties)).unwrap();
+    let mut group = writer.next_row_group().unwrap();
+    let value = |row: &usize| ByteArray::from(format!("{row:06}{}", "é".repeat(row * 7 % longest)).as_str());
+    while let Some(mut column) = group.next_column().unwrap() {
+        let ColumnWriter::ByteArrayColumnWriter(it) = column.untyped() else { unreachable!("all are byte arrays") };
+        let highest = it.get_descriptor().max_def_level();
+        let level = |row: &usize| if row / 50 % 3 == 1 { (row % (highest as usize + 1)) as i16 } else { highest };
+        let levels: Vec<i16> = rows.iter().map(level).collect();
+        let present = rows.iter().zip(&levels).filter(|it| *it.1 == highest);
+        let values: Vec<ByteArray> = present.map(|it| value(it.0)).collect();
+        it.write_batch(&values, (highest > 0).then_some(&levels), None).unwrap();
+        column.close().unwrap();
+    }
+    group.close().unwrap();
+    writer.close().unwrap();
+}
+
+fn with_page_indexes(path: &Path) -> ParquetMetaData {
+    let options = ReadOptionsBuilder::new().with_page_index_policy(PageIndexPolicy::Required).build();
+    let file = SerializedFileReader::new_with_options(File::open(path).unwrap(), options).unwrap();
+    file.metadata().clone()
+}
+
+#[test]
+fn plain_texts_are_told_of_as_another_writer_would() {
+    let folder = Folder::new("texts");
+    let kept: Vec<usize> = (0..4000).filter(|row| row % 20 != 3 && row / 100 % 7 != 2).collect();
+    let lost: Vec<u64> = (0..4000).filter(|row| kept.binary_search(row).is_err()).map(|row| row as u64).collect();
+    for (version, codec, longest) in [
+        (WriterVersion::PARQUET_1_0, Compression::SNAPPY, 5),
+        (WriterVersion::PARQUET_1_0, Compression::UNCOMPRESSED, 90),
+        (WriterVersion::PARQUET_2_0, Compression::SNAPPY, 90),
+        (WriterVersion::PARQUET_2_0, Compression::UNCOMPRESSED, 5),
+        (WriterVersion::PARQUET_2_0, Compression::ZSTD(ZstdLevel::default()), 90),
+    ] {
+        let properties = || {
+            let builder = WriterProperties::builder().set_writer_version(version).set_compression(codec);
+            builder.set_dictionary_enabled(false).set_encoding(Encoding::PLAIN)
+        };
+        let [source, target, expected] = ["source", "target", "expected"].map(|name| folder.path(name));
+        let _ = fs::remove_file(&target);
+        write_texts(
+            &source,
+            &(0..4000).collect::<Vec<_>>(),
+            longest,
+            properties().set_data_page_row_count_limit(70).build(),
+        );
+        write_texts(&expected, &kept, longest, properties().build());
+        let ranges = RowRanges::new(&lost, &vec![1; lost.len()]).unwrap();
+        rewrite(&source, &target, &ranges, false, &mut || true).unwrap();
+        assert_eq!(rows(&target), rows(&expected));
+        let [found, expected] = [with_page_indexes(&target), with_page_indexes(&expected)];
+        assert_eq!(found.column_index(), expected.column_index(), "{version:?} {codec}");
+        let columns = |it: &ParquetMetaData| it.row_group(0).columns().to_vec();
+        for (found, expected) in columns(&found).iter().zip(&columns(&expected)) {
+            assert_eq!(found.statistics(), expected.statistics());
+            assert_eq!(found.page_encoding_stats(), expected.page_encoding_stats());
+            assert_eq!(found.encodings_mask(), expected.encodings_mask());
+            assert_eq!(found.num_values(), expected.num_values());
+            assert_eq!(found.definition_level_histogram(), expected.definition_level_histogram());
+            assert_eq!(found.unencoded_byte_array_data_bytes(), expected.unencoded_byte_array_data_bytes());
+        }
+    }
+}
+
+#[test]
+fn bounds_of_pages_hold_for_their_rows() {
+    let folder = Folder::new("pages");
+    let [source, target] = ["source", "target"].map(|name| folder.path(name));
+    let all: Vec<usize> = (0..100_000).collect();
+    let properties = WriterProperties::builder().set_dictionary_enabled(false).set_encoding(Encoding::PLAIN);
+    write_texts(&source, &all, 40, properties.set_compression(Compression::SNAPPY).build());
+    let lost: Vec<u64> = (0..10_000).map(|it| it * 10).collect();
+    let ranges = RowRanges::new(&lost, &vec![3; lost.len()]).unwrap();
+    rewrite(&source, &target, &ranges, false, &mut || true).unwrap();
+    let kept: Vec<usize> = all.into_iter().filter(|row| row % 10 > 2).collect();
+    let metadata = with_page_indexes(&target);
+    let (index, pages) = (&metadata.column_index().unwrap()[0][1], &metadata.offset_index().unwrap()[0][1]);
+    let ColumnIndexMetaData::BYTE_ARRAY(index) = index else { panic!("{index:?}") };
+    let starts: Vec<usize> = pages.page_locations().iter().map(|it| it.first_row_index as usize).collect();
+    assert!(starts.len() > 3, "{starts:?}");
+    for (page, &start) in starts.iter().enumerate() {
+        let end = starts.get(page + 1).copied().unwrap_or(kept.len());
+        let [least, greatest] = [kept[start], kept[end - 1]].map(|row| format!("{row:06}").into_bytes());
+        assert_eq!(index.min_value(page).unwrap()[..6], least);
+        assert_eq!(index.max_value(page).unwrap()[..6], greatest);
+    }
+    assert_eq!(index.boundary_order, BoundaryOrder::ASCENDING);
 }
