@@ -32,7 +32,7 @@ from fencepost.state.segments import CACHE
 
 from bench.lake import ONE_ROW, PARTITIONS, WIDE, Numbers, land
 from bench.measure import tell, write_part
-from bench.spark import DATA, session, settle
+from bench.spark import DATA, THREADS, session, settle
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -40,25 +40,31 @@ PAYLOAD_BYTES = 90
 SHARDS, DRIVER_SHARDS = 1_024, 4_096
 
 
-def costs(rows: int, rounds: int, data: Path = DATA, heap: str = "2g") -> dict[str, Any]:
+def costs(rows: int, rounds: int, data: Path = DATA, heap: str = "2g", shards: int = SHARDS) -> dict[str, Any]:
     """All of it; what belongs into the results."""
+    from fencepost_spark import SparkEngine
+
     data = data.resolve()  # a state knows its source by its path
+    scratch = data / "scratch"
     files = rows // 200
-    return {
-        "incremental": incremental(entries=rows * 5, rows=rows // 20, rounds=rounds, data=data),
-        "driver": [
-            driver(files, DRIVER_SHARDS, rounds, data),
-            driver(files // 10, DRIVER_SHARDS, rounds, data),
-            driver(files, DRIVER_SHARDS // 16, rounds, data),
-        ],
-        "memory": memory(rows, data, heap),
-    }
+    with session(heap, scratch, {}) as spark:
+        on_spark = SparkEngine(spark)
+        engines = [LocalEngine(THREADS), on_spark]
+        found = {
+            "incremental": incremental(rows * 5, rows // 20, rounds, data, engines, shards),
+            "memory": memory(rows, data, scratch, on_spark),
+        }
+    shutil.rmtree(scratch)
+    sizes = [(files, DRIVER_SHARDS), (files // 10, DRIVER_SHARDS), (files, DRIVER_SHARDS // 16)]
+    return {**found, "driver": [driver(files, shards, rounds, data) for files, shards in sizes]}
 
 
 # A run against a large state
 
 
-def incremental(entries: int, rows: int, rounds: int, data: Path, shards: int = SHARDS) -> dict[str, Any]:
+def incremental(
+    entries: int, rows: int, rounds: int, data: Path, engines: Sequence[Engine], shards: int
+) -> dict[str, Any]:
     """Runs over `rows` new rows against a state of `entries` and against an empty one, by where their producers lie.
 
     Each run finds no piece of the state in its own memory, but its files in the system's: a state that has to come
@@ -68,14 +74,16 @@ def incremental(entries: int, rows: int, rounds: int, data: Path, shards: int = 
     found = []
     for share, count in ((0.01, 5 * rounds), (1.0, rounds)):
         new = _new_rows(entries, rows, shards, share)
-        runs: dict[str, list[dict[str, Any]]] = {"empty": [], "full": []}
-        for number in range(count + 1):
-            for name, again in (("empty", _run_on_nothing), ("full", _run_on_state)):
-                one = again(place, new, shards)
-                tell(f"{share:.0%} of {shards} shards, round {number} of {count}: {name} {one['total']:.3f} s")
-                if number:
-                    runs[name].append(one)
-        found.append({"share": share, "rows": len(new), "shards": shards, **runs})
+        for engine in engines:
+            runs: dict[str, list[dict[str, Any]]] = {"empty": [], "full": []}
+            for number in range(count + 1):
+                for name, again in (("empty", _run_on_nothing), ("full", _run_on_state)):
+                    one = again(place, new, shards, engine)
+                    what = f"{share:.0%} of {shards} shards, {engine.name} engine, round {number} of {count}"
+                    tell(f"{what}: {name} {one['total']:.3f} s")
+                    if number:
+                        runs[name].append(one)
+            found.append({"share": share, "engine": engine.name, "rows": len(new), "shards": shards, **runs})
     return {"entries": entries, **facts, "runs": found}
 
 
@@ -86,9 +94,11 @@ def _seeded(entries: int, shards: int, data: Path) -> tuple[Path, dict[str, Any]
         shutil.rmtree(place, ignore_errors=True)
         _land_entries(place / "source", entries)
         tell(f"seeding {entries:,} entries")
-        report = _job(place, shards).seed()
+        report = _job(place, shards, LocalEngine()).seed()
         state_bytes = sum(file.stat().st_size for file in place.glob("state/segments/**/*.state"))
-        facts = {"seed_seconds": report.seconds, "state_bytes": state_bytes}
+        _, table = next(fencepost_state.open(place / "state", sync=False).tables())
+        memory = table.memory_bytes / len(table)
+        facts = {"seed_seconds": report.seconds, "state_bytes": state_bytes, "memory_bytes_an_entry": memory}
         (place / "facts.json").write_text(json.dumps(facts))
     return place, json.loads((place / "facts.json").read_text())
 
@@ -126,18 +136,20 @@ def _new_rows(entries: int, rows: int, shards: int, share: float, run: int = 20)
     return table.append_column("payload", fixed.cast(pa.binary()))
 
 
-def _job(place: Path, shards: int) -> DedupJob:
-    return DedupJob(place / "source", place / "state", place / "sink", shards=shards, sync=False, plan="interval")
+def _job(place: Path, shards: int, engine: Engine) -> DedupJob:
+    return DedupJob(
+        place / "source", place / "state", place / "sink", shards=shards, engine=engine, sync=False, plan="interval"
+    )
 
 
-def _run_on_nothing(place: Path, new: pa.Table, shards: int) -> dict[str, Any]:
+def _run_on_nothing(place: Path, new: pa.Table, shards: int, engine: Engine) -> dict[str, Any]:
     place = place / "empty"
     shutil.rmtree(place, ignore_errors=True)
     (place / "source").mkdir(parents=True)
-    return _run(place, new, shards)
+    return _run(place, new, shards, engine)
 
 
-def _run_on_state(place: Path, new: pa.Table, shards: int) -> dict[str, Any]:
+def _run_on_state(place: Path, new: pa.Table, shards: int, engine: Engine) -> dict[str, Any]:
     """The state is brought back before, to what it was once it was seeded."""
     (place / "source" / "new.parquet").unlink(missing_ok=True)
     for file in (place / "sink").rglob("*.parquet"):
@@ -146,12 +158,12 @@ def _run_on_state(place: Path, new: pa.Table, shards: int) -> dict[str, Any]:
     if state.decided() > 1:
         state.rollback(1)
     CACHE.clear()
-    return _run(place, new, shards)
+    return _run(place, new, shards, engine)
 
 
-def _run(place: Path, new: pa.Table, shards: int) -> dict[str, Any]:
+def _run(place: Path, new: pa.Table, shards: int, engine: Engine) -> dict[str, Any]:
     pq.write_table(new, place / "source" / "new.parquet")
-    job = _job(place, shards)
+    job = _job(place, shards, engine)
     settle()
     start = time.perf_counter()
     report = job.run()
@@ -229,10 +241,8 @@ def driver(files: int, shards: int, rounds: int, data: Path) -> dict[str, Any]:
         if number % 1_000 == 0:
             folder.mkdir(parents=True)
         (folder / f"{number:06}.parquet").touch()
-    runs = max(
-        8, DRIVER_RUNS_MAX // (files * shards) + 1
-    )  # of a shard in a file: more than the driver judges by itself
-    engine = Simulated(files, rows=shards * 256, runs=shards * runs)
+    more = DRIVER_RUNS_MAX // (files * shards) + 1  # of a file and shard: in all too many for the driver to judge
+    engine = Simulated(files, rows=shards * 256, runs=shards * max(8, more))
     found = []
     for number in range(rounds + 1):
         job = DedupJob(place / "source", place / "state", place / "sink", engine=engine, shards=shards, sync=False)
@@ -251,26 +261,19 @@ def driver(files: int, shards: int, rounds: int, data: Path) -> dict[str, Any]:
 # Memory of a worker
 
 
-def memory(rows: int, data: Path, heap: str) -> list[dict[str, Any]]:
+def memory(rows: int, data: Path, scratch: Path, on_spark: Engine) -> list[dict[str, Any]]:
     """The most that any task of a stage took above what its process had before its first, by engine and shape.
 
     Pages of mapped files are among it, which the system takes back when it needs them.
     """
-    from fencepost_spark import SparkEngine
-
-    scratch = data / "scratch"
-    shutil.rmtree(scratch, ignore_errors=True)
     found = []
-    with session(heap, scratch, {}) as spark:
-        for shape in (ONE_ROW, WIDE):
-            source = land(shape, rows // 10 if shape is WIDE else rows, data).folder
-            with ProcessPoolExecutor(1, get_context("spawn")) as alone:
-                local = alone.submit(_peaks, source, scratch / "out", LocalEngine(1)).result()
-            on_spark = _peaks(source, scratch / "out", SparkEngine(spark))
-            for engine, peaks in (("local", local), ("spark", on_spark)):
-                tell(f"{shape.name}, {engine}: {peaks}")
-                found.append({"shape": shape.name, "engine": engine, "row_group": _largest_group(source), **peaks})
-    shutil.rmtree(scratch)
+    for shape in (ONE_ROW, WIDE):
+        source = land(shape, rows // 10 if shape is WIDE else rows, data).folder
+        with ProcessPoolExecutor(1, get_context("spawn")) as alone:
+            local = alone.submit(_peaks, source, scratch / "out", LocalEngine(1)).result()
+        for engine, peaks in (("local", local), ("spark", _peaks(source, scratch / "out", on_spark))):
+            tell(f"{shape.name}, {engine}: {peaks}")
+            found.append({"shape": shape.name, "engine": engine, "row_group": _largest_group(source), **peaks})
     return found
 
 

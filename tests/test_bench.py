@@ -13,6 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from fencepost.lake import LocalEngine
 
 ROOT = Path(__file__).parent.parent
 sys.path.append(str(ROOT))  # `bench` is no part of what is installed
@@ -195,7 +196,9 @@ def test_every_contestant_on_spark_is_right(tmp_path: Path) -> None:
 
 def test_what_a_state_costs_is_measured_on_the_same_rows(tmp_path: Path) -> None:
     for _ in range(2):  # what was seeded is kept, and found again whatever became of it
-        found = costs.incremental(entries=20_000, rows=2_000, rounds=1, data=tmp_path, shards=100)
+        found = costs.incremental(
+            entries=20_000, rows=2_000, rounds=1, data=tmp_path, engines=[LocalEngine(2)], shards=100
+        )
     few, everywhere = found["runs"]
     assert {run["shards"] for run in few["full"] + few["empty"]} == {1}
     assert {run["shards"] for run in everywhere["full"] + everywhere["empty"]} <= set(range(60, 101))
@@ -216,7 +219,7 @@ def test_every_job_over_files_is_right(tmp_path: Path) -> None:
         "import json, sys; from pathlib import Path; from bench import costs, lake; data = Path(sys.argv[1]); "
         f"shapes = (lake.WHOLE_KEYS, lake.CLEAN, lake.ONE_ROW); settings = {{'spark_sql_shuffle_partitions': 2}}; "
         f"part = lake.contest({ROWS}, 1, data, '1g', shapes, **settings); "
-        f"Path(sys.argv[2]).write_text(json.dumps({{'lake': part, 'costs': costs.costs({ROWS}, 1, data, '1g')}}))"
+        f"Path(sys.argv[2]).write_text(json.dumps({{'lake': part, 'costs': costs.costs({ROWS}, 1, data, '1g', 100)}}))"
     )
     subprocess.run([sys.executable, "-c", code, str(tmp_path), str(out)], cwd=ROOT, check=True, capture_output=True)
     results = report.collect("quick", **json.loads(out.read_text()))
@@ -225,7 +228,7 @@ def test_every_job_over_files_is_right(tmp_path: Path) -> None:
     plans = {(job["contest"], job["name"]): job["plan"] for job in results.facts["lake"]["jobs"]}
     assert plans[lake.WHOLE_KEYS.name, spark.JOB] == "aligned"
     assert plans[lake.WHOLE_KEYS.name, lake.INTERVAL] == plans[lake.ONE_ROW.name, spark.JOB] == "interval"
-    assert len(list(results.targets())) == 3 + 1 + 2 + 4
+    assert len(list(results.targets())) == 3 + 1 + 3 + 4
     assert "?" not in lake_report.cluster(results.facts)
     report.write(results, tmp_path, "out")
     assert lake_report.cluster(results.facts) in (tmp_path / "out.md").read_text()
