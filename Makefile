@@ -112,7 +112,7 @@ test-spark43: java $(VENV43)/installed ## The Spark suite on the newest PySpark
 bench: java $(VENV)/installed ## Minutes: small sizes, every contestant, answers checked
 	$(BIN)/python bench/run.py --quick
 
-bench-full: java $(VENV)/installed bench-rust bench-curve ## An hour: the sizes of the figures in bench/results
+bench-full: java $(VENV)/installed bench-rust bench-curve ## Two hours: the sizes of the figures in bench/results
 	$(BIN)/python bench/run.py --full
 
 bench-rust: tools ## The core alone

@@ -67,6 +67,16 @@ class Measurement:
         return {**dataclasses.asdict(self), "median": self.median, "rows_per_second": self.rows_per_second}
 
 
+@dataclass(frozen=True)
+class Target:
+    """A figure to reach, and what was found."""
+
+    what: str
+    wanted: str
+    found: str
+    is_met: bool
+
+
 def alternate(
     contest: str,
     contestants: Sequence[Contestant],

@@ -5,16 +5,16 @@ from __future__ import annotations
 import json
 import platform
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import date
 from importlib.metadata import version
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bench import peers, spark, workload
+from bench import lake_report, peers, spark, workload
 from bench.markdown import table
-from bench.measure import Measurement, Role, machine
+from bench.measure import Measurement, Role, Target, machine
 
 LIBRARIES = (
     "fencepost",
@@ -32,23 +32,13 @@ APPLY, CO_LOCATED, JOB = "fencepost apply", spark.CO_LOCATED.name, spark.JOB
 COLOURS = {"ours": "#c2410c", "peer": "#64748b", "limit": "#cbd5e1"}
 
 
-@dataclass(frozen=True)
-class Target:
-    """A figure to reach, and what was found."""
-
-    what: str
-    wanted: str
-    found: str
-    is_met: bool
-
-
 class Results:
     """What a run of the benchmark measured."""
 
     def __init__(self, facts: dict[str, Any]) -> None:
         self.facts = facts
         self.contests: dict[str, dict[str, Measurement]] = {}
-        for part in ("memory", "spark"):
+        for part in ("memory", "spark", "lake"):
             for fields in facts.get(part, {}).get("measurements", []):
                 one = Measurement.from_json(fields)
                 self.contests.setdefault(one.contest, {})[one.name] = one
@@ -73,8 +63,9 @@ class Results:
             yield self._broker_target(RUNS, 100)
             yield self._broker_target(RANDOM, 10)
         if NOOP in self.contests:
-            yield self._ratio_target(NOOP, CO_LOCATED, 2.5)
-            yield self._ratio_target(PARQUET, JOB, 3)
+            yield self.ratio_target(NOOP, CO_LOCATED, 2.5)
+            yield self.ratio_target(PARQUET, JOB, 3)
+        yield from lake_report.targets(self)
 
     def _apply_target(self, contest: str, millions: int, of_limit: float = 0.0) -> Target:
         rate = self.contests[contest][APPLY].rows_per_second
@@ -93,7 +84,8 @@ class Results:
         broker, ours = self.contests[contest][peers.BROKER.name], peers.OURS_BROKER.name
         return self._against(f"{ours} against a broker in Python, {contest}", contest, ours, broker, times)
 
-    def _ratio_target(self, contest: str, ours: str, times: float) -> Target:
+    def ratio_target(self, contest: str, ours: str, times: float) -> Target:
+        """How many times as fast as `dropDuplicates` ours is."""
         peer = self.contests[contest][spark.DROP_DUPLICATES.name]
         return self._against(f"{contest}: {ours} against {peer.name}", contest, ours, peer, times)
 
@@ -142,6 +134,7 @@ def to_markdown(results: Results, chart: str | None = None) -> str:
     targets = [(it.what, it.wanted, it.found, "met" if it.is_met else "**missed**") for it in results.targets()]
     if targets:
         parts += ["## Figures to reach, stated for `--full`", table(("what", "target", "found", ""), targets, "lllc")]
+    parts += lake_report.sections(results)
     for contest, measurements in results.contests.items():
         parts += [f"## {contest}", *_contest_table(results, contest, list(measurements.values()))]
     if "doors" in facts:

@@ -95,10 +95,10 @@ def contest(
     landed = landing(rows, data)
     scratch = data / "scratch"
     shutil.rmtree(scratch, ignore_errors=True)
-    with _session(heap, scratch, settings) as spark:
+    with session(heap, scratch, settings) as spark:
         count = landed.landed[0]
-        measurements = alternate(NOOP, _to_noop(spark, landed), count, rounds, _settle, warm_up)
-        measurements += alternate(PARQUET, _to_parquet(spark, landed, scratch), count, rounds, _settle, warm_up)
+        measurements = alternate(NOOP, _to_noop(spark, landed), count, rounds, settle, warm_up)
+        measurements += alternate(PARQUET, _to_parquet(spark, landed, scratch), count, rounds, settle, warm_up)
         facts = {
             "master": spark.sparkContext.master,
             "heap": heap,
@@ -113,7 +113,7 @@ def contest(
 
 
 @contextmanager
-def _session(heap: str, scratch: Path, more: dict[str, Any]) -> Iterator[SparkSession]:
+def session(heap: str, scratch: Path, more: dict[str, Any]) -> Iterator[SparkSession]:
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     from pyspark.sql import SparkSession
 
@@ -138,7 +138,7 @@ def _session(heap: str, scratch: Path, more: dict[str, Any]) -> Iterator[SparkSe
         session.stop()
 
 
-def _settle() -> None:
+def settle() -> None:
     # What one has written is not flushed in another's time.
     gc.collect()
     os.sync()
@@ -277,7 +277,7 @@ def _parquet_contestant(spark: SparkSession, landed: Landing, scratch: Path, it:
         threads=THREADS,
         run=run,
         expected=it.expected(landed),
-        answer=_take_answer,
+        answer=take_answer,
         role=it.role,
     )
 
@@ -288,10 +288,10 @@ def _job_contestant(name: str, engine: Engine, sync: bool, landed: Landing, scra
         tell(f"  {job.run().seconds}")
         return scratch / "out"
 
-    return Contestant(name=name, threads=THREADS, run=run, expected=landed.kept, answer=_take_answer, role="ours")
+    return Contestant(name=name, threads=THREADS, run=run, expected=landed.kept, answer=take_answer, role="ours")
 
 
-def _take_answer(folder: Path) -> Answer:
+def take_answer(folder: Path) -> Answer:
     """The answer; the folder is gone then, so that nobody overwrites in another's time."""
     answer = answer_of(folder)
     shutil.rmtree(folder)

@@ -56,7 +56,7 @@ def make(workload: Workload, rows: int) -> Rows:
     runs = rows // workload.run
     repeats = runs // REPEAT_EVERY
     key = rng.integers(workload.keys, size=runs - repeats)
-    first = _occurrence(key) * workload.run
+    first = occurrence(key) * workload.run
     order = _landing_order(rng, len(key), repeats)
     key, first = np.repeat(key[order], workload.run), np.repeat(first[order], workload.run)
     seq = first + np.tile(np.arange(workload.run), runs)
@@ -72,7 +72,7 @@ def make(workload: Workload, rows: int) -> Rows:
     return Rows(table, (runs - repeats) * workload.run)
 
 
-def _occurrence(key: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+def occurrence(key: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     """How often each value stood before."""
     order = np.argsort(key, kind="stable")
     _, counts = np.unique(key, return_counts=True)

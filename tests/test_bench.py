@@ -13,11 +13,12 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from fencepost.lake import LocalEngine
 
 ROOT = Path(__file__).parent.parent
 sys.path.append(str(ROOT))  # `bench` is no part of what is installed
 
-from bench import curve, measure, peers, report, spark, workload  # noqa: E402
+from bench import costs, curve, lake, lake_report, measure, peers, report, spark, workload  # noqa: E402
 from bench.compare import compare  # noqa: E402
 from bench.peers import Peer  # noqa: E402
 from bench.workload import LONE, RANDOM, RUNS, Workload  # noqa: E402
@@ -191,3 +192,49 @@ def test_every_contestant_on_spark_is_right(tmp_path: Path) -> None:
     assert [len(contest) for contest in results.contests.values()] == [7, 7]
     assert results.wrong == []
     assert len(list(results.targets())) == 2
+
+
+def test_what_a_state_costs_is_measured_on_the_same_rows(tmp_path: Path) -> None:
+    for _ in range(2):  # what was seeded is kept, and found again whatever became of it
+        found = costs.incremental(
+            entries=20_000, rows=2_000, rounds=1, data=tmp_path, engines=[LocalEngine(2)], shards=100
+        )
+    few, everywhere = found["runs"]
+    assert {run["shards"] for run in few["full"] + few["empty"]} == {1}
+    assert {run["shards"] for run in everywhere["full"] + everywhere["empty"]} <= set(range(60, 101))
+    assert few["full"][0]["state_bytes_read"] > 0 == few["empty"][0]["state_bytes_read"]
+    assert found["state_bytes"] / found["entries"] < 30
+
+
+def test_the_driver_is_measured_without_tasks(tmp_path: Path) -> None:
+    found = costs.driver(files=50, shards=16, rounds=1, data=tmp_path)
+    assert (found["files"], found["shards"], len(found["rounds"])) == (50, 16, 1)
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_every_job_over_files_is_right(tmp_path: Path) -> None:
+    out = tmp_path / "lake.json"
+    code = (
+        "import json, sys; from pathlib import Path; from bench import costs, lake; data = Path(sys.argv[1]); "
+        f"shapes = (lake.WHOLE_KEYS, lake.CLEAN, lake.ONE_ROW); settings = {{'spark_sql_shuffle_partitions': 2}}; "
+        f"part = lake.contest({ROWS}, 1, data, '1g', shapes, **settings); "
+        f"Path(sys.argv[2]).write_text(json.dumps({{'lake': part, 'costs': costs.costs({ROWS}, 1, data, '1g', 100)}}))"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path), str(out)], cwd=ROOT, check=True, capture_output=True)
+    results = report.collect("quick", **json.loads(out.read_text()))
+    assert [len(contest) for contest in results.contests.values()] == [8, 8, 7]
+    assert results.wrong == []
+    plans = {(job["contest"], job["name"]): job["plan"] for job in results.facts["lake"]["jobs"]}
+    assert plans[lake.WHOLE_KEYS.name, spark.JOB] == "aligned"
+    assert plans[lake.WHOLE_KEYS.name, lake.INTERVAL] == plans[lake.ONE_ROW.name, spark.JOB] == "interval"
+    assert len(list(results.targets())) == 3 + 1 + 3 + 4
+    assert "?" not in lake_report.cluster(results.facts)
+    report.write(results, tmp_path, "out")
+    assert lake_report.cluster(results.facts) in (tmp_path / "out.md").read_text()
+
+
+def test_the_page_on_clusters_has_the_published_figures() -> None:
+    published = ROOT / "bench" / "results" / "lake.json"
+    facts = json.loads(published.read_text()) if published.exists() else None
+    assert lake_report.cluster(facts) in (ROOT / "docs" / "cluster.md").read_text()
