@@ -489,6 +489,7 @@ def test_files_are_audited_as_their_rows(
     zone: Path, monkeypatch: pytest.MonkeyPatch, threads: int, runs: int, call_rows: int
 ) -> None:
     monkeypatch.setattr(auditing, "RUNS", runs)
+    monkeypatch.setattr(auditing, "TOGETHER", 4 * runs)
     monkeypatch.setattr(auditing, "CALL_ROWS", call_rows)
     files = sorted((zone / "landing").glob("*.parquet"))
     whole = fp.audit(pa.concat_tables([pq.read_table(file) for file in files]), columns=LANDING)
@@ -502,6 +503,20 @@ def test_files_are_audited_as_their_rows(
     assert report.counts == {name: count for name, count in truth["counts"].items() if count}
     assert (report.missing_rows, report.missing_ranges) == (truth["missing_rows"], truth["missing_ranges"])
     assert report.stale_epoch == truth["stale_epoch"]
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("together", [1, 3_000, 1 << 22])
+def test_scattered_rows_are_audited_in_waves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, threads: int, together: int
+) -> None:
+    monkeypatch.setattr(auditing, "TOGETHER", together)
+    data = make_rows(6)
+    data = data.take(pa.array(np.random.default_rng(6).permutation(len(data))))
+    for number, start in enumerate(range(0, len(data), 1_000)):
+        pq.write_table(data.slice(start, 1_000), tmp_path / f"{number:03}.parquet")
+    found, whole = lake.audit(tmp_path, threads=threads), fp.audit(data)
+    assert differences(found, whole, "order", "source", "files", "bytes") == []
 
 
 def test_long_runs_are_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,12 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 
-def make_runs(seed: int, count: int, seqs: int, epochs: int, length: int) -> pa.Table:
-    """Runs of a few keys in the order of files and rows, many of which overlap."""
+def make_runs(seed: int, count: int, seqs: int, epochs: int, length: int, apart: int = 1) -> pa.Table:
+    """Runs of a few keys in the order of files and rows, many of which overlap. `apart`: how far pids are."""
     rng = np.random.default_rng(seed)
     lengths = rng.integers(1, length + 1, count)
     columns = {
-        "pid": rng.integers(0, 3, count),
+        "pid": rng.integers(0, 3, count) * apart,
         "epoch": rng.integers(0, epochs, count).astype(np.int16),
         "partition": rng.integers(0, 2, count).astype(np.int32),
         "seq": rng.integers(0, seqs, count).astype(np.int32),
@@ -55,13 +55,14 @@ def judged(table: fp.StateTable, runs: pa.Table) -> dict[str, Any]:
     st.sampled_from([5, 60, 2_000]),
     st.integers(1, 3),
     st.sampled_from([1, 2, 9]),
+    st.sampled_from([1, 1 << 43]),
     st.sampled_from([{}, {"first": "zero"}, {"epochs": "ignore"}, {"gaps": "normal"}, {"wrap": None}]),
 )
 def test_nothing_depends_on_it(
-    seed: int, count: int, seqs: int, epochs: int, length: int, fields: dict[str, Any]
+    seed: int, count: int, seqs: int, epochs: int, length: int, apart: int, fields: dict[str, Any]
 ) -> None:
     policy = fp.Policy.any_order().replace(**fields)
-    runs = make_runs(seed, count, seqs, epochs, length)
+    runs = make_runs(seed, count, seqs, epochs, length, apart)
     if "epochs" in fields:
         policy = policy.replace(columns=fp.Columns(epoch=None))
         runs = runs.drop_columns(["epoch"])
@@ -69,6 +70,18 @@ def test_nothing_depends_on_it(
     assert order is not None
     assert sorted(order.tolist()) == list(range(count))
     assert judged(fp.StateTable(policy), runs.take(pa.array(order))) == judged(fp.StateTable(policy), runs)
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.integers(0, 10_000), st.sampled_from([60, 2_000]), st.integers(1, 3), st.sampled_from([1, 9]))
+def test_waves_may_each_be_judged_so(seed: int, seqs: int, epochs: int, length: int) -> None:
+    runs = make_runs(seed, 120, seqs, epochs, length)
+    calm, plain = fp.StateTable("any_order"), fp.StateTable("any_order")
+    for start in range(0, 120, 40):
+        wave = runs.slice(start, 40)
+        order = calm_order(wave, calm, is_calm=True)
+        assert order is not None
+        assert judged(calm, wave.take(pa.array(order))) == judged(plain, wave)
 
 
 def test_an_order_of_rows_alone_leaves_no_holes() -> None:

@@ -184,56 +184,78 @@ class Auditor:
         self.distances = _Distances()
         self.times = _Times(table, policy) if "timestamp" in table.keep else None
 
-    def add(self, rows: pa.Table, verdicts: Verdicts, first: int = 0, places: Numbers | None = None) -> None:
-        """Rows as `identity` gives them, and what the table said of them.
-
-        `places`: where each row stands among all rows of the audit, rising; `first` and on unless given. All that
-        an auditor is fed rises: repeats come after what they repeat.
-        """
-        codes = np.asarray(pa.array(verdicts.verdict))
-        self.rows += len(rows)
-        self.counts.update({verdict.name: count for verdict, count in verdicts.counts.items() if count})
-        self.border += verdicts.border
-        self.stale_epoch += verdicts.stale_epoch
-        self.stale.add(pa.table(verdicts.stale))
-        if self.policy.admit == "forward":  # these holes never close, and a later epoch does not hide them
-            self.missing.append(pa.table(verdicts.missing))
-        places = np.arange(first, first + len(rows), dtype=np.int64) if places is None else places
+    def add(self, rows: pa.Table, verdicts: Verdicts, first: int = 0) -> None:
+        """Rows as `identity` gives them, and what the table said of them. `first`: where the first of them stands."""
+        codes = self._add_verdicts(verdicts)
+        places = np.arange(first, first + len(rows), dtype=np.int64)
         is_tracked = codes != Verdict.UNTRACKED
         if not is_tracked.all():
             rows, codes, places = rows.filter(pa.array(is_tracked)), codes[is_tracked], places[is_tracked]
         if len(rows):
-            self._add_tracked(rows.combine_chunks(), codes, places)
+            self._add_tracked(rows.combine_chunks(), np.ones(len(rows), np.int64), codes, places)
+
+    def add_runs(self, runs: pa.Table, verdicts: Verdicts, lengths: Numbers, places: Numbers) -> None:
+        """Runs as `identity` gives them, how many rows each has, and where each row stands among all of the audit.
+
+        Repeats come after what they repeat, in this call and in all of them.
+        """
+        codes = self._add_verdicts(verdicts)
+        if len(runs):
+            self._add_tracked(runs.combine_chunks(), lengths, codes, places)
 
     def add_untracked(self, count: int) -> None:
         """Rows without a producer that no table was asked about."""
         self.rows += count
         self.counts[Verdict.UNTRACKED.name] += count
 
-    def _add_tracked(self, rows: pa.Table, codes: npt.NDArray[np.uint8], places: Numbers) -> None:
+    def _add_verdicts(self, verdicts: Verdicts) -> npt.NDArray[np.uint8]:
+        """What they say without a look at their rows; gives the verdict of each row."""
+        codes = np.asarray(pa.array(verdicts.verdict))
+        self.rows += len(codes)
+        self.counts.update({verdict.name: count for verdict, count in verdicts.counts.items() if count})
+        self.border += verdicts.border
+        self.stale_epoch += verdicts.stale_epoch
+        self.stale.add(pa.table(verdicts.stale))
+        if self.policy.admit == "forward":  # these holes never close, and a later epoch does not hide them
+            self.missing.append(pa.table(verdicts.missing))
+        return codes
+
+    def _add_tracked(self, runs: pa.Table, lengths: Numbers, codes: npt.NDArray[np.uint8], places: Numbers) -> None:
+        """`codes`, `places`: of each row of the runs."""
         is_duplicate, is_accepted = codes == Verdict.DUPLICATE, codes == Verdict.ACCEPTED
-        keys = [_Column(rows[name]) for name in _key_names(rows)]
-        seq = rows["seq"].to_numpy()
-        epoch = rows["epoch"].to_numpy() if "epoch" in rows.column_names else np.zeros(len(rows), np.int64)
-        key_hashes = _hash(keys, len(rows))
+        keys = [_Column(runs[name]) for name in _key_names(runs)]
+        epoch = runs["epoch"].to_numpy() if "epoch" in runs.column_names else np.zeros(len(runs), np.int64)
+        # What follows each other of one key and epoch is one line: it is hashed and tallied once.
+        is_start = np.ones(len(runs), bool)
+        is_start[1:] = np.logical_or.reduce([it[1:] != it[:-1] for it in (*(key.codes for key in keys), epoch)])
+        starts = np.flatnonzero(is_start)
+        firsts = np.cumsum(lengths) - lengths
+        line_rows = np.diff(firsts[starts], append=len(codes))
         # Verdicts never lean on hashes. These only find the kept copy of a repeat and the age of an entry: two of a
         # million entries are taken for one in one of 40 million audits.
-        self.distances.add(_mixed(_mixed(key_hashes, epoch), seq), is_duplicate, is_accepted, places)
-        is_newer = np.zeros(len(rows), bool)
+        key_hashes = _hash([key.bits[starts] for key in keys], len(starts))
+        hashes = _mixed(key_hashes, epoch[starts])
+        identities = _mixed(np.repeat(hashes, line_rows), self._sequences(runs["seq"].to_numpy(), firsts, lengths))
+        self.distances.add(identities, is_duplicate, is_accepted, places)
+        is_newer = np.zeros(1, bool)
         if self.times is not None:
-            entries = _mixed(key_hashes, epoch) if self.policy.epochs == "key" else key_hashes
-            is_newer = self.times.add(entries, rows["timestamp"].to_numpy(), is_duplicate, is_accepted)
-        # Producers write runs: tallies take one line a run.
-        is_start = np.ones(len(rows), bool)
-        is_start[1:] = np.logical_or.reduce([key.codes[1:] != key.codes[:-1] for key in keys])
-        starts = np.flatnonzero(is_start)
-        lines = {name: rows[name].take(pa.array(starts)) for name in _key_names(rows)}
-        lines["rows"] = pa.array(np.diff(starts, append=len(rows)))
-        lines["duplicates"] = pa.array(np.add.reduceat(is_duplicate, starts, dtype=np.int64))
-        lines["newer"] = pa.array(np.add.reduceat(is_newer, starts, dtype=np.int64))
-        lines["first_epoch"] = pa.array(np.minimum.reduceat(epoch, starts))
-        lines["last_epoch"] = pa.array(np.maximum.reduceat(epoch, starts))
+            entries = np.repeat(hashes if self.policy.epochs == "key" else key_hashes, line_rows)
+            timestamps = np.repeat(runs["timestamp"].to_numpy(), lengths)
+            is_newer = self.times.add(entries, timestamps, is_duplicate, is_accepted)
+        lines = {name: runs[name].take(pa.array(starts)) for name in _key_names(runs)}
+        lines["rows"] = pa.array(line_rows)
+        lines["duplicates"] = pa.array(_sums(is_duplicate, firsts[starts]))
+        lines["newer"] = pa.array(_sums(is_newer, firsts[starts]))
+        lines["first_epoch"] = lines["last_epoch"] = pa.array(epoch[starts])
         self.keys.add(pa.table(lines))
+
+    def _sequences(self, seq: Numbers, firsts: Numbers, lengths: Numbers) -> Numbers:
+        """Of each row of runs."""
+        rows = int(lengths.sum())
+        if rows == len(seq):
+            return seq
+        seqs = np.repeat(seq - firsts, lengths) + np.arange(rows)
+        return seqs if self.policy.wrap is None else seqs % self.policy.wrap
 
     def merge(self, other: Auditor) -> None:
         """Take in what another auditor found of other keys."""
@@ -287,6 +309,14 @@ class Auditor:
             repeats_of_unseen=self.distances.unseen,
             border=self.border,
         )
+
+
+def _sums(is_one: Mask, starts: Numbers) -> Numbers:
+    """How many are from each start to the next."""
+    if not is_one.any():
+        return np.zeros(len(starts), np.int64)
+    sums: Numbers = np.add.reduceat(is_one, starts, dtype=np.int64)
+    return sums
 
 
 def _key_names(rows: pa.Table) -> list[str]:
@@ -378,10 +408,10 @@ class _Column:
         self.bits = np.frombuffer(digests, np.uint64)[self.codes]
 
 
-def _hash(columns: list[_Column], count: int) -> Hashes:
+def _hash(columns: list[Numbers | Hashes], count: int) -> Hashes:
     hashes = np.zeros(count, np.uint64)
-    for column in columns:
-        hashes = _mixed(hashes, column.bits)
+    for bits in columns:
+        hashes = _mixed(hashes, bits)
     return hashes
 
 
@@ -487,7 +517,7 @@ class _Times:
         for batch in pa.RecordBatchReader.from_stream(table.entries()) if len(table) else ():
             entries = pa.Table.from_batches([batch])
             keys = [_Column(_plain(entries[name])) for name in _key_names(entries)]
-            hashes = _hash(keys, len(entries))
+            hashes = _hash([key.bits for key in keys], len(entries))
             if policy.epochs == "key":
                 hashes = _mixed(hashes, _plain(entries["epoch"]).to_numpy())
             self._raise_to(hashes, entries["last_timestamp"].to_numpy())

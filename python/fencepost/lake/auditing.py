@@ -1,9 +1,9 @@
 """The audit of files: identity columns are read and judged from nothing, and nothing is written.
 
-Files are read as runs (`RunScan`), dealt to shards by key. In each wave the file whose turn it is gives its next runs,
-and the files after it their first, a task each; then each shard judges what has its turn, a task each. So verdicts are
-those of judging all rows one after the other, and memory holds `RUNS` runs a thread, what the tables remember, and what
-the auditors tally.
+Files are read as runs (`RunScan`), dealt to shards by key. The file whose turn it is gives its next runs, and the files
+after it their first, a task each, until there are `TOGETHER`; then each shard judges what had its turn, a task each, in
+the order that costs least (`order.py`). So verdicts are those of judging all rows one after the other, and memory holds
+`TOGETHER` runs and 2 * `RUNS` a thread, what the tables remember, and what the auditors tally.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,8 @@ from fencepost.auditor import CALL_ROWS, Auditor, identity
 from fencepost.errors import BatchError
 from fencepost.findings import AuditReport
 from fencepost.lake.engine import LocalEngine
-from fencepost.lake.scan import LENGTH, ROW
+from fencepost.lake.order import calm_order
+from fencepost.lake.scan import FILE, LENGTH, ROW
 from fencepost.lake.source import Constants, Files, constants_of, list_files, unchanged
 from fencepost.policy import Columns, Policy, check_columns, columns_or_default, resolve
 
@@ -33,6 +35,8 @@ Progress = Callable[[str, int, int], None]
 ORDER = "file names, then rows"
 RUNS = 1 << 20
 """Runs that a file gives at a time."""
+TOGETHER = 1 << 22
+"""Runs that are judged together, some 150 bytes each at the peak: the more, the fewer holes that later runs fill."""
 Dealt = list[tuple[int, pa.RecordBatch]]
 """(shard, runs), see `RunScan.next`."""
 
@@ -65,21 +69,23 @@ def audit(
     constants = constants_of(files, columns.read(keep))
     reading = _Reading(files, constants, policy, columns, engine.slots)
     waiting = [_Lane(place, reading) for place in range(len(files))]
-    shards = [_Shard(policy, columns, number) for number in range(engine.slots)]
+    shards = [_Shard(policy, columns, number, files) for number in range(engine.slots)]
     first, total, done = 0, sum(files.bytes), 0
+    turn: list[_Turn] = []
     while waiting:
         engine.run("read", _Lane.fill, [lane for lane in waiting[: engine.slots] if lane.held is None])
-        turn: list[tuple[int, _Lane, Dealt]] = []
         while waiting and (held := waiting[0].held) is not None:
             lane = waiting[0]
-            turn.append((first, lane, held))
+            turn.append(_Turn(first, lane.place, held))
             lane.held = None
             if not lane.is_over:
                 break
             shards[0].auditor.add_untracked(lane.untracked)
             first, done = first + lane.rows, done + files.bytes[lane.place]
             del waiting[0]
-        engine.run("judge", partial(_Shard.judge, turn=turn), shards)
+        if not waiting or sum(it.runs for it in turn) >= TOGETHER:
+            engine.run("judge", partial(_Shard.judge, turns=turn), shards)
+            turn = []
         show("audit", done, total)
     auditor = shards[0].auditor
     for shard in shards[1:]:
@@ -160,31 +166,57 @@ class _Lane:
             self.following.append(ahead)
 
 
+@dataclass(frozen=True)
+class _Turn:
+    """Runs of a file that have their turn."""
+
+    first: int
+    """The file's first row among those of all files."""
+    file: int
+    dealt: Dealt
+
+    @property
+    def runs(self) -> int:
+        return sum(len(batch) for _, batch in self.dealt)
+
+    def of(self, shard: int) -> list[tuple[int, pa.RecordBatch]]:
+        """(file, runs) of a shard, their rows counted through all files."""
+        mine = [batch.drop_columns([FILE]) for number, batch in self.dealt if number == shard]
+        return [(self.file, it.set_column(it.schema.get_field_index(ROW), ROW, self._counted(it))) for it in mine]
+
+    def _counted(self, batch: pa.RecordBatch) -> pa.Array:
+        return pa.array(batch.column(ROW).to_numpy() + np.uint64(self.first))
+
+
 class _Shard:
     """The keys of one task: what is known of them, and what was found."""
 
-    def __init__(self, policy: Policy, columns: Columns, number: int) -> None:
+    def __init__(self, policy: Policy, columns: Columns, number: int, files: Files) -> None:
         self.number = number
-        self.columns = columns
+        self.columns, self.files = columns, files
         self.table = fencepost.StateTable(policy, keep=("timestamp",) if columns.timestamp is not None else ())
         self.auditor = Auditor(policy, columns, self.table)
+        self.is_calm = True
+        """Whether the order of what was judged so far did not matter (`order.py`)."""
 
-    def judge(self, turn: list[tuple[int, _Lane, Dealt]]) -> None:
-        """The shard's runs of the files whose turn it is. `turn`: first row of the file among all, file, its runs."""
-        for first, lane, dealt in turn:
-            for shard, batch in dealt:
-                if shard == self.number:
-                    self._judge(first, lane, batch)
+    def judge(self, turns: list[_Turn]) -> None:
+        """The shard's runs of what has its turn, those of one schema together."""
+        mine = [it for turn in turns for it in turn.of(self.number)]
+        for _, alike in groupby(mine, lambda it: it[1].schema):
+            files, batches = zip(*alike, strict=True)
+            self._judge(files[0], pa.Table.from_batches(batches).combine_chunks())
 
-    def _judge(self, first: int, lane: _Lane, batch: pa.RecordBatch) -> None:
-        for runs in _calls(pa.Table.from_batches([batch]), self.columns.seq, self.table.policy.wrap):
+    def _judge(self, file: int, runs: pa.Table) -> None:
+        order = calm_order(runs, self.table, is_calm=True) if self.is_calm else None
+        self.is_calm = order is not None
+        runs = runs if order is None else runs.take(pa.array(order))
+        wrap = self.table.policy.wrap
+        for some in _calls(runs, self.columns.seq, wrap):
             try:
-                verdicts = self.table.apply_runs(runs, LENGTH, self.columns)
+                verdicts = self.table.apply_runs(some, LENGTH, self.columns)
             except BatchError as error:  # of types that differ from those of other files: rows are validated by now
-                path = lane.reading.files.full_path(lane.place)
-                raise BatchError(f"{path}: {error}", column=error.column) from error
-            rows, places = _rows(identity(runs, self.columns, self.table.keep), runs, self.table.policy.wrap)
-            self.auditor.add(rows, verdicts, places=first + places)
+                raise BatchError(f"{self.files.full_path(file)}: {error}", column=error.column) from error
+            self.auditor.add_runs(identity(some, self.columns, self.table.keep), verdicts, *_rows(some))
 
 
 def _calls(runs: pa.Table, seq: str, wrap: int | None) -> Iterator[pa.Table]:
@@ -211,17 +243,16 @@ def _calls(runs: pa.Table, seq: str, wrap: int | None) -> Iterator[pa.Table]:
         start = stop
 
 
-def _rows(runs: pa.Table, lines: pa.Table, wrap: int | None) -> tuple[pa.Table, npt.NDArray[np.int64]]:
-    """The rows that runs stand for, and where they stand in their file."""
-    lengths = lines[LENGTH].to_numpy().astype(np.int64)
-    first_rows = lines[ROW].to_numpy().astype(np.int64)
-    if lengths.sum() == len(lengths):
-        return runs, first_rows
-    of_run, within = np.repeat(np.arange(len(lengths)), lengths), _within(lengths)
-    rows = runs.take(pa.array(of_run))
-    seqs = rows["seq"].to_numpy() + within
-    seqs = seqs % wrap if wrap else seqs
-    return rows.set_column(rows.column_names.index("seq"), "seq", pa.array(seqs)), first_rows[of_run] + within
+Numbers = npt.NDArray[np.int64]
+
+
+def _rows(runs: pa.Table) -> tuple[Numbers, Numbers]:
+    """(rows of each run, where each row stands)."""
+    lengths = runs[LENGTH].to_numpy().astype(np.int64)
+    places = runs[ROW].to_numpy().astype(np.int64)
+    if lengths.sum() > len(lengths):
+        places = np.repeat(places, lengths) + _within(lengths)
+    return lengths, places
 
 
 def _within(counts: npt.NDArray[Any]) -> npt.NDArray[np.int64]:

@@ -50,10 +50,11 @@ class Parts:
     """Where the runs of some shards are: a record batch a line, sorted by shard and then in the order of the files."""
 
     shard: npt.NDArray[np.uint32]
-    exchange: npt.NDArray[np.int64]
-    """Place in `paths`."""
-    batch: npt.NDArray[np.int64]
-    paths: list[str]
+    exchange: npt.NDArray[np.int32]
+    """Place in `names`."""
+    batch: npt.NDArray[np.int32]
+    names: list[str]
+    """Of exchange files; every task is told all of them, so their folder is left out."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +69,7 @@ class JudgeItem:
     version: int
     attempt: str
     scratch: str
+    """The folder of the exchange files, and of what the task hands on."""
 
 
 @dataclass(kw_only=True)
@@ -106,7 +108,7 @@ def judge(item: JudgeItem) -> Judged:
     losers: list[pa.Table] = []
     changed: list[pa.Table] = []
     with SegmentWriter(item.store, item.version, item.attempt) as writer:
-        for before, runs in zip(item.shards, _by_shard(item.parts, item.reading), strict=True):
+        for before, runs in zip(item.shards, _by_shard(item), strict=True):
             losers.append(_judge_shard(item, before, runs, writer, judged, changed))
     _write_losers(losers, item, judged)
     if changed:
@@ -178,15 +180,16 @@ def _check_growth(table: StateTable, shard: int, growth: int, accepted: int) -> 
 # The runs
 
 
-def _by_shard(parts: Parts, reading: Reading) -> Iterator[tuple[int, pa.Table]]:
+def _by_shard(item: JudgeItem) -> Iterator[tuple[int, pa.Table]]:
     """(shard, its runs in their order)."""
-    opened = [pa.ipc.open_file(pa.memory_map(path)) for path in parts.paths]
+    parts = item.parts
+    opened = [pa.ipc.open_file(pa.memory_map(f"{item.scratch}/{name}")) for name in parts.names]
     borders = [0, *(np.flatnonzero(np.diff(parts.shard)) + 1), len(parts.shard)]
     for first, end in pairwise(borders):
         if first < end:
             places = range(first, end)
             batches = [opened[parts.exchange[place]].get_batch(int(parts.batch[place])) for place in places]
-            yield int(parts.shard[first]), _in_order(gather(batches), reading.order_by)
+            yield int(parts.shard[first]), _in_order(gather(batches), item.reading.order_by)
 
 
 def gather(batches: list[pa.RecordBatch]) -> pa.Table:

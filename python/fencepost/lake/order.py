@@ -4,6 +4,8 @@ Rows are judged by (file, row). Where a key's rows are scattered over files, eac
 fill, and a hole costs ten times what a row costs that goes on where the last one ended. Under policies that admit any
 order only rows of one identity can take something from each other, so runs that share no position may change places:
 they are judged by key and sequence, and only those that overlap stay in the order that they came in.
+
+Where rows come in waves, each wave may be judged so as long as all before it were: sequences then lie where they say.
 """
 
 from __future__ import annotations
@@ -22,15 +24,17 @@ BORDER_MAX = 1 << 20
 Numbers = npt.NDArray[np.int64]
 
 
-def calm_order(runs: pa.Table, table: StateTable) -> Numbers | None:
+def calm_order(runs: pa.Table, table: StateTable, is_calm: bool = False) -> Numbers | None:
     """Places of the runs in an order in which holes are rare; None where the order may matter, or is not worth it.
+
+    `is_calm`: whether all that the table knows was judged in such an order.
 
     It may matter where a position depends on what came before it (the border of the wrap, entries that are there
     already, jumps that are too far), and for what is told of rows below the highest epoch: keys of several epochs keep
     their order.
     """
     policy = table.policy
-    if len(table) or not _is_order_free(policy) or len(table.keep):
+    if (len(table) and not is_calm) or not _is_order_free(policy) or len(table.keep):
         return None
     columns = policy.columns
     if len(columns.parts("pid")) != 1 or len(columns.parts("partition")) > 1:
@@ -39,13 +43,16 @@ def calm_order(runs: pa.Table, table: StateTable) -> Numbers | None:
     if not all(pa.types.is_integer(runs[name].type) for name in names):
         return None
     seq = runs[columns.seq].to_numpy().astype(np.int64)
-    last = seq + (runs[LENGTH].to_numpy().astype(np.int64) - 1)
-    if policy.wrap is not None and len(last) and last.max() >= policy.wrap - min(policy.wrap // 4, BORDER_MAX):
+    more = runs[LENGTH].to_numpy().astype(np.int64) - 1
+    last = int((seq + more).max()) if len(seq) else 0
+    if policy.wrap is not None and last >= policy.wrap - min(policy.wrap // 4, BORDER_MAX):
         return None
     keys = [runs[name].to_numpy() for name in names]
     epoch = np.zeros(len(runs), np.int64) if columns.epoch is None else runs[columns.epoch].to_numpy()
-    packed = _packed([*keys, epoch], seq, last)
-    return None if packed is None else _by_clusters(epoch, *packed)
+    widths = [_width(column) for column in (*keys, epoch)] + [last + 1]
+    if not len(seq) or np.prod([float(width) for width in widths]) >= 2.0**62:
+        return None
+    return _by_clusters(_packed([*keys, epoch, seq], widths), more, *widths[-2:])
 
 
 def _is_order_free(policy: Policy) -> bool:
@@ -53,36 +60,50 @@ def _is_order_free(policy: Policy) -> bool:
     return policy.admit == "any" and policy.epochs != "fence" and not is_bounded
 
 
-def _packed(columns: list[Numbers], seq: Numbers, last: Numbers) -> tuple[Numbers, Numbers, Numbers] | None:
-    """(key, first, last) of each run as one number each, in the order of key, epoch and sequence; None where 63 bits
-    are too few. The key is without epoch."""
-    if not len(seq):
-        return None
-    widths = [int(column.max()) - int(column.min()) + 1 for column in (*columns, last)]
-    widths[-1] = int(last.max()) + 1
-    if np.prod([float(width) for width in widths]) >= 2.0**62:
-        return None
-    key = np.zeros(len(seq), np.int64)
-    for column, width in zip(columns[:-1], widths, strict=False):
-        key = key * width + (column.astype(np.int64) - int(column.min()))
-    epoch = columns[-1].astype(np.int64) - int(columns[-1].min())
-    base = (key * widths[-2] + epoch) * widths[-1]
-    return key, base + seq, base + last
+def _width(column: Numbers) -> int:
+    return int(column.max()) - int(column.min()) + 1 if len(column) else 0
 
 
-def _by_clusters(epoch: Numbers, key: Numbers, first: Numbers, last: Numbers) -> Numbers:
-    """Runs by their first position; those that overlap, and those of a key of several epochs, as they came."""
-    order = np.argsort(first)
-    epoch, key, first, last = epoch[order], key[order], first[order], last[order]
+def _packed(columns: list[Numbers], widths: list[int]) -> Numbers:
+    """The place of each run's first position among all positions, in the order of key, epoch and sequence."""
+    *keys, seq = columns
+    packed = np.zeros(len(seq), np.int64)
+    for column, width in zip(keys, widths, strict=False):
+        packed *= width
+        packed += column.astype(np.int64) - column.min().astype(np.int64)
+    return packed * widths[-1] + seq
+
+
+def _by_clusters(first: Numbers, more: Numbers, epochs: int, seqs: int) -> Numbers:
+    """Runs by their first position; those that overlap, and those of a key of several epochs, as they came.
+
+    `more`: how many rows follow a run's first; `epochs`, `seqs`: how many positions are of one key, by `_packed`.
+    """
+    order, first = _sorted(first)
+    entry = first // seqs
+    key = entry // epochs if epochs > 1 else entry
     of_key = np.append(True, key[1:] != key[:-1])
-    starts = np.flatnonzero(of_key)
-    ends = np.append(starts[1:], len(key)) - 1
-    has_several = np.repeat(epoch[starts] != epoch[ends], ends - starts + 1)
-    is_apart = np.append(True, first[1:] > np.maximum.accumulate(last)[:-1])
-    begins = of_key | (is_apart & ~has_several)
-    # Within a cluster, by place: the sort above does not keep equal ones in order.
+    last = first + more[order] if more.any() else first
+    begins = of_key | np.append(True, first[1:] > np.maximum.accumulate(last)[:-1])
+    if epochs > 1:
+        starts = np.flatnonzero(of_key)
+        ends = np.append(starts[1:], len(key)) - 1
+        begins &= of_key | np.repeat(entry[starts] == entry[ends], ends - starts + 1)
+    # Within a cluster, by place.
     is_alone = begins & np.append(begins[1:], True)
     together = np.flatnonzero(~is_alone)
     cluster = np.cumsum(begins)[together]
     order[together] = order[together][np.lexsort((order[together], cluster))]
     return order
+
+
+def _sorted(values: Numbers) -> tuple[Numbers, Numbers]:
+    """(places of the values in ascending order, the values so). Numbers sort faster than places: both go into one,
+    where 63 bits are enough."""
+    bits = len(values).bit_length()
+    if int(values.max()) >> (63 - bits):
+        order = np.argsort(values)
+        return order, values[order]
+    both = (values << bits) | np.arange(len(values))
+    both.sort()
+    return both & ((1 << bits) - 1), both >> bits

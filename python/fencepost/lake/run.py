@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -86,6 +87,8 @@ class Run:
         self.version = 0
         self.shards = 0
         self.attempt = ""
+        self.folder = Path()
+        """What only this attempt's tasks write and read, outputs included."""
         self.plan: dict[str, Any] = {}
         self.stage = ""
         """The last step that was begun."""
@@ -102,6 +105,7 @@ class Run:
         tries_left = TRIES
         while True:
             self.attempt = uuid4().hex
+            self.folder = self.job.sink.prepare_folder(self.version, self.attempt)
             try:
                 return self.try_once()
             except ChangedError as error:
@@ -257,7 +261,7 @@ class Run:
         found = Found(
             files=as_read,
             is_read=is_read,
-            read=as_read.take(np.flatnonzero(is_read).tolist()),
+            read=as_read if is_read.all() else as_read.take(np.flatnonzero(is_read).tolist()),
             rows=np.array([it for group in scanned for it in group.rows], np.int64),
             untracked=sum(it for group in scanned for it in group.untracked),
             footer_crc=[it for group in scanned for it in group.footer_crc],
@@ -310,7 +314,7 @@ class Run:
                     shard=parts.shard[borders[first] : borders[end]],
                     exchange=parts.exchange[borders[first] : borders[end]],
                     batch=parts.batch[borders[first] : borders[end]],
-                    paths=parts.paths,
+                    names=parts.names,
                 ),
                 shards=before[first:end],
                 reading=reading,
@@ -326,7 +330,7 @@ class Run:
             return self.tasks("judge", judge, items, engine)
         except BatchError as error:
             # All new files agree about the types of keys: it is the state that has others.
-            path = found.files.full_path(_first_file(parts.paths[0]))
+            path = found.files.full_path(_first_file(f"{self.folder}/{parts.names[0]}"))
             raise BatchError(f"{path}: {error}", column=error.column) from error
 
     def next_eviction(self, found: Found) -> Eviction:
@@ -497,13 +501,6 @@ class Run:
             rows.append(row | {"footer_crc": parquet_footer(missing).footer_crc})
         return SideFiles.of(rows), places
 
-    # Where its files are
-
-    @property
-    def folder(self) -> Path:
-        """What only this attempt's tasks write and read, outputs included."""
-        return self.job.sink.prepare_folder(self.version, self.attempt)
-
     def discard(self) -> None:
         """Remove what this attempt prepared: nothing refers to it."""
         self.job.state.discard(self.version, self.attempt)
@@ -550,13 +547,14 @@ def _parts(exchanges: list[Exchange]) -> tuple[Parts, npt.NDArray[np.int64]]:
     """All record batches by shard, those of one in the order of the files; and how many runs each has."""
     if not exchanges:
         return Parts(
-            shard=np.zeros(0, np.uint32), exchange=np.zeros(0, np.int64), batch=np.zeros(0, np.int64), paths=[]
+            shard=np.zeros(0, np.uint32), exchange=np.zeros(0, np.int32), batch=np.zeros(0, np.int32), names=[]
         ), np.zeros(0, np.int64)
     shard = np.concatenate([it.shards for it in exchanges])
-    order = np.argsort(shard, kind="stable")
-    exchange = np.repeat(np.arange(len(exchanges)), [len(it.shards) for it in exchanges])
-    batch = np.concatenate([np.arange(len(it.shards)) for it in exchanges])
-    parts = Parts(shard=shard[order], exchange=exchange[order], batch=batch[order], paths=[it.path for it in exchanges])
+    order = np.argsort(shard.astype(np.uint16), kind="stable")  # SHARDS_MAX fits, and of 16 bits this is a radix sort
+    exchange = np.repeat(np.arange(len(exchanges), dtype=np.int32), [len(it.shards) for it in exchanges])
+    batch = np.concatenate([np.arange(len(it.shards), dtype=np.int32) for it in exchanges])
+    names = [os.path.basename(it.path) for it in exchanges]
+    parts = Parts(shard=shard[order], exchange=exchange[order], batch=batch[order], names=names)
     return parts, np.concatenate([it.runs for it in exchanges])[order]
 
 
@@ -601,8 +599,10 @@ def _outputs(found: Found, written: list[Written], ordinals: npt.NDArray[np.int6
     for column in ("rows", "bytes", "footer_crc"):
         values = [it for group in written for it in getattr(group, column)]
         columns[column] = [values[place] for place in places]
+    folders = found.files.folders()
+    hive = {folder: hive_folders(folder) for folder in dict.fromkeys(folders)}
     columns["name"] = [
-        f"{hive_folders(found.files.paths[place])}part-{ordinal:05}.parquet"
+        f"{hive[folders[place]]}part-{ordinal:05}.parquet"
         for place, ordinal in zip(places, columns["ordinal"], strict=True)
     ]
     winners = {name: str(paths[place]) for name, place in zip(columns["name"], places, strict=True)}

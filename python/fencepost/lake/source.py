@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from urllib.parse import unquote
 
 from fencepost.errors import BatchError, SourceError
+from fencepost.state.disk import opened_folder
 
 HIVE = re.compile(r"([^/=]+)=([^/]*)/")
 HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
@@ -41,19 +42,18 @@ class Files:
         for column, value in zip((self.bytes, self.mtime_ns, self.inode), identity_of(stat), strict=True):
             column.append(value)
 
-    def take(self, places: Iterable[int]) -> Files:
+    def take(self, places: Sequence[int]) -> Files:
         """Those at the given places."""
-        columns: list[list[int]] = [[], [], []]
-        paths = []
-        for place in places:
-            paths.append(self.paths[place])
-            for column, values in zip(columns, (self.bytes, self.mtime_ns, self.inode), strict=True):
-                column.append(values[place])
-        return Files(self.root, paths, *columns)
+        columns = (self.paths, self.bytes, self.mtime_ns, self.inode)
+        return Files(self.root, *([column[place] for place in places] for column in columns))  # type: ignore[arg-type]
 
     def slice(self, first: int, end: int) -> Files:
         columns = (self.paths, self.bytes, self.mtime_ns, self.inode)
         return Files(self.root, *(column[first:end] for column in columns))  # type: ignore[arg-type]
+
+    def folders(self) -> list[str]:
+        """The folder of each, relative to the root: "" or with a slash at its end. Many files share one."""
+        return [path[: path.rfind("/") + 1] for path in self.paths]
 
     def full_path(self, place: int) -> str:
         return os.path.join(self.root, self.paths[place])
@@ -75,28 +75,32 @@ def list_files(root: str) -> Files:
     """
     if not os.path.isdir(root):
         raise SourceError(f"{root}: no such folder", path=root)
-    found = sorted(_walk(root, ""), key=lambda entry: entry[0])
-    files = Files(root)
-    for path, stat in found:
-        files.append(path, stat)
-    return files
+    # Paths differ, so nothing behind them is compared.
+    found = sorted(_walk(root, ""))
+    return Files(root, *map(list, zip(*found, strict=True))) if found else Files(root)
 
 
-def _walk(folder: str, prefix: str) -> Iterator[tuple[str, os.stat_result]]:
+def _walk(folder: str, prefix: str) -> list[tuple[str, int, int, int]]:
+    """(path, bytes, mtime_ns, inode) of each file; looked at by name within its open folder, not by its whole path."""
+    found, subfolders = [], []
     try:
-        with os.scandir(folder) as entries:
+        with opened_folder(folder) as handle, os.scandir(handle) as entries:
             for entry in entries:
-                if entry.name.startswith(("_", ".")):
+                name = entry.name
+                if name.startswith(("_", ".")):
                     continue
                 if entry.is_dir():
-                    yield from _walk(entry.path, f"{prefix}{entry.name}/")
-                elif entry.name.endswith(".parquet"):
+                    subfolders.append(name)
+                elif name.endswith(".parquet"):
                     try:
-                        yield prefix + entry.name, entry.stat()
+                        found.append((prefix + name, *identity_of(entry.stat())))
                     except FileNotFoundError:
                         continue  # gone before anybody read it
     except OSError as error:
         raise SourceError(f"{folder}: cannot be listed: {error.strerror}", path=folder) from error
+    for name in subfolders:
+        found += _walk(f"{folder}/{name}", f"{prefix}{name}/")
+    return found
 
 
 def hive_folders(path: str) -> str:
@@ -117,25 +121,24 @@ def constants_of(files: Files, names: Sequence[str]) -> list[Constants]:
 
     Numbers where the folders of all files give numbers, else text, so that no two files disagree about a type.
     """
-    of_folder: dict[str, dict[str, str | None]] = {}  # many files share one
-    for folder in {path.rpartition("/")[0] for path in files.paths}:
-        of_folder[folder] = hive_values(f"{folder}/")
-    values = [of_folder[path.rpartition("/")[0]] for path in files.paths]
-    wanted = [name for name in names if any(name in of_file for of_file in values)]
+    folders = files.folders()
+    values = {folder: hive_values(folder) for folder in dict.fromkeys(folders)}
+    wanted = [name for name in names if any(name in it for it in values.values())]
     for name in wanted:
-        place = next((at for at, of_file in enumerate(values) if name not in of_file), None)
-        if place is not None:
+        folder = next((folder for folder, it in values.items() if name not in it), None)
+        if folder is not None:
             raise BatchError(
-                f"{files.full_path(place)}: column '{name}': missing in the names of its folders, where other "
-                "files have it",
+                f"{files.full_path(folders.index(folder))}: column '{name}': missing in the names of its folders, "
+                "where other files have it",
                 column=name,
             )
-    numeric = {name: all(_is_number(of_file[name]) for of_file in values) for name in wanted}
+    numeric = {name: all(_is_number(it[name]) for it in values.values()) for name in wanted}
 
     def typed(name: str, value: str | None) -> int | str | None:
         return int(value) if value is not None and numeric[name] else value
 
-    return [{name: typed(name, of_file[name]) for name in wanted} for of_file in values]
+    constants = {folder: {name: typed(name, it[name]) for name in wanted} for folder, it in values.items()}
+    return [constants[folder] for folder in folders]
 
 
 def _is_number(value: str | None) -> bool:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from uuid import uuid4
@@ -102,6 +104,16 @@ class Disk:
             shutil.rmtree(path, ignore_errors=True)
         else:
             path.unlink(missing_ok=True)
+
+
+@contextmanager
+def opened_folder(path: str | os.PathLike[str]) -> Iterator[int]:
+    """A folder, open, so that many files can be named within it: the kernel need not look up the path for each."""
+    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        yield handle
+    finally:
+        os.close(handle)
 
 
 def _clone(source: int, target: int) -> bool:

@@ -40,13 +40,15 @@ def read_ledger(store: Store, files: LedgerFiles | None) -> ArrowTable:
 
 def new_files(ledger: ArrowTable, listing: ArrowTable) -> Any:
     """The places in a listing, ascending, of the files that the ledger does not name."""
+    import numpy as np
     import pyarrow as pa  # type: ignore[import-untyped]
     import pyarrow.compute as pc
 
+    places = pa.array(np.arange(len(listing)))
     if not len(ledger):
-        return pa.array(range(len(listing)), pa.int64())
-    places = listing.select(COLUMNS).append_column("place", pa.array(range(len(listing)), pa.int64()))
-    found = places.join(ledger, keys=list(COLUMNS), join_type="left anti")
+        return places
+    numbered = listing.select(COLUMNS).append_column("place", places)
+    found = numbered.join(ledger, keys=list(COLUMNS), join_type="left anti")
     return pc.take(found["place"], pc.sort_indices(found["place"])).combine_chunks()
 
 

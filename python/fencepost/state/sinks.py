@@ -23,7 +23,7 @@ from uuid import uuid4
 from fencepost.errors import SinkChangedError, SinkError
 from fencepost.state.commit import Sink
 from fencepost.state.decision import ABANDONED, APPLIED, Decision
-from fencepost.state.disk import TEMPORARY, Disk
+from fencepost.state.disk import TEMPORARY, Disk, opened_folder
 from fencepost.state.stores import is_local
 from fencepost.state.versions import State
 
@@ -196,12 +196,12 @@ def _sizes(folder: Path) -> dict[str, int]:
     while subfolders:
         inside = subfolders.pop()
         try:
-            with os.scandir(f"{folder}/{inside}") as entries:
+            with opened_folder(f"{folder}/{inside}") as handle, os.scandir(handle) as entries:
                 for entry in entries:
                     if entry.is_dir(follow_symlinks=False):
                         subfolders.append(f"{inside}{entry.name}/")
                     else:
-                        found[f"{inside}{entry.name}"] = entry.stat().st_size
+                        found[inside + entry.name] = entry.stat().st_size
         except (FileNotFoundError, NotADirectoryError):
             continue
     return found
