@@ -125,14 +125,25 @@ class RunFolders:
         return APPLIED
 
     def fence(self, decision: Decision) -> str:
-        """See `Sink`: a folder with a marker takes the place of the version's."""
+        """See `Sink`: a folder with a marker takes the place of the version's.
+
+        What somebody else has put there is as good: no apply replaces it.
+        """
         target, marked = self._target(decision), self._marked(decision, ABANDONED_NAME)
         try:
             self.disk.move(marked, target)
         except OSError:
-            if not self._is_fenced(target):
-                return APPLIED
+            if not os.path.lexists(target):
+                raise  # nothing is in the way: rights, or the disk
+            is_shown = self._holds(target, decision)
+            if not is_shown and _sizes(target).items() & _wanted(decision).items():
+                raise SinkChangedError(
+                    f"{target}: not what version {decision.version} decided, but a part of it: put back what is gone "
+                    "and take away what is more, or remove the folder"
+                ) from None
             self.disk.seal(self.path)
+            if is_shown:
+                return APPLIED
         finally:
             self.disk.remove(marked.parent)
         self._clear(decision)
@@ -181,9 +192,15 @@ class RunFolders:
 
     @staticmethod
     def _holds(target: Path, decision: Decision) -> bool:
-        outputs, sides = decision.outputs, decision.side_files
-        wanted = dict(zip([*outputs.name, *sides.name], [*outputs.bytes, *sides.bytes], strict=True))
-        return _sizes(target) == (wanted if decision.prepared is not None else {EMPTY_NAME: 0})
+        return _sizes(target) == _wanted(decision)
+
+
+def _wanted(decision: Decision) -> dict[str, int]:
+    """The bytes of every file that a version's folder has, by its name within."""
+    if decision.prepared is None:
+        return {EMPTY_NAME: 0}
+    outputs, sides = decision.outputs, decision.side_files
+    return dict(zip([*outputs.name, *sides.name], [*outputs.bytes, *sides.bytes], strict=True))
 
 
 def _sizes(folder: Path) -> dict[str, int]:
