@@ -269,6 +269,31 @@ def test_a_version_without_output_is_fenced_too(world: World) -> None:
     assert glance(world.state)[-1] == (4, "run", "abandoned", 3)
 
 
+@pytest.mark.parametrize("marker", ["_empty", "_abandoned"])
+def test_who_is_overtaken_while_it_makes_its_marker(world: World, monkeypatch: pytest.MonkeyPatch, marker: str) -> None:
+    """Another shows the version meanwhile, and takes the marker's folder for rubbish."""
+    world.run(rows_of(3), "3 again.txt", until="decide")
+    write, overtaken = Disk.write, []
+
+    def slow(disk: Disk, path: Path, data: bytes) -> None:
+        if path.name == marker and not overtaken:
+            overtaken.append(path)
+            other = world.again()
+            assert recover(other.state, other.sink) == (4,)
+            assert not path.parent.exists()
+        write(disk, path, data)
+
+    monkeypatch.setattr(Disk, "write", slow)
+    if marker == "_empty":
+        assert recover(world.state, world.sink) == (4,)
+    else:
+        with pytest.raises(fp.StateConflictError, match="version 4 is applied"):
+            world.state.abandon(4)
+    assert overtaken
+    assert glance(world.state)[-1] == (4, "run", "applied", 3)
+    assert os.listdir(world.sink.path / "run=4") == ["_empty"]
+
+
 def test_a_run_that_is_abandoned_while_it_applies(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     decide = State.decide
 
