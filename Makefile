@@ -100,8 +100,8 @@ model: $(VENV)/dependencies ## The commit protocol's model in larger bounds than
 	FENCEPOST_MODEL=deep $(BIN)/python -m pytest -s -v tests/test_protocol.py
 
 faults: java $(VENV)/installed ## Kill, stop, starve and deceive real runs, and compare each with an undisturbed one: minutes
-	PYTHONPATH=$(abspath tests) $(BIN)/python -m faults.run
-	PYTHONPATH=$(abspath tests) $(BIN)/python -m faults.spark
+	PYTHONPATH=$(abspath tests) $(BIN)/python -m faults.run; on_threads=$$?; \
+		PYTHONPATH=$(abspath tests) $(BIN)/python -m faults.spark && exit $$on_threads
 
 test-spark: java $(VENV)/installed ## The Spark suite on the PySpark it is developed on
 	$(BIN)/python -m pytest tests/spark

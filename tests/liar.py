@@ -9,15 +9,36 @@ import time
 from collections import Counter
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-LIES = ("503 after", "503 before", "409", "dropped after", "dropped before", "late", "late and dropped")
+LIES = (
+    "503 after",
+    "503 before",
+    "409",
+    "dropped after",
+    "dropped before",
+    "late",
+    "late and dropped",
+    "dropped, then late",
+)
 
 
 class Liar:
-    """A proxy. `lies`: what it may do to conditional puts, drawn by `seed`, as often as the truth."""
+    """A proxy. `lies`: what it may do to conditional puts, drawn by `seed`, as often as the truth.
 
-    def __init__(self, endpoint: str, lies: tuple[str, ...], seed: int = 0, share: float = 0.5) -> None:
+    `names`: it lies about these only, by how they end. `late_seconds`: how late a put arrives that is late.
+    """
+
+    def __init__(
+        self,
+        endpoint: str,
+        lies: tuple[str, ...],
+        seed: int = 0,
+        share: float = 0.5,
+        *,
+        names: str = "",
+        late_seconds: float = 0.1,
+    ) -> None:
         self.target = endpoint.removeprefix("http://")
-        self.lies, self.share = lies, share
+        self.lies, self.share, self.names, self.late_seconds = lies, share, names, late_seconds
         self.told: Counter[str] = Counter()
         self._random = random.Random(seed)
         self._lock = threading.Lock()
@@ -46,26 +67,38 @@ class Liar:
 
             def pass_on(self) -> None:
                 body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-                lie = liar.lie(self.command == "PUT" and "If-None-Match" in self.headers)
+                is_conditional = self.command == "PUT" and "If-None-Match" in self.headers
+                lie = liar.lie(is_conditional and self.path.endswith(liar.names))
                 if lie == "dropped before":
                     return self.drop()
                 if lie in ("409", "503 before"):
                     return self.reply(int(lie[:3]), {}, b"")
-                if lie.startswith("late"):
-                    time.sleep(0.1)
                 headers = {name.lower(): value for name, value in self.headers.items()}
+                if lie == "dropped, then late":
+                    threading.Thread(target=self.late, args=(body, headers), daemon=True).start()
+                    return self.drop()
+                if lie.startswith("late"):
+                    time.sleep(liar.late_seconds)
                 if lie == "ignored":
                     del headers["if-none-match"]
+                status, found, data = self.ask(body, headers)
+                if lie in ("dropped after", "late and dropped"):
+                    return self.drop()
+                if lie == "503 after":
+                    return self.reply(503, {}, b"")
+                return self.reply(status, found, data)
+
+            def ask(self, body: bytes, headers: dict[str, str]) -> tuple[int, dict[str, str], bytes]:
                 connection = http.client.HTTPConnection(liar.target, timeout=20)
                 connection.request(self.command, self.path, body, headers)
                 response = connection.getresponse()
                 data, found = response.read(), dict(response.getheaders())
                 connection.close()
-                if lie in ("dropped after", "late and dropped"):
-                    return self.drop()
-                if lie == "503 after":
-                    return self.reply(503, {}, b"")
-                return self.reply(response.status, found, data)
+                return response.status, found, data
+
+            def late(self, body: bytes, headers: dict[str, str]) -> None:
+                time.sleep(liar.late_seconds)
+                self.ask(body, headers)
 
             def reply(self, status: int, headers: dict[str, str], data: bytes) -> None:
                 self.send_response(status)

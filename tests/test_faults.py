@@ -14,6 +14,8 @@ QUICK = [
     "killed_at_a_step decide after row",
     "killed_at_a_step apply after aligned",
     "stopped decide after plan=interval",
+    "stopped_and_abandoned before",
+    "met_at_decide 3 versions=1",
     "disturbed_workers killed",
     "changed_source judge after swap",
     "full_by_limit 2500",
@@ -45,7 +47,7 @@ def test_a_broken_job_is_objected_to(tmp_path: Path, mutant: str) -> None:
 def test_there_are_enough_cases_of_every_kind() -> None:
     assert len(CASES) >= 180
     kinds = {case.kind for case in CASES.values()}
-    assert len(kinds) == 15
+    assert len(kinds) == 16
     assert {act.__name__ for _, act, _ in OBJECTIONS} >= {
         "killed_at_a_step",
         "stopped",

@@ -269,6 +269,31 @@ def test_a_version_without_output_is_fenced_too(world: World) -> None:
     assert glance(world.state)[-1] == (4, "run", "abandoned", 3)
 
 
+@pytest.mark.parametrize("marker", ["_empty", "_abandoned"])
+def test_who_is_overtaken_while_it_makes_its_marker(world: World, monkeypatch: pytest.MonkeyPatch, marker: str) -> None:
+    """Another shows the version meanwhile, and takes the marker's folder for rubbish."""
+    world.run(rows_of(3), "3 again.txt", until="decide")
+    write, overtaken = Disk.write, []
+
+    def slow(disk: Disk, path: Path, data: bytes) -> None:
+        if path.name == marker and not overtaken:
+            overtaken.append(path)
+            other = world.again()
+            assert recover(other.state, other.sink) == (4,)
+            assert not path.parent.exists()
+        write(disk, path, data)
+
+    monkeypatch.setattr(Disk, "write", slow)
+    if marker == "_empty":
+        assert recover(world.state, world.sink) == (4,)
+    else:
+        with pytest.raises(fp.StateConflictError, match="version 4 is applied"):
+            world.state.abandon(4)
+    assert overtaken
+    assert glance(world.state)[-1] == (4, "run", "applied", 3)
+    assert os.listdir(world.sink.path / "run=4") == ["_empty"]
+
+
 def test_a_run_that_is_abandoned_while_it_applies(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     decide = State.decide
 
@@ -282,6 +307,68 @@ def test_a_run_that_is_abandoned_while_it_applies(world: World, monkeypatch: pyt
         with pytest.raises(fp.StateConflictError, match="version 4 was abandoned by another writer"):
             world.run(rows_of(4), "4.txt")
     assert glance(world.state)[-1] == (4, "run", "abandoned", 3)
+
+
+def test_a_sink_without_rights_is_not_taken_for_one_that_shows_the_version(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.run(rows_of(4), "4.txt", until="decide")
+
+    def forbidden(*_: object) -> None:
+        raise PermissionError("no rights")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "rename", forbidden)
+        with pytest.raises(PermissionError, match="no rights"):
+            world.state.abandon(4)
+    assert world.state.status(4) == "decided"
+    world.state.abandon(4)
+    assert glance(world.state)[-1] == (4, "run", "abandoned", 3)
+
+
+def test_a_version_whose_name_another_has_taken_is_abandoned(world: World) -> None:
+    """It is not shown, and never can be: its rows are for the next version."""
+    stuck = world.run(rows_of(4), "4.txt", until="decide")
+    foreign = world.sink.path / "run=4"
+    foreign.mkdir()
+    (foreign / "theirs.txt").write_text("another's")
+    with pytest.raises(fp.SinkChangedError, match=f"{foreign}: not what version 4 decided"):
+        recover(world.state, world.sink)
+    world.state.abandon(4)
+    assert os.listdir(foreign) == ["theirs.txt"]
+    world.run(rows_of(4), "4.txt")
+    assert glance(world.state)[3:] == [(4, "run", "abandoned", 3), (5, "run", "applied", 3)]
+    assert world.state.version(5).outputs.rows == stuck.outputs.rows
+
+
+def test_a_version_that_is_shown_in_part_is_neither_applied_nor_abandoned(world: World) -> None:
+    """Its rows would be lost or there twice: people must look."""
+    stuck = world.run(rows_of(4), "4.txt", until="decide")
+    world.sink.apply(stuck)
+    (world.sink.path / "run=4" / "more.txt").touch()
+    for act in (lambda: world.state.abandon(4), lambda: recover(world.state, world.sink)):
+        with pytest.raises(fp.SinkChangedError, match="run=4: not what version 4 decided"):
+            act()
+    assert world.state.status(4) == "decided"
+    (world.sink.path / "run=4" / "more.txt").unlink()
+    assert recover(world.state, world.sink) == (4,)
+
+
+def test_abandon_waits_for_the_disk_before_it_believes(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The decision's writer may have died before it did, and so may who has shown the version."""
+    world.run(rows_of(4), "4.txt", until="decide")
+    seal, sealed = Disk.seal, []
+    monkeypatch.setattr(Disk, "seal", lambda disk, path: (sealed.append(path), seal(disk, path))[1])
+    folder = world.root / "state"
+    world.again().state.abandon(4)
+    assert sealed[:2] == [folder / "log", folder / "done"]
+    world.run(rows_of(4), "4.txt", until="decide")
+    world.sink.apply(world.state.version(5))
+    sealed.clear()
+    with pytest.raises(fp.StateConflictError, match="version 5 is applied"):
+        world.again().state.abandon(5)
+    assert sealed[-1] == folder / "done"
+    assert sealed.index(world.sink.path) < len(sealed) - 1
 
 
 # -- Reshard

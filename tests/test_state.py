@@ -189,6 +189,15 @@ def test_put_if_absent(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["a"]
 
 
+def test_who_finds_a_name_taken_waits_until_it_is_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who put it may have died before the name was on disk, and what is done now builds on it."""
+    Disk(sync=False).put(tmp_path / "x", b"theirs")
+    sealed: list[Path] = []
+    monkeypatch.setattr(Disk, "seal", lambda disk, path: sealed.append(path))
+    assert not Disk().put(tmp_path / "x", b"mine")
+    assert sealed == [tmp_path]
+
+
 @pytest.mark.parametrize(("faster", "won"), [(None, True), (b"mine", True), (b"yours", False)])
 def test_put_survives_the_collection_of_its_temporary(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, faster: bytes | None, won: bool

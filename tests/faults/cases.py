@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import signal
 import subprocess
 import time
@@ -24,8 +25,21 @@ from fencepost import state
 from liar import LIES, Liar
 
 from faults import order, workers
-from faults.driver import Drive, Driver, Outcome, go, make_job, settle
-from faults.world import BEGIN_MS, CHANGES, HOUR_MS, SCHEMA, World, check, demand, leftovers, seeds, visible
+from faults.driver import Drive, Driver, Outcome, go, make_job, settle, wait_until
+from faults.world import (
+    BEGIN_MS,
+    CHANGES,
+    HOUR_MS,
+    SCHEMA,
+    Broken,
+    World,
+    check,
+    demand,
+    leftovers,
+    seeds,
+    tried,
+    visible,
+)
 
 DAY_MS = 24 * HOUR_MS
 STEPS = ("list", "scan", "judge", "write", "check", "collect", "decide", "apply", "finish")
@@ -49,12 +63,22 @@ def prepare(root: Path, drive: Drive, kind: str = "mixed", *, versions: int = 1,
 def finish(world: World, drive: Drive, *, collect: bool = False, **how: Any) -> list[Outcome]:
     """Undisturbed runs, then everything that must hold."""
     outcomes = settle(world, drive)
+    if _next_only(world, leftovers(world)):
+        # Attempts at a version that nobody has needed since, as their files are gone: it collects them once it is done.
+        world.land(500)
+        settle(world, drive)
     if collect:
         world.opened().collect_garbage()
     check(world, drive.options, **how)
     left = leftovers(world)
     demand(not left, f"left over: {left}")
     return outcomes
+
+
+def _next_only(world: World, left: list[str]) -> bool:
+    """Whether something is left over, all of it of the version after the newest."""
+    numbers = {int(it) for name in left for it in re.findall(r"^(?:_prepare|segments|body)/(\d+)", name)[:1] or ["0"]}
+    return numbers == {world.decided() + 1}
 
 
 # -- Drivers that die
@@ -85,7 +109,7 @@ def killed_in_recovery(root: Path, calls: int, then: str = "add", **more: Any) -
     demand(go(world, replace(drive, at=("apply", "before"), act="kill")).kind == "killed", "not killed")
     world.change(then, 78)
     for call in (calls, calls + 1, calls + 3):
-        go(world, replace(drive, calls=call))
+        tried("kills in recovery", go(world, replace(drive, calls=call)).kind == "killed")
     finish(world, drive)
 
 
@@ -103,7 +127,7 @@ def killed_at_a_call(root: Path, calls: int, plan: str | None = None, *, version
     """SIGKILL at a change to the disk, whichever thread makes it, also in the first run of all."""
     drive = Drive(options={"plan": plan}, **more)
     world = prepare(root, drive, "whole" if plan == "aligned" else "mixed", versions=versions)
-    go(world, replace(drive, calls=calls))
+    tried("kills at a change to the disk", go(world, replace(drive, calls=calls)).kind == "killed")
     world.change(CHANGES[calls % len(CHANGES)], 79)
     finish(world, drive)
 
@@ -111,15 +135,29 @@ def killed_at_a_call(root: Path, calls: int, plan: str | None = None, *, version
 def killed_at_random(root: Path, seed: int, plan: str | None = None, kills: int = 4) -> None:
     """SIGKILL by the clock, again and again, while the source changes."""
     drive = Drive(options={"plan": plan})
+    began = time.monotonic()
     world = prepare(root, drive, "whole" if plan == "aligned" else "mixed")
+    seconds = time.monotonic() - began  # about what a run takes
     draw = random.Random(seed)
     for kill in range(kills):
         driver = Driver(world, drive)
         driver.wait_until_begun()
-        time.sleep(draw.random() * 0.25)
+        time.sleep(draw.random() * seconds)
         driver.signal(signal.SIGKILL)
-        driver.wait()
+        tried("kills by the clock", driver.wait().kind == "killed")
         world.change(draw.choice(CHANGES), 200 + kill)
+    finish(world, drive, collect=True)
+
+
+def killed_in_an_operation(root: Path, operation: tuple[Any, ...], calls: int) -> None:
+    """A run dies after Decide; who collects garbage or abandons its version dies, too; the next run goes on."""
+    drive = Drive()
+    world = prepare(root, drive, versions=2)
+    demand(go(world, replace(drive, at=("apply", "before"), act="kill")).kind == "killed", "not killed")
+    world.change("add", 83)
+    outcome = go(world, replace(drive, operation=operation, calls=calls))
+    demand(outcome.kind != "error", f"{operation} was told {outcome.error}: {outcome.message}")
+    tried("kills in an operation", outcome.kind == "killed")
     finish(world, drive, collect=True)
 
 
@@ -148,6 +186,27 @@ def stopped(
     finish(world, calm, collect=True)
 
 
+def stopped_and_abandoned(root: Path, moment: str, calls: int = 0) -> None:
+    """SIGSTOP in Apply; others abandon the version, and read its input again; SIGCONT: it is shown never, or it was."""
+    calm = Drive()
+    world = prepare(root, calm)
+    fault: dict[str, Any] = {"calls": calls, "calls_from": "apply"} if calls else {"at": ("apply", moment)}
+    zombie = Driver(world, replace(calm, act="stop", **fault))
+    zombie.wait_until_stopped()
+    was_shown = (world.sink / "run=2").exists()
+    outcome = go(world, replace(calm, operation=("abandon", 2)))
+    demand(outcome.error == ("StateConflictError" if was_shown else ""), f"abandon was told {outcome}")
+    world.land(300)
+    demand(go(world, calm).version == 3, "another run fails")
+    before = visible(world)
+    zombie.signal(signal.SIGCONT)
+    outcome = zombie.wait()
+    demand(visible(world) == before, "a zombie changed what others see")
+    demand(outcome.error == ("" if was_shown else "StateConflictError"), f"the zombie was told {outcome}")
+    demand(world.opened().status(2) == ("applied" if was_shown else "abandoned"), "an abandoned version is another")
+    finish(world, calm, collect=True)
+
+
 def raced(root: Path, drivers: int, seed: int) -> None:
     """Several at once, one killed at some moment."""
     drive = Drive()
@@ -157,14 +216,44 @@ def raced(root: Path, drivers: int, seed: int) -> None:
         running = [Driver(world, drive) for _ in range(drivers)]
         time.sleep(draw.random() * 0.3)
         running[0].signal(signal.SIGKILL)
-        for driver in running:
-            outcome = driver.wait()
+        outcomes = [driver.wait() for driver in running]
+        for outcome in outcomes:
             demand(
                 outcome.kind in ("version", "killed") or outcome.error == "StateConflictError",
                 f"a racer was told {outcome.error}: {outcome.message}",
             )
+        tried("kills in a race", outcomes[0].kind == "killed")
         world.land(400 + round_)
     finish(world, drive, collect=True)
+
+
+def met_at_decide(root: Path, drivers: int, *, versions: int) -> None:
+    """Several have all prepared the same version: one decides it, and the others are told so."""
+    drive = Drive()
+    world = prepare(root, drive, versions=versions)
+    for round_ in range(2):
+        racing = replace(drive, at=("decide", "before"), action=partial(_meet, drivers=drivers))
+        outcomes = [driver.wait() for driver in [Driver(world, racing) for _ in range(drivers)]]
+        told = sorted(outcome.error for outcome in outcomes)
+        demand(told == ["", *["StateConflictError"] * (drivers - 1)], f"drivers that met at Decide: {outcomes}")
+        _part(world)
+        world.land(400 + round_)
+    finish(world, drive)
+
+
+def _meet(world: World, drivers: int) -> None:
+    """A driver waits for the others, unless they stay away."""
+    (world.root / f"{os.getpid()}.met").touch()
+    with suppress(Broken):
+        wait_until(lambda: len(list(world.root.glob("*.met"))) >= drivers, "others stay away", 20)
+
+
+def _part(world: World) -> int:
+    """Gives how many drivers have met."""
+    met = list(world.root.glob("*.met"))
+    for path in met:
+        path.unlink()
+    return len(met)
 
 
 # -- Workers
@@ -207,6 +296,7 @@ def changed_source(root: Path, step: str, moment: str, change: str, plan: str | 
     before = visible(world)
     outcome = go(world, replace(drive, at=(step, moment), act=change, seed=81))
     is_fine = outcome.kind == "version" or outcome.error in ("SourceError", "ChangedError")
+    demand(outcome.is_disturbed, "the source did not change in the middle of the run")
     demand(is_fine, f"a changing source was told as {outcome.error}: {outcome.message}")
     demand(outcome.kind == "version" or visible(world) == before, "an error changed what others see")
     finish(world, drive)
@@ -243,6 +333,7 @@ def quietly_replaced(root: Path, step: str, moment: str, **more: Any) -> None:
     part.rename(world.source / "900000.parquet")
     outcome = go(world, replace(drive, at=(step, moment), action=_replace_quietly))
     is_fine = outcome.kind == "version" or outcome.error in ("SourceError", "ChangedError")
+    demand(outcome.is_disturbed, "the source did not change in the middle of the run")
     demand(is_fine, f"{outcome.error}: {outcome.message}")
     finish(world, drive)
 
@@ -258,6 +349,7 @@ def full_by_limit(root: Path, limit: int, *, recovering: bool = False, **more: A
         demand(go(world, replace(drive, at=("apply", "before"), act="kill")).kind == "killed", "not killed")
     before, decided = visible(world), world.decided()
     outcome = go(world, replace(drive, file_bytes_max=limit))
+    tried("full disks", outcome.kind == "error")
     _check_told(outcome)
     # What was decided before may be shown by now.
     is_same = recovering or world.decided() > decided or visible(world) == before
@@ -283,6 +375,7 @@ def full_by_blocks(root: Path, pages: int, **more: Any) -> None:
         os.truncate(filler, max(0, filler.stat().st_size // 4096 - pages) * 4096)
         before, decided = visible(world), world.decided()
         outcome = go(world, drive)
+        tried("full disks", outcome.kind == "error")
         _check_told(outcome)
         is_same = world.decided() > decided or visible(world) == before
         demand(outcome.kind == "version" or is_same, "an error changed what others see")
@@ -489,30 +582,80 @@ def evicted_and_replayed(root: Path, plan: str | None = None) -> None:
 
 
 def lying_store(
-    root: Path, endpoint: str, lies: tuple[str, ...], seed: int, *, drivers: int = 1, die: str = "", **more: Any
+    root: Path,
+    endpoint: str,
+    lies: tuple[str, ...],
+    seed: int,
+    *,
+    share: float = 0.5,
+    drivers: int = 1,
+    die: str = "",
+    **more: Any,
 ) -> None:
     """The state in an object store behind a proxy that lies, one driver or several, one of them killed at a step."""
-    from s3_server import BUCKET
-
-    server = {"region": "us-east-1", "access_key_id": "a", "secret_access_key": "b", "allow_http": True}
     world = World(root)
-    with Liar(endpoint, lies, seed) as liar:
-        options = {
-            "state": f"s3://{BUCKET}/{root.name}-{seed}-{os.urandom(4).hex()}",
-            "state_options": server | {"endpoint": liar.endpoint},
-        }
+    with Liar(endpoint, lies, seed, share) as liar:
+        options = _remote(root, liar.endpoint)
         drive = Drive(options=options, **more)
         for round_ in range(3):
             world.land(10 * round_ + 1, 10 * round_ + 2)
+            # A round in which the first one dies, else all of them decide at the same time.
             fault: dict[str, Any] = {"at": (die, "before"), "act": "kill"} if die and round_ == 1 else {}
-            running = [Driver(world, replace(drive, **(fault if not at else {}))) for at in range(drivers)]
-            for driver in running:
-                outcome = driver.wait()
+            meeting = {"at": ("decide", "before"), "action": partial(_meet, drivers=drivers)}
+            others = meeting if drivers > 1 and not fault else {}
+            faults = [fault or others, *[others] * (drivers - 1)]
+            running = [Driver(world, replace(drive, **it)) for it in faults]
+            outcomes = [driver.wait() for driver in running]
+            for outcome in outcomes:
                 is_fine = outcome.kind != "error" or outcome.error in ("StateConflictError", "StoreError")
                 demand(is_fine, f"a lying store was told as {outcome.error}: {outcome.message}")
+            if others:
+                lost = sum(outcome.error == "StateConflictError" for outcome in outcomes)
+                tried("races under lies", _part(world) == drivers and lost == drivers - 1)
         settle(world, drive)
         demand(sum(liar.told[lie] for lie in lies) > 3, f"hardly a lie was told: {liar.told}")
-    opened = state.open(options["state"], options=server | {"endpoint": endpoint})
+        for lie in lies:
+            tried("kinds of lies", liar.told[lie] > 0)
+    _check_remote(world, options, endpoint)
+
+
+def outcome_unknown(root: Path, endpoint: str, **more: Any) -> None:
+    """No try to decide is answered, and one lands after its writer has given up: the next run finishes what it says."""
+    world = World(root)
+    with Liar(endpoint, ("dropped, then late",), share=1, names="/log/2.json", late_seconds=3) as liar:
+        options = _remote(root, liar.endpoint)
+        drive = Drive(options=options, **more)
+        world.land(1, 2)
+        demand(go(world, drive).version == 1, "the world cannot be prepared")
+        world.land(3)
+        outcome = go(world, drive)
+        demand(outcome.error == "StoreError", f"a decision without an answer was told as {outcome}")
+        demand(not (world.sink / "run=2").exists(), "what is not known to be decided was shown")
+        opened = state.open(options["state"], options=_server(endpoint))
+        demand(opened.decided() == 1, "the decision has landed too early for this case")
+        wait_until(lambda: opened.decided() == 2, "the decision has not landed")
+        world.path_of(3).unlink()
+        found = settle(world, drive)
+        demand(found[0].recovered == (2,), f"recovered {found[0].recovered}")
+    _check_remote(world, options, endpoint)
+
+
+def _server(endpoint: str) -> dict[str, Any]:
+    """Options of a store."""
+    own = {"region": "us-east-1", "access_key_id": "a", "secret_access_key": "b", "allow_http": True}
+    return own | {"endpoint": endpoint}
+
+
+def _remote(root: Path, endpoint: str) -> dict[str, Any]:
+    """Options of a job whose state is new and in a store."""
+    from s3_server import BUCKET
+
+    uri = f"s3://{BUCKET}/{root.name}-{os.urandom(4).hex()}"
+    return {"state": uri, "state_options": _server(endpoint)}
+
+
+def _check_remote(world: World, options: dict[str, Any], endpoint: str) -> None:
+    opened = state.open(options["state"], options=_server(endpoint))
     opened.collect_garbage()
     check(world, options, opened=opened)
     demand(not leftovers(world, opened), f"left over: {leftovers(world, opened)}")
@@ -520,14 +663,10 @@ def lying_store(
 
 def careless_store(root: Path, endpoint: str) -> None:
     """A store that ignores conditions is refused before anything is decided."""
-    from s3_server import BUCKET
-
     world = World(root)
     world.land(1, 2)
     with Liar(endpoint, ("ignored",), share=1) as liar:
-        server = {"region": "us-east-1", "access_key_id": "a", "secret_access_key": "b", "allow_http": True}
-        uri = f"s3://{BUCKET}/careless-{os.urandom(4).hex()}"
-        outcome = go(world, Drive(options={"state": uri, "state_options": server | {"endpoint": liar.endpoint}}))
+        outcome = go(world, Drive(options=_remote(root, liar.endpoint)))
     demand(outcome.error == "StoreError" and "two puts of one new name" in outcome.message, f"not refused: {outcome}")
     demand(not list(world.sink.glob("run=*")), "something is shown")
 
@@ -598,8 +737,15 @@ def _all() -> dict[str, Case]:
         add("stop and go on", stopped, "apply", calls=calls)
     for calls in (1, 2, 3):
         add("stop and go on", stopped, "decide", calls=calls)
+    for moment, calls in (("before", 0), ("", 1), ("", 2), ("after", 0)):
+        add("stop and go on", stopped_and_abandoned, moment, calls)
+    for operation, last in ((("abandon", 3), 16), (("collect_garbage", 1), 30)):
+        for calls in range(1, last, 3):
+            add("kill in an operation", killed_in_an_operation, operation, calls)
     for seed in range(4):
         add("race", raced, 3, seed)
+    for versions in (0, 1):
+        add("race", met_at_decide, 3, versions=versions)
     for mode in workers.MODES:
         for plan in ("interval", "row", "aligned"):
             for seed in seeds(f"{mode} {plan}", 2):
@@ -645,9 +791,12 @@ def _all() -> dict[str, Case]:
     add("begun anew", evicted_and_replayed)
     add("begun anew", evicted_and_replayed, "row")
     for at, lie in enumerate(LIES):
-        add("lying store", lying_store, (lie,), at, needs="s3")
+        # One that arrives is not put again: there are fewer of them.
+        arrives = lie in ("503 after", "dropped after", "late", "late and dropped")
+        add("lying store", lying_store, (lie,), at, share=0.8 if arrives else 0.5, needs="s3")
     for seed, die in ((20, ""), (21, "apply"), (22, "finish")):
         add("lying store", lying_store, LIES, seed, drivers=2, die=die, needs="s3")
+    add("lying store", outcome_unknown, needs="s3")
     add("lying store", careless_store, needs="s3")
     return cases
 
@@ -680,4 +829,6 @@ OBJECTIONS: list[tuple[str, Callable[..., None], dict[str, Any]]] = [
     ("keeps_silent", topic_recreated, {}),
     ("leaves_rubbish", killed_at_a_step, {"step": "write", "moment": "after", "then": "delete"}),
     ("trusts_claims", killed_at_a_step, {"step": "finish", "moment": "after", "plan": "aligned", "then": "touch"}),
+    ("believes_exists", lying_store, {"lies": ("503 after",), "seed": 0}),
+    ("undoes_losses", outcome_unknown, {}),
 ]

@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -59,6 +59,8 @@ class Drive:
     clock_years: float = 0
     file_bytes_max: int | None = None
     """Files cannot grow beyond: a full disk."""
+    operation: tuple[Any, ...] = ()
+    """Instead of a run: a method of the state, and its arguments."""
     action: Callable[[World], None] | None = None
     """Instead of `act`: a function of a module."""
 
@@ -81,6 +83,8 @@ class Outcome:
     error: str = ""
     """The name of its class."""
     message: str = ""
+    is_disturbed: bool = False
+    """Whether the fault that was to happen at a step has happened."""
 
 
 class Driver:
@@ -147,8 +151,8 @@ def is_stopped(pid: int) -> bool:
         return False
 
 
-def wait_until(holds: Callable[[], object], what: str) -> None:
-    end = time.monotonic() + PATIENCE_SECONDS
+def wait_until(holds: Callable[[], object], what: str, seconds: float = PATIENCE_SECONDS) -> None:
+    end = time.monotonic() + seconds
     while not holds():
         demand(time.monotonic() < end, what)
         time.sleep(0.002)
@@ -160,26 +164,36 @@ def wait_until(holds: Callable[[], object], what: str) -> None:
 def _drive(world: World, drive: Drive, told: Connection) -> None:
     sys.stderr = open(os.devnull, "w")  # noqa: SIM115 for the rest of the process
     told.send("begun")
+    faults = _Faults(world, drive)
     try:
-        report = make_job(world, drive).run(_Faults(world, drive))
-        outcome = Outcome(
-            "version",
-            version=report.version,
-            recovered=report.recovered,
-            plan=report.plan,
-            plan_reason=report.plan_reason,
-            files=report.files,
-            counts=report.counts,
-            deferred=report.deferred,
-            quarantined=report.quarantined,
-            vanished=report.vanished,
-        )
+        outcome = _act(world, drive, faults)
     except BaseException as error:
         text = str(error) or traceback.format_exc()
         outcome = Outcome("error", error=type(error).__name__, message=text)
-    told.send(outcome)
+    told.send(replace(outcome, is_disturbed=faults.is_over))
     told.close()
     os._exit(0)  # without a wait for tasks that were stopped
+
+
+def _act(world: World, drive: Drive, faults: _Faults) -> Outcome:
+    made = make_job(world, drive)
+    if drive.operation:
+        name, *arguments = drive.operation
+        getattr(made.state, name)(*arguments)
+        return Outcome("version")
+    report = made.run(faults)
+    return Outcome(
+        "version",
+        version=report.version,
+        recovered=report.recovered,
+        plan=report.plan,
+        plan_reason=report.plan_reason,
+        files=report.files,
+        counts=report.counts,
+        deferred=report.deferred,
+        quarantined=report.quarantined,
+        vanished=report.vanished,
+    )
 
 
 def make_job(world: World, drive: Drive) -> DedupJob:
@@ -196,12 +210,36 @@ def make_job(world: World, drive: Drive) -> DedupJob:
         _shift_clock(drive.clock_years * YEAR_SECONDS)
     if drive.file_bytes_max is not None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (drive.file_bytes_max, resource.RLIM_INFINITY))
-    engine = LocalEngine(2) if drive.engine == "threads" else PoolEngine(world, drive.engine, drive.seed)
+    engine = Threads(2) if drive.engine == "threads" else PoolEngine(world, drive.engine, drive.seed)
     options = {"shards": 4, "engine": engine} | drive.options
     made = job(world, options)
     if drive.mutant:
         MUTANTS[drive.mutant](made)
     return made
+
+
+class Threads(LocalEngine):
+    """LocalEngine, but each task's end is told as it comes, in the task's thread: the engine may tell several at once,
+    and a fault within a step would find it over."""
+
+    def run(
+        self,
+        stage: str,
+        work: Callable[[Any], Any],
+        items: Sequence[Any],
+        progress: Callable[[int, int], None] | None = None,
+    ) -> list[Any]:
+        lock, done = threading.Lock(), [0]
+
+        def tell(item: Any) -> Any:
+            found = work(item)
+            with lock:
+                done[0] += 1
+                if progress is not None:
+                    progress(done[0], len(items))
+            return found
+
+        return super().run(stage, tell, items)
 
 
 def _shift_clock(seconds: float) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fencepost import StateTable
-from fencepost.errors import SnapshotError
+from fencepost.errors import SnapshotError, StoreError
 from fencepost.lake import DedupJob, judge, run, write
 from fencepost.state import commit, stores
 from fencepost.state.decision import APPLIED, Decision
@@ -172,8 +172,8 @@ def trusts_claims(job: DedupJob) -> None:
 
     def judge_(at: run.Run, found: Any, reading: Any) -> Any:
         judged = real(at, found, reading)
-        for shard in judged:
-            shard.counts = {"ACCEPTED": sum(shard.counts.values())}
+        for shard in judged if at.plan["name"] == "aligned" else ():
+            shard.counts, shard.stale_epoch = {"ACCEPTED": sum(shard.counts.values())}, 0
         return judged
 
     run.Run.judge = judge_  # type: ignore[method-assign]
@@ -186,7 +186,7 @@ def undoes_losses(job: DedupJob) -> None:
     def commit_(state: State, sink: Any, decision: Decision, step: Any = nullcontext) -> None:
         try:
             real(state, sink, decision, step)
-        except OSError:
+        except (OSError, StoreError):
             state.discard(decision.version, decision.attempt)
             raise
 

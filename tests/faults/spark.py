@@ -1,13 +1,15 @@
 """The same worlds with their tasks on Spark: drivers that are killed with their JVM, workers that die, tasks run twice.
 
-`python -m faults.spark` runs them all; with arguments it is one driver that dies. The twin runs on threads: what Spark
-leaves after a fault must be equal to what threads leave without.
+`python -m faults.spark [part of a name ...]` runs them all; with options it is a driver that dies, or a task's attempt
+that comes late. The twin runs on threads: what Spark leaves after a fault must be equal to what threads leave without.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import pickle
+import random
 import shutil
 import signal
 import subprocess
@@ -18,22 +20,25 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 from fencepost.lake import plan, run
 
 from faults.cases import DECIDED, finish, prepare
-from faults.driver import Drive, count_calls
+from faults.driver import Drive, count_calls, is_stopped, wait_until
+from faults.workers import resume_losers
 from faults.world import Broken, World, check, demand, job, leftovers, visible
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-MODES = ("exits", "killed", "raises", "twice", "shot")
+MODES = ("exits", "killed", "raises", "twice", "shot", "late")
 """How workers end: with their work done and not told, at a change to the disk, by an error, not at all but with the
-work done twice, and by SIGKILL from outside, whatever they do."""
+work done twice, by SIGKILL from outside, whatever they do; and not at all, but beside another attempt that stops midway
+and goes on when the version is done. (Spark does not speculate where all workers are on one machine.)"""
 
 
 class Disturbed:
@@ -48,18 +53,42 @@ class Disturbed:
         context = TaskContext.get()
         assert context is not None
         is_first = context.attemptNumber() == 0
-        if is_first and self.mode != "shot":
+        if is_first and self.mode == "late":
+            if context.partitionId() == 0:
+                lose(self.work, item, self.folder)
+        elif is_first and self.mode != "shot":
             (self.folder / f"{context.stageId()}-{context.partitionId()}").touch()
         if is_first and self.mode == "killed":
             count_calls(2 * (context.partitionId() % 3) + 2)
-        if is_first and self.mode == "shot":
-            time.sleep(0.3)  # a target
+        if self.mode == "shot" and not is_first:
+            (self.folder / f"{os.getpid()}.again").touch()
+        elif self.mode == "shot" and context.partitionId() < 2:
+            (self.folder / f"{os.getpid()}.target").touch()
+            time.sleep(0.1)
         found = self.work(item)
         if is_first and self.mode in ("exits", "killed"):
             os._exit(1)
         if is_first and self.mode == "raises":
             raise OSError("once")
         return self.work(item) if self.mode == "twice" else found
+
+
+def lose(work: Callable[[Any], Any], item: Any, folder: Path) -> None:
+    """Begin another attempt in a process of its own, and wait until it stands still, if it does."""
+    task = folder / f"{uuid4().hex}.task"
+    task.write_bytes(pickle.dumps((work, item)))
+    command = [sys.executable, "-m", "faults.spark", "--lose", str(task)]
+    loser = subprocess.Popen(command, start_new_session=True, stderr=subprocess.DEVNULL)
+    wait_until(lambda: is_stopped(loser.pid) or loser.poll() is not None, "a loser does not stop")
+    if loser.poll() is None:
+        (folder / f"{loser.pid}.loser").touch()
+
+
+def stop_midway(task: str) -> None:
+    """The process of such an attempt. `resume_losers` lets it go on."""
+    work, item = pickle.loads(Path(task).read_bytes())
+    count_calls(1, signal.SIGSTOP)
+    work(item)
 
 
 class DisturbedEngine:
@@ -102,30 +131,34 @@ def disturbed_workers(root: Path, spark: SparkSession, mode: str, chosen: str | 
 
     drive = Drive(options={"plan": chosen})
     world = prepare(root, drive, "whole" if chosen == "aligned" else "mixed")
-    marks = root / "disturbed"
+    marks = root / "workers"
     marks.mkdir()
-    with small_tasks(), shooting(spark, marks) if mode == "shot" else small_tasks():
+    with small_tasks(), shooting(marks):
         made = job(world, {"shards": 4} | drive.options, engine=DisturbedEngine(spark, mode, marks))
         if mutant:
             MUTANTS[mutant](made)
         report = made.run()
     demand(report.version == 2 and report.engine == "spark", f"version {report.version}, engine {report.engine}")
-    demand(len(list(marks.iterdir())) >= (1 if mode == "shot" else 3), "no task was disturbed")
-    finish(world, drive)
+    demand(len(list(marks.glob("*.again" if mode == "shot" else "*"))) > 1, "hardly a task was disturbed")
+    if mode == "late":
+        before = visible(world)
+        demand(resume_losers(world) > 1, "no attempt stopped")
+        demand(visible(world) == before, "a loser changed what others see")
+    finish(world, drive, collect=mode == "late")
 
 
 @contextmanager
-def shooting(spark: SparkSession, marks: Path) -> Iterator[None]:
-    """Now and then a Python worker of this session is killed."""
+def shooting(marks: Path) -> Iterator[None]:
+    """Each worker that says it is a target is killed a little later."""
     is_over = threading.Event()
-    gateway: Any = spark.sparkContext._gateway
-    jvm = gateway.proc.pid
 
     def shoot() -> None:
-        while not is_over.wait(1.0) and len(list(marks.iterdir())) < 3:
-            for pid in _workers_of(jvm)[:1]:
-                (marks / f"{pid}").touch()
-                os.kill(pid, signal.SIGKILL)
+        shot = set()
+        while not is_over.wait(random.random() * 0.2):
+            for path in set(marks.glob("*.target")) - shot:
+                shot.add(path)
+                with suppress(ProcessLookupError):
+                    os.kill(int(path.stem), signal.SIGKILL)
 
     shooter = threading.Thread(target=shoot)
     shooter.start()
@@ -134,18 +167,6 @@ def shooting(spark: SparkSession, marks: Path) -> Iterator[None]:
     finally:
         is_over.set()
         shooter.join()
-
-
-def _workers_of(jvm: int) -> list[int]:
-    """The workers that the daemon of this JVM has forked."""
-    parents = {}
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            parents[int(path.parent.name)] = int(path.read_text().rpartition(")")[2].split()[1])
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-    daemons = {pid for pid, parent in parents.items() if parent == jvm}
-    return [pid for pid, parent in parents.items() if parent in daemons]
 
 
 def killed_driver(root: Path, step: str, moment: str, chosen: str | None = None, then: str = "add") -> None:
@@ -200,6 +221,7 @@ def session(folder: Path) -> SparkSession:
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     settings = {
         "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
         "spark.driver.memory": "1g",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.host": "127.0.0.1",
@@ -229,8 +251,13 @@ def die(root: str, chosen: str, step: str, moment: str) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("words", nargs="*", help="run only cases whose names have one of these")
     parser.add_argument("--die", nargs=4)
+    parser.add_argument("--lose")
     given = parser.parse_args()
+    if given.lose:
+        stop_midway(given.lose)
+        return 0
     if given.die:
         die(*given.die)
         return 0
@@ -238,6 +265,9 @@ def main() -> int:
 
     def attempt(kind: str, name: str, act: Callable[[], None]) -> None:
         nonlocal failed
+        if given.words and not any(word in f"{kind} {name}" for word in given.words):
+            return
+        start = time.monotonic()
         try:
             act()
             counts[kind] += 1
@@ -245,6 +275,7 @@ def main() -> int:
             failed += 1
             told = str(error) if isinstance(error, Broken) else traceback.format_exc()
             print(f"FAILED Spark: {kind} {name}\n       {told[:2000]}", flush=True)
+        print(f"       Spark: {kind} {name}: {time.monotonic() - start:.0f} s", flush=True)
 
     for at, facts in enumerate(KILLS):
         attempt("driver killed", " ".join(facts), lambda at=at, facts=facts: killed_driver(top / f"k{at}", *facts))

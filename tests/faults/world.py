@@ -25,6 +25,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from fencepost import state
 from fencepost._native import parquet_footer
+from fencepost.errors import SnapshotError
 from fencepost.lake import DedupJob, LocalEngine
 from fencepost.state import segments
 from fencepost.state.decision import APPLIED, Decision, fields_from_json
@@ -53,6 +54,15 @@ class Broken(AssertionError):
 def demand(holds: object, what: str) -> None:
     if not holds:
         raise Broken(what)
+
+
+TRIED: Counter[tuple[str, bool]] = Counter()
+"""How often what is left to chance happened, and how often it did not; see `tried`."""
+
+
+def tried(what: str, happened: bool) -> None:
+    """Remember whether a fault came in time. A case goes on either way, run.py demands a share of all."""
+    TRIED[what, happened] += 1
 
 
 # -- What lands
@@ -211,8 +221,11 @@ def check(world: World, options: dict[str, Any], *, opened: state.State | None =
     _check_all_read(world, seen)
     _check_sink(world, opened)
     segments.CACHE.clear()
-    for _ in opened.tables():  # every piece that the newest version names is there, and is what it was
-        pass
+    try:
+        for _ in opened.tables():  # every piece that the newest version names is there, and is what it was
+            pass
+    except SnapshotError as error:
+        raise Broken(f"the newest version names what is not there: {error}") from error
     check_same(history.facts, twin(history.versions, options), "the twin")
     return history
 

@@ -36,7 +36,10 @@ class Sink(Protocol):
         """Show a decided version. Gives APPLIED, or ABANDONED where it was fenced. Raises SinkChangedError."""
 
     def fence(self, decision: Decision) -> str:
-        """Make sure that a decided version is never shown. Gives ABANDONED, or APPLIED where it is shown already."""
+        """Make sure that a decided version is never shown. Gives ABANDONED, or APPLIED where it is shown already.
+
+        Raises SinkChangedError where it is shown in part.
+        """
 
     def shown(self, decision: Decision) -> int:
         """How many of an applied version's output files are still there."""

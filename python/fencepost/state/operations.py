@@ -141,10 +141,11 @@ def abandon(state: State, version: int, *, sink: Sink | None = None) -> None:
     """Give up a decided version that the sink refuses for good: its inputs are new again for the next one.
 
     The sink is fenced first, so that nobody who still tries can show the version. Raises SnapshotError where there is
-    no such version, StateConflictError where it is applied.
+    no such version, StateConflictError where it is applied, SinkChangedError where a part of it is shown.
     """
     sink = sink or _sink_of(state)
     status = state.status(version)
+    state.settle()
     if status not in (ABANDONED, APPLIED):
         status = sink.fence(state.version(version))
         state.finish(version, status)
@@ -171,6 +172,7 @@ def collect_garbage(state: State, keep_versions: int | None = None, *, sink: Sin
             decision = state.follow(next_version, before, uuid4().hex, kind="retain", oldest=oldest)
             before = _commit(state, sink, decision)
     done = state.done()
+    state.settle()
     rubbish = set(state.orphans(range(1, done + 1)))
     if before.oldest > 1:
         rubbish |= _outlived(state, before, done)

@@ -101,9 +101,11 @@ class RunFolders:
 
     def apply(self, decision: Decision) -> str:
         """See `Sink`: one rename, of a folder that has just what was decided."""
-        target = self._target(decision)
-        prepared = self._marked(decision, EMPTY_NAME) if decision.prepared is None else self.path / decision.prepared
+        target, is_empty = self._target(decision), decision.prepared is None
+        prepared = self._folder_for_marker(decision) if is_empty else self.path / str(decision.prepared)
         try:
+            if is_empty:
+                self._mark(prepared, EMPTY_NAME)
             if not self._holds(prepared, decision):
                 raise FileNotFoundError(prepared)
             self.disk.move(prepared, target)
@@ -111,7 +113,7 @@ class RunFolders:
             # Shown already, or in this moment by another run: a folder with content is never replaced.
             if self._is_fenced(target):
                 return ABANDONED
-            if not target.exists() and self._holds(prepared, decision):
+            if not target.exists() and (is_empty or self._holds(prepared, decision)):
                 raise  # nothing is wrong with either: rights, or the disk
             if not self._holds(target, decision):
                 raise SinkChangedError(
@@ -119,20 +121,32 @@ class RunFolders:
                 ) from None
             self.disk.seal(self.path)
         finally:
-            if decision.prepared is None:
+            if is_empty:
                 self.disk.remove(prepared.parent)
         self._clear(decision)
         return APPLIED
 
     def fence(self, decision: Decision) -> str:
-        """See `Sink`: a folder with a marker takes the place of the version's."""
-        target, marked = self._target(decision), self._marked(decision, ABANDONED_NAME)
+        """See `Sink`: a folder with a marker takes the place of the version's.
+
+        What somebody else has put there is as good: no apply replaces it.
+        """
+        target, marked = self._target(decision), self._folder_for_marker(decision)
         try:
+            self._mark(marked, ABANDONED_NAME)
             self.disk.move(marked, target)
         except OSError:
-            if not self._is_fenced(target):
-                return APPLIED
+            if not os.path.lexists(target):
+                raise  # nothing is in the way: rights, or the disk
+            is_shown = self._holds(target, decision)
+            if not is_shown and _sizes(target).items() & _wanted(decision).items():
+                raise SinkChangedError(
+                    f"{target}: not what version {decision.version} decided, but a part of it: put back what is gone "
+                    "and take away what is more, or remove the folder"
+                ) from None
             self.disk.seal(self.path)
+            if is_shown:
+                return APPLIED
         finally:
             self.disk.remove(marked.parent)
         self._clear(decision)
@@ -162,13 +176,18 @@ class RunFolders:
     def _target(self, decision: Decision) -> Path:
         return self.path / f"run={decision.version}"
 
-    def _marked(self, decision: Decision, name: str) -> Path:
-        """A folder of this caller with an empty file of this name, to be renamed."""
-        folder = self.prepare_folder(decision.version, uuid4().hex) / "run"
+    def _folder_for_marker(self, decision: Decision) -> Path:
+        """A folder of this caller alone, which is not there yet."""
+        return self.prepare_folder(decision.version, uuid4().hex) / "run"
+
+    def _mark(self, folder: Path, name: str) -> None:
+        """Make the folder, with an empty file of this name, to be renamed.
+
+        Raises FileNotFoundError where the version is done meanwhile, and the folder was taken for rubbish.
+        """
         self.disk.make_folder(folder)
         self.disk.write(folder / name, b"")
         self.disk.seal(folder)
-        return folder
 
     def _clear(self, decision: Decision) -> None:
         """Remove what was prepared for a version that is over."""
@@ -181,9 +200,15 @@ class RunFolders:
 
     @staticmethod
     def _holds(target: Path, decision: Decision) -> bool:
-        outputs, sides = decision.outputs, decision.side_files
-        wanted = dict(zip([*outputs.name, *sides.name], [*outputs.bytes, *sides.bytes], strict=True))
-        return _sizes(target) == (wanted if decision.prepared is not None else {EMPTY_NAME: 0})
+        return _sizes(target) == _wanted(decision)
+
+
+def _wanted(decision: Decision) -> dict[str, int]:
+    """The bytes of every file that a version's folder has, by its name within."""
+    if decision.prepared is None:
+        return {EMPTY_NAME: 0}
+    outputs, sides = decision.outputs, decision.side_files
+    return dict(zip([*outputs.name, *sides.name], [*outputs.bytes, *sides.bytes], strict=True))
 
 
 def _sizes(folder: Path) -> dict[str, int]:

@@ -291,6 +291,7 @@ class State:
         work still; older ones are looked at by `collect_garbage`."""
         done = self.done()
         if done:
+            self.settle()
             self.store.delete(self.orphans(range(max(done - 1, 1), done + 1)))
 
     # What people do to it. Each but the last makes a version.
