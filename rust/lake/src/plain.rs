@@ -14,7 +14,9 @@ use parquet::column::page::{CompressedPage, Page, PageReader, PageWriter};
 use parquet::column::writer::ColumnCloseResult;
 use parquet::data_type::ByteArray;
 use parquet::errors::{ParquetError, Result};
-use parquet::file::metadata::{ColumnChunkMetaData, ColumnIndexBuilder, OffsetIndexBuilder, PageEncodingStats};
+use parquet::file::metadata::{
+    ColumnChunkMetaData, ColumnIndexBuilder, LevelHistogram, OffsetIndexBuilder, PageEncodingStats,
+};
 use parquet::file::properties::{EnabledStatistics, WriterVersion};
 use parquet::file::reader::SerializedPageReader;
 use parquet::file::statistics::{Statistics, ValueStatistics};
@@ -193,7 +195,8 @@ struct Writer<'a> {
     first_page: Option<u64>,
     nulls: u64,
     value_bytes: i64,
-    levels_counted: Vec<i64>,
+    /// How many rows have which level; None where there is only one.
+    histogram: Option<LevelHistogram>,
     all: Bounds,
     order: Order,
     column_index: ColumnIndexBuilder,
@@ -219,7 +222,7 @@ impl<'a> Writer<'a> {
             first_page: None,
             nulls: 0,
             value_bytes: 0,
-            levels_counted: vec![0; descriptor.max_def_level() as usize + 1],
+            histogram: LevelHistogram::try_new(descriptor.max_def_level()),
             all: Bounds::default(),
             order: Order::default(),
             column_index: ColumnIndexBuilder::new(Type::BYTE_ARRAY),
@@ -270,7 +273,13 @@ impl<'a> Writer<'a> {
         self.bytes.1 += written.uncompressed_size as u64;
         self.nulls += nulls as u64;
         self.value_bytes += value_bytes as i64;
-        self.levels.iter().for_each(|&level| self.levels_counted[usize::from(level)] += 1);
+        if let Some(all) = &mut self.histogram {
+            let mut counts = vec![0; all.len()];
+            self.levels.iter().for_each(|&level| counts[usize::from(level)] += 1);
+            let of_page = LevelHistogram::from(counts);
+            all.add(&of_page);
+            self.column_index.append_histograms(&None, &Some(of_page));
+        }
         self.offset_index.append_offset_and_size(written.offset as i64, written.compressed_size as i32);
         self.offset_index.append_row_count(self.rows as i64);
         self.offset_index.append_unencoded_byte_array_data_bytes(Some(value_bytes as i64));
@@ -368,7 +377,7 @@ impl<'a> Writer<'a> {
             metadata = metadata
                 .set_statistics(self.statistics())
                 .set_unencoded_byte_array_data_bytes(Some(self.value_bytes))
-                .set_definition_level_histogram((self.level_max > 0).then(|| self.levels_counted.clone().into()));
+                .set_definition_level_histogram(self.histogram.take());
         }
         self.column_index.set_boundary_order(self.order.told());
         let has_index = self.form.statistics == EnabledStatistics::Page;
