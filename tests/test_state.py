@@ -101,7 +101,7 @@ def test_history_that_was_changed(tmp_path: Path) -> None:
     log.write_text("{")
     with pytest.raises(fp.SnapshotError, match=r"log/1.json: not a file of a fencepost state"):
         opened.versions()
-    log.write_text('{"format": 1, "version": 1}')
+    log.write_text('{"format": 2, "version": 1}')
     with pytest.raises(fp.SnapshotError, match=r"log/1.json: not a file of a fencepost state \(KeyError"):
         state.open(tmp_path / "state").versions()
     log.write_text(text)

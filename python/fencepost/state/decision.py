@@ -18,7 +18,7 @@ from typing import Any, Self
 from fencepost.errors import SnapshotError
 from fencepost.policy import Policy, from_label
 
-FORMAT = 1  # of the files in a state folder
+FORMAT = 2  # of the files in a state folder
 SEMANTICS = 1  # of the verdicts: raised when the same rows would be judged otherwise
 
 APPLIED, ABANDONED, DECIDED = "applied", "abandoned", "decided"  # what can become of a version

@@ -17,7 +17,7 @@ use arrow_array::ArrayRef;
 use arrow_array::builder::{ArrayBuilder, UInt32Builder};
 use arrow_array::cast::AsArray;
 use arrow_buffer::ArrowNativeType;
-use fencepost_core::{Column, KeyRef, PRESETS, Policy, key_hash};
+use fencepost_core::{Column, KeyRef, PRESETS, Policy, shard_hash};
 use pyo3::prelude::*;
 use pyo3_arrow::input::AnyArray;
 use pyo3_arrow::{PyArray, PyTable};
@@ -60,7 +60,8 @@ fn validate_policy(py: Python<'_>, rules: &str) -> PyResult<()> {
     rules.parse::<Policy>().map(drop).map_err(|error| Failure::from(error).raise(py))
 }
 
-/// The shard of each row, chosen by the hash of its key (pid and partition): the same on every machine.
+/// The shard of each row, chosen by the hash of its key: the same on every machine. Rows of a key (pid and partition)
+/// share a shard, and so do those of neighbouring partitions of a pid where partitions are one integer, 24 to a block.
 ///
 /// ``rows``: anything tabular, as for ``StateTable.apply``; ``count``: how many shards there are, at
 /// least 1; ``columns``: a Columns, of which pid and partition are read, ("pid", "partition") unless given.
@@ -115,7 +116,7 @@ fn shard_of_rows(keys: &Identity, names: &ColumnNames, count: u32) -> Result<Arr
 
 /// The shard of a key.
 fn shard_of(pid: KeyRef<'_>, partition: KeyRef<'_>, count: u32) -> u32 {
-    ((u128::from(key_hash(pid, partition)) * u128::from(count)) >> 64) as u32
+    ((u128::from(shard_hash(pid, partition)) * u128::from(count)) >> 64) as u32
 }
 
 /// What is wrong with a plain key. Encoded ones were checked when they were read.

@@ -47,7 +47,7 @@ pub use entries::Entries;
 pub use error::{Error, Result};
 pub use keys::{
     Dictionary, KeyKind, KeyMark, KeyRef, KeySpace, Keys, PartKind, PartValue, decode_parts, encode_bytes, encode_int,
-    key_hash,
+    shard_hash,
 };
 pub use policy::{Admit, Epochs, First, Gaps, Late, PRESETS, Policy, Preset};
 pub use runs::{Domain, find_runs};
