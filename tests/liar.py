@@ -7,6 +7,7 @@ import random
 import threading
 import time
 from collections import Counter
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 LIES = (
@@ -98,7 +99,8 @@ class Liar:
 
             def late(self, body: bytes, headers: dict[str, str]) -> None:
                 time.sleep(liar.late_seconds)
-                self.ask(body, headers)
+                with suppress(OSError):  # the store is gone by then
+                    self.ask(body, headers)
 
             def reply(self, status: int, headers: dict[str, str], data: bytes) -> None:
                 self.send_response(status)
