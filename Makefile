@@ -27,6 +27,9 @@ FUZZ_SECONDS ?= 3600
 libfuzzer = mkdir -p target/fuzz/found/$(1) && target/fuzz/$(HOST)/debug/$(1) -print_final_stats=1 -verbosity=0 \
 	-artifact_prefix=target/fuzz/found/$(1)- $(2) target/fuzz/found/$(1) fuzz/corpus/$(1)
 
+# A folder that a build was to fill is there only when it did: one that was broken off must not look done.
+built = rm -rf $@ $@.unfinished && $(1) $@.unfinished && mv $@.unfinished $@
+
 RUST_SOURCES := Cargo.toml Cargo.lock pyproject.toml $(shell find rust -name '*.rs' -o -name Cargo.toml)
 PACKAGE_SOURCES := $(shell find python/fencepost -name '*.py' -o -name '*.pyi' -o -name py.typed)
 SPARK_SOURCES := Cargo.toml spark_udf/pyproject.toml spark_udf/hatch_build.py $(shell find spark_udf/fencepost_spark -name '*.py')
@@ -159,17 +162,14 @@ $(VENV)/dependencies: requirements/dev.txt $(UV)
 	@touch $@
 
 dist/native: $(RUST_SOURCES) $(PACKAGE_SOURCES) $(VENV)/dependencies
-	rm -rf $@
-	$(BIN)/maturin build --quiet --release --locked --out $@
+	$(call built,$(BIN)/maturin build --quiet --release --locked --out)
 
 dist/native-free-threaded: $(RUST_SOURCES) $(PACKAGE_SOURCES) $(VENV)/dependencies
 	@command -v $(FREE_THREADED) >/dev/null || { echo "No free-threaded CPython: $(UV) python install 3.14t, then name it: make $(MAKECMDGOALS) FREE_THREADED=python3.14t"; exit 1; }
-	rm -rf $@
-	$(BIN)/maturin build --quiet --release --locked --interpreter $(FREE_THREADED) --out $@
+	$(call built,$(BIN)/maturin build --quiet --release --locked --interpreter $(FREE_THREADED) --out)
 
 dist/spark: $(SPARK_SOURCES) $(VENV)/dependencies
-	rm -rf $@
-	$(UV) build --quiet --python $(BIN)/python --no-build-isolation --wheel --out-dir $@ spark_udf
+	$(call built,$(UV) build spark_udf --quiet --python $(BIN)/python --no-build-isolation --wheel --out-dir)
 
 $(VENV)/installed: dist/native dist/spark
 	$(UV) pip install --quiet --python $(BIN)/python --no-deps --reinstall dist/native/*.whl dist/spark/*.whl
