@@ -55,7 +55,7 @@ def costs(rows: int, rounds: int, data: Path = DATA, heap: str = "2g", shards: i
             "memory": memory(rows, data, scratch, on_spark),
         }
     shutil.rmtree(scratch)
-    sizes = [(files, DRIVER_SHARDS), (files // 10, DRIVER_SHARDS), (files, DRIVER_SHARDS // 16)]
+    sizes = [(files, DRIVER_SHARDS), (files // 10, DRIVER_SHARDS), (files // 10, DRIVER_SHARDS // 16)]
     return {**found, "driver": [driver(files, shards, rounds, data) for files, shards in sizes]}
 
 
