@@ -33,7 +33,7 @@ TASKS_MAX = 1024
 TASK_BYTES, TASK_BYTES_MAX = 32 << 20, 256 << 20
 """Files go together in a task until they have so many bytes: the more, the fewer tasks an engine has to run."""
 TASKS_PER_SLOT = 2
-"""Tasks that every slot of an engine gets at least, so that none is left alone at the end."""
+"""Tasks that every slot of an engine gets where they are large enough, so that none is left alone at the end."""
 FILE_BYTES = 256 << 10
 """What opening a file costs, in bytes that could be read meanwhile."""
 

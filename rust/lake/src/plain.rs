@@ -32,6 +32,7 @@ const BOUND_BYTES: usize = 64;
 
 /// The pages of a chunk that can be gone through in this way.
 pub(crate) struct PlainPages {
+    codec: Codec,
     first: Option<Page>,
     others: SerializedPageReader<Source>,
 }
@@ -45,15 +46,12 @@ pub(crate) fn open(chunk: &Rewriting<'_>, form: &Form) -> Result<Option<PlainPag
         && descriptor.sort_order() == SortOrder::UNSIGNED
         && chunk.column.geo_statistics().is_none()
         && !form.has_dictionary
-        && form.encoding.is_none_or(|it| it == Encoding::PLAIN)
-        && Codec::of(chunk.column.compression()).is_some();
-    if !is_plain {
-        return Ok(None);
-    }
+        && form.encoding.is_none_or(|it| it == Encoding::PLAIN);
+    let Some(codec) = Codec::of(chunk.column.compression()).filter(|_| is_plain) else { return Ok(None) };
     let mut others = chunk.pages()?;
     let first = others.get_next_page()?;
     let is_known = first.as_ref().is_none_or(|it| is_known(it, descriptor.max_def_level()));
-    Ok(is_known.then_some(PlainPages { first, others }))
+    Ok(is_known.then_some(PlainPages { codec, first, others }))
 }
 
 /// Old files have levels in another encoding, and say nothing of it in front of the pages.
@@ -70,13 +68,13 @@ fn is_known(page: &Page, level_max: i16) -> bool {
 pub(crate) fn write(
     chunk: &Rewriting<'_>,
     form: &Form,
-    mut source: PlainPages,
+    source: PlainPages,
     pages: Box<dyn PageWriter + '_>,
 ) -> Outcome<ColumnCloseResult> {
-    let mut writer = Writer::new(chunk, form, pages);
+    let PlainPages { codec, first: mut page, mut others } = source;
+    let mut writer = Writer::new(chunk, form, codec, pages);
     let level_max = chunk.column.column_descr().max_def_level();
     let (mut kept, mut start, mut levels) = (chunk.kept, 0, vec![]);
-    let mut page = source.first.take();
     while let Some(it) = page {
         let values = values_of(&it, level_max, &mut levels).map_err(Fault::Source)?;
         let end = start + u64::from(it.num_values());
@@ -84,7 +82,7 @@ pub(crate) fn write(
         writer.take(rows, parts_within(kept, start..end))?;
         kept = &kept[kept.partition_point(|range| range.end <= end)..];
         start = end;
-        page = source.others.get_next_page().map_err(Fault::Source)?;
+        page = others.get_next_page().map_err(Fault::Source)?;
     }
     if start < chunk.rows {
         return Err(chunk.too_few());
@@ -204,13 +202,13 @@ struct Writer<'a> {
 }
 
 impl<'a> Writer<'a> {
-    fn new(chunk: &'a Rewriting<'a>, form: &'a Form, pages: Box<dyn PageWriter + 'a>) -> Writer<'a> {
+    fn new(chunk: &'a Rewriting<'a>, form: &'a Form, codec: Codec, pages: Box<dyn PageWriter + 'a>) -> Writer<'a> {
         let descriptor = chunk.column.column_descr();
         Writer {
             chunk,
             form,
             pages,
-            codec: Codec::of(chunk.column.compression()).unwrap_or(Codec::None),
+            codec,
             level_max: descriptor.max_def_level(),
             page: vec![0; LEVELS_BYTES],
             levels: vec![],
