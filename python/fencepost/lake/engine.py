@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 from uuid import uuid4
 
+import pyarrow as pa  # type: ignore[import-untyped]
+
 T = TypeVar("T")
 R = TypeVar("R")
 Progress = Callable[[int, int], None]
@@ -114,6 +116,7 @@ def _work_by_plan(work: Callable[[Any], R], path: str, place: tuple[int, int]) -
 def _timed(work: Callable[[T], R], item: T) -> tuple[float, R]:
     start = time.perf_counter()
     result = work(item)
+    pa.default_memory_pool().release_unused()  # or the next task has what this one held beside its own
     return time.perf_counter() - start, result
 
 

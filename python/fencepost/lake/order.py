@@ -52,7 +52,9 @@ def calm_order(runs: pa.Table, table: StateTable, is_calm: bool = False) -> Numb
     widths = [_width(column) for column in (*keys, epoch)] + [last + 1]
     if not len(seq) or np.prod([float(width) for width in widths]) >= 2.0**62:
         return None
-    return _by_clusters(_packed([*keys, epoch, seq], widths), more, *widths[-2:])
+    first = _packed([*keys, epoch, seq], widths)
+    del keys, epoch, seq  # a shard's runs may be many: what is not needed any more goes before the rest is made
+    return _by_clusters(first, more, *widths[-2:])
 
 
 def _is_order_free(policy: Policy) -> bool:
@@ -71,7 +73,9 @@ def _packed(columns: list[Numbers], widths: list[int]) -> Numbers:
     for column, width in zip(keys, widths, strict=False):
         packed *= width
         packed += column.astype(np.int64) - column.min().astype(np.int64)
-    return packed * widths[-1] + seq
+    packed *= widths[-1]
+    packed += seq
+    return packed
 
 
 def _by_clusters(first: Numbers, more: Numbers, epochs: int, seqs: int) -> Numbers:
@@ -104,6 +108,9 @@ def _sorted(values: Numbers) -> tuple[Numbers, Numbers]:
     if int(values.max()) >> (63 - bits):
         order = np.argsort(values)
         return order, values[order]
-    both = (values << bits) | np.arange(len(values))
+    both = values << bits
+    both |= np.arange(len(values))
     both.sort()
-    return both & ((1 << bits) - 1), both >> bits
+    order = both & ((1 << bits) - 1)
+    both >>= bits
+    return order, both

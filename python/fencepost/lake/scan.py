@@ -27,8 +27,9 @@ from fencepost.policy import Policy
 LENGTH, FILE, ROW = "_length", "_file", "_row"
 """Columns of the exchange: rows of the run (uint32), ordinal of the file (uint32), the run's first row (uint64)."""
 
-RUNS_TOGETHER = 1 << 20
-"""Runs that are held before they are written: what bounds a task's memory, to about 50 MB."""
+RUNS_TOGETHER, RUNS_OF_A_SHARD = 1 << 17, 1 << 8
+"""Runs that are held before they are written, or more where they are dealt to so many shards that each would get fewer
+than `RUNS_OF_A_SHARD`: what bounds a task's memory."""
 
 TRIES = 3
 """How often a file is read again that changes while it is read."""
@@ -45,6 +46,10 @@ class Reading:
     order_by: tuple[str, ...]
     by_row: bool
     """Whether every row is a run of its own."""
+
+    @property
+    def runs_together(self) -> int:
+        return max(RUNS_TOGETHER, RUNS_OF_A_SHARD * self.shards)
 
     def open(self, path: str, constants: Constants, ordinal: int) -> RunScan:
         return RunScan(
@@ -123,10 +128,10 @@ class Scanned:
 def scan(item: ScanItem) -> Scanned:
     """Read the identity columns of some files and deal their runs to shards.
 
-    Memory: RUNS_TOGETHER runs. Raises BatchError (column, row, file).
+    Memory: `Reading.runs_together` runs. Raises BatchError (column, row, file).
     """
     found = Scanned(item.first, files=Files(item.files.root))
-    with _Writer(item.folder) as writer:
+    with _Writer(item.folder, item.reading.runs_together) as writer:
         for place in range(len(item.files)):
             _scan_file(item, place, found, writer)
     found.exchanges = writer.exchanges
@@ -161,20 +166,20 @@ def _read(item: ScanItem, place: int, writer: _Writer) -> tuple[RunScan, list[tu
     """Read a file; gives its last runs, which nobody has written yet."""
     path = item.files.full_path(place)
     scan = item.reading.open(path, item.constants[place], item.first + place)
-    last = _next(scan, path, item.reading.order_by) or []
-    while (more := _next(scan, path, item.reading.order_by)) is not None:
+    last = _next(scan, path, item.reading) or []
+    while (more := _next(scan, path, item.reading)) is not None:
         writer.add_alone(last)
         last = more
     return scan, last
 
 
-def _next(scan: RunScan, path: str, order_by: tuple[str, ...]) -> list[tuple[int, pa.RecordBatch]] | None:
+def _next(scan: RunScan, path: str, reading: Reading) -> list[tuple[int, pa.RecordBatch]] | None:
     """The next runs by shard; None at the end. Raises BatchError for a null where an order needs a value."""
-    dealt = scan.next(RUNS_TOGETHER)
+    dealt = scan.next(reading.runs_together)
     if dealt is None:
         return None
     batches = [(shard, pa.record_batch(batch)) for shard, batch in dealt]
-    for name in order_by:
+    for name in reading.order_by:
         nulls = [batch.filter(batch.column(name).is_null()) for _, batch in batches if batch.column(name).null_count]
         if nulls:
             row = min(batch.column(ROW)[0].as_py() for batch in nulls)
@@ -184,13 +189,13 @@ def _next(scan: RunScan, path: str, order_by: tuple[str, ...]) -> list[tuple[int
 
 
 class _Writer:
-    """Gathers the runs of files and writes them shard by shard, about RUNS_TOGETHER at a time.
+    """Gathers the runs of files and writes them shard by shard, about `runs_together` at a time.
 
     Runs of a file that is not read to its end yet lie in exchange files of their own, so that they can be forgotten.
     """
 
-    def __init__(self, folder: str) -> None:
-        self.folder = folder
+    def __init__(self, folder: str, runs_together: int) -> None:
+        self.folder, self.runs_together = folder, runs_together
         self.exchanges: list[Exchange] = []
         self.held: list[tuple[int, pa.RecordBatch]] = []
         self.runs = 0
@@ -226,7 +231,7 @@ class _Writer:
         runs = sum(len(batch) for _, batch in batches)
         # Files of other types of columns begin another exchange file.
         is_other = bool(self.held and batches) and self.held[0][1].schema != batches[0][1].schema
-        if is_other or self.runs + runs > RUNS_TOGETHER:
+        if is_other or self.runs + runs > self.runs_together:
             self.flush()
         self.held += batches
         self.runs += runs
