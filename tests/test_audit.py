@@ -545,6 +545,19 @@ def test_identity_in_the_names_of_folders(tmp_path: Path) -> None:
     )
 
 
+def test_columns_of_other_names_over_files(tmp_path: Path) -> None:
+    """Given beside the policy, not in it."""
+    names = ["device", "ep", "part", "number", *make_rows(4).column_names[4:]]
+    data = make_rows(4).rename_columns(names)
+    pq.write_table(data, tmp_path / "a.parquet")
+    for columns in (
+        Columns(pid="device", epoch="ep", partition="part", seq="number"),
+        Columns(pid="device", epoch="ep", partition=None, seq="number"),
+    ):
+        found, whole = lake.audit(tmp_path, columns=columns), fp.audit(data, columns=columns)
+        assert differences(found, whole, "order", "source", "files", "bytes") == []
+
+
 def test_policies_that_depend_on_order_over_files(zone: Path) -> None:
     rows = pa.concat_tables([pq.read_table(file) for file in sorted((zone / "landing").glob("*.parquet"))])
     columns = Columns(partition=("topic", "partition"))

@@ -6,13 +6,15 @@ import os
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import fencepost as fp
 import polars as pl
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import pytest
-from fencepost.lake import write
+from fencepost import state
+from fencepost.lake import DedupJob, audit, write
 from test_lake import first_of_each, hashes, land, land_some, make_job, make_rows, read_sink, read_source
 
 
@@ -94,6 +96,104 @@ def test_a_key_type_that_changes(tmp_path: Path) -> None:
     with pytest.raises(fp.BatchError, match=r"other.parquet.*'pid'"):
         make_job(tmp_path).run()
     assert hashes(tmp_path) == before
+
+
+def few(pid: Any, seqs: list[int], **more: Any) -> pa.Table:
+    """Rows of one producer in partition 0."""
+    zeros = [0] * len(seqs)
+    return pa.table({"pid": [pid] * len(seqs), "epoch": zeros, "partition": zeros, "seq": seqs} | more)
+
+
+FIXED = pa.array([b"x"] * 2, pa.binary(1))
+
+
+@pytest.mark.parametrize(
+    ("first", "later", "kinds"),
+    [
+        (few(7, [0]), few("7", [0]), ("integer", "string")),
+        (few("7", [0]), few(b"7", [0]), ("string", "binary")),
+        (few(b"x", [0]), few(7, [0, 1]).set_column(0, "pid", FIXED), ("binary", r"fixed_size_binary\[1\]")),
+    ],
+)
+def test_a_key_type_that_changes_in_another_shard(
+    tmp_path: Path, first: pa.Table, later: pa.Table, kinds: tuple[str, str]
+) -> None:
+    """Shards know their own keys only: the decision knows the type of all."""
+    land(tmp_path / "source", "a.parquet", first)
+    make_job(tmp_path, plan="interval", shards=64).run()
+    other = land(tmp_path / "source", "b.parquet", later)
+    before = hashes(tmp_path)
+    with pytest.raises(fp.BatchError, match=rf"b.parquet: column 'pid': {kinds[1]}; this state's keys have {kinds[0]}"):
+        make_job(tmp_path, plan="interval").run()
+    assert hashes(tmp_path) == before
+    other.unlink()
+    # What went with a rollback is known no more.
+    for file in (tmp_path / "sink" / "run=1").glob("*.parquet"):
+        file.unlink()
+    (tmp_path / "source" / "a.parquet").unlink()
+    state.open(tmp_path / "state").rollback(0)
+    land(tmp_path / "source", "b.parquet", later)
+    assert make_job(tmp_path).run().kept == len(set(later["seq"].to_pylist()))
+
+
+def test_untracked_rows_have_no_type_of_key(tmp_path: Path) -> None:
+    land(tmp_path / "source", "a.parquet", few(None, [0, 1]).set_column(0, "pid", pa.nulls(2, pa.int64())))
+    assert make_job(tmp_path).run().counts == {"UNTRACKED": 2}
+    land(tmp_path / "source", "b.parquet", few("x", [0, 0]))
+    assert make_job(tmp_path).run().counts == {"ACCEPTED": 1, "DUPLICATE": 1}
+
+
+def test_the_type_of_a_folders_key_is_that_of_the_first_run(tmp_path: Path) -> None:
+    rows, columns = few(1, [1, 2, 3]), fp.Columns(partition="region")
+    for region in ("eu", "1"):
+        land(tmp_path / "source" / f"region={region}", "a.parquet", rows)
+    assert make_job(tmp_path, columns=columns).run().counts == {"ACCEPTED": 6}
+    land(tmp_path / "source" / "region=1", "b.parquet", rows)
+    assert make_job(tmp_path, columns=columns).run().counts == {"DUPLICATE": 3}
+
+
+@pytest.mark.parametrize("region", ["eu", "01", "+1", str(2**63)])
+def test_a_folder_of_text_after_numbers(tmp_path: Path, region: str) -> None:
+    columns = fp.Columns(partition="region")
+    land(tmp_path / "source" / "region=1", "a.parquet", few(1, [1]))
+    make_job(tmp_path, columns=columns).run()
+    bad = land(tmp_path / "source" / f"region={region}", "b.parquet", few(1, [1]))
+    before = hashes(tmp_path)
+    with pytest.raises(fp.BatchError, match=r"column 'region': .* is no integer of 64 bits") as caught:
+        make_job(tmp_path, columns=columns).run()
+    assert (str(bad) in str(caught.value), hashes(tmp_path)) == (True, before)
+    # In a state of their own, all of them are text, and none is taken for another.
+    job = DedupJob(tmp_path / "source", tmp_path / "another", tmp_path / "other", columns=columns)
+    assert job.run().counts == {"ACCEPTED": 2}
+
+
+def test_a_name_that_is_no_utf8(tmp_path: Path) -> None:
+    land(tmp_path / "source", "a.parquet", few(1, [1]))
+    Path(os.fsdecode(os.fsencode(tmp_path / "source") + b"/\xff.parquet")).touch()
+    with pytest.raises(fp.SourceError, match=r"\\xff.parquet: the name is not UTF-8"):
+        make_job(tmp_path).run()
+
+
+@pytest.mark.parametrize("name", ["_row", "_file", "_length"])
+def test_names_that_are_taken(tmp_path: Path, name: str) -> None:
+    for arguments in ({"order_by": name}, {"order_by": ["seq", name]}, {"columns": fp.Columns(pid=("pid", name))}):
+        with pytest.raises(fp.BatchError, match=f"column '{name}': tasks tell each other"):
+            make_job(tmp_path, **arguments)
+    land(tmp_path / "source", "a.parquet", few(1, [1]))
+    with pytest.raises(fp.BatchError, match=f"column '{name}': tasks tell each other"):
+        audit(tmp_path / "source", columns=fp.Columns(seq=name))
+
+
+@pytest.mark.parametrize("values", [pa.array([1.0], pa.float16()), pa.array([[1]]), pa.array([{"a": 1}])])
+def test_an_order_by_what_has_none(tmp_path: Path, values: pa.Array) -> None:
+    land(tmp_path / "source", "a.parquet", few(1, [1], at=values))
+    with pytest.raises(fp.BatchError, match=r"a.parquet: column 'at': .* has no order for order_by"):
+        make_job(tmp_path, order_by="at").run()
+
+
+def test_the_oldest_timestamp_there_is(tmp_path: Path) -> None:
+    land(tmp_path / "source", "a.parquet", few(1, [1], timestamp=[-(2**63) + 1]))
+    assert make_job(tmp_path, max_idle_ms=10).run().kept == 1
 
 
 def cut(file: Path) -> None:

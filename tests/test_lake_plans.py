@@ -120,6 +120,15 @@ def test_a_lower_epoch_in_another_file_falls_back(tmp_path: Path, monkeypatch: p
     assert (report.plan, report.stale_epoch, report.kept) == ("interval", 2, 4)
 
 
+def test_aligned_without_a_tracked_row(tmp_path: Path) -> None:
+    """Where a task has seen no key it does not know of how many parts one is."""
+    columns = fp.Columns(partition=("topic", "partition"))
+    rows = {"pid": pa.nulls(2, pa.int64()), "topic": ["t", "t"], "epoch": [0, 0], "partition": [0, 1], "seq": [0, 1]}
+    land(tmp_path / "source", "a.parquet", pa.table(rows))
+    report = make_job(tmp_path, columns=columns, plan="aligned").run()
+    assert (report.plan, report.counts) == ("aligned", {"UNTRACKED": 2})
+
+
 @pytest.mark.parametrize(
     ("policy", "options", "why"),
     [
@@ -380,6 +389,15 @@ def test_columns_in_the_names_of_folders(tmp_path: Path) -> None:
         found = pq.read_table(root / "sink" / "run=1")
         assert set(found.column_names) == {"pid", "epoch", "partition", "seq", "origin", "day"}
         assert (root / "sink/run=1/day=1/partition=0/part-00000.parquet").exists()
+
+
+def test_refused_rows_keep_the_columns_of_folders(tmp_path: Path) -> None:
+    rows = pa.table({"pid": [1, 1], "epoch": [0, 0], "seq": [1, 1]})
+    for partition in (0, 1):
+        land(tmp_path / "source" / f"partition={partition}", "a.parquet", rows)
+    make_job(tmp_path, rejects="all").run()
+    found = pq.read_table(tmp_path / "sink" / "run=1" / "_rejects" / "verdict=DUPLICATE")
+    assert sorted(found["partition"].to_pylist()) == [0, 1]
 
 
 def test_outputs_in_folders_are_seen_by_a_rollback(tmp_path: Path) -> None:

@@ -428,6 +428,39 @@ def test_reshard_of_other_policies_and_keys(tmp_path: Path, policy: fp.Policy) -
     assert world.verdicts(probe) == verdicts
 
 
+@pytest.mark.parametrize("pid", ["integer", "text"])
+def test_a_shard_that_has_forgotten_everybody(tmp_path: Path, pid: str) -> None:
+    world = World(tmp_path, keep=("timestamp",), shards=64)
+    rows = rows_of(1, 40)
+    if pid == "text":
+        rows = rows.set_column(0, "pid", rows["pid"].cast(pa.string()))
+    world.run(rows, "1.txt")
+    times = sorted(rows["timestamp"].to_pylist())
+    world.state.evict(times[-1], times[-1] - times[-2])  # the newest stays, or those of the newest time
+    sizes = [len(table) for _, table in world.state.tables()]
+    assert 0 in sizes
+    assert sum(sizes)
+    before = content(world.state)
+    assert len(before["entries"]) == sum(sizes)
+    world.state.reshard(3)
+    assert content(world.state) == before
+
+
+def test_reshard_after_a_horizon_that_not_every_shard_has_seen(tmp_path: Path) -> None:
+    """Runs evict the shards that they touch; the others catch up when they are read."""
+    world = World(tmp_path, keep=("timestamp",), shards=64)
+    world.run(rows_of(1, 40), "1.txt")
+    _, before = world.state.head()
+    assert before is not None
+    horizon = int(np.median(rows_of(1, 40)["timestamp"].to_numpy()))
+    decision = world.state.follow(2, before, uuid.uuid4().hex, kind="evict", clock_ms=horizon, horizon_ms=horizon)
+    commit(world.state, world.sink, decision)
+    after = content(world.state)
+    assert len(after["entries"]) < before.entries
+    world.state.reshard(3)
+    assert content(world.state) == after
+
+
 @pytest.mark.parametrize("count", [0, 65_535])
 def test_shards_that_make_no_sense(world: World, count: int) -> None:
     with pytest.raises(ValueError, match=f"shards={count}: 1 to 65534 were expected"):

@@ -522,6 +522,19 @@ def test_any_file_and_any_rows(data: st.DataObject, tmp_path_factory: pytest.Tem
     cut_out(source, folder / "target.parquet", lost)
 
 
+@pytest.mark.parametrize("version", ["1.0", "2.0"])
+def test_pages_of_no_values(tmp_path: Path, version: str) -> None:
+    """Writers leave them behind where a record just fills a page; they are no end of the chunk."""
+    source, target = tmp_path / "source.parquet", tmp_path / "target.parquet"
+    table = pa.table({"row": range(4), "list": pa.array([[7, 7]] * 4)})
+    pq.write_table(table, source, data_page_size=1, write_batch_size=2, data_page_version=version)
+    for lost in range(4):
+        target.unlink(missing_ok=True)
+        rewrite(source, target, np.array([lost]), np.array([1]))
+        assert pq.read_table(target)["row"].to_pylist() == [row for row in range(4) if row != lost]
+        assert pq.read_table(target)["list"].to_pylist() == [[7, 7]] * 3
+
+
 def test_ranges_must_make_sense(tmp_path: Path) -> None:
     source, target = tmp_path / "source.parquet", tmp_path / "target.parquet"
     pq.write_table(pa.table({"row": range(10)}), source)

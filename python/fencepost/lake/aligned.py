@@ -110,13 +110,15 @@ def _claims(table: StateTable, item: ScanItem, border: int) -> tuple[pa.Table, s
     """What the table's entries hold, as runs; or why that cannot be said so."""
     policy = item.reading.policy
     entries = pa.table(table.entries())
+    if not len(entries) and not border:  # nor does the table know the parts of keys then
+        return pa.table({}), ""
     first, last = entries["first"].to_numpy(), entries["last"].to_numpy()
     wrap = policy.wrap
-    if border or (wrap is not None and len(entries) and (first.min() < 0 or last.max() >= wrap)):
+    if border or (wrap is not None and (first.min() < 0 or last.max() >= wrap)):
         return pa.table({}), "sequences pass the wrap"
     of_entry, low, high = _intervals(entries, first, last)
     length = high - low + 1
-    if len(length) and length.max() > 2**32 - 1:
+    if length.max() > 2**32 - 1:
         return pa.table({}), "a claim has more than 2^32 rows"
     lines = entries.take(pa.array(of_entry))
     columns: dict[str, Any] = {}

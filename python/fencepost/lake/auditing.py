@@ -27,7 +27,7 @@ from fencepost.errors import BatchError
 from fencepost.findings import AuditReport
 from fencepost.lake.engine import LocalEngine
 from fencepost.lake.order import calm_order
-from fencepost.lake.scan import FILE, LENGTH, ROW
+from fencepost.lake.scan import FILE, LENGTH, ROW, check_names
 from fencepost.lake.source import Constants, Files, constants_of, list_files, unchanged
 from fencepost.policy import Columns, Policy, check_columns, columns_or_default, resolve
 
@@ -62,6 +62,8 @@ def audit(
     policy = resolve(policy)
     columns = policy.columns if columns is None else columns_or_default(columns)
     check_columns(policy, columns)
+    check_names(columns.names)
+    policy = policy.replace(columns=columns)
     engine = LocalEngine(threads)
     show = progress or (lambda step, done, total: None)
     files = _list(os.path.abspath(source))

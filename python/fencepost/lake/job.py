@@ -27,6 +27,7 @@ from fencepost.lake.engine import Engine, LocalEngine
 from fencepost.lake.plan import PLANS, SHARDS, Plan
 from fencepost.lake.report import RunReport
 from fencepost.lake.run import Run
+from fencepost.lake.scan import check_names
 from fencepost.lake.write import Rejects
 from fencepost.policy import Columns, Policy, check_columns, resolve
 from fencepost.state.decision import Settings
@@ -74,7 +75,7 @@ class DedupJob:
     equal to their inputs may be hard links. `sync=False`: do not wait for disks; a power loss may then cost the state.
     `state_options`: of the state's object store, see `fencepost.state.open_store`.
 
-    Raises PolicyError and ValueError for arguments that make no sense.
+    Raises PolicyError and ValueError for arguments that make no sense, BatchError for names of columns that are taken.
     """
 
     def __init__(
@@ -109,6 +110,7 @@ class DedupJob:
                 f"policy {policy.name or policy.rules} depends on the order of rows, which files do not tell: "
                 "give order_by=[columns], or order_by=() if file names, then rows, stand in the true order"
             )
+        check_names((*policy.columns.names, *([order_by] if isinstance(order_by, str) else order_by or ())))
         _check_one_of("rejects", rejects, get_args(Rejects))
         _check_one_of("on_reset", on_reset, get_args(OnReset))
         _check_one_of("plan", plan, (None, *PLANS))

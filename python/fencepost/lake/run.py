@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 R = TypeVar("R")
+TIMESTAMP_MIN = -(2**63)
 TRIES = 3
 """How often a run is planned anew because a file changed between its two passes."""
 
@@ -97,6 +98,7 @@ class Run:
         self.unreadable: dict[str, str] = {}
         """Files whose rows cannot be copied, and why."""
         self.clock_ms: int | None = None
+        self.key_types: dict[str, str] = {}
         self.eviction = Eviction(horizon_before=None, horizon_after=None)
 
     def run(self) -> RunReport:
@@ -162,7 +164,7 @@ class Run:
     def scan_items(self, files: Files, reading: Reading) -> list[ScanItem]:
         job = self.job
         names = list(dict.fromkeys((*job.policy.columns.names, *reading.order_by)))
-        constants = constants_of(files, names)
+        constants = constants_of(files, names, self.before.key_types if self.before else None)
         return [
             ScanItem(
                 files=files.slice(first, end),
@@ -270,8 +272,36 @@ class Run:
         )
         reasons = [it for group in scanned for it in group.reason]
         self.set_aside(found, reasons)
-        _check_types(found)
+        self.key_types = self.check_types(found)
         return found
+
+    def check_types(self, found: Found) -> dict[str, str]:
+        """The types of the parts of keys from now on. Refuses files whose columns are of other types than the first
+        one's, and keys of other types than those before; integers and texts may be of any width."""
+        known = dict(self.before.key_types) if self.before else {}
+        if not found.exchanges:
+            return known
+        first = found.exchanges[0]
+
+        def path(exchange: Exchange) -> str:
+            return found.files.full_path(_first_file(exchange.path))
+
+        for exchange in found.exchanges:
+            for one, other in zip(first.schema, exchange.schema, strict=True):
+                if _type_name(one.type) != _type_name(other.type):
+                    text = f"{path(exchange)}: column '{one.name}': {other.type}; in {path(first)} it is {one.type}"
+                    raise BatchError(text, column=one.name)
+        for name in self.job.order_by or ():
+            if not _has_order(first.schema.field(name).type):
+                text = f"{path(first)}: column '{name}': {first.schema.field(name).type} has no order for order_by"
+                raise BatchError(text, column=name)
+        columns = self.job.policy.columns
+        for name in (*columns.parts("pid"), *columns.parts("partition")):
+            kind = _type_name(first.schema.field(name).type)
+            if known.setdefault(name, kind) != kind:
+                text = f"{path(first)}: column '{name}': {kind}; this state's keys have {known[name]} there since its "
+                raise BatchError(text + "first rows, another type needs a state of its own", column=name)
+        return known
 
     def set_aside(self, found: Found, reasons: list[str]) -> None:
         """Files that could not be read: those that vanished, those to be looked at again, and those to be named."""
@@ -326,12 +356,7 @@ class Run:
             )
             for first, end in groups_of_shards(runs.tolist(), state_bytes, engine.slots)
         ]
-        try:
-            return self.tasks("judge", judge, items, engine)
-        except BatchError as error:
-            # All new files agree about the types of keys: it is the state that has others.
-            path = found.files.full_path(_first_file(f"{self.folder}/{parts.names[0]}"))
-            raise BatchError(f"{path}: {error}", column=error.column) from error
+        return self.tasks("judge", judge, items, engine)
 
     def next_eviction(self, found: Found) -> Eviction:
         """By which horizons this run's tables forget: the clock moves on by the data's timestamps, within bounds."""
@@ -345,7 +370,7 @@ class Run:
                 clock = min(found.newest_ms, time.time_ns() // 1_000_000 + job.clock_gap_max_ms)
             else:
                 clock = min(max(found.newest_ms, clock), clock + job.clock_gap_max_ms)
-        after = None if clock is None else clock - job.max_idle_ms
+        after = None if clock is None else max(clock - job.max_idle_ms, TIMESTAMP_MIN)
         if horizon is not None:
             after = max(horizon, after) if after is not None else horizon
         self.clock_ms = clock
@@ -465,6 +490,7 @@ class Run:
             ledger=ledger,
             clock_ms=self.clock_ms,
             horizon_ms=self.eviction.horizon_after,
+            key_types=self.key_types,
             counts=counts,
             missing_ranges=sum(it.missing_ranges for it in judged),
             missing_rows=sum(it.missing_rows for it in judged),
@@ -486,7 +512,8 @@ class Run:
         places: dict[str, str] = {}
         for group in written:
             for ordinal, verdict, path, count, size, crc in group.rejects:
-                name = f"_rejects/verdict={verdict}/part-{ordinals[ordinal]:05}.parquet"
+                hive = hive_folders(found.files.paths[ordinal])
+                name = f"_rejects/verdict={verdict}/{hive}part-{ordinals[ordinal]:05}.parquet"
                 places[name] = path
                 rows.append({"table": "rejects", "name": name, "rows": count, "bytes": size, "footer_crc": crc})
         changelogs = [it.changelog for it in judged if it.changelog is not None]
@@ -558,18 +585,25 @@ def _parts(exchanges: list[Exchange]) -> tuple[Parts, npt.NDArray[np.int64]]:
     return parts, np.concatenate([it.runs for it in exchanges])[order]
 
 
-def _check_types(found: Found) -> None:
-    """Refuse files whose columns are of other types than those of the first, but for integers of another width."""
-    first: tuple[str, pa.Schema] | None = None
-    for exchange in found.exchanges:
-        if first is None:
-            first = (exchange.path, exchange.schema)
-        for one, other in zip(first[1], exchange.schema, strict=True):
-            if one.type != other.type and not (pa.types.is_integer(one.type) and pa.types.is_integer(other.type)):
-                paths = [found.files.full_path(_first_file(path)) for path in (first[0], exchange.path)]
-                raise BatchError(
-                    f"{paths[1]}: column '{one.name}': {other.type}; in {paths[0]} it is {one.type}", column=one.name
-                )
+def _type_name(kind: pa.DataType) -> str:
+    """What a type is as a part of a key: of integers and text, width does not count."""
+    for name, is_one in (("integer", pa.types.is_integer), ("string", _is_text), ("binary", _is_binary)):
+        if is_one(kind):
+            return name
+    return str(kind)
+
+
+def _has_order(kind: pa.DataType) -> bool:
+    """Whether Arrow sorts by it."""
+    return not (pa.types.is_nested(kind) or pa.types.is_float16(kind) or pa.types.is_null(kind))
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
+
+
+def _is_binary(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind))
 
 
 def _first_file(exchange: str) -> int:

@@ -10,6 +10,7 @@ identity are kept and go nowhere.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -33,6 +34,14 @@ than `RUNS_OF_A_SHARD`: what bounds a task's memory."""
 
 TRIES = 3
 """How often a file is read again that changes while it is read."""
+
+
+def check_names(names: Sequence[str]) -> None:
+    """Refuse columns that are named as those of the exchange. Raises BatchError."""
+    for name in names:
+        if name in (LENGTH, FILE, ROW):
+            text = f"column '{name}': tasks tell each other of rows under this name; give the column another"
+            raise BatchError(text, column=name)
 
 
 @dataclass(frozen=True, kw_only=True)

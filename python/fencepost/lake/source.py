@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from urllib.parse import unquote
@@ -89,6 +89,7 @@ def _walk(folder: str, prefix: str) -> list[tuple[str, int, int, int]]:
                 name = entry.name
                 if name.startswith(("_", ".")):
                     continue
+                _check_name(folder, name)
                 if entry.is_dir():
                     subfolders.append(name)
                 elif name.endswith(".parquet"):
@@ -101,6 +102,16 @@ def _walk(folder: str, prefix: str) -> list[tuple[str, int, int, int]]:
     for name in subfolders:
         found += _walk(f"{folder}/{name}", f"{prefix}{name}/")
     return found
+
+
+def _check_name(folder: str, name: str) -> None:
+    try:
+        name.encode()
+    except UnicodeEncodeError as error:
+        path = os.fsencode(f"{folder}/{name}").decode(errors="backslashreplace")
+        raise SourceError(
+            f"{path}: the name is not UTF-8, so no state can remember it; rename it", path=path
+        ) from error
 
 
 def hive_folders(path: str) -> str:
@@ -116,10 +127,11 @@ def hive_values(path: str) -> dict[str, str | None]:
     return {name: None if value == HIVE_NULL else value for name, value in found.items()}
 
 
-def constants_of(files: Files, names: Sequence[str]) -> list[Constants]:
+def constants_of(files: Files, names: Sequence[str], types: Mapping[str, str] | None = None) -> list[Constants]:
     """For each file, which of the columns its folders give.
 
-    Numbers where the folders of all files give numbers, else text, so that no two files disagree about a type.
+    `types`: of columns that earlier files had (`Decision.key_types`). A new column is of numbers where the folders of
+    all files give numbers, else of text, so that no two files disagree about a type. Raises BatchError.
     """
     folders = files.folders()
     values = {folder: hive_values(folder) for folder in dict.fromkeys(folders)}
@@ -132,17 +144,31 @@ def constants_of(files: Files, names: Sequence[str]) -> list[Constants]:
                 "where other files have it",
                 column=name,
             )
+    known = types or {}
     numeric = {name: all(_is_number(it[name]) for it in values.values()) for name in wanted}
+    for name in wanted:
+        if known.get(name) == "integer" and not numeric[name]:
+            folder, value = next((folder, it[name]) for folder, it in values.items() if not _is_number(it[name]))
+            raise BatchError(
+                f"{files.full_path(folders.index(folder))}: column '{name}': {value!r} in the names of its folders is "
+                "no integer of 64 bits without leading zeros, and this state's keys have integers there since its "
+                "first rows; text needs a state of its own",
+                column=name,
+            )
 
     def typed(name: str, value: str | None) -> int | str | None:
-        return int(value) if value is not None and numeric[name] else value
+        is_integer = known.get(name, "integer") == "integer" and numeric[name]
+        return int(value) if value is not None and is_integer else value
 
     constants = {folder: {name: typed(name, it[name]) for name in wanted} for folder, it in values.items()}
     return [constants[folder] for folder in folders]
 
 
 def _is_number(value: str | None) -> bool:
-    return value is None or re.fullmatch(r"-?\d+", value) is not None
+    """Whether it can be told from the number again: 07 and 7 are two folders."""
+    if value is None:
+        return True
+    return re.fullmatch(r"0|-?[1-9]\d*", value) is not None and -(2**63) <= int(value) < 2**63
 
 
 @contextmanager

@@ -279,6 +279,9 @@ class Decision:
     """The clock that evictions go by; it never falls."""
     horizon_ms: int | None = None
     """Every table is evicted up to here before its next row is judged."""
+    key_types: dict[str, str] = field(default_factory=dict)
+    """Column to type of the parts of keys, fixed by the first rows that had one: integer, string, binary or
+    fixed_size_binary[bytes]. Tables know their own keys' only, and a shard may have none."""
     oldest: int = 1
     """The oldest version that can be gone back to; the files of older ones may be collected."""
     counts: dict[str, int] = field(default_factory=dict)

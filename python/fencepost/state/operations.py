@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -18,7 +19,7 @@ from fencepost.errors import PolicyError, SinkError, SnapshotError, StateConflic
 from fencepost.policy import Columns
 from fencepost.state.commit import Sink, commit, recover
 from fencepost.state.decision import ABANDONED, APPLIED, Decision, LedgerFiles, Settings, Shard, Shards
-from fencepost.state.segments import SegmentWriter, advance
+from fencepost.state.segments import SegmentWriter, advance, held_positions
 
 if TYPE_CHECKING:
     from fencepost.state.versions import State
@@ -60,10 +61,11 @@ def rollback(state: State, version: int, *, accept_duplicates: bool = False, sin
     if version:
         target = state.version(version)
         carried: dict[str, Any] = {
-            name: getattr(target, name) for name in ("shard_count", "shards", "ledger", "horizon_ms", "order_by")
+            name: getattr(target, name)
+            for name in ("shard_count", "shards", "ledger", "horizon_ms", "key_types", "order_by")
         }
     else:
-        carried = {"shards": Shards(), "ledger": LedgerFiles(), "horizon_ms": None}
+        carried = {"shards": Shards(), "ledger": LedgerFiles(), "horizon_ms": None, "key_types": {}}
     report = {"rolled_back_to": version, "duplicates_accepted_of": shown}
     decision = state.follow(next_version, before, attempt, kind="rollback", builds_on=version, report=report, **carried)
     return _commit(state, sink, decision)
@@ -82,10 +84,11 @@ def reshard(state: State, count: int, *, sink: Sink | None = None) -> Decision:
     changed = []
     try:
         with tempfile.TemporaryDirectory(prefix="fencepost-") as folder, _Files(state, version, attempt) as files:
-            for shard, table in _dealt(state, before, count, Path(folder)):
+            found = _Sums()
+            for shard, table in _dealt(state, before, count, Path(folder), found):
                 changed.append(advance(table, None, shard, files.writer()))
         shards = Shards.of(changed)
-        _check_same(before.shards, shards)
+        found.check(shards)
         report = {"shards_before": before.shard_count, "shards": count}
         decision = state.follow(
             version, before, attempt, kind="reshard", shard_count=count, shards=shards, report=report
@@ -108,7 +111,7 @@ def evict(state: State, now_ms: int, max_idle_ms: int, *, sink: Sink | None = No
     if max_idle_ms < 0:
         raise PolicyError(f"max_idle_ms={max_idle_ms}: must not be negative")
     clock_ms = now_ms if before.clock_ms is None else max(now_ms, before.clock_ms)
-    horizon_ms = clock_ms - max_idle_ms
+    horizon_ms = max(clock_ms - max_idle_ms, -(2**63))
     if before.horizon_ms is not None:
         horizon_ms = max(horizon_ms, before.horizon_ms)
     attempt = uuid4().hex
@@ -267,7 +270,25 @@ def _outlived(state: State, newest: Decision, done: int) -> set[str]:
 # Dealing entries anew
 
 
-def _dealt(state: State, before: Decision, count: int, folder: Path) -> Iterator[tuple[int, StateTable]]:
+@dataclass
+class _Sums:
+    """What the old shards hold, to compare the new ones with; as they are read: eviction may have come meanwhile."""
+
+    entries: int = 0
+    positions: int = 0
+
+    def add(self, table: StateTable) -> None:
+        self.entries += len(table)
+        self.positions += held_positions(table) or 0
+
+    def check(self, after: Shards) -> None:
+        """Raises AssertionError where dealing anew has lost or made something."""
+        found = (sum(after.entries), sum(it or 0 for it in after.positions))
+        if found != (self.entries, self.positions):
+            raise AssertionError(f"entries, positions: {(self.entries, self.positions)} before, {found} after")
+
+
+def _dealt(state: State, before: Decision, count: int, folder: Path, sums: _Sums) -> Iterator[tuple[int, StateTable]]:
     """(shard, table) of each new shard that has entries, from a file a batch of old ones went to."""
     import numpy as np
     import pyarrow as pa  # type: ignore[import-untyped]
@@ -276,11 +297,13 @@ def _dealt(state: State, before: Decision, count: int, folder: Path) -> Iterator
     policy = settings.full_policy()
     batches: dict[int, list[tuple[Path, int]]] = {}
     for old in before.shards:
-        reader = pa.RecordBatchReader.from_stream(state.table(before, old.shard, settings).entries())
+        table = state.table(before, old.shard, settings)
+        sums.add(table)
+        reader = pa.RecordBatchReader.from_stream(table.entries())
         path = folder / f"{old.shard}.arrow"
         written = 0
         with pa.ipc.new_file(path, reader.schema, options=pa.ipc.IpcWriteOptions(compression="lz4")) as file:
-            for batch in reader:
+            for batch in filter(len, reader):
                 numbers = np.asarray(fencepost.shards(batch, count, _key_columns(batch.schema, settings)))
                 order = np.argsort(numbers, kind="stable")
                 cuts = np.flatnonzero(np.diff(numbers[order], prepend=-1))
@@ -313,14 +336,3 @@ def _key_columns(schema: Any, settings: Settings) -> Columns:
 
     has_epochs = settings.columns.get("epoch") is not None
     return Columns(pid=names("pid"), epoch="epoch" if has_epochs else None, partition=names("partition"), seq="last")
-
-
-def _check_same(before: Shards, after: Shards) -> None:
-    """Raises AssertionError where dealing anew has lost or made something."""
-
-    def sums(shards: Shards) -> tuple[int, int | None]:
-        positions = [it for it in shards.positions if it is not None]
-        return sum(shards.entries), sum(positions) if len(positions) == len(shards) else None
-
-    if sums(before) != sums(after):
-        raise AssertionError(f"entries, positions: {sums(before)} before, {sums(after)} after")

@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 
 READERS = 16  # threads that wait for a store where many small files are read
 DECISION_BYTES_MAX = 65_536  # what is larger goes to a body: some stores bound a conditional put
+# What a decision has from the one it goes on from, unless it says otherwise.
+CARRIED = ("shard_count", "shards", "ledger", "clock_ms", "horizon_ms", "key_types", "oldest", "policy", "order_by")
 
 
 def open(uri: str | os.PathLike[str], *, sync: bool = True, options: Mapping[str, Any] | None = None) -> State:
@@ -234,8 +236,7 @@ class State:
         """The decision for `version` that goes on from `before` with these changes; both are from one `head`."""
         carried: dict[str, Any] = {}
         if before is not None:
-            names = ("shard_count", "shards", "ledger", "clock_ms", "horizon_ms", "oldest", "policy", "order_by")
-            carried = {name: getattr(before, name) for name in names}
+            carried = {name: getattr(before, name) for name in CARRIED}
         own = {
             "version": version,
             "previous": self.log_hash(version - 1),
@@ -352,6 +353,8 @@ class State:
                 raise self._damaged("done", "no version is done yet")
             settings = self.agreed()
             tables = [pa.table(part(StateTable(settings.full_policy(), keep=settings.keep)))]
+        # A table that holds nothing does not know its keys' types.
+        tables = [it for it in tables if len(it)] or tables[:1]
         return pa.concat_tables(tables, promote_options="permissive").replace_schema_metadata(None)
 
     def _glance(self, version: int, logged: bytes, previous: str | None, mark: bytes | None) -> Version:

@@ -7,7 +7,7 @@ use crate::error::Fault;
 use crate::plain;
 use crate::read_at::Source;
 use parquet::basic::{Compression, Encoding, PageType, Type};
-use parquet::column::page::{PageReader, PageWriter};
+use parquet::column::page::{Page, PageMetadata, PageReader, PageWriter};
 use parquet::column::reader::{ColumnReader, ColumnReaderImpl, get_column_reader};
 use parquet::column::writer::{
     ColumnCloseResult, ColumnWriter, ColumnWriterImpl, get_column_writer, get_typed_column_writer,
@@ -50,7 +50,8 @@ impl Rewriting<'_> {
         }
         let properties = Arc::new(form.properties(self));
         let descriptor = self.column.column_descr_ptr();
-        let reader = get_column_reader(descriptor.clone(), Box::new(self.pages().map_err(Fault::Source)?));
+        let pages_in = Filled(self.pages().map_err(Fault::Source)?);
+        let reader = get_column_reader(descriptor.clone(), Box::new(pages_in));
         let writer = get_column_writer(descriptor, properties, pages);
         let mut closed = match reader {
             ColumnReader::BoolColumnReader(reader) => self.copy_rows::<BoolType>(reader, writer),
@@ -124,6 +125,37 @@ impl Rewriting<'_> {
     pub(crate) fn too_few(&self) -> Fault {
         let name = self.column.column_path();
         Fault::Source(ParquetError::EOF(format!("column {name} has fewer rows than the {} of its group", self.rows)))
+    }
+}
+
+/// A chunk's pages but those of no values, which writers leave behind where a record just fills one: the crate's readers
+/// take such a page for the chunk's end.
+struct Filled(SerializedPageReader<Source>);
+
+impl PageReader for Filled {
+    fn get_next_page(&mut self) -> Result<Option<Page>, ParquetError> {
+        self.peek_next_page()?;
+        self.0.get_next_page()
+    }
+
+    fn peek_next_page(&mut self) -> Result<Option<PageMetadata>, ParquetError> {
+        while self.0.peek_next_page()?.is_some_and(|it| !it.is_dict && it.num_levels == Some(0)) {
+            self.0.skip_next_page()?;
+        }
+        self.0.peek_next_page()
+    }
+
+    fn skip_next_page(&mut self) -> Result<(), ParquetError> {
+        self.peek_next_page()?;
+        self.0.skip_next_page()
+    }
+}
+
+impl Iterator for Filled {
+    type Item = Result<Page, ParquetError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        self.get_next_page().transpose()
     }
 }
 
