@@ -56,8 +56,8 @@ def changes(before: ArrowTable, table: StateTable, version: int) -> list[ArrowTa
     _, same = np.unique(ranges, axis=0, return_inverse=True)
     same = same.reshape(-1)
     was, now = same[: len(before)], same[len(before) :]
-    gone = np.flatnonzero(~np.isin(was, now))
-    new = np.flatnonzero(~np.isin(now, was)) + len(before)
+    gone = np.flatnonzero(_is_beyond(was, now))
+    new = np.flatnonzero(_is_beyond(now, was)) + len(before)
     if not len(gone) and not len(new):
         return []
     kinds = _kinds_of_gone(ranges, gone, new, _finals(table, both))
@@ -127,32 +127,50 @@ def _as_lines(ranges: ArrowTable, kinds: list[str], version: int) -> ArrowTable:
     return lines.replace_schema_metadata(None)
 
 
+def _is_beyond(some: npt.NDArray[np.int64], others: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+    """Of each of some numbers, whether the others have fewer of it than there are up to here."""
+    import numpy as np
+
+    order = np.argsort(some, kind="stable")
+    ordered = some[order]
+    place = np.empty(len(some), np.int64)
+    place[order] = np.arange(len(some)) - np.searchsorted(ordered, ordered)  # how many equal ones stand before it
+    ordered = np.sort(others)
+    count = np.searchsorted(ordered, some, side="right") - np.searchsorted(ordered, some)
+    beyond: npt.NDArray[np.bool_] = place >= count
+    return beyond
+
+
 def _finals(table: StateTable, both: ArrowTable) -> npt.NDArray[np.bool_]:
-    """For each line, whether its range was given up: its entry is known no more, or has it in its final range."""
+    """For each line, whether its range was given up: its entry is known no more, or has it in its final range.
+
+    An entry that begins above the range is another, which came after that was forgotten.
+    """
     import numpy as np
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    if table.horizon_ms is None and table.policy.reach is None:
+    if table.horizon_ms is None and table.policy.reach is None and table.policy.epochs != "fence":
         return np.zeros(len(both), bool)
     if not len(table):  # nor does it know of which types its keys were
         return np.ones(len(both), bool)
     names = _keys(both)
     if table.policy.columns.epoch is None:
         names.remove("epoch")
-    known = pa.table(table.entries()).select([*names, "final_first", "final_last"])
+    known = pa.table(table.entries()).select([*names, "first", "final_first", "final_last"])
     known = known.append_column("is_known", pa.array(np.ones(len(known), bool))).replace_schema_metadata(None)
     lines = both.select([*names, "first_seq"]).append_column("line", pa.array(np.arange(len(both))))
     found = lines.replace_schema_metadata(None).join(known, keys=names, join_type="left outer").sort_by("line")
-    first, final_first, final_last = (
-        pc.fill_null(found[name], -1).to_numpy() for name in ("first_seq", "final_first", "final_last")
+    seq, first, final_first, final_last = (
+        pc.fill_null(found[name], -1).to_numpy() for name in ("first_seq", "first", "final_first", "final_last")
     )
     wrap = table.policy.wrap
     if wrap is not None:  # positions go on where sequences begin anew
-        final_first, final_last = final_first % wrap, final_last % wrap
+        first, final_first, final_last = first % wrap, final_first % wrap, final_last % wrap
     has_final = pc.is_valid(found["final_first"]).to_numpy(zero_copy_only=False)
     is_known = pc.fill_null(found["is_known"], False).to_numpy(zero_copy_only=False)
-    given_up: npt.NDArray[np.bool_] = ~is_known | (has_final & (final_first <= first) & (first <= final_last))
+    is_final = has_final & (final_first <= seq) & (seq <= final_last)
+    given_up: npt.NDArray[np.bool_] = ~is_known | (seq < first) | is_final
     return given_up
 
 
