@@ -482,6 +482,18 @@ def test_a_seed_knows_what_a_run_would_and_writes_nothing(tmp_path: Path) -> Non
         make_job(tmp_path).seed()
 
 
+def test_a_seed_says_what_is_missing(tmp_path: Path) -> None:
+    """So that later versions can take it back."""
+    land(tmp_path / "source", "1.parquet", timed(1, [0, 1, 5, 9], [0] * 4))
+    report = make_job(tmp_path).seed()
+    assert (report.outputs, report.missing_changes) == ((), {"OPEN": 2})
+    assert os.listdir(tmp_path / "sink/run=1") == ["_missing"]
+    assert told(tmp_path) == still_missing(tmp_path) != Counter()
+    land(tmp_path / "source", "2.parquet", timed(1, [2, 3, 4, 6], [0] * 4))
+    assert make_job(tmp_path).run().missing_changes == {"CLOSED": 1, "SPLIT": 1, "OPEN": 1}
+    assert told(tmp_path) == still_missing(tmp_path) != Counter()
+
+
 def test_a_seed_of_data_that_are_not_clean(tmp_path: Path) -> None:
     land_some(tmp_path, [1])
     with pytest.raises(fp.SourceError, match=r"not clean.* DUPLICATE"):

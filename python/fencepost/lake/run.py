@@ -71,7 +71,7 @@ class Found:
 
 
 class Run:
-    """See the module. `is_seed`: judge, but write no row."""
+    """See the module. `is_seed`: judge, and say what is missing, but write no row."""
 
     def __init__(
         self, job: DedupJob, progress: Callable[[str, int, int], None] | None = None, is_seed: bool = False
@@ -517,7 +517,7 @@ class Run:
                 places[name] = path
                 rows.append({"table": "rejects", "name": name, "rows": count, "bytes": size, "footer_crc": crc})
         changelogs = [it.changelog for it in judged if it.changelog is not None]
-        if changelogs and not self.is_seed:
+        if changelogs:
             row, missing = write_lines([pq.read_table(it) for it in changelogs], self.folder, self.job.disk)
             places[row["name"]] = str(missing)
             rows.append(row)
