@@ -28,6 +28,7 @@ from test_lake import SCHEMA, make_rows
 
 KEY = ["pid", "partition", "epoch"]
 TIMED = Columns(timestamp="timestamp")
+FENCED = Policy.any_order().replace(epochs="fence")
 TRACKED = pl.col("pid").is_not_null() & (pl.col("pid") != -1)
 
 
@@ -141,10 +142,11 @@ def test_every_figure(monkeypatch: pytest.MonkeyPatch, seed: int, call_rows: int
     assert found == suspects
 
 
-@pytest.mark.parametrize("policy", ["any_order", "in_order", "kafka", "strict", "watermark", "narrow"])
+@pytest.mark.parametrize("policy", ["any_order", "in_order", "kafka", "strict", "watermark", "narrow", "fenced"])
 def test_calls_do_not_show(monkeypatch: pytest.MonkeyPatch, policy: str) -> None:
     """However rows are cut into calls, the report is that of one call, under every policy."""
-    rules = Policy.any_order().replace(wrap=256) if policy == "narrow" else getattr(Policy, policy)()
+    made = {"narrow": Policy.any_order().replace(wrap=256), "fenced": FENCED}
+    rules = made.get(policy) or getattr(Policy, policy)()
     columns = dataclasses.replace(rules.columns, timestamp="timestamp")
     data = timed_rows(5, 2_000)
     whole = fp.audit(data, rules, columns)
@@ -298,6 +300,113 @@ def test_rows_without_epochs_or_partitions() -> None:
     assert report.found() == {"duplicate": 1}
     assert len(report.resets) == 0
     assert [tuple(row.values()) for row in report.distances.to_pylist()] == [(1, 1, 0), (2, 10, 1)]
+
+
+# Epochs that are replaced
+
+
+def bumped_rows(seed: int, count: int) -> pa.Table:
+    """Late rows, holes, and epochs that go up now and then, with stragglers of the one before; runs as well."""
+    rng = np.random.default_rng(seed)
+    lines: list[tuple[int, int, int, int]] = []
+    while len(lines) < count:
+        pid, partition = int(rng.integers(0, 4)), int(rng.integers(0, 2))
+        epoch = max(len(lines) * 5 // count - int(rng.integers(0, 4) == 0), 0)
+        first = int(rng.integers(0, 60))
+        lines += [(pid, epoch, partition, first + it) for it in range(int(rng.integers(1, 6)))]
+    return pa.table(dict(zip(("pid", "epoch", "partition", "seq"), map(list, zip(*lines, strict=True)), strict=True)))
+
+
+def missing_of_all_epochs(rows: pa.Table) -> set[tuple[Any, ...]]:
+    """What is left of each, whether it was replaced or not; by plain sets."""
+    newest: dict[Any, int] = {}
+    held: dict[Any, set[int]] = {}
+    for pid, epoch, partition, seq in zip(*(rows[name].to_pylist() for name in rows.column_names[:4]), strict=True):
+        newest[pid, partition] = max(epoch, newest.get((pid, partition), epoch))
+        if epoch == newest[pid, partition]:
+            held.setdefault((pid, partition, epoch), set()).add(seq)
+    return {
+        (*key, a + 1, b - 1, b - a - 1) for key, seqs in held.items() for a, b in pairwise(sorted(seqs)) if b > a + 1
+    }
+
+
+def missing_in(report: AuditReport) -> set[tuple[Any, ...]]:
+    assert (report.missing_ranges, report.missing_rows) == (
+        len(report.missing),
+        sum(report.missing["count"].to_pylist()),
+    )
+    return {tuple(row.values()) for row in report.missing.to_pylist()}
+
+
+@pytest.mark.parametrize("policy", [FENCED, Policy.in_order()], ids=["any", "forward"])
+def test_what_a_replaced_epoch_left_open_never_came(policy: Policy) -> None:
+    rows = pa.table({"pid": [7] * 6, "epoch": [0, 0, 1, 1, 2, 2], "partition": [0] * 6, "seq": [0, 5, 0, 2, 4, 6]})
+    assert missing_in(fp.audit(rows, policy)) == {(7, 0, 0, 1, 4, 4), (7, 0, 1, 1, 1, 1), (7, 0, 2, 5, 5, 1)}
+    table = StateTable(policy)
+    assert len(pa.table(table.apply(rows).missing)) == 3, "as the verdicts tell"
+    assert len(pa.table(table.missing())) == 1, "the table has forgotten"
+
+
+@pytest.mark.parametrize("call_rows", [1, 7, 100, 1 << 20])
+@pytest.mark.parametrize("seed", range(3))
+def test_missing_of_every_epoch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, seed: int, call_rows: int) -> None:
+    monkeypatch.setattr(auditor, "CALL_ROWS", call_rows)
+    monkeypatch.setattr(auditing, "CALL_ROWS", call_rows)
+    monkeypatch.setattr(auditing, "TOGETHER", 20)
+    data = bumped_rows(seed, 400)
+    expected = missing_of_all_epochs(data)
+    table = StateTable(FENCED)
+    table.apply(data)
+    assert len(expected) > len(pa.table(table.missing()))
+    assert missing_in(fp.audit(data, FENCED)) == expected
+    for number, start in enumerate(range(0, len(data), 90)):
+        pq.write_table(data.slice(start, 90), tmp_path / f"{number}.parquet")
+    for threads in (1, 3):
+        assert missing_in(lake.audit(tmp_path, FENCED, threads=threads)) == expected
+
+
+@pytest.mark.parametrize(
+    "kind", [pa.int32(), pa.string(), pa.binary(2), pa.dictionary(pa.int8(), pa.string())], ids=str
+)
+def test_what_a_table_missed_of_replaced_epochs(kind: pa.DataType) -> None:
+    """What it still lists when it is given, and what is replaced from then on."""
+    data = bumped_rows(4, 300)
+    if not pa.types.is_integer(kind):
+        data = data.set_column(0, "pid", pa.compute.utf8_lpad(data["pid"].cast(pa.string()), 2, "p"))
+    data = data.set_column(
+        0,
+        "pid",
+        data["pid"].cast(pa.binary()).cast(kind)
+        if "binary" in str(kind)
+        else data["pid"].dictionary_encode()
+        if "dictionary" in str(kind)
+        else data["pid"].cast(kind),
+    )
+    data = data.append_column("timestamp", pa.array(range(len(data))))
+    known, rest = data.slice(0, 100), data.slice(100)
+    table = StateTable(FENCED, keep=("timestamp",))
+    table.apply(known)
+    replaced_before = missing_of_all_epochs(known) - {
+        tuple(it.values()) for it in pa.table(table.missing()).to_pylist()
+    }
+    assert replaced_before
+    report = fp.audit(rest, table=table)
+    assert missing_in(report) == missing_of_all_epochs(data) - replaced_before
+    assert report.missing["pid"].type == pa.table(table.missing())["pid"].type
+
+
+@pytest.mark.parametrize("wrap", [40, 1_000])
+@pytest.mark.parametrize("columns", [Columns(), Columns(pid=("pid", "partition"), partition=None)], ids=["two", "one"])
+def test_replaced_epochs_over_the_wrap(monkeypatch: pytest.MonkeyPatch, wrap: int, columns: Columns) -> None:
+    """Verdicts tell of all that a call opened, whatever became of the entry: so does an audit of many calls."""
+    policy = FENCED.replace(wrap=wrap, intervals_max=30)
+    data = bumped_rows(5, 400)
+    data = data.set_column(3, "seq", pa.array(data["seq"].to_numpy() % 40))
+    told = pa.table(StateTable(policy).apply(data, columns).missing).to_pylist()
+    monkeypatch.setattr(auditor, "CALL_ROWS", 11)
+    report = fp.audit(data, policy, columns)
+    assert sorted(map(str, report.missing.to_pylist())) == sorted(map(str, told))
+    assert report.missing_ranges > 30, "more than the table may hold at a time"
 
 
 # What a table knew, and errors

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from test_lake import (
     read_source,
     state_hashes,
 )
+from test_operations import fold, missing
 
 
 def outputs(root: Path) -> dict[str, str]:
@@ -207,16 +209,13 @@ def test_refused_rows_are_set_aside(tmp_path: Path) -> None:
     assert "run=1/_rejects" not in str(read_sink(tmp_path / "copy").columns)
 
 
-def fold(root: Path) -> set[tuple[Any, ...]]:
-    """What is missing, as the changelog says."""
-    missing: set[tuple[Any, ...]] = set()
-    for version in state.open(root / "state").versions():
-        file = root / "sink" / f"run={version.version}" / "_missing" / "part-00000.parquet"
-        for line in pq.read_table(file, partitioning=None).to_pylist() if file.exists() else ():
-            assert line.pop("version") == version.version
-            change, key = line.pop("change"), tuple(line.values())
-            missing.add(key) if change == "OPEN" else missing.remove(key)
-    return missing
+def told(root: Path) -> Counter[tuple[Any, ...]]:
+    """What is missing, and how often, as the changelog says."""
+    return fold(root / "sink")
+
+
+def still_missing(root: Path) -> Counter[tuple[Any, ...]]:
+    return missing(state.open(root / "state"))
 
 
 def test_missing_is_a_changelog(tmp_path: Path) -> None:
@@ -225,9 +224,34 @@ def test_missing_is_a_changelog(tmp_path: Path) -> None:
         land_some(tmp_path, [seed])
         report = make_job(tmp_path).run()
         changes |= set(report.missing_changes)
-        missing = {tuple(line.values()) for line in state.open(tmp_path / "state").missing().to_pylist()}
-        assert fold(tmp_path) == missing
+        assert told(tmp_path) == still_missing(tmp_path) != Counter()
     assert changes == {"OPEN", "CLOSED", "SPLIT"}
+
+
+def test_ranges_that_are_missing_in_two_laps_are_two(tmp_path: Path) -> None:
+    """The same sequences, twice."""
+    policy = fp.Policy.any_order().replace(wrap=40)
+    times = []
+    for number, seqs in enumerate(([0, 1, 2, 20, 30, 35], [0, 1, 2, 20, 30, 35], [10], list(range(21, 30)))):
+        rows = timed(1, seqs, [0] * len(seqs))
+        land(tmp_path / "source", f"{number}.parquet", rows)
+        make_job(tmp_path, policy=policy, order_by=()).run()
+        assert told(tmp_path) == still_missing(tmp_path)
+        times.append(told(tmp_path)[(1, 0, 0, 21, 29, 9)])
+    assert times == [1, 2, 2, 1]
+
+
+@pytest.mark.parametrize("admit", ["any", "forward"])
+def test_what_a_replaced_epoch_left_open_is_given_up(tmp_path: Path, admit: str) -> None:
+    """Its rows have not come."""
+    policy = fp.Policy.any_order().replace(admit=admit, epochs="fence")
+    changes = []
+    for epoch in (0, 1):
+        rows = timed(1, [0, 4], [0, 0]).set_column(1, "epoch", pa.array([epoch] * 2))
+        land(tmp_path / "source", f"{epoch}.parquet", rows)
+        changes.append(make_job(tmp_path, policy=policy, order_by=()).run().missing_changes)
+        assert told(tmp_path) == still_missing(tmp_path)
+    assert changes == [{"OPEN": 1}, {"FINAL": 1, "OPEN": 1}]
 
 
 # Forgetting
@@ -254,7 +278,31 @@ def test_idle_producers_are_forgotten_by_the_clock_of_the_data(tmp_path: Path) -
     assert report.counts == {"ACCEPTED": 2, "DUPLICATE": 1, "FORGOTTEN": 1}
     rejected = pq.read_table(tmp_path / "sink" / "run=3" / "_rejects" / "verdict=FORGOTTEN", partitioning=None)
     assert rejected.to_pylist() == timed(1, [0], [1_000]).to_pylist()
-    assert fold(tmp_path) == {tuple(it.values()) for it in state.open(tmp_path / "state").missing().to_pylist()}
+    assert told(tmp_path) == still_missing(tmp_path)
+
+
+@pytest.mark.parametrize("act", ["evict", "reshard", "run"])
+def test_the_changelog_says_what_was_given_up_when_a_shard_is_looked_at(tmp_path: Path, act: str) -> None:
+    """The horizon moves for all shards, and most of them learn of it later; their FINAL lines come then."""
+    source = tmp_path / "source"
+    options = {"max_idle_ms": 1_000, "clock_gap_max_ms": 10**9, "shards": 64}
+    land(source, "1.parquet", timed(1, [0, 4], [1_000, 1_000]))
+    make_job(tmp_path, **options).run()
+    land(source, "2.parquet", timed(2, [0, 2], [9_000, 9_000]))
+    make_job(tmp_path, **options).run()
+    lagging = (1, 0, 0, 1, 3, 3)
+    assert told(tmp_path) - still_missing(tmp_path) == Counter([lagging])
+    opened = state.open(tmp_path / "state")
+    if act == "evict":
+        opened.evict(9_000, 1_000)
+    elif act == "reshard":
+        opened.reshard(3)
+    else:
+        land(source, "3.parquet", timed(1, [5], [9_500]))
+        make_job(tmp_path, **options).run()
+    lines = pq.read_table(tmp_path / "sink/run=3/_missing/part-00000.parquet", partitioning=None)
+    assert lines["change"].to_pylist() == ["FINAL"]
+    assert told(tmp_path) == still_missing(tmp_path) != Counter()
 
 
 def test_one_row_of_the_far_future_forgets_nobody(tmp_path: Path) -> None:
@@ -432,6 +480,18 @@ def test_a_seed_knows_what_a_run_would_and_writes_nothing(tmp_path: Path) -> Non
     assert state.open(tmp_path / "state").versions()[0].kind == "seed"
     with pytest.raises(fp.SnapshotError, match="only a new state can be seeded"):
         make_job(tmp_path).seed()
+
+
+def test_a_seed_says_what_is_missing(tmp_path: Path) -> None:
+    """So that later versions can take it back."""
+    land(tmp_path / "source", "1.parquet", timed(1, [0, 1, 5, 9], [0] * 4))
+    report = make_job(tmp_path).seed()
+    assert (report.outputs, report.missing_changes) == ((), {"OPEN": 2})
+    assert os.listdir(tmp_path / "sink/run=1") == ["_missing"]
+    assert told(tmp_path) == still_missing(tmp_path) != Counter()
+    land(tmp_path / "source", "2.parquet", timed(1, [2, 3, 4, 6], [0] * 4))
+    assert make_job(tmp_path).run().missing_changes == {"CLOSED": 1, "SPLIT": 1, "OPEN": 1}
+    assert told(tmp_path) == still_missing(tmp_path) != Counter()
 
 
 def test_a_seed_of_data_that_are_not_clean(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import uuid
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,14 +13,16 @@ from typing import Any
 import fencepost as fp
 import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import pytest
 from fencepost import state
-from fencepost.state import operations, versions
+from fencepost.state import changelog, operations, versions
+from fencepost.state.changelog import changes, write_lines
 from fencepost.state.commit import commit, recover
-from fencepost.state.decision import Decision, Inputs, Outputs, Settings, Shards
+from fencepost.state.decision import Decision, Inputs, Outputs, Settings, Shards, SideFiles
 from fencepost.state.disk import Disk
 from fencepost.state.ledger import file_table
-from fencepost.state.segments import SegmentWriter, advance
+from fencepost.state.segments import SegmentWriter, advance, load_table
 from fencepost.state.sinks import RunFolders
 from fencepost.state.stores import LocalStore, Store, open_store
 from fencepost.state.versions import State
@@ -69,15 +72,21 @@ class World:
         attempt = uuid.uuid4().hex
         count = before.shard_count if before else self.shards
         numbers = np.asarray(pa.array(fp.shards(rows, count, self.policy.columns)).fill_null(0))
-        changed, kept = [], []
+        changed, kept, lines = [], [], []
         settings = self.state.settings() or self.settings()
         with SegmentWriter(self.state.store, version, attempt) as writer:
             for shard in np.unique(numbers).tolist():
-                table = self.state.table(before, shard, settings)
+                known = before.shards.get(shard) if before else None
+                pieces = known.pieces if known else ()
+                table = load_table(self.state.store, pieces, settings.full_policy(), keep=settings.keep)
+                missing = pa.table(table.missing())
+                if before and before.horizon_ms not in (None, table.horizon_ms):
+                    table.evict(before.horizon_ms, 0)
                 mine = np.flatnonzero(numbers == shard)
                 verdicts = table.apply(rows.take(pa.array(mine)))
                 kept += mine[np.asarray(pa.array(verdicts.kept))].tolist()
-                changed.append(advance(table, before.shards.get(shard) if before else None, shard, writer))
+                lines += changes(missing, table, version)
+                changed.append(advance(table, known, shard, writer))
         files = Inputs(path=[name], bytes=[1], mtime_ns=[1], inode=[1], etag=[""], rows=[len(rows)], footer_crc=[0])
         if version == 1:
             self.sink.claim(self.state.create(settings).id)
@@ -85,7 +94,12 @@ class World:
         text = "".join(f"{row}\n" for row in sorted(kept))
         folder.mkdir(parents=True)
         (folder / "kept").write_text(text)
-        prepared = self.sink.collect(folder, {"kept.txt": str(folder / "kept")}) if kept else None
+        names, sides = {"kept.txt": str(folder / "kept")} if kept else {}, []
+        if lines:
+            side, path = write_lines(lines, folder, self.sink.disk)
+            names[side["name"]] = str(path)
+            sides.append(side)
+        prepared = self.sink.collect(folder, names) if names else None
         outputs = Outputs(name=["kept.txt"], ordinal=[0], rows=[len(kept)], bytes=[len(text)], footer_crc=[0])
         decision = self.state.follow(
             version,
@@ -93,6 +107,7 @@ class World:
             attempt,
             inputs=files,
             outputs=outputs if kept else Outputs(),
+            side_files=SideFiles.of(sides),
             prepared=prepared,
             shard_count=count,
             shards=(before.shards if before else Shards()).replaced(changed),
@@ -152,6 +167,22 @@ def glance(opened: State) -> list[tuple[int, str, str, int]]:
     return [(it.version, it.kind, it.status, it.builds_on) for it in opened.versions()]
 
 
+def fold(sink: Path) -> Counter[tuple[Any, ...]]:
+    """What is missing, and how often, as all shown files of the changelog say."""
+    found: Counter[tuple[Any, ...]] = Counter()
+    for path in sink.glob("run=*/_missing/*"):
+        for line in pq.ParquetFile(path).read().to_pylist():
+            assert line.pop("version") == int(path.parent.parent.name.removeprefix("run="))
+            is_open = line.pop("change") == "OPEN"
+            found[tuple(line.values())] += 1 if is_open else -1
+    return Counter({line: count for line, count in found.items() if count})
+
+
+def missing(opened: State) -> Counter[tuple[Any, ...]]:
+    """What the state says of it."""
+    return Counter(tuple(line.values()) for line in opened.missing().to_pylist())
+
+
 RUNS = [(1, "run", "applied", 0), (2, "run", "applied", 1), (3, "run", "applied", 2)]
 
 
@@ -163,6 +194,7 @@ def content(opened: State) -> dict[str, Any]:
     return {
         "entries": opened.entries().sort_by(keys).to_pylist(),
         "ledger": opened.ledger(latest)["path"].to_pylist(),
+        "missing": missing(opened),
         "horizon": latest.horizon_ms,
     }
 
@@ -182,10 +214,11 @@ def test_rollback_is_a_new_version_with_an_old_content(world: World) -> None:
     assert (decision.version, decision.builds_on, decision.report["rolled_back_to"]) == (4, 1, 1)
     assert glance(world.state) == [*RUNS, (4, "rollback", "applied", 1)]
     assert content(world.state) == content(old.state)
-    assert os.listdir(world.sink.path / "run=4") == ["_empty"]
+    assert os.listdir(world.sink.path / "run=4") == ["_missing"]
     world.run(rows_of(2), "2.txt")
     world.run(rows_of(3), "3.txt")
     assert content(world.state) == before
+    assert fold(world.sink.path) == missing(world.state)
     assert glance(world.state)[-1] == (6, "run", "applied", 5)
 
 
@@ -219,6 +252,82 @@ def test_a_rollback_that_would_lose_rows(world: World) -> None:
 def test_no_such_version_to_go_back_to(world: World, version: int) -> None:
     with pytest.raises(fp.SnapshotError, match=rf"no version {version} that was applied; the newest is 3"):
         world.state.rollback(version)
+
+
+# -- The changelog of missing ranges
+
+
+@pytest.mark.parametrize("removed", ["nothing", "rows", "everything", "some", "all lines"])
+def test_after_a_rollback_the_changelog_tells_the_old_state(world: World, removed: str) -> None:
+    assert fold(world.sink.path) == missing(world.state)
+    gone = {"nothing": [], "some": ["run=2/_missing/*"], "all lines": ["run=*/_missing/*"]}
+    gone |= {"rows": ["run=[23]/kept.txt"], "everything": ["run=[23]/kept.txt", "run=[23]/_missing/*"]}
+    kept_aside = world.root / "aside"
+    shutil.copytree(world.sink.path, kept_aside)
+    for path in [it for pattern in gone[removed] for it in world.sink.path.glob(pattern)]:
+        path.unlink()
+    wanted = Counter({line: count for line, count in fold(kept_aside).items() if count})
+    decision = world.state.rollback(1, accept_duplicates=removed not in ("rows", "everything"))
+    assert fold(world.sink.path) == missing(world.state) != wanted
+    assert decision.side_files.table == ([] if removed == "everything" else ["missing"])
+    assert os.listdir(world.sink.path / "run=4") == (["_empty"] if removed == "everything" else ["_missing"])
+    # What was taken away comes back, and so does its version.
+    for path in sorted(kept_aside.glob("run=[123]/**/*.*")):
+        shutil.copy(path, world.sink.path / path.relative_to(kept_aside))
+    world.state.rollback(3, accept_duplicates=True)
+    assert fold(world.sink.path) == missing(world.state) == wanted
+    world.state.rollback(0, accept_duplicates=True)
+    assert fold(world.sink.path) == missing(world.state) == Counter()
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_whatever_people_do_the_changelog_tells_what_is_missing(tmp_path: Path, seed: int) -> None:
+    world, draw, kinds = World(tmp_path, keep=("timestamp",)), np.random.default_rng(seed), set()
+    for number in range(1, 25):
+        act = "run" if number < 3 else draw.choice(["run", "run", "evict", "reshard", "rollback"])
+        if act == "run":
+            world.run(rows_of(number), f"{number}.txt")
+        elif act == "evict":
+            world.state.evict(number * 1_000, int(draw.integers(500, 3_000)))
+        elif act == "reshard":
+            world.state.reshard(int(draw.integers(1, 8)))
+        else:
+            for path in sorted(world.sink.path.glob("run=*/_missing/*")):
+                if draw.random() < 0.2:
+                    path.unlink()
+            world.state.rollback(int(draw.integers(0, number)), accept_duplicates=True)
+        kinds.add(str(act))
+        assert fold(world.sink.path) == missing(world.state), (number, act)
+    assert kinds == {"run", "evict", "reshard", "rollback"}
+
+
+def test_an_eviction_says_what_it_gave_up(world: World) -> None:
+    before = missing(world.state)
+    decision = world.state.evict(3_900, 600)
+    (path,) = (world.sink.path / "run=4").rglob("*.parquet")
+    lines = pq.ParquetFile(path).read()
+    assert set(lines["change"].to_pylist()) == {"FINAL"}
+    assert len(lines) == decision.side_files.rows[0] == (before - missing(world.state)).total() > 0
+    assert fold(world.sink.path) == missing(world.state)
+    world.state.evict(3_900, 600)
+    assert os.listdir(world.sink.path / "run=5") == ["_empty"]
+
+
+def test_a_file_of_the_changelog_that_cannot_be_read(world: World) -> None:
+    path = world.sink.path / "run=2" / "_missing" / "part-00000.parquet"
+    path.write_bytes(b"x" * path.stat().st_size)
+    with pytest.raises(fp.SinkError, match=f"^{path}: cannot be read .*: put back what it was, or remove it$"):
+        world.state.rollback(1, accept_duplicates=True)
+    assert glance(world.state) == RUNS
+    path.unlink()
+    world.state.rollback(1, accept_duplicates=True)
+    assert fold(world.sink.path) == missing(world.state)
+
+
+def test_a_rollback_adds_up_as_it_reads(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(changelog, "TALLY_MIN", 10)
+    world.state.rollback(1, accept_duplicates=True)
+    assert fold(world.sink.path) == missing(world.state)
 
 
 # -- Abandon
@@ -572,6 +681,7 @@ def test_an_operation_that_dies_anywhere(world: World, name: str, monkeypatch: p
         if not is_decided:
             act(opened.state)
         assert content(opened.state) == expected, call
+        assert fold(opened.sink.path) == missing(opened.state), call
         opened.run(rows_of(6), "6.txt")
         opened.state.collect_garbage()
         named = set().union(*(opened.state.version(it).files() for it in range(opened.state.latest().oldest, 6)))  # type: ignore[union-attr]
@@ -596,8 +706,8 @@ def test_abandon_that_dies_anywhere(world: World, monkeypatch: pytest.MonkeyPatc
         opened = world.again()
         recover(opened.state, opened.sink)
         statuses.append(opened.state.status(4))
-        shown = os.listdir(world.sink.path / "run=4")
-        assert shown == {"applied": ["kept.txt"], "abandoned": ["_abandoned"]}[statuses[-1]], call
+        shown = sorted(os.listdir(world.sink.path / "run=4"))
+        assert shown == {"applied": ["_missing", "kept.txt"], "abandoned": ["_abandoned"]}[statuses[-1]], call
         opened.run(rows_of(6), "6.txt")
     assert statuses == sorted(statuses, reverse=True), "applied up to the fence, abandoned from there on"
     assert set(statuses) == {"applied", "abandoned"}
@@ -623,6 +733,7 @@ def test_the_slower_writer_is_told(world: World, name: str, faster: str, monkeyp
     assert glance(world.state)[-1][:3] == (4, faster, "applied")
     named = set().union(*(world.state.version(it).files() for it in range(1, 5)))
     assert set(world.files()) == named, "nothing of the loser is left"
+    assert not any((world.sink.path / "_prepare").iterdir())
     OPERATIONS[name](world.again().state)
 
 

@@ -181,6 +181,9 @@ class Auditor:
             {"rows": "sum", "duplicates": "sum", "newer": "sum", "first_epoch": "min", "last_epoch": "max"}
         )
         self.missing = [pa.table(table.missing())] if policy.admit == "forward" and len(table) else []
+        self.every_epoch = (
+            [_EveryEpoch(policy, columns, table)] if policy.admit == "any" and policy.epochs == "fence" else []
+        )
         self.distances = _Distances()
         self.times = _Times(table, policy) if "timestamp" in table.keep else None
 
@@ -223,6 +226,8 @@ class Auditor:
     def _add_tracked(self, runs: pa.Table, lengths: Numbers, codes: npt.NDArray[np.uint8], places: Numbers) -> None:
         """`codes`, `places`: of each row of the runs."""
         is_duplicate, is_accepted = codes == Verdict.DUPLICATE, codes == Verdict.ACCEPTED
+        for it in self.every_epoch:
+            it.add(runs, lengths, is_accepted)
         keys = [_Column(runs[name]) for name in _key_names(runs)]
         epoch = runs["epoch"].to_numpy() if "epoch" in runs.column_names else np.zeros(len(runs), np.int64)
         # What follows each other of one key and epoch is one line: it is hashed and tallied once.
@@ -266,6 +271,7 @@ class Auditor:
         self.stale.merge(other.stale)
         self.keys.merge(other.keys)
         self.missing += other.missing
+        self.every_epoch += other.every_epoch
         self.distances.merge(other.distances)
 
     def report(
@@ -277,8 +283,14 @@ class Auditor:
         files: int = 0,
         bytes: int = 0,
     ) -> AuditReport:
-        """The report; `tables`: those that judged, which know what is still missing."""
-        missing = self.missing if self.policy.admit == "forward" else [pa.table(it.missing()) for it in tables]
+        """The report; `tables`: those that judged, which know what is still missing; first this auditor's own, then
+        those of the others in the order in which they were merged."""
+        if self.policy.admit == "forward":
+            missing = self.missing
+        elif self.every_epoch:
+            missing = [it.missing(table) for it, table in zip(self.every_epoch, tables, strict=True)]
+        else:
+            missing = [pa.table(it.missing()) for it in tables]
         ranges = _sorted(_joined(missing or [pa.table(tables[0].missing())]), None)
         names = [f"{role}{suffix}" for role in ("pid", "partition") for suffix, _ in _parts(self.columns, role)]
         keys = self.keys.total() if self.keys.lines else _no_lines([*names, *self.keys.figures])
@@ -309,6 +321,56 @@ class Auditor:
             repeats_of_unseen=self.distances.unseen,
             border=self.border,
         )
+
+
+class _EveryEpoch:
+    """What is missing of every epoch, where a higher epoch replaces an entry and its holes with it.
+
+    Late rows fill holes under these policies, until the epoch is replaced, so a call's own list does not tell which are
+    left for good. Therefore the accepted rows go to a table of its own, in which each epoch is an entry: rows of a
+    replaced epoch are never accepted, so its holes stay as they were. `table`: what was known before the first row.
+
+    Memory: an entry per key and epoch, not one per key.
+    """
+
+    def __init__(self, policy: Policy, columns: Columns, table: StateTable) -> None:
+        rules = policy.replace(epochs="key", intervals_max=None)
+        self.table = StateTable(rules, keep=table.keep)
+        names = {role: tuple(f"{role}{suffix}" for suffix, _ in _parts(columns, role)) for role in ("pid", "partition")}
+        self.columns = Columns(
+            **{role: it[0] if len(it) == 1 else it or None for role, it in names.items()},
+            epoch="epoch",
+            seq="seq",
+            timestamp="timestamp" if "timestamp" in table.keep else None,
+        )
+        self.wrap = policy.wrap
+        if len(table):
+            entries = pa.table(table.entries()).replace_schema_metadata(None)
+            for name in (*names["pid"], *names["partition"]):
+                entries = entries.set_column(entries.column_names.index(name), name, _plain(entries[name]))
+            self.table = StateTable.from_entries(entries, rules, keep=table.keep, horizon_ms=table.horizon_ms)
+
+    def add(self, runs: pa.Table, lengths: Numbers, is_accepted: Mask) -> None:
+        """`is_accepted`: of each row of the runs."""
+        firsts = np.cumsum(lengths) - lengths
+        is_first = np.zeros(len(is_accepted), bool)
+        is_first[firsts] = True
+        # As runs again: each goes on while rows of one run are accepted.
+        starts = np.flatnonzero(is_accepted & (is_first | ~np.append(False, is_accepted[:-1])))
+        ends = np.flatnonzero(is_accepted & np.append(is_first[1:] | ~is_accepted[1:], True)) + 1
+        if not len(starts):
+            return
+        of_run = np.searchsorted(firsts, starts, side="right") - 1
+        seq = runs["seq"].to_numpy()[of_run] + starts - firsts[of_run]
+        rows = runs.take(pa.array(of_run))
+        seqs = pa.array(seq if self.wrap is None else seq % self.wrap)
+        rows = rows.set_column(rows.column_names.index("seq"), "seq", seqs)
+        self.table.apply_runs(rows.append_column("_length", pa.array(ends - starts)), "_length", self.columns)
+
+    def missing(self, table: StateTable) -> pa.Table:
+        """`table`: the one that judged, for the types of keys."""
+        found = pa.table(self.table.missing())
+        return found.cast(pa.table(table.missing()).schema) if len(found) else found
 
 
 def _sums(is_one: Mask, starts: Numbers) -> Numbers:

@@ -41,7 +41,10 @@ class AuditReport:
     missing_rows: int
     """Ranges of sequences that never came, and how many rows they stand for."""
     missing: Any
-    """The ranges: key columns, epoch, first_seq, last_seq, count. With a table given, what it missed before as well."""
+    """The ranges: key columns, epoch, first_seq, last_seq, count. With a table given, what it missed before as well.
+
+    Also of epochs that a later one has replaced, which their table does not list any more: what had not come by then
+    never came. What a policy's `reach` has given up is not listed under policies that accept late rows."""
     stale_epoch: int
     """Rows below the highest epoch of their key: what zombies wrote."""
     stale: Any

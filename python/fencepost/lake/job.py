@@ -155,8 +155,9 @@ class DedupJob:
     def seed(self, progress: Progress | None = None) -> RunReport:
         """Make the state of data that is clean already, and write no row: the first version of a new state.
 
-        The files are read from then on. Raises as `run` does, SnapshotError where there is a state already, and
-        SourceError where the data are not clean: rows that would be refused.
+        The files are read from then on, and what is missing in them stands in `_missing` as after a run. Raises as
+        `run` does, SnapshotError where there is a state already, and SourceError where the data are not clean: rows
+        that would be refused.
         """
         return Run(self, progress, is_seed=True).run()
 

@@ -20,9 +20,9 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 
 from fencepost import StateTable, Verdict
-from fencepost.lake.changelog import changes, numbered
 from fencepost.lake.order import calm_order
 from fencepost.lake.scan import FILE, LENGTH, ROW, Reading
+from fencepost.state.changelog import changes, numbered
 from fencepost.state.decision import Shard
 from fencepost.state.segments import SegmentWriter, advance, load_table
 from fencepost.state.stores import Store

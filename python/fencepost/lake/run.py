@@ -17,7 +17,6 @@ import numpy.typing as npt
 import pyarrow as pa  # type: ignore[import-untyped]
 
 import fencepost
-from fencepost._native import parquet_footer
 from fencepost.errors import BatchError, PolicyError, SnapshotError, SourceError, StateConflictError
 from fencepost.lake.aligned import AlignItem, align, can_align
 from fencepost.lake.engine import Engine, LocalEngine, run_stage
@@ -34,6 +33,7 @@ from fencepost.lake.report import RunReport, make_report
 from fencepost.lake.scan import Exchange, Reading, ScanItem, Scanned, scan
 from fencepost.lake.source import ChangedError, Files, constants_of, hive_folders, list_files
 from fencepost.lake.write import WriteItem, Written, write
+from fencepost.state.changelog import write_lines
 from fencepost.state.commit import commit, conflict, recover
 from fencepost.state.decision import Decision, Inputs, Outputs, Quarantined, Shards, SideFiles
 from fencepost.state.ledger import file_table, new_files
@@ -71,7 +71,7 @@ class Found:
 
 
 class Run:
-    """See the module. `is_seed`: judge, but write no row."""
+    """See the module. `is_seed`: judge, and say what is missing, but write no row."""
 
     def __init__(
         self, job: DedupJob, progress: Callable[[str, int, int], None] | None = None, is_seed: bool = False
@@ -517,15 +517,10 @@ class Run:
                 places[name] = path
                 rows.append({"table": "rejects", "name": name, "rows": count, "bytes": size, "footer_crc": crc})
         changelogs = [it.changelog for it in judged if it.changelog is not None]
-        if changelogs and not self.is_seed:
-            missing = self.folder / f"{uuid4().hex}.missing"
-            table = pa.concat_tables([pq.read_table(it) for it in changelogs], promote_options="permissive")
-            pq.write_table(table, missing)
-            self.job.disk.seal(missing)
-            name = "_missing/part-00000.parquet"
-            places[name] = str(missing)
-            row = {"table": "missing", "name": name, "rows": len(table), "bytes": missing.stat().st_size}
-            rows.append(row | {"footer_crc": parquet_footer(missing).footer_crc})
+        if changelogs:
+            row, missing = write_lines([pq.read_table(it) for it in changelogs], self.folder, self.job.disk)
+            places[row["name"]] = str(missing)
+            rows.append(row)
         return SideFiles.of(rows), places
 
     def discard(self) -> None:

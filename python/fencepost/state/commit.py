@@ -9,12 +9,12 @@ Every decision is applied, also one without output: what a sink shows is numbere
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from fencepost.errors import StateConflictError
-from fencepost.state.decision import ABANDONED, Decision
+from fencepost.state.decision import ABANDONED, Decision, SideFiles
 
 if TYPE_CHECKING:
     from fencepost.state.versions import State
@@ -43,6 +43,15 @@ class Sink(Protocol):
 
     def shown(self, decision: Decision) -> int:
         """How many of an applied version's output files are still there."""
+
+    def changelog(self) -> Iterator[Any]:
+        """The lines of `changelog.py` that are still there, of all versions, as tables. Raises SinkError."""
+
+    def prepare_changelog(self, version: int, attempt: str, lines: list[Any]) -> tuple[SideFiles, str]:
+        """Prepare an attempt that shows these lines and nothing else: `Decision.side_files` and `prepared`."""
+
+    def discard(self, version: int, attempt: str) -> None:
+        """Remove what an attempt that was not decided has prepared here."""
 
     def collect_garbage(self, done: int) -> None:
         """Remove what attempts at versions that are done have left."""

@@ -1,13 +1,14 @@
 """What people do to a state: go back, cut it anew, forget, clean up, give up.
 
-Each is a version like a run's: decided by one put-if-absent, applied to the sink as an empty version, finished. So it
-meets runs and other people's operations at Decide, and the slower one is told.
+Each is a version like a run's: decided by one put-if-absent, applied to the sink, finished. So it meets runs and other
+people's operations at Decide, and the slower one is told. None writes rows; what changes in the list of missing ranges
+is shown as a run shows it (`changelog.py`).
 """
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,9 +18,10 @@ import fencepost
 from fencepost._native import StateTable
 from fencepost.errors import PolicyError, SinkError, SnapshotError, StateConflictError
 from fencepost.policy import Columns
+from fencepost.state.changelog import changes, corrections
 from fencepost.state.commit import Sink, commit, recover
 from fencepost.state.decision import ABANDONED, APPLIED, Decision, LedgerFiles, Settings, Shard, Shards
-from fencepost.state.segments import SegmentWriter, advance, held_positions
+from fencepost.state.segments import SegmentWriter, advance, held_positions, load_table
 
 if TYPE_CHECKING:
     from fencepost.state.versions import State
@@ -33,8 +35,10 @@ def rollback(state: State, version: int, *, accept_duplicates: bool = False, sin
 
     Inputs that were read since are new again, and their rows would be written again. So the outputs of those versions
     must be gone from the sink, unless `accept_duplicates`. Where an earlier rollback is undone, the outputs of the
-    versions that count again must be there. Raises SinkError where that is not so, SnapshotError where there is no such
-    version or its files may have been collected, StateConflictError.
+    versions that count again must be there. The new version's `_missing` says what makes the changelog right again,
+    whichever of its files were removed: the whole state is read for it, a shard at a time. Raises SinkError where rows
+    would be there twice or lost, SnapshotError where there is no such version or its files may have been collected,
+    StateConflictError.
     """
     sink, next_version, before = _begin(state, sink)
     if not 0 <= version < next_version or (version and state.status(version) != APPLIED):
@@ -66,8 +70,16 @@ def rollback(state: State, version: int, *, accept_duplicates: bool = False, sin
         }
     else:
         carried = {"shards": Shards(), "ledger": LedgerFiles(), "horizon_ms": None, "key_types": {}}
+    lines = corrections(sink.changelog(), _missing(state, carried["shards"]), next_version)
     report = {"rolled_back_to": version, "duplicates_accepted_of": shown}
-    decision = state.follow(next_version, before, attempt, kind="rollback", builds_on=version, report=report, **carried)
+    try:
+        carried |= _prepared(sink, next_version, attempt, lines)
+        decision = state.follow(
+            next_version, before, attempt, kind="rollback", builds_on=version, report=report, **carried
+        )
+    except BaseException:
+        sink.discard(next_version, attempt)
+        raise
     return _commit(state, sink, decision)
 
 
@@ -82,19 +94,28 @@ def reshard(state: State, count: int, *, sink: Sink | None = None) -> Decision:
     sink, version, before = _begin(state, sink)
     attempt = uuid4().hex
     changed = []
+    lines: list[Any] = []
     try:
         with tempfile.TemporaryDirectory(prefix="fencepost-") as folder, _Files(state, version, attempt) as files:
             found = _Sums()
-            for shard, table in _dealt(state, before, count, Path(folder), found):
+            old = _caught_up(state, before, version, found, lines)
+            for shard, table in _dealt(state, before, old, count, Path(folder)):
                 changed.append(advance(table, None, shard, files.writer()))
         shards = Shards.of(changed)
         found.check(shards)
         report = {"shards_before": before.shard_count, "shards": count}
         decision = state.follow(
-            version, before, attempt, kind="reshard", shard_count=count, shards=shards, report=report
+            version,
+            before,
+            attempt,
+            kind="reshard",
+            shard_count=count,
+            shards=shards,
+            report=report,
+            **_prepared(sink, version, attempt, lines),
         )
     except BaseException:
-        state.discard(version, attempt)
+        _discard(state, sink, version, attempt)
         raise
     return _commit(state, sink, decision)
 
@@ -116,13 +137,15 @@ def evict(state: State, now_ms: int, max_idle_ms: int, *, sink: Sink | None = No
         horizon_ms = max(horizon_ms, before.horizon_ms)
     attempt = uuid4().hex
     changed: list[Shard] = []
+    lines: list[Any] = []
     evicted = 0
     try:
         with _Files(state, version, attempt) as files:
             for shard in before.shards:
-                table = state.table(before, shard.shard, settings)
-                if table.horizon_ms != horizon_ms:
-                    evicted += table.evict(horizon_ms, 0)
+                table, missing = _as_written(state, shard, settings)
+                _catch_up(table, before.horizon_ms)
+                evicted += _catch_up(table, horizon_ms)
+                lines += changes(missing, table, version)
                 changed.append(advance(table, shard, shard.shard, files.writer()))
         decision = state.follow(
             version,
@@ -133,9 +156,10 @@ def evict(state: State, now_ms: int, max_idle_ms: int, *, sink: Sink | None = No
             clock_ms=clock_ms,
             horizon_ms=horizon_ms,
             report={"evicted": evicted, "max_idle_ms": max_idle_ms},
+            **_prepared(sink, version, attempt, lines),
         )
     except BaseException:
-        state.discard(version, attempt)
+        _discard(state, sink, version, attempt)
         raise
     return _commit(state, sink, decision)
 
@@ -207,9 +231,46 @@ def _commit(state: State, sink: Sink, decision: Decision) -> Decision:
     try:
         commit(state, sink, decision)
     except StateConflictError:
-        state.discard(decision.version, decision.attempt)
+        _discard(state, sink, decision.version, decision.attempt)
         raise
     return decision
+
+
+def _discard(state: State, sink: Sink, version: int, attempt: str) -> None:
+    """Remove what an attempt has prepared: nothing refers to it."""
+    state.discard(version, attempt)
+    sink.discard(version, attempt)
+
+
+def _prepared(sink: Sink, version: int, attempt: str, lines: list[Any]) -> dict[str, Any]:
+    """What the decision says of these lines of the changelog, which are ready to be shown; nothing where there are
+    none."""
+    if not lines:
+        return {}
+    side_files, prepared = sink.prepare_changelog(version, attempt, lines)
+    return {"side_files": side_files, "prepared": prepared}
+
+
+def _as_written(state: State, shard: Shard, settings: Settings) -> tuple[StateTable, Any]:
+    """A shard's table and its missing ranges as the version wrote them that looked at it last.
+
+    That is what the changelog tells, not what is left of it at the horizon of today.
+    """
+    import pyarrow as pa  # type: ignore[import-untyped]
+
+    table = load_table(state.store, shard.pieces, settings.full_policy(), keep=settings.keep)
+    return table, pa.table(table.missing())
+
+
+def _catch_up(table: StateTable, horizon_ms: int | None) -> int:
+    """Forget what lies at or before the horizon; gives how many entries."""
+    return 0 if horizon_ms is None or table.horizon_ms == horizon_ms else table.evict(horizon_ms, 0)
+
+
+def _missing(state: State, shards: Shards) -> Iterator[Any]:
+    """The ranges that the changelog should tell, shard by shard."""
+    settings = state.agreed()
+    return (_as_written(state, shard, settings)[1] for shard in shards)
 
 
 def _lineage(state: State, version: int) -> set[int]:
@@ -288,19 +349,33 @@ class _Sums:
             raise AssertionError(f"entries, positions: {(self.entries, self.positions)} before, {found} after")
 
 
-def _dealt(state: State, before: Decision, count: int, folder: Path, sums: _Sums) -> Iterator[tuple[int, StateTable]]:
+def _caught_up(
+    state: State, before: Decision, version: int, sums: _Sums, lines: list[Any]
+) -> Iterator[tuple[int, StateTable]]:
+    """(shard, table) of each old shard, added to `sums`; `lines` get what the horizon has given up since it was looked
+    at last."""
+    settings = state.agreed()
+    for old in before.shards:
+        table, missing = _as_written(state, old, settings)
+        _catch_up(table, before.horizon_ms)
+        lines += changes(missing, table, version)
+        sums.add(table)
+        yield old.shard, table
+
+
+def _dealt(
+    state: State, before: Decision, old: Iterable[tuple[int, StateTable]], count: int, folder: Path
+) -> Iterator[tuple[int, StateTable]]:
     """(shard, table) of each new shard that has entries, from a file a batch of old ones went to."""
     import numpy as np
-    import pyarrow as pa  # type: ignore[import-untyped]
+    import pyarrow as pa
 
     settings = state.agreed()
     policy = settings.full_policy()
     batches: dict[int, list[tuple[Path, int]]] = {}
-    for old in before.shards:
-        table = state.table(before, old.shard, settings)
-        sums.add(table)
+    for number, table in old:
         reader = pa.RecordBatchReader.from_stream(table.entries())
-        path = folder / f"{old.shard}.arrow"
+        path = folder / f"{number}.arrow"
         written = 0
         with pa.ipc.new_file(path, reader.schema, options=pa.ipc.IpcWriteOptions(compression="lz4")) as file:
             for batch in filter(len, reader):

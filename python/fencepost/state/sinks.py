@@ -17,12 +17,15 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 from fencepost.errors import SinkChangedError, SinkError
+from fencepost.state import changelog
 from fencepost.state.commit import Sink
-from fencepost.state.decision import ABANDONED, APPLIED, Decision
+from fencepost.state.decision import ABANDONED, APPLIED, Decision, SideFiles
 from fencepost.state.disk import TEMPORARY, Disk, opened_folder
 from fencepost.state.stores import is_local
 from fencepost.state.versions import State
@@ -155,6 +158,27 @@ class RunFolders:
     def shown(self, decision: Decision) -> int:
         """See `Sink`."""
         return len(_sizes(self._target(decision)).keys() & set(decision.outputs.name))
+
+    def changelog(self) -> Iterator[Any]:
+        """See `Sink`."""
+        import pyarrow.parquet as pq  # type: ignore[import-untyped]
+
+        for path in sorted(self.path.glob(f"run=*/{changelog.FOLDER}/*.parquet")):
+            try:
+                yield pq.ParquetFile(path).read()
+            except (OSError, ValueError) as error:
+                raise SinkError(f"{path}: cannot be read ({error}): put back what it was, or remove it") from error
+
+    def prepare_changelog(self, version: int, attempt: str, lines: list[Any]) -> tuple[SideFiles, str]:
+        """See `Sink`."""
+        folder = self.prepare_folder(version, attempt)
+        self.disk.make_folder(folder)
+        row, path = changelog.write_lines(lines, folder, self.disk)
+        return SideFiles.of([row]), self.collect(folder, {row["name"]: str(path)})
+
+    def discard(self, version: int, attempt: str) -> None:
+        """See `Sink`."""
+        self.disk.remove(self.prepare_folder(version, attempt))
 
     def collect_garbage(self, done: int) -> None:
         """Remove what attempts at versions that are done have left."""
