@@ -87,18 +87,24 @@ def bins_of(rows: pl.DataFrame) -> list[tuple[int, int, int]]:
     return bins
 
 
-def newer_of(rows: pl.DataFrame) -> dict[tuple[Any, ...], int]:
-    """Copies that are newer than all that was accepted of their entry before, by key."""
+def newer_of(rows: pl.DataFrame) -> tuple[dict[tuple[Any, ...], int], dict[tuple[Any, ...], int]]:
+    """Copies that are newer than all that was accepted of their entry before, by key: how many, and how many at the
+    most with no row of the entry between them that was accepted."""
     lasts: dict[Any, int] = {}
+    since: dict[Any, int] = {}
     newer: dict[Any, int] = {}
+    together: dict[Any, int] = {}
     for row in rows.iter_rows(named=True):
         entry = tuple(row[name] for name in KEY)
         if not row["is_copy"]:
             lasts[entry] = max(row["timestamp"], lasts.get(entry, row["timestamp"]))
+            since[entry] = 0
         elif row["timestamp"] > lasts[entry]:
             key = row["pid"], row["partition"]
             newer[key] = newer.get(key, 0) + 1
-    return newer
+            since[entry] += 1
+            together[key] = max(since[entry], together.get(key, 0))
+    return newer, together
 
 
 @pytest.mark.parametrize("call_rows", [1, 7, 1_000, 1 << 20])
@@ -137,7 +143,10 @@ def test_every_figure(monkeypatch: pytest.MonkeyPatch, seed: int, call_rows: int
     assert [tuple(row.values()) for row in report.distances.to_pylist()] == bins_of(rows)
     assert (report.distance_share, report.repeats_of_unseen) == (1.0, 0)
     all_rows = {tuple(key): count for *key, count in rows.group_by("pid", "partition").len().iter_rows()}
-    suspects = {key: count for key, count in newer_of(rows).items() if count >= 5 and 2 * count > all_rows[key]}
+    newer, together = newer_of(rows)
+    suspects = {
+        key: count for key, count in newer.items() if count >= 5 and (2 * count > all_rows[key] or together[key] >= 5)
+    }
     found = {(row["pid"], row["partition"]): row["newer"] for row in report.suspected_resets.to_pylist()}
     assert found == suspects
 
@@ -175,7 +184,12 @@ def test_a_counter_that_began_anew_is_suspected_and_a_redelivery_is_not() -> Non
     began_anew = pa.concat_tables(
         [stream(1, range(3_000), range(3_000)), stream(1, range(2_900), range(9_000, 11_900))]
     )
-    assert fp.audit(began_anew, columns=TIMED).found() == {"duplicate": 2_900}, "less than half: too few to tell"
+    # Less than half of all, but no row between them was new.
+    assert fp.audit(began_anew, columns=TIMED).found() == {"duplicate": 2_900, "reset": 1}
+    scattered = pa.concat_tables(  # as many newer repeats, each after a row that was accepted
+        [stream(1, [it, it], [2 * it, 2 * it + 1]) for it in range(2_900)]
+    )
+    assert fp.audit(scattered, columns=TIMED).found() == {"duplicate": 2_900}
     table = StateTable("any_order", keep=("timestamp",))
     table.apply(began_anew.slice(0, 3_000), TIMED)
     later = began_anew.slice(3_000)

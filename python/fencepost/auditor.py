@@ -178,7 +178,14 @@ class Auditor:
         self.stale_epoch = 0
         self.stale = _Tally({"count": "sum"})
         self.keys = _Tally(
-            {"rows": "sum", "duplicates": "sum", "newer": "sum", "first_epoch": "min", "last_epoch": "max"}
+            {
+                "rows": "sum",
+                "duplicates": "sum",
+                "newer": "sum",
+                "together": "max",
+                "first_epoch": "min",
+                "last_epoch": "max",
+            }
         )
         self.missing = [pa.table(table.missing())] if policy.admit == "forward" and len(table) else []
         self.every_epoch = (
@@ -242,15 +249,17 @@ class Auditor:
         hashes = _mixed(key_hashes, epoch[starts])
         identities = _mixed(np.repeat(hashes, line_rows), self._sequences(runs["seq"].to_numpy(), firsts, lengths))
         self.distances.add(identities, is_duplicate, is_accepted, places)
-        is_newer = np.zeros(1, bool)
+        is_newer, together = np.zeros(1, bool), np.zeros(len(starts), np.int64)
         if self.times is not None:
             entries = np.repeat(hashes if self.policy.epochs == "key" else key_hashes, line_rows)
             timestamps = np.repeat(runs["timestamp"].to_numpy(), lengths)
-            is_newer = self.times.add(entries, timestamps, is_duplicate, is_accepted)
+            is_newer, since = self.times.add(entries, timestamps, is_duplicate, is_accepted)
+            together = np.maximum.reduceat(since, firsts[starts])
         lines = {name: runs[name].take(pa.array(starts)) for name in _key_names(runs)}
         lines["rows"] = pa.array(line_rows)
         lines["duplicates"] = pa.array(_sums(is_duplicate, firsts[starts]))
         lines["newer"] = pa.array(_sums(is_newer, firsts[starts]))
+        lines["together"] = pa.array(together)
         lines["first_epoch"] = lines["last_epoch"] = pa.array(epoch[starts])
         self.keys.add(pa.table(lines))
 
@@ -391,9 +400,12 @@ def _resets(keys: pa.Table, names: list[str]) -> pa.Table:
 
 
 def _suspected(keys: pa.Table, names: list[str]) -> pa.Table:
+    """A run is suspicious where most of a key's rows are newer duplicates. An audit may see years at once, so that what
+    came after a reset is never most of it: there as many must follow each other with no accepted row between them."""
     is_many = pc.greater_equal(keys["newer"], RESET_ROWS_MIN)
     is_most = pc.greater(pc.multiply(keys["newer"], 2), keys["rows"])
-    found = keys.filter(pc.and_(is_many, is_most)).select([*names, "rows", "duplicates", "newer"])
+    is_together = pc.greater_equal(keys["together"], RESET_ROWS_MIN)
+    found = keys.filter(pc.and_(is_many, pc.or_(is_most, is_together))).select([*names, "rows", "duplicates", "newer"])
     return _sorted(found, "newer")
 
 
@@ -571,51 +583,74 @@ _BIN_LASTS = [10**power for power in range(19)]
 
 
 class _Times:
-    """The last timestamp of each entry, by the hash of its key (and epoch, where each epoch has its own)."""
+    """The last timestamp of each entry, by the hash of its key (and epoch, where each epoch has its own), and how many
+    newer duplicates it has had since its last accepted row."""
 
     def __init__(self, table: StateTable, policy: Policy) -> None:
         self.hashes: Hashes = np.empty(0, np.uint64)
         self.lasts: Numbers = np.empty(0, np.int64)
+        self.since: Numbers = np.empty(0, np.int64)
         for batch in pa.RecordBatchReader.from_stream(table.entries()) if len(table) else ():
             entries = pa.Table.from_batches([batch])
             keys = [_Column(_plain(entries[name])) for name in _key_names(entries)]
             hashes = _hash([key.bits for key in keys], len(entries))
             if policy.epochs == "key":
                 hashes = _mixed(hashes, _plain(entries["epoch"]).to_numpy())
-            self._raise_to(hashes, entries["last_timestamp"].to_numpy())
+            self._put(hashes, entries["last_timestamp"].to_numpy(), np.zeros(len(hashes), np.int64))
 
-    def add(self, entries: Hashes, timestamps: Numbers, is_duplicate: Mask, is_accepted: Mask) -> Mask:
-        """Which rows are duplicates, yet newer than all that was accepted of their entry before them."""
-        is_newer = np.zeros(len(entries), bool)
+    def add(self, entries: Hashes, timestamps: Numbers, is_duplicate: Mask, is_accepted: Mask) -> tuple[Mask, Numbers]:
+        """(which rows are duplicates, yet newer than all that was accepted of their entry before them; how many of
+        those the entry has had by each row since its last accepted one)."""
         order = np.argsort(entries, kind="stable")
         ordered, lasts = entries[order], np.where(is_accepted, timestamps, UNKNOWN)[order]
         is_start = np.ones(len(ordered), bool)
         is_start[1:] = ordered[1:] != ordered[:-1]
         starts = np.flatnonzero(is_start)
-        before = self._before(ordered[starts])
+        last_before, since_before = self._before(ordered[starts])
+        is_newer = np.zeros(len(entries), bool)
         if is_duplicate.any():
             running = lasts.copy()
-            running[starts] = np.maximum(running[starts], before)
+            running[starts] = np.maximum(running[starts], last_before)
             # The running maximum within each entry: ranks, lifted by entry so that none reaches into the next.
             ranked, ranks = np.unique(running, return_inverse=True)
             lifted = ranks + (np.cumsum(is_start) - 1) * len(ranked)
             known = ranked[np.maximum.accumulate(lifted) % len(ranked)]
             is_newer[order] = is_duplicate[order] & (known != UNKNOWN) & (timestamps[order] > known)
-        self._raise_to(ordered[starts], np.maximum.reduceat(lasts, starts))
-        return is_newer
+        since = self._counted(is_newer[order], is_accepted[order], starts, since_before)
+        ends = np.append(starts[1:], len(ordered)) - 1
+        self._put(ordered[starts], np.maximum.reduceat(lasts, starts), since[ends])
+        of_row = np.empty(len(entries), np.int64)
+        of_row[order] = since
+        return is_newer, of_row
 
-    def _before(self, entries: Hashes) -> Numbers:
+    @staticmethod
+    def _counted(is_newer: Mask, is_accepted: Mask, starts: Numbers, before: Numbers) -> Numbers:
+        """Newer duplicates by each row since its entry's last accepted one; `before`: by the entry's first row."""
+        counts = np.cumsum(is_newer)
+        begins_anew = is_accepted.copy()
+        begins_anew[starts] = True
+        base = np.where(is_accepted, counts, 0)
+        of_start = starts[~is_accepted[starts]]
+        base[of_start] = counts[of_start] - is_newer[of_start] - before[~is_accepted[starts]]
+        since: Numbers = counts - base[begins_anew][np.cumsum(begins_anew) - 1]
+        return since
+
+    def _before(self, entries: Hashes) -> tuple[Numbers, Numbers]:
+        """(last timestamp, newer duplicates since) of each entry."""
         if not len(self.hashes):
-            return np.full(len(entries), UNKNOWN)
+            return np.full(len(entries), UNKNOWN), np.zeros(len(entries), np.int64)
         at = np.minimum(np.searchsorted(self.hashes, entries), len(self.hashes) - 1)
-        return np.where(self.hashes[at] == entries, self.lasts[at], UNKNOWN)
+        is_known = self.hashes[at] == entries
+        return np.where(is_known, self.lasts[at], UNKNOWN), np.where(is_known, self.since[at], 0)
 
-    def _raise_to(self, entries: Hashes, lasts: Numbers) -> None:
-        """`entries` may come in any order and more than once."""
+    def _put(self, entries: Hashes, lasts: Numbers, since: Numbers) -> None:
+        """Timestamps rise only, counts are what they are now. `entries` may come in any order and more than once."""
         entries, lasts = np.concatenate([self.hashes, entries]), np.concatenate([self.lasts, lasts])
         order = np.argsort(entries, kind="stable")
         ordered = entries[order]
         is_start = np.ones(len(ordered), bool)
         is_start[1:] = ordered[1:] != ordered[:-1]
         starts = np.flatnonzero(is_start)
+        ends = np.append(starts[1:], len(ordered)) - 1
         self.hashes, self.lasts = ordered[starts], np.maximum.reduceat(lasts[order], starts)
+        self.since = np.concatenate([self.since, since])[order][ends]

@@ -54,7 +54,8 @@ class AuditReport:
     suspected_resets: Any
     """Keys that seem to have numbered anew under the *same* epoch: key columns, rows, duplicates, newer; None where no
     timestamps were read. `newer` rows are DUPLICATE although newer than all that was accepted of their entry before
-    them: at least 1000 of them, and more than half of the key's rows. A copy is as old as what it repeats."""
+    them: at least 1000 of them, and either more than half of the key's rows or so many with no accepted row of their
+    entry between them. A copy is as old as what it repeats."""
     producers: int
     """Producers seen, by pid."""
     producers_by_rows: Any
