@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections import Counter
 from pathlib import Path
@@ -332,6 +333,25 @@ def test_counters_that_begin_anew_stop_the_run(tmp_path: Path) -> None:
     ]
 
 
+def test_resets_are_not_looked_for_without_timestamps_and_the_report_says_so(tmp_path: Path) -> None:
+    land(tmp_path / "source", "1.parquet", timed(1, list(range(3_000)), list(range(3_000))))
+    assert "not looked for" not in str(make_job(tmp_path).run())
+    land(tmp_path / "source", "2.parquet", timed(1, list(range(2_000)), list(range(10_000, 12_000))))
+    report = make_job(tmp_path).run()
+    assert not report.resets_looked_for
+    assert "not looked for: that takes the timestamps that max_idle keeps" in str(report)
+    with pytest.raises(fp.SnapshotError, match="created without max_idle, so that it keeps no timestamps, this job is"):
+        make_job(tmp_path, max_idle_ms=1).run()
+
+
+def test_rows_that_are_older_than_what_is_forgotten(tmp_path: Path) -> None:
+    land(tmp_path / "source", "1.parquet", timed(1, [0], [10_000]))
+    make_job(tmp_path, max_idle_ms=100).run()
+    land(tmp_path / "source", "2.parquet", timed(2, [0], [5_000]))
+    with pytest.raises(fp.PolicyError, match="has forgotten everything up to its horizon, and they are older"):
+        make_job(tmp_path, max_idle_ms=100).run()
+
+
 def test_new_rows_that_come_three_times_are_no_reset(tmp_path: Path) -> None:
     land(tmp_path / "source", "1.parquet", timed(1, [0], [0]))
     make_job(tmp_path, max_idle_ms=10**9).run()
@@ -363,7 +383,9 @@ def test_a_file_without_a_footer_is_left_for_later_and_then_set_aside(tmp_path: 
     bad.write_bytes(b"PAR1 and no end")
     report = make_job(tmp_path).run()
     assert (report.version, report.files, report.deferred) == (1, 1, ("bad.parquet",))
-    assert make_job(tmp_path).run().version is None
+    report = make_job(tmp_path).run()
+    assert report.version is None
+    assert re.fullmatch(r"nothing new in .*\n  deferred +1  files that cannot be read yet", str(report))
     age(bad, 120)
     report = make_job(tmp_path).run()
     assert (report.version, report.files, report.kept) == (2, 0, 0)

@@ -365,7 +365,7 @@ def test_what_is_shown_cannot_be_abandoned(world: World) -> None:
     with pytest.raises(fp.StateConflictError, match="version 4 is applied"):
         world.state.abandon(4)
     assert glance(world.state)[-1] == (4, "run", "applied", 3)
-    with pytest.raises(fp.SnapshotError, match=r"log/5.json: missing"):
+    with pytest.raises(fp.SnapshotError, match=r"there is no version 5; there are 1 to 4"):
         world.state.abandon(5)
 
 
@@ -593,6 +593,21 @@ def test_evict(world: World) -> None:
     earlier = world.state.evict(1_000, 600)
     assert (earlier.clock_ms, earlier.horizon_ms, earlier.report["evicted"]) == (3_900, 3_300, 0)
     assert earlier.shards == decision.shards
+
+
+def test_the_clock_is_the_states_own_unless_given(tmp_path: Path) -> None:
+    world = World(tmp_path, keep=("timestamp",))
+    world.run(rows_of(1), "1.txt")
+    with pytest.raises(fp.PolicyError, match="its clock has not begun yet"):
+        world.state.evict(None, 600)
+    first = world.state.evict(3_900, 600)
+    again = world.state.evict(None, 500)
+    assert (again.clock_ms, again.horizon_ms) == (3_900, 3_400)
+    # What was forgotten by a wrong clock is known again after a rollback, and so is what time it was.
+    world.state.evict(10**12, 500)
+    back = world.state.rollback(first.version)
+    assert (back.clock_ms, back.horizon_ms) == (first.clock_ms, first.horizon_ms)
+    assert world.state.rollback(1).clock_ms is None
 
 
 def test_a_shard_without_state_knows_the_horizon(tmp_path: Path) -> None:

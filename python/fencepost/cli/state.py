@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -231,13 +230,13 @@ _WRITERS = {".parquet": _write_parquet, ".arrow": _write_arrow, ".csv": _write_c
 def evict(
     place: Place,
     max_idle: Annotated[str, typer.Option(metavar="DURATION", help="e.g. 7d, 12h, 30m, 45s.")],
-    now_ms: Annotated[int | None, option("Milliseconds since 1970; the clock's unless given.")] = None,
+    now_ms: Annotated[
+        int | None, option("Milliseconds since 1970; the state's own clock, that of the data, unless given.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Forget producers that were not written for so long. Their older rows will be FORGOTTEN."""
-    idle = milliseconds(max_idle)
-    now = time.time_ns() // 1_000_000 if now_ms is None else now_ms
-    _say("evicted", _operation(place, "evict", now, idle), as_json)
+    _say("evicted", _operation(place, "evict", now_ms, milliseconds(max_idle)), as_json)
 
 
 @state_app.command("rollback")

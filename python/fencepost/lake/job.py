@@ -61,7 +61,7 @@ class DedupJob:
     `rejected_max`: the run stops before anything is decided if a larger share of its rows is refused for other reasons
     than DUPLICATE. `rejects`: which refused rows are set aside, in `run=<n>/_rejects/verdict=<name>/`: "copy" all but
     duplicates, "all", or "none". `on_reset`: "stop" the run before anything is decided where keys seem to have begun to
-    number anew, or only "report" it.
+    number anew, or only "report" it; that is looked for with `max_idle_ms` only, for it takes timestamps.
 
     `max_idle_ms`: forget producers that were not written for so long, by the timestamps of the data (column "timestamp"
     unless `columns` says otherwise); older rows that nothing is known of are then FORGOTTEN and set aside.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa  # type: ignore[import-untyped]
 
-from fencepost.lake.judge import SHOWN_MAX, Judged
+from fencepost.lake.judge import RESET_ROWS_MIN, SHOWN_MAX, Judged
 from fencepost.lake.write import Written
 from fencepost.state.decision import Decision
 from fencepost.verdict import Verdict
@@ -72,6 +72,8 @@ class RunReport:
     """Rows below the highest epoch of their key: what zombies wrote."""
     stale: pa.Table
     """Whose rows they were: key columns, epoch, count."""
+    resets_looked_for: bool
+    """Whether timestamps are kept (`max_idle_ms`), without which counters that begin anew are not told from repeats."""
     suspected_resets: pa.Table
     """Keys that seem to have begun to number anew: key columns, epoch, rows, duplicates, and how many of them newer
     than all that was accepted before."""
@@ -116,11 +118,13 @@ class RunReport:
 
     def __str__(self) -> str:
         lines = [f"finished first: version {version} of an interrupted run" for version in self.recovered]
-        if self.version is None:
-            return "\n".join([*lines, f"nothing new in {self.source}: nothing written, state unchanged"])
-        lines.append(f"version {self.version} of {self.sink}, policy {self.policy}")
         rows = self._lines()
-        width = max(len(number) for _, number, _ in rows)
+        if self.version is None:
+            lines.append(f"nothing new in {self.source}: nothing written, state unchanged")
+            rows = self._set_aside()
+        else:
+            lines.append(f"version {self.version} of {self.sink}, policy {self.policy}")
+        width = max((len(number) for _, number, _ in rows), default=0)
         return "\n".join([*lines, *(f"  {name:<16}{number:>{width}}  {note}".rstrip() for name, number, note in rows)])
 
     def _lines(self) -> list[tuple[str, str, str]]:
@@ -142,14 +146,17 @@ class RunReport:
             *self._verdicts(is_kept=False),
             ("missing", f"{self.missing_rows:,}", f"rows jumped over in this run, in {self.missing_ranges:,} ranges"),
             ("stale epoch", f"{self.stale_epoch:,}", "rows of producers that a later epoch had replaced"),
-            *(
-                [("resets", f"{len(self.suspected_resets):,}", "keys seem to number anew")]
-                if len(self.suspected_resets)
-                else []
-            ),
+            *self._resets(),
             ("state", f"{self.entries:,}", self._of_state()),
             ("seconds", f"{total:,.2f}", f"{self.rows / total / 1e6:,.1f} M rows/s, engine {self.engine}: {steps}"),
         ]
+
+    def _resets(self) -> list[tuple[str, str, str]]:
+        if len(self.suspected_resets):
+            return [("resets", f"{len(self.suspected_resets):,}", "keys seem to number anew")]
+        if not self.resets_looked_for and self.counts.get("DUPLICATE", 0) >= RESET_ROWS_MIN:
+            return [("resets", "", "not looked for: that takes the timestamps that max_idle keeps")]
+        return []
 
     def _of_state(self) -> str:
         moved = f"{self.state_bytes_read / 1e6:,.1f} MB read, {self.state_bytes_written / 1e6:,.1f} MB written"
@@ -217,6 +224,7 @@ def make_report(
         missing=_shown(table for task in judged for table in task.missing),
         missing_changes=dict(changes),
         stale=_shown([*(found.stale if found else ()), *(table for task in judged for table in task.stale)]),
+        resets_looked_for=job.max_idle_ms is not None,
         suspected_resets=_shown(table for task in judged for table in task.resets),
         entries=state.entries if state else 0,
         shards=sum(len(task.shards) for task in judged),

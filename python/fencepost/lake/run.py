@@ -421,10 +421,11 @@ class Run:
         share = sum(refused.values()) / rows if rows else 0
         if share > self.job.rejected_max:
             listed = ", ".join(f"{count:,} {name}" for name, count in refused.items())
+            forgotten = "The state has forgotten everything up to its horizon, and they are older: see max_idle_ms."
+            others = "Does order_by give the true order, and does the policy fit?"
             raise PolicyError(
                 f"{share:.1%} of {rows:,} new rows would be refused ({listed}), more than rejected_max="
-                f"{self.job.rejected_max:.1%}; nothing was written. Does order_by give the true order, and does the "
-                "policy fit?"
+                f"{self.job.rejected_max:.1%}; nothing was written. {forgotten if 'FORGOTTEN' in refused else others}"
             )
         if self.is_seed and (refused or counts.get("DUPLICATE")):
             listed = ", ".join(

@@ -56,6 +56,11 @@ class Settings:
         """Refuse another use of the state at `uri`. Raises SnapshotError naming the first difference."""
         for name in ("format", "semantics", "policy", "columns", "scope", "keep", "source", "sink"):
             ours, theirs = getattr(self, name), getattr(wanted, name)
+            if ours != theirs and name == "keep":
+                was, is_now = ("with max_idle", "without") if ours else ("without max_idle", "with it")
+                reason = f"it was created {was}, so that it {'keeps' if ours else 'keeps no'} timestamps, this job is "
+                reason = f"{reason}{is_now}"
+                raise SnapshotError(f"{uri}: {reason}; use it as it is, or another state folder", reason=reason)
             if ours != theirs:
                 reason = f"it was created with {name} {ours!r}, this job has {theirs!r}"
                 raise SnapshotError(f"{uri}: {reason}; use that, or another state folder", reason=reason)
@@ -276,7 +281,7 @@ class Decision:
     sink_version: int | str | None = None
     """What the sink's own newest version was when this was decided, for sinks that have some."""
     clock_ms: int | None = None
-    """The clock that evictions go by; it never falls."""
+    """The clock that evictions go by; it falls only where a rollback goes back to what it was."""
     horizon_ms: int | None = None
     """Every table is evicted up to here before its next row is judged."""
     key_types: dict[str, str] = field(default_factory=dict)

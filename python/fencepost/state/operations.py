@@ -66,10 +66,10 @@ def rollback(state: State, version: int, *, accept_duplicates: bool = False, sin
         target = state.version(version)
         carried: dict[str, Any] = {
             name: getattr(target, name)
-            for name in ("shard_count", "shards", "ledger", "horizon_ms", "key_types", "order_by")
+            for name in ("shard_count", "shards", "ledger", "clock_ms", "horizon_ms", "key_types", "order_by")
         }
     else:
-        carried = {"shards": Shards(), "ledger": LedgerFiles(), "horizon_ms": None, "key_types": {}}
+        carried = {"shards": Shards(), "ledger": LedgerFiles(), "clock_ms": None, "horizon_ms": None, "key_types": {}}
     lines = corrections(sink.changelog(), _missing(state, carried["shards"]), next_version)
     report = {"rolled_back_to": version, "duplicates_accepted_of": shown}
     try:
@@ -120,10 +120,11 @@ def reshard(state: State, count: int, *, sink: Sink | None = None) -> Decision:
     return _commit(state, sink, decision)
 
 
-def evict(state: State, now_ms: int, max_idle_ms: int, *, sink: Sink | None = None) -> Decision:
+def evict(state: State, now_ms: int | None, max_idle_ms: int, *, sink: Sink | None = None) -> Decision:
     """Evict every shard (`StateTable.evict`), by a clock that never falls: one before the last eviction's is that one.
 
-    Raises PolicyError where the state keeps no timestamps or for a negative `max_idle_ms`, StateConflictError.
+    `now_ms`: None for the state's own clock, which follows the timestamps of the data. Raises PolicyError where the
+    state keeps no timestamps or its clock has not begun, or for a negative `max_idle_ms`; StateConflictError.
     """
     sink, version, before = _begin(state, sink)
     settings = state.agreed()
@@ -131,7 +132,9 @@ def evict(state: State, now_ms: int, max_idle_ms: int, *, sink: Sink | None = No
         raise PolicyError(f"{state.uri}: nothing can be evicted: this state keeps no timestamps")
     if max_idle_ms < 0:
         raise PolicyError(f"max_idle_ms={max_idle_ms}: must not be negative")
-    clock_ms = now_ms if before.clock_ms is None else max(now_ms, before.clock_ms)
+    clock_ms = _later(now_ms, before.clock_ms)
+    if clock_ms is None:
+        raise PolicyError(f"{state.uri}: its clock has not begun yet; say what time it is (now_ms)")
     horizon_ms = max(clock_ms - max_idle_ms, -(2**63))
     if before.horizon_ms is not None:
         horizon_ms = max(horizon_ms, before.horizon_ms)
@@ -164,6 +167,10 @@ def evict(state: State, now_ms: int, max_idle_ms: int, *, sink: Sink | None = No
     return _commit(state, sink, decision)
 
 
+def _later(one: int | None, other: int | None) -> int | None:
+    return max((it for it in (one, other) if it is not None), default=None)
+
+
 def abandon(state: State, version: int, *, sink: Sink | None = None) -> None:
     """Give up a decided version that the sink refuses for good: its inputs are new again for the next one.
 
@@ -171,6 +178,9 @@ def abandon(state: State, version: int, *, sink: Sink | None = None) -> None:
     no such version, StateConflictError where it is applied, SinkChangedError where a part of it is shown.
     """
     sink = sink or _sink_of(state)
+    if not 1 <= version <= state.decided():
+        reason = f"there is no version {version}; there are 1 to {state.decided()}"
+        raise SnapshotError(f"{state.uri}: {reason}", reason=reason)
     status = state.status(version)
     state.settle()
     if status not in (ABANDONED, APPLIED):

@@ -69,7 +69,10 @@ class RunFolders:
         runs = {int(match[1]) for name in names if (match := re.fullmatch(r"run=(\d+)", name))}
         gone = set(range(1, done + 1)) - runs
         if gone:
-            raise SinkChangedError(f"{self.path}: run={min(gone)} is gone, though version {min(gone)} was written")
+            raise SinkChangedError(
+                f"{self.path}: run={min(gone)} is gone, though version {min(gone)} was written: put it back, or make "
+                "an empty folder of that name if nobody wants its rows any more"
+            )
         unknown = runs - set(range(1, decided + 1))
         if unknown:
             raise SinkChangedError(f"{self.path}: run={min(unknown)} is there, though no such version was decided")

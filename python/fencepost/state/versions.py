@@ -305,7 +305,7 @@ class State:
         """Cut the state into another number of parts; verdicts stay the same. See `operations.reshard`."""
         return operations.reshard(self, count, sink=sink)
 
-    def evict(self, now_ms: int, max_idle_ms: int, *, sink: Sink | None = None) -> Decision:
+    def evict(self, now_ms: int | None, max_idle_ms: int, *, sink: Sink | None = None) -> Decision:
         """Forget what is idle, as `StateTable.evict` does. See `operations.evict`."""
         return operations.evict(self, now_ms, max_idle_ms, sink=sink)
 
