@@ -89,8 +89,8 @@ class Job:
     def run(self, progress: Any) -> str:
         return "ran"
 
-    def seed(self) -> str:
-        return "seeded"
+    def seed(self, clean: str | None) -> str:
+        return f"seeded from {clean}"
 
 
 def test_every_option_reaches_the_job(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -117,7 +117,11 @@ def test_every_option_reaches_the_job(monkeypatch: pytest.MonkeyPatch, capsys: p
     }  # fmt: skip
     assert run(capsys, "dedup", "a", "b", "c", "--policy", "kafka", "--file-order")[0] == 0
     assert Job.given["order_by"] == ()
-    assert run(capsys, "state", "seed", "a", "b", "c", "--shards", "2", "--scope", "eu") == (0, "seeded\n", "")
+    assert run(capsys, "state", "seed", "a", "b", "c", "--shards", "2", "--scope", "eu") == (
+        0,
+        "seeded from None\n",
+        "",
+    )
     assert (Job.given["shards"], Job.given["scope"]) == (2, "eu")
 
 

@@ -307,6 +307,18 @@ def test_same_size_and_time_but_other_bytes(tmp_path: Path) -> None:
         make_job(tmp_path, plan="interval").run(rewrite_in_place)
 
 
+def test_files_of_other_names_are_told(tmp_path: Path) -> None:
+    land_some(tmp_path, [0])
+    for name in ("x.parq", "X.PARQUET", "part-00000", "day=1/notes.txt", "_SUCCESS", ".hidden"):
+        (tmp_path / "source" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "source" / name).touch()
+    report = make_job(tmp_path).run()
+    assert (report.files, sorted(report.ignored)) == (1, ["X.PARQUET", "day=1/notes.txt", "part-00000", "x.parq"])
+    again = make_job(tmp_path).run()
+    for told in (report, again):
+        assert re.search(r"\n  ignored +4  files whose names do not end in .parquet: ", str(told))
+
+
 def test_sources_that_are_none(tmp_path: Path) -> None:
     with pytest.raises(fp.SourceError, match="no such folder"):
         make_job(tmp_path).run()

@@ -523,6 +523,41 @@ def test_a_seed_of_data_that_are_not_clean(tmp_path: Path) -> None:
     assert not (tmp_path / "sink" / "run=1").exists()
 
 
+def test_a_seed_from_another_folder(tmp_path: Path) -> None:
+    """The table that was there before the job; the landing zone may hold its rows too, and is read whole."""
+    landed = make_rows(1)
+    clean = pa.table(first_of_each(pl.DataFrame(landed))).cast(landed.schema)
+    land(tmp_path / "clean", "clean.parquet", clean)
+    land(tmp_path / "source", "clean.parquet", landed)
+    before = hashes(tmp_path / "clean")
+    report = make_job(tmp_path).seed(clean=tmp_path / "clean")
+    assert (report.version, report.kept, report.outputs, report.source) == (
+        1,
+        len(clean),
+        (),
+        str(tmp_path / "clean"),
+    )
+    report = make_job(tmp_path).run()
+    assert (report.files, report.counts.get("ACCEPTED", 0)) == (1, 0)
+    land_some(tmp_path, [2])
+    assert make_job(tmp_path).run().counts["ACCEPTED"]
+    assert hashes(tmp_path / "clean") == before
+    assert state.open(tmp_path / "state").version(1).report["seeded_from"] == str(tmp_path / "clean")
+
+
+def test_a_seed_from_another_folder_reads_all_of_it(tmp_path: Path) -> None:
+    land(tmp_path / "clean", "1.parquet", timed(1, [0], [0]))
+    bad = tmp_path / "clean" / "bad.parquet"
+    bad.write_bytes(b"PAR1 and no end")
+    (tmp_path / "source").mkdir()
+    for seconds in (0, 120):
+        age(bad, seconds)
+        with pytest.raises(fp.SourceError, match=r"clean: 1 files cannot be read, .*: bad.parquet"):
+            make_job(tmp_path).seed(clean=tmp_path / "clean")
+    bad.unlink()
+    assert make_job(tmp_path).seed(clean=tmp_path / "clean").kept == 1
+
+
 def test_links_only_where_nothing_ever_changes(tmp_path: Path) -> None:
     clean = pa.table(first_of_each(pl.DataFrame(make_rows(1))))
     path = land(tmp_path / "source", "clean.parquet", clean)

@@ -286,9 +286,12 @@ def reshard(
 
 @state_app.command("seed")
 def seed(
-    source: Annotated[str, typer.Argument(metavar="SOURCE", help="Parquet files that are clean already.")],
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="The folder that later runs read.")],
     place: Place,
     sink: Annotated[str, typer.Argument(metavar="SINK", help="Where later runs write.")],
+    clean: Annotated[
+        str | None, option("A folder of Parquet files that are clean already; SOURCE itself unless given.")
+    ] = None,
     policy: identity.PolicyName = None,
     policy_file: identity.PolicyFile = None,
     fields: identity.Fields = None,
@@ -306,7 +309,7 @@ def seed(
     """Remember what clean data holds, and rewrite nothing."""
     rules = read_policy(locals())
     job = make_job(source, place, sink, rules, {"scope": scope, "shards": shards, "threads": threads})
-    report = job.seed()
+    report = job.seed(clean=clean)
     print(report.to_json() if as_json else report)
 
 

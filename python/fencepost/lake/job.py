@@ -152,14 +152,18 @@ class DedupJob:
         """
         return Run(self, progress).run()
 
-    def seed(self, progress: Progress | None = None) -> RunReport:
+    def seed(self, progress: Progress | None = None, *, clean: str | os.PathLike[str] | None = None) -> RunReport:
         """Make the state of data that is clean already, and write no row: the first version of a new state.
 
-        The files are read from then on, and what is missing in them stands in `_missing` as after a run. Raises as
-        `run` does, SnapshotError where there is a state already, and SourceError where the data are not clean: rows
-        that would be refused.
+        `clean`: the folder with that data, where it is not the job's own source: the table that was written before
+        there was a job, say. The source's files are then all new to the first run, which keeps of them what the clean
+        data does not hold. Otherwise the files of the source count as read from then on.
+
+        Raises as `run` does, SnapshotError where there is a state already, and SourceError where the data are not
+        clean: rows that would be refused, or files of `clean` that cannot be read.
         """
-        return Run(self, progress, is_seed=True).run()
+        folder = self.source if clean is None else _local_folder("clean", clean)
+        return Run(self, progress, seed=folder).run()
 
     def settings(self) -> Settings:
         """What a state of this job is created for."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa  # type: ignore[import-untyped]
 
 from fencepost.lake.judge import RESET_ROWS_MIN, SHOWN_MAX, Judged
+from fencepost.lake.source import IGNORED_MAX
 from fencepost.lake.write import Written
 from fencepost.state.decision import Decision
 from fencepost.verdict import Verdict
@@ -55,6 +56,9 @@ class RunReport:
     """(path, why) of files that were set aside for good: only another file of that name is looked at again."""
     vanished: tuple[str, ...]
     """Files that were listed and were gone, or another file, before they were read."""
+    ignored: tuple[str, ...]
+    """The first files that were not looked at because their names do not end in .parquet; those that begin with _ or .
+    are not among them."""
     counts: dict[str, int]
     """Rows by name of verdict; they add up to `rows`."""
     kept: int
@@ -171,6 +175,11 @@ class RunReport:
             lines.append(
                 ("vanished", f"{len(self.vanished):,}", "files that were gone, or others, when they were read")
             )
+        if self.ignored:
+            more = " or more" if len(self.ignored) == IGNORED_MAX else ""
+            names = f"{', '.join(self.ignored[:3])}{', …' if len(self.ignored) > 3 else ''}"
+            note = f"files{more} whose names do not end in .parquet: {names}"
+            lines.append(("ignored", f"{len(self.ignored):,}", note))
         return lines
 
     def _verdicts(self, is_kept: bool) -> list[tuple[str, str, str]]:
@@ -201,7 +210,7 @@ def make_report(
     return RunReport(
         version=decision.version if decision else None,
         recovered=run.recovered,
-        source=job.source,
+        source=run.source,
         state=job.state.uri,
         sink=str(job.sink.path),
         policy=job.policy.name or job.policy.rules,
@@ -218,6 +227,7 @@ def make_report(
         deferred=tuple(found.deferred) if found else (),
         quarantined=tuple(zip(found.quarantined.path, found.quarantined.reason, strict=True)) if found else (),
         vanished=(*run.vanished, *(found.vanished if found else ())),
+        ignored=run.ignored,
         counts=counts,
         kept=counts.get("ACCEPTED", 0) + counts.get("UNTRACKED", 0),
         rejected=dict(rejected),

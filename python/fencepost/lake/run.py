@@ -71,13 +71,15 @@ class Found:
 
 
 class Run:
-    """See the module. `is_seed`: judge, and say what is missing, but write no row."""
+    """See the module. `seed`: the folder whose rows are judged, and what is missing among them said, but no row is
+    written."""
 
     def __init__(
-        self, job: DedupJob, progress: Callable[[str, int, int], None] | None = None, is_seed: bool = False
+        self, job: DedupJob, progress: Callable[[str, int, int], None] | None = None, seed: str | None = None
     ) -> None:
         self.job = job
-        self.is_seed = is_seed
+        self.is_seed = seed is not None
+        self.source = seed or job.source
         self.tell = progress or (lambda step, done, total: None)
         self.began = time.perf_counter()
         self.seconds: dict[str, float] = {}
@@ -93,6 +95,7 @@ class Run:
         self.plan: dict[str, Any] = {}
         self.stage = ""
         """The last step that was begun."""
+        self.ignored: tuple[str, ...] = ()
         self.vanished: list[str] = []
         """Files that changed between their two passes."""
         self.unreadable: dict[str, str] = {}
@@ -157,7 +160,8 @@ class Run:
         return make_report(self, decision, found, judged, written)
 
     def list_new(self) -> Files:
-        listed = list_files(self.job.source)
+        listed = list_files(self.source)
+        self.ignored = listed.ignored
         new = new_files(self.job.state.ledger(self.before), _file_table(listed))
         return listed.take(new.to_pylist()) if len(new) < len(listed) else listed
 
@@ -409,12 +413,20 @@ class Run:
         for shard in judged:
             total.update(shard.counts)
         counts = {verdict.name: total[verdict.name] for verdict in fencepost.Verdict if total[verdict.name]}
+        self.check_whole(found)
         rows = int(found.rows.sum())
         if sum(counts.values()) != rows:
             raise AssertionError(f"{rows} rows were read, but the verdicts are {counts}")
         self.check_refused(counts, rows)
         self.check_resets([table for shard in judged for table in shard.resets])
         return counts
+
+    def check_whole(self, found: Found) -> None:
+        """Files of the job's own source are looked at again; those of another folder are read now or never."""
+        unread = [*found.deferred, *found.quarantined.path, *found.vanished]
+        if self.source != self.job.source and unread:
+            text = f"{self.source}: {len(unread)} files cannot be read, and their rows would be new later: "
+            raise SourceError(text + ", ".join(unread[:10]), path=f"{self.source}/{unread[0]}")
 
     def check_refused(self, counts: dict[str, int], rows: int) -> None:
         refused = {name: count for name, count in counts.items() if name not in ("ACCEPTED", "UNTRACKED", "DUPLICATE")}
@@ -432,9 +444,9 @@ class Run:
                 f"{count:,} {name}" for name, count in counts.items() if name not in ("ACCEPTED", "UNTRACKED")
             )
             raise SourceError(
-                f"{self.job.source}: not clean, so no state can be made of it without a look at its rows ({listed}); "
+                f"{self.source}: not clean, so no state can be made of it without a look at its rows ({listed}); "
                 "run() writes a clean copy",
-                path=self.job.source,
+                path=self.source,
             )
 
     def check_resets(self, resets: list[pa.Table]) -> None:
@@ -470,9 +482,10 @@ class Run:
             names = winners | side_winners
             prepared = job.sink.collect(self.folder, names) if names else None
             inputs = _inputs(found)
-            ledger = job.state.extend_ledger(
-                self.before, self.version, self.attempt, [file_table(inputs), file_table(found.quarantined)]
-            )
+            listed = [file_table(inputs), file_table(found.quarantined)]
+            if self.source != job.source:
+                listed = [file_table(Inputs())]  # the ledger is of the job's own source
+            ledger = job.state.extend_ledger(self.before, self.version, self.attempt, listed)
             if self.version == 1:
                 job.sink.claim(job.state.create(job.settings()).id)
         shards = (self.before.shards if self.before else Shards()).replaced(it for task in judged for it in task.shards)
@@ -500,7 +513,8 @@ class Run:
             policy=job.policy.rules,
             order_by=None if job.order_by is None else list(job.order_by),
             plan=self.plan,
-            report={"deferred": found.deferred[:100], "vanished": (self.vanished + found.vanished)[:100]},
+            report={"deferred": found.deferred[:100], "vanished": (self.vanished + found.vanished)[:100]}
+            | ({"seeded_from": self.source} if self.is_seed else {}),
         )
 
     def side_files(

@@ -13,6 +13,7 @@ from fencepost.errors import BatchError, SourceError
 from fencepost.state.disk import opened_folder
 
 HIVE = re.compile(r"([^/=]+)=([^/]*)/")
+IGNORED_MAX = 100
 HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
 Constants = dict[str, int | str | None]
 """Columns whose one value for a whole file stands in the names of its folders."""
@@ -32,6 +33,8 @@ class Files:
     bytes: list[int] = field(default_factory=list)
     mtime_ns: list[int] = field(default_factory=list)
     inode: list[int] = field(default_factory=list)
+    ignored: tuple[str, ...] = ()
+    """Files beside them that were not looked at for their names."""
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -71,16 +74,19 @@ def identity_of(stat: os.stat_result | None) -> tuple[int, int, int]:
 def list_files(root: str) -> Files:
     """The `*.parquet` files of a folder and its subfolders, by name; names beginning with `_` or `.` are not looked at.
 
-    Raises SourceError where there is no folder, or one that cannot be listed.
+    Of the others the first IGNORED_MAX are told. Raises SourceError where there is no folder, or one that cannot be
+    listed.
     """
     if not os.path.isdir(root):
         raise SourceError(f"{root}: no such folder", path=root)
     # Paths differ, so nothing behind them is compared.
-    found = sorted(_walk(root, ""))
-    return Files(root, *map(list, zip(*found, strict=True))) if found else Files(root)
+    ignored: list[str] = []
+    found = sorted(_walk(root, "", ignored))
+    columns = map(list, zip(*found, strict=True)) if found else ()
+    return Files(root, *columns, ignored=tuple(ignored))  # type: ignore[misc]
 
 
-def _walk(folder: str, prefix: str) -> list[tuple[str, int, int, int]]:
+def _walk(folder: str, prefix: str, ignored: list[str]) -> list[tuple[str, int, int, int]]:
     """(path, bytes, mtime_ns, inode) of each file; looked at by name within its open folder, not by its whole path."""
     found, subfolders = [], []
     try:
@@ -97,10 +103,12 @@ def _walk(folder: str, prefix: str) -> list[tuple[str, int, int, int]]:
                         found.append((prefix + name, *identity_of(entry.stat())))
                     except FileNotFoundError:
                         continue  # gone before anybody read it
+                elif len(ignored) < IGNORED_MAX:
+                    ignored.append(prefix + name)
     except OSError as error:
         raise SourceError(f"{folder}: cannot be listed: {error.strerror}", path=folder) from error
     for name in subfolders:
-        found += _walk(f"{folder}/{name}", f"{prefix}{name}/")
+        found += _walk(f"{folder}/{name}", f"{prefix}{name}/", ignored)
     return found
 
 
