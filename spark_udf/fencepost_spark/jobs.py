@@ -16,10 +16,21 @@ Path = str | os.PathLike[str]
 class DedupJob(lake.DedupJob):
     """``fencepost.lake.DedupJob`` with its tasks on Spark: the same arguments, report, verdicts, state and output.
 
-    ``spark``: the session, the active one unless given. Every worker must see the three folders under the same paths.
+    Every worker must see the three folders under the same paths. What the arguments mean is told at
+    ``fencepost.lake.DedupJob``.
     """
 
     def __init__(
         self, source: Path, state: Path, sink: Path, *, spark: SparkSession | None = None, **same: Any
     ) -> None:
+        """``source``, ``state``, ``sink``: folders; ``state`` may be the URI of an object store.
+
+        ``spark``: the session that runs the tasks, the active one unless given. It takes the place of ``engine``.
+
+        ``same``: passed on to ``fencepost.lake.DedupJob``, whose defaults hold: ``policy``, ``columns``, ``scope``,
+        ``order_by``, ``rejected_max``, ``rejects``, ``max_idle_ms``, ``settle_ms``, ``clock_gap_max_ms``, ``on_reset``,
+        ``plan``, ``shards``, ``source_immutable``, ``sync`` and ``state_options``.
+
+        Raises what ``fencepost.lake.DedupJob`` raises, and RuntimeError where there is no session.
+        """
         super().__init__(source, state, sink, engine=SparkEngine(spark), **same)

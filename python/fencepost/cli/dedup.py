@@ -27,7 +27,7 @@ def dedup_command(
     epoch: identity.Epoch = None,
     seq: identity.Seq = None,
     timestamp: identity.Timestamp = None,
-    scope: Annotated[str | None, option("What the data does not say about itself, e.g. a cluster.")] = None,
+    scope: Annotated[str | None, option(identity.SCOPE_HELP)] = None,
     order_by: Annotated[
         list[str] | None, typer.Option(metavar="COLUMN", help="Judge rows in the order of these; may be repeated.")
     ] = None,
@@ -38,22 +38,43 @@ def dedup_command(
         float | None, option("Stop if a larger share of rows is refused, DUPLICATE apart (0.5).")
     ] = None,
     rejects: Annotated[
-        str | None, option("Which rows that are not kept are set aside: copy (all but DUPLICATE), all or none.")
+        str | None,
+        option("Which rows that are not kept are set aside: copy (all but DUPLICATE; the default), all or none."),
     ] = None,
-    on_reset: Annotated[str | None, option("What a suspected reset of a counter does: stop, or report.")] = None,
+    on_reset: Annotated[
+        str | None,
+        option(
+            "What a suspected reset of a counter does: stop (the default), or report. Only --max-idle looks for them."
+        ),
+    ] = None,
     max_idle: Annotated[
-        str | None, typer.Option(metavar="DURATION", help=f"Forget producers that were idle so long, {_DURATION}")
+        str | None,
+        typer.Option(
+            metavar="DURATION",
+            help=f"Forget producers that were idle so long by the timestamps of the data, {_DURATION} Nothing is "
+            "forgotten unless given. Whether it is given is fixed for ever with the state, how long it is may change.",
+        ),
     ] = None,
     settle: Annotated[
         str | None,
-        typer.Option(metavar="DURATION", help=f"An unfinished file is waited for so long, then set aside, {_DURATION}"),
+        typer.Option(
+            metavar="DURATION",
+            help="A file that cannot be read is waited for until it was not written to for so long (60s), then set "
+            f"aside, {_DURATION}",
+        ),
     ] = None,
     clock_gap_max: Annotated[
         str | None,
-        typer.Option(metavar="DURATION", help=f"A run moves the clock of forgetting no further, {_DURATION}"),
+        typer.Option(
+            metavar="DURATION",
+            help=f"A run moves the clock of forgetting no further (as long as --max-idle is), {_DURATION}",
+        ),
     ] = None,
-    shards: Annotated[int | None, option("Parts of the state, fixed with it.")] = None,
-    plan: Annotated[str | None, option("How to exchange rows: interval, row or aligned.")] = None,
+    shards: Annotated[int | None, option(identity.SHARDS_HELP)] = None,
+    plan: Annotated[
+        str | None,
+        option("How to exchange rows: interval, row or aligned; the run chooses unless given. All keep the same rows."),
+    ] = None,
     threads: Threads = None,
     source_immutable: Annotated[
         bool, typer.Option("--source-immutable", help="Files of the source never change: the sink may share them.")

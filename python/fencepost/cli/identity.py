@@ -10,12 +10,20 @@ from typing import Annotated, Any
 
 import typer
 
+from fencepost._native import presets
 from fencepost.errors import PolicyError
 from fencepost.policy import Columns, Policy, check_columns, resolve
 
+_PRESETS = ", ".join(name for name, *_ in presets())
+_FIELDS = ", ".join(field.name for field in dataclasses.fields(Policy) if field.name != "columns")
+
 PolicyName = Annotated[
     str | None,
-    typer.Option("--policy", metavar="PRESET", help="any_order unless given; in_order, kafka, strict, watermark …"),
+    typer.Option(
+        "--policy",
+        metavar="PRESET",
+        help=f"The rules by which rows are judged: {_PRESETS}; any_order unless given.",
+    ),
 ]
 PolicyFile = Annotated[
     Path | None,
@@ -23,7 +31,12 @@ PolicyFile = Annotated[
 ]
 Fields = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="FIELD=VALUE", help="A field of the policy, e.g. reach=100000; may be repeated."),
+    typer.Option(
+        "--set",
+        metavar="FIELD=VALUE",
+        help=f"A field of the policy, e.g. reach=100000, or reach=none for no bound; may be repeated. "
+        f"Fields: {_FIELDS}; what they mean is told by help(fencepost.Policy) in Python.",
+    ),
 ]
 Pid = Annotated[
     list[str] | None, typer.Option(metavar="COLUMN", help="The producer; repeat it for several columns as one key.")
@@ -35,6 +48,14 @@ NoPartition = Annotated[bool, typer.Option("--no-partition", help="A producer nu
 Epoch = Annotated[str | None, typer.Option(metavar="COLUMN", help="The producer's incarnation.")]
 Seq = Annotated[str | None, typer.Option(metavar="COLUMN", help="The sequence number.")]
 Timestamp = Annotated[str | None, typer.Option(metavar="COLUMN", help="When the event was made.")]
+
+SCOPE_HELP = (
+    "What the data does not say about itself, e.g. a cluster: a text of your own, by which states are told apart. "
+    "It is fixed for ever with the state, given or not."
+)
+SHARDS_HELP = (
+    "Into how many parts a new state is cut (16). Leave it out later: only `fencepost state reshard` changes it."
+)
 
 
 def read_policy(options: dict[str, Any]) -> Policy:

@@ -26,7 +26,7 @@ state_app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-Place = Annotated[str, typer.Argument(metavar="STATE", help="The folder of a job's state.")]
+Place = Annotated[str, typer.Argument(metavar="STATE", help="The folder of a job's state, or its URI.")]
 AsJson = Annotated[bool, typer.Option("--json", help="As JSON.")]
 VERSIONS_SHOWN = 20
 
@@ -229,26 +229,42 @@ _WRITERS = {".parquet": _write_parquet, ".arrow": _write_arrow, ".csv": _write_c
 @state_app.command("evict")
 def evict(
     place: Place,
-    max_idle: Annotated[str, typer.Option(metavar="DURATION", help="e.g. 7d, 12h, 30m, 45s.")],
+    max_idle: Annotated[str, typer.Option(metavar="DURATION", help="For how long, e.g. 7d, 12h, 30m, 45s.")],
     now_ms: Annotated[
-        int | None, option("Milliseconds since 1970; the state's own clock, that of the data, unless given.")
+        int | None,
+        option("Up to when, in milliseconds since 1970; the state's own clock, that of the data, unless given."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Forget producers that were not written for so long. Their older rows will be FORGOTTEN."""
+    """Forget producers that were not written for so long. Their older rows will be FORGOTTEN.
+
+    The state must keep timestamps: its job has --max-idle. Its clock moves on to --now-ms and does not fall again, but
+    by a rollback.
+    """
     _say("evicted", _operation(place, "evict", now_ms, milliseconds(max_idle)), as_json)
 
 
 @state_app.command("rollback")
 def rollback(
     place: Place,
-    version: Annotated[int, typer.Argument(metavar="VERSION", help="The version to go back to.")],
+    version: Annotated[
+        int,
+        typer.Argument(metavar="VERSION", help="The version to go back to; 0 is the state before the first version."),
+    ],
     accept_duplicates: Annotated[
-        bool, typer.Option("--accept-duplicates", help="Although consumers may have read what is taken back.")
+        bool,
+        typer.Option(
+            "--accept-duplicates",
+            help="Although rows of later versions are still in the sink: what is read again will be there twice.",
+        ),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Go back to what was known after VERSION, as a new version."""
+    """Go back to what was known after VERSION, as a new version. What was read since is new again.
+
+    First remove from the sink all files in the folders run=<n>/ of the versions after VERSION, and leave the folders
+    themselves: the next run writes these rows again, as far as their files are still in the source.
+    """
     _say("rolled back", _operation(place, "rollback", version, accept_duplicates=accept_duplicates), as_json)
 
 
@@ -258,7 +274,10 @@ def abandon(
     version: Annotated[int, typer.Argument(metavar="VERSION", help="The version that was decided and is not applied.")],
     as_json: AsJson = False,
 ) -> None:
-    """Give up a version that was decided and cannot be applied."""
+    """Give up a version that was decided and cannot be applied.
+
+    None of it will ever be shown, and its input is new again.
+    """
     _say("abandoned", _operation(place, "abandon", version), as_json)
 
 
@@ -267,30 +286,47 @@ def collect_garbage(
     place: Place,
     keep_versions: Annotated[
         int | None,
-        typer.Option(min=1, help="Also give up versions older than the so many newest: no way back to them."),
+        typer.Option(
+            min=1,
+            help="Keep only so many of the newest versions to go back to, e.g. 50, and remove what older ones need. "
+            "Their rows stay in the sink. All versions are kept unless given.",
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Remove what crashed and beaten runs left behind."""
+    """Remove what crashed and beaten runs left behind. No row of the sink is touched."""
     options = {} if keep_versions is None else {"keep_versions": keep_versions}
     _say("files removed", _operation(place, "collect_garbage", **options), as_json)
 
 
 @state_app.command("reshard")
 def reshard(
-    place: Place, count: Annotated[int, typer.Argument(metavar="SHARDS", min=1)], as_json: AsJson = False
+    place: Place,
+    count: Annotated[int, typer.Argument(metavar="SHARDS", min=1, help="Into how many parts: 1 to 65534.")],
+    as_json: AsJson = False,
 ) -> None:
-    """Cut the state into another number of shards."""
+    """Cut the state into another number of shards: more are smaller, and more tasks can work on them at once."""
     _say("resharded", _operation(place, "reshard", count), as_json)
 
 
 @state_app.command("seed")
 def seed(
-    source: Annotated[str, typer.Argument(metavar="SOURCE", help="The folder that later runs read.")],
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="SOURCE",
+            help="The folder that later runs read, for ever. The Parquet files in it now count as read, unless --clean "
+            "names another folder.",
+        ),
+    ],
     place: Place,
-    sink: Annotated[str, typer.Argument(metavar="SINK", help="Where later runs write.")],
+    sink: Annotated[str, typer.Argument(metavar="SINK", help="Where later runs write: its own folder.")],
     clean: Annotated[
-        str | None, option("A folder of Parquet files that are clean already; SOURCE itself unless given.")
+        str | None,
+        option(
+            "A folder of Parquet files that are clean already, such as the table from before there was a job. SOURCE "
+            "itself unless given."
+        ),
     ] = None,
     policy: identity.PolicyName = None,
     policy_file: identity.PolicyFile = None,
@@ -301,12 +337,17 @@ def seed(
     epoch: identity.Epoch = None,
     seq: identity.Seq = None,
     timestamp: identity.Timestamp = None,
-    scope: Annotated[str | None, option("What the data does not say about itself, e.g. a cluster.")] = None,
-    shards: Annotated[int | None, option("Parts of the state, fixed with it.")] = None,
+    scope: Annotated[str | None, option(identity.SCOPE_HELP)] = None,
+    shards: Annotated[int | None, option(identity.SHARDS_HELP)] = None,
     threads: Threads = None,
     as_json: AsJson = False,
 ) -> None:
-    """Remember what clean data holds, and rewrite nothing."""
+    """Make a new state of rows that are clean already, and copy none of them to SINK.
+
+    They lie in SOURCE, and later runs read what is added; or in the folder that --clean names, and the first run reads
+    all of SOURCE and keeps what that folder does not hold. Rows that would not be kept are an error: make a clean copy
+    with `fencepost dedup` then.
+    """
     rules = read_policy(locals())
     job = make_job(source, place, sink, rules, {"scope": scope, "shards": shards, "threads": threads})
     report = job.seed(clean=clean)

@@ -26,83 +26,98 @@ class RunReport:
     """What a run did. Figures are of its own version, unless they say otherwise."""
 
     version: int | None
-    """The version that it decided and finished; None where there was nothing new."""
+    """The version that it decided and finished; None where there was nothing new, or nothing that could be read yet."""
     recovered: tuple[int, ...]
     """Versions of interrupted runs that it finished first. Their rows are not counted below."""
     source: str
+    """The folder that was read, as an absolute path: the job's, or that of the clean data of a seed."""
     state: str
+    """Where the state lies: an absolute path, or a URI."""
     sink: str
+    """The folder that was written to, as an absolute path."""
     policy: str
+    """The name of the preset, or the rules where they are no preset's."""
     identity: tuple[str, ...]
     """The columns that told rows apart: pid, epoch, partition, seq, composites part by part."""
     engine: str
+    """The name of what ran the tasks: "local", "spark", or what an engine calls itself."""
     plan: str
     """interval, row or aligned (`fencepost.lake.plan`); empty where there was nothing new."""
     plan_reason: str
     """Why this one, and what it fell back from."""
     judged: str
-    """"in the driver" or "in tasks"."""
+    """"in the driver" or "in tasks"; empty where nothing was judged."""
     files: int
+    """Files that were read. Deferred, quarantined and vanished ones are not counted."""
     rows: int
+    """Rows in these files."""
     bytes: int
-    """New input: files, their rows, their bytes on disk."""
+    """Bytes of these files on disk, all columns included, compressed as they are."""
     runs: int
-    """Lines of the exchange: what `rows` were gathered into."""
+    """Lines of the exchange: what `rows` were gathered into, but for those without identity; under the aligned plan
+    what was left to exchange."""
     inputs: pa.Table
-    """The files that were read: path, bytes, mtime_ns, inode, rows."""
+    """The files that were read: path (relative to the source), bytes, mtime_ns, inode, rows."""
     deferred: tuple[str, ...]
-    """Files that could not be read yet; the next run looks again."""
+    """Files that could not be read yet, relative to the source; the next run looks again."""
     quarantined: tuple[tuple[str, str], ...]
-    """(path, why) of files that were set aside for good: only another file of that name is looked at again."""
+    """(path relative to the source, why) of files that this run set aside for good: only another file of that name is
+    looked at again."""
     vanished: tuple[str, ...]
     """Files that were listed and were gone, or another file, before they were read."""
     ignored: tuple[str, ...]
-    """The first files that were not looked at because their names do not end in .parquet; those that begin with _ or .
-    are not among them."""
+    """The first 100 files that were not looked at because their names do not end in .parquet, relative to the source;
+    those that begin with _ or . are not among them."""
     counts: dict[str, int]
-    """Rows by name of verdict; they add up to `rows`."""
+    """Rows by name of verdict, those of which there are any; they add up to `rows`."""
     kept: int
-    """Rows written: ACCEPTED and UNTRACKED."""
+    """Rows that were ACCEPTED or UNTRACKED. They are written, but for a seed, which writes none."""
     rejected: dict[str, int]
-    """Rows that were set aside, by name of verdict."""
+    """Rows that were written to `_rejects`, by name of verdict; empty with `rejects="none"`."""
     missing_ranges: int
+    """Ranges of sequences that the run's rows jumped over and none of them filled."""
     missing_rows: int
-    """Ranges of sequences that the run's rows jumped over and none of them filled, and how many rows they stand for."""
+    """Rows that these ranges stand for."""
     missing: pa.Table
-    """The first of them: key columns, epoch, first_seq, last_seq, count."""
+    """The first 1000 of these ranges: key columns, epoch, first_seq, last_seq, count (rows)."""
     missing_changes: dict[str, int]
     """Lines of the changelog of missing ranges, by kind: OPEN, CLOSED, SPLIT, FINAL."""
     stale_epoch: int
     """Rows below the highest epoch of their key: what zombies wrote."""
     stale: pa.Table
-    """Whose rows they were: key columns, epoch, count."""
+    """Whose rows they were, the first 1000: key columns, epoch, count (rows)."""
     resets_looked_for: bool
     """Whether timestamps are kept (`max_idle_ms`), without which counters that begin anew are not told from repeats."""
     suspected_resets: pa.Table
-    """Keys that seem to have begun to number anew: key columns, epoch, rows, duplicates, and how many of them newer
-    than all that was accepted before."""
+    """Keys that seem to have begun to number anew, the first 1000: key columns (the epoch where it is part of the key),
+    rows, duplicates, and newer: how many of these are newer than all that was accepted before. Empty where they
+    were not looked for."""
     border: int
     """Rows that only the border of the wrap could place on a lap."""
     entries: int
     """What the state remembers now: keys, or keys and epochs."""
     shards: int
-    """Shards whose state was read, and of how many."""
+    """Shards whose state was read, because rows fell into them."""
     shards_all: int
+    """Shards that the state is cut into."""
     state_bytes_read: int
+    """Bytes of the state of these shards before."""
     state_bytes_written: int
+    """Bytes of the snapshots and deltas that were added to the state."""
     outputs: tuple[str, ...]
-    """Files written, relative to the sink."""
+    """Files with kept rows, relative to the sink."""
     carried_files: int
-    """Outputs that are their inputs, whole."""
+    """Outputs that are their inputs, whole: copied, or linked where the source is immutable."""
     copied_groups: int
+    """Row groups of the other outputs that were copied as bytes, since they lost no row."""
     rewritten_groups: int
-    """Row groups of the others that were copied as bytes, and that were decoded and encoded."""
+    """Row groups of the other outputs that lost rows: decoded and encoded again."""
     seconds: dict[str, float]
-    """By step."""
+    """Seconds by step: recover, list, scan, judge, write and so on; waiting for tasks included."""
     driver_seconds: float
-    """Not spent in waiting for tasks."""
+    """Seconds from the beginning that were not spent in waiting for tasks."""
     task_seconds: float
-    """Of all tasks together."""
+    """Seconds of all tasks together, whichever ran beside each other."""
 
     def to_json(self) -> str:
         """Everything, the tables as lists of objects."""

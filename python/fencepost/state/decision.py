@@ -42,11 +42,15 @@ class Settings:
     shards: int
     """Into how many parts the state was cut at first; a decision says how many there are since."""
     source: str
+    """The folder that its runs read: an absolute path."""
     sink: str
+    """The folder that its versions are shown in: an absolute path."""
     fencepost: str
-    """The version that created the state."""
+    """The version of fencepost that created the state."""
     format: int = FORMAT
+    """Of the files in the state folder (docs/state-format.md)."""
     semantics: int = SEMANTICS
+    """Of the verdicts: raised when the same rows would be judged otherwise."""
 
     def full_policy(self) -> Policy:
         """The rules and the columns they read."""
@@ -174,10 +178,12 @@ class Piece:
 
 @dataclass(frozen=True, kw_only=True)
 class Shard:
-    """The state of one shard."""
+    """The state of one shard, the part of the keys that one task owns."""
 
     shard: int
+    """Its number, from 0 on."""
     entries: int
+    """What it remembers: keys, or keys and epochs."""
     positions: int | None
     """Sequence positions ever accepted, under policies whose positions stay: its growth equals the accepted rows."""
     pieces: tuple[Piece, ...]
@@ -257,6 +263,7 @@ class Decision:
     """Version n, as a pure function of the version it builds on and the inputs named here."""
 
     version: int
+    """Its number: 1, 2, 3 and so on, never used twice."""
     previous: str | None
     """SHA-256 of the log file of version - 1."""
     builds_on: int
@@ -267,13 +274,19 @@ class Decision:
     kind: str = "run"
     """One of KINDS. All but "run" and "seed" come from `operations.py`."""
     shard_count: int
+    """Into how many parts the state is cut; `shards` has those in which anything is remembered."""
     shards: Shards = field(default_factory=Shards)
     """The whole state; untouched shards keep older versions' pieces."""
     ledger: LedgerFiles = field(default_factory=LedgerFiles)
+    """The files that list all inputs so far, this version's included."""
     inputs: Inputs = field(default_factory=Inputs)
+    """The files that this version read."""
     quarantined: Quarantined = field(default_factory=Quarantined)
+    """The files that this version set aside unread."""
     outputs: Outputs = field(default_factory=Outputs)
+    """The files with its kept rows."""
     side_files: SideFiles = field(default_factory=SideFiles)
+    """The files of tables beside the output: refused rows, changes in the list of missing ranges."""
     prepared: str | None = None
     """Where outputs and side files lie until they are applied, relative to the sink; None where there are none."""
     source_position: dict[str, Any] | None = None
@@ -281,9 +294,11 @@ class Decision:
     sink_version: int | str | None = None
     """What the sink's own newest version was when this was decided, for sinks that have some."""
     clock_ms: int | None = None
-    """The clock that evictions go by; it falls only where a rollback goes back to what it was."""
+    """The clock that evictions go by, in milliseconds since 1970; None before the first. It falls only where a rollback
+    goes back to what it was."""
     horizon_ms: int | None = None
-    """Every table is evicted up to here before its next row is judged."""
+    """Every table is evicted up to here before its next row is judged: milliseconds since 1970, None before the first
+    eviction."""
     key_types: dict[str, str] = field(default_factory=dict)
     """Column to type of the parts of keys, fixed by the first rows that had one: integer, string, binary or
     fixed_size_binary[bytes]. Tables know their own keys' only, and a shard may have none."""
@@ -292,21 +307,29 @@ class Decision:
     counts: dict[str, int] = field(default_factory=dict)
     """Rows by name of verdict."""
     missing_ranges: int = 0
-    """Ranges of sequences that this version opened, and how many rows they stand for."""
+    """Ranges of sequences that this version opened."""
     missing_rows: int = 0
+    """How many rows these ranges stand for."""
     stale_epoch: int = 0
+    """Rows below the highest epoch of their key: what zombies wrote."""
     border: int = 0
+    """Rows that only the border of the wrap could place on a lap."""
     plan: dict[str, Any] = field(default_factory=dict)
     """How it was computed: name, reason, figures."""
     report: dict[str, Any] = field(default_factory=dict)
     """Anything else that people may want to know of it."""
     policy: str
+    """The rules by which its rows were judged, as `Policy.rules` writes them."""
     order_by: list[str] | None = None
+    """The columns by which rows were put in order before; [] for file names, then rows; None where it was not said."""
     decided_ms: int = 0
-    """When, by the clock of the machine that decided; nothing depends on it."""
+    """When, in milliseconds since 1970 by the clock of the machine that decided; nothing depends on it."""
     fencepost: str
+    """The version of fencepost that decided."""
     format: int = FORMAT
+    """Of the files in the state folder (docs/state-format.md)."""
     semantics: int = SEMANTICS
+    """Of the verdicts: raised when the same rows would be judged otherwise."""
 
     @property
     def entries(self) -> int:
@@ -323,21 +346,32 @@ class Version:
     """What the log says of a version at a glance."""
 
     version: int
+    """Its number."""
     status: str
-    """APPLIED, ABANDONED, or DECIDED where it is neither yet."""
+    """"applied", "abandoned", or "decided" where it is neither yet."""
     kind: str
+    """What made it: run, seed, evict, reshard, rollback or retain."""
     builds_on: int
+    """The version whose state it continues, 0 for none."""
     decided_ms: int
+    """When, in milliseconds since 1970 by the clock of the machine that decided."""
     files: int
+    """Files of the input that were read."""
     rows: int
-    """Of the input."""
+    """Rows of the input."""
     kept: int
-    """Rows of the output."""
+    """Rows of the output; none of a seed, which writes no rows."""
     entries: int
+    """What the state remembers after it, over all shards: keys, or keys and epochs."""
     state_bytes: int
+    """Bytes of the snapshots and deltas that this state consists of, also of those that older versions wrote."""
     shard_count: int
+    """Into how many parts the state is cut."""
     counts: dict[str, int]
+    """Rows of the input by name of verdict."""
     report: dict[str, Any]
+    """What else is to be known of it, by kind: files that were deferred, entries that were evicted and so on; empty
+    where it is larger than 8 KB (`State.version` has it whole)."""
 
 
 REPORT_BYTES_MAX = 8_192  # what is larger stands in the body only

@@ -68,7 +68,8 @@ class Store(Protocol):
     def settle(self, prefix: str) -> None:
         """Wait until the names that are in the folder `prefix` now are durable: their writer may have died before."""
 
-    def exists(self, name: str) -> bool: ...
+    def exists(self, name: str) -> bool:
+        """Whether there is an object of this name, complete."""
 
     def writer(self, name: str) -> Writer:
         """A large object under a name that nobody else uses."""

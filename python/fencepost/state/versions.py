@@ -63,6 +63,7 @@ class State:
 
     @property
     def uri(self) -> str:
+        """Where it lies: an absolute path, or the URI of an object store, without a slash at its end."""
         return self.store.uri
 
     @property
@@ -295,26 +296,79 @@ class State:
             self.settle()
             self.store.delete(self.orphans(range(max(done - 1, 1), done + 1)))
 
-    # What people do to it. Each but the last makes a version.
+    # What people do to it (operations.py). All but `abandon`, and `collect_garbage` without `keep_versions`, make a
+    # version.
 
     def rollback(self, version: int, *, accept_duplicates: bool = False, sink: Sink | None = None) -> Decision:
-        """A new version with the state of an old one: what was read since is new again. See `operations.rollback`."""
+        """Go back to the state after `version`, by a new version that has it; 0 is the state before the first.
+
+        What was read since is new again: the next run reads it once more, as far as it is still in the source. So the
+        output files of the versions that are gone back over must be removed from the sink first, while their folders
+        `run=<n>/` stay; or `accept_duplicates`, and those rows will be there twice. Where an earlier rollback is
+        undone, the output files of the versions that count again must be there. Clock and horizon of
+        evictions go back as well. Reads the whole state, a shard at a time, to make the list of missing ranges right
+        (`_missing`).
+
+        `sink`: where versions are shown, the one in the settings unless given. Gives the decision of the new version.
+        Raises SinkError where rows would be there twice or lost, or the sink is not this state's; SinkChangedError;
+        SnapshotError where no such version was applied, or it is older than `Decision.oldest`; StateConflictError where
+        a run was faster: nothing has changed then; StoreError.
+        """
         return operations.rollback(self, version, accept_duplicates=accept_duplicates, sink=sink)
 
     def reshard(self, count: int, *, sink: Sink | None = None) -> Decision:
-        """Cut the state into another number of parts; verdicts stay the same. See `operations.reshard`."""
+        """Cut the state into `count` parts, 1 to 65534, as a new version. Verdicts stay the same.
+
+        More parts are smaller, and more tasks can judge beside each other: a task holds one at a time. Memory: one part
+        before and one after; the entries lie in a temporary file between. Jobs that name another number of shards are
+        refused from then on; those that name none take it.
+
+        `sink`: where versions are shown, the one in the settings unless given. Gives the decision of the new version.
+        Raises ValueError for a count that makes no sense; SnapshotError where no version is done yet, or a file is
+        damaged; StateConflictError where a run was faster: nothing has changed then; SinkError, StoreError.
+        """
         return operations.reshard(self, count, sink=sink)
 
     def evict(self, now_ms: int | None, max_idle_ms: int, *, sink: Sink | None = None) -> Decision:
-        """Forget what is idle, as `StateTable.evict` does. See `operations.evict`."""
+        """Forget every key that was not written in the `max_idle_ms` before `now_ms`, as a new version.
+
+        Both are milliseconds, `now_ms` since 1970 by the timestamps of the data; None for the state's own clock, which
+        follows them from run to run. Rows at or below the horizon, which is `now_ms` less `max_idle_ms`, are FORGOTTEN
+        from then on where nothing is known of them. The clock moves on to `now_ms` and does not fall: an earlier one
+        than that is taken for it; only a rollback goes back to what it was. Runs forget too, but only in the shards
+        that their rows fall into; this looks at all of them. `StateTable.evict` is the same for one table.
+
+        `sink`: where versions are shown, the one in the settings unless given. Gives the decision of the new version;
+        its `report` has `evicted`, the number of entries. Raises PolicyError where the state keeps no timestamps (its
+        jobs have no `max_idle_ms`), where `now_ms` is None and its clock has not begun yet, or for a negative
+        `max_idle_ms`; SnapshotError where no version is done yet, or a file is damaged; StateConflictError where a run
+        was faster: nothing has changed then; SinkError, StoreError.
+        """
         return operations.evict(self, now_ms, max_idle_ms, sink=sink)
 
     def collect_garbage(self, keep_versions: int | None = None, *, sink: Sink | None = None) -> int:
-        """Remove what nothing refers to; gives how many files. See `operations.collect_garbage`."""
+        """Remove what crashed and beaten attempts left, in state and sink; gives how many files of the state.
+
+        `keep_versions`: from now on only the so many newest applied versions can be gone back to, at least 1. That is
+        decided, as a version, unless it is so already, and the files that only older versions need are removed. Their
+        output stays. What belongs to versions that are not done is never touched, so it may be called while jobs run.
+
+        `sink`: where versions are shown, the one in the settings unless given. Raises ValueError for a number that
+        makes no sense; SnapshotError where no version is done yet; StateConflictError where a run was faster; SinkError
+        and StoreError.
+        """
         return operations.collect_garbage(self, keep_versions, sink=sink)
 
     def abandon(self, version: int, *, sink: Sink | None = None) -> None:
-        """Give up a decided version that the sink refuses for good. See `operations.abandon`."""
+        """Give up a version that was decided and cannot be shown: every run stops at it, whatever is tried.
+
+        None of its rows will ever be shown, the sink is told first. Its inputs are new again, and the next version
+        builds on the one before it. Nothing happens where it is abandoned already.
+
+        `sink`: where versions are shown, the one in the settings unless given. Raises SnapshotError where there is no
+        such version; StateConflictError where it is applied (`rollback` goes back behind it); SinkChangedError where a
+        part of it is shown; SinkError, StoreError, and OSError where the sink cannot be written.
+        """
         operations.abandon(self, version, sink=sink)
 
     # Files
