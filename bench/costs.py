@@ -203,7 +203,7 @@ class Simulated:
         found.rows, found.untracked, found.footer_crc = [self.rows] * count, [0] * count, [7] * count
         of_shard = np.full(shards, count * self.rows // shards)
         runs = np.full(shards, count * self.runs // shards)
-        schema = pa.schema([("pid", pa.int64())])
+        schema = pa.schema([("pid", pa.int64()), ("partition", pa.int32())])
         found.exchanges = [
             Exchange(
                 path=f"{item.folder}/{item.first}", schema=schema, shards=np.arange(shards), runs=runs, rows=of_shard

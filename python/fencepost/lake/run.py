@@ -457,7 +457,7 @@ class Run:
         raise PolicyError(
             f"{len(worst)} keys seem to have begun to number anew: most of their rows would be DUPLICATE although they "
             f"are newer than all that was accepted before ({listed}); nothing was written. Was a topic recreated, or a "
-            "cluster rebuilt? Then give it a scope and a state of its own; or forget the keys; or on_reset='report'"
+            "cluster rebuilt? Then give it a scope and a state of its own; or on_reset='report'"
         )
 
     # Decide
