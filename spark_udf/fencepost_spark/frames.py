@@ -13,7 +13,7 @@ from fencepost.verdict import Verdict
 from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame, functions
 from pyspark.sql.pandas.types import to_arrow_type
-from pyspark.sql.types import BinaryType, DataType, IntegralType, StringType
+from pyspark.sql.types import BinaryType, DataType, IntegralType, StringType, StructField, StructType
 
 from fencepost_spark.verdicts import check_settings, has_arrow_udf, verdict_udf
 
@@ -102,16 +102,22 @@ def _after_key(columns: Columns) -> tuple[str, ...]:
 
 
 def _identity(df: DataFrame, policy: Policy, columns: Columns) -> dict[str, Column]:
-    """The identity columns by name. The table itself judges the types, on no rows, before Spark runs anything."""
-    of_name = {field.name.lower(): field for field in df.schema}  # Spark resolves names without regard to case
+    """The identity columns by name."""
+    return {name: _column(field.name) for name, field in identity_fields(df.schema, policy, columns).items()}
+
+
+def identity_fields(schema: StructType, policy: Policy, columns: Columns) -> dict[str, StructField]:
+    """The identity columns by the name that ``columns`` has for them. The table itself judges the types, on no rows,
+    before Spark runs anything. Raises BatchError."""
+    of_name = {field.name.lower(): field for field in schema}  # Spark resolves names without regard to case
     fields = {name: of_name[name.lower()] for name in columns.names if name.lower() in of_name}
-    twins = [name for name, count in Counter(column.lower() for column in df.columns).items() if count > 1]
+    twins = [name for name, count in Counter(name.lower() for name in schema.names).items() if count > 1]
     if twins:
         raise BatchError(f"column '{twins[0]}': stands twice in the DataFrame; rename one", column=twins[0])
-    others = {name: pa.nulls(0) for name in df.columns}  # for the message about a missing one
+    others = {name: pa.nulls(0) for name in schema.names}  # for the message about a missing one
     empty = {name: pa.array([], _arrow_type(name, field.dataType)) for name, field in fields.items()}
     StateTable(policy).check(others | empty, columns)
-    return {name: _column(field.name) for name, field in fields.items()}
+    return fields
 
 
 def _arrow_type(name: str, kind: DataType) -> pa.DataType:
@@ -132,7 +138,7 @@ def _shuffle(df: DataFrame, columns: Columns, identity: dict[str, Column]) -> Da
     """
     partitions = df.sparkSession.conf.get("spark.sql.shuffle.partitions") or ""
     count = int(partitions) if partitions.isdigit() else 200  # some platforms say "auto"
-    content = [_column(field.name) for field in df.schema if _is_orderable(field.dataType)]
+    content = [_column(field.name) for field in df.schema if is_orderable(field.dataType)]
     spread = functions.when(_is_untracked(df, columns, identity), functions.xxhash64(*content))
     return df.repartition(count, *(identity[name] for name in _keys(columns)), spread)
 
@@ -147,12 +153,12 @@ def _is_untracked(df: DataFrame, columns: Columns, identity: dict[str, Column]) 
     return untracked
 
 
-def _is_orderable(kind: DataType) -> bool:
+def is_orderable(kind: DataType) -> bool:
     """Whether Spark can sort and hash it: all but some types, however deep they lie."""
     if kind.typeName() in {"map", "variant", "interval", "geometry", "geography"}:
         return False
     inner = [getattr(kind, "elementType", None), *(field.dataType for field in getattr(kind, "fields", []))]
-    return all(_is_orderable(it) for it in inner if it is not None)
+    return all(is_orderable(it) for it in inner if it is not None)
 
 
 def _tie_breakers(df: DataFrame) -> list[Column]:
@@ -162,7 +168,7 @@ def _tie_breakers(df: DataFrame) -> list[Column]:
     left in that order, a retry could keep the other copy after a part of the plan above has already used the first:
     counted twice, or not at all.
     """
-    return [_column(field.name) for field in df.schema if _is_orderable(field.dataType)]
+    return [_column(field.name) for field in df.schema if is_orderable(field.dataType)]
 
 
 def _check_keys(df: DataFrame, columns: Columns, identity: dict[str, Column]) -> None:

@@ -44,11 +44,12 @@ def test_workers_import_neither_jobs_nor_pandas() -> None:
     script = "import sys, fencepost_spark.verdicts, fencepost_spark.engine; print(*sys.modules)"
     found = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True).stdout.split()
     assert "fencepost_spark" in found
-    assert not {"fencepost.lake", "pandas", "fencepost_spark.jobs"} & set(found)
+    assert not {"fencepost.lake", "pandas", "fencepost_spark.jobs", "fencepost_spark.sql"} & set(found)
 
 
 def test_everything_public_is_there() -> None:
-    assert set(fencepost_spark.__all__) == {"DedupJob", "SparkEngine", "__version__", "deduplicate", "verdict_udf"}
+    names = {"DedupJob", "SparkEngine", "__version__", "deduplicate", "register", "verdict_udf"}
+    assert set(fencepost_spark.__all__) == names
     assert all(getattr(fencepost_spark, name) for name in fencepost_spark.__all__)
     with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
         _ = fencepost_spark.nothing  # type: ignore[attr-defined]

@@ -1,0 +1,189 @@
+"""The doors for SQL: a function that judges rows, and a table function that keeps each identity once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa  # type: ignore[import-untyped]
+from fencepost import BatchError, Columns, Policy, PolicyError, StateTable
+from fencepost.policy import check_columns, resolve
+from pyspark.sql import Row, SparkSession
+from pyspark.sql.pandas.types import to_arrow_type
+from pyspark.sql.types import DataType, IntegralType, StructType
+from pyspark.sql.udtf import AnalyzeArgument, AnalyzeResult, OrderingColumn, PartitioningColumn
+
+from fencepost_spark.frames import identity_fields, is_orderable
+from fencepost_spark.verdicts import has_arrow_udf, verdict_udf
+
+VERDICT, DEDUPLICATE = "fencepost_verdict", "fencepost_deduplicate"
+BUCKETS = 1_024
+"""Keys are dealt to so many groups, each judged by a table of its own: more than a cluster has tasks at a time."""
+ROWS_TOGETHER = 8_192
+
+
+def register(
+    spark: SparkSession | None = None, policy: str | Policy = "any_order", columns: Columns | None = None
+) -> None:
+    """Names for the SQL of a session, the active one unless given.
+
+    ``fencepost_verdict(pid, epoch, partition, seq)``: ``verdict_udf`` with this policy and these columns. The statement
+    must lay out the rows itself, whole keys to a task and in order, as ``DISTRIBUTE BY … SORT BY …`` does:
+
+        SELECT * FROM (
+            SELECT *, fencepost_verdict(pid, epoch, partition, seq) AS verdict
+            FROM (SELECT * FROM events DISTRIBUTE BY pid, partition SORT BY pid, partition, epoch, seq)
+        ) WHERE verdict IN (0, 6)
+
+    ``fencepost_deduplicate(TABLE(events))``: the rows of a table to keep; lays them out itself, in the order that
+    ``deduplicate`` gives them. Policy and columns are constants of the call, these here unless given:
+
+        SELECT * FROM fencepost_deduplicate(
+            TABLE(events), policy => 'kafka', order_by => 'offset', partition => 'topic, partition')
+
+    Every column of every row goes through Python there, row by row: it is for tables of some millions of rows.
+    ``deduplicate(df)`` and ``DedupJob`` are for more.
+
+    Raises PolicyError for a policy and columns that do not go together; RuntimeError without a session.
+    """
+    spark = spark or SparkSession.getActiveSession()
+    if spark is None:
+        raise RuntimeError("register() needs a Spark session: pass one, or create it first")
+    judge = verdict_udf(policy, co_located=True, columns=columns, kind="arrow" if has_arrow_udf() else "pandas")
+    spark.udf.register(VERDICT, judge)
+    spark.udtf.register(DEDUPLICATE, _table_function(resolve(policy), columns))
+
+
+@dataclass
+class Analyzed(AnalyzeResult):
+    """What a call is about, once Spark has told its arguments; travels to the tasks."""
+
+    policy: Policy | None = None
+    columns: Columns | None = None
+    types: tuple[tuple[str, DataType], ...] = ()
+    """Identity columns, as the table names them, and their types."""
+
+
+def _table_function(policy: Policy, columns: Columns | None) -> Any:
+    from pyspark.sql.functions import udtf
+
+    class Deduplicate:
+        @staticmethod
+        def analyze(table: AnalyzeArgument, **options: AnalyzeArgument) -> Analyzed:
+            from fencepost_spark.sql import analyze
+
+            return analyze(table, options, policy, columns)
+
+        def __init__(self, analyzed: Analyzed) -> None:
+            from fencepost_spark.sql import Keeper
+
+            self.keeper = Keeper(analyzed)
+
+        def eval(self, table: Row, **options: Any) -> Iterator[Any]:
+            yield from self.keeper.take(table)
+
+        def terminate(self) -> Iterator[Any]:
+            yield from self.keeper.rest()
+
+    return udtf(Deduplicate)
+
+
+ROLES = ("pid", "epoch", "partition", "seq")
+
+
+def analyze(
+    table: AnalyzeArgument, options: dict[str, AnalyzeArgument], policy: Policy, columns: Columns | None
+) -> Analyzed:
+    """Runs on the driver: what comes out, and how the table is laid out for it."""
+    if not table.isTable or not isinstance(table.dataType, StructType):
+        raise PolicyError(f"{DEDUPLICATE}: the first argument is the table: {DEDUPLICATE}(TABLE(events))")
+    given = {name: _constant(name, it) for name, it in options.items()}
+    rules = resolve(given.pop("policy", None) or policy)
+    order = _names(given.pop("order_by", None))
+    mapped = _columns(given, columns or rules.columns)
+    check_columns(rules, mapped)
+    if not order and rules.depends_on_order:
+        raise PolicyError(
+            f"the verdicts of this policy ({rules.rules}) depend on the order of the rows, which a table does not "
+            "have: pass order_by => 'column, ...', the columns that give the order of arrival"
+        )
+    schema = table.dataType
+    fields = identity_fields(schema, rules, mapped)
+    for name in order:
+        if name.lower() not in {field.name.lower() for field in schema}:
+            raise BatchError(f"column '{name}': missing; the table has {', '.join(schema.names)}", column=name)
+    keys = [fields[name].name for part in ("pid", "partition") for name in mapped.parts(part)]
+    after = order or [fields[name].name for name in (mapped.epoch, mapped.seq) if name is not None]
+    rest = [field.name for field in schema if is_orderable(field.dataType)]
+    return Analyzed(
+        schema=schema,
+        partitionBy=[PartitioningColumn(_bucket(schema, keys, [fields[it].name for it in mapped.parts("pid")]))],
+        orderBy=[OrderingColumn(_quoted(name)) for name in dict.fromkeys((*keys, *after, *rest))],
+        policy=rules,
+        columns=mapped,
+        types=tuple((fields[name].name, fields[name].dataType) for name in mapped.names),
+    )
+
+
+def _constant(name: str, argument: AnalyzeArgument) -> str:
+    if name not in ("policy", "order_by", *ROLES):
+        raise PolicyError(f"{DEDUPLICATE}: {name}: policy, order_by, {', '.join(ROLES)} were expected")
+    if not argument.isConstantExpression or not isinstance(argument.value, str):
+        raise PolicyError(f"{DEDUPLICATE}: {name}: a constant text was expected")
+    return argument.value
+
+
+def _names(text: str | None) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()] if text else []
+
+
+def _columns(given: dict[str, str], default: Columns) -> Columns:
+    """The columns by role; an empty text for one that the rows do not have."""
+    found: dict[str, Any] = {role: getattr(default, role) for role in ROLES}
+    for role, text in given.items():
+        names = _names(text)
+        found[role] = None if not names else names[0] if len(names) == 1 else tuple(names)
+    return Columns(**found)
+
+
+def _quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"
+
+
+def _bucket(schema: StructType, keys: list[str], pids: list[str]) -> str:
+    """Which group a row belongs to. Untracked rows have no key: they are spread by their content."""
+    of_name = {field.name: field.dataType for field in schema}
+    untracked = [f"{_quoted(name)} IS NULL" for name in pids]
+    untracked += [f"{_quoted(name)} = -1" for name in pids if isinstance(of_name[name], IntegralType)]
+    content = ", ".join(_quoted(field.name) for field in schema if is_orderable(field.dataType))
+    spread = f"CASE WHEN {' OR '.join(untracked)} THEN xxhash64({content}) END"
+    return f"pmod(xxhash64({', '.join(map(_quoted, keys))}, {spread}), {BUCKETS})"
+
+
+class Keeper:
+    """Runs in a task: judges the rows of a group, some thousand at a time."""
+
+    def __init__(self, analyzed: Analyzed) -> None:
+        assert analyzed.policy is not None
+        assert analyzed.columns is not None
+        self.table = StateTable(analyzed.policy)
+        self.columns = analyzed.columns
+        self.places = [analyzed.schema.names.index(name) for name, _ in analyzed.types]
+        self.types = [to_arrow_type(kind) for _, kind in analyzed.types]
+        self.rows: list[Row] = []
+
+    def take(self, row: Row) -> Iterator[Row]:
+        self.rows.append(row)
+        if len(self.rows) == ROWS_TOGETHER:
+            yield from self.rest()
+
+    def rest(self) -> Iterator[Row]:
+        """The rows to keep of those that wait."""
+        columns = {
+            name: pa.array([row[place] for row in self.rows], kind)
+            for name, place, kind in zip(self.columns.names, self.places, self.types, strict=True)
+        }
+        kept = pa.array(self.table.apply(columns, self.columns).kept).to_pylist()
+        rows, self.rows = self.rows, []
+        yield from (row for row, is_kept in zip(rows, kept, strict=True) if is_kept)

@@ -1,0 +1,118 @@
+"""The doors for SQL: names that a session knows once `register` was called."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from fencepost import Columns
+from fencepost_spark import deduplicate, register
+from pyspark.errors import AnalysisException
+from pyspark.sql import SparkSession
+
+DDL = "pid bigint, epoch int, partition int, seq int, payload string"
+ROWS = [
+    (1, 0, 0, 0, "a"),
+    (1, 0, 0, 1, "b"),
+    (1, 0, 0, 1, "b"),
+    (2, 0, 0, 0, "c"),
+    (None, 0, 0, 0, "d"),
+    (-1, 0, 0, 0, "e"),
+]
+
+
+@pytest.fixture
+def events(spark: SparkSession) -> Iterator[str]:
+    spark.createDataFrame(ROWS, DDL).repartition(3).createOrReplaceTempView("events")
+    register(spark)
+    yield "events"
+    spark.catalog.dropTempView("events")
+
+
+def rows_of(spark: SparkSession, text: str) -> list[tuple[Any, ...]]:
+    return sorted((tuple(row) for row in spark.sql(text).collect()), key=str)
+
+
+def test_the_function(spark: SparkSession, events: str) -> None:
+    laid_out = f"SELECT * FROM {events} DISTRIBUTE BY pid, partition SORT BY pid, partition, epoch, seq"
+    judged = f"SELECT *, fencepost_verdict(pid, epoch, partition, seq) AS verdict FROM ({laid_out})"
+    found = rows_of(spark, f"SELECT pid, seq, payload FROM ({judged}) WHERE verdict IN (0, 6)")
+    assert found == sorted({(pid, seq, payload) for pid, _, _, seq, payload in ROWS}, key=str)
+
+
+def test_the_table_function(spark: SparkSession, events: str) -> None:
+    found = rows_of(spark, f"SELECT * FROM fencepost_deduplicate(TABLE({events}))")
+    assert found == sorted(set(ROWS), key=str)
+    assert spark.sql(f"SELECT * FROM fencepost_deduplicate(TABLE({events}))").schema == spark.table(events).schema
+
+
+def test_it_keeps_what_deduplicate_keeps(spark: SparkSession, events: str) -> None:
+    """Also where a group is judged in several pieces, and whatever else the rows hold."""
+    rows = spark.range(60_000).selectExpr(
+        "id % 7 AS PID",
+        "CAST(id % 2 AS int) AS epoch",
+        "CAST(id % 3 AS int) AS partition",
+        "CAST(id % 9000 AS int) AS seq",
+        "id AS `a payload`",
+        "named_struct('x', array(id, NULL), 'y', map('k', id)) AS nested",
+        "CAST(id AS decimal(20, 3)) AS price",
+        "timestamp_millis(id) AS at",
+    )
+    rows.createOrReplaceTempView("many")
+    found = spark.sql("SELECT `a payload`, nested, price, at FROM fencepost_deduplicate(TABLE(many))").collect()
+    kept = deduplicate(rows).select("a payload", "nested", "price", "at").collect()
+    assert len(found) == len({(it % 7, it % 2, it % 3, it % 9000) for it in range(60_000)})
+    assert sorted(found) == sorted(kept)
+
+
+def test_constants_of_the_call_say_how_rows_are_judged(spark: SparkSession, events: str) -> None:
+    rows = [("eu", 1, 0, "t", 5, 0), ("us", 1, 0, "t", 5, 1), ("eu", 1, 0, "t", 3, 2), ("eu", 1, 0, "t", 5, 3)]
+    frame = spark.createDataFrame(rows, "cluster string, id bigint, e int, topic string, n int, `offset` bigint")
+    frame.createOrReplaceTempView("others")
+    call = "SELECT `offset` FROM fencepost_deduplicate(TABLE(others), pid => 'cluster, id', epoch => 'e', seq => 'n', "
+    assert rows_of(spark, call + "partition => 'topic')") == [(0,), (1,), (2,)]
+    assert rows_of(spark, call + "partition => '')") == [(0,), (1,), (2,)]
+    assert rows_of(spark, call + "partition => '', policy => 'in_order', order_by => 'offset')") == [(0,), (1,)]
+
+
+def test_columns_of_the_registration(spark: SparkSession) -> None:
+    spark.createDataFrame(
+        [(1, 0, 0, 0), (1, 0, 0, 0)], "device bigint, epoch int, partition int, seq int"
+    ).createOrReplaceTempView("d")
+    register(spark, columns=Columns(pid="device"))
+    assert len(rows_of(spark, "SELECT * FROM fencepost_deduplicate(TABLE(d))")) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("TABLE(events), policy => 'sometimes'", "no policy is named 'sometimes'"),
+        ("TABLE(events), policy => 'kafka'", "pass order_by"),
+        ("TABLE(events), policy => 'kafka', order_by => 'nowhere'", "column 'nowhere': missing"),
+        ("TABLE(events), seq => 'nowhere'", "column 'nowhere': missing"),
+        ("TABLE(events), seq => 'payload'", "column 'payload'"),
+        ("TABLE(events), seq => 1", "seq: a constant text was expected"),
+        ("TABLE(events), colour => 'red'", "colour: policy, order_by"),
+        ("1", "the first argument is the table"),
+    ],
+)
+def test_calls_that_make_no_sense(spark: SparkSession, events: str, arguments: str, message: str) -> None:
+    with pytest.raises(AnalysisException, match=message):
+        spark.sql(f"SELECT * FROM fencepost_deduplicate({arguments})")
+
+
+def test_a_row_that_is_refused_fails_the_query(spark: SparkSession, events: str) -> None:
+    spark.sql("SELECT 1L AS pid, 0 AS epoch, 0 AS partition, -5 AS seq").createOrReplaceTempView("bad")
+    with pytest.raises(Exception, match=r"column 'seq', row 0: .*-5"):
+        spark.sql("SELECT * FROM fencepost_deduplicate(TABLE(bad))").collect()
+
+
+def test_no_rows(spark: SparkSession, events: str) -> None:
+    assert rows_of(spark, "SELECT * FROM fencepost_deduplicate(TABLE(SELECT * FROM events WHERE seq > 99))") == []
+
+
+def test_a_session_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SparkSession, "getActiveSession", lambda: None)
+    with pytest.raises(RuntimeError, match="needs a Spark session"):
+        register()
