@@ -99,8 +99,8 @@ def analyze(
     if not table.isTable or not isinstance(table.dataType, StructType):
         raise PolicyError(f"{DEDUPLICATE}: the first argument is the table: {DEDUPLICATE}(TABLE(events))")
     given = {name: _constant(name, it) for name, it in options.items()}
-    rules = resolve(given.pop("policy", None) or policy)
-    order = _names(given.pop("order_by", None))
+    rules = resolve(given.pop("policy", "") or policy)
+    order = _names(given.pop("order_by", ""))
     mapped = _columns(given, columns or rules.columns)
     check_columns(rules, mapped)
     if not order and rules.depends_on_order:
@@ -134,8 +134,8 @@ def _constant(name: str, argument: AnalyzeArgument) -> str:
     return argument.value
 
 
-def _names(text: str | None) -> list[str]:
-    return [name.strip() for name in text.split(",") if name.strip()] if text else []
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
 
 
 def _columns(given: dict[str, str], default: Columns) -> Columns:
