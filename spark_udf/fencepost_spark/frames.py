@@ -90,7 +90,12 @@ def _as_columns(order_by: Order | Sequence[Order] | None) -> list[Column]:
 
 def _column(name: str) -> Column:
     """The top-level column of that name, whatever characters it has."""
-    return functions.col("`" + name.replace("`", "``") + "`")
+    return functions.col(quoted(name))
+
+
+def quoted(name: str) -> str:
+    """The name as SQL writes it, whatever characters it has."""
+    return "`" + name.replace("`", "``") + "`"
 
 
 def _keys(columns: Columns) -> tuple[str, ...]:

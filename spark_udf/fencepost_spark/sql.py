@@ -14,7 +14,7 @@ from pyspark.sql.pandas.types import to_arrow_type
 from pyspark.sql.types import DataType, IntegralType, StructType
 from pyspark.sql.udtf import AnalyzeArgument, AnalyzeResult, OrderingColumn, PartitioningColumn
 
-from fencepost_spark.frames import identity_fields, is_orderable
+from fencepost_spark.frames import identity_fields, is_orderable, quoted
 from fencepost_spark.verdicts import has_arrow_udf, verdict_udf
 
 VERDICT, DEDUPLICATE = "fencepost_verdict", "fencepost_deduplicate"
@@ -119,7 +119,7 @@ def analyze(
     return Analyzed(
         schema=schema,
         partitionBy=[PartitioningColumn(_bucket(schema, keys, [fields[it].name for it in mapped.parts("pid")]))],
-        orderBy=[OrderingColumn(_quoted(name)) for name in dict.fromkeys((*keys, *after, *rest))],
+        orderBy=[OrderingColumn(quoted(name)) for name in dict.fromkeys((*keys, *after, *rest))],
         policy=rules,
         columns=mapped,
         types=tuple((fields[name].name, fields[name].dataType) for name in mapped.names),
@@ -147,18 +147,14 @@ def _columns(given: dict[str, str], default: Columns) -> Columns:
     return Columns(**found)
 
 
-def _quoted(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"
-
-
 def _bucket(schema: StructType, keys: list[str], pids: list[str]) -> str:
     """Which group a row belongs to. Untracked rows have no key: they are spread by their content."""
     of_name = {field.name: field.dataType for field in schema}
-    untracked = [f"{_quoted(name)} IS NULL" for name in pids]
-    untracked += [f"{_quoted(name)} = -1" for name in pids if isinstance(of_name[name], IntegralType)]
-    content = ", ".join(_quoted(field.name) for field in schema if is_orderable(field.dataType))
+    untracked = [f"{quoted(name)} IS NULL" for name in pids]
+    untracked += [f"{quoted(name)} = -1" for name in pids if isinstance(of_name[name], IntegralType)]
+    content = ", ".join(quoted(field.name) for field in schema if is_orderable(field.dataType))
     spread = f"CASE WHEN {' OR '.join(untracked)} THEN xxhash64({content}) END"
-    return f"pmod(xxhash64({', '.join(map(_quoted, keys))}, {spread}), {BUCKETS})"
+    return f"pmod(xxhash64({', '.join(map(quoted, keys))}, {spread}), {BUCKETS})"
 
 
 class Keeper:
