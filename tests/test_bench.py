@@ -177,18 +177,23 @@ def test_a_curve_that_fails_is_told() -> None:
     assert "**Failed:**" in curve.to_markdown(curve.Curve(facts))
 
 
+def in_own_process(code: str, folder: Path) -> Any:
+    """What a program writes that is given the folder and a file. In a process of its own: a session has one
+    configuration for ever."""
+    out = folder / "measured.json"
+    subprocess.run([sys.executable, "-c", code, str(folder), str(out)], cwd=ROOT, check=True, capture_output=True)
+    return json.loads(out.read_text())
+
+
 @pytest.mark.spark
 @pytest.mark.slow
 def test_every_contestant_on_spark_is_right(tmp_path: Path) -> None:
-    """In a process of its own: a session has one configuration for ever."""
-    out = tmp_path / "spark.json"
     code = (
         "import json, sys; from pathlib import Path; from bench.spark import contest; "
         f"part = contest({ROWS}, 1, Path(sys.argv[1]), '1g', warm_up=False, spark_sql_shuffle_partitions=2); "
         "Path(sys.argv[2]).write_text(json.dumps(part))"
     )
-    subprocess.run([sys.executable, "-c", code, str(tmp_path), str(out)], cwd=ROOT, check=True, capture_output=True)
-    results = report.collect("quick", spark=json.loads(out.read_text()))
+    results = report.collect("quick", spark=in_own_process(code, tmp_path))
     assert [len(contest) for contest in results.contests.values()] == [7, 7]
     assert results.wrong == []
     assert len(list(results.targets())) == 2
@@ -214,15 +219,13 @@ def test_the_driver_is_measured_without_tasks(tmp_path: Path) -> None:
 @pytest.mark.spark
 @pytest.mark.slow
 def test_every_job_over_files_is_right(tmp_path: Path) -> None:
-    out = tmp_path / "lake.json"
     code = (
         "import json, sys; from pathlib import Path; from bench import costs, lake; data = Path(sys.argv[1]); "
         f"shapes = (lake.WHOLE_KEYS, lake.CLEAN, lake.ONE_ROW); settings = {{'spark_sql_shuffle_partitions': 2}}; "
         f"part = lake.contest({ROWS}, 1, data, '1g', shapes, **settings); "
         f"Path(sys.argv[2]).write_text(json.dumps({{'lake': part, 'costs': costs.costs({ROWS}, 1, data, '1g', 100)}}))"
     )
-    subprocess.run([sys.executable, "-c", code, str(tmp_path), str(out)], cwd=ROOT, check=True, capture_output=True)
-    results = report.collect("quick", **json.loads(out.read_text()))
+    results = report.collect("quick", **in_own_process(code, tmp_path))
     assert [len(contest) for contest in results.contests.values()] == [8, 8, 7]
     assert results.wrong == []
     plans = {(job["contest"], job["name"]): job["plan"] for job in results.facts["lake"]["jobs"]}
@@ -232,6 +235,21 @@ def test_every_job_over_files_is_right(tmp_path: Path) -> None:
     assert "?" not in lake_report.cluster(results.facts)
     report.write(results, tmp_path, "out")
     assert lake_report.cluster(results.facts) in (tmp_path / "out.md").read_text()
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_every_stream_is_right(tmp_path: Path) -> None:
+    code = (
+        "import json, sys; from pathlib import Path; from bench import streams; "
+        f"part = streams.contest({ROWS}, 1, Path(sys.argv[1]), '1g', 100, 2, False); "
+        "Path(sys.argv[2]).write_text(json.dumps({'streams': part}))"
+    )
+    results = report.collect("quick", **in_own_process(code, tmp_path))
+    assert [len(contest) for contest in results.contests.values()] == [4]
+    assert results.wrong == []
+    assert len(list(results.targets())) == 3
+    assert "state on disk" in report.to_markdown(results)
 
 
 def test_the_page_on_clusters_has_the_published_figures() -> None:

@@ -82,7 +82,7 @@ class Job:
         order_by: Any = None, rejected_max: float = 0.5, rejects: str = "copy", max_idle_ms: int | None = None,
         settle_ms: int = 60_000, clock_gap_max_ms: int | None = None,
         on_reset: str = "stop", plan: str | None = None, source_immutable: bool = False, shards: int | None = None,
-        sync: bool = True, state_options: dict[str, object] | None = None,
+        sync: bool = True, state_options: dict[str, object] | None = None, layout: str | None = None,
     ) -> None:  # fmt: skip
         Job.given = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
 
@@ -103,6 +103,7 @@ def test_every_option_reaches_the_job(monkeypatch: pytest.MonkeyPatch, capsys: p
         "--policy in_order --set reach=none --set window=5 --pid cluster --pid pid --partition topic --epoch e --seq n "
         "--timestamp t --scope eu --order-by day --order-by hour --rejected-max 0.25 --rejects all --on-reset report "
         "--max-idle 7d --settle 90s --clock-gap-max 2h --shards 4 --plan row --threads 3 "
+        "--layout delta "
         "--source-immutable --no-sync --state-option region=eu --state-option endpoint=http://x?a=b"
     )
     assert run(capsys, "dedup", "a", "b", "c", *options.split()) == (0, "ran\n", "")
@@ -112,9 +113,14 @@ def test_every_option_reaches_the_job(monkeypatch: pytest.MonkeyPatch, capsys: p
         "source": "a", "state": "b", "sink": "c", "policy": Policy.in_order().replace(columns=columns), "scope": "eu",
         "order_by": ["day", "hour"], "rejected_max": 0.25, "rejects": "all", "on_reset": "report",
         "max_idle_ms": 604_800_000, "settle_ms": 90_000, "clock_gap_max_ms": 7_200_000, "shards": 4, "plan": "row",
+        "layout": "delta",
         "source_immutable": True, "sync": False,
         "state_options": {"region": "eu", "endpoint": "http://x?a=b"},
     }  # fmt: skip
+    named = ["--policy", "kafka_offsets", "--columns", "kafka-connect", "--pid", "topic_name"]
+    assert run(capsys, "dedup", "a", "b", "c", *named)[0] == 0
+    expected_columns = Columns(pid="topic_name", epoch=None, partition="kafka_partition", seq="kafka_offset")
+    assert Job.given["policy"].columns == expected_columns
     assert run(capsys, "dedup", "a", "b", "c", "--policy", "kafka", "--file-order")[0] == 0
     assert Job.given["order_by"] == ()
     assert run(capsys, "state", "seed", "a", "b", "c", "--shards", "2", "--scope", "eu") == (
@@ -181,6 +187,7 @@ def test_a_policy_from_a_file(
         ("--policy-file {here}/none.json", "[Errno 2] No such file or directory: '{here}/none.json'"),
         ("--policy-file {here}/bad.json", "Invalid value: {here}/bad.json: Expecting value: line 1"),
         ("--policy-file {here}/odd.json", "Invalid value: {here}/odd.json: a policy has no field 'odd'"),
+        ("--columns kafka-conect", "Invalid value: columns='kafka-conect': no preset has that name"),
         ("--policy kafka --policy-file {here}/bad.json", "Invalid value: {here}/bad.json: Expecting value: line 1"),
     ],
 )

@@ -249,3 +249,38 @@ def test_a_real_landing_zone_keeps_what_its_truth_says(
     assert kept.num_rows == expected(truth)
     table = fp.StateTable(policy)
     assert pa.concat_tables(fp.deduplicate(file, columns=columns, table=table) for file in files).equals(kept)
+
+
+# The columns of usual layouts
+
+
+LAYOUTS = {
+    "kafka": ["topic", "partition", "offset"],
+    "kafka-connect": ["kafka_topic", "kafka_partition", "kafka_offset"],
+    "hudi": ["_hoodie_kafka_source_partition", "_hoodie_kafka_source_offset"],
+}
+
+
+@pytest.mark.parametrize("preset", LAYOUTS)
+def test_offsets_by_the_name_of_their_layout(preset: str) -> None:
+    *keys, offset = LAYOUTS[preset]
+    rows = pa.table({name: ["0", "0", "0"] for name in keys} | {offset: [5, 6, 5]})
+    assert fp.deduplicate(rows, "kafka_offsets", preset)[offset].to_pylist() == [5, 6]
+    assert fp.audit(rows, "kafka_offsets", preset).found() == {"duplicate": 1}
+
+
+def test_a_table_takes_the_name_of_a_layout() -> None:
+    rows = pa.table({"kafka_topic": ["a", "a"], "kafka_partition": [0, 0], "kafka_offset": [5, 5]})
+    table = StateTable("kafka_offsets")
+    assert table.apply(rows, "kafka-connect").counts[fp.Verdict.DUPLICATE] == 1
+    assert table.check(rows, Columns.preset("kafka-connect")).counts[fp.Verdict.DUPLICATE] == 2
+    assert len(pa.array(fp.shards(rows, 2, "kafka-connect"))) == 2
+
+
+def test_producers_that_number_partitions_of_topics() -> None:
+    rows = pa.table(
+        {"topic": ["a", "b", "b"], "partition": [0, 0, 0], "pid": [1, 1, 1], "epoch": [0] * 3, "seq": [0] * 3}
+    )
+    assert fp.deduplicate(rows, columns="kafka-producer")["topic"].to_pylist() == ["a", "b"]
+    with pytest.raises(fp.PolicyError, match="ignores epochs"):
+        fp.deduplicate(rows, "kafka_offsets", "kafka-producer")

@@ -243,7 +243,18 @@ BAD_CALLS: dict[str, Bad] = {
         columns=fp.Columns(epoch=None), error=fp.PolicyError,
     ),
     "columns of another class": Bad(
-        "columns={'pid': 'pid'}: a fencepost.Columns was expected", rows(), columns={"pid": "pid"}, error=fp.PolicyError
+        "columns={'pid': 'pid'}: a fencepost.Columns was expected, or the name of a preset: kafka, kafka-connect, "
+        "kafka-producer, hudi",
+        rows(), columns={"pid": "pid"}, error=fp.PolicyError,
+    ),
+    "columns of no preset": Bad(
+        "columns='kafka-conect': no preset has that name; there are kafka, kafka-connect, kafka-producer, hudi",
+        rows(), columns="kafka-conect", error=fp.PolicyError,
+    ),
+    "offsets for a policy that needs epochs": Bad(
+        "columns='kafka-connect' names offsets, and this policy needs epochs (epochs='key'): pass "
+        "policy='kafka_offsets' to judge by offsets, or the columns of the event's own identity",
+        rows(), columns="kafka-connect", error=fp.PolicyError,
     ),
     # No table at all
     **{

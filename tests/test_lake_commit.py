@@ -86,14 +86,12 @@ def run_alone(root: Path) -> int | None:
     return make_job(root, engine=LocalEngine(1), shards=2).run().version
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("versions", [0, 1])
-def test_a_crash_at_any_change_to_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, versions: int) -> None:
-    """What was decided needs its source no more; what was not is as if it had never begun."""
-    template, world = tmp_path / "template", tmp_path / "world"
+def template_of(world: Path, versions: int, run: Callable[[Path], int | None]) -> Callable[[], None]:
+    """Lands files, two of them in so many earlier versions. Gives what makes the world anew as it is then."""
+    template = world.with_name("template")
     if versions:
         land_some(world, [0, 1])
-        run_alone(world)
+        run(world)
     land_some(world, [2, 3])
     world.rename(template)
 
@@ -101,6 +99,15 @@ def test_a_crash_at_any_change_to_the_disk(tmp_path: Path, monkeypatch: pytest.M
         shutil.rmtree(world, ignore_errors=True)
         shutil.copytree(template, world, copy_function=os.link)  # the ledger knows inodes
 
+    return restore_world
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("versions", [0, 1])
+def test_a_crash_at_any_change_to_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, versions: int) -> None:
+    """What was decided needs its source no more; what was not is as if it had never begun."""
+    world = tmp_path / "world"
+    restore_world = template_of(world, versions, run_alone)
     restore_world()
     with crash_at(monkeypatch, 10**9) as calls:
         run_alone(world)

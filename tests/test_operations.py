@@ -22,7 +22,7 @@ from fencepost.state.commit import commit, recover
 from fencepost.state.decision import Decision, Inputs, Outputs, Settings, Shards, SideFiles
 from fencepost.state.disk import Disk
 from fencepost.state.ledger import file_table
-from fencepost.state.segments import SegmentWriter, advance, load_table
+from fencepost.state.segments import SegmentWriter, advance, held_positions, load_table
 from fencepost.state.sinks import RunFolders
 from fencepost.state.stores import LocalStore, Store, open_store
 from fencepost.state.versions import State
@@ -86,7 +86,7 @@ class World:
                 verdicts = table.apply(rows.take(pa.array(mine)))
                 kept += mine[np.asarray(pa.array(verdicts.kept))].tolist()
                 lines += changes(missing, table, version)
-                changed.append(advance(table, known, shard, writer))
+                changed.append(advance(table, known, shard, writer, held_positions(table)))
         files = Inputs(path=[name], bytes=[1], mtime_ns=[1], inode=[1], etag=[""], rows=[len(rows)], footer_crc=[0])
         if version == 1:
             self.sink.claim(self.state.create(settings).id)

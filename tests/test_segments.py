@@ -18,6 +18,7 @@ from fencepost.state.decision import (
     Inputs,
     LedgerFiles,
     Lists,
+    Marked,
     Outputs,
     Piece,
     Quarantined,
@@ -58,12 +59,14 @@ DECISION = Decision(
     inputs=Inputs(**FILES, rows=[3, 4], footer_crc=[5, 6]),
     quarantined=Quarantined(**FILES, reason=["no footer", "none"]),
     outputs=Outputs(name=["o"], ordinal=[1], rows=[4], bytes=[5], footer_crc=[6]),
+    marked=Marked(path=["p"], ordinal=[1], rows=[9], refused=[2], vector=[{"cardinality": 2}]),
     side_files=SideFiles(table=["missing"], name=["m"], rows=[1], bytes=[2], footer_crc=[3]),
     prepared="_prepare/7-ab/run",
     source_position={"from": 1, "to": 4},
-    sink_version=17,
+    sink_version={"table": "t", "version": 17},
     clock_ms=1_000,
     horizon_ms=900,
+    key_types={"pid": "integer"},
     oldest=3,
     counts={"ACCEPTED": 4, "DUPLICATE": 3},
     missing_ranges=1,
@@ -81,7 +84,9 @@ DECISION = Decision(
 
 def test_every_field_comes_back() -> None:
     fields = {it.name: it for it in dataclasses.fields(Decision)}
-    left_out = {name for name, it in fields.items() if getattr(DECISION, name) == it.default}
+    none = dataclasses.MISSING
+    defaults = {name: it.default if it.default_factory is none else it.default_factory() for name, it in fields.items()}
+    left_out = {name for name, default in defaults.items() if getattr(DECISION, name) == default}
     assert left_out == {"format", "semantics"}, "the example says something in every field"
     data = to_json(DECISION)
     again = decision_from_json(data, "x")
@@ -163,7 +168,7 @@ def test_lists_row_by_row() -> None:
     assert rows == [{"name": "o", "ordinal": 1, "rows": 4, "bytes": 5, "footer_crc": 6}]
     assert Outputs.of(rows) == DECISION.outputs
     assert all(len(kind()) == 0 for kind in Lists.__subclasses__())
-    assert len(Lists.__subclasses__()) == 5
+    assert len(Lists.__subclasses__()) == 6
 
 
 # -- Segments
@@ -191,7 +196,7 @@ def step(store: MemoryStore, before: Shard | None, version: int, rows: pa.Table)
     table = load_table(store, before.pieces if before else (), "any_order")
     table.apply(rows)
     with SegmentWriter(store, version, "a") as writer:
-        return advance(table, before, 3, writer)
+        return advance(table, before, 3, writer, held_positions(table))
 
 
 def test_deltas_and_bases(store: MemoryStore) -> None:
@@ -229,7 +234,7 @@ def test_pieces_of_several_shards_in_one_file(store: MemoryStore) -> None:
     with SegmentWriter(store, 1, "a") as writer:
         for number, table in enumerate(tables):
             table.apply(rows_of(number))
-        found = [advance(table, None, number, writer) for number, table in enumerate(tables)]
+        found = [advance(table, None, number, writer, held_positions(table)) for number, table in enumerate(tables)]
     (name,) = store.list("segments")
     assert {piece.file for shard in found for piece in shard.pieces} == {name}
     assert len(store.read(name)) == sum(piece.bytes for shard in found for piece in shard.pieces)

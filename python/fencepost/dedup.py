@@ -9,19 +9,20 @@ from fencepost import _native
 from fencepost._native import StateTable
 from fencepost.errors import FencepostError, PolicyError
 from fencepost.findings import AuditReport
-from fencepost.policy import Columns, Policy, check_columns, columns_or_default, difference, resolve
+from fencepost.policy import Columns, Policy, difference, resolve, resolve_columns
 
 
 def deduplicate(
     rows: Any,
     policy: str | Policy | None = None,
-    columns: Columns | None = None,
+    columns: Columns | str | None = None,
     table: StateTable | None = None,
 ) -> Any:
     """The rows to keep, in their order: those judged ACCEPTED or UNTRACKED.
 
     ``rows``: anything tabular, see ``StateTable.apply``. ``policy``: a preset name or a Policy, "any_order" unless a
-    table is given. ``columns``: which hold the identity, the policy's unless given. ``table``: what is already known,
+    table is given. ``columns``: which hold the identity, a Columns or the name of a preset (``Columns.preset``), the
+    policy's unless given. ``table``: what is already known,
     and is advanced; without one each call stands alone.
 
     Gives back the kind that came in for pyarrow (Table, RecordBatch; a Table for a reader), polars and pandas
@@ -37,6 +38,7 @@ def deduplicate(
     if table is None:
         table = StateTable("any_order" if policy is None else policy)
     _check_same_policy(policy, table)
+    columns = None if columns is None else resolve_columns(table.policy, columns)
     if _is_a(rows, "pyarrow", "RecordBatchReader"):
         rows = rows.read_all()
     if _is_a(rows, "pyarrow", "Table") or _is_a(rows, "pyarrow", "RecordBatch"):
@@ -59,7 +61,7 @@ def deduplicate(
         import numpy as np
 
         # Only these: pandas would convert every column, and could not convert some.
-        names = (table.policy.columns if columns is None else columns_or_default(columns)).read(table.keep)
+        names = (columns or table.policy.columns).read(table.keep)
         is_complete = set(names) <= set(rows.columns)
         identity = rows.loc[:, [name in names for name in rows.columns]] if is_complete else rows
         return rows[np.asarray(table.apply(identity, columns).kept)]
@@ -70,7 +72,7 @@ def deduplicate(
 def audit(
     rows: Any,
     policy: str | Policy | None = None,
-    columns: Columns | None = None,
+    columns: Columns | str | None = None,
     table: StateTable | None = None,
     *,
     producers_max: int = 10,
@@ -96,8 +98,7 @@ def audit(
         package = str(problem.name).partition(".")[0]
         raise FencepostError(f"{package} is not installed: pip install 'fencepost[lake]'") from problem
     rules = resolve(policy) if policy is not None else table.policy if table is not None else resolve("any_order")
-    columns = rules.columns if columns is None else columns_or_default(columns)
-    check_columns(rules, columns)
+    columns = resolve_columns(rules, columns)
     if table is None:
         table = StateTable(rules, keep=("timestamp",) if columns.timestamp is not None else ())
     else:

@@ -29,6 +29,16 @@ class Columns:
     seq: str = "seq"
     timestamp: str | None = None
 
+    @staticmethod
+    def preset(name: str) -> Columns:
+        """The columns of a usual layout: "kafka", "kafka-connect", "kafka-producer" or "hudi" (docs/kafka.md).
+
+        Wherever columns are asked for, the name alone will do. PolicyError where there is none of that name.
+        """
+        if name not in COLUMN_PRESETS:
+            raise PolicyError(f"columns={name!r}: no preset has that name; there are {', '.join(COLUMN_PRESETS)}")
+        return COLUMN_PRESETS[name]
+
     def __post_init__(self) -> None:
         for role in ("pid", "partition"):
             names = getattr(self, role)
@@ -65,6 +75,20 @@ def _are_names(names: object) -> bool:
     if isinstance(names, tuple):
         return len(names) > 0 and all(isinstance(name, str) for name in names)
     return names is None or isinstance(names, str)
+
+
+COLUMN_PRESETS = {
+    # As Spark's connector names them, and others after Kafka's own words.
+    "kafka": Columns(pid="topic", epoch=None, partition="partition", seq="offset"),
+    # InsertField has no names of its own; these are what most of its configurations say.
+    "kafka-connect": Columns(pid="kafka_topic", epoch=None, partition="kafka_partition", seq="kafka_offset"),
+    # What Kafka's own producers write: they number each partition of each topic by itself.
+    "kafka-producer": Columns(partition=("topic", "partition")),
+    # A table of one topic, whose name is in no column.
+    "hudi": Columns(
+        pid="_hoodie_kafka_source_partition", epoch=None, partition=None, seq="_hoodie_kafka_source_offset"
+    ),
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -222,7 +246,7 @@ def resolve(policy: str | Policy) -> Policy:
 
 def check_columns(policy: Policy, columns: Columns) -> None:
     """Refuses columns that do not go with the policy: an epoch mapped where there are none, or none where needed."""
-    columns_or_default(columns)
+    _as_columns(columns)
     if policy.epochs == "ignore" and columns.epoch is not None:
         raise PolicyError(f"this policy ignores epochs, so epoch='{columns.epoch}' cannot be mapped; pass epoch=None")
     if policy.epochs != "ignore" and columns.epoch is None:
@@ -232,13 +256,40 @@ def check_columns(policy: Policy, columns: Columns) -> None:
         )
 
 
-def columns_or_default(columns: object) -> Columns:
-    """The columns given, the usual names if None; PolicyError for anything else."""
+def resolve_columns(policy: Policy, columns: Columns | str | None) -> Columns:
+    """The columns to read: those given, those of the preset of that name, or the policy's own.
+
+    Raises PolicyError for a preset that is not known, and for columns that do not go with the policy.
+    """
+    if columns is None:
+        return policy.columns
+    if not isinstance(columns, str):
+        check_columns(policy, columns)
+        return columns
+    preset = Columns.preset(columns)
+    if preset.epoch is None and policy.epochs != "ignore":
+        raise PolicyError(
+            f"columns='{columns}' names offsets, and this policy needs epochs (epochs='{policy.epochs}'): "
+            "pass policy='kafka_offsets' to judge by offsets, or the columns of the event's own identity"
+        )
+    check_columns(policy, preset)
+    return preset
+
+
+def columns_or_default(columns: Columns | str | None) -> Columns:
+    """The same where no policy is at hand: the usual names if None."""
     if columns is None:
         return Columns()
-    if not isinstance(columns, Columns):
-        raise PolicyError(f"columns={columns!r}: a fencepost.Columns was expected")
-    return columns
+    if isinstance(columns, str):
+        return Columns.preset(columns)
+    return _as_columns(columns)
+
+
+def _as_columns(columns: object) -> Columns:
+    if isinstance(columns, Columns):
+        return columns
+    presets = ", ".join(COLUMN_PRESETS)
+    raise PolicyError(f"columns={columns!r}: a fencepost.Columns was expected, or the name of a preset: {presets}")
 
 
 def difference(found: Policy, expected: Policy) -> str:

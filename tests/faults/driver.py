@@ -30,8 +30,11 @@ with contextlib.suppress(ImportError):
 
 DISK_CALLS = ("link", "rename", "fsync", "mkdir", "unlink", "rmdir")
 YEAR_SECONDS = 365 * 86_400
-PATIENCE_SECONDS = 120
+PATIENCE_SECONDS = 300
 
+# The server looks for what it is to import there and nowhere else, and says nothing of what it has not found.
+HERE = str(Path(__file__).parent.parent)
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (HERE, os.environ.get("PYTHONPATH", ""))))
 processes = multiprocessing.get_context("forkserver")
 processes.set_forkserver_preload(["faults.driver", "faults.workers", "faults.mutants"])
 

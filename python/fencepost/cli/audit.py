@@ -19,6 +19,7 @@ def audit_command(
     policy: identity.PolicyName = None,
     policy_file: identity.PolicyFile = None,
     fields: identity.Fields = None,
+    columns: identity.ColumnsName = None,
     pid: identity.Pid = None,
     partition: identity.Partition = None,
     no_partition: identity.NoPartition = False,

@@ -15,12 +15,19 @@ _DURATION = "e.g. 7d, 12h, 30m, 45s."
 
 
 def dedup_command(
-    source: Annotated[str, typer.Argument(metavar="SOURCE", help="A folder of Parquet files.")],
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="A folder of Parquet files, or a Delta table.")],
     state: Annotated[str, typer.Argument(metavar="STATE", help="What is remembered from run to run: its own folder.")],
-    sink: Annotated[str, typer.Argument(metavar="SINK", help="Where the kept rows go: its own folder.")],
+    sink: Annotated[
+        str,
+        typer.Argument(
+            metavar="SINK",
+            help="Where the kept rows go: its own folder, or SOURCE again to deduplicate a Delta table in place.",
+        ),
+    ],
     policy: identity.PolicyName = None,
     policy_file: identity.PolicyFile = None,
     fields: identity.Fields = None,
+    columns: identity.ColumnsName = None,
     pid: identity.Pid = None,
     partition: identity.Partition = None,
     no_partition: identity.NoPartition = False,
@@ -76,6 +83,15 @@ def dedup_command(
         option("How to exchange rows: interval, row or aligned; the run chooses unless given. All keep the same rows."),
     ] = None,
     threads: Threads = None,
+    layout: Annotated[str | None, option(identity.LAYOUT_HELP)] = None,
+    rebase: Annotated[
+        bool,
+        typer.Option(
+            "--rebase",
+            help="Begin the state anew with the whole table as it is now: for a table that is deduplicated in place, "
+            "after others have rewritten rows in it.",
+        ),
+    ] = False,
     source_immutable: Annotated[
         bool, typer.Option("--source-immutable", help="Files of the source never change: the sink may share them.")
     ] = False,
@@ -108,6 +124,7 @@ def dedup_command(
             "settle_ms": milliseconds(settle),
             "clock_gap_max_ms": milliseconds(clock_gap_max),
             "shards": shards,
+            "layout": layout,
             "plan": plan,
             "threads": threads,
             "source_immutable": source_immutable or None,
@@ -116,7 +133,7 @@ def dedup_command(
         },
     )
     with steps(quiet) as show:
-        report = job.run(show)
+        report = job.rebase(show) if rebase else job.run(show)
     if as_json:
         print(report.to_json())
     elif not quiet:

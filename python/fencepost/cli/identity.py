@@ -12,7 +12,7 @@ import typer
 
 from fencepost._native import presets
 from fencepost.errors import PolicyError
-from fencepost.policy import Columns, Policy, check_columns, resolve
+from fencepost.policy import COLUMN_PRESETS, Columns, Policy, check_columns, resolve, resolve_columns
 
 _PRESETS = ", ".join(name for name, *_ in presets())
 _FIELDS = ", ".join(field.name for field in dataclasses.fields(Policy) if field.name != "columns")
@@ -27,7 +27,9 @@ PolicyName = Annotated[
 ]
 PolicyFile = Annotated[
     Path | None,
-    typer.Option(help='JSON or TOML: fields of a policy, "preset" (any_order) for the others, "columns".'),
+    typer.Option(
+        help='JSON or TOML: fields of a policy, "preset" (any_order) for the others, "columns" (by role, or a preset).'
+    ),
 ]
 Fields = Annotated[
     list[str] | None,
@@ -36,6 +38,15 @@ Fields = Annotated[
         metavar="FIELD=VALUE",
         help=f"A field of the policy, e.g. reach=100000, or reach=none for no bound; may be repeated. "
         f"Fields: {_FIELDS}; what they mean is told by help(fencepost.Policy) in Python.",
+    ),
+]
+ColumnsName = Annotated[
+    str | None,
+    typer.Option(
+        "--columns",
+        metavar="PRESET",
+        help=f"Where the identity stands in a usual layout: {', '.join(COLUMN_PRESETS)}. Options for single columns "
+        "change it.",
     ),
 ]
 Pid = Annotated[
@@ -56,6 +67,9 @@ SCOPE_HELP = (
 SHARDS_HELP = (
     "Into how many parts a new state is cut (16). Leave it out later: only `fencepost state reshard` changes it."
 )
+LAYOUT_HELP = (
+    "delta for a SINK that is to be a Delta table, run for folders; whichever it is already unless given, else folders."
+)
 
 
 def read_policy(options: dict[str, Any]) -> Policy:
@@ -67,7 +81,7 @@ def read_policy(options: dict[str, Any]) -> Policy:
                 raise PolicyError('--policy and --policy-file: one of them; a file may name a "preset"')
             policy = resolve(options["policy"])
         policy = policy.replace(**dict(map(_field, options["fields"] or ())))
-        columns = _columns(policy.columns, options)
+        columns = _columns(resolve_columns(policy, options["columns"]), options)
         check_columns(policy, columns)
         return policy.replace(columns=columns)
     except (PolicyError, ValueError, TypeError) as problem:
@@ -83,6 +97,8 @@ def _from_file(path: Path) -> Policy:
         policy = preset.replace(**{name: None if value == "none" else value for name, value in fields.items()})
         if columns is None:
             return policy
+        if isinstance(columns, str):
+            return policy.replace(columns=resolve_columns(policy, columns))
         columns = {role: None if names == "none" else names for role, names in columns.items()}
         return policy.replace(columns=dataclasses.replace(policy.columns, **columns))
     except (ValueError, TypeError, AttributeError, PolicyError) as problem:

@@ -72,6 +72,7 @@ def _about(state: State) -> dict[str, Any]:
     return {
         "source": settings.source,
         "sink": settings.sink,
+        "layout": settings.layout,
         "policy": _policy_name(settings.policy),
         "columns": settings.columns,
         "scope": settings.scope,
@@ -97,6 +98,7 @@ def explain(state: State, version: int, is_whole: bool = True) -> dict[str, Any]
         "decided": datetime.fromtimestamp(decided_ms / 1000, UTC).isoformat(timespec="seconds") if decided_ms else None,
         "plan": decision.plan or None,
         "report": decision.report or None,
+        "source_position": decision.source_position,
         "files": len(inputs),
         "bytes": sum(it["bytes"] for it in inputs),
         "rows": sum(it["rows"] for it in inputs),
@@ -108,6 +110,7 @@ def explain(state: State, version: int, is_whole: bool = True) -> dict[str, Any]
         "stale_epoch": decision.stale_epoch,
         "border": decision.border,
         "quarantined": len(quarantined),
+        "sink_version": {name: it for name, it in (decision.sink_version or {}).items() if name != "create"} or None,
         "written_files": len(outputs),
         "written_rows": sum(it["rows"] for it in outputs),
         "written_bytes": sum(it["bytes"] for it in outputs),
@@ -263,7 +266,8 @@ def rollback(
     """Go back to what was known after VERSION, as a new version. What was read since is new again.
 
     First remove from the sink all files in the folders run=<n>/ of the versions after VERSION, and leave the folders
-    themselves: the next run writes these rows again, as far as their files are still in the source.
+    themselves: the next run writes these rows again, as far as their files are still in the source. Where the sink is
+    a Delta table, RESTORE it to VERSION's commit first (its history names versions).
     """
     _say("rolled back", _operation(place, "rollback", version, accept_duplicates=accept_duplicates), as_json)
 
@@ -331,6 +335,7 @@ def seed(
     policy: identity.PolicyName = None,
     policy_file: identity.PolicyFile = None,
     fields: identity.Fields = None,
+    columns: identity.ColumnsName = None,
     pid: identity.Pid = None,
     partition: identity.Partition = None,
     no_partition: identity.NoPartition = False,
@@ -339,6 +344,7 @@ def seed(
     timestamp: identity.Timestamp = None,
     scope: Annotated[str | None, option(identity.SCOPE_HELP)] = None,
     shards: Annotated[int | None, option(identity.SHARDS_HELP)] = None,
+    layout: Annotated[str | None, option(identity.LAYOUT_HELP)] = None,
     threads: Threads = None,
     as_json: AsJson = False,
 ) -> None:
@@ -349,7 +355,8 @@ def seed(
     with `fencepost dedup` then.
     """
     rules = read_policy(locals())
-    job = make_job(source, place, sink, rules, {"scope": scope, "shards": shards, "threads": threads})
+    options = {"scope": scope, "shards": shards, "layout": layout, "threads": threads}
+    job = make_job(source, place, sink, rules, options)
     report = job.seed(clean=clean)
     print(report.to_json() if as_json else report)
 

@@ -34,6 +34,7 @@ class AlignItem:
     outputs: str
     disk: Disk
     may_link: bool
+    tells_schemas: bool
 
 
 @dataclass(kw_only=True)
@@ -102,6 +103,7 @@ def _write(item: AlignItem, scanned: Scanned, losers: list[pa.Table]) -> Written
             folder=item.outputs,
             disk=item.disk,
             may_link=item.may_link,
+            tells_schemas=item.tells_schemas,
         )
     )
 

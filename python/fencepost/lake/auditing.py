@@ -23,13 +23,15 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import fencepost
 from fencepost._native import RunScan
 from fencepost.auditor import CALL_ROWS, Auditor, identity
-from fencepost.errors import BatchError
+from fencepost.errors import BatchError, SourceError
 from fencepost.findings import AuditReport
+from fencepost.lake.delta import list_appended
 from fencepost.lake.engine import LocalEngine
 from fencepost.lake.order import calm_order
 from fencepost.lake.scan import FILE, LENGTH, ROW, check_names
 from fencepost.lake.source import Constants, Files, constants_of, list_files, unchanged
-from fencepost.policy import Columns, Policy, check_columns, columns_or_default, resolve
+from fencepost.policy import Columns, Policy, resolve, resolve_columns
+from fencepost.state.delta import is_delta
 
 Progress = Callable[[str, int, int], None]
 ORDER = "file names, then rows"
@@ -44,7 +46,7 @@ Dealt = list[tuple[int, pa.RecordBatch]]
 def audit(
     source: str | os.PathLike[str],
     policy: str | Policy = "any_order",
-    columns: Columns | None = None,
+    columns: Columns | str | None = None,
     *,
     threads: int | None = None,
     producers_max: int = 10,
@@ -60,15 +62,14 @@ def audit(
     Raises BatchError (column, row, file) and SourceError; PolicyError for arguments that make no sense.
     """
     policy = resolve(policy)
-    columns = policy.columns if columns is None else columns_or_default(columns)
-    check_columns(policy, columns)
+    columns = resolve_columns(policy, columns)
     check_names(columns.names)
     policy = policy.replace(columns=columns)
     engine = LocalEngine(threads)
     show = progress or (lambda step, done, total: None)
     files = _list(os.path.abspath(source))
     keep = ("timestamp",) if columns.timestamp is not None else ()
-    constants = constants_of(files, columns.read(keep))
+    constants = constants_of(files, columns.read(keep), files.types)
     reading = _Reading(files, constants, policy, columns, engine.slots)
     waiting = [_Lane(place, reading) for place in range(len(files))]
     shards = [_Shard(policy, columns, number, files) for number in range(engine.slots)]
@@ -108,6 +109,11 @@ def _list(root: str) -> Files:
         folder, name = os.path.split(root)
         files = Files(folder)
         files.append(name, os.stat(root))
+        return files
+    if is_delta(root):
+        files = list_appended(root, None)[0]
+        if any(files.vectors):
+            raise SourceError(f"{root}: has files with deletion vectors, which an audit does not read yet", path=root)
         return files
     files = list_files(root)
     runs = [re.match(r"run=(\d+)/", path) for path in files.paths]

@@ -26,13 +26,14 @@ from fencepost.errors import PolicyError, SinkError
 from fencepost.lake.engine import Engine, LocalEngine
 from fencepost.lake.plan import PLANS, SHARDS, Plan
 from fencepost.lake.report import RunReport
-from fencepost.lake.run import Run
+from fencepost.lake.run import Given, Run
 from fencepost.lake.scan import check_names
 from fencepost.lake.write import Rejects
-from fencepost.policy import Columns, Policy, check_columns, resolve
+from fencepost.policy import Columns, Policy, resolve, resolve_columns
 from fencepost.state.decision import Settings
+from fencepost.state.delta import check_library, is_delta, is_delta_sink
 from fencepost.state.disk import Disk
-from fencepost.state.sinks import RunFolders
+from fencepost.state.sinks import IN_PLACE, RunFolders, open_sink
 from fencepost.state.stores import is_local, open_store
 from fencepost.state.versions import State
 
@@ -40,23 +41,28 @@ Progress = Callable[[str, int, int], None]
 """Called with (step, done, total) as tasks and steps are done."""
 
 OnReset = Literal["stop", "report"]
+Layout = Literal["run", "delta"]
 SHARDS_MAX = 65_534
 ROLES = ("pid", "epoch", "partition", "seq", "timestamp")
 
 
 class DedupJob:
-    """Keeps each event of a Parquet folder once, from run to run.
+    """Keeps each event of a Parquet folder or Delta table once, from run to run.
 
-    `source`: a folder of Parquet files; each run reads the files that no earlier run has read. `state`: a folder or the
+    `source`: a folder of Parquet files, of which each run reads those that no earlier run has read, or a Delta table,
+    of which each run reads what was appended since. `state`: a folder or the
     URI of an object store (`fencepost.state.open_store`) that the job makes and owns. `sink`: a folder that it makes
     and owns; version n appears in it at once as `run=<n>/`, one file per input file of which rows are kept, in the
-    Hive-style folders that it came from. None of the three may lie in another.
+    Hive-style folders that it came from, or as one transaction of a Delta table. None of the three may lie in another,
+    but a Delta table may be both source and sink: then rows that are not kept are taken out of it, where it stands.
+    `sink` may also be a sink itself, such as those of `fencepost.state.sinks`.
 
-    `policy`: a preset name or a Policy. `columns`: where the identity stands, the policy's columns unless given; they
-    may stand in the names of Hive-style folders. `scope`: what the data does not say about itself (a cluster, a topic
-    id), fixed with the state. `order_by`: columns by which the rows of a run are put in order before they are judged;
-    rows of equal values, and all rows where it is (), follow file name and row. Policies that depend on order demand
-    it, () included: under them an order that is not the true one loses good rows.
+    `policy`: a preset name or a Policy. `columns`: where the identity stands, a Columns or the name of a preset
+    (`Columns.preset`), the policy's columns unless given; they may stand in the names of Hive-style folders. `scope`:
+    what the data does not say about itself (a cluster, a topic id), fixed with the state. `order_by`: columns by which
+    the rows of a run are put in order before they are judged; rows of equal values, and all rows where it is (), follow
+    file name and row. Policies that depend on order demand it, () included: under them an order that is not the true
+    one loses good rows.
 
     `rejected_max`: the run stops before anything is decided if a larger share of its rows is refused for other reasons
     than DUPLICATE. `rejects`: which refused rows are set aside, in `run=<n>/_rejects/verdict=<name>/`: "copy" all but
@@ -70,10 +76,11 @@ class DedupJob:
     the next run while it is younger, and set aside for good, by name, when it is older.
 
     `plan`: "interval", "row" or "aligned" (see plan.py), chosen by the run unless given. `shards`: into how many parts
-    the state is cut, 16 at first unless given, later as many as it has. `engine`: where tasks run, threads of this
-    process unless given. `source_immutable`: files of the source never change once they are there, so outputs that are
-    equal to their inputs may be hard links. `sync=False`: do not wait for disks; a power loss may then cost the state.
-    `state_options`: of the state's object store, see `fencepost.state.open_store`.
+    the state is cut, 16 at first unless given, later as many as it has. `layout`: "delta" for a sink that is a Delta
+    table, "run" for folders; unless given, whichever the sink is already, and folders where there is none. `engine`:
+    where tasks run, threads of this process unless given. `source_immutable`: files of the source never change once
+    they are there, so outputs that are equal to their inputs may be hard links. `sync=False`: do not wait for disks; a
+    power loss may then cost the state. `state_options`: of the state's object store, see `fencepost.state.open_store`.
 
     Raises PolicyError and ValueError for arguments that make no sense, BatchError for names of columns that are taken.
     """
@@ -82,10 +89,10 @@ class DedupJob:
         self,
         source: str | os.PathLike[str],
         state: str | os.PathLike[str],
-        sink: str | os.PathLike[str],
+        sink: str | os.PathLike[str] | RunFolders,
         *,
         policy: str | Policy = "any_order",
-        columns: Columns | None = None,
+        columns: Columns | str | None = None,
         scope: str | None = None,
         order_by: str | Sequence[str] | None = None,
         rejected_max: float = 0.5,
@@ -97,14 +104,14 @@ class DedupJob:
         engine: Engine | None = None,
         plan: Plan | None = None,
         shards: int | None = None,
+        layout: Layout | None = None,
         source_immutable: bool = False,
         sync: bool = True,
         state_options: dict[str, object] | None = None,
     ) -> None:
         policy = resolve(policy)
         if columns is not None:
-            check_columns(policy, columns)
-            policy = policy.replace(columns=columns)
+            policy = policy.replace(columns=resolve_columns(policy, columns))
         if order_by is None and policy.depends_on_order:
             raise PolicyError(
                 f"policy {policy.name or policy.rules} depends on the order of rows, which files do not tell: "
@@ -114,6 +121,7 @@ class DedupJob:
         _check_one_of("rejects", rejects, get_args(Rejects))
         _check_one_of("on_reset", on_reset, get_args(OnReset))
         _check_one_of("plan", plan, (None, *PLANS))
+        _check_one_of("layout", layout, (None, *get_args(Layout)))
         if not 0 <= rejected_max <= 1:
             raise ValueError(f"rejected_max={rejected_max}: a share from 0 to 1 was expected")
         if shards is not None and not 1 <= shards <= SHARDS_MAX:
@@ -138,9 +146,21 @@ class DedupJob:
         self.disk = Disk(sync)
         uri = os.path.abspath(_local_folder("state", state)) if is_local(state) else os.fspath(state)
         self.state = State(open_store(uri, sync=sync, options=state_options))
-        self.sink = RunFolders(Path(_local_folder("sink", sink)), self.disk)
+        if is_delta(self.source):
+            check_library(self.source)
+        self.sink = sink if isinstance(sink, RunFolders) else _open_sink(sink, layout, self.source, self.disk)
+        if self.is_in_place and str(self.sink.location) != self.source:
+            raise SinkError(
+                f"{self.sink.location}: in place, source and sink are one table; the source is {self.source}"
+            )
         remembered = {"state": Path(uri)} if is_local(state) else {}
-        _check_apart(source=Path(self.source), **remembered, sink=self.sink.path)
+        shown = {} if self.is_in_place else {"sink": self.sink.location}
+        _check_apart(source=Path(self.source), **remembered, **shown)
+
+    @property
+    def is_in_place(self) -> bool:
+        """Whether rows are taken out of the source."""
+        return self.sink.layout == IN_PLACE
 
     def run(self, progress: Progress | None = None) -> RunReport:
         """Finish what was decided, then read what is new. `progress(step, done, total)` is called along the way.
@@ -163,7 +183,36 @@ class DedupJob:
         clean: rows that would be refused, or files of `clean` that cannot be read.
         """
         folder = self.source if clean is None else _local_folder("clean", clean)
-        return Run(self, progress, seed=folder).run()
+        return Run(self, progress, Given(folder=folder, is_seed=True)).run()
+
+    def rebase(self, progress: Progress | None = None) -> RunReport:
+        """Begin the state anew with all rows of the table as it is now, in place of what it knew.
+
+        For a table that is deduplicated in place, after others have deleted, updated or merged rows in it, have gone
+        back by RESTORE, or have compacted what was not read yet. Of several copies that of the file that was written
+        first stays. The list of missing ranges is that of the table; versions go on being counted.
+
+        Raises as `run` does, and PolicyError where a policy depends on an order that no column tells, for files of a
+        table that others have rewritten do not tell it.
+        """
+        if not self.is_in_place:
+            raise PolicyError(
+                f"{self.source}: only a Delta table that is both source and sink can be rebased; elsewhere a new state "
+                "and a new sink read everything again"
+            )
+        self.check_rewritten()
+        return Run(self, progress, Given(folder=self.source, is_rebase=True)).run()
+
+    def check_rewritten(self) -> None:
+        """Refuse to judge files that others may have rewritten where no column tells the order that the policy needs.
+
+        Raises PolicyError.
+        """
+        if self.policy.depends_on_order and not self.order_by:
+            raise PolicyError(
+                f"policy {self.policy.name or self.policy.rules} depends on the order of rows, which files do not tell "
+                "once others have rewritten them: give order_by=[columns]"
+            )
 
     def settings(self) -> Settings:
         """What a state of this job is created for."""
@@ -175,7 +224,8 @@ class DedupJob:
             keep=["timestamp"] if self.max_idle_ms is not None else [],
             shards=self.shards or SHARDS,
             source=self.source,
-            sink=str(self.sink.path),
+            sink=str(self.sink.location),
+            layout=self.sink.layout,
             fencepost=fencepost.__version__,
         )
 
@@ -189,6 +239,15 @@ def _local_folder(name: str, place: str | os.PathLike[str]) -> str:
     if not is_local(place):
         raise SinkError(f"{name} {os.fspath(place)}: only local folders, or mounted ones, can be a {name} yet")
     return os.path.abspath(os.fspath(place).removeprefix("file://"))
+
+
+def _open_sink(place: str | os.PathLike[str], layout: Layout | None, source: str, disk: Disk) -> RunFolders:
+    folder = _local_folder("sink", place)
+    if folder == source:
+        if not is_delta(folder) or layout == "run":
+            raise SinkError(f"{folder}: only a Delta table can be both source and sink")
+        return open_sink(folder, IN_PLACE, disk)
+    return open_sink(folder, layout or ("delta" if is_delta_sink(folder) else "run"), disk)
 
 
 def _check_apart(**folders: Path) -> None:

@@ -77,6 +77,8 @@ def choose(
     wanted: Plan | None, problem: str, before: Decision | None, files: Files, columns: Columns
 ) -> tuple[Plan, str]:
     """(plan, why). `problem`: why the aligned plan is none; "" if it may be one."""
+    if not len(files):
+        return "interval", "there are no files"
     if wanted == "aligned" and problem:
         return "interval", f"aligned was asked for, but {problem}"
     if wanted is not None:

@@ -58,6 +58,9 @@ class RunReport:
     what was left to exchange."""
     inputs: pa.Table
     """The files that were read: path (relative to the source), bytes, mtime_ns, inode, rows."""
+    source_position: dict[str, Any] | None
+    """Up to where a source was read that is no folder: of a Delta table its id and version. None for folders, and where
+    nothing was read."""
     deferred: tuple[str, ...]
     """Files that could not be read yet, relative to the source; the next run looks again."""
     quarantined: tuple[tuple[str, str], ...]
@@ -227,7 +230,7 @@ def make_report(
         recovered=run.recovered,
         source=run.source,
         state=job.state.uri,
-        sink=str(job.sink.path),
+        sink=str(job.sink.location),
         policy=job.policy.name or job.policy.rules,
         identity=job.policy.columns.names,
         engine=job.engine.name,
@@ -239,6 +242,7 @@ def make_report(
         bytes=sum(decision.inputs.bytes) if decision else 0,
         runs=run.plan.get("runs", 0),
         inputs=_inputs(decision),
+        source_position=decision.source_position if decision else None,
         deferred=tuple(found.deferred) if found else (),
         quarantined=tuple(zip(found.quarantined.path, found.quarantined.reason, strict=True)) if found else (),
         vanished=(*run.vanished, *(found.vanished if found else ())),
@@ -256,7 +260,7 @@ def make_report(
         shards_all=run.shards,
         state_bytes_read=sum(task.bytes_read for task in judged),
         state_bytes_written=sum(task.bytes_written for task in judged),
-        outputs=tuple(f"run={decision.version}/{name}" for name in decision.outputs.name) if decision else (),
+        outputs=tuple(job.sink.names(decision)) if decision else (),
         carried_files=sum(group.carried for group in written),
         copied_groups=sum(group.groups_copied for group in written),
         rewritten_groups=sum(group.groups_rewritten for group in written),

@@ -19,6 +19,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import fencepost
 from fencepost.errors import BatchError, PolicyError, SnapshotError, SourceError, StateConflictError
 from fencepost.lake.aligned import AlignItem, align, can_align
+from fencepost.lake.delta import list_appended
 from fencepost.lake.engine import Engine, LocalEngine, run_stage
 from fencepost.lake.judge import Eviction, Judged, JudgeItem, Parts, judge
 from fencepost.lake.plan import (
@@ -31,11 +32,13 @@ from fencepost.lake.plan import (
 )
 from fencepost.lake.report import RunReport, make_report
 from fencepost.lake.scan import Exchange, Reading, ScanItem, Scanned, scan
-from fencepost.lake.source import ChangedError, Files, constants_of, hive_folders, list_files
-from fencepost.lake.write import WriteItem, Written, write
-from fencepost.state.changelog import write_lines
+from fencepost.lake.source import ChangedError, Files, constants_of, list_files
+from fencepost.lake.write import InPlace, WriteItem, Written, write
+from fencepost.state.changelog import corrections, write_lines
 from fencepost.state.commit import commit, conflict, recover
-from fencepost.state.decision import Decision, Inputs, Outputs, Quarantined, Shards, SideFiles
+from fencepost.state.decision import ABANDONED, Decision, Inputs, Marked, Outputs, Quarantined, Shards, SideFiles
+from fencepost.state.delta import is_delta
+from fencepost.state.hive import hive_folders
 from fencepost.state.ledger import file_table, new_files
 
 if TYPE_CHECKING:
@@ -70,16 +73,33 @@ class Found:
     stale: list[pa.Table] = field(default_factory=list)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Given:
+    """What is read whole, in place of what is new in the job's source."""
+
+    folder: str
+    is_seed: bool = False
+    """Whether its rows are judged, and what is missing among them said, but no row is written."""
+    is_rebase: bool = False
+    """Whether the state begins anew with these rows."""
+    position: dict[str, Any] | None = None
+    """Of a folder that a stream has written: `Decision.source_position` behind it."""
+
+
 class Run:
-    """See the module. `seed`: the folder whose rows are judged, and what is missing among them said, but no row is
-    written."""
+    """See the module."""
 
     def __init__(
-        self, job: DedupJob, progress: Callable[[str, int, int], None] | None = None, seed: str | None = None
+        self,
+        job: DedupJob,
+        progress: Callable[[str, int, int], None] | None = None,
+        given: Given | None = None,
     ) -> None:
         self.job = job
-        self.is_seed = seed is not None
-        self.source = seed or job.source
+        self.given = given
+        self.is_seed = given is not None and given.is_seed
+        self.is_rebase = given is not None and given.is_rebase
+        self.source = given.folder if given else job.source
         self.tell = progress or (lambda step, done, total: None)
         self.began = time.perf_counter()
         self.seconds: dict[str, float] = {}
@@ -87,7 +107,11 @@ class Run:
         self.waited = 0.0
         self.recovered: tuple[int, ...] = ()
         self.before: Decision | None = None
+        """The newest version that was applied."""
+        self.base: Decision | None = None
+        """The version whose state is gone on from: the same, or none."""
         self.version = 0
+        self.sink_version: dict[str, Any] | None = None
         self.shards = 0
         self.attempt = ""
         self.folder = Path()
@@ -95,6 +119,11 @@ class Run:
         self.plan: dict[str, Any] = {}
         self.stage = ""
         """The last step that was begun."""
+        self.is_delta = is_delta(self.source)
+        self.position: dict[str, Any] | None = None
+        """Where a source ends that is no folder."""
+        self.is_own = self.source == job.source or (given is not None and given.position is not None)
+        """Whether what is read is of the job's own source."""
         self.ignored: tuple[str, ...] = ()
         self.vanished: list[str] = []
         """Files that changed between their two passes."""
@@ -104,9 +133,24 @@ class Run:
         self.key_types: dict[str, str] = {}
         self.eviction = Eviction(horizon_before=None, horizon_after=None)
 
+    @property
+    def in_place(self) -> InPlace | None:
+        if not self.job.is_in_place:
+            return None
+        return "vectors" if self.sink_version and self.sink_version["vectors"] else "files"
+
+    @property
+    def may_link(self) -> bool:
+        """A link has the source's age too, and whoever cleans up in a table goes by ages."""
+        return self.job.source_immutable and not self.job.sink.has_schema
+
     def run(self) -> RunReport:
         with self.step("recover"):
             self.recover()
+        return self.go_on()
+
+    def go_on(self) -> RunReport:
+        """The version after the one that `recover` has found; another run that decides it meanwhile is told there."""
         tries_left = TRIES
         while True:
             self.attempt = uuid4().hex
@@ -118,6 +162,13 @@ class Run:
                 if not tries_left:
                     raise
                 self.vanished.append(str(error.path))
+            except StateConflictError:
+                # In place, others may have been faster than what was decided: the version is given up.
+                is_given_up = self.job.is_in_place and self.job.state.status(self.version) == ABANDONED
+                tries_left -= 1
+                if not (is_given_up and tries_left):
+                    raise
+                self.recover()
             except SourceError as error:
                 # Its identity could be read and its payload cannot: the others go on without it.
                 if error.path is None or error.path in self.unreadable or self.stage not in ("write", "align"):
@@ -130,6 +181,8 @@ class Run:
         job.state.check(job.settings())
         self.recovered = recover(job.state, job.sink)
         self.version, self.before = job.state.head()
+        self.base = None if self.is_rebase else self.before
+        self.sink_version = job.sink.look(self.before)
         self.shards = job.state.shard_count(self.before, job.shards, SHARDS)
         if self.is_seed and job.state.decided():
             reason = f"it has {job.state.decided()} versions, and only a new state can be seeded"
@@ -139,7 +192,7 @@ class Run:
         job = self.job
         with self.step("list"):
             files = self.list_new()
-        if not files:
+        if not files and not self.moved:
             return make_report(self, None, None, [], [])
         try:
             decision, found, judged, written = self.prepare(files)
@@ -160,15 +213,40 @@ class Run:
         return make_report(self, decision, found, judged, written)
 
     def list_new(self) -> Files:
+        if self.given and self.given.position is not None:
+            self.position = self.given.position
+            return list_files(self.source)
+        before = self.base.source_position if self.base and self.source == self.job.source else None
+        self.check_kind(before)
+        if self.is_delta:
+            if self.job.is_in_place and before is None and self.version > 1:
+                self.job.check_rewritten()  # the first version was given up: its files may have been others
+            own = self.job.state.agreed().id if self.job.is_in_place and self.before else None
+            files, self.position = list_appended(self.source, before, own)
+            return files
         listed = list_files(self.source)
         self.ignored = listed.ignored
-        new = new_files(self.job.state.ledger(self.before), _file_table(listed))
+        new = new_files(self.job.state.ledger(self.base), _file_table(listed))
         return listed.take(new.to_pylist()) if len(new) < len(listed) else listed
+
+    def check_kind(self, position: dict[str, Any] | None) -> None:
+        """A folder that has become a table has rows in it that were read as files, and the other way round."""
+        if position is not None and not self.is_delta:
+            text = f"{self.source}: was read as a Delta table up to version {position['version']}, and is none any more"
+            raise SourceError(text, path=self.source)
+        if self.is_delta and position is None and self.base and len(self.base.ledger):
+            text = f"{self.source}: was read as a folder of files, now it is a Delta table: it needs a state of its own"
+            raise SourceError(text, path=self.source)
+
+    @property
+    def moved(self) -> bool:
+        """Whether a source that is no folder has gone on, be it without a row."""
+        return self.position != (self.base.source_position if self.base else None)
 
     def scan_items(self, files: Files, reading: Reading) -> list[ScanItem]:
         job = self.job
         names = list(dict.fromkeys((*job.policy.columns.names, *reading.order_by)))
-        constants = constants_of(files, names, self.before.key_types if self.before else None)
+        constants = constants_of(files, names, {**files.types, **(self.base.key_types if self.base else {})})
         return [
             ScanItem(
                 files=files.slice(first, end),
@@ -188,9 +266,7 @@ class Run:
         job = self.job
         job.disk.make_folder(self.folder)
         reading = self.reading()
-        problem = (
-            "a seed writes nothing" if self.is_seed else can_align(job.policy, reading.timestamp, reading.order_by)
-        )
+        problem = self.problem_of_aligned(reading)
         name, reason = choose(job.plan, problem, self.before, files, job.policy.columns)
         self.plan = {"name": name, "reason": reason}
         items = self.scan_items(files, reading)
@@ -202,6 +278,14 @@ class Run:
             counts = self.check_verdicts(found, judged)
         written = [] if self.is_seed else self.write(items, found, judged)
         return self.decision(found, judged, written, counts), found, judged, written
+
+    def problem_of_aligned(self, reading: Reading) -> str:
+        """Why tasks cannot judge and write at once; "" if they can."""
+        if self.is_seed:
+            return "a seed writes nothing"
+        if self.job.is_in_place:
+            return "files stay where they are but for those that lose rows"
+        return can_align(self.job.policy, reading.timestamp, reading.order_by)
 
     def prepare_aligned(
         self, items: list[ScanItem], files: Files
@@ -253,7 +337,8 @@ class Run:
             rejects=job.rejects,
             outputs=str(self.folder),
             disk=job.disk,
-            may_link=job.source_immutable,
+            may_link=self.may_link,
+            tells_schemas=job.sink.has_schema,
         )
 
     def found(self, files: Files, scanned: list[Scanned]) -> Found:
@@ -261,8 +346,7 @@ class Run:
         is_read = np.array([it for group in scanned for it in group.is_read], bool)
         as_read = Files(files.root)
         for group in scanned:
-            for column in ("paths", "bytes", "mtime_ns", "inode"):
-                getattr(as_read, column).extend(getattr(group.files, column))
+            as_read.extend(group.files)
         newest = [group.newest_ms for group in scanned if group.newest_ms is not None]
         found = Found(
             files=as_read,
@@ -282,7 +366,7 @@ class Run:
     def check_types(self, found: Found) -> dict[str, str]:
         """The types of the parts of keys from now on. Refuses files whose columns are of other types than the first
         one's, and keys of other types than those before; integers and texts may be of any width."""
-        known = dict(self.before.key_types) if self.before else {}
+        known = dict(self.base.key_types) if self.base else {}
         if not found.exchanges:
             return known
         first = found.exchanges[0]
@@ -315,7 +399,7 @@ class Run:
             path, identity = found.files.paths[place], found.files.identity(place)
             if identity == (0, 0, 0):
                 found.vanished.append(path)
-            elif identity[1] > settled:
+            elif identity[1] > settled and not self.is_delta:  # what a table names is as its writer wanted it
                 found.deferred.append(path)
             else:
                 size, mtime_ns, inode = identity
@@ -327,7 +411,7 @@ class Run:
         """Judge the runs, where that costs least."""
         parts, sizes = _parts(found.exchanges)
         shards = np.unique(parts.shard)
-        before = [self.before.shards.get(int(shard)) if self.before else None for shard in shards]
+        before = [self.base.shards.get(int(shard)) if self.base else None for shard in shards]
         state_bytes = [sum(piece.bytes for piece in it.pieces) if it else 0 for it in before]
         runs = np.bincount(np.searchsorted(shards, parts.shard), sizes, len(shards)) if len(shards) else np.zeros(0)
         self.eviction = self.next_eviction(found)
@@ -364,7 +448,7 @@ class Run:
 
     def next_eviction(self, found: Found) -> Eviction:
         """By which horizons this run's tables forget: the clock moves on by the data's timestamps, within bounds."""
-        job, before = self.job, self.before
+        job, before = self.job, self.base
         horizon = before.horizon_ms if before else None
         if job.max_idle_ms is None or job.clock_gap_max_ms is None:
             return Eviction(horizon_before=horizon, horizon_after=horizon)
@@ -399,7 +483,9 @@ class Run:
                     rejects=job.rejects,
                     folder=str(self.folder),
                     disk=job.disk,
-                    may_link=job.source_immutable,
+                    may_link=self.may_link,
+                    tells_schemas=job.sink.has_schema,
+                    in_place=self.in_place,
                 )
                 for first, end in groups
             ],
@@ -422,9 +508,13 @@ class Run:
         return counts
 
     def check_whole(self, found: Found) -> None:
-        """Files of the job's own source are looked at again; those of another folder are read now or never."""
-        unread = [*found.deferred, *found.quarantined.path, *found.vanished]
-        if self.source != self.job.source and unread:
+        """Files of the job's own folder are looked at again; others, and what a table names, are read now or never."""
+        unread: list[str] = []
+        if self.source != self.job.source:
+            unread = [*found.deferred, *found.quarantined.path, *found.vanished]
+        elif self.is_delta:
+            unread = [*(found.quarantined.path if self.is_rebase else ()), *found.vanished]
+        if unread:
             text = f"{self.source}: {len(unread)} files cannot be read, and their rows would be new later: "
             raise SourceError(text + ", ".join(unread[:10]), path=f"{self.source}/{unread[0]}")
 
@@ -470,35 +560,40 @@ class Run:
         None where every file has to be looked at again.
         """
         job = self.job
-        if not len(found.read) and not len(found.quarantined):
+        if not len(found.read) and not len(found.quarantined) and not self.moved:
             return None
         ordinals = np.cumsum(found.is_read) - 1
         outputs, winners = _outputs(found, written, ordinals)
         sides, side_winners = self.side_files(found, judged, written, ordinals)
-        kept = counts.get("ACCEPTED", 0) + counts.get("UNTRACKED", 0)
-        if not self.is_seed and sum(outputs.rows) != kept:
-            raise AssertionError(f"{kept} rows are kept, the outputs have {sum(outputs.rows)}")
+        marked = Marked.of(it | {"ordinal": int(ordinals[it["ordinal"]])} for group in written for it in group.marked)
+        if not self.is_seed:
+            self.check_kept(counts, outputs, marked)
         with self.step("collect"):
+            sink_version = self.checked_rows(outputs, written)
             names = winners | side_winners
             prepared = job.sink.collect(self.folder, names) if names else None
             inputs = _inputs(found)
             listed = [file_table(inputs), file_table(found.quarantined)]
-            if self.source != job.source:
-                listed = [file_table(Inputs())]  # the ledger is of the job's own source
-            ledger = job.state.extend_ledger(self.before, self.version, self.attempt, listed)
+            if self.source != job.source or self.is_delta:
+                listed = [file_table(Inputs())]  # the ledger is of the job's own folder
+            ledger = job.state.extend_ledger(self.base, self.version, self.attempt, listed)
             if self.version == 1:
                 job.sink.claim(job.state.create(job.settings()).id)
-        shards = (self.before.shards if self.before else Shards()).replaced(it for task in judged for it in task.shards)
+        shards = (self.base.shards if self.base else Shards()).replaced(it for task in judged for it in task.shards)
         return job.state.follow(
             self.version,
             self.before,
             self.attempt,
-            kind="seed" if self.is_seed else "run",
+            kind="seed" if self.is_seed else "rebase" if self.is_rebase else "run",
+            builds_on=self.base.version if self.base else 0,
             inputs=inputs,
             quarantined=found.quarantined,
             outputs=outputs,
+            marked=marked,
             side_files=sides,
             prepared=prepared,
+            sink_version=sink_version,
+            source_position=self.position if self.is_own else None,
             shard_count=self.shards,
             shards=shards,
             ledger=ledger,
@@ -517,6 +612,24 @@ class Run:
             | ({"seeded_from": self.source} if self.is_seed else {}),
         )
 
+    def check_kept(self, counts: dict[str, int], outputs: Outputs, marked: Marked) -> None:
+        """Rows that are kept must be written, or where files stay where they are, all others must be taken out."""
+        kept = counts.get("ACCEPTED", 0) + counts.get("UNTRACKED", 0)
+        refused = sum(counts.values()) - kept
+        if not self.job.is_in_place and sum(outputs.rows) != kept:
+            raise AssertionError(f"{kept} rows are kept, the outputs have {sum(outputs.rows)}")
+        if self.job.is_in_place and sum(marked.refused) != refused:
+            raise AssertionError(f"{refused} rows are refused, {sum(marked.refused)} are taken out")
+
+    def checked_rows(self, outputs: Outputs, written: list[Written]) -> dict[str, Any] | None:
+        """What the decision says of the sink, which can take the rows."""
+        schemas = {schema: path for group in reversed(written) for schema, path in group.schemas.items()}
+        if not schemas:
+            return self.sink_version
+        folders = dict.fromkeys(name.rpartition("/")[0] + "/" for name in outputs.name)
+        more = self.job.sink.check_rows(schemas, folders)
+        return {**(self.sink_version or {}), **more} or None
+
     def side_files(
         self, found: Found, judged: list[Judged], written: list[Written], ordinals: npt.NDArray[np.int64]
     ) -> tuple[SideFiles, dict[str, str]]:
@@ -531,9 +644,12 @@ class Run:
                 name = f"_rejects/verdict={verdict}/{hive}part-{ordinals[ordinal]:05}.parquet"
                 places[name] = path
                 rows.append({"table": "rejects", "name": name, "rows": count, "bytes": size, "footer_crc": crc})
-        changelogs = [it.changelog for it in judged if it.changelog is not None]
-        if changelogs:
-            row, missing = write_lines([pq.read_table(it) for it in changelogs], self.folder, self.job.disk)
+        lines = [pq.read_table(it.changelog) for it in judged if it.changelog is not None]
+        if self.is_rebase:
+            now = [it.drop_columns(["version", "change"]) for it in lines]  # all that is missing: nothing was known
+            lines = corrections(self.job.sink.changelog(), now, self.version)
+        if lines:
+            row, missing = write_lines(lines, self.folder, self.job.disk)
             places[row["name"]] = str(missing)
             rows.append(row)
         return SideFiles.of(rows), places
@@ -650,4 +766,10 @@ def _outputs(found: Found, written: list[Written], ordinals: npt.NDArray[np.int6
         for place, ordinal in zip(places, columns["ordinal"], strict=True)
     ]
     winners = {name: str(paths[place]) for name, place in zip(columns["name"], places, strict=True)}
+    for group in written:
+        for first, path, size in group.vectors:
+            facts = {"name": os.path.basename(path), "ordinal": int(ordinals[first]), "rows": 0, "bytes": size}
+            for column, value in (facts | {"footer_crc": 0}).items():
+                columns[column].append(value)
+            winners[facts["name"]] = path
     return Outputs(**columns), winners

@@ -24,6 +24,9 @@ from fencepost._native import RunScan
 from fencepost.errors import BatchError, SourceError
 from fencepost.lake.source import Constants, Files, identity_of
 from fencepost.policy import Policy
+from fencepost.state.vectors import Bitmap, ranges_of
+
+Rows = npt.NDArray[np.uint64]
 
 LENGTH, FILE, ROW = "_length", "_file", "_row"
 """Columns of the exchange: rows of the run (uint32), ordinal of the file (uint32), the run's first row (uint64)."""
@@ -122,16 +125,19 @@ class Scanned:
     def is_read(self) -> list[bool]:
         return [status == "read" for status in self.status]
 
-    def add(self, path: str, stat: os.stat_result | None, scan: RunScan | None, reason: str) -> None:
+    def add(
+        self, path: str, stat: os.stat_result | None, vector: Bitmap | None, read: _Read | None, reason: str
+    ) -> None:
         """A file that was read, or could not be, or has vanished."""
-        self.status.append("vanished" if stat is None else "read" if scan else "unreadable")
+        self.status.append("vanished" if stat is None else "read" if read else "unreadable")
         self.reason.append(reason)
-        self.files.append(path, stat)
-        self.rows.append(scan.rows if scan else 0)
-        self.untracked.append(scan.untracked if scan else 0)
-        self.footer_crc.append(scan.footer_crc if scan else 0)
-        if scan and scan.newest_timestamp is not None:
-            self.newest_ms = max(scan.newest_timestamp, self.newest_ms or scan.newest_timestamp)
+        self.files.append(path, stat, vector)
+        self.rows.append(read.rows if read else 0)
+        self.untracked.append(read.untracked if read else 0)
+        self.footer_crc.append(read.scan.footer_crc if read else 0)
+        newest = read.scan.newest_timestamp if read else None
+        if newest is not None:
+            self.newest_ms = max(newest, self.newest_ms or newest)
 
 
 def scan(item: ScanItem) -> Scanned:
@@ -149,13 +155,15 @@ def scan(item: ScanItem) -> Scanned:
 
 def _scan_file(item: ScanItem, place: int, found: Scanned, writer: _Writer) -> None:
     path = item.files.full_path(place)
-    stat, scan, reason = None, None, f"{path}: changed each time it was read, {TRIES} times"
+    read: _Read | None = None
+    stat, reason = None, f"{path}: changed each time it was read, {TRIES} times"
     for _ in range(TRIES):
         try:
             stat = os.stat(path)
             if path in item.unreadable:
                 raise SourceError(item.unreadable[path], path=path)
-            scan, last = _read(item, place, writer)
+            read = _Read(item, place)
+            last = read.all_but_last(writer)
             if identity_of(stat) == identity_of(os.stat(path)):
                 writer.keep(last)
                 reason = ""
@@ -164,37 +172,106 @@ def _scan_file(item: ScanItem, place: int, found: Scanned, writer: _Writer) -> N
             stat, reason = None, "vanished"
         except SourceError as error:
             reason = str(error)
-        scan = None
+        read = None
         writer.forget()
         if not reason.startswith(f"{path}: changed"):
             break
-    found.add(item.files.paths[place], stat, scan, reason)
+    found.add(item.files.paths[place], stat, item.files.vectors[place], read, reason)
 
 
-def _read(item: ScanItem, place: int, writer: _Writer) -> tuple[RunScan, list[tuple[int, pa.RecordBatch]]]:
-    """Read a file; gives its last runs, which nobody has written yet."""
-    path = item.files.full_path(place)
-    scan = item.reading.open(path, item.constants[place], item.first + place)
-    last = _next(scan, path, item.reading) or []
-    while (more := _next(scan, path, item.reading)) is not None:
-        writer.add_alone(last)
-        last = more
-    return scan, last
+class _Read:
+    """A file that is being read."""
+
+    def __init__(self, item: ScanItem, place: int) -> None:
+        self.path = item.files.full_path(place)
+        self.reading = item.reading
+        self.scan = item.reading.open(self.path, item.constants[place], item.first + place)
+        vector = item.files.vectors[place]
+        self.gone: tuple[Rows, Rows] | None = None if vector is None else ranges_of(vector)
+        self.gone_of_runs = 0
+
+    @property
+    def rows(self) -> int:
+        """Rows that are there."""
+        return self.scan.rows - self._gone_rows
+
+    @property
+    def untracked(self) -> int:
+        """Rows that are there without identity, once all was read."""
+        return self.scan.untracked - (self._gone_rows - self.gone_of_runs)
+
+    @property
+    def _gone_rows(self) -> int:
+        return 0 if self.gone is None else int(self.gone[1].sum())
+
+    def all_but_last(self, writer: _Writer) -> list[tuple[int, pa.RecordBatch]]:
+        """Read it; gives its last runs, which nobody has written yet."""
+        last = self.next() or []
+        while (more := self.next()) is not None:
+            writer.add_alone(last)
+            last = more
+        return last
+
+    def next(self) -> list[tuple[int, pa.RecordBatch]] | None:
+        """The next runs by shard; None at the end. Raises BatchError for a null where an order needs a value."""
+        dealt = self.scan.next(self.reading.runs_together)
+        if dealt is None:
+            return None
+        batches = [(shard, pa.record_batch(batch)) for shard, batch in dealt]
+        _check_order(batches, self.path, self.reading)
+        if self.gone is None:
+            return batches
+        live = []
+        for shard, batch in batches:
+            left, count = without(batch, *self.gone, self.reading.policy.columns.seq)
+            self.gone_of_runs += count
+            if len(left):
+                live.append((shard, left))
+        return live
 
 
-def _next(scan: RunScan, path: str, reading: Reading) -> list[tuple[int, pa.RecordBatch]] | None:
-    """The next runs by shard; None at the end. Raises BatchError for a null where an order needs a value."""
-    dealt = scan.next(reading.runs_together)
-    if dealt is None:
-        return None
-    batches = [(shard, pa.record_batch(batch)) for shard, batch in dealt]
+def without(batch: pa.RecordBatch, firsts: Rows, counts: Rows, seq: str) -> tuple[pa.RecordBatch, int]:
+    """Runs of one file, in the order of its rows, without the rows that are gone; and how many of theirs those were.
+
+    `firsts`, `counts`: the ranges that are gone, ascending. A run may be left in several parts.
+    """
+    starts = batch.column(ROW).to_numpy()
+    lengths = batch.column(LENGTH).to_numpy().astype(np.uint64)
+    low = np.searchsorted(firsts + counts, starts, side="right")  # the first range that ends behind the run's start
+    high = np.searchsorted(firsts, starts + lengths, side="left")  # the first that begins behind its end
+    cuts = np.maximum(high - low, 0)
+    if not cuts.any():
+        return batch, 0
+    # Each run leaves one part more than there are ranges in it, some of them of no rows.
+    of_part = np.repeat(np.arange(len(starts)), cuts + 1)
+    number = np.arange(len(of_part)) - np.repeat(np.cumsum(cuts + 1) - (cuts + 1), cuts + 1)
+    before, behind = low[of_part] + number - 1, low[of_part] + number
+    ends = starts + lengths
+    padded_ends, padded_firsts = np.append(firsts + counts, 0), np.append(firsts, 0)
+    begin = np.where(number == 0, starts[of_part], np.maximum(padded_ends[before], starts[of_part]))
+    end = np.where(number == cuts[of_part], ends[of_part], np.minimum(padded_firsts[behind], ends[of_part]))
+    end = np.maximum(begin, end)
+    is_left = end > begin
+    of_part, begin, end = of_part[is_left], begin[is_left], end[is_left]
+    left = batch.take(pa.array(of_part))
+    shift = (begin - starts[of_part]).astype(np.int64)
+    for name, values in (
+        (ROW, begin),
+        (LENGTH, end - begin),
+        (seq, left.column(seq).to_numpy().astype(np.int64) + shift),
+    ):
+        place = left.schema.get_field_index(name)
+        left = left.set_column(place, left.schema.field(place), pa.array(values).cast(left.schema.field(place).type))
+    return left, int(lengths.sum() - (end - begin).sum())
+
+
+def _check_order(batches: list[tuple[int, pa.RecordBatch]], path: str, reading: Reading) -> None:
     for name in reading.order_by:
         nulls = [batch.filter(batch.column(name).is_null()) for _, batch in batches if batch.column(name).null_count]
         if nulls:
             row = min(batch.column(ROW)[0].as_py() for batch in nulls)
             text = f"{path}: column '{name}', row {row}: null; an order needs a value"
             raise BatchError(text, column=name, row=row)
-    return batches
 
 
 class _Writer:

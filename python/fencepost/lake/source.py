@@ -7,14 +7,14 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from urllib.parse import unquote
+from typing import Any
 
 from fencepost.errors import BatchError, SourceError
 from fencepost.state.disk import opened_folder
+from fencepost.state.hive import hive_values
+from fencepost.state.vectors import Bitmap
 
-HIVE = re.compile(r"([^/=]+)=([^/]*)/")
 IGNORED_MAX = 100
-HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
 Constants = dict[str, int | str | None]
 """Columns whose one value for a whole file stands in the names of its folders."""
 
@@ -33,26 +33,36 @@ class Files:
     bytes: list[int] = field(default_factory=list)
     mtime_ns: list[int] = field(default_factory=list)
     inode: list[int] = field(default_factory=list)
+    vectors: list[Bitmap | None] = field(default_factory=list)
+    """Which of its rows are gone, as bitmaps (`fencepost.state.vectors`)."""
     ignored: tuple[str, ...] = ()
     """Files beside them that were not looked at for their names."""
+    types: Mapping[str, str] = field(default_factory=dict)
+    """What the columns are that stand in the names of folders, where the source says so (`constants_of`)."""
 
     def __len__(self) -> int:
         return len(self.paths)
 
-    def append(self, path: str, stat: os.stat_result | None) -> None:
+    def append(self, path: str, stat: os.stat_result | None, vector: Bitmap | None = None) -> None:
         """Add a file; None: it is gone."""
         self.paths.append(path)
+        self.vectors.append(vector)
         for column, value in zip((self.bytes, self.mtime_ns, self.inode), identity_of(stat), strict=True):
             column.append(value)
 
     def take(self, places: Sequence[int]) -> Files:
         """Those at the given places."""
-        columns = (self.paths, self.bytes, self.mtime_ns, self.inode)
-        return Files(self.root, *([column[place] for place in places] for column in columns))  # type: ignore[arg-type]
+        return Files(self.root, *([column[place] for place in places] for column in self._columns()))  # type: ignore[arg-type]
 
     def slice(self, first: int, end: int) -> Files:
-        columns = (self.paths, self.bytes, self.mtime_ns, self.inode)
-        return Files(self.root, *(column[first:end] for column in columns))  # type: ignore[arg-type]
+        return Files(self.root, *(column[first:end] for column in self._columns()))  # type: ignore[arg-type]
+
+    def extend(self, others: Files) -> None:
+        for column, more in zip(self._columns(), others._columns(), strict=True):
+            column.extend(more)
+
+    def _columns(self) -> tuple[list[Any], ...]:
+        return self.paths, self.bytes, self.mtime_ns, self.inode, self.vectors
 
     def folders(self) -> list[str]:
         """The folder of each, relative to the root: "" or with a slash at its end. Many files share one."""
@@ -82,8 +92,8 @@ def list_files(root: str) -> Files:
     # Paths differ, so nothing behind them is compared.
     ignored: list[str] = []
     found = sorted(_walk(root, "", ignored))
-    columns = map(list, zip(*found, strict=True)) if found else ()
-    return Files(root, *columns, ignored=tuple(ignored))  # type: ignore[misc]
+    columns = [*map(list, zip(*found, strict=True)), [None] * len(found)] if found else []
+    return Files(root, *columns, ignored=tuple(ignored))  # type: ignore[arg-type, misc]
 
 
 def _walk(folder: str, prefix: str, ignored: list[str]) -> list[tuple[str, int, int, int]]:
@@ -120,19 +130,6 @@ def _check_name(folder: str, name: str) -> None:
         raise SourceError(
             f"{path}: the name is not UTF-8, so no state can remember it; rename it", path=path
         ) from error
-
-
-def hive_folders(path: str) -> str:
-    """The part of a relative path that says something of the rows: `day=1/`, with its subfolders."""
-    return "".join(match[0] for match in HIVE.finditer(path)) if "=" in path else ""
-
-
-def hive_values(path: str) -> dict[str, str | None]:
-    """Column to value, as the folders of a relative path say."""
-    if "=" not in path:
-        return {}
-    found = {unquote(name): unquote(value) for name, value in HIVE.findall(path)}
-    return {name: None if value == HIVE_NULL else value for name, value in found.items()}
 
 
 def constants_of(files: Files, names: Sequence[str], types: Mapping[str, str] | None = None) -> list[Constants]:

@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 from uuid import uuid4
 
 import numpy as np
@@ -19,9 +19,17 @@ from fencepost import Verdict
 from fencepost._native import parquet_footer, rewrite
 from fencepost.lake.source import ChangedError, Files, unchanged
 from fencepost.state.disk import Disk
+from fencepost.state.vectors import Bitmap, VectorFile, ranges_of, rows_of
+
+Schemas = dict[bytes, str]
+"""Arrow schemas, serialized, to the path of a file that has them."""
 
 Rejects = Literal["copy", "all", "none"]
 """Which refused rows are set aside: all but duplicates, all, none."""
+
+InPlace = Literal["vectors", "files"]
+"""How files lose rows where they stand: by deletion vectors, or by files that take their places. Those that lose none
+have no output."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +49,9 @@ class WriteItem:
     disk: Disk
     may_link: bool
     """Whether the source never changes, so that an output may share its inode."""
+    tells_schemas: bool
+    """Whether to tell what columns outputs have."""
+    in_place: InPlace | None = None
 
 
 @dataclass(kw_only=True)
@@ -53,6 +64,12 @@ class Written:
     footer_crc: list[int] = field(default_factory=list)
     rejects: list[tuple[int, str, str, int, int, int]] = field(default_factory=list)
     """(ordinal, name of the verdict, path, rows, bytes, footer CRC) of each file of refused rows."""
+    schemas: Schemas = field(default_factory=dict)
+    """Of the outputs, where they are to be told."""
+    marked: list[dict[str, Any]] = field(default_factory=list)
+    """The files that lose rows where they stand (`Marked`)."""
+    vectors: list[tuple[int, str, int]] = field(default_factory=list)
+    """(ordinal of the first file, path, bytes) of each file of deletion vectors."""
     carried: int = 0
     """Files that were carried over whole."""
     groups_copied: int = 0
@@ -67,8 +84,16 @@ def write(item: WriteItem) -> Written:
     """
     losers = losers_of(item.losers, item.first, item.first + len(item.files))
     written = Written()
+    vectors = VectorFile(Path(item.folder)) if item.in_place == "vectors" else None
     for place in range(len(item.files)):
-        write_file(item, place, losers[place], written)
+        if item.in_place and not len(losers[place]):
+            _add_output(written, None, (0, 0, 0))
+        elif vectors is not None:
+            _mark(item, place, losers[place], written, vectors)
+        else:
+            write_file(item, place, losers[place], written)
+    if vectors is not None and written.marked:
+        written.vectors.append((item.first, str(vectors.path), vectors.write(item.disk)))
     return written
 
 
@@ -89,22 +114,71 @@ def write_file(item: WriteItem, place: int, losers: pa.Table, written: Written) 
     """One file's kept rows, and those that are set aside."""
     ordinal, rows = item.first + place, item.rows[place]
     refused = pc.sum(losers["count"]).as_py() or 0
+    not_kept = _with_gone(losers, item.files.vectors[place])
     path: str | None = None
     facts = (0, 0, 0)
     with unchanged(item.files, place) if item.is_read[place] else nullcontext():
         if rows and refused < rows:
             target = _target(item, f"part-{ordinal:05}")
-            facts = _carry_over(item, place, target) if not refused else _rewrite(item, place, target, losers, written)
+            is_whole = not len(not_kept)
+            facts = _carry_over(item, place, target) if is_whole else _rewrite(item, place, target, not_kept, written)
             path = str(target)
             if facts[0] != rows - refused:
                 raise AssertionError(f"{target} has {facts[0]} rows, {rows} were read and {refused} are not kept")
             item.disk.seal(target)
-        written.carried += rows > 0 and not refused
-        for verdict in _set_aside(losers, item.rejects):
-            _reject(item, place, losers.filter(pc.equal(losers["verdict"], verdict)), verdict, written)
+            if item.tells_schemas:
+                written.schemas.setdefault(_schema(target), item.files.full_path(place))
+        written.carried += rows > 0 and not len(not_kept)
+        _set_aside_all(item, place, losers, written)
+    if item.in_place:
+        written.marked.append(_marked(item, place, refused, None))
+    _add_output(written, path, facts)
+
+
+def _mark(item: WriteItem, place: int, losers: pa.Table, written: Written, vectors: VectorFile) -> None:
+    """Note which of a file's rows are not kept, and write those that are set aside."""
+    with unchanged(item.files, place):
+        _check_footer(item, place, parquet_footer(item.files.full_path(place)).footer_crc)
+        _set_aside_all(item, place, losers, written)
+    vector = vectors.add(item.files.vectors[place], *_ranges(losers))
+    written.marked.append(_marked(item, place, pc.sum(losers["count"]).as_py(), vector))
+    _add_output(written, None, (0, 0, 0))
+
+
+def _marked(item: WriteItem, place: int, refused: int, vector: dict[str, Any] | None) -> dict[str, Any]:
+    rows = item.rows[place] + len(rows_of(item.files.vectors[place]))
+    ordinal = item.first + place
+    return {"path": item.files.paths[place], "ordinal": ordinal, "rows": rows, "refused": refused, "vector": vector}
+
+
+def _add_output(written: Written, path: str | None, facts: tuple[int, int, int]) -> None:
+    """Facts: rows, bytes, footer CRC."""
     written.paths.append(path)
     for column, value in zip((written.rows, written.bytes, written.footer_crc), facts, strict=True):
         column.append(value)
+
+
+def _with_gone(losers: pa.Table, vector: Bitmap | None) -> pa.Table:
+    """Ranges of rows that are not written, by row: those that lost, and those that the source no longer has."""
+    if vector is None:
+        return losers
+    firsts, counts = ranges_of(vector)
+    gone = pa.table({"row": firsts, "count": counts})
+    both = pa.concat_tables([losers.select(gone.column_names), gone], promote_options="permissive")
+    return both.sort_by("row")
+
+
+def _schema(path: Path) -> bytes:
+    import pyarrow.parquet as pq  # type: ignore[import-untyped]
+
+    file = pq.ParquetFile(path)
+    schema = file.schema_arrow.remove_metadata()
+    columns = [file.schema.column(place) for place in range(len(file.schema))]
+    for name in (it.path for it in columns if it.physical_type == "INT96"):
+        if name in schema.names:  # an instant, whatever unit Arrow gives it: what Spark writes unless told otherwise
+            schema = schema.set(schema.get_field_index(name), pa.field(name, pa.timestamp("us", "UTC")))
+    found: bytes = schema.serialize().to_pybytes()
+    return found
 
 
 def _target(item: WriteItem, name: str) -> Path:
@@ -125,6 +199,11 @@ def _rewrite(item: WriteItem, place: int, target: Path, losers: pa.Table, writte
     written.groups_copied += done.groups_copied
     written.groups_rewritten += done.groups_rewritten
     return done.rows, done.bytes, done.footer_crc
+
+
+def _set_aside_all(item: WriteItem, place: int, losers: pa.Table, written: Written) -> None:
+    for verdict in _set_aside(losers, item.rejects):
+        _reject(item, place, losers.filter(pc.equal(losers["verdict"], verdict)), verdict, written)
 
 
 def _reject(item: WriteItem, place: int, losers: pa.Table, verdict: int, written: Written) -> None:

@@ -9,7 +9,7 @@ Every decision is applied, also one without output: what a sink shows is numbere
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -31,6 +31,20 @@ class Sink(Protocol):
 
     def claim(self, state_id: str) -> None:
         """Say whose sink it is, before its state's first decision. Raises SinkError if another state was faster."""
+
+    def look(self, before: Decision | None) -> dict[str, Any] | None:
+        """What the sink is as of now, for `Decision.sink_version`; None where it has no versions of its own.
+
+        `before`: the newest applied version, whose rows and those of all before must still be there. Raises
+        SinkChangedError where somebody has taken rows back since.
+        """
+
+    def check_rows(self, schemas: dict[bytes, str], folders: Iterable[str]) -> dict[str, Any]:
+        """Refuse files that the sink cannot take, before anything is decided. Changes nothing.
+
+        `schemas`: Arrow schemas, serialized, to the path of a file that has it; `folders`: the Hive-style folders of
+        all. Gives what else the decision has to say of the sink (`Decision.sink_version`). Raises SinkError.
+        """
 
     def apply(self, decision: Decision) -> str:
         """Show a decided version. Gives APPLIED, or ABANDONED where it was fenced. Raises SinkChangedError."""

@@ -22,7 +22,7 @@ FORMAT = 2  # of the files in a state folder
 SEMANTICS = 1  # of the verdicts: raised when the same rows would be judged otherwise
 
 APPLIED, ABANDONED, DECIDED = "applied", "abandoned", "decided"  # what can become of a version
-KINDS = ("run", "seed", "evict", "reshard", "rollback", "retain")
+KINDS = ("run", "seed", "rebase", "evict", "reshard", "rollback", "retain")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +47,9 @@ class Settings:
     """The folder that its versions are shown in: an absolute path."""
     fencepost: str
     """The version of fencepost that created the state."""
+    layout: str = "run"
+    """How versions are shown in it: "run", in a folder each; "delta", as transactions that append to a Delta table; or
+    "in-place", as transactions that take rows out of the table that is the source too."""
     format: int = FORMAT
     """Of the files in the state folder (docs/state-format.md)."""
     semantics: int = SEMANTICS
@@ -58,7 +61,7 @@ class Settings:
 
     def check(self, wanted: Settings, uri: object) -> None:
         """Refuse another use of the state at `uri`. Raises SnapshotError naming the first difference."""
-        for name in ("format", "semantics", "policy", "columns", "scope", "keep", "source", "sink"):
+        for name in ("format", "semantics", "policy", "columns", "scope", "keep", "source", "sink", "layout"):
             ours, theirs = getattr(self, name), getattr(wanted, name)
             if ours != theirs and name == "keep":
                 was, is_now = ("with max_idle", "without") if ours else ("without max_idle", "with it")
@@ -131,7 +134,8 @@ class Quarantined(Lists):
 
 @dataclass(frozen=True, kw_only=True)
 class Outputs(Lists):
-    """The files with the kept rows."""
+    """The files with the kept rows; in place only those that take the place of others, and those of deletion vectors,
+    which have no rows."""
 
     name: list[str] = field(default_factory=list)
     """Final, within the version."""
@@ -140,6 +144,23 @@ class Outputs(Lists):
     rows: list[int] = field(default_factory=list)
     bytes: list[int] = field(default_factory=list)
     footer_crc: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Marked(Lists):
+    """The files of a table, deduplicated in place, that lose rows."""
+
+    path: list[str] = field(default_factory=list)
+    """Relative to the table."""
+    ordinal: list[int] = field(default_factory=list)
+    """Its place among the inputs."""
+    rows: list[int] = field(default_factory=list)
+    """In the file, those included that were gone before."""
+    refused: list[int] = field(default_factory=list)
+    """How many it loses now."""
+    vector: list[dict[str, Any] | None] = field(default_factory=list)
+    """What the log will say of its new deletion vector; None where the output of the same ordinal, if there is one,
+    takes its place."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -268,11 +289,11 @@ class Decision:
     """SHA-256 of the log file of version - 1."""
     builds_on: int
     """The version whose state this one continues: the newest that was applied, after a rollback the one gone back to;
-    0 for none."""
+    0 for none, as after a rebase."""
     attempt: str
     """A nonce, drawn by the run that decided: tells two writers apart, and names the folders of its files."""
     kind: str = "run"
-    """One of KINDS. All but "run" and "seed" come from `operations.py`."""
+    """One of KINDS. All but "run", "seed" and "rebase" come from `operations.py`."""
     shard_count: int
     """Into how many parts the state is cut; `shards` has those in which anything is remembered."""
     shards: Shards = field(default_factory=Shards)
@@ -285,17 +306,19 @@ class Decision:
     """The files that this version set aside unread."""
     outputs: Outputs = field(default_factory=Outputs)
     """The files with its kept rows."""
+    marked: Marked = field(default_factory=Marked)
+    """The files that lose rows, where a table is deduplicated in place."""
     side_files: SideFiles = field(default_factory=SideFiles)
     """The files of tables beside the output: refused rows, changes in the list of missing ranges."""
     prepared: str | None = None
     """Where outputs and side files lie until they are applied, relative to the sink; None where there are none."""
     source_position: dict[str, Any] | None = None
     """Of sources that are no folders: Delta versions, Kafka offsets, the stream's query and batch."""
-    sink_version: int | str | None = None
-    """What the sink's own newest version was when this was decided, for sinks that have some."""
+    sink_version: dict[str, Any] | None = None
+    """What the sink was when this was decided, where it has versions of its own (`Sink.look`)."""
     clock_ms: int | None = None
     """The clock that evictions go by, in milliseconds since 1970; None before the first. It falls only where a rollback
-    goes back to what it was."""
+    goes back to what it was, and where a rebase begins anew."""
     horizon_ms: int | None = None
     """Every table is evicted up to here before its next row is judged: milliseconds since 1970, None before the first
     eviction."""
@@ -350,7 +373,7 @@ class Version:
     status: str
     """"applied", "abandoned", or "decided" where it is neither yet."""
     kind: str
-    """What made it: run, seed, evict, reshard, rollback or retain."""
+    """What made it: run, seed, rebase, evict, reshard, rollback or retain."""
     builds_on: int
     """The version whose state it continues, 0 for none."""
     decided_ms: int
@@ -374,6 +397,11 @@ class Version:
     where it is larger than 8 KB (`State.version` has it whole)."""
 
 
+def kept_rows(decision: Decision) -> int:
+    """Rows that were written, or that stay in place; a seed writes none."""
+    return 0 if decision.kind == "seed" else sum(decision.counts.get(it, 0) for it in ("ACCEPTED", "UNTRACKED"))
+
+
 REPORT_BYTES_MAX = 8_192  # what is larger stands in the body only
 
 
@@ -384,7 +412,7 @@ def summary(decision: Decision) -> dict[str, Any]:
     return own | {
         "files": len(decision.inputs),
         "rows": sum(decision.inputs.rows),
-        "kept": sum(decision.outputs.rows),
+        "kept": kept_rows(decision),
         "entries": decision.entries,
         "state_bytes": sum(decision.shards.bytes),
         "report": report,
@@ -417,10 +445,11 @@ def decision_from_json(data: bytes, path: object) -> Decision:
         "inputs": Inputs,
         "quarantined": Quarantined,
         "outputs": Outputs,
+        "marked": Marked,
         "side_files": SideFiles,
     }
     with _understood(path):
-        fields |= {name: kind(**fields[name]) for name, kind in parts.items()}
+        fields |= {name: kind(**fields[name]) for name, kind in parts.items() if name in fields}
         return Decision(**fields)
 
 

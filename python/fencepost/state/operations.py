@@ -21,6 +21,7 @@ from fencepost.policy import Columns
 from fencepost.state.changelog import changes, corrections
 from fencepost.state.commit import Sink, commit, recover
 from fencepost.state.decision import ABANDONED, APPLIED, Decision, LedgerFiles, Settings, Shard, Shards
+from fencepost.state.disk import Disk
 from fencepost.state.segments import SegmentWriter, advance, held_positions, load_table
 
 if TYPE_CHECKING:
@@ -47,8 +48,11 @@ def rollback(state: State, version: int, *, accept_duplicates: bool = False, sin
     if 0 < version < before.oldest:
         reason = f"version {version} is older than {before.oldest}, the oldest that is retained"
         raise SnapshotError(f"{state.uri}: {reason}", reason=reason)
+    sink_version = sink.look(None)  # before it is looked at what is shown: what changes later is noticed later
     known, wanted = _lineage(state, before.version), _lineage(state, version)
-    lost = [it for it in wanted - known if not _is_whole(sink, state.version(it))]
+    # In folders people remove rows that nobody wants any more; a table says when rows were taken back.
+    asked = wanted - known if sink_version is None else {it for it in wanted if it >= before.oldest}
+    lost = [it for it in asked if not _is_whole(sink, state.version(it))]
     if lost:
         raise SinkError(
             f"{state.uri}: version {version} takes rows for written that are no longer in the sink (versions "
@@ -66,16 +70,27 @@ def rollback(state: State, version: int, *, accept_duplicates: bool = False, sin
         target = state.version(version)
         carried: dict[str, Any] = {
             name: getattr(target, name)
-            for name in ("shard_count", "shards", "ledger", "clock_ms", "horizon_ms", "key_types", "order_by")
+            for name in (
+                *("shard_count", "shards", "ledger", "source_position", "clock_ms", "horizon_ms", "key_types"),
+                "order_by",
+            )
         }
     else:
-        carried = {"shards": Shards(), "ledger": LedgerFiles(), "clock_ms": None, "horizon_ms": None, "key_types": {}}
+        nothing = ("source_position", "clock_ms", "horizon_ms")
+        carried = {"shards": Shards(), "ledger": LedgerFiles(), "key_types": {}} | dict.fromkeys(nothing)
     lines = corrections(sink.changelog(), _missing(state, carried["shards"]), next_version)
     report = {"rolled_back_to": version, "duplicates_accepted_of": shown}
     try:
         carried |= _prepared(sink, next_version, attempt, lines)
         decision = state.follow(
-            next_version, before, attempt, kind="rollback", builds_on=version, report=report, **carried
+            next_version,
+            before,
+            attempt,
+            kind="rollback",
+            builds_on=version,
+            report=report,
+            sink_version=sink_version,
+            **carried,
         )
     except BaseException:
         sink.discard(next_version, attempt)
@@ -100,7 +115,7 @@ def reshard(state: State, count: int, *, sink: Sink | None = None) -> Decision:
             found = _Sums()
             old = _caught_up(state, before, version, found, lines)
             for shard, table in _dealt(state, before, old, count, Path(folder)):
-                changed.append(advance(table, None, shard, files.writer()))
+                changed.append(advance(table, None, shard, files.writer(), held_positions(table)))
         shards = Shards.of(changed)
         found.check(shards)
         report = {"shards_before": before.shard_count, "shards": count}
@@ -109,6 +124,7 @@ def reshard(state: State, count: int, *, sink: Sink | None = None) -> Decision:
             before,
             attempt,
             kind="reshard",
+            sink_version=sink.look(before),
             shard_count=count,
             shards=shards,
             report=report,
@@ -149,12 +165,13 @@ def evict(state: State, now_ms: int | None, max_idle_ms: int, *, sink: Sink | No
                 _catch_up(table, before.horizon_ms)
                 evicted += _catch_up(table, horizon_ms)
                 lines += changes(missing, table, version)
-                changed.append(advance(table, shard, shard.shard, files.writer()))
+                changed.append(advance(table, shard, shard.shard, files.writer(), held_positions(table)))
         decision = state.follow(
             version,
             before,
             attempt,
             kind="evict",
+            sink_version=sink.look(before),
             shards=before.shards.replaced(changed),
             clock_ms=clock_ms,
             horizon_ms=horizon_ms,
@@ -206,7 +223,8 @@ def collect_garbage(state: State, keep_versions: int | None = None, *, sink: Sin
         applied = [it for it in range(1, next_version) if state.status(it) == APPLIED]
         oldest = applied[-keep_versions:][0]
         if oldest > before.oldest:
-            decision = state.follow(next_version, before, uuid4().hex, kind="retain", oldest=oldest)
+            seen = sink.look(before)
+            decision = state.follow(next_version, before, uuid4().hex, kind="retain", oldest=oldest, sink_version=seen)
             before = _commit(state, sink, decision)
     done = state.done()
     state.settle()
@@ -234,7 +252,8 @@ def _begin(state: State, sink: Sink | None) -> tuple[Sink, int, Decision]:
 def _sink_of(state: State) -> Sink:
     from fencepost.state.sinks import open_sink
 
-    return open_sink(state.agreed().sink)
+    settings = state.agreed()
+    return open_sink(settings.sink, settings.layout, Disk())
 
 
 def _commit(state: State, sink: Sink, decision: Decision) -> Decision:

@@ -110,11 +110,12 @@ def read_piece(store: Store, piece: Piece) -> bytes:
     return CACHE.get(piece.sha256, read)
 
 
-def advance(table: StateTable, before: Shard | None, shard: int, writer: SegmentWriter) -> Shard:
+def advance(table: StateTable, before: Shard | None, shard: int, writer: SegmentWriter, positions: int | None) -> Shard:
     """A shard's new state, written as little as will do: nothing, a delta, or a new base.
 
-    `table`: what `load_table` gave for `before`, and what became of it since. A new base is written where there would
-    be more than DELTAS_MAX deltas, or deltas of more than DELTAS_SHARE of the base.
+    `table`: what `load_table` gave for `before`, and what became of it since. `positions`: its `held_positions`, which
+    takes a look at every entry. A new base is written where there would be more than DELTAS_MAX deltas, or deltas of
+    more than DELTAS_SHARE of the base.
     """
     pieces = before.pieces if before else ()
     if pieces:
@@ -129,7 +130,7 @@ def advance(table: StateTable, before: Shard | None, shard: int, writer: Segment
             new = (writer.add(table.snapshot()),)
     else:
         new = (writer.add(table.snapshot()),)
-    return Shard(shard=shard, entries=len(table), positions=held_positions(table), pieces=new)
+    return Shard(shard=shard, entries=len(table), positions=positions, pieces=new)
 
 
 def held_positions(table: StateTable) -> int | None:

@@ -17,37 +17,62 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 from fencepost.errors import SinkChangedError, SinkError
 from fencepost.state import changelog
-from fencepost.state.commit import Sink
 from fencepost.state.decision import ABANDONED, APPLIED, Decision, SideFiles
 from fencepost.state.disk import TEMPORARY, Disk, opened_folder
 from fencepost.state.stores import is_local
 from fencepost.state.versions import State
 
+IN_PLACE = "in-place"
+"""The layout of a table that is deduplicated where it stands."""
+LAYOUTS = ("run", "delta", IN_PLACE)
 MARKER = "_fencepost.json"
 PREPARE = "_prepare"
 EMPTY_NAME, ABANDONED_NAME = "_empty", "_abandoned"
 
 
-def open_sink(uri: str, *, sync: bool = True) -> Sink:
-    """The sink that a state's settings name. Raises SinkError where there is none for it."""
+def open_sink(uri: str, layout: str, disk: Disk) -> RunFolders:
+    """A sink by its place and layout, one of LAYOUTS. Raises SinkError where there is none for it."""
     if not is_local(uri):
         raise SinkError(f"{uri}: only local folders can be sinks")
-    return RunFolders(Path(uri.removeprefix("file://")), Disk(sync))
+    path = Path(uri.removeprefix("file://"))
+    if layout == "run":
+        return RunFolders(path, disk)
+    if layout not in LAYOUTS:
+        raise SinkError(f"{path}: what its versions are shown by ('{layout}') is not known here: give the sink itself")
+    from fencepost.state.delta import DeltaSink
+    from fencepost.state.in_place import InPlace
+
+    return InPlace(path, disk) if layout == IN_PLACE else DeltaSink(path, disk)
 
 
 class RunFolders:
     """A sink with one folder per version, `run=<n>/`."""
 
+    layout = "run"
+    has_schema = False
+    """Whether all files must have the same columns, so that `check_rows` needs to know them."""
+
     def __init__(self, path: Path, disk: Disk) -> None:
+        self.location = path
+        """What people know it by."""
         self.path = path
+        """Where its own folders are."""
         self.disk = disk
+
+    def look(self, before: Decision | None) -> dict[str, Any] | None:
+        """See `Sink`: folders have no versions of their own."""
+        return None
+
+    def check_rows(self, schemas: dict[bytes, str], folders: Iterable[str]) -> dict[str, Any]:
+        """See `Sink`: every file goes into a folder just as it is."""
+        return {}
 
     def check(self, state: State) -> None:
         """Refuse a folder that is not this state's, or no longer what it left behind. Changes nothing.
@@ -80,7 +105,7 @@ class RunFolders:
     def claim(self, state_id: str) -> None:
         """Say whose folder it is. Raises SinkError if another state was faster."""
         self.disk.make_folder(self.path)
-        marker = {"format": 1, "state": state_id, "layout": "run"}
+        marker = {"format": 1, "state": state_id, "layout": self.layout}
         if not self.disk.put(self.path / MARKER, (json.dumps(marker) + "\n").encode()):
             raise SinkError(f"{self.path}: belongs to another state (id {self._owner()}), claimed meanwhile")
 
@@ -158,6 +183,10 @@ class RunFolders:
         self._clear(decision)
         return ABANDONED
 
+    def names(self, decision: Decision) -> list[str]:
+        """Where a version's outputs are, relative to the sink."""
+        return [f"run={decision.version}/{name}" for name in decision.outputs.name]
+
     def shown(self, decision: Decision) -> int:
         """See `Sink`."""
         return len(_sizes(self._target(decision)).keys() & set(decision.outputs.name))
@@ -196,7 +225,7 @@ class RunFolders:
     def _owner(self) -> str | None:
         try:
             owner: str = json.loads((self.path / MARKER).read_bytes())["state"]
-        except (ValueError, KeyError, TypeError):
+        except (FileNotFoundError, ValueError, KeyError, TypeError):
             return None
         return owner
 

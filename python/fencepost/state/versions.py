@@ -41,7 +41,10 @@ if TYPE_CHECKING:
 READERS = 16  # threads that wait for a store where many small files are read
 DECISION_BYTES_MAX = 65_536  # what is larger goes to a body: some stores bound a conditional put
 # What a decision has from the one it goes on from, unless it says otherwise.
-CARRIED = ("shard_count", "shards", "ledger", "clock_ms", "horizon_ms", "key_types", "oldest", "policy", "order_by")
+CARRIED = (
+    *("shard_count", "shards", "ledger", "source_position", "clock_ms", "horizon_ms", "key_types", "oldest", "policy"),
+    "order_by",
+)
 
 
 def open(uri: str | os.PathLike[str], *, sync: bool = True, options: Mapping[str, Any] | None = None) -> State:

@@ -64,7 +64,7 @@ fn validate_policy(py: Python<'_>, rules: &str) -> PyResult<()> {
 /// share a shard, and so do those of neighbouring partitions of a pid where partitions are one integer, 24 to a block.
 ///
 /// ``rows``: anything tabular, as for ``StateTable.apply``; ``count``: how many shards there are, at
-/// least 1; ``columns``: a Columns, of which pid and partition are read, ("pid", "partition") unless given.
+/// least 1; ``columns``: a Columns or the name of a preset, of which pid and partition are read, ("pid", "partition") unless given.
 /// Gives an Arrow uint32 array, one value below ``count`` a row; null for untracked rows, which have no key.
 /// Raises BatchError for values that no key can hold.
 #[pyfunction]

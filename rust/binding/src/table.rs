@@ -93,8 +93,8 @@ impl StateTable {
         let names = match columns {
             None => self.columns.clone(),
             Some(columns) => {
-                py.import("fencepost.policy")?.call_method1("check_columns", (&self.policy, columns))?;
-                ColumnNames::of(columns)?
+                let policies = py.import("fencepost.policy")?;
+                ColumnNames::of(&policies.call_method1("resolve_columns", (&self.policy, columns))?)?
             }
         };
         Ok(names.keeping_timestamps(self.keeps_timestamp))
@@ -190,7 +190,7 @@ impl StateTable {
     /// first, its identity columns only), or a mapping of column name to NumPy or Arrow array. Integers
     /// of any width; pid and partition also strings or binary. Tables that keep timestamps read one a row:
     /// integers, which are milliseconds, or Arrow timestamps of any unit, of which the millisecond that has begun
-    /// counts. ``columns``: a Columns, the policy's unless
+    /// counts. ``columns``: a Columns, or the name of a preset (``Columns.preset``), the policy's unless
     /// given. Gives the Verdicts, one a row.
     ///
     /// Raises BatchError naming column, row, value and allowed range; CapacityError; PolicyError for

@@ -16,8 +16,9 @@ const PLACES_SHARE: usize = 32;
 /// Lines that are asked for before they are read in the order of snapshots.
 const LINES_AHEAD: usize = 32;
 
-/// Entries from which is known how many lines those to come will take.
+/// Entries from which is known how many lines those to come will take: so many, or the first part of them.
 const SAMPLE: usize = 1 << 16;
+const SAMPLE_SHARE: u64 = 8;
 
 /// A line, and the hash of its block with the last bits replaced: they say where in the block it lies. Of a
 /// table whose partitions are renumbered, a slot, and they say which.
@@ -207,12 +208,16 @@ impl<L: Line> Shelf<L> {
     }
 
     /// Makes room for `entries` in all, going by how many lines the first took: the order is that of a hash,
-    /// so the first blocks are as good as any.
-    pub(crate) fn reserve_for(&mut self, entries: u64) -> Result<()> {
+    /// so the first blocks are as good as any. Gives whether there are enough of them to go by.
+    pub(crate) fn reserve_for(&mut self, entries: u64) -> Result<bool> {
         let have = self.len();
-        if have < SAMPLE || have as u64 >= entries {
-            return Ok(());
+        if (have as u64) < entries.div_ceil(SAMPLE_SHARE).min(SAMPLE as u64) {
+            return Ok(false);
         }
-        self.reserve_times(entries as f64 / have as f64 * 33.0 / 32.0)
+        if (have as u64) < entries {
+            let error = 8.0 / (have as f64).sqrt(); // eight standard errors of a count
+            self.reserve_times(entries as f64 / have as f64 * (1.0 + error))?;
+        }
+        Ok(true)
     }
 }

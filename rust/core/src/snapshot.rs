@@ -11,7 +11,7 @@
 //! ```
 //!
 //! Equal tables give equal bytes. Both ways are a stream: neither holds more than a frame, and the
-//! writer the places of some of the lines beside it.
+//! writer the places of some of the lines beside it, or all frames of a delta.
 
 mod columns;
 mod frames;
@@ -73,10 +73,13 @@ impl StateTable {
         let (pid, partition) = input.dictionaries(header.pid, header.partition)?;
         let bounds = KeyBounds::new(&pid, &partition);
         let (mut done, mut rows, mut before) = (0, Rows::default(), Before::default());
+        let mut has_room = false;
         while done < header.entries {
             done += rows.read(input.frames.next_frame()?, header.entries - done)?;
             table.append(&rows, &mut before, &bounds)?;
-            table.reserve_for(header.entries.min(bytes / ENTRY_BYTES_MIN as u64))?;
+            if !has_room {
+                has_room = table.reserve_for(header.entries.min(bytes / ENTRY_BYTES_MIN as u64))?;
+            }
         }
         (table.keys_mut().pid, table.keys_mut().partition) = (pid, partition);
         table.begin_changes(input.frames.checksum());
@@ -147,13 +150,10 @@ impl Delta<'_> {
     pub fn write(&self, out: &mut impl Write) -> io::Result<u32> {
         let table = self.table;
         let mut gone: Vec<(i64, i32)> = Vec::new();
-        let mut entries = table.len();
         if self.since.is_some() {
             gone = table.changes().gone().to_vec();
             gone.sort_unstable();
             gone.dedup();
-            entries = 0;
-            table.for_each_key(|pid, partition| entries += usize::from(self.has(pid, partition)));
         }
         let numbers = Renumbering::new(table.keys(), |tell| {
             gone.iter().for_each(|&(pid, partition)| tell(pid, partition));
@@ -163,6 +163,16 @@ impl Delta<'_> {
                 }
             });
         });
+        // How many entries a delta has is known once they are found: they wait until that is written.
+        let (mut waiting, mut entries) = (Vec::new(), table.len());
+        if self.since.is_some() {
+            entries = 0;
+            self.for_each_frame(&numbers, |rows| {
+                entries += rows.len();
+                waiting.push(rows.encoded());
+                io::Result::Ok(())
+            })?;
+        }
         let kind = if self.since.is_some() { DELTA } else { WHOLE };
         let [low, high] = VERSION.to_le_bytes();
         let head = [&MAGIC[..], &[low, high, kind, 0]].concat();
@@ -172,7 +182,16 @@ impl Delta<'_> {
         write_dictionary(&mut frames, &table.keys().pid.dictionary, numbers.pid.as_ref())?;
         write_dictionary(&mut frames, &table.keys().partition.dictionary, numbers.partition.as_ref())?;
         write_gone(&mut frames, &numbers, gone)?;
-        self.write_entries(&mut frames, &numbers)?;
+        for payload in &waiting {
+            frames.payload().extend_from_slice(payload);
+            frames.end_frame()?;
+        }
+        if self.since.is_none() {
+            self.for_each_frame(&numbers, |rows| {
+                rows.write(frames.payload());
+                frames.end_frame()
+            })?;
+        }
         Ok(frames.checksum())
     }
 
@@ -203,25 +222,25 @@ impl Delta<'_> {
         number(out, entries as u64);
     }
 
-    fn write_entries<W: Write>(&self, frames: &mut Writer<'_, W>, numbers: &Renumbering) -> io::Result<()> {
+    /// The entries frame by frame. `end_frame` empties what it is given.
+    fn for_each_frame(
+        &self,
+        numbers: &Renumbering,
+        mut end_frame: impl FnMut(&mut Rows) -> io::Result<()>,
+    ) -> io::Result<()> {
         let mut rows = Rows::default();
         self.table.in_order(
             numbers,
             |pid, partition| self.has(pid, partition),
             |pid, partition, span, whole| {
                 if rows.ends_before(pid, partition) {
-                    rows.write(frames.payload());
-                    frames.end_frame()?;
+                    end_frame(&mut rows)?;
                 }
                 rows.push(pid, partition, span, whole);
                 io::Result::Ok(())
             },
         )?;
-        if rows.is_empty() {
-            return Ok(());
-        }
-        rows.write(frames.payload());
-        frames.end_frame()
+        if rows.is_empty() { Ok(()) } else { end_frame(&mut rows) }
     }
 }
 

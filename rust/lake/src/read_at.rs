@@ -7,7 +7,7 @@ use parquet::file::reader::{ChunkReader, Length};
 use std::fs::File;
 use std::io::{self, BufReader, Read};
 use std::os::unix::fs::FileExt;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// Something with bytes at positions, such as a file.
 pub trait ReadAt: Send + Sync {
@@ -49,11 +49,12 @@ impl ReadAt for File {
 pub(crate) struct Source {
     reader: Arc<dyn ReadAt>,
     bytes: u64,
+    spare: Arc<Spare>,
 }
 
 impl Source {
     pub(crate) fn new(reader: Arc<dyn ReadAt>) -> io::Result<Source> {
-        Ok(Source { bytes: reader.bytes()?, reader })
+        Ok(Source { bytes: reader.bytes()?, reader, spare: Arc::default() })
     }
 
     pub(crate) fn bytes(&self) -> u64 {
@@ -88,9 +89,55 @@ impl ChunkReader for Source {
             let problem = format!("{length} bytes at {start} are wanted, the file has {}", self.bytes);
             return Err(ParquetError::EOF(problem));
         }
-        let mut buffer = vec![0; length];
-        self.read(start, &mut buffer)?;
-        Ok(buffer.into())
+        let mut lent = Lent { buffer: self.spare.take(length), length, spare: self.spare.clone() };
+        self.read(start, &mut lent.buffer[..length])?;
+        Ok(Bytes::from_owner(lent))
+    }
+}
+
+/// Buffers of pages that were read, for those to come: to fill new ones with zeros first takes half as long as to read
+/// them from memory.
+#[derive(Default)]
+struct Spare(Mutex<Vec<Vec<u8>>>);
+
+/// Buffers that are kept, and the bytes of one.
+const SPARE_MAX: usize = 2;
+const SPARE_BYTES_MAX: usize = 16 << 20;
+
+impl Spare {
+    /// A buffer of so many bytes or more.
+    fn take(&self, length: usize) -> Vec<u8> {
+        let mut buffer = self.0.lock().unwrap_or_else(PoisonError::into_inner).pop().unwrap_or_default();
+        if buffer.len() < length {
+            buffer.resize(length, 0);
+        }
+        buffer
+    }
+
+    fn give_back(&self, buffer: Vec<u8>) {
+        let mut spare = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if spare.len() < SPARE_MAX && buffer.len() <= SPARE_BYTES_MAX {
+            spare.push(buffer);
+        }
+    }
+}
+
+/// The first bytes of a buffer, which is spare again afterwards.
+struct Lent {
+    buffer: Vec<u8>,
+    length: usize,
+    spare: Arc<Spare>,
+}
+
+impl AsRef<[u8]> for Lent {
+    fn as_ref(&self) -> &[u8] {
+        &self.buffer[..self.length]
+    }
+}
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        self.spare.give_back(std::mem::take(&mut self.buffer));
     }
 }
 

@@ -159,6 +159,10 @@ pub(crate) struct Rows {
 }
 
 impl Rows {
+    pub(super) fn len(&self) -> usize {
+        self.spans.len()
+    }
+
     pub(super) fn is_empty(&self) -> bool {
         self.spans.is_empty()
     }
@@ -228,6 +232,13 @@ impl Rows {
             write(out, column, width_min);
             column.clear();
         }
+    }
+
+    /// The columns as bytes; empties them.
+    pub(super) fn encoded(&mut self) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        self.write(&mut bytes);
+        bytes
     }
 
     /// Reads a frame of at most `left` entries. Gives how many.

@@ -84,7 +84,7 @@ impl StateTable {
     }
 
     /// See [`Shelf::reserve_for`].
-    pub(crate) fn reserve_for(&mut self, entries: u64) -> Result<()> {
+    pub(crate) fn reserve_for(&mut self, entries: u64) -> Result<bool> {
         with_shelf!(&mut self.store, shelf => shelf.reserve_for(entries))
     }
 

@@ -1,0 +1,231 @@
+"""A Delta table that is deduplicated where it stands: each version takes rows out of the files that are there.
+
+    <table>/deletion_vector_<uuid>.bin            which rows of its files are gone, where the table allows vectors
+    <table>/part-<n>-<ordinal>-<attempt>.parquet  else: what is left of a file that lost rows, in its place
+    <table>/_delta_log/                           version n is the commit that has the transaction (state, n)
+    <table>/_fencepost/                           as for a table that rows are added to (`DeltaSink`)
+
+A commit says of a file that it goes (remove), and that it comes with fewer rows (add). The library writes no vectors,
+so commits are written here, and what it would have looked for is looked for here: whoever took away or compacted a
+file that loses rows, or changed the table's settings, since the rows were judged was faster. Then the version is
+abandoned and the rows are judged again, where they lie now.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, unquote, urlparse
+
+from fencepost.errors import SinkChangedError, SinkError, SourceError
+from fencepost.state.decision import APPLIED, Decision
+from fencepost.state.delta import ABANDONED_APP, FEATURES, REFUSED, DeltaSink, check_features
+from fencepost.state.delta_log import Action, Live, live_files, put_commit, read_commit
+from fencepost.state.sinks import IN_PLACE
+from fencepost.state.vectors import read_vector, rows_of
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
+
+    from fencepost.state.versions import State
+
+VECTORS = "deletionVectors"
+IN_PLACE_FEATURES = FEATURES | {"allowColumnDefaults", "generatedColumns", "identityColumns"}
+"""Table features under which rows may be taken out just so: what holds for all rows holds for some. The library does
+not write to some of these tables, so every commit is written here."""
+IN_PLACE_REFUSED = REFUSED | {"delta.appendOnly": "a rule that rows are only ever added"}
+
+
+class InPlace(DeltaSink):
+    """Takes rows that are not kept out of the table that they were read from."""
+
+    layout = IN_PLACE
+    has_schema = False
+
+    def check_table(self, table: DeltaTable) -> None:
+        """See `DeltaSink`."""
+        check_features(table, self.location, IN_PLACE_FEATURES, IN_PLACE_REFUSED, "taking rows out")
+
+    def check(self, state: State) -> None:
+        """See `Sink`."""
+        if self._open() is None:
+            raise SinkError(f"{self.location}: no Delta table, and only such can be deduplicated in place")
+        super().check(state)
+
+    def check_kept(self, table: DeltaTable, before: Decision) -> None:
+        """See `DeltaSink`: what others did to rows, the source looks for."""
+
+    def seen(self, table: DeltaTable) -> dict[str, Any]:
+        """See `DeltaSink`: also whether the table allows deletion vectors."""
+        return {**super().seen(table), "vectors": allows_vectors(table)}
+
+    def shown(self, decision: Decision) -> int:
+        """See `Sink`. Rows that were taken out are taken out: a state that went back would not know of them."""
+        raise SinkError(
+            f"{self.location}: a state does not go back where a table is deduplicated in place. RESTORE the table "
+            "instead if it has to, then rebase (`DedupJob.rebase`, `fencepost dedup --rebase`)"
+        )
+
+    def names(self, decision: Decision) -> list[str]:
+        """See `RunFolders`: files of vectors keep their names, by which the log will know them."""
+        known = super().names(decision)
+        return [own if own.endswith(".bin") else name for own, name in zip(decision.outputs.name, known, strict=True)]
+
+    # The commit
+
+    def fits(self, table: DeltaTable, decision: Decision) -> bool:
+        """See `DeltaSink`: whether the files that lose rows, and the table's settings, are as they were judged, and
+        nobody has taken rows away: a copy that stays for another one that goes might be among them."""
+        marked = set(decision.marked.path)
+        if not marked:
+            return True
+        looked, read = ((it or {}).get("version", -1) for it in (decision.sink_version, decision.source_position))
+        for version in range(min(looked, read) + 1, table.version() + 1):
+            actions = read_commit(self.location, version)
+            if actions is None or any(kind in ("protocol", "metaData") for kind, _ in actions):
+                return False
+            removed = [action for kind, action in actions if kind == "remove" and version > read]
+            if any(it.get("dataChange", True) or unquote(it["path"]) in marked for it in removed):
+                return False
+        return True
+
+    def _write(self, table: DeltaTable, decision: Decision, wanted: str, state: str) -> None:
+        from deltalake.exceptions import CommitFailedError
+
+        version = table.version() + 1
+        changes = self._checked_changes(table, decision) if wanted == APPLIED and len(decision.marked) else []
+        commit = [*_heading(decision, state, wanted), *(action for actions in changes for action in actions)]
+        if not put_commit(self.disk, self.location, version, commit):
+            raise CommitFailedError(f"version {version} is there")
+        if changes:
+            self._check_read_back(version, decision)
+
+    def _checked_changes(self, table: DeltaTable, decision: Decision) -> list[list[Action]]:
+        """What the commit says of each file that loses rows, which are at their places.
+
+        Raises SinkChangedError where they are there no more: others have given the version up.
+        """
+        self._place(decision)
+        try:
+            live = live_files(self.location, table.version())
+            changes = self._changes(table, live, decision)
+            self._check(table, live, changes, decision)
+        except SourceError as error:
+            raise SinkChangedError(str(error)) from error
+        except (FileNotFoundError, ValueError) as error:
+            raise SinkError(f"{self.location}: its log cannot be read: {error}") from error
+        return changes
+
+    def _changes(self, table: DeltaTable, live: Live, decision: Decision) -> list[list[Action]]:
+        """For each file that loses rows: that it goes, and what comes in its place, if any row is left."""
+        outputs, found = decision.outputs, []
+        files = zip(self.names(decision), outputs.bytes, outputs.rows, strict=True)
+        of_ordinal = dict(zip(outputs.ordinal, files, strict=True))
+        for it in decision.marked.each():
+            old, vector, rows = live[it["path"]], it["vector"], it["rows"]
+            new: list[Action] = []
+            if vector is not None and vector["cardinality"] < rows:
+                stats = json.loads(old.get("stats") or "{}") | {"numRecords": rows, "tightBounds": False}
+                new = [{**old, "dataChange": True, "stats": json.dumps(stats), "deletionVector": vector}]
+            elif vector is None and it["ordinal"] in of_ordinal:
+                name, size, left = of_ordinal[it["ordinal"]]
+                own = {"path": quote(name), "size": size, "modificationTime": decision.decided_ms, "dataChange": True}
+                kept: Action = {field: old[field] for field in ("partitionValues", "tags") if field in old}
+                new = [{**own, **kept, "stats": self._stats(table, name, left)}]
+            found.append([{"remove": _removed(old, decision.decided_ms)}, *({"add": action} for action in new)])
+        return found
+
+    def _check(self, table: DeltaTable, live: Live, changes: list[list[Action]], decision: Decision) -> None:
+        """What readers would not notice (doubled or vanished rows), before anybody sees it.
+
+        Raises AssertionError.
+        """
+        for it, actions in zip(decision.marked.each(), changes, strict=True):
+            path, old = it["path"], live[it["path"]]
+            gone = [(action["remove"]["path"], action["remove"].get("deletionVector")) for action in actions[:1]]
+            if gone != [(old["path"], old.get("deletionVector"))]:
+                raise AssertionError(f"{path}: does not go as it is there: {gone}")
+            before, left = _gone(self.location, old), 0
+            for action in (action["add"] for action in actions[1:]):
+                if "deletionVector" in action:
+                    left += self._left(table, action, before, it["rows"])
+                else:
+                    left += json.loads(action["stats"])["numRecords"]
+            if left != it["rows"] - len(before) - it["refused"]:
+                raise AssertionError(f"{path}: {left} rows would be left of {it['rows']}, {len(before)} were gone")
+
+    def _left(self, table: DeltaTable, action: Action, before: Any, rows: int) -> int:
+        """How many of a file's rows its new vector leaves. Raises AssertionError for a vector that it must not have."""
+        after = _gone(self.location, action)
+        if not allows_vectors(table):
+            raise AssertionError(f"{action['path']}: the table does not allow deletion vectors")
+        if not before <= after:
+            raise AssertionError(f"{action['path']}: rows that were gone would be there again")
+        if after.max() >= rows or json.loads(action["stats"])["numRecords"] != rows:
+            raise AssertionError(f"{action['path']}: row {after.max()} would be gone of {rows}")
+        return rows - len(after)
+
+    def _check_read_back(self, version: int, decision: Decision) -> None:
+        """Whether the library, which has read none of what was checked before, sees the same rows gone."""
+        import numpy as np
+        import pyarrow as pa  # type: ignore[import-untyped]
+        from deltalake import DeltaTable
+
+        table = DeltaTable(self.location, version=version)
+        vectors = pa.table(table.deletion_vectors())
+        root = _local(table.table_uri)
+        paths = [os.path.relpath(_local(uri), root) for uri in vectors["filepath"].to_pylist()]
+        gone = [len(it) - np.count_nonzero(np.asarray(it.values)) for it in vectors["selection_vector"]]
+        found = dict(zip(paths, gone, strict=True))
+        for it in decision.marked.each():
+            vector = it["vector"]
+            if vector and vector["cardinality"] < it["rows"] and found.get(it["path"]) != vector["cardinality"]:
+                raise SinkError(
+                    f"{self.location}: version {version} of the table is not what was written: of {it['path']} "
+                    f"{found.get(it['path'])} rows are gone, not {vector['cardinality']}. RESTORE it to version "
+                    f"{version - 1}"
+                )
+
+
+def allows_vectors(table: DeltaTable) -> bool:
+    """Whether rows may be taken out by deletion vectors: by the protocol readers know of them, by its settings writers
+    may use them."""
+    protocol, settings = table.protocol(), table.metadata().configuration
+    listed = VECTORS in (protocol.reader_features or ()) and VECTORS in (protocol.writer_features or ())
+    return listed and settings.get("delta.enableDeletionVectors") == "true"
+
+
+def _heading(decision: Decision, state: str, wanted: str) -> list[Action]:
+    """What a commit says of itself, and the transactions by which it is known (`ABANDONED_APP`)."""
+    info = {
+        "timestamp": decision.decided_ms,
+        "operation": "DEDUPLICATE",
+        "operationParameters": {},
+        "isBlindAppend": False,
+        "operationMetrics": {"numDeletedRows": str(sum(decision.marked.refused) if wanted == APPLIED else 0)},
+        "engineInfo": f"fencepost/{decision.fencepost}",
+        "fencepost.state": state,
+        "fencepost.version": str(decision.version),
+    }
+    apps = [state] if wanted == APPLIED else [state, state + ABANDONED_APP]
+    marks = [{"appId": app, "version": decision.version, "lastUpdated": decision.decided_ms} for app in apps]
+    return [{"commitInfo": info}, *({"txn": mark} for mark in marks)]
+
+
+def _removed(old: Action, time_ms: int) -> Action:
+    """That a file goes, just as it was: readers know it by its path and its vector."""
+    kept = ("path", "partitionValues", "size", "stats", "tags", "deletionVector")
+    own = {"deletionTimestamp": time_ms, "dataChange": True, "extendedFileMetadata": True}
+    return {name: old[name] for name in kept if name in old} | own
+
+
+def _gone(location: Path, action: Action) -> Any:
+    """The rows of a file that are gone, as a bitmap."""
+    vector = action.get("deletionVector")
+    return rows_of(read_vector(str(location), vector) if vector else None)
+
+
+def _local(uri: str) -> str:
+    return unquote(urlparse(uri).path) if uri.startswith("file:") else uri

@@ -1,0 +1,136 @@
+"""Deletion vectors of Delta tables: which rows of a file are gone, as Roaring bitmaps.
+
+    descriptor   {"storageType", "pathOrInlineDv", "offset", "sizeInBytes", "cardinality"} in the log
+    file         01 | at `offset`: length (int32, big endian) | data | CRC-32 of the data (uint32, big endian)
+    data         magic (int32, little endian) | a 64-bit Roaring bitmap in its portable form
+
+Source: the Delta protocol, section "Deletion Vector Format".
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlparse
+from uuid import UUID, uuid4
+
+from fencepost.errors import FencepostError, SourceError
+from fencepost.state.disk import Disk
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+MAGIC = (1_681_511_377).to_bytes(4, "little")
+Z85 = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
+UUID_CHARACTERS = 20
+Bitmap = bytes
+"""A 64-bit Roaring bitmap in its portable form."""
+
+
+def read_vector(root: str, descriptor: dict[str, Any]) -> Bitmap:
+    """The bitmap that a descriptor of the log stands for. Raises SourceError where it is not what the log says."""
+    kind, place, size = (descriptor[name] for name in ("storageType", "pathOrInlineDv", "sizeInBytes"))
+    if kind == "i":
+        return _bitmap(from_z85(place)[:size], descriptor, "in the log")
+    if kind == "u":
+        prefix, name = place[:-UUID_CHARACTERS], from_z85(place[-UUID_CHARACTERS:])
+        path = os.path.join(root, prefix, f"deletion_vector_{UUID(bytes=name)}.bin")
+    elif kind == "p":
+        path = unquote(urlparse(place).path)
+    else:
+        raise SourceError(f"{root}: a deletion vector of storage type '{kind}', i, u or p are known", path=root)
+    offset = descriptor.get("offset") or 0
+    try:
+        with open(path, "rb") as file:
+            file.seek(offset)
+            length, data, crc = file.read(4), file.read(size), file.read(4)
+    except FileNotFoundError:
+        raise SourceError(f"{path}: a deletion vector that the table names is gone", path=path) from None
+    if length != size.to_bytes(4, "big") or crc != zlib.crc32(data).to_bytes(4, "big"):
+        raise SourceError(f"{path}: not the deletion vector of {size} bytes that the table names", path=path)
+    return _bitmap(data, descriptor, path)
+
+
+def _bitmap(data: bytes, descriptor: dict[str, Any], where: str) -> Bitmap:
+    bitmap = data[len(MAGIC) :]
+    count = len(_library().deserialize(bitmap)) if data.startswith(MAGIC) else None
+    if count != descriptor["cardinality"]:
+        raise SourceError(f"{where}: a deletion vector of {count} rows, the table says {descriptor['cardinality']}")
+    return bitmap
+
+
+def rows_of(bitmap: Bitmap | None) -> Any:
+    """A set of rows, of pyroaring; empty for None."""
+    return _library()() if bitmap is None else _library().deserialize(bitmap)
+
+
+def ranges_of(bitmap: Bitmap) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
+    """(first rows, how many follow each other) of a bitmap, ascending."""
+    import numpy as np
+
+    rows = np.array(_library().deserialize(bitmap).to_array(), np.uint64)
+    firsts = np.flatnonzero(np.diff(rows, prepend=rows[:1] - np.uint64(2)) != 1) if len(rows) else np.zeros(0, int)
+    return rows[firsts], np.diff(np.append(firsts, len(rows))).astype(np.uint64)
+
+
+class VectorFile:
+    """A file of deletion vectors, under a name by which a table's log can tell of it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._uuid = uuid4()
+        self.path = folder / f"deletion_vector_{self._uuid}.bin"
+        self._bytes = bytearray(b"\1")
+
+    def add(
+        self, before: Bitmap | None, firsts: npt.NDArray[np.uint64], counts: npt.NDArray[np.uint64]
+    ) -> dict[str, Any]:
+        """Adds the rows that were gone before and these ranges; gives what the log will say of them."""
+        import numpy as np
+
+        rows = rows_of(before)
+        if 2 * len(firsts) > int(counts.sum()):
+            starts = np.repeat(firsts + counts - counts.cumsum(), counts.astype(np.int64))
+            rows |= _library()(starts + np.arange(len(starts), dtype=np.uint64))
+        else:
+            for first, end in zip(firsts.tolist(), (firsts + counts).tolist(), strict=True):
+                rows.add_range(first, end)
+        data = MAGIC + rows.serialize()
+        offset = len(self._bytes)
+        self._bytes += len(data).to_bytes(4, "big") + data + zlib.crc32(data).to_bytes(4, "big")
+        return {
+            "storageType": "u",
+            "pathOrInlineDv": to_z85(self._uuid.bytes),
+            "offset": offset,
+            "sizeInBytes": len(data),
+            "cardinality": len(rows),
+        }
+
+    def write(self, disk: Disk) -> int:
+        """Write it, durably but for its name; gives its bytes."""
+        disk.write(self.path, bytes(self._bytes))
+        return len(self._bytes)
+
+
+def from_z85(text: str) -> bytes:
+    """Five characters are four bytes, big endian."""
+    words = [0] * (len(text) // 5)
+    for place, character in enumerate(text):
+        words[place // 5] = words[place // 5] * 85 + Z85.index(character)
+    return b"".join(word.to_bytes(4, "big") for word in words)
+
+
+def to_z85(data: bytes) -> str:
+    """Of a multiple of four bytes."""
+    words = (int.from_bytes(data[at : at + 4], "big") for at in range(0, len(data), 4))
+    return "".join(Z85[word // 85 ** (4 - place) % 85] for word in words for place in range(5))
+
+
+def _library() -> Any:
+    try:
+        from pyroaring import BitMap64
+    except ImportError as error:
+        raise FencepostError(f"deletion vectors need fencepost[lake] ({error})") from error
+    return BitMap64
