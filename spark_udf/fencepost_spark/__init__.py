@@ -1,12 +1,16 @@
 """Deduplicates event streams identified by (pid, epoch, partition, seq) on Spark.
 
-Five doors, from the most convenient to the fastest:
+Six doors, from the most convenient to the fastest:
 
 - ``deduplicate(df)``: DataFrame in, the kept rows out, each run by itself.
 - ``verdict_udf(...)``: the verdict of every row as a column, for whoever lays out the partitions.
 - ``DedupJob(source, state, sink)``: files in, files out, with state between runs; each row counts once whatever dies.
+- ``foreach_batch(state, sink)``: the same for the batches of a stream.
 - ``register(spark)``: the first two by name, for SQL.
 - ``SparkEngine(spark)``: what that job runs its tasks on.
+
+For what is read from Kafka, ``from_headers(df)`` makes columns of the headers that hold an identity, and
+``kafka_options(options)`` warns, with a ``KafkaWarning``, of options that can cost or add rows.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -18,9 +22,22 @@ from fencepost_spark.verdicts import verdict_udf
 
 if TYPE_CHECKING:
     from fencepost_spark.jobs import DedupJob
+    from fencepost_spark.kafka import KafkaWarning, from_headers, kafka_options
     from fencepost_spark.sql import register
+    from fencepost_spark.streams import foreach_batch
 
-__all__ = ["DedupJob", "SparkEngine", "__version__", "deduplicate", "register", "verdict_udf"]
+__all__ = [
+    "DedupJob",
+    "KafkaWarning",
+    "SparkEngine",
+    "__version__",
+    "deduplicate",
+    "foreach_batch",
+    "from_headers",
+    "kafka_options",
+    "register",
+    "verdict_udf",
+]
 
 
 def __getattr__(name: str) -> Any:
@@ -29,6 +46,14 @@ def __getattr__(name: str) -> Any:
         from fencepost_spark.jobs import DedupJob
 
         return DedupJob
+    if name in ("KafkaWarning", "from_headers", "kafka_options"):
+        from fencepost_spark import kafka
+
+        return getattr(kafka, name)
+    if name == "foreach_batch":
+        from fencepost_spark.streams import foreach_batch
+
+        return foreach_batch
     if name == "register":
         from fencepost_spark.sql import register
 

@@ -8,7 +8,7 @@ from typing import Literal
 
 import pyarrow as pa  # type: ignore[import-untyped]
 from fencepost import BatchError, Columns, Policy, PolicyError, StateTable
-from fencepost.policy import check_columns, resolve
+from fencepost.policy import resolve, resolve_columns
 from fencepost.verdict import Verdict
 from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame, functions
@@ -23,7 +23,7 @@ Order = str | Column
 def deduplicate(
     df: DataFrame,
     policy: str | Policy = "any_order",
-    columns: Columns | None = None,
+    columns: Columns | str | None = None,
     order_by: Order | Sequence[Order] | None = None,
     co_located: bool = False,
     verify: bool = False,
@@ -48,12 +48,12 @@ def deduplicate(
     tasks. After a shuffle of our own there is nothing to verify. ``untracked``: as for ``StateTable``.
 
     Raises BatchError, at once, for a missing column, one of the wrong type, or a key that ``verify`` refuses;
-    PolicyError for arguments and settings that do not go together. In a task, a row outside the domain fails the query;
+    PolicyError for arguments and settings that do not go together, and for identities that are not deterministic (but
+    on Spark Connect, which does not tell). In a task, a row outside the domain fails the query;
     the message names column, row and value.
     """
     rules = resolve(policy)
-    mapped = columns or rules.columns
-    check_columns(rules, mapped)
+    mapped = resolve_columns(rules, columns)
     check_settings(df.sparkSession)
     order = _as_columns(order_by)
     if df.isStreaming:
@@ -64,6 +64,7 @@ def deduplicate(
             "have: pass order_by, the columns that give the order of arrival"
         )
     identity = _identity(df, rules, mapped)
+    _check_deterministic(df, identity)
     if not co_located:
         df = _shuffle(df, mapped, identity)
         order = order or [identity[name] for name in _after_key(mapped)]
@@ -74,7 +75,7 @@ def deduplicate(
     if order:
         keys = [identity[name] for name in _keys(mapped)]
         df = df.sortWithinPartitions(*keys, *order, *_tie_breakers(df))
-    verdict = _unused_name(df, "verdict")
+    verdict = unused_name(df, "verdict")
     kind: Literal["arrow", "pandas"] = "arrow" if has_arrow_udf() else "pandas"
     judge = verdict_udf(rules, co_located=True, columns=mapped, kind=kind, untracked=untracked)
     judged = df.select("*", judge(*(identity[name] for name in mapped.names)).alias(verdict))
@@ -176,6 +177,19 @@ def _tie_breakers(df: DataFrame) -> list[Column]:
     return [_column(field.name) for field in df.schema if is_orderable(field.dataType)]
 
 
+def _check_deterministic(df: DataFrame, identity: dict[str, Column]) -> None:
+    """Refuses identities that are drawn anew whenever a task is tried again: a row could then be judged as another one
+    than the one that is kept, and be lost. What Spark leaves of the plan says it. Spark Connect does not tell."""
+    plan = getattr(df.select(*identity.values()), "_jdf", None)
+    if plan is not None and not plan.queryExecution().optimizedPlan().deterministic():
+        raise PolicyError(
+            f"{', '.join(identity)}, or which rows there are, is drawn anew whenever a task is tried again (rand(), "
+            "uuid(), monotonically_increasing_id(), input_file_name(), a UDF that is not deterministic): rows would be "
+            "judged under one identity and kept under another. Write the frame first, or for the name of a file use "
+            "_metadata.file_path"
+        )
+
+
 def _check_keys(df: DataFrame, columns: Columns, identity: dict[str, Column]) -> None:
     """Refuses keys that lie in two tasks, by reading the key columns alone."""
     keys = [identity[name].alias(f"key_{place}") for place, name in enumerate(_keys(columns))]
@@ -218,7 +232,9 @@ def _guard_files(df: DataFrame, is_verified: bool) -> DataFrame:
             size,
             functions.lit(", or leave out co_located=True"),
         )
-        return df.where((block == size) | functions.raise_error(problem).cast("boolean"))
+        guarded = df.where((block == size) | functions.raise_error(problem).cast("boolean"))
+        guarded.select(functions.lit(0)).schema  # noqa: B018  # Spark Connect looks at nothing before it is asked
+        return guarded
     except AnalysisException as error:
         if is_verified:
             return df
@@ -229,7 +245,8 @@ def _guard_files(df: DataFrame, is_verified: bool) -> DataFrame:
         ) from error
 
 
-def _unused_name(df: DataFrame, name: str) -> str:
+def unused_name(df: DataFrame, name: str) -> str:
+    """The name, or one like it that no column of the frame has."""
     taken = {column.lower() for column in df.columns}
     while name in taken:
         name = f"_{name}"

@@ -6,6 +6,7 @@ import os
 from typing import Any
 
 from fencepost import lake
+from fencepost.state.sinks import RunFolders
 from pyspark.sql import SparkSession
 
 from fencepost_spark.engine import SparkEngine
@@ -21,7 +22,7 @@ class DedupJob(lake.DedupJob):
     """
 
     def __init__(
-        self, source: Path, state: Path, sink: Path, *, spark: SparkSession | None = None, **same: Any
+        self, source: Path, state: Path, sink: Path | RunFolders, *, spark: SparkSession | None = None, **same: Any
     ) -> None:
         """``source``, ``state``, ``sink``: folders; ``state`` may be the URI of an object store.
 
@@ -29,7 +30,7 @@ class DedupJob(lake.DedupJob):
 
         ``same``: passed on to ``fencepost.lake.DedupJob``, whose defaults hold: ``policy``, ``columns``, ``scope``,
         ``order_by``, ``rejected_max``, ``rejects``, ``max_idle_ms``, ``settle_ms``, ``clock_gap_max_ms``, ``on_reset``,
-        ``plan``, ``shards``, ``source_immutable``, ``sync`` and ``state_options``.
+        ``plan``, ``shards``, ``layout``, ``source_immutable``, ``sync`` and ``state_options``.
 
         Raises what ``fencepost.lake.DedupJob`` raises, and RuntimeError where there is no session.
         """

@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa  # type: ignore[import-untyped]
 from fencepost import BatchError, Columns, Policy, PolicyError, StateTable
-from fencepost.policy import check_columns, resolve
+from fencepost.policy import check_columns, resolve, resolve_columns
 from pyspark.sql import Row, SparkSession
 from pyspark.sql.pandas.types import to_arrow_type
 from pyspark.sql.types import DataType, IntegralType, StructType
@@ -24,7 +24,7 @@ ROWS_TOGETHER = 8_192
 
 
 def register(
-    spark: SparkSession | None = None, policy: str | Policy = "any_order", columns: Columns | None = None
+    spark: SparkSession | None = None, policy: str | Policy = "any_order", columns: Columns | str | None = None
 ) -> None:
     """Names for the SQL of a session, the active one unless given.
 
@@ -52,7 +52,9 @@ def register(
         raise RuntimeError("register() needs a Spark session: pass one, or create it first")
     judge = verdict_udf(policy, co_located=True, columns=columns, kind="arrow" if has_arrow_udf() else "pandas")
     spark.udf.register(VERDICT, judge)
-    spark.udtf.register(DEDUPLICATE, _table_function(resolve(policy), columns))
+    rules = resolve(policy)
+    mapped = None if columns is None else resolve_columns(rules, columns)
+    spark.udtf.register(DEDUPLICATE, _table_function(rules, mapped))
 
 
 @dataclass
@@ -101,7 +103,8 @@ def analyze(
     given = {name: _constant(name, it) for name, it in options.items()}
     rules = resolve(given.pop("policy", "") or policy)
     order = _names(given.pop("order_by", ""))
-    mapped = _columns(given, columns or rules.columns)
+    preset = given.pop("columns", None)
+    mapped = _columns(given, resolve_columns(rules, preset) if preset else columns or rules.columns)
     check_columns(rules, mapped)
     if not order and rules.depends_on_order:
         raise PolicyError(
@@ -127,8 +130,8 @@ def analyze(
 
 
 def _constant(name: str, argument: AnalyzeArgument) -> str:
-    if name not in ("policy", "order_by", *ROLES):
-        raise PolicyError(f"{DEDUPLICATE}: {name}: policy, order_by, {', '.join(ROLES)} were expected")
+    if name not in ("policy", "columns", "order_by", *ROLES):
+        raise PolicyError(f"{DEDUPLICATE}: {name}: policy, columns, order_by, {', '.join(ROLES)} were expected")
     if not argument.isConstantExpression or not isinstance(argument.value, str):
         raise PolicyError(f"{DEDUPLICATE}: {name}: a constant text was expected")
     return argument.value

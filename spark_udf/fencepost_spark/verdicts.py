@@ -8,7 +8,7 @@ from typing import Any, Literal
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 from fencepost import BatchError, Columns, Policy, PolicyError, StateTable, Verdicts
-from fencepost.policy import check_columns, resolve
+from fencepost.policy import resolve, resolve_columns
 from pyspark.sql import SparkSession, functions
 from pyspark.taskcontext import TaskContext
 
@@ -24,7 +24,7 @@ def verdict_udf(
     policy: str | Policy = "any_order",
     *,
     co_located: bool,
-    columns: Columns | None = None,
+    columns: Columns | str | None = None,
     kind: Literal["arrow", "pandas"] = "arrow",
     detail: bool = False,
     untracked: Literal["keep", "fail"] = "keep",
@@ -38,7 +38,8 @@ def verdict_udf(
         df.withColumn("verdict", verdict("pid", "epoch", "partition", "seq")).where("verdict in (0, 6)")
 
     ``co_located=True``: the caller's word that all rows of a key lie in one task, in order. Nothing here can check it;
-    ``deduplicate`` can. ``columns``: only named in error messages, and says how many parts pid and partition have.
+    ``deduplicate`` can. ``columns``: a Columns or the name of a preset, only named in error messages, and says how many
+    parts pid and partition have.
     ``kind``: "arrow" (PySpark 4.1 and later) or "pandas" (4.0 as well). ``untracked``: as for ``StateTable``.
 
     Gives tinyint, a ``fencepost.Verdict`` code per row, never null; with ``detail`` a struct of verdict, missing_from
@@ -58,8 +59,7 @@ def verdict_udf(
             "only if all rows of a (pid, partition) lie in one task, in order. deduplicate() arranges that by itself"
         )
     rules = resolve(policy)
-    mapped = columns or rules.columns
-    check_columns(rules, mapped)
+    mapped = resolve_columns(rules, columns)
     check_settings(SparkSession.getActiveSession())
     result = DETAIL_DDL if detail else "tinyint"
     options = {"policy": rules, "columns": mapped, "detail": detail, "untracked": untracked}

@@ -12,10 +12,9 @@ import fencepost as fp
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from conftest import HERE, settings
+from conftest import HERE, classic_only, plan_of, settings
 from fencepost_spark import deduplicate
-from pyspark.errors import PythonException
-from pyspark.errors.exceptions.captured import SparkRuntimeException
+from pyspark.errors import PythonException, SparkRuntimeException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
@@ -121,6 +120,28 @@ class TestShuffled:
         counts = deduplicate(df).groupBy(F.spark_partition_id().alias("task")).count().collect()
         assert [row.task for row in sorted(counts)] == [0, 1, 2, 3]
 
+    @pytest.mark.parametrize(
+        "cut",
+        [
+            lambda df: df.hint("rebalance"),
+            lambda df: df.hint("rebalance", "pid"),
+            lambda df: df.coalesce(1),
+            lambda df: df.repartition(7),
+            lambda df: df.union(df.limit(100)),
+        ],
+    )
+    def test_however_spark_has_cut_the_rows(self, spark: SparkSession, df: DataFrame, cut: Any) -> None:
+        """Adaptive execution joins and splits partitions before ours, and not ours."""
+        with settings(spark, spark_sql_adaptive_advisoryPartitionSizeInBytes=2000):
+            assert identities(deduplicate(cut(df))) == sorted({row[:4] for row in ROWS if row[0] not in (None, -1)})
+
+    def test_who_asks_for_some_rows_gets_kept_ones(self, df: DataFrame) -> None:
+        kept = set(identities(deduplicate(df)))
+        for use in (lambda it: it.limit(30), lambda it: it.where("seq % 7 = 3"), lambda it: it.orderBy("seq").limit(9)):
+            some = identities(use(deduplicate(df).where("pid >= 0")))
+            assert len(some) == len(set(some)) > 0
+            assert set(some) <= kept
+
     def test_the_copy_that_is_kept_follows_from_the_rows_alone(self, spark: SparkSession) -> None:
         """Whatever order they come in, as after a retried shuffle; maps cannot be sorted and do not disturb."""
         kept = set()
@@ -196,7 +217,8 @@ class TestCoLocated:
     ) -> None:
         files = [[(pid, 0, 0, seq % 50, seq) for seq in range(100)] for pid in range(4)]
         kept = deduplicate(spark.read.parquet(write_files(tmp_path / "rows", files)), co_located=True)
-        assert "Exchange" not in kept._jdf.queryExecution().executedPlan().toString()
+        assert "Exchange" not in plan_of(kept)
+        assert "Exchange" in plan_of(deduplicate(spark.read.parquet(str(tmp_path / "rows"))))
         assert sorted(row.copy for row in kept.collect()) == sorted(list(range(50)) * 4)
         assert kept.count() == 200
 
@@ -204,7 +226,7 @@ class TestCoLocated:
         files = [[(pid, 0, 0, seq % 50, seq) for seq in range(100)] for pid in range(4)]
         with settings(spark, spark_sql_files_maxPartitionBytes=1 << 40, spark_sql_files_minPartitionNum=1):
             df = spark.read.parquet(write_files(tmp_path / "rows", files))
-            assert df.rdd.getNumPartitions() == 1
+            assert df.select(F.spark_partition_id()).distinct().count() == 1
             assert deduplicate(df, co_located=True).count() == 200
 
     @pytest.mark.parametrize(
@@ -280,6 +302,28 @@ class TestCoLocated:
 
 class TestRefused:
     """What is refused at once, before Spark runs anything."""
+
+    @classic_only
+    @pytest.mark.parametrize(
+        "change",
+        [
+            lambda df: df.withColumn("seq", F.monotonically_increasing_id()),
+            lambda df: df.withColumn("pid", (F.rand() * 10).cast("long")),
+            lambda df: df.withColumn("pid", F.uuid()),
+            lambda df: df.withColumn("partition", F.hash(F.input_file_name())),
+            lambda df: df.withColumn("seq", F.udf(lambda seq: seq, "int").asNondeterministic()("seq")),
+            lambda df: df.where(F.rand() < 0.5),
+            lambda df: df.withColumn("pid", F.uuid()).union(df.withColumn("pid", F.lit("x"))),
+        ],
+    )
+    def test_identities_that_are_drawn_anew(self, df: DataFrame, change: Callable[[DataFrame], DataFrame]) -> None:
+        for co_located in (False, True):
+            with pytest.raises(fp.PolicyError, match=r"^pid, epoch, partition, seq, or which rows there are, is drawn"):
+                deduplicate(change(df), co_located=co_located)
+
+    def test_other_columns_may_be_drawn_anew(self, df: DataFrame) -> None:
+        drawn = df.withColumn("noise", F.rand()).withColumn("id", F.uuid()).sample(1.0, seed=1)
+        assert deduplicate(drawn).count() == deduplicate(df).count() == KEPT
 
     @pytest.mark.parametrize(
         ("ddl", "column", "message"),

@@ -93,7 +93,7 @@ def test_columns_of_the_registration(spark: SparkSession) -> None:
         ("TABLE(events), seq => 'nowhere'", "column 'nowhere': missing"),
         ("TABLE(events), seq => 'payload'", "column 'payload'"),
         ("TABLE(events), seq => 1", "seq: a constant text was expected"),
-        ("TABLE(events), colour => 'red'", "colour: policy, order_by"),
+        ("TABLE(events), colour => 'red'", "colour: policy, columns, order_by"),
         ("1", "the first argument is the table"),
     ],
 )

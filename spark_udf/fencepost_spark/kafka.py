@@ -1,0 +1,335 @@
+"""Kafka as a source: identities from headers, and what can be known of a stream beside its rows.
+
+Spark hands the batches of a stream over without a word on where they are from. The running query knows: the options of
+its sources, and the offsets that the batch was pinned to. They are read there, driver side, and where a version of
+Spark does not show them nothing is checked.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from fencepost.errors import BatchError, SourceError
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+from pyspark.sql import Column, DataFrame, SparkSession, functions
+
+from fencepost_spark.frames import quoted, unused_name
+
+SECONDS = 30.0
+"""How long a broker may take to answer."""
+INTEGER = r"\A-?[0-9]{1,19}\z"
+SHOWN_MAX = 100
+"""Characters of a header that an error shows."""
+SERVERS, ISOLATION, LOSS = "kafka.bootstrap.servers", "kafka.isolation.level", "failondataloss"
+
+Offsets = dict[str, dict[str, int]]
+"""By topic, by partition (as text, as the connector writes it): the offset after the last one that was read."""
+
+
+class KafkaWarning(UserWarning):
+    """A stream or a frame is read from Kafka in a way that can cost or add rows."""
+
+
+@dataclass(frozen=True)
+class Topic:
+    """A topic as its brokers know it now."""
+
+    id: str
+    """Another one for a topic that was deleted and created anew under its old name."""
+    first: Mapping[int, int]
+    """The first offset that is still there, by partition."""
+
+
+Describe = Callable[[Sequence[str]], Mapping[str, Topic]]
+
+
+# Headers
+
+
+def from_headers(
+    df: DataFrame,
+    pid: str = "pid",
+    epoch: str | None = "epoch",
+    seq: str = "seq",
+    *,
+    pid_type: Literal["bigint", "string"] = "bigint",
+    headers: str = "headers",
+    malformed: Literal["fail", "untracked"] = "fail",
+) -> DataFrame:
+    """``df`` with a column for each of these headers, of the same name: the identity that a producer has stamped.
+
+    ``df``: with the connector's column ``headers`` (option ``includeHeaders``). Values are text: decimal integers,
+    which become bigint (epoch: int), or with ``pid_type="string"`` a pid of any text. Nothing is read here: these are
+    column expressions, without Python.
+
+    A row without the header ``pid`` (or with null in it) has null there, and is UNTRACKED wherever it is judged. What
+    else is not an identity (no integer, ``epoch`` or ``seq`` absent beside a pid, a header that stands there twice with
+    different values) fails the query with a message that names header, value and offset, or with
+    ``malformed="untracked"`` makes all of the row's columns null. A header that is repeated with the same value counts
+    once.
+
+    Raises BatchError for a column that is missing or in the way; ValueError for arguments that make no sense.
+    """
+    if pid_type not in ("bigint", "string") or malformed not in ("fail", "untracked"):
+        expected = "'bigint' or 'string', and 'fail' or 'untracked' were expected"
+        raise ValueError(f"pid_type={pid_type!r}, malformed={malformed!r}: {expected}")
+    names = [name for name in (pid, epoch, seq) if name is not None]
+    if headers not in df.columns:
+        raise BatchError(
+            f"column '{headers}': missing; the connector gives it with .option('includeHeaders', 'true')",
+            column=headers,
+        )
+    for name in names:
+        if name.lower() in {it.lower() for it in df.columns}:
+            raise BatchError(
+                f"column '{name}': is there already, and the header '{name}' would replace it", column=name
+            )
+    types = {pid: pid_type, seq: "bigint"} | ({} if epoch is None else {epoch: "int"})
+    # In steps, with columns between them: what is used ten times would be computed ten times.
+    between = [unused_name(df, f"_header_{place}") for place in range(len(names))]
+    found = [_Header(name, types[name], functions.col(column)) for name, column in zip(names, between, strict=True)]
+    read = df.withColumns({column: _values(headers, name) for name, column in zip(names, between, strict=True)})
+    problem = unused_name(df, "_header_problem")
+    judged = read.withColumn(problem, _problem_of(found, _place(df)))
+    columns = {}
+    for header in found:
+        wrong = functions.raise_error(functions.col(problem)) if malformed == "fail" else functions.lit(None)
+        is_right = functions.col(problem).isNull()
+        columns[header.name] = functions.when(is_right, header.value).otherwise(wrong.cast(header.kind))
+    return judged.withColumns(columns).drop(*between, problem)
+
+
+def _values(headers: str, name: str) -> Column:
+    """The different values of the headers of this name."""
+    same = functions.filter(functions.col(quoted(headers)), lambda it: it["key"] == name)
+    return functions.array_distinct(functions.transform(same, lambda it: it["value"]))
+
+
+def _problem_of(found: Sequence[_Header], place: Column) -> Column:
+    """What is wrong with a row's headers, the pid's first; null where nothing is."""
+    pid, *others = found
+    problem = functions.coalesce(pid.problem(), *(it.problem(needed_by=pid.name) for it in others))
+    # Without a pid the rest is not looked at, as everywhere.
+    return functions.when(~pid.is_absent, functions.concat(functions.lit("fencepost: "), problem, place))
+
+
+class _Header:
+    """The expressions of one header, whose different values are in a column."""
+
+    def __init__(self, name: str, kind: str, values: Column) -> None:
+        self.name, self.kind = name, kind
+        self.raw = functions.get(values, functions.lit(0))
+        self.is_repeated = functions.coalesce(functions.size(values), functions.lit(0)) > 1
+        self.is_absent = self.raw.isNull() & ~self.is_repeated
+        text = self.raw.cast("string")
+        is_right = functions.is_valid_utf8(text) if kind == "string" else text.rlike(INTEGER)
+        self.value = functions.when(is_right, text.try_cast(kind))
+
+    def problem(self, needed_by: str | None = None) -> Column:
+        """What is wrong, null where nothing is. `needed_by`: the header beside which this one must not be absent."""
+        text = functions.coalesce(
+            functions.try_validate_utf8(self.raw.cast("string")),
+            functions.concat(functions.lit("0x"), functions.hex(self.raw)),
+        )
+        shown = functions.concat(
+            functions.lit(f"header '{self.name}': '"), functions.left(text, functions.lit(SHOWN_MAX))
+        )
+        expected = "' is not text" if self.kind == "string" else f"' is not an integer of type {self.kind}"
+        problem = functions.when(
+            self.is_repeated, functions.lit(f"header '{self.name}': stands there several times with different values")
+        ).when(self.raw.isNotNull() & self.value.isNull(), functions.concat(shown, functions.lit(expected)))
+        if needed_by is None:
+            return problem
+        absent = functions.lit(f"header '{self.name}': is absent, but '{needed_by}' is there")
+        return problem.when(self.is_absent, absent)
+
+
+def _place(df: DataFrame) -> Column:
+    """Where a row lies, as far as the frame tells."""
+    parts = [
+        functions.concat(
+            functions.lit(f"{name} "), functions.coalesce(functions.col(name).cast("string"), functions.lit("?"))
+        )
+        for name in ("topic", "partition", "offset")
+        if name in df.columns
+    ]
+    if not parts:
+        return functions.lit("")
+    return functions.concat(functions.lit(" ("), functions.concat_ws(", ", *parts), functions.lit(")"))
+
+
+# Options
+
+
+def kafka_options(options: Mapping[str, str]) -> dict[str, str]:
+    """The options for ``spark.read`` or ``spark.readStream``, looked at: ``.options(**kafka_options(options))``.
+
+    Warns with KafkaWarning where ``kafka.isolation.level`` is not ``read_committed``: the connector then also gives
+    rows of transactions that were aborted; and where ``failOnDataLoss`` is false, which has rows that are gone from a
+    topic passed over. ``foreach_batch`` looks at a stream's options by itself; those of a frame cannot be seen later.
+    """
+    for problem in _problems({name.lower(): str(value) for name, value in options.items()}):
+        warnings.warn(problem, KafkaWarning, stacklevel=2)
+    return dict(options)
+
+
+def _problems(options: Mapping[str, str]) -> Iterator[str]:
+    """What is wrong with options, whose names are in small letters."""
+    level = options.get(ISOLATION)
+    if level != "read_committed":
+        found = "is not set, and then is read_uncommitted" if level is None else f"is {level}"
+        yield (
+            f"kafka.isolation.level {found}: rows of aborted transactions are read too, and kept. "
+            "Set it to read_committed"
+        )
+    if options.get(LOSS, "true").lower() == "false":
+        yield (
+            "failOnDataLoss is false: rows that are deleted before they were read are passed over. Leave it out, "
+            "unless a loss is known and the query is to go on after it"
+        )
+
+
+# Streams
+
+
+@dataclass(frozen=True)
+class KafkaSource:
+    """A source of a running query, as the batch sees it that the query is at."""
+
+    options: Mapping[str, str]
+    """By name in small letters."""
+    start: Offsets
+    end: Offsets
+
+    def position(self, topics: Mapping[str, Topic]) -> dict[str, Any]:
+        """What a decision says of it."""
+        return {
+            "start": self.start,
+            "end": self.end,
+            "ids": {name: topics[name].id for name in self.end if name in topics},
+        }
+
+
+def kafka_sources(spark: SparkSession, query: str) -> list[KafkaSource]:
+    """Those of a running query that are Kafka, in the order of its plan; none where this Spark does not show them."""
+    try:
+        jvm: Any = spark.sparkContext._jvm
+        shared = spark._jsparkSession.sharedState()
+        execution = shared.activeStreamingQueries().get(jvm.java.util.UUID.fromString(query))
+        leaves = execution.logicalPlan().collectLeaves()
+        found = (_source_of(leaves.apply(place), execution) for place in range(leaves.size()))
+        return [source for source in found if source is not None]
+    except (Py4JError, PySparkException, AttributeError, TypeError, ValueError):
+        return []
+
+
+def _source_of(leaf: Any, execution: Any) -> KafkaSource | None:
+    if leaf.getClass().getSimpleName() != "StreamingDataSourceV2ScanRelation":
+        return None
+    options = {name.lower(): value for name, value in leaf.relation().options().asCaseSensitiveMap().items()}
+    if SERVERS not in options:
+        return None
+    start, end = (
+        json.loads(offsets.get(leaf.stream()).get().json()) if offsets.contains(leaf.stream()) else {}
+        for offsets in (execution.committedOffsets(), execution.availableOffsets())
+    )
+    return KafkaSource(options, start, end)
+
+
+def warn_of(sources: Sequence[KafkaSource]) -> None:
+    """Warns of options that can cost or add rows."""
+    for problem in dict.fromkeys(problem for source in sources for problem in _problems(source.options)):
+        warnings.warn(problem, KafkaWarning, stacklevel=4)
+
+
+def check_continuity(
+    state: str, sources: Sequence[KafkaSource], topics: Mapping[str, Topic], before: dict[str, Any] | None, same: bool
+) -> None:
+    """Refuses topics that are not those of the version before, or that end or begin elsewhere than where it stopped.
+
+    ``before``: the position of that version; ``same``: whether it is of the same query, whose offsets go on from there.
+    Raises SourceError.
+    """
+    known = (before or {}).get("kafka") or []
+    if len(known) != len(sources):
+        return
+    for source, last in zip(sources, known, strict=True):
+        for topic, ends in source.end.items():
+            _check_id(state, topic, topics.get(topic), last["ids"].get(topic))
+            for partition, end in ends.items() if same else ():
+                _check_end(
+                    state, f"topic {topic}, partition {partition}", end, last["end"].get(topic, {}).get(partition)
+                )
+    for source in sources:
+        for topic, starts in source.start.items():
+            for partition, start in starts.items():
+                first = topics[topic].first.get(int(partition)) if topic in topics else None
+                _check_first(
+                    f"topic {topic}, partition {partition}", start, source.end[topic].get(partition, start), first
+                )
+
+
+REMEDY = (
+    "Nothing was written. Give the topic as it is now a state, a sink and a checkpoint of its own; where rows have an "
+    "identity of their own, apart from offsets, on_reset='report' goes on with this state"
+)
+
+
+def _check_id(state: str, topic: str, found: Topic | None, known: str | None) -> None:
+    if found is not None and known is not None and found.id != known:
+        raise SourceError(
+            f"{state}: topic {topic}: was recreated: its id is {found.id}, and was {known} when the last batch was "
+            f"read. Its offsets begin anew, so new rows would be taken for old ones. {REMEDY}"
+        )
+
+
+def _check_end(state: str, place: str, end: int, known: int | None) -> None:
+    if known is not None and end < known:
+        raise SourceError(
+            f"{state}: {place}: ends at offset {end}, and was read up to {known} before: the topic was recreated or "
+            f"its log was cut, so new rows would be taken for old ones. {REMEDY}"
+        )
+
+
+def _check_first(place: str, start: int, end: int, first: int | None) -> None:
+    if first is not None and start < end and start < first:
+        raise SourceError(
+            f"{place}: offsets {start} to {min(first, end) - 1} were deleted before they were read. Nothing was "
+            "written. Where the loss is known and accepted, on_reset='report' goes on behind it"
+        )
+
+
+def describe_topics(settings: Mapping[str, str]) -> Describe:
+    """For ``foreach_batch(topics=...)``: asks the brokers for the ids of topics and where their logs begin.
+
+    ``settings``: of a client of librdkafka, ``bootstrap.servers`` at least. Needs the package confluent-kafka, and
+    raises SourceError where it is not installed, or brokers do not answer.
+    """
+    try:
+        from confluent_kafka import KafkaException, TopicCollection, TopicPartition, admin
+    except ModuleNotFoundError as problem:
+        raise SourceError("confluent-kafka is not installed: pip install confluent-kafka") from problem
+    library: Any = admin  # which does not say of all its names that they are exported
+    client = library.AdminClient(dict(settings))
+    earliest = library.OffsetSpec.earliest()
+
+    def describe(names: Sequence[str]) -> dict[str, Topic]:
+        try:
+            asked = client.describe_topics(TopicCollection(list(names)), request_timeout=SECONDS)
+            topics = {name: it.result() for name, it in asked.items()}
+            places = [TopicPartition(name, it.id) for name, topic in topics.items() for it in topic.partitions]
+            begins = client.list_offsets(dict.fromkeys(places, earliest), request_timeout=SECONDS)
+            first = {(it.topic, it.partition): answer.result().offset for it, answer in begins.items()}
+        except KafkaException as problem:
+            raise SourceError(f"topics {', '.join(names)}: {problem}") from problem
+        return {
+            name: Topic(str(topic.topic_id), {it.id: first[name, it.id] for it in topic.partitions})
+            for name, topic in topics.items()
+        }
+
+    return describe

@@ -1,0 +1,172 @@
+"""Two workers, an environment that is shipped to them, attempts beside each other, and machines that are lost."""
+
+from __future__ import annotations
+
+import random
+import re
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from conftest import PYTHON, ROOT, SHIPPED
+from disturbances import (
+    DOOMED_HOST,
+    SLOW_HOST,
+    Deadly,
+    Disturbance,
+    DisturbedEngine,
+    PassOn,
+    Slow,
+    Together,
+    Victim,
+    Where,
+)
+from faults.cases import finish, prepare
+from faults.driver import Drive
+from faults.mutants import MUTANTS
+from faults.spark import small_tasks
+from faults.world import demand, job, visible
+from fencepost import SinkChangedError
+from fencepost.lake import DedupJob
+from fencepost.state.sinks import RunFolders
+from fencepost_spark import SparkEngine, deduplicate, register
+from pyspark.sql import DataFrame, SparkSession
+from standalone import HOSTS, Cluster, read_json, wait_until
+
+DDL = "pid long, epoch short, partition int, seq int, copy int"
+KEPT = [(pid, pid % 2, partition, seq, 0) for pid in range(5) for partition in range(3) for seq in range(100)]
+ROWS = [(*row[:-1], copy) for row in KEPT for copy in range(3)]
+
+
+def tasks(spark: SparkSession) -> list[dict[str, Any]]:
+    """Every attempt of every task that the web pages know of, with the stage that it is of, and which time that ran."""
+    context = spark.sparkContext
+    url = f"{context.uiWebUrl}/api/v1/applications/{context.applicationId}/stages?details=true&length=100000"
+    return [
+        task | {"stage": stage["stageId"], "round": stage["attemptId"]}
+        for stage in read_json(url)
+        for task in stage.get("tasks", {}).values()
+    ]
+
+
+class Attempts:
+    """Those that begin from now on."""
+
+    def __init__(self, spark: SparkSession) -> None:
+        self.spark, self.before = spark, {task["taskId"] for task in tasks(spark)}
+
+    def new(self) -> list[dict[str, Any]]:
+        return [task for task in tasks(self.spark) if task["taskId"] not in self.before]
+
+    def rescued(self) -> list[dict[str, Any]]:
+        """Speculative attempts that won against one on the slow host."""
+        found = self.new()
+        lost = {(it["stage"], it["index"]) for it in found if (it["host"], it["status"]) == (SLOW_HOST, "KILLED")}
+        won = [it for it in found if it["speculative"] and it["status"] == "SUCCESS"]
+        return [it for it in won if it["host"] != SLOW_HOST and (it["stage"], it["index"]) in lost]
+
+    def failed(self) -> list[dict[str, Any]]:
+        return [it for it in self.new() if (it["host"], it["status"]) == (DOOMED_HOST, "FAILED")]
+
+
+@pytest.fixture
+def marks(tmp_path: Path) -> Path:
+    folder = tmp_path / "marks"
+    folder.mkdir()
+    return folder
+
+
+def run_disturbed(root: Path, spark: SparkSession, stages: tuple[str, ...], disturb: Disturbance, marks: Path) -> None:
+    """A version, disturbed. Files and state are those of a twin on threads, and what losers left is collected."""
+    drive = Drive()
+    world = prepare(root, drive)
+    with small_tasks():
+        report = job(world, {"shards": 4}, engine=DisturbedEngine(spark, stages, disturb)).run()
+    demand(report.version == 2 and report.engine == "spark", f"version {report.version}, engine {report.engine}")
+    before = visible(world)
+    demand(any(marks.iterdir()), "no task was disturbed")
+    wait_until(lambda: not any(Path("/proc", mark.name).exists() for mark in marks.iterdir()), "a loser goes on")
+    demand(visible(world) == before, "a loser changed what others see")
+    finish(world, drive, collect=True)
+
+
+def test_each_worker_runs_what_was_shipped(spark: SparkSession, cluster: Cluster, marks: Path) -> None:
+    found = SparkEngine(spark).run("where", Where(marks), range(4))
+    assert {host for host, _, _ in found} == set(HOSTS)
+    for host, interpreter, files in found:
+        # <work folder>/<application>/<executor>/environment
+        (unpacked,) = {Path(*Path(file).relative_to(cluster.work_of(host)).parts[:3]) for file in [interpreter, *files]}
+        assert unpacked.name == "environment"
+
+
+def test_losers_leave_no_trace(spark: SparkSession, tmp_path: Path, marks: Path) -> None:
+    attempts = Attempts(spark)
+    run_disturbed(tmp_path, spark, ("scan", "judge", "write"), Slow(marks), marks)
+    wait_until(attempts.rescued, "no speculative attempt won")
+
+
+def test_a_job_that_shows_what_losers_wrote_is_found_out(
+    spark: SparkSession, tmp_path: Path, marks: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By its own check, even: so there was something to show."""
+    monkeypatch.setattr(RunFolders, "collect", RunFolders.collect)  # to be restored
+    MUTANTS["collects_all"](cast(DedupJob, None))
+    with pytest.raises(SinkChangedError, match="not what version 2 decided"):
+        run_disturbed(tmp_path, spark, ("write",), Slow(marks), marks)
+
+
+@pytest.mark.parametrize(("victim", "stage"), [("executor", "judge"), ("worker", "write")])
+def test_a_run_outlives_what_it_runs_on(
+    spark: SparkSession, cluster: Cluster, tmp_path: Path, marks: Path, victim: Victim, stage: str
+) -> None:
+    attempts = Attempts(spark)
+    run_disturbed(tmp_path, spark, (stage,), Deadly(marks, victim), marks)
+    assert cluster.is_running(DOOMED_HOST) == (victim == "executor")
+    wait_until(attempts.failed, "no task was lost")
+
+
+def test_a_frame_with_attempts_beside_each_other(spark: SparkSession, marks: Path) -> None:
+    attempts = Attempts(spark)
+    assert collected(deduplicate(pass_on(frame(spark), Slow(marks)))) == KEPT
+    wait_until(attempts.rescued, "no speculative attempt won")
+
+
+def test_a_frame_whose_shuffle_is_lost(spark: SparkSession, cluster: Cluster, marks: Path) -> None:
+    """With a worker goes what its tasks have shuffled: they run again, and rows come in another order."""
+    attempts, together, doomed = Attempts(spark), marks / "together", marks / "doomed"
+    together.mkdir()
+    doomed.mkdir()
+    rows = pass_on(frame(spark, 2), Together(together))  # each worker has shuffled one of two
+    assert collected(pass_on(deduplicate(rows), Deadly(doomed, "worker"))) == KEPT
+    assert not cluster.is_running(DOOMED_HOST)
+    wait_until(lambda: any(task["round"] for task in attempts.new()), "nothing was shuffled again")
+
+
+def test_a_table_function_of_sql(spark: SparkSession) -> None:
+    """Spark asks it on the driver what it gives, with the interpreter that tasks have."""
+    register(spark)
+    frame(spark).createOrReplaceTempView("events")
+    assert collected(spark.sql("SELECT * FROM fencepost_deduplicate(TABLE(events))")) == KEPT
+
+
+def test_the_page_says_what_is_done_here() -> None:
+    page = (ROOT / "docs" / "cluster.md").read_text()
+    (installed,) = re.findall(r"pip install (.*)", page)
+    needed = [line for line in (ROOT / "requirements" / "workers.in").read_text().splitlines() if line.isalnum()]
+    assert len(needed) == 2
+    assert set(installed.split()) == {*needed, "fencepost-*.whl", "fencepost_spark-*.whl", "venv-pack"}
+    for setting in (SHIPPED, PYTHON):
+        assert setting in page
+
+
+def frame(spark: SparkSession, partitions: int = 4) -> DataFrame:
+    rows = random.Random(1).sample(ROWS, len(ROWS))
+    return spark.createDataFrame(rows, DDL).repartition(partitions)
+
+
+def pass_on(df: DataFrame, disturb: Disturbance) -> DataFrame:
+    return df.mapInArrow(PassOn(disturb), df.schema)
+
+
+def collected(df: DataFrame) -> list[tuple[Any, ...]]:
+    return sorted(tuple(row) for row in df.collect())

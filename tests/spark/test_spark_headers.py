@@ -1,0 +1,108 @@
+"""`from_headers`: identities that producers have stamped on the headers of their rows, right, wrong and absent."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import fencepost as fp
+import pytest
+from fencepost_spark import deduplicate, from_headers
+from pyspark.errors import SparkRuntimeException
+from pyspark.sql import DataFrame, SparkSession
+
+DDL = "topic string, partition int, offset bigint, headers array<struct<key: string, value: binary>>"
+GOOD = {"pid": b"7", "epoch": b"0", "seq": b"5"}
+Headers = list[tuple[str, bytes | None]] | None
+
+
+def frame(spark: SparkSession, *rows: Headers) -> DataFrame:
+    return spark.createDataFrame([("t", 0, offset, headers) for offset, headers in enumerate(rows)], DDL)
+
+
+def headers(**changed: bytes | None) -> Headers:
+    return list((GOOD | changed).items())
+
+
+def columns(df: DataFrame) -> list[tuple[Any, ...]]:
+    return [tuple(row) for row in df.select("pid", "epoch", "seq").collect()]
+
+
+def test_headers_become_columns(spark: SparkSession) -> None:
+    rows = [
+        headers(),
+        [("other", b"x"), *reversed(headers() or [])],
+        headers(pid=b"9223372036854775807", epoch=b"32767"),
+        headers(pid=b"-1"),
+        [*(headers() or []), ("seq", b"5")],  # stamped twice, by a producer and what stands between
+        None,
+        [],
+        headers(pid=None),
+        [("seq", b"rubbish")],  # without a pid nobody looks at the rest
+    ]
+    found = from_headers(frame(spark, *rows))
+    assert found.columns == ["topic", "partition", "offset", "headers", "pid", "epoch", "seq"]
+    assert [found.schema[name].dataType.simpleString() for name in ("pid", "epoch", "seq")] == [
+        "bigint",
+        "int",
+        "bigint",
+    ]
+    good = (7, 0, 5)
+    assert columns(found) == [
+        good,
+        good,
+        (2**63 - 1, 32767, 5),
+        (-1, 0, 5),
+        good,
+        (None, None, None),
+        (None, None, None),
+        (None, 0, 5),
+        (None, None, None),
+    ]
+    kept = deduplicate(found, columns="kafka-producer")
+    assert kept.count() == 1 + 1 + 5
+
+
+WRONG = {
+    "header 'pid': 'seven' is not an integer of type bigint": headers(pid=b"seven"),
+    "header 'pid': '' is not an integer of type bigint": headers(pid=b""),
+    "header 'seq': ' 5' is not an integer of type bigint": headers(seq=b" 5"),
+    "header 'seq': '5\n' is not an integer of type bigint": headers(seq=b"5\n"),
+    "header 'seq': '9223372036854775808' is not an integer of type bigint": headers(seq=b"9223372036854775808"),
+    "header 'epoch': '2147483648' is not an integer of type int": headers(epoch=b"2147483648"),
+    "header 'seq': '0xFF00' is not an integer of type bigint": headers(seq=b"\xff\x00"),
+    "header 'seq': is absent, but 'pid' is there": [("pid", b"7"), ("epoch", b"0")],
+    "header 'epoch': is absent, but 'pid' is there": headers(epoch=None),
+    "header 'seq': stands there several times with different values": [*(headers() or []), ("seq", b"6")],
+    "header 'pid': stands there several times with different values": [("pid", None), *(headers() or [])],
+}
+
+
+@pytest.mark.parametrize("message", WRONG)
+def test_what_is_no_identity_fails_by_name(spark: SparkSession, message: str) -> None:
+    with pytest.raises(SparkRuntimeException) as caught:
+        from_headers(frame(spark, headers(), WRONG[message])).collect()
+    assert f"fencepost: {message} (topic t, partition 0, offset 1)" in str(caught.value)
+
+
+def test_what_is_no_identity_may_be_untracked(spark: SparkSession) -> None:
+    found = from_headers(frame(spark, headers(), *WRONG.values()), malformed="untracked")
+    assert columns(found) == [(7, 0, 5), *[(None, None, None)] * len(WRONG)]
+    assert deduplicate(found, columns="kafka-producer").count() == 1 + len(WRONG)
+
+
+def test_other_names_and_pids_that_are_text(spark: SparkSession) -> None:
+    rows = frame(spark, [("x-device", "gerät-7".encode()), ("n", b"3")], [("x-device", b"\xff"), ("n", b"3")])
+    found = from_headers(rows, "x-device", None, "n", pid_type="string", malformed="untracked")
+    assert [(row["x-device"], row["n"]) for row in found.collect()] == [("gerät-7", 3), (None, None)]
+    with pytest.raises(SparkRuntimeException, match="header 'x-device': '0xFF' is not text"):
+        from_headers(rows.drop("topic", "partition", "offset"), "x-device", None, "n", pid_type="string").collect()
+
+
+def test_arguments_that_make_no_sense(spark: SparkSession) -> None:
+    rows = frame(spark, headers())
+    with pytest.raises(fp.BatchError, match=r"column 'headers': missing; .*includeHeaders"):
+        from_headers(rows.drop("headers"))
+    with pytest.raises(fp.BatchError, match="column 'offset': is there already"):
+        from_headers(rows, seq="offset")
+    with pytest.raises(ValueError, match=r"malformed='drop': .* 'fail' or 'untracked' were expected"):
+        from_headers(rows, malformed="drop")  # type: ignore[arg-type]

@@ -1,0 +1,244 @@
+"""`foreach_batch`: batches of a query as versions of a state, whatever dies between them."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import fencepost as fp
+import polars as pl
+import polars.testing
+import pyarrow as pa  # type: ignore[import-untyped]
+import pytest
+from fencepost import state
+from fencepost.lake.run import Run
+from fencepost.state.sinks import RunFolders
+from fencepost_spark.streams import QUERY_ID, BatchWriter, foreach_batch
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+from test_lake import SCHEMA, first_of_each, land, make_rows, read_sink
+
+DDL = "pid bigint, epoch smallint, partition int, seq int, origin string"
+
+
+def stream(
+    spark: SparkSession, root: Path, write: Callable[[DataFrame, int], None], checkpoint: str = "checkpoint"
+) -> None:
+    """Read what is new in the landing folder, a file a batch, and end."""
+    frame = spark.readStream.schema(DDL).option("maxFilesPerTrigger", 1).parquet(str(root / "source"))
+    query = (
+        frame.writeStream.foreachBatch(write)
+        .option("checkpointLocation", str(root / checkpoint))
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+
+
+def writer(root: Path, **options: Any) -> BatchWriter:
+    return foreach_batch(root / "state", root / "sink", **options)
+
+
+def land_some(root: Path, *seeds: int) -> None:
+    for seed in seeds:
+        land(root / "source", f"{seed}.parquet", make_rows(seed, 300))
+
+
+def assert_kept(root: Path, *seeds: int) -> None:
+    """Each identity once, each untracked row once. Which of two copies stays depends on the order of batches."""
+    rows = pl.DataFrame(pa.concat_tables([make_rows(seed, 300) for seed in seeds]))
+    keys = ["pid", "epoch", "partition", "seq"]
+    found = read_sink(root).select(SCHEMA.names)
+    assert set(found["origin"]) <= set(rows["origin"])
+    polars.testing.assert_frame_equal(found.select(keys).sort(keys), first_of_each(rows).select(keys).sort(keys))
+
+
+def test_each_batch_is_a_version(spark: SparkSession, tmp_path: Path) -> None:
+    land_some(tmp_path, 0, 1)
+    write = writer(tmp_path)
+    stream(spark, tmp_path, write)
+    land_some(tmp_path, 2)
+    stream(spark, tmp_path, write)
+    assert_kept(tmp_path, 0, 1, 2)
+    opened = state.open(tmp_path / "state")
+    positions = [opened.version(it).source_position for it in range(1, opened.decided() + 1)]
+    assert [it["batch"] for it in positions if it] == [0, 1, 2]
+    assert len({it["query"] for it in positions if it}) == 1
+    assert write.report is not None
+    assert (write.report.version, write.report.rows) == (3, 300)
+    assert not list((tmp_path / "sink.batches").iterdir())
+
+
+def test_a_restart_goes_on_where_it_was(spark: SparkSession, tmp_path: Path) -> None:
+    for seed in range(3):
+        land_some(tmp_path, seed)
+        stream(spark, tmp_path, writer(tmp_path))
+    assert_kept(tmp_path, 0, 1, 2)
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_a_batch_that_is_delivered_again(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: bool
+) -> None:
+    """The driver fails between decision and output, or when the batch is over and Spark does not know it yet."""
+    land_some(tmp_path, 0)
+    stream(spark, tmp_path, writer(tmp_path))
+    land_some(tmp_path, 1)
+    write = writer(tmp_path)
+    real = RunFolders.apply
+
+    def dying(*arguments: Any) -> str:
+        raise OSError("no power")
+
+    def late(batch: DataFrame, number: int) -> None:
+        write(batch, number)
+        raise OSError("no power")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunFolders, "apply", real if after else dying)
+        with pytest.raises(StreamingQueryException, match="no power"):
+            stream(spark, tmp_path, late if after else write)
+    land_some(tmp_path, 2)
+    stream(spark, tmp_path, writer(tmp_path))
+    assert_kept(tmp_path, 0, 1, 2)
+    assert state.open(tmp_path / "state").decided() == 3
+
+
+def test_a_new_checkpoint_is_adopted_or_refused(spark: SparkSession, tmp_path: Path) -> None:
+    land_some(tmp_path, 0, 1)
+    stream(spark, tmp_path, writer(tmp_path))
+    land_some(tmp_path, 2)
+    with pytest.raises(StreamingQueryException, match="adopt_checkpoint=True"):
+        stream(spark, tmp_path, writer(tmp_path), "checkpoint2")
+    stream(spark, tmp_path, writer(tmp_path, adopt_checkpoint=True), "checkpoint2")
+    rows = pl.DataFrame(pa.concat_tables([make_rows(seed, 300) for seed in range(3)]))
+    is_tracked = pl.col("pid").is_not_null() & (pl.col("pid") != -1)
+    keys = ["pid", "epoch", "partition", "seq"]
+    found = read_sink(tmp_path).filter(is_tracked).select(keys).sort(keys)
+    polars.testing.assert_frame_equal(found, first_of_each(rows).filter(is_tracked).select(keys).sort(keys))
+
+
+def test_a_state_that_was_lost_or_taken_back(spark: SparkSession, tmp_path: Path) -> None:
+    for seed in range(2):
+        land_some(tmp_path, seed)
+        stream(spark, tmp_path, writer(tmp_path))
+    for file in (tmp_path / "sink" / "run=2").rglob("*.parquet"):
+        file.unlink()
+    state.open(tmp_path / "state").rollback(1)
+    land_some(tmp_path, 2)
+    with pytest.raises(StreamingQueryException, match=r"batch 2 of query .* follows batch 0"):
+        stream(spark, tmp_path, writer(tmp_path))
+    shutil.rmtree(tmp_path / "state")
+    shutil.rmtree(tmp_path / "sink")
+    with pytest.raises(StreamingQueryException, match="knows no query yet; this is batch 2"):
+        stream(spark, tmp_path, writer(tmp_path))
+
+
+def test_batches_go_to_a_delta_table(spark: SparkSession, tmp_path: Path) -> None:
+    from deltalake import DeltaTable
+
+    land_some(tmp_path, 0, 1)
+    stream(spark, tmp_path, writer(tmp_path, layout="delta", rejects="all"))
+    found = DeltaTable(tmp_path / "sink").to_pyarrow_table()
+    rows = pl.DataFrame(pa.concat_tables([make_rows(seed, 300) for seed in range(2)]))
+    assert len(found) == len(first_of_each(rows))
+
+
+def test_batches_without_rows_are_versions(spark: SparkSession, tmp_path: Path) -> None:
+    land(tmp_path / "source", "0.parquet", SCHEMA.empty_table())
+    stream(spark, tmp_path, writer(tmp_path))
+    land_some(tmp_path, 1)
+    stream(spark, tmp_path, writer(tmp_path))
+    assert_kept(tmp_path, 1)
+
+
+class Rows:
+    """A database that takes each version once."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.calls: list[int] = []
+        with sqlite3.connect(path) as database:
+            database.execute("create table rows (origin text)")
+            database.execute("create table versions (number integer primary key)")
+
+    def __call__(self, kept: DataFrame, version: int) -> None:
+        self.calls.append(version)
+        origins = [(row.origin,) for row in kept.collect()]
+        with sqlite3.connect(self.path) as database:
+            if database.execute("select 1 from versions where number >= ?", (version,)).fetchone():
+                return
+            database.executemany("insert into rows values (?)", origins)
+            database.execute("insert into versions values (?)", (version,))
+
+    def origins(self) -> list[str]:
+        with sqlite3.connect(self.path) as database:
+            return sorted(row[0] for row in database.execute("select origin from rows"))
+
+
+def test_a_sink_of_ones_own_sees_each_version_and_can_tell_it(spark: SparkSession, tmp_path: Path) -> None:
+    sink = Rows(tmp_path / "rows.db")
+    folder = tmp_path / "kept"
+    land_some(tmp_path, 0)
+    stream(spark, tmp_path, foreach_batch(tmp_path / "state", sink, folder=folder))
+    land_some(tmp_path, 1)
+
+    def failing(kept: DataFrame, version: int) -> None:
+        sink(kept, version)
+        raise OSError("no power")
+
+    with pytest.raises(StreamingQueryException, match="no power"):
+        stream(spark, tmp_path, foreach_batch(tmp_path / "state", failing, folder=folder))
+    land(tmp_path / "source", "2.parquet", SCHEMA.empty_table())
+    land_some(tmp_path, 3)
+    stream(spark, tmp_path, foreach_batch(tmp_path / "state", sink, folder=folder))
+    assert sink.calls == [1, 2, 2, 4]
+    rows = pl.DataFrame(pa.concat_tables([make_rows(seed, 300) for seed in (0, 1, 3)]))
+    origins = sink.origins()
+    assert len(origins) == len(set(origins)) == len(first_of_each(rows))
+    assert len(list(folder.glob("run=*/part-*.parquet"))) == 1  # the newest version's: they go with the next batch
+    with pytest.raises(fp.SinkError, match="give the sink itself"):
+        state.open(tmp_path / "state").rollback(1)
+
+
+def test_arguments_that_make_no_sense(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="needs a folder"):
+        foreach_batch(tmp_path / "state", lambda kept, version: None)
+    with pytest.raises(ValueError, match="only a function"):
+        writer(tmp_path, folder=tmp_path / "kept")
+
+
+def test_outside_a_query(spark: SparkSession, tmp_path: Path) -> None:
+    with pytest.raises(fp.SourceError, match="outside a streaming query"):
+        writer(tmp_path)(spark.range(1), 0)
+
+
+def test_a_driver_that_wakes_up_when_others_have_gone_on(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def frame(seed: int) -> DataFrame:
+        return spark.createDataFrame(make_rows(seed, 300))
+
+    spark.sparkContext.setLocalProperty(QUERY_ID, "one")
+    try:
+        writer(tmp_path)(frame(0), 0)
+        real = Run.go_on
+
+        def paused(run: Run) -> Any:
+            monkeypatch.undo()
+            for number in (1, 2):
+                writer(tmp_path)(frame(number), number)
+            return real(run)
+
+        monkeypatch.setattr(Run, "go_on", paused)
+        with pytest.raises(fp.StateConflictError):
+            writer(tmp_path)(frame(1), 1)
+        writer(tmp_path)(frame(3), 3)
+    finally:
+        spark.sparkContext.setLocalProperty(QUERY_ID, None)  # type: ignore[arg-type]
+    assert_kept(tmp_path, 0, 1, 2, 3)
+    positions = [state.open(tmp_path / "state").version(it).source_position for it in range(1, 5)]
+    assert [it["batch"] for it in positions if it] == [0, 1, 2, 3]
