@@ -37,7 +37,6 @@ from bench.spark import (
 from bench.workload import occurrence
 
 if TYPE_CHECKING:
-    from fencepost_spark import SparkEngine
     from pyspark.sql import SparkSession
 
 FILES = 20
@@ -177,7 +176,6 @@ def contest(
     rows: int, rounds: int, data: Path = DATA, heap: str = "7g", shapes: Sequence[Shape] = SHAPES, **settings: Any
 ) -> dict[str, Any]:
     """All shapes; what belongs into the results. `settings` of Spark: underscores in their names stand for dots."""
-    from fencepost_spark import SparkEngine
 
     scratch = data / "scratch"
     shutil.rmtree(scratch, ignore_errors=True)
@@ -189,20 +187,24 @@ def contest(
             landed = land(shape, rows // 10 if shape is WIDE else rows, data)
             reports: dict[str, RunReport] = {}
             contestants = _contestants(spark, shape, landed, scratch, reports)
-            ready = partial(_make_ready, landed.folder, SparkEngine(spark))
+            ready = partial(_make_ready, landed.folder, spark)
             measurements += alternate(shape.name, contestants, landed.landed[0], rounds, ready, warm_up=False)
             jobs += [{"contest": shape.name, "name": name, **_facts(report)} for name, report in reports.items()]
     shutil.rmtree(scratch, ignore_errors=True)
     return {"files": FILES, "heap": heap, "measurements": [it.to_json() for it in measurements], "jobs": jobs}
 
 
-def _make_ready(folder: Path, on_spark: SparkEngine) -> None:
+def _make_ready(folder: Path, spark: SparkSession) -> None:
     """Everyone finds the files in memory, which others' outputs may have driven out, and Spark's Python workers awake:
-    they go when they are idle for a minute, so whoever follows `dropDuplicates` would start them anew."""
+    they go when they are idle for a minute, so whoever follows `dropDuplicates` would start them anew. Shuffles of
+    earlier rounds, 2 GB each, leave the disk when the JVM collects what refers to them."""
+    from fencepost_spark import SparkEngine
+
+    spark._jvm.System.gc()  # type: ignore[union-attr]
     settle()
     for file in folder.iterdir():
         file.read_bytes()
-    on_spark.run("wake", operator.index, range(4 * THREADS))
+    SparkEngine(spark).run("wake", operator.index, range(4 * THREADS))
 
 
 def _warm_up(spark: SparkSession, rows: int, data: Path, scratch: Path) -> None:

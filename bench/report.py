@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bench import lake_report, peers, spark, workload
+from bench import delta, lake_report, peers, spark, streams, workload
 from bench.markdown import table
 from bench.measure import Measurement, Role, Target, machine
 
@@ -26,9 +26,11 @@ LIBRARIES = (
     "pandas",
     "numpy",
     "pyspark",
+    "deltalake",
 )
 RUNS, RANDOM, NOOP, PARQUET = workload.RUNS.name, workload.RANDOM.name, spark.NOOP, spark.PARQUET
 APPLY, CO_LOCATED, JOB = "fencepost apply", spark.CO_LOCATED.name, spark.JOB
+PARTS = ("memory", "spark", "lake", "delta", "streams")
 COLOURS = {"ours": "#c2410c", "peer": "#64748b", "limit": "#cbd5e1"}
 
 
@@ -38,7 +40,7 @@ class Results:
     def __init__(self, facts: dict[str, Any]) -> None:
         self.facts = facts
         self.contests: dict[str, dict[str, Measurement]] = {}
-        for part in ("memory", "spark", "lake"):
+        for part in PARTS:
             for fields in facts.get(part, {}).get("measurements", []):
                 one = Measurement.from_json(fields)
                 self.contests.setdefault(one.contest, {})[one.name] = one
@@ -48,9 +50,10 @@ class Results:
         """Contestants whose answer was not the true one."""
         return [one for contest in self.contests.values() for one in contest.values() if not one.is_right]
 
-    def limit(self, contest: str) -> Measurement:
-        """The fastest of those that show how fast anything could be."""
-        return _fastest(self.contests[contest].values(), "limit")
+    def limit(self, contest: str) -> Measurement | None:
+        """The fastest of those that show how fast anything could be, if there are any."""
+        found = [it for it in self.contests[contest].values() if it.role == "limit"]
+        return min(found, key=lambda it: it.median, default=None)
 
     def targets(self) -> Iterator[Target]:
         """The figures to reach, as far as their contests were held."""
@@ -65,11 +68,29 @@ class Results:
         if NOOP in self.contests:
             yield self.ratio_target(NOOP, CO_LOCATED, 2.5)
             yield self.ratio_target(PARQUET, JOB, 3)
+        if delta.ALL_ROWS in self.contests:
+            yield self.target_of(delta.ALL_ROWS, delta.VECTORS, delta.OVERWRITE, 30)
+            yield self.target_of(delta.NEW_ROWS, delta.APPEND, delta.MERGE, 30)
+        if streams.STREAM in self.contests:
+            yield self.target_of(streams.STREAM, streams.OURS, streams.ROCKSDB, 6)
+            yield self.target_of(streams.STREAM, streams.OURS, streams.DEFAULT, 3)
+            yield self._state_target(1)
         yield from lake_report.targets(self)
+
+    def target_of(self, contest: str, ours: str, peer: str, times: float) -> Target:
+        """How many times as fast as one peer ours is."""
+        return self._against(f"{contest}: {ours}", contest, ours, self.contests[contest][peer], times)
+
+    def _state_target(self, percent: float) -> Target:
+        """What a stream remembers its events by, beside what the peer with RocksDB does."""
+        bytes_of = {name: it["bytes"] for name, it in self.facts["streams"]["state_bytes"].items()}
+        share = bytes_of[streams.OURS] / bytes_of[streams.ROCKSDB]
+        found = f"{share:.2%} ({bytes_of[streams.OURS] / 1e6:,.1f} MB of {bytes_of[streams.ROCKSDB] / 1e6:,.1f})"
+        return Target("a stream: state on disk", f"≤ {percent:g} % of RocksDB's", found, share <= percent / 100)
 
     def _apply_target(self, contest: str, millions: int, of_limit: float = 0.0) -> Target:
         rate = self.contests[contest][APPLY].rows_per_second
-        share = rate / self.limit(contest).rows_per_second
+        share = rate / _fastest(self.contests[contest].values(), "limit").rows_per_second
         wanted = f"≥ {millions} M rows/s" + (f" or ≥ {of_limit:.0%} of the sum" if of_limit else "")
         is_met = rate >= millions * 1e6 or (of_limit > 0 and share >= of_limit)
         return Target(
@@ -145,7 +166,8 @@ def to_markdown(results: Results, chart: str | None = None) -> str:
 def _contest_table(results: Results, contest: str, measurements: Sequence[Measurement]) -> Iterator[str]:
     ours, limit = measurements[0], results.limit(contest)
     rounds = f"{ours.rows:,} rows, {len(ours.seconds)} rounds"
-    yield f"{rounds}. *Times*: the time that {ours.name} takes is 1. *Of the limit*: {limit.name} is 100 %."
+    about = f" *Of the limit*: {limit.name} is 100 %." if limit else ""
+    yield f"{rounds}. *Times*: the time that {ours.name} takes is 1.{about}"
     yield table(
         ("contestant", "threads", "s", "min–max", "M rows/s", "times", "of the limit", "answer"),
         [
@@ -156,7 +178,7 @@ def _contest_table(results: Results, contest: str, measurements: Sequence[Measur
                 f"{_digits(min(it.seconds))}–{_digits(max(it.seconds))}",
                 f"{it.rows_per_second / 1e6:,.1f}",
                 f"{it.median / ours.median:.2f}",
-                _share(limit.median / it.median),
+                _share(limit.median / it.median) if limit else "",
                 ("all rows" if it.role == "limit" else "right") if it.is_right else f"**wrong: {it.answer}**",
             )
             for it in sorted(measurements, key=lambda it: it.median)

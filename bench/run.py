@@ -3,6 +3,8 @@
     python bench/run.py --quick                 2 M rows, a few minutes
     python bench/run.py --full                  21 M rows in memory, 20 M on Spark, an hour and a half
     python bench/run.py --full --only lake      jobs over files alone, fifty minutes
+    python bench/run.py --full --only delta     Delta tables in place (make jars), a quarter of an hour
+    python bench/run.py --full --only streams   streams, a quarter of an hour
 
 Each part runs in a process of its own, so that none has to live with another's memory. Exits with 1 if an answer of
 ours was wrong.
@@ -26,6 +28,9 @@ sys.path[0] = str(ROOT)  # instead of this folder, whose modules would come befo
 
 from bench import report  # noqa: E402
 from bench.measure import tell  # noqa: E402
+
+LAKE, SPARK_DOORS = ("lake",), ("delta", "streams")
+"""Parts that can be run by themselves; the results of each are files of their own."""
 
 
 @dataclass(frozen=True)
@@ -78,10 +83,14 @@ def main() -> int:
                 parts["spark"] = _part("spark", options.rows or mode.spark_rows, mode.spark_rounds, scratch)
             parts["doors"] = _doors(options.rows or mode.door_rows, scratch)
             wrong |= _publish(parts, mode, options.results, mode.results)
-        if not options.no_spark:
-            rows = options.rows or mode.lake_rows
+        rows = options.rows or mode.lake_rows
+        if not options.no_spark and options.only in (None, *LAKE):
             parts = {name: _part(name, rows, mode.spark_rounds, scratch) for name in ("lake", "costs")}
             wrong |= _publish(parts, mode, options.results, mode.lake_results)
+        for name in SPARK_DOORS if not options.no_spark else ():
+            if options.only in (None, name):
+                parts = {name: _part(name, rows, mode.spark_rounds, scratch)}
+                wrong |= _publish(parts, mode, options.results, mode.lake_results.replace("lake", name))
     return int(wrong)
 
 
@@ -103,7 +112,11 @@ def _options() -> argparse.Namespace:
     size.add_argument("--full", action="store_true")
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--no-spark", action="store_true", help="in memory only")
-    which.add_argument("--only", choices=["lake"], help="jobs over files, and what they cost beside their rows")
+    which.add_argument(
+        "--only",
+        choices=[*LAKE, *SPARK_DOORS],
+        help="one part: jobs over files and what they cost beside their rows, Delta tables in place, streams",
+    )
     parser.add_argument("--rows", type=int, help="instead of the mode's number, in every part")
     parser.add_argument("--results", type=Path, default=HERE / "results", help="where to write")
     return parser.parse_args()

@@ -126,7 +126,7 @@ def session(heap: str, scratch: Path, more: dict[str, Any]) -> Iterator[SparkSes
         "spark.local.dir": str(scratch / "local"),
         "spark.sql.warehouse.dir": str(scratch / "warehouse"),
         "spark.log.level": "ERROR",
-        **{name.replace("_", "."): str(value) for name, value in more.items()},
+        **{name if "." in name else name.replace("_", "."): str(value) for name, value in more.items()},
     }
     builder = SparkSession.builder.master(f"local[{THREADS}]").appName("fencepost bench")
     for name, value in settings.items():
