@@ -2,6 +2,7 @@
 
 PYTHON ?= python3
 JAVA ?= java
+MVN ?= mvn
 VENV := .venv
 VENV43 := .venv-spark43
 BIN := $(VENV)/bin
@@ -30,13 +31,19 @@ libfuzzer = mkdir -p target/fuzz/found/$(1) && target/fuzz/$(HOST)/debug/$(1) -p
 # A folder that a build was to fill is there only when it did: one that was broken off must not look done.
 built = rm -rf $@ $@.unfinished && $(1) $@.unfinished && mv $@.unfinished $@
 
+# Runs tests that need jars. Where they cannot be fetched it says what is left out; CI leaves nothing out.
+with_jars = @if command -v $(MVN) >/dev/null; then $(MAKE) --no-print-directory jars && $(BIN)/python -m pytest $(1); \
+	elif [ -n "$$CI" ]; then echo "Maven is missing: apt-get install maven"; exit 1; \
+	else echo "SKIPPED: $(1), for Maven is missing: apt-get install maven"; fi
+
 RUST_SOURCES := Cargo.toml Cargo.lock pyproject.toml $(shell find rust -name '*.rs' -o -name Cargo.toml)
 PACKAGE_SOURCES := $(shell find python/fencepost -name '*.py' -o -name '*.pyi' -o -name py.typed)
 SPARK_SOURCES := Cargo.toml spark_udf/pyproject.toml spark_udf/hatch_build.py $(shell find spark_udf/fencepost_spark -name '*.py')
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test lint test-rust test-fuzz test-python model faults test-spark test-spark43 test-free-threaded asan miri fuzz \
-	fuzz-corpus fuzz-targets bench bench-full bench-rust bench-curve wheels develop format requirements tools java clean
+	test-spark-connect test-spark-delta test-kafka test-cluster jars fuzz-corpus fuzz-targets bench bench-full bench-rust bench-curve wheels \
+	develop format requirements tools java clean
 
 help: ## Show every task
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -44,7 +51,7 @@ help: ## Show every task
 demo: java $(VENV)/installed ## Run the main job on generated and on real data, and show what it finds
 	$(BIN)/python spark_udf/demo.py
 
-test: java lint test-rust asan test-fuzz test-python test-spark test-spark43 ## Everything that must pass
+test: java lint test-rust asan test-fuzz test-python test-spark test-spark-connect test-spark-delta test-kafka test-cluster test-spark43 ## Everything that must pass
 
 lint: $(VENV)/installed ## Formatting, clippy, ruff, mypy
 	cargo fmt --all --check
@@ -97,7 +104,7 @@ test-free-threaded: dist/native-free-threaded ## The thread tests on a CPython w
 	.venv-free-threaded/bin/python -m pytest tests/test_threads.py --deselect tests/test_threads.py::test_the_measure_tells_a_held_interpreter
 
 test-python: $(VENV)/installed ## Everything in Python but Spark
-	$(BIN)/python -m pytest --ignore=tests/spark
+	$(BIN)/python -m pytest --ignore=tests/spark --ignore=tests/spark_delta --ignore=tests/kafka --ignore=tests/cluster
 
 model: $(VENV)/dependencies ## The commit protocol's model in larger bounds than the tests': minutes
 	FENCEPOST_MODEL=deep $(BIN)/python -m pytest -s -v tests/test_protocol.py
@@ -108,6 +115,19 @@ faults: java $(VENV)/installed ## Kill, stop, starve and deceive real runs, and 
 
 test-spark: java $(VENV)/installed ## The Spark suite on the PySpark it is developed on
 	$(BIN)/python -m pytest tests/spark
+
+test-spark-connect: java $(VENV)/installed ## The doors for DataFrames and SQL, and the engine of jobs, in a session of Spark Connect
+	FENCEPOST_SPARK=connect $(BIN)/python -m pytest \
+		$(addprefix tests/spark/test_spark_,deduplicate.py udf.py sql.py engine.py)
+
+test-spark-delta: java $(VENV)/installed ## Jobs and Delta's own jars on the same tables; without Maven it says so and goes on
+	$(call with_jars,tests/spark_delta)
+
+test-kafka: java $(VENV)/installed ## Topics of a real broker, batch and stream; without Maven it says so and goes on
+	$(call with_jars,tests/kafka)
+
+test-cluster: java $(VENV)/installed dist/environment.tar.gz ## A cluster of two workers, and the environment that is shipped to it
+	$(BIN)/python -m pytest tests/cluster
 
 test-spark43: java $(VENV43)/installed ## The Spark suite on the newest PySpark
 	PYSPARK_PYTHON=$(abspath $(VENV43)/bin/python) $(VENV43)/bin/python -m pytest tests/spark
@@ -137,7 +157,7 @@ format: $(VENV)/dependencies ## Put every file in its form
 	$(BIN)/ruff format --quiet .
 
 requirements: $(UV) ## Compile the requirement files, hashes included
-	for name in uv dev spark43; do $(UV) pip compile --quiet --generate-hashes --universal --python-version 3.11 \
+	for name in uv dev spark43 workers; do $(UV) pip compile --quiet --generate-hashes --universal --python-version 3.11 \
 		--no-header --no-annotate requirements/$$name.in -o requirements/$$name.txt || exit 1; done
 
 tools:
@@ -145,6 +165,21 @@ tools:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "$(PYTHON) is older than 3.11: apt-get install python3 python3-venv, or name one: make PYTHON=python3.12"; exit 1; }
 	@command -v cargo >/dev/null || { echo "Rust is missing: curl --proto '=https' --tlsv1.2 -sSf https://sh.rustup.rs | sh"; exit 1; }
 	@command -v cc >/dev/null || { echo "A C linker is missing: apt-get install build-essential"; exit 1; }
+
+jars: .tools/jars .tools/broker ## The jars that tests need beside those of PySpark
+
+.tools/jars: tests/jars/pom.xml
+	@command -v $(MVN) >/dev/null || { echo "Maven is missing: apt-get install maven"; exit 1; }
+	rm -rf $@ $@.unfinished
+	$(MVN) -q -B -f $< dependency:copy-dependencies -DincludeGroupIds=io.delta,io.unitycatalog \
+		-DoutputDirectory=$(abspath $@.unfinished)
+	mv $@.unfinished $@ && touch $@
+
+.tools/broker: tests/jars/broker/pom.xml
+	@command -v $(MVN) >/dev/null || { echo "Maven is missing: apt-get install maven"; exit 1; }
+	rm -rf $@ $@.unfinished
+	$(MVN) -q -B -f $< dependency:copy-dependencies -DoutputDirectory=$(abspath $@.unfinished)
+	mv $@.unfinished $@ && touch $@
 
 java:
 	@$(JAVA) -version >/dev/null 2>&1 || { echo "Java 17 is missing: apt-get install openjdk-17-jre-headless"; exit 1; }
@@ -170,6 +205,14 @@ dist/native-free-threaded: $(RUST_SOURCES) $(PACKAGE_SOURCES) $(VENV)/dependenci
 
 dist/spark: $(SPARK_SOURCES) $(VENV)/dependencies
 	$(call built,$(UV) build spark_udf --quiet --python $(BIN)/python --no-build-isolation --wheel --out-dir)
+
+# As docs/cluster.md tells users to, but for the versions, which are those that everything else is tested with.
+dist/environment.tar.gz: requirements/workers.txt dist/native dist/spark
+	$(UV) venv --quiet --clear --python $(PYTHON) dist/environment
+	$(UV) pip install --quiet --python dist/environment/bin/python --require-hashes -r requirements/workers.txt
+	$(UV) pip install --quiet --python dist/environment/bin/python --no-deps dist/native/*.whl dist/spark/*.whl
+	$(BIN)/venv-pack --quiet --force --prefix dist/environment --format tar.gz --output $@.unfinished
+	mv $@.unfinished $@
 
 $(VENV)/installed: dist/native dist/spark
 	$(UV) pip install --quiet --python $(BIN)/python --no-deps --reinstall dist/native/*.whl dist/spark/*.whl
