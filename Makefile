@@ -32,7 +32,8 @@ libfuzzer = mkdir -p target/fuzz/found/$(1) && target/fuzz/$(HOST)/debug/$(1) -p
 built = rm -rf $@ $@.unfinished && $(1) $@.unfinished && mv $@.unfinished $@
 
 # Runs tests that need jars. Where they cannot be fetched it says what is left out; CI leaves nothing out.
-with_jars = @if command -v $(MVN) >/dev/null; then $(MAKE) --no-print-directory jars && $(BIN)/python -m pytest $(1); \
+JARS_IF_MAVEN := $(if $(shell command -v $(MVN)),jars)
+with_jars = @if command -v $(MVN) >/dev/null; then $(BIN)/python -m pytest $(1); \
 	elif [ -n "$$CI" ]; then echo "Maven is missing: apt-get install maven"; exit 1; \
 	else echo "SKIPPED: $(1), for Maven is missing: apt-get install maven"; fi
 
@@ -41,7 +42,7 @@ PACKAGE_SOURCES := $(shell find python/fencepost -name '*.py' -o -name '*.pyi' -
 SPARK_SOURCES := Cargo.toml spark_udf/pyproject.toml spark_udf/hatch_build.py $(shell find spark_udf/fencepost_spark -name '*.py')
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint test-rust test-fuzz test-python model faults test-spark test-spark43 test-free-threaded asan miri fuzz \
+.PHONY: help demo test suites lint test-rust test-fuzz test-python model faults test-spark test-spark43 test-free-threaded asan miri fuzz \
 	test-spark-connect test-spark-delta test-kafka test-cluster jars fuzz-corpus fuzz-targets bench bench-full bench-rust bench-curve wheels \
 	develop format requirements tools java clean
 
@@ -51,7 +52,15 @@ help: ## Show every task
 demo: java $(VENV)/installed ## Run the main job on generated and on real data, and show what it finds
 	$(BIN)/python spark_udf/demo.py
 
-test: java lint test-rust asan test-fuzz test-python test-spark test-spark-connect test-spark-delta test-kafka test-cluster test-spark43 ## Everything that must pass
+test: ## Everything that must pass, two suites at a time; what a suite prints comes in one piece when it is done
+	@$(MAKE) --no-print-directory --jobs=2 $(if $(filter output-sync,$(.FEATURES)),--output-sync=target) suites
+
+# The JVMs of tests are short-lived: their second compiler and a collector's threads would take a quarter of the time.
+test-python test-spark test-spark43 test-spark-delta test-spark-connect test-kafka test-cluster: \
+	export JDK_JAVA_OPTIONS := -XX:TieredStopAtLevel=1 -XX:+UseSerialGC
+
+# What takes longest first, after what everything else waits for.
+suites: java lint test-rust test-python test-spark test-spark43 test-spark-delta test-fuzz asan test-spark-connect test-kafka test-cluster
 
 lint: $(VENV)/installed ## Formatting, clippy, ruff, mypy
 	cargo fmt --all --check
@@ -120,10 +129,10 @@ test-spark-connect: java $(VENV)/installed ## The doors for DataFrames and SQL, 
 	FENCEPOST_SPARK=connect $(BIN)/python -m pytest \
 		$(addprefix tests/spark/test_spark_,deduplicate.py udf.py sql.py engine.py)
 
-test-spark-delta: java $(VENV)/installed ## Jobs and Delta's own jars on the same tables; without Maven it says so and goes on
+test-spark-delta: java $(VENV)/installed $(JARS_IF_MAVEN) ## Jobs and Delta's own jars on the same tables; without Maven it says so and goes on
 	$(call with_jars,tests/spark_delta)
 
-test-kafka: java $(VENV)/installed ## Topics of a real broker, batch and stream; without Maven it says so and goes on
+test-kafka: java $(VENV)/installed $(JARS_IF_MAVEN) ## Topics of a real broker, batch and stream; without Maven it says so and goes on
 	$(call with_jars,tests/kafka)
 
 test-cluster: java $(VENV)/installed dist/environment.tar.gz ## A cluster of two workers, and the environment that is shipped to it
