@@ -13,6 +13,7 @@ import polars as pl
 import polars.testing
 import pyarrow as pa  # type: ignore[import-untyped]
 import pytest
+from conftest import settings
 from fencepost import state
 from fencepost.lake.run import Run
 from fencepost.state.sinks import RunFolders
@@ -21,6 +22,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from test_lake import SCHEMA, first_of_each, land, make_rows, read_sink
 
+KEYS = ["pid", "epoch", "partition", "seq"]
 DDL = "pid bigint, epoch smallint, partition int, seq int, origin string"
 
 
@@ -50,10 +52,9 @@ def land_some(root: Path, *seeds: int) -> None:
 def assert_kept(root: Path, *seeds: int) -> None:
     """Each identity once, each untracked row once. Which of two copies stays depends on the order of batches."""
     rows = pl.DataFrame(pa.concat_tables([make_rows(seed, 300) for seed in seeds]))
-    keys = ["pid", "epoch", "partition", "seq"]
     found = read_sink(root).select(SCHEMA.names)
     assert set(found["origin"]) <= set(rows["origin"])
-    polars.testing.assert_frame_equal(found.select(keys).sort(keys), first_of_each(rows).select(keys).sort(keys))
+    polars.testing.assert_frame_equal(found.select(KEYS).sort(KEYS), first_of_each(rows).select(KEYS).sort(KEYS))
 
 
 def test_each_batch_is_a_version(spark: SparkSession, tmp_path: Path) -> None:
@@ -70,6 +71,64 @@ def test_each_batch_is_a_version(spark: SparkSession, tmp_path: Path) -> None:
     assert write.report is not None
     assert (write.report.version, write.report.rows) == (3, 300)
     assert not list((tmp_path / "sink.batches").iterdir())
+
+
+@pytest.mark.parametrize("trigger", [{}, {"processingTime": "200 milliseconds"}])
+def test_a_query_that_runs_on(spark: SparkSession, tmp_path: Path, trigger: dict[str, Any]) -> None:
+    """As fast as it can, or every so often; stopped while it waits, and begun again."""
+    for seeds in ((0, 1), (2,)):
+        land_some(tmp_path, seeds[0])
+        frame = spark.readStream.schema(DDL).option("maxFilesPerTrigger", 1).parquet(str(tmp_path / "source"))
+        writing = frame.writeStream.foreachBatch(writer(tmp_path)).option("checkpointLocation", str(tmp_path / "at"))
+        query = (writing.trigger(**trigger) if trigger else writing).start()
+        try:
+            query.processAllAvailable()
+            land_some(tmp_path, *seeds[1:])
+            query.processAllAvailable()
+        finally:
+            query.stop()
+    assert_kept(tmp_path, 0, 1, 2)
+    assert state.open(tmp_path / "state").decided() == 3
+
+
+def shuffled(spark: SparkSession) -> dict[int, int]:
+    """The rows that each stage has shuffled, by its number."""
+    context: Any = spark.sparkContext
+    quantiles = context._gateway.new_array(context._jvm.double, 0)
+    found = context._jsc.sc().statusStore().stageList(None, False, False, quantiles, None)
+    stages = [found.apply(place) for place in range(found.size())]
+    return {stage.stageId(): stage.shuffleWriteRecords() for stage in stages}
+
+
+def test_where_a_partition_is_a_task_nothing_is_exchanged(spark: SparkSession, tmp_path: Path) -> None:
+    """Every batch says how it was judged: its files were looked at, and one that mixes partitions is found out."""
+    rows = pl.DataFrame(make_rows(0, 1200)).filter(pl.col("pid") >= 0, pl.col("epoch") == 0)
+    cut = rows["pid"].median()
+    halves = [rows.filter(pl.col("pid") <= cut), rows.filter(pl.col("pid") > cut)]
+    later = [pl.col("seq") + 1000 * number for number in range(3)]
+    batches = [[half.slice(number * 100, 100).with_columns(it) for half in halves] for number, it in enumerate(later)]
+    batches[2] = [batches[2][0], pl.concat(batches[2])]
+    before = shuffled(spark)
+    spark.sparkContext.setLocalProperty(QUERY_ID, "one")
+    try:
+        plans = []
+        for number, parts in enumerate(batches):
+            for place, part in enumerate(parts):
+                land(tmp_path / "source" / str(number), f"{place}.parquet", part.to_arrow().cast(SCHEMA))
+            write = writer(tmp_path)
+            with settings(spark, spark_sql_files_openCostInBytes=1 << 40):
+                write(spark.read.schema(DDL).parquet(str(tmp_path / "source" / str(number))), number)
+            assert write.report is not None
+            plans.append(write.report.plan)
+    finally:
+        spark.sparkContext.setLocalProperty(QUERY_ID, None)  # type: ignore[arg-type]
+    assert plans == ["aligned", "aligned", "interval"]
+    stages = {stage: rows for stage, rows in shuffled(spark).items() if stage not in before}
+    assert stages
+    assert not any(stages.values())
+    found = read_sink(tmp_path).select(SCHEMA.names)
+    wanted = pl.concat([part for parts in batches for part in parts]).unique(KEYS)
+    polars.testing.assert_frame_equal(found.select(KEYS).sort(KEYS), wanted.select(KEYS).sort(KEYS))
 
 
 def test_a_restart_goes_on_where_it_was(spark: SparkSession, tmp_path: Path) -> None:
@@ -116,9 +175,8 @@ def test_a_new_checkpoint_is_adopted_or_refused(spark: SparkSession, tmp_path: P
     stream(spark, tmp_path, writer(tmp_path, adopt_checkpoint=True), "checkpoint2")
     rows = pl.DataFrame(pa.concat_tables([make_rows(seed, 300) for seed in range(3)]))
     is_tracked = pl.col("pid").is_not_null() & (pl.col("pid") != -1)
-    keys = ["pid", "epoch", "partition", "seq"]
-    found = read_sink(tmp_path).filter(is_tracked).select(keys).sort(keys)
-    polars.testing.assert_frame_equal(found, first_of_each(rows).filter(is_tracked).select(keys).sort(keys))
+    found = read_sink(tmp_path).filter(is_tracked).select(KEYS).sort(KEYS)
+    polars.testing.assert_frame_equal(found, first_of_each(rows).filter(is_tracked).select(KEYS).sort(KEYS))
 
 
 def test_a_state_that_was_lost_or_taken_back(spark: SparkSession, tmp_path: Path) -> None:
