@@ -66,7 +66,10 @@ class Results:
             yield self._broker_target(RUNS, 100)
             yield self._broker_target(RANDOM, 10)
         if NOOP in self.contests:
-            yield self.ratio_target(NOOP, CO_LOCATED, 2.5)
+            yield self.ratio_target(NOOP, CO_LOCATED, 3)
+            yield self.ratio_target(NOOP, spark.ROW_INPUT.name, 4)
+            yield self.ratio_target(NOOP, spark.SHUFFLED.name, 1.3)
+            yield self.ratio_target(PARQUET, CO_LOCATED, 2.5)
             yield self.ratio_target(PARQUET, JOB, 3)
         if delta.ALL_ROWS in self.contests:
             yield self.target_of(delta.ALL_ROWS, delta.VECTORS, delta.OVERWRITE, 30)

@@ -3,6 +3,7 @@
     python bench/run.py --quick                 2 M rows, a few minutes
     python bench/run.py --full                  21 M rows in memory, 20 M on Spark, an hour and a half
     python bench/run.py --full --only lake      jobs over files alone, fifty minutes
+    python bench/run.py --full --only spark     the doors for DataFrames, forty minutes
     python bench/run.py --full --only delta     Delta tables in place (make jars), a quarter of an hour
     python bench/run.py --full --only streams   streams, a quarter of an hour
 
@@ -29,8 +30,9 @@ sys.path[0] = str(ROOT)  # instead of this folder, whose modules would come befo
 from bench import report  # noqa: E402
 from bench.measure import tell  # noqa: E402
 
-LAKE, SPARK_DOORS = ("lake",), ("delta", "streams")
-"""Parts that can be run by themselves; the results of each are files of their own."""
+LAKE, FRAMES, TABLES = ("lake",), ("spark",), ("delta", "streams")
+"""Parts that can be run by themselves; the results of each are files of their own then. Of a whole run only those of
+FRAMES are in one file with what is measured in memory."""
 
 
 @dataclass(frozen=True)
@@ -87,8 +89,8 @@ def main() -> int:
         if not options.no_spark and options.only in (None, *LAKE):
             parts = {name: _part(name, rows, mode.spark_rounds, scratch) for name in ("lake", "costs")}
             wrong |= _publish(parts, mode, options.results, mode.lake_results)
-        for name in SPARK_DOORS if not options.no_spark else ():
-            if options.only in (None, name):
+        for name in (*FRAMES, *TABLES):
+            if options.only == name or (name in TABLES and options.only is None and not options.no_spark):
                 parts = {name: _part(name, rows, mode.spark_rounds, scratch)}
                 wrong |= _publish(parts, mode, options.results, mode.lake_results.replace("lake", name))
     return int(wrong)
@@ -114,8 +116,8 @@ def _options() -> argparse.Namespace:
     which.add_argument("--no-spark", action="store_true", help="in memory only")
     which.add_argument(
         "--only",
-        choices=[*LAKE, *SPARK_DOORS],
-        help="one part: jobs over files and what they cost beside their rows, Delta tables in place, streams",
+        choices=[*LAKE, *FRAMES, *TABLES],
+        help="one part: jobs over files and what they cost beside their rows; DataFrames; Delta in place; streams",
     )
     parser.add_argument("--rows", type=int, help="instead of the mode's number, in every part")
     parser.add_argument("--results", type=Path, default=HERE / "results", help="where to write")
