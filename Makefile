@@ -13,6 +13,9 @@ export PYTHONDONTWRITEBYTECODE := 1
 # The certificates that the system trusts: behind a proxy there are more than the installer brings along.
 export UV_SYSTEM_CERTS := 1
 
+# Cargo would look for the jobserver of a make that it is not part of. Variables of the command line go by the environment.
+unexport MAKEFLAGS
+
 # An interpreter without the global lock.
 FREE_THREADED ?= python3.14t
 
