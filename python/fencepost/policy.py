@@ -144,12 +144,14 @@ class Policy:
     def depends_on_order(self) -> bool:
         """Whether the rows to keep depend on the order in which they come.
 
-        Under "any" they do where a higher epoch fences, where a jump may be too far, and where a short sequence space
-        comes round: laps are told apart by arrival. A producer that passes 2^31 sequences within one epoch while rows
-        from before are still under way does not occur; one that passes 256 does.
+        Under "any" they do where a higher epoch fences, where a jump may be too far, where holes below the reach are
+        given up, and where a short sequence space comes round: laps are told apart by arrival. A producer that passes
+        2^31 sequences within one epoch while rows from before are still under way does not occur; one that passes 256
+        does.
         """
         is_long = self.wrap is None or self.wrap >= 2**31
-        return self.admit != "any" or self.epochs == "fence" or self.max_jump is not None or not is_long
+        is_bound = self.max_jump is not None or self.reach is not None
+        return self.admit != "any" or self.epochs == "fence" or is_bound or not is_long
 
     def replace(self, **fields: Any) -> Policy:
         """The same policy with other values for some fields; PolicyError for a field that does not exist."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 import pyarrow as pa  # type: ignore[import-untyped]
@@ -38,18 +38,20 @@ def deduplicate(
     from the rows alone: it is the first in that order, in every action and every retried task.
 
     ``order_by``: a column, or several, that give the order of arrival, such as an offset. Policies whose verdicts
-    depend on the order need it: all but those with ``admit="any"``, 2^31 sequence numbers or more, no ``max_jump`` and
-    epochs that do not fence.
+    depend on the order need it: all but those with ``admit="any"``, 2^31 sequence numbers or more, no ``max_jump``, no
+    ``reach`` and epochs that do not fence. Rows that are equal there follow each other by epoch and seq.
 
     ``co_located=True``: all rows of a key lie in one task already, so nothing is shuffled; without ``order_by`` each
     task judges its rows as they come and the first copy is kept. A file that is cut over several tasks fails the query,
-    by name. A key in two *whole* files of two tasks goes unnoticed, and for a frame that is not read from files nothing
-    is checked, unless ``verify=True`` reads the identity columns first, at once, and refuses a key that lies in two
-    tasks. After a shuffle of our own there is nothing to verify. ``untracked``: as for ``StateTable``.
+    by name. A key in two *whole* files of two tasks goes unnoticed, and so does one that a shuffle of yours has spread,
+    or that lies in a frame which is not read from files, unless ``verify=True`` reads the identity columns first, at
+    once, and refuses a key that lies in two tasks. That sees how *its* query lays out the rows: where adaptive
+    execution may lay them out otherwise the next time, as a join does that splits skewed partitions, persist the frame
+    first. After a shuffle of our own there is nothing to verify. ``untracked``: as for ``StateTable``.
 
     Raises BatchError, at once, for a missing column, one of the wrong type, or a key that ``verify`` refuses;
-    PolicyError for arguments and settings that do not go together, and for identities that are not deterministic (but
-    on Spark Connect, which does not tell). In a task, a row outside the domain fails the query;
+    PolicyError for arguments and settings that do not go together, and for identities or an order that are not
+    deterministic (but on Spark Connect, which does not tell). In a task, a row outside the domain fails the query;
     the message names column, row and value.
     """
     rules = resolve(policy)
@@ -64,12 +66,12 @@ def deduplicate(
             "have: pass order_by, the columns that give the order of arrival"
         )
     identity = _identity(df, rules, mapped)
-    _check_deterministic(df, identity)
-    keys = [identity[name] for name in _keys(mapped)]
-    arrival = [*keys, *order] if order else []
+    _check_deterministic(df, identity, [] if co_located else order)
+    keys, after = ([identity[name] for name in names] for names in (_keys(mapped), _after_key(mapped)))
+    arrival = [*keys, *order, *after] if order else []
     if not co_located:
         df = _shuffle(df, mapped, identity)
-        arrival = arrival or [_place(mapped, identity), *keys, *(identity[name] for name in _after_key(mapped))]
+        arrival = arrival or [_place(mapped, identity), *keys, *after]
     else:
         if verify:
             _check_keys(df, mapped, identity)
@@ -146,6 +148,8 @@ def _shuffle(df: DataFrame, columns: Columns, identity: dict[str, Column]) -> Da
     partitions = df.sparkSession.conf.get("spark.sql.shuffle.partitions") or ""
     count = int(partitions) if partitions.isdigit() else 200  # some platforms say "auto"
     content = [_column(field.name) for field in df.schema if is_orderable(field.dataType)]
+    if not _is_deterministic(df, content):
+        content = list(identity.values())
     spread = functions.when(_is_untracked(df, columns, identity), functions.xxhash64(*content))
     return df.repartition(count, *(identity[name] for name in _keys(columns)), spread)
 
@@ -190,17 +194,31 @@ def _tie_breakers(df: DataFrame) -> list[Column]:
     return [_column(field.name) for field in df.schema if is_orderable(field.dataType)]
 
 
-def _check_deterministic(df: DataFrame, identity: dict[str, Column]) -> None:
+def _check_deterministic(df: DataFrame, identity: dict[str, Column], order: list[Column]) -> None:
     """Refuses identities that are drawn anew whenever a task is tried again: a row could then be judged as another one
-    than the one that is kept, and be lost. What Spark leaves of the plan says it. Spark Connect does not tell."""
-    plan = getattr(df.select(*identity.values()), "_jdf", None)
-    if plan is not None and not plan.queryExecution().optimizedPlan().deterministic():
+    than the one that is kept, and be lost. And an order that is drawn once the rows have been shuffled."""
+    names = ", ".join(identity)
+    how = (
+        "whenever a task is tried again (rand(), uuid(), monotonically_increasing_id(), input_file_name(), a UDF that "
+        "is not"
+    )
+    if not _is_deterministic(df, identity.values()):
         raise PolicyError(
-            f"{', '.join(identity)}, or which rows there are, is drawn anew whenever a task is tried again (rand(), "
-            "uuid(), monotonically_increasing_id(), input_file_name(), a UDF that is not deterministic): rows would be "
-            "judged under one identity and kept under another. Write the frame first, or for the name of a file use "
-            "_metadata.file_path"
+            f"{names}, or which rows there are, is drawn anew {how} deterministic): rows would be judged under one "
+            "identity and kept under another. Write the frame first, or for the name of a file use _metadata.file_path"
         )
+    if order and not _is_deterministic(df.sortWithinPartitions(*order), identity.values()):
+        raise PolicyError(
+            f"order_by is drawn anew {how} deterministic), and after the shuffle: make it a column of the frame and "
+            "write that first"
+        )
+
+
+def _is_deterministic(df: DataFrame, columns: Iterable[Column]) -> bool:
+    """Whether rows have the same values in these columns whenever a task is tried again. What Spark leaves of the plan
+    says it; Spark Connect does not tell."""
+    plan = getattr(df.select(*columns), "_jdf", None)
+    return plan is None or bool(plan.queryExecution().optimizedPlan().deterministic())
 
 
 def _check_keys(df: DataFrame, columns: Columns, identity: dict[str, Column]) -> None:
@@ -209,12 +227,14 @@ def _check_keys(df: DataFrame, columns: Columns, identity: dict[str, Column]) ->
     tracked = df.where(~_is_untracked(df, columns, identity)).select(
         *keys, functions.spark_partition_id().alias("task")
     )
-    tasks = tracked.groupBy(*(column for column in tracked.columns if column != "task")).agg(
+    # By a struct: grouped by the columns themselves, a bucketed table would be read by bucket here, and only here.
+    key = functions.struct(*(column for column in tracked.columns if column != "task"))
+    tasks = tracked.groupBy(key.alias("key")).agg(
         functions.min("task").alias("first_task"), functions.max("task").alias("last_task")
     )
     spread = tasks.where("first_task < last_task").first()
     if spread is not None:
-        *key, first, last = spread
+        key, first, last = spread
         found = ", ".join(f"{name}={value!r}" for name, value in zip(_keys(columns), key, strict=True))
         raise BatchError(
             f"the key {found} lies in two tasks ({first} and {last} among them), where it would be judged twice: leave "
@@ -227,10 +247,9 @@ def _guard_files(df: DataFrame, is_verified: bool) -> DataFrame:
     """Makes a file that is cut over two tasks an error of the query, where the frame is read from files.
 
     A filter in the JVM over the file's metadata: it costs next to nothing and cannot be optimised away, because it may
-    drop rows for all that Spark knows.
+    drop rows for all that Spark knows. A frame that is cached is read from its files again, for the cache does not know
+    which row is of which.
     """
-    if not df.inputFiles():
-        return df
     try:
         block, size, path = (
             df.metadataColumn("_metadata").getField(name) for name in ("file_block_length", "file_size", "file_path")
@@ -249,7 +268,7 @@ def _guard_files(df: DataFrame, is_verified: bool) -> DataFrame:
         guarded.select(functions.lit(0)).schema  # noqa: B018  # Spark Connect looks at nothing before it is asked
         return guarded
     except AnalysisException as error:
-        if is_verified:
+        if is_verified or not df.inputFiles():
             return df
         raise PolicyError(
             "this DataFrame reads files but their metadata does not reach it (a union, join or aggregate stands "

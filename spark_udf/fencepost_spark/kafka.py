@@ -206,21 +206,29 @@ class KafkaSource:
     start: Offsets
     end: Offsets
 
-    def position(self, topics: Mapping[str, Topic]) -> dict[str, Any]:
-        """What a decision says of it."""
+    def position(self, topics: Mapping[str, Topic], last: Mapping[str, Any], same: bool) -> dict[str, Any]:
+        """What a decision says of it. `last`: what the one before said; `same`: of the same query. Topics that are
+        not there now stay known: they may come again, and be others."""
         return {
             "start": self.start,
-            "end": self.end,
-            "ids": {name: topics[name].id for name in self.end if name in topics},
+            "end": {**(last.get("end", {}) if same else {}), **self.end},
+            "ids": {**last.get("ids", {}), **{name: topics[name].id for name in self.end if name in topics}},
         }
 
 
-def kafka_sources(spark: SparkSession, query: str) -> list[KafkaSource]:
-    """Those of a running query that are Kafka, in the order of its plan; none where this Spark does not show them."""
+def execution_of(spark: SparkSession, query: str) -> Any:
+    """What runs a query, in the JVM; None where this Spark does not show it."""
     try:
         jvm: Any = spark.sparkContext._jvm
         shared = spark._jsparkSession.sharedState()
-        execution = shared.activeStreamingQueries().get(jvm.java.util.UUID.fromString(query))
+        return shared.activeStreamingQueries().get(jvm.java.util.UUID.fromString(query))
+    except (Py4JError, PySparkException, AttributeError, TypeError, ValueError):
+        return None
+
+
+def kafka_sources(execution: Any) -> list[KafkaSource]:
+    """Those of a running query that are Kafka, in the order of its plan; none where this Spark does not show them."""
+    try:
         leaves = execution.logicalPlan().collectLeaves()
         found = (_source_of(leaves.apply(place), execution) for place in range(leaves.size()))
         return [source for source in found if source is not None]
@@ -250,15 +258,14 @@ def warn_of(sources: Sequence[KafkaSource]) -> None:
 def check_continuity(
     state: str, sources: Sequence[KafkaSource], topics: Mapping[str, Topic], before: dict[str, Any] | None, same: bool
 ) -> None:
-    """Refuses topics that are not those of the version before, or that end or begin elsewhere than where it stopped.
+    """Refuses topics that are not those of the version before, that are gone, that end below where it stopped, or that
+    have lost rows which were not read.
 
     ``before``: the position of that version; ``same``: whether it is of the same query, whose offsets go on from there.
     Raises SourceError.
     """
     known = (before or {}).get("kafka") or []
-    if len(known) != len(sources):
-        return
-    for source, last in zip(sources, known, strict=True):
+    for source, last in zip(sources, known, strict=True) if len(known) == len(sources) else ():
         for topic, ends in source.end.items():
             _check_id(state, topic, topics.get(topic), last["ids"].get(topic))
             for partition, end in ends.items() if same else ():
@@ -267,6 +274,11 @@ def check_continuity(
                 )
     for source in sources:
         for topic, starts in source.start.items():
+            if topic not in source.end:
+                raise SourceError(
+                    f"{state}: topic {topic}: is gone, with whatever it had behind {starts}. Nothing was written. "
+                    "Where that is known and accepted, on_reset='report' goes on without it"
+                )
             for partition, start in starts.items():
                 first = topics[topic].first.get(int(partition)) if topic in topics else None
                 _check_first(

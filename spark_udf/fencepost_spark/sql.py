@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 import pyarrow as pa  # type: ignore[import-untyped]
@@ -11,7 +12,7 @@ from fencepost import BatchError, Columns, Policy, PolicyError, StateTable
 from fencepost.policy import check_columns, resolve, resolve_columns
 from pyspark.sql import Row, SparkSession
 from pyspark.sql.pandas.types import to_arrow_type
-from pyspark.sql.types import DataType, IntegralType, StructType
+from pyspark.sql.types import ArrayType, DataType, IntegralType, MapType, StructType, TimestampType
 from pyspark.sql.udtf import AnalyzeArgument, AnalyzeResult, OrderingColumn, PartitioningColumn
 
 from fencepost_spark.frames import identity_fields, is_orderable, quoted
@@ -42,7 +43,8 @@ def register(
         SELECT * FROM fencepost_deduplicate(
             TABLE(events), policy => 'kafka', order_by => 'offset', partition => 'topic, partition')
 
-    Every column of every row goes through Python there, row by row: it is for tables of some millions of rows.
+    Every column of every row goes through Python there, row by row: it is for tables of some millions of rows, whose
+    texts are UTF-8.
     ``deduplicate(df)`` and ``DedupJob`` are for more.
 
     Raises PolicyError for a policy and columns that do not go together; RuntimeError without a session.
@@ -88,7 +90,7 @@ def _table_function(policy: Policy, columns: Columns | None) -> Any:
         def terminate(self) -> Iterator[Any]:
             yield from self.keeper.rest()
 
-    return udtf(Deduplicate)
+    return udtf(Deduplicate, useArrow=False)
 
 
 ROLES = ("pid", "epoch", "partition", "seq")
@@ -117,7 +119,7 @@ def analyze(
         if name.lower() not in {field.name.lower() for field in schema}:
             raise BatchError(f"column '{name}': missing; the table has {', '.join(schema.names)}", column=name)
     keys = [fields[name].name for part in ("pid", "partition") for name in mapped.parts(part)]
-    after = order or [fields[name].name for name in (mapped.epoch, mapped.seq) if name is not None]
+    after = [*order, *(fields[name].name for name in (mapped.epoch, mapped.seq) if name is not None)]
     rest = [field.name for field in schema if is_orderable(field.dataType)]
     return Analyzed(
         schema=schema,
@@ -170,6 +172,8 @@ class Keeper:
         self.columns = analyzed.columns
         self.places = [analyzed.schema.names.index(name) for name, _ in analyzed.types]
         self.types = [to_arrow_type(kind) for _, kind in analyzed.types]
+        kinds = [field.dataType for field in analyzed.schema]
+        self.instants = {place: exact for place, kind in enumerate(kinds) if (exact := _exact(kind)) is not None}
         self.rows: list[Row] = []
 
     def take(self, row: Row) -> Iterator[Row]:
@@ -185,4 +189,43 @@ class Keeper:
         }
         kept = pa.array(self.table.apply(columns, self.columns).kept).to_pylist()
         rows, self.rows = self.rows, []
-        yield from (row for row, is_kept in zip(rows, kept, strict=True) if is_kept)
+        yield from (self.given_back(row) for row, is_kept in zip(rows, kept, strict=True) if is_kept)
+
+    def given_back(self, row: Row) -> Any:
+        if not self.instants:
+            return row
+        values = list(row)
+        for place, exact in self.instants.items():
+            values[place] = exact(values[place])
+        return tuple(values)
+
+
+def _exact(kind: DataType) -> Callable[[Any], Any] | None:
+    """What makes a value of this type come back as it was; None where it does by itself.
+
+    Timestamps come as local time. Given back so, PySpark does not ask which of two hours it is that the clock shows
+    twice when summer time ends; in UTC there is one.
+    """
+    if isinstance(kind, TimestampType):
+        return _in_utc
+    if isinstance(kind, ArrayType) and (element := _exact(kind.elementType)):
+        return lambda values: None if values is None else [element(it) for it in values]
+    if isinstance(kind, MapType):
+        key, value = _exact(kind.keyType) or _same, _exact(kind.valueType) or _same
+        if (key, value) != (_same, _same):
+            return lambda pairs: None if pairs is None else {key(one): value(other) for one, other in pairs.items()}
+    if isinstance(kind, StructType) and any(map(_exact, (field.dataType for field in kind))):
+        parts = [_exact(field.dataType) or _same for field in kind]
+        return lambda row: None if row is None else tuple(part(it) for part, it in zip(parts, row, strict=True))
+    return None
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _in_utc(value: datetime | None) -> datetime | None:
+    try:
+        return None if value is None else value.astimezone(UTC)
+    except (OverflowError, ValueError):  # in the first and last hours of the calendar, where no clock is changed
+        return value

@@ -299,6 +299,51 @@ class TestCoLocated:
         assert error.value.column == "pid, partition"
         assert deduplicate(apart).count() == 7
 
+    def test_verify_sees_a_bucketed_table_as_the_query_does(self, spark: SparkSession, whole_files: None) -> None:
+        """Grouped by its columns, Spark would read it by bucket, and then not."""
+        rows = spark.range(2000).selectExpr("id % 7 pid", "0 epoch", "0 partition", "cast(id as int) seq")
+        try:
+            for _ in range(2):
+                rows.repartition(1).write.mode("append").bucketBy(4, "pid").saveAsTable("bucketed")
+            with pytest.raises(fp.BatchError, match="lies in two tasks"):
+                deduplicate(spark.table("bucketed"), co_located=True, verify=True)
+        finally:
+            spark.sql("drop table if exists bucketed")
+
+    def test_equal_in_order_by_they_follow_each_other_by_epoch_and_seq(self, spark: SparkSession) -> None:
+        ddl = "copy int, pid long, epoch short, partition int, seq int"
+        rows = [(-seq, 7, seq // 10, 0, seq % 10) for seq in range(20)]
+        df = spark.createDataFrame(rows, ddl).withColumn("at", F.lit(0))
+        assert deduplicate(df, "in_order", order_by="at").count() == 20
+
+    @classic_only
+    def test_untracked_rows_go_where_they_went_before(self, spark: SparkSession) -> None:
+        """Also where a column is drawn anew: a task that is tried again must not send them elsewhere."""
+        from fencepost.policy import resolve
+        from fencepost_spark.frames import _identity, _shuffle
+
+        rows = spark.range(40).selectExpr(
+            "id", "cast(null as long) pid", "0 epoch", "0 partition", "cast(id as int) seq"
+        )
+        drawn = rows.withColumn("noise", F.udf(random.random, "double").asNondeterministic()())
+        rules = resolve("any_order")
+        shuffled = _shuffle(drawn, rules.columns, _identity(drawn, rules, rules.columns))
+        tasks = [dict(shuffled.select("id", F.spark_partition_id()).collect()) for _ in range(2)]
+        assert tasks[0] == tasks[1]
+        assert len(set(tasks[0].values())) > 1
+
+    def test_a_cached_frame_of_a_cut_file(self, spark: SparkSession, tmp_path: Path) -> None:
+        rows = [(0, 0, 0, seq % 1000, seq) for seq in range(2000)]
+        folder = write_files(tmp_path / "rows", [rows], row_group_size=500)
+        with settings(spark, spark_sql_files_maxPartitionBytes=(tmp_path / "rows" / "0.parquet").stat().st_size // 4):
+            cut = spark.read.parquet(folder).cache()
+            try:
+                assert cut.count() == 2000
+                with pytest.raises(SparkRuntimeException, match="is cut over several tasks"):
+                    deduplicate(cut, co_located=True).collect()
+            finally:
+                cut.unpersist()
+
 
 class TestRefused:
     """What is refused at once, before Spark runs anything."""
@@ -320,6 +365,18 @@ class TestRefused:
         for co_located in (False, True):
             with pytest.raises(fp.PolicyError, match=r"^pid, epoch, partition, seq, or which rows there are, is drawn"):
                 deduplicate(change(df), co_located=co_located)
+
+    @classic_only
+    def test_an_order_that_is_drawn_after_the_shuffle(self, df: DataFrame) -> None:
+        with pytest.raises(fp.PolicyError, match=r"^order_by is drawn anew"):
+            deduplicate(df, "in_order", order_by=F.monotonically_increasing_id())
+        assert deduplicate(df, "in_order", order_by=F.desc("copy")).count() == KEPT
+        in_one = df.coalesce(1)
+        assert deduplicate(in_one, order_by=F.monotonically_increasing_id(), co_located=True).count() == KEPT
+
+    def test_a_reach_needs_an_order(self, df: DataFrame) -> None:
+        with pytest.raises(fp.PolicyError, match="depend on the order of the rows"):
+            deduplicate(df, fp.Policy.any_order().replace(reach=10))
 
     def test_other_columns_may_be_drawn_anew(self, df: DataFrame) -> None:
         drawn = df.withColumn("noise", F.rand()).withColumn("id", F.uuid()).sample(1.0, seed=1)

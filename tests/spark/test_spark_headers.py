@@ -1,4 +1,4 @@
-"""`from_headers`: identities that producers have stamped on the headers of their rows, right, wrong and absent."""
+"""Kafka without a broker: identities from headers, right, wrong and absent, and what a stream's offsets tell."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 import fencepost as fp
 import pytest
 from fencepost_spark import deduplicate, from_headers
+from fencepost_spark.kafka import KafkaSource, Topic, check_continuity
 from pyspark.errors import SparkRuntimeException
 from pyspark.sql import DataFrame, SparkSession
 
@@ -106,3 +107,44 @@ def test_arguments_that_make_no_sense(spark: SparkSession) -> None:
         from_headers(rows, seq="offset")
     with pytest.raises(ValueError, match=r"malformed='drop': .* 'fail' or 'untracked' were expected"):
         from_headers(rows, malformed="drop")  # type: ignore[arg-type]
+
+
+OFFSETS = {"a": {"0": 5}, "b": {"0": 7}}
+BEFORE = {"kafka": [{"start": {}, "end": OFFSETS, "ids": {"a": "x", "b": "y"}}]}
+MORE = {"a": {"0": 9}, "b": {"0": 8}}
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "topics", "before", "message"),
+    [
+        (OFFSETS, {"a": {"0": 9}}, {}, BEFORE, "topic b: is gone, with whatever it had behind {'0': 7}. Nothing was"),
+        (OFFSETS, {**MORE, "b": {"0": 6}}, {}, BEFORE, "topic b, partition 0: ends at offset 6, and was read up to 7"),
+        (OFFSETS, MORE, {"b": Topic("z", {0: 0})}, BEFORE, "topic b: was recreated: its id is z, and was y"),
+        (OFFSETS, MORE, {"a": Topic("x", {0: 6})}, BEFORE, "topic a, partition 0: offsets 5 to 5 were deleted"),
+        (OFFSETS, MORE, {"a": Topic("x", {0: 10})}, None, "topic a, partition 0: offsets 5 to 8 were deleted"),
+    ],
+)
+def test_topics_that_are_not_what_they_were(
+    start: Any, end: Any, topics: dict[str, Topic], before: dict[str, Any] | None, message: str
+) -> None:
+    with pytest.raises(fp.SourceError) as error:
+        check_continuity("state", [KafkaSource({}, start, end)], topics, before, same=True)
+    assert message in str(error.value)
+
+
+def test_topics_that_go_on() -> None:
+    topics = {"a": Topic("x", {0: 5}), "b": Topic("y", {0: 0})}
+    check_continuity("state", [KafkaSource({}, OFFSETS, MORE)], topics, BEFORE, same=True)
+    check_continuity("state", [KafkaSource({}, {}, {"a": {"0": 1}})], {}, BEFORE, same=False)
+    check_continuity("state", [KafkaSource({}, {}, {"c": {"0": 1}})], {}, None, same=True)
+
+
+def test_a_topic_that_is_away_for_a_while_stays_known() -> None:
+    away = KafkaSource({}, {"a": {"0": 5}}, {"a": {"0": 9}})
+    said = away.position({"a": Topic("x", {0: 0})}, BEFORE["kafka"][0], same=True)
+    assert said == {"start": {"a": {"0": 5}}, "end": {"a": {"0": 9}, "b": {"0": 7}}, "ids": {"a": "x", "b": "y"}}
+    again = KafkaSource({}, {"a": {"0": 9}}, {"a": {"0": 9}, "b": {"0": 3}})
+    with pytest.raises(fp.SourceError, match="topic b, partition 0: ends at offset 3, and was read up to 7 before"):
+        check_continuity("state", [again], {}, {"kafka": [said]}, same=True)
+    elsewhere = away.position({}, BEFORE["kafka"][0], same=False)
+    assert (elsewhere["end"], elsewhere["ids"]) == ({"a": {"0": 9}}, {"a": "x", "b": "y"})

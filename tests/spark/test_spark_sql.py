@@ -2,16 +2,34 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
+from datetime import datetime
 from typing import Any
 
 import pytest
 from fencepost import Columns
+from fencepost.policy import resolve
 from fencepost_spark import deduplicate, register
+from fencepost_spark.sql import Analyzed, Keeper
 from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
+from pyspark.sql.types import (
+    ArrayType,
+    IntegerType,
+    LongType,
+    MapType,
+    StructField,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+)
 
 DDL = "pid bigint, epoch int, partition int, seq int, payload string"
+COLUMNS = ("pid", "epoch", "partition", "seq")
+TYPES = tuple(
+    (name, kind()) for name, kind in zip(COLUMNS, (LongType, IntegerType, IntegerType, IntegerType), strict=True)
+)
 ROWS = [
     (1, 0, 0, 0, "a"),
     (1, 0, 0, 1, "b"),
@@ -106,6 +124,49 @@ def test_a_row_that_is_refused_fails_the_query(spark: SparkSession, events: str)
     spark.sql("SELECT 1L AS pid, 0 AS epoch, 0 AS partition, -5 AS seq").createOrReplaceTempView("bad")
     with pytest.raises(Exception, match=r"column 'seq', row 0: .*-5"):
         spark.sql("SELECT * FROM fencepost_deduplicate(TABLE(bad))").collect()
+
+
+@pytest.fixture
+def in_berlin(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    with monkeypatch.context() as patch:
+        patch.setenv("TZ", "Europe/Berlin")
+        time.tzset()
+        yield
+    time.tzset()
+
+
+def test_the_hour_that_comes_twice(in_berlin: None) -> None:
+    """Python has local time for timestamps; on the way back PySpark would take one hour for the other."""
+    kind = TimestampType()
+    when = [1_761_433_200 + quarter * 900 for quarter in range(16)]  # around 2025-10-26, 3 in the night
+    deep = StructType().add("a", ArrayType(kind)).add("m", MapType(IntegerType(), kind))
+    schema = StructType([StructField(name, it) for name, it in TYPES])
+    schema.add("at", kind).add("local", TimestampNTZType()).add("deep", deep)
+    keeper = Keeper(Analyzed(schema=schema, policy=resolve("any_order"), columns=Columns(), types=TYPES))
+    first, *_ = [datetime.fromtimestamp(it) for it in when]
+    rows = []
+    for seq, it in enumerate(when):
+        at = kind.fromInternal(it * 1_000_000)
+        rows.append((1, 0, 0, seq, at, first, ([at, None], {1: at})))
+    rows.append((1, 0, 0, 99, None, None, None))
+    for row in rows:
+        assert not list(keeper.take(row))
+    found = list(keeper.rest())
+    assert [kind.toInternal(row[4]) for row in found[:-1]] == [it * 1_000_000 for it in when]
+    assert [kind.toInternal(row[6][0][0]) for row in found[:-1]] == [it * 1_000_000 for it in when]
+    assert [kind.toInternal(row[6][1][1]) for row in found[:-1]] == [it * 1_000_000 for it in when]
+    assert {row[5] for row in found[:-1]} == {first}
+    assert found[-1] == rows[-1]
+    assert [kind.toInternal(row[4]) for row in rows[:-1]] != [it * 1_000_000 for it in when]  # what is mended here
+
+
+def test_the_ends_of_the_calendar(in_berlin: None) -> None:
+    keeper = Keeper(
+        Analyzed(schema=StructType().add("at", TimestampType()), policy=resolve("any_order"), columns=Columns())
+    )
+    for end in (datetime.min, datetime.max):
+        [found] = keeper.given_back((end,))
+        assert found.year == end.year
 
 
 def test_no_rows(spark: SparkSession, events: str) -> None:

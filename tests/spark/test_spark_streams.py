@@ -23,14 +23,19 @@ from pyspark.sql import DataFrame, SparkSession
 from test_lake import SCHEMA, first_of_each, land, make_rows, read_sink
 
 KEYS = ["pid", "epoch", "partition", "seq"]
+IS_TRACKED = pl.col("pid").is_not_null() & (pl.col("pid") != -1)
 DDL = "pid bigint, epoch smallint, partition int, seq int, origin string"
 
 
 def stream(
-    spark: SparkSession, root: Path, write: Callable[[DataFrame, int], None], checkpoint: str = "checkpoint"
+    spark: SparkSession,
+    root: Path,
+    write: Callable[[DataFrame, int], None],
+    checkpoint: str = "checkpoint",
+    files: int = 1,
 ) -> None:
-    """Read what is new in the landing folder, a file a batch, and end."""
-    frame = spark.readStream.schema(DDL).option("maxFilesPerTrigger", 1).parquet(str(root / "source"))
+    """Read what is new in the landing folder, so many files a batch, and end."""
+    frame = spark.readStream.schema(DDL).option("maxFilesPerTrigger", files).parquet(str(root / "source"))
     query = (
         frame.writeStream.foreachBatch(write)
         .option("checkpointLocation", str(root / checkpoint))
@@ -174,9 +179,8 @@ def test_a_new_checkpoint_is_adopted_or_refused(spark: SparkSession, tmp_path: P
         stream(spark, tmp_path, writer(tmp_path), "checkpoint2")
     stream(spark, tmp_path, writer(tmp_path, adopt_checkpoint=True), "checkpoint2")
     rows = pl.DataFrame(pa.concat_tables([make_rows(seed, 300) for seed in range(3)]))
-    is_tracked = pl.col("pid").is_not_null() & (pl.col("pid") != -1)
-    found = read_sink(tmp_path).filter(is_tracked).select(KEYS).sort(KEYS)
-    polars.testing.assert_frame_equal(found, first_of_each(rows).filter(is_tracked).select(KEYS).sort(KEYS))
+    found = read_sink(tmp_path).filter(IS_TRACKED).select(KEYS).sort(KEYS)
+    polars.testing.assert_frame_equal(found, first_of_each(rows).filter(IS_TRACKED).select(KEYS).sort(KEYS))
 
 
 def test_a_state_that_was_lost_or_taken_back(spark: SparkSession, tmp_path: Path) -> None:
@@ -193,6 +197,54 @@ def test_a_state_that_was_lost_or_taken_back(spark: SparkSession, tmp_path: Path
     shutil.rmtree(tmp_path / "sink")
     with pytest.raises(StreamingQueryException, match="knows no query yet; this is batch 2"):
         stream(spark, tmp_path, writer(tmp_path))
+
+
+def test_a_checkpoint_that_was_taken_back(spark: SparkSession, tmp_path: Path) -> None:
+    """Spark numbers what is there by then as the batches that were judged, and may put other rows into them."""
+    land_some(tmp_path, 0)
+    stream(spark, tmp_path, writer(tmp_path))
+    shutil.copytree(tmp_path / "checkpoint", tmp_path / "old")
+    for seed in (1, 2):
+        land_some(tmp_path, seed)
+        stream(spark, tmp_path, writer(tmp_path))
+    shutil.rmtree(tmp_path / "checkpoint")
+    shutil.copytree(tmp_path / "old", tmp_path / "checkpoint")
+    land_some(tmp_path, 3)
+    with pytest.raises(StreamingQueryException, match=r"knows batch 2 of this query up to .*; this is batch 1 of"):
+        stream(spark, tmp_path, writer(tmp_path), files=9)
+    assert state.open(tmp_path / "state").decided() == 3
+    stream(spark, tmp_path, writer(tmp_path, adopt_checkpoint=True), files=9)
+    land_some(tmp_path, 4)
+    stream(spark, tmp_path, writer(tmp_path))
+    rows = pl.DataFrame(pa.concat_tables([make_rows(seed, 300) for seed in range(5)])).filter(IS_TRACKED)
+    found = read_sink(tmp_path).filter(IS_TRACKED)
+    polars.testing.assert_frame_equal(found.select(KEYS).sort(KEYS), first_of_each(rows).select(KEYS).sort(KEYS))
+
+
+def test_a_batch_under_an_old_number_that_holds_more(spark: SparkSession, tmp_path: Path) -> None:
+    land_some(tmp_path, 0)
+    stream(spark, tmp_path, writer(tmp_path))
+    shutil.copytree(tmp_path / "checkpoint", tmp_path / "old")
+    land_some(tmp_path, 1)
+    stream(spark, tmp_path, writer(tmp_path))
+    shutil.rmtree(tmp_path / "checkpoint")
+    shutil.copytree(tmp_path / "old", tmp_path / "checkpoint")
+    land_some(tmp_path, 2)
+    with pytest.raises(StreamingQueryException, match=r"knows batch 1 of this query up to .*; this is batch 1 of"):
+        stream(spark, tmp_path, writer(tmp_path), files=9)
+
+
+def test_a_batch_in_parts_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+    """The second would be taken for the first, delivered again."""
+    land_some(tmp_path, 0)
+    write = writer(tmp_path)
+
+    def in_parts(batch: DataFrame, number: int) -> None:
+        write(batch.where("seq < 30"), number)
+        write(batch.where("seq >= 30"), number)
+
+    with pytest.raises(StreamingQueryException, match=r"batch 0 of query .* was given in parts"):
+        stream(spark, tmp_path, in_parts)
 
 
 def test_batches_go_to_a_delta_table(spark: SparkSession, tmp_path: Path) -> None:
@@ -265,6 +317,8 @@ def test_a_sink_of_ones_own_sees_each_version_and_can_tell_it(spark: SparkSessio
 def test_arguments_that_make_no_sense(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="needs a folder"):
         foreach_batch(tmp_path / "state", lambda kept, version: None)
+    with pytest.raises(ValueError, match=r"Spark takes \[ \] \{ for a pattern"):
+        foreach_batch(tmp_path / "state", lambda kept, version: None, folder=tmp_path / "a{b[c]")
     with pytest.raises(ValueError, match="only a function"):
         writer(tmp_path, folder=tmp_path / "kept")
 
