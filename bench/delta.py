@@ -1,7 +1,8 @@
 """A Delta table that is deduplicated where it stands, against what its users do: all rows, and new ones.
 
-All rows: `dropDuplicates` over the table and an overwrite. New rows: a MERGE that inserts what does not match, against
-an append and a run of a job that knows the rows before. Everyone begins with a table of its own, linked from one that
+All rows: `dropDuplicates` over the table and an overwrite, or a MERGE that deletes all but one of each, told apart by
+their payload. New rows: a MERGE that inserts what does not match, against an append and a run of a job that knows the
+rows before. Everyone begins with a table of its own, linked from one that
 is made once, and an answer is (rows, sum of their sequences) as Spark reads the table afterwards. Needs Delta's jars
 (`make jars`).
 """
@@ -31,7 +32,9 @@ JARS = Path(__file__).parent.parent / ".tools" / "jars"
 SHAPE = next(shape for shape in SHAPES if shape.name == "scattered, runs of 20")
 ALL_ROWS, NEW_ROWS = "Delta: a whole table", "Delta: new rows"
 VECTORS, FILES, LOCAL = "in place, vectors", "in place, files", "in place, vectors, local engine"
-OVERWRITE, APPEND, MERGE = f"{DROP_DUPLICATES.name}, overwrite", "append, then in place", "MERGE"
+OVERWRITE, DELETE = f"{DROP_DUPLICATES.name}, overwrite", "MERGE that deletes"
+APPEND, INSERT = "append, then in place", "MERGE that inserts"
+SAME = " and ".join(f"t.{name} = s.{name}" for name in COLUMNS)
 WARM_UP = 20
 """A share of the rows, one in so many, on which everyone warms up."""
 
@@ -159,11 +162,17 @@ def _whole_contestants(spark: SparkSession, landed: Landed) -> dict[str, tuple[s
         kept = spark.read.format("delta").load(table).dropDuplicates(list(COLUMNS))
         kept.write.format("delta").mode("overwrite").save(table)
 
+    def delete(place: Path) -> None:
+        table, keys = f"delta.`{place / 'table'}`", ", ".join(COLUMNS)
+        twice = f"select {keys}, min(payload) as kept from {table} group by {keys} having count(*) > 1"
+        spark.sql(f"merge into {table} t using ({twice}) s on {SAME} when matched and t.payload <> s.kept then delete")
+
     return {
         VECTORS: ("ours", lambda place: _job(place, engine).run(), landed.kept),
         LOCAL: ("ours", lambda place: _job(place, LocalEngine(THREADS)).run(), landed.kept),
         FILES: ("ours", lambda place: _without_vectors(place, engine), landed.kept),
         OVERWRITE: ("peer", overwrite, landed.kept),
+        DELETE: ("peer", delete, landed.kept),
     }
 
 
@@ -176,13 +185,12 @@ def _new_contestants(spark: SparkSession, landed: Landed) -> dict[str, tuple[str
         spark.read.parquet(new).write.format("delta").mode("append").save(str(place / "table"))
         _job(place, engine).run()
 
-    def merge(place: Path) -> None:
+    def insert(place: Path) -> None:
         spark.read.parquet(new).dropDuplicates(list(COLUMNS)).createOrReplaceTempView("new_rows")
-        same = " and ".join(f"t.{name} = s.{name}" for name in COLUMNS)
         table = f"delta.`{place / 'table'}`"
-        spark.sql(f"merge into {table} t using new_rows s on {same} when not matched then insert *")
+        spark.sql(f"merge into {table} t using new_rows s on {SAME} when not matched then insert *")
 
-    return {APPEND: ("ours", append, landed.kept), MERGE: ("peer", merge, landed.kept)}
+    return {APPEND: ("ours", append, landed.kept), INSERT: ("peer", insert, landed.kept)}
 
 
 def _job(place: Path, engine: Engine) -> DedupJob:

@@ -83,8 +83,9 @@ def landing(rows: int, data: Path = DATA) -> Landing:
 
 
 def answer_of(folder: Path) -> Answer:
-    """The answer that lies in the Parquet files of a folder, its subfolders too."""
-    seqs = [pq.read_table(path, columns=["seq"], partitioning=None)["seq"] for path in folder.rglob("*.parquet")]
+    """The answer that lies in the Parquet files of a folder, its subfolders too, but for side tables."""
+    files = [it for it in folder.rglob("*.parquet") if not any(part[0] == "_" for part in it.relative_to(folder).parts)]
+    seqs = [pq.read_table(path, columns=["seq"], partitioning=None)["seq"] for path in files]
     return sum(map(len, seqs)), sum(pc.sum(seq).as_py() or 0 for seq in seqs)
 
 

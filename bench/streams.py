@@ -2,11 +2,13 @@
 
 10 k producers, each in one of four source partitions, which come as one file a batch; 5 % of the rows come again, in
 the same batch or a later one. An answer is (rows, sum of their sequences), read from the output after every round. What
-each leaves on the disk to remember the events by is weighed as well.
+each leaves on the disk to remember the events by is weighed as well, of five times the rows by a hundred times the
+producers, without a payload: once, and without the default provider, which would need them all in the heap.
 """
 
 from __future__ import annotations
 
+import operator
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import fencepost.state
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -26,9 +29,12 @@ from bench.workload import occurrence
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-STREAM = "a stream"
+STREAM, MANY = "a stream", "a stream of many producers"
+MANY_ROWS, MANY_PRODUCERS = 5, 100
+"""Times the rows and the producers of the other."""
 OURS, SYNCED, ROCKSDB, DEFAULT = "foreach_batch", "foreach_batch, synced", "dropDuplicates, RocksDB", "dropDuplicates"
 PROVIDER = "org.apache.spark.sql.execution.streaming.state.{}StateStoreProvider"
+STATE_STORE = "org.apache.spark.sql.execution.streaming.state.StateStore$"
 PRODUCERS, PARTITIONS, BATCHES, RUN = 10_000, 4, 8, 20
 REPEATS = 0.05
 PAYLOAD_BYTES = 90
@@ -99,22 +105,31 @@ def contest(
     """What belongs into the results. `settings` of Spark: underscores in their names stand for dots."""
     scratch = data / "scratch"
     shutil.rmtree(scratch, ignore_errors=True)
-    bytes_of: dict[str, dict[str, int]] = {}
+    bytes_of: dict[str, dict[str, dict[str, int]]] = {STREAM: {}, MANY: {}}
     with session(heap, scratch, {"spark.sql.shuffle.partitions": PARTITIONS, **settings}) as spark:
         for size, times in [(rows // WARM_UP, 1)] * warm_up + [(rows, rounds)]:
             events = land(size, producers, batches, data)
-            contestants = _contestants(spark, events, scratch, bytes_of)
+            contestants = _contestants(spark, events, scratch, bytes_of[STREAM])
             measurements = alternate(
                 STREAM, contestants, events.rows, times, partial(_make_ready, spark), warm_up=False
             )
+        many = land(rows * MANY_ROWS, producers * MANY_PRODUCERS, batches, data, payload_bytes=0)
+        contestants = [it for it in _contestants(spark, many, scratch, bytes_of[MANY]) if it.name in (OURS, ROCKSDB)]
+        measurements += alternate(MANY, contestants, many.rows, 1, partial(_make_ready, spark), warm_up=False)
     shutil.rmtree(scratch, ignore_errors=True)
     facts = {"heap": heap, "producers": producers, "batches": batches, "state_bytes": bytes_of}
     return {**facts, "measurements": [it.to_json() for it in measurements]}
 
 
 def _make_ready(spark: SparkSession) -> None:
-    spark._jvm.System.gc()  # type: ignore[union-attr]
+    from fencepost_spark import SparkEngine
+
+    # What dropDuplicates remembers stays in memory when its query is over, and would be in everyone's way.
+    jvm: Any = spark._jvm
+    jvm.java.lang.Class.forName(STATE_STORE).getField("MODULE$").get(None).stop()
+    jvm.System.gc()
     settle()
+    SparkEngine(spark).run("wake", operator.index, range(4 * THREADS))  # workers go when they are idle for a minute
 
 
 def _contestants(
@@ -134,6 +149,9 @@ def _contestants(
     def answer(result: tuple[str, Path]) -> Answer:
         name, state = result
         bytes_of[name] = {"events": events.rows, "bytes": _bytes(state)}
+        if name in (OURS, SYNCED):
+            opened = fencepost.state.open(state)
+            bytes_of[name]["newest_version_bytes"] = sum(opened.version(opened.decided()).shards.bytes)
         found = answer_of(scratch / "out" / "sink")
         shutil.rmtree(scratch / "out")
         return found

@@ -247,7 +247,7 @@ def test_every_stream_is_right(tmp_path: Path) -> None:
         "Path(sys.argv[2]).write_text(json.dumps({'streams': part}))"
     )
     results = report.collect("quick", **in_own_process(code, tmp_path))
-    assert [len(contest) for contest in results.contests.values()] == [4]
+    assert [len(contest) for contest in results.contests.values()] == [4, 2]
     assert results.wrong == []
     assert len(list(results.targets())) == 3
     assert "state on disk" in report.to_markdown(results)

@@ -19,7 +19,7 @@ from typing import Any
 from uuid import uuid4
 
 from fencepost.errors import PolicyError, SourceError
-from fencepost.lake import RunReport
+from fencepost.lake import DedupJob, Engine, LocalEngine, RunReport
 from fencepost.lake.run import Given, Run
 from fencepost.state.decision import Decision
 from fencepost.state.disk import Disk
@@ -28,7 +28,7 @@ from py4j.protocol import Py4JError
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.utils import is_remote
 
-from fencepost_spark.jobs import DedupJob
+from fencepost_spark.engine import SparkEngine
 from fencepost_spark.kafka import (
     Describe,
     KafkaSource,
@@ -60,9 +60,9 @@ def foreach_batch(
 ) -> BatchWriter:
     """For ``DataFrame.writeStream.foreachBatch``: keeps each event of a stream once.
 
-    ``state``, ``sink``: as of ``DedupJob``, which takes ``options`` too (``policy``, ``columns``, ``scope``,
-    ``order_by``, ``layout`` and so on). A batch lies in ``<sink>.batches`` while it is judged; workers must see that
-    folder.
+    ``state``, ``sink``: as of ``fencepost.lake.DedupJob``, which takes ``options`` too (``policy``, ``columns``,
+    ``scope``, ``order_by``, ``layout`` and so on). A batch lies in ``<sink>.batches`` while it is judged; workers must
+    see that folder. ``engine``: ``SparkEngine`` unless given, or threads of the driver where Spark's master is local.
 
     Batch *b* of a query is decided once, with the query's id, which its checkpoint holds, and where the batch ends in
     each source. Delivered again it is finished and not judged. A checkpoint that is not the state's, or that was taken
@@ -160,7 +160,8 @@ class BatchWriter:
         sink: Place | RunFolders = self._place
         if self._call is not None:
             sink = CalledSink(self._place, Disk(self._options.get("sync", True)), self._call, spark)
-        return DedupJob(self._batches, self._state, sink, spark=spark, source_immutable=True, **self._options)
+        options = {"engine": _engine_of(spark), **self._options}
+        return DedupJob(self._batches, self._state, sink, source_immutable=True, **options)
 
     def _topics(self, sources: list[KafkaSource]) -> dict[str, Topic]:
         """The topics of a batch as they are before it is read."""
@@ -206,6 +207,13 @@ class BatchWriter:
                 "duplicates"
             )
         return True
+
+
+def _engine_of(spark: SparkSession) -> Engine:
+    """Where tasks of a small batch are best run: where Spark has workers, but in the driver's threads where those would
+    be on its own machine, for every stage on Spark costs a tenth of a second or two."""
+    context = spark.sparkContext
+    return LocalEngine(context.defaultParallelism) if (context.master or "").startswith("local") else SparkEngine(spark)
 
 
 def _bounds(execution: Any) -> tuple[Ends, Ends]:

@@ -15,8 +15,10 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pytest
 from conftest import settings
 from fencepost import state
+from fencepost.lake import LocalEngine
 from fencepost.lake.run import Run
 from fencepost.state.sinks import RunFolders
+from fencepost_spark import SparkEngine
 from fencepost_spark.streams import QUERY_ID, BatchWriter, foreach_batch
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
@@ -62,9 +64,10 @@ def assert_kept(root: Path, *seeds: int) -> None:
     polars.testing.assert_frame_equal(found.select(KEYS).sort(KEYS), first_of_each(rows).select(KEYS).sort(KEYS))
 
 
-def test_each_batch_is_a_version(spark: SparkSession, tmp_path: Path) -> None:
+@pytest.mark.parametrize("engine", [SparkEngine, LocalEngine])
+def test_each_batch_is_a_version(spark: SparkSession, tmp_path: Path, engine: type[Any]) -> None:
     land_some(tmp_path, 0, 1)
-    write = writer(tmp_path)
+    write = writer(tmp_path, engine=engine())
     stream(spark, tmp_path, write)
     land_some(tmp_path, 2)
     stream(spark, tmp_path, write)
