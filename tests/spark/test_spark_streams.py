@@ -202,6 +202,12 @@ def test_a_state_that_was_lost_or_taken_back(spark: SparkSession, tmp_path: Path
         stream(spark, tmp_path, writer(tmp_path))
 
 
+def take_back(root: Path) -> None:
+    """Put the checkpoint back as it was when it was copied."""
+    shutil.rmtree(root / "checkpoint")
+    shutil.copytree(root / "old", root / "checkpoint")
+
+
 def test_a_checkpoint_that_was_taken_back(spark: SparkSession, tmp_path: Path) -> None:
     """Spark numbers what is there by then as the batches that were judged, and may put other rows into them."""
     land_some(tmp_path, 0)
@@ -210,8 +216,7 @@ def test_a_checkpoint_that_was_taken_back(spark: SparkSession, tmp_path: Path) -
     for seed in (1, 2):
         land_some(tmp_path, seed)
         stream(spark, tmp_path, writer(tmp_path))
-    shutil.rmtree(tmp_path / "checkpoint")
-    shutil.copytree(tmp_path / "old", tmp_path / "checkpoint")
+    take_back(tmp_path)
     land_some(tmp_path, 3)
     with pytest.raises(StreamingQueryException, match=r"knows batch 2 of this query up to .*; this is batch 1 of"):
         stream(spark, tmp_path, writer(tmp_path), files=9)
@@ -230,8 +235,7 @@ def test_a_batch_under_an_old_number_that_holds_more(spark: SparkSession, tmp_pa
     shutil.copytree(tmp_path / "checkpoint", tmp_path / "old")
     land_some(tmp_path, 1)
     stream(spark, tmp_path, writer(tmp_path))
-    shutil.rmtree(tmp_path / "checkpoint")
-    shutil.copytree(tmp_path / "old", tmp_path / "checkpoint")
+    take_back(tmp_path)
     land_some(tmp_path, 2)
     with pytest.raises(StreamingQueryException, match=r"knows batch 1 of this query up to .*; this is batch 1 of"):
         stream(spark, tmp_path, writer(tmp_path), files=9)
