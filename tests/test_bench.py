@@ -197,7 +197,7 @@ def test_every_contestant_on_spark_is_right(tmp_path: Path) -> None:
     results = report.collect("quick", spark=in_own_process(code, tmp_path))
     assert [len(contest) for contest in results.contests.values()] == [7, 7]
     assert results.wrong == []
-    assert len(list(results.targets())) == 2
+    assert len(list(results.targets())) == 5
 
 
 def test_what_a_state_costs_is_measured_on_the_same_rows(tmp_path: Path) -> None:
