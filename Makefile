@@ -196,7 +196,7 @@ jars: .tools/jars .tools/broker ## The jars that tests need beside those of PySp
 
 java:
 	@$(JAVA) -version >/dev/null 2>&1 || { echo "Java 17 is missing: apt-get install openjdk-17-jre-headless"; exit 1; }
-	@$(JAVA) -version 2>&1 | awk -F '[".]' 'NR == 1 && $$2 < 17 { exit 1 }' || { echo "Java is older than 17: apt-get install openjdk-17-jre-headless"; exit 1; }
+	@$(JAVA) -version 2>&1 | awk -F '[".]' '/ version / && $$2 < 17 { exit 1 }' || { echo "Java is older than 17: apt-get install openjdk-17-jre-headless"; exit 1; }
 
 $(UV): requirements/uv.txt | tools
 	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || { echo "Python's venv module is missing: apt-get install python3-venv"; exit 1; }
