@@ -141,12 +141,13 @@ class BatchWriter:
         run = Run(self._job(spark), given=Given(folder=str(folder), position=position))
         run.recover()
         done = (run.before and run.before.source_position) or {}
+        goes_on = done.get("query") == query
         is_same = partial(_is_same, batch, run.before, len(sources) == len(ends or ()))
         if self._is_next(run.job.state.uri, position, begins, done, is_same):
             if sources:
                 warn_of(sources)
-                self._check_topics(run, sources, topics, done, done.get("query") == query)
-                position["kafka"] = _kafka_positions(sources, topics, done, done.get("query") == query)
+                self._check_topics(run, sources, topics, done, goes_on)
+                position["kafka"] = _kafka_positions(sources, topics, done, goes_on)
             try:
                 batch.write.parquet(f"file://{folder}")
                 # Not from the beginning: were this driver paused, and others have gone on, it must not follow them.

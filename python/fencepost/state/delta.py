@@ -200,12 +200,7 @@ class DeltaSink(RunFolders):
 
     def apply(self, decision: Decision) -> str:
         """See `Sink`: one transaction, then the side tables."""
-        status = self._status(decision) or self._commit(decision, APPLIED)
-        if status == ABANDONED:
-            return self._abandon(decision)
-        shown = super().apply(_without_rows(decision))
-        self._clear(decision)
-        return shown
+        return self._show(decision, self._status(decision) or self._commit(decision, APPLIED))
 
     def fence(self, decision: Decision) -> str:
         """See `Sink`: a transaction without rows takes the version's number."""
@@ -213,6 +208,10 @@ class DeltaSink(RunFolders):
             status = self._status(decision) or self._commit(decision, ABANDONED)
         except SinkChangedError:
             status = ABANDONED  # another table than the one it was decided for: nobody can write the version to it
+        return self._show(decision, status)
+
+    def _show(self, decision: Decision, status: str) -> str:
+        """What follows the transaction, whichever it was."""
         if status == ABANDONED:
             return self._abandon(decision)
         shown = super().apply(_without_rows(decision))
