@@ -32,11 +32,12 @@ from fencepost.errors import (
     StoreError,
 )
 from fencepost.findings import AuditReport
-from fencepost.policy import Columns, Policy
+from fencepost.policy import BatchColumns, Columns, Policy
 from fencepost.verdict import Verdict
 
 __all__ = [
     "AuditReport",
+    "BatchColumns",
     "BatchError",
     "CapacityError",
     "Columns",

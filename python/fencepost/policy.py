@@ -71,6 +71,85 @@ class Columns:
         return (names,) if isinstance(names, str) else tuple(names)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BatchColumns:
+    """Which columns describe produce batches and markers, each by default the one of its own name.
+
+    ``pid``, ``epoch``, ``partition``, ``base_seq`` and one of ``count`` and ``last_seq`` are needed; the others are read
+    where the rows have them. None means that a column is not to be read, of ``partition`` that there is only one.
+    ``default_origin``: where a batch comes from whose row does not say: "client", "replica" or "coordinator"; a marker
+    that would be a client's is the coordinator's.
+    """
+
+    pid: str = "pid"
+    epoch: str = "epoch"
+    partition: ColumnNames = "partition"
+    base_seq: str = "base_seq"
+    count: str | None = "count"
+    last_seq: str | None = "last_seq"
+    offset: str | None = "offset"
+    last_offset: str | None = "last_offset"
+    timestamp: str | None = "timestamp"
+    transactional: str | None = "transactional"
+    control: str | None = "control"
+    coordinator_epoch: str | None = "coordinator_epoch"
+    transaction_version: str | None = "transaction_version"
+    origin: str | None = "origin"
+    default_origin: str = "client"
+
+    @staticmethod
+    def kafka_log() -> BatchColumns:
+        """The columns of ``fencepost.kafka.read_batches``: what a log holds was decided by its leader ("replica")."""
+        return BatchColumns(offset="base_offset", timestamp="max_timestamp", default_origin="replica")
+
+    def __post_init__(self) -> None:
+        if isinstance(self.partition, list):
+            object.__setattr__(self, "partition", tuple(self.partition))
+        if not _are_names(self.partition):
+            raise PolicyError(
+                f"BatchColumns(partition={self.partition!r}): a column name, a tuple of names, or None was expected"
+            )
+        for role in ("pid", "epoch", "base_seq"):
+            if not isinstance(getattr(self, role), str):
+                raise PolicyError(f"BatchColumns({role}={getattr(self, role)!r}): a column name was expected")
+        for role in self.optional:
+            if not isinstance(getattr(self, role), str | None):
+                raise PolicyError(f"BatchColumns({role}={getattr(self, role)!r}): a column name or None was expected")
+        if self.default_origin not in ORIGINS:
+            raise PolicyError(f"BatchColumns(default_origin={self.default_origin!r}) is none of {', '.join(ORIGINS)}")
+
+    @property
+    def optional(self) -> tuple[str, ...]:
+        """The roles whose columns are read only where the rows have them."""
+        return _OPTIONAL_ROLES
+
+    def parts(self, role: str) -> tuple[str, ...]:
+        """The columns of one role."""
+        names = getattr(self, role)
+        if names is None:
+            return ()
+        return (names,) if isinstance(names, str) else tuple(names)
+
+    def replace(self, **changes: Any) -> BatchColumns:
+        """The same with other columns."""
+        return dataclasses.replace(self, **changes)
+
+
+ORIGINS = ("client", "replica", "coordinator")
+_OPTIONAL_ROLES = (
+    "count",
+    "last_seq",
+    "offset",
+    "last_offset",
+    "timestamp",
+    "transactional",
+    "control",
+    "coordinator_epoch",
+    "transaction_version",
+    "origin",
+)
+
+
 def _are_names(names: object) -> bool:
     if isinstance(names, tuple):
         return len(names) > 0 and all(isinstance(name, str) for name in names)
