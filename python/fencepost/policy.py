@@ -75,8 +75,8 @@ class Columns:
 class BatchColumns:
     """Which columns describe produce batches and markers, each by default the one of its own name.
 
-    ``pid``, ``epoch``, ``partition``, ``base_seq`` and one of ``count`` and ``last_seq`` are needed; the others are read
-    where the rows have them. None means that a column is not to be read, of ``partition`` that there is only one.
+    ``pid``, ``epoch``, ``partition``, ``base_seq`` and one of ``count`` and ``last_seq`` are needed; the others are
+    read where the rows have them. None means that a column is not to be read, of ``partition`` that there is only one.
     ``default_origin``: where a batch comes from whose row does not say: "client", "replica" or "coordinator"; a marker
     that would be a client's is the coordinator's.
     """

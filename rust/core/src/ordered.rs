@@ -2,7 +2,7 @@
 
 use crate::Result;
 use crate::judge::{PlainSpan, Span};
-use crate::lines::{BLOCK, EntryKey, Line, LinePlace, Slot, block_hash};
+use crate::lines::{BLOCK, EntryKey, LinePlace, RowLine, Slot, block_hash};
 use crate::shelf::Shelf;
 use crate::snapshot::order::Renumbering;
 use std::cmp::Reverse;
@@ -50,7 +50,7 @@ pub(crate) struct Appended {
     pub(crate) is_older: bool,
 }
 
-impl<L: Line> Shelf<L> {
+impl<L: RowLine> Shelf<L> {
     /// Every entry for which `wanted` holds, with its key as it is renumbered, in the order of snapshots; once
     /// without its holes and, where it is kept aside, once more with them.
     ///

@@ -1,7 +1,7 @@
 //! Entries by key: those that fit in their line's slot, and those kept aside.
 
 use crate::judge::{PlainRules, PlainSpan, Rules, Run, Span};
-use crate::lines::{CHUNK, EntryKey, Line, LinePlace, Lines, Place, Plainly, Search, Slot};
+use crate::lines::{CHUNK, EntryKey, LinePlace, Lines, Place, Plainly, RowLine, Search, Slot};
 use crate::table::Key;
 use crate::table::call::Call;
 use crate::{Epochs, Result};
@@ -11,13 +11,13 @@ use std::cmp::Reverse;
 ///
 /// A key's newest epoch lies in the line of its producer and partition; where every epoch counts by
 /// itself the epochs below it lie in lines of their own, so that the common look-up touches one line.
-pub(crate) struct Shelf<L: Line> {
+pub(crate) struct Shelf<L: RowLine> {
     lines: Lines<L>,
     aside: Aside,
     entries: usize,
 }
 
-impl<L: Line> Shelf<L> {
+impl<L: RowLine> Shelf<L> {
     pub(crate) fn new() -> Shelf<L> {
         Shelf { lines: Lines::new(), aside: Aside::default(), entries: 0 }
     }

@@ -4,23 +4,21 @@
 //! them: its lines, its memory and its code are what they were.
 
 use crate::judge::{PlainRules, PlainSpan, Run};
-use crate::lines::{Line, LineKey, Plainly, Slot};
+use crate::lines::{Line, LineKey, Plainly, RowLine, Slot};
 
 /// A line and the highest timestamp of the accepted rows of each of its entries: 128 bytes, two cache lines
 /// side by side, or 32 to 40 where a line holds one entry.
 #[derive(Clone, Copy)]
 #[repr(C)]
-pub(crate) struct Timed<L: Line> {
+pub(crate) struct Timed<L: RowLine> {
     line: L,
     times: L::Times,
 }
 
-impl<L: Line> Line for Timed<L> {
+impl<L: RowLine> Line for Timed<L> {
     const SLOTS: usize = L::SLOTS;
+    type Slot = Slot;
     type Twin = Timed<L::Twin>;
-    type Times = L::Times;
-    const NO_TIMES: L::Times = L::NO_TIMES;
-    const IS_TIMED: bool = true;
 
     fn empty(key: LineKey) -> Self {
         Timed { line: L::empty(key), times: L::NO_TIMES }
@@ -58,6 +56,21 @@ impl<L: Line> Line for Timed<L> {
         }
     }
 
+    fn write(&mut self, slot: usize, held: &Slot) -> bool {
+        self.write_row_slot(slot, held)
+    }
+
+    fn clear(&mut self, slot: usize) {
+        self.line.clear(slot);
+    }
+}
+
+impl<L: RowLine> RowLine for Timed<L> {
+    type RowTwin = Self::Twin;
+    type Times = L::Times;
+    const NO_TIMES: L::Times = L::NO_TIMES;
+    const IS_TIMED: bool = true;
+
     #[inline]
     fn write_inline(&mut self, slot: usize, span: PlainSpan) -> bool {
         let fits = self.line.write_inline(slot, span);
@@ -69,10 +82,6 @@ impl<L: Line> Line for Timed<L> {
 
     fn write_aside(&mut self, slot: usize, number: u32) {
         self.line.write_aside(slot, number);
-    }
-
-    fn clear(&mut self, slot: usize) {
-        self.line.clear(slot);
     }
 
     #[inline]

@@ -1,7 +1,7 @@
 //! A part of the hash table: groups of 16 lines of one layout, found by their tags.
 
 use super::buffer::Buffer;
-use super::{EntryKey, Line, LineKey, Slot};
+use super::{EntryKey, Line, LineKey};
 use crate::Result;
 use std::ops::Range;
 
@@ -77,7 +77,7 @@ impl<L: Line> Groups<L> {
     }
 
     /// Empties the slots that `keep` does not want.
-    pub(super) fn retain(&mut self, keep: &mut impl FnMut(EntryKey, Slot) -> bool) {
+    pub(super) fn retain(&mut self, keep: &mut impl FnMut(EntryKey, L::Slot) -> bool) {
         for number in 0..self.count() * GROUP {
             if self.is_taken(number) {
                 let line = self.line_mut(number);
@@ -223,7 +223,7 @@ impl<L: Line> Groups<L> {
 
     /// Stores what slots of another layout hold, each with its key and its block's hash; false where one does
     /// not fit. Fetches the lines of all of them before it stores the first.
-    pub(super) fn take_in(&mut self, entries: &[(EntryKey, u64, Slot)]) -> bool {
+    pub(super) fn take_in(&mut self, entries: &[(EntryKey, u64, L::Slot)]) -> bool {
         let searches = entries.iter().map(|&(key, block_hash, _)| self.begin_search(key, block_hash));
         for (hash, group) in searches.collect::<Vec<_>>() {
             self.prefetch_line(group, hash);

@@ -39,13 +39,10 @@ pub(crate) enum Plainly {
 /// The entries of one producer for `SLOTS` neighbouring partitions, a divisor of a block.
 pub(crate) trait Line: Copy {
     const SLOTS: usize;
+    /// What a slot holds.
+    type Slot: Copy;
     /// The layout that holds the same entries one by one, or several in a line.
-    type Twin: Line;
-    /// A timestamp for each slot.
-    type Times: AsRef<[i64]> + AsMut<[i64]> + Copy;
-    const NO_TIMES: Self::Times;
-    /// Whether entries have timestamps.
-    const IS_TIMED: bool = false;
+    type Twin: Line<Slot = Self::Slot>;
 
     fn empty(key: LineKey) -> Self;
     fn pid(&self) -> i64;
@@ -54,26 +51,10 @@ pub(crate) trait Line: Copy {
     /// The epoch of its key, in a line for epochs below the highest.
     fn own_epoch(&self) -> i16;
     fn is_empty_at(&self, slot: usize) -> bool;
-    fn read(&self, slot: usize) -> Slot;
-    /// Stores an entry where it fits; false, and nothing changed, where it does not.
-    fn write_inline(&mut self, slot: usize, span: PlainSpan) -> bool;
-    fn write_aside(&mut self, slot: usize, number: u32);
+    fn read(&self, slot: usize) -> Self::Slot;
+    /// Stores what a slot is to hold; false, and nothing changed, where it does not fit.
+    fn write(&mut self, slot: usize, held: &Self::Slot) -> bool;
     fn clear(&mut self, slot: usize);
-
-    /// Stores what another layout's slot holds; false, and nothing changed, where it does not fit.
-    fn write(&mut self, slot: usize, held: &Slot) -> bool {
-        match held {
-            Slot::Empty => self.clear(slot),
-            Slot::Inline(span) => return self.write_inline(slot, *span),
-            Slot::Aside(number) => self.write_aside(slot, *number),
-        }
-        true
-    }
-
-    /// Judges the run where that is plain to see from the slot alone: it goes on where the entry
-    /// stands, repeats what the entry covers, or begins an entry in an empty slot. Anything else is
-    /// left to the judge, and nothing changed. Most rows end here, in the line just fetched.
-    fn judge_plainly(&mut self, slot: usize, run: Run, rules: &PlainRules) -> Plainly;
 
     /// Whether it holds entries of an epoch below their keys' highest.
     fn is_older(&self) -> bool {
@@ -91,6 +72,36 @@ pub(crate) trait Line: Copy {
     #[inline]
     fn is(&self, key: LineKey) -> bool {
         self.pid() == key.pid && self.group() == key.group && (key.group & OLDER == 0 || self.own_epoch() == key.epoch)
+    }
+}
+
+/// A line of entries that rows are judged by.
+pub(crate) trait RowLine: Line<Slot = Slot, Twin = Self::RowTwin> {
+    /// Its twin, which is such a line too.
+    type RowTwin: RowLine;
+    /// A timestamp for each slot.
+    type Times: AsRef<[i64]> + AsMut<[i64]> + Copy;
+    const NO_TIMES: Self::Times;
+    /// Whether entries have timestamps.
+    const IS_TIMED: bool = false;
+
+    /// Stores an entry where it fits; false, and nothing changed, where it does not.
+    fn write_inline(&mut self, slot: usize, span: PlainSpan) -> bool;
+    fn write_aside(&mut self, slot: usize, number: u32);
+
+    /// Judges the run where that is plain to see from the slot alone: it goes on where the entry
+    /// stands, repeats what the entry covers, or begins an entry in an empty slot. Anything else is
+    /// left to the judge, and nothing changed. Most rows end here, in the line just fetched.
+    fn judge_plainly(&mut self, slot: usize, run: Run, rules: &PlainRules) -> Plainly;
+
+    /// What [`Line::write`] is to such a line.
+    fn write_row_slot(&mut self, slot: usize, held: &Slot) -> bool {
+        match held {
+            Slot::Empty => self.clear(slot),
+            Slot::Inline(span) => return self.write_inline(slot, *span),
+            Slot::Aside(number) => self.write_aside(slot, *number),
+        }
+        true
     }
 }
 
@@ -208,9 +219,8 @@ pub(crate) struct SpanLine {
 
 impl Line for SpanLine {
     const SLOTS: usize = 6;
+    type Slot = Slot;
     type Twin = LoneSpan;
-    type Times = [i64; 6];
-    const NO_TIMES: [i64; 6] = [0; 6];
 
     fn empty(key: LineKey) -> Self {
         SpanLine { pid: key.pid, head: Head::new(key), first: [0; 6], last: [0; 6] }
@@ -257,6 +267,20 @@ impl Line for SpanLine {
         }
     }
 
+    fn write(&mut self, slot: usize, held: &Slot) -> bool {
+        self.write_row_slot(slot, held)
+    }
+
+    fn clear(&mut self, slot: usize) {
+        self.head.set_mark(slot, Head::EMPTY);
+    }
+}
+
+impl RowLine for SpanLine {
+    type RowTwin = Self::Twin;
+    type Times = [i64; 6];
+    const NO_TIMES: [i64; 6] = [0; 6];
+
     #[inline]
     fn write_inline(&mut self, slot: usize, span: PlainSpan) -> bool {
         let (Ok(first), Ok(last)) = (u32::try_from(span.first), u32::try_from(span.last)) else {
@@ -272,10 +296,6 @@ impl Line for SpanLine {
     fn write_aside(&mut self, slot: usize, number: u32) {
         self.head.set_mark(slot, Head::ASIDE);
         self.first[slot] = number;
-    }
-
-    fn clear(&mut self, slot: usize) {
-        self.head.set_mark(slot, Head::EMPTY);
     }
 
     #[inline]
@@ -397,9 +417,8 @@ impl NextLine {
 
 impl Line for NextLine {
     const SLOTS: usize = 8;
+    type Slot = Slot;
     type Twin = LoneNext;
-    type Times = [i64; 8];
-    const NO_TIMES: [i64; 8] = [0; 8];
 
     fn empty(key: LineKey) -> Self {
         NextLine { pid: key.pid, group: key.group, marks: 0, epoch: [key.epoch; 8], last: [0; 8] }
@@ -434,6 +453,20 @@ impl Line for NextLine {
         self.window(slot).read()
     }
 
+    fn write(&mut self, slot: usize, held: &Slot) -> bool {
+        self.write_row_slot(slot, held)
+    }
+
+    fn clear(&mut self, slot: usize) {
+        self.set_window(slot, Window { remembered: 0, last: 0, epoch: self.epoch[slot] });
+    }
+}
+
+impl RowLine for NextLine {
+    type RowTwin = Self::Twin;
+    type Times = [i64; 8];
+    const NO_TIMES: [i64; 8] = [0; 8];
+
     #[inline]
     fn write_inline(&mut self, slot: usize, span: PlainSpan) -> bool {
         Window::of(span).inspect(|&window| self.set_window(slot, window)).is_some()
@@ -441,10 +474,6 @@ impl Line for NextLine {
 
     fn write_aside(&mut self, slot: usize, number: u32) {
         self.set_window(slot, Window { remembered: WINDOW_ASIDE, last: number, epoch: self.epoch[slot] });
-    }
-
-    fn clear(&mut self, slot: usize) {
-        self.set_window(slot, Window { remembered: 0, last: 0, epoch: self.epoch[slot] });
     }
 
     #[inline(always)]
@@ -531,9 +560,8 @@ impl WideLine {
 
 impl Line for WideLine {
     const SLOTS: usize = 4;
+    type Slot = Slot;
     type Twin = LoneWide;
-    type Times = [i64; 4];
-    const NO_TIMES: [i64; 4] = [0; 4];
 
     fn empty(key: LineKey) -> Self {
         WideLine { pid: key.pid, head: Head::new(key), last: [0; 4], reach: [0; 4] }
@@ -577,6 +605,20 @@ impl Line for WideLine {
         }
     }
 
+    fn write(&mut self, slot: usize, held: &Slot) -> bool {
+        self.write_row_slot(slot, held)
+    }
+
+    fn clear(&mut self, slot: usize) {
+        self.head.set_mark(slot, Head::EMPTY);
+    }
+}
+
+impl RowLine for WideLine {
+    type RowTwin = Self::Twin;
+    type Times = [i64; 4];
+    const NO_TIMES: [i64; 4] = [0; 4];
+
     #[inline]
     fn write_inline(&mut self, slot: usize, span: PlainSpan) -> bool {
         let Some(reach) = Reach::of(span) else { return false };
@@ -590,10 +632,6 @@ impl Line for WideLine {
     fn write_aside(&mut self, slot: usize, number: u32) {
         self.head.set_mark(slot, Head::ASIDE);
         self.reach[slot] = number;
-    }
-
-    fn clear(&mut self, slot: usize) {
-        self.head.set_mark(slot, Head::EMPTY);
     }
 
     #[inline]
@@ -627,7 +665,7 @@ mod tests {
 
     #[test]
     fn a_slot_gives_back_what_it_took_or_refuses_it() {
-        fn check<L: Line>(first: i64, last: i64, fits: bool) {
+        fn check<L: RowLine>(first: i64, last: i64, fits: bool) {
             let span = PlainSpan { epoch: 3, first, last, last_timestamp: 0 };
             for key in [EntryKey::newest(1, 0).line::<L>(), EntryKey::older(1, 0, 3).line::<L>()] {
                 for slot in 0..L::SLOTS {
@@ -642,7 +680,7 @@ mod tests {
                 }
             }
         }
-        fn check_both<L: Line, M: Line>(first: i64, last: i64, fits: bool) {
+        fn check_both<L: RowLine, M: RowLine>(first: i64, last: i64, fits: bool) {
             check::<L>(first, last, fits);
             check::<M>(first, last, fits);
         }

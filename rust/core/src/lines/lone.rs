@@ -13,7 +13,7 @@
 //! is less than what padding costs in memory.
 
 use super::line::{Reach, WINDOW_ASIDE, Window};
-use super::{Line, LineKey, NextLine, Plainly, Slot, SpanLine, WideLine};
+use super::{Line, LineKey, NextLine, Plainly, RowLine, Slot, SpanLine, WideLine};
 use crate::judge::{PlainRules, PlainSpan, Run};
 
 /// First and last position in 32 bits each; the first above the last where there is no entry inline.
@@ -33,9 +33,8 @@ impl LoneSpan {
 
 impl Line for LoneSpan {
     const SLOTS: usize = 1;
+    type Slot = Slot;
     type Twin = SpanLine;
-    type Times = [i64; 1];
-    const NO_TIMES: [i64; 1] = [0];
 
     fn empty(key: LineKey) -> Self {
         LoneSpan { pid: key.pid, group: key.group, first: Self::EMPTY, last: 0, epoch: key.epoch }
@@ -77,6 +76,20 @@ impl Line for LoneSpan {
         }
     }
 
+    fn write(&mut self, slot: usize, held: &Slot) -> bool {
+        self.write_row_slot(slot, held)
+    }
+
+    fn clear(&mut self, _slot: usize) {
+        (self.first, self.last) = (Self::EMPTY, 0);
+    }
+}
+
+impl RowLine for LoneSpan {
+    type RowTwin = Self::Twin;
+    type Times = [i64; 1];
+    const NO_TIMES: [i64; 1] = [0];
+
     #[inline]
     fn write_inline(&mut self, _slot: usize, span: PlainSpan) -> bool {
         let (Ok(first), Ok(last)) = (u32::try_from(span.first), u32::try_from(span.last)) else {
@@ -88,10 +101,6 @@ impl Line for LoneSpan {
 
     fn write_aside(&mut self, _slot: usize, number: u32) {
         (self.first, self.last) = (number + 1, 0);
-    }
-
-    fn clear(&mut self, _slot: usize) {
-        (self.first, self.last) = (Self::EMPTY, 0);
     }
 
     #[inline]
@@ -145,9 +154,8 @@ impl LoneNext {
 
 impl Line for LoneNext {
     const SLOTS: usize = 1;
+    type Slot = Slot;
     type Twin = NextLine;
-    type Times = [i64; 1];
-    const NO_TIMES: [i64; 1] = [0];
 
     fn empty(key: LineKey) -> Self {
         LoneNext { pid: key.pid, group: key.group, last: 0, epoch: key.epoch, remembered: 0 }
@@ -182,6 +190,20 @@ impl Line for LoneNext {
         self.window().read()
     }
 
+    fn write(&mut self, slot: usize, held: &Slot) -> bool {
+        self.write_row_slot(slot, held)
+    }
+
+    fn clear(&mut self, _slot: usize) {
+        self.remembered = 0;
+    }
+}
+
+impl RowLine for LoneNext {
+    type RowTwin = Self::Twin;
+    type Times = [i64; 1];
+    const NO_TIMES: [i64; 1] = [0];
+
     #[inline]
     fn write_inline(&mut self, _slot: usize, span: PlainSpan) -> bool {
         Window::of(span).inspect(|&window| self.set_window(window)).is_some()
@@ -189,10 +211,6 @@ impl Line for LoneNext {
 
     fn write_aside(&mut self, _slot: usize, number: u32) {
         (self.last, self.remembered) = (number, WINDOW_ASIDE);
-    }
-
-    fn clear(&mut self, _slot: usize) {
-        self.remembered = 0;
     }
 
     #[inline]
@@ -224,9 +242,8 @@ impl LoneWide {
 
 impl Line for LoneWide {
     const SLOTS: usize = 1;
+    type Slot = Slot;
     type Twin = WideLine;
-    type Times = [i64; 1];
-    const NO_TIMES: [i64; 1] = [0];
 
     fn empty(key: LineKey) -> Self {
         let (last, reach) = (Self::NOWHERE, Self::EMPTY);
@@ -267,6 +284,20 @@ impl Line for LoneWide {
         }
     }
 
+    fn write(&mut self, slot: usize, held: &Slot) -> bool {
+        self.write_row_slot(slot, held)
+    }
+
+    fn clear(&mut self, _slot: usize) {
+        (self.last, self.reach) = (Self::NOWHERE, Self::EMPTY);
+    }
+}
+
+impl RowLine for LoneWide {
+    type RowTwin = Self::Twin;
+    type Times = [i64; 1];
+    const NO_TIMES: [i64; 1] = [0];
+
     #[inline]
     fn write_inline(&mut self, _slot: usize, span: PlainSpan) -> bool {
         let Some(Reach { last, reach }) = Reach::of(span) else { return false };
@@ -276,10 +307,6 @@ impl Line for LoneWide {
 
     fn write_aside(&mut self, _slot: usize, number: u32) {
         (self.last, self.reach) = (Self::NOWHERE, number);
-    }
-
-    fn clear(&mut self, _slot: usize) {
-        (self.last, self.reach) = (Self::NOWHERE, Self::EMPTY);
     }
 
     #[inline]

@@ -24,7 +24,7 @@ mod line;
 mod lone;
 mod segment;
 
-pub(crate) use line::{Line, NextLine, Plainly, Slot, SpanLine, WideLine};
+pub(crate) use line::{Line, NextLine, Plainly, RowLine, Slot, SpanLine, WideLine};
 pub(crate) use lone::{LoneNext, LoneSpan, LoneWide};
 
 use crate::judge::{PlainRules, PlainSpan, Run};
@@ -193,7 +193,7 @@ impl<L: Line> Lines<L> {
 
     /// What every slot holds that is not empty, segment by segment in the order of block hashes, in no
     /// meaningful order within one.
-    pub(crate) fn for_each(&self, mut tell: impl FnMut(EntryKey, Slot)) {
+    pub(crate) fn for_each(&self, mut tell: impl FnMut(EntryKey, L::Slot)) {
         self.ordered().for_each(|segment| segment.for_each(&mut tell));
     }
 
@@ -235,7 +235,7 @@ impl<L: Line> Lines<L> {
     pub(crate) fn read_line<E>(
         &self,
         place: LinePlace,
-        mut tell: impl FnMut(usize, EntryKey, Slot) -> std::result::Result<(), E>,
+        mut tell: impl FnMut(usize, EntryKey, L::Slot) -> std::result::Result<(), E>,
     ) -> std::result::Result<(), E> {
         with_groups!(&self.segments[place.segment as usize].held, groups => {
             let line = groups.line(place.line as usize);
@@ -302,30 +302,6 @@ impl<L: Line> Lines<L> {
         search.number = number as u32;
     }
 
-    /// Third step: judges a run of the key if its slot alone can tell. An unknown line is added where an
-    /// entry may begin anywhere.
-    #[inline(always)]
-    pub(crate) fn judge_plainly(
-        &mut self,
-        (pid, partition): (i64, i32),
-        run: Run,
-        rules: &PlainRules,
-        search: &Search,
-    ) -> Plainly {
-        with_groups!(&mut self.segments[search.segment as usize].held, groups => {
-            let slot = groups.slot_of(partition);
-            if let Some(line) = groups.find_near(search.number as usize, pid, partition, search.hash) {
-                return line.judge_plainly(slot, run, rules);
-            }
-            if !rules.begins_anywhere {
-                return Plainly::Unclear;
-            }
-            let plainly = groups.insert_newest(pid, partition, search.hash).judge_plainly(slot, run, rules);
-            self.room = self.room.min(groups.room());
-            plainly
-        })
-    }
-
     /// The place of an entry whose line there is.
     pub(crate) fn find(&self, key: EntryKey) -> Option<Place> {
         let block_hash = key.block_hash();
@@ -352,31 +328,9 @@ impl<L: Line> Lines<L> {
         Place { segment, line: line as u32, slot: slot as u32 }
     }
 
-    /// Stores an entry in the line of the entry before it, if that is its line too and it fits.
-    #[inline(always)]
-    pub(crate) fn write_beside(&mut self, before: LinePlace, key: EntryKey, span: PlainSpan) -> bool {
-        with_groups!(&mut self.segments[before.segment as usize].held, groups => {
-            groups.line_of(before.line as usize, key).is_some_and(|(line, slot)| line.write_inline(slot, span))
-        })
-    }
-
-    pub(crate) fn read(&self, place: Place) -> Slot {
+    pub(crate) fn read(&self, place: Place) -> L::Slot {
         with_groups!(&self.segments[place.segment as usize].held, groups => {
             groups.line(place.line as usize).read(place.slot as usize)
-        })
-    }
-
-    /// Stores an entry where it fits; false, and nothing changed, where it does not.
-    #[inline]
-    pub(crate) fn write_inline(&mut self, place: Place, span: PlainSpan) -> bool {
-        with_groups!(&mut self.segments[place.segment as usize].held, groups => {
-            groups.line_mut(place.line as usize).write_inline(place.slot as usize, span)
-        })
-    }
-
-    pub(crate) fn write_aside(&mut self, place: Place, number: u32) {
-        with_groups!(&mut self.segments[place.segment as usize].held, groups => {
-            groups.line_mut(place.line as usize).write_aside(place.slot as usize, number);
         })
     }
 
@@ -480,7 +434,7 @@ impl<L: Line> Lines<L> {
     }
 
     /// Empties the slots of a segment that `keep` does not want. Their lines stay until [`Lines::shrink`].
-    pub(crate) fn retain(&mut self, segment: usize, mut keep: impl FnMut(EntryKey, Slot) -> bool) {
+    pub(crate) fn retain(&mut self, segment: usize, mut keep: impl FnMut(EntryKey, L::Slot) -> bool) {
         with_groups!(&mut self.segments[segment].held, groups => groups.retain(&mut keep));
     }
 
@@ -496,6 +450,55 @@ impl<L: Line> Lines<L> {
     }
 }
 
+/// What is particular to entries that rows are judged by.
+impl<L: RowLine> Lines<L> {
+    /// Third step: judges a run of the key if its slot alone can tell. An unknown line is added where an
+    /// entry may begin anywhere.
+    #[inline(always)]
+    pub(crate) fn judge_plainly(
+        &mut self,
+        (pid, partition): (i64, i32),
+        run: Run,
+        rules: &PlainRules,
+        search: &Search,
+    ) -> Plainly {
+        with_groups!(&mut self.segments[search.segment as usize].held, groups => {
+            let slot = groups.slot_of(partition);
+            if let Some(line) = groups.find_near(search.number as usize, pid, partition, search.hash) {
+                return line.judge_plainly(slot, run, rules);
+            }
+            if !rules.begins_anywhere {
+                return Plainly::Unclear;
+            }
+            let plainly = groups.insert_newest(pid, partition, search.hash).judge_plainly(slot, run, rules);
+            self.room = self.room.min(groups.room());
+            plainly
+        })
+    }
+
+    /// Stores an entry in the line of the entry before it, if that is its line too and it fits.
+    #[inline(always)]
+    pub(crate) fn write_beside(&mut self, before: LinePlace, key: EntryKey, span: PlainSpan) -> bool {
+        with_groups!(&mut self.segments[before.segment as usize].held, groups => {
+            groups.line_of(before.line as usize, key).is_some_and(|(line, slot)| line.write_inline(slot, span))
+        })
+    }
+
+    /// Stores an entry where it fits; false, and nothing changed, where it does not.
+    #[inline]
+    pub(crate) fn write_inline(&mut self, place: Place, span: PlainSpan) -> bool {
+        with_groups!(&mut self.segments[place.segment as usize].held, groups => {
+            groups.line_mut(place.line as usize).write_inline(place.slot as usize, span)
+        })
+    }
+
+    pub(crate) fn write_aside(&mut self, place: Place, number: u32) {
+        with_groups!(&mut self.segments[place.segment as usize].held, groups => {
+            groups.line_mut(place.line as usize).write_aside(place.slot as usize, number);
+        })
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -505,7 +508,7 @@ mod tests {
     }
 
     /// Fills a table with entries, in an order that is not that of their keys.
-    fn fill<L: Line>(count: i64, key: impl Fn(i64) -> EntryKey) -> Lines<L> {
+    fn fill<L: RowLine>(count: i64, key: impl Fn(i64) -> EntryKey) -> Lines<L> {
         let mut lines = Lines::new();
         for number in 0..count {
             let number = number * 7919 % count;
@@ -516,7 +519,7 @@ mod tests {
         lines
     }
 
-    fn check<L: Line>(count: i64, key: impl Fn(i64) -> EntryKey) {
+    fn check<L: RowLine>(count: i64, key: impl Fn(i64) -> EntryKey) {
         let mut lines = fill::<L>(count, &key);
         let held = |lines: &Lines<L>, number| lines.find(key(number)).map(|place| lines.read(place));
         for number in 0..count {

@@ -1,7 +1,7 @@
 //! A part of the hash table: the entries of the blocks whose hash begins with the same bits.
 
 use super::groups::Groups;
-use super::{EntryKey, Line, LineKey, Slot};
+use super::{EntryKey, Line, LineKey};
 use crate::Result;
 
 /// A segment of this many bytes splits; up to twice as many. When and by how much a segment grows differs
@@ -71,7 +71,7 @@ impl<L: Line> Segment<L> {
         }
     }
 
-    pub(super) fn for_each(&self, tell: &mut impl FnMut(EntryKey, Slot)) {
+    pub(super) fn for_each(&self, tell: &mut impl FnMut(EntryKey, L::Slot)) {
         with_groups!(&self.held, groups => groups.for_each(|line| for_each_in(line, tell)))
     }
 
@@ -215,7 +215,7 @@ const TOGETHER: usize = 64;
 
 /// The entries in the other layout; `None` where they do not fit: epochs of a
 /// line may differ only a little, and how many lines it takes is an estimate.
-fn converted<X: Line, Y: Line, const N: usize>(
+fn converted<X: Line, Y: Line<Slot = X::Slot>, const N: usize>(
     groups: &Groups<X>,
     part: impl Fn(u64) -> usize,
     with_room: impl Fn(usize) -> usize,
@@ -247,12 +247,9 @@ fn each_with_room<X: Line, const N: usize>(lines: [usize; N]) -> Result<[Groups<
     Ok(groups.try_into().unwrap_or_else(|_| unreachable!("as many as were asked for")))
 }
 
-fn for_each_in<X: Line>(line: &X, tell: &mut impl FnMut(EntryKey, Slot)) {
-    for number in 0..X::SLOTS {
-        match line.read(number) {
-            Slot::Empty => {}
-            held => tell(EntryKey::at(line, number), held),
-        }
+fn for_each_in<X: Line>(line: &X, tell: &mut impl FnMut(EntryKey, X::Slot)) {
+    for number in (0..X::SLOTS).filter(|&number| !line.is_empty_at(number)) {
+        tell(EntryKey::at(line, number), line.read(number));
     }
 }
 

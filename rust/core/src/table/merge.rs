@@ -4,7 +4,7 @@ use super::call::Range;
 use super::{Key, Missing, StateTable, room_for};
 use crate::judge::Span;
 use crate::keys::Keys;
-use crate::lines::{CHUNK, Line};
+use crate::lines::{CHUNK, RowLine};
 use crate::shelf::Shelf;
 use crate::store::with_shelf;
 use crate::union::{overlap, union};
@@ -148,7 +148,7 @@ pub(super) struct Change {
     pub(super) span: Span,
 }
 
-fn put_changes<L: Line>(shelf: &mut Shelf<L>, changes: Vec<Change>) -> Result<()> {
+fn put_changes<L: RowLine>(shelf: &mut Shelf<L>, changes: Vec<Change>) -> Result<()> {
     let mut changes = changes.into_iter();
     while changes.len() > 0 {
         shelf.reserve_midway(room_for(changes.len()))?;

@@ -5,13 +5,13 @@ use super::{Cuts, room_for};
 use crate::batch::{Batch, Seqs};
 use crate::dispatch::{Work, dispatch};
 use crate::judge::{Rules, Run};
-use crate::lines::{CHUNK, Line, Plainly, Search};
+use crate::lines::{CHUNK, Plainly, RowLine, Search};
 use crate::runs::{Cut, Seq};
 use crate::shelf::Shelf;
 use crate::{Result, Verdict};
 
 /// Judges every run in order.
-pub(super) fn judge_batches<'a, L: Line>(
+pub(super) fn judge_batches<'a, L: RowLine>(
     shelf: &mut Shelf<L>,
     rules: &Rules,
     batches: &[Batch<'a>],
@@ -29,7 +29,7 @@ pub(super) fn judge_batches<'a, L: Line>(
 }
 
 /// The runs of a batch, to be judged against a shelf.
-struct Runs<'a, 'b, L: Line, S> {
+struct Runs<'a, 'b, L: RowLine, S> {
     shelf: &'a mut Shelf<L>,
     rules: &'a Rules,
     batch: &'a Batch<'b>,
@@ -38,7 +38,7 @@ struct Runs<'a, 'b, L: Line, S> {
     call: &'a mut Call<'b>,
 }
 
-impl<L: Line, S: Seq> Work for Runs<'_, '_, L, S> {
+impl<L: RowLine, S: Seq> Work for Runs<'_, '_, L, S> {
     type Done = Result<()>;
     const IS_WIDE: bool = false;
 
@@ -50,7 +50,7 @@ impl<L: Line, S: Seq> Work for Runs<'_, '_, L, S> {
 
 /// Three passes over each chunk of runs: hash and ask for the tags; find and ask for the line; judge.
 #[inline(always)]
-fn judge_runs<L: Line, S: Seq>(runs: Runs<'_, '_, L, S>) -> Result<()> {
+fn judge_runs<L: RowLine, S: Seq>(runs: Runs<'_, '_, L, S>) -> Result<()> {
     let Runs { shelf, rules, batch, seq, cut, call } = runs;
     let times = batch.timestamp.filter(|_| L::IS_TIMED);
     // Cut to one length: one check of a line's number is enough for all columns.
@@ -97,7 +97,7 @@ fn judge_runs<L: Line, S: Seq>(runs: Runs<'_, '_, L, S>) -> Result<()> {
 
 /// Judges a run of a key that begins at `row`.
 #[inline(always)]
-fn judge_run<L: Line>(
+fn judge_run<L: RowLine>(
     shelf: &mut Shelf<L>,
     rules: &Rules,
     search: &Search,
@@ -119,7 +119,7 @@ fn judge_run<L: Line>(
 #[cold]
 #[inline(never)]
 #[expect(clippy::too_many_arguments, reason = "a run taken apart, see judge_run")]
-fn judge_unclear<L: Line>(
+fn judge_unclear<L: RowLine>(
     shelf: &mut Shelf<L>,
     rules: &Rules,
     (pid, partition, row): (i64, i32, usize),
@@ -135,7 +135,7 @@ fn judge_unclear<L: Line>(
 }
 
 /// Judges a run whose rows have timestamps, cut where it crosses the horizon.
-fn judge_timed_run<'a, L: Line>(
+fn judge_timed_run<'a, L: RowLine>(
     shelf: &mut Shelf<L>,
     rules: &Rules,
     search: &Search,
