@@ -16,7 +16,7 @@ Needs no other package: Arrow comes and goes by the PyCapsule protocol. Jobs ove
 ``fencepost.lake``, their state in ``fencepost.state``; those doors ask for pyarrow when opened, and so does ``audit``.
 """
 
-from fencepost._native import StateTable, Verdicts, __version__, shards
+from fencepost._native import BrokerTable, StateTable, Verdicts, __version__, shards
 from fencepost.dedup import audit, deduplicate
 from fencepost.errors import (
     BatchError,
@@ -39,6 +39,7 @@ __all__ = [
     "AuditReport",
     "BatchColumns",
     "BatchError",
+    "BrokerTable",
     "CapacityError",
     "Columns",
     "FencepostError",

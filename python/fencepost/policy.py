@@ -103,12 +103,14 @@ class BatchColumns:
         return BatchColumns(offset="base_offset", timestamp="max_timestamp", default_origin="replica")
 
     def __post_init__(self) -> None:
-        if isinstance(self.partition, list):
-            object.__setattr__(self, "partition", tuple(self.partition))
-        if not _are_names(self.partition):
-            raise PolicyError(
-                f"BatchColumns(partition={self.partition!r}): a column name, a tuple of names, or None was expected"
-            )
+        for role in ("partition",):
+            names = getattr(self, role)
+            if isinstance(names, list):
+                object.__setattr__(self, role, tuple(names))
+            if not _are_names(getattr(self, role)):
+                raise PolicyError(
+                    f"BatchColumns({role}={names!r}): a column name, a tuple of names, or None was expected"
+                )
         for role in ("pid", "epoch", "base_seq"):
             if not isinstance(getattr(self, role), str):
                 raise PolicyError(f"BatchColumns({role}={getattr(self, role)!r}): a column name was expected")

@@ -4,11 +4,14 @@ use crate::failure::Failure;
 use arrow_array::builder::{BinaryBuilder, FixedSizeBinaryBuilder, Int64Builder, StringBuilder};
 use arrow_array::cast::AsArray;
 use arrow_array::types::Int64Type;
-use arrow_array::{Array, ArrayRef, Int16Array, Int32Array, Int64Array, ListArray, RecordBatch, StructArray};
+use arrow_array::{
+    Array, ArrayRef, BooleanArray, Int16Array, Int32Array, Int64Array, ListArray, RecordBatch, StructArray,
+};
 use arrow_buffer::OffsetBuffer;
 use arrow_schema::{DataType, Field, Fields, Schema, SchemaRef};
 use fencepost_core::{
-    Dictionary, Entry, Epochs, Hole, KeyKind, KeySpace, Missing, PartKind, PartValue, Stale, StateTable, decode_parts,
+    Dictionary, Entry, Epochs, Hole, KeyKind, KeySpace, Keys, Missing, PartKind, PartValue, ProducerEntry, Stale,
+    StateTable, WindowBatch, decode_parts,
 };
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -81,24 +84,32 @@ fn ints(name: &str, values: impl Iterator<Item = i64>) -> (Field, ArrayRef) {
     (Field::new(name, DataType::Int64, false), Arc::new(Int64Array::from_iter_values(values)))
 }
 
+/// Whether its policy knows epochs.
+pub(crate) fn has_epochs(table: &StateTable) -> bool {
+    table.policy().epochs != Epochs::Ignore
+}
+
 /// The key columns of rows that name a pid and a partition, and their epoch: null where there are none.
-fn identity_columns(table: &StateTable, of: impl Iterator<Item = (i64, i32, i16)>) -> Vec<(Field, ArrayRef)> {
-    let has_epochs = table.policy().epochs != Epochs::Ignore;
+fn identity_columns(
+    keys: &Keys,
+    has_epochs: bool,
+    of: impl Iterator<Item = (i64, i32, i16)>,
+) -> Vec<(Field, ArrayRef)> {
     let (mut pids, mut partitions, mut epochs) = (Vec::new(), Vec::new(), Vec::new());
     of.for_each(|(pid, partition, epoch)| {
         pids.push(pid);
         partitions.push(i64::from(partition));
         epochs.push(has_epochs.then_some(epoch));
     });
-    let mut columns = key_columns("pid", &table.keys().pid, DataType::Int64, &pids);
-    columns.extend(key_columns("partition", &table.keys().partition, DataType::Int32, &partitions));
+    let mut columns = key_columns("pid", &keys.pid, DataType::Int64, &pids);
+    columns.extend(key_columns("partition", &keys.partition, DataType::Int32, &partitions));
     columns.push((Field::new("epoch", DataType::Int16, !has_epochs), Arc::new(Int16Array::from(epochs))));
     columns
 }
 
 /// Key columns, epoch, first_seq, last_seq, count.
-pub(crate) fn missing_batch(table: &StateTable, missing: &[Missing]) -> RecordBatch {
-    let mut columns = identity_columns(table, missing.iter().map(|it| (it.pid, it.partition, it.epoch)));
+pub(crate) fn missing_batch(keys: &Keys, has_epochs: bool, missing: &[Missing]) -> RecordBatch {
+    let mut columns = identity_columns(keys, has_epochs, missing.iter().map(|it| (it.pid, it.partition, it.epoch)));
     columns.push(ints("first_seq", missing.iter().map(|it| it.first_seq)));
     columns.push(ints("last_seq", missing.iter().map(|it| it.last_seq)));
     columns.push(ints("count", missing.iter().map(|it| it.count as i64)));
@@ -106,10 +117,52 @@ pub(crate) fn missing_batch(table: &StateTable, missing: &[Missing]) -> RecordBa
 }
 
 /// Key columns, epoch, count.
-pub(crate) fn stale_batch(table: &StateTable, stale: &[Stale]) -> RecordBatch {
-    let mut columns = identity_columns(table, stale.iter().map(|it| (it.pid, it.partition, it.epoch)));
+pub(crate) fn stale_batch(keys: &Keys, has_epochs: bool, stale: &[Stale]) -> RecordBatch {
+    let mut columns = identity_columns(keys, has_epochs, stale.iter().map(|it| (it.pid, it.partition, it.epoch)));
     columns.push(ints("count", stale.iter().map(|it| it.rows as i64)));
     batch(columns, HashMap::new())
+}
+
+/// What is remembered of producers by a table of produce batches.
+pub(crate) fn producers_batch(keys: &Keys, entries: &[ProducerEntry]) -> RecordBatch {
+    let mut columns = identity_columns(keys, true, entries.iter().map(|it| (it.pid, it.partition, it.epoch)));
+    let known = |number: i64| (number != -1).then_some(number);
+    let coordinators: Int32Array = entries.iter().map(|it| Some(it.coordinator_epoch).filter(|&it| it != -1)).collect();
+    columns.push((Field::new("coordinator_epoch", DataType::Int32, true), Arc::new(coordinators)));
+    columns.push(optional_ints("last_timestamp", entries.iter().map(|it| known(it.last_timestamp))));
+    let open: BooleanArray = entries.iter().map(|it| Some(it.is_open)).collect();
+    columns.push((Field::new("transaction_open", DataType::Boolean, false), Arc::new(open)));
+    columns.push(optional_ints("transaction_first_offset", entries.iter().map(|it| known(it.open_from))));
+    columns.push(batches_column(entries));
+    batch(columns, HashMap::new())
+}
+
+fn batches_column(entries: &[ProducerEntry]) -> (Field, ArrayRef) {
+    let batches = || entries.iter().flat_map(|entry| &entry.batches);
+    let seqs = |of: fn(&WindowBatch) -> i32| -> ArrayRef {
+        Arc::new(batches().map(of).map(|seq| Some(seq).filter(|&seq| seq != -1)).collect::<Int32Array>())
+    };
+    let offsets = |of: fn(&WindowBatch) -> i64| -> ArrayRef {
+        Arc::new(batches().map(of).map(|offset| Some(offset).filter(|&offset| offset != -1)).collect::<Int64Array>())
+    };
+    let field = |name, kind| Field::new(name, kind, true);
+    let fields = Fields::from(vec![
+        field("first_seq", DataType::Int32),
+        field("last_seq", DataType::Int32),
+        field("first_offset", DataType::Int64),
+        field("last_offset", DataType::Int64),
+    ]);
+    let columns = vec![
+        seqs(WindowBatch::first_seq),
+        seqs(|batch| batch.last_seq),
+        offsets(WindowBatch::first_offset),
+        offsets(|batch| batch.last_offset),
+    ];
+    let structs = StructArray::new(fields.clone(), columns, None);
+    let item = Arc::new(Field::new("item", DataType::Struct(fields), false));
+    let lengths = OffsetBuffer::from_lengths(entries.iter().map(|entry| entry.batches.len()));
+    let lists = ListArray::new(item, lengths, Arc::new(structs), None);
+    (Field::new("batches", lists.data_type().clone(), false), Arc::new(lists))
 }
 
 fn hole_fields() -> Fields {
@@ -143,7 +196,8 @@ fn optional_ints(name: &str, values: impl Iterator<Item = Option<i64>>) -> (Fiel
 
 /// Key columns, epoch, first, last, holes, final_first, final_last, last_timestamp.
 pub(crate) fn entries_batch(table: &StateTable, entries: &[Entry], metadata: HashMap<String, String>) -> RecordBatch {
-    let mut columns = identity_columns(table, entries.iter().map(|it| (it.pid, it.partition, it.epoch)));
+    let mut columns =
+        identity_columns(table.keys(), has_epochs(table), entries.iter().map(|it| (it.pid, it.partition, it.epoch)));
     columns.push(ints("first", entries.iter().map(|it| it.first)));
     columns.push(ints("last", entries.iter().map(|it| it.last)));
     columns.push(holes_column(entries));

@@ -170,6 +170,7 @@ impl ColumnNames {
             Column::Epoch => self.epoch.clone().unwrap_or_else(|| "epoch".into()),
             Column::Seq => self.seq.clone(),
             Column::Timestamp => self.timestamp.clone().unwrap_or_else(|| "timestamp".into()),
+            of_batches => of_batches.to_string(),
         }
     }
 }

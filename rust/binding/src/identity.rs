@@ -205,7 +205,7 @@ impl NumberedChunk<'_> {
 
 /// The number of each row's key; -1 where the row is untracked. Neighbours often share a key, and then
 /// it is looked up once.
-fn number_keys<T: From<i32> + Copy>(
+pub(crate) fn number_keys<T: From<i32> + Copy>(
     parts: &[Part],
     rows: usize,
     dictionary: &mut Dictionary,
@@ -290,13 +290,8 @@ fn convert_pid(names: &[String], columns: &[ArrayRef], rows_before: usize) -> Re
     if let ([name], [column]) = (names, columns)
         && is_integer(column)
     {
-        let nulls = column.logical_nulls().filter(|nulls| nulls.null_count() > 0);
-        let is_null = |row| nulls.as_ref().is_some_and(|nulls| nulls.is_null(row));
-        let reader = IntReader { name, rows_before, is_untracked: &is_null };
-        let values = reader.read::<Int64Type>(column, "0..=9223372036854775807 (-1 or null: untracked)")?;
-        let Some(nulls) = &nulls else { return Ok(Parts::Plain(values)) };
-        let filled = nulls.iter().zip(values.iter()).map(|(is_valid, &value)| if is_valid { value } else { -1 });
-        return Ok(Parts::Plain(filled.collect::<Vec<_>>().into()));
+        const RANGE: &str = "0..=9223372036854775807 (-1 or null: untracked)";
+        return Ok(Parts::Plain(IntReader::read_or::<Int64Type>(name, column, rows_before, RANGE, -1)?));
     }
     let parts = names.iter().zip(columns).map(|(name, column)| Part::convert(name, column, rows_before, &never));
     let parts = parts.collect::<Result<Vec<_>, _>>()?;
@@ -309,7 +304,7 @@ fn convert_pid(names: &[String], columns: &[ArrayRef], rows_before: usize) -> Re
     Ok(Parts::Several(parts))
 }
 
-fn convert_partition<'a>(
+pub(crate) fn convert_partition<'a>(
     names: &'a [String],
     columns: &[ArrayRef],
     reader: &dyn Fn(&'a str) -> IntReader<'a>,
@@ -332,7 +327,7 @@ fn convert_partition<'a>(
 }
 
 /// The value type, looking through dictionaries and run ends.
-fn value_type(kind: &DataType) -> &DataType {
+pub(crate) fn value_type(kind: &DataType) -> &DataType {
     match kind {
         DataType::Dictionary(_, values) => value_type(values),
         DataType::RunEndEncoded(_, values) => value_type(values.data_type()),
@@ -340,12 +335,12 @@ fn value_type(kind: &DataType) -> &DataType {
     }
 }
 
-fn is_integer(column: &ArrayRef) -> bool {
+pub(crate) fn is_integer(column: &ArrayRef) -> bool {
     value_type(column.data_type()).is_integer()
 }
 
 /// Whether the column is of the type that holds but nulls.
-fn is_nothing(column: &ArrayRef) -> bool {
+pub(crate) fn is_nothing(column: &ArrayRef) -> bool {
     *value_type(column.data_type()) == DataType::Null
 }
 
@@ -355,14 +350,38 @@ fn fits_32_bits(kind: &DataType) -> bool {
 }
 
 /// Reads integers of any width into one width; untracked rows may hold anything.
-struct IntReader<'a> {
-    name: &'a str,
-    rows_before: usize,
-    is_untracked: &'a dyn Fn(usize) -> bool,
+pub(crate) struct IntReader<'a> {
+    pub(crate) name: &'a str,
+    pub(crate) rows_before: usize,
+    pub(crate) is_untracked: &'a dyn Fn(usize) -> bool,
 }
 
 impl IntReader<'_> {
-    fn read<T: ArrowPrimitiveType>(&self, column: &ArrayRef, range: &str) -> Result<ScalarBuffer<T::Native>, Failure> {
+    /// The same, with a value in the place of nulls.
+    pub(crate) fn read_or<T: ArrowPrimitiveType>(
+        name: &str,
+        column: &ArrayRef,
+        rows_before: usize,
+        range: &str,
+        in_place_of_null: T::Native,
+    ) -> Result<ScalarBuffer<T::Native>, Failure> {
+        let nulls = column.logical_nulls().filter(|nulls| nulls.null_count() > 0);
+        let is_null = |row| nulls.as_ref().is_some_and(|nulls| nulls.is_null(row));
+        let values = IntReader { name, rows_before, is_untracked: &is_null }.read::<T>(column, range)?;
+        Ok(match &nulls {
+            None => values,
+            Some(nulls) => {
+                let filled = nulls.iter().zip(values.iter());
+                filled.map(|(is_valid, &value)| if is_valid { value } else { in_place_of_null }).collect()
+            }
+        })
+    }
+
+    pub(crate) fn read<T: ArrowPrimitiveType>(
+        &self,
+        column: &ArrayRef,
+        range: &str,
+    ) -> Result<ScalarBuffer<T::Native>, Failure> {
         if let Some(values) = column.as_primitive_opt::<T>()
             && values.null_count() == 0
         {
@@ -382,7 +401,7 @@ impl IntReader<'_> {
     }
 
     /// Milliseconds, from integers that are just that or from timestamps of any unit: the millisecond that has begun.
-    fn read_timestamps(&self, column: &ArrayRef) -> Result<ScalarBuffer<i64>, Failure> {
+    pub(crate) fn read_timestamps(&self, column: &ArrayRef) -> Result<ScalarBuffer<i64>, Failure> {
         const RANGE: &str = "the milliseconds that 64 bits can hold";
         let kind = value_type(column.data_type());
         let DataType::Timestamp(unit, _) = kind else {
@@ -425,20 +444,20 @@ impl IntReader<'_> {
     }
 }
 
-fn wrong_type(name: &str, kind: &DataType, wanted: &str) -> Failure {
+pub(crate) fn wrong_type(name: &str, kind: &DataType, wanted: &str) -> Failure {
     let hint =
         if kind.is_floating() { "; pandas makes floats of integers with nulls: use the dtype Int64" } else { "" };
     Failure::batch(name, None, format!("is of type {kind}, {wanted} are needed{hint}"))
 }
 
 /// Casts; what does not fit becomes null.
-fn cast(name: &str, column: &ArrayRef, to: &DataType) -> Result<ArrayRef, Failure> {
+pub(crate) fn cast(name: &str, column: &ArrayRef, to: &DataType) -> Result<ArrayRef, Failure> {
     let options = CastOptions { safe: true, ..CastOptions::default() };
     cast_with_options(column, to, &options).map_err(|_| wrong_type(name, column.data_type(), &format!("{to}")))
 }
 
 impl<T: arrow_buffer::ArrowNativeType> Parts<T> {
-    fn kind(&self) -> KeyKind {
+    pub(crate) fn kind(&self) -> KeyKind {
         match self {
             Parts::Plain(_) => KeyKind::Plain,
             Parts::Several(parts) => KeyKind::Parts(parts.iter().map(Part::kind).collect()),

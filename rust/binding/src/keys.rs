@@ -3,7 +3,7 @@
 use crate::failure::Failure;
 use fencepost_core::{KeyKind, KeySpace, PartKind, encode_bytes, encode_int};
 use pyo3::prelude::*;
-use pyo3::types::PyTuple;
+use pyo3::types::{PyBytes, PyInt, PyString, PyTuple};
 
 /// A pid or a partition as a table stores it: a plain integer, or encoded parts.
 pub(crate) enum KeyValue {
@@ -35,6 +35,38 @@ impl KeyValue {
                 }
                 Ok(KeyValue::Encoded(bytes))
             }
+        }
+    }
+
+    /// The type of a key that no rows have shown yet.
+    pub(crate) fn kind_of(value: &Bound<'_, PyAny>) -> Result<KeyKind, Failure> {
+        let part = |value: &Bound<'_, PyAny>| {
+            if value.cast::<PyInt>().is_ok() {
+                Ok(PartKind::Int)
+            } else if value.cast::<PyString>().is_ok() {
+                Ok(PartKind::Utf8)
+            } else if value.cast::<PyBytes>().is_ok() {
+                Ok(PartKind::Binary)
+            } else {
+                let found = value.repr().map(|it| it.to_string()).unwrap_or_default();
+                Err(Failure::batch("partition", None, format!("{found} is no int, str, bytes or tuple of them")))
+            }
+        };
+        match value.cast::<PyTuple>() {
+            Ok(parts) => Ok(KeyKind::Parts(parts.iter().map(|value| part(&value)).collect::<Result<_, _>>()?)),
+            Err(_) if value.is_none() || value.cast::<PyInt>().is_ok() => Ok(KeyKind::Plain),
+            Err(_) => Ok(KeyKind::Parts(vec![part(value)?])),
+        }
+    }
+
+    /// Its number in the table, a new one if it has none.
+    pub(crate) fn number_or_new(&self, space: &mut KeySpace) -> Result<i32, Failure> {
+        match self {
+            KeyValue::Plain(value) => i32::try_from(*value)
+                .ok()
+                .filter(|&value| value >= 0)
+                .ok_or_else(|| Failure::batch("partition", None, format!("value {value} is outside 0..=2147483647"))),
+            KeyValue::Encoded(bytes) => Ok(space.dictionary.intern(bytes) as i32),
         }
     }
 

@@ -1,6 +1,8 @@
 //! The extension module `fencepost._native`: Arrow in, interpreter released, core called, Arrow out.
 
 mod arrow_out;
+mod batches;
+mod broker;
 mod failure;
 mod files;
 mod identity;
@@ -32,6 +34,7 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add_class::<table::StateTable>()?;
+    module.add_class::<broker::BrokerTable>()?;
     module.add_class::<verdicts::Verdicts>()?;
     module.add_function(wrap_pyfunction!(presets, module)?)?;
     module.add_function(wrap_pyfunction!(validate_policy, module)?)?;

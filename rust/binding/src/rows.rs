@@ -48,6 +48,14 @@ impl Rows {
         Ok(Rows::Mapping(columns))
     }
 
+    /// Whether there is a column of that name.
+    pub(crate) fn has(&self, name: &str) -> bool {
+        match self {
+            Rows::Stream(reader) => reader.schema().field_with_name(name).is_ok(),
+            Rows::Mapping(columns) => columns.iter().any(|(known, _)| known == name),
+        }
+    }
+
     pub(crate) fn of_batch(batch: RecordBatch) -> Rows {
         let schema = batch.schema();
         Rows::Stream(Box::new(RecordBatchIterator::new([Ok(batch)], schema)))

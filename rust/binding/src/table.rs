@@ -1,4 +1,4 @@
-use crate::arrow_out::{entries_batch, entries_of, key_names, missing_batch};
+use crate::arrow_out::{entries_batch, entries_of, has_epochs, key_names, missing_batch};
 use crate::failure::Failure;
 use crate::identity::{ColumnNames, Identity};
 use crate::keys::KeyValue;
@@ -6,7 +6,7 @@ use crate::rows::{Batches, Rows};
 use crate::verdicts::Verdicts;
 use arrow_array::RecordBatch;
 use arrow_schema::SchemaRef;
-use fencepost_core::{self as core, Entry, Epochs, KeyKind, Policy, Untracked};
+use fencepost_core::{self as core, Entry, KeyKind, Policy, Untracked};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
@@ -248,7 +248,7 @@ impl StateTable {
         let (has_epochs, entry) = self.with(py, |table| {
             let numbers = pid_key.number(&table.keys().pid).zip(partition_key.number(&table.keys().partition));
             let entry = numbers.and_then(|(pid, partition)| table.get(pid, i32::try_from(partition).ok()?, epoch));
-            Ok((table.policy().epochs != Epochs::Ignore, entry))
+            Ok((has_epochs(table), entry))
         })?;
         let Some(entry) = entry else { return Ok(None) };
         let holes = PyList::empty(py);
@@ -285,7 +285,9 @@ impl StateTable {
     /// Every hole still open as an Arrow table, in key order: the key columns, epoch (int16), first_seq,
     /// last_seq and count (int64). Empty where gaps="normal".
     fn missing(&self, py: Python<'_>) -> PyResult<PyTable> {
-        let batches = self.with(py, |table| Ok(in_batches(table.missing(), |some| missing_batch(table, some))))?;
+        let batches = self.with(py, |table| {
+            Ok(in_batches(table.missing(), |some| missing_batch(table.keys(), has_epochs(table), some)))
+        })?;
         PyTable::try_new(batches.clone(), batches[0].schema())
     }
 
@@ -356,7 +358,7 @@ impl StateTable {
                 (self.lock()?, theirs)
             };
             let overlap = ours.merge(&theirs)?;
-            Ok(missing_batch(&ours, &overlap))
+            Ok(missing_batch(ours.keys(), has_epochs(&ours), &overlap))
         });
         let overlap = overlap.map_err(|failure: Failure| failure.raise(py))?;
         PyTable::try_new(vec![overlap.clone()], overlap.schema())
@@ -535,7 +537,10 @@ impl StateTable {
 const BATCH_ROWS: usize = 1 << 16;
 
 /// Items as batches, so many at a time that few exist twice. At least one batch, which may be empty.
-fn in_batches<T>(mut items: impl Iterator<Item = T>, batch: impl Fn(&[T]) -> RecordBatch) -> Vec<RecordBatch> {
+pub(crate) fn in_batches<T>(
+    mut items: impl Iterator<Item = T>,
+    batch: impl Fn(&[T]) -> RecordBatch,
+) -> Vec<RecordBatch> {
     let mut batches = Vec::new();
     loop {
         let some: Vec<_> = items.by_ref().take(BATCH_ROWS).collect();
@@ -566,7 +571,7 @@ fn options_json(table: &core::StateTable) -> String {
 }
 
 /// Bytes that are read from a file at once.
-const READ_BYTES: usize = 1 << 20;
+pub(crate) const READ_BYTES: usize = 1 << 20;
 
 fn load(path: &Path) -> Result<core::StateTable, Failure> {
     let unreadable = |error| Failure::Io(error, path.display().to_string());
@@ -600,7 +605,7 @@ fn insert_entries(
         seq: "first".into(),
         timestamp: None,
     };
-    let has_epochs = table.policy().epochs != Epochs::Ignore;
+    let has_epochs = has_epochs(&table);
     let mut rows_before = 0;
     for batch in batches {
         let batch = batch?;

@@ -1,10 +1,10 @@
-use crate::arrow_out::{missing_batch, stale_batch};
+use crate::arrow_out::{has_epochs, missing_batch, stale_batch};
 use crate::failure::Failure;
 use arrow_array::builder::Int64Builder;
-use arrow_array::{ArrayRef, BooleanArray, RecordBatch, UInt8Array};
+use arrow_array::{ArrayRef, BooleanArray, Int64Array, RecordBatch, UInt8Array};
 use arrow_buffer::{BooleanBuffer, ScalarBuffer};
 use arrow_schema::{DataType, Field, Schema};
-use fencepost_core::{Judged, StateTable, Verdict};
+use fencepost_core::{BrokerJudged, Judged, Keys, StateTable, Verdict};
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyDict};
 use pyo3_arrow::{PyArray, PyTable};
@@ -13,7 +13,8 @@ use std::sync::Arc;
 /// The outcome of one call, row by row and in sum.
 ///
 /// Arrow results follow the PyCapsule protocol and need no pyarrow; ``numpy.asarray(verdicts.verdict)``
-/// gives NumPy. The object itself is an Arrow stream with the one column ``verdict``.
+/// gives NumPy. The object itself is an Arrow stream with the column ``verdict``, and ``offset`` where they are
+/// those of produce batches.
 #[pyclass(frozen, module = "fencepost")]
 pub(crate) struct Verdicts {
     verdict: UInt8Array,
@@ -21,6 +22,8 @@ pub(crate) struct Verdicts {
     stale_epoch: u64,
     border: u64,
     expected: Vec<(u64, i64)>,
+    /// Of produce batches, where any has one; -1 where it has none.
+    offsets: Option<Vec<i64>>,
     missing: RecordBatch,
     stale: RecordBatch,
 }
@@ -28,13 +31,37 @@ pub(crate) struct Verdicts {
 impl Verdicts {
     pub(crate) fn new(judged: Judged, table: &StateTable) -> Verdicts {
         Verdicts {
-            missing: missing_batch(table, &judged.missing),
-            stale: stale_batch(table, &judged.stale),
+            missing: missing_batch(table.keys(), has_epochs(table), &judged.missing),
+            stale: stale_batch(table.keys(), has_epochs(table), &judged.stale),
             verdict: UInt8Array::new(ScalarBuffer::from(judged.verdicts), None),
             counts: judged.counts,
             stale_epoch: judged.stale_epoch,
             border: judged.border,
             expected: judged.expected,
+            offsets: None,
+        }
+    }
+
+    /// Of produce batches, which leave nothing missing: a gap is refused.
+    pub(crate) fn of_batches(judged: BrokerJudged, keys: &Keys) -> Verdicts {
+        let BrokerJudged { verdicts, counts, expected, offsets } = judged;
+        Verdicts {
+            missing: missing_batch(keys, true, &[]),
+            stale: stale_batch(keys, true, &[]),
+            verdict: UInt8Array::new(ScalarBuffer::from(verdicts), None),
+            counts,
+            stale_epoch: counts[Verdict::Fenced as usize],
+            border: 0,
+            expected,
+            offsets: Some(offsets),
+        }
+    }
+
+    /// Null where a row has none.
+    fn offsets_array(&self) -> Int64Array {
+        match self.offsets.as_deref() {
+            None | Some([]) => Int64Array::new_null(self.verdict.len()),
+            Some(offsets) => offsets.iter().map(|&offset| (offset >= 0).then_some(offset)).collect(),
         }
     }
 }
@@ -121,15 +148,27 @@ impl Verdicts {
         PyArray::from_array_ref(Arc::new(expected))
     }
 
+    /// Arrow int64, one a row, of produce batches: the first offset of one that was accepted, or of the original of a
+    /// duplicate; null where there is none, and for all rows of a StateTable.
+    #[getter]
+    fn offsets(&self, py: Python<'_>) -> PyArray {
+        PyArray::from_array_ref(py.detach(|| Arc::new(self.offsets_array())))
+    }
+
     #[pyo3(signature = (requested_schema=None))]
     fn __arrow_c_stream__<'py>(
         &self,
         py: Python<'py>,
         requested_schema: Option<Bound<'py, PyCapsule>>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let schema = Arc::new(Schema::new(vec![Field::new("verdict", DataType::UInt8, false)]));
-        let column: ArrayRef = Arc::new(self.verdict.clone());
-        let batch = RecordBatch::try_new(schema.clone(), vec![column]).map_err(|it| Failure::from(it).raise(py))?;
+        let mut fields = vec![Field::new("verdict", DataType::UInt8, false)];
+        let mut columns: Vec<ArrayRef> = vec![Arc::new(self.verdict.clone())];
+        if self.offsets.is_some() {
+            fields.push(Field::new("offset", DataType::Int64, true));
+            columns.push(Arc::new(self.offsets_array()));
+        }
+        let schema = Arc::new(Schema::new(fields));
+        let batch = RecordBatch::try_new(schema.clone(), columns).map_err(|it| Failure::from(it).raise(py))?;
         let table = Bound::new(py, PyTable::try_new(vec![batch], schema)?)?;
         table.call_method1("__arrow_c_stream__", (requested_schema,))
     }

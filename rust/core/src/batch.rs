@@ -13,6 +13,26 @@ pub enum Column {
     Seq,
     /// When the event happened.
     Timestamp,
+    /// The first sequence number of a produce batch.
+    BaseSeq,
+    /// Its last one.
+    LastSeq,
+    /// How many records it holds.
+    Count,
+    /// The offset of its first record.
+    Offset,
+    /// The offset of its last one.
+    LastOffset,
+    /// Whether it is part of a transaction.
+    Transactional,
+    /// Which marker it is.
+    Control,
+    /// The epoch of the coordinator that wrote a marker.
+    CoordinatorEpoch,
+    /// The protocol that a marker follows.
+    TransactionVersion,
+    /// Who appended it.
+    Origin,
 }
 
 impl fmt::Display for Column {
@@ -23,6 +43,16 @@ impl fmt::Display for Column {
             Column::Partition => "partition",
             Column::Seq => "seq",
             Column::Timestamp => "timestamp",
+            Column::BaseSeq => "base_seq",
+            Column::LastSeq => "last_seq",
+            Column::Count => "count",
+            Column::Offset => "offset",
+            Column::LastOffset => "last_offset",
+            Column::Transactional => "transactional",
+            Column::Control => "control",
+            Column::CoordinatorEpoch => "coordinator_epoch",
+            Column::TransactionVersion => "transaction_version",
+            Column::Origin => "origin",
         })
     }
 }

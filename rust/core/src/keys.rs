@@ -285,6 +285,11 @@ impl KeySpace {
         self.kind.as_ref().unwrap_or(&KeyKind::Plain)
     }
 
+    /// Whether a first use has fixed the type.
+    pub fn is_fixed(&self) -> bool {
+        self.kind.is_some()
+    }
+
     /// The order of two keys by value.
     #[inline]
     pub(crate) fn order(&self, one: i64, other: i64) -> Ordering {

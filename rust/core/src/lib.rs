@@ -21,7 +21,9 @@
 //! assert_eq!((judged.missing[0].first_seq, judged.missing[0].last_seq), (2, 3));
 //! ```
 
+mod aside;
 mod batch;
+mod broker;
 mod changes;
 mod dispatch;
 mod entries;
@@ -43,6 +45,10 @@ mod union;
 mod verdict;
 
 pub use batch::{Batch, Column, Seqs};
+pub use broker::{
+    BrokerJudged, BrokerOptions, BrokerTable, BrokerVersion, Control, Origin, Origins, ProduceBatches, ProducerEntry,
+    WindowBatch,
+};
 pub use entries::Entries;
 pub use error::{Error, Result};
 pub use keys::{

@@ -1,5 +1,6 @@
 //! Entries by key: those that fit in their line's slot, and those kept aside.
 
+use crate::aside::Aside;
 use crate::judge::{PlainRules, PlainSpan, Rules, Run, Span};
 use crate::lines::{CHUNK, EntryKey, LinePlace, Lines, Place, Plainly, RowLine, Search, Slot};
 use crate::table::Key;
@@ -13,7 +14,7 @@ use std::cmp::Reverse;
 /// itself the epochs below it lie in lines of their own, so that the common look-up touches one line.
 pub(crate) struct Shelf<L: RowLine> {
     lines: Lines<L>,
-    aside: Aside,
+    aside: Aside<Span>,
     entries: usize,
 }
 
@@ -27,7 +28,7 @@ impl<L: RowLine> Shelf<L> {
     }
 
     pub(crate) fn memory_bytes(&self) -> usize {
-        self.lines.memory_bytes() + self.aside.memory_bytes()
+        self.lines.memory_bytes() + self.aside.memory_bytes(|span| span.holes.memory_bytes())
     }
 
     /// The entry of a key: of the given epoch, or of its highest.
@@ -375,58 +376,5 @@ impl<L: RowLine> Shelf<L> {
             number
         });
         *self.aside.get_mut(number) = span;
-    }
-}
-
-/// Entries that fit in no slot, by number. In blocks, so that growth copies nothing.
-#[derive(Default)]
-struct Aside {
-    blocks: Vec<Box<[Span]>>,
-    /// Numbers below `end` that are free.
-    free: Vec<u32>,
-    end: u32,
-}
-
-impl Aside {
-    const BLOCK: usize = 32;
-
-    fn get(&self, number: u32) -> &Span {
-        &self.blocks[number as usize / Self::BLOCK][number as usize % Self::BLOCK]
-    }
-
-    fn get_mut(&mut self, number: u32) -> &mut Span {
-        &mut self.blocks[number as usize / Self::BLOCK][number as usize % Self::BLOCK]
-    }
-
-    /// An entry moved out, to be put back or freed.
-    fn take(&mut self, number: u32) -> Span {
-        std::mem::take(self.get_mut(number))
-    }
-
-    fn add(&mut self) -> u32 {
-        self.free.pop().unwrap_or_else(|| {
-            assert!(self.end < u32::MAX - 1, "fewer than 2^32 - 2 entries aside");
-            if self.end as usize == self.blocks.len() * Self::BLOCK {
-                self.blocks.push((0..Self::BLOCK).map(|_| Span::default()).collect());
-            }
-            self.end += 1;
-            self.end - 1
-        })
-    }
-
-    fn iter(&self) -> impl Iterator<Item = &Span> {
-        self.blocks.iter().flat_map(|block| block.iter())
-    }
-
-    fn free(&mut self, number: u32) {
-        *self.get_mut(number) = Span::default();
-        self.free.push(number);
-    }
-
-    fn memory_bytes(&self) -> usize {
-        let blocks = self.blocks.len() * (Self::BLOCK * size_of::<Span>() + size_of::<Box<[Span]>>());
-        blocks
-            + self.free.capacity() * size_of::<u32>()
-            + self.iter().map(|span| span.holes.memory_bytes()).sum::<usize>()
     }
 }

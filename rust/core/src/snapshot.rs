@@ -13,6 +13,7 @@
 //! Equal tables give equal bytes. Both ways are a stream: neither holds more than a frame, and the
 //! writer the places of some of the lines beside it, or all frames of a delta.
 
+mod broker;
 mod columns;
 mod frames;
 pub(crate) mod order;

@@ -61,6 +61,11 @@ impl EntryKey {
         EntryKey { pid, partition, older: None }
     }
 
+    /// The only entry of a line.
+    pub(crate) fn of_lone(key: LineKey) -> EntryKey {
+        EntryKey::newest(key.pid, key.group as i32)
+    }
+
     /// The entry of an epoch below a key's highest.
     pub(crate) fn older(pid: i64, partition: i32, epoch: i16) -> EntryKey {
         EntryKey { pid, partition, older: Some(epoch) }
@@ -496,6 +501,28 @@ impl<L: RowLine> Lines<L> {
         with_groups!(&mut self.segments[place.segment as usize].held, groups => {
             groups.line_mut(place.line as usize).write_aside(place.slot as usize, number);
         })
+    }
+}
+
+/// Lines that are the same one by one and side by side, and hold one entry each.
+impl<L: Line<Twin = L>> Lines<L> {
+    /// Third step of a search: the line, if there is one.
+    #[inline(always)]
+    pub(crate) fn find_near(&mut self, search: &Search, pid: i64, partition: i32) -> Option<&mut L> {
+        with_groups!(&mut self.segments[search.segment as usize].held, groups => {
+            groups.find_near(search.number as usize, pid, partition, search.hash)
+        })
+    }
+
+    /// The line of an entry, added where there is none. Room must have been reserved.
+    pub(crate) fn add(&mut self, key: EntryKey) -> &mut L {
+        let place = self.find_or_insert(key);
+        self.line_at(place)
+    }
+
+    /// The line at a place.
+    pub(crate) fn line_at(&mut self, Place { segment, line, .. }: Place) -> &mut L {
+        with_groups!(&mut self.segments[segment as usize].held, groups => groups.line_mut(line as usize))
     }
 }
 

@@ -1,0 +1,333 @@
+//! The columns of produce batches and markers, brought to the types the core takes.
+
+use crate::failure::Failure;
+use crate::identity::{
+    IntReader, Parts, cast, convert_partition, is_integer, is_nothing, number_keys, value_type, wrong_type,
+};
+use crate::rows::Rows;
+use arrow_array::cast::AsArray;
+use arrow_array::types::{Int8Type, Int16Type, Int32Type, Int64Type};
+use arrow_array::{Array, ArrayRef};
+use arrow_buffer::ScalarBuffer;
+use arrow_schema::DataType;
+use fencepost_core::{Column, Control, KeyKind, Keys, Origin, Origins, ProduceBatches};
+use pyo3::prelude::*;
+
+/// The columns of each role, by their names in the input: those of a Python `BatchColumns`.
+#[derive(Clone, Debug)]
+pub(crate) struct BatchNames {
+    pid: String,
+    epoch: String,
+    partition: Vec<String>,
+    base_seq: String,
+    /// Roles whose columns are read where the rows have them.
+    optional: Vec<(Column, String)>,
+    default_origin: Origin,
+}
+
+const OPTIONAL: [Column; 10] = [
+    Column::Count,
+    Column::LastSeq,
+    Column::Offset,
+    Column::LastOffset,
+    Column::Timestamp,
+    Column::Transactional,
+    Column::Control,
+    Column::CoordinatorEpoch,
+    Column::TransactionVersion,
+    Column::Origin,
+];
+
+impl BatchNames {
+    pub(crate) fn of(columns: &Bound<'_, PyAny>) -> PyResult<BatchNames> {
+        let mut optional = Vec::new();
+        for role in OPTIONAL {
+            if let Some(name) = columns.getattr(role.to_string().as_str())?.extract::<Option<String>>()? {
+                optional.push((role, name));
+            }
+        }
+        let origin: String = columns.getattr("default_origin")?.extract()?;
+        Ok(BatchNames {
+            pid: columns.getattr("pid")?.extract()?,
+            epoch: columns.getattr("epoch")?.extract()?,
+            partition: columns.call_method1("parts", ("partition",))?.extract()?,
+            base_seq: columns.getattr("base_seq")?.extract()?,
+            optional,
+            default_origin: origin_of(&origin).expect("BatchColumns has looked at it"),
+        })
+    }
+
+    /// Every column that is read if the rows have it.
+    pub(crate) fn all(&self) -> Vec<&str> {
+        let needed = [&self.pid, &self.epoch, &self.base_seq];
+        let names = needed.into_iter().chain(&self.partition).chain(self.optional.iter().map(|(_, name)| name));
+        names.map(String::as_str).collect()
+    }
+
+    /// Without the columns that the rows do not have.
+    fn found_in(&self, rows: &Rows) -> BatchNames {
+        let optional = self.optional.iter().filter(|(_, name)| rows.has(name)).cloned().collect();
+        BatchNames { optional, ..self.clone() }
+    }
+
+    /// The name, in the input, of the column that plays a role.
+    pub(crate) fn of_role(&self, role: Column) -> String {
+        match role {
+            Column::Pid => self.pid.clone(),
+            Column::Epoch => self.epoch.clone(),
+            Column::Partition => self.partition.join(", "),
+            Column::BaseSeq => self.base_seq.clone(),
+            role => {
+                let name = self.optional.iter().find(|(known, _)| *known == role).map(|(_, name)| name.clone());
+                name.unwrap_or_else(|| role.to_string())
+            }
+        }
+    }
+}
+
+/// Produce batches, chunk by chunk.
+pub(crate) struct Produced {
+    chunks: Vec<Chunk>,
+    default_origin: Origin,
+}
+
+struct Chunk {
+    rows: usize,
+    pid: ScalarBuffer<i64>,
+    partition: Parts<i32>,
+    epoch: ScalarBuffer<i16>,
+    base_seq: ScalarBuffer<i32>,
+    count: Option<ScalarBuffer<i32>>,
+    last_seq: Option<ScalarBuffer<i32>>,
+    offset: Option<ScalarBuffer<i64>>,
+    last_offset: Option<ScalarBuffer<i64>>,
+    timestamp: Option<ScalarBuffer<i64>>,
+    transactional: Option<Vec<u8>>,
+    control: Option<Vec<u8>>,
+    coordinator_epoch: Option<ScalarBuffer<i32>>,
+    transaction_version: Option<ScalarBuffer<i8>>,
+    origin: Option<Vec<u8>>,
+}
+
+impl Produced {
+    /// Reads and converts every column. `needs_partitions`: of batches that are not idempotent, too.
+    pub(crate) fn read(names: &BatchNames, rows: Rows, needs_partitions: bool) -> Result<Produced, Failure> {
+        let names = names.found_in(&rows);
+        let mut rows_before = 0;
+        let convert = |columns: Vec<ArrayRef>| {
+            let chunk = Chunk::convert(&names, &columns, rows_before, needs_partitions)?;
+            rows_before += chunk.rows;
+            Ok(chunk)
+        };
+        let chunks = rows.select(&names.all())?.into_iter().map(convert).collect::<Result<_, Failure>>()?;
+        Ok(Produced { chunks, default_origin: names.default_origin })
+    }
+
+    /// The type of partitions, if there is a chunk that shows it.
+    pub(crate) fn partition_kind(&self) -> Option<KeyKind> {
+        self.chunks.first().map(|chunk| chunk.partition.kind())
+    }
+
+    /// Numbers the partitions that are not plain integers.
+    pub(crate) fn number(&self, keys: &mut Keys) -> Vec<ScalarBuffer<i32>> {
+        let number = |chunk: &Chunk| match &chunk.partition {
+            Parts::Plain(values) => values.clone(),
+            Parts::Several(parts) => {
+                number_keys(parts, chunk.rows, &mut keys.partition.dictionary, |_| false, |it| it).into()
+            }
+        };
+        self.chunks.iter().map(number).collect()
+    }
+
+    /// The columns as the core takes them.
+    pub(crate) fn batches<'a>(&'a self, partitions: &'a [ScalarBuffer<i32>]) -> Vec<ProduceBatches<'a>> {
+        let batches = |(chunk, partition): (&'a Chunk, &'a ScalarBuffer<i32>)| ProduceBatches {
+            pid: &chunk.pid,
+            partition,
+            epoch: &chunk.epoch,
+            base_seq: &chunk.base_seq,
+            last_seq: chunk.last_seq.as_deref(),
+            count: chunk.count.as_deref(),
+            offset: chunk.offset.as_deref(),
+            last_offset: chunk.last_offset.as_deref(),
+            timestamp: chunk.timestamp.as_deref(),
+            transactional: chunk.transactional.as_deref(),
+            control: chunk.control.as_deref(),
+            coordinator_epoch: chunk.coordinator_epoch.as_deref(),
+            transaction_version: chunk.transaction_version.as_deref(),
+            origin: match &chunk.origin {
+                None => Origins::All(self.default_origin),
+                Some(codes) => Origins::Each(codes, self.default_origin),
+            },
+        };
+        self.chunks.iter().zip(partitions).map(batches).collect()
+    }
+}
+
+impl Chunk {
+    fn convert(
+        names: &BatchNames,
+        columns: &[ArrayRef],
+        rows_before: usize,
+        needs_partitions: bool,
+    ) -> Result<Chunk, Failure> {
+        let rows = columns[0].len();
+        let (needed, rest) = columns.split_at(3);
+        let (partitions, rest) = rest.split_at(names.partition.len());
+        let pid = read::<Int64Type>(&names.pid, &needed[0], rows_before, PIDS, -1)?;
+        let is_untracked = |row| pid[row] == -1;
+        let never = |_| false;
+        let is_excused: &dyn Fn(usize) -> bool = if needs_partitions { &never } else { &is_untracked };
+        let reader = |name| IntReader { name, rows_before, is_untracked: is_excused };
+        let partition = match (partitions, &names.partition[..]) {
+            ([], _) => Parts::Plain(vec![0; rows].into()),
+            ([one], [name]) if is_integer(one) || is_nothing(one) => {
+                Parts::Plain(reader(name).read::<Int32Type>(one, "0..=2147483647")?)
+            }
+            _ => Parts::Several(convert_partition(&names.partition, partitions, &reader)?),
+        };
+        let of_batches = IntReader { name: &names.epoch, rows_before, is_untracked: &is_untracked };
+        let epoch = of_batches.read::<Int16Type>(&needed[1], "0..=32767")?;
+        let base_seq = read::<Int32Type>(&names.base_seq, &needed[2], rows_before, SEQS, -1)?;
+        let optional = Optional { names, columns: rest, rows_before };
+        Ok(Chunk {
+            rows,
+            partition,
+            epoch,
+            base_seq,
+            count: optional.ints::<Int32Type>(Column::Count, "1..=2147483647", ProduceBatches::NO_INT)?,
+            last_seq: optional.ints::<Int32Type>(Column::LastSeq, SEQS, ProduceBatches::NO_INT)?,
+            offset: optional.ints::<Int64Type>(Column::Offset, OFFSETS, -1)?,
+            last_offset: optional.ints::<Int64Type>(Column::LastOffset, OFFSETS, -1)?,
+            timestamp: optional.timestamps()?,
+            transactional: optional.flags(Column::Transactional)?,
+            control: optional.codes(Column::Control, "commit, abort, empty, other", control_of, Control::Data as u8)?,
+            coordinator_epoch: optional.ints::<Int32Type>(Column::CoordinatorEpoch, SEQS, -1)?,
+            transaction_version: optional.versions()?,
+            origin: optional.codes(
+                Column::Origin,
+                "client, replica, coordinator",
+                |text| origin_of(text).map(|origin| origin as u8),
+                ProduceBatches::NO_ORIGIN,
+            )?,
+            pid,
+        })
+    }
+}
+
+const PIDS: &str = "0..=9223372036854775807 (-1 or null: untracked)";
+const SEQS: &str = "0..=2147483647";
+const OFFSETS: &str = "0..=9223372036854775807";
+
+fn read<T: arrow_array::types::ArrowPrimitiveType>(
+    name: &str,
+    column: &ArrayRef,
+    rows_before: usize,
+    range: &str,
+    in_place_of_null: T::Native,
+) -> Result<ScalarBuffer<T::Native>, Failure> {
+    IntReader::read_or::<T>(name, column, rows_before, range, in_place_of_null)
+}
+
+/// The columns that rows may have.
+struct Optional<'a> {
+    names: &'a BatchNames,
+    columns: &'a [ArrayRef],
+    rows_before: usize,
+}
+
+impl Optional<'_> {
+    /// The name and the values of a role's column, unless there is none or it says nothing.
+    fn find(&self, role: Column) -> Option<(&str, &ArrayRef)> {
+        let at = self.names.optional.iter().position(|(known, _)| *known == role)?;
+        let column = &self.columns[at];
+        (column.logical_null_count() < column.len()).then_some((&self.names.optional[at].1, column))
+    }
+
+    fn ints<T: arrow_array::types::ArrowPrimitiveType>(
+        &self,
+        role: Column,
+        range: &str,
+        in_place_of_null: T::Native,
+    ) -> Result<Option<ScalarBuffer<T::Native>>, Failure> {
+        let read = |(name, column)| read::<T>(name, column, self.rows_before, range, in_place_of_null);
+        self.find(role).map(read).transpose()
+    }
+
+    fn versions(&self) -> Result<Option<ScalarBuffer<i8>>, Failure> {
+        const RANGE: &str = "0..=127";
+        let Some((name, column)) = self.find(Column::TransactionVersion) else { return Ok(None) };
+        let versions = read::<Int8Type>(name, column, self.rows_before, RANGE, -1)?;
+        let is_wrong = |&row: &usize| versions[row] < 0 && !column.logical_nulls().is_some_and(|it| it.is_null(row));
+        match (0..versions.len()).find(is_wrong) {
+            None => Ok(Some(versions)),
+            Some(row) => {
+                let problem = format!("value {} is outside {RANGE}", versions[row]);
+                Err(Failure::batch(name, Some(self.rows_before + row), problem))
+            }
+        }
+    }
+
+    fn timestamps(&self) -> Result<Option<ScalarBuffer<i64>>, Failure> {
+        let Some((name, column)) = self.find(Column::Timestamp) else { return Ok(None) };
+        let nulls = column.logical_nulls();
+        let is_null = |row| nulls.as_ref().is_some_and(|nulls| nulls.is_null(row));
+        let reader = IntReader { name, rows_before: self.rows_before, is_untracked: &is_null };
+        let values = reader.read_timestamps(column)?;
+        let filled = values.iter().enumerate().map(|(row, &value)| if is_null(row) { -1 } else { value });
+        Ok(Some(if nulls.is_some() { filled.collect() } else { values }))
+    }
+
+    fn flags(&self, role: Column) -> Result<Option<Vec<u8>>, Failure> {
+        let Some((name, column)) = self.find(role) else { return Ok(None) };
+        if *value_type(column.data_type()) != DataType::Boolean {
+            return Err(wrong_type(name, column.data_type(), "booleans"));
+        }
+        let flags = cast(name, column, &DataType::Boolean)?;
+        Ok(Some(flags.as_boolean().iter().map(|flag| flag.unwrap_or(false).into()).collect()))
+    }
+
+    /// The codes of a column of words.
+    fn codes(
+        &self,
+        role: Column,
+        words: &str,
+        code: impl Fn(&str) -> Option<u8>,
+        in_place_of_null: u8,
+    ) -> Result<Option<Vec<u8>>, Failure> {
+        let Some((name, column)) = self.find(role) else { return Ok(None) };
+        let is_text =
+            matches!(value_type(column.data_type()), DataType::Utf8 | DataType::LargeUtf8 | DataType::Utf8View);
+        if !is_text {
+            return Err(wrong_type(name, column.data_type(), "strings"));
+        }
+        let texts = cast(name, column, &DataType::Utf8View)?;
+        let code = |(row, text): (usize, Option<&str>)| match text {
+            None => Ok(in_place_of_null),
+            Some(text) => code(text).ok_or_else(|| {
+                Failure::batch(name, Some(self.rows_before + row), format!("value '{text}' is none of {words}"))
+            }),
+        };
+        texts.as_string_view().iter().enumerate().map(code).collect::<Result<_, _>>().map(Some)
+    }
+}
+
+fn control_of(text: &str) -> Option<u8> {
+    let control = match text {
+        "commit" => Control::Commit,
+        "abort" => Control::Abort,
+        "empty" => Control::Empty,
+        "other" => Control::Other,
+        _ => return None,
+    };
+    Some(control as u8)
+}
+
+fn origin_of(text: &str) -> Option<Origin> {
+    match text {
+        "client" => Some(Origin::Client),
+        "replica" => Some(Origin::Replica),
+        "coordinator" => Some(Origin::Coordinator),
+        _ => None,
+    }
+}

@@ -1,0 +1,327 @@
+//! `fencepost.BrokerTable`.
+
+use crate::arrow_out::producers_batch;
+use crate::batches::{BatchNames, Produced};
+use crate::failure::Failure;
+use crate::keys::KeyValue;
+use crate::rows::Rows;
+use crate::table::{READ_BYTES, in_batches};
+use crate::verdicts::Verdicts;
+use fencepost_core::{self as core, BrokerOptions, Error, KeyKind, ProduceBatches, ProducerEntry};
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyDict, PyList};
+use pyo3_arrow::PyTable;
+use std::fs::File;
+use std::io::{self, BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard};
+
+/// Produce batches and markers, judged as the leader of a Kafka partition judges them, for any number of partitions.
+///
+/// ``version``: the Kafka release whose rules are followed, "2.4" to "4.5" (docs/broker.md says which differ).
+/// ``window``: how many batches of a producer are remembered, 1 to 255. ``first``: what an unknown producer may begin
+/// with, "any" (what the version says) or "zero". ``offsets``: "given" by a column, or those that the table assigns
+/// ("assign"). ``max_idle_ms``: how long a producer may be idle, for ``evict`` and ``restart``.
+///
+/// Transaction verification, a handshake between a broker and its coordinator, is not part of it.
+///
+/// Usable from several threads, one call at a time; the interpreter is released meanwhile. Every call is atomic:
+/// whatever it raises, the table is as it was, a PoisonedError aside. Raises PolicyError for unknown options.
+#[pyclass(frozen, module = "fencepost")]
+pub(crate) struct BrokerTable {
+    core: Mutex<core::BrokerTable>,
+}
+
+impl BrokerTable {
+    fn wrap(core: core::BrokerTable) -> BrokerTable {
+        BrokerTable { core: Mutex::new(core) }
+    }
+
+    fn lock(&self) -> Result<MutexGuard<'_, core::BrokerTable>, Failure> {
+        let core = self.core.lock().map_err(|_| Failure::Poisoned)?;
+        if core.is_half_done() { Err(Failure::Poisoned) } else { Ok(core) }
+    }
+
+    /// Does something with the core's table while other Python threads run.
+    fn with<T: Send>(
+        &self,
+        py: Python<'_>,
+        work: impl FnOnce(&mut core::BrokerTable) -> Result<T, Failure> + Send,
+    ) -> PyResult<T> {
+        py.detach(|| work(&mut *self.lock()?)).map_err(|failure| failure.raise(py))
+    }
+
+    /// Judges batches with `call`. What it learns of partitions is kept only if `keeps_keys` and nothing fails.
+    fn judge(
+        &self,
+        py: Python<'_>,
+        batches: &Bound<'_, PyAny>,
+        columns: Option<&Bound<'_, PyAny>>,
+        keeps_keys: bool,
+        call: Call,
+    ) -> PyResult<Verdicts> {
+        let default;
+        let columns = match columns {
+            Some(columns) => columns,
+            None => {
+                default = py.import("fencepost.policy")?.getattr("BatchColumns")?.call0()?;
+                &default
+            }
+        };
+        let names = BatchNames::of(columns)?;
+        let rows = Rows::take(batches, Some(&names.all()))?;
+        let needs_partitions = self.with(py, |table| Ok(table.follows_log_ends()))?;
+        // Before the table is locked: a stream may be a Python generator that asks this table something.
+        let produced = py.detach(|| Produced::read(&names, rows, needs_partitions));
+        let produced = produced.map_err(|failure| failure.raise(py))?;
+        self.with(py, |table| {
+            let before = table.keys().mark();
+            let judged = judge_produced(table, &produced, call).map_err(|error| match error {
+                Error::Batch { column, row, problem } => Failure::batch(&names.of_role(column), row, problem),
+                other => Failure::from(other),
+            });
+            let verdicts = judged.map(|judged| Verdicts::of_batches(judged, table.keys()));
+            // Where nothing was accepted either, no key is in use: the next call may bring keys of another type.
+            if verdicts.is_err() || !keeps_keys || table.is_blank() {
+                table.keys_mut().go_back(before);
+            }
+            verdicts
+        })
+    }
+
+    /// A partition as the table has numbered it, a new number if it has none and `is_new` allows it.
+    fn partition(&self, py: Python<'_>, partition: &Bound<'_, PyAny>) -> PyResult<KeyValue> {
+        let kind = self.with(py, |table| Ok(table.keys().partition.kind().clone()))?;
+        KeyValue::of(partition, &kind, "partition").map_err(|failure| failure.raise(py))
+    }
+}
+
+/// What judges batches.
+type Call = fn(&mut core::BrokerTable, &[ProduceBatches<'_>]) -> core::Result<core::BrokerJudged>;
+
+fn judge_produced(table: &mut core::BrokerTable, produced: &Produced, call: Call) -> core::Result<core::BrokerJudged> {
+    if let Some(partition) = produced.partition_kind() {
+        table.keys_mut().fix(KeyKind::Plain, partition)?;
+    }
+    let partitions = produced.number(table.keys_mut());
+    call(table, &produced.batches(&partitions))
+}
+
+#[pymethods]
+impl BrokerTable {
+    #[new]
+    #[pyo3(signature = (*, version="4.3", window=5, first="any", offsets="given", max_idle_ms=86_400_000))]
+    fn new(
+        py: Python<'_>,
+        version: &str,
+        window: i64,
+        first: &str,
+        offsets: &str,
+        max_idle_ms: i64,
+    ) -> PyResult<BrokerTable> {
+        let options = || -> Result<BrokerOptions, Failure> {
+            let one_of = |name, value, words: [&str; 2]| match words.iter().position(|&word| word == value) {
+                Some(at) => Ok(at == 1),
+                None => Err(Failure::Policy(format!("{name}='{value}' is none of {}", words.join(", ")))),
+            };
+            Ok(BrokerOptions {
+                version: version.parse()?,
+                window: u8::try_from(window)
+                    .map_err(|_| Failure::Policy(format!("window={window} is outside 1..=255")))?,
+                begins_at_zero: one_of("first", first, ["any", "zero"])?,
+                assigns_offsets: one_of("offsets", offsets, ["given", "assign"])?,
+                max_idle_ms,
+            })
+        };
+        let table = options().and_then(|options| Ok(core::BrokerTable::new(options)?));
+        table.map(BrokerTable::wrap).map_err(|failure| failure.raise(py))
+    }
+
+    /// Judges every batch and marker in order and advances the table.
+    ///
+    /// ``batches``: anything tabular, a row a batch. ``columns``: a BatchColumns, which says what each column is for.
+    /// pid (int64; -1 or null: not idempotent), epoch (int16), partition (int32, or strings and composites), base_seq
+    /// and last_seq (int32), count (int32), offset and last_offset (int64), timestamp (int64 ms or Arrow timestamp, the
+    /// batch's newest), transactional (bool), control (utf8: null, "commit", "abort"; "empty" and "other" change
+    /// nothing), coordinator_epoch (int32), transaction_version (int8, of markers; null: that of before 2), origin
+    /// (utf8: "client", "replica", "coordinator"). Integers of other widths are taken where every value fits.
+    ///
+    /// Gives the Verdicts, one a row, with the offsets. Raises BatchError naming column, row, value and allowed range;
+    /// TypeError for what is not tabular.
+    #[pyo3(signature = (batches, columns=None))]
+    fn apply(
+        &self,
+        py: Python<'_>,
+        batches: &Bound<'_, PyAny>,
+        columns: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<Verdicts> {
+        self.judge(py, batches, columns, true, |table, batches| table.apply(batches))
+    }
+
+    /// The verdicts and offsets that ``apply`` would give, the table untouched.
+    #[pyo3(signature = (batches, columns=None))]
+    fn check(
+        &self,
+        py: Python<'_>,
+        batches: &Bound<'_, PyAny>,
+        columns: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<Verdicts> {
+        self.judge(py, batches, columns, false, |table, batches| table.check(batches))
+    }
+
+    /// The offset that ``offsets="assign"`` gives next in a partition; 0 before the first.
+    fn log_end(&self, py: Python<'_>, partition: &Bound<'_, PyAny>) -> PyResult<i64> {
+        let partition = self.partition(py, partition)?;
+        self.with(py, |table| {
+            let number = partition.number(&table.keys().partition).and_then(|number| i32::try_from(number).ok());
+            Ok(number.map_or(0, |number| table.log_end(number)))
+        })
+    }
+
+    /// Says where a partition's log ends: the offset (int64) that its next batch gets. Raises PolicyError below 0, and
+    /// where the table is given its offsets and follows a version for which that means nothing.
+    fn set_log_end(&self, py: Python<'_>, partition: &Bound<'_, PyAny>, offset: i64) -> PyResult<()> {
+        let kind = self.with(py, |table| {
+            let known = table.keys().partition.is_fixed().then(|| table.keys().partition.kind().clone());
+            Ok(known)
+        })?;
+        let kind = kind.map_or_else(|| KeyValue::kind_of(partition), Ok).map_err(|failure| failure.raise(py))?;
+        let partition = KeyValue::of(partition, &kind, "partition").map_err(|failure| failure.raise(py))?;
+        self.with(py, |table| {
+            if !table.follows_log_ends() {
+                return Err(Failure::Policy("set_log_end: this table is given its offsets (offsets='given')".into()));
+            }
+            table.keys_mut().fix(KeyKind::Plain, kind)?;
+            let number = partition.number_or_new(&mut table.keys_mut().partition)?;
+            Ok(table.set_log_end(number, offset)?)
+        })
+    }
+
+    /// What a broker's clean restart does to its memory: of each producer's window the last batch stays, for a
+    /// snapshot file holds no more, and producers that have been idle for ``max_idle_ms`` at ``now_ms`` (int64 ms) go,
+    /// unless their transaction is open. Gives how many went.
+    fn restart(&self, py: Python<'_>, now_ms: i64) -> PyResult<usize> {
+        self.with(py, |table| Ok(table.restart(now_ms)))
+    }
+
+    /// Drops producers whose last batch or marker lies ``max_idle_ms`` or more before ``now_ms`` (int64 ms), unless
+    /// their transaction is open, and gives how many. The clock is the batches' timestamps; duplicates do not count.
+    ///
+    /// Raises PolicyError where no batch had a timestamp.
+    fn evict(&self, py: Python<'_>, now_ms: i64) -> PyResult<usize> {
+        self.with(py, |table| Ok(table.evict(now_ms)?))
+    }
+
+    /// What is remembered of a producer in a partition, as a dict with the columns of ``entries()``; None if nothing is.
+    fn get<'py>(
+        &self,
+        py: Python<'py>,
+        pid: i64,
+        partition: &Bound<'py, PyAny>,
+    ) -> PyResult<Option<Bound<'py, PyDict>>> {
+        let key = self.partition(py, partition)?;
+        let entry = self.with(py, |table| {
+            let number = key.number(&table.keys().partition).and_then(|number| i32::try_from(number).ok());
+            Ok(number.filter(|_| pid >= 0).and_then(|number| table.get(pid, number)))
+        })?;
+        entry.map(|entry| entry_dict(py, &entry, key.as_told(partition)?)).transpose()
+    }
+
+    /// What is remembered as an Arrow table of several batches, in key order: pid (int64), the partition's columns,
+    /// epoch (int16), coordinator_epoch (int32, null before a marker), last_timestamp (int64 ms, null where none was
+    /// given), transaction_open (bool), transaction_first_offset (int64, null where not known), batches (list of struct
+    /// first_seq, last_seq (int32; null of batches without), first_offset, last_offset (int64; null where not known),
+    /// oldest first).
+    fn entries(&self, py: Python<'_>) -> PyResult<PyTable> {
+        let batches =
+            self.with(py, |table| Ok(in_batches(table.entries(), |some| producers_batch(table.keys(), some))))?;
+        PyTable::try_new(batches.clone(), batches[0].schema())
+    }
+
+    /// The table as bytes, with a checksum; equal tables give equal bytes. Options and log ends are in it.
+    fn snapshot<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
+        let bytes = self.with(py, |table| Ok(table.snapshot()))?;
+        Ok(PyBytes::new(py, &bytes))
+    }
+
+    /// The table that ``snapshot`` made bytes of; nothing tells the two apart. Raises SnapshotError for other bytes.
+    #[staticmethod]
+    fn restore(py: Python<'_>, snapshot: &[u8]) -> PyResult<BrokerTable> {
+        let core = py.detach(|| core::BrokerTable::restore(snapshot));
+        core.map(BrokerTable::wrap).map_err(|error| Failure::from(error).raise(py))
+    }
+
+    /// Writes the snapshot to a file: beside it first, synced, then put in its place.
+    fn save(&self, py: Python<'_>, path: PathBuf) -> PyResult<()> {
+        self.with(py, |table| {
+            let saved = crate::files::replace(&path, |file| {
+                let mut out = io::BufWriter::with_capacity(READ_BYTES, file);
+                table.write_snapshot(&mut out)?;
+                io::Write::flush(&mut out)
+            });
+            saved.map_err(|error| Failure::Io(error, path.display().to_string()))
+        })
+    }
+
+    /// The table that a file holds. Raises SnapshotError for other files.
+    #[staticmethod]
+    fn load(py: Python<'_>, path: PathBuf) -> PyResult<BrokerTable> {
+        py.detach(|| load(&path)).map(BrokerTable::wrap).map_err(|failure| failure.raise(py))
+    }
+
+    fn __len__(&self, py: Python<'_>) -> PyResult<usize> {
+        self.with(py, |table| Ok(table.len()))
+    }
+
+    /// Bytes held by the table.
+    #[getter]
+    fn memory_bytes(&self, py: Python<'_>) -> PyResult<usize> {
+        self.with(py, |table| Ok(table.memory_bytes()))
+    }
+
+    fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
+        self.with(py, |table| {
+            let (version, entries, bytes) = (table.options().version, table.len(), table.memory_bytes());
+            Ok(format!("<BrokerTable {version}: {entries} entries, {bytes} bytes>"))
+        })
+    }
+}
+
+fn load(path: &Path) -> Result<core::BrokerTable, Failure> {
+    let unreadable = |error| Failure::Io(error, path.display().to_string());
+    let mut input = BufReader::with_capacity(READ_BYTES, File::open(path).map_err(unreadable)?);
+    // What cannot be read at all is the system's error, not the snapshot's.
+    input.fill_buf().map_err(unreadable)?;
+    let table = core::BrokerTable::read_snapshot(&mut input).map_err(|error| Failure::from(error).in_file(path))?;
+    match io::copy(&mut input, &mut io::sink()).map_err(unreadable)? {
+        0 => Ok(table),
+        more => Err(Failure::snapshot(format!("{more} bytes follow the snapshot")).in_file(path)),
+    }
+}
+
+fn entry_dict<'py>(
+    py: Python<'py>,
+    entry: &ProducerEntry,
+    partition: Bound<'py, PyAny>,
+) -> PyResult<Bound<'py, PyDict>> {
+    let known = |number: i64| (number >= 0).then_some(number);
+    let batches = PyList::empty(py);
+    for batch in &entry.batches {
+        let told = PyDict::new(py);
+        told.set_item("first_seq", known(batch.first_seq().into()))?;
+        told.set_item("last_seq", known(batch.last_seq.into()))?;
+        told.set_item("first_offset", known(batch.first_offset()))?;
+        told.set_item("last_offset", known(batch.last_offset))?;
+        batches.append(told)?;
+    }
+    let told = PyDict::new(py);
+    told.set_item("pid", entry.pid)?;
+    told.set_item("partition", partition)?;
+    told.set_item("epoch", entry.epoch)?;
+    told.set_item("coordinator_epoch", known(entry.coordinator_epoch.into()))?;
+    told.set_item("last_timestamp", (entry.last_timestamp != -1).then_some(entry.last_timestamp))?;
+    told.set_item("transaction_open", entry.is_open)?;
+    told.set_item("transaction_first_offset", known(entry.open_from))?;
+    told.set_item("batches", batches)?;
+    Ok(told)
+}

@@ -1,0 +1,440 @@
+//! Produce batches and markers, judged as the leader of a Kafka partition judges them.
+//!
+//! The table remembers, for each producer and partition, its epoch, its last batches and its open transaction. The
+//! rules are in `judge`, one function for batches and one for markers; how producers lie in memory is in `line`.
+//! Transaction verification, a handshake between a broker and its coordinator, is not part of it.
+
+mod batch;
+mod judge;
+mod line;
+mod shelf;
+
+use crate::keys::{KeyKind, Keys};
+use crate::lines::CHUNK;
+use crate::{Error, Result, Verdict};
+pub use batch::{Control, Origin, Origins, ProduceBatches};
+pub use judge::WindowBatch;
+use judge::{Judgement, Producer, Rules};
+use rustc_hash::FxHashMap;
+use shelf::{Shelves, with_shelf};
+
+/// An offset that is not known.
+pub(crate) const NONE: i64 = -1;
+
+/// The broker whose rules are followed: kafka-rules 4.3 says which of them differ.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct BrokerVersion {
+    /// The number before the dot.
+    pub major: u8,
+    /// The number behind it.
+    pub minor: u8,
+}
+
+impl BrokerVersion {
+    const OLDEST: BrokerVersion = BrokerVersion { major: 2, minor: 4 };
+    const NEWEST: BrokerVersion = BrokerVersion { major: 4, minor: 5 };
+}
+
+impl std::str::FromStr for BrokerVersion {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<BrokerVersion> {
+        let number = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok()).flatten();
+        let version = text
+            .split_once('.')
+            .and_then(|(major, minor)| Some(BrokerVersion { major: number(major)?, minor: number(minor)? }));
+        version.filter(|it| (Self::OLDEST..=Self::NEWEST).contains(it)).ok_or_else(|| {
+            Error::Policy(format!(
+                "version={text:?}: the rules of Kafka {} to {} are known",
+                Self::OLDEST,
+                Self::NEWEST
+            ))
+        })
+    }
+}
+
+impl std::fmt::Display for BrokerVersion {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}.{}", self.major, self.minor)
+    }
+}
+
+/// What a table is made with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BrokerOptions {
+    /// Whose rules.
+    pub version: BrokerVersion,
+    /// How many batches of a producer are remembered, 1 to 255.
+    pub window: u8,
+    /// Whether an unknown producer must begin at 0, whatever the version says.
+    pub begins_at_zero: bool,
+    /// Whether the table hands out offsets, as a leader does, or is given them.
+    pub assigns_offsets: bool,
+    /// How long a producer may be idle, in milliseconds.
+    pub max_idle_ms: i64,
+}
+
+impl Default for BrokerOptions {
+    fn default() -> BrokerOptions {
+        BrokerOptions {
+            version: BrokerVersion { major: 4, minor: 3 },
+            window: 5,
+            begins_at_zero: false,
+            assigns_offsets: false,
+            max_idle_ms: 86_400_000,
+        }
+    }
+}
+
+/// What is remembered of a producer in a partition.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ProducerEntry {
+    /// The producer.
+    pub pid: i64,
+    /// The partition, or its number in [`BrokerTable::keys`].
+    pub partition: i32,
+    /// Its epoch.
+    pub epoch: i16,
+    /// Of the last marker; -1: none.
+    pub coordinator_epoch: i32,
+    /// Of the last batch or marker, in milliseconds; -1: none.
+    pub last_timestamp: i64,
+    /// Whether a transaction is open.
+    pub is_open: bool,
+    /// The offset at which it began; -1: not known.
+    pub open_from: i64,
+    /// Its last batches, oldest first.
+    pub batches: Vec<WindowBatch>,
+}
+
+/// What a call says of its batches.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct BrokerJudged {
+    /// The code of each row's [`Verdict`].
+    pub verdicts: Vec<u8>,
+    /// Rows by verdict code.
+    pub counts: [u64; Verdict::COUNT],
+    /// For each row that is out of order, in row order: the row, and the only sequence number that would do.
+    pub expected: Vec<(u64, i64)>,
+    /// The first offset of each batch that was accepted, or of the one that a duplicate repeats; -1 where there
+    /// is none. Empty where no offset is known.
+    pub offsets: Vec<i64>,
+}
+
+/// What brokers remember of producers, and the rules by which they judge produce batches.
+pub struct BrokerTable {
+    options: BrokerOptions,
+    rules: Rules,
+    keys: Keys,
+    shelves: Shelves,
+    /// The next offset of each partition, where that matters.
+    log_ends: FxHashMap<i32, i64>,
+    /// Whether any row had a timestamp: without, nothing can be idle.
+    has_times: bool,
+    is_half_done: bool,
+}
+
+impl BrokerTable {
+    /// An empty table.
+    pub fn new(options: BrokerOptions) -> Result<BrokerTable> {
+        if options.window == 0 {
+            return Err(Error::Policy("window=0 is outside 1..=255".into()));
+        }
+        if options.max_idle_ms < 0 {
+            return Err(Error::Policy(format!("max_idle_ms={} is below 0", options.max_idle_ms)));
+        }
+        let mut keys = Keys::default();
+        keys.pid.kind = Some(KeyKind::Plain);
+        Ok(BrokerTable {
+            rules: Rules::new(&options),
+            shelves: Shelves::new(),
+            options,
+            keys,
+            log_ends: FxHashMap::default(),
+            has_times: false,
+            is_half_done: false,
+        })
+    }
+
+    /// What it was made with.
+    pub fn options(&self) -> &BrokerOptions {
+        &self.options
+    }
+
+    /// The type and the numbers of its partitions.
+    pub fn keys(&self) -> &Keys {
+        &self.keys
+    }
+
+    /// The type and the numbers of its partitions, to add to them.
+    pub fn keys_mut(&mut self) -> &mut Keys {
+        &mut self.keys
+    }
+
+    /// How many producers are remembered, counted by partition.
+    pub fn len(&self) -> usize {
+        with_shelf!(&self.shelves, shelf => shelf.len())
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Whether nothing at all is remembered: neither producers nor ends of logs.
+    pub fn is_blank(&self) -> bool {
+        self.is_empty() && self.log_ends.is_empty()
+    }
+
+    /// Bytes held.
+    pub fn memory_bytes(&self) -> usize {
+        with_shelf!(&self.shelves, shelf => shelf.memory_bytes())
+            + self.keys.partition.dictionary.memory_bytes()
+            + self.log_ends.capacity() * size_of::<(i32, i64)>()
+            + size_of::<BrokerTable>()
+    }
+
+    /// Whether any batch had a timestamp: without, nothing is known to be idle.
+    pub(crate) fn has_times(&self) -> bool {
+        self.has_times
+    }
+
+    /// For a table that is rebuilt.
+    pub(crate) fn set_has_times(&mut self, has_times: bool) {
+        self.has_times = has_times;
+    }
+
+    /// Whether a call broke off midway for lack of memory, so that the table can be used no more.
+    pub fn is_half_done(&self) -> bool {
+        self.is_half_done
+    }
+
+    /// What is remembered of a producer in a partition.
+    pub fn get(&self, pid: i64, partition: i32) -> Option<ProducerEntry> {
+        let mut producer = Producer::default();
+        with_shelf!(&self.shelves, shelf => shelf.read(pid, partition, &mut producer))
+            .then(|| entry(pid, partition, &producer))
+    }
+
+    /// Everything that is remembered, in the order of pid and partition (by value).
+    pub fn entries(&self) -> impl ExactSizeIterator<Item = ProducerEntry> + '_ {
+        self.sorted_keys().into_iter().map(|(pid, partition)| self.get(pid, partition).expect("a known key"))
+    }
+
+    pub(crate) fn sorted_keys(&self) -> Vec<(i64, i32)> {
+        let mut keys = Vec::with_capacity(self.len());
+        with_shelf!(&self.shelves, shelf => shelf.for_each_key(|pid, partition| keys.push((pid, partition))));
+        let space = &self.keys.partition;
+        keys.sort_unstable_by(|one, other| one.0.cmp(&other.0).then_with(|| space.order(one.1.into(), other.1.into())));
+        keys
+    }
+
+    /// The offset that the next batch of a partition gets. 0 before the first.
+    pub fn log_end(&self, partition: i32) -> i64 {
+        self.log_ends.get(&partition).copied().unwrap_or(0)
+    }
+
+    /// The partitions whose ends are known, in their order (by value), with the ends.
+    pub fn log_ends(&self) -> Vec<(i32, i64)> {
+        let mut ends: Vec<_> = self.log_ends.iter().map(|(&partition, &end)| (partition, end)).collect();
+        ends.sort_unstable_by(|one, other| self.keys.partition.order(one.0.into(), other.0.into()));
+        ends
+    }
+
+    /// Says where a partition's log ends. `Error::Policy` below 0.
+    pub fn set_log_end(&mut self, partition: i32, offset: i64) -> Result<()> {
+        if offset < 0 {
+            return Err(Error::Policy(format!("offset={offset} is outside 0..=9223372036854775807")));
+        }
+        self.log_ends.insert(partition, offset);
+        Ok(())
+    }
+
+    /// Judges every batch in order and advances the table. An error leaves the table as it was, but for one: see
+    /// [`BrokerTable::is_half_done`].
+    pub fn apply(&mut self, batches: &[ProduceBatches<'_>]) -> Result<BrokerJudged> {
+        self.validate(batches)?;
+        let needed = batches.iter().fold(self.shelves.kind(), |kind, batches| kind.max(shelf::Kind::of(batches)));
+        let needed = if self.options.assigns_offsets { shelf::Kind::Offsets } else { needed };
+        self.shelves.widen(needed)?;
+        self.has_times |= batches.iter().any(|batches| batches.timestamp.is_some());
+        let judged = self.judge(batches);
+        self.is_half_done = judged.is_err();
+        judged
+    }
+
+    /// The same verdicts, the table untouched: judges on a copy of what the batches touch.
+    pub fn check(&self, batches: &[ProduceBatches<'_>]) -> Result<BrokerJudged> {
+        let mut copy = BrokerTable::new(self.options.clone())?;
+        copy.shelves.widen(self.shelves.kind())?;
+        copy.log_ends.clone_from(&self.log_ends);
+        let mut producer = Producer::default();
+        let keys = batches.iter().flat_map(|batches| batches.pid.iter().zip(batches.partition));
+        for (&pid, &partition) in keys.filter(|key| *key.0 >= 0 && *key.1 >= 0) {
+            if with_shelf!(&self.shelves, shelf => shelf.read(pid, partition, &mut producer)) {
+                copy.put(pid, partition, &producer)?;
+            }
+        }
+        copy.apply(batches)
+    }
+
+    /// Every batch is looked at before the first is judged.
+    fn validate(&self, batches: &[ProduceBatches<'_>]) -> Result<()> {
+        let mut from = 0;
+        for batches in batches {
+            let valid = batches.validate(self.follows_log_ends(), self.options.assigns_offsets);
+            valid.map_err(|error| error.after(from))?;
+            from += batches.len();
+        }
+        let end = self.log_ends.values().copied().max().unwrap_or(0);
+        let is_enough =
+            !self.options.assigns_offsets || end.checked_add((from as i64).saturating_mul(1 << 31)).is_some();
+        if is_enough { Ok(()) } else { Err(Error::Policy(format!("a log that ends at {end} takes no more batches"))) }
+    }
+
+    /// Whether the ends of logs matter: where offsets are handed out, and where a new partition has a rule of its own.
+    pub fn follows_log_ends(&self) -> bool {
+        self.options.assigns_offsets || self.rules.begins_at_zero_in_new_partitions
+    }
+
+    fn judge(&mut self, batches: &[ProduceBatches<'_>]) -> Result<BrokerJudged> {
+        let rows = batches.iter().map(ProduceBatches::len).sum();
+        let mut call = Call { follows: self.follows_log_ends(), ..Call::new(rows) };
+        let BrokerTable { options, rules, shelves, log_ends, .. } = self;
+        with_shelf!(shelves, shelf => {
+            call.tells_offsets = shelf.keeps_offsets();
+            for batches in batches {
+                shelf.judge(batches, rules, options.assigns_offsets, log_ends, &mut call)?;
+            }
+        });
+        Ok(call.judged)
+    }
+
+    /// What a broker's clean restart does to its memory: of each window the last batch stays, and what has been idle
+    /// for `max_idle_ms` goes, unless its transaction is open.
+    pub fn restart(&mut self, now_ms: i64) -> usize {
+        let (has_times, limit) = (self.has_times, self.options.max_idle_ms);
+        with_shelf!(&mut self.shelves, shelf => shelf.retain(|producer| {
+            let batches = producer.window.len();
+            producer.window.drain(..batches.saturating_sub(1));
+            !has_times || !producer.is_expired(now_ms, limit)
+        }))
+    }
+
+    /// Drops producers that have been idle for `max_idle_ms`, unless their transaction is open. Gives how many went.
+    pub fn evict(&mut self, now_ms: i64) -> Result<usize> {
+        if !self.has_times && !self.is_empty() {
+            return Err(Error::Policy("evict needs timestamps, and no batch of this table had one".into()));
+        }
+        let limit = self.options.max_idle_ms;
+        Ok(with_shelf!(&mut self.shelves, shelf => shelf.retain(|producer| !producer.is_expired(now_ms, limit))))
+    }
+
+    /// Remembers a producer as it is told, in the place of what was known of it. For tables that are rebuilt.
+    /// `Error::Snapshot` where no broker could have it.
+    pub fn add(&mut self, entry: &ProducerEntry) -> Result<()> {
+        let problem = entry.problem(self.options.window);
+        if let Some(problem) = problem {
+            return Err(Error::Snapshot(format!("producer {}, partition {}: {problem}", entry.pid, entry.partition)));
+        }
+        let has_offsets = entry.open_from != NONE
+            || entry.coordinator_epoch != -1
+            || entry.batches.iter().any(|batch| batch.last_offset != NONE);
+        let kind = match (has_offsets, entry.last_timestamp) {
+            (true, _) => shelf::Kind::Offsets,
+            (false, -1) => shelf::Kind::Bare,
+            (false, _) => shelf::Kind::Times,
+        };
+        self.shelves.widen(kind)?;
+        self.has_times |= entry.last_timestamp != -1;
+        let producer = Producer {
+            epoch: entry.epoch,
+            coordinator_epoch: entry.coordinator_epoch,
+            last_timestamp: entry.last_timestamp,
+            is_open: entry.is_open,
+            open_from: entry.open_from,
+            window: entry.batches.clone(),
+        };
+        self.put(entry.pid, entry.partition, &producer)
+    }
+
+    fn put(&mut self, pid: i64, partition: i32, producer: &Producer) -> Result<()> {
+        with_shelf!(&mut self.shelves, shelf => shelf.put(pid, partition, producer))
+    }
+}
+
+impl ProducerEntry {
+    /// What no broker could have in it.
+    fn problem(&self, window: u8) -> Option<String> {
+        let is_batch = |batch: &WindowBatch| {
+            batch.last_seq >= -1
+                && batch.offset_delta >= 0
+                && (batch.last_offset == NONE || batch.last_offset >= i64::from(batch.offset_delta))
+        };
+        if self.pid < 0 || self.partition < 0 || self.epoch < 0 {
+            return Some("a number below 0".into());
+        }
+        if self.coordinator_epoch < -1 || self.open_from < NONE || (self.open_from != NONE && !self.is_open) {
+            return Some("its transaction is told in a way that makes no sense".into());
+        }
+        if self.batches.len() > window.into() {
+            return Some(format!("{} batches, the window holds {window}", self.batches.len()));
+        }
+        (!self.batches.iter().all(is_batch)).then(|| "a batch whose numbers make no sense".into())
+    }
+}
+
+fn entry(pid: i64, partition: i32, producer: &Producer) -> ProducerEntry {
+    ProducerEntry {
+        pid,
+        partition,
+        epoch: producer.epoch,
+        coordinator_epoch: producer.coordinator_epoch,
+        last_timestamp: producer.last_timestamp,
+        is_open: producer.is_open,
+        open_from: producer.open_from,
+        batches: producer.window.clone(),
+    }
+}
+
+/// What a call has found so far.
+struct Call {
+    judged: BrokerJudged,
+    /// Whether offsets are told.
+    tells_offsets: bool,
+    /// Whether the ends of logs are followed.
+    follows: bool,
+}
+
+impl Call {
+    fn new(rows: usize) -> Call {
+        let verdicts = Vec::with_capacity(rows);
+        Call { judged: BrokerJudged { verdicts, ..BrokerJudged::default() }, tells_offsets: false, follows: false }
+    }
+
+    #[inline(always)]
+    fn accept(&mut self, offset: i64) {
+        self.note(Verdict::Accepted, offset);
+    }
+
+    #[inline(always)]
+    fn note(&mut self, verdict: Verdict, offset: i64) {
+        self.judged.verdicts.push(verdict as u8);
+        self.judged.counts[verdict as usize] += 1;
+        if self.tells_offsets {
+            self.judged.offsets.push(offset);
+        }
+    }
+
+    fn note_judgement(&mut self, judgement: Judgement, offset: i64) {
+        match judgement {
+            Judgement::Accepted => self.accept(offset),
+            Judgement::Duplicate(original) => self.note(Verdict::Duplicate, original),
+            Judgement::OutOfOrder(expected) => {
+                self.judged.expected.push((self.judged.verdicts.len() as u64, expected.into()));
+                self.note(Verdict::OutOfOrder, NONE);
+            }
+            Judgement::Refused(verdict) => self.note(verdict, NONE),
+        }
+    }
+}

@@ -1,0 +1,349 @@
+//! Produce batches and markers as columns, and what must hold of each before any is judged.
+
+use super::NONE;
+use crate::{Column, Error, Result};
+
+/// What a batch is to the transactions of its partition.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Control {
+    /// Records of a producer.
+    Data = 0,
+    /// The marker that ends a transaction, its records to be read.
+    Commit = 1,
+    /// The same, its records not to be read.
+    Abort = 2,
+    /// A control batch whose record compaction took away: it changes nothing.
+    Empty = 3,
+    /// A record of the log's own, such as a change of leader: of no producer.
+    Other = 4,
+}
+
+/// Who appends a batch, which says how much of it is checked (kafka-rules 4.1, Kafka's `AppendOrigin`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Origin {
+    /// A producer: everything is checked.
+    Client = 0,
+    /// A follower that copies its leader, or a log that is read again: nearly nothing is.
+    Replica = 1,
+    /// A coordinator: markers and offset commits; epochs are checked, sequences are not.
+    Coordinator = 2,
+}
+
+/// The origin of each batch. A marker of a client is the coordinator's where all rows have one origin.
+#[derive(Clone, Copy, Debug)]
+pub enum Origins<'a> {
+    /// The same for all.
+    All(Origin),
+    /// The code of each row's [`Origin`]; [`ProduceBatches::NO_ORIGIN`] where it is not said.
+    Each(&'a [u8], Origin),
+}
+
+/// The columns of some produce batches and markers, all of one length. `None`: there is no such column. What a row
+/// does not have is [`ProduceBatches::NO_INT`], or -1 where that says more.
+#[derive(Clone, Copy, Debug)]
+pub struct ProduceBatches<'a> {
+    /// -1 (not idempotent), or 0 and above.
+    pub pid: &'a [i64],
+    /// 0 … 2^31-1; of batches that are not idempotent only where offsets are assigned.
+    pub partition: &'a [i32],
+    /// 0 … 32767.
+    pub epoch: &'a [i16],
+    /// The first sequence number; -1 where there is none (markers, offset commits).
+    pub base_seq: &'a [i32],
+    /// The last one; where it is known it says how many sequence numbers there are.
+    pub last_seq: Option<&'a [i32]>,
+    /// Else the number of records does.
+    pub count: Option<&'a [i32]>,
+    /// Of the first record; -1 where it is not known.
+    pub offset: Option<&'a [i64]>,
+    /// Of the last record; -1 where it is not known.
+    pub last_offset: Option<&'a [i64]>,
+    /// Of the newest record, in milliseconds; -1 where it is not known.
+    pub timestamp: Option<&'a [i64]>,
+    /// 1: part of a transaction.
+    pub transactional: Option<&'a [u8]>,
+    /// The code of a [`Control`].
+    pub control: Option<&'a [u8]>,
+    /// Of markers; -1 where it is not known.
+    pub coordinator_epoch: Option<&'a [i32]>,
+    /// Of markers; -1 where it is not known.
+    pub transaction_version: Option<&'a [i8]>,
+    /// Who appends.
+    pub origin: Origins<'a>,
+}
+
+/// One batch or marker.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Row {
+    pub(super) pid: i64,
+    pub(super) partition: i32,
+    pub(super) epoch: i16,
+    pub(super) control: Control,
+    pub(super) origin: Origin,
+    pub(super) is_transactional: bool,
+    pub(super) transaction_version: i8,
+    pub(super) base_seq: i32,
+    pub(super) last_seq: i32,
+    /// How far the last record lies behind the first, in offsets as in sequence numbers.
+    pub(super) delta: i32,
+    pub(super) coordinator_epoch: i32,
+    /// Of the first record.
+    pub(super) offset: i64,
+    pub(super) timestamp: i64,
+}
+
+impl Row {
+    pub(super) fn last_offset(&self) -> i64 {
+        if self.offset == NONE { NONE } else { self.offset + i64::from(self.delta) }
+    }
+
+    pub(super) fn is_marker(&self) -> bool {
+        matches!(self.control, Control::Commit | Control::Abort)
+    }
+}
+
+impl<'a> ProduceBatches<'a> {
+    /// Stands for what a row does not have.
+    pub const NO_INT: i32 = i32::MIN;
+    /// Stands for an origin that a row does not say.
+    pub const NO_ORIGIN: u8 = u8::MAX;
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.pid.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.pid.is_empty()
+    }
+
+    /// Whether rows say more than one can judge without offsets, coordinators and transactions' beginnings.
+    pub(super) fn has_offsets(&self) -> bool {
+        self.offset.is_some() || self.coordinator_epoch.is_some()
+    }
+
+    /// Checks every row before the first is judged.
+    pub(super) fn validate(&self, needs_partitions: bool, assigns: bool) -> Result<()> {
+        if self.last_seq.is_none() && self.count.is_none() {
+            return Err(problem(Column::Count, None, "missing, and so is last_seq: one of them is needed"));
+        }
+        if self.last_offset.is_some() && self.offset.is_none() {
+            return Err(problem(Column::Offset, None, "missing, but there is a column for last offsets"));
+        }
+        (0..self.len()).try_for_each(|row| self.check(row, needs_partitions, assigns))
+    }
+
+    #[inline]
+    fn check(&self, row: usize, needs_partitions: bool, assigns: bool) -> Result<()> {
+        let (pid, control) = (self.pid[row], self.control(row));
+        let is_tracked = pid >= 0;
+        let is_data = control == Control::Data;
+        let origin = self.origin(row, control);
+        let is_fine = pid >= -1
+            && (self.partition[row] >= 0 || !(is_tracked || needs_partitions))
+            && if is_tracked {
+                self.epoch[row] >= 0 && (!is_data || self.has_sequences(row, origin))
+            } else {
+                !self.is_transactional(row) && matches!(control, Control::Data | Control::Other)
+            }
+            && (is_data || origin != Origin::Client || control == Control::Other)
+            && (!(is_data && (is_tracked || needs_partitions)) || self.has_count(row))
+            && (!is_tracked || (assigns && origin != Origin::Replica) || self.has_fitting_offsets(row, is_data))
+            && self.coordinator_epoch.is_none_or(|epochs| epochs[row] >= -1);
+        if is_fine { Ok(()) } else { Err(self.explain(row, needs_partitions)) }
+    }
+
+    fn has_sequences(&self, row: usize, origin: Origin) -> bool {
+        let last_seq = self.last_seq(row);
+        match self.base_seq[row] {
+            0.. => last_seq >= 0 || last_seq == Self::NO_INT,
+            -1 => origin != Origin::Client && (last_seq == -1 || last_seq == Self::NO_INT),
+            _ => false,
+        }
+    }
+
+    /// Where there is a last sequence number, compaction may have left fewer records, or none.
+    fn has_count(&self, row: usize) -> bool {
+        self.last_seq(row) >= 0 || self.count(row) >= 1
+    }
+
+    fn has_fitting_offsets(&self, row: usize, is_data: bool) -> bool {
+        let (offset, last_offset) = (self.offset(row), self.last_offset(row));
+        if offset == NONE || !is_data {
+            return offset >= NONE && (last_offset == NONE || (offset != NONE && last_offset >= offset));
+        }
+        let Some(last) = offset.checked_add(self.delta(row).into()).filter(|_| offset >= 0) else { return false };
+        last_offset == NONE || last == last_offset
+    }
+
+    /// What is wrong with a row that is known to be wrong.
+    #[cold]
+    fn explain(&self, row: usize, needs_partitions: bool) -> Error {
+        let at = |column, text: String| problem(column, Some(row), text);
+        let (pid, control) = (self.pid[row], self.control(row));
+        let origin = self.origin(row, control);
+        if pid < -1 {
+            return at(Column::Pid, format!("value {pid} is outside 0..=9223372036854775807 (-1 or null: untracked)"));
+        }
+        if self.partition[row] < 0 && (pid >= 0 || needs_partitions) {
+            return at(Column::Partition, format!("value {} is outside 0..=2147483647", self.partition[row]));
+        }
+        if pid < 0 && self.is_transactional(row) {
+            return at(Column::Transactional, "true, but the batch has no producer id".into());
+        }
+        if pid < 0 && !matches!(control, Control::Data | Control::Other) {
+            return at(Column::Control, "a marker needs a producer id".into());
+        }
+        if pid >= 0 && self.epoch[row] < 0 {
+            return at(Column::Epoch, format!("value {} is outside 0..=32767", self.epoch[row]));
+        }
+        if control != Control::Data && origin == Origin::Client && control != Control::Other {
+            return at(Column::Origin, "client, but markers are written by coordinators or found in a log".into());
+        }
+        if let Some(&epoch) = self.coordinator_epoch.map(|epochs| &epochs[row]).filter(|&&epoch| epoch < -1) {
+            return at(Column::CoordinatorEpoch, format!("value {epoch} is outside 0..=2147483647"));
+        }
+        self.explain_numbers(row, origin)
+    }
+
+    fn explain_numbers(&self, row: usize, origin: Origin) -> Error {
+        let at = |column, text: String| problem(column, Some(row), text);
+        let (base_seq, last_seq) = (self.base_seq[row], self.last_seq(row));
+        if self.control(row) == Control::Data && self.pid[row] >= 0 && !self.has_sequences(row, origin) {
+            if base_seq < -1 || (base_seq == -1 && origin == Origin::Client) {
+                let unless = if base_seq == -1 { " (-1 is for coordinators and logs)" } else { "" };
+                return at(Column::BaseSeq, format!("value {base_seq} is outside 0..=2147483647{unless}"));
+            }
+            return at(Column::LastSeq, format!("value {last_seq} does not go with base_seq {base_seq}"));
+        }
+        if self.control(row) == Control::Data && !self.has_count(row) {
+            let count = self.count(row);
+            let found = if count == Self::NO_INT { "null".into() } else { format!("value {count}") };
+            return at(Column::Count, format!("{found} is outside 1..=2147483647, and there is no last_seq"));
+        }
+        let (offset, last_offset) = (self.offset(row), self.last_offset(row));
+        if offset < NONE {
+            return at(Column::Offset, format!("value {offset} is outside 0..=9223372036854775807"));
+        }
+        if offset == NONE {
+            return at(Column::Offset, format!("null, but the last offset is {last_offset}"));
+        }
+        if last_offset == NONE {
+            return at(Column::Offset, format!("value {offset} leaves no offsets for the batch's records"));
+        }
+        let delta = self.delta(row);
+        at(
+            Column::LastOffset,
+            format!("value {last_offset} is not offset {offset} + {delta}, as the batch's numbers say"),
+        )
+    }
+
+    /// A row that was found valid.
+    #[inline(always)]
+    pub(super) fn row(&self, row: usize) -> Row {
+        let control = self.control(row);
+        let (base_seq, delta) = (self.base_seq[row], self.delta(row));
+        Row {
+            pid: self.pid[row],
+            partition: self.partition[row],
+            epoch: self.epoch[row],
+            control,
+            origin: self.origin(row, control),
+            is_transactional: self.is_transactional(row),
+            transaction_version: self.transaction_version.map_or(-1, |versions| versions[row]),
+            base_seq,
+            last_seq: if base_seq < 0 { -1 } else { add(base_seq, delta) },
+            delta,
+            coordinator_epoch: self.coordinator_epoch.map_or(-1, |epochs| epochs[row]),
+            offset: self.offset(row),
+            timestamp: self.timestamp.map_or(-1, |times| times[row]),
+        }
+    }
+
+    #[inline]
+    fn control(&self, row: usize) -> Control {
+        match self.control.map_or(0, |codes| codes[row]) {
+            0 => Control::Data,
+            1 => Control::Commit,
+            2 => Control::Abort,
+            3 => Control::Empty,
+            _ => Control::Other,
+        }
+    }
+
+    #[inline]
+    fn origin(&self, row: usize, control: Control) -> Origin {
+        let default = |origin| match origin {
+            Origin::Client if control != Control::Data => Origin::Coordinator,
+            other => other,
+        };
+        match self.origin {
+            Origins::All(origin) => default(origin),
+            Origins::Each(codes, origin) => match codes[row] {
+                0 => Origin::Client,
+                1 => Origin::Replica,
+                2 => Origin::Coordinator,
+                _ => default(origin),
+            },
+        }
+    }
+
+    #[inline]
+    fn is_transactional(&self, row: usize) -> bool {
+        self.transactional.is_some_and(|flags| flags[row] != 0)
+    }
+
+    #[inline]
+    fn last_seq(&self, row: usize) -> i32 {
+        self.last_seq.map_or(Self::NO_INT, |values| values[row])
+    }
+
+    #[inline]
+    fn count(&self, row: usize) -> i32 {
+        self.count.map_or(Self::NO_INT, |values| values[row])
+    }
+
+    #[inline]
+    fn offset(&self, row: usize) -> i64 {
+        self.offset.map_or(NONE, |values| values[row])
+    }
+
+    #[inline]
+    fn last_offset(&self, row: usize) -> i64 {
+        self.last_offset.map_or(NONE, |values| values[row])
+    }
+
+    /// How far the last record lies behind the first: by sequence numbers where there are some, by offsets where
+    /// there are those, by the number of records else.
+    #[inline]
+    fn delta(&self, row: usize) -> i32 {
+        let (base_seq, last_seq) = (self.base_seq[row], self.last_seq(row));
+        if base_seq >= 0 && last_seq >= 0 {
+            return (last_seq.wrapping_sub(base_seq)) & i32::MAX;
+        }
+        let (offset, last_offset) = (self.offset(row), self.last_offset(row));
+        if base_seq < 0 && offset >= 0 && last_offset >= offset {
+            return i32::try_from(last_offset - offset).unwrap_or(i32::MAX);
+        }
+        self.count(row).max(1) - 1
+    }
+}
+
+fn problem(column: Column, row: Option<usize>, text: impl Into<String>) -> Error {
+    Error::Batch { column, row, problem: text.into() }
+}
+
+/// A sequence number `more` behind another one: modulo 2^31, as `DefaultRecordBatch.incrementSequence`.
+#[inline]
+pub(super) fn add(seq: i32, more: i32) -> i32 {
+    seq.wrapping_add(more) & i32::MAX
+}
+
+/// The one `less` before it.
+#[inline]
+pub(super) fn subtract(seq: i32, less: i32) -> i32 {
+    seq.wrapping_sub(less) & i32::MAX
+}

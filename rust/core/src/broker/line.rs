@@ -1,0 +1,328 @@
+//! How producers lie in memory: one a line, what was asked for beside it.
+//!
+//! ```text
+//! BatchLine, 30 bytes                 beside it, where rows have them
+//!   pid       8                         times    6   last timestamp, 48 bits
+//!   partition 4
+//!   last_seq  4   of the newest batch   offsets 44   last timestamp 8, coordinator epoch 4, open from 8,
+//!   deltas  5 × 2, newest apart                      last offset 8, how far back those before it lie 4 × 4
+//!   epoch     2
+//!   marks     2
+//! ```
+//!
+//! The batches of a window follow each other: a leader accepts nothing else. So one sequence number and five
+//! lengths say all of them. What does not fit (longer batches, gaps that a replayed log shows, offset commits
+//! without sequences, windows of more than five) lies aside, and the line has its number.
+
+use super::batch::{Origin, Row, add, subtract};
+use super::judge::{Producer, WindowBatch};
+use super::{Control, NONE};
+use crate::lines::{EntryKey, Line, LineKey};
+
+/// Batches of a window that a line holds.
+const INLINE: usize = 5;
+
+/// One producer of one partition.
+#[derive(Clone, Copy)]
+#[repr(C, packed(2))]
+pub(super) struct BatchLine<B: Beside> {
+    pid: i64,
+    group: u32,
+    /// Of the newest batch; the number of an entry aside.
+    last_seq: i32,
+    /// Of the four batches before the newest, the nearest lowest.
+    older_deltas: u64,
+    newest_delta: u16,
+    epoch: i16,
+    /// `0 | aside 1 | open 1 | taken 1 | batches 3`
+    marks: u16,
+    beside: B,
+}
+
+const BATCHES: u16 = 7;
+const TAKEN: u16 = 1 << 3;
+const OPEN: u16 = 1 << 4;
+const ASIDE: u16 = 1 << 5;
+
+/// What is kept beside a line's numbers.
+pub(super) trait Beside: Copy {
+    const NOTHING: Self;
+
+    /// Notes a batch that follows the newest; false, and nothing changed, where it does not fit.
+    fn push(&mut self, row: &Row) -> bool;
+
+    /// Completes a producer whose window has its sequence numbers.
+    fn read(&self, producer: &mut Producer);
+
+    /// Stores what `read` gives back; false where that is not all of it.
+    fn write(&mut self, producer: &Producer) -> bool;
+}
+
+impl Beside for () {
+    const NOTHING: () = ();
+
+    #[inline(always)]
+    fn push(&mut self, row: &Row) -> bool {
+        row.offset == NONE && row.timestamp == -1
+    }
+
+    fn read(&self, producer: &mut Producer) {
+        producer.window.iter_mut().for_each(|batch| batch.last_offset = NONE);
+    }
+
+    fn write(&mut self, producer: &Producer) -> bool {
+        producer.last_timestamp == -1 && Times::holds(producer)
+    }
+}
+
+/// The last timestamp in 48 bits, all set where there is none.
+#[derive(Clone, Copy)]
+#[repr(C, packed(2))]
+pub(super) struct Times {
+    low: u32,
+    high: u16,
+}
+
+impl Times {
+    const MAX: i64 = (1 << 48) - 2;
+
+    fn of(timestamp: i64) -> Option<Times> {
+        let is_within = (-1..=Self::MAX).contains(&timestamp);
+        is_within.then_some(Times { low: timestamp as u32, high: (timestamp >> 32) as u16 })
+    }
+
+    /// Whether there is nothing but a timestamp to be kept beside a line.
+    fn holds(producer: &Producer) -> bool {
+        producer.coordinator_epoch == -1
+            && producer.open_from == NONE
+            && producer.window.iter().all(|batch| batch.last_offset == NONE)
+    }
+}
+
+impl Beside for Times {
+    const NOTHING: Times = Times { low: u32::MAX, high: u16::MAX };
+
+    #[inline(always)]
+    fn push(&mut self, row: &Row) -> bool {
+        let Some(times) = Times::of(row.timestamp).filter(|_| row.offset == NONE) else { return false };
+        *self = times;
+        true
+    }
+
+    fn read(&self, producer: &mut Producer) {
+        let Times { low, high } = *self;
+        let bits = i64::from(high) << 32 | i64::from(low);
+        producer.last_timestamp = if bits > Self::MAX { -1 } else { bits };
+        producer.window.iter_mut().for_each(|batch| batch.last_offset = NONE);
+    }
+
+    fn write(&mut self, producer: &Producer) -> bool {
+        let times = Times::of(producer.last_timestamp).filter(|_| Self::holds(producer));
+        times.inspect(|&times| *self = times).is_some()
+    }
+}
+
+/// Everything that a broker's own snapshot has, and the offsets of the whole window.
+#[derive(Clone, Copy)]
+#[repr(C, packed(2))]
+pub(super) struct Offsets {
+    last_timestamp: i64,
+    coordinator_epoch: i32,
+    open_from: i64,
+    /// Of the newest batch; -1 where no batch has one.
+    last_offset: i64,
+    /// How far the last offset of each batch lies behind that of the one before it, the newest lowest.
+    steps: u128,
+}
+
+impl Beside for Offsets {
+    const NOTHING: Offsets =
+        Offsets { last_timestamp: -1, coordinator_epoch: -1, open_from: NONE, last_offset: NONE, steps: 0 };
+
+    #[inline(always)]
+    fn push(&mut self, row: &Row) -> bool {
+        let (before, last) = (self.last_offset, row.last_offset());
+        let Ok(step) = u32::try_from(last.wrapping_sub(before)) else { return false };
+        if (before == NONE) != (last == NONE) {
+            return false;
+        }
+        self.steps = self.steps << 32 | u128::from(step);
+        self.last_offset = last;
+        self.last_timestamp = row.timestamp;
+        true
+    }
+
+    fn read(&self, producer: &mut Producer) {
+        let Offsets { last_timestamp, coordinator_epoch, open_from, mut last_offset, mut steps } = *self;
+        (producer.last_timestamp, producer.coordinator_epoch) = (last_timestamp, coordinator_epoch);
+        producer.open_from = open_from;
+        for batch in producer.window.iter_mut().rev() {
+            batch.last_offset = last_offset;
+            last_offset -= i64::from(steps as u32);
+            steps >>= 32;
+        }
+    }
+
+    fn write(&mut self, producer: &Producer) -> bool {
+        let mut steps = 0;
+        for pair in producer.window.windows(2) {
+            let [before, after] = [pair[0].last_offset, pair[1].last_offset];
+            let Ok(step) = u32::try_from(after - before) else { return false };
+            if (before == NONE) != (after == NONE) {
+                return false;
+            }
+            steps = steps << 32 | u128::from(step);
+        }
+        *self = Offsets {
+            last_timestamp: producer.last_timestamp,
+            coordinator_epoch: producer.coordinator_epoch,
+            open_from: producer.open_from,
+            last_offset: producer.window.last().map_or(NONE, |batch| batch.last_offset),
+            steps,
+        };
+        true
+    }
+}
+
+impl<B: Beside> BatchLine<B> {
+    /// How many batches the window has, where it lies here.
+    #[inline]
+    fn batches(&self) -> usize {
+        usize::from(self.marks & BATCHES)
+    }
+
+    /// The number of the entry that lies aside.
+    pub(super) fn aside(&self) -> Option<u32> {
+        (self.marks & ASIDE != 0).then_some(self.last_seq as u32)
+    }
+
+    /// Lets the entry lie aside.
+    pub(super) fn put_aside(&mut self, number: u32) {
+        (self.marks, self.last_seq) = (TAKEN | ASIDE, number as i32);
+    }
+
+    /// Takes over a batch that plainly goes on where the window ends, as nearly all do: in sequence, in the
+    /// producer's epoch, with no transaction begun or ended. False, and nothing changed, for all others.
+    #[inline(always)]
+    pub(super) fn goes_on(&mut self, row: &Row, window: usize) -> bool {
+        let Self { last_seq, epoch, marks, .. } = *self;
+        let is_open = marks & OPEN != 0;
+        let is_plain = marks & (TAKEN | ASIDE) == TAKEN
+            && marks & BATCHES != 0
+            && row.control == Control::Data
+            && row.origin != Origin::Coordinator
+            && row.epoch == epoch
+            && row.is_transactional == is_open
+            && row.base_seq == add(last_seq, 1)
+            && row.delta <= i32::from(u16::MAX)
+            && window <= INLINE;
+        let mut beside = self.beside;
+        if !(is_plain && beside.push(row)) {
+            return false;
+        }
+        self.beside = beside;
+        self.older_deltas = self.older_deltas << 16 | u64::from(self.newest_delta);
+        (self.newest_delta, self.last_seq) = (row.delta as u16, row.last_seq);
+        self.marks = marks + u16::from(self.batches() < window);
+        true
+    }
+
+    /// What lies here, not aside.
+    pub(super) fn read_to(&self, producer: &mut Producer) {
+        let Self { epoch, marks, last_seq, newest_delta, older_deltas, beside, .. } = *self;
+        *producer = Producer { window: std::mem::take(&mut producer.window), ..Producer::unknown(epoch) };
+        producer.is_open = marks & OPEN != 0;
+        producer.window.clear();
+        let mut deltas = u128::from(older_deltas) << 16 | u128::from(newest_delta);
+        let mut last_seq = last_seq;
+        for _ in 0..self.batches() {
+            let offset_delta = i32::from(deltas as u16);
+            producer.window.push(WindowBatch { last_seq, offset_delta, last_offset: NONE });
+            last_seq = subtract(subtract(last_seq, offset_delta), 1);
+            deltas >>= 16;
+        }
+        producer.window.reverse();
+        beside.read(producer);
+    }
+
+    /// Stores a producer; false, and nothing changed, where it must lie aside.
+    pub(super) fn write_from(&mut self, producer: &Producer) -> bool {
+        let window = &producer.window[..];
+        let follow = |pair: &[WindowBatch]| pair[1].first_seq() == add(pair[0].last_seq, 1) && pair[0].last_seq >= 0;
+        let fits = window.len() <= INLINE
+            && window.iter().all(|batch| batch.last_seq >= 0 && batch.offset_delta <= i32::from(u16::MAX))
+            && window.windows(2).all(follow);
+        let mut beside = B::NOTHING;
+        if !(fits && beside.write(producer)) {
+            return false;
+        }
+        let deltas = window.iter().fold(0, |deltas: u128, batch| deltas << 16 | batch.offset_delta as u128);
+        (self.older_deltas, self.newest_delta) = ((deltas >> 16) as u64, deltas as u16);
+        self.last_seq = window.last().map_or(0, |batch| batch.last_seq);
+        self.epoch = producer.epoch;
+        self.marks = TAKEN | window.len() as u16 | if producer.is_open { OPEN } else { 0 };
+        self.beside = beside;
+        true
+    }
+}
+
+impl<B: Beside> Line for BatchLine<B> {
+    const SLOTS: usize = 1;
+    type Slot = Self;
+    type Twin = Self;
+
+    fn empty(key: LineKey) -> Self {
+        let EntryKey { pid, partition, .. } = EntryKey::of_lone(key);
+        BatchLine {
+            pid,
+            group: partition as u32,
+            last_seq: 0,
+            older_deltas: 0,
+            newest_delta: 0,
+            epoch: 0,
+            marks: 0,
+            beside: B::NOTHING,
+        }
+    }
+
+    #[inline]
+    fn pid(&self) -> i64 {
+        self.pid
+    }
+
+    #[inline]
+    fn group(&self) -> u32 {
+        self.group
+    }
+
+    #[inline]
+    fn own_epoch(&self) -> i16 {
+        self.epoch
+    }
+
+    #[inline]
+    fn is_empty_at(&self, _slot: usize) -> bool {
+        self.marks & TAKEN == 0
+    }
+
+    #[inline]
+    fn is_empty(&self) -> bool {
+        self.is_empty_at(0)
+    }
+
+    fn read(&self, _slot: usize) -> Self {
+        *self
+    }
+
+    fn write(&mut self, _slot: usize, held: &Self) -> bool {
+        *self = *held;
+        true
+    }
+
+    fn clear(&mut self, _slot: usize) {
+        self.marks = 0;
+    }
+}
+
+const _: () = assert!(size_of::<BatchLine<()>>() == 30 && size_of::<BatchLine<Times>>() == 36);
+const _: () = assert!(size_of::<BatchLine<Offsets>>() == 74);

@@ -1,0 +1,265 @@
+//! Producers by key: in lines that hold what was asked for, or aside.
+
+use super::batch::{Control, Origin, ProduceBatches, Row};
+use super::judge::{Judgement, Producer, Rules};
+use super::line::{BatchLine, Beside, Offsets, Times};
+use super::{CHUNK, Call, NONE};
+use crate::aside::Aside;
+use crate::lines::{EntryKey, Line, Lines, Search};
+use crate::{Result, Verdict};
+use rustc_hash::FxHashMap;
+
+/// What lines hold beside sequence numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Kind {
+    Bare,
+    Times,
+    Offsets,
+}
+
+impl Kind {
+    /// What these batches ask for.
+    pub(super) fn of(batches: &ProduceBatches<'_>) -> Kind {
+        match (batches.has_offsets(), batches.timestamp) {
+            (true, _) => Kind::Offsets,
+            (false, Some(_)) => Kind::Times,
+            (false, None) => Kind::Bare,
+        }
+    }
+}
+
+/// Producers in lines of one kind.
+pub(super) enum Shelves {
+    Bare(Shelf<()>),
+    Times(Shelf<Times>),
+    Offsets(Shelf<Offsets>),
+}
+
+/// Does one thing to the shelf, whatever its kind.
+macro_rules! with_shelf {
+    ($shelves:expr, $shelf:ident => $do:expr) => {
+        match $shelves {
+            $crate::broker::shelf::Shelves::Bare($shelf) => $do,
+            $crate::broker::shelf::Shelves::Times($shelf) => $do,
+            $crate::broker::shelf::Shelves::Offsets($shelf) => $do,
+        }
+    };
+}
+pub(super) use with_shelf;
+
+impl Shelves {
+    pub(super) fn new() -> Shelves {
+        Shelves::Bare(Shelf::new())
+    }
+
+    pub(super) fn kind(&self) -> Kind {
+        match self {
+            Shelves::Bare(_) => Kind::Bare,
+            Shelves::Times(_) => Kind::Times,
+            Shelves::Offsets(_) => Kind::Offsets,
+        }
+    }
+
+    /// Moves everything to lines that hold more, once a table is asked for it.
+    pub(super) fn widen(&mut self, kind: Kind) -> Result<()> {
+        if kind > self.kind() {
+            *self = with_shelf!(&*self, shelf => match kind {
+                Kind::Bare => Shelves::Bare(shelf.copied()?),
+                Kind::Times => Shelves::Times(shelf.copied()?),
+                Kind::Offsets => Shelves::Offsets(shelf.copied()?),
+            });
+        }
+        Ok(())
+    }
+}
+
+/// A hash table of lines and what did not fit in them.
+pub(super) struct Shelf<B: Beside> {
+    lines: Lines<BatchLine<B>>,
+    aside: Aside<Producer>,
+    producers: usize,
+    /// The one that is being judged: kept, for its window's memory.
+    at_hand: Producer,
+}
+
+impl<B: Beside> Shelf<B> {
+    fn new() -> Shelf<B> {
+        Shelf { lines: Lines::new(), aside: Aside::default(), producers: 0, at_hand: Producer::default() }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.producers
+    }
+
+    pub(super) fn memory_bytes(&self) -> usize {
+        let window = |producer: &Producer| producer.window.capacity() * size_of::<super::WindowBatch>();
+        self.lines.memory_bytes() + self.aside.memory_bytes(window)
+    }
+
+    /// Whether offsets are remembered.
+    pub(super) fn keeps_offsets(&self) -> bool {
+        size_of::<B>() == size_of::<Offsets>()
+    }
+
+    pub(super) fn for_each_key(&self, mut tell: impl FnMut(i64, i32)) {
+        self.lines.for_each(|key, _| tell(key.pid, key.partition));
+    }
+
+    /// What is known of a producer; false where nothing is.
+    pub(super) fn read(&self, pid: i64, partition: i32, producer: &mut Producer) -> bool {
+        let Some(place) = self.lines.find(EntryKey::newest(pid, partition)) else { return false };
+        read_line(&self.lines.read(place), &self.aside, producer)
+    }
+
+    /// Stores a producer, in the place of what was known of it.
+    pub(super) fn put(&mut self, pid: i64, partition: i32, producer: &Producer) -> Result<()> {
+        self.lines.reserve(1)?;
+        let line = self.lines.add(EntryKey::newest(pid, partition));
+        self.producers += usize::from(line.is_empty());
+        write_line(line, &mut self.aside, producer);
+        Ok(())
+    }
+
+    fn copied<C: Beside>(&self) -> Result<Shelf<C>> {
+        let mut copy = Shelf::new();
+        let (mut producer, mut enough) = (Producer::default(), Ok(()));
+        self.lines.for_each(|key, line| {
+            if enough.is_ok() && read_line(&line, &self.aside, &mut producer) {
+                enough = copy.put(key.pid, key.partition, &producer);
+            }
+        });
+        enough.map(|()| copy)
+    }
+
+    /// Keeps the producers that `keep` wants, as it leaves them. Gives how many went.
+    pub(super) fn retain(&mut self, mut keep: impl FnMut(&mut Producer) -> bool) -> usize {
+        let (before, mut producer, mut places) = (self.producers, Producer::default(), Vec::new());
+        for segment in 0..self.lines.segments() {
+            self.lines.for_each_line(segment, |place, _, _| places.push(place.slot(0)));
+            for place in places.drain(..) {
+                let line = self.lines.line_at(place);
+                if !read_line(line, &self.aside, &mut producer) {
+                    continue;
+                }
+                if keep(&mut producer) {
+                    write_line(line, &mut self.aside, &producer);
+                } else {
+                    line.aside().into_iter().for_each(|number| self.aside.free(number));
+                    line.clear(0);
+                    self.producers -= 1;
+                }
+            }
+        }
+        self.lines.shrink();
+        before - self.producers
+    }
+
+    /// Judges batches in three passes over each chunk: hash and ask for the tags; find and ask for the line; judge.
+    pub(super) fn judge(
+        &mut self,
+        batches: &ProduceBatches<'_>,
+        rules: &Rules,
+        assigns: bool,
+        log_ends: &mut FxHashMap<i32, i64>,
+        call: &mut Call,
+    ) -> Result<()> {
+        let mut searches = [Search::default(); CHUNK];
+        for from in (0..batches.len()).step_by(CHUNK) {
+            let rows = (batches.len() - from).min(CHUNK);
+            self.lines.reserve_midway(CHUNK)?;
+            let searches = &mut searches[..rows];
+            self.lines.begin_searches(&batches.pid[from..][..rows], &batches.partition[from..][..rows], searches);
+            searches.iter_mut().for_each(|search| self.lines.go_on_searching(search));
+            for (row, search) in (from..).zip(&*searches) {
+                let row = batches.row(row);
+                if call.follows {
+                    self.judge_in_log(row, search, rules, assigns, log_ends, call);
+                } else {
+                    self.judge_row(&row, search, rules, false, call);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Judges a row of a log whose end is known, and moves the end.
+    fn judge_in_log(
+        &mut self,
+        mut row: Row,
+        search: &Search,
+        rules: &Rules,
+        assigns: bool,
+        log_ends: &mut FxHashMap<i32, i64>,
+        call: &mut Call,
+    ) {
+        let end = log_ends.get(&row.partition).copied();
+        if assigns && (row.origin != Origin::Replica || row.offset == NONE) {
+            row.offset = end.unwrap_or(0);
+        }
+        let is_kept = self.judge_row(&row, search, rules, end.unwrap_or(0) == 0, call);
+        if is_kept {
+            let records = if row.control == Control::Data { i64::from(row.delta) + 1 } else { 1 };
+            let last = if row.offset == NONE { end.unwrap_or(0) } else { row.offset };
+            log_ends.insert(row.partition, last + records);
+        }
+    }
+
+    /// Whether the row was accepted or not judged, and so stands in the log.
+    #[inline(always)]
+    fn judge_row(&mut self, row: &Row, search: &Search, rules: &Rules, is_new: bool, call: &mut Call) -> bool {
+        if row.pid < 0 {
+            call.note(Verdict::Untracked, row.offset);
+            return true;
+        }
+        if let Some(line) = self.lines.find_near(search, row.pid, row.partition)
+            && line.goes_on(row, rules.window)
+        {
+            call.accept(row.offset);
+            return true;
+        }
+        self.judge_unclear(row, rules, is_new, call)
+    }
+
+    /// What the line alone does not say.
+    #[cold]
+    #[inline(never)]
+    fn judge_unclear(&mut self, row: &Row, rules: &Rules, is_new: bool, call: &mut Call) -> bool {
+        let key = EntryKey::newest(row.pid, row.partition);
+        let mut producer = std::mem::take(&mut self.at_hand);
+        let is_known = self.read(row.pid, row.partition, &mut producer);
+        let judgement = rules.judge(is_known.then_some(&producer), row, is_new);
+        call.note_judgement(judgement, row.offset);
+        if judgement == Judgement::Accepted && !matches!(row.control, Control::Empty | Control::Other) {
+            if !is_known {
+                producer = Producer { window: std::mem::take(&mut producer.window), ..Producer::unknown(row.epoch) };
+                producer.window.clear();
+                self.producers += 1;
+            }
+            producer.take(row, rules.window);
+            write_line(self.lines.add(key), &mut self.aside, &producer);
+        }
+        self.at_hand = producer;
+        judgement == Judgement::Accepted
+    }
+}
+
+/// What a line says of a producer; false where it is empty.
+fn read_line<B: Beside>(line: &BatchLine<B>, aside: &Aside<Producer>, producer: &mut Producer) -> bool {
+    match line.aside() {
+        Some(number) => producer.copy_from(aside.get(number)),
+        None => line.read_to(producer),
+    }
+    !line.is_empty()
+}
+
+/// Stores a producer in its line if it fits, else aside.
+fn write_line<B: Beside>(line: &mut BatchLine<B>, aside: &mut Aside<Producer>, producer: &Producer) {
+    let number = line.aside();
+    if line.write_from(producer) {
+        number.into_iter().for_each(|number| aside.free(number));
+        return;
+    }
+    let number = number.unwrap_or_else(|| aside.add());
+    line.put_aside(number);
+    aside.get_mut(number).copy_from(producer);
+}
