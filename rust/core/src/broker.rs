@@ -303,6 +303,7 @@ impl BrokerTable {
         let BrokerTable { options, rules, shelves, log_ends, .. } = self;
         with_shelf!(shelves, shelf => {
             call.tells_offsets = shelf.keeps_offsets();
+            call.judged.offsets.reserve(if call.tells_offsets { rows } else { 0 });
             for batches in batches {
                 shelf.judge(batches, rules, options.assigns_offsets, log_ends, &mut call)?;
             }

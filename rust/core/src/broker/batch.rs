@@ -136,7 +136,7 @@ impl<'a> ProduceBatches<'a> {
         (0..self.len()).try_for_each(|row| self.check(row, needs_partitions, assigns))
     }
 
-    #[inline]
+    #[inline(always)]
     fn check(&self, row: usize, needs_partitions: bool, assigns: bool) -> Result<()> {
         let (pid, control) = (self.pid[row], self.control(row));
         let is_tracked = pid >= 0;
@@ -156,6 +156,7 @@ impl<'a> ProduceBatches<'a> {
         if is_fine { Ok(()) } else { Err(self.explain(row, needs_partitions)) }
     }
 
+    #[inline(always)]
     fn has_sequences(&self, row: usize, origin: Origin) -> bool {
         let last_seq = self.last_seq(row);
         match self.base_seq[row] {
@@ -166,10 +167,12 @@ impl<'a> ProduceBatches<'a> {
     }
 
     /// Where there is a last sequence number, compaction may have left fewer records, or none.
+    #[inline(always)]
     fn has_count(&self, row: usize) -> bool {
         self.last_seq(row) >= 0 || self.count(row) >= 1
     }
 
+    #[inline(always)]
     fn has_fitting_offsets(&self, row: usize, is_data: bool) -> bool {
         let (offset, last_offset) = (self.offset(row), self.last_offset(row));
         if offset == NONE || !is_data {
@@ -263,7 +266,7 @@ impl<'a> ProduceBatches<'a> {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn control(&self, row: usize) -> Control {
         match self.control.map_or(0, |codes| codes[row]) {
             0 => Control::Data,
@@ -274,7 +277,7 @@ impl<'a> ProduceBatches<'a> {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn origin(&self, row: usize, control: Control) -> Origin {
         let default = |origin| match origin {
             Origin::Client if control != Control::Data => Origin::Coordinator,
@@ -291,34 +294,34 @@ impl<'a> ProduceBatches<'a> {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn is_transactional(&self, row: usize) -> bool {
         self.transactional.is_some_and(|flags| flags[row] != 0)
     }
 
-    #[inline]
+    #[inline(always)]
     fn last_seq(&self, row: usize) -> i32 {
         self.last_seq.map_or(Self::NO_INT, |values| values[row])
     }
 
-    #[inline]
+    #[inline(always)]
     fn count(&self, row: usize) -> i32 {
         self.count.map_or(Self::NO_INT, |values| values[row])
     }
 
-    #[inline]
+    #[inline(always)]
     fn offset(&self, row: usize) -> i64 {
         self.offset.map_or(NONE, |values| values[row])
     }
 
-    #[inline]
+    #[inline(always)]
     fn last_offset(&self, row: usize) -> i64 {
         self.last_offset.map_or(NONE, |values| values[row])
     }
 
     /// How far the last record lies behind the first: by sequence numbers where there are some, by offsets where
     /// there are those, by the number of records else.
-    #[inline]
+    #[inline(always)]
     fn delta(&self, row: usize) -> i32 {
         let (base_seq, last_seq) = (self.base_seq[row], self.last_seq(row));
         if base_seq >= 0 && last_seq >= 0 {

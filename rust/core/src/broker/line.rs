@@ -270,6 +270,7 @@ impl<B: Beside> Line for BatchLine<B> {
     const SLOTS: usize = 1;
     type Slot = Self;
     type Twin = Self;
+    const DOUBLES: bool = false;
 
     fn empty(key: LineKey) -> Self {
         let EntryKey { pid, partition, .. } = EntryKey::of_lone(key);
@@ -326,3 +327,110 @@ impl<B: Beside> Line for BatchLine<B> {
 
 const _: () = assert!(size_of::<BatchLine<()>>() == 30 && size_of::<BatchLine<Times>>() == 36);
 const _: () = assert!(size_of::<BatchLine<Offsets>>() == 74);
+
+#[cfg(test)]
+mod tests {
+    use super::super::BrokerOptions;
+    use super::super::judge::{Judgement, Rules};
+    use super::*;
+
+    /// Numbers that look random: xorshift.
+    struct Numbers(u64);
+
+    impl Numbers {
+        fn below(&mut self, end: u64) -> u64 {
+            self.0 ^= self.0 << 13;
+            self.0 ^= self.0 >> 7;
+            self.0 ^= self.0 << 17;
+            self.0 % end
+        }
+
+        fn one_of<T: Copy>(&mut self, values: &[T]) -> T {
+            values[self.below(values.len() as u64) as usize]
+        }
+
+        fn row(&mut self, producer: Option<&Producer>, offset: i64) -> Row {
+            let next = producer.and_then(|it| it.window.last()).map_or(0, |batch| add(batch.last_seq.max(0), 1));
+            let (mut base_seq, mut delta) = (next, self.one_of(&[0, 1, 4, 9, i32::from(u16::MAX)]));
+            let is_odd = self.below(8) == 0;
+            if is_odd {
+                base_seq = self.one_of(&[next, 0, i32::MAX - 3, 70]);
+                delta = self.one_of(&[0, i32::from(u16::MAX) + 1]);
+            }
+            let rare = |numbers: &mut Numbers| is_odd && numbers.below(3) == 0;
+            Row {
+                pid: 7,
+                partition: 3,
+                epoch: rare(self).into(),
+                control: if rare(self) { Control::Commit } else { Control::Data },
+                origin: self.one_of(&[Origin::Client, Origin::Replica, Origin::Replica]),
+                is_transactional: rare(self),
+                transaction_version: -1,
+                base_seq,
+                last_seq: add(base_seq, delta),
+                delta,
+                coordinator_epoch: if rare(self) { 2 } else { -1 },
+                offset: if rare(self) { self.one_of(&[NONE, offset + (1 << 33)]) } else { offset },
+                timestamp: if rare(self) { self.one_of(&[1_700_000_000_000, i64::MAX, 0]) } else { -1 },
+            }
+        }
+    }
+
+    /// Whatever a line takes in it gives back, and what it judges plainly the rules judge so too.
+    fn check<B: Beside>(with_offsets: bool) -> [usize; 2] {
+        let rules = Rules::new(&BrokerOptions::default());
+        let (mut numbers, mut went_on, mut refused) = (Numbers(11), 0, 0);
+        for _ in 0..300 {
+            let mut line = BatchLine::<B>::empty(LineKey::default());
+            let (mut producer, mut read) = (Producer::unknown(0), Producer::default());
+            for step in 0..60 {
+                let mut row = numbers.row(Some(&producer).filter(|_| step > 0), i64::from(step) * 1000);
+                if !with_offsets {
+                    (row.offset, row.coordinator_epoch) = (NONE, -1);
+                }
+                let judgement = rules.judge(Some(&producer).filter(|_| step > 0), &row, false);
+                let goes_on = line.goes_on(&row, 5);
+                assert!(!goes_on || judgement == Judgement::Accepted);
+                went_on += usize::from(goes_on);
+                if judgement != Judgement::Accepted {
+                    continue;
+                }
+                if step == 0 {
+                    producer = Producer::unknown(row.epoch);
+                }
+                producer.take(&row, 5);
+                if !goes_on && !line.write_from(&producer) {
+                    refused += 1;
+                    line.put_aside(17);
+                    assert_eq!(line.aside(), Some(17));
+                    continue;
+                }
+                line.read_to(&mut read);
+                assert_eq!(read, producer);
+            }
+        }
+        [went_on, refused]
+    }
+
+    #[test]
+    fn a_line_gives_back_what_it_took() {
+        let counts = [check::<()>(false), check::<Times>(false), check::<Offsets>(true)];
+        assert!(counts.iter().flatten().all(|&count| count > 100), "{counts:?}");
+    }
+
+    #[test]
+    fn times_hold_what_fits_in_48_bits() {
+        let read = |timestamp| {
+            let mut times = Times::NOTHING;
+            let mut producer = Producer { last_timestamp: timestamp, ..Producer::unknown(0) };
+            times.write(&producer).then(|| {
+                times.read(&mut producer);
+                producer.last_timestamp
+            })
+        };
+        for timestamp in [-1, 0, 1, (1 << 32) - 1, 1 << 32, Times::MAX] {
+            assert_eq!(read(timestamp), Some(timestamp));
+        }
+        assert_eq!([read(-2), read(Times::MAX + 1), read(i64::MAX), read(i64::MIN)], [None; 4]);
+    }
+}

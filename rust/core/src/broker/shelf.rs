@@ -167,11 +167,14 @@ impl<B: Beside> Shelf<B> {
         for from in (0..batches.len()).step_by(CHUNK) {
             let rows = (batches.len() - from).min(CHUNK);
             self.lines.reserve_midway(CHUNK)?;
-            let searches = &mut searches[..rows];
-            self.lines.begin_searches(&batches.pid[from..][..rows], &batches.partition[from..][..rows], searches);
-            searches.iter_mut().for_each(|search| self.lines.go_on_searching(search));
-            for (row, search) in (from..).zip(&*searches) {
-                let row = batches.row(row);
+            let (pids, partitions) = (&batches.pid[from..][..rows], &batches.partition[from..][..rows]);
+            // Producers often write many batches on end: one search does for all of them.
+            let is_one = pids.iter().all(|pid| *pid == pids[0]) && partitions.iter().all(|it| *it == partitions[0]);
+            let (searched, step) = if is_one { (1, 0) } else { (rows, 1) };
+            self.lines.begin_searches(&pids[..searched], &partitions[..searched], &mut searches[..searched]);
+            searches[..searched].iter_mut().for_each(|search| self.lines.go_on_searching(search));
+            for at in 0..rows {
+                let (row, search) = (batches.row(from + at), &searches[at * step]);
                 if call.follows {
                     self.judge_in_log(row, search, rules, assigns, log_ends, call);
                 } else {

@@ -43,6 +43,8 @@ pub(crate) trait Line: Copy {
     type Slot: Copy;
     /// The layout that holds the same entries one by one, or several in a line.
     type Twin: Line<Slot = Self::Slot>;
+    /// Whether a small table grows to twice its size: faster, and worth it where entries take few bytes.
+    const DOUBLES: bool = true;
 
     fn empty(key: LineKey) -> Self;
     fn pid(&self) -> i64;

@@ -388,7 +388,7 @@ impl<L: Line> Lines<L> {
 
     fn growth(&self, more: usize) -> Growth {
         let bytes: usize = self.segments.iter().map(Segment::bytes).sum();
-        Growth { empty: 0, more, is_small: bytes < SMALL_BYTES, is_alone: self.segments.len() == 1 }
+        Growth { empty: 0, more, is_small: bytes < SMALL_BYTES, is_alone: self.segments.len() == 1 && L::DOUBLES }
     }
 
     /// Makes room for so many times the lines that there are, where there are few yet: the segments that they
