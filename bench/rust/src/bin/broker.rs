@@ -91,8 +91,12 @@ impl Stream {
         let mut rows = Rows::default();
         for _ in 0..batches {
             let drawn = random(&mut self.state);
-            let producer = ((drawn >> 32) * self.written.len() as u64 >> 32) as usize;
-            if drawn % REPEATED == 0 { self.repeat(producer, &mut rows) } else { self.write(producer, &mut rows) }
+            let producer = (((drawn >> 32) * self.written.len() as u64) >> 32) as usize;
+            if drawn.is_multiple_of(REPEATED) {
+                self.repeat(producer, &mut rows)
+            } else {
+                self.write(producer, &mut rows)
+            }
         }
         rows
     }
