@@ -234,8 +234,9 @@ def test_crates_depend_downwards() -> None:
     wanted: dict[str, set[str]] = {
         "fencepost-core": set(),
         "fencepost-testkit": {"fencepost-core"},
+        "fencepost-kafka": set(),
         "fencepost-lake": set(),
-        "fencepost-python": {"fencepost-core", "fencepost-lake"},
+        "fencepost-python": {"fencepost-core", "fencepost-kafka", "fencepost-lake"},
         "fencepost-bench": {"fencepost-core"},
         "fencepost-fuzz": {"fencepost-core", "fencepost-testkit"},
     }
@@ -278,6 +279,18 @@ def test_the_lake_knows_no_python_and_no_rules() -> None:
         "snap",
         "zstd",
     }
+
+
+def test_the_log_reader_knows_no_python_arrow_or_rules() -> None:
+    sources = files("*.rs", under="rust/kafka/src")
+    assert len(sources) >= 12
+    forbidden = re.compile(r"\b(pyo3\w*|arrow_\w+|fencepost_core|std::env|std::net|SystemTime|Instant)\b")
+    assert forbidden.search("use fencepost_core::BrokerTable;")
+    found = {path.name: it.group() for path in sources if (it := forbidden.search(code_of(path.read_text())))}
+    assert found == {}
+    manifest = crates()["fencepost-kafka"]
+    assert manifest["lints"]["rust"]["unsafe_code"] == "forbid"
+    assert manifest["dependencies"].keys() == {"crc32c", "flate2", "lz4_flex", "snap", "zstd"}
 
 
 def test_judges_share_no_code_with_what_they_judge() -> None:

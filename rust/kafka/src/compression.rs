@@ -1,0 +1,237 @@
+//! Records as they were before compression. A frame says how many bytes it holds, and may lie: memory grows with what
+//! is really decoded, at most to the double of it, and never above what the caller allows.
+
+use crate::error::Kind;
+use crate::header::Compression;
+use flate2::bufread::MultiGzDecoder;
+use lz4_flex::frame::FrameDecoder;
+use std::io::Read;
+use zstd::zstd_safe::{DCtx, get_error_name, get_frame_content_size};
+
+/// What is kept from one batch to the next.
+const KEPT_BYTES_MAX: usize = 16 << 20;
+/// Snappy's longest copy, 64 bytes, takes three.
+const SNAPPY_RATIO_MAX: usize = 22;
+/// What the first try of a batch of zstd may hold for each of its bytes; a batch that has more is tried again.
+const ZSTD_RATIO_FIRST: usize = 16;
+const ZSTD_BYTES_FIRST: usize = 1 << 16;
+/// `ZSTD_error_dstSize_tooSmall`, as zstd's functions return it.
+const ZSTD_TOO_SMALL: usize = 70usize.wrapping_neg();
+/// Before the blocks of snappy-java: a magic and two versions.
+const XERIAL_MAGIC: &[u8] = b"\x82SNAPPY\0";
+const XERIAL_HEAD_BYTES: usize = 16;
+
+/// What is wrong with compressed bytes.
+pub(crate) type Complaint = (Kind, String);
+
+/// Decompresses batch after batch into one buffer.
+pub(crate) struct Decompressor {
+    bytes_max: usize,
+    bytes: Vec<u8>,
+    zstd: DCtx<'static>,
+}
+
+impl Decompressor {
+    /// No batch may hold more than `bytes_max`.
+    pub(crate) fn new(bytes_max: usize) -> Decompressor {
+        Decompressor { bytes_max, bytes: Vec::new(), zstd: DCtx::create() }
+    }
+
+    pub(crate) fn bytes_max(&self) -> usize {
+        self.bytes_max
+    }
+
+    /// What the last batch came to.
+    pub(crate) fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    pub(crate) fn run(&mut self, compression: Compression, packed: &[u8]) -> Result<(), Complaint> {
+        self.bytes.clear();
+        if self.bytes.capacity() > KEPT_BYTES_MAX {
+            self.bytes = Vec::new();
+        }
+        match compression {
+            Compression::None => {
+                self.bytes.extend_from_slice(packed);
+                Ok(())
+            }
+            Compression::Gzip => self.read_to_end("gzip", MultiGzDecoder::new(packed)),
+            Compression::Lz4 => self.read_to_end("lz4", FrameDecoder::new(packed)),
+            Compression::Snappy => self.run_snappy(packed),
+            Compression::Zstd => self.run_zstd(packed),
+        }
+    }
+
+    fn too_large(&self) -> Complaint {
+        (Kind::TooLarge, format!("its records have more than the {} bytes that are allowed", self.bytes_max))
+    }
+
+    fn read_to_end(&mut self, name: &str, reader: impl Read) -> Result<(), Complaint> {
+        let read = reader.take(self.bytes_max as u64 + 1).read_to_end(&mut self.bytes);
+        read.map_err(|error| damaged(name, error))?;
+        if self.bytes.len() > self.bytes_max { Err(self.too_large()) } else { Ok(()) }
+    }
+
+    /// Java's clients write blocks, each behind its length; others one block and nothing else.
+    fn run_snappy(&mut self, packed: &[u8]) -> Result<(), Complaint> {
+        if !packed.starts_with(XERIAL_MAGIC) {
+            return self.add_snappy_block(packed);
+        }
+        let mut rest = packed.get(XERIAL_HEAD_BYTES..).ok_or_else(|| damaged("snappy", "its head is cut off"))?;
+        while let Some((length, blocks)) = rest.split_first_chunk() {
+            let length = usize::try_from(i32::from_be_bytes(*length)).ok();
+            let block = length.and_then(|length| blocks.split_at_checked(length));
+            let (block, others) = block.ok_or_else(|| damaged("snappy", "a block is longer than its batch"))?;
+            self.add_snappy_block(block)?;
+            rest = others;
+        }
+        if rest.is_empty() { Ok(()) } else { Err(damaged("snappy", "bytes are left behind its last block")) }
+    }
+
+    fn add_snappy_block(&mut self, block: &[u8]) -> Result<(), Complaint> {
+        let length = snap::raw::decompress_len(block).map_err(|error| damaged("snappy", error))?;
+        if length > block.len().saturating_mul(SNAPPY_RATIO_MAX) {
+            return Err(damaged("snappy", format!("{} bytes cannot hold the {length} that are told", block.len())));
+        }
+        let start = self.bytes.len();
+        if length > self.bytes_max - start {
+            return Err(self.too_large());
+        }
+        self.bytes.resize(start + length, 0);
+        let done = snap::raw::Decoder::new().decompress(block, &mut self.bytes[start..]);
+        done.map(drop).map_err(|error| damaged("snappy", error))
+    }
+
+    /// In one piece, for a stream would hold a window of up to 128 MiB because a header says so. A buffer that was too
+    /// small is doubled: the tries before the last take no longer than it.
+    fn run_zstd(&mut self, packed: &[u8]) -> Result<(), Complaint> {
+        let told = get_frame_content_size(packed).ok().flatten().and_then(|bytes| usize::try_from(bytes).ok());
+        let first = packed.len().saturating_mul(ZSTD_RATIO_FIRST).max(ZSTD_BYTES_FIRST);
+        let mut capacity = told.map_or(first, |told| told.min(first)).min(self.bytes_max);
+        loop {
+            self.bytes.reserve_exact(capacity);
+            match self.zstd.decompress(&mut self.bytes, packed) {
+                // Vectors may be larger than they were asked to be.
+                Ok(count) if count <= self.bytes_max => return Ok(()),
+                Ok(_) => return Err(self.too_large()),
+                Err(ZSTD_TOO_SMALL) if self.bytes.capacity() >= self.bytes_max => return Err(self.too_large()),
+                Err(ZSTD_TOO_SMALL) => capacity = self.bytes.capacity().saturating_mul(2).min(self.bytes_max),
+                Err(code) => return Err(damaged("zstd", get_error_name(code))),
+            }
+            self.bytes = Vec::new();
+        }
+    }
+}
+
+fn damaged(name: &str, problem: impl std::fmt::Display) -> Complaint {
+    (Kind::Compression, format!("its records cannot be decompressed as {name}: {problem}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+
+    fn gzip(bytes: &[u8]) -> Vec<u8> {
+        let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+        encoder.write_all(bytes).expect("a Vec takes every write");
+        encoder.finish().expect("a Vec takes every write")
+    }
+
+    fn lz4(bytes: &[u8]) -> Vec<u8> {
+        let mut encoder = lz4_flex::frame::FrameEncoder::new(Vec::new());
+        encoder.write_all(bytes).expect("a Vec takes every write");
+        encoder.finish().expect("a Vec takes every write")
+    }
+
+    fn snappy(bytes: &[u8]) -> Vec<u8> {
+        snap::raw::Encoder::new().compress_vec(bytes).expect("short enough")
+    }
+
+    fn xerial(bytes: &[u8]) -> Vec<u8> {
+        let mut framed = [XERIAL_MAGIC, &1i32.to_be_bytes(), &1i32.to_be_bytes()].concat();
+        for block in bytes.chunks(1 << 15) {
+            let block = snappy(block);
+            framed.extend((block.len() as i32).to_be_bytes());
+            framed.extend(block);
+        }
+        framed
+    }
+
+    fn zstd(bytes: &[u8]) -> Vec<u8> {
+        zstd::bulk::compress(bytes, 3).expect("in memory")
+    }
+
+    /// As Java writes it: the length is not told.
+    fn zstd_stream(bytes: &[u8]) -> Vec<u8> {
+        zstd::stream::encode_all(bytes, 3).expect("in memory")
+    }
+
+    type Encoder = fn(&[u8]) -> Vec<u8>;
+
+    const ENCODERS: [(Compression, Encoder); 6] = [
+        (Compression::Gzip, gzip),
+        (Compression::Lz4, lz4),
+        (Compression::Snappy, snappy),
+        (Compression::Snappy, xerial),
+        (Compression::Zstd, zstd),
+        (Compression::Zstd, zstd_stream),
+    ];
+
+    #[test]
+    fn every_codec_gives_back_what_went_in() {
+        let samples = [vec![], b"abc".to_vec(), (0..200_000u32).flat_map(u32::to_be_bytes).collect(), vec![7; 3 << 20]];
+        for (compression, encode) in ENCODERS {
+            let mut decompressor = Decompressor::new(4 << 20);
+            for sample in &samples {
+                let done = decompressor.run(compression, &encode(sample));
+                assert_eq!((done, decompressor.bytes()), (Ok(()), &sample[..]), "{compression:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_bomb_ends_at_the_limit() {
+        let bomb = vec![0; 8 << 20];
+        for (compression, encode) in ENCODERS {
+            let mut decompressor = Decompressor::new(1 << 20);
+            let (kind, reason) = decompressor.run(compression, &encode(&bomb)).expect_err("too large");
+            assert_eq!((kind, reason.contains("1048576")), (Kind::TooLarge, true), "{compression:?}: {reason}");
+            assert!(decompressor.bytes.capacity() <= 4 << 20, "{compression:?}: {}", decompressor.bytes.capacity());
+            assert_eq!(Decompressor::new(8 << 20).run(compression, &encode(&bomb)), Ok(()), "{compression:?}");
+        }
+    }
+
+    /// A frame that tells a gigabyte and holds next to nothing.
+    #[test]
+    fn a_lying_length_asks_for_no_memory() {
+        let told = [0x28, 0xb5, 0x2f, 0xfd, 0xa0, 0, 0, 0, 0x40, 1, 0, 0];
+        let mut decompressor = Decompressor::new(1 << 30);
+        assert!(decompressor.run(Compression::Zstd, &told).is_err());
+        assert!(decompressor.bytes.capacity() <= ZSTD_BYTES_FIRST);
+        assert!(decompressor.run(Compression::Snappy, &[0xff, 0xff, 0xff, 0x7f, 0]).is_err());
+        assert!(decompressor.bytes.capacity() <= ZSTD_BYTES_FIRST);
+    }
+
+    #[test]
+    fn what_is_cut_or_bent_is_refused_or_another_text() {
+        let sample: Vec<u8> = (0..500u32).flat_map(|number| (number * 7 % 256).to_be_bytes()).collect();
+        for (compression, encode) in ENCODERS {
+            let packed = encode(&sample);
+            let mut decompressor = Decompressor::new(1 << 20);
+            for length in 0..packed.len() {
+                let done = decompressor.run(compression, &packed[..length]);
+                // Where only the mark at the end of a frame is missing, all of the text is there.
+                let has_all = compression == Compression::Lz4 && length + 4 >= packed.len();
+                assert!(done.is_err() || has_all || decompressor.bytes() != sample, "{compression:?}, {length} bytes");
+            }
+            for at in 0..packed.len() {
+                let mut bent = packed.clone();
+                bent[at] ^= 0x10;
+                let _ = decompressor.run(compression, &bent);
+                assert!(decompressor.bytes.capacity() <= 4 << 20, "{compression:?}, byte {at}");
+            }
+        }
+    }
+}

@@ -1,0 +1,36 @@
+/// What a control batch does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Control {
+    /// Ends a transaction: its records stand.
+    Commit,
+    /// Ends a transaction: its records do not stand.
+    Abort,
+    /// Compaction has removed its record: whatever it ended is gone too.
+    Empty,
+    /// Anything else that brokers note for themselves: a change of leaders, the frame of a snapshot.
+    Other,
+}
+
+impl Control {
+    /// As text.
+    pub fn name(self) -> &'static str {
+        ["commit", "abort", "empty", "other"][self as usize]
+    }
+
+    /// What the key of a control record says, and for a marker its coordinator's epoch, which stands in the value.
+    /// `None`: it cannot be such a record.
+    pub(crate) fn decode(key: &[u8], value: Option<&[u8]>) -> Option<(Control, Option<i32>)> {
+        let [0, _, kind @ ..] = key else { return None };
+        let kind = i16::from_be_bytes([*kind.first()?, *kind.get(1)?]);
+        let control = match kind {
+            0 => Control::Abort,
+            1 => Control::Commit,
+            2.. => return Some((Control::Other, None)),
+            _ => return None,
+        };
+        let [0, _, epoch @ ..] = value? else { return None };
+        let epoch: [u8; 4] = epoch.get(..4)?.try_into().ok()?;
+        Some((control, Some(i32::from_be_bytes(epoch))))
+    }
+}

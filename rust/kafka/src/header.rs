@@ -1,0 +1,238 @@
+//! The header of a record batch, magic 2. Big-endian:
+//!
+//! ```text
+//!  0 base offset i64         21 attributes i16          43 producer id i64
+//!  8 length i32, from 12 on  23 last offset delta i32   51 producer epoch i16
+//! 12 leader epoch i32        27 base timestamp i64      53 base sequence i32
+//! 16 magic i8                35 max timestamp i64       57 count i32
+//! 17 CRC-32C u32, from 21 on                            61 records
+//! ```
+
+use crate::error::{Error, Kind};
+
+/// Bytes of a batch's header.
+pub const HEADER_BYTES: usize = 61;
+/// Bytes before those that the length counts.
+pub(crate) const LENGTH_END: usize = 12;
+/// Where the magic stands, in every version of the format.
+pub(crate) const MAGIC_AT: usize = 16;
+/// Where the bytes begin that the checksum is of.
+pub(crate) const CHECKED_FROM: usize = 21;
+/// What a record takes at least, uncompressed: seven numbers of a byte.
+pub(crate) const RECORD_BYTES_MIN: i64 = 7;
+
+/// Bits of the attributes.
+const COMPRESSION: u8 = 0b0000_0111;
+const LOG_APPEND_TIME: u8 = 0b0000_1000;
+const TRANSACTIONAL: u8 = 0b0001_0000;
+const CONTROL: u8 = 0b0010_0000;
+
+/// How the records of a batch are compressed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Compression {
+    /// Not at all.
+    None,
+    /// RFC 1952.
+    Gzip,
+    /// Raw, or in the blocks of snappy-java.
+    Snappy,
+    /// The frame format.
+    Lz4,
+    /// RFC 8878.
+    Zstd,
+}
+
+impl Compression {
+    /// By the number in the attributes.
+    pub const ALL: [Compression; 5] =
+        [Compression::None, Compression::Gzip, Compression::Snappy, Compression::Lz4, Compression::Zstd];
+
+    /// As Kafka's settings name it.
+    pub fn name(self) -> &'static str {
+        ["none", "gzip", "snappy", "lz4", "zstd"][self as usize]
+    }
+}
+
+/// What the header of a batch says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BatchHeader {
+    /// Offset of the first record, also of one that compaction has removed.
+    pub base_offset: i64,
+    /// The bytes behind the twelfth.
+    pub length: i32,
+    /// Epoch of the leader that wrote the batch, -1 where unknown.
+    pub leader_epoch: i32,
+    /// Version of the format: 2, or the batch is refused.
+    pub magic: i8,
+    /// CRC-32C of everything from byte 21 on.
+    pub crc: u32,
+    /// The lower eight bits; the upper ones are not used.
+    pub attributes: u8,
+    /// Last offset less the first.
+    pub last_offset_delta: i32,
+    /// What the timestamps of records are counted from.
+    pub base_timestamp: i64,
+    /// The newest timestamp, in milliseconds.
+    pub max_timestamp: i64,
+    /// Producer id, -1 for producers that are not idempotent.
+    pub pid: i64,
+    /// Producer epoch, -1 for producers that are not idempotent.
+    pub epoch: i16,
+    /// Sequence number of the first record, -1 for none.
+    pub base_seq: i32,
+    /// Records, fewer than offsets after compaction.
+    pub count: i32,
+}
+
+impl BatchHeader {
+    /// Reads the fields as they stand; [`BatchHeader::check`] says whether they can be.
+    #[inline(always)]
+    pub fn decode(bytes: &[u8; HEADER_BYTES]) -> BatchHeader {
+        macro_rules! field {
+            ($kind:ty, $at:expr) => {
+                <$kind>::from_be_bytes(std::array::from_fn(|byte| bytes[$at + byte]))
+            };
+        }
+        BatchHeader {
+            base_offset: field!(i64, 0),
+            length: field!(i32, 8),
+            leader_epoch: field!(i32, LENGTH_END),
+            magic: field!(i8, MAGIC_AT),
+            crc: field!(u32, 17),
+            attributes: field!(u8, 22),
+            last_offset_delta: field!(i32, 23),
+            base_timestamp: field!(i64, 27),
+            max_timestamp: field!(i64, 35),
+            pid: field!(i64, 43),
+            epoch: field!(i16, 51),
+            base_seq: field!(i32, 53),
+            count: field!(i32, 57),
+        }
+    }
+
+    /// Bytes of the whole batch, once checked.
+    #[inline]
+    pub fn bytes(&self) -> u64 {
+        (LENGTH_END as i64 + i64::from(self.length)) as u64
+    }
+
+    /// Offset of the last record, once checked.
+    #[inline]
+    pub fn last_offset(&self) -> i64 {
+        self.base_offset + i64::from(self.last_offset_delta)
+    }
+
+    /// Sequence number of the last record: they go on with 0 behind 2^31 - 1. -1 for none.
+    #[inline]
+    pub fn last_seq(&self) -> i32 {
+        self.seq_of(self.last_offset_delta)
+    }
+
+    /// Sequence number of the record that many offsets behind the first.
+    #[inline]
+    pub(crate) fn seq_of(&self, offset_delta: i32) -> i32 {
+        if self.base_seq < 0 { self.base_seq } else { self.base_seq.wrapping_add(offset_delta) & i32::MAX }
+    }
+
+    /// How the records are compressed, where there is such a compression.
+    pub fn compression(&self) -> Option<Compression> {
+        Compression::ALL.get(usize::from(self.attributes & COMPRESSION)).copied()
+    }
+
+    /// Whether the records have the broker's time instead of their producer's.
+    pub fn has_log_append_time(&self) -> bool {
+        self.attributes & LOG_APPEND_TIME != 0
+    }
+
+    /// Whether the batch is part of a transaction.
+    #[inline]
+    pub fn is_transactional(&self) -> bool {
+        is_transactional(self.attributes)
+    }
+
+    /// Whether the records are the broker's own: markers of transactions, changes of leaders.
+    #[inline]
+    pub fn is_control(&self) -> bool {
+        self.attributes & CONTROL != 0
+    }
+
+    /// Whether the header can be that of a batch which follows `last_offset` in a file with `rest` bytes left.
+    #[inline]
+    pub(crate) fn can_be(&self, last_offset: i64, rest: u64) -> bool {
+        let delta = i64::from(self.last_offset_delta);
+        let payload = i64::from(self.length) - (HEADER_BYTES - LENGTH_END) as i64;
+        // One branch for what nearly always holds; where a number is negative, others may come out as anything.
+        (self.magic == 2)
+            & (payload >= 0)
+            & (self.bytes() <= rest.min(i32::MAX as u64))
+            & (self.attributes & COMPRESSION <= Compression::Zstd as u8)
+            & (delta >= 0)
+            & (self.base_offset > last_offset)
+            & (self.base_offset <= i64::MAX.wrapping_sub(delta))
+            & (self.count >= 0)
+            & (i64::from(self.count) <= delta + 1)
+            & ((self.count == 0) == (payload == 0) || self.is_control() && payload == 0)
+            & (self.attributes & COMPRESSION != 0
+                || i64::from(self.count) * RECORD_BYTES_MIN <= payload
+                || payload == 0)
+    }
+
+    /// What is wrong with a header for which [`BatchHeader::can_be`] is false.
+    #[cold]
+    pub(crate) fn complaint(&self, last_offset: i64, rest: u64, position: u64) -> Error {
+        let fail = |kind, reason: String| Error::new(kind, position, reason);
+        let payload = i64::from(self.length) - (HEADER_BYTES - LENGTH_END) as i64;
+        if let Err(error) = check_magic(self.magic, position) {
+            return error;
+        }
+        if payload < 0 {
+            let length = self.length;
+            return fail(Kind::Field, format!("a batch of length {length} is told, which is less than its header"));
+        }
+        if self.bytes() > i32::MAX as u64 {
+            return fail(Kind::Field, format!("a batch of length {} is told, more than there can be", self.length));
+        }
+        if self.bytes() > rest {
+            let bytes = self.bytes();
+            return fail(
+                Kind::Torn,
+                format!("a batch of {bytes} bytes is told, the file has {rest} left: torn or damaged"),
+            );
+        }
+        if self.compression().is_none() {
+            let number = self.attributes & COMPRESSION;
+            return fail(Kind::Compression, format!("compression {number} is unknown; there are 0 to 4"));
+        }
+        let (first, delta) = (self.base_offset, self.last_offset_delta);
+        if first < 0 || delta < 0 || first.checked_add(delta.into()).is_none() {
+            return fail(Kind::Field, format!("base offset {first} with last offset delta {delta} cannot be"));
+        }
+        if first <= last_offset {
+            return fail(Kind::Offsets, format!("offset {first} follows {last_offset}: offsets go back"));
+        }
+        let count = self.count;
+        if count < 0 || i64::from(count) > i64::from(delta) + 1 {
+            return fail(Kind::Field, format!("{count} records are told for {} offsets", i64::from(delta) + 1));
+        }
+        fail(Kind::Field, format!("{count} records are told, behind the header are {payload} bytes"))
+    }
+}
+
+#[inline]
+pub(crate) fn is_transactional(attributes: u8) -> bool {
+    attributes & TRANSACTIONAL != 0
+}
+
+/// Refuses what is not of version 2.
+pub(crate) fn check_magic(magic: i8, position: u64) -> Result<(), Error> {
+    let reason = match magic {
+        2 => return Ok(()),
+        0 | 1 => format!(
+            "a message of format version {magic} (magic {magic}), which brokers wrote before 0.11: it has no producer \
+             id, epoch or sequence. Not read; only version 2 is"
+        ),
+        _ => format!("format version {magic} (magic {magic}) is unknown; only version 2 is read"),
+    };
+    Err(Error::new(Kind::Version, position, reason))
+}

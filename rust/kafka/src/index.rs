@@ -1,0 +1,151 @@
+//! A broker's `.index`: where in the segment beside it some offsets lie. Big-endian, entries of 8 bytes: offset less
+//! the segment's first u32, position u32. While a segment is written its index is as long as it may become, zeros at
+//! the end.
+
+use crate::columns::BatchColumns;
+use crate::error::{Error, Kind, Result};
+
+const ENTRY_BYTES: usize = 8;
+
+/// An offset, and where the batch begins that holds it or one before it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct IndexEntry {
+    /// Offset in the partition.
+    pub offset: i64,
+    /// Byte of the segment.
+    pub position: u32,
+}
+
+/// The entries of the index of the segment that begins at `base_offset`, which must rise.
+pub fn read(bytes: &[u8], base_offset: i64) -> Result<Vec<IndexEntry>> {
+    let used = bytes.len() - bytes.iter().rev().take_while(|&&byte| byte == 0).count();
+    let used = used.next_multiple_of(ENTRY_BYTES);
+    let Some(used) = bytes.get(..used) else {
+        let start = bytes.len() - bytes.len() % ENTRY_BYTES;
+        return Err(Error::new(Kind::Torn, start as u64, format!("less than an entry of {ENTRY_BYTES} bytes is left")));
+    };
+    let mut before: Option<IndexEntry> = None;
+    let mut entries = Vec::with_capacity(used.len() / ENTRY_BYTES);
+    for (number, entry) in used.as_chunks::<ENTRY_BYTES>().0.iter().enumerate() {
+        let fail = |reason: String| Err(Error::new(Kind::Offsets, (number * ENTRY_BYTES) as u64, reason));
+        let [relative, position] = [0, 4].map(|at| u32::from_be_bytes(std::array::from_fn(|byte| entry[at + byte])));
+        let Some(offset) = base_offset.checked_add(relative.into()) else {
+            return fail(format!("offset {base_offset} + {relative} cannot be"));
+        };
+        if let Some(last) = before
+            && (offset <= last.offset || position <= last.position)
+        {
+            let told = format!("offset {offset} at byte {position} follows {} at {}", last.offset, last.position);
+            return fail(format!("{told}: both must rise"));
+        }
+        before = Some(IndexEntry { offset, position });
+        entries.push(IndexEntry { offset, position });
+    }
+    Ok(entries)
+}
+
+/// Compares an index with the headers of its segment, which come in pieces.
+#[derive(Debug)]
+pub struct IndexCheck {
+    entries: std::vec::IntoIter<IndexEntry>,
+    number: u64,
+}
+
+impl IndexCheck {
+    /// Of these entries.
+    pub fn new(entries: Vec<IndexEntry>) -> IndexCheck {
+        IndexCheck { entries: entries.into_iter(), number: 0 }
+    }
+
+    /// Takes the next batches. Each entry must point to the beginning of a batch that does not lie behind its offset.
+    pub fn add(&mut self, batches: &BatchColumns) -> Result<()> {
+        let mut row = 0;
+        while let Some(entry) = self.entries.as_slice().first().copied() {
+            row += batches.position[row..].partition_point(|&position| position < i64::from(entry.position));
+            let Some(&position) = batches.position.get(row) else { return Ok(()) };
+            if position != i64::from(entry.position) {
+                return Err(self.fail(&entry, "inside a batch"));
+            }
+            if batches.base_offset[row] > entry.offset {
+                return Err(self.fail(&entry, &format!("which holds offsets from {} on", batches.base_offset[row])));
+            }
+            self.entries.next();
+            self.number += 1;
+        }
+        Ok(())
+    }
+
+    /// Behind the last batch.
+    pub fn finish(&mut self) -> Result<()> {
+        match self.entries.as_slice().first() {
+            Some(entry) => Err(self.fail(entry, "behind the segment's last batch")),
+            None => Ok(()),
+        }
+    }
+
+    fn fail(&self, entry: &IndexEntry, where_it_points: &str) -> Error {
+        let IndexEntry { offset, position } = entry;
+        let reason = format!("offset {offset} is said to lie at byte {position} of the segment, {where_it_points}");
+        Error::new(Kind::Index, self.number * ENTRY_BYTES as u64, reason)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn bytes(entries: &[(u32, u32)]) -> Vec<u8> {
+        let pair = |&(offset, position): &(u32, u32)| [offset.to_be_bytes(), position.to_be_bytes()].concat();
+        entries.iter().flat_map(pair).collect()
+    }
+
+    fn batches() -> BatchColumns {
+        BatchColumns {
+            position: vec![0, 100, 250],
+            base_offset: vec![40, 45, 46],
+            last_offset: vec![44, 45, 60],
+            ..BatchColumns::default()
+        }
+    }
+
+    #[test]
+    fn zeros_at_the_end_are_room_for_more() {
+        let entries = bytes(&[(5, 100), (20, 250)]);
+        let wanted = [IndexEntry { offset: 45, position: 100 }, IndexEntry { offset: 60, position: 250 }];
+        assert_eq!(read(&entries, 40).as_deref(), Ok(&wanted[..]));
+        assert_eq!(read(&[&entries[..], &[0; 800]].concat(), 40).as_deref(), Ok(&wanted[..]));
+        assert_eq!(read(&[0; 80], 40), Ok(vec![]));
+    }
+
+    #[test]
+    fn damage_is_told_with_its_place() {
+        let cases = [
+            (bytes(&[(5, 100), (5, 250)]), Kind::Offsets, 8),
+            (bytes(&[(5, 100), (6, 100)]), Kind::Offsets, 8),
+            (bytes(&[(5, 100), (20, 250)])[..13].to_vec(), Kind::Torn, 8),
+        ];
+        for (bytes, kind, position) in cases {
+            let error = read(&bytes, 40).expect_err("damaged");
+            assert_eq!((error.kind, error.position), (kind, Some(position)), "{error}");
+        }
+    }
+
+    #[test]
+    fn an_index_is_held_against_its_log() {
+        let check = |entries: &[(u32, u32)]| {
+            let mut check = IndexCheck::new(read(&bytes(entries), 40).expect("an index"));
+            check.add(&batches()).and_then(|()| check.finish())
+        };
+        assert_eq!(check(&[(5, 100), (20, 250)]), Ok(()));
+        assert_eq!(check(&[]), Ok(()));
+        for (entries, at, what) in [
+            (&[(5, 100), (20, 251)][..], 8, "behind the segment's last"),
+            (&[(5, 99)], 0, "inside a batch"),
+            (&[(4, 100)], 0, "from 45 on"),
+        ] {
+            let error = check(entries).expect_err("another log's");
+            assert_eq!((error.kind, error.position), (Kind::Index, Some(at)));
+            assert!(error.reason.contains(what), "{error}");
+        }
+    }
+}

@@ -1,0 +1,114 @@
+//! What a consumer with `isolation.level=read_committed` may see: nothing of an aborted transaction, and nothing from
+//! the first offset on that belongs to an open one.
+
+use crate::columns::BatchColumns;
+use crate::control::Control;
+use crate::header::BatchHeader;
+use std::collections::{BTreeMap, HashMap, VecDeque};
+
+/// A transaction that was aborted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct AbortedRange {
+    /// Its producer.
+    pub pid: i64,
+    /// The first offset of its records.
+    pub first_offset: i64,
+    /// The offset of its marker.
+    pub last_offset: i64,
+}
+
+/// The outcome of transactions, from headers in the order of the log.
+#[derive(Debug, Default)]
+pub struct Outcomes {
+    /// First offsets of open transactions, by producer.
+    open: BTreeMap<i64, i64>,
+    aborted: Vec<AbortedRange>,
+    log_end: i64,
+}
+
+impl Outcomes {
+    /// Takes the next headers in.
+    pub fn add(&mut self, batches: &BatchColumns) {
+        let mut markers = batches.markers.iter().peekable();
+        for row in 0..batches.len() {
+            let (pid, first) = (batches.pid[row], batches.base_offset[row]);
+            self.log_end = batches.last_offset[row] + 1;
+            if let Some(marker) = markers.next_if(|marker| marker.row as usize == row) {
+                self.close(pid, marker.control, first);
+            } else if batches.is_transactional(row) && batches.count[row] > 0 {
+                // A header whose records compaction has removed belongs to a transaction that was decided long ago.
+                self.open.entry(pid).or_insert(first);
+            }
+        }
+    }
+
+    fn close(&mut self, pid: i64, control: Control, last_offset: i64) {
+        if !matches!(control, Control::Commit | Control::Abort) {
+            return;
+        }
+        let Some(first_offset) = self.open.remove(&pid) else { return };
+        if control == Control::Abort {
+            self.aborted.push(AbortedRange { pid, first_offset, last_offset });
+        }
+    }
+
+    /// The offset from which on nothing is decided, as far as the headers show: the log's end where no transaction is
+    /// open.
+    pub fn last_stable_offset(&self) -> i64 {
+        self.open.values().copied().min().unwrap_or(self.log_end)
+    }
+
+    /// Producer and first offset of transactions that have no marker, in the order of producers.
+    pub fn open(&self) -> impl Iterator<Item = (i64, i64)> + '_ {
+        self.open.iter().map(|(&pid, &first)| (pid, first))
+    }
+
+    /// Transactions that were aborted, in the order of their markers.
+    pub fn aborted(&self) -> &[AbortedRange] {
+        &self.aborted
+    }
+
+    /// What may be seen of the log.
+    pub fn view(&self) -> View {
+        View::new(&self.aborted, self.last_stable_offset())
+    }
+}
+
+/// Which batches are shown, asked for in the order of offsets.
+#[derive(Clone, Debug)]
+pub struct View {
+    aborted: HashMap<i64, VecDeque<(i64, i64)>>,
+    end: i64,
+}
+
+impl View {
+    /// Everything.
+    pub fn uncommitted() -> View {
+        View { aborted: HashMap::new(), end: i64::MAX }
+    }
+
+    /// Nothing of these transactions, and nothing from `end` on.
+    pub fn new(aborted: &[AbortedRange], end: i64) -> View {
+        let mut by_pid: HashMap<i64, VecDeque<(i64, i64)>> = HashMap::new();
+        let mut sorted = aborted.to_vec();
+        sorted.sort_unstable_by_key(|range| range.last_offset);
+        sorted.iter().for_each(|it| by_pid.entry(it.pid).or_default().push_back((it.first_offset, it.last_offset)));
+        View { aborted: by_pid, end }
+    }
+
+    /// Whether nothing is shown from this batch on.
+    pub(crate) fn ends_at(&self, header: &BatchHeader) -> bool {
+        header.base_offset >= self.end
+    }
+
+    pub(crate) fn is_aborted(&mut self, header: &BatchHeader) -> bool {
+        if !header.is_transactional() {
+            return false;
+        }
+        let Some(ranges) = self.aborted.get_mut(&header.pid) else { return false };
+        while ranges.front().is_some_and(|&(_, last)| last < header.base_offset) {
+            ranges.pop_front();
+        }
+        ranges.front().is_some_and(|&(first, _)| first <= header.base_offset)
+    }
+}

@@ -1,0 +1,57 @@
+//! Reads at positions, without a mapping into memory: a broker may cut its log meanwhile, and a map of what is gone
+//! ends the process.
+//!
+//! `rust/lake` has a trait of this shape too. It is fifteen lines that need no crate of their own, and neither crate
+//! is to know the other.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+
+/// Something with bytes at positions, such as a file or an object of a store.
+pub trait ReadAt: Send + Sync {
+    /// How many bytes there are.
+    fn bytes(&self) -> io::Result<u64>;
+
+    /// Fills as much of the buffer as it can from the position on; 0 at the end.
+    fn read_at(&self, position: u64, buffer: &mut [u8]) -> io::Result<usize>;
+
+    /// Fills the whole buffer.
+    fn read_exact_at(&self, mut position: u64, mut buffer: &mut [u8]) -> io::Result<()> {
+        while !buffer.is_empty() {
+            match self.read_at(position, buffer) {
+                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok(count) => {
+                    position += count as u64;
+                    buffer = &mut buffer[count..];
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+}
+
+impl ReadAt for File {
+    fn bytes(&self) -> io::Result<u64> {
+        Ok(self.metadata()?.len())
+    }
+
+    fn read_at(&self, position: u64, buffer: &mut [u8]) -> io::Result<usize> {
+        FileExt::read_at(self, buffer, position)
+    }
+}
+
+impl ReadAt for Vec<u8> {
+    fn bytes(&self) -> io::Result<u64> {
+        Ok(self.len() as u64)
+    }
+
+    fn read_at(&self, position: u64, buffer: &mut [u8]) -> io::Result<usize> {
+        let rest = usize::try_from(position).ok().and_then(|from| self.get(from..)).unwrap_or_default();
+        let count = rest.len().min(buffer.len());
+        buffer[..count].copy_from_slice(&rest[..count]);
+        Ok(count)
+    }
+}

@@ -1,0 +1,274 @@
+//! Whole records of a partition, as columns.
+
+use crate::compression::Decompressor;
+use crate::error::{Error, Kind, Result};
+use crate::header::{BatchHeader, CHECKED_FROM, Compression, HEADER_BYTES, RECORD_BYTES_MIN};
+use crate::isolation::View;
+use crate::partition::PartitionScan;
+use crate::record::Record;
+use crate::scan::SegmentScan;
+
+/// How many bytes a batch may come to at most. Brokers take a megabyte, unless told otherwise; more than this no caller
+/// may allow, for offsets in columns are 32 bits wide, and a byte of a header's name that is no UTF-8 becomes three.
+pub const BATCH_BYTES_MAX: usize = 512 << 20;
+/// Keys, values and headers that are gathered at a time.
+const COLUMN_BYTES: usize = 16 << 20;
+
+/// Byte strings one behind the other.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Bytes {
+    /// Where each begins, and the end of the last.
+    pub offsets: Vec<i32>,
+    /// All bytes.
+    pub bytes: Vec<u8>,
+    /// Those that are null.
+    pub nulls: Vec<u32>,
+}
+
+impl Default for Bytes {
+    fn default() -> Bytes {
+        Bytes { offsets: vec![0], bytes: Vec::new(), nulls: Vec::new() }
+    }
+}
+
+impl Bytes {
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.offsets.len() - 1
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    #[inline]
+    fn push(&mut self, value: Option<&[u8]>) {
+        match value {
+            Some(value) => self.bytes.extend_from_slice(value),
+            None => self.nulls.push(self.len() as u32),
+        }
+        self.offsets.push(self.bytes.len() as i32);
+    }
+}
+
+/// Records by column, a row for each.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RecordColumns {
+    /// Offset in the partition.
+    pub offset: Vec<i64>,
+    /// Milliseconds; the producer's or the broker's clock.
+    pub timestamp: Vec<i64>,
+    /// Key.
+    pub key: Bytes,
+    /// Value; null is a deletion where topics are compacted.
+    pub value: Bytes,
+    /// Where each record's headers begin, and the end of the last.
+    pub header_offsets: Vec<i32>,
+    /// Names of headers: UTF-8.
+    pub header_key: Bytes,
+    /// Values of headers.
+    pub header_value: Bytes,
+    /// Producer id, -1 for none.
+    pub pid: Vec<i64>,
+    /// Producer epoch, -1 for none.
+    pub epoch: Vec<i16>,
+    /// Sequence number, -1 for none.
+    pub seq: Vec<i32>,
+}
+
+impl Default for RecordColumns {
+    fn default() -> RecordColumns {
+        RecordColumns {
+            offset: Vec::new(),
+            timestamp: Vec::new(),
+            key: Bytes::default(),
+            value: Bytes::default(),
+            header_offsets: vec![0],
+            header_key: Bytes::default(),
+            header_value: Bytes::default(),
+            pid: Vec::new(),
+            epoch: Vec::new(),
+            seq: Vec::new(),
+        }
+    }
+}
+
+impl RecordColumns {
+    /// Rows.
+    pub fn len(&self) -> usize {
+        self.offset.len()
+    }
+
+    /// Whether there is no row.
+    pub fn is_empty(&self) -> bool {
+        self.offset.is_empty()
+    }
+
+    fn bytes(&self) -> usize {
+        let headers = self.header_key.bytes.len() + self.header_value.bytes.len() + 8 * self.header_key.len();
+        self.key.bytes.len() + self.value.bytes.len() + headers
+    }
+
+    fn push(&mut self, header: &BatchHeader, record: &Record<'_>) {
+        self.offset.push(header.base_offset + i64::from(record.offset_delta));
+        self.timestamp.push(match header.has_log_append_time() {
+            true => header.max_timestamp,
+            false => header.base_timestamp.wrapping_add(record.timestamp_delta),
+        });
+        self.key.push(record.key);
+        self.value.push(record.value);
+        for (key, value) in record.headers.iter() {
+            // As consumers show a name that is no UTF-8.
+            self.header_key.push(Some(String::from_utf8_lossy(key).as_bytes()));
+            self.header_value.push(value);
+        }
+        self.header_offsets.push(self.header_key.len() as i32);
+        self.pid.push(header.pid);
+        self.epoch.push(header.epoch);
+        self.seq.push(header.seq_of(record.offset_delta));
+    }
+}
+
+/// Reads the data records of a partition's segments. Checksums are checked.
+pub struct RecordScan {
+    partition: PartitionScan,
+    view: View,
+    decompressor: Decompressor,
+    batch: Option<OpenBatch>,
+}
+
+/// A batch some of whose records were given.
+struct OpenBatch {
+    header: BatchHeader,
+    position: u64,
+    /// The next byte, of the batch or of what it was decompressed to.
+    at: usize,
+    given: i32,
+    last_delta: i32,
+}
+
+impl RecordScan {
+    /// `bytes_max`: what a batch may come to, at most [`BATCH_BYTES_MAX`].
+    pub fn new(partition: PartitionScan, view: View, bytes_max: usize) -> RecordScan {
+        let decompressor = Decompressor::new(bytes_max.min(BATCH_BYTES_MAX));
+        RecordScan { partition, view, decompressor, batch: None }
+    }
+
+    /// Appends records until there are `rows_max`, or many bytes, or a segment ends; false at the end of the last one.
+    /// With an error the rows before the damage are there, and the next call goes on with the next segment.
+    pub fn read(&mut self, columns: &mut RecordColumns, rows_max: usize) -> Result<bool> {
+        let Some(scan) = self.partition.current()? else { return Ok(false) };
+        let mut read = || {
+            while columns.len() < rows_max && columns.bytes() < COLUMN_BYTES {
+                let Some(batch) = &mut self.batch else {
+                    let Some(header) = scan.peek()? else { return Ok(Some(true)) };
+                    if self.view.ends_at(&header) {
+                        return Ok(Some(false));
+                    }
+                    if !self.view.is_aborted(&header) {
+                        self.batch = open_batch(scan, header, &mut self.decompressor)?;
+                    }
+                    if self.batch.is_none() {
+                        scan.advance(&header);
+                    }
+                    continue;
+                };
+                let bytes = match batch.header.compression() {
+                    Some(Compression::None) => &scan.batch(&batch.header)?[HEADER_BYTES..],
+                    _ => self.decompressor.bytes(),
+                };
+                if batch.take_records(bytes, columns, rows_max)? {
+                    scan.advance(&batch.header);
+                    self.batch = None;
+                }
+            }
+            Ok(None)
+        };
+        let read = read();
+        match read {
+            Ok(None) => Ok(true),
+            Ok(Some(goes_on)) => {
+                self.partition.close();
+                if !goes_on {
+                    self.partition.clear();
+                }
+                Ok(goes_on)
+            }
+            Err(error) => {
+                self.batch = None;
+                Err(self.partition.fail(error))
+            }
+        }
+    }
+}
+
+/// Checks and decompresses a batch; `None` where it holds no data.
+fn open_batch(
+    scan: &mut SegmentScan,
+    header: BatchHeader,
+    decompressor: &mut Decompressor,
+) -> Result<Option<OpenBatch>> {
+    let position = scan.position();
+    let fail = |kind, reason: String| Err(Error::new(kind, position, reason));
+    if header.bytes() > decompressor.bytes_max() as u64 {
+        let (bytes, most) = (header.bytes(), decompressor.bytes_max());
+        return fail(Kind::TooLarge, format!("a batch of {bytes} bytes, more than the {most} that are allowed"));
+    }
+    let batch = scan.batch(&header)?;
+    let found = crc32c::crc32c(&batch[CHECKED_FROM..]);
+    if found != header.crc {
+        let told = header.crc;
+        return fail(Kind::Checksum, format!("the batch has the CRC-32C {found:08x}, {told:08x} is told: damaged"));
+    }
+    if header.is_control() || header.count == 0 {
+        return Ok(None);
+    }
+    match header.compression() {
+        Some(Compression::None) => {}
+        Some(compression) => {
+            if let Err((kind, reason)) = decompressor.run(compression, &batch[HEADER_BYTES..]) {
+                return fail(kind, format!("the batch: {reason}"));
+            }
+            let bytes = decompressor.bytes().len() as i64;
+            if i64::from(header.count) * RECORD_BYTES_MIN > bytes {
+                let count = header.count;
+                return fail(Kind::Field, format!("{count} records are told, decompressed are {bytes} bytes"));
+            }
+        }
+        None => return fail(Kind::Compression, "its compression is unknown".into()),
+    }
+    Ok(Some(OpenBatch { header, position, at: 0, given: 0, last_delta: -1 }))
+}
+
+impl OpenBatch {
+    /// Gives records until there are enough; true behind the last one.
+    fn take_records(&mut self, bytes: &[u8], columns: &mut RecordColumns, rows_max: usize) -> Result<bool> {
+        while self.given < self.header.count {
+            if columns.len() >= rows_max || columns.bytes() >= COLUMN_BYTES {
+                return Ok(false);
+            }
+            let (record, length) = Record::decode(&bytes[self.at..]).map_err(|complaint| self.fail(complaint))?;
+            let delta = record.offset_delta;
+            if delta <= self.last_delta || delta > self.header.last_offset_delta {
+                return Err(self.fail("its offset does not rise or lies outside the batch"));
+            }
+            columns.push(&self.header, &record);
+            self.at += length;
+            self.given += 1;
+            self.last_delta = delta;
+        }
+        if self.at < bytes.len() {
+            let rest = bytes.len() - self.at;
+            let reason = format!("the batch has {rest} bytes behind its last record");
+            return Err(Error::new(Kind::Field, self.position, reason));
+        }
+        Ok(true)
+    }
+
+    #[cold]
+    fn fail(&self, complaint: &str) -> Error {
+        let reason = format!("record {} of {} in the batch: {complaint}", self.given + 1, self.header.count);
+        Error::new(Kind::Field, self.position, reason)
+    }
+}

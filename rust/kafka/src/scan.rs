@@ -1,0 +1,248 @@
+//! The headers of a segment. What is between them is jumped over or, where batches are small, read past in pieces that
+//! stay in the cache: a call to the system takes as long as copying some 13 KB.
+
+use crate::columns::{BatchColumns, Marker};
+use crate::control::Control;
+use crate::error::{Error, Kind, Result};
+use crate::header::{BatchHeader, Compression, HEADER_BYTES, LENGTH_END, MAGIC_AT, check_magic};
+use crate::read_at::ReadAt;
+use crate::record::Record;
+
+/// What is read at a time: half of the second cache, so that headers come from there.
+const CHUNK_BYTES: usize = 1 << 18;
+/// Batches longer than this are jumped over.
+const JUMP_BYTES: u64 = 1 << 14;
+/// What is read of a batch behind which comes a jump: header and record of a marker.
+const PEEK_BYTES: usize = 128;
+/// The longest control batch that is looked into. Markers have 78 bytes.
+const CONTROL_BYTES_MAX: u64 = 1 << 15;
+
+/// Reads the headers of one segment, in order.
+pub struct SegmentScan {
+    window: Window,
+    position: u64,
+    /// Where offsets must be above.
+    last_offset: i64,
+    /// Bytes of the batch before.
+    stride: u64,
+}
+
+impl SegmentScan {
+    /// A scan from the beginning. No offset of the segment may lie below `base_offset`, where that is known.
+    pub fn new(reader: Box<dyn ReadAt>, base_offset: Option<i64>) -> Result<SegmentScan> {
+        let last_offset = base_offset.map_or(-1, |offset| offset - 1);
+        Ok(SegmentScan { window: Window::new(reader)?, position: 0, last_offset, stride: 0 })
+    }
+
+    /// Where the next batch begins, or the damage was found.
+    pub fn position(&self) -> u64 {
+        self.position
+    }
+
+    /// The last offset so far; that before the first one in the beginning.
+    pub fn last_offset(&self) -> i64 {
+        self.last_offset
+    }
+
+    /// Bytes of the segment.
+    pub fn bytes(&self) -> u64 {
+        self.window.end
+    }
+
+    /// Appends a row for each batch until there are `rows_max`; false at the segment's end. With an error the rows of
+    /// all batches before the damage are there.
+    pub fn read(&mut self, columns: &mut BatchColumns, rows_max: usize) -> Result<bool> {
+        // Once, for columns that grow are copied into memory that is new: as much time again as everything else.
+        let rows = (self.window.end - self.position) / self.stride.max(HEADER_BYTES as u64);
+        columns.reserve(rows_max.saturating_sub(columns.len()).min(rows as usize));
+        while columns.len() < rows_max {
+            if self.position == self.window.end {
+                return Ok(false);
+            }
+            let least = if self.stride > JUMP_BYTES { PEEK_BYTES } else { CHUNK_BYTES };
+            self.window.fill(self.position, HEADER_BYTES, least)?;
+            self.read_window(columns, rows_max)?;
+        }
+        Ok(true)
+    }
+
+    /// The batches whose headers are in the window.
+    fn read_window(&mut self, columns: &mut BatchColumns, rows_max: usize) -> Result<()> {
+        while columns.len() < rows_max {
+            let rest = self.window.end - self.position;
+            let Some(header) = self.window.get(self.position).and_then(|bytes| bytes.first_chunk()) else {
+                // Beyond the window, or less than a header before the end.
+                let is_cut = rest > 0 && rest < HEADER_BYTES as u64;
+                return if is_cut { Err(self.complaint(None)) } else { Ok(()) };
+            };
+            let header = BatchHeader::decode(header);
+            if !header.can_be(self.last_offset, rest) {
+                return Err(self.complaint(Some(header)));
+            }
+            if header.is_control() {
+                let (control, coordinator_epoch) = self.control(&header)?;
+                columns.markers.push(Marker { row: columns.len() as u32, control, coordinator_epoch });
+            }
+            columns.push(self.position, &header);
+            self.advance(&header);
+        }
+        Ok(())
+    }
+
+    /// The header of the batch that comes next, `None` at the end.
+    pub(crate) fn peek(&mut self) -> Result<Option<BatchHeader>> {
+        let rest = self.window.end - self.position;
+        if rest == 0 {
+            return Ok(None);
+        }
+        self.window.fill(self.position, HEADER_BYTES, CHUNK_BYTES)?;
+        let header = self.window.get(self.position).and_then(|bytes| bytes.first_chunk()).map(BatchHeader::decode);
+        match header {
+            Some(header) if header.can_be(self.last_offset, rest) => Ok(Some(header)),
+            header => Err(self.complaint(header)),
+        }
+    }
+
+    /// All bytes of the batch whose header is next.
+    pub(crate) fn batch(&mut self, header: &BatchHeader) -> Result<&[u8]> {
+        let length = header.bytes() as usize;
+        self.window.fill(self.position, length, CHUNK_BYTES)?;
+        Ok(&self.window.get(self.position).unwrap_or_default()[..length])
+    }
+
+    /// Goes on behind the batch whose header is next.
+    #[inline]
+    pub(crate) fn advance(&mut self, header: &BatchHeader) {
+        self.last_offset = header.last_offset();
+        self.stride = header.bytes();
+        self.position += self.stride;
+    }
+
+    /// What a control batch says: the key of its first record, and the value of a marker.
+    #[cold]
+    fn control(&mut self, header: &BatchHeader) -> Result<(Control, Option<i32>)> {
+        if header.bytes() == HEADER_BYTES as u64 {
+            return Ok((Control::Empty, None));
+        }
+        let fail = |reason: String| Err(Error::new(Kind::Field, self.position, reason));
+        if header.compression() != Some(Compression::None) || header.bytes() > CONTROL_BYTES_MAX {
+            return fail(format!(
+                "a control batch of {} bytes, compression {}: brokers write some hundred bytes, uncompressed",
+                header.bytes(),
+                header.compression().map_or("unknown", Compression::name)
+            ));
+        }
+        let length = header.bytes() as usize;
+        self.window.fill(self.position, length, length)?;
+        let batch = self.window.get(self.position).unwrap_or_default();
+        let record = match Record::decode(&batch[HEADER_BYTES..length]) {
+            Ok((record, _)) => record,
+            Err(complaint) => return fail(format!("the record of a control batch: {complaint}")),
+        };
+        match record.key.and_then(|key| Control::decode(key, record.value)) {
+            Some(found) => Ok(found),
+            None => fail("the record of a control batch is neither a marker nor anything else that is known".into()),
+        }
+    }
+
+    /// What is wrong here. Zeros to the end are told apart from other damage: a file that was given its length before
+    /// its content, or lost the latter.
+    #[cold]
+    fn complaint(&mut self, header: Option<BatchHeader>) -> Error {
+        let (position, rest) = (self.position, self.window.end - self.position);
+        let start = self.window.get(position).unwrap_or_default();
+        // With fewer bytes than to the length's end, it may be the beginning of any offset.
+        let is_blank = start.iter().take(HEADER_BYTES).all(|&byte| byte == 0) && rest >= LENGTH_END as u64;
+        if is_blank {
+            match self.window.is_zero_from(position) {
+                Ok(true) => {
+                    let reason = format!(
+                        "nothing but zeros from here to the end, {rest} bytes: preallocated, or lost in a crash"
+                    );
+                    return Error::new(Kind::Zeros, position, reason);
+                }
+                Ok(false) => {}
+                Err(error) => return error,
+            }
+        }
+        if let Some(header) = header {
+            return header.complaint(self.last_offset, rest, position);
+        }
+        if let Some(&magic) = self.window.get(position).and_then(|bytes| bytes.get(MAGIC_AT))
+            && let Err(error) = check_magic(magic as i8, position)
+        {
+            return error;
+        }
+        Error::new(Kind::Torn, position, format!("{rest} bytes are left, less than a batch's header: torn"))
+    }
+}
+
+/// Bytes of a file around a position.
+pub(crate) struct Window {
+    reader: Box<dyn ReadAt>,
+    /// Where the file ended when it was opened.
+    pub(crate) end: u64,
+    start: u64,
+    bytes: Vec<u8>,
+}
+
+impl Window {
+    pub(crate) fn new(reader: Box<dyn ReadAt>) -> Result<Window> {
+        let end = reader.bytes().map_err(|error| Error::io(&error))?;
+        Ok(Window { reader, end, start: 0, bytes: Vec::new() })
+    }
+
+    /// The bytes from a position on that are there.
+    #[inline]
+    pub(crate) fn get(&self, position: u64) -> Option<&[u8]> {
+        let from = usize::try_from(position.checked_sub(self.start)?).ok()?;
+        self.bytes.get(from..)
+    }
+
+    /// Makes sure that `wanted` bytes from the position on are there, or all to the file's end. Where they are not,
+    /// reads `least` or more.
+    pub(crate) fn fill(&mut self, position: u64, wanted: usize, least: usize) -> Result<()> {
+        let rest = self.end - position;
+        let wanted = (wanted as u64).min(rest) as usize;
+        if self.get(position).is_some_and(|bytes| bytes.len() >= wanted) {
+            return Ok(());
+        }
+        let count = (least.max(wanted) as u64).min(rest) as usize;
+        if self.bytes.len() < count {
+            self.bytes.resize(count, 0);
+        }
+        self.bytes.truncate(count);
+        self.start = position;
+        let read = self.reader.read_exact_at(position, &mut self.bytes);
+        if let Err(error) = read {
+            self.bytes.clear();
+            return Err(self.unread(position, &error));
+        }
+        Ok(())
+    }
+
+    fn unread(&self, position: u64, error: &std::io::Error) -> Error {
+        if error.kind() != std::io::ErrorKind::UnexpectedEof {
+            return Error { position: Some(position), ..Error::io(error) };
+        }
+        let reason = format!("the file ends before byte {}, where it ended at first: cut while it was read", self.end);
+        Error::new(Kind::Unreadable, position, reason)
+    }
+
+    /// Whether nothing but zeros follows.
+    fn is_zero_from(&mut self, mut position: u64) -> Result<bool> {
+        while position < self.end {
+            self.fill(position, 1, CHUNK_BYTES)?;
+            let bytes = self.get(position).unwrap_or_default();
+            if bytes.iter().any(|&byte| byte != 0) {
+                return Ok(false);
+            }
+            position += bytes.len() as u64;
+        }
+        Ok(true)
+    }
+}
+
+// A header must fit into what is read at least.
+const _: () = assert!(LENGTH_END < HEADER_BYTES && HEADER_BYTES <= PEEK_BYTES && PEEK_BYTES < CHUNK_BYTES);
+const _: () = assert!(CONTROL_BYTES_MAX <= CHUNK_BYTES as u64);

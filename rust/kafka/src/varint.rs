@@ -1,0 +1,73 @@
+//! Kafka's variable-length integers: seven bits a byte, the lowest first, zigzag so that small negatives are short.
+
+/// The integer that the bytes begin with, and how many bytes it has. `None`: cut off, or longer than 32 bits.
+#[inline]
+pub(crate) fn varint(bytes: &[u8]) -> Option<(i32, usize)> {
+    if let Some(&byte) = bytes.first()
+        && byte < 0x80
+    {
+        return Some(((byte >> 1) as i32 ^ -((byte & 1) as i32), 1));
+    }
+    let (value, length) = unsigned(bytes, 5)?;
+    let value = u32::try_from(value).ok()?;
+    Some(((value >> 1) as i32 ^ -((value & 1) as i32), length))
+}
+
+/// The same of 64 bits.
+#[inline]
+pub(crate) fn varlong(bytes: &[u8]) -> Option<(i64, usize)> {
+    let (value, length) = unsigned(bytes, 10)?;
+    let value = u64::try_from(value).ok()?;
+    Some(((value >> 1) as i64 ^ -((value & 1) as i64), length))
+}
+
+fn unsigned(bytes: &[u8], length_max: usize) -> Option<(u128, usize)> {
+    let mut value = 0u128;
+    for (at, &byte) in bytes.iter().take(length_max).enumerate() {
+        value |= u128::from(byte & 0x7f) << (7 * at);
+        if byte < 0x80 {
+            return Some((value, at + 1));
+        }
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn zigzag(value: i64) -> Vec<u8> {
+        let mut rest = ((value << 1) ^ (value >> 63)) as u64;
+        let mut bytes = Vec::new();
+        while rest >= 0x80 {
+            bytes.push(rest as u8 | 0x80);
+            rest >>= 7;
+        }
+        bytes.push(rest as u8);
+        bytes
+    }
+
+    #[test]
+    fn numbers_come_back() {
+        for value in [0, -1, 1, 63, -64, 64, 300, i64::from(i32::MAX), i64::from(i32::MIN)] {
+            let bytes = zigzag(value);
+            assert_eq!(varint(&bytes), Some((value as i32, bytes.len())));
+            assert_eq!(varlong(&bytes), Some((value, bytes.len())));
+        }
+        for value in [i64::MAX, i64::MIN, 1 << 40] {
+            let bytes = zigzag(value);
+            assert_eq!(varlong(&bytes), Some((value, bytes.len())));
+            assert_eq!(varint(&bytes), None, "{value} has more than 32 bits");
+        }
+    }
+
+    #[test]
+    fn what_is_cut_off_or_too_long_is_no_number() {
+        assert_eq!(varint(&[]), None);
+        assert_eq!(varint(&[0x80]), None);
+        assert_eq!(varint(&[0x80; 5]), None);
+        assert_eq!(varint(&[0xff, 0xff, 0xff, 0xff, 0x1f]), None);
+        assert_eq!(varlong(&[0x80; 10]), None);
+        assert_eq!(varlong(&[0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x02]), None);
+    }
+}
