@@ -7,10 +7,12 @@ use crate::keys::KeyValue;
 use crate::rows::Rows;
 use crate::table::{READ_BYTES, in_batches};
 use crate::verdicts::Verdicts;
-use fencepost_core::{self as core, BrokerOptions, Error, KeyKind, ProduceBatches, ProducerEntry};
+use fencepost_core::{self as core, BrokerOptions, Error, KeyKind, ProduceBatches, ProducerEntry, WindowBatch};
+use fencepost_kafka as kafka;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList};
 use pyo3_arrow::PyTable;
+use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -30,11 +32,13 @@ use std::sync::{Mutex, MutexGuard};
 #[pyclass(frozen, module = "fencepost")]
 pub(crate) struct BrokerTable {
     core: Mutex<core::BrokerTable>,
+    /// The producers of a broker's own snapshot as they stood there, so that it is written back byte for byte.
+    order_read: Vec<i64>,
 }
 
 impl BrokerTable {
     fn wrap(core: core::BrokerTable) -> BrokerTable {
-        BrokerTable { core: Mutex::new(core) }
+        BrokerTable { core: Mutex::new(core), order_read: Vec::new() }
     }
 
     fn lock(&self) -> Result<MutexGuard<'_, core::BrokerTable>, Failure> {
@@ -119,21 +123,7 @@ impl BrokerTable {
         offsets: &str,
         max_idle_ms: i64,
     ) -> PyResult<BrokerTable> {
-        let options = || -> Result<BrokerOptions, Failure> {
-            let one_of = |name, value, words: [&str; 2]| match words.iter().position(|&word| word == value) {
-                Some(at) => Ok(at == 1),
-                None => Err(Failure::Policy(format!("{name}='{value}' is none of {}", words.join(", ")))),
-            };
-            Ok(BrokerOptions {
-                version: version.parse()?,
-                window: u8::try_from(window)
-                    .map_err(|_| Failure::Policy(format!("window={window} is outside 1..=255")))?,
-                begins_at_zero: one_of("first", first, ["any", "zero"])?,
-                assigns_offsets: one_of("offsets", offsets, ["given", "assign"])?,
-                max_idle_ms,
-            })
-        };
-        let table = options().and_then(|options| Ok(core::BrokerTable::new(options)?));
+        let table = empty_table(version, window, first, offsets, max_idle_ms);
         table.map(BrokerTable::wrap).map_err(|failure| failure.raise(py))
     }
 
@@ -269,6 +259,52 @@ impl BrokerTable {
         py.detach(|| load(&path)).map(BrokerTable::wrap).map_err(|failure| failure.raise(py))
     }
 
+    /// The producers of one partition as a broker wrote them to its own ``.snapshot`` (Kafka's version 1): of each the
+    /// last batch, so a retry of an earlier one is out of order, as it is for the broker that reads the file.
+    ///
+    /// ``partition``: the key that the partition gets. The options are those of ``BrokerTable``; with ``offsets="assign"``
+    /// the log ends at the offset in the file's name. Raises SnapshotError for other files.
+    #[staticmethod]
+    #[pyo3(signature = (path, partition, *, version="4.3", window=5, first="any", offsets="given", max_idle_ms=86_400_000))]
+    #[expect(clippy::too_many_arguments, reason = "the options of a table, as its constructor takes them")]
+    fn from_kafka_snapshot(
+        py: Python<'_>,
+        path: PathBuf,
+        partition: &Bound<'_, PyAny>,
+        version: &str,
+        window: i64,
+        first: &str,
+        offsets: &str,
+        max_idle_ms: i64,
+    ) -> PyResult<BrokerTable> {
+        let kind = KeyValue::kind_of(partition).map_err(|failure| failure.raise(py))?;
+        let partition = KeyValue::of(partition, &kind, "partition").map_err(|failure| failure.raise(py))?;
+        let read = || {
+            let mut table = empty_table(version, window, first, offsets, max_idle_ms)?;
+            table.keys_mut().fix(KeyKind::Plain, kind)?;
+            let partition = partition.number_or_new(&mut table.keys_mut().partition)?;
+            let order_read = add_kafka_snapshot(&mut table, &path, partition)?;
+            Ok(BrokerTable { core: Mutex::new(table), order_read })
+        };
+        py.detach(read).map_err(|failure: Failure| failure.raise(py))
+    }
+
+    /// Writes the producers of one partition as a broker's own ``.snapshot``, of each the last batch. In the order of the
+    /// file that the table was read from, which gives its bytes back if nothing has changed; others in that of their
+    /// pids, which a broker reads as well.
+    ///
+    /// Raises PolicyError where a producer's offsets are not known, for without them no broker could use the file.
+    fn to_kafka_snapshot(&self, py: Python<'_>, path: PathBuf, partition: &Bound<'_, PyAny>) -> PyResult<()> {
+        let key = self.partition(py, partition)?;
+        self.with(py, |table| {
+            let number = key.number(&table.keys().partition).and_then(|number| i32::try_from(number).ok());
+            let entries = number.map_or(Ok(Vec::new()), |number| kafka_entries(table, number, &self.order_read))?;
+            let bytes = kafka::snapshot::write(&entries);
+            let saved = crate::files::replace(&path, |file| io::Write::write_all(file, &bytes));
+            saved.map_err(|error| Failure::Io(error, path.display().to_string()))
+        })
+    }
+
     fn __len__(&self, py: Python<'_>) -> PyResult<usize> {
         self.with(py, |table| Ok(table.len()))
     }
@@ -285,6 +321,88 @@ impl BrokerTable {
             Ok(format!("<BrokerTable {version}: {entries} entries, {bytes} bytes>"))
         })
     }
+}
+
+fn empty_table(
+    version: &str,
+    window: i64,
+    first: &str,
+    offsets: &str,
+    max_idle_ms: i64,
+) -> Result<core::BrokerTable, Failure> {
+    let one_of = |name, value, words: [&str; 2]| match words.iter().position(|&word| word == value) {
+        Some(at) => Ok(at == 1),
+        None => Err(Failure::Policy(format!("{name}='{value}' is none of {}", words.join(", ")))),
+    };
+    let window = u8::try_from(window).map_err(|_| Failure::Policy(format!("window={window} is outside 1..=255")))?;
+    Ok(core::BrokerTable::new(BrokerOptions {
+        version: version.parse()?,
+        window,
+        begins_at_zero: one_of("first", first, ["any", "zero"])?,
+        assigns_offsets: one_of("offsets", offsets, ["given", "assign"])?,
+        max_idle_ms,
+    })?)
+}
+
+/// Adds what a broker's snapshot holds, and gives its producers in the order of the file.
+fn add_kafka_snapshot(table: &mut core::BrokerTable, path: &Path, partition: i32) -> Result<Vec<i64>, Failure> {
+    let bytes = std::fs::read(path).map_err(|error| Failure::Io(error, path.display().to_string()))?;
+    let in_file = |reason: String| Failure::snapshot(reason).in_file(path);
+    let entries = kafka::snapshot::read(&bytes).map_err(|error| in_file(error.reason))?;
+    for entry in &entries {
+        let has_batch = entry.last_offset >= 0;
+        if !has_batch && (entry.last_seq, entry.last_offset, entry.offset_delta) != (-1, -1, 0) {
+            return Err(in_file(format!("producer {}: a last batch that has no offset", entry.pid)));
+        }
+        let batch =
+            WindowBatch { last_seq: entry.last_seq, offset_delta: entry.offset_delta, last_offset: entry.last_offset };
+        let producer = ProducerEntry {
+            pid: entry.pid,
+            partition,
+            epoch: entry.epoch,
+            coordinator_epoch: entry.coordinator_epoch,
+            last_timestamp: entry.timestamp,
+            is_open: entry.txn_first_offset >= 0,
+            open_from: entry.txn_first_offset,
+            batches: if has_batch { vec![batch] } else { Vec::new() },
+        };
+        table.add(&producer).map_err(|error| Failure::from(error).in_file(path))?;
+    }
+    let offset = path.file_stem().and_then(|name| name.to_str()).and_then(|name| name.parse().ok());
+    if let Some(offset) = offset.filter(|_| table.follows_log_ends()) {
+        table.set_log_end(partition, offset)?;
+    }
+    Ok(entries.into_iter().map(|entry| entry.pid).collect())
+}
+
+/// What a broker would write of a partition.
+fn kafka_entries(
+    table: &core::BrokerTable,
+    partition: i32,
+    order: &[i64],
+) -> Result<Vec<kafka::snapshot::ProducerEntry>, Failure> {
+    let unknown = |pid: i64| Failure::Policy(format!("to_kafka_snapshot: the offsets of producer {pid} are not known"));
+    let entry = |entry: ProducerEntry| {
+        let batch = entry.batches.last();
+        if batch.is_some_and(|batch| batch.last_offset < 0) || (entry.is_open && entry.open_from < 0) {
+            return Err(unknown(entry.pid));
+        }
+        Ok(kafka::snapshot::ProducerEntry {
+            pid: entry.pid,
+            epoch: entry.epoch,
+            last_seq: batch.map_or(-1, |batch| batch.last_seq),
+            last_offset: batch.map_or(-1, |batch| batch.last_offset),
+            offset_delta: batch.map_or(0, |batch| batch.offset_delta),
+            timestamp: entry.last_timestamp,
+            coordinator_epoch: entry.coordinator_epoch,
+            txn_first_offset: entry.open_from,
+        })
+    };
+    let ranks: HashMap<i64, usize> = order.iter().enumerate().map(|(rank, &pid)| (pid, rank)).collect();
+    let of_partition = table.entries().filter(|entry| entry.partition == partition);
+    let mut entries = of_partition.map(entry).collect::<Result<Vec<_>, _>>()?;
+    entries.sort_by_key(|entry| ranks.get(&entry.pid).copied().unwrap_or(usize::MAX));
+    Ok(entries)
 }
 
 fn load(path: &Path) -> Result<core::BrokerTable, Failure> {
