@@ -19,11 +19,11 @@ class Door(Protocol):
 
     def apply(self, call: Call) -> Judged | Error: ...
 
-    def evict(self, now: int) -> int: ...
+    def evict(self, now: int) -> int | Error: ...
 
     def restart(self, now: int) -> None: ...
 
-    def set_log_end(self, partition: int, offset: int) -> None: ...
+    def set_log_end(self, partition: int, offset: int) -> Error | None: ...
 
     def log_end(self, partition: int) -> int: ...
 
@@ -54,20 +54,22 @@ class ReferenceDoor:
         return applied
 
     @staticmethod
-    def _or_error(work: Callable[[], Judged]) -> Judged | Error:
+    def _or_error(work: Callable[[], Any]) -> Any:
         try:
             return work()
         except ReferenceBatchError as error:
             return Error(error.column, error.row)
+        except ReferencePolicyError:
+            return Error("policy", None)
 
-    def evict(self, now: int) -> int:
-        return self.table.evict(now)
+    def evict(self, now: int) -> int | Error:
+        return self._or_error(lambda: self.table.evict(now))
 
     def restart(self, now: int) -> None:
         self.table.restart(now)
 
-    def set_log_end(self, partition: int, offset: int) -> None:
-        self.table.set_log_end(partition, offset)
+    def set_log_end(self, partition: int, offset: int) -> Error | None:
+        return self._or_error(lambda: self.table.set_log_end(partition, offset))
 
     def log_end(self, partition: int) -> int:
         return self.table.log_end(partition)
@@ -79,7 +81,7 @@ class ReferenceDoor:
         self.table = copy.deepcopy(self.table)
 
     def state(self) -> Any:
-        return repr((self.table.entries, self.table.log_ends, self.table.written))
+        return repr((self.table.entries, self.table.log_ends, self.table.has_times))
 
 
 def complaints(case: Case, door: Callable[[Case], Door], spelt: str = "last_seq") -> list[str]:
@@ -109,14 +111,18 @@ Pairs = dict[str, tuple[Any, Any]]
 """What the book says and what was found, by what it is."""
 
 
-def do(table: Door, action: Action) -> int:
-    """The entries that the action says it has dropped."""
-    dropped = getattr(table, action.name)(**action.arguments)
-    return dropped if action.name == "evict" else 0
+def do(table: Door, action: Action) -> int | Error:
+    """The entries that the action says it has dropped, or its error."""
+    result = getattr(table, action.name)(**action.arguments)
+    return result if action.name == "evict" or isinstance(result, Error) else 0
 
 
 def _of_action(table: Door, action: Action) -> Pairs:
-    return {"dropped": (action.dropped, do(table, action))}
+    before = table.state()
+    result = do(table, action)
+    if isinstance(result, Error) or action.error is not None:
+        return {"error": (action.error, result), "table": (before, table.state())}
+    return {"dropped": (action.dropped, result)}
 
 
 def _of_call(table: Door, call: Call) -> Pairs:

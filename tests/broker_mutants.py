@@ -144,6 +144,13 @@ class PartitionsAreNewAgain(ReferenceBroker):
         return not batch.offset and all(partition != batch.partition for _, partition in self.entries)
 
 
+class OffsetsSayNothing(ReferenceBroker):
+    """Takes a batch at offset 100 for the first of its partition."""
+
+    def is_first(self, batch: Batch) -> bool:
+        return self.log_end(batch.partition) == 0
+
+
 class BumpGoesOn(ReferenceBroker):
     def expected(self, state: State, batch: Batch) -> int | None:
         return super().expected(state, batch._replace(epoch=state.epoch) if state.epoch != NOTHING else batch)
@@ -319,7 +326,8 @@ class CoordinatorLooksForCopies(ReferenceBroker):
 
 class RestartKeepsFive(ReferenceBroker):
     def restart(self, now: int) -> None:
-        self.evict(now)
+        if self.has_times:
+            self.evict(now)
 
 
 class RestartEmptiesTheWindow(ReferenceBroker):
@@ -340,6 +348,13 @@ class RestartClosesTransactions(ReferenceBroker):
         super().restart(now)
         for state in self.entries.values():
             state.is_open, state.txn = False, None
+
+
+class NoTimestampIsLongAgo(ReferenceBroker):
+    def apply(self, rows: list[Row]) -> Judged:
+        judged = super().apply(rows)
+        self.has_times = True
+        return judged
 
 
 class EvictsTooLate(ReferenceBroker):
@@ -384,7 +399,7 @@ class RefusedBatchesTakeOffsets(ReferenceBroker):
 
 class OneLogForAll(ReferenceBroker):
     def log_end(self, partition: int) -> int:
-        return max(self.log_ends.values(), default=0)
+        return max(self.log_ends.values(), default=0) if self.assigns else super().log_end(partition)
 
 
 class HalfACall(ReferenceBroker):

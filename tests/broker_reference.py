@@ -90,13 +90,14 @@ class ReferenceBroker:
         self.window, self.first, self.assigns, self.max_idle_ms = window, first, offsets == "assign", max_idle_ms
         self.entries: dict[tuple[int, int], State] = {}
         self.log_ends: dict[int, int] = {}
-        # Partitions of which a record is known.
-        self.written: set[int] = set()
+        # Whether any batch, whatever became of it, had a timestamp.
+        self.has_times = False
 
     # Changes
 
     def apply(self, rows: list[Row]) -> Judged:
         batches = [self.read(number, row) for number, row in enumerate(rows)]
+        self.has_times |= any(row.timestamp is not None for row in rows)
         judged = Judged()
         for batch in batches:
             verdict, expected, offset = self.judge(batch)
@@ -106,6 +107,8 @@ class ReferenceBroker:
         return judged
 
     def evict(self, now: int) -> int:
+        if self.entries and not self.has_times:
+            raise ReferencePolicyError("nobody can be idle without timestamps")
         idle = [key for key, state in self.entries.items() if self.is_idle(state, now)]
         for key in idle:
             del self.entries[key]
@@ -115,14 +118,15 @@ class ReferenceBroker:
         return now - state.last_timestamp >= self.max_idle_ms and not state.is_open
 
     def restart(self, now: int) -> None:
-        self.evict(now)
+        if self.has_times:
+            self.evict(now)
         for state in self.entries.values():
             state.window = state.window[-1:]
 
     def set_log_end(self, partition: int, offset: int) -> None:
+        if not self.follows_logs() or offset < 0:
+            raise ReferencePolicyError(f"{offset}")
         self.log_ends[partition] = offset
-        if offset > 0:
-            self.written.add(partition)
 
     # Questions
 
@@ -165,7 +169,7 @@ class ReferenceBroker:
         demand("control", is_tracked or row.control in (None, "other"))
         kind = kind if is_tracked else "untracked"
         in_a_partition = row.partition is not None and 0 <= row.partition <= MAX
-        demand("partition", in_a_partition or not (is_tracked or self.looks_at_partitions()))
+        demand("partition", in_a_partition or not (is_tracked or self.follows_logs()))
         demand("epoch", not is_tracked or (row.epoch is not None and 0 <= row.epoch < 2**15))
         demand("coordinator_epoch", row.coordinator_epoch is None or row.coordinator_epoch >= -1)
 
@@ -173,14 +177,14 @@ class ReferenceBroker:
         looks_at_offsets = self.takes_offsets(origin) and (is_tracked or self.assigns)
         if kind == "data":
             first, last, delta = self.sequences(row, origin, demand)
+        elif row.control is not None:
+            delta = 0
         elif looks_at_offsets and row.offset is not None and row.last_offset is not None:
             delta = row.last_offset - row.offset
             demand("last_offset", 0 <= delta <= MAX)
-        elif kind == "untracked" and self.assigns:
-            demand("count", row.count is not None and 1 <= row.count <= MAX)
-            delta = (row.count or 1) - 1
         else:
-            delta = 0
+            demand("count", not self.follows_logs() or (row.count is not None and 1 <= row.count <= MAX))
+            delta = (row.count or 1) - 1
         offset = self.offset(row, delta, demand) if looks_at_offsets else None
         if not is_tracked and not self.assigns:
             offset = row.offset
@@ -203,7 +207,7 @@ class ReferenceBroker:
 
     def sequences(self, row: Row, origin: str, demand: Any) -> tuple[int, int, int]:
         """First and last sequence, and one less than the batch has."""
-        base = NOTHING - 1 if row.base_seq is None else row.base_seq
+        base = NOTHING if row.base_seq is None else row.base_seq
         demand("base_seq", 0 <= base <= MAX or (base == NOTHING and origin != "client"))
         if row.last_seq is not None:
             demand("last_seq", 0 <= row.last_seq <= MAX if base >= 0 else row.last_seq == NOTHING)
@@ -216,8 +220,8 @@ class ReferenceBroker:
         delta = (row.count or 1) - 1
         return (base, self.after(base, delta), delta) if base >= 0 else (NOTHING, NOTHING, delta)
 
-    def looks_at_partitions(self) -> bool:
-        """Whether it matters where a batch lies that is of no producer."""
+    def follows_logs(self) -> bool:
+        """Whether it matters where logs end, so that batches of no producer count too."""
         return self.assigns or self.version >= (4, 5)
 
     def takes_offsets(self, origin: str) -> bool:
@@ -296,7 +300,7 @@ class ReferenceBroker:
 
     def is_first(self, batch: Batch) -> bool:
         """Whether its partition never held a record. An offset says that records were there below it."""
-        return batch.partition not in self.written and not batch.offset
+        return self.log_end(batch.partition) == 0 and not batch.offset
 
     def is_marker_fenced(self, state: State, batch: Batch) -> bool:
         if self.version < (4, 2) or batch.transaction_version < 2 or batch.epoch != state.epoch:
@@ -331,7 +335,6 @@ class ReferenceBroker:
 
     def take(self, batch: Batch) -> None:
         """Moves the end of the log behind what was written."""
-        self.written.add(batch.partition)
-        if self.assigns:
-            assert batch.offset is not None
-            self.log_ends[batch.partition] = batch.offset + batch.delta + 1
+        if self.follows_logs():
+            begin = self.log_end(batch.partition) if batch.offset is None else batch.offset
+            self.log_ends[batch.partition] = begin + batch.delta + 1

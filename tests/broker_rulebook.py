@@ -79,7 +79,7 @@ class Entry(NamedTuple):
 
 
 class Error(NamedTuple):
-    """The call is refused whole; `row` is None for a whole column."""
+    """The call is refused whole; `row` is None for a whole column. `column` is "policy" for a PolicyError."""
 
     column: str
     row: int | None
@@ -124,6 +124,7 @@ class Action:
     dropped: int = 0
     entries: list[Entry] | None = None
     log_end: dict[int, int] = field(default_factory=dict)
+    error: Error | None = None
 
 
 @dataclass
@@ -210,7 +211,9 @@ def _call(line: int, header: list[str]) -> Call:
     known = {*COLUMNS, "seq", "verdict", "expected", "offsets", "why"}
     assert set(header) <= known, f"line {line}: unknown column in {header}"
     spelt = {"base_seq", "count", "last_seq"} if "seq" in header else set()
-    columns = (set(header) & set(COLUMNS)) | set(DEFAULTS) | spelt
+    # A table always has these, be there nothing in them.
+    needed = {*DEFAULTS, "base_seq", *(() if "last_seq" in header else ("count",))}
+    columns = (set(header) & set(COLUMNS)) | needed | spelt
     return Call(line, frozenset(columns), "seq" in header, "offsets" in header)
 
 

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from typing import Any
 
 import pytest
 from broker_attempts import differences
 from broker_doors import ReferenceDoor, complaints
 from broker_mutants import MUTANTS, RestartKeepsFive
-from broker_reference import ReferenceBroker
+from broker_reference import Judged, ReferenceBroker
 from broker_rulebook import ACTIONS, COLUMNS, MAX, OPTIONS, PAGES, Action, Entry, Error, Kept, cases, read_page
+from broker_streams import Difference, case_of, from_seed, must_agree, run
 
 CASES = cases()
 PAGE_NAMES = sorted({case.page for case in CASES})
@@ -43,6 +45,45 @@ def test_a_broken_broker_is_found_out(mutant: type[ReferenceBroker]) -> None:
     assert [complaint for case in CASES for complaint in complaints(case, Broken)]
 
 
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
+def test_streams_find_a_broken_broker_out(mutant: type[ReferenceBroker]) -> None:
+    """The streams with which `tests/test_broker.py` looks for differences do find some."""
+
+    class Broken(ReferenceDoor):
+        judge = mutant
+
+    def differs(seed: int) -> bool:
+        chosen, stream = from_seed(seed)
+        case = case_of(chosen)
+        try:
+            run(Broken(case), ReferenceDoor(case), chosen, stream, must_agree)
+        except Difference:
+            return True
+        return False
+
+    assert any(differs(seed) for seed in range(600))
+
+
+def test_streams_are_the_same_for_the_same_seed_and_come_to_every_verdict() -> None:
+    verdicts: Counter[str] = Counter()
+    errors: Counter[str] = Counter()
+
+    def count(what: str, ours: Any, other: Any) -> None:
+        must_agree(what, ours, other)
+        if isinstance(ours, Judged):
+            verdicts.update(ours.verdicts)
+        elif isinstance(ours, Error):
+            errors.update([ours.column])
+
+    for seed in range(200):
+        chosen, stream = from_seed(seed)
+        assert (chosen, stream) == from_seed(seed)
+        run(ReferenceDoor(case_of(chosen)), ReferenceDoor(case_of(chosen)), chosen, stream, count)
+    assert set(verdicts) == VERDICTS
+    assert min(verdicts.values()) >= 50, verdicts
+    assert len(errors) >= 6, errors
+
+
 def test_there_are_enough_broken_brokers() -> None:
     assert len(MUTANTS) >= 55
 
@@ -59,6 +100,7 @@ def test_the_book_is_read_whole() -> None:
     assert any(case.refused for case in CASES)
     errors = {call.error.column for call in calls if call.error}
     assert errors == set(COLUMNS) - {"timestamp", "transaction_version"}
+    assert any(step.error == Error("policy", None) for case in CASES for step in case.steps)
     for column in COLUMNS:
         assert any(getattr(row, column) is not None for row in rows), f"no row has {column}"
     actions = [step for case in CASES for step in case.steps if isinstance(step, Action)]
@@ -159,7 +201,7 @@ ROW = "| 7 | 0..4 | ACCEPTED |\n"
         f"{HEADER}{ROW}\n- entries: 7 / 0: e0 [0..4] open 3\n",
         f"{HEADER}{ROW}\nevict: now=7 idle=3\n",
         f"{HEADER}{ROW}\nrestart:\n",
-        f"{HEADER}{ROW}\nevict: now=7\n\n- error: pid\n",
+        f"{HEADER}{ROW}\nevict: now=7\n\n- missing: none\n",
         f"{HEADER}| 7 | 0 | OUT_OF_ORDER |\n",
         f"{HEADER}{ROW}\nbroker:\n",
         HEADER.replace("broker:", "broker: windows=3") + ROW,

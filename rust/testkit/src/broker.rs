@@ -5,7 +5,7 @@
 
 pub mod rulebook;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 /// The largest sequence number, after which comes 0.
 pub const MAX: i64 = (1 << 31) - 1;
@@ -186,14 +186,14 @@ pub struct Oracle {
     options: Options,
     histories: BTreeMap<(i64, i64), Vec<Event>>,
     log_ends: BTreeMap<i64, i64>,
-    /// Partitions of which a record is known.
-    written: BTreeSet<i64>,
+    /// Whether any row had a timestamp.
+    has_times: bool,
 }
 
 impl Oracle {
     /// Of which nothing is known.
     pub fn new(options: Options) -> Oracle {
-        Oracle { options, histories: BTreeMap::new(), log_ends: BTreeMap::new(), written: BTreeSet::new() }
+        Oracle { options, histories: BTreeMap::new(), log_ends: BTreeMap::new(), has_times: false }
     }
 
     /// The next offset of a partition.
@@ -220,34 +220,49 @@ impl Oracle {
         let read = |(number, row)| {
             self.read(row).map_err(|column: &str| Refusal { column: column.to_string(), row: Some(number) })
         };
-        let rows = rows.iter().enumerate().map(read).collect::<Result<Vec<_>, _>>()?;
-        Ok(rows.into_iter().map(|row| self.judge(row)).collect())
+        let sensible = rows.iter().enumerate().map(read).collect::<Result<Vec<_>, _>>()?;
+        self.has_times |= rows.iter().any(|row| row.timestamp.is_some());
+        Ok(sensible.into_iter().map(|row| self.judge(row)).collect())
     }
 
-    /// Drops who was idle, and says how many that were.
-    pub fn evict(&mut self, now: i64) -> usize {
+    /// Drops who was idle, and says how many that were. Without any timestamp nobody is known to be.
+    pub fn evict(&mut self, now: i64) -> Result<usize, Refusal> {
         let before = self.histories.len();
+        if before > 0 && !self.has_times {
+            return Err(policy_refused());
+        }
         let limit = i128::from(self.options.max_idle_ms);
         self.histories.retain(|_, history| {
             let idle = i128::from(now) - i128::from(last_timestamp(history));
             idle < limit || open(history).is_some()
         });
-        before - self.histories.len()
+        Ok(before - self.histories.len())
     }
 
     /// What a clean restart of the broker does to its memory.
     pub fn restart(&mut self, now: i64) {
-        self.evict(now);
+        // Where nobody is known to be idle, nobody goes.
+        self.evict(now).unwrap_or(0);
         self.histories.values_mut().for_each(|history| history.push(Event::Restart));
     }
 
     /// Says where a log ends.
-    pub fn set_log_end(&mut self, partition: i64, offset: i64) {
-        self.log_ends.insert(partition, offset);
-        if offset > 0 {
-            self.written.insert(partition);
+    pub fn set_log_end(&mut self, partition: i64, offset: i64) -> Result<(), Refusal> {
+        if !self.follows_logs() || offset < 0 {
+            return Err(policy_refused());
         }
+        self.log_ends.insert(partition, offset);
+        Ok(())
     }
+
+    /// Whether it matters where logs end.
+    pub fn follows_logs(&self) -> bool {
+        self.options.assigns || self.options.version >= (4, 5)
+    }
+}
+
+fn policy_refused() -> Refusal {
+    Refusal { column: "policy".into(), row: None }
 }
 
 // Questions about a history, which has at least one batch or marker.
@@ -325,7 +340,7 @@ impl Oracle {
         demand("origin", origin != "client" || matches!(row.control, None | Some("other")))?;
         demand("pid", row.pid.is_none_or(|pid| pid >= -1))?;
         demand("transactional", has_pid || row.transactional != Some(true))?;
-        let needs_partition = has_pid || self.options.assigns || self.options.version >= (4, 5);
+        let needs_partition = has_pid || self.follows_logs();
         demand("partition", !needs_partition || row.partition.is_some_and(|it| (0..=MAX).contains(&it)))?;
         demand("epoch", !has_pid || row.epoch.is_some_and(|epoch| (0..1 << 15).contains(&epoch)))?;
         demand("coordinator_epoch", row.coordinator_epoch.is_none_or(|epoch| epoch >= -1))?;
@@ -372,11 +387,11 @@ impl Oracle {
             _ => None,
         };
         match kind {
-            Kind::Marker | Kind::Void => Ok((NONE, by_offsets.unwrap_or(Ok(1))?)),
-            Kind::Untracked if self.options.assigns => Ok((NONE, by_offsets.unwrap_or(by_count)?)),
-            Kind::Untracked => Ok((NONE, 1)),
+            _ if row.control.is_some() => Ok((NONE, 1)),
+            Kind::Untracked if self.follows_logs() => Ok((NONE, by_offsets.unwrap_or(by_count)?)),
+            Kind::Untracked | Kind::Marker | Kind::Void => Ok((NONE, 1)),
             Kind::Batch => {
-                let first = row.base_seq.filter(|it| (-1..=MAX).contains(it)).ok_or("base_seq")?;
+                let first = row.base_seq.or(Some(NOTHING)).filter(|it| (-1..=MAX).contains(it)).ok_or("base_seq")?;
                 match row.last_seq {
                     _ if first == -1 && origin == "client" => Err("base_seq"),
                     Some(last) if first == -1 && last != -1 => Err("last_seq"),
@@ -425,7 +440,7 @@ impl Oracle {
 
     fn judge_batch(&self, history: Option<&Vec<Event>>, row: &Sensible) -> (&'static str, Option<i64>) {
         let Some(history) = history else {
-            let is_new_log = !self.written.contains(&row.partition) && row.offset.unwrap_or(0) == 0;
+            let is_new_log = self.log_end(row.partition) == 0 && row.offset.unwrap_or(0) == 0;
             let needs_zero = self.options.first_is_zero
                 || self.options.version <= (2, 4)
                 || (self.options.version >= (4, 5) && is_new_log);
@@ -475,9 +490,9 @@ impl Oracle {
         if let Some(event) = event {
             self.histories.entry((row.pid, row.partition)).or_default().push(event);
         }
-        self.written.insert(row.partition);
-        if let Some(offset) = row.offset.filter(|_| self.options.assigns) {
-            self.log_ends.insert(row.partition, offset + row.length);
+        if self.follows_logs() {
+            let begin = row.offset.unwrap_or(self.log_end(row.partition));
+            self.log_ends.insert(row.partition, begin + row.length);
         }
     }
 }

@@ -46,7 +46,7 @@ impl Door for Broken {
         self.oracle.apply(&rows)
     }
 
-    fn evict(&mut self, now: i64) -> usize {
+    fn evict(&mut self, now: i64) -> Result<usize, Refusal> {
         self.oracle.evict(now)
     }
 
@@ -54,8 +54,8 @@ impl Door for Broken {
         self.oracle.restart(now);
     }
 
-    fn set_log_end(&mut self, partition: i64, offset: i64) {
-        self.oracle.set_log_end(partition, offset);
+    fn set_log_end(&mut self, partition: i64, offset: i64) -> Result<(), Refusal> {
+        self.oracle.set_log_end(partition, offset)
     }
 
     fn log_end(&self, partition: i64) -> i64 {
@@ -175,7 +175,7 @@ fn a_page_that_states_nothing_or_nonsense_is_not_read() {
         below("- entries: 7 / 0: e0 [0..4] open 3"),
         below("evict: now=7 idle=3"),
         below("restart:"),
-        below("evict: now=7\n\n- error: pid"),
+        below("evict: now=7\n\n- missing: none"),
         below("broker:"),
         format!("{HEADER}| 7 | 0 | OUT_OF_ORDER |\n"),
         format!("{HEADER}| 7 | 0 | ACEPTED |\n"),

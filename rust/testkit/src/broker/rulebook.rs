@@ -344,7 +344,7 @@ fn expect(step: &mut Step, item: &str) -> Result<()> {
             step.log_ends = value.split("; ").map(pair).collect::<Result<_>>()?;
         }
         "dropped" if !is_call => step.dropped = value.parse().map_err(|_| format!("'{value}' is not a count"))?,
-        "error" if is_call => {
+        "error" => {
             let (column, row) = value.split_once(", row ").map_or((value, None), |(column, row)| (column, Some(row)));
             let row = row.map(|row| row.parse().map_err(|_| format!("'{row}' is not a row"))).transpose()?;
             step.error = Some(Refusal { column: column.to_string(), row });
@@ -394,14 +394,14 @@ pub trait Door {
     /// Judges the rows, or refuses the call and changes nothing.
     fn apply(&mut self, rows: &[Row]) -> std::result::Result<Vec<Answer>, Refusal>;
 
-    /// Drops who is idle by then, and says how many that were.
-    fn evict(&mut self, now: i64) -> usize;
+    /// Drops who is idle by then, and says how many that were; or refuses to.
+    fn evict(&mut self, now: i64) -> std::result::Result<usize, Refusal>;
 
     /// Restarts the broker then.
     fn restart(&mut self, now: i64);
 
-    /// Says where the log of a partition ends.
-    fn set_log_end(&mut self, partition: i64, offset: i64);
+    /// Says where the log of a partition ends, or refuses to.
+    fn set_log_end(&mut self, partition: i64, offset: i64) -> std::result::Result<(), Refusal>;
 
     /// The next offset of a partition.
     fn log_end(&self, partition: i64) -> i64;
@@ -415,7 +415,7 @@ impl Door for super::Oracle {
         super::Oracle::apply(self, rows)
     }
 
-    fn evict(&mut self, now: i64) -> usize {
+    fn evict(&mut self, now: i64) -> std::result::Result<usize, Refusal> {
         super::Oracle::evict(self, now)
     }
 
@@ -423,8 +423,8 @@ impl Door for super::Oracle {
         super::Oracle::restart(self, now);
     }
 
-    fn set_log_end(&mut self, partition: i64, offset: i64) {
-        super::Oracle::set_log_end(self, partition, offset);
+    fn set_log_end(&mut self, partition: i64, offset: i64) -> std::result::Result<(), Refusal> {
+        super::Oracle::set_log_end(self, partition, offset)
     }
 
     fn log_end(&self, partition: i64) -> i64 {
@@ -462,28 +462,29 @@ fn step_complaints(step: &Step, door: &mut dyn Door, spelling: Spelling) -> Vec<
             found.push(format!("{what}: the book says {book}, found {door}"));
         }
     };
-    let mut dropped = 0;
-    match step.spelt(spelling) {
-        Action::Apply(rows) => {
-            let before = door.entries();
-            let result = door.apply(&rows);
-            compare("error", format!("{:?}", step.error), format!("{:?}", result.as_ref().err()));
-            if result.is_err() {
-                compare("entries after the error", format!("{before:?}"), format!("{:?}", door.entries()));
+    let before = door.entries();
+    let result = match step.spelt(spelling) {
+        Action::Apply(rows) => door.apply(&rows).map(|answers| {
+            let count = if step.error.is_some() { 0 } else { rows.len() };
+            compare("rows", count.to_string(), answers.len().to_string());
+            for ((row, book), mut answer) in rows.iter().zip(&step.answers).zip(answers) {
+                answer.offset = answer.offset.filter(|_| step.states_offsets);
+                compare(&format!("{row:?}"), format!("{book:?}"), format!("{answer:?}"));
             }
-            if let (Ok(answers), None) = (result, &step.error) {
-                compare("rows", rows.len().to_string(), answers.len().to_string());
-                for ((row, book), mut answer) in rows.iter().zip(&step.answers).zip(answers) {
-                    answer.offset = answer.offset.filter(|_| step.states_offsets);
-                    compare(&format!("{row:?}"), format!("{book:?}"), format!("{answer:?}"));
-                }
-            }
+            0
+        }),
+        Action::Evict(now) => door.evict(now),
+        Action::Restart(now) => {
+            door.restart(now);
+            Ok(0)
         }
-        Action::Evict(now) => dropped = door.evict(now),
-        Action::Restart(now) => door.restart(now),
-        Action::SetLogEnd(partition, offset) => door.set_log_end(partition, offset),
+        Action::SetLogEnd(partition, offset) => door.set_log_end(partition, offset).map(|()| 0),
+    };
+    compare("error", format!("{:?}", step.error), format!("{:?}", result.as_ref().err()));
+    match result {
+        Ok(dropped) => compare("dropped", step.dropped.to_string(), dropped.to_string()),
+        Err(_) => compare("entries after the error", format!("{before:?}"), format!("{:?}", door.entries())),
     }
-    compare("dropped", step.dropped.to_string(), dropped.to_string());
     if let Some(entries) = &step.entries {
         compare("entries", format!("{entries:?}"), format!("{:?}", door.entries()));
     }
