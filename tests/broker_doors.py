@@ -6,8 +6,9 @@ import copy
 from collections.abc import Callable
 from typing import Any, Protocol
 
+import pyarrow as pa
 from broker_reference import Judged, ReferenceBatchError, ReferenceBroker, ReferencePolicyError
-from broker_rulebook import Action, Call, Case, Entry, Error
+from broker_rulebook import Action, Call, Case, Entry, Error, Kept, to_arrow
 
 
 class PolicyRefusedError(Exception):
@@ -82,6 +83,97 @@ class ReferenceDoor:
 
     def state(self) -> Any:
         return repr((self.table.entries, self.table.log_ends, self.table.has_times))
+
+
+class FencepostDoor:
+    """`fencepost.BrokerTable`, fed by Arrow. Every call is checked before it is applied, and both must agree."""
+
+    def __init__(self, case: Case) -> None:
+        import fencepost as fp
+
+        self.fp = fp
+        try:
+            self.table = fp.BrokerTable(**case.options)
+        except fp.PolicyError as error:
+            raise PolicyRefusedError from error
+
+    def apply(self, call: Call) -> Judged | Error:
+        batches = to_arrow(call)
+        before = self.state()
+        checked = self._or_error(lambda: self._judged(self.table.check(batches)))
+        assert self.state() == before, "check changed the table"
+        applied = self._or_error(lambda: self._judged(self.table.apply(batches)))
+        assert applied == checked, "check and apply disagree"
+        return applied
+
+    def _judged(self, verdicts: Any) -> Judged:
+        codes = pa.array(verdicts.verdict).to_pylist()
+        assert len(verdicts) == len(codes)
+        names = [self.fp.Verdict(code).name for code in codes]
+        kept = [self.fp.Verdict(code).is_kept for code in codes]
+        assert pa.array(verdicts.kept).to_pylist() == kept
+        counted = {verdict.name: count for verdict, count in verdicts.counts.items() if count}
+        assert counted == {name: names.count(name) for name in set(names)}
+        expected = pa.array(verdicts.expected).to_pylist()
+        return Judged(names, expected, pa.array(verdicts.offsets).to_pylist())
+
+    def _or_error(self, work: Callable[[], Any]) -> Any:
+        try:
+            return work()
+        except self.fp.BatchError as error:
+            return Error(error.column, error.row)
+        except self.fp.PolicyError:
+            return Error("policy", None)
+
+    def evict(self, now: int) -> int | Error:
+        return self._or_error(lambda: self.table.evict(now))
+
+    def restart(self, now: int) -> None:
+        self.table.restart(now)
+
+    def set_log_end(self, partition: int, offset: int) -> Error | None:
+        return self._or_error(lambda: self.table.set_log_end(partition, offset))
+
+    def log_end(self, partition: int) -> int:
+        return self.table.log_end(partition)
+
+    def entries(self) -> list[Entry]:
+        found = [_entry(row) for row in pa.table(self.table.entries()).to_pylist()]
+        assert len(self.table) == len(found)
+        for entry in found:
+            told = self.table.get(entry.pid, entry.partition)
+            assert told is not None
+            assert _entry(told) == entry, "get and entries disagree"
+        return found
+
+    def rebuild(self) -> None:
+        state = self.state()
+        self.table = self.fp.BrokerTable.restore(state)
+        assert self.state() == state, "lost on the way through a snapshot"
+
+    def state(self) -> bytes:
+        return self.table.snapshot()
+
+
+def _entry(row: dict[str, Any]) -> Entry:
+    """An entry as `BrokerTable.entries` and `get` tell it, in the book's words."""
+    first_offset = row["transaction_first_offset"]
+    or_none = {None: -1}
+    return Entry(
+        pid=row["pid"],
+        partition=row["partition"],
+        epoch=row["epoch"],
+        window=tuple(
+            Kept(
+                *(or_none.get(batch[name], batch[name]) for name in ("first_seq", "last_seq")),
+                *(batch["first_offset"], batch["last_offset"]),
+            )
+            for batch in row["batches"]
+        ),
+        txn=("?" if first_offset is None else first_offset) if row["transaction_open"] else None,
+        coordinator_epoch=or_none.get(row["coordinator_epoch"], row["coordinator_epoch"]),
+        last_timestamp=or_none.get(row["last_timestamp"], row["last_timestamp"]),
+    )
 
 
 def complaints(case: Case, door: Callable[[Case], Door], spelt: str = "last_seq") -> list[str]:
