@@ -2,6 +2,10 @@
 
 use super::NONE;
 use crate::{Column, Error, Result};
+use std::ops::Range;
+
+/// Rows that are looked at together before one is judged: their columns stay in the nearest cache.
+const BLOCK: usize = 512;
 
 /// What a batch is to the transactions of its partition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -127,13 +131,42 @@ impl<'a> ProduceBatches<'a> {
 
     /// Checks every row before the first is judged.
     pub(super) fn validate(&self, needs_partitions: bool, assigns: bool) -> Result<()> {
-        if self.last_seq.is_none() && self.count.is_none() {
-            return Err(problem(Column::Count, None, "missing, and so is last_seq: one of them is needed"));
+        for from in (0..self.len()).step_by(BLOCK) {
+            let rows = from..self.len().min(from + BLOCK);
+            if !(self.is_plainly_valid(rows.clone()) && (self.offset.is_some() || !assigns)) {
+                rows.into_iter().try_for_each(|row| self.check(row, needs_partitions, assigns))?;
+            }
         }
-        if self.last_offset.is_some() && self.offset.is_none() {
-            return Err(problem(Column::Offset, None, "missing, but there is a column for last offsets"));
+        Ok(())
+    }
+
+    /// Whether these rows are data with all their numbers, as nearly all are. Column by column and without a branch:
+    /// looking at each row by itself takes 3 of 17 ns.
+    fn is_plainly_valid(&self, rows: Range<usize>) -> bool {
+        fn none<T: Copy>(values: &[T], is_wrong: impl Fn(T) -> bool) -> bool {
+            !values.iter().fold(false, |any, &value| any | is_wrong(value))
         }
-        (0..self.len()).try_for_each(|row| self.check(row, needs_partitions, assigns))
+        let (pids, base_seqs) = (&self.pid[rows.clone()], &self.base_seq[rows.clone()]);
+        let fits = |(offsets, last_offsets): (&[i64], &[i64])| {
+            let pairs = offsets[rows.clone()].iter().zip(&last_offsets[rows.clone()]);
+            let is_wrong = |(row, (&offset, &last)): (usize, (&i64, &i64))| last - offset != self.delta(row).into();
+            !rows.clone().zip(pairs).any(is_wrong)
+        };
+        let is_large = |offset: i64| !(0..=i64::MAX >> 1).contains(&offset);
+        matches!(self.origin, Origins::All(_))
+            && none(pids, |pid| pid < 0)
+            && none(&self.partition[rows.clone()], |partition| partition < 0)
+            && none(&self.epoch[rows.clone()], |epoch| epoch < 0)
+            && none(base_seqs, |seq| seq < 0)
+            && self.control.is_none_or(|codes| none(&codes[rows.clone()], |code| code != 0))
+            && match self.last_seq {
+                Some(seqs) => none(&seqs[rows.clone()], |seq| seq < 0),
+                None => self.count.is_some_and(|counts| none(&counts[rows.clone()], |count| count < 1)),
+            }
+            && self.offset.map_or(self.last_offset.is_none(), |offsets| none(&offsets[rows.clone()], is_large))
+            && self.last_offset.is_none_or(|offsets| none(&offsets[rows.clone()], is_large))
+            && self.offset.zip(self.last_offset).is_none_or(fits)
+            && self.coordinator_epoch.is_none_or(|epochs| none(&epochs[rows.clone()], |epoch| epoch < -1))
     }
 
     #[inline(always)]
@@ -151,7 +184,11 @@ impl<'a> ProduceBatches<'a> {
             }
             && (is_data || origin != Origin::Client || control == Control::Other)
             && (!(is_data && (is_tracked || needs_partitions)) || self.has_count(row))
-            && (!is_tracked || (assigns && origin != Origin::Replica) || self.has_fitting_offsets(row, is_data))
+            && if assigns {
+                origin != Origin::Replica || (self.offset(row) != NONE && self.has_fitting_offsets(row, is_data))
+            } else {
+                !is_tracked || self.has_fitting_offsets(row, is_data)
+            }
             && self.coordinator_epoch.is_none_or(|epochs| epochs[row] >= -1);
         if is_fine { Ok(()) } else { Err(self.explain(row, needs_partitions)) }
     }
@@ -232,7 +269,9 @@ impl<'a> ProduceBatches<'a> {
             return at(Column::Offset, format!("value {offset} is outside 0..=9223372036854775807"));
         }
         if offset == NONE {
-            return at(Column::Offset, format!("null, but the last offset is {last_offset}"));
+            let unless =
+                if last_offset == NONE { "a replica's batches bring theirs" } else { "the last offset is given" };
+            return at(Column::Offset, format!("null, but {unless}"));
         }
         if last_offset == NONE {
             return at(Column::Offset, format!("value {offset} leaves no offsets for the batch's records"));
@@ -244,24 +283,27 @@ impl<'a> ProduceBatches<'a> {
         )
     }
 
-    /// A row that was found valid.
+    /// A row that was found valid. `assigns`: what clients and coordinators say of offsets does not count.
     #[inline(always)]
-    pub(super) fn row(&self, row: usize) -> Row {
+    pub(super) fn row(&self, row: usize, assigns: bool) -> Row {
         let control = self.control(row);
-        let (base_seq, delta) = (self.base_seq[row], self.delta(row));
+        let origin = self.origin(row, control);
+        let has_offset = !assigns || origin == Origin::Replica;
+        let base_seq = self.base_seq[row];
+        let delta = if has_offset || base_seq >= 0 { self.delta(row) } else { self.count(row).max(1) - 1 };
         Row {
             pid: self.pid[row],
             partition: self.partition[row],
             epoch: self.epoch[row],
             control,
-            origin: self.origin(row, control),
+            origin,
             is_transactional: self.is_transactional(row),
             transaction_version: self.transaction_version.map_or(-1, |versions| versions[row]),
             base_seq,
             last_seq: if base_seq < 0 { -1 } else { add(base_seq, delta) },
             delta,
             coordinator_epoch: self.coordinator_epoch.map_or(-1, |epochs| epochs[row]),
-            offset: self.offset(row),
+            offset: if has_offset { self.offset(row) } else { NONE },
             timestamp: self.timestamp.map_or(-1, |times| times[row]),
         }
     }

@@ -174,7 +174,7 @@ impl<B: Beside> Shelf<B> {
             self.lines.begin_searches(&pids[..searched], &partitions[..searched], &mut searches[..searched]);
             searches[..searched].iter_mut().for_each(|search| self.lines.go_on_searching(search));
             for at in 0..rows {
-                let (row, search) = (batches.row(from + at), &searches[at * step]);
+                let (row, search) = (batches.row(from + at, assigns), &searches[at * step]);
                 if call.follows {
                     self.judge_in_log(row, search, rules, assigns, log_ends, call);
                 } else {
@@ -195,15 +195,16 @@ impl<B: Beside> Shelf<B> {
         log_ends: &mut FxHashMap<i32, i64>,
         call: &mut Call,
     ) {
-        let end = log_ends.get(&row.partition).copied();
-        if assigns && (row.origin != Origin::Replica || row.offset == NONE) {
-            row.offset = end.unwrap_or(0);
+        let end = log_ends.get(&row.partition).copied().unwrap_or(0);
+        if assigns && row.origin != Origin::Replica {
+            row.offset = end;
         }
-        let is_kept = self.judge_row(&row, search, rules, end.unwrap_or(0) == 0, call);
-        if is_kept {
+        // An offset says that there were records below it, whoever has seen them.
+        let is_new_partition = end == 0 && row.offset <= 0;
+        if self.judge_row(&row, search, rules, is_new_partition, call) {
             let records = if row.control == Control::Data { i64::from(row.delta) + 1 } else { 1 };
-            let last = if row.offset == NONE { end.unwrap_or(0) } else { row.offset };
-            log_ends.insert(row.partition, last + records);
+            let first = if row.offset == NONE { end } else { row.offset };
+            log_ends.insert(row.partition, first + records);
         }
     }
 
