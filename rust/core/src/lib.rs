@@ -41,6 +41,7 @@ mod snapshot;
 mod store;
 mod table;
 mod timed;
+mod transactions;
 mod union;
 mod verdict;
 
@@ -59,4 +60,5 @@ pub use policy::{Admit, Epochs, First, Gaps, Late, PRESETS, Policy, Preset};
 pub use runs::{Domain, find_runs};
 pub use snapshot::Delta;
 pub use table::{Entry, Hole, Judged, Missing, Stale, StateTable, Untracked};
+pub use transactions::{AbortedTransaction, LogRows, OpenTransaction, Outcome, Outcomes, Resolved, TransactionIndex};
 pub use verdict::Verdict;

@@ -6,4 +6,5 @@ pub mod log;
 pub mod oracle;
 pub mod pair;
 pub mod rulebook;
+pub mod transactions;
 pub mod workload;
