@@ -118,6 +118,7 @@ LAYERS = [
     "fencepost.auditor",
     "fencepost.dedup",
     "fencepost",
+    "fencepost.kafka",
     "fencepost.generate",
     "fencepost.state",
     "fencepost.lake",

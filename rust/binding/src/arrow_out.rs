@@ -17,7 +17,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 /// The columns of a pid or a partition: `pid`, or `pid_0`, `pid_1` … where it has several parts.
-fn key_columns(name: &str, space: &KeySpace, plain: DataType, numbers: &[i64]) -> Vec<(Field, ArrayRef)> {
+pub(crate) fn key_columns(name: &str, space: &KeySpace, plain: DataType, numbers: &[i64]) -> Vec<(Field, ArrayRef)> {
     let parts = match space.kind() {
         KeyKind::Plain if plain == DataType::Int32 => {
             let values: Int32Array = numbers.iter().map(|&value| value as i32).collect();
@@ -74,13 +74,13 @@ fn part_column(kind: PartKind, at: usize, parts: &[PartKind], dictionary: &Dicti
     }
 }
 
-fn batch(columns: Vec<(Field, ArrayRef)>, metadata: HashMap<String, String>) -> RecordBatch {
+pub(crate) fn batch(columns: Vec<(Field, ArrayRef)>, metadata: HashMap<String, String>) -> RecordBatch {
     let (fields, arrays): (Vec<_>, Vec<_>) = columns.into_iter().unzip();
     let schema = Schema::new(fields).with_metadata(metadata);
     RecordBatch::try_new(Arc::new(schema), arrays).expect("columns of one length with the types of their fields")
 }
 
-fn ints(name: &str, values: impl Iterator<Item = i64>) -> (Field, ArrayRef) {
+pub(crate) fn ints(name: &str, values: impl Iterator<Item = i64>) -> (Field, ArrayRef) {
     (Field::new(name, DataType::Int64, false), Arc::new(Int64Array::from_iter_values(values)))
 }
 
@@ -190,7 +190,7 @@ fn holes_column(entries: &[Entry]) -> (Field, ArrayRef) {
     (Field::new("holes", DataType::List(item), false), Arc::new(list))
 }
 
-fn optional_ints(name: &str, values: impl Iterator<Item = Option<i64>>) -> (Field, ArrayRef) {
+pub(crate) fn optional_ints(name: &str, values: impl Iterator<Item = Option<i64>>) -> (Field, ArrayRef) {
     (Field::new(name, DataType::Int64, true), Arc::new(values.collect::<Int64Array>()))
 }
 

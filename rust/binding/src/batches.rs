@@ -201,15 +201,10 @@ impl Chunk {
             last_offset: optional.ints::<Int64Type>(Column::LastOffset, OFFSETS, -1)?,
             timestamp: optional.timestamps()?,
             transactional: optional.flags(Column::Transactional)?,
-            control: optional.codes(Column::Control, "commit, abort, empty, other", control_of, Control::Data as u8)?,
+            control: optional.control()?,
             coordinator_epoch: optional.ints::<Int32Type>(Column::CoordinatorEpoch, SEQS, -1)?,
             transaction_version: optional.versions()?,
-            origin: optional.codes(
-                Column::Origin,
-                "client, replica, coordinator",
-                |text| origin_of(text).map(|origin| origin as u8),
-                ProduceBatches::NO_ORIGIN,
-            )?,
+            origin: optional.origins()?,
             pid,
         })
     }
@@ -269,47 +264,69 @@ impl Optional<'_> {
     }
 
     fn timestamps(&self) -> Result<Option<ScalarBuffer<i64>>, Failure> {
-        let Some((name, column)) = self.find(Column::Timestamp) else { return Ok(None) };
-        let nulls = column.logical_nulls();
-        let is_null = |row| nulls.as_ref().is_some_and(|nulls| nulls.is_null(row));
-        let reader = IntReader { name, rows_before: self.rows_before, is_untracked: &is_null };
-        let values = reader.read_timestamps(column)?;
-        let filled = values.iter().enumerate().map(|(row, &value)| if is_null(row) { -1 } else { value });
-        Ok(Some(if nulls.is_some() { filled.collect() } else { values }))
+        self.find(Column::Timestamp).map(|(name, column)| read_timestamps(name, column, self.rows_before)).transpose()
     }
 
     fn flags(&self, role: Column) -> Result<Option<Vec<u8>>, Failure> {
-        let Some((name, column)) = self.find(role) else { return Ok(None) };
-        if *value_type(column.data_type()) != DataType::Boolean {
-            return Err(wrong_type(name, column.data_type(), "booleans"));
-        }
-        let flags = cast(name, column, &DataType::Boolean)?;
-        Ok(Some(flags.as_boolean().iter().map(|flag| flag.unwrap_or(false).into()).collect()))
+        self.find(role).map(|(name, column)| read_flags(name, column)).transpose()
     }
 
-    /// The codes of a column of words.
-    fn codes(
-        &self,
-        role: Column,
-        words: &str,
-        code: impl Fn(&str) -> Option<u8>,
-        in_place_of_null: u8,
-    ) -> Result<Option<Vec<u8>>, Failure> {
-        let Some((name, column)) = self.find(role) else { return Ok(None) };
-        let is_text =
-            matches!(value_type(column.data_type()), DataType::Utf8 | DataType::LargeUtf8 | DataType::Utf8View);
-        if !is_text {
-            return Err(wrong_type(name, column.data_type(), "strings"));
-        }
-        let texts = cast(name, column, &DataType::Utf8View)?;
-        let code = |(row, text): (usize, Option<&str>)| match text {
-            None => Ok(in_place_of_null),
-            Some(text) => code(text).ok_or_else(|| {
-                Failure::batch(name, Some(self.rows_before + row), format!("value '{text}' is none of {words}"))
-            }),
-        };
-        texts.as_string_view().iter().enumerate().map(code).collect::<Result<_, _>>().map(Some)
+    fn control(&self) -> Result<Option<Vec<u8>>, Failure> {
+        self.find(Column::Control).map(|(name, column)| read_control(name, column, self.rows_before)).transpose()
     }
+
+    fn origins(&self) -> Result<Option<Vec<u8>>, Failure> {
+        let code = |text: &str| origin_of(text).map(|origin| origin as u8);
+        let read = |(name, column)| {
+            read_codes(name, column, self.rows_before, "client, replica, coordinator", code, ProduceBatches::NO_ORIGIN)
+        };
+        self.find(Column::Origin).map(read).transpose()
+    }
+}
+
+/// Milliseconds; -1 in place of null.
+pub(crate) fn read_timestamps(name: &str, column: &ArrayRef, rows_before: usize) -> Result<ScalarBuffer<i64>, Failure> {
+    let nulls = column.logical_nulls();
+    let is_null = |row| nulls.as_ref().is_some_and(|nulls| nulls.is_null(row));
+    let values = IntReader { name, rows_before, is_untracked: &is_null }.read_timestamps(column)?;
+    let filled = values.iter().enumerate().map(|(row, &value)| if is_null(row) { -1 } else { value });
+    Ok(if nulls.is_some() { filled.collect() } else { values })
+}
+
+/// 1 for true, 0 for false and null.
+pub(crate) fn read_flags(name: &str, column: &ArrayRef) -> Result<Vec<u8>, Failure> {
+    if !is_nothing(column) && *value_type(column.data_type()) != DataType::Boolean {
+        return Err(wrong_type(name, column.data_type(), "booleans"));
+    }
+    let flags = cast(name, column, &DataType::Boolean)?;
+    Ok(flags.as_boolean().iter().map(|flag| flag.unwrap_or(false).into()).collect())
+}
+
+/// The codes of [`Control`]; null is data.
+pub(crate) fn read_control(name: &str, column: &ArrayRef, rows_before: usize) -> Result<Vec<u8>, Failure> {
+    read_codes(name, column, rows_before, "commit, abort, empty, other", control_of, Control::Data as u8)
+}
+
+/// The codes of a column of words.
+fn read_codes(
+    name: &str,
+    column: &ArrayRef,
+    rows_before: usize,
+    words: &str,
+    code: impl Fn(&str) -> Option<u8>,
+    in_place_of_null: u8,
+) -> Result<Vec<u8>, Failure> {
+    let is_text = matches!(value_type(column.data_type()), DataType::Utf8 | DataType::LargeUtf8 | DataType::Utf8View);
+    if !is_text && !is_nothing(column) {
+        return Err(wrong_type(name, column.data_type(), "strings"));
+    }
+    let texts = cast(name, column, &DataType::Utf8View)?;
+    let code = |(row, text): (usize, Option<&str>)| match text {
+        None => Ok(in_place_of_null),
+        Some(text) => code(text)
+            .ok_or_else(|| Failure::batch(name, Some(rows_before + row), format!("value '{text}' is none of {words}"))),
+    };
+    texts.as_string_view().iter().enumerate().map(code).collect()
 }
 
 fn control_of(text: &str) -> Option<u8> {

@@ -7,10 +7,12 @@ mod failure;
 mod files;
 mod identity;
 mod keys;
+mod log_rows;
 mod parquet;
 mod rows;
 mod scan;
 mod table;
+mod transactions;
 mod verdicts;
 
 use crate::failure::Failure;
@@ -41,6 +43,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(shards, module)?)?;
     module.add_function(wrap_pyfunction!(collect, module)?)?;
     module.add_function(wrap_pyfunction!(filter_rows, module)?)?;
+    module.add_class::<transactions::TransactionIndex>()?;
     module.add_class::<scan::RunScan>()?;
     module.add_class::<parquet::Rewritten>()?;
     module.add_class::<parquet::ParquetFooter>()?;
