@@ -299,7 +299,11 @@ pub(crate) fn read_flags(name: &str, column: &ArrayRef) -> Result<Vec<u8>, Failu
         return Err(wrong_type(name, column.data_type(), "booleans"));
     }
     let flags = cast(name, column, &DataType::Boolean)?;
-    Ok(flags.as_boolean().iter().map(|flag| flag.unwrap_or(false).into()).collect())
+    let flags = flags.as_boolean();
+    match flags.null_count() {
+        0 => Ok(flags.values().iter().map(u8::from).collect()),
+        _ => Ok(flags.iter().map(|flag| flag.unwrap_or(false).into()).collect()),
+    }
 }
 
 /// The codes of [`Control`]; null is data.
@@ -321,12 +325,20 @@ fn read_codes(
         return Err(wrong_type(name, column.data_type(), "strings"));
     }
     let texts = cast(name, column, &DataType::Utf8View)?;
-    let code = |(row, text): (usize, Option<&str>)| match text {
-        None => Ok(in_place_of_null),
-        Some(text) => code(text)
-            .ok_or_else(|| Failure::batch(name, Some(rows_before + row), format!("value '{text}' is none of {words}"))),
+    let texts = texts.as_string_view();
+    let mut codes = vec![in_place_of_null; column.len()];
+    let mut read = |row: usize| {
+        let text = texts.value(row);
+        let wrong = || Failure::batch(name, Some(rows_before + row), format!("value '{text}' is none of {words}"));
+        codes[row] = code(text).ok_or_else(wrong)?;
+        Ok::<_, Failure>(())
     };
-    texts.as_string_view().iter().enumerate().map(code).collect()
+    // Most rows of a log are null here.
+    match texts.nulls() {
+        Some(nulls) => nulls.valid_indices().try_for_each(&mut read)?,
+        None => (0..column.len()).try_for_each(&mut read)?,
+    }
+    Ok(codes)
 }
 
 fn control_of(text: &str) -> Option<u8> {

@@ -159,7 +159,7 @@ fn memory_follows_what_is_open() {
         bytes_max = bytes_max.max(index.memory_bytes());
         assert_eq!(index.open().count() as i64, kept_open * 100);
     }
-    assert!(bytes_max < 1_500_000, "{bytes_max} bytes for 5000 open transactions at most");
+    assert!(bytes_max < 5_000 * 200, "{bytes_max} bytes for 5000 open transactions at most");
     let mut log = Written { end: offset, ..Written::default() };
     for pid in 0..5_000 {
         log.marker(pid, Control::Commit);
