@@ -210,7 +210,7 @@ fn outcome_batches(codes: &[u8]) -> Result<Vec<RecordBatch>, Failure> {
     codes.chunks(BATCH_ROWS).map(batch).collect()
 }
 
-/// The names are copied at one length, whatever theirs is: a tenth of the time that copies of their own lengths take.
+/// The names are copied at one length, whatever theirs is: a copy whose length is known needs no call.
 fn outcome_names(codes: &[u8]) -> StringArray {
     let names = Outcome::ALL.map(|outcome| {
         let mut padded = [0; COPIED_BYTES];
