@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import json
 import random
 from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +18,7 @@ import pytest
 from fencepost.kafka import TransactionIndex
 
 SEGMENTS = Path(__file__).parent / "data" / "kafka-segments"
-TRUTH = json.loads((SEGMENTS / "ground_truth.json").read_text())
+TRUTH = json.loads(gzip.decompress((SEGMENTS / "ground_truth.json.gz").read_bytes()))
 # The topics with transactions: all others are of one kind of row only.
 PARTITIONS = ["carts-0", "events-0", "orders-0", "orders-1", "payments-0", "payments-1"]
 KINDS = {0: "abort", 1: "commit"}

@@ -3,11 +3,13 @@ from os import PathLike
 from typing import Any, final
 
 from fencepost.arrow import ArrowArrayExportable, ArrowStreamExportable, Rows
+from fencepost.kafka.finding import Finding
 from fencepost.policy import BatchColumns, Columns, Policy
 from fencepost.verdict import Verdict
 
 __all__ = [
     "BrokerTable",
+    "KafkaStream",
     "ParquetFooter",
     "Rewritten",
     "RunScan",
@@ -17,6 +19,10 @@ __all__ = [
     "__version__",
     "collect",
     "filter_rows",
+    "kafka_aborted",
+    "kafka_batches",
+    "kafka_records",
+    "kafka_snapshot",
     "parquet_footer",
     "presets",
     "rewrite",
@@ -250,3 +256,32 @@ def rewrite(
 
 def parquet_footer(path: str | PathLike[str], columns: Sequence[str] = ()) -> ParquetFooter:
     """Reads a local Parquet file's footer, and the bounds of some integer columns, a row group each."""
+
+@final
+class KafkaStream:
+    """Rows of a Kafka log, read as they are pulled: once, as an Arrow stream or record batch by record batch."""
+
+    @property
+    def findings(self) -> list[Finding]: ...
+    def __iter__(self) -> KafkaStream: ...
+    def __next__(self) -> ArrowArrayExportable: ...
+    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object: ...
+
+def kafka_batches(
+    segments: Sequence[tuple[str, int | None, Any]],
+    topic: str | None = None,
+    partition: int | None = None,
+    *,
+    reports: bool = False,
+) -> KafkaStream: ...
+def kafka_records(
+    segments: Sequence[tuple[str, int | None, Any]],
+    topic: str | None = None,
+    partition: int | None = None,
+    *,
+    committed: str | None = None,
+    aborted: tuple[str, bytes] | None = None,
+    batch_bytes_max: int = ...,
+) -> KafkaStream: ...
+def kafka_snapshot(bytes: bytes, path: str) -> ArrowStreamExportable: ...
+def kafka_aborted(bytes: bytes, path: str) -> ArrowStreamExportable: ...

@@ -56,6 +56,9 @@ class Store(Protocol):
     def read(self, name: str, offset: int | None = None, length: int | None = None) -> bytes:
         """The content, or a range of it; shorter where it ends before. Raises FileNotFoundError."""
 
+    def size(self, name: str) -> int:
+        """How many bytes the content has. Raises FileNotFoundError."""
+
     def list(self, prefix: str) -> list[str]:
         """The names of all objects beneath the folder `prefix`, in any order; none where there is no such folder."""
 
@@ -140,6 +143,9 @@ class LocalStore:
             file.seek(offset or 0)
             return file.read(-1 if length is None else length)
 
+    def size(self, name: str) -> int:
+        return (self.folder / name).stat().st_size
+
     def list(self, prefix: str) -> list[str]:
         names = []
         for folder, _, files in os.walk(self.folder / prefix):
@@ -223,6 +229,9 @@ class MemoryStore:
             raise FileNotFoundError(f"{self.uri}/{name}")
         start = offset or 0
         return self.objects[name][start : None if length is None else start + length]
+
+    def size(self, name: str) -> int:
+        return len(self.read(name))
 
     def list(self, prefix: str) -> list[str]:
         with self._lock:
@@ -336,6 +345,15 @@ class RemoteStore:
                 raise FileNotFoundError(f"{self._uri}/{name}") from None
 
         return self._persist("read", name, attempt)
+
+    def size(self, name: str) -> int:
+        def attempt() -> int:
+            try:
+                return int(self._client.head(self._store, name)["size"])
+            except (self._errors.NotFoundError, FileNotFoundError):
+                raise FileNotFoundError(f"{self._uri}/{name}") from None
+
+        return self._persist("look at", name, attempt)
 
     def list(self, prefix: str) -> list[str]:
         def attempt() -> list[str]:

@@ -6,6 +6,8 @@ mod broker;
 mod failure;
 mod files;
 mod identity;
+mod kafka;
+mod kafka_columns;
 mod keys;
 mod log_rows;
 mod parquet;
@@ -49,6 +51,11 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<parquet::ParquetFooter>()?;
     module.add_function(wrap_pyfunction!(parquet::rewrite, module)?)?;
     module.add_function(wrap_pyfunction!(parquet::parquet_footer, module)?)?;
+    module.add_class::<kafka::KafkaStream>()?;
+    module.add_function(wrap_pyfunction!(kafka::kafka_batches, module)?)?;
+    module.add_function(wrap_pyfunction!(kafka::kafka_records, module)?)?;
+    module.add_function(wrap_pyfunction!(kafka::kafka_snapshot, module)?)?;
+    module.add_function(wrap_pyfunction!(kafka::kafka_aborted, module)?)?;
     Ok(())
 }
 

@@ -23,7 +23,8 @@ pub(crate) const RECORD_BYTES_MIN: i64 = 7;
 
 /// Bits of the attributes.
 const COMPRESSION: u8 = 0b0000_0111;
-const LOG_APPEND_TIME: u8 = 0b0000_1000;
+/// Attribute bit of batches whose records have the broker's time.
+pub const LOG_APPEND_TIME: u8 = 0b0000_1000;
 const TRANSACTIONAL: u8 = 0b0001_0000;
 const CONTROL: u8 = 0b0010_0000;
 
@@ -47,6 +48,11 @@ impl Compression {
     /// By the number in the attributes.
     pub const ALL: [Compression; 5] =
         [Compression::None, Compression::Gzip, Compression::Snappy, Compression::Lz4, Compression::Zstd];
+
+    /// That of a batch with these attributes, where there is such a compression.
+    pub fn of(attributes: u8) -> Option<Compression> {
+        Compression::ALL.get(usize::from(attributes & COMPRESSION)).copied()
+    }
 
     /// As Kafka's settings name it.
     pub fn name(self) -> &'static str {
@@ -137,7 +143,7 @@ impl BatchHeader {
 
     /// How the records are compressed, where there is such a compression.
     pub fn compression(&self) -> Option<Compression> {
-        Compression::ALL.get(usize::from(self.attributes & COMPRESSION)).copied()
+        Compression::of(self.attributes)
     }
 
     /// Whether the records have the broker's time instead of their producer's.

@@ -1,8 +1,10 @@
 //! What a consumer with `isolation.level=read_committed` may see: nothing of an aborted transaction, and nothing from
 //! the first offset on that belongs to an open one.
 
+use crate::aborted::AbortedTxn;
 use crate::columns::BatchColumns;
 use crate::control::Control;
+use crate::error::{Error, Kind, Result};
 use crate::header::BatchHeader;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
@@ -68,9 +70,28 @@ impl Outcomes {
         &self.aborted
     }
 
-    /// What may be seen of the log.
+    /// What may be seen of a log whose headers were all taken in.
     pub fn view(&self) -> View {
         View::new(&self.aborted, self.last_stable_offset())
+    }
+
+    /// What may be seen of a single segment, with the aborted transactions that the index beside it tells. One without
+    /// a marker is decided in another segment, or not at all: an error, unless the index knows that it was aborted.
+    pub fn view_of_segment(&self, index: &[AbortedTxn]) -> Result<View> {
+        let range =
+            |it: &AbortedTxn| AbortedRange { pid: it.pid, first_offset: it.first_offset, last_offset: it.last_offset };
+        let is_told = |pid, first| {
+            index.iter().any(|it| it.pid == pid && it.first_offset <= first && it.last_offset >= self.log_end)
+        };
+        if let Some((pid, first)) = self.open().find(|&(pid, first)| !is_told(pid, first)) {
+            let reason = format!(
+                "the transaction of producer {pid} at offset {first} ends in another segment or is open: whether it was \
+                 committed cannot be told from this one; read the folder"
+            );
+            return Err(Error::new(Kind::Undecided, None, reason));
+        }
+        let aborted: Vec<AbortedRange> = self.aborted.iter().copied().chain(index.iter().map(range)).collect();
+        Ok(View::new(&aborted, self.log_end))
     }
 }
 

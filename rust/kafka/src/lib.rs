@@ -23,7 +23,7 @@ mod varint;
 pub use columns::{BatchColumns, Marker};
 pub use control::Control;
 pub use error::{Error, Kind, Result};
-pub use header::{BatchHeader, Compression, HEADER_BYTES};
+pub use header::{BatchHeader, Compression, HEADER_BYTES, LOG_APPEND_TIME};
 pub use isolation::{AbortedRange, Outcomes, View};
 pub use partition::{PartitionScan, Segment};
 pub use read_at::ReadAt;

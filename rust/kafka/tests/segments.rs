@@ -10,7 +10,7 @@ use std::io::{self, Write};
 
 fn headers_of(reader: Box<dyn ReadAt>) -> (BatchColumns, Result<()>) {
     let mut columns = BatchColumns::default();
-    let mut read = || {
+    let read = || {
         let mut scan = SegmentScan::new(reader, None)?;
         while scan.read(&mut columns, usize::MAX)? {}
         Ok(())

@@ -1,0 +1,18 @@
+"""Damage of a log that a report lists, where a reader would stop."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Finding(NamedTuple):
+    """What is wrong with a file."""
+
+    kind: str
+    """unreadable, torn, zeros, version, field, offsets, compression, overlap, gap or index."""
+    path: str
+    """The file, or its URI."""
+    position: int | None
+    """Where in it, in bytes, where known."""
+    reason: str
+    """What is wrong, without where."""

@@ -1,0 +1,181 @@
+"""Where a log lies: a partition's folder, a single segment, or a URI of either.
+
+A broker names a partition's folder `topic-0`, and `topic-0.<id>-delete`, `-future` or `-stray` while it is removed,
+moved, or has lost its topic: topic and partition are the same. Segments are named by the first offset that they may
+hold, in twenty digits; tiered storage puts an id behind them.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any, Protocol, TypeAlias
+
+from fencepost.errors import SourceError, StoreError
+from fencepost.state.stores import Store, is_local, open_store
+
+_FOLDER = re.compile(r"(?P<topic>.+)-(?P<partition>\d{1,10})(\.[0-9A-Za-z_-]+-(future|delete|stray))?")
+_SEGMENT = re.compile(r"(\d{20})(-[\w-]+)?\.log")
+_OFFSET = re.compile(r"\d{20}")
+_INT32_MAX = 2**31 - 1
+
+Options: TypeAlias = Mapping[str, Any] | None
+"""Of a remote store, as `fencepost.state.stores.open_store` takes them."""
+
+
+class Object(Protocol):
+    """A file that is read by ranges."""
+
+    def size(self) -> int:
+        """How many it has."""
+
+    def read(self, offset: int, length: int) -> bytes:
+        """A range; shorter where it ends before."""
+
+
+@dataclass(frozen=True)
+class Segment:
+    path: str
+    base_offset: int | None
+    object: Object | None = None
+    """None for a local file, which the extension opens by itself."""
+
+    @property
+    def parts(self) -> tuple[str, int | None, Object | None]:
+        return self.path, self.base_offset, self.object
+
+
+@dataclass(frozen=True)
+class Log:
+    """The segments of a partition in the order of their offsets, or a single one."""
+
+    topic: str | None
+    partition: int | None
+    segments: tuple[Segment, ...]
+    is_folder: bool
+
+
+def open_log(source: str | os.PathLike[str], options: Options = None) -> Log:
+    """Lists what there is; no segment is opened. Raises SourceError."""
+    text = os.fspath(source)
+    return _open_local(Path(_local_path(text))) if is_local(text) else _open_remote(text.rstrip("/"), options)
+
+
+def read_whole(source: str | os.PathLike[str], options: Options = None) -> bytes:
+    """A small file. Raises SourceError."""
+    text = os.fspath(source)
+    try:
+        if is_local(text):
+            return Path(_local_path(text)).read_bytes()
+        store, name = _open_object(text, options)
+        return store.read(name)
+    except (OSError, StoreError) as error:
+        raise _unreadable(text, error) from error
+
+
+def read_beside(segment: Segment, ending: str, options: Options = None) -> tuple[str, bytes] | None:
+    """Path and content of the file of another kind beside a segment; None where there is none."""
+    if not segment.path.endswith(".log"):
+        return None
+    path = segment.path.removesuffix(".log") + ending
+    try:
+        return path, read_whole(path, options)
+    except SourceError as error:
+        if isinstance(error.__cause__, FileNotFoundError):
+            return None
+        raise
+
+
+def topic_and_partition(folder: str) -> tuple[str | None, int | None]:
+    """What the name of a partition's folder says."""
+    match = _FOLDER.fullmatch(folder)
+    if match is None or int(match["partition"]) > _INT32_MAX:
+        return None, None
+    return match["topic"], int(match["partition"])
+
+
+def _local_path(text: str) -> str:
+    if text.startswith("file://"):
+        rest = text.removeprefix("file://")
+        if not rest.startswith("/"):
+            raise SourceError(f"{text}: a file:// URI has three slashes and an absolute path", path=text)
+        return rest
+    return text
+
+
+def _unreadable(path: str, error: Exception) -> SourceError:
+    reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    return SourceError(f"{path}: cannot be read: {reason}", path=path)
+
+
+def _open_local(path: Path) -> Log:
+    if not path.is_dir():
+        if not path.exists():
+            raise SourceError(f"{path}: no such file or folder", path=str(path))
+        topic, partition = topic_and_partition(path.absolute().parent.name)
+        return Log(topic, partition, (Segment(str(path), _base_offset(path.name)),), is_folder=False)
+    try:
+        names = sorted(os.listdir(path))
+    except OSError as error:
+        raise _unreadable(str(path), error) from error
+    segments = _segments_of(names)
+    if not segments:
+        partitions = [name for name in names if topic_and_partition(name)[0] is not None and (path / name).is_dir()]
+        raise _empty(str(path), partitions)
+    topic, partition = topic_and_partition(path.absolute().name)
+    found = (Segment(str(path / name), _base_offset(name)) for name in segments)
+    return Log(topic, partition, tuple(found), is_folder=True)
+
+
+def _open_remote(uri: str, options: Options) -> Log:
+    try:
+        store, name = _open_object(uri, options)
+        if store.exists(name):
+            topic, partition = topic_and_partition(PurePosixPath(store.uri).name)
+            segment = Segment(uri, _base_offset(name), _StoreObject(store, name))
+            return Log(topic, partition, (segment,), is_folder=False)
+        names = [path.removeprefix(f"{name}/") for path in store.list(name)]
+    except (OSError, StoreError) as error:
+        raise _unreadable(uri, error) from error
+    segments = _segments_of(names)
+    if not segments:
+        raise _empty(uri, sorted({it.partition("/")[0] for it in names if "/" in it}))
+    topic, partition = topic_and_partition(name)
+    found = (Segment(f"{uri}/{it}", _base_offset(it), _StoreObject(store, f"{name}/{it}")) for it in segments)
+    return Log(topic, partition, tuple(found), is_folder=True)
+
+
+def _open_object(uri: str, options: Options) -> tuple[Store, str]:
+    """The store of the folder above, and the name in it."""
+    folder, _, name = uri.rstrip("/").rpartition("/")
+    return open_store(folder, options=options), name
+
+
+@dataclass(frozen=True)
+class _StoreObject:
+    store: Store
+    name: str
+
+    def size(self) -> int:
+        return self.store.size(self.name)
+
+    def read(self, offset: int, length: int) -> bytes:
+        return self.store.read(self.name, offset, length)
+
+
+def _segments_of(names: Iterable[str]) -> list[str]:
+    return sorted(name for name in names if _SEGMENT.fullmatch(name))
+
+
+def _base_offset(name: str) -> int | None:
+    match = _OFFSET.match(name)
+    return int(match[0]) if match else None
+
+
+def _empty(path: str, partitions: list[str]) -> SourceError:
+    some = ", ".join(partitions[:3]) + (", ..." if len(partitions) > 3 else "")
+    hint = f"; it holds the partitions {some}: read each" if partitions else ""
+    return SourceError(f"{path}: no segments (*.log) in this folder{hint}", path=path)

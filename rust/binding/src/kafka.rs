@@ -1,0 +1,536 @@
+//! Kafka's log for Python: Arrow streams that read segments as they are pulled, and the small files beside them.
+
+use crate::failure::Failure;
+use crate::kafka_columns::{BatchArrays, RecordArrays};
+use arrow_array::{Int16Array, Int32Array, Int64Array, RecordBatch, RecordBatchReader};
+use arrow_schema::{ArrowError, DataType, Field, Schema, SchemaRef};
+use fencepost_kafka as kafka;
+use kafka::index::IndexCheck;
+use pyo3::exceptions::{PyKeyboardInterrupt, PyValueError};
+use pyo3::prelude::*;
+use pyo3::pybacked::PyBackedBytes;
+use pyo3::types::PyCapsule;
+use pyo3_arrow::{PyRecordBatch, PyRecordBatchReader, PyTable};
+use std::collections::{HashMap, VecDeque};
+use std::fs::File;
+use std::io;
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Rows that are read at a time.
+const BATCH_ROWS: usize = 1 << 16;
+/// What is read before the first row of a stream is given.
+const AHEAD_BYTES: usize = 16 << 20;
+/// What is asked of an object store at a time.
+const BLOCK_BYTES: u64 = 4 << 20;
+/// Longer offset indexes there are not: brokers take 10 MB, unless told otherwise.
+const INDEX_BYTES_MAX: u64 = 256 << 20;
+
+/// Why a stream ends early.
+enum Stop {
+    Damage(kafka::Error),
+    Interrupt(PyErr),
+}
+
+impl From<kafka::Error> for Stop {
+    fn from(error: kafka::Error) -> Stop {
+        Stop::Damage(error)
+    }
+}
+
+impl From<kafka::Error> for Failure {
+    fn from(error: kafka::Error) -> Failure {
+        let message = error.to_string();
+        Failure::Source { path: error.path, position: error.position, message }
+    }
+}
+
+impl Stop {
+    fn raise(self, py: Python<'_>) -> PyErr {
+        match self {
+            Stop::Damage(error) => Failure::from(error).raise(py),
+            Stop::Interrupt(error) => error,
+        }
+    }
+
+    /// As a reader of the stream is told, which knows texts alone. A pending interrupt is put back for the interpreter.
+    fn into_arrow(self) -> ArrowError {
+        match self {
+            Stop::Damage(error) => ArrowError::ExternalError(Box::new(error)),
+            Stop::Interrupt(error) => {
+                Python::attach(|py| interrupt_again(py, &error));
+                ArrowError::ExternalError("interrupted".into())
+            }
+        }
+    }
+}
+
+/// A KeyboardInterrupt that was raised where nobody can pass it on is raised once more, later.
+fn interrupt_again(py: Python<'_>, error: &PyErr) {
+    if error.is_instance_of::<PyKeyboardInterrupt>(py) {
+        let again = py.import("_thread").and_then(|thread| thread.call_method0("interrupt_main"));
+        again.map(drop).unwrap_or_else(|error| error.write_unraisable(py, None));
+    }
+}
+
+fn check_signals() -> Result<(), Stop> {
+    Python::attach(|py| py.check_signals()).map_err(Stop::Interrupt)
+}
+
+/// Gives the next rows, and what comes behind them where that is no more rows.
+type Pull = Box<dyn FnMut() -> Result<(Option<RecordBatch>, Option<kafka::Error>), Stop> + Send>;
+
+/// What a stream is, in the hands of whoever reads on.
+struct Rows {
+    pull: Pull,
+    /// Read to see whether they can be.
+    ahead: VecDeque<RecordBatch>,
+    /// To be told behind the rows that were given last.
+    damage: Option<kafka::Error>,
+    is_done: bool,
+}
+
+impl Rows {
+    fn next(&mut self) -> Result<Option<RecordBatch>, Stop> {
+        if let Some(ahead) = self.ahead.pop_front() {
+            return Ok(Some(ahead));
+        }
+        if let Some(damage) = self.damage.take() {
+            return Err(damage.into());
+        }
+        if self.is_done {
+            return Ok(None);
+        }
+        self.is_done = true;
+        check_signals()?;
+        let (rows, damage) = (self.pull)()?;
+        self.is_done = rows.is_none() || damage.is_some();
+        match damage {
+            Some(damage) if rows.is_none() => return Err(damage.into()),
+            damage => self.damage = damage,
+        }
+        Ok(rows)
+    }
+
+    /// Reads about as many rows as a record batch may have, so that damage in them is an error here and now. Segments
+    /// may be small, and each begins a record batch.
+    fn look_ahead(&mut self) -> Result<(), Stop> {
+        let mut ahead = VecDeque::new();
+        let (mut rows, mut bytes) = (0, 0);
+        while rows < BATCH_ROWS && bytes < AHEAD_BYTES {
+            let Some(batch) = self.next()? else { break };
+            rows += batch.num_rows();
+            bytes += batch.get_array_memory_size();
+            ahead.push_back(batch);
+        }
+        self.ahead = ahead;
+        self.damage.take().map_or(Ok(()), |damage| Err(damage.into()))
+    }
+}
+
+type Findings = Arc<Mutex<Vec<kafka::Error>>>;
+
+/// Rows of a Kafka log, read as they are pulled: once, by ``pyarrow.table(it)``, ``polars.DataFrame(it)`` or whoever
+/// else takes Arrow streams, or record batch by record batch by iteration.
+///
+/// Holds one record batch of 65 536 rows or somewhat above 16 MiB. The interpreter is released meanwhile, and Ctrl-C is
+/// answered between record batches. Damage is a SourceError (path, position), raised by iteration behind the rows
+/// before it. Readers of an Arrow stream know texts alone and raise errors of their own kind with that message; so the
+/// first 65 536 rows are read before the stream is given to one, and damage in them is a SourceError there too.
+#[pyclass(frozen, module = "fencepost._native")]
+pub(crate) struct KafkaStream {
+    schema: SchemaRef,
+    rows: Arc<Mutex<Rows>>,
+    findings: Findings,
+}
+
+impl KafkaStream {
+    fn new(schema: SchemaRef, findings: Findings, pull: Pull) -> KafkaStream {
+        let rows = Rows { pull, ahead: VecDeque::new(), damage: None, is_done: false };
+        KafkaStream { schema, rows: Arc::new(Mutex::new(rows)), findings }
+    }
+}
+
+#[pymethods]
+impl KafkaStream {
+    #[pyo3(signature = (requested_schema=None))]
+    fn __arrow_c_stream__<'py>(
+        &self,
+        py: Python<'py>,
+        requested_schema: Option<Bound<'py, PyCapsule>>,
+    ) -> PyResult<Bound<'py, PyCapsule>> {
+        let ahead = py.detach(|| self.rows.lock().unwrap_or_else(PoisonError::into_inner).look_ahead());
+        ahead.map_err(|stop| stop.raise(py))?;
+        let export = Export { schema: self.schema.clone(), rows: self.rows.clone() };
+        let reader = PyRecordBatchReader::new(Box::new(export)).into_pyobject(py)?;
+        let capsule = reader.call_method1("__arrow_c_stream__", (requested_schema,))?;
+        Ok(capsule.cast_into::<PyCapsule>()?)
+    }
+
+    fn __iter__(this: PyRef<'_, Self>) -> PyRef<'_, Self> {
+        this
+    }
+
+    fn __next__(&self, py: Python<'_>) -> PyResult<Option<PyRecordBatch>> {
+        let next = py.detach(|| self.rows.lock().unwrap_or_else(PoisonError::into_inner).next());
+        next.map(|batch| batch.map(PyRecordBatch::new)).map_err(|stop| stop.raise(py))
+    }
+
+    /// What ``damage="report"`` has met so far, in the order it was met.
+    #[getter]
+    fn findings<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyAny>>> {
+        let class = py.import("fencepost.kafka.finding")?.getattr("Finding")?;
+        let findings = self.findings.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let finding = |it: kafka::Error| class.call1((it.kind.name(), it.path, it.position, it.reason));
+        findings.into_iter().map(finding).collect()
+    }
+}
+
+/// The stream for a reader that may hold the interpreter or not.
+struct Export {
+    schema: SchemaRef,
+    rows: Arc<Mutex<Rows>>,
+}
+
+impl Iterator for Export {
+    type Item = Result<RecordBatch, ArrowError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let pull = || self.rows.lock().unwrap_or_else(PoisonError::into_inner).next();
+        Python::attach(|py| py.detach(pull)).map_err(Stop::into_arrow).transpose()
+    }
+}
+
+impl RecordBatchReader for Export {
+    fn schema(&self) -> SchemaRef {
+        self.schema.clone()
+    }
+}
+
+/// A segment as Python names it: its path or URI, the offset in its name, and, unless it is a local file, an object with
+/// ``size()`` and ``read(offset, length)``.
+type NamedSegment = (String, Option<i64>, Option<Py<PyAny>>);
+
+fn segment((path, base_offset, object): NamedSegment) -> kafka::Segment {
+    let open: Box<dyn Fn() -> io::Result<Box<dyn kafka::ReadAt>> + Send + Sync> = match object {
+        None => {
+            let path = path.clone();
+            Box::new(move || Ok(Box::new(File::open(&path)?)))
+        }
+        Some(object) => Box::new(move || {
+            let bytes = ask(|py| object.bind(py).call_method0("size")?.extract())?;
+            let object = Python::attach(|py| object.clone_ref(py));
+            Ok(Box::new(Object { object, bytes, block: Mutex::default() }))
+        }),
+    };
+    kafka::Segment { path, base_offset, open }
+}
+
+/// Asks Python for something of a file.
+fn ask<T>(question: impl FnOnce(Python<'_>) -> PyResult<T>) -> io::Result<T> {
+    Python::attach(|py| {
+        question(py).map_err(|error| {
+            // To make a text of it is a call that would meet the interrupt.
+            let text = error.value(py).to_string();
+            interrupt_again(py, &error);
+            io::Error::other(text)
+        })
+    })
+}
+
+/// An object of a store, read block by block: a request takes as long as some megabytes.
+struct Object {
+    object: Py<PyAny>,
+    bytes: u64,
+    block: Mutex<(u64, Option<PyBackedBytes>)>,
+}
+
+impl kafka::ReadAt for Object {
+    fn bytes(&self) -> io::Result<u64> {
+        Ok(self.bytes)
+    }
+
+    fn read_at(&self, position: u64, buffer: &mut [u8]) -> io::Result<usize> {
+        let mut block = self.block.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_there = |(start, bytes): &(u64, Option<PyBackedBytes>)| {
+            bytes.as_ref().is_some_and(|bytes| (*start..*start + bytes.len() as u64).contains(&position))
+        };
+        if !is_there(&block) {
+            let length = self.bytes.saturating_sub(position).min(BLOCK_BYTES.max(buffer.len() as u64));
+            let read = |py: Python<'_>| {
+                let bytes = self.object.bind(py).call_method1("read", (position, length))?;
+                Ok(bytes.extract::<PyBackedBytes>()?)
+            };
+            *block = (position, Some(ask(read)?));
+        }
+        let (start, bytes) = &*block;
+        let rest = bytes.as_deref().and_then(|bytes| bytes.get((position - start) as usize..)).unwrap_or_default();
+        let count = rest.len().min(buffer.len());
+        buffer[..count].copy_from_slice(&rest[..count]);
+        Ok(count)
+    }
+}
+
+/// The batch headers of segments in the order of their offsets, one row each; see ``fencepost.kafka.read_batches``.
+///
+/// ``segments``: a (path, base offset, object) each; ``reports``: damage becomes a finding, the segment ends there, and
+/// the next one is read.
+#[pyfunction]
+#[pyo3(signature = (segments, topic=None, partition=None, *, reports=false))]
+pub(crate) fn kafka_batches(
+    segments: Vec<NamedSegment>,
+    topic: Option<String>,
+    partition: Option<i32>,
+    reports: bool,
+) -> KafkaStream {
+    let findings = Findings::default();
+    let indexes = if reports { IndexChecks::of(&segments) } else { IndexChecks::default() };
+    let mut arrays = BatchArrays::new(topic, partition);
+    let mut batches = Batches { scan: scan_of(segments), indexes, findings: findings.clone(), reports };
+    let schema = arrays.schema();
+    let pull = move || {
+        let (columns, damage) = batches.next()?;
+        Ok((columns.map(|columns| arrays.batch(batches.scan.path(), columns)), damage))
+    };
+    KafkaStream::new(schema, findings, Box::new(pull))
+}
+
+fn scan_of(segments: Vec<NamedSegment>) -> kafka::PartitionScan {
+    kafka::PartitionScan::new(segments.into_iter().map(segment))
+}
+
+struct Batches {
+    scan: kafka::PartitionScan,
+    indexes: IndexChecks,
+    findings: Findings,
+    reports: bool,
+}
+
+impl Batches {
+    /// The next rows that there are, of one segment, and the damage behind them.
+    fn next(&mut self) -> Result<(Option<kafka::BatchColumns>, Option<kafka::Error>), Stop> {
+        loop {
+            let mut columns = kafka::BatchColumns::default();
+            let read = self.scan.read(&mut columns, BATCH_ROWS);
+            let is_end = matches!(read, Ok(false));
+            let mut damage = read.err();
+            if self.reports {
+                let mut findings = self.findings.lock().unwrap_or_else(PoisonError::into_inner);
+                findings.extend(self.scan.take_gap());
+                findings.extend(self.indexes.add(self.scan.path(), &columns, is_end));
+                findings.extend(damage.take());
+            }
+            if !columns.is_empty() || damage.is_some() || is_end {
+                return Ok(((!columns.is_empty()).then_some(columns), damage));
+            }
+            check_signals()?;
+        }
+    }
+}
+
+/// The offset indexes beside local segments, each held against its segment while that is read.
+#[derive(Default)]
+struct IndexChecks {
+    base_offsets: HashMap<String, i64>,
+    open: Option<(String, IndexCheck)>,
+}
+
+impl IndexChecks {
+    fn of(segments: &[NamedSegment]) -> IndexChecks {
+        let local = segments.iter().filter(|(_, _, object)| object.is_none());
+        let base_offsets = local.filter_map(|(path, base, _)| Some((path.clone(), (*base)?))).collect();
+        IndexChecks { base_offsets, open: None }
+    }
+
+    /// Takes rows of a segment; gives what is wrong with the index of the one before and with its own.
+    fn add(&mut self, path: &str, columns: &kafka::BatchColumns, is_last: bool) -> Vec<kafka::Error> {
+        let mut found = Vec::new();
+        let index = Path::new(path).with_extension("index").display().to_string();
+        if self.open.as_ref().is_none_or(|(open, _)| *open != index) {
+            found.extend(self.finish());
+            if let Some(base) = self.base_offsets.remove(path) {
+                match open_index(Path::new(&index), base) {
+                    Ok(check) => self.open = check.map(|check| (index.clone(), check)),
+                    Err(error) => found.push(error.in_file(&index)),
+                }
+            }
+        }
+        if let Some((path, check)) = &mut self.open
+            && let Err(error) = check.add(columns)
+        {
+            found.push(error.in_file(path));
+            self.open = None;
+        }
+        if is_last {
+            found.extend(self.finish());
+        }
+        found
+    }
+
+    fn finish(&mut self) -> Option<kafka::Error> {
+        let (path, mut check) = self.open.take()?;
+        check.finish().err().map(|error| error.in_file(&path))
+    }
+}
+
+/// `None` where there is no index.
+fn open_index(path: &Path, base_offset: i64) -> kafka::Result<Option<IndexCheck>> {
+    let unreadable = |reason: String| kafka::Error {
+        path: String::new(),
+        position: None,
+        kind: kafka::Kind::Unreadable,
+        reason: format!("cannot be read: {reason}"),
+    };
+    match std::fs::metadata(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Ok(metadata) if metadata.len() > INDEX_BYTES_MAX => {
+            return Err(unreadable(format!("{} bytes, more than an index can have", metadata.len())));
+        }
+        _ => {}
+    }
+    let bytes = std::fs::read(path).map_err(|error| unreadable(error.to_string()))?;
+    Ok(Some(IndexCheck::new(kafka::index::read(&bytes, base_offset)?)))
+}
+
+/// The data records of segments in the order of their offsets, one row each; see ``fencepost.kafka.read_records``.
+///
+/// ``committed``: None, "folder" (the segments are all there are) or "segment" (one of several, with ``aborted``: the
+/// path and bytes of the transaction index beside it, where there is one).
+#[pyfunction]
+#[pyo3(signature = (segments, topic=None, partition=None, *, committed=None, aborted=None, batch_bytes_max=kafka::BATCH_BYTES_MAX))]
+pub(crate) fn kafka_records(
+    py: Python<'_>,
+    segments: Vec<NamedSegment>,
+    topic: Option<String>,
+    partition: Option<i32>,
+    committed: Option<&str>,
+    aborted: Option<(String, PyBackedBytes)>,
+    batch_bytes_max: usize,
+) -> PyResult<KafkaStream> {
+    if batch_bytes_max > kafka::BATCH_BYTES_MAX {
+        let most = kafka::BATCH_BYTES_MAX;
+        return Err(PyValueError::new_err(format!("batch_bytes_max={batch_bytes_max}: at most {most} are possible")));
+    }
+    let again = |it: &NamedSegment| (it.0.clone(), it.1, it.2.as_ref().map(|object| object.clone_ref(py)));
+    let isolation = match (committed, aborted) {
+        (None, _) => Isolation::Uncommitted,
+        (Some("folder"), _) => Isolation::Folder(segments.iter().map(again).collect()),
+        (Some(_), None) => Isolation::Segment(segments.iter().map(again).collect(), vec![]),
+        (Some(_), Some((path, bytes))) => {
+            let index = kafka::aborted::read(&bytes).map_err(|error| Failure::from(error.in_file(&path)).raise(py))?;
+            Isolation::Segment(segments.iter().map(again).collect(), index)
+        }
+    };
+    let mut arrays = RecordArrays::new(topic, partition);
+    let schema = arrays.schema();
+    let mut source = Records { to_read: Some((isolation, scan_of(segments))), scan: None, batch_bytes_max };
+    let pull = move || {
+        let (columns, damage) = source.next()?;
+        Ok((columns.map(|columns| arrays.batch(columns)), damage))
+    };
+    Ok(KafkaStream::new(schema, Findings::default(), Box::new(pull)))
+}
+
+/// Which records are shown, and of which segments the headers tell.
+enum Isolation {
+    Uncommitted,
+    Folder(Vec<NamedSegment>),
+    Segment(Vec<NamedSegment>, Vec<kafka::aborted::AbortedTxn>),
+}
+
+impl Isolation {
+    fn view(self) -> Result<kafka::View, Stop> {
+        Ok(match self {
+            Isolation::Uncommitted => kafka::View::uncommitted(),
+            Isolation::Folder(segments) => outcomes(segments)?.view(),
+            Isolation::Segment(segments, index) => {
+                let path = segments.first().map(|(path, _, _)| path.clone()).unwrap_or_default();
+                outcomes(segments)?.view_of_segment(&index).map_err(|error| error.in_file(&path))?
+            }
+        })
+    }
+}
+
+/// What became of the transactions, from all headers.
+fn outcomes(segments: Vec<NamedSegment>) -> Result<kafka::Outcomes, Stop> {
+    let (mut scan, mut columns) = (scan_of(segments), kafka::BatchColumns::default());
+    let mut outcomes = kafka::Outcomes::default();
+    loop {
+        columns.clear();
+        let goes_on = scan.read(&mut columns, BATCH_ROWS)?;
+        outcomes.add(&columns);
+        if !goes_on {
+            return Ok(outcomes);
+        }
+        check_signals()?;
+    }
+}
+
+struct Records {
+    to_read: Option<(Isolation, kafka::PartitionScan)>,
+    scan: Option<kafka::RecordScan>,
+    batch_bytes_max: usize,
+}
+
+impl Records {
+    fn next(&mut self) -> Result<(Option<kafka::RecordColumns>, Option<kafka::Error>), Stop> {
+        if let Some((isolation, partition)) = self.to_read.take() {
+            self.scan = Some(kafka::RecordScan::new(partition, isolation.view()?, self.batch_bytes_max));
+        }
+        let Some(scan) = &mut self.scan else { return Ok((None, None)) };
+        loop {
+            let mut columns = kafka::RecordColumns::default();
+            let read = scan.read(&mut columns, BATCH_ROWS);
+            let is_end = matches!(read, Ok(false));
+            let damage = read.err();
+            if !columns.is_empty() || damage.is_some() || is_end {
+                return Ok(((!columns.is_empty()).then_some(columns), damage));
+            }
+            check_signals()?;
+        }
+    }
+}
+
+/// The entries of a broker's snapshot of producer state. ``path`` names it in errors.
+#[pyfunction]
+pub(crate) fn kafka_snapshot(py: Python<'_>, bytes: PyBackedBytes, path: &str) -> PyResult<PyTable> {
+    let entries = py.detach(|| kafka::snapshot::read(&bytes));
+    let entries = entries.map_err(|error| Failure::from(error.in_file(path)).raise(py))?;
+    let long = |of: fn(&kafka::snapshot::ProducerEntry) -> i64| Int64Array::from_iter_values(entries.iter().map(of));
+    let int = |of: fn(&kafka::snapshot::ProducerEntry) -> i32| Int32Array::from_iter_values(entries.iter().map(of));
+    table(vec![
+        ("pid", Arc::new(long(|it| it.pid))),
+        ("epoch", Arc::new(Int16Array::from_iter_values(entries.iter().map(|it| it.epoch)))),
+        ("last_seq", Arc::new(int(|it| it.last_seq))),
+        ("last_offset", Arc::new(long(|it| it.last_offset))),
+        ("offset_delta", Arc::new(int(|it| it.offset_delta))),
+        ("timestamp", Arc::new(long(|it| it.timestamp))),
+        ("coordinator_epoch", Arc::new(int(|it| it.coordinator_epoch))),
+        ("txn_first_offset", Arc::new(long(|it| it.txn_first_offset))),
+    ])
+}
+
+/// The entries of a broker's index of aborted transactions. ``path`` names it in errors.
+#[pyfunction]
+pub(crate) fn kafka_aborted(py: Python<'_>, bytes: PyBackedBytes, path: &str) -> PyResult<PyTable> {
+    let entries = py.detach(|| kafka::aborted::read(&bytes));
+    let entries = entries.map_err(|error| Failure::from(error.in_file(path)).raise(py))?;
+    let long = |of: fn(&kafka::aborted::AbortedTxn) -> i64| Int64Array::from_iter_values(entries.iter().map(of));
+    table(vec![
+        ("pid", Arc::new(long(|it| it.pid))),
+        ("first_offset", Arc::new(long(|it| it.first_offset))),
+        ("last_offset", Arc::new(long(|it| it.last_offset))),
+        ("last_stable_offset", Arc::new(long(|it| it.last_stable_offset))),
+    ])
+}
+
+fn table(columns: Vec<(&str, arrow_array::ArrayRef)>) -> PyResult<PyTable> {
+    let field = |(name, array): &(&str, arrow_array::ArrayRef)| {
+        let kind: &DataType = array.data_type();
+        Field::new(*name, kind.clone(), false)
+    };
+    let schema = Arc::new(Schema::new(columns.iter().map(field).collect::<Vec<_>>()));
+    let arrays = columns.into_iter().map(|(_, array)| array).collect();
+    let batch = RecordBatch::try_new(schema.clone(), arrays).expect("columns of one length");
+    PyTable::try_new(vec![batch], schema)
+}
