@@ -99,8 +99,8 @@ def test_the_columns_have_the_names_and_types_of_the_interface() -> None:
     wanted |= dict.fromkeys(("topic", "segment", "timestamp_type", "control", "compression"), pa.string())
     assert {field.name: field.type for field in names} == wanted | {"transactional": pa.bool_()}
     assert " ".join(names.names) == (
-        "topic partition segment position bytes base_offset last_offset count pid epoch base_seq last_seq max_timestamp "
-        "timestamp_type transactional control coordinator_epoch compression leader_epoch"
+        "topic partition segment position bytes base_offset last_offset count pid epoch base_seq last_seq "
+        "max_timestamp timestamp_type transactional control coordinator_epoch compression leader_epoch"
     )
     records = pa.table(kafka.read_records(DATA / "orders-0")).schema
     header = pa.struct([pa.field("key", pa.string(), nullable=False), ("value", pa.binary())])

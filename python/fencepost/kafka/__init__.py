@@ -20,12 +20,16 @@ from fencepost import _native
 from fencepost._native import TransactionIndex
 from fencepost.arrow import ArrowStreamExportable
 from fencepost.kafka.finding import Finding
+from fencepost.kafka.report import LogAudit, PartitionAudit
 from fencepost.kafka.source import open_log, read_beside, read_whole
 
 __all__ = [
     "BATCH_BYTES_MAX",
     "Finding",
+    "LogAudit",
+    "PartitionAudit",
     "TransactionIndex",
+    "audit",
     "read_aborted",
     "read_batches",
     "read_records",
@@ -47,8 +51,9 @@ def read_batches(
     `source`: a partition's folder, a segment, or a URI of either; `options`: of a remote store, names as obstore has
     them (`endpoint`, `region`, ...), the environment's where not given.
 
-    Columns: topic (utf8) and partition (int32), null where the folder's name does not tell them; segment (utf8), position (int64), bytes (int32), base_offset,
-    last_offset (int64), count (int32), pid (int64), epoch (int16), base_seq, last_seq (int32), -1 where there is none;
+    Columns: topic (utf8) and partition (int32), null where the folder's name does not tell them; segment (utf8),
+    position (int64), bytes (int32), base_offset, last_offset (int64), count (int32), pid (int64), epoch (int16),
+    base_seq, last_seq (int32), -1 where there is none;
     max_timestamp (int64 ms), timestamp_type (utf8), transactional (bool), control (utf8: null, "commit", "abort",
     "empty" where compaction has removed the record, "other"), coordinator_epoch (int32, of markers), compression
     (utf8), leader_epoch (int32). Checksums are not looked at: they are of payloads too.
@@ -115,3 +120,26 @@ def read_aborted(path: str | os.PathLike[str], *, options: Mapping[str, Any] | N
     Columns: pid, first_offset, last_offset, last_stable_offset (int64). Raises SourceError.
     """
     return _native.kafka_aborted(read_whole(path, options), os.fspath(path))
+
+
+def audit(
+    source: str | os.PathLike[str],
+    *,
+    now_ms: int | None = None,
+    max_idle_ms: int = 86_400_000,
+    options: Mapping[str, Any] | None = None,
+) -> LogAudit:
+    """Replays partitions, and says what a broker has lost, fenced, left open or forgotten. Nothing is changed.
+
+    `source`: a partition's folder, a folder of such folders (a broker's log directory), a segment, or a URI. Reported
+    are producers and their batches; sequence numbers that are missing (unclean elections, truncation) or written twice;
+    batches of fenced epochs; open, aborted and hanging transactions, the last stable offset; how the broker's own
+    snapshots and transaction indexes differ from what its log says; and damage. Only headers are read, so checksums are
+    not looked at. `now_ms`: by which a transaction hangs and a producer is idle, the newest batch's timestamp unless
+    given; `max_idle_ms`: the broker's producer.id.expiration.ms.
+
+    Needs pyarrow and NumPy. Raises SourceError where there is no log.
+    """
+    from fencepost.kafka import auditing
+
+    return auditing.audit(source, now_ms, max_idle_ms, options)

@@ -19,6 +19,7 @@ from fencepost.state.stores import Store, is_local, open_store
 
 _FOLDER = re.compile(r"(?P<topic>.+)-(?P<partition>\d{1,10})(\.[0-9A-Za-z_-]+-(future|delete|stray))?")
 _SEGMENT = re.compile(r"(\d{20})(-[\w-]+)?\.log")
+_OTHER = re.compile(r"\d{20}(-[\w-]+)?\.(snapshot|txnindex)")
 _OFFSET = re.compile(r"\d{20}")
 _INT32_MAX = 2**31 - 1
 
@@ -56,12 +57,48 @@ class Log:
     partition: int | None
     segments: tuple[Segment, ...]
     is_folder: bool
+    folder: str | None = None
+    """Of a partition's folder: its path or URI."""
+    others: tuple[str, ...] = ()
+    """Names of the snapshots and transaction indexes in it."""
 
 
 def open_log(source: str | os.PathLike[str], options: Options = None) -> Log:
     """Lists what there is; no segment is opened. Raises SourceError."""
     text = os.fspath(source)
     return _open_local(Path(_local_path(text))) if is_local(text) else _open_remote(text.rstrip("/"), options)
+
+
+def find_partitions(source: str | os.PathLike[str], options: Options = None) -> list[str]:
+    """The folders of partitions in a broker's log directory; the source itself where it is a partition or a segment.
+
+    Raises SourceError where there is neither.
+    """
+    text = os.fspath(source)
+    try:
+        open_log(text, options)
+    except SourceError:
+        folders = _folders_in(text, options)
+        if not folders:
+            raise
+        return folders
+    return [text]
+
+
+def _folders_in(text: str, options: Options) -> list[str]:
+    if is_local(text):
+        path = Path(_local_path(text))
+        names = [it.name for it in path.iterdir() if it.is_dir()] if path.is_dir() else []
+        return [str(path / name) for name in _by_topic(names)]
+    store, name = _open_object(text, options)
+    found = {path.removeprefix(f"{name}/").partition("/")[0] for path in store.list(name)}
+    return [f"{text.rstrip('/')}/{it}" for it in _by_topic(found)]
+
+
+def _by_topic(names: Iterable[str]) -> list[str]:
+    """Names of partitions' folders, in the order of topic and number."""
+    found = [(*topic_and_partition(name), name) for name in names]
+    return [name for _, _, name in sorted(it for it in found if it[0] is not None)]
 
 
 def read_whole(source: str | os.PathLike[str], options: Options = None) -> bytes:
@@ -127,7 +164,7 @@ def _open_local(path: Path) -> Log:
         raise _empty(str(path), partitions)
     topic, partition = topic_and_partition(path.absolute().name)
     found = (Segment(str(path / name), _base_offset(name)) for name in segments)
-    return Log(topic, partition, tuple(found), is_folder=True)
+    return Log(topic, partition, tuple(found), is_folder=True, folder=str(path), others=_others_of(names))
 
 
 def _open_remote(uri: str, options: Options) -> Log:
@@ -145,7 +182,7 @@ def _open_remote(uri: str, options: Options) -> Log:
         raise _empty(uri, sorted({it.partition("/")[0] for it in names if "/" in it}))
     topic, partition = topic_and_partition(name)
     found = (Segment(f"{uri}/{it}", _base_offset(it), _StoreObject(store, f"{name}/{it}")) for it in segments)
-    return Log(topic, partition, tuple(found), is_folder=True)
+    return Log(topic, partition, tuple(found), is_folder=True, folder=uri, others=_others_of(names))
 
 
 def _open_object(uri: str, options: Options) -> tuple[Store, str]:
@@ -168,6 +205,10 @@ class _StoreObject:
 
 def _segments_of(names: Iterable[str]) -> list[str]:
     return sorted(name for name in names if _SEGMENT.fullmatch(name))
+
+
+def _others_of(names: Iterable[str]) -> tuple[str, ...]:
+    return tuple(sorted(name for name in names if _OTHER.fullmatch(name)))
 
 
 def _base_offset(name: str) -> int | None:

@@ -1,0 +1,407 @@
+"""Replays partitions as a follower does, and notes what does not add up.
+
+A partition is read once, header by header, in calls of about a million batches. Four things follow it: the producers'
+sequence numbers (`Sequences`), their state as a broker keeps it (`BrokerTable`, replica rules), the transactions
+(`TransactionIndex`), and sums. Where a snapshot lies, the state so far is compared with it. Memory follows producers.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from fencepost._native import BrokerTable, TransactionIndex
+from fencepost.errors import SourceError
+from fencepost.kafka.finding import Finding
+from fencepost.kafka.report import LogAudit, PartitionAudit
+from fencepost.kafka.sequences import MAX, Sequences
+from fencepost.kafka.source import Log, find_partitions, open_log, read_whole
+from fencepost.policy import BatchColumns
+
+CALL_ROWS = 1 << 20
+"""Batches that are followed together."""
+HANGING_MS = 20 * 60_000
+"""The longest time-out that a broker allows (transaction.max.timeout.ms), and five minutes."""
+
+_COLUMNS = BatchColumns.kafka_log().replace(partition=None)
+_STATE = ("epoch", "last_seq", "last_offset", "offset_delta", "timestamp", "coordinator_epoch", "txn_first_offset")
+"""What a snapshot holds of a producer."""
+
+
+def audit(
+    source: str | os.PathLike[str], now_ms: int | None, max_idle_ms: int, options: Mapping[str, Any] | None
+) -> LogAudit:
+    """See `fencepost.kafka.audit`."""
+    folders = find_partitions(source, options)
+    partitions = tuple(_Partition(folder, now_ms, max_idle_ms, options).report() for folder in folders)
+    return LogAudit(source=os.fspath(source), partitions=partitions)
+
+
+class _Partition:
+    """One partition that is being followed."""
+
+    def __init__(self, path: str, now_ms: int | None, max_idle_ms: int, options: Mapping[str, Any] | None) -> None:
+        self.path, self.now_ms, self.max_idle_ms, self.options = path, now_ms, max_idle_ms, options
+        self.log: Log = open_log(path, options)
+        self.sequences, self.state, self.transactions = Sequences(), BrokerTable(), TransactionIndex()
+        self.damage: list[Finding] = []
+        self.producers = _Producers()
+        self.tables: dict[str, list[pa.Table]] = {"missing": [], "repeated": [], "fenced": []}
+        self.snapshots: list[dict[str, Any]] = []
+        self.differences: list[dict[str, Any]] = []
+        self.sums: Counter[str] = Counter()
+        self.compressions: Counter[str] = Counter()
+        self.log_start: int | None = None
+        self.log_end: int | None = None
+        self.newest: int | None = None
+        self.is_compacted = False
+        # Offsets that are in no batch: from, to.
+        self.gaps: list[tuple[int, int]] = []
+        self.known_from: str | None = None
+
+    def report(self) -> PartitionAudit:
+        waiting = self._begin(self._files(".snapshot"))
+        stream = read_batches(self.path, self.options)
+        for rows in _calls(stream):
+            rows = self._note(rows)
+            base_offsets = rows["base_offset"].to_numpy()
+            done = 0
+            while waiting and len(base_offsets) and waiting[0][0] <= base_offsets[-1]:
+                offset, name = waiting.pop(0)
+                upto = int(np.searchsorted(base_offsets, offset))
+                self._follow(rows.slice(done, upto - done))
+                self._compare(offset, name)
+                done = upto
+            self._follow(rows.slice(done))
+        for offset, name in waiting:
+            self._compare(offset, name)
+        self.damage += stream.findings
+        return self._told()
+
+    def _files(self, ending: str) -> list[tuple[int, str]]:
+        return sorted((int(name[:20]), name) for name in self.log.others if name.endswith(ending))
+
+    def _begin(self, snapshots: list[tuple[int, str]]) -> list[tuple[int, str]]:
+        """Where the log does not begin at 0, the newest snapshot before it says who was known. Gives the later ones."""
+        start = self.log.segments[0].base_offset or 0
+        before = [it for it in snapshots if it[0] <= start]
+        for place, (offset, name) in enumerate(reversed(before)):
+            is_base = place == 0 and start > 0
+            rows = self._snapshot(name)
+            self.snapshots.append(
+                {"file": name, "offset": offset, "verdict": "damaged" if rows is None else "before"}
+                | ({} if rows is None else {"producers": len(rows)})
+            )
+            if is_base and rows is not None:
+                self._know(name, rows)
+        self.snapshots.reverse()
+        return snapshots[len(before) :]
+
+    def _know(self, name: str, rows: pa.Table) -> None:
+        """Begins with the producers of a snapshot."""
+        self.known_from = name
+        with tempfile.TemporaryDirectory() as folder:
+            local = Path(folder) / name
+            local.write_bytes(read_whole(f"{self.log.folder}/{name}", self.options))
+            self.state = BrokerTable.from_kafka_snapshot(local, 0)
+        by_pid = rows.sort_by("pid")
+        self.sequences.know(*(by_pid[it].to_numpy() for it in ("pid", "epoch", "last_seq")))
+        begun = rows.filter(pc.greater_equal(rows["txn_first_offset"], 0)).sort_by("txn_first_offset")
+        if len(begun):
+            open_rows = {it: begun[it] for it in ("pid", "epoch", "timestamp")}
+            open_rows |= {"offset": begun["txn_first_offset"], "control": pa.nulls(len(begun), pa.string())}
+            self.transactions.apply(pa.table(open_rows), BatchColumns(partition=None))
+
+    def _snapshot(self, name: str) -> pa.Table | None:
+        """The rows of a broker's snapshot; None, and damage noted, where it is none."""
+        from fencepost.kafka import read_snapshot
+
+        path = f"{self.log.folder}/{name}"
+        try:
+            return pa.table(read_snapshot(path, options=self.options))
+        except SourceError as error:
+            reason = str(error).removeprefix(path).lstrip(":, ")
+            self.damage.append(Finding("snapshot", path, error.position, reason))
+            return None
+
+    def _note(self, rows: pa.Table) -> pa.Table:
+        """Sums, and gaps between offsets. Gives the rows whose offsets rise: an overlap is damage, told elsewhere."""
+        base, last = rows["base_offset"].to_numpy(), rows["last_offset"].to_numpy()
+        before = np.maximum.accumulate(np.concatenate([[-1 if self.log_end is None else self.log_end - 1], last]))
+        rises = base > before[:-1]
+        if not rises.all():
+            rows = rows.filter(pa.array(rises))
+            base, last = base[rises], last[rises]
+        if not len(rows):
+            return rows
+        ends = np.concatenate([[base[0] if self.log_end is None else self.log_end], last[:-1] + 1])
+        is_gap = base > ends
+        self.gaps += zip(ends[is_gap].tolist(), base[is_gap].tolist(), strict=True)
+        segments = rows["segment"].combine_chunks()
+        starts = np.concatenate([[False], pc.equal(segments[1:], segments[:-1]).to_numpy(zero_copy_only=False)])
+        is_data = rows["control"].is_null().to_numpy()
+        counts = rows["count"].to_numpy()
+        self.is_compacted |= bool((is_gap & starts).any() or (is_data & (counts < last - base + 1)).any())
+        self.log_start = int(base[0]) if self.log_start is None else self.log_start
+        self.log_end = int(last[-1]) + 1
+        newest = int(rows["max_timestamp"].to_numpy().max())
+        self.newest = newest if self.newest is None else max(newest, self.newest)
+        pid = rows["pid"].to_numpy()
+        self.sums.update(
+            batches=len(rows),
+            bytes=int(rows["bytes"].to_numpy().astype(np.int64).sum()),
+            records=int(counts[is_data].astype(np.int64).sum()),
+            untracked=int((is_data & (pid < 0)).sum()),
+            commits=int(pc.sum(pc.equal(rows["control"], "commit")).as_py() or 0),
+            aborts=int(pc.sum(pc.equal(rows["control"], "abort")).as_py() or 0),
+        )
+        self.compressions.update({it["values"]: it["counts"] for it in rows["compression"].value_counts().to_pylist()})
+        self.producers.add(rows.filter(pa.array(is_data & (pid >= 0))))
+        return rows
+
+    def _follow(self, rows: pa.Table) -> None:
+        """What a follower would do with these rows, and what it would not like."""
+        if not len(rows):
+            return
+        self.state.apply(rows, _COLUMNS)
+        self.transactions.apply(rows, _COLUMNS)
+        is_marker = pc.is_in(rows["control"], pa.array(["commit", "abort"])).to_numpy(zero_copy_only=False)
+        pid, epoch, base_seq, last_seq = (
+            rows[name].to_numpy().astype(np.int64) for name in ("pid", "epoch", "base_seq", "last_seq")
+        )
+        steps, fenced = self.sequences.apply(pid, epoch, base_seq, last_seq, is_marker)
+        is_ahead = steps.missing > 0
+        told = _told_of(rows.take(steps.row))
+        expected = pa.array(steps.expected)
+        ahead = told.append_column("first_seq", expected).filter(pa.array(is_ahead))
+        missing = steps.missing[is_ahead]
+        last_missing = (steps.expected[is_ahead] + missing - 1) & MAX
+        ahead = ahead.set_column(ahead.column_names.index("last_seq"), "last_seq", pa.array(last_missing))
+        self.tables["missing"].append(
+            ahead.append_column("count", pa.array(missing)).select(
+                ["pid", "epoch", "first_seq", "last_seq", "count", "offset", "segment", "position"]
+            )
+        )
+        back = told.append_column("expected", expected).filter(pa.array(~is_ahead))
+        self.tables["repeated"].append(
+            back.select(["pid", "epoch", "base_seq", "last_seq", "expected", "offset", "segment", "position"])
+        )
+        self.tables["fenced"].append(_told_of(rows.take(fenced)))
+
+    def _compare(self, offset: int, name: str) -> None:
+        """The state so far, and what the broker wrote of it."""
+        rows = self._snapshot(name)
+        if rows is None:
+            self.snapshots.append({"file": name, "offset": offset, "verdict": "damaged"})
+            return
+        theirs = {it.pop("pid"): it for it in rows.to_pylist()}
+        ours = dict(_entries(self.state))
+        found: list[dict[str, Any]] = []
+        expired, is_explained = 0, True
+        for pid in sorted(theirs.keys() | ours.keys()):
+            their, our = theirs.get(pid), ours.get(pid)
+            if their is None and our is not None and self._is_idle(our):
+                expired += 1
+                continue
+            differing = _differing(name, pid, their, our)
+            is_explained &= not differing or self._is_compacted_away(their)
+            found += differing
+        self.differences += found
+        verdict = "equal" if not found else "compacted" if is_explained else "differs"
+        told = {"file": name, "offset": offset, "producers": len(theirs), "expired": expired}
+        self.snapshots.append(told | {"differences": len(found), "verdict": verdict})
+
+    def _is_idle(self, entry: dict[str, int]) -> bool:
+        newest = self.now_ms if self.now_ms is not None else self.newest
+        is_old = newest is not None and newest - entry["timestamp"] >= self.max_idle_ms
+        return is_old and entry["txn_first_offset"] == -1
+
+    def _is_compacted_away(self, entry: dict[str, int] | None) -> bool:
+        """Whether the batch that a snapshot names is in no batch of the log any more."""
+        if entry is None or entry["last_offset"] < 0:
+            return False
+        offset = entry["last_offset"]
+        is_before = self.log_start is not None and offset < self.log_start
+        return is_before or any(first <= offset < end for first, end in self.gaps)
+
+    def _index_differences(self, aborted: pa.Table) -> pa.Table:
+        """Aborted transactions that only the log or only its indexes tell of; none where there is no index at all."""
+        from fencepost.kafka import read_aborted
+
+        told: list[dict[str, int]] = []
+        names = self._files(".txnindex")
+        for _, name in names:
+            path = f"{self.log.folder}/{name}"
+            try:
+                told += pa.table(read_aborted(path, options=self.options)).to_pylist()
+            except SourceError as error:
+                self.damage.append(Finding("index", path, error.position, str(error).removeprefix(path).lstrip(":, ")))
+        in_index = {tuple(it.values()) for it in told}
+        in_log = {tuple(it.values()) for it in aborted.to_pylist()} if names else in_index
+        only = [(*it, "index") for it in sorted(in_index - in_log)] + [(*it, "log") for it in sorted(in_log - in_index)]
+        columns = [*aborted.column_names, "only_in"]
+        schema = pa.schema([*aborted.schema, ("only_in", pa.string())])
+        return pa.Table.from_pylist([dict(zip(columns, it, strict=True)) for it in only], schema)
+
+    def _told(self) -> PartitionAudit:
+        has_rows = self.log_end is not None
+        aborted = pa.table(self.transactions.aborted(None)) if has_rows else _ABORTED.empty_table()
+        still_open = _OPEN.empty_table()
+        if has_rows:
+            opened = pa.table(self.transactions.open())
+            now = self.now_ms if self.now_ms is not None else self.newest
+            is_late = pc.fill_null(pc.greater(pc.subtract(now, opened["last_timestamp"]), HANGING_MS), False)
+            still_open = opened.append_column("hanging", is_late).select(_OPEN.names).cast(_OPEN)
+        index = self._index_differences(aborted)
+        empty = _told_schemas()
+        return PartitionAudit(
+            path=self.path,
+            topic=self.log.topic,
+            partition=self.log.partition,
+            segments=len(self.log.segments),
+            **{it: self.sums[it] for it in ("bytes", "batches", "records", "untracked", "commits", "aborts")},
+            log_start=self.log_start,
+            log_end=self.log_end,
+            last_stable_offset=self.transactions.last_stable_offset(None) if has_rows else None,
+            first_unstable_offset=self.transactions.first_unstable_offset(None) if has_rows else None,
+            newest_timestamp=self.newest,
+            compacted=self.is_compacted,
+            known_from=self.known_from,
+            compressions=dict(self.compressions),
+            producers=self.producers.table(),
+            **{
+                name: pa.concat_tables([empty[name].empty_table(), *(it.cast(empty[name]) for it in tables)])
+                for name, tables in self.tables.items()
+            },
+            open=still_open,
+            aborted=aborted,
+            snapshots=pa.Table.from_pylist(self.snapshots, _SNAPSHOTS),
+            differences=pa.Table.from_pylist(self.differences, _DIFFERENCES),
+            index=index,
+            damage=tuple(self.damage),
+        )
+
+
+class _Producers:
+    """Sums of each producer."""
+
+    def __init__(self) -> None:
+        self.sums: pa.Table | None = None
+
+    def add(self, rows: pa.Table) -> None:
+        """Data batches of producers."""
+        ones = pa.array(np.ones(len(rows), np.int64))
+        told = rows.select(["pid", "epoch"]).append_column("batches", ones)
+        told = told.append_column("records", rows["count"].cast(pa.int64()))
+        told = told.append_column("first_offset", rows["base_offset"]).append_column("last_offset", rows["last_offset"])
+        self.sums = _summed(told if self.sums is None else pa.concat_tables([self.sums, told]))
+
+    def table(self) -> pa.Table:
+        if self.sums is None:
+            return _PRODUCERS.empty_table()
+        names = [("epoch", "max"), ("epoch", "count"), ("batches", "sum"), ("records", "sum")]
+        by_pid = self.sums.group_by("pid").aggregate([*names, ("first_offset", "min"), ("last_offset", "max")])
+        return by_pid.sort_by("pid").rename_columns(_PRODUCERS.names).cast(_PRODUCERS)
+
+
+def _summed(rows: pa.Table) -> pa.Table:
+    """A row for each producer and epoch."""
+    sums = [("batches", "sum"), ("records", "sum"), ("first_offset", "min"), ("last_offset", "max")]
+    return rows.group_by(["pid", "epoch"]).aggregate(sums).rename_columns(rows.column_names)
+
+
+def read_batches(path: str, options: Mapping[str, Any] | None) -> Any:
+    """The headers of a partition, damage reported."""
+    from fencepost import kafka
+
+    return kafka.read_batches(path, damage="report", options=options)
+
+
+def _calls(stream: Any) -> Iterator[pa.Table]:
+    """The rows of a stream, so many together that calls cost little."""
+    batches, rows = [], 0
+    for batch in stream:
+        batches.append(pa.record_batch(batch))
+        rows += len(batches[-1])
+        if rows >= CALL_ROWS:
+            yield pa.Table.from_batches(batches)
+            batches, rows = [], 0
+    if batches:
+        yield pa.Table.from_batches(batches)
+
+
+def _told_of(rows: pa.Table) -> pa.Table:
+    """What tables of batches say of each."""
+    told = rows.select(["pid", "epoch", "base_seq", "last_seq", "base_offset", "segment", "position"])
+    return told.rename_columns(["pid", "epoch", "base_seq", "last_seq", "offset", "segment", "position"])
+
+
+def _entries(state: BrokerTable) -> Iterator[tuple[int, dict[str, int]]]:
+    """Each producer with what a snapshot would hold of it."""
+    for entry in pa.table(state.entries()).to_pylist():
+        last = entry["batches"][-1] if entry["batches"] else None
+        known = {
+            "last_seq": last and last["last_seq"],
+            "last_offset": last and last["last_offset"],
+            "timestamp": entry["last_timestamp"],
+            "coordinator_epoch": entry["coordinator_epoch"],
+            "txn_first_offset": entry["transaction_first_offset"],
+        }
+        told = {name: -1 if value is None else value for name, value in known.items()}
+        delta = last["last_offset"] - last["first_offset"] if last else 0
+        yield entry["pid"], told | {"epoch": entry["epoch"], "offset_delta": delta}
+
+
+def _differing(name: str, pid: int, their: dict[str, int] | None, our: dict[str, int] | None) -> list[dict[str, Any]]:
+    """A row for each field that differs."""
+    if their is None or our is None:
+        found = {"in_snapshot": None if their is None else 1, "in_log": None if our is None else 1}
+        return [{"file": name, "pid": pid, "field": "producer"} | found]
+    return [
+        {"file": name, "pid": pid, "field": field, "in_snapshot": their[field], "in_log": our[field]}
+        for field in _STATE
+        if their[field] != our[field]
+    ]
+
+
+def _told_schemas() -> dict[str, pa.Schema]:
+    long, text = pa.int64(), pa.string()
+    names = {
+        "missing": ("first_seq", "last_seq", "count"),
+        "repeated": ("base_seq", "last_seq", "expected"),
+        "fenced": ("base_seq", "last_seq"),
+    }
+    place = [("offset", long), ("segment", text), ("position", long)]
+    return {
+        table: pa.schema([("pid", long), ("epoch", pa.int16()), *((it, long) for it in columns), *place])
+        for table, columns in names.items()
+    }
+
+
+_PRODUCERS = pa.schema(
+    [("pid", pa.int64()), ("epoch", pa.int16())]
+    + [(name, pa.int64()) for name in ("epochs", "batches", "records", "first_offset", "last_offset")]
+)
+_ABORTED = pa.schema([(name, pa.int64()) for name in ("pid", "first_offset", "last_offset", "last_stable_offset")])
+_OPEN = pa.schema(
+    [("pid", pa.int64()), ("epoch", pa.int16())]
+    + [(name, pa.int64()) for name in ("first_offset", "last_offset", "last_timestamp")]
+    + [("hanging", pa.bool_())]
+)
+_SNAPSHOTS = pa.schema(
+    [("file", pa.string())]
+    + [(name, pa.int64()) for name in ("offset", "producers", "expired", "differences")]
+    + [("verdict", pa.string())]
+)
+_DIFFERENCES = pa.schema(
+    [("file", pa.string()), ("pid", pa.int64()), ("field", pa.string())]
+    + [(name, pa.int64()) for name in ("in_snapshot", "in_log")]
+)
