@@ -175,6 +175,7 @@ impl<'a> ProduceBatches<'a> {
         let is_tracked = pid >= 0;
         let is_data = control == Control::Data;
         let origin = self.origin(row, control);
+        let has_offset = !assigns || origin == Origin::Replica;
         let is_fine = pid >= -1
             && (self.partition[row] >= 0 || !(is_tracked || needs_partitions))
             && if is_tracked {
@@ -183,14 +184,14 @@ impl<'a> ProduceBatches<'a> {
                 !self.is_transactional(row) && matches!(control, Control::Data | Control::Other)
             }
             && (is_data || origin != Origin::Client || control == Control::Other)
-            && (!(is_data && (is_tracked || needs_partitions)) || self.has_count(row))
+            && (!(is_data && (is_tracked || needs_partitions)) || self.has_count(row, has_offset))
             && if assigns {
                 origin != Origin::Replica || (self.offset(row) != NONE && self.has_fitting_offsets(row, is_data))
             } else {
                 !is_tracked || self.has_fitting_offsets(row, is_data)
             }
             && self.coordinator_epoch.is_none_or(|epochs| epochs[row] >= -1);
-        if is_fine { Ok(()) } else { Err(self.explain(row, needs_partitions)) }
+        if is_fine { Ok(()) } else { Err(self.explain(row, needs_partitions, has_offset)) }
     }
 
     #[inline(always)]
@@ -203,10 +204,12 @@ impl<'a> ProduceBatches<'a> {
         }
     }
 
-    /// Where there is a last sequence number, compaction may have left fewer records, or none.
+    /// Where there is a last sequence number, or offsets in its place, compaction may have left fewer records, or none.
     #[inline(always)]
-    fn has_count(&self, row: usize) -> bool {
-        self.last_seq(row) >= 0 || self.count(row) >= 1
+    fn has_count(&self, row: usize, has_offset: bool) -> bool {
+        let (offset, last_offset) = (self.offset(row), self.last_offset(row));
+        let is_told = has_offset && self.base_seq[row] < 0 && offset >= 0 && last_offset >= offset;
+        self.last_seq(row) >= 0 || self.count(row) >= 1 || is_told
     }
 
     #[inline(always)]
@@ -221,7 +224,7 @@ impl<'a> ProduceBatches<'a> {
 
     /// What is wrong with a row that is known to be wrong.
     #[cold]
-    fn explain(&self, row: usize, needs_partitions: bool) -> Error {
+    fn explain(&self, row: usize, needs_partitions: bool, has_offset: bool) -> Error {
         let at = |column, text: String| problem(column, Some(row), text);
         let (pid, control) = (self.pid[row], self.control(row));
         let origin = self.origin(row, control);
@@ -246,10 +249,10 @@ impl<'a> ProduceBatches<'a> {
         if let Some(&epoch) = self.coordinator_epoch.map(|epochs| &epochs[row]).filter(|&&epoch| epoch < -1) {
             return at(Column::CoordinatorEpoch, format!("value {epoch} is outside 0..=2147483647"));
         }
-        self.explain_numbers(row, origin)
+        self.explain_numbers(row, origin, has_offset)
     }
 
-    fn explain_numbers(&self, row: usize, origin: Origin) -> Error {
+    fn explain_numbers(&self, row: usize, origin: Origin, has_offset: bool) -> Error {
         let at = |column, text: String| problem(column, Some(row), text);
         let (base_seq, last_seq) = (self.base_seq[row], self.last_seq(row));
         if self.control(row) == Control::Data && self.pid[row] >= 0 && !self.has_sequences(row, origin) {
@@ -259,7 +262,7 @@ impl<'a> ProduceBatches<'a> {
             }
             return at(Column::LastSeq, format!("value {last_seq} does not go with base_seq {base_seq}"));
         }
-        if self.control(row) == Control::Data && !self.has_count(row) {
+        if self.control(row) == Control::Data && !self.has_count(row, has_offset) {
             let count = self.count(row);
             let found = if count == Self::NO_INT { "null".into() } else { format!("value {count}") };
             return at(Column::Count, format!("{found} is outside 1..=2147483647, and there is no last_seq"));
