@@ -23,6 +23,7 @@ from fencepost.cli.audit import audit_command
 from fencepost.cli.dedup import dedup_command
 from fencepost.cli.doctor import doctor_command
 from fencepost.cli.generate import generate_command
+from fencepost.cli.kafka import kafka_app
 from fencepost.cli.state import state_app
 from fencepost.cli.terminal import EXIT_CLEAN, EXIT_ERROR, EXIT_FINDINGS, EXIT_USAGE
 from fencepost.errors import FencepostError
@@ -45,6 +46,7 @@ app = typer.Typer(
 app.command("dedup")(dedup_command)
 app.command("audit")(audit_command)
 app.add_typer(state_app, name="state")
+app.add_typer(kafka_app, name="kafka")
 app.command("generate")(generate_command)
 app.command("doctor")(doctor_command)
 

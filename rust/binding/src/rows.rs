@@ -6,6 +6,7 @@ use arrow_schema::{DataType, Field, Schema, SchemaRef};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyMapping, PyMemoryView};
+use pyo3_arrow::PyArray;
 use pyo3_arrow::input::{AnyArray, AnyRecordBatch};
 use std::sync::Arc;
 
@@ -154,13 +155,27 @@ fn take_buffer(values: &Bound<'_, PyAny>) -> PyResult<AnyArray> {
     if view.getattr("ndim")?.extract::<usize>()? != 1 || values.hasattr("mask")? {
         return Err(PyValueError::new_err("not a column"));
     }
+    let format = view.getattr("format")?.extract::<String>()?;
+    if format == "?" {
+        return take_flags(values);
+    }
     // PyO3 0.30 takes '>' for the native byte order, so the format is looked at here.
-    let is_swapped = view.getattr("format")?.extract::<String>()?.starts_with(['>', '!']);
+    let is_swapped = format.starts_with(['>', '!']);
     if !is_swapped && let Ok(found) = values.extract::<AnyArray>() {
         return Ok(found);
     }
     let native = values.getattr("dtype")?.call_method1("newbyteorder", ("=",))?;
     values.call_method1("astype", (native, "C"))?.extract::<AnyArray>()
+}
+
+/// NumPy has a byte for a boolean, Arrow a bit.
+fn take_flags(values: &Bound<'_, PyAny>) -> PyResult<AnyArray> {
+    let (chunks, _) =
+        values.call_method1("astype", ("uint8",))?.extract::<AnyArray>()?.into_chunked_array()?.into_inner();
+    let bytes = chunks.iter().map(|chunk| chunk.as_ref()).collect::<Vec<_>>();
+    let flags = arrow_select::concat::concat(&bytes).and_then(|bytes| arrow_cast::cast(&bytes, &DataType::Boolean));
+    let flags = flags.map_err(|error| PyValueError::new_err(error.to_string()))?;
+    Ok(AnyArray::Array(PyArray::from_array_ref(flags)))
 }
 
 impl Column {

@@ -1,0 +1,409 @@
+"""The audit of Kafka's log: folders that a broker wrote, and what it finds when something is taken out of them."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import fencepost as fp
+import numpy as np
+import pyarrow as pa  # type: ignore[import-untyped]
+import pytest
+from fencepost import cli, kafka
+from fencepost.kafka.report import FINDINGS, PartitionAudit
+from fencepost.kafka.sequences import MAX, Sequences
+from test_kafka_logs import DATA, PARTITIONS, read_csv, rows_of
+
+HOUR = 3_600_000
+
+
+@pytest.fixture(scope="module")
+def report() -> kafka.LogAudit:
+    return kafka.audit(DATA)
+
+
+def of(report: kafka.LogAudit, name: str) -> PartitionAudit:
+    (found,) = (partition for partition in report.partitions if partition.name == name)
+    return found
+
+
+# What a broker wrote
+
+
+def test_a_brokers_own_files_agree_with_its_log(report: kafka.LogAudit) -> None:
+    assert [partition.name for partition in report.partitions] == PARTITIONS
+    assert report.found() == {}
+    verdicts = report.table("snapshots").to_pylist()
+    assert len(verdicts) == 35
+    assert [(row["topic"], row["file"]) for row in verdicts if row["verdict"] != "equal"] == [
+        ("profiles", "00000000000000000530.snapshot")
+    ]
+    assert report.table("aborted").select(["pid", "first_offset", "last_offset", "last_stable_offset"]).to_pylist() == [
+        {name.replace("producer_id", "pid"): int(value) for name, value in row.items() if name != "file"}
+        for row in read_csv("aborted.csv")
+    ]
+
+
+def test_a_compacted_log_says_which_snapshot_does_not_follow(report: kafka.LogAudit) -> None:
+    profiles = of(report, "profiles-0")
+    assert profiles.compacted
+    assert sum(partition.compacted for partition in report.partitions) == 1
+    assert profiles.differences.to_pylist() == [
+        {"file": "00000000000000000530.snapshot", "pid": 1005, "field": "producer", "in_snapshot": 1, "in_log": None}
+    ]
+    assert [row["verdict"] for row in profiles.snapshots.to_pylist()] == ["equal", "compacted", "equal", "equal"]
+    assert len(profiles.missing) == 2
+    assert profiles.found()["missing"] == 0
+
+
+def test_sums_are_those_of_the_headers(report: kafka.LogAudit) -> None:
+    for name in PARTITIONS:
+        found, rows = of(report, name), rows_of(kafka.read_batches(DATA / name))
+        data = [row for row in rows if row["control"] is None]
+        assert (found.batches, found.bytes) == (len(rows), sum(row["bytes"] for row in rows))
+        assert found.records == sum(row["count"] for row in data)
+        assert found.untracked == sum(row["pid"] < 0 for row in data)
+        assert (found.commits, found.aborts) == tuple(
+            sum(row["control"] == it for row in rows) for it in ("commit", "abort")
+        )
+        assert (found.log_start, found.log_end) == (rows[0]["base_offset"], rows[-1]["last_offset"] + 1)
+        assert sum(found.compressions.values()) == len(rows)
+        wanted: dict[int, list[dict[str, Any]]] = {}
+        for row in data:
+            if row["pid"] >= 0:
+                wanted.setdefault(row["pid"], []).append(row)
+        assert found.producers.to_pylist() == [
+            {
+                "pid": pid,
+                "epoch": max(row["epoch"] for row in of_pid),
+                "epochs": len({row["epoch"] for row in of_pid}),
+                "batches": len(of_pid),
+                "records": sum(row["count"] for row in of_pid),
+                "first_offset": of_pid[0]["base_offset"],
+                "last_offset": of_pid[-1]["last_offset"],
+            }
+            for pid, of_pid in sorted(wanted.items())
+        ]
+
+
+def test_an_open_transaction_hangs_after_twenty_minutes(report: kafka.LogAudit) -> None:
+    carts = of(report, "carts-0")
+    assert (carts.last_stable_offset, carts.first_unstable_offset, carts.log_end) == (15, 15, 34)
+    (row,) = carts.open.to_pylist()
+    assert (row["pid"], row["first_offset"], row["hanging"]) == (1007, 15, False)
+    begun = row["last_timestamp"]
+    for now, hangs in ((begun + 1_200_000, False), (begun + 1_200_001, True)):
+        later = kafka.audit(DATA / "carts-0", now_ms=now)
+        assert later.found("hanging") == ({"hanging": 1} if hangs else {})
+
+
+@pytest.mark.parametrize("name", PARTITIONS)
+def test_a_state_from_any_snapshot_is_written_as_the_broker_wrote_it(name: str, tmp_path: Path) -> None:
+    snapshots = sorted((DATA / name).glob("*.snapshot"))
+    assert snapshots
+    for path in snapshots:
+        table = fp.BrokerTable.from_kafka_snapshot(path, 3)
+        table.to_kafka_snapshot(tmp_path / "again", 3)
+        assert (tmp_path / "again").read_bytes() == path.read_bytes()
+        # A table that computed the state writes the same producers, by pid.
+        other = fp.BrokerTable.restore(table.snapshot())
+        other.to_kafka_snapshot(tmp_path / "sorted", 3)
+        rows = rows_of(kafka.read_snapshot(tmp_path / "sorted"))
+        assert rows == sorted(rows_of(kafka.read_snapshot(path)), key=lambda row: row["pid"])
+
+
+@pytest.mark.parametrize("name", [name for name in PARTITIONS if name != "profiles-0"])
+def test_a_replay_from_any_snapshot_gives_every_later_one(name: str, tmp_path: Path) -> None:
+    rows = pa.table(kafka.read_batches(DATA / name))
+    snapshots = sorted((DATA / name).glob("*.snapshot"))
+    for start in snapshots:
+        partition = int(name.rpartition("-")[2])
+        table = fp.BrokerTable.from_kafka_snapshot(start, partition)
+        done = int(start.stem)
+        for path in snapshots[snapshots.index(start) + 1 :]:
+            offsets = np.asarray(rows["base_offset"])
+            part = rows.filter(pa.array((offsets >= done) & (offsets < int(path.stem))))
+            verdicts = table.apply(part, fp.BatchColumns.kafka_log())
+            assert set(np.asarray(verdicts.kept)) <= {True}
+            table.to_kafka_snapshot(tmp_path / "computed", partition)
+            computed = {row["pid"]: row for row in rows_of(kafka.read_snapshot(tmp_path / "computed"))}
+            assert computed == {row["pid"]: row for row in rows_of(kafka.read_snapshot(path))}
+            done = int(path.stem)
+
+
+# What is taken out, doubled or damaged
+
+
+def batches_of(folder: Path) -> list[bytes]:
+    found = []
+    for path in sorted(folder.glob("*.log")):
+        whole, at = path.read_bytes(), 0
+        while at < len(whole):
+            end = at + 12 + struct.unpack_from(">i", whole, at + 8)[0]
+            found.append(whole[at:end])
+            at = end
+    return found
+
+
+def moved(batch: bytes, offset: int) -> bytes:
+    """The same batch at another offset, which its checksum does not cover."""
+    return struct.pack(">q", offset) + batch[8:]
+
+
+def offsets_of(batch: bytes) -> tuple[int, int]:
+    base, delta = struct.unpack_from(">q", batch)[0], struct.unpack_from(">i", batch, 23)[0]
+    return base, base + delta
+
+
+def rewritten(tmp_path: Path, name: str, change: Callable[[list[bytes]], list[bytes]]) -> Path:
+    """A log with the changed batches one behind the other, as an unclean election leaves it."""
+    folder = tmp_path / name
+    folder.mkdir()
+    offset, out = 0, []
+    for batch in change(batches_of(DATA / name)):
+        base, last = offsets_of(batch)
+        out.append(moved(batch, offset))
+        offset += last - base + 1
+    (folder / f"{0:020}.log").write_bytes(b"".join(out))
+    return folder
+
+
+def header(batch: bytes) -> dict[str, int]:
+    pid, epoch, base_seq = struct.unpack_from(">qhi", batch, 43)
+    return {"pid": pid, "epoch": epoch, "base_seq": base_seq}
+
+
+def test_sequences_that_the_broker_lost_are_told(tmp_path: Path) -> None:
+    rows = rows_of(kafka.read_batches(DATA / "clicks-0"))
+    # Of each of three producers what lies between its first and its last batch.
+    of_pids = [[at for at, row in enumerate(rows) if row["pid"] == pid] for pid in sorted({row["pid"] for row in rows})]
+    lost = {at for of_pid in sorted(of_pids, key=len)[-3:] for at in of_pid[1:-1][:2]}
+    assert len(lost) == 6
+    folder = rewritten(tmp_path, "clicks-0", lambda batches: [it for n, it in enumerate(batches) if n not in lost])
+    (found,) = kafka.audit(folder).partitions
+    gone = sum(rows[at]["last_seq"] - rows[at]["base_seq"] + 1 for at in lost)
+    told = found.missing.to_pylist()
+    assert found.found() == dict.fromkeys(FINDINGS, 0) | {"missing": gone}
+    for row in told:
+        of_pid = [rows[at] for at in sorted(lost) if rows[at]["pid"] == row["pid"]]
+        assert row["first_seq"] == of_pid[0]["base_seq"]
+        assert row["last_seq"] == of_pid[-1]["last_seq"]
+        behind = rows_of(kafka.read_batches(folder))
+        (after,) = (it for it in behind if (it["segment"], it["position"]) == (row["segment"], row["position"]))
+        assert (after["pid"], after["base_seq"], after["base_offset"]) == (
+            row["pid"],
+            row["last_seq"] + 1,
+            row["offset"],
+        )
+    assert {row["pid"] for row in told} == {rows[at]["pid"] for at in lost}
+
+
+def test_a_batch_that_was_written_twice_is_told(tmp_path: Path) -> None:
+    folder = rewritten(tmp_path, "clicks-1", lambda batches: [*batches[:12], batches[4], *batches[12:]])
+    (found,) = kafka.audit(folder).partitions
+    rows = rows_of(kafka.read_batches(folder))
+    # What follows its repeat goes on from there: the state is that of a follower, which records what it finds.
+    repeat = rows[12]
+    assert found.repeated.to_pylist()[0] | {"expected": None} == {
+        **{name: repeat[name] for name in ("pid", "epoch", "base_seq", "last_seq", "segment", "position")},
+        "offset": repeat["base_offset"],
+        "expected": None,
+    }
+    assert found.found()["repeated"] == 1
+
+
+def test_a_fenced_producer_that_wrote_all_the_same_is_told(tmp_path: Path) -> None:
+    def zombie(batches: list[bytes]) -> list[bytes]:
+        epochs = [header(batch)["epoch"] for batch in batches]
+        at = epochs.index(max(epochs))
+        return [*batches[: at + 1], batches[0], *batches[at + 1 :]]
+
+    folder = rewritten(tmp_path, "payments-0", zombie)
+    (found,) = kafka.audit(folder).partitions
+    assert found.found()["fenced"] == 1
+    first = rows_of(kafka.read_batches(DATA / "payments-0"))[0]
+    (told,) = found.fenced.to_pylist()
+    assert {name: told[name] for name in ("pid", "epoch", "base_seq")} == {
+        name: first[name] for name in ("pid", "epoch", "base_seq")
+    }
+
+
+def test_a_snapshot_and_an_index_of_another_log_differ(tmp_path: Path) -> None:
+    folder = tmp_path / "orders-0"
+    shutil.copytree(DATA / "orders-0", folder)
+    entries = rows_of(kafka.read_snapshot(folder / "00000000000000000140.snapshot"))
+    table = fp.BrokerTable.from_kafka_snapshot(folder / "00000000000000000140.snapshot", 0)
+    pid = entries[0]["pid"]
+    table.apply({"pid": np.array([pid]), "epoch": np.array([9]), "partition": np.array([0]), "base_seq": np.array([0]),
+                 "count": np.array([3]), "offset": np.array([500]), "timestamp": np.array([5]),
+                 "transactional": np.array([True])})  # fmt: skip
+    table.to_kafka_snapshot(folder / "00000000000000000140.snapshot", 0)
+    index = folder / "00000000000000000127.txnindex"
+    last = rows_of(kafka.read_aborted(index))[-1]
+    index.write_bytes(index.read_bytes()[:-34])
+    (found,) = kafka.audit(folder).partitions
+    assert found.found() | {"snapshot": 0, "index": 0} == dict.fromkeys(FINDINGS, 0)
+    assert [row["file"] for row in found.snapshots.to_pylist() if row["verdict"] == "differs"] == [
+        "00000000000000000140.snapshot"
+    ]
+    differing = {row["field"]: row["in_snapshot"] for row in found.differences.to_pylist() if row["pid"] == pid}
+    assert differing["epoch"] == 9
+    assert differing["last_offset"] == 502
+    (only,) = found.index.to_pylist()
+    assert only == {**last, "only_in": "log"}
+
+
+def test_a_log_that_retention_cut_begins_with_its_snapshot(tmp_path: Path) -> None:
+    folder = tmp_path / "clicks-0"
+    shutil.copytree(DATA / "clicks-0", folder)
+    (folder / "00000000000000000000.log").unlink()
+    (found,) = kafka.audit(folder).partitions
+    assert (found.log_start, found.known_from) == (156, "00000000000000000156.snapshot")
+    assert found.found() == dict.fromkeys(FINDINGS, 0)
+    assert {row["file"]: row["verdict"] for row in found.snapshots.to_pylist()} == {
+        f"{offset:020}.snapshot": "before" if offset == 156 else "equal" for offset in (156, 268, 271, 489, 684, 733)
+    }
+    # Without it, who was known before cannot be told from the log.
+    (folder / "00000000000000000156.snapshot").unlink()
+    (found,) = kafka.audit(folder).partitions
+    assert found.known_from is None
+    assert found.found()["missing"] == 0
+
+
+def test_an_idle_producer_that_the_broker_forgot_is_no_difference(tmp_path: Path) -> None:
+    folder = tmp_path / "clicks-1"
+    shutil.copytree(DATA / "clicks-1", folder)
+    last = sorted(folder.glob("*.snapshot"))[-1]
+    entries = rows_of(kafka.read_snapshot(last))
+    oldest = min(entries, key=lambda row: row["timestamp"])
+    newest = max(row["timestamp"] for row in entries)
+    table = fp.BrokerTable.from_kafka_snapshot(last, 0, max_idle_ms=newest - oldest["timestamp"])
+    assert table.evict(newest) >= 1
+    table.to_kafka_snapshot(last, 0)
+    limit = newest - oldest["timestamp"]
+    (found,) = kafka.audit(folder, max_idle_ms=limit).partitions
+    assert found.found()["snapshot"] == 0
+    assert found.snapshots.to_pylist()[-1]["expired"] >= 1
+    (found,) = kafka.audit(folder).partitions
+    assert found.found()["snapshot"] == 1
+
+
+def test_damage_is_a_finding_and_what_can_be_read_is_audited(tmp_path: Path) -> None:
+    folder = tmp_path / "clicks-2"
+    shutil.copytree(DATA / "clicks-2", folder)
+    last = sorted(folder.glob("*.log"))[-1]
+    last.write_bytes(last.read_bytes()[:-20])
+    snapshot = sorted(folder.glob("*.snapshot"))[0]
+    snapshot.write_bytes(snapshot.read_bytes()[:-1])
+    (found,) = kafka.audit(folder).partitions
+    assert {finding.kind for finding in found.damage} >= {"torn", "snapshot"}
+    assert found.batches == 59
+    text = str(kafka.audit(folder))
+    assert f"damage (torn): {last}" in text
+    assert str(snapshot) in text
+
+
+# The report
+
+
+def test_the_report_is_text_json_and_tables(report: kafka.LogAudit) -> None:
+    text = str(report)
+    assert "carts-0: " in text
+    assert "offsets        0 to 34, stable to 15" in text
+    assert "3 equal, 1 compacted" in text
+    told = json.loads(report.to_json())
+    assert [it["topic"] for it in told["partitions"]] == [name.rpartition("-")[0] for name in PARTITIONS]
+    assert told["partitions"][0]["open"][0]["first_offset"] == 15
+    frames = report.to_pandas()
+    assert set(frames) == {
+        "producers", "missing", "repeated", "fenced", "open", "aborted", "snapshots", "differences", "index"
+    }  # fmt: skip
+    assert list(frames["open"].columns[:3]) == ["topic", "partition", "pid"]
+    with pytest.raises(fp.PolicyError, match="no finding is called 'lost'"):
+        report.found("lost")
+    with pytest.raises(fp.PolicyError, match="no table is called 'lost'"):
+        report.table("lost")
+
+
+def test_the_command_tells_by_its_exit_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["kafka", "audit", str(DATA / "carts-0"), "--fail-on", ",".join(FINDINGS)]) == cli.EXIT_CLEAN
+    assert "stable to 15" in capsys.readouterr().out
+    folder = rewritten(tmp_path, "clicks-0", lambda batches: batches[:5] + batches[6:])
+    assert cli.main(["kafka", "audit", str(folder), "--fail-on", "missing"]) == cli.EXIT_FINDINGS
+    assert "found: missing" in capsys.readouterr().err
+    assert cli.main(["kafka", "audit", str(folder), "--json"]) == cli.EXIT_CLEAN
+    assert json.loads(capsys.readouterr().out)["found"].keys() == {"missing"}
+    assert cli.main(["kafka", "audit", str(folder), "--fail-on", "lost"]) == cli.EXIT_USAGE
+    assert cli.main(["kafka", "audit", str(tmp_path / "nowhere")]) == cli.EXIT_ERROR
+    assert "nowhere: no such file or folder" in capsys.readouterr().err
+
+
+# Sequences, against a loop
+
+
+Batch = tuple[int, int, int, int, bool]
+"""pid, epoch, base_seq, last_seq, whether it is a marker."""
+
+
+def followed(rows: list[Batch]) -> tuple[list[tuple[int, int, int]], list[int]]:
+    """Steps (row, expected, missing) and fenced rows, one row after the other."""
+    known: dict[int, tuple[int, int]] = {}
+    steps, fenced = [], []
+    for at, (pid, epoch, base_seq, last_seq, is_marker) in enumerate(rows):
+        if pid < 0 or (base_seq < 0 and not is_marker):
+            continue
+        stood = known.get(pid)
+        if stood is not None and epoch < stood[0]:
+            fenced += [] if is_marker else [at]
+        elif is_marker:
+            if stood is None or epoch > stood[0]:
+                known[pid] = (epoch, -1)
+        else:
+            if stood is not None:
+                expected = 0 if epoch > stood[0] else (stood[1] + 1) & MAX
+                if base_seq != expected:
+                    ahead = (base_seq - expected) & MAX
+                    steps.append((at, expected, ahead if ahead <= MAX // 2 else 0))
+            known[pid] = (epoch, last_seq)
+    return steps, fenced
+
+
+def drawn(chance: random.Random) -> list[Batch]:
+    rows: list[Batch] = []
+    at: dict[int, tuple[int, int]] = {}
+    for _ in range(chance.randint(1, 60)):
+        pid = chance.choice([-1, 1, 2, 2**40])
+        epoch, following = at.get(pid, (0, 0))
+        epoch = max(0, epoch + (chance.choice([-1, 1]) if chance.random() < 0.15 else 0))
+        base_seq = chance.choice([following, following, following, 0, (following + 3) & MAX, MAX - 1])
+        last_seq = (base_seq + chance.randint(0, 4)) & MAX
+        if chance.random() < 0.05:
+            base_seq = last_seq = -1
+        rows.append((pid, epoch, base_seq, last_seq, chance.random() < 0.2))
+        at[pid] = (epoch, (last_seq + 1) & MAX)
+    return rows
+
+
+def test_sequences_are_followed_as_a_loop_would() -> None:
+    found = 0
+    for seed in range(400):
+        chance = random.Random(seed)
+        rows = drawn(chance)
+        sequences, steps, fenced, done = Sequences(), [], [], 0
+        while done < len(rows):
+            part = rows[done : done + chance.randint(1, 20)]
+            *numbers, is_marker = (np.array(column) for column in zip(*part, strict=True))
+            told, below = sequences.apply(*(it.astype(np.int64) for it in numbers), is_marker)
+            steps += [
+                (int(row) + done, int(expected), int(missing)) for row, expected, missing in zip(*told, strict=True)
+            ]
+            fenced += [int(row) + done for row in below]
+            done += len(part)
+        assert (steps, fenced) == followed(rows), f"seed {seed}"
+        found += len(steps) + len(fenced)
+    assert found > 1000
