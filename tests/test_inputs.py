@@ -587,7 +587,6 @@ NO_COLUMNS = {
     "strings": np.array([str(seq) for seq in SEQ]),
     "bytes-strings": np.array([str(seq).encode() for seq in SEQ]),
     "objects": np.array(SEQ, dtype=object),
-    "bool": np.zeros(11, bool),
     "float16": np.array(SEQ, np.float16),
     "complex": np.array(SEQ, complex),
     "times": np.array(SEQ, "M8[ms]"),
@@ -622,6 +621,12 @@ def test_what_is_no_column_of_numbers_is_refused_by_name(kind: str, name: str) -
     )
     assert (caught.value.column, caught.value.row) == (name, None)
     assert len(table) == 0
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_booleans_of_numpy_are_booleans(name: str) -> None:
+    with pytest.raises(fp.BatchError, match=f"column '{name}': is of type Boolean"):
+        fp.StateTable("any_order").apply(numpy_mapping(ROWS) | {name: np.zeros(11, bool)})
 
 
 # Streams
