@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bench import delta, lake_report, peers, spark, streams, workload
+from bench import delta, kafka, lake_report, peers, spark, streams, workload
 from bench.markdown import table
 from bench.measure import Measurement, Role, Target, machine
 
@@ -30,7 +30,7 @@ LIBRARIES = (
 )
 RUNS, RANDOM, NOOP, PARQUET = workload.RUNS.name, workload.RANDOM.name, spark.NOOP, spark.PARQUET
 APPLY, CO_LOCATED, JOB = "fencepost apply", spark.CO_LOCATED.name, spark.JOB
-PARTS = ("memory", "spark", "lake", "delta", "streams")
+PARTS = ("memory", "spark", "lake", "delta", "streams", "kafka")
 COLOURS = {"ours": "#c2410c", "peer": "#64748b", "limit": "#cbd5e1"}
 
 
@@ -78,11 +78,33 @@ class Results:
             yield self.target_of(streams.STREAM, streams.OURS, streams.ROCKSDB, 6)
             yield self.target_of(streams.STREAM, streams.OURS, streams.DEFAULT, 3)
             yield self._state_target(1)
+        if kafka.HEADERS in self.contests:
+            yield from self._kafka_targets()
         yield from lake_report.targets(self)
 
     def target_of(self, contest: str, ours: str, peer: str, times: float) -> Target:
         """How many times as fast as one peer ours is."""
         return self._against(f"{contest}: {ours}", contest, ours, self.contests[contest][peer], times)
+
+    def _kafka_targets(self) -> Iterator[Target]:
+        for it in self.facts["kafka"]["judging"]:
+            what = f"BrokerTable, {it['producers']:,} producers, {it['columns']}"
+            millions = kafka.MILLIONS.get(it["producers"])
+            if millions is not None:
+                found = it["median_millions_a_second"]
+                yield Target(what, f"≥ {millions} M batches/s", f"{found:.1f} M batches/s", found >= millions)
+            if it["producers"] >= kafka.WEIGHED_FROM:
+                most, bytes_of = kafka.BYTES_MAX[it["columns"]], it["bytes_an_entry"]
+                yield Target(f"{what}: memory", f"≤ {most} bytes an entry", f"{bytes_of:.1f} bytes", bytes_of <= most)
+        yield self._rate_target(kafka.HEADERS, kafka.SCAN, 20)
+        yield self._rate_target(kafka.REPLAY, kafka.APPLY, 20)
+        for contest in kafka.RECORDS.values():
+            yield self._rate_target(contest, kafka.OURS, 4)
+            yield self.target_of(contest, kafka.OURS, kafka.CLIENT, 8)
+
+    def _rate_target(self, contest: str, ours: str, millions: int) -> Target:
+        rate = self.contests[contest][ours].rows_per_second / 1e6
+        return Target(f"{contest}: {ours}", f"≥ {millions} M/s", f"{rate:.1f} M/s", rate >= millions)
 
     def _state_target(self, percent: float) -> Target:
         """What a stream remembers its events by, beside what the peer with RocksDB does."""

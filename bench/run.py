@@ -6,6 +6,7 @@
     python bench/run.py --full --only spark     the doors for DataFrames, forty minutes
     python bench/run.py --full --only delta     Delta tables in place (make jars), a quarter of an hour
     python bench/run.py --full --only streams   streams, a quarter of an hour
+    python bench/run.py --full --only kafka     Kafka's log and its rules (make jars), minutes
 
 Each part runs in a process of its own, so that none has to live with another's memory. Exits with 1 if an answer of
 ours was wrong.
@@ -30,7 +31,7 @@ sys.path[0] = str(ROOT)  # instead of this folder, whose modules would come befo
 from bench import report  # noqa: E402
 from bench.measure import tell  # noqa: E402
 
-LAKE, FRAMES, TABLES = ("lake",), ("spark",), ("delta", "streams")
+LAKE, FRAMES, TABLES = ("lake",), ("spark",), ("delta", "streams", "kafka")
 """Parts that can be run by themselves; the results of each are files of their own then. Of a whole run only those of
 FRAMES are in one file with what is measured in memory."""
 
@@ -117,7 +118,7 @@ def _options() -> argparse.Namespace:
     which.add_argument(
         "--only",
         choices=[*LAKE, *FRAMES, *TABLES],
-        help="one part: jobs over files and what they cost beside their rows; DataFrames; Delta in place; streams",
+        help="one part: jobs over files and what they cost; DataFrames; Delta in place; streams; Kafka's log",
     )
     parser.add_argument("--rows", type=int, help="instead of the mode's number, in every part")
     parser.add_argument("--results", type=Path, default=HERE / "results", help="where to write")
