@@ -27,6 +27,13 @@ COVERAGE := --cfg fuzzing -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage
 	-Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
 	-Cllvm-args=-sanitizer-coverage-trace-compares -Ccodegen-units=1
 FUZZ_SECONDS ?= 3600
+# The decoders of Kafka's files.
+LOG_TARGETS := log_headers log_records log_payload log_snapshot log_aborted log_index
+# Between the commands that a foreach makes.
+define newline
+
+
+endef
 # Runs a target on the committed corpus and on what earlier runs found; what breaks it is left beside that.
 libfuzzer = mkdir -p target/fuzz/found/$(1) && target/fuzz/$(HOST)/debug/$(1) -print_final_stats=1 -verbosity=0 \
 	-artifact_prefix=target/fuzz/found/$(1)- $(2) target/fuzz/found/$(1) fuzz/corpus/$(1)
@@ -95,14 +102,16 @@ test-fuzz: fuzz-targets ## The fuzz targets: over the corpus, over what comes of
 	cd fuzz && cargo test --locked --no-default-features --target-dir ../target/fuzz
 	$(call libfuzzer,snapshot,-runs=20000 -seed=1)
 	$(call libfuzzer,operations,-runs=1000 -seed=1 -max_len=400)
+	$(foreach target,$(LOG_TARGETS),$(call libfuzzer,$(target),-runs=20000 -seed=1)$(newline)	)
 
 fuzz: fuzz-targets ## Look for inputs that break the core: FUZZ_SECONDS (3600) for each target
 	$(call libfuzzer,snapshot,-max_total_time=$(FUZZ_SECONDS))
 	$(call libfuzzer,operations,-max_total_time=$(FUZZ_SECONDS))
+	$(foreach target,$(LOG_TARGETS),$(call libfuzzer,$(target),-max_total_time=$(FUZZ_SECONDS))$(newline)	)
 
-fuzz-corpus: tools ## Write the fuzz targets' corpus anew, after a change of the snapshot format
+fuzz-corpus: tools ## Write the fuzz targets' corpus anew, after a change of the snapshot format or of a target
 	rm -f fuzz/corpus/*/seed-*
-	cd fuzz && cargo test --locked --no-default-features --target-dir ../target/fuzz --test corpus -- --ignored write_the_corpus
+	cd fuzz && cargo test --locked --no-default-features --target-dir ../target/fuzz -- --ignored write_the_corpus
 
 fuzz-targets: tools
 	@command -v c++ >/dev/null || { echo "A C++ compiler is missing, which libFuzzer is built with: apt-get install build-essential"; exit 1; }

@@ -286,6 +286,9 @@ def test_folders_tell_topic_and_partition(folder: str, wanted: tuple[str | None,
 
 
 def test_a_segment_has_any_name(tmp_path: Path) -> None:
+    for path in (tmp_path / "object", tmp_path / f"{'9' * 20}-id.log"):
+        shutil.copy(DATA / "carts-0" / f"{0:020}.log", path)
+        assert len(rows_of(kafka.read_batches(path))) == 11
     path = tmp_path / "object"
     shutil.copy(DATA / "carts-0" / f"{0:020}.log", path)
     assert len(rows_of(kafka.read_batches(path))) == 11

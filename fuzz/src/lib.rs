@@ -4,6 +4,7 @@
 //! comes of it by chance, without libFuzzer.
 
 mod follower;
+pub mod log;
 mod memory;
 mod operations;
 mod snapshot;

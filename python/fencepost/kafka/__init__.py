@@ -53,10 +53,10 @@ def read_batches(
 
     Columns: topic (utf8) and partition (int32), null where the folder's name does not tell them; segment (utf8),
     position (int64), bytes (int32), base_offset, last_offset (int64), count (int32), pid (int64), epoch (int16),
-    base_seq, last_seq (int32), -1 where there is none;
-    max_timestamp (int64 ms), timestamp_type (utf8), transactional (bool), control (utf8: null, "commit", "abort",
-    "empty" where compaction has removed the record, "other"), coordinator_epoch (int32, of markers), compression
-    (utf8), leader_epoch (int32). Checksums are not looked at: they are of payloads too.
+    base_seq, last_seq (int32), -1 where there is none; max_timestamp (int64 ms), timestamp_type (utf8), transactional
+    (bool), control (utf8: null, "commit", "abort", "empty" where compaction has removed the record, "other"),
+    coordinator_epoch (int32, of markers), compression (utf8), leader_epoch (int32). Checksums are not looked at: they
+    are of payloads too.
 
     Gives an Arrow stream that is read as it is pulled. Raises SourceError (path, position) for what is no log; damage
     farther in is raised behind the rows before it. `damage="report"`: no error but a `Finding` in `.findings` of the

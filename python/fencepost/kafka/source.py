@@ -22,6 +22,7 @@ _SEGMENT = re.compile(r"(\d{20})(-[\w-]+)?\.log")
 _OTHER = re.compile(r"\d{20}(-[\w-]+)?\.(snapshot|txnindex)")
 _OFFSET = re.compile(r"\d{20}")
 _INT32_MAX = 2**31 - 1
+_INT64_MAX = 2**63 - 1
 
 Options: TypeAlias = Mapping[str, Any] | None
 """Of a remote store, as `fencepost.state.stores.open_store` takes them."""
@@ -213,7 +214,7 @@ def _others_of(names: Iterable[str]) -> tuple[str, ...]:
 
 def _base_offset(name: str) -> int | None:
     match = _OFFSET.match(name)
-    return int(match[0]) if match else None
+    return int(match[0]) if match and int(match[0]) <= _INT64_MAX else None
 
 
 def _empty(path: str, partitions: list[str]) -> SourceError:

@@ -175,7 +175,7 @@ impl BatchHeader {
             & (self.attributes & COMPRESSION <= Compression::Zstd as u8)
             & (delta >= 0)
             & (self.base_offset > last_offset)
-            & (self.base_offset <= i64::MAX.wrapping_sub(delta))
+            & (self.base_offset < i64::MAX.wrapping_sub(delta))
             & (self.count >= 0)
             & (i64::from(self.count) <= delta + 1)
             & ((self.count == 0) == (payload == 0) || self.is_control() && payload == 0)
@@ -211,7 +211,8 @@ impl BatchHeader {
             return fail(Kind::Compression, format!("compression {number} is unknown; there are 0 to 4"));
         }
         let (first, delta) = (self.base_offset, self.last_offset_delta);
-        if first < 0 || delta < 0 || first.checked_add(delta.into()).is_none() {
+        // Behind the last offset there is another one, where the log ends.
+        if first < 0 || delta < 0 || first.checked_add(delta.into()).is_none_or(|last| last == i64::MAX) {
             return fail(Kind::Field, format!("base offset {first} with last offset delta {delta} cannot be"));
         }
         if first <= last_offset {

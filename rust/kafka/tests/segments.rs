@@ -336,6 +336,7 @@ fn each_damage_has_a_name() {
         (next(&put(0, &4i64.to_be_bytes())), Kind::Offsets, "offset 4 follows 4"),
         (next(&put(0, &(-4i64).to_be_bytes())), Kind::Field, "base offset -4"),
         (next(&put(0, &i64::MAX.to_be_bytes())), Kind::Field, "base offset 9223372036854775807"),
+        (next(&put(0, &(i64::MAX - 4).to_be_bytes())), Kind::Field, "base offset 9223372036854775803"),
         (next(&put(23, &(-1i32).to_be_bytes())), Kind::Field, "delta -1"),
         (next(&put(22, &[5])), Kind::Compression, "compression 5 is unknown"),
         (next(&put(57, &(-1i32).to_be_bytes())), Kind::Field, "-1 records"),

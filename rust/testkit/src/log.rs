@@ -163,6 +163,18 @@ pub fn crc32c(bytes: &[u8]) -> u32 {
     })
 }
 
+/// A batch whose header and checksum are right and whose records are these bytes, whatever they are.
+pub fn segment_with_payload(compression: i16, count: i32, payload: &[u8]) -> Vec<u8> {
+    let last_offset_delta = Some(count - 1);
+    let mut batch = Batch { attributes: compression, last_offset_delta, ..Batch::default() }.bytes();
+    batch.extend(payload);
+    let length = (batch.len() - 12) as i32;
+    batch[8..12].copy_from_slice(&length.to_be_bytes());
+    batch[57..61].copy_from_slice(&count.to_be_bytes());
+    seal(&mut batch);
+    batch
+}
+
 /// Puts the right checksum into a batch whose bytes were changed, where there are enough of them.
 pub fn seal(batch: &mut [u8]) {
     if batch.len() > 21 {

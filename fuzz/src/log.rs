@@ -1,0 +1,153 @@
+//! Kafka's files: whatever bytes they hold, each decoder refuses or decodes them without a panic and without memory
+//! that they do not justify, and where a call ends does not show.
+
+use crate::memory::peak_of;
+use fencepost_kafka as kafka;
+use fencepost_testkit::log::{seal, segment_with_payload};
+use kafka::{BatchColumns, Error, PartitionScan, RecordColumns, RecordScan, Segment, SegmentScan, View};
+
+/// What reading may hold whatever the bytes are: the piece that is read at a time, and the buffers of a frame of lz4,
+/// which has blocks of up to 8 MiB.
+const BYTES_FREE: usize = 40 << 20;
+/// A header of 61 bytes becomes a row of as many, in columns that may double; a header of a record two of eight.
+const BYTES_PER_BYTE: usize = 64;
+/// What a batch may come to here.
+const BATCH_BYTES_MAX: usize = 1 << 20;
+
+/// Any bytes as a segment's headers.
+pub fn headers(bytes: &[u8]) {
+    let whole = bounded(bytes.len(), 0, || read_headers(bytes, usize::MAX));
+    let pieces = read_headers(bytes, 3);
+    assert!(whole == pieces, "where a call ends shows");
+    let (columns, _) = whole;
+    for row in 0..columns.len() {
+        let end = columns.position[row] + i64::from(columns.bytes[row]);
+        assert!(end <= bytes.len() as i64, "a batch behind the end");
+        assert!(columns.position.get(row + 1).is_none_or(|&next| next == end), "a hole between batches");
+        assert!(columns.base_offset[row] <= columns.last_offset[row], "offsets go back");
+        assert!(columns.base_offset.get(row + 1).is_none_or(|&next| next > columns.last_offset[row]));
+    }
+    let mut outcomes = kafka::Outcomes::default();
+    outcomes.add(&columns);
+    assert!(outcomes.aborted().iter().all(|range| range.first_offset <= range.last_offset));
+}
+
+fn read_headers(bytes: &[u8], rows_max: usize) -> (BatchColumns, Option<Error>) {
+    let mut all = BatchColumns::default();
+    let mut scan = match SegmentScan::new(Box::new(bytes.to_vec()), None) {
+        Ok(scan) => scan,
+        Err(error) => return (all, Some(error)),
+    };
+    loop {
+        let rows = rows_max.saturating_add(all.len());
+        match scan.read(&mut all, rows) {
+            Ok(true) => {}
+            Ok(false) => return (all, None),
+            Err(error) => return (all, Some(error)),
+        }
+    }
+}
+
+/// Any bytes as a segment's records, as they are and with checksums that are right.
+pub fn records(bytes: &[u8]) {
+    check_records(bytes);
+    let mut sealed = bytes.to_vec();
+    for row in 0.. {
+        let (columns, _) = read_headers(&sealed, usize::MAX);
+        let Some(&start) = columns.position.get(row) else { break };
+        let end = start as usize + columns.bytes[row] as usize;
+        seal(&mut sealed[start as usize..end]);
+    }
+    check_records(&sealed);
+}
+
+/// Any bytes as the payload of a batch that is right otherwise: the first byte chooses the compression, the second how
+/// many records there are said to be.
+pub fn payload(bytes: &[u8]) {
+    let [compression, count, payload @ ..] = bytes else { return };
+    check_records(&segment_with_payload(i16::from(compression % 5), i32::from(*count) + 1, payload));
+}
+
+fn check_records(bytes: &[u8]) {
+    let whole = bounded(bytes.len(), 4 * BATCH_BYTES_MAX, || read_records(bytes, usize::MAX));
+    assert!(whole.offsets.is_sorted_by(|one, next| one < next), "offsets go back");
+    assert!(whole == read_records(bytes, 3), "where a call ends shows");
+}
+
+/// What records come to, however many are read at a time.
+#[derive(PartialEq)]
+struct Read {
+    offsets: Vec<i64>,
+    values: Vec<u8>,
+    headers: usize,
+    error: Option<Error>,
+}
+
+fn read_records(bytes: &[u8], rows_max: usize) -> Read {
+    let bytes = bytes.to_vec();
+    let open = Box::new(move || Ok(Box::new(bytes.clone()) as Box<dyn kafka::ReadAt>));
+    let partition = PartitionScan::new([Segment { path: "segment".into(), base_offset: None, open }]);
+    let mut scan = RecordScan::new(partition, View::uncommitted(), BATCH_BYTES_MAX);
+    let mut all = Read { offsets: Vec::new(), values: Vec::new(), headers: 0, error: None };
+    loop {
+        let mut columns = RecordColumns::default();
+        let read = scan.read(&mut columns, rows_max);
+        assert!([columns.key.len(), columns.value.len(), columns.seq.len()] == [columns.len(); 3]);
+        assert_eq!(columns.header_offsets.last().map(|&end| end as usize), Some(columns.header_key.len()));
+        assert!(str::from_utf8(&columns.header_key.bytes).is_ok(), "a header's name is no text");
+        all.offsets.extend(&columns.offset);
+        all.values.extend(&columns.value.bytes);
+        all.headers += columns.header_key.len();
+        match read {
+            Ok(true) => {}
+            Ok(false) => return all,
+            Err(error) => return Read { error: Some(error), ..all },
+        }
+    }
+}
+
+/// Any bytes as a snapshot of producer state: what is read is written back byte for byte. The same bytes with a right
+/// checksum come behind the checksum.
+pub fn snapshot(bytes: &[u8]) {
+    check_snapshot(bytes);
+    let mut sealed = bytes.to_vec();
+    if let Some((head, body)) = sealed.split_at_mut_checked(6) {
+        head[2..].copy_from_slice(&fencepost_testkit::log::crc32c(body).to_be_bytes());
+        check_snapshot(&sealed);
+    }
+}
+
+fn check_snapshot(bytes: &[u8]) {
+    if let Ok(entries) = bounded(bytes.len(), 0, || kafka::snapshot::read(bytes)) {
+        assert!(kafka::snapshot::write(&entries) == bytes, "other bytes");
+    }
+}
+
+/// Any bytes as an index of aborted transactions.
+pub fn aborted(bytes: &[u8]) {
+    if let Ok(entries) = bounded(bytes.len(), 0, || kafka::aborted::read(bytes)) {
+        assert_eq!(entries.len() * 34, bytes.len());
+        assert!(entries.is_sorted_by(|one, next| one.last_offset < next.last_offset));
+        assert!(entries.iter().all(|it| it.first_offset <= it.last_offset));
+    }
+}
+
+/// Any bytes as an offset index, the first one for a segment's base offset; and the same held against no segment.
+pub fn index(bytes: &[u8]) {
+    let Some((&base, bytes)) = bytes.split_first() else { return };
+    let base = if base == 255 { i64::MAX } else { i64::from(base) };
+    if let Ok(entries) = bounded(bytes.len(), 0, || kafka::index::read(bytes, base)) {
+        assert!(entries.is_sorted_by(|one, next| one.offset < next.offset && one.position < next.position));
+        let has_entries = !entries.is_empty();
+        let mut check = kafka::index::IndexCheck::new(entries);
+        assert_eq!(check.finish().is_err(), has_entries);
+    }
+}
+
+/// Does something with so many bytes; they justify so much memory, and `more`.
+fn bounded<T>(bytes: usize, more: usize, decode: impl FnOnce() -> T) -> T {
+    let (result, peak) = peak_of(decode);
+    let allowed = BYTES_FREE + BYTES_PER_BYTE * (bytes + more);
+    assert!(peak <= allowed, "{bytes} bytes made decoding hold {peak}, at most {allowed} are allowed");
+    result
+}
