@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import mmap
+import os
 import struct
 import subprocess
 import sys
@@ -33,12 +34,13 @@ sys.path.append(str(ROOT / "tests" / "kafka"))
 
 HEADERS, FOLLOWED, REPLAY = "headers of 1 KB batches", "headers, read and replayed", "replay into a state"
 RECORDS = {"none": "records of a topic, uncompressed", "lz4": "records of a topic, lz4"}
-SCAN, STRUCT = "read_batches", "struct over a map"
+SCAN, STRUCT, READ = "read_batches", "struct over a map", "reading the bytes, positional"
 APPLY, SCAN_AND_APPLY = "BrokerTable.apply", "read_batches and BrokerTable.apply"
 OURS, COMMITTED, CLIENT = "read_records", "read_records, read_committed", "confluent-kafka consume"
 PRODUCERS, RECORDS_OF_BATCH, VALUE_BYTES = 10_000, 10, 100
 SHARE, REPLAYED = 20, 10
 """Of the benchmark's rows one in so many is a batch of a file, or a record; so many times as many are replayed."""
+BATCH_BYTES, READ_BYTES = 1151, 1 << 18
 SEGMENT_BATCHES, CALL_ROWS = 100_000, 1_000_000
 HEADER = struct.Struct(">qiibIhiqqqhii")
 
@@ -71,6 +73,9 @@ def _headers(folder: Path, rows: int, rounds: int) -> list[Any]:
     contestants = [
         Contestant(name=SCAN, threads=1, role="ours", expected=expected, run=lambda: _scanned(log)),
         Contestant(name=STRUCT, threads=1, expected=expected, run=lambda: _scanned_by_struct(log)),
+        Contestant(
+            name=READ, threads=1, role="limit", expected=expected[0] * BATCH_BYTES, run=lambda: _bytes_read(log)
+        ),
     ]
     measurements = alternate(HEADERS, contestants, rows, rounds)
     pids, _ = _numbers(rows)
@@ -91,14 +96,16 @@ def _write_log(folder: Path, batches: int) -> Path:
     """A partition of one segment for each 100 000 batches: headers as they should be, payloads of chance."""
     folder.mkdir()
     pids, first = _numbers(batches)
-    payload = np.random.default_rng(2).bytes(1151 - 61)
+    payload = np.random.default_rng(2).bytes(BATCH_BYTES - HEADER.size)
     for start in range(0, batches, SEGMENT_BATCHES):
         with (folder / f"{start * RECORDS_OF_BATCH:020}.log").open("wb") as file:
             for at in range(start, min(batches, start + SEGMENT_BATCHES)):
                 offset, delta = at * RECORDS_OF_BATCH, RECORDS_OF_BATCH - 1
                 time = 1_700_000_000_000 + at
                 file.write(
-                    HEADER.pack(offset, 1151 - 12, 0, 2, 0, 0, delta, time, time, int(pids[at]), 3, int(first[at]), 10)
+                    HEADER.pack(
+                        offset, BATCH_BYTES - 12, 0, 2, 0, 0, delta, time, time, int(pids[at]), 3, int(first[at]), 10
+                    )
                 )
                 file.write(payload)
     return folder
@@ -123,6 +130,18 @@ def _scanned_by_struct(folder: Path) -> Answer:
                 rows, offsets = rows + 1, offsets + header[0]
                 at += 12 + header[1]
     return rows, offsets
+
+
+def _bytes_read(folder: Path) -> int:
+    """All of it, into a buffer that stays in the cache: what a scan that maps nothing cannot do without."""
+    buffer, found = bytearray(READ_BYTES), 0
+    for path in sorted(folder.glob("*.log")):
+        with path.open("rb", buffering=0) as file:
+            at = 0
+            while count := os.preadv(file.fileno(), [buffer], at):
+                at += count
+            found += at
+    return found
 
 
 # Replay
