@@ -102,11 +102,13 @@ test-fuzz: fuzz-targets ## The fuzz targets: over the corpus, over what comes of
 	cd fuzz && cargo test --locked --no-default-features --target-dir ../target/fuzz
 	$(call libfuzzer,snapshot,-runs=20000 -seed=1)
 	$(call libfuzzer,operations,-runs=1000 -seed=1 -max_len=400)
+	$(call libfuzzer,broker,-runs=20000 -seed=1)
 	$(foreach target,$(LOG_TARGETS),$(call libfuzzer,$(target),-runs=20000 -seed=1)$(newline)	)
 
 fuzz: fuzz-targets ## Look for inputs that break the core: FUZZ_SECONDS (3600) for each target
 	$(call libfuzzer,snapshot,-max_total_time=$(FUZZ_SECONDS))
 	$(call libfuzzer,operations,-max_total_time=$(FUZZ_SECONDS))
+	$(call libfuzzer,broker,-max_total_time=$(FUZZ_SECONDS))
 	$(foreach target,$(LOG_TARGETS),$(call libfuzzer,$(target),-max_total_time=$(FUZZ_SECONDS))$(newline)	)
 
 fuzz-corpus: tools ## Write the fuzz targets' corpus anew, after a change of the snapshot format or of a target

@@ -3,11 +3,13 @@
 //! libFuzzer calls them from `fuzz_targets`, and `tests/corpus.rs` calls them on the corpus and on what
 //! comes of it by chance, without libFuzzer.
 
+mod broker;
 mod follower;
 pub mod log;
 mod memory;
 mod operations;
 mod snapshot;
 
+pub use broker::broker;
 pub use operations::{Named, POLICIES, operations, operations_with};
 pub use snapshot::{FOLLOWED, seal, snapshot};

@@ -22,7 +22,7 @@ impl BrokerTable {
             ends.iter().for_each(|&(partition, _)| tell(0, partition));
         });
         let [low, high] = VERSION.to_le_bytes();
-        let mut frames = Writer::new(out, &[&MAGIC[..], &[low, high]].concat())?;
+        let mut frames = Writer::new(out, &[&MAGIC[..], &[low, high, 0, 0]].concat())?;
         self.write_header(frames.payload(), &numbers, ends.len());
         frames.end_frame()?;
         write_dictionary(&mut frames, &self.keys().partition.dictionary, numbers.partition.as_ref())?;
@@ -61,6 +61,9 @@ impl BrokerTable {
         match u16::from_le_bytes(frames.head()?) {
             VERSION => {}
             other => return refuse(format!("version {other}, which a later fencepost wrote; {VERSION} can be read")),
+        }
+        if frames.head()? != [0, 0] {
+            return refuse("a kind of snapshot that does not exist");
         }
         let mut payload = frames.next_frame()?;
         let (options, has_times) = read_options(&mut payload)?;
