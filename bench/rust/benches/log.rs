@@ -62,16 +62,16 @@ impl Drop for Written {
 fn headers_by_bytes_of_a_value(bencher: divan::Bencher<'_, '_>, value: usize) {
     let written = Written::new(&format!("headers-{value}"), &Batch::of_producer(7, 0, 0, 10, &vec![b'x'; value]));
     let counter = (ItemsCount::new(written.batches), BytesCount::new(written.bytes));
-    let mut columns = BatchColumns::default();
+    let mut pieces = [BatchColumns::default(), BatchColumns::default()];
     bencher.counter(counter.0).counter(counter.1).bench_local(|| {
         let file = File::open(&written.path).expect("written just now");
         let mut scan = SegmentScan::new(Box::new(file), Some(0)).expect("a segment");
         let mut found = 0;
         let mut goes_on = true;
         while goes_on {
-            columns.clear();
-            goes_on = scan.read(&mut columns, ROWS).expect("whole");
-            found += columns.len() as u64;
+            pieces.iter_mut().for_each(BatchColumns::clear);
+            goes_on = scan.read_two(&mut pieces, ROWS).expect("whole");
+            found += pieces.iter().map(|columns| columns.len() as u64).sum::<u64>();
         }
         assert_eq!(found, written.batches);
         assert_eq!(scan.last_offset() + 1, written.batches as i64 * i64::from(written.records));

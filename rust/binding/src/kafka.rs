@@ -133,7 +133,7 @@ type Findings = Arc<Mutex<Vec<kafka::Error>>>;
 /// Rows of a Kafka log, read as they are pulled: once, by ``pyarrow.table(it)``, ``polars.DataFrame(it)`` or whoever
 /// else takes Arrow streams, or record batch by record batch by iteration.
 ///
-/// Holds one record batch of 65 536 rows or somewhat above 16 MiB. The interpreter is released meanwhile, and Ctrl-C is
+/// Holds some record batches, of 65 536 rows or somewhat above 16 MiB each. The interpreter is released meanwhile, and Ctrl-C is
 /// answered between record batches. Damage is a SourceError (path, position), raised by iteration behind the rows
 /// before it. Readers of an Arrow stream know texts alone and raise errors of their own kind with that message; so the
 /// first 65 536 rows are read before the stream is given to one, and damage in them is a SourceError there too.
@@ -286,7 +286,8 @@ pub(crate) fn kafka_batches(
     let findings = Findings::default();
     let indexes = if reports { IndexChecks::of(&segments) } else { IndexChecks::default() };
     let mut arrays = BatchArrays::new(topic, partition);
-    let mut batches = Batches { scan: scan_of(segments), indexes, findings: findings.clone(), reports };
+    let (scan, findings_of) = (scan_of(segments), findings.clone());
+    let mut batches = Batches { scan, indexes, findings: findings_of, reports, second: None, damage: None };
     let schema = arrays.schema();
     let pull = move || {
         let (columns, damage) = batches.next()?;
@@ -304,24 +305,37 @@ struct Batches {
     indexes: IndexChecks,
     findings: Findings,
     reports: bool,
+    /// Rows that were read together with those before them, and the damage behind.
+    second: Option<kafka::BatchColumns>,
+    damage: Option<kafka::Error>,
 }
 
 impl Batches {
     /// The next rows that there are, of one segment, and the damage behind them.
     fn next(&mut self) -> Result<(Option<kafka::BatchColumns>, Option<kafka::Error>), Stop> {
+        if let Some(second) = self.second.take() {
+            return Ok((Some(second), self.damage.take()));
+        }
         loop {
-            let mut columns = kafka::BatchColumns::default();
-            let read = self.scan.read(&mut columns, BATCH_ROWS);
+            let mut pieces = <[kafka::BatchColumns; 2]>::default();
+            let read = self.scan.read_two(&mut pieces, BATCH_ROWS);
             let is_end = matches!(read, Ok(false));
             let mut damage = read.err();
             if self.reports {
                 let mut findings = self.findings.lock().unwrap_or_else(PoisonError::into_inner);
                 findings.extend(self.scan.take_gap());
-                findings.extend(self.indexes.add(self.scan.path(), &columns, is_end));
+                for columns in &pieces {
+                    findings.extend(self.indexes.add(self.scan.path(), columns, is_end));
+                }
                 findings.extend(damage.take());
             }
-            if !columns.is_empty() || damage.is_some() || is_end {
-                return Ok(((!columns.is_empty()).then_some(columns), damage));
+            let [first, second] = pieces.map(|columns| (!columns.is_empty()).then_some(columns));
+            if second.is_some() {
+                (self.second, self.damage) = (second, damage);
+                return Ok((first, None));
+            }
+            if first.is_some() || damage.is_some() || is_end {
+                return Ok((first, damage));
             }
             check_signals()?;
         }
@@ -453,12 +467,12 @@ impl Isolation {
 
 /// What became of the transactions, from all headers.
 fn outcomes(segments: Vec<NamedSegment>) -> Result<kafka::Outcomes, Stop> {
-    let (mut scan, mut columns) = (scan_of(segments), kafka::BatchColumns::default());
+    let (mut scan, mut pieces) = (scan_of(segments), <[kafka::BatchColumns; 2]>::default());
     let mut outcomes = kafka::Outcomes::default();
     loop {
-        columns.clear();
-        let goes_on = scan.read(&mut columns, BATCH_ROWS)?;
-        outcomes.add(&columns);
+        pieces.iter_mut().for_each(kafka::BatchColumns::clear);
+        let goes_on = scan.read_two(&mut pieces, BATCH_ROWS)?;
+        pieces.iter().for_each(|columns| outcomes.add(columns));
         if !goes_on {
             return Ok(outcomes);
         }

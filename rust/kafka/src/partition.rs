@@ -53,8 +53,17 @@ impl PartitionScan {
     /// Appends batches of one segment until there are `rows_max` rows or it ends; false at the end of the last one.
     /// With an error the rows before the damage are there, and the next call goes on with the next segment.
     pub fn read(&mut self, columns: &mut BatchColumns, rows_max: usize) -> Result<bool> {
+        self.read_with(|scan| scan.read(columns, rows_max))
+    }
+
+    /// The same of up to twice the rows, see [`SegmentScan::read_two`].
+    pub fn read_two(&mut self, pieces: &mut [BatchColumns; 2], rows_max: usize) -> Result<bool> {
+        self.read_with(|scan| scan.read_two(pieces, rows_max))
+    }
+
+    fn read_with(&mut self, read: impl FnOnce(&mut SegmentScan) -> Result<bool>) -> Result<bool> {
         let Some(scan) = self.current()? else { return Ok(false) };
-        match scan.read(columns, rows_max) {
+        match read(scan) {
             Ok(true) => {}
             Ok(false) => self.close(),
             Err(error) => return Err(self.fail(error)),

@@ -16,6 +16,11 @@ pub trait ReadAt: Send + Sync {
     /// Fills as much of the buffer as it can from the position on; 0 at the end.
     fn read_at(&self, position: u64, buffer: &mut [u8]) -> io::Result<usize>;
 
+    /// Whether two threads that read at once are quicker than one.
+    fn is_quick(&self) -> bool {
+        false
+    }
+
     /// Fills the whole buffer.
     fn read_exact_at(&self, mut position: u64, mut buffer: &mut [u8]) -> io::Result<()> {
         while !buffer.is_empty() {
@@ -41,6 +46,10 @@ impl ReadAt for File {
     fn read_at(&self, position: u64, buffer: &mut [u8]) -> io::Result<usize> {
         FileExt::read_at(self, buffer, position)
     }
+
+    fn is_quick(&self) -> bool {
+        true
+    }
 }
 
 impl ReadAt for Vec<u8> {
@@ -53,5 +62,9 @@ impl ReadAt for Vec<u8> {
         let count = rest.len().min(buffer.len());
         buffer[..count].copy_from_slice(&rest[..count]);
         Ok(count)
+    }
+
+    fn is_quick(&self) -> bool {
+        true
     }
 }

@@ -160,6 +160,60 @@ fn where_pieces_end_does_not_show() {
     assert_eq!((read, all.offset), (Ok(()), data));
 }
 
+/// Batches whose payload holds batches, so that a second thread begins in the wrong place at times.
+fn with_decoys(random: &mut Random, batches: u64) -> Vec<u8> {
+    let decoy = joined(&[Batch::of_producer(3, 0, 1 << 40, 1, b"no"), Batch::of_producer(3, 0, 1 << 41, 1, b"no")]);
+    let mut bytes = Vec::new();
+    for number in 0..batches as i64 {
+        let value = if random.chance(30) { decoy.clone() } else { vec![0; random.below(40) as usize] };
+        let batch = match random.below(9) {
+            0 => Batch::marker(1, number, true, 0),
+            _ => Batch::of_producer(1, 0, number, 1, &value),
+        };
+        bytes.extend(batch.bytes());
+    }
+    bytes
+}
+
+#[test]
+fn a_second_thread_does_not_show() {
+    let mut random = Random::new(8);
+    let whole = with_decoys(&mut random, 40_000);
+    let (columns, read) = headers(&whole);
+    assert_eq!((read, columns.len()), (Ok(()), 40_000));
+    let mut bent = whole.clone();
+    bent[columns.position[33_333] as usize + 16] = 9;
+    let mut pairs = 0;
+    for bytes in [&whole[..], &bent, &whole[..columns.position[30_000] as usize + 20]] {
+        let (wanted, wanted_end) = headers(bytes);
+        for rows_max in [500, 4096, 9000] {
+            let mut scan = SegmentScan::new(Box::new(bytes.to_vec()), Some(0)).expect("a segment");
+            let mut rows = 0;
+            let end = loop {
+                let mut pieces = [BatchColumns::default(), BatchColumns::default()];
+                let read = scan.read_two(&mut pieces, rows_max);
+                pairs += usize::from(!pieces[1].is_empty());
+                for piece in &pieces {
+                    assert_eq!(piece.position, wanted.position[rows..rows + piece.len()]);
+                    let markers =
+                        wanted.markers.iter().filter(|it| (rows..rows + piece.len()).contains(&(it.row as usize)));
+                    assert!(
+                        piece.markers.iter().map(|it| rows + it.row as usize).eq(markers.map(|it| it.row as usize))
+                    );
+                    rows += piece.len();
+                }
+                match read {
+                    Ok(true) => {}
+                    Ok(false) => break Ok(()),
+                    Err(error) => break Err(error),
+                }
+            };
+            assert_eq!((rows, end), (wanted.len(), wanted_end.clone()));
+        }
+    }
+    assert!(pairs > 20 || std::thread::available_parallelism().is_ok_and(|cores| cores.get() == 1), "{pairs} pairs");
+}
+
 #[test]
 fn every_truncation_leaves_the_batches_before_it() {
     let batches = small();
