@@ -6,7 +6,7 @@ Six doors, from the most convenient to the fastest:
 - ``verdict_udf(...)``: the verdict of every row as a column, for whoever lays out the partitions.
 - ``DedupJob(source, state, sink)``: files in, files out, with state between runs; each row counts once whatever dies.
 - ``foreach_batch(state, sink)``: the same for the batches of a stream.
-- ``register(spark)``: the first two by name, for SQL.
+- ``register(spark)``: the first two by name, for SQL, and the format ``fencepost-kafka-log`` for ``spark.read``.
 - ``SparkEngine(spark)``: what that job runs its tasks on.
 
 For what is read from Kafka, ``from_headers(df)`` makes columns of the headers that hold an identity, and

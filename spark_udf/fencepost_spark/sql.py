@@ -16,6 +16,7 @@ from pyspark.sql.types import ArrayType, DataType, IntegralType, MapType, Struct
 from pyspark.sql.udtf import AnalyzeArgument, AnalyzeResult, OrderingColumn, PartitioningColumn
 
 from fencepost_spark.frames import identity_fields, is_orderable, quoted
+from fencepost_spark.kafka_log import KafkaLog
 from fencepost_spark.verdicts import has_arrow_udf, verdict_udf
 
 VERDICT, DEDUPLICATE = "fencepost_verdict", "fencepost_deduplicate"
@@ -47,6 +48,8 @@ def register(
     texts are UTF-8.
     ``deduplicate(df)`` and ``DedupJob`` are for more.
 
+    ``spark.read.format("fencepost-kafka-log")``: Kafka's own log segments (``fencepost_spark.kafka_log.KafkaLog``).
+
     Raises PolicyError for a policy and columns that do not go together; RuntimeError without a session.
     """
     spark = spark or SparkSession.getActiveSession()
@@ -57,6 +60,7 @@ def register(
     rules = resolve(policy)
     mapped = None if columns is None else resolve_columns(rules, columns)
     spark.udtf.register(DEDUPLICATE, _table_function(rules, mapped))
+    spark.dataSource.register(KafkaLog)
 
 
 @dataclass

@@ -1,0 +1,347 @@
+"""Partitions of Kafka's, segment by segment, for readers that share them out among tasks.
+
+What may be seen of a segment is told by the whole partition: a transaction may end segments later. So headers are read
+where tasks are planned (`look`), and a task gets its segment together with what they tell: where the log ends, and
+which transactions were aborted (`Part`). The task reads the headers of its segment, and whole only batches of which
+there may be rows to give.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.compute as pc  # type: ignore[import-untyped]
+
+from fencepost import _native
+from fencepost._native import KafkaStream, TransactionIndex
+from fencepost.errors import SourceError
+from fencepost.kafka import BATCH_BYTES_MAX
+from fencepost.kafka.source import Log, Options, Segment, find_partitions, open_log, read_beside
+from fencepost.policy import BatchColumns
+
+Isolation = Literal["read_uncommitted", "read_committed"]
+Condition: TypeAlias = tuple[str, str, Any]
+"""What rows must be: column, one of `=`, `<`, `<=`, `>`, `>=`, `in`, `null`, `known`, and what it is compared with: an
+integer, a topic's name, several for `in`, None for the last two. As in SQL, null is none of the first six."""
+
+OWN_TOPICS = {
+    "__consumer_offsets",
+    "__transaction_state",
+    "__cluster_metadata",
+    "__share_group_state",
+    "__remote_log_metadata",
+}
+"""Of Kafka itself: their records are no events, and not read unless their folder is named."""
+
+_COLUMNS = BatchColumns.kafka_log().replace(partition=None)
+_INT64 = (-(2**63), 2**63 - 1)
+_LOCAL_BYTES, _REMOTE_BYTES = 1 << 18, 4 << 20
+"""What is read of a file, or asked of a store, at a time."""
+
+Offsets: TypeAlias = npt.NDArray[np.int64]
+
+
+def records_schema() -> pa.Schema:
+    """The columns of `Part.records`."""
+    return pa.table(_native.kafka_records([])).schema
+
+
+def batches_schema() -> pa.Schema:
+    """The columns of `Part.batches`."""
+    return pa.table(_native.kafka_batches([])).schema
+
+
+def open_partitions(source: str | os.PathLike[str], options: Options = None) -> list[Log]:
+    """The partition at a path or URI, the single segment, or all partitions in the folder, by topic and number.
+
+    Of a folder of partitions, those are left out that a broker removes, moves or has lost the topic of (`-delete`,
+    `-future`, `-stray`: their rows are another folder's too, or nobody's), and `OWN_TOPICS`. Raises SourceError.
+    """
+    folders = find_partitions(source, options)
+    if folders == [os.fspath(source)]:
+        return [open_log(source, options)]
+    logs = [open_log(folder, options) for folder in folders]
+    return [it for it in logs if it.topic not in OWN_TOPICS and _name_of(it) == f"{it.topic}-{it.partition}"]
+
+
+def _name_of(log: Log) -> str:
+    return PurePosixPath(log.folder or "").name
+
+
+@dataclass(frozen=True)
+class Part:
+    """A segment, and what is seen of it. It can be passed to other processes."""
+
+    topic: str | None
+    partition: int | None
+    segment: Segment
+    end: int
+    """Nothing is seen from this offset on."""
+    is_whole: bool
+    """Whether the segment ends before that, and so grows no more."""
+    aborted: tuple[tuple[int, int, int], ...] = ()
+    """Transactions that are not seen: pid, first offset, offset of the marker."""
+
+    def records(
+        self, conditions: Sequence[Condition] = (), batch_bytes_max: int = BATCH_BYTES_MAX
+    ) -> Iterator[pa.RecordBatch]:
+        """The rows that `fencepost.kafka.read_records` has, those for which all conditions hold. Raises SourceError."""
+        segment, excerpt = self.segment.parts, None
+        if conditions or self.aborted or not self.is_whole:
+            excerpt = _Excerpt(self.segment, *self._wanted(conditions))
+            if not excerpt.size():
+                return
+            segment = (segment[0], segment[1], excerpt)
+        stream = _native.kafka_records([segment], self.topic, self.partition, batch_bytes_max=batch_bytes_max)
+        try:
+            yield from _filtered(map(pa.record_batch, stream), conditions)
+        except SourceError as error:
+            if excerpt is None:
+                raise
+            raise excerpt.in_segment(error) from None
+
+    def batches(self, conditions: Sequence[Condition] = ()) -> Iterator[pa.RecordBatch]:
+        """The rows that `fencepost.kafka.read_batches` has, likewise; aborted ones too."""
+        return _filtered(self._headers(), conditions)
+
+    def _headers(self) -> Iterator[pa.RecordBatch]:
+        for batch in _native.kafka_batches([self.segment.parts], self.topic, self.partition):
+            rows = pa.record_batch(batch)
+            seen = int(np.searchsorted(rows["base_offset"].to_numpy(), self.end))
+            yield rows.slice(0, seen)
+            if seen < len(rows) or (seen and rows["last_offset"][-1].as_py() + 1 >= self.end):
+                return  # what is behind may be a batch that is being written
+
+    def _wanted(self, conditions: Sequence[Condition]) -> tuple[Offsets, Offsets]:
+        """From where to where in the segment batches lie of which there may be rows."""
+        begins: list[Offsets] = []
+        ends: list[Offsets] = []
+        for rows in self._headers():
+            is_wanted = self._may_have_rows(rows, conditions)
+            position = rows["position"].to_numpy()[is_wanted]
+            begins.append(position)
+            ends.append(position + rows["bytes"].to_numpy()[is_wanted])
+        begin = np.concatenate([np.zeros(0, np.int64), *begins])
+        end = np.concatenate([np.zeros(0, np.int64), *ends])
+        goes_on = begin[1:] == end[:-1]
+        return begin[np.append(True, ~goes_on)[: len(begin)]], end[np.append(~goes_on, True)[: len(end)]]
+
+    def _may_have_rows(self, rows: pa.RecordBatch, conditions: Sequence[Condition]) -> npt.NDArray[np.bool_]:
+        columns = ("base_offset", "last_offset", "count", "pid", "epoch", "max_timestamp")
+        base, last, count, pid, epoch, newest = (rows[name].to_numpy() for name in columns)
+        is_wanted: npt.NDArray[np.bool_] = (count > 0) & rows["control"].is_null().to_numpy(zero_copy_only=False)
+        bounds = {"offset": (base, last), "pid": (pid, pid), "epoch": (epoch, epoch), "timestamp": (_INT64[0], newest)}
+        for condition in conditions:
+            is_wanted &= _may_hold(condition, bounds)
+        is_transactional = rows["transactional"].to_numpy(zero_copy_only=False)
+        for producer, first, marker in self.aborted:
+            span = slice(*np.searchsorted(base, (first, marker)))
+            is_wanted[span] &= ~((pid[span] == producer) & is_transactional[span])
+        return is_wanted
+
+
+@dataclass(frozen=True)
+class View:
+    """What is seen of a partition."""
+
+    log: Log
+    start: int
+    """Where its first segment begins."""
+    log_end: int
+    """The offset after its last batch."""
+    end: int
+    """Where what is seen ends: there, or the last stable offset."""
+    aborted: tuple[tuple[int, int, int], ...]
+
+    def parts(self, conditions: Sequence[Condition] = ()) -> list[Part]:
+        """A part for each segment of which there may be rows."""
+        found = []
+        for place, segment in enumerate(self.log.segments):
+            begin = segment.base_offset or 0
+            behind = self.log.segments[place + 1 : place + 2]
+            is_whole = any((it.base_offset or 0) <= self.end for it in behind)
+            end = (behind[0].base_offset or 0) if is_whole else self.end
+            bounds = dict.fromkeys(("offset", "base_offset", "last_offset"), (begin, end - 1))
+            if begin < end and all(np.all(_may_hold(it, bounds)) for it in conditions):
+                aborted = tuple(it for it in self.aborted if it[1] < end and it[2] >= begin)
+                found.append(Part(self.log.topic, self.log.partition, segment, end, is_whole, aborted))
+        return found
+
+
+def may_be_in(log: Log, conditions: Sequence[Condition]) -> bool:
+    """Whether rows for which the conditions hold may be in this partition."""
+    bounds = {}
+    if log.topic is not None:
+        bounds = {"topic": (log.topic, log.topic), "partition": (log.partition, log.partition)}
+    return all(np.all(_may_hold(it, bounds)) for it in conditions)
+
+
+def look(log: Log, isolation: Isolation, *, since: int = 0, is_live: bool = False, options: Options = None) -> View:
+    """What is seen of a partition now: to its end, or under read_committed to the last stable offset.
+
+    Reads the headers of all segments then, else those of the last one. `since`: of no interest is what lies before this
+    offset, which was a last stable offset once: transactions with rows behind it have their markers there, too.
+    `is_live`: a batch that is torn, or nothing but zeros, at the end of the last segment is one that its broker is
+    writing: the log ends before it. Raises SourceError.
+    """
+    first = len(log.segments) - 1
+    if isolation == "read_committed":
+        first = sum((it.base_offset or 0) <= since for it in log.segments[1:])
+    index = TransactionIndex()
+    stream = _native.kafka_batches([it.parts for it in log.segments[first:]], reports=is_live)
+    log_end = log.segments[-1].base_offset or 0
+    for batch in stream:
+        rows = pa.record_batch(batch)
+        log_end = rows["last_offset"][-1].as_py() + 1
+        if isolation == "read_committed":
+            # A header whose records compaction has removed belongs to a transaction that was decided long ago.
+            holds = pc.or_(pc.greater(rows["count"], 0), pc.is_valid(rows["control"]))
+            index.apply(pa.table(rows.filter(holds)), _COLUMNS)
+    _check_live(stream, log)
+    aborted = _as_tuples(pa.table(index.aborted(None)))
+    unstable = index.first_unstable_offset(None)
+    if isolation == "read_committed" and not log.is_folder:
+        aborted += _told_beside(log.segments[0], index, log_end, options)
+        unstable = None
+    end = log_end if unstable is None else unstable
+    return View(log, log.segments[0].base_offset or 0, log_end, end, tuple(aborted))
+
+
+def _check_live(stream: KafkaStream, log: Log) -> None:
+    for it in stream.findings:
+        is_being_written = it.kind in ("torn", "zeros") and it.path == log.segments[-1].path
+        if it.kind not in ("gap", "index") and not is_being_written:
+            place = "" if it.position is None else f", byte {it.position}"
+            raise SourceError(f"{it.path}{place}: {it.reason}", path=it.path, position=it.position)
+
+
+def _told_beside(
+    segment: Segment, index: TransactionIndex, log_end: int, options: Options
+) -> list[tuple[int, int, int]]:
+    """The aborted transactions of the index beside a single segment, which must tell of all that have no marker."""
+    found = read_beside(segment, ".txnindex", options)
+    told = _as_tuples(pa.table(_native.kafka_aborted(found[1], found[0]))) if found else []
+    for it in pa.table(index.open()).to_pylist():
+        pid, first = it["pid"], it["first_offset"]
+        if not any(one[0] == pid and one[1] <= first and one[2] >= log_end for one in told):
+            raise SourceError(
+                f"{segment.path}: the transaction of producer {pid} at offset {first} ends in another segment or is "
+                "open: whether it was committed cannot be told from this one; read the folder",
+                path=segment.path,
+            )
+    return told
+
+
+def _as_tuples(aborted: pa.Table) -> list[tuple[int, int, int]]:
+    return list(zip(*(aborted[name].to_pylist() for name in ("pid", "first_offset", "last_offset")), strict=True))
+
+
+# Conditions
+
+_COMPARE: dict[str, Callable[[Any, Any], Any]] = {
+    "=": pc.equal,
+    "<": pc.less,
+    "<=": pc.less_equal,
+    ">": pc.greater,
+    ">=": pc.greater_equal,
+    "in": lambda column, values: pc.is_in(column, value_set=pa.array(values, column.type)),
+    "null": lambda column, _: pc.is_null(column),
+    "known": lambda column, _: pc.is_valid(column),
+}
+
+
+def _filtered(batches: Iterable[pa.RecordBatch], conditions: Sequence[Condition]) -> Iterator[pa.RecordBatch]:
+    """The rows for which all conditions hold; no batch is empty."""
+    for batch in batches:
+        for name, operator, value in conditions:
+            column = batch[name]
+            if pa.types.is_integer(column.type):
+                column = column.cast(pa.int64())  # a value may lie outside the column's own type
+            batch = batch.filter(_COMPARE[operator](column, value))
+        if len(batch):
+            yield batch
+
+
+def _may_hold(condition: Condition, bounds: dict[str, tuple[Any, Any]]) -> Any:
+    """Whether a condition may hold for a value between the bounds of its column; arrays of both, or one.
+
+    Bounds below 0 of what is null there stand for null.
+    """
+    name, operator, value = condition
+    if name not in bounds:
+        return True
+    low, high = bounds[name]
+    if operator == "=":
+        return (low <= value) & (value <= high)
+    if operator == "in":
+        return np.logical_or.reduce([(low <= it) & (it <= high) for it in value]) if len(value) <= 100 else True
+    if operator in ("null", "known"):
+        return ((low < 0) == (operator == "null")) if name in ("pid", "epoch") else True
+    if operator in ("<", "<="):
+        return low < value if operator == "<" else low <= value
+    return high > value if operator == ">" else high >= value
+
+
+# Batches
+
+
+class _Excerpt:
+    """Some batches of a segment one behind the other: what the extension reads in place of the segment."""
+
+    def __init__(self, segment: Segment, begin: Offsets, end: Offsets) -> None:
+        self.segment, self.begin, self.end = segment, begin, end
+        self.starts = np.concatenate([[0], np.cumsum(end - begin)])
+        """Where each range starts in here, and the end of the last."""
+        self.block = (0, b"")
+
+    def size(self) -> int:
+        return int(self.starts[-1])
+
+    def read(self, offset: int, length: int) -> bytes:
+        length = min(length, self.size() - offset)
+        found = []
+        while length > 0:
+            place = self._place(offset)
+            rest = int(self.starts[place + 1]) - offset
+            piece = self._read(self._position(offset), min(length, rest))
+            if not piece:
+                break  # cut meanwhile
+            found.append(piece)
+            offset, length = offset + len(piece), length - len(piece)
+        return b"".join(found)
+
+    def in_segment(self, error: SourceError) -> SourceError:
+        """An error that tells a place in here, as one that tells it in the segment."""
+        if error.position is None or error.position >= self.size():
+            return error
+        position = self._position(error.position)
+        text = str(error).replace(f", byte {error.position}:", f", byte {position}:", 1)
+        return SourceError(text, path=error.path, position=position)
+
+    def _place(self, offset: int) -> int:
+        return int(np.searchsorted(self.starts, offset, side="right")) - 1
+
+    def _position(self, offset: int) -> int:
+        place = self._place(offset)
+        return int(self.begin[place]) + offset - int(self.starts[place])
+
+    def _read(self, position: int, length: int) -> bytes:
+        """A range of the segment, or its beginning; what lies behind is kept, for ranges follow each other."""
+        start, block = self.block
+        if not start <= position < start + len(block):
+            least = _LOCAL_BYTES if self.segment.object is None else _REMOTE_BYTES
+            start, block = self.block = position, self._read_segment(position, max(length, least))
+        return block[position - start : position - start + length]
+
+    def _read_segment(self, position: int, length: int) -> bytes:
+        if self.segment.object is not None:
+            return self.segment.object.read(position, length)
+        with open(self.segment.path, "rb") as file:
+            return os.pread(file.fileno(), length, position)

@@ -1,0 +1,237 @@
+"""``spark.read.format("fencepost-kafka-log")``: the records, or the batch headers, of Kafka's own log segments.
+
+Kafka's connector asks brokers and gets what consumers get; producer id, epoch and sequence are not among it. This reads
+the files. Headers tell, when the query is planned, where each partition ends and which transactions were aborted; then
+each segment is a task's, and what the query wants of it comes as Arrow.
+
+Spark (4.1 to 4.3, at least) keeps what a Python data source has planned with the DataFrame, filters included: asked
+again, ``df.count()`` behind ``df.where(...).count()`` counts only the rows of before, and so does ``df.where(a).union(
+df.where(b))``. So filters are not taken from Spark unless ``pushdown=once`` says that the DataFrame is asked once; rows
+that are not wanted at all are named with ``where``, which is part of what is loaded.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, get_args
+
+import pyarrow as pa  # type: ignore[import-untyped]
+from fencepost.kafka import BATCH_BYTES_MAX
+from fencepost.lake.segments import (
+    Condition,
+    Isolation,
+    Part,
+    batches_schema,
+    look,
+    may_be_in,
+    open_partitions,
+    records_schema,
+)
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+from pyspark.sql.types import IntegralType, StructType
+
+from fencepost_spark.versions import __version__, check_worker
+
+NAME = "fencepost-kafka-log"
+ROWS = ("records", "batches")
+OPTIONS = ("path", "rows", "isolation", "where", "pushdown", "batchbytesmax")
+OF_STORE = "store."
+
+
+class KafkaLog(DataSource):
+    """Kafka's log as it lies on a broker's disk, in a backup or in tiered storage.
+
+    ``load(path)``: a partition's folder (``orders-0``), a folder of such folders, a segment, or a URI of either, which
+    every worker must see. Options:
+
+    - ``rows``: ``records`` unless given, with the columns of ``fencepost.kafka.read_records``; or ``batches``, those
+      of ``read_batches``, a row for each batch header.
+    - ``isolation``: ``read_uncommitted`` unless given; ``read_committed``, of records: none of aborted transactions,
+      and to the last stable offset. A single segment uses the ``.txnindex`` beside it.
+    - ``where``: which rows, e.g. ``offset >= 100 AND pid IN (1000, 1007) AND topic = 'orders'``: comparisons of one
+      column with integers, or of the topic with texts; ``IN``, ``IS NULL``, ``IS NOT NULL``; joined by ``AND``. What
+      holds none of them is not read: segments by the offsets of their names, batches by ``offset``, ``pid``, ``epoch``
+      and the newest ``timestamp`` of their headers.
+    - ``pushdown``: ``off`` unless given; ``once``: filters of the query are used in the same way. Only for a DataFrame
+      that one query reads in one place: Spark gives wrong rows for it otherwise. From Spark 4.1 on, with
+      ``spark.sql.python.filterPushdown.enabled``.
+    - ``batchBytesMax``: what a batch may come to, decompressed (512 MiB).
+    - ``store.<name>``: of an object store, names as obstore has them (``store.endpoint``, ``store.region``, ...).
+
+    A DataFrame has the rows that were there when it was first asked for some, though a broker goes on writing.
+    """
+
+    @classmethod
+    def name(cls) -> str:
+        """As ``format`` has it."""
+        return NAME
+
+    def schema(self) -> StructType:
+        """The columns: all there are, in their order."""
+        is_batches = _one_of(self.options, "rows", ROWS) == "batches"
+        return from_arrow_schema(batches_schema() if is_batches else records_schema())
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """Raises ValueError for options and columns that make no sense."""
+        if schema.fieldNames() != self.schema().fieldNames():
+            names = ", ".join(self.schema().fieldNames())
+            raise ValueError(f"{NAME}: a schema of one's own cannot be given; the columns are {names}: select of them")
+        is_pushed = _one_of(self.options, "pushdown", ("off", "once")) == "once"
+        return (PushedReader if is_pushed else KafkaLogReader)(self.options, self.schema())
+
+
+def _one_of(options: Mapping[str, str], name: str, known: Sequence[str]) -> str:
+    value = options.get(name, known[0])
+    if value not in known:
+        raise ValueError(f"{NAME}: {name}={value!r}: one of {', '.join(known)} was expected")
+    return value
+
+
+class SegmentPartition(InputPartition):
+    """What one task reads."""
+
+    def __init__(self, part: Part) -> None:
+        super().__init__(part)
+
+
+class KafkaLogReader(DataSourceReader):
+    """Plans a query, and runs in its tasks."""
+
+    def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
+        # What came with other letters' case is a copy that has none.
+        given = {name.lower(): value for name, value in options.items()}
+        unknown = sorted(it for it in given if it not in OPTIONS and not it.startswith(OF_STORE))
+        if unknown:
+            names = f"path, rows, isolation, where, pushdown, batchBytesMax, {OF_STORE}<name>"
+            raise ValueError(f"{NAME}: option {unknown[0]}: {names}")
+        if "path" not in given:
+            raise ValueError(f"{NAME}: no path: load(path) of a partition's folder, a folder of such, or a segment")
+        self.path = given["path"]
+        self.rows = _one_of(given, "rows", ROWS)
+        self.isolation = _one_of(given, "isolation", get_args(Isolation))
+        if self.rows == "batches" and self.isolation != "read_uncommitted":
+            raise ValueError(f"{NAME}: isolation={self.isolation!r} is of records; batches are all shown")
+        self.batch_bytes_max = _bytes(given.get("batchbytesmax"))
+        self.store = {it.removeprefix(OF_STORE): value for it, value in given.items() if it.startswith(OF_STORE)}
+        self.schema = schema
+        self.conditions = conditions_of(given.get("where", ""), schema)
+        self.driver = __version__
+
+    def partitions(self) -> list[InputPartition]:
+        """The segments in which there may be rows. Reads headers; raises SourceError."""
+        logs = [it for it in open_partitions(self.path, self.store) if may_be_in(it, self.conditions)]
+        with ThreadPoolExecutor() as pool:
+            views = list(pool.map(lambda log: look(log, self.isolation, options=self.store), logs))
+        return [SegmentPartition(part) for view in views for part in view.parts(self.conditions)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of a segment. Raises SourceError."""
+        check_worker(self.driver)
+        part = partition.value
+        if part is None:
+            return  # Spark makes a task where there is no segment
+        if self.rows == "batches":
+            batches = part.batches(self.conditions)
+        else:
+            batches = part.records(self.conditions, self.batch_bytes_max)
+        schema = to_arrow_schema(self.schema, timezone="UTC")
+        for batch in batches:
+            yield batch.cast(schema)
+
+
+class PushedReader(KafkaLogReader):
+    """Takes filters from Spark, which must ask once."""
+
+    def pushFilters(self, filters: list[Any]) -> Iterable[Any]:
+        """Takes the filters that are applied here to the letter. Gives the others, which Spark applies."""
+        for filter in filters:
+            condition = _condition(filter, self.schema)
+            if condition is None:
+                yield filter
+            else:
+                self.conditions.append(condition)
+
+
+def _bytes(text: str | None) -> int:
+    if text is None:
+        return BATCH_BYTES_MAX
+    if not text.isdecimal() or int(text) > BATCH_BYTES_MAX:
+        raise ValueError(f"{NAME}: batchBytesMax={text!r}: a number of bytes up to {BATCH_BYTES_MAX} was expected")
+    return int(text)
+
+
+_CONDITION = re.compile(
+    r"(?P<name>\w+)\s*(?:(?P<compare>=|<=|>=|<|>)\s*(?P<value>-?\d+|'[^']*')"
+    r"|\s(?P<null>IS\s+(?P<known>NOT\s+)?NULL)|\s(?P<in>IN)\s*\((?P<values>[^()]*)\))",
+    re.IGNORECASE,
+)
+
+
+def conditions_of(text: str, schema: StructType) -> list[Condition]:
+    """The conditions of option `where`. Raises ValueError for what is none."""
+    found = []
+    for part in re.split(r"\s+AND\s+", text.strip(), flags=re.IGNORECASE) if text.strip() else ():
+        match = _CONDITION.fullmatch(part)
+        condition = None
+        if match and match["null"]:
+            condition = match["name"], "known" if match["known"] else "null", None
+        elif match and match["in"]:
+            values = tuple(_literal(it.strip()) for it in match["values"].split(","))
+            condition = match["name"], "in", values
+        elif match:
+            condition = match["name"], match["compare"], _literal(match["value"])
+        if condition is None or not _is_exact(condition, schema):
+            raise ValueError(
+                f"{NAME}: where: {part!r}: a column ({', '.join(schema.fieldNames())}) compared with integers, or the "
+                "topic with texts, was expected"
+            )
+        found.append(condition)
+    return found
+
+
+def _literal(text: str) -> int | str | None:
+    if re.fullmatch(r"'[^']*'", text):
+        return text[1:-1]
+    return int(text) if re.fullmatch(r"-?\d+", text) else None
+
+
+OPERATORS = {
+    "EqualTo": "=",
+    "EqualNullSafe": "=",
+    "LessThan": "<",
+    "LessThanOrEqual": "<=",
+    "GreaterThan": ">",
+    "GreaterThanOrEqual": ">=",
+    "In": "in",
+    "IsNull": "null",
+    "IsNotNull": "known",
+}
+"""Spark's names of filters; the classes are not there before 4.1."""
+
+
+def _condition(filter: Any, schema: StructType) -> Condition | None:
+    """A filter that is applied here to the letter; None for any other."""
+    operator = OPERATORS.get(type(filter).__name__)
+    if operator is None or len(filter.attribute) != 1:
+        return None
+    value = getattr(filter, "value", None)
+    if operator == "in":
+        value = tuple(it for it in value if it is not None)  # which no row is equal to
+    condition = filter.attribute[0], operator, value
+    return condition if _is_exact(condition, schema) else None
+
+
+def _is_exact(condition: Condition, schema: StructType) -> bool:
+    """Whether rows are told by it as Spark would tell them."""
+    name, operator, value = condition
+    if name not in schema.fieldNames():
+        return False
+    if operator in ("null", "known"):
+        return True
+    values = value if operator == "in" else (value,)
+    if isinstance(schema[name].dataType, IntegralType):
+        return len(values) > 0 and all(type(it) is int and -(2**63) <= it < 2**63 for it in values)
+    return name == "topic" and operator in ("=", "in") and len(values) > 0 and all(type(it) is str for it in values)
