@@ -32,7 +32,8 @@ from bench.workload import occurrence
 ROOT = Path(__file__).parent.parent
 sys.path.append(str(ROOT / "tests" / "kafka"))
 
-HEADERS, FOLLOWED, REPLAY = "headers of 1 KB batches", "headers, read and replayed", "replay into a state"
+HEADERS, COPIED = "headers of 1 KB batches, written one by one", "headers of 1 KB batches, written in large pieces"
+FOLLOWED, REPLAY = "headers, read and replayed", "replay into a state"
 RECORDS = {"none": "records of a topic, uncompressed", "lz4": "records of a topic, lz4"}
 SCAN, STRUCT, READ = "read_batches", "struct over a map", "reading the bytes, positional"
 APPLY, SCAN_AND_APPLY = "BrokerTable.apply", "read_batches and BrokerTable.apply"
@@ -55,8 +56,10 @@ Answer = tuple[int, int]
 def contest(rows: int, rounds: int, producers: tuple[int, ...] = (1, 100_000, 1_000_000)) -> dict[str, Any]:
     """What belongs into the results."""
     rows //= SHARE
-    with tempfile.TemporaryDirectory() as scratch:
-        measurements = _headers(Path(scratch), rows, rounds)
+    measurements = []
+    for name, pieces in ((HEADERS, BATCH_BYTES), (COPIED, 1 << 20)):
+        with tempfile.TemporaryDirectory() as scratch:
+            measurements += _headers(Path(scratch), name, pieces, rows, rounds)
     measurements += _replay(rows * REPLAYED, rounds)
     with _broker() as (broker, data):
         for compression, name in RECORDS.items():
@@ -67,20 +70,23 @@ def contest(rows: int, rounds: int, producers: tuple[int, ...] = (1, 100_000, 1_
 # Headers
 
 
-def _headers(folder: Path, rows: int, rounds: int) -> list[Any]:
-    log = _write_log(folder / "clicks-0", rows)
+def _headers(folder: Path, name: str, pieces: int, rows: int, rounds: int) -> list[Any]:
+    """`pieces`: bytes that are written at once. A cache that was filled in small ones has small pages to copy."""
+    log = _write_log(folder / "clicks-0", pieces, rows)
     expected = (rows, RECORDS_OF_BATCH * rows * (rows - 1) // 2)
     contestants = [
-        Contestant(name=SCAN, threads=1, role="ours", expected=expected, run=lambda: _scanned(log)),
+        Contestant(name=SCAN, threads=2, role="ours", expected=expected, run=lambda: _scanned(log)),
         Contestant(name=STRUCT, threads=1, expected=expected, run=lambda: _scanned_by_struct(log)),
         Contestant(
             name=READ, threads=1, role="limit", expected=expected[0] * BATCH_BYTES, run=lambda: _bytes_read(log)
         ),
     ]
-    measurements = alternate(HEADERS, contestants, rows, rounds)
+    measurements = alternate(name, contestants, rows, rounds)
+    if name != HEADERS:
+        return measurements
     pids, _ = _numbers(rows)
     follower = Contestant(
-        name=SCAN_AND_APPLY, threads=1, role="ours", expected=_last_of(pids), answer=_last_in,
+        name=SCAN_AND_APPLY, threads=2, role="ours", expected=_last_of(pids), answer=_last_in,
         run=lambda: _applied([kafka.read_batches(log)]),
     )  # fmt: skip
     return measurements + alternate(FOLLOWED, [follower], rows, rounds)
@@ -92,13 +98,13 @@ def _numbers(batches: int) -> tuple[Any, Any]:
     return pids, occurrence(pids) * RECORDS_OF_BATCH
 
 
-def _write_log(folder: Path, batches: int) -> Path:
+def _write_log(folder: Path, pieces: int, batches: int) -> Path:
     """A partition of one segment for each 100 000 batches: headers as they should be, payloads of chance."""
     folder.mkdir()
     pids, first = _numbers(batches)
     payload = np.random.default_rng(2).bytes(BATCH_BYTES - HEADER.size)
     for start in range(0, batches, SEGMENT_BATCHES):
-        with (folder / f"{start * RECORDS_OF_BATCH:020}.log").open("wb") as file:
+        with (folder / f"{start * RECORDS_OF_BATCH:020}.log").open("wb", buffering=pieces) as file:
             for at in range(start, min(batches, start + SEGMENT_BATCHES)):
                 offset, delta = at * RECORDS_OF_BATCH, RECORDS_OF_BATCH - 1
                 time = 1_700_000_000_000 + at

@@ -97,6 +97,7 @@ class Results:
                 most, bytes_of = kafka.BYTES_MAX[it["columns"]], it["bytes_an_entry"]
                 yield Target(f"{what}: memory", f"≤ {most} bytes an entry", f"{bytes_of:.1f} bytes", bytes_of <= most)
         yield self._rate_target(kafka.HEADERS, kafka.SCAN, 20)
+        yield self._rate_target(kafka.COPIED, kafka.SCAN, 20)
         yield self._rate_target(kafka.REPLAY, kafka.APPLY, 20)
         for contest in kafka.RECORDS.values():
             yield self._rate_target(contest, kafka.OURS, 4)

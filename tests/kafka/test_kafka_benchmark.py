@@ -24,11 +24,12 @@ def test_every_contestant_is_right(part: dict[str, Any]) -> None:
     assert results.wrong == []
     assert {name: list(its) for name, its in results.contests.items()} == {
         kafka.HEADERS: [kafka.SCAN, kafka.STRUCT, kafka.READ],
+        kafka.COPIED: [kafka.SCAN, kafka.STRUCT, kafka.READ],
         kafka.FOLLOWED: [kafka.SCAN_AND_APPLY],
         kafka.REPLAY: [kafka.APPLY],
         **{name: [kafka.OURS, kafka.COMMITTED, kafka.CLIENT] for name in kafka.RECORDS.values()},
     }
-    assert len(list(results.targets())) == 6
+    assert len(list(results.targets())) == 7
 
 
 def test_judging_has_targets(part: dict[str, Any]) -> None:
