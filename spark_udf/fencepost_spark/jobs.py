@@ -22,9 +22,16 @@ class DedupJob(lake.DedupJob):
     """
 
     def __init__(
-        self, source: Path, state: Path, sink: Path | RunFolders, *, spark: SparkSession | None = None, **same: Any
+        self,
+        source: Path | lake.KafkaLog,
+        state: Path,
+        sink: Path | RunFolders,
+        *,
+        spark: SparkSession | None = None,
+        **same: Any,
     ) -> None:
-        """``source``, ``state``, ``sink``: folders; ``state`` may be the URI of an object store.
+        """``source``, ``state``, ``sink``: folders; ``state`` may be the URI of an object store, ``source`` a
+        ``fencepost.lake.KafkaLog``.
 
         ``spark``: the session that runs the tasks, the active one unless given. It takes the place of ``engine``.
 

@@ -7,6 +7,7 @@ Needs `fencepost[lake]` (pyarrow, numpy). The steps of a run are in `run`; what 
 from fencepost.lake.auditing import audit
 from fencepost.lake.engine import Engine, LocalEngine
 from fencepost.lake.job import DedupJob
+from fencepost.lake.kafka_log import KafkaLog
 from fencepost.lake.report import RunReport
 
-__all__ = ["DedupJob", "Engine", "LocalEngine", "RunReport", "audit"]
+__all__ = ["DedupJob", "Engine", "KafkaLog", "LocalEngine", "RunReport", "audit"]

@@ -24,6 +24,7 @@ from uuid import uuid4
 import fencepost
 from fencepost.errors import PolicyError, SinkError
 from fencepost.lake.engine import Engine, LocalEngine
+from fencepost.lake.kafka_log import KafkaLog
 from fencepost.lake.plan import PLANS, SHARDS, Plan
 from fencepost.lake.report import RunReport
 from fencepost.lake.run import Given, Run
@@ -47,10 +48,10 @@ ROLES = ("pid", "epoch", "partition", "seq", "timestamp")
 
 
 class DedupJob:
-    """Keeps each event of a Parquet folder or Delta table once, from run to run.
+    """Keeps each event of a Parquet folder, a Delta table or Kafka's log once, from run to run.
 
-    `source`: a folder of Parquet files, of which each run reads those that no earlier run has read, or a Delta table,
-    of which each run reads what was appended since. `state`: a folder or the
+    `source`: a folder of Parquet files, of which each run reads those that no earlier run has read, a Delta table,
+    of which each run reads what was appended since, or a `KafkaLog`, likewise. `state`: a folder or the
     URI of an object store (`fencepost.state.open_store`) that the job makes and owns. `sink`: a folder that it makes
     and owns; version n appears in it at once as `run=<n>/`, one file per input file of which rows are kept, in the
     Hive-style folders that it came from, or as one transaction of a Delta table. None of the three may lie in another,
@@ -67,7 +68,8 @@ class DedupJob:
     `rejected_max`: the run stops before anything is decided if a larger share of its rows is refused for other reasons
     than DUPLICATE. `rejects`: which refused rows are set aside, in `run=<n>/_rejects/verdict=<name>/`: "copy" all but
     duplicates, "all", or "none". `on_reset`: "stop" the run before anything is decided where keys seem to have begun to
-    number anew, or only "report" it; that is looked for with `max_idle_ms` only, for it takes timestamps.
+    number anew, or only "report" it; that is looked for with `max_idle_ms` only, for it takes timestamps. Likewise
+    where rows of a Kafka log are gone that were not read: "report" warns, and goes on with the first that there are.
 
     `max_idle_ms`: forget producers that were not written for so long, by the timestamps of the data (column "timestamp"
     unless `columns` says otherwise); older rows that nothing is known of are then FORGOTTEN and set aside.
@@ -87,7 +89,7 @@ class DedupJob:
 
     def __init__(
         self,
-        source: str | os.PathLike[str],
+        source: str | os.PathLike[str] | KafkaLog,
         state: str | os.PathLike[str],
         sink: str | os.PathLike[str] | RunFolders,
         *,
@@ -110,6 +112,9 @@ class DedupJob:
         state_options: dict[str, object] | None = None,
     ) -> None:
         policy = resolve(policy)
+        self.log = source if isinstance(source, KafkaLog) else None
+        if columns is None and self.log is not None and policy.columns == Columns():
+            columns = "kafka-producer"
         if columns is not None:
             policy = policy.replace(columns=resolve_columns(policy, columns))
         if order_by is None and policy.depends_on_order:
@@ -135,14 +140,15 @@ class DedupJob:
                 raise ValueError(f"{name}={value}: milliseconds from 0 on were expected")
         if max_idle_ms is None and clock_gap_max_ms is not None:
             raise ValueError(f"clock_gap_max_ms={clock_gap_max_ms}: without max_idle_ms there is no clock")
-        self.source = _local_folder("source", source)
+        self.source = source.name if isinstance(source, KafkaLog) else _local_folder("source", source)
         self.policy, self.scope, self.shards = policy, scope, shards
         self.rejected_max, self.rejects, self.on_reset = rejected_max, rejects, on_reset
         self.max_idle_ms, self.settle_ms = max_idle_ms, settle_ms
         self.clock_gap_max_ms = max_idle_ms if clock_gap_max_ms is None else clock_gap_max_ms
         self.order_by = (order_by,) if isinstance(order_by, str) else None if order_by is None else tuple(order_by)
         self.engine: Engine = engine or LocalEngine()
-        self.plan, self.source_immutable = plan, source_immutable
+        # What a run writes of a log is there for this run alone.
+        self.plan, self.source_immutable = plan, source_immutable or self.log is not None
         self.disk = Disk(sync)
         uri = os.path.abspath(_local_folder("state", state)) if is_local(state) else os.fspath(state)
         self.state = State(open_store(uri, sync=sync, options=state_options))
@@ -155,7 +161,10 @@ class DedupJob:
             )
         remembered = {"state": Path(uri)} if is_local(state) else {}
         shown = {} if self.is_in_place else {"sink": self.sink.location}
-        _check_apart(source=Path(self.source), **remembered, **shown)
+        read = Path(self.log.place if self.log else self.source)
+        _check_apart(
+            **({"source": read} if is_local(self.log.path if self.log else read) else {}), **remembered, **shown
+        )
 
     @property
     def is_in_place(self) -> bool:

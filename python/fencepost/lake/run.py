@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ from fencepost.lake.aligned import AlignItem, align, can_align
 from fencepost.lake.delta import list_appended
 from fencepost.lake.engine import Engine, LocalEngine, run_stage
 from fencepost.lake.judge import Eviction, Judged, JudgeItem, Parts, judge
+from fencepost.lake.kafka_log import ExportItem, export, find_new
 from fencepost.lake.plan import (
     DRIVER_RUNS_MAX,
     DRIVER_STATE_BYTES_MAX,
@@ -120,6 +122,7 @@ class Run:
         self.stage = ""
         """The last step that was begun."""
         self.is_delta = is_delta(self.source)
+        self.log = job.log if self.source == job.source else None
         self.position: dict[str, Any] | None = None
         """Where a source ends that is no folder."""
         self.is_own = self.source == job.source or (given is not None and given.position is not None)
@@ -217,6 +220,8 @@ class Run:
             self.position = self.given.position
             return list_files(self.source)
         before = self.base.source_position if self.base and self.source == self.job.source else None
+        if self.log is not None:
+            return self.export_new(before)
         self.check_kind(before)
         if self.is_delta:
             if self.job.is_in_place and before is None and self.version > 1:
@@ -228,6 +233,37 @@ class Run:
         self.ignored = listed.ignored
         new = new_files(self.job.state.ledger(self.base), _file_table(listed))
         return listed.take(new.to_pylist()) if len(new) < len(listed) else listed
+
+    def export_new(self, before: dict[str, Any] | None) -> Files:
+        """What is new in a Kafka log, as files in the folder of this attempt."""
+        assert self.log is not None
+        news = find_new(self.log, before)
+        for problem in news.problems:
+            if self.job.on_reset == "stop":
+                raise SourceError(f"{problem}; on_reset='report' goes on with what there is", path=self.log.place)
+            warnings.warn(problem, RuntimeWarning, stacklevel=2)
+        self.position = news.position()
+        files = Files(str(self.folder / "log"))
+        if self.position == before:
+            return files
+        self.job.disk.make_folder(self.folder)
+        items = [
+            ExportItem(part=part, since=since, folder=str(self.folder), batch_bytes_max=self.log.batch_bytes_max)
+            for part, since in news.parts
+        ]
+        try:
+            done = self.tasks("export", export, items)
+        except BaseException:
+            self.discard()
+            raise
+        for item, exported in zip(items, done, strict=True):
+            if exported.rows:
+                path = f"{item.part.topic}-{item.part.partition}/{item.part.segment.base_offset:020}.parquet"
+                full_path = Path(files.root, path)
+                full_path.parent.mkdir(parents=True, exist_ok=True)
+                os.rename(exported.path, full_path)
+                files.append(path, full_path.stat())
+        return files
 
     def check_kind(self, position: dict[str, Any] | None) -> None:
         """A folder that has become a table has rows in it that were read as files, and the other way round."""
@@ -510,7 +546,7 @@ class Run:
     def check_whole(self, found: Found) -> None:
         """Files of the job's own folder are looked at again; others, and what a table names, are read now or never."""
         unread: list[str] = []
-        if self.source != self.job.source:
+        if self.source != self.job.source or self.log is not None:
             unread = [*found.deferred, *found.quarantined.path, *found.vanished]
         elif self.is_delta:
             unread = [*(found.quarantined.path if self.is_rebase else ()), *found.vanished]
@@ -574,7 +610,7 @@ class Run:
             prepared = job.sink.collect(self.folder, names) if names else None
             inputs = _inputs(found)
             listed = [file_table(inputs), file_table(found.quarantined)]
-            if self.source != job.source or self.is_delta:
+            if self.source != job.source or self.is_delta or self.log is not None:
                 listed = [file_table(Inputs())]  # the ledger is of the job's own folder
             ledger = job.state.extend_ledger(self.base, self.version, self.attempt, listed)
             if self.version == 1:

@@ -1,0 +1,167 @@
+"""Kafka's log as input: the records of partitions from the offset on up to which they were read before.
+
+A run writes what is new to Parquet files in the folder of its attempt, one for each segment, and from there on it is a
+run over files. The decision holds for each partition the offset to go on from, so a run that dies before it has read
+nothing, and one that dies behind it is finished without the log.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, get_args
+from uuid import uuid4
+
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.parquet as pq  # type: ignore[import-untyped]
+
+from fencepost.errors import SourceError
+from fencepost.kafka import BATCH_BYTES_MAX
+from fencepost.kafka.source import Log, Options
+from fencepost.lake.segments import Isolation, Part, View, look, open_partitions, records_schema
+from fencepost.state.stores import is_local
+
+Position = dict[str, Any]
+"""{"offsets": {topic: {partition: the offset to go on from}}}; partitions as text, as JSON has them."""
+
+
+@dataclass(frozen=True)
+class KafkaLog:
+    """Partitions of Kafka's as the source of a `DedupJob`.
+
+    `path`: a folder of partitions' folders (a broker's log directory, or a copy of it; Kafka's own topics are left
+    out), or a partition's folder, or a URI of either. Rows have the columns of `fencepost.kafka.read_records`; their
+    identity is `Columns.preset("kafka-producer")` unless the job says otherwise, and rows without a producer are
+    UNTRACKED.
+
+    `isolation`: "read_committed" reads up to the last stable offset, and nothing of aborted transactions;
+    "read_uncommitted" everything. It is fixed with the state. `options`: of a remote store, names as obstore has them.
+    `batch_bytes_max`: what a batch may come to, decompressed.
+    """
+
+    path: str | os.PathLike[str]
+    isolation: Isolation = "read_committed"
+    options: Options = field(default=None, repr=False)
+    batch_bytes_max: int = BATCH_BYTES_MAX
+
+    def __post_init__(self) -> None:
+        if self.isolation not in get_args(Isolation):
+            raise ValueError(f"isolation={self.isolation!r}: one of {', '.join(get_args(Isolation))} was expected")
+
+    @property
+    def place(self) -> str:
+        """The absolute path, or the URI."""
+        text = os.fspath(self.path)
+        return os.path.abspath(text.removeprefix("file://")) if is_local(text) else text.rstrip("/")
+
+    @property
+    def name(self) -> str:
+        """What the state knows it by."""
+        return f"kafka-log:{self.isolation}:{self.place}"
+
+
+@dataclass
+class News:
+    """What is new in a log."""
+
+    parts: list[tuple[Part, int]] = field(default_factory=list)
+    """Segments with new rows, and the offset from which on they are new; by topic, partition and offset."""
+    offsets: dict[str, dict[str, int]] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+    """Rows that were lost, or may have been."""
+
+    def position(self) -> Position:
+        """The position behind it."""
+        return {"offsets": {topic: dict(sorted(self.offsets[topic].items())) for topic in sorted(self.offsets)}}
+
+
+def find_new(log: KafkaLog, position: Position | None) -> News:
+    """What lies behind a position, as far as it is seen now. Reads headers; raises SourceError.
+
+    Where a problem is told, the position is that of whoever goes on all the same: from the first offset that there is.
+    """
+    known: dict[str, dict[str, int]] = position["offsets"] if position else {}
+    news = News(offsets={topic: dict(offsets) for topic, offsets in known.items()})
+    found = set()
+    for it in open_partitions(log.path, log.options):
+        topic, partition = _place_of(it)
+        if (topic, partition) in found:
+            raise SourceError(f"{it.folder}: another folder is of partition {topic}-{partition}, too", path=it.folder)
+        found.add((topic, partition))
+        since = known.get(topic, {}).get(partition)
+        view = look(it, log.isolation, since=since or 0, is_live=True, options=log.options)
+        begin = view.start if since is None else since
+        problem = _problem(view, begin)
+        if problem:
+            news.problems.append(f"{it.folder}: {problem}")
+            view = look(it, log.isolation, is_live=True, options=log.options)
+            begin = view.start
+        news.parts += [(part, begin) for part in view.parts([("offset", ">=", begin)])]
+        news.offsets.setdefault(topic, {})[partition] = max(view.end, begin)
+    for topic, offsets in known.items():
+        for partition in offsets.keys() - {of for its, of in found if its == topic}:
+            news.problems.append(
+                f"{log.place}: {topic}-{partition} is gone: rows behind offset {offsets[partition]}, if there were "
+                "any, were not read"
+            )
+    return news
+
+
+def _place_of(log: Log) -> tuple[str, str]:
+    if not log.is_folder or log.topic is None:
+        path = log.folder or log.segments[0].path
+        raise SourceError(
+            f"{path}: a job reads folders of partitions, whose names tell topic and number (orders-0)", path=path
+        )
+    return log.topic, str(log.partition)
+
+
+def _problem(view: View, begin: int) -> str | None:
+    if view.start > begin:
+        return (
+            f"rows were lost: offsets {begin} to {view.start - 1} were removed before they were read, the log begins "
+            f"at {view.start}"
+        )
+    if view.end < begin:
+        return (
+            f"it was read up to offset {begin}, and ends at {view.end}: truncated, or a topic that was made anew; rows "
+            "may be lost"
+        )
+    return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportItem:
+    """A segment whose rows a task writes to a file."""
+
+    part: Part
+    since: int
+    folder: str
+    batch_bytes_max: int
+
+
+@dataclass(frozen=True)
+class Exported:
+    path: str
+    rows: int
+
+
+def export(item: ExportItem) -> Exported:
+    """Write the rows of a segment. The file has a name of its own, since a task may run more than once."""
+    path = f"{item.folder}/{uuid4().hex}.exported"
+    begin = item.part.segment.base_offset or 0
+    conditions = [("offset", ">=", item.since)] if item.since > begin else []
+    batches = item.part.records(conditions, item.batch_bytes_max)
+    return Exported(path, write_parquet(path, records_schema(), batches))
+
+
+def write_parquet(path: str | Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> int:
+    """A Parquet file of these rows; gives how many they are."""
+    rows = 0
+    with pq.ParquetWriter(path, schema, compression="zstd") as writer:
+        for batch in batches:
+            writer.write_batch(batch)
+            rows += len(batch)
+    return rows
