@@ -1,0 +1,111 @@
+"""`fencepost kafka export`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+from uuid import uuid4
+
+import typer
+
+from fencepost.cli.terminal import option, steps
+
+if TYPE_CHECKING:
+    from fencepost.lake.segments import Part
+
+ISOLATIONS, ROWS = ("read_uncommitted", "read_committed"), ("records", "batches")
+
+
+def kafka_export_command(
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="SOURCE", help="A partition's folder, a folder of such folders, a segment, or a URI of either."
+        ),
+    ],
+    out: Annotated[
+        Path,
+        typer.Argument(
+            metavar="OUT", help="One file if its name ends in .parquet, else a new folder with a file per segment."
+        ),
+    ],
+    isolation: Annotated[
+        str,
+        option("read_committed: nothing of aborted transactions, and to the last stable offset; or read_uncommitted."),
+    ] = "read_uncommitted",
+    rows: Annotated[str, option("records, or batches: a row for each batch header.")] = "records",
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No summary and no progress.")] = False,
+) -> None:
+    """Write the records of SOURCE, or its batch headers, to Parquet."""
+    _check_one_of("--isolation", isolation, ISOLATIONS)
+    _check_one_of("--rows", rows, ROWS)
+    if rows == "batches" and isolation != "read_uncommitted":
+        raise typer.BadParameter(f"--isolation {isolation}: is of records; batches are all shown")
+    if out.exists():
+        raise typer.BadParameter(f"{out}: is there already")
+    from fencepost.lake.segments import look, open_partitions
+
+    with steps(quiet) as show:
+        logs = open_partitions(source)
+        parts = [part for log in logs for part in look(log, isolation).parts()]  # type: ignore[arg-type]
+        write = _write_file if out.suffix == ".parquet" else _write_folder
+        count = write(out, parts, rows, lambda done: show("export", done, len(parts)))
+    if not quiet:
+        print(f"{count:,} {rows} of {len(parts)} segments, {len(logs)} partitions, in {out}")
+
+
+def _check_one_of(name: str, value: str, known: Sequence[str]) -> None:
+    if value not in known:
+        raise typer.BadParameter(f"{name} {value}: {' or '.join(known)} was expected")
+
+
+def _write_file(out: Path, parts: Sequence[Part], rows: str, show: Callable[[int], None]) -> int:
+    def batches() -> Any:
+        for done, part in enumerate(parts):
+            yield from _rows_of(part, rows)
+            show(done + 1)
+
+    return _write(out, rows, batches())
+
+
+def _write_folder(out: Path, parts: Sequence[Part], rows: str, show: Callable[[int], None]) -> int:
+    """A folder that is there once it is whole."""
+    from fencepost.state.disk import Disk
+
+    disk, beside = Disk(), out.with_name(f".{out.name}.{uuid4().hex}")
+    count = 0
+    try:
+        for done, part in enumerate(parts):
+            path, _, _ = part.segment.parts
+            folder, name = path.rsplit("/", 2)[-2:] if "/" in path else ("", path)
+            disk.make_folder(beside / folder)
+            count += _write(beside / folder / f"{name.removesuffix('.log')}.parquet", rows, _rows_of(part, rows))
+            show(done + 1)
+        disk.make_folder(beside)
+        disk.move(beside, out)
+    finally:
+        disk.remove(beside)
+    return count
+
+
+def _rows_of(part: Part, rows: str) -> Any:
+    return part.batches() if rows == "batches" else part.records()
+
+
+def _write(out: Path, rows: str, batches: Any) -> int:
+    """Written beside, and there once it is whole."""
+    from fencepost.lake.kafka_log import write_parquet
+    from fencepost.lake.segments import batches_schema, records_schema
+    from fencepost.state.disk import TEMPORARY, Disk
+
+    disk, beside = Disk(), out.with_name(f".{out.name}.{uuid4().hex}{TEMPORARY}")
+    try:
+        count = write_parquet(beside, batches_schema() if rows == "batches" else records_schema(), batches)
+        disk.seal(beside)
+        os.replace(beside, out)
+        disk.seal(out.parent)
+    finally:
+        disk.remove(beside)
+    return count
