@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import pytest
 from conftest import plan_of, settings
-from fencepost import kafka
-from fencepost_spark import register
+from fencepost import kafka, lake
+from fencepost_spark import DedupJob, register
 from fencepost_spark.kafka_log import NAME, KafkaLog, KafkaLogReader
+from kafka_copies import append_again, batches_of, copy_upto
 from pyspark.sql import DataFrame, SparkSession
 
 DATA = Path(__file__).parents[1] / "data" / "kafka-segments"
@@ -123,6 +125,7 @@ EXACT = [
     "epoch > 0 AND seq >= 1",
     "offset < 0",
     "key IS NULL AND offset >= 10",
+    "offset < 120.5 AND offset > 100.5",
 ]
 HANDED_BACK = [
     "NOT (pid = 1000)",
@@ -133,7 +136,6 @@ HANDED_BACK = [
     "topic > 'd' AND pid > 1003",
     "pid * 2 = 2014",
     "coalesce(pid, -1) = -1",
-    "offset < 120.5 AND offset > 100.5",
     "array_size(headers) > 0",
     "cast(timestamp AS string) LIKE '%7' AND partition = 0",
     "value = X'6869' OR value IS NULL",
@@ -299,3 +301,32 @@ def test_a_schema_of_ones_own(spark: SparkSession) -> None:
 def test_a_path_is_needed() -> None:
     with pytest.raises(ValueError, match="no path"):
         KafkaLogReader({}, KafkaLog({}).schema())
+
+
+# As the source of a job
+
+
+def test_a_job_on_spark_keeps_what_one_on_threads_keeps(spark: SparkSession, tmp_path: Path) -> None:
+    """In two runs: the second reads what has come since."""
+    found = {}
+    for engine in ("spark", "local"):
+        root = tmp_path / engine
+        for end in (100, 10**9):
+            for name in ("orders-0", "carts-0", "clicks-2"):
+                folder = copy_upto(name, root / "logs", end)
+            if end > 100:
+                append_again(folder, batches_of(folder)[0])
+            arguments: dict[str, Any] = {"spark": spark} if engine == "spark" else {"engine": lake.LocalEngine(2)}
+            kind = DedupJob if engine == "spark" else lake.DedupJob
+            report = kind(lake.KafkaLog(root / "logs"), root / "state", root / "sink", **arguments).run()
+            assert report.engine == engine
+            rows = pa.concat_tables(
+                [pq.ParquetFile(it).read() for it in sorted((root / "sink").glob("run=*/*.parquet"))]
+            )
+            found[engine, end] = report.counts, report.source_position, report.outputs, rows
+    for end in (100, 10**9):
+        assert found["spark", end] == found["local", end]
+    counts, position, _, rows = found["spark", 10**9]
+    assert counts["DUPLICATE"] > 0
+    assert position["offsets"]["carts"] == {"0": 15}
+    assert len(rows) == 73 + 9 + 410
