@@ -450,7 +450,8 @@ def commands() -> list[list[str]]:
 def test_every_command_is_there_and_has_help(capsys: pytest.CaptureFixture[str]) -> None:
     found = [" ".join(it) for it in commands()]
     operations = ["show", "export", "evict", "rollback", "abandon", "gc", "reshard", "seed"]
-    assert sorted(found) == sorted(["dedup", "audit", "generate", "doctor", *(f"state {it}" for it in operations)])
+    operations = [*(f"state {it}" for it in operations), "kafka audit", "kafka export"]
+    assert sorted(found) == sorted(["dedup", "audit", "generate", "doctor", *operations])
     for command in commands():
         code, out, err = run(capsys, *command, "--help")
         assert (code, err) == (0, "")

@@ -103,7 +103,10 @@ def test_a_partitions_folder_and_policies_that_need_an_order(tmp_path: Path) -> 
     )
     report = job.run()
     assert set(report.counts) == {"ACCEPTED", "DUPLICATE"}
-    assert report.source_position == {"offsets": {"clicks": {"0": 733 + report.counts["DUPLICATE"]}}}
+    assert report.source_position == {
+        "offsets": {"clicks": {"0": 733 + report.counts["DUPLICATE"]}},
+        "ids": {},
+    }
     by_offset = DedupJob(KafkaLog(folder), tmp_path / "b", tmp_path / "c", policy="kafka_offsets").run()
     assert by_offset.identity == ("topic", "partition", "offset")
     assert by_offset.counts == {"ACCEPTED": report.rows}
@@ -182,7 +185,34 @@ def test_a_log_that_ends_before_its_position(tmp_path: Path, isolation: Isolatio
     with pytest.warns(RuntimeWarning, match="truncated"):
         report = make_job(tmp_path, isolation, on_reset="report").run()
     assert report.rows == 480
-    assert report.source_position == {"offsets": {"clicks": {"0": 480}}}
+    assert report.source_position == {"offsets": {"clicks": {"0": 480}}, "ids": {}}
+
+
+def test_a_topic_that_was_made_anew_and_has_grown(tmp_path: Path) -> None:
+    """Only its id tells it from the one before; the folder of a broker has it."""
+
+    def lay(source: str, name: str, topic_id: str) -> None:
+        shutil.rmtree(tmp_path / "logs" / name, ignore_errors=True)
+        shutil.copytree(DATA / source, tmp_path / "logs" / name)
+        (tmp_path / "logs" / name / "partition.metadata").write_text(f"version: 0\ntopic_id: {topic_id}")
+
+    lay("clicks-1", "clicks-0", "first")
+    lay("clicks-2", "clicks-1", "first")
+    lay("orders-0", "orders-0", "other")
+    assert make_job(tmp_path).run().source_position == {
+        "offsets": {"clicks": {"0": 480, "1": 410}, "orders": {"0": 197}},
+        "ids": {"clicks": "first", "orders": "other"},
+    }
+    lay("clicks-0", "clicks-0", "second")
+    lay("clicks-2", "clicks-1", "second")
+    with pytest.raises(fp.SourceError, match=r"another topic of this name than was read before"):
+        make_job(tmp_path).run()
+    with pytest.warns(RuntimeWarning, match="another topic of this name"):
+        report = make_job(tmp_path, on_reset="report").run()
+    assert report.rows == 733 + 410
+    assert report.source_position is not None
+    assert report.source_position["ids"] == {"clicks": "second", "orders": "other"}
+    assert make_job(tmp_path).run().version is None
 
 
 def test_partitions_come_and_go(tmp_path: Path) -> None:
@@ -269,7 +299,7 @@ def test_a_delta_table_as_sink(tmp_path: Path) -> None:
 def test_a_seed_knows_what_the_log_holds(tmp_path: Path) -> None:
     folder = copy_upto("clicks-1", tmp_path / "logs", 10**9)
     report = make_job(tmp_path).seed()
-    assert (report.rows, report.source_position) == (480, {"offsets": {"clicks": {"1": 480}}})
+    assert (report.rows, report.source_position) == (480, {"offsets": {"clicks": {"1": 480}}, "ids": {}})
     append_again(folder, batches_of(folder)[3])
     assert set(make_job(tmp_path).run().counts) == {"DUPLICATE"}
 

@@ -8,6 +8,7 @@ nothing, and one that dies behind it is finished without the log.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,12 +20,13 @@ import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
 from fencepost.errors import SourceError
 from fencepost.kafka import BATCH_BYTES_MAX
-from fencepost.kafka.source import Log, Options
+from fencepost.kafka.source import Log, Options, read_whole
 from fencepost.lake.segments import Isolation, Part, View, look, open_partitions, records_schema
 from fencepost.state.stores import is_local
 
 Position = dict[str, Any]
-"""{"offsets": {topic: {partition: the offset to go on from}}}; partitions as text, as JSON has them."""
+"""{"offsets": {topic: {partition: the offset to go on from}}, "ids": {topic: its id}}; partitions as text, as JSON has
+them, and ids of the topics whose folders tell it."""
 
 
 @dataclass(frozen=True)
@@ -69,12 +71,14 @@ class News:
     parts: list[tuple[Part, int]] = field(default_factory=list)
     """Segments with new rows, and the offset from which on they are new; by topic, partition and offset."""
     offsets: dict[str, dict[str, int]] = field(default_factory=dict)
+    ids: dict[str, str] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
     """Rows that were lost, or may have been."""
 
     def position(self) -> Position:
         """The position behind it."""
-        return {"offsets": {topic: dict(sorted(self.offsets[topic].items())) for topic in sorted(self.offsets)}}
+        offsets = {topic: dict(sorted(self.offsets[topic].items())) for topic in sorted(self.offsets)}
+        return {"offsets": offsets, "ids": dict(sorted(self.ids.items()))}
 
 
 def find_new(log: KafkaLog, position: Position | None) -> News:
@@ -82,14 +86,22 @@ def find_new(log: KafkaLog, position: Position | None) -> News:
 
     Where a problem is told, the position is that of whoever goes on all the same: from the first offset that there is.
     """
-    known: dict[str, dict[str, int]] = position["offsets"] if position else {}
+    known: dict[str, dict[str, int]] = dict(position["offsets"]) if position else {}
     news = News(offsets={topic: dict(offsets) for topic, offsets in known.items()})
+    news.ids = dict(position["ids"]) if position else {}
     found = set()
     for it in open_partitions(log.path, log.options):
         topic, partition = _place_of(it)
         if (topic, partition) in found:
             raise SourceError(f"{it.folder}: another folder is of partition {topic}-{partition}, too", path=it.folder)
         found.add((topic, partition))
+        topic_id = _topic_id(it, log.options)
+        if topic_id is not None and news.ids.setdefault(topic, topic_id) != topic_id:
+            news.problems.append(
+                f"{it.folder}: another topic of this name than was read before (its id is {topic_id}, was "
+                f"{news.ids[topic]}): rows may be lost"
+            )
+            news.ids[topic], news.offsets[topic], known[topic] = topic_id, {}, {}
         since = known.get(topic, {}).get(partition)
         view = look(it, log.isolation, since=since or 0, is_live=True, options=log.options)
         begin = view.start if since is None else since
@@ -116,6 +128,18 @@ def _place_of(log: Log) -> tuple[str, str]:
             f"{path}: a job reads folders of partitions, whose names tell topic and number (orders-0)", path=path
         )
     return log.topic, str(log.partition)
+
+
+def _topic_id(log: Log, options: Options) -> str | None:
+    """What a broker has noted in a partition's folder; None where it has not, or nobody has copied it."""
+    try:
+        text = read_whole(f"{log.folder}/partition.metadata", options).decode()
+    except SourceError as error:
+        if isinstance(error.__cause__, FileNotFoundError):
+            return None
+        raise
+    match = re.search(r"^topic_id: *(\S+)", text, flags=re.MULTILINE)
+    return match[1] if match else None
 
 
 def _problem(view: View, begin: int) -> str | None:
