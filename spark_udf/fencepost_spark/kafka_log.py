@@ -15,7 +15,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
 import pyarrow as pa  # type: ignore[import-untyped]
 from fencepost.kafka import BATCH_BYTES_MAX
@@ -111,7 +111,7 @@ class KafkaLogReader(DataSourceReader):
             raise ValueError(f"{NAME}: no path: load(path) of a partition's folder, a folder of such, or a segment")
         self.path = given["path"]
         self.rows = _one_of(given, "rows", ROWS)
-        self.isolation = _one_of(given, "isolation", get_args(Isolation))
+        self.isolation = cast(Isolation, _one_of(given, "isolation", get_args(Isolation)))
         if self.rows == "batches" and self.isolation != "read_uncommitted":
             raise ValueError(f"{NAME}: isolation={self.isolation!r} is of records; batches are all shown")
         self.batch_bytes_max = _bytes(given.get("batchbytesmax"))
@@ -175,7 +175,7 @@ def conditions_of(text: str, schema: StructType) -> list[Condition]:
     found = []
     for part in re.split(r"\s+AND\s+", text.strip(), flags=re.IGNORECASE) if text.strip() else ():
         match = _CONDITION.fullmatch(part)
-        condition = None
+        condition: Condition | None = None
         if match and match["null"]:
             condition = match["name"], "known" if match["known"] else "null", None
         elif match and match["in"]:
@@ -219,7 +219,7 @@ def _condition(filter: Any, schema: StructType) -> Condition | None:
         return None
     value = getattr(filter, "value", None)
     if operator == "in":
-        value = tuple(it for it in value if it is not None)  # which no row is equal to
+        value = tuple(it for it in value or () if it is not None)  # which no row is equal to
     condition = filter.attribute[0], operator, value
     return condition if _is_exact(condition, schema) else None
 
