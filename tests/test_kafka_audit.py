@@ -293,6 +293,17 @@ def test_an_idle_producer_that_the_broker_forgot_is_no_difference(tmp_path: Path
     assert found.found()["snapshot"] == 1
 
 
+def test_what_compaction_left_of_a_transaction_does_not_hang(tmp_path: Path) -> None:
+    folder = rewritten(tmp_path, "orders-0", lambda batches: batches)
+    (path,) = folder.glob("*.log")
+    end = offsets_of(moved(batches_of(folder)[-1], 0))[1] + offsets_of(batches_of(folder)[-1])[0] + 1
+    empty = struct.pack(">qiibIhiqqqhii", end, 61 - 12, 0, 2, 0, 0x10, 4, -1, 5, 77, 0, 0, 0)
+    path.write_bytes(path.read_bytes() + empty)
+    (found,) = kafka.audit(folder).partitions
+    assert found.compacted
+    assert (found.log_end, found.last_stable_offset, len(found.open)) == (end + 5, end + 5, 0)
+
+
 def test_damage_is_a_finding_and_what_can_be_read_is_audited(tmp_path: Path) -> None:
     folder = tmp_path / "clicks-2"
     shutil.copytree(DATA / "clicks-2", folder)

@@ -172,7 +172,10 @@ class _Partition:
         if not len(rows):
             return
         self.state.apply(rows, _COLUMNS)
-        self.transactions.apply(rows, _COLUMNS)
+        # A header whose records compaction has removed is of a transaction that was decided long ago.
+        is_undecided = pc.and_(rows["transactional"], pc.greater(rows["count"], 0))
+        place = rows.column_names.index("transactional")
+        self.transactions.apply(rows.set_column(place, "transactional", is_undecided), _COLUMNS)
         is_marker = pc.is_in(rows["control"], pa.array(["commit", "abort"])).to_numpy(zero_copy_only=False)
         pid, epoch, base_seq, last_seq = (
             rows[name].to_numpy().astype(np.int64) for name in ("pid", "epoch", "base_seq", "last_seq")
