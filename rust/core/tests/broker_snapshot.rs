@@ -164,3 +164,20 @@ fn every_cut_and_every_flipped_byte_is_refused() {
     }
     assert!(is_refused(&[&bytes[..], &[0]].concat()));
 }
+
+/// Bytes as users have them on their disks. They are never written again: what cannot read them, or writes them
+/// otherwise, breaks a promise. `FENCEPOST_GOLDEN=add` writes the file where there is none.
+#[test]
+fn a_golden_snapshot_is_read_and_written_back() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/snapshots/broker/v1.state");
+    let table = table(1000, true, BrokerOptions { version: "4.5".parse().expect("known"), ..BrokerOptions::default() });
+    if std::env::var("FENCEPOST_GOLDEN").is_ok_and(|value| value == "add") && !std::fs::exists(path).expect("a folder")
+    {
+        std::fs::write(path, table.snapshot()).expect("a folder to write to");
+    }
+    let golden = std::fs::read(path).expect("a golden snapshot");
+    let restored = BrokerTable::restore(&golden).expect("of this version");
+    assert!(restored.entries().eq(table.entries()) && restored.log_ends() == table.log_ends());
+    assert_eq!(restored.options(), table.options());
+    assert!(restored.snapshot() == golden, "other bytes than those that are on disks");
+}
