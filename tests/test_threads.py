@@ -92,6 +92,55 @@ def test_python_goes_on_while_the_core_works(name: str, slow_rows: dict[str, np.
     pytest.fail(f"the other thread ran in these shares of the time: {shares}")
 
 
+def as_batches(rows: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The same numbers as produce batches of one record each."""
+    columns = {"base_seq" if name == "seq" else name: values for name, values in rows.items()}
+    return columns | {"count": np.ones(len(rows["pid"]), np.int32), "offset": np.arange(len(rows["pid"]))}
+
+
+BATCH_WORK: dict[str, Callable[[fp.BrokerTable, dict[str, np.ndarray]], object]] = {
+    "apply": lambda table, rows: table.apply(rows),
+    "check": lambda table, rows: table.check({name: values[:1_000_000] for name, values in rows.items()}),
+    "restore": lambda table, _: fp.BrokerTable.restore(table.snapshot()),
+}
+
+
+@pytest.mark.parametrize("name", BATCH_WORK)
+def test_python_goes_on_while_batches_are_judged(name: str, slow_rows: dict[str, np.ndarray]) -> None:
+    batches = as_batches(slow_rows)
+    table = fp.BrokerTable()
+    table.apply({column: values[:1_000_000] for column, values in batches.items()})
+    shares = []
+    with Clock() as clock:
+        for _ in range(5):
+            shares.append(clock.share_of(lambda: BATCH_WORK[name](table, batches)))
+            if shares[-1] > 0.5:
+                return
+    pytest.fail(f"the other thread ran in these shares of the time: {shares}")
+
+
+def test_no_batch_of_several_threads_is_lost() -> None:
+    """Each thread has producers of its own, all of them in one table: it ends as if they had come one by one."""
+    table = fp.BrokerTable(offsets="assign")
+
+    def produce(worker: int) -> None:
+        for round_ in range(200):
+            verdicts = table.apply(
+                {
+                    "pid": np.full(5, worker), "epoch": np.zeros(5, np.int16), "partition": np.zeros(5, np.int32),
+                    "base_seq": np.arange(5) * 3 + round_ * 15, "count": np.full(5, 3),
+                }
+            )  # fmt: skip
+            assert verdicts.counts[Verdict.ACCEPTED] == 5
+
+    in_threads([lambda worker=worker: produce(worker) for worker in range(WORKERS)])  # type: ignore[misc]
+    assert (len(table), table.log_end(0)) == (WORKERS, WORKERS * 200 * 15)
+    for worker in range(WORKERS):
+        entry = table.get(worker, 0)
+        assert entry is not None
+        assert entry["batches"][-1]["last_seq"] == 200 * 15 - 1
+
+
 def test_the_measure_tells_a_held_interpreter() -> None:
     """A call that does hold the interpreter is found out."""
     numbers = np.random.default_rng(7).permutation(1_000_000).tolist()
