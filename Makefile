@@ -52,7 +52,7 @@ PACKAGE_SOURCES := $(shell find python/fencepost -name '*.py' -o -name '*.pyi' -
 SPARK_SOURCES := Cargo.toml spark_udf/pyproject.toml spark_udf/hatch_build.py $(shell find spark_udf/fencepost_spark -name '*.py')
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test suites lint test-rust test-fuzz test-python model faults test-spark test-spark43 test-free-threaded asan miri fuzz \
+.PHONY: help demo test suites lint test-rust test-fuzz test-python test-sql postgresql model faults test-spark test-spark43 test-free-threaded asan miri fuzz \
 	test-spark-connect test-spark-delta test-kafka test-cluster jars fuzz-corpus fuzz-targets bench bench-full bench-rust bench-curve wheels \
 	develop format requirements tools java clean
 
@@ -70,7 +70,7 @@ test-python test-spark test-spark43 test-spark-delta test-spark-connect test-kaf
 	export JDK_JAVA_OPTIONS := -XX:TieredStopAtLevel=1 -XX:+UseSerialGC
 
 # What takes longest first, after what everything else waits for.
-suites: java lint test-rust test-python test-spark test-spark43 test-spark-delta test-fuzz asan test-spark-connect test-kafka test-cluster
+suites: java postgresql lint test-rust test-python test-sql test-spark test-spark43 test-spark-delta test-fuzz asan test-spark-connect test-kafka test-cluster
 
 lint: $(VENV)/installed ## Formatting, clippy, ruff, mypy
 	cargo fmt --all --check
@@ -128,7 +128,10 @@ test-free-threaded: dist/native-free-threaded ## The thread tests on a CPython w
 	.venv-free-threaded/bin/python -m pytest tests/test_threads.py --deselect tests/test_threads.py::test_the_measure_tells_a_held_interpreter
 
 test-python: $(VENV)/installed ## Everything in Python but Spark
-	$(BIN)/python -m pytest --ignore=tests/spark --ignore=tests/spark_delta --ignore=tests/kafka --ignore=tests/cluster
+	$(BIN)/python -m pytest --ignore=tests/spark --ignore=tests/spark_delta --ignore=tests/kafka --ignore=tests/cluster --ignore=tests/sql
+
+test-sql: postgresql $(VENV)/installed ## Producers, transactions and consumers on SQLite and on a real PostgreSQL
+	$(BIN)/python -m pytest tests/sql
 
 model: $(VENV)/dependencies ## The commit protocol's model in larger bounds than the tests': minutes
 	FENCEPOST_MODEL=deep $(BIN)/python -m pytest -s -v tests/test_protocol.py
@@ -208,6 +211,9 @@ jars: .tools/jars .tools/broker ## The jars that tests need beside those of PySp
 java:
 	@$(JAVA) -version >/dev/null 2>&1 || { echo "Java 17 is missing: apt-get install openjdk-17-jre-headless"; exit 1; }
 	@$(JAVA) -version 2>&1 | awk -F '[".]' '/ version / && $$2 < 17 { exit 1 }' || { echo "Java is older than 17: apt-get install openjdk-17-jre-headless"; exit 1; }
+
+postgresql:
+	@command -v initdb >/dev/null || ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || { echo "PostgreSQL is missing: apt-get install postgresql"; exit 1; }
 
 $(UV): requirements/uv.txt | tools
 	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || { echo "Python's venv module is missing: apt-get install python3-venv"; exit 1; }

@@ -845,6 +845,8 @@ NOT_REACHED = {
     fp.SinkChangedError: "of jobs over files: test_lake*.py",
     fp.StateConflictError: "of the store's commit protocol: test_lake_commit.py",
     fp.StoreError: "of stores: test_stores.py",
+    fp.OutcomeUnknownError: "of transactions of a database: sql/test_database.py",
+    fp.SchemaError: "of tables of a database: sql/test_database.py",
 }
 REACHED = {fp.BatchError, fp.PolicyError, fp.CapacityError, fp.SnapshotError}
 # Where each reached class is provoked above: a class that nobody provokes any more must not stay in the list.

@@ -123,6 +123,7 @@ LAYERS = [
     "fencepost.state",
     "fencepost.kafka",
     "fencepost.lake",
+    "fencepost.sql",
     "fencepost.cli",
     "fencepost_spark",
 ]
@@ -131,6 +132,7 @@ SOURCES_MIN = {"fencepost": 20, "fencepost_spark": 6}
 SPARK = {"pyspark", "py4j", "fencepost_spark"}
 # Layers, and modules that the others of their layer import only when they are needed.
 EXTRAS_AT_IMPORT = {"fencepost.auditor", "fencepost.generate", "fencepost.lake", "fencepost.cli", "fencepost_spark"}
+EXTRAS_AT_IMPORT |= {"fencepost.sql"}
 EXTRAS_AT_IMPORT |= {"fencepost.kafka.auditing", "fencepost.kafka.sequences"}
 
 

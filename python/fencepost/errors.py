@@ -69,5 +69,13 @@ class StateConflictError(FencepostError):
     """Another writer decided this version first: run again."""
 
 
+class OutcomeUnknownError(FencepostError):
+    """A connection was lost during a commit: it may have happened or not. Call again, the claim or number tells."""
+
+
+class SchemaError(FencepostError):
+    """Tables of a database that this version of the package cannot use: upgrade it, or choose another schema."""
+
+
 class PoisonedError(FencepostError):
     """An earlier call broke off midway, by a panic or for want of memory: rebuild the table from a snapshot."""

@@ -1,0 +1,150 @@
+"""Transactions on the caller's engine: begun so that they hold what they read, tried again only where that is safe.
+
+SQLite takes its one write lock at the start (BEGIN IMMEDIATE) and is durable (WAL, synchronous FULL). PostgreSQL runs
+in READ COMMITTED, and whoever reads to write locks the rows first: the outcome does not hang on an isolation level
+that somebody set elsewhere.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from sqlalchemy import BigInteger, Column, Connection, Engine, Integer, MetaData, String, Table, exc, select, text
+
+from fencepost.errors import OutcomeUnknownError, PolicyError, SchemaError
+
+T = TypeVar("T")
+
+# What PostgreSQL has undone for the sake of another transaction: serialization_failure, deadlock_detected.
+_UNDONE = {"40001", "40P01"}
+# SQLITE_BUSY and SQLITE_LOCKED, whatever the reason in the higher bits.
+_SQLITE_TAKEN = {5, 6}
+# Of PostgreSQL's advisory locks, the one under which tables are made.
+_SCHEMA_LOCK = 0x66656E63
+_PAUSE_MAX_S = 0.5
+
+# What SQLite calls INTEGER has 64 bits, and only a column of that name counts up by itself.
+Int64 = BigInteger().with_variant(Integer(), "sqlite")
+
+
+class Database:
+    """The caller's engine, as the parts of this package use it.
+
+    `attempts` bounds how often a transaction is begun that the database undoes (serialization failure, deadlock, a
+    write lock that stays taken, a connection lost before the commit).
+    """
+
+    def __init__(self, engine: Engine, *, attempts: int = 20) -> None:
+        if engine.dialect.name not in ("sqlite", "postgresql"):
+            raise PolicyError(
+                f"an engine for {engine.dialect.name!r}: transactions are known for 'sqlite' and 'postgresql'"
+            )
+        if engine.dialect.name == "postgresql" and engine.dialect.driver != "psycopg":
+            raise PolicyError(
+                f"an engine with the driver {engine.dialect.driver!r}: use psycopg 3, postgresql+psycopg://..."
+            )
+        self.engine = engine
+        self.is_sqlite = engine.dialect.name == "sqlite"
+        self.attempts = attempts
+
+    def transaction(self, work: Callable[[Connection], T]) -> T:
+        """What `work` returns, once everything that it did is committed; nothing of it is there otherwise.
+
+        `work` may run several times, each time on a database that has nothing of the time before.
+
+        Raises:
+            OutcomeUnknownError: the connection was lost during the commit: it may have happened or not.
+        """
+        for attempt in range(1, self.attempts + 1):
+            try:
+                with self.engine.connect() as connection:
+                    self._begin(connection)
+                    result = work(connection)
+                    self._commit(connection)
+                    return result
+            except exc.DBAPIError as error:
+                if attempt == self.attempts or not self._may_try_again(error):
+                    raise
+            time.sleep(min(_PAUSE_MAX_S, 0.002 * 2**attempt) * random.random())
+        raise AssertionError("the last attempt returns or raises")
+
+    def now_ms(self, connection: Connection) -> int:
+        """The database's clock, in ms since 1970: the only clock that all processes share."""
+        clock = (
+            "CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)"
+            if self.is_sqlite
+            # Not now(), which stands still in a transaction: it may have waited for a lock since.
+            else "CAST(extract(epoch FROM clock_timestamp()) * 1000 AS BIGINT)"
+        )
+        return int(connection.execute(text(f"SELECT {clock}")).scalar_one())
+
+    def create_tables(self, part: str, version: int, tables: MetaData) -> None:
+        """Makes the tables of a part where they are missing.
+
+        Raises:
+            SchemaError: the part's tables were made by a newer version of this package, or by an older one that it
+                cannot read. Nothing has changed.
+        """
+
+        def create(connection: Connection) -> None:
+            if not self.is_sqlite:
+                connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _SCHEMA_LOCK})
+            _VERSIONS.create(connection, checkfirst=True)
+            found = connection.execute(select(_VERSIONS.c.version).where(_VERSIONS.c.part == part)).scalar()
+            if found is None:
+                tables.create_all(connection)
+                connection.execute(_VERSIONS.insert().values(part=part, version=version))
+            elif found != version:
+                raise SchemaError(
+                    f"the tables of {part!r} have version {found}, this package knows {version}: "
+                    + ("upgrade fencepost" if found > version else "they are older than it can read")
+                )
+
+        self.transaction(create)
+
+    def _begin(self, connection: Connection) -> None:
+        if not self.is_sqlite:
+            connection.execution_options(isolation_level="READ COMMITTED")
+            connection.begin()
+            return
+        driver = connection.connection.dbapi_connection
+        assert driver is not None
+        if not connection.info.get("fencepost"):
+            # Not through the connection, which would begin: neither can be set in a transaction.
+            cursor = driver.cursor()
+            cursor.execute("PRAGMA busy_timeout=10000")
+            cursor.execute("PRAGMA journal_mode=WAL")
+            cursor.execute("PRAGMA synchronous=FULL")
+            cursor.close()
+            connection.info["fencepost"] = True
+        connection.begin()
+        # An engine whose own events begin transactions has begun one here.
+        if not driver.in_transaction:
+            connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+    def _commit(self, connection: Connection) -> None:
+        try:
+            connection.commit()
+        except exc.DBAPIError as error:
+            if error.connection_invalidated:
+                raise OutcomeUnknownError(
+                    "the connection was lost during the commit: it may have happened or not; "
+                    "look at what it was to leave, or call again where the call is idempotent"
+                ) from error
+            raise
+
+    def _may_try_again(self, error: exc.DBAPIError) -> bool:
+        if self.is_sqlite:
+            return getattr(error.orig, "sqlite_errorcode", 0) & 0xFF in _SQLITE_TAKEN
+        return error.connection_invalidated or getattr(error.orig, "sqlstate", None) in _UNDONE
+
+
+_VERSIONS = Table(
+    "fencepost_schema",
+    MetaData(),
+    Column("part", String(64), primary_key=True),
+    Column("version", Integer, nullable=False),
+)

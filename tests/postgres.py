@@ -1,0 +1,86 @@
+"""A real PostgreSQL of the system's package, in a temporary folder, reached through a socket there."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+MISSING = "PostgreSQL is missing: apt-get install postgresql"
+
+
+class PostgresServer:
+    """Started by `start`, gone with its folder after `stop`. A crash of the machine is not among what it withstands,
+    unless `durable`."""
+
+    def __init__(self, *, durable: bool = False) -> None:
+        self._programs = _programs()
+        self._durable = durable
+        self.folder = Path(tempfile.mkdtemp(prefix="fencepost-postgres-"))
+        # The server refuses to run as root, and whoever runs it must own its folder.
+        self._account = "nobody" if os.geteuid() == 0 else None
+        if self._account:
+            os.chown(self.folder, pwd.getpwnam(self._account).pw_uid, -1)
+        self._databases = 0
+
+    def start(self) -> None:
+        self._run(
+            "initdb", "--auth=trust", "--username=tests", "--no-sync", "--encoding=UTF8", "--locale=C", "-D", "data"
+        )
+        self.start_again()
+
+    def start_again(self) -> None:
+        options = f"-c listen_addresses='' -c unix_socket_directories={self.folder} -c max_connections=200"
+        if not self._durable:
+            options += " -c fsync=off -c full_page_writes=off"
+        self._run("pg_ctl", "start", "--wait", "-D", "data", "-l", "log", "-o", options)
+
+    def stop(self) -> None:
+        self.halt("fast")
+        shutil.rmtree(self.folder)
+
+    def halt(self, mode: str = "immediate") -> None:
+        """Stops the server and keeps its folder; "immediate" is how a crash looks to clients."""
+        self._run("pg_ctl", "stop", "--wait", "-D", "data", "-m", mode)
+
+    def new_database(self) -> str:
+        """The URL of an empty database, for SQLAlchemy with psycopg."""
+        self._databases += 1
+        name = f"test_{self._databases}"
+        self._run("createdb", "--host", str(self.folder), "--username=tests", name)
+        return self.url(name)
+
+    def url(self, database: str) -> str:
+        return f"postgresql+psycopg://tests@/{database}?host={self.folder}"
+
+    def _run(self, program: str, *arguments: str) -> None:
+        # Not a pipe, which the server would inherit and keep open.
+        with tempfile.TemporaryFile() as said:
+            done = subprocess.run(
+                [self._programs / program, *arguments],
+                check=False,
+                cwd=self.folder,
+                user=self._account,
+                env=os.environ | {"HOME": str(self.folder)},
+                stdout=said,
+                stderr=said,
+            )
+            said.seek(0)
+            assert done.returncode == 0, f"{program}: {said.read().decode()}{self._log()}"
+
+    def _log(self) -> str:
+        log = self.folder / "log"
+        return log.read_text()[-2000:] if log.exists() else ""
+
+
+def _programs() -> Path:
+    """Where initdb is: Debian keeps it off the path, a folder for each version."""
+    found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), key=lambda path: int(path.parts[-3]))
+    on_path = shutil.which("initdb")
+    candidates = [Path(on_path)] if on_path else found
+    if not candidates:
+        raise FileNotFoundError(MISSING)
+    return candidates[-1].resolve().parent

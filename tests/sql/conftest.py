@@ -1,0 +1,53 @@
+"""Every test that asks for `engine` runs on SQLite and on PostgreSQL."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import sqlalchemy
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from postgres import PostgresServer
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    try:
+        server = PostgresServer()
+    except FileNotFoundError as missing:
+        pytest.exit(str(missing), returncode=1)
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """An empty database, for tests whose processes open it themselves."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path}/test.db"
+    server: PostgresServer = request.getfixturevalue("postgres")
+    return server.new_database()
+
+
+@pytest.fixture
+def new_engine(database_url: str) -> Iterator[Callable[[], sqlalchemy.Engine]]:
+    """Makes one more engine on the test's database, as another process would."""
+    engines: list[sqlalchemy.Engine] = []
+
+    def make() -> sqlalchemy.Engine:
+        engines.append(sqlalchemy.create_engine(database_url))
+        return engines[-1]
+
+    yield make
+    for engine in engines:
+        engine.dispose()
+
+
+@pytest.fixture
+def engine(new_engine: Callable[[], sqlalchemy.Engine]) -> sqlalchemy.Engine:
+    return new_engine()

@@ -1,0 +1,166 @@
+"""Transactions on the caller's engine: all or nothing, tried again where it is safe, one clock."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+
+import fencepost as fp
+import pytest
+import sqlalchemy
+from fencepost.sql.database import Database
+from sqlalchemy import Column, Connection, Engine, Integer, MetaData, Table, select, text
+
+TABLES = MetaData()
+COUNTER = Table("counter", TABLES, Column("id", Integer, primary_key=True), Column("value", Integer, nullable=False))
+
+
+@pytest.fixture
+def database(engine: Engine) -> Database:
+    database = Database(engine)
+    database.create_tables("counter", 1, TABLES)
+    database.transaction(
+        lambda connection: connection.execute(COUNTER.insert(), [{"id": 1, "value": 0}, {"id": 2, "value": 0}])
+    )
+    return database
+
+
+def value(database: Database, number: int) -> int:
+    query = select(COUNTER.c.value).where(COUNTER.c.id == number)
+    return int(database.transaction(lambda connection: connection.execute(query).scalar_one()))
+
+
+def increment(connection: Connection, number: int) -> None:
+    query = select(COUNTER.c.value).where(COUNTER.c.id == number).with_for_update()
+    found = connection.execute(query).scalar_one()
+    connection.execute(COUNTER.update().where(COUNTER.c.id == number).values(value=found + 1))
+
+
+def test_an_error_leaves_nothing(database: Database) -> None:
+    def work(connection: Connection) -> None:
+        increment(connection, 1)
+        raise RuntimeError("in the middle")
+
+    with pytest.raises(RuntimeError, match="in the middle"):
+        database.transaction(work)
+    assert value(database, 1) == 0
+
+
+def test_what_is_read_for_writing_is_held(database: Database, new_engine: Callable[[], Engine]) -> None:
+    def count() -> None:
+        mine = Database(new_engine())
+        for _ in range(25):
+            mine.transaction(lambda connection: increment(connection, 1))
+
+    threads = [threading.Thread(target=count) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert value(database, 1) == 100
+
+
+def test_deadlocks_are_tried_again(database: Database, new_engine: Callable[[], Engine]) -> None:
+    """Two that take the same rows in opposite order: PostgreSQL undoes one of them, SQLite lets one wait."""
+    met = threading.Barrier(2)
+    runs: list[int] = []
+
+    def both(first: int, second: int) -> None:
+        def work(connection: Connection) -> None:
+            runs.append(first)
+            increment(connection, first)
+            if not met.broken:
+                with contextlib.suppress(threading.BrokenBarrierError):
+                    met.wait(timeout=0.5)
+            increment(connection, second)
+
+        Database(new_engine()).transaction(work)
+
+    threads = [threading.Thread(target=both, args=order) for order in ((1, 2), (2, 1))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (value(database, 1), value(database, 2)) == (2, 2)
+    assert len(runs) == (2 if database.is_sqlite else 3)
+
+
+def test_the_clock_is_the_database_s(database: Database) -> None:
+    now = database.transaction(database.now_ms)
+    assert abs(now - time.time() * 1000) < 5000
+
+    def twice(connection: Connection) -> tuple[int, int]:
+        first = database.now_ms(connection)
+        time.sleep(0.02)
+        return first, database.now_ms(connection)
+
+    first, second = database.transaction(twice)
+    assert 10 <= second - first < 5000, "it does not stand still in a transaction"
+
+
+def test_a_schema_of_a_newer_version_is_refused(database: Database) -> None:
+    database.create_tables("counter", 1, TABLES)
+    database.transaction(lambda connection: connection.execute(text("UPDATE fencepost_schema SET version = 2")))
+    with pytest.raises(fp.SchemaError, match="tables of 'counter' have version 2, this package knows 1: upgrade"):
+        database.create_tables("counter", 1, TABLES)
+    assert value(database, 1) == 0
+
+
+def test_tables_are_made_by_many_at_once(database_url: str, new_engine: Callable[[], Engine]) -> None:
+    failures: list[BaseException] = []
+
+    def make() -> None:
+        try:
+            Database(new_engine()).create_tables("counter", 1, TABLES)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=make) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    assert sqlalchemy.inspect(new_engine()).has_table("counter")
+
+
+def test_other_databases_are_refused() -> None:
+    from sqlalchemy.dialects import mysql
+
+    class Other:
+        dialect = mysql.dialect()
+
+    with pytest.raises(fp.PolicyError, match="an engine for 'mysql'"):
+        Database(Other())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+def test_a_connection_lost_before_the_commit_is_tried_again(database: Database) -> None:
+    runs: list[int] = []
+
+    def work(connection: Connection) -> None:
+        runs.append(1)
+        increment(connection, 1)
+        if len(runs) == 1:
+            connection.execute(text("SELECT pg_terminate_backend(pg_backend_pid())"))
+
+    database.transaction(work)
+    assert len(runs) == 2
+    assert value(database, 1) == 1
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+def test_a_connection_lost_in_the_commit_is_not(database: Database) -> None:
+    """Nobody can tell whether it happened: saying so is all that can be done."""
+
+    def work(connection: Connection) -> None:
+        increment(connection, 1)
+        driver = connection.connection.dbapi_connection
+        assert driver is not None
+        driver.close()
+
+    with pytest.raises(fp.OutcomeUnknownError, match="lost during the commit"):
+        database.transaction(work)
+    assert value(database, 1) == 0
