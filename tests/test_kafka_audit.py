@@ -319,6 +319,42 @@ def test_damage_is_a_finding_and_what_can_be_read_is_audited(tmp_path: Path) -> 
     assert str(snapshot) in text
 
 
+def test_a_partition_that_cannot_be_read_does_not_hide_the_others(tmp_path: Path) -> None:
+    shutil.copytree(DATA / "clicks-2", tmp_path / "clicks-2")
+    (tmp_path / "empty-0").mkdir()
+    (tmp_path / "odd-0").mkdir()
+    (tmp_path / "odd-0" / ("0" * 20 + ".log")).mkdir()
+    report = kafka.audit(tmp_path)
+    clicks, empty, odd = report.partitions
+    assert (clicks.batches, clicks.damage) == (kafka.audit(DATA / "clicks-2").partitions[0].batches, ())
+    assert [(it.topic, it.partition, it.batches, it.log_end) for it in (empty, odd)] == [
+        ("empty", 0, 0, None),
+        ("odd", 0, 0, None),
+    ]
+    assert [(it.kind, it.path) for it in empty.damage] == [("unreadable", str(tmp_path / "empty-0"))]
+    assert len(odd.damage) == 1
+    assert report.found("damage") == {"damage": 2}
+    assert "no segments (*.log) in this folder" in str(report)
+    with pytest.raises(fp.SourceError, match="no segments"):
+        kafka.audit(tmp_path / "empty-0")
+
+
+def test_a_compacted_log_says_over_how_many_numbers_it_steps(tmp_path: Path) -> None:
+    """Two batches of a segment that do not touch: whether compaction or damage took one out, nobody can say."""
+    folder = tmp_path / "clicks-2"
+    shutil.copytree(DATA / "clicks-2", folder)
+    path = sorted(folder.glob("*.log"))[0]
+    rows = pa.table(kafka.read_batches(path)).to_pylist()
+    cut = next(it for it in rows[5:] if it["pid"] >= 0 and it["control"] is None)
+    data = path.read_bytes()
+    path.write_bytes(data[: cut["position"]] + data[cut["position"] + cut["bytes"] :])
+    (found,) = kafka.audit(folder).partitions
+    assert found.compacted
+    assert found.found()["missing"] == 0
+    assert sum(found.missing["count"].to_pylist()) == cut["count"]
+    assert f"compacted, so steps over {cut['count']:,} are no loss" in found.to_text()
+
+
 # The report
 
 

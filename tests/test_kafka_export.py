@@ -23,7 +23,7 @@ def test_one_file(tmp_path: Path, capsys: pytest.CaptureFixture[str], isolation:
     code, told, err = run(capsys, DATA / "orders-0", out, "--isolation", isolation)
     wanted = pa.table(kafka.read_records(DATA / "orders-0", isolation))  # type: ignore[arg-type]
     assert pq.read_table(out).equals(wanted)
-    assert (code, told, err) == (0, f"{len(wanted)} records of 2 segments, 1 partitions, in {out}\n", "")
+    assert (code, told, err) == (0, f"{len(wanted)} records, segments: 2, partitions: 1, in {out}\n", "")
     assert pq.ParquetFile(out).metadata.row_group(0).column(0).compression == "ZSTD"
     assert list(tmp_path.iterdir()) == [out]
 
@@ -96,3 +96,8 @@ def test_what_is_there_stays(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert (code, out.read_text()) == (2, "mine")
     assert f"{out}: is there already" in err
     assert run(capsys, tmp_path / "nowhere", tmp_path / "o.parquet")[0] == 1
+    code, _, err = run(capsys, DATA / "orders-0", tmp_path / "nowhere" / "o.parquet")
+    assert (code, "no such folder" in err) == (2, True)
+    code, _, err = run(capsys, DATA, DATA / "out")
+    assert (code, (DATA / "out").exists()) == (2, False)
+    assert "which is read" in " ".join(err.split())

@@ -338,5 +338,30 @@ def test_what_a_job_does_not_read(tmp_path: Path) -> None:
         KafkaLog(folder, "none")  # type: ignore[arg-type]
     with pytest.raises(fp.SinkError, match="lies in source"):
         DedupJob(KafkaLog(tmp_path / "logs"), tmp_path / "state", tmp_path / "logs" / "sink")
-    shutil.copytree(folder, tmp_path / "logs" / "orders-00")
-    assert make_job(tmp_path).run().rows == 73, "the folder is not named as a broker names it"
+    (tmp_path / "logs" / "empty-0").mkdir()
+    (tmp_path / "logs" / "notes").mkdir()
+    (tmp_path / "logs" / "notes" / "readme.log").touch()
+    assert make_job(tmp_path).run().rows == 73, "neither has segments"
+
+
+@pytest.mark.parametrize("name", ["orders", "orders-00", "orders-x", "-1"])
+def test_a_folder_of_segments_without_a_partition_s_name_is_told(name: str, tmp_path: Path) -> None:
+    folder = copy_upto("orders-0", tmp_path / "logs", 10**9)
+    shutil.copytree(folder, tmp_path / "logs" / name)
+    with pytest.raises(fp.SourceError, match=f"the folder {name} has segments, and its name tells no topic"):
+        make_job(tmp_path).run()
+    with pytest.raises(fp.SourceError, match=f"the folder {name} has segments"):
+        kafka.audit(tmp_path / "logs")
+    shutil.rmtree(tmp_path / "logs" / name)
+    assert make_job(tmp_path).run().rows == 73
+
+
+@pytest.mark.parametrize(
+    ("policy", "reason"),
+    [("kafka", "admits the next number only"), ("strict", "admits the next number"), ("watermark", "ignores epochs")],
+)
+def test_policies_that_would_refuse_committed_rows(policy: str, reason: str, tmp_path: Path) -> None:
+    copy_upto("orders-0", tmp_path / "logs", 10**9)
+    with pytest.raises(fp.PolicyError, match=f"policy {policy} {reason}"):
+        make_job(tmp_path, policy=policy, order_by=())
+    assert make_job(tmp_path, policy="kafka_offsets").run().counts == {"ACCEPTED": 73}

@@ -45,6 +45,10 @@ def kafka_export_command(
         raise typer.BadParameter(f"--isolation {isolation}: is of records; batches are all shown")
     if out.exists():
         raise typer.BadParameter(f"{out}: is there already")
+    if not out.absolute().parent.is_dir():
+        raise typer.BadParameter(f"{out.parent}: no such folder")
+    if Path(source).resolve() in out.resolve().parents:
+        raise typer.BadParameter(f"{out}: lies in {source}, which is read")
     from fencepost.lake.segments import look, open_partitions
 
     with steps(quiet) as show:
@@ -53,7 +57,7 @@ def kafka_export_command(
         write = _write_file if out.suffix == ".parquet" else _write_folder
         count = write(out, parts, rows, lambda done: show("export", done, len(parts)))
     if not quiet:
-        print(f"{count:,} {rows} of {len(parts)} segments, {len(logs)} partitions, in {out}")
+        print(f"{count:,} {rows}, segments: {len(parts)}, partitions: {len(logs)}, in {out}")
 
 
 def _check_one_of(name: str, value: str, known: Sequence[str]) -> None:

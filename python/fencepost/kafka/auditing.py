@@ -11,7 +11,7 @@ import os
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,7 @@ from fencepost.errors import SourceError
 from fencepost.kafka.finding import Finding
 from fencepost.kafka.report import LogAudit, PartitionAudit
 from fencepost.kafka.sequences import MAX, Sequences
-from fencepost.kafka.source import Log, find_partitions, open_log, read_whole
+from fencepost.kafka.source import Log, find_partitions, open_log, read_whole, topic_and_partition
 from fencepost.policy import BatchColumns
 
 CALL_ROWS = 1 << 20
@@ -41,7 +41,10 @@ def audit(
 ) -> LogAudit:
     """See `fencepost.kafka.audit`."""
     folders = find_partitions(source, options)
-    partitions = tuple(_Partition(folder, now_ms, max_idle_ms, options).report() for folder in folders)
+    is_directory = folders != [os.fspath(source)]
+    partitions = tuple(
+        _Partition(folder, now_ms, max_idle_ms, options).report(goes_on=is_directory) for folder in folders
+    )
     return LogAudit(source=os.fspath(source), partitions=partitions)
 
 
@@ -50,7 +53,7 @@ class _Partition:
 
     def __init__(self, path: str, now_ms: int | None, max_idle_ms: int, options: Mapping[str, Any] | None) -> None:
         self.path, self.now_ms, self.max_idle_ms, self.options = path, now_ms, max_idle_ms, options
-        self.log: Log = open_log(path, options)
+        self.log = Log(*topic_and_partition(PurePath(path).name), segments=(), is_folder=True, folder=path)
         self.sequences, self.state, self.transactions = Sequences(), BrokerTable(), TransactionIndex()
         self.damage: list[Finding] = []
         self.producers = _Producers()
@@ -67,7 +70,20 @@ class _Partition:
         self.gaps: list[tuple[int, int]] = []
         self.known_from: str | None = None
 
-    def report(self) -> PartitionAudit:
+    def report(self, *, goes_on: bool) -> PartitionAudit:
+        """Follows the partition. `goes_on`: what cannot be read is a finding, for others are asked for too."""
+        try:
+            self._read()
+        except SourceError as error:
+            if not goes_on:
+                raise
+            where = error.path or self.path
+            reason = str(error).removeprefix(where).lstrip(":, ")
+            self.damage.append(Finding("unreadable", where, error.position, reason))
+        return self._told()
+
+    def _read(self) -> None:
+        self.log = open_log(self.path, self.options)
         waiting = self._begin(self._files(".snapshot"))
         stream = read_batches(self.path, self.options)
         for rows in _calls(stream):
@@ -84,7 +100,6 @@ class _Partition:
         for offset, name in waiting:
             self._compare(offset, name)
         self.damage += stream.findings
-        return self._told()
 
     def _files(self, ending: str) -> list[tuple[int, str]]:
         return sorted((int(name[:20]), name) for name in self.log.others if name.endswith(ending))

@@ -39,7 +39,8 @@ class PartitionAudit:
     """Of all batches, in milliseconds."""
     compacted: bool
     """Whether batches have lost records, or offsets are in no batch of a segment: compaction removes both. Steps in
-    sequence numbers then are no loss of the broker's."""
+    sequence numbers then do not tell a loss of the broker's from what it has removed: `missing` lists them, and
+    `found` does not count them."""
     known_from: str | None
     """The snapshot from which producers were known where the log does not begin at 0."""
     untracked: int
@@ -80,7 +81,7 @@ class PartitionAudit:
     def found(self) -> dict[str, int]:
         """How much there is of each kind of finding. Compaction leaves steps and gaps, which are none."""
         return {
-            "missing": 0 if self.compacted else int(sum(self.missing["count"].to_pylist())),
+            "missing": 0 if self.compacted else self._stepped,
             "repeated": len(self.repeated),
             "fenced": len(self.fenced),
             "hanging": sum(self.open["hanging"].to_pylist()),
@@ -88,6 +89,10 @@ class PartitionAudit:
             "index": len(self.index),
             "damage": sum(not (self.compacted and finding.kind == "gap") for finding in self.damage),
         }
+
+    @property
+    def _stepped(self) -> int:
+        return int(sum(self.missing["count"].to_pylist()))
 
     @property
     def name(self) -> str:
@@ -125,7 +130,7 @@ class PartitionAudit:
             "sequences",
             (
                 f"{found['missing']:,} missing, {found['repeated']:,} batches written twice, {found['fenced']:,} fenced"
-                + ("; compacted, so steps are no loss" if self.compacted else "")
+                + (f"; compacted, so steps over {self._stepped:,} are no loss" if self.compacted else "")
             ),
         )
         verdicts = self.snapshots["verdict"].to_pylist()

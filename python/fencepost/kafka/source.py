@@ -17,7 +17,7 @@ from typing import Any, Protocol, TypeAlias
 from fencepost.errors import SourceError, StoreError
 from fencepost.state.stores import Store, is_local, open_store
 
-_FOLDER = re.compile(r"(?P<topic>.+)-(?P<partition>\d{1,10})(\.[0-9A-Za-z_-]+-(future|delete|stray))?")
+_FOLDER = re.compile(r"(?P<topic>.+)-(?P<partition>0|[1-9]\d{0,9})(\.[0-9A-Za-z_-]+-(future|delete|stray))?")
 _SEGMENT = re.compile(r"(\d{20})(-[\w-]+)?\.log")
 _OTHER = re.compile(r"\d{20}(-[\w-]+)?\.(snapshot|txnindex)")
 _OFFSET = re.compile(r"\d{20}")
@@ -65,15 +65,20 @@ class Log:
 
 
 def open_log(source: str | os.PathLike[str], options: Options = None) -> Log:
-    """Lists what there is; no segment is opened. Raises SourceError."""
+    """Lists what there is; no segment is opened. Raises SourceError, and EmptyLogError of a folder without any."""
     text = os.fspath(source)
     return _open_local(Path(_local_path(text))) if is_local(text) else _open_remote(text.rstrip("/"), options)
+
+
+class EmptyLogError(SourceError):
+    """A folder without segments."""
 
 
 def find_partitions(source: str | os.PathLike[str], options: Options = None) -> list[str]:
     """The folders of partitions in a broker's log directory; the source itself where it is a partition or a segment.
 
-    Raises SourceError where there is neither.
+    Raises SourceError where there is neither, and where a folder has segments and no partition's name: whoever goes by
+    names would pass its rows over.
     """
     text = os.fspath(source)
     try:
@@ -89,15 +94,27 @@ def find_partitions(source: str | os.PathLike[str], options: Options = None) -> 
 def _folders_in(text: str, options: Options) -> list[str]:
     if is_local(text):
         path = Path(_local_path(text))
-        names = [it.name for it in path.iterdir() if it.is_dir()] if path.is_dir() else []
-        return [str(path / name) for name in _by_topic(names)]
+        folders = [it for it in path.iterdir() if it.is_dir()] if path.is_dir() else []
+        nameless = {it.name for it in folders if _is_nameless(it.name) and _segments_of(os.listdir(it))}
+        return [str(path / name) for name in _by_topic(text, (it.name for it in folders), nameless)]
     store, name = _open_object(text, options)
-    found = {path.removeprefix(f"{name}/").partition("/")[0] for path in store.list(name)}
-    return [f"{text.rstrip('/')}/{it}" for it in _by_topic(found)]
+    within = [path.removeprefix(f"{name}/").split("/") for path in store.list(name)]
+    nameless = {it[0] for it in within if len(it) == 2 and _is_nameless(it[0]) and _segments_of(it[1:])}
+    return [f"{text.rstrip('/')}/{it}" for it in _by_topic(text, {it[0] for it in within}, nameless)]
 
 
-def _by_topic(names: Iterable[str]) -> list[str]:
-    """Names of partitions' folders, in the order of topic and number."""
+def _is_nameless(folder: str) -> bool:
+    return topic_and_partition(folder)[0] is None
+
+
+def _by_topic(where: str, names: Iterable[str], nameless: set[str]) -> list[str]:
+    """Names of partitions' folders, in the order of topic and number. Raises SourceError where segments have none."""
+    if nameless:
+        raise SourceError(
+            f"{where}: the folder {min(nameless)} has segments, and its name tells no topic and partition (orders-0): "
+            "rename it, or move it elsewhere",
+            path=where,
+        )
     found = [(*topic_and_partition(name), name) for name in names]
     return [name for _, _, name in sorted(it for it in found if it[0] is not None)]
 
@@ -217,7 +234,7 @@ def _base_offset(name: str) -> int | None:
     return int(match[0]) if match and int(match[0]) <= _INT64_MAX else None
 
 
-def _empty(path: str, partitions: list[str]) -> SourceError:
+def _empty(path: str, partitions: list[str]) -> EmptyLogError:
     some = ", ".join(partitions[:3]) + (", ..." if len(partitions) > 3 else "")
     hint = f"; it holds the partitions {some}: read each" if partitions else ""
-    return SourceError(f"{path}: no segments (*.log) in this folder{hint}", path=path)
+    return EmptyLogError(f"{path}: no segments (*.log) in this folder{hint}", path=path)

@@ -117,6 +117,8 @@ class DedupJob:
             columns = "kafka-producer"
         if columns is not None:
             policy = policy.replace(columns=resolve_columns(policy, columns))
+        if self.log is not None:
+            _check_for_log(policy)
         if order_by is None and policy.depends_on_order:
             raise PolicyError(
                 f"policy {policy.name or policy.rules} depends on the order of rows, which files do not tell: "
@@ -270,3 +272,19 @@ def _check_apart(**folders: Path) -> None:
 
 def _plain(names: object) -> object:
     return list(names) if isinstance(names, tuple) else names
+
+
+def _check_for_log(policy: Policy) -> None:
+    """Refuse what loses committed rows of a log. Raises PolicyError."""
+    name = policy.name or policy.rules
+    if policy.admit == "next":
+        raise PolicyError(
+            f"policy {name} admits the next number only, and a log has gaps where markers stand, where records were "
+            "aborted or compacted, and where a broker forgot its producer: it would refuse rows that were committed; "
+            "any_order and in_order keep them"
+        )
+    if policy.epochs == "ignore" and policy.columns.seq == "seq":
+        raise PolicyError(
+            f"policy {name} ignores epochs, and producers begin at sequence 0 again with each: it would refuse rows "
+            "that were committed; any_order and in_order look at epochs, kafka_offsets at offsets"
+        )

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any, Literal, TypeAlias
@@ -23,7 +24,7 @@ from fencepost import _native
 from fencepost._native import KafkaStream, TransactionIndex
 from fencepost.errors import SourceError
 from fencepost.kafka import BATCH_BYTES_MAX
-from fencepost.kafka.source import Log, Options, Segment, find_partitions, open_log, read_beside
+from fencepost.kafka.source import EmptyLogError, Log, Options, Segment, find_partitions, open_log, read_beside
 from fencepost.policy import BatchColumns
 
 Isolation = Literal["read_uncommitted", "read_committed"]
@@ -62,12 +63,16 @@ def open_partitions(source: str | os.PathLike[str], options: Options = None) -> 
     """The partition at a path or URI, the single segment, or all partitions in the folder, by topic and number.
 
     Of a folder of partitions, those are left out that a broker removes, moves or has lost the topic of (`-delete`,
-    `-future`, `-stray`: their rows are another folder's too, or nobody's), and `OWN_TOPICS`. Raises SourceError.
+    `-future`, `-stray`: their rows are another folder's too, or nobody's), those without segments, and `OWN_TOPICS`.
+    Raises SourceError.
     """
     folders = find_partitions(source, options)
     if folders == [os.fspath(source)]:
         return [open_log(source, options)]
-    logs = [open_log(folder, options) for folder in folders]
+    logs = []
+    for folder in folders:
+        with suppress(EmptyLogError):
+            logs.append(open_log(folder, options))
     return [it for it in logs if it.topic not in OWN_TOPICS and _name_of(it) == f"{it.topic}-{it.partition}"]
 
 
