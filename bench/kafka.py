@@ -38,6 +38,7 @@ RECORDS = {"none": "records of a topic, uncompressed", "lz4": "records of a topi
 SCAN, STRUCT, READ = "read_batches", "struct over a map", "reading the bytes, positional"
 APPLY, SCAN_AND_APPLY = "BrokerTable.apply", "read_batches and BrokerTable.apply"
 OURS, COMMITTED, CLIENT = "read_records", "read_records, read_committed", "confluent-kafka consume"
+CLIENT_AS_IT_COMES = "confluent-kafka consume, settings as they come"
 PRODUCERS, RECORDS_OF_BATCH, VALUE_BYTES = 10_000, 10, 100
 SHARE, REPLAYED = 20, 10
 """Of the benchmark's rows one in so many is a batch of a file, or a record; so many times as many are replayed."""
@@ -224,7 +225,10 @@ def _records(broker: Any, data: Path, name: str, compression: str, rows: int, ro
         Contestant(
             name=COMMITTED, threads=1, role="ours", expected=expected, run=lambda: _read(folder, "read_committed")
         ),
-        Contestant(name=CLIENT, threads=2, expected=expected, run=lambda: _consumed(broker, topic, rows)),
+        Contestant(name=CLIENT, threads=2, expected=expected, run=lambda: _consumed(broker, topic, rows, _FAST)),
+        Contestant(
+            name=CLIENT_AS_IT_COMES, threads=2, expected=expected, run=lambda: _consumed(broker, topic, rows, {})
+        ),
     ]
     return alternate(name, contestants, rows, rounds)
 
@@ -252,12 +256,15 @@ def _read(folder: Path, isolation: str = "read_uncommitted") -> Answer:
     return rows, offsets
 
 
-def _consumed(broker: Any, topic: str, rows: int) -> Answer:
+# As it comes, a full queue makes the client wait a second, which is most of its time then.
+_FAST = {"fetch.queue.backoff.ms": 5, "queued.max.messages.kbytes": 1_000_000}
+
+
+def _consumed(broker: Any, topic: str, rows: int, settings: dict[str, Any]) -> Answer:
     from confluent_kafka import Consumer, TopicPartition
 
-    # By default a full queue makes it wait a second, which is most of its time then.
-    fast = {"fetch.queue.backoff.ms": 5, "queued.max.messages.kbytes": 1_000_000, "enable.auto.commit": False}
-    consumer = Consumer(broker.settings | fast | {"group.id": "bench", "auto.offset.reset": "earliest"})
+    always = {"group.id": "bench", "auto.offset.reset": "earliest", "enable.auto.commit": False}
+    consumer = Consumer(broker.settings | always | settings)
     consumer.assign([TopicPartition(topic, 0, 0)])
     found, offsets = 0, 0
     while found < rows:
