@@ -847,6 +847,11 @@ NOT_REACHED = {
     fp.StoreError: "of stores: test_stores.py",
     fp.OutcomeUnknownError: "of transactions of a database: sql/test_database.py",
     fp.SchemaError: "of tables of a database: sql/test_database.py",
+    fp.FencedError: "of producers and transactions: sql/test_coordinator.py",
+    fp.ConcurrentTransactionError: "of producers and transactions: sql/test_coordinator.py",
+    fp.TransactionStateError: "of producers and transactions: sql/test_coordinator.py",
+    fp.TransactionAbortableError: "of producers and transactions: sql/test_coordinator.py",
+    fp.MappingError: "of producers and transactions: sql/test_coordinator.py",
 }
 REACHED = {fp.BatchError, fp.PolicyError, fp.CapacityError, fp.SnapshotError}
 # Where each reached class is provoked above: a class that nobody provokes any more must not stay in the list.

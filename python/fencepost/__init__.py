@@ -21,7 +21,10 @@ from fencepost.dedup import audit, deduplicate
 from fencepost.errors import (
     BatchError,
     CapacityError,
+    ConcurrentTransactionError,
+    FencedError,
     FencepostError,
+    MappingError,
     OutcomeUnknownError,
     PoisonedError,
     PolicyError,
@@ -32,6 +35,8 @@ from fencepost.errors import (
     SourceError,
     StateConflictError,
     StoreError,
+    TransactionAbortableError,
+    TransactionStateError,
 )
 from fencepost.findings import AuditReport
 from fencepost.policy import BatchColumns, Columns, Policy
@@ -44,7 +49,10 @@ __all__ = [
     "BrokerTable",
     "CapacityError",
     "Columns",
+    "ConcurrentTransactionError",
+    "FencedError",
     "FencepostError",
+    "MappingError",
     "OutcomeUnknownError",
     "PoisonedError",
     "Policy",
@@ -57,6 +65,8 @@ __all__ = [
     "StateConflictError",
     "StateTable",
     "StoreError",
+    "TransactionAbortableError",
+    "TransactionStateError",
     "Verdict",
     "Verdicts",
     "__version__",

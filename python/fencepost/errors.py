@@ -77,5 +77,40 @@ class SchemaError(FencepostError):
     """Tables of a database that this version of the package cannot use: upgrade it, or choose another schema."""
 
 
+class FencedError(FencepostError):
+    """Another producer took over this identity, which can do nothing any more: stop. Nothing has changed.
+
+    Kafka's PRODUCER_FENCED.
+    """
+
+
+class ConcurrentTransactionError(FencepostError):
+    """A transaction of this id is decided but not completed yet: make the same call again.
+
+    Kafka's CONCURRENT_TRANSACTIONS. The decision itself stands.
+    """
+
+
+class TransactionStateError(FencepostError):
+    """The transaction's state does not allow this call: abort, which tells the present identity. Nothing has changed.
+
+    Kafka's INVALID_TXN_STATE.
+    """
+
+
+class TransactionAbortableError(FencepostError):
+    """This transaction cannot commit any more: abort it, read positions again, begin another. Nothing has changed.
+
+    Kafka's TRANSACTION_ABORTABLE, and what a consumer group answers to a member of an older generation.
+    """
+
+
+class MappingError(FencepostError):
+    """No transactional id has this pid now: `init_producer` with `expected=`, which tells whether it was taken over.
+
+    Kafka's INVALID_PRODUCER_ID_MAPPING: the id has expired, or its pid was rotated.
+    """
+
+
 class PoisonedError(FencepostError):
     """An earlier call broke off midway, by a panic or for want of memory: rebuild the table from a snapshot."""

@@ -12,7 +12,21 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from sqlalchemy import BigInteger, Column, Connection, Engine, Integer, MetaData, String, Table, exc, select, text
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    ColumnElement,
+    Connection,
+    Engine,
+    Integer,
+    MetaData,
+    String,
+    Table,
+    exc,
+    literal_column,
+    select,
+    text,
+)
 
 from fencepost.errors import OutcomeUnknownError, PolicyError, SchemaError
 
@@ -71,15 +85,20 @@ class Database:
             time.sleep(min(_PAUSE_MAX_S, 0.002 * 2**attempt) * random.random())
         raise AssertionError("the last attempt returns or raises")
 
-    def now_ms(self, connection: Connection) -> int:
-        """The database's clock, in ms since 1970: the only clock that all processes share."""
+    @property
+    def clock(self) -> ColumnElement[int]:
+        """The database's clock as a column, in ms since 1970, for a query that asks for more."""
         clock = (
             "CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)"
             if self.is_sqlite
             # Not now(), which stands still in a transaction: it may have waited for a lock since.
             else "CAST(extract(epoch FROM clock_timestamp()) * 1000 AS BIGINT)"
         )
-        return int(connection.execute(text(f"SELECT {clock}")).scalar_one())
+        return literal_column(clock, Int64)
+
+    def now_ms(self, connection: Connection) -> int:
+        """The database's clock, in ms since 1970: the only clock that all processes share."""
+        return int(connection.execute(select(self.clock)).scalar_one())
 
     def create_tables(self, part: str, version: int, tables: MetaData) -> None:
         """Makes the tables of a part where they are missing.

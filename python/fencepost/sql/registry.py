@@ -1,0 +1,149 @@
+"""Who a producer is: pids, epochs, and transactional ids that outlive a process."""
+
+from __future__ import annotations
+
+from sqlalchemy import Connection, Engine
+
+from fencepost.errors import ConcurrentTransactionError, PolicyError
+from fencepost.sql.database import Database
+from fencepost.sql.pids import PidBlocks
+from fencepost.sql.transaction import OPENABLE, PREPARED, ProducerIdentity, State, Transaction
+from fencepost.sql.transaction_tables import (
+    PRODUCERS,
+    TABLES,
+    VERSION,
+    end,
+    fields_of,
+    hold,
+    insert_missing,
+    of_id,
+    save,
+)
+
+DAY_MS = 24 * 3600 * 1000
+ID_MAX = 1000
+"""Characters of a transactional id: with more it does not fit into PostgreSQL's index."""
+
+
+class ProducerRegistry:
+    """Hands out producer ids and epochs. Any number of processes may have one on the same database.
+
+    Pids come from blocks of `block_size` that each process reserves; what is left of a block when its process ends is
+    never used. A transactional id that nobody used for `expiry_ms` expires: it returns with a fresh pid and sees the
+    old one as `previous_pid`, as long as its tombstone is kept: `tombstone_ms` from when it expired. Time is the
+    database's clock.
+
+    Raises:
+        PolicyError: an engine for another database, or a bound that is none.
+        SchemaError: the tables are of another version of this package. Nothing has changed.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        block_size: int = 1000,
+        expiry_ms: int = 7 * DAY_MS,
+        tombstone_ms: int = 365 * DAY_MS,
+        timeout_max_ms: int = 900_000,
+    ) -> None:
+        bounds = {"block_size": block_size, "expiry_ms": expiry_ms, "tombstone_ms": tombstone_ms}
+        for name, value in (bounds | {"timeout_max_ms": timeout_max_ms}).items():
+            if not isinstance(value, int) or value < 1:
+                raise PolicyError(f"{name}={value!r} is not a whole number of at least 1")
+        self.database = Database(engine)
+        self.expiry_ms = expiry_ms
+        self.tombstone_ms = tombstone_ms
+        self.timeout_max_ms = timeout_max_ms
+        self.pids = PidBlocks(self.database, block_size)
+        self.database.create_tables("producers", VERSION, TABLES)
+
+    def init_producer(
+        self, transactional_id: str | None = None, timeout_ms: int = 60_000, expected: ProducerIdentity | None = None
+    ) -> ProducerIdentity:
+        """An identity that nobody has had before.
+
+        Without a transactional id: a fresh pid, epoch 0, nothing remembered. With one: the pid it has and the next
+        epoch, which fences whoever had the one before and aborts what they left open; a fresh pid where the epochs are
+        used up or the id has expired. `timeout_ms` is how long a transaction may stay open, in 1..=`timeout_max_ms`.
+        `expected` is for a producer that goes on after an error: it gets the next epoch only if nobody else has taken
+        over, and the same one again if only the answer was lost.
+
+        Raises:
+            PolicyError: the id is empty or too long, or the time-out out of range. Nothing has changed.
+            FencedError: another producer has taken over since `expected`. Nothing has changed.
+            ConcurrentTransactionError: a transaction of this id is decided and its partitions wait for markers; if it
+                was open, it is aborted now. Ask again once they are written: `TransactionCoordinator.init_producer`
+                writes them itself, `recover` does it for all.
+            CapacityError: all pids were handed out.
+        """
+        if transactional_id is None:
+            return ProducerIdentity(self.pids.take(), 0)
+        self._check(transactional_id, timeout_ms)
+        fresh_pid = self.pids.take()
+        found = self.database.transaction(
+            lambda connection: self._initialized(connection, transactional_id, timeout_ms, expected, fresh_pid)
+        )
+        if fresh_pid not in (found.pid, found.next_pid):
+            self.pids.give_back(fresh_pid)
+        if found.state in PREPARED:
+            raise ConcurrentTransactionError(
+                f"transactional id {transactional_id!r}: its open transaction is aborted now, and partitions wait for "
+                "their markers: ask again when they are written"
+            )
+        return found.identity
+
+    def expire(self) -> int:
+        """Lets transactional ids expire that nobody used for `expiry_ms`, and tombstones go after `tombstone_ms`.
+
+        How many ids have expired. For a process that calls it now and then: ids expire without it too, when they are
+        used again, but their rows stay.
+        """
+        return self.database.transaction(self._expire)
+
+    def _expire(self, connection: Connection) -> int:
+        now_ms = self.database.now_ms(connection)
+        may_expire = PRODUCERS.c.state.in_([int(it) for it in OPENABLE])
+        is_idle = may_expire & (PRODUCERS.c.updated_ms <= now_ms - self.expiry_ms)
+        is_gone = (PRODUCERS.c.state == int(State.DEAD)) & (PRODUCERS.c.updated_ms <= now_ms - self.tombstone_ms)
+        connection.execute(PRODUCERS.delete().where(is_gone))
+        dead = {"state": int(State.DEAD), "updated_ms": now_ms}
+        return connection.execute(PRODUCERS.update().where(is_idle).values(dead)).rowcount
+
+    def _check(self, transactional_id: str, timeout_ms: int) -> None:
+        if not isinstance(transactional_id, str) or not 1 <= len(transactional_id) <= ID_MAX:
+            raise PolicyError(
+                f"transactional_id={transactional_id!r}: a text of 1 to {ID_MAX} characters was expected, or None"
+            )
+        if not isinstance(timeout_ms, int) or not 1 <= timeout_ms <= self.timeout_max_ms:
+            raise PolicyError(f"timeout_ms={timeout_ms!r} is outside 1..={self.timeout_max_ms}")
+
+    def _initialized(
+        self,
+        connection: Connection,
+        transactional_id: str,
+        timeout_ms: int,
+        expected: ProducerIdentity | None,
+        fresh_pid: int,
+    ) -> Transaction:
+        held = hold(self.database, connection, of_id(transactional_id))
+        if held is None:
+            new = Transaction(transactional_id, fresh_pid)
+            new = new.initialized(timeout_ms, self.database.now_ms(connection), fresh_pid, expected)
+            row = {"transactional_id": transactional_id, **fields_of(new), "has_markers": False, "coordinator_epoch": 0}
+            if insert_missing(self.database, connection, PRODUCERS, [row]):
+                return new
+            # Somebody else has made it in the meantime.
+            held = hold(self.database, connection, of_id(transactional_id))
+            assert held is not None
+        before, now_ms = held.transaction, held.now_ms
+        if before.state is State.DEAD or before.is_expired(now_ms, self.expiry_ms):
+            before = Transaction(transactional_id, fresh_pid, previous_pid=before.pid)
+        after = before.initialized(timeout_ms, now_ms, fresh_pid, expected)
+        if after.state in PREPARED:
+            end(connection, before, after)
+            if not held.must_tell:
+                # What Kafka's client would have to come back for is done at once.
+                after = after.completed(now_ms).initialized(timeout_ms, now_ms, fresh_pid, expected)
+        save(connection, after)
+        return after

@@ -1,0 +1,261 @@
+"""What is known of one transactional id, and what each request makes of it. No database, no clock, no randomness.
+
+The rules are those of Kafka's `TransactionMetadata` and `TransactionCoordinator` for transactions of the second version
+(KIP-890), as of 4.3: the epoch rises with every transaction. `tests/rules/coordinator` states them row by row;
+docs/producers-and-transactions.md says where they differ from what is usually told, and where from the source.
+
+A request gives the transaction that follows, or raises; nothing is changed in place.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import IntEnum
+from typing import Any, Literal
+
+from fencepost.errors import (
+    ConcurrentTransactionError,
+    FencedError,
+    MappingError,
+    TransactionAbortableError,
+    TransactionStateError,
+)
+
+Outcome = Literal["commit", "abort"]
+Partition = int | str | tuple[int | str, ...]
+
+NONE = -1
+"""No pid, no epoch, no time."""
+EPOCH_MAX = 2**15 - 1
+"""Kept for markers: no producer is ever given it."""
+LAST_EPOCH = EPOCH_MAX - 1
+"""The last that a producer is given: what comes after is a fresh pid, epoch 0."""
+
+
+@dataclass(frozen=True)
+class ProducerIdentity:
+    """Who a producer is: what it writes beside each row, and what every call of it is checked by."""
+
+    pid: int
+    epoch: int
+    previous_pid: int | None = None
+    """The pid that the same transactional id had before this one, if it had another: what an application keeps by
+    that pid is of the past."""
+
+
+class State(IntEnum):
+    """Kafka's states of a transaction, by its numbers."""
+
+    EMPTY = 0
+    ONGOING = 1
+    PREPARE_COMMIT = 2
+    PREPARE_ABORT = 3
+    COMPLETE_COMMIT = 4
+    COMPLETE_ABORT = 5
+    DEAD = 6
+
+
+OPENABLE = frozenset({State.EMPTY, State.COMPLETE_COMMIT, State.COMPLETE_ABORT})
+PREPARED = {State.PREPARE_COMMIT: "commit", State.PREPARE_ABORT: "abort"}
+COMPLETED = {State.COMPLETE_COMMIT: "commit", State.COMPLETE_ABORT: "abort"}
+MAY_COME_FROM = {
+    State.EMPTY: OPENABLE,
+    State.ONGOING: OPENABLE | {State.ONGOING},
+    State.PREPARE_COMMIT: frozenset({State.ONGOING}),
+    State.PREPARE_ABORT: OPENABLE | {State.ONGOING},
+    State.COMPLETE_COMMIT: frozenset({State.PREPARE_COMMIT}),
+    State.COMPLETE_ABORT: frozenset({State.PREPARE_ABORT}),
+    State.DEAD: OPENABLE,
+}
+
+
+@dataclass(frozen=True)
+class Transaction:
+    """A transactional id, its producer, and the transaction of that producer that is open, ending or last ended.
+
+    A new one has no epoch yet; `initialized` gives it the first.
+    """
+
+    transactional_id: str
+    pid: int
+    epoch: int = NONE
+    last_epoch: int = NONE
+    """The epoch before, while whoever had it may call again for want of an answer."""
+    previous_pid: int = NONE
+    next_pid: int = NONE
+    """What follows `pid` once the markers are written, where the epochs of `pid` are used up."""
+    state: State = State.EMPTY
+    timeout_ms: int = NONE
+    partitions: frozenset[Partition] = frozenset()
+    started_ms: int = NONE
+    updated_ms: int = NONE
+
+    @property
+    def identity(self) -> ProducerIdentity:
+        return ProducerIdentity(self.pid, self.epoch, None if self.previous_pid == NONE else self.previous_pid)
+
+    def is_timed_out(self, now_ms: int) -> bool:
+        return self.state is State.ONGOING and self.started_ms + self.timeout_ms < now_ms
+
+    def is_expired(self, now_ms: int, expiry_ms: int) -> bool:
+        return self.state in OPENABLE and self.updated_ms <= now_ms - expiry_ms
+
+    # InitProducerId
+
+    def initialized(
+        self, timeout_ms: int, now_ms: int, fresh_pid: int, expected: ProducerIdentity | None = None
+    ) -> Transaction:
+        """After InitProducerId. PREPARE_ABORT where a transaction was open: complete it, and ask again."""
+        if expected is not None and not self._is_known(expected):
+            raise self._fenced_by(expected.pid, expected.epoch)
+        if self.state in PREPARED:
+            raise self._concurrent()
+        if self.state is State.ONGOING:
+            return self.fenced(now_ms, fresh_pid)
+        begun: dict[str, Any] = {"timeout_ms": timeout_ms, "partitions": frozenset(), "started_ms": NONE}
+        begun["updated_ms"] = now_ms
+        if expected is not None and self.epoch != NONE:
+            # The same call once more, whose answer was lost. A producer that came since would have left no last epoch.
+            if expected.epoch == self.last_epoch:
+                return self._to(State.EMPTY, **begun)
+            if expected.epoch != self.epoch:
+                raise self._fenced_by(expected.pid, expected.epoch)
+        last_epoch = NONE if expected is None else self.epoch
+        if self.is_exhausted:
+            return self._rotated(fresh_pid, last_epoch, **begun)
+        return self._bumped(last_epoch, **begun)
+
+    def _is_known(self, expected: ProducerIdentity) -> bool:
+        return self.epoch == NONE or expected.pid == self.pid or self._is_before_rotation(expected.pid, expected.epoch)
+
+    def _is_before_rotation(self, pid: int, epoch: int) -> bool:
+        """Whether this is who had the last epoch of the pid before, and nobody has used the pid after it."""
+        is_fresh = self.epoch == 0 and self.last_epoch == LAST_EPOCH and self.state is not State.ONGOING
+        return is_fresh and (pid, epoch) == (self.previous_pid, LAST_EPOCH)
+
+    @property
+    def is_exhausted(self) -> bool:
+        return self.epoch >= LAST_EPOCH
+
+    def _bumped(self, last_epoch: int, **begun: Any) -> Transaction:
+        assert not self.is_exhausted, f"no epoch after {self.epoch}"
+        return self._to(State.EMPTY, epoch=self.epoch + 1, last_epoch=last_epoch, **begun)
+
+    def _rotated(self, fresh_pid: int, last_epoch: int, **begun: Any) -> Transaction:
+        return self._to(State.EMPTY, pid=fresh_pid, epoch=0, last_epoch=last_epoch, previous_pid=self.pid, **begun)
+
+    # AddPartitions, and the question of a log
+
+    def with_partitions(self, pid: int, epoch: int, partitions: frozenset[Partition], now_ms: int) -> Transaction:
+        """After AddPartitionsToTxn, which opens a transaction where none is open."""
+        # First of all: whoever calls may have the pid that follows (KAFKA-18660).
+        if self.state in PREPARED:
+            raise self._concurrent()
+        self._check(pid, epoch)
+        if self.state is State.ONGOING and partitions <= self.partitions:
+            return self
+        started_ms = self.started_ms if self.state is State.ONGOING else now_ms
+        return self._to(
+            State.ONGOING, partitions=self.partitions | partitions, started_ms=started_ms, updated_ms=now_ms
+        )
+
+    def verify(self, pid: int, epoch: int, partitions: frozenset[Partition]) -> None:
+        """Raises unless these partitions are in the open transaction of this producer."""
+        self._check(pid, epoch)
+        if self.state in PREPARED:
+            raise self._concurrent()
+        if missing := partitions - self.partitions:
+            raise TransactionAbortableError(
+                f"{self._name}: not in the open transaction of producer ({pid}, {epoch}): "
+                f"{', '.join(sorted(map(repr, missing)))}; abort it and begin again"
+            )
+
+    def _check(self, pid: int, epoch: int) -> None:
+        if pid != self.pid:
+            raise self._mapped_otherwise(pid)
+        if epoch != self.epoch:
+            raise self._fenced_by(pid, epoch)
+
+    # EndTxn
+
+    def ended(self, pid: int, epoch: int, outcome: Outcome, now_ms: int, fresh_pid: int) -> Transaction:
+        """After EndTxn: a prepared transaction, or this one where the call repeats what was done."""
+        is_rotated = self.state in COMPLETED and self._is_before_rotation(pid, epoch)
+        is_retry = is_rotated or epoch == self.epoch - 1
+        if pid != self.pid and not is_rotated:
+            raise self._mapped_otherwise(pid)
+        if self.state in PREPARED:
+            if not is_retry:
+                raise self._fenced_by(pid, epoch)
+            raise self._concurrent() if PREPARED[self.state] == outcome else self._not_now(outcome)
+        if self.state in COMPLETED and is_retry:
+            if COMPLETED[self.state] == outcome:
+                return self
+            raise self._not_now(outcome)
+        if epoch != self.epoch:
+            raise self._fenced_by(pid, epoch)
+        # A producer that does not know what became of its transaction aborts, whether there is one or not.
+        if outcome == "abort":
+            return self._prepared(State.PREPARE_ABORT, now_ms, fresh_pid)
+        if self.state is State.ONGOING:
+            return self._prepared(State.PREPARE_COMMIT, now_ms, fresh_pid)
+        raise self._not_now(outcome)
+
+    def fenced(self, now_ms: int, fresh_pid: int) -> Transaction:
+        """After a time-out, or after InitProducerId of another producer: the open transaction is to be aborted."""
+        assert self.state is State.ONGOING, f"{self.state.name}: there is nothing to fence"
+        return self._prepared(State.PREPARE_ABORT, now_ms, fresh_pid)
+
+    def _prepared(self, state: State, now_ms: int, fresh_pid: int) -> Transaction:
+        return self._to(
+            state,
+            # Raised once, whoever asks (KAFKA-19367), and never beyond 16 bits (KAFKA-20090).
+            epoch=min(self.epoch + 1, EPOCH_MAX),
+            last_epoch=self.epoch,
+            next_pid=fresh_pid if self.is_exhausted else NONE,
+            started_ms=self.started_ms if self.state is State.ONGOING else now_ms,
+            updated_ms=now_ms,
+        )
+
+    def completed(self, now_ms: int) -> Transaction:
+        """After the markers were written."""
+        state = State.COMPLETE_COMMIT if self.state is State.PREPARE_COMMIT else State.COMPLETE_ABORT
+        done: dict[str, Any] = {"partitions": frozenset(), "next_pid": NONE, "updated_ms": now_ms}
+        if self.next_pid == NONE:
+            return self._to(state, **done)
+        # The last epoch stays: who had it sees LAST_EPOCH followed by 0.
+        return self._to(state, pid=self.next_pid, epoch=0, previous_pid=self.pid, **done)
+
+    def expired(self, now_ms: int) -> Transaction:
+        """A tombstone: of the id only its pid is known."""
+        return self._to(State.DEAD, updated_ms=now_ms)
+
+    # What follows, and what is refused
+
+    def _to(self, state: State, **changes: Any) -> Transaction:
+        assert self.state in MAY_COME_FROM[state], f"{state.name} cannot follow {self.state.name}"
+        return replace(self, state=state, **changes)
+
+    @property
+    def _name(self) -> str:
+        return f"transactional id {self.transactional_id!r}"
+
+    def _concurrent(self) -> ConcurrentTransactionError:
+        return ConcurrentTransactionError(
+            f"{self._name}: its transaction is decided ({PREPARED[self.state]}) and not completed yet: try again"
+        )
+
+    def _fenced_by(self, pid: int, epoch: int) -> FencedError:
+        return FencedError(f"{self._name}: producer ({pid}, {epoch}) was replaced by ({self.pid}, {self.epoch}): stop")
+
+    def _mapped_otherwise(self, pid: int) -> MappingError:
+        return MappingError(
+            f"{self._name}: its pid is {self.pid}, not {pid}: "
+            "init_producer with expected= says whether another producer took over"
+        )
+
+    def _not_now(self, outcome: Outcome) -> TransactionStateError:
+        what = f"its last transaction was decided otherwise ({self.state.name})"
+        if self.state in OPENABLE and outcome == "commit" and self.state is not State.COMPLETE_ABORT:
+            what = f"no transaction is open ({self.state.name})"
+        return TransactionStateError(f"{self._name}: cannot {outcome}: {what}")

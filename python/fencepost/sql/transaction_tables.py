@@ -1,0 +1,246 @@
+"""The tables of producers and their transactions, and a `Transaction` read from its row and written back.
+
+A transactional id is a row; whoever changes it locks it first. What is decided stands in `fencepost_decisions`, which
+readers may join to rows of their own by pid and epoch.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from sqlalchemy import (
+    Boolean,
+    Column,
+    ColumnElement,
+    Connection,
+    Integer,
+    MetaData,
+    Row,
+    String,
+    Table,
+    Text,
+    bindparam,
+    select,
+)
+from sqlalchemy.dialects import postgresql, sqlite
+
+from fencepost.errors import PolicyError, TransactionAbortableError
+from fencepost.sql.database import Database, Int64
+from fencepost.sql.transaction import PREPARED, Partition, State, Transaction
+
+VERSION = 1
+TABLES = MetaData()
+
+PIDS = Table(
+    "fencepost_pids",
+    TABLES,
+    Column("id", Integer, primary_key=True),
+    Column("next_pid", Int64, nullable=False),
+)
+PRODUCERS = Table(
+    "fencepost_producers",
+    TABLES,
+    Column("transactional_id", String, primary_key=True),
+    Column("pid", Int64, nullable=False, unique=True),
+    Column("epoch", Integer, nullable=False),
+    Column("last_epoch", Integer, nullable=False),
+    Column("previous_pid", Int64, nullable=False, index=True),
+    Column("next_pid", Int64, nullable=False),
+    Column("state", Integer, nullable=False),
+    Column("timeout_ms", Int64, nullable=False),
+    Column("partitions", Text, nullable=False),
+    Column("started_ms", Int64, nullable=False),
+    Column("updated_ms", Int64, nullable=False),
+    # Whether its partitions have to be told by a marker, and who tells them last.
+    Column("has_markers", Boolean, nullable=False),
+    Column("coordinator_epoch", Integer, nullable=False),
+)
+DECISIONS = Table(
+    "fencepost_decisions",
+    TABLES,
+    Column("pid", Int64, primary_key=True),
+    Column("epoch", Integer, primary_key=True),
+    Column("outcome", String(6), nullable=False),
+    Column("decided_ms", Int64, nullable=False),
+)
+POSITIONS = Table(
+    "fencepost_positions",
+    TABLES,
+    Column("group_id", String, primary_key=True),
+    Column("partition", String, primary_key=True),
+    # Null until the first commit: a row that can be locked before there is a position.
+    Column("position", Int64),
+)
+STAGED = Table(
+    "fencepost_staged_positions",
+    TABLES,
+    Column("transactional_id", String, primary_key=True),
+    Column("group_id", String, primary_key=True),
+    Column("partition", String, primary_key=True),
+    Column("expected", Int64, nullable=False),
+    Column("position", Int64, nullable=False),
+    Column("generation", Int64),
+)
+GROUPS = Table(
+    "fencepost_groups",
+    TABLES,
+    Column("group_id", String, primary_key=True),
+    Column("generation", Int64, nullable=False),
+)
+
+
+class Held(NamedTuple):
+    """A transaction whose row is locked, and what is kept beside it."""
+
+    transaction: Transaction
+    has_markers: bool
+    coordinator_epoch: int
+    now_ms: int
+
+    @property
+    def must_tell(self) -> bool:
+        """Whether there are partitions that have to be told by a marker what became of it."""
+        return self.has_markers and bool(self.transaction.partitions)
+
+
+def hold(database: Database, connection: Connection, which: ColumnElement[bool]) -> Held | None:
+    """Locks the row of a transactional id until the end of the database transaction; None if there is none."""
+    query = select(PRODUCERS, database.clock).where(which).with_for_update(of=PRODUCERS)
+    found = connection.execute(query).one_or_none()
+    return None if found is None else _held(found)
+
+
+def look(database: Database, connection: Connection, which: ColumnElement[bool]) -> Held | None:
+    """The same without a lock."""
+    found = connection.execute(select(PRODUCERS, database.clock).where(which)).one_or_none()
+    return None if found is None else _held(found)
+
+
+def of_pid(pid: int) -> ColumnElement[bool]:
+    """The id that has this pid, or had it until its last rotation: who asks by it may not know yet."""
+    return ((PRODUCERS.c.pid == pid) | (PRODUCERS.c.previous_pid == pid)) & (PRODUCERS.c.state != int(State.DEAD))
+
+
+def of_id(transactional_id: str) -> ColumnElement[bool]:
+    return PRODUCERS.c.transactional_id == transactional_id
+
+
+def _held(row: Row[Any]) -> Held:
+    transaction = Transaction(
+        transactional_id=row.transactional_id,
+        pid=row.pid,
+        epoch=row.epoch,
+        last_epoch=row.last_epoch,
+        previous_pid=row.previous_pid,
+        next_pid=row.next_pid,
+        state=State(row.state),
+        timeout_ms=row.timeout_ms,
+        partitions=frozenset(from_text(it) for it in json.loads(row.partitions)),
+        started_ms=row.started_ms,
+        updated_ms=row.updated_ms,
+    )
+    return Held(transaction, row.has_markers, row.coordinator_epoch, row[-1])
+
+
+def fields_of(transaction: Transaction) -> dict[str, Any]:
+    """The columns of a row, but for its key and for what is kept beside the transaction."""
+    return {
+        "pid": transaction.pid,
+        "epoch": transaction.epoch,
+        "last_epoch": transaction.last_epoch,
+        "previous_pid": transaction.previous_pid,
+        "next_pid": transaction.next_pid,
+        "state": int(transaction.state),
+        "timeout_ms": transaction.timeout_ms,
+        "partitions": json.dumps(sorted(to_text(it) for it in transaction.partitions)),
+        "started_ms": transaction.started_ms,
+        "updated_ms": transaction.updated_ms,
+    }
+
+
+def save(connection: Connection, transaction: Transaction, **beside: Any) -> None:
+    """Writes a transaction back to its row, which is held."""
+    which = of_id(transaction.transactional_id)
+    connection.execute(PRODUCERS.update().where(which).values(**fields_of(transaction), **beside))
+
+
+def insert_missing(database: Database, connection: Connection, table: Table, rows: Sequence[Mapping[str, Any]]) -> int:
+    """Inserts the rows whose key is not there yet; how many were, where one row is given.
+
+    Waits for whoever is inserting the same key: give the rows of a call in the order of their keys.
+    """
+    if database.is_sqlite:
+        return connection.execute(sqlite.insert(table).on_conflict_do_nothing(), rows).rowcount
+    return connection.execute(postgresql.insert(table).on_conflict_do_nothing(), rows).rowcount
+
+
+def end(connection: Connection, before: Transaction, after: Transaction) -> None:
+    """What goes with a decision: it can be asked for, and the positions count, or are forgotten."""
+    outcome = PREPARED[after.state]
+    decision = {"pid": before.pid, "epoch": before.epoch, "outcome": outcome, "decided_ms": after.updated_ms}
+    connection.execute(DECISIONS.insert().values(decision))
+    if outcome == "commit":
+        _move_positions(connection, before.transactional_id)
+    if before.state is State.ONGOING:
+        connection.execute(STAGED.delete().where(STAGED.c.transactional_id == before.transactional_id))
+
+
+def _move_positions(connection: Connection, transactional_id: str) -> None:
+    """Moves what was staged, if everything is where this transaction found it. Locks in the order of keys."""
+    query = select(STAGED).where(STAGED.c.transactional_id == transactional_id).order_by(*STAGED.primary_key)
+    staged = connection.execute(query).all()
+    for group, generation in sorted({(it.group_id, it.generation) for it in staged if it.generation is not None}):
+        lock = select(GROUPS.c.generation).where(GROUPS.c.group_id == group).with_for_update(read=True)
+        check_generation(group, generation, connection.execute(lock).scalar_one())
+    moved = []
+    for group in sorted({it.group_id for it in staged}):
+        mine = {it.partition: it for it in staged if it.group_id == group}
+        which = (POSITIONS.c.group_id == group) & POSITIONS.c.partition.in_(mine)
+        lock_rows = select(POSITIONS).where(which).order_by(POSITIONS.c.partition).with_for_update()
+        for found in connection.execute(lock_rows):
+            check_position(group, found.partition, mine[found.partition].expected, found.position)
+            moved.append({"g": group, "p": found.partition, "position": mine[found.partition].position})
+    if moved:
+        which = (POSITIONS.c.group_id == bindparam("g")) & (POSITIONS.c.partition == bindparam("p"))
+        connection.execute(POSITIONS.update().where(which).values(position=bindparam("position")), moved)
+
+
+def check_position(group: str, partition: str, expected: int, found: int | None) -> None:
+    """Raises if a position is not where the transaction began to read. None: nothing was committed, which is 0."""
+    if (found or 0) != expected:
+        raise TransactionAbortableError(
+            f"group {group!r}, partition {from_text(partition)!r}: the position is {found}, not {expected} as "
+            "expected: another transaction has moved it; abort, and read positions again"
+        )
+
+
+def check_generation(group: str, generation: int, found: int) -> None:
+    if found != generation:
+        raise TransactionAbortableError(
+            f"group {group!r}: generation {generation} was replaced by {found}; abort, and join the group again"
+        )
+
+
+def to_text(partition: Partition) -> str:
+    """How a partition stands in a table: 3, "clicks", ["clicks", 3]."""
+    return json.dumps(partition)
+
+
+def from_text(text: str) -> Partition:
+    found = json.loads(text)
+    return tuple(found) if isinstance(found, list) else found
+
+
+def checked_partitions(partitions: Iterable[Partition]) -> frozenset[Partition]:
+    """The partitions as a set, if each is a number, a name, or a tuple of these."""
+    if isinstance(partitions, (str, bytes)):
+        raise PolicyError(f"partitions={partitions!r}: a list of partitions was expected, not one")
+    found = frozenset(partitions)
+    for it in found:
+        parts = it if isinstance(it, tuple) else (it,)
+        is_known = parts and all(isinstance(part, (int, str)) and not isinstance(part, bool) for part in parts)
+        if not is_known:
+            raise PolicyError(f"partition {it!r}: a number, a name, or a tuple of numbers and names was expected")
+    return found
