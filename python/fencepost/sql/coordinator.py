@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, Engine, Select, select
 
@@ -458,9 +458,7 @@ class TransactionCoordinator:
             self._finish(held)
         return held is not None
 
-    def _each(
-        self, query: Select[tuple[str]], act: Callable[[str], bool], failures: list[ConcurrentTransactionError]
-    ) -> int:
+    def _each(self, query: Select[Any], act: Callable[[str], bool], failures: list[ConcurrentTransactionError]) -> int:
         """Acts on every transactional id; how many had something to do. Those that cannot be finished are told."""
         ids: list[str] = self.database.transaction(lambda connection: list(connection.execute(query).scalars()))
         done = 0
