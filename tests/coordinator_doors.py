@@ -115,7 +115,9 @@ class MachineDoor:
             case "complete":
                 return it.completed(now_ms)
             case "time out":
-                return it.fenced(now_ms, self.fresh_pid) if it.is_timed_out(1000 + 60_000 + 1) else it
+                limit_ms = it.started_ms + it.timeout_ms
+                assert not it.is_timed_out(limit_ms)
+                return it.fenced(now_ms, self.fresh_pid) if it.is_timed_out(limit_ms + 1) else it
             case "expire":
                 return it.expired(now_ms) if it.is_expired(1000 + EXPIRY_MS, EXPIRY_MS) else it
             case "fence":
@@ -166,8 +168,9 @@ class SqlDoor:
         before = self.known()
         if request.name in ("bump", "rotate", "fence"):
             return None
-        if before is not None and request.pid == before.next_pid != NONE:
-            return None  # nobody is told the pid that follows before it does
+        is_prepared = before is not None and before.state.startswith("Prepare")
+        if request.name == "add" and is_prepared and request.pid not in (before.pid, before.previous_pid):
+            return None  # a pid is what an id is found by, and nobody is told the one that follows before it does
         try:
             identity = self._call(request)
         except fp.PolicyError:

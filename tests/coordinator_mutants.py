@@ -62,6 +62,7 @@ MUTANTS = {
     "completion forgets the pid before": ("pid=self.next_pid, epoch=0, previous_pid=self.pid, **done", "pid=self.next_pid, epoch=0, **done"),
     "completion does not rotate": ("        if self.next_pid == NONE:\n", "        if True:\n"),
     "what is decided times out": ("return self.state is State.ONGOING and self.started_ms", "return self.started_ms"),
+    "the time is over too early": ("self.started_ms + self.timeout_ms < now_ms", "self.started_ms + self.timeout_ms <= now_ms"),
     "what is open expires": ("return self.state in OPENABLE and self.updated_ms", "return self.updated_ms"),
     "expired at the wrong end": ("self.updated_ms <= now_ms - expiry_ms", "self.updated_ms < now_ms - expiry_ms"),
 }  # fmt: skip

@@ -33,7 +33,7 @@ from fencepost.sql.transaction_tables import (
     end,
     from_text,
     hold,
-    insert_missing,
+    insert_if_missing,
     look,
     of_id,
     of_pid,
@@ -327,15 +327,17 @@ class TransactionCoordinator:
     ) -> None:
         mine = (STAGED.c.transactional_id == transactional_id) & (STAGED.c.group_id == group)
         staged = {it.partition: it for it in connection.execute(select(STAGED).where(mine))}
-        empty = [{"group_id": group, "partition": partition, "position": None} for partition, _, _ in rows]
-        insert_missing(self.database, connection, POSITIONS, empty)
         which = (POSITIONS.c.group_id == group) & POSITIONS.c.partition.in_([it[0] for it in rows])
         committed = {it.partition: it.position for it in connection.execute(select(POSITIONS).where(which))}
         new = []
         for partition, expected, position in rows:
             before = staged.get(partition)
+            if partition not in committed:
+                # A row that the decision can lock. In the order of keys, as everybody inserts them.
+                row = {"group_id": group, "partition": partition, "position": None}
+                insert_if_missing(self.database, connection, POSITIONS, row)
             if before is None:
-                check_position(group, partition, expected, committed[partition])
+                check_position(group, partition, expected, committed.get(partition))
             elif (before.expected, before.position) != (expected, position):
                 check_position(group, partition, expected, before.position)
                 expected = before.expected
@@ -346,7 +348,7 @@ class TransactionCoordinator:
 
     def _enter(self, connection: Connection, group: str, generation: int) -> None:
         """The group's generation is this one, or a higher one is found out."""
-        insert_missing(self.database, connection, GROUPS, [{"group_id": group, "generation": generation}])
+        insert_if_missing(self.database, connection, GROUPS, {"group_id": group, "generation": generation})
         which = GROUPS.c.group_id == group
         found = connection.execute(select(GROUPS.c.generation).where(which).with_for_update()).scalar_one()
         check_generation(group, generation, max(found, generation))
@@ -370,9 +372,10 @@ class TransactionCoordinator:
             if after is before:
                 return held
             end(connection, before, after)
+            decided = self._saved(connection, held, after)
             if work is not None:
                 work(connection)
-            return self._saved(connection, held, after)
+            return decided
 
         return self._finish(self.database.transaction(prepare))
 

@@ -10,7 +10,7 @@ from sqlalchemy import Connection, select
 
 from fencepost.errors import CapacityError
 from fencepost.sql.database import Database
-from fencepost.sql.transaction_tables import PIDS, insert_missing
+from fencepost.sql.transaction_tables import PIDS, insert_if_missing
 
 PID_MAX = 2**63 - 2
 """The highest pid: the number after it still fits into a column of 64 bits."""
@@ -49,7 +49,7 @@ class PidBlocks:
             self._rest.append(pid)
 
     def _reserve(self, connection: Connection) -> tuple[int, int]:
-        insert_missing(self.database, connection, PIDS, [{"id": 1, "next_pid": 0}])
+        insert_if_missing(self.database, connection, PIDS, {"id": 1, "next_pid": 0})
         first: int = connection.execute(select(PIDS.c.next_pid).where(PIDS.c.id == 1).with_for_update()).scalar_one()
         count = min(self.block_size, PID_MAX + 1 - first)
         if count <= 0:

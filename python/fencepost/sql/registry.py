@@ -15,7 +15,7 @@ from fencepost.sql.transaction_tables import (
     end,
     fields_of,
     hold,
-    insert_missing,
+    insert_if_missing,
     of_id,
     save,
 )
@@ -131,7 +131,7 @@ class ProducerRegistry:
             new = Transaction(transactional_id, fresh_pid)
             new = new.initialized(timeout_ms, self.database.now_ms(connection), fresh_pid, expected)
             row = {"transactional_id": transactional_id, **fields_of(new), "has_markers": False, "coordinator_epoch": 0}
-            if insert_missing(self.database, connection, PRODUCERS, [row]):
+            if insert_if_missing(self.database, connection, PRODUCERS, row):
                 return new
             # Somebody else has made it in the meantime.
             held = hold(self.database, connection, of_id(transactional_id))

@@ -7,7 +7,7 @@ readers may join to rows of their own by pid and epoch.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from sqlalchemy import (
@@ -166,14 +166,13 @@ def save(connection: Connection, transaction: Transaction, **beside: Any) -> Non
     connection.execute(PRODUCERS.update().where(which).values(**fields_of(transaction), **beside))
 
 
-def insert_missing(database: Database, connection: Connection, table: Table, rows: Sequence[Mapping[str, Any]]) -> int:
-    """Inserts the rows whose key is not there yet; how many were, where one row is given.
-
-    Waits for whoever is inserting the same key: give the rows of a call in the order of their keys.
-    """
-    if database.is_sqlite:
-        return connection.execute(sqlite.insert(table).on_conflict_do_nothing(), rows).rowcount
-    return connection.execute(postgresql.insert(table).on_conflict_do_nothing(), rows).rowcount
+def insert_if_missing(database: Database, connection: Connection, table: Table, row: Mapping[str, Any]) -> bool:
+    """Inserts a row unless its key is there; whether it was not. Waits for whoever is inserting the same key."""
+    insert = sqlite.insert if database.is_sqlite else postgresql.insert
+    # One row: of several, drivers do not tell how many were inserted.
+    count = connection.execute(insert(table).on_conflict_do_nothing(), row).rowcount
+    assert count in (0, 1), f"the driver tells of {count} rows"
+    return bool(count)
 
 
 def end(connection: Connection, before: Transaction, after: Transaction) -> None:

@@ -1,0 +1,547 @@
+"""Transactions through a database: what is decided, who may decide, and what readers see of it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import fencepost as fp
+import pyarrow as pa
+import pytest
+from coordinator_doors import MachineDoor, SqlDoor
+from coordinator_rulebook import NONE, Case, Known, Request
+from fencepost.sql import Positions, ProducerIdentity, ProducerRegistry, Recovered, TransactionCoordinator
+from fencepost.sql import transaction_tables as tables
+from sqlalchemy import Column, Connection, Engine, Integer, MetaData, String, Table, func, select, text
+
+NewEngine = Callable[[], Engine]
+OUTPUT = Table("output", MetaData(), Column("id", Integer, primary_key=True), Column("what", String(20)))
+
+
+@pytest.fixture
+def coordinator(engine: Engine) -> TransactionCoordinator:
+    made = TransactionCoordinator(engine)
+    made.database.transaction(lambda connection: OUTPUT.create(connection))
+    return made
+
+
+def insert(what: str) -> Callable[[Connection], object]:
+    return lambda connection: connection.execute(OUTPUT.insert().values(what=what))
+
+
+def output(coordinator: TransactionCoordinator) -> list[str]:
+    query = select(OUTPUT.c.what).order_by(OUTPUT.c.what)
+    return coordinator.database.transaction(lambda connection: list(connection.execute(query).scalars()))
+
+
+def set_back(coordinator: TransactionCoordinator, by_ms: int) -> None:
+    """As if the open transactions had begun so much earlier."""
+    values = {"started_ms": tables.PRODUCERS.c.started_ms - by_ms}
+    coordinator.database.transaction(lambda connection: connection.execute(tables.PRODUCERS.update().values(values)))
+
+
+def state(coordinator: TransactionCoordinator, pid: int) -> str:
+    database = coordinator.database
+    held = database.transaction(lambda connection: tables.look(database, connection, tables.of_pid(pid)))
+    assert held is not None
+    return held.transaction.state.name
+
+
+# One producer
+
+
+def test_a_transaction_counts_at_once(coordinator: TransactionCoordinator) -> None:
+    first = coordinator.init_producer("stage")
+    coordinator.begin(first)
+    coordinator.add_partitions(first, ["clicks", 3, ("views", 0)])
+    coordinator.add_offsets(first, "group", {0: (0, 100), ("in", 1): (None, 7)})
+    assert coordinator.decision(first.pid, first.epoch) is None
+    assert coordinator.positions("group") == Positions({}, frozenset({0, ("in", 1)}))
+    second = coordinator.commit(first, work=insert("first"))
+    assert second == ProducerIdentity(first.pid, first.epoch + 1)
+    assert coordinator.decision(first.pid, first.epoch) == "commit"
+    assert coordinator.decision(second.pid, second.epoch) is None
+    assert coordinator.positions("group") == Positions({0: 100, ("in", 1): 7}, frozenset())
+    assert output(coordinator) == ["first"]
+
+    assert coordinator.commit(first, work=insert("again")) == second, "the same call again"
+    assert output(coordinator) == ["first"], "and not the same work"
+
+    coordinator.add_offsets(second, "group", {0: (100, 200)})
+    third = coordinator.abort(second)
+    assert third.epoch == second.epoch + 1
+    assert coordinator.decision(second.pid, second.epoch) == "abort"
+    assert coordinator.positions("group") == Positions({0: 100, ("in", 1): 7}, frozenset())
+    assert coordinator.abort(second) == third
+    with pytest.raises(fp.TransactionStateError, match="cannot commit: its last transaction was decided otherwise"):
+        coordinator.commit(second)
+
+
+def test_readers_join_decisions(coordinator: TransactionCoordinator) -> None:
+    """A table whose rows carry pid and epoch shows what is committed by a join."""
+    identities = [coordinator.init_producer(name) for name in ("a", "b", "c")]
+    for it in identities:
+        coordinator.begin(it)
+
+    def write(connection: Connection) -> None:
+        connection.execute(text("CREATE TABLE rows_of_producers (pid BIGINT, epoch INTEGER)"))
+        for it in identities:
+            connection.execute(text(f"INSERT INTO rows_of_producers VALUES ({it.pid}, {it.epoch})"))
+
+    coordinator.database.transaction(write)
+    coordinator.commit(identities[0])
+    coordinator.abort(identities[1])
+    query = text(
+        "SELECT rows_of_producers.pid FROM rows_of_producers JOIN fencepost_decisions USING (pid, epoch) "
+        "WHERE outcome = 'commit'"
+    )
+    seen = coordinator.database.transaction(lambda connection: list(connection.execute(query).scalars()))
+    assert seen == [identities[0].pid]
+
+
+def test_begin_is_the_same_call_until_something_is_added(coordinator: TransactionCoordinator) -> None:
+    identity = coordinator.init_producer("an id")
+    coordinator.begin(identity)
+    coordinator.begin(identity)
+    for add in (
+        lambda it: coordinator.add_partitions(it, [1]),
+        lambda it: coordinator.add_offsets(it, "group", {0: (0, 1)}),
+    ):
+        add(identity)
+        with pytest.raises(fp.TransactionStateError) as caught:
+            coordinator.begin(identity)
+        assert str(caught.value) == ("transactional id 'an id': a transaction is open already: commit or abort it")
+        identity = coordinator.abort(identity)
+    with pytest.raises(fp.TransactionStateError, match="cannot commit: its last transaction was decided otherwise"):
+        coordinator.commit(identity)
+    fresh = coordinator.init_producer("another id")
+    with pytest.raises(fp.TransactionStateError, match="cannot commit: no transaction is open"):
+        coordinator.commit(fresh)
+
+
+def test_work_that_fails_leaves_the_transaction_open(coordinator: TransactionCoordinator) -> None:
+    identity = coordinator.init_producer("an id")
+    coordinator.add_offsets(identity, "group", {0: (0, 10)})
+
+    def fail(connection: Connection) -> None:
+        insert("half")(connection)
+        raise ZeroDivisionError("in the middle")
+
+    with pytest.raises(ZeroDivisionError):
+        coordinator.commit(identity, work=fail)
+    assert output(coordinator) == []
+    assert coordinator.decision(identity.pid, identity.epoch) is None
+    assert coordinator.positions("group") == Positions({}, frozenset({0}))
+    coordinator.commit(identity, work=insert("whole"))
+    assert output(coordinator) == ["whole"]
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+def test_a_connection_lost_in_the_decision_is_told_by_the_next_call(coordinator: TransactionCoordinator) -> None:
+    identity = coordinator.init_producer("an id")
+    coordinator.begin(identity)
+
+    def lose(connection: Connection) -> None:
+        insert("lost")(connection)
+        driver = connection.connection.dbapi_connection
+        assert driver is not None
+        driver.close()
+
+    with pytest.raises(fp.OutcomeUnknownError):
+        coordinator.commit(identity, work=lose)
+    coordinator.commit(identity, work=insert("found"))
+    assert output(coordinator) == ["found"]
+
+
+def test_used_up_epochs_rotate_the_pid(coordinator: TransactionCoordinator) -> None:
+    old = coordinator.init_producer("an id")
+    values = {"epoch": 32766}
+    coordinator.database.transaction(lambda connection: connection.execute(tables.PRODUCERS.update().values(values)))
+    last = ProducerIdentity(old.pid, 32766)
+    coordinator.begin(last)
+    new = coordinator.commit(last)
+    assert (new.epoch, new.previous_pid) == (0, old.pid)
+    assert coordinator.decision(last.pid, last.epoch) == "commit"
+    assert coordinator.commit(last) == new
+    assert coordinator.init_producer("an id") == ProducerIdentity(new.pid, 1, old.pid)
+
+
+# Input positions
+
+
+def test_two_workers_of_one_input_cannot_both_commit(coordinator: TransactionCoordinator) -> None:
+    one, other = coordinator.init_producer("worker 1"), coordinator.init_producer("worker 2")
+    coordinator.add_offsets(one, "group", {0: (0, 100), 1: (0, 50)})
+    coordinator.add_offsets(other, "group", {1: (0, 60), 2: (0, 5)})
+    assert coordinator.positions("group").pending == {0, 1, 2}
+    coordinator.commit(one, work=insert("one"))
+    with pytest.raises(fp.TransactionAbortableError) as caught:
+        coordinator.commit(other, work=insert("other"))
+    assert str(caught.value) == (
+        "group 'group', partition 1: the position is 50, not 0 as expected: another transaction has moved it; "
+        "abort, and read positions again"
+    )
+    assert output(coordinator) == ["one"]
+    assert coordinator.decision(other.pid, other.epoch) is None, "it is open until it is aborted"
+    assert coordinator.positions("group") == Positions({0: 100, 1: 50}, frozenset({1, 2}))
+    other = coordinator.abort(other)
+    with pytest.raises(fp.TransactionAbortableError):
+        coordinator.add_offsets(other, "group", {0: (100, 110), 1: (0, 60)})
+    assert coordinator.positions("group").pending == frozenset(), "a refused call has staged nothing"
+    coordinator.add_offsets(other, "group", {1: (50, 60)})
+    coordinator.commit(other)
+    assert coordinator.positions("group") == Positions({0: 100, 1: 60}, frozenset())
+
+
+def test_positions_of_one_transaction_go_on_where_it_stands(coordinator: TransactionCoordinator) -> None:
+    identity = coordinator.init_producer("worker")
+    coordinator.add_offsets(identity, "group", {0: (0, 10)})
+    coordinator.add_offsets(identity, "group", {0: (0, 10)})
+    coordinator.add_offsets(identity, "group", {0: (10, 25), 1: (0, 1)})
+    with pytest.raises(fp.TransactionAbortableError, match="the position is 25, not 10 as expected"):
+        coordinator.add_offsets(identity, "group", {0: (10, 26)})
+    coordinator.add_offsets(identity, "other group", {0: (0, 3)})
+    coordinator.commit(identity)
+    assert coordinator.positions("group").decided == {0: 25, 1: 1}
+    assert coordinator.positions("other group").decided == {0: 3}
+    assert coordinator.positions("no group") == Positions({}, frozenset())
+
+
+def test_an_older_generation_cannot_commit(coordinator: TransactionCoordinator) -> None:
+    old, new = coordinator.init_producer("worker 1"), coordinator.init_producer("worker 2")
+    coordinator.add_offsets(old, "group", {0: (0, 10)}, generation=4)
+    coordinator.add_offsets(new, "group", {1: (0, 10)}, generation=5)
+    message = "group 'group': generation 4 was replaced by 5; abort, and join the group again"
+    for call in (
+        lambda: coordinator.commit(old, work=insert("old")),
+        lambda: coordinator.add_offsets(old, "group", {2: (0, 1)}, generation=4),
+        lambda: coordinator.advance("group", 4),
+    ):
+        with pytest.raises(fp.TransactionAbortableError) as caught:
+            call()
+        assert str(caught.value) == message
+    coordinator.advance("group", 5)
+    coordinator.commit(new)
+    coordinator.abort(old)
+    assert coordinator.positions("group") == Positions({1: 10}, frozenset())
+    assert output(coordinator) == []
+
+
+def test_a_rebalance_fences_before_anything_is_handed_out(coordinator: TransactionCoordinator) -> None:
+    worker = coordinator.init_producer("worker")
+    coordinator.add_offsets(worker, "group", {0: (0, 10)}, generation=1)
+    coordinator.advance("group", 2)
+    with pytest.raises(fp.TransactionAbortableError, match="generation 1 was replaced by 2"):
+        coordinator.commit(worker)
+
+
+# Markers
+
+
+def test_markers_are_written_between_decision_and_completion(engine: Engine) -> None:
+    seen: list[tuple[Any, ...]] = []
+
+    def write_marker(pid: int, epoch: int, *rest: Any) -> None:
+        assert coordinator.decision(pid, epoch - 1) == rest[1], "decided, and no transaction of ours holds the row"
+        seen.append((pid, epoch, *rest, state(coordinator, pid)))
+
+    coordinator = TransactionCoordinator(engine, write_marker=write_marker)
+    identity = coordinator.init_producer("an id")
+    coordinator.add_partitions(identity, ["b", "a"])
+    after = coordinator.commit(identity)
+    pid = identity.pid
+    assert seen == [(pid, 1, "a", "commit", 0, "PREPARE_COMMIT"), (pid, 1, "b", "commit", 0, "PREPARE_COMMIT")]
+    assert state(coordinator, pid) == "COMPLETE_COMMIT"
+    coordinator.begin(after)
+    coordinator.commit(after)
+    assert len(seen) == 2, "no partition, no marker"
+
+
+def test_a_marker_that_cannot_be_written_leaves_the_decision(engine: Engine) -> None:
+    written: list[tuple[Any, ...]] = []
+    broken = {"b"}
+
+    def write_marker(pid: int, epoch: int, partition: Any, *rest: Any) -> None:
+        if partition in broken:
+            raise OSError("no space left")
+        written.append((partition, *rest))
+
+    coordinator = TransactionCoordinator(engine, write_marker=write_marker)
+    identity = coordinator.init_producer("an id")
+    coordinator.add_partitions(identity, ["a", "b"])
+    for _ in range(2):
+        with pytest.raises(fp.ConcurrentTransactionError) as caught:
+            coordinator.commit(identity)
+        assert str(caught.value) == (
+            f"transactional id 'an id': commit of producer {identity.pid} is decided, but the marker for partition 'b' "
+            "could not be written (no space left): call again, or recover()"
+        )
+        assert isinstance(caught.value.__cause__, OSError)
+        assert coordinator.decision(identity.pid, identity.epoch) == "commit"
+        assert state(coordinator, identity.pid) == "PREPARE_COMMIT"
+    with pytest.raises(fp.TransactionStateError, match="cannot abort: its last transaction was decided otherwise"):
+        coordinator.abort(identity)
+    with pytest.raises(fp.ConcurrentTransactionError, match="1 transactions are decided and not completed, the first:"):
+        coordinator.recover()
+    with pytest.raises(fp.ConcurrentTransactionError):
+        coordinator.add_partitions(identity, ["c"])
+    broken.clear()
+    assert coordinator.recover() == Recovered(completed=1, aborted=0)
+    assert coordinator.recover() == Recovered(completed=0, aborted=0)
+    assert written == [*(("a", "commit", attempt) for attempt in range(4)), ("b", "commit", 3)]
+    assert coordinator.commit(identity).epoch == identity.epoch + 1
+
+
+def test_who_writes_no_markers_cannot_complete_them(engine: Engine) -> None:
+    with_markers = TransactionCoordinator(engine, write_marker=lambda *_: None)
+    without = TransactionCoordinator(engine)
+    identity = with_markers.init_producer("an id")
+    with_markers.add_partitions(identity, ["a"])
+    with pytest.raises(fp.ConcurrentTransactionError, match="wait for a coordinator with a write_marker"):
+        without.commit(identity)
+    assert without.decision(identity.pid, identity.epoch) == "commit"
+    with_markers.commit(identity)
+
+
+def test_one_that_cannot_be_finished_does_not_keep_the_others(engine: Engine) -> None:
+    broken = True
+    written = []
+
+    def write_marker(pid: int, epoch: int, partition: Any, *_: Any) -> None:
+        if broken or partition == "bad":
+            raise OSError("gone")
+        written.append(partition)
+
+    coordinator = TransactionCoordinator(engine, write_marker=write_marker)
+    for name in ("good", "bad", "late"):
+        identity = coordinator.init_producer(name)
+        coordinator.add_partitions(identity, [name])
+        if name != "late":
+            with pytest.raises(fp.ConcurrentTransactionError):
+                coordinator.commit(identity)
+    set_back(coordinator, 60_001)
+    broken = False
+    with pytest.raises(fp.ConcurrentTransactionError, match="transactional id 'bad'"):
+        coordinator.recover()
+    assert written == ["good", "late"]
+
+
+def test_a_log_under_kafkas_rules_takes_markers_twice_and_late(engine: Engine) -> None:
+    """`BrokerTable` as the log: what the second marker and a belated one do there."""
+    log = fp.BrokerTable(version="4.3", offsets="assign")
+
+    def verdict(**columns: Any) -> str:
+        row = {"partition": 0, "count": 1, "transactional": True} | columns
+        found = log.apply(pa.table({name: [value] for name, value in row.items()}))
+        return next(it.name for it, count in found.counts.items() if count)
+
+    answers = []
+
+    def write_marker(pid: int, epoch: int, partition: Any, outcome: str, coordinator_epoch: int) -> None:
+        for _ in range(2):
+            answers.append(
+                verdict(
+                    pid=pid, epoch=epoch, base_seq=-1, control=outcome,
+                    coordinator_epoch=coordinator_epoch, transaction_version=2,
+                )
+            )  # fmt: skip
+
+    coordinator = TransactionCoordinator(engine, write_marker=write_marker)
+    first = coordinator.init_producer("an id")
+    coordinator.add_partitions(first, [0])
+    assert verdict(pid=first.pid, epoch=first.epoch, base_seq=0) == "ACCEPTED"
+    second = coordinator.commit(first)
+    assert answers == ["ACCEPTED", "ACCEPTED"]
+    coordinator.add_partitions(second, [0])
+    assert verdict(pid=second.pid, epoch=second.epoch, base_seq=0) == "ACCEPTED"
+    answers.clear()
+    write_marker(first.pid, second.epoch, 0, "commit", 0)
+    assert answers == ["FENCED", "FENCED"], "it does not end the next transaction"
+    answers.clear()
+    coordinator.abort(second)
+    assert answers == ["ACCEPTED", "ACCEPTED"]
+
+
+# Time
+
+
+def test_what_is_open_for_too_long_is_aborted(coordinator: TransactionCoordinator) -> None:
+    late = coordinator.init_producer("late", timeout_ms=1000)
+    patient = coordinator.init_producer("patient", timeout_ms=900_000)
+    for it in (late, patient):
+        coordinator.add_offsets(it, "group", {it.pid: (0, 1)})
+    assert coordinator.reap() == 0
+    set_back(coordinator, 2000)
+    assert coordinator.reap() == 1
+    assert coordinator.reap() == 0
+    assert coordinator.decision(late.pid, late.epoch) == "abort"
+    assert coordinator.decision(patient.pid, patient.epoch) is None
+    assert coordinator.positions("group").pending == {patient.pid}
+    with pytest.raises(fp.TransactionStateError):
+        coordinator.commit(late)
+    after = coordinator.abort(late)
+    assert after.epoch == late.epoch + 1, "which tells the identity to go on with"
+    coordinator.begin(after)
+    assert coordinator.recover() == Recovered(completed=0, aborted=0)
+
+
+def test_decisions_are_kept_until_they_are_dropped(coordinator: TransactionCoordinator) -> None:
+    identity = coordinator.init_producer("an id")
+    coordinator.begin(identity)
+    after = coordinator.commit(identity)
+    assert coordinator.forget_decisions(older_than_ms=60_000) == 0
+    assert coordinator.decision(identity.pid, identity.epoch) == "commit"
+    assert coordinator.forget_decisions(older_than_ms=-1000) == 1
+    assert coordinator.decision(identity.pid, identity.epoch) is None
+    coordinator.begin(after)
+
+
+# Bad calls
+
+
+BAD_CALLS: dict[str, tuple[Callable[[TransactionCoordinator, ProducerIdentity], object], str]] = {
+    "one partition": (
+        lambda it, who: it.add_partitions(who, "clicks"),
+        "partitions='clicks': a list of partitions was expected, not one",
+    ),
+    "a partition that is none": (
+        lambda it, who: it.add_partitions(who, ["clicks", 0.5]),  # type: ignore[list-item]
+        "partition 0.5: a number, a name, or a tuple of numbers and names was expected",
+    ),
+    "a truth": (
+        lambda it, who: it.add_partitions(who, [True]),
+        "partition True: a number, a name, or a tuple of numbers and names was expected",
+    ),
+    "an empty tuple": (
+        lambda it, who: it.verify(who, [()]),
+        "partition (): a number, a name, or a tuple of numbers and names was expected",
+    ),
+    "a position below 0": (
+        lambda it, who: it.add_offsets(who, "group", {0: (0, 5), 1: (-1, 5)}),
+        "group 'group', partition 1: next position 5 after -1: positions are at least 0 and do not go back",
+    ),
+    "backwards": (
+        lambda it, who: it.add_offsets(who, "group", {0: (5, 4)}),
+        "group 'group', partition 0: next position 4 after 5: positions are at least 0 and do not go back",
+    ),
+    "no group": (lambda it, who: it.add_offsets(who, "", {0: (0, 5)}), "group='': a name was expected"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_CALLS)
+def test_a_bad_call_says_why_and_changes_nothing(coordinator: TransactionCoordinator, name: str) -> None:
+    call, message = BAD_CALLS[name]
+    identity = coordinator.init_producer("an id")
+    with pytest.raises(fp.PolicyError) as caught:
+        call(coordinator, identity)
+    assert str(caught.value) == message
+    assert state(coordinator, identity.pid) == "EMPTY"
+    assert coordinator.positions("group") == Positions({}, frozenset())
+
+
+def test_an_identity_that_nobody_has(coordinator: TransactionCoordinator) -> None:
+    stranger = ProducerIdentity(coordinator.registry.init_producer().pid, 0)
+    message = (
+        f"no transactional id has the pid {stranger.pid}: it expired, or was never given one; "
+        "init_producer with the id and expected="
+    )
+    for call in (
+        coordinator.begin, coordinator.commit, coordinator.abort, lambda it: coordinator.add_partitions(it, [1]),
+        lambda it: coordinator.verify(it, [1]), lambda it: coordinator.add_offsets(it, "group", {0: (0, 1)}),
+    ):  # fmt: skip
+        with pytest.raises(fp.MappingError) as caught:
+            call(stranger)
+        assert str(caught.value) == message
+
+
+def test_registry_and_coordinator_are_on_one_engine(engine: Engine, new_engine: NewEngine) -> None:
+    with pytest.raises(fp.PolicyError, match="the registry is on another engine"):
+        TransactionCoordinator(engine, ProducerRegistry(new_engine()))
+
+
+# Against the machine
+
+
+def test_random_requests_come_to_what_the_machine_says(engine: Engine) -> None:
+    steps = sum(follow(engine, random.Random(f"{seed}")) for seed in range(40))
+    assert steps > 300
+
+
+def follow(engine: Engine, rng: random.Random) -> int:
+    """Asks both the same, and gives how many requests there were. Fresh pids may be others: they are translated."""
+    before = rng.choice([None, Known(7, 5, 4, state="CompleteCommit"), Known(7, rng.randrange(32763, 32767))])
+    case = Case("random", 0, before, 2)
+    machine, database = MachineDoor(case), SqlDoor(case, engine)
+    pids: dict[int, int] = {NONE: NONE, 7: 7, 8: 8}
+    steps = 0
+    for _ in range(12):
+        known = machine.known()
+        request = random_request(rng, known)
+        if request.name == "complete" and (known is None or not known.state.startswith("Prepare")):
+            continue
+        expected = machine.ask(request)
+        found = database.ask(request._replace(pid=pids.get(request.pid, request.pid)))
+        if machine.it.state.name == "PREPARE_ABORT" and not machine.it.partitions:
+            machine.ask(Request("complete"))
+        if expected is None or found is None:
+            continue
+        steps += 1
+        theirs, ours = machine.known(), database.known()
+        assert theirs is not None
+        assert ours is not None
+        for name in ("pid", "next_pid", "previous_pid"):
+            pids.setdefault(getattr(theirs, name), getattr(ours, name))
+        translated = theirs._replace(
+            pid=pids[theirs.pid], next_pid=pids[theirs.next_pid], previous_pid=pids[theirs.previous_pid]
+        )
+        assert (found.name, ours) == (expected.name, translated), f"{request} after {known}"
+    return steps
+
+
+def random_request(rng: random.Random, known: Known | None) -> Request:
+    if known is None:
+        return Request("init")
+    name = rng.choice(["init", "init", "add", "add", "verify", "commit", "commit", "abort", "complete", "time out"])
+    if name in ("complete", "time out") or (name == "init" and rng.random() < 0.5):
+        return Request(name)
+    pid = rng.choice([known.pid] * 6 + [max(known.previous_pid, 0), 8])
+    epoch = max(0, rng.choice([known.epoch] * 4 + [known.epoch - 1, known.epoch - 1, known.epoch + 1, 32766]))
+    partitions = frozenset(rng.sample("abc", rng.randrange(1, 3))) if name in ("add", "verify") else frozenset()
+    return Request(name, pid, epoch, partitions)
+
+
+def test_random_requests_come_to_every_answer(engine: Engine) -> None:
+    """What the test above asks is worth asking."""
+    answers = set()
+    for seed in range(40):
+        rng = random.Random(f"{seed}")
+        machine = MachineDoor(Case("random", 0, Known(7, rng.randrange(32763, 32767)), 2))
+        for _ in range(12):
+            request = random_request(rng, machine.known())
+            if request.name != "complete" or machine.it.state.name.startswith("PREPARE"):
+                answers.add(getattr(machine.ask(request), "name", None))
+    assert answers >= {"OK", "CONCURRENT", "FENCED", "MAPPING", "TXN", "ABORTABLE"}
+
+
+def test_tables_hold_what_they_should(coordinator: TransactionCoordinator) -> None:
+    """Nothing is left of a transaction but its decision and its positions."""
+    for number in range(5):
+        identity = coordinator.init_producer("an id")
+        coordinator.add_offsets(identity, "group", {0: (number * 10, number * 10 + 10)})
+        coordinator.commit(identity)
+
+    def count(connection: Connection) -> dict[str, int]:
+        return {
+            it.name: connection.execute(select(func.count()).select_from(it)).scalar_one()
+            for it in tables.TABLES.sorted_tables
+        }
+
+    assert coordinator.database.transaction(count) == {
+        "fencepost_pids": 1,
+        "fencepost_producers": 1,
+        "fencepost_decisions": 5,
+        "fencepost_positions": 1,
+        "fencepost_staged_positions": 0,
+        "fencepost_groups": 0,
+    }

@@ -1,0 +1,267 @@
+"""Producer identities: no pid twice, no epoch twice, and what becomes of ids that nobody uses."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import fencepost as fp
+import pytest
+from fencepost.sql import ProducerIdentity, ProducerRegistry, TransactionCoordinator
+from fencepost.sql import transaction_tables as tables
+from fencepost.sql.pids import PID_MAX
+from sqlalchemy import Engine, func, select, text
+
+NewEngine = Callable[[], Engine]
+DAY_MS = 24 * 3600 * 1000
+
+
+def set_back(registry: ProducerRegistry, column: str, by_ms: int) -> None:
+    """As if so much time had passed."""
+    values = {column: tables.PRODUCERS.c[column] - by_ms}
+    registry.database.transaction(lambda connection: connection.execute(tables.PRODUCERS.update().values(values)))
+
+
+def rows_of(registry: ProducerRegistry) -> int:
+    query = select(func.count()).select_from(tables.PRODUCERS)
+    return int(registry.database.transaction(lambda connection: connection.execute(query).scalar_one()))
+
+
+def test_pids_without_an_id_are_all_different(engine: Engine, new_engine: NewEngine) -> None:
+    registries = [ProducerRegistry(engine, block_size=3), ProducerRegistry(new_engine(), block_size=3)]
+    found = [registry.init_producer() for _ in range(10) for registry in registries]
+    assert {it.epoch for it in found} == {0}
+    assert {it.previous_pid for it in found} == {None}
+    assert sorted(it.pid for it in found) == [*range(18), 18, 21], "blocks of three, the last of each just begun"
+    assert rows_of(registries[0]) == 0, "nothing is remembered of them"
+
+
+def test_the_rest_of_a_block_is_never_used(engine: Engine, new_engine: NewEngine) -> None:
+    assert ProducerRegistry(engine, block_size=100).init_producer().pid == 0
+    assert ProducerRegistry(new_engine(), block_size=100).init_producer().pid == 100
+
+
+def test_a_forked_process_has_a_block_of_its_own(database_url: str) -> None:
+    program = f"""
+import os, sys, sqlalchemy
+from fencepost.sql import ProducerRegistry
+engine = sqlalchemy.create_engine({database_url!r})
+registry = ProducerRegistry(engine, block_size=10)
+print(registry.init_producer().pid, flush=True)
+child = os.fork()
+if child == 0:
+    engine.dispose(close=False)
+else:
+    assert os.waitpid(child, 0)[1] == 0
+print(registry.init_producer().pid, flush=True)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["0", "10", "1"]
+
+
+def test_when_all_pids_are_handed_out(engine: Engine) -> None:
+    registry = ProducerRegistry(engine, block_size=1000)
+    values = {"id": 1, "next_pid": PID_MAX - 1}
+    registry.database.transaction(lambda connection: connection.execute(tables.PIDS.insert().values(values)))
+    assert [registry.init_producer().pid for _ in range(2)] == [PID_MAX - 1, PID_MAX]
+    for _ in range(2):
+        with pytest.raises(fp.CapacityError) as caught:
+            registry.init_producer()
+        assert str(caught.value) == f"all pids up to {PID_MAX} were handed out"
+        assert caught.value.limit == PID_MAX
+    with pytest.raises(fp.CapacityError):
+        registry.init_producer("an id")
+    assert rows_of(registry) == 0
+
+
+def test_a_known_id_has_its_pid_and_the_next_epoch(engine: Engine, new_engine: NewEngine) -> None:
+    one, other = ProducerRegistry(engine), ProducerRegistry(new_engine())
+    first = one.init_producer("orders-3")
+    assert first == ProducerIdentity(first.pid, 0, None)
+    assert other.init_producer("orders-3") == ProducerIdentity(first.pid, 1)
+    assert one.init_producer("orders-3") == ProducerIdentity(first.pid, 2)
+    assert other.init_producer("orders-4").pid != first.pid
+    assert one.init_producer("orders-3", expected=ProducerIdentity(first.pid, 2)).epoch == 3
+    assert one.init_producer("orders-3", expected=ProducerIdentity(first.pid, 2)).epoch == 3, "the same call again"
+    with pytest.raises(fp.FencedError) as caught:
+        one.init_producer("orders-3", expected=ProducerIdentity(first.pid, 1))
+    pid = first.pid
+    assert str(caught.value) == f"transactional id 'orders-3': producer ({pid}, 1) was replaced by ({pid}, 3): stop"
+
+
+def test_pids_that_were_not_needed_are_not_lost(engine: Engine) -> None:
+    registry = ProducerRegistry(engine)
+    pid = registry.init_producer("an id").pid
+    for _ in range(50):
+        registry.init_producer("an id")
+    assert registry.init_producer().pid == pid + 1
+
+
+def test_what_was_open_is_aborted(engine: Engine) -> None:
+    registry = ProducerRegistry(engine)
+    coordinator = TransactionCoordinator(engine, registry)
+    old = registry.init_producer("an id")
+    coordinator.add_partitions(old, ["clicks"])
+    coordinator.add_offsets(old, "group", {0: (0, 10)})
+    new = registry.init_producer("an id")
+    assert (new.pid, new.epoch) == (old.pid, old.epoch + 2), "one for the abort, one for the producer"
+    assert coordinator.decision(old.pid, old.epoch) == "abort"
+    assert coordinator.positions("group") == fp_positions({})
+    for call in (coordinator.begin, coordinator.commit, coordinator.abort):
+        with pytest.raises(fp.FencedError):
+            call(old)
+    coordinator.begin(new)
+
+
+def fp_positions(decided: dict[Any, int], *pending: Any) -> Any:
+    from fencepost.sql import Positions
+
+    return Positions(decided, frozenset(pending))
+
+
+def test_what_waits_for_markers_makes_a_new_producer_wait(engine: Engine) -> None:
+    registry = ProducerRegistry(engine)
+    written: list[Any] = []
+    coordinator = TransactionCoordinator(engine, registry, write_marker=lambda *marker: written.append(marker))
+    old = registry.init_producer("an id")
+    coordinator.add_partitions(old, ["clicks", "views"])
+    with pytest.raises(fp.ConcurrentTransactionError, match="its open transaction is aborted now, and partitions wait"):
+        registry.init_producer("an id")
+    with pytest.raises(fp.ConcurrentTransactionError, match=r"its transaction is decided \(abort\) and not"):
+        registry.init_producer("an id")
+    assert coordinator.decision(old.pid, old.epoch) == "abort", "it is decided all the same"
+    new = coordinator.init_producer("an id")
+    assert (new.pid, new.epoch) == (old.pid, old.epoch + 2)
+    assert written == [(old.pid, 1, "clicks", "abort", 1), (old.pid, 1, "views", "abort", 1)]
+
+
+def test_used_up_epochs_rotate_the_pid(engine: Engine) -> None:
+    registry = ProducerRegistry(engine)
+    old = registry.init_producer("an id")
+    values = {"epoch": 32765}
+    registry.database.transaction(lambda connection: connection.execute(tables.PRODUCERS.update().values(values)))
+    last = registry.init_producer("an id")
+    assert last == ProducerIdentity(old.pid, 32766)
+    new = registry.init_producer("an id", expected=last)
+    assert (new.epoch, new.previous_pid) == (0, old.pid)
+    assert new.pid != old.pid
+    assert registry.init_producer("an id", expected=last) == new, "the answer was lost"
+    assert registry.init_producer("an id") == ProducerIdentity(new.pid, 1, old.pid), "as long as there is no other"
+
+
+@pytest.mark.parametrize("is_reaped", [False, True])
+def test_an_unused_id_expires_and_sees_its_old_pid(engine: Engine, is_reaped: bool) -> None:
+    registry = ProducerRegistry(engine)
+    old = registry.init_producer("an id")
+    set_back(registry, "updated_ms", 7 * DAY_MS - 60_000)
+    assert registry.expire() == 0
+    assert registry.init_producer("an id").pid == old.pid, "not yet"
+    set_back(registry, "updated_ms", 7 * DAY_MS)
+    if is_reaped:
+        assert registry.expire() == 1
+        with pytest.raises(fp.MappingError, match=f"no transactional id has the pid {old.pid}: it expired"):
+            TransactionCoordinator(engine, registry).begin(old)
+    new = registry.init_producer("an id")
+    assert new == ProducerIdentity(new.pid, 0, old.pid)
+    assert new.pid != old.pid
+    assert registry.expire() == 0
+
+
+def test_a_tombstone_is_kept_for_its_time(engine: Engine) -> None:
+    registry = ProducerRegistry(engine, tombstone_ms=30 * DAY_MS)
+    registry.init_producer("an id")
+    set_back(registry, "updated_ms", 7 * DAY_MS)
+    assert registry.expire() == 1
+    set_back(registry, "updated_ms", 30 * DAY_MS - 60_000)
+    assert registry.expire() == 0
+    assert rows_of(registry) == 1
+    set_back(registry, "updated_ms", 60_000)
+    assert registry.expire() == 0
+    assert rows_of(registry) == 0
+    assert registry.init_producer("an id").previous_pid is None, "nothing is known any more"
+
+
+def test_what_is_open_does_not_expire(engine: Engine) -> None:
+    registry = ProducerRegistry(engine)
+    coordinator = TransactionCoordinator(engine, registry)
+    identity = registry.init_producer("an id")
+    coordinator.begin(identity)
+    set_back(registry, "updated_ms", 100 * DAY_MS)
+    assert registry.expire() == 0
+    coordinator.commit(identity)
+
+
+BAD_CALLS: dict[str, tuple[dict[str, Any], str]] = {
+    "empty": ({"transactional_id": ""}, "transactional_id='': a text of 1 to 1000 characters was expected, or None"),
+    "a number": (
+        {"transactional_id": 7}, "transactional_id=7: a text of 1 to 1000 characters was expected, or None"
+    ),
+    "no time": ({"timeout_ms": 0}, "timeout_ms=0 is outside 1..=900000"),
+    "too long a time": ({"timeout_ms": 900_001}, "timeout_ms=900001 is outside 1..=900000"),
+    "a fraction": ({"timeout_ms": 0.5}, "timeout_ms=0.5 is outside 1..=900000"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD_CALLS)
+def test_bad_calls_change_nothing(engine: Engine, name: str) -> None:
+    registry = ProducerRegistry(engine)
+    registry.init_producer("an id")
+    arguments, message = BAD_CALLS[name]
+    with pytest.raises(fp.PolicyError) as caught:
+        registry.init_producer(**{"transactional_id": "an id", **arguments})
+    assert str(caught.value) == message
+    assert registry.init_producer("an id").epoch == 1
+    assert rows_of(registry) == 1
+
+
+@pytest.mark.parametrize("name", ["block_size", "expiry_ms", "tombstone_ms", "timeout_max_ms"])
+@pytest.mark.parametrize("value", [0, -1, "5"])
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_bad_bounds(engine: Engine, name: str, value: Any) -> None:
+    with pytest.raises(fp.PolicyError, match=f"{name}={value!r} is not a whole number of at least 1"):
+        ProducerRegistry(engine, **{name: value})
+
+
+def test_tables_of_a_newer_version_are_refused(engine: Engine) -> None:
+    registry = ProducerRegistry(engine)
+    registry.init_producer("an id")
+    newer = text("UPDATE fencepost_schema SET version = version + 1 WHERE part = 'producers'")
+    registry.database.transaction(lambda connection: connection.execute(newer))
+    for make in (ProducerRegistry, TransactionCoordinator):
+        with pytest.raises(fp.SchemaError, match="the tables of 'producers' have version 2, this package knows 1"):
+            make(engine)
+    assert rows_of(registry) == 1
+
+
+def test_many_at_once_never_get_the_same(database_url: str, new_engine: NewEngine) -> None:
+    """Threads with engines of their own, on a few ids and on ids of their own."""
+    found: list[ProducerIdentity] = []
+    failures: list[BaseException] = []
+
+    def work(number: int) -> None:
+        try:
+            registry = ProducerRegistry(new_engine(), block_size=2)
+            for turn in range(12):
+                found.append(registry.init_producer(f"shared {turn % 3}"))
+                found.append(registry.init_producer(f"own {number} {turn}"))
+                found.append(registry.init_producer())
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    assert len(found) == 6 * 12 * 3
+    assert len({(it.pid, it.epoch) for it in found}) == len(found)
+    epochs: dict[int, list[int]] = {}
+    for it in found:
+        epochs.setdefault(it.pid, []).append(it.epoch)
+    assert all(sorted(it) == list(range(len(it))) for it in epochs.values()), "and none was left out"
+    assert sum(len(it) == 24 for it in epochs.values()) == 3
