@@ -334,8 +334,8 @@ class TransactionCoordinator:
             before = staged.get(partition)
             if partition not in committed:
                 # A row that the decision can lock. In the order of keys, as everybody inserts them.
-                row = {"group_id": group, "partition": partition, "position": None}
-                insert_if_missing(self.database, connection, POSITIONS, row)
+                empty = {"group_id": group, "partition": partition, "position": None}
+                insert_if_missing(self.database, connection, POSITIONS, empty)
             if before is None:
                 check_position(group, partition, expected, committed.get(partition))
             elif (before.expected, before.position) != (expected, position):

@@ -169,10 +169,9 @@ def save(connection: Connection, transaction: Transaction, **beside: Any) -> Non
 def insert_if_missing(database: Database, connection: Connection, table: Table, row: Mapping[str, Any]) -> bool:
     """Inserts a row unless its key is there; whether it was not. Waits for whoever is inserting the same key."""
     insert = sqlite.insert if database.is_sqlite else postgresql.insert
-    # One row: of several, drivers do not tell how many were inserted.
-    count = connection.execute(insert(table).on_conflict_do_nothing(), row).rowcount
-    assert count in (0, 1), f"the driver tells of {count} rows"
-    return bool(count)
+    # Not by rowcount, which is -1 for an insert whatever became of it.
+    query = insert(table).on_conflict_do_nothing().returning(*table.primary_key)
+    return connection.execute(query, row).first() is not None
 
 
 def end(connection: Connection, before: Transaction, after: Transaction) -> None:
