@@ -1,0 +1,205 @@
+"""Processes that are killed at every step, and processes that run into each other."""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+import threading
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import fencepost as fp
+import pytest
+import transacting
+from fencepost.sql import Positions, ProducerIdentity, TransactionCoordinator
+from fencepost.sql import transaction_tables as tables
+from sqlalchemy import Engine, select
+from transacting import BATCH, GROUP, OUTPUT, PARTITIONS, Markers
+
+# Not forked from the test's process, which has threads; but not started from nothing each time either.
+PROCESSES = multiprocessing.get_context("forkserver")
+PROCESSES.set_forkserver_preload(["transacting", "sqlalchemy.dialects.postgresql.psycopg", "psycopg"])
+
+
+def start(target: Callable[..., None], *arguments: Any) -> Any:
+    process = PROCESSES.Process(target=target, args=arguments)
+    process.start()
+    return process
+
+
+def outcome_of(process: Any) -> int:
+    process.join(timeout=60)
+    assert process.exitcode is not None, "it hangs"
+    return int(process.exitcode)
+
+
+@pytest.fixture
+def markers(tmp_path: Path) -> Markers:
+    return Markers(tmp_path / "markers")
+
+
+@pytest.fixture
+def coordinator(engine: Engine, markers: Markers) -> TransactionCoordinator:
+    made = TransactionCoordinator(engine, write_marker=markers.write)
+    made.database.transaction(lambda connection: OUTPUT.create(connection))
+    return made
+
+
+def all_of(coordinator: TransactionCoordinator, *columns: Any) -> list[tuple[Any, ...]]:
+    return coordinator.database.transaction(
+        lambda connection: [tuple(row) for row in connection.execute(select(*columns))]
+    )
+
+
+def decisions(coordinator: TransactionCoordinator) -> dict[tuple[int, int], str]:
+    table = tables.DECISIONS.c
+    return {(pid, epoch): outcome for pid, epoch, outcome in all_of(coordinator, table.pid, table.epoch, table.outcome)}
+
+
+def check(coordinator: TransactionCoordinator, markers: Markers) -> None:
+    """Output, positions and markers agree with what was decided, and nothing is left half done."""
+    decided = decisions(coordinator)
+    committed = [identity for identity, outcome in decided.items() if outcome == "commit"]
+    assert sorted(all_of(coordinator, OUTPUT.c.pid, OUTPUT.c.epoch)) == sorted(committed)
+    position = {0: BATCH * len(committed)} if committed else {}
+    assert coordinator.positions(GROUP) == Positions(position, frozenset())
+    told: dict[tuple[int, int], set[tuple[str, str]]] = {}
+    for pid, epoch, partition, outcome, _ in markers.read():
+        told.setdefault((pid, epoch - 1), set()).add((partition, outcome))
+    for identity, said in told.items():
+        assert said == {(partition, decided[identity]) for partition in PARTITIONS}, f"{identity}: all the same, to all"
+    assert set(committed) <= told.keys()
+
+
+def test_killed_at_every_step_of_a_transaction(
+    database_url: str, coordinator: TransactionCoordinator, markers: Markers
+) -> None:
+    found: Counter[str | None] = Counter()
+    for kill_at in range(1, 100):
+        before = decisions(coordinator)
+        code = outcome_of(start(transacting.transact, database_url, markers.path, kill_at))
+        if code == 0:
+            break
+        assert code == -signal.SIGKILL
+        coordinator.recover()
+        # Whoever comes next with the id ends what was open.
+        identity = coordinator.init_producer("stage")
+        check(coordinator, markers)
+        new = decisions(coordinator).items() - before.items()
+        assert len(new) <= 1
+        found[next(iter(new))[1] if new else None] += 1
+        assert coordinator.decision(identity.pid, identity.epoch) is None
+    assert code == 0
+    check(coordinator, markers)
+    assert kill_at > 25, "steps were looked at"
+    assert found["commit"] >= 8
+    assert found["abort"] >= 8
+    assert found[None] >= 8
+
+
+def test_killed_at_every_step_of_a_recovery(
+    database_url: str, coordinator: TransactionCoordinator, markers: Markers
+) -> None:
+    for kill_at in range(1, 100):
+        leave_work(coordinator)
+        code = outcome_of(start(transacting.recover, database_url, markers.path, kill_at))
+        coordinator.recover()
+        check_recovered(coordinator, markers)
+        if code == 0:
+            break
+        assert code == -signal.SIGKILL
+    assert code == 0
+    assert kill_at > 15
+
+
+def leave_work(coordinator: TransactionCoordinator) -> None:
+    """A transaction that is decided and not completed, and one that was left open for too long."""
+
+    def fail(*marker: object) -> None:
+        raise OSError("not now")
+
+    other = TransactionCoordinator(coordinator.database.engine, coordinator.registry, write_marker=fail)
+    prepared = coordinator.init_producer("prepared")
+    other.add_partitions(prepared, PARTITIONS)
+    with pytest.raises(fp.ConcurrentTransactionError):
+        other.commit(prepared)
+    late = coordinator.init_producer("late", timeout_ms=1)
+    coordinator.add_partitions(late, PARTITIONS)
+    values = {"started_ms": tables.PRODUCERS.c.started_ms - 1000}
+    coordinator.database.transaction(lambda connection: connection.execute(tables.PRODUCERS.update().values(values)))
+
+
+def check_recovered(coordinator: TransactionCoordinator, markers: Markers) -> None:
+    states = {state for (state,) in all_of(coordinator, tables.PRODUCERS.c.state)}
+    assert states == {4, 5}, "completed, every one"
+    said: dict[tuple[int, int], set[str]] = {}
+    for pid, epoch, _, outcome, _ in markers.read():
+        said.setdefault((pid, epoch - 1), set()).add(outcome)
+    assert said == {identity: {outcome} for identity, outcome in decisions(coordinator).items()}
+
+
+def test_of_two_processes_with_one_id_one_commits(database_url: str, coordinator: TransactionCoordinator) -> None:
+    rounds, meet, told = 25, PROCESSES.Barrier(2), PROCESSES.Queue()
+    processes = [start(transacting.take_turns, database_url, number, rounds, meet, told) for number in range(2)]
+    answers = [told.get(timeout=60) for _ in range(2 * rounds)]
+    assert [outcome_of(it) for it in processes] == [0, 0]
+    for turn in range(rounds):
+        mine = {identity: answer for it, _, identity, answer in answers if it == turn}
+        assert len(mine) == 2, "no epoch twice"
+        assert mine[max(mine)] == "committed"
+        assert mine[min(mine)] == "FencedError"
+    committed = {identity for _, _, identity, answer in answers if answer == "committed"}
+    assert {number for _, number, _, answer in answers if answer == "committed"} == {0, 1}, "now one, now the other"
+    assert set(all_of(coordinator, OUTPUT.c.pid, OUTPUT.c.epoch)) == committed
+
+
+def test_processes_that_fence_each_other_all_the_time(database_url: str, coordinator: TransactionCoordinator) -> None:
+    """What a process was told is what happened, whenever it was fenced."""
+    rounds, told = 40, PROCESSES.Queue()
+    processes = [start(transacting.run_at_each_other, database_url, number, rounds, told) for number in range(3)]
+    answers = [told.get(timeout=60) for _ in range(3 * rounds)]
+    assert [outcome_of(it) for it in processes] == [0, 0, 0]
+    committed = [identity for _, identity, answer in answers if answer == "committed"]
+    assert len(set(committed)) == len(committed) > 0
+    assert sorted(all_of(coordinator, OUTPUT.c.pid, OUTPUT.c.epoch)) == sorted(committed)
+    assert sorted(it for it, outcome in decisions(coordinator).items() if outcome == "commit") == sorted(committed)
+    # Fenced by the other's InitProducerId, before or after it had aborted what was open.
+    assert {answer for _, _, answer in answers} <= {"committed", "FencedError"}
+
+
+def test_workers_of_one_input_take_every_event_once(database_url: str, coordinator: TransactionCoordinator) -> None:
+    """Different ids, so that nobody fences anybody: what keeps them apart is the position alone."""
+    end, meet, told = 150, PROCESSES.Barrier(3), PROCESSES.Queue()
+    processes = [start(transacting.work_on_one_input, database_url, number, end, meet, told) for number in range(3)]
+    answers = [told.get(timeout=120) for _ in range(3)]
+    assert [outcome_of(it) for it in processes] == [0, 0, 0]
+    assert sorted(source for (source,) in all_of(coordinator, OUTPUT.c.source)) == list(range(end))
+    assert sum(committed > 0 for _, committed, _ in answers) >= 2, answers
+    assert sum(conflicts for _, _, conflicts in answers) > 0, "they did run into each other"
+
+
+def test_one_identity_in_two_places_is_one_producer(
+    coordinator: TransactionCoordinator, new_engine: Callable[[], Engine], markers: Markers
+) -> None:
+    """A copy cannot be told from a retry: both are answered, one of them decides and does its work."""
+    identity = coordinator.init_producer("an id")
+    found: list[ProducerIdentity] = []
+    for _ in range(10):
+        coordinator.begin(identity)
+        found.clear()
+        threads = [threading.Thread(target=commit, args=(new_engine, identity, found)) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert found == [ProducerIdentity(identity.pid, identity.epoch + 1)] * 3
+        [identity] = set(found)
+    assert len(all_of(coordinator, OUTPUT.c.id)) == 10
+
+
+def commit(new_engine: Callable[[], Engine], identity: ProducerIdentity, found: list[ProducerIdentity]) -> None:
+    row = {"pid": identity.pid, "epoch": identity.epoch}
+    mine = TransactionCoordinator(new_engine())
+    found.append(mine.commit(identity, work=lambda connection: connection.execute(OUTPUT.insert(), row)))

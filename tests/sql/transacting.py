@@ -1,0 +1,151 @@
+"""What the processes of `test_coordinator_faults` do: transactions, until they are done or killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import fencepost as fp
+import sqlalchemy
+from fencepost.sql import TransactionCoordinator
+from fencepost.sql.database import Database
+from sqlalchemy import Column, Connection, Integer, MetaData, Table
+
+GROUP, PARTITIONS, BATCH = "group", ("a", "b"), 10
+OUTPUT = Table(
+    "output",
+    MetaData(),
+    Column("id", Integer, primary_key=True),
+    Column("pid", Integer),
+    Column("epoch", Integer),
+    Column("source", Integer),
+)
+
+
+class Steps:
+    """Counts what a process does, and kills it at one of them: around each database transaction, within it before its
+    commit, and around each marker."""
+
+    def __init__(self, kill_at: int) -> None:
+        self.kill_at = kill_at
+        self.count = 0
+
+    def step(self) -> None:
+        self.count += 1
+        if self.count == self.kill_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def install(self) -> None:
+        original = Database.transaction
+
+        def transaction(database: Database, work: Callable[[Connection], Any]) -> Any:
+            def until_the_commit(connection: Connection) -> Any:
+                result = work(connection)
+                self.step()
+                return result
+
+            self.step()
+            result = original(database, until_the_commit)
+            self.step()
+            return result
+
+        Database.transaction = transaction  # type: ignore[method-assign,assignment]
+
+
+class Markers:
+    """A file with a line for each marker."""
+
+    def __init__(self, path: Path, steps: Steps | None = None) -> None:
+        self.path = path
+        self.steps = steps
+
+    def write(self, *marker: Any) -> None:
+        if self.steps:
+            self.steps.step()
+        with self.path.open("a") as file:
+            file.write(json.dumps(marker) + "\n")
+        if self.steps:
+            self.steps.step()
+
+    def read(self) -> list[tuple[int, int, str, str, int]]:
+        return [tuple(json.loads(line)) for line in self.path.read_text().splitlines()] if self.path.exists() else []
+
+
+def transact(url: str, markers: Path, kill_at: int) -> None:
+    """One transaction, from the registry's tables to the last marker."""
+    steps = Steps(kill_at)
+    steps.install()
+    coordinator = TransactionCoordinator(sqlalchemy.create_engine(url), write_marker=Markers(markers, steps).write)
+    identity = coordinator.init_producer("stage")
+    start = coordinator.positions(GROUP).decided.get(0, 0)
+    coordinator.begin(identity)
+    coordinator.add_partitions(identity, PARTITIONS)
+    coordinator.add_offsets(identity, GROUP, {0: (start, start + BATCH)})
+    row = {"pid": identity.pid, "epoch": identity.epoch}
+    coordinator.commit(identity, work=lambda connection: connection.execute(OUTPUT.insert().values(row)))
+
+
+def recover(url: str, markers: Path, kill_at: int) -> None:
+    steps = Steps(kill_at)
+    steps.install()
+    TransactionCoordinator(sqlalchemy.create_engine(url), write_marker=Markers(markers, steps).write).recover()
+
+
+def take_turns(url: str, number: int, rounds: int, meet: Any, told: Any) -> None:
+    """All ask for an identity of one id at once, and commit at once: (round, process, identity, what came of it)."""
+    coordinator = TransactionCoordinator(sqlalchemy.create_engine(url))
+    for turn in range(rounds):
+        meet.wait()
+        identity = coordinator.init_producer("shared")
+        meet.wait()
+        row = {"pid": identity.pid, "epoch": identity.epoch, "source": turn}
+        try:
+            coordinator.begin(identity)
+            coordinator.commit(identity, work=lambda connection, row=row: connection.execute(OUTPUT.insert(), row))
+            answer = "committed"
+        except fp.FencepostError as error:
+            answer = type(error).__name__
+        told.put((turn, number, (identity.pid, identity.epoch), answer))
+
+
+def run_at_each_other(url: str, number: int, rounds: int, told: Any) -> None:
+    """All use one id without waiting for each other."""
+    coordinator = TransactionCoordinator(sqlalchemy.create_engine(url))
+    for _ in range(rounds):
+        try:
+            identity = coordinator.init_producer("shared")
+            row = {"pid": identity.pid, "epoch": identity.epoch, "source": number}
+            coordinator.begin(identity)
+            coordinator.commit(identity, work=lambda connection, row=row: connection.execute(OUTPUT.insert(), row))
+            answer = "committed"
+        except fp.FencepostError as error:
+            answer = type(error).__name__
+        told.put((number, (identity.pid, identity.epoch), answer))
+
+
+def work_on_one_input(url: str, number: int, end: int, meet: Any, told: Any) -> None:
+    """A worker with an id of its own, which believes that the input is its own."""
+    coordinator = TransactionCoordinator(sqlalchemy.create_engine(url))
+    identity = coordinator.init_producer(f"worker {number}")
+    meet.wait()
+    committed = conflicts = 0
+    while (start := coordinator.positions(GROUP).decided.get(0, 0)) < end:
+        position = min(end, start + 1 + (number + start) % 3)
+        # What it does with the events: SQLite's lock goes to whoever asks first after the one who had it.
+        time.sleep(0.01)
+        rows = [{"pid": identity.pid, "epoch": identity.epoch, "source": source} for source in range(start, position)]
+        try:
+            coordinator.add_offsets(identity, GROUP, {0: (start, position)})
+            identity = coordinator.commit(
+                identity, work=lambda connection, rows=rows: connection.execute(OUTPUT.insert(), rows)
+            )
+            committed += 1
+        except fp.TransactionAbortableError:
+            identity = coordinator.abort(identity)
+            conflicts += 1
+    told.put((number, committed, conflicts))
