@@ -242,7 +242,8 @@ def test_crates_depend_downwards() -> None:
         "fencepost-testkit": {"fencepost-core"},
         "fencepost-kafka": set(),
         "fencepost-lake": set(),
-        "fencepost-python": {"fencepost-core", "fencepost-kafka", "fencepost-lake"},
+        "fencepost-log": {"fencepost-core", "fencepost-kafka"},
+        "fencepost-python": {"fencepost-core", "fencepost-kafka", "fencepost-lake", "fencepost-log"},
         "fencepost-bench": {"fencepost-core"},
         "fencepost-fuzz": {"fencepost-core", "fencepost-kafka", "fencepost-testkit"},
     }

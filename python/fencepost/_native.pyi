@@ -11,6 +11,7 @@ __all__ = [
     "BrokerTable",
     "KafkaStream",
     "ParquetFooter",
+    "PartitionLog",
     "Rewritten",
     "RunScan",
     "StateTable",
@@ -266,6 +267,43 @@ class KafkaStream:
     def __iter__(self) -> KafkaStream: ...
     def __next__(self) -> ArrowArrayExportable: ...
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object: ...
+
+@final
+class PartitionLog:
+    """What `fencepost.kafka.PartitionLog` writes with."""
+
+    def __new__(
+        cls,
+        path: str | PathLike[str],
+        topic: str | None,
+        partition: int,
+        *,
+        interval_ms: int | None,
+        shares_syncs: bool,
+        segment_bytes: int,
+        compression: str,
+        version: str,
+        window: int,
+        first: str,
+        max_idle_ms: int,
+        cuts_damage: bool,
+    ) -> PartitionLog: ...
+    def append(
+        self, batches: list[tuple[int | None, int | None, int | None, Any, bool]], now_ms: int
+    ) -> list[tuple[int, int | None]]: ...
+    def append_marker(
+        self, pid: int, epoch: int, is_commit: bool, coordinator_epoch: int, transaction_version: int, now_ms: int
+    ) -> tuple[int, int | None]: ...
+    def read(self, from_offset: int, is_committed: bool) -> KafkaStream: ...
+    @property
+    def log_end(self) -> int: ...
+    @property
+    def last_stable_offset(self) -> int: ...
+    @property
+    def recovered(self) -> tuple[str | None, list[str], int, int]: ...
+    def evict(self, now_ms: int) -> int: ...
+    def sync(self) -> None: ...
+    def close(self) -> None: ...
 
 def kafka_batches(
     segments: Sequence[tuple[str, int | None, Any]],

@@ -113,4 +113,8 @@ class MappingError(FencepostError):
 
 
 class PoisonedError(FencepostError):
-    """An earlier call broke off midway, by a panic or for want of memory: rebuild the table from a snapshot."""
+    """An earlier call broke off midway: rebuild the table from a snapshot, or open the log again."""
+
+
+class LockedError(FencepostError):
+    """Another writer has this open, in this process or in another: close it there first."""

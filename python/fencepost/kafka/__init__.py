@@ -1,4 +1,4 @@
-"""Kafka's own files: log segments, snapshots of producer state, indexes of aborted transactions.
+"""Kafka's own files, read and written: log segments, snapshots of producer state, indexes of aborted transactions.
 
 Producer id, epoch and sequence are in no consumer's messages; they stand in the log. Whatever is read comes as an
 Arrow stream, for which nothing else need be installed:
@@ -20,14 +20,17 @@ from fencepost import _native
 from fencepost._native import TransactionIndex
 from fencepost.arrow import ArrowStreamExportable
 from fencepost.kafka.finding import Finding
+from fencepost.kafka.log import Appended, PartitionLog
 from fencepost.kafka.report import LogAudit, PartitionAudit
 from fencepost.kafka.source import open_log, read_beside, read_whole
 
 __all__ = [
     "BATCH_BYTES_MAX",
+    "Appended",
     "Finding",
     "LogAudit",
     "PartitionAudit",
+    "PartitionLog",
     "TransactionIndex",
     "audit",
     "read_aborted",

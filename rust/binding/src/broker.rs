@@ -7,8 +7,9 @@ use crate::keys::KeyValue;
 use crate::rows::Rows;
 use crate::table::{READ_BYTES, in_batches};
 use crate::verdicts::Verdicts;
-use fencepost_core::{self as core, BrokerOptions, Error, KeyKind, ProduceBatches, ProducerEntry, WindowBatch};
+use fencepost_core::{self as core, BrokerOptions, Error, KeyKind, ProduceBatches, ProducerEntry};
 use fencepost_kafka as kafka;
+use fencepost_log as log;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList};
 use pyo3_arrow::PyTable;
@@ -330,18 +331,29 @@ fn empty_table(
     offsets: &str,
     max_idle_ms: i64,
 ) -> Result<core::BrokerTable, Failure> {
+    Ok(core::BrokerTable::new(broker_options(version, window, first, offsets, max_idle_ms)?)?)
+}
+
+/// The options of a table, as Python names them.
+pub(crate) fn broker_options(
+    version: &str,
+    window: i64,
+    first: &str,
+    offsets: &str,
+    max_idle_ms: i64,
+) -> Result<BrokerOptions, Failure> {
     let one_of = |name, value, words: [&str; 2]| match words.iter().position(|&word| word == value) {
         Some(at) => Ok(at == 1),
         None => Err(Failure::Policy(format!("{name}='{value}' is none of {}", words.join(", ")))),
     };
     let window = u8::try_from(window).map_err(|_| Failure::Policy(format!("window={window} is outside 1..=255")))?;
-    Ok(core::BrokerTable::new(BrokerOptions {
+    Ok(BrokerOptions {
         version: version.parse()?,
         window,
         begins_at_zero: one_of("first", first, ["any", "zero"])?,
         assigns_offsets: one_of("offsets", offsets, ["given", "assign"])?,
         max_idle_ms,
-    })?)
+    })
 }
 
 /// Adds what a broker's snapshot holds, and gives its producers in the order of the file.
@@ -350,22 +362,8 @@ fn add_kafka_snapshot(table: &mut core::BrokerTable, path: &Path, partition: i32
     let in_file = |reason: String| Failure::snapshot(reason).in_file(path);
     let entries = kafka::snapshot::read(&bytes).map_err(|error| in_file(error.reason))?;
     for entry in &entries {
-        let has_batch = entry.last_offset >= 0;
-        if !has_batch && (entry.last_seq, entry.last_offset, entry.offset_delta) != (-1, -1, 0) {
-            return Err(in_file(format!("producer {}: a last batch that has no offset", entry.pid)));
-        }
-        let batch =
-            WindowBatch { last_seq: entry.last_seq, offset_delta: entry.offset_delta, last_offset: entry.last_offset };
-        let producer = ProducerEntry {
-            pid: entry.pid,
-            partition,
-            epoch: entry.epoch,
-            coordinator_epoch: entry.coordinator_epoch,
-            last_timestamp: entry.timestamp,
-            is_open: entry.txn_first_offset >= 0,
-            open_from: entry.txn_first_offset,
-            batches: if has_batch { vec![batch] } else { Vec::new() },
-        };
+        let no_offset = || in_file(format!("producer {}: a last batch that has no offset", entry.pid));
+        let producer = log::of_kafka(entry, partition).ok_or_else(no_offset)?;
         table.add(&producer).map_err(|error| Failure::from(error).in_file(path))?;
     }
     let offset = path.file_stem().and_then(|name| name.to_str()).and_then(|name| name.parse().ok());
@@ -382,22 +380,7 @@ fn kafka_entries(
     order: &[i64],
 ) -> Result<Vec<kafka::snapshot::ProducerEntry>, Failure> {
     let unknown = |pid: i64| Failure::Policy(format!("to_kafka_snapshot: the offsets of producer {pid} are not known"));
-    let entry = |entry: ProducerEntry| {
-        let batch = entry.batches.last();
-        if batch.is_some_and(|batch| batch.last_offset < 0) || (entry.is_open && entry.open_from < 0) {
-            return Err(unknown(entry.pid));
-        }
-        Ok(kafka::snapshot::ProducerEntry {
-            pid: entry.pid,
-            epoch: entry.epoch,
-            last_seq: batch.map_or(-1, |batch| batch.last_seq),
-            last_offset: batch.map_or(-1, |batch| batch.last_offset),
-            offset_delta: batch.map_or(0, |batch| batch.offset_delta),
-            timestamp: entry.last_timestamp,
-            coordinator_epoch: entry.coordinator_epoch,
-            txn_first_offset: entry.open_from,
-        })
-    };
+    let entry = |entry: ProducerEntry| log::to_kafka(&entry).ok_or_else(|| unknown(entry.pid));
     let ranks: HashMap<i64, usize> = order.iter().enumerate().map(|(rank, &pid)| (pid, rank)).collect();
     let of_partition = table.entries().filter(|entry| entry.partition == partition);
     let mut entries = of_partition.map(entry).collect::<Result<Vec<_>, _>>()?;

@@ -26,7 +26,17 @@ pub(crate) enum Failure {
         message: String,
     },
     Poisoned,
+    /// A log that has to be opened again.
+    PoisonedLog(String),
+    /// A log that another one writes.
+    Locked(String),
     Io(std::io::Error, String),
+    /// The same, with what has become of what was asked for.
+    Refused {
+        error: std::io::Error,
+        path: String,
+        state: String,
+    },
     /// A file that cannot be read.
     Source {
         path: String,
@@ -52,6 +62,16 @@ impl Failure {
     pub(crate) fn in_row(self, row: usize) -> Failure {
         match self {
             Failure::Snapshot { reason, .. } => Failure::snapshot(format!("row {row}: {reason}")),
+            other => other,
+        }
+    }
+
+    /// The same, of one of several produce batches.
+    pub(crate) fn in_batch(self, number: usize) -> Failure {
+        match self {
+            Failure::Batch { column, row, message } => {
+                Failure::Batch { column, row, message: format!("batch {number}: {message}") }
+            }
             other => other,
         }
     }
@@ -103,6 +123,13 @@ impl Failure {
             Failure::Poisoned => {
                 let message = "an earlier call on this table broke off midway; restore it from its last snapshot";
                 error_of(py, "PoisonedError", message.into(), |_| Ok(()))
+            }
+            Failure::PoisonedLog(message) => error_of(py, "PoisonedError", message, |_| Ok(())),
+            Failure::Locked(message) => error_of(py, "LockedError", message, |_| Ok(())),
+            Failure::Refused { error, path, state } => {
+                let (code, text) = (error.raw_os_error(), error.to_string());
+                let reason = text.split(" (os error").next().unwrap_or_default();
+                pyo3::exceptions::PyOSError::new_err((code, format!("{reason}; {state}"), path))
             }
             Failure::Io(error, path) => {
                 let (code, text) = (error.raw_os_error(), error.to_string());

@@ -435,14 +435,14 @@ pub(crate) fn kafka_records(
             Isolation::Segment(segments.iter().map(again).collect(), index)
         }
     };
-    let mut arrays = RecordArrays::new(topic, partition);
-    let schema = arrays.schema();
-    let mut source = Records { to_read: Some((isolation, scan_of(segments))), scan: None, batch_bytes_max };
-    let pull = move || {
-        let (columns, damage) = source.next()?;
-        Ok((columns.map(|columns| arrays.batch(columns)), damage))
-    };
-    Ok(KafkaStream::new(schema, Findings::default(), Box::new(pull)))
+    let source = Records { to_read: Some((isolation, scan_of(segments))), scan: None, batch_bytes_max };
+    Ok(source.into_stream(topic, partition))
+}
+
+/// The records of a scan, one row each.
+pub(crate) fn record_stream(topic: Option<String>, partition: Option<i32>, scan: kafka::RecordScan) -> KafkaStream {
+    let source = Records { to_read: None, scan: Some(scan), batch_bytes_max: kafka::BATCH_BYTES_MAX };
+    source.into_stream(topic, partition)
 }
 
 /// Which records are shown, and of which segments the headers tell.
@@ -487,6 +487,16 @@ struct Records {
 }
 
 impl Records {
+    fn into_stream(mut self, topic: Option<String>, partition: Option<i32>) -> KafkaStream {
+        let mut arrays = RecordArrays::new(topic, partition);
+        let schema = arrays.schema();
+        let pull = move || {
+            let (columns, damage) = self.next()?;
+            Ok((columns.map(|columns| arrays.batch(columns)), damage))
+        };
+        KafkaStream::new(schema, Findings::default(), Box::new(pull))
+    }
+
     fn next(&mut self) -> Result<(Option<kafka::RecordColumns>, Option<kafka::Error>), Stop> {
         if let Some((isolation, partition)) = self.to_read.take() {
             self.scan = Some(kafka::RecordScan::new(partition, isolation.view()?, self.batch_bytes_max));

@@ -11,6 +11,7 @@ mod kafka_columns;
 mod keys;
 mod log_rows;
 mod parquet;
+mod partition_log;
 mod rows;
 mod scan;
 mod table;
@@ -52,6 +53,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(parquet::rewrite, module)?)?;
     module.add_function(wrap_pyfunction!(parquet::parquet_footer, module)?)?;
     module.add_class::<kafka::KafkaStream>()?;
+    module.add_class::<partition_log::PartitionLog>()?;
     module.add_function(wrap_pyfunction!(kafka::kafka_batches, module)?)?;
     module.add_function(wrap_pyfunction!(kafka::kafka_records, module)?)?;
     module.add_function(wrap_pyfunction!(kafka::kafka_snapshot, module)?)?;

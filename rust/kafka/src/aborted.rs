@@ -8,7 +8,8 @@
 use crate::error::{Error, Kind, Result};
 
 const VERSION: i16 = 0;
-const ENTRY_BYTES: usize = 34;
+/// Bytes of an entry.
+pub const ENTRY_BYTES: usize = 34;
 
 /// An aborted transaction that holds records.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,6 +53,16 @@ pub fn read(bytes: &[u8]) -> Result<Vec<AbortedTxn>> {
     Ok(all)
 }
 
+/// An entry as it is appended to the file.
+pub fn write(entry: &AbortedTxn) -> [u8; ENTRY_BYTES] {
+    let mut bytes = [0; ENTRY_BYTES];
+    let fields = [entry.pid, entry.first_offset, entry.last_offset, entry.last_stable_offset];
+    for (field, at) in fields.into_iter().zip([2, 10, 18, 26]) {
+        bytes[at..at + 8].copy_from_slice(&field.to_be_bytes());
+    }
+    bytes
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -69,6 +80,7 @@ mod tests {
         ];
         assert_eq!(read(&bytes).as_deref(), Ok(&wanted[..]));
         assert_eq!(read(&[]), Ok(vec![]));
+        assert_eq!(wanted.map(|it| write(&it)).concat(), bytes);
     }
 
     #[test]

@@ -4,8 +4,9 @@
 use crate::error::Kind;
 use crate::header::Compression;
 use flate2::bufread::MultiGzDecoder;
-use lz4_flex::frame::FrameDecoder;
-use std::io::Read;
+use flate2::write::GzEncoder;
+use lz4_flex::frame::{BlockSize, FrameDecoder, FrameEncoder, FrameInfo};
+use std::io::{self, Read, Write};
 use zstd::zstd_safe::{DCtx, get_error_name, get_frame_content_size};
 
 /// What is kept from one batch to the next.
@@ -20,6 +21,11 @@ const ZSTD_TOO_SMALL: usize = 70usize.wrapping_neg();
 /// Before the blocks of snappy-java: a magic and two versions.
 const XERIAL_MAGIC: &[u8] = b"\x82SNAPPY\0";
 const XERIAL_HEAD_BYTES: usize = 16;
+const XERIAL_VERSIONS: [u8; 8] = [0, 0, 0, 1, 0, 0, 0, 1];
+/// What snappy-java puts into a block.
+const XERIAL_BLOCK_BYTES: usize = 32 << 10;
+/// zstd's own default, and that of Kafka's clients.
+const ZSTD_LEVEL: i32 = 3;
 
 /// What is wrong with compressed bytes.
 pub(crate) type Complaint = (Kind, String);
@@ -124,6 +130,37 @@ impl Decompressor {
     }
 }
 
+/// Appends the bytes compressed as Java's clients do it, so that every client can read them: lz4 in independent blocks
+/// of 64 KiB, snappy in the blocks of snappy-java.
+pub(crate) fn compress(compression: Compression, bytes: &[u8], mut packed: Vec<u8>) -> io::Result<Vec<u8>> {
+    match compression {
+        Compression::None => packed.extend_from_slice(bytes),
+        Compression::Gzip => {
+            let mut encoder = GzEncoder::new(packed, flate2::Compression::default());
+            encoder.write_all(bytes)?;
+            packed = encoder.finish()?;
+        }
+        Compression::Snappy => {
+            packed.extend(XERIAL_MAGIC);
+            packed.extend(XERIAL_VERSIONS);
+            let mut encoder = snap::raw::Encoder::new();
+            for block in bytes.chunks(XERIAL_BLOCK_BYTES) {
+                let block = encoder.compress_vec(block)?;
+                packed.extend((block.len() as i32).to_be_bytes());
+                packed.extend(block);
+            }
+        }
+        Compression::Lz4 => {
+            let info = FrameInfo::new().block_size(BlockSize::Max64KB);
+            let mut encoder = FrameEncoder::with_frame_info(info, packed);
+            encoder.write_all(bytes)?;
+            packed = encoder.finish()?;
+        }
+        Compression::Zstd => packed.extend(zstd::bulk::compress(bytes, ZSTD_LEVEL)?),
+    }
+    Ok(packed)
+}
+
 fn damaged(name: &str, problem: impl std::fmt::Display) -> Complaint {
     (Kind::Compression, format!("its records cannot be decompressed as {name}: {problem}"))
 }
@@ -188,6 +225,18 @@ mod tests {
                 let done = decompressor.run(compression, &encode(sample));
                 assert_eq!((done, decompressor.bytes()), (Ok(()), &sample[..]), "{compression:?}");
             }
+        }
+    }
+
+    #[test]
+    fn what_is_compressed_here_is_decompressed_here() {
+        let sample: Vec<u8> = (0..100_000u32).flat_map(|number| (number / 7).to_be_bytes()).collect();
+        for compression in Compression::ALL {
+            let packed = compress(compression, &sample, b"head".to_vec()).expect("in memory");
+            let mut decompressor = Decompressor::new(1 << 20);
+            let done = decompressor.run(compression, packed.strip_prefix(b"head").expect("what was there"));
+            assert_eq!((done, decompressor.bytes()), (Ok(()), &sample[..]), "{compression:?}");
+            assert!((packed.len() < sample.len()) == (compression != Compression::None), "{compression:?}");
         }
     }
 

@@ -18,6 +18,12 @@ impl Control {
         ["commit", "abort", "empty", "other"][self as usize]
     }
 
+    /// Key and value of the record of a marker, as [`Control::decode`] reads them.
+    pub(crate) fn encode(is_commit: bool, coordinator_epoch: i32) -> ([u8; 4], [u8; 6]) {
+        let [e0, e1, e2, e3] = coordinator_epoch.to_be_bytes();
+        ([0, 0, 0, u8::from(is_commit)], [0, 0, e0, e1, e2, e3])
+    }
+
     /// What the key of a control record says, and for a marker its coordinator's epoch, which stands in the value.
     /// `None`: it cannot be such a record.
     pub(crate) fn decode(key: &[u8], value: Option<&[u8]>) -> Option<(Control, Option<i32>)> {

@@ -16,6 +16,8 @@ pub const HEADER_BYTES: usize = 61;
 pub(crate) const LENGTH_END: usize = 12;
 /// Where the magic stands, in every version of the format.
 pub(crate) const MAGIC_AT: usize = 16;
+/// Where the checksum stands.
+pub(crate) const CRC_AT: usize = 17;
 /// Where the bytes begin that the checksum is of.
 pub(crate) const CHECKED_FROM: usize = 21;
 /// What a record takes at least, uncompressed: seven numbers of a byte.
@@ -25,8 +27,8 @@ pub(crate) const RECORD_BYTES_MIN: i64 = 7;
 const COMPRESSION: u8 = 0b0000_0111;
 /// Attribute bit of batches whose records have the broker's time.
 pub const LOG_APPEND_TIME: u8 = 0b0000_1000;
-const TRANSACTIONAL: u8 = 0b0001_0000;
-const CONTROL: u8 = 0b0010_0000;
+pub(crate) const TRANSACTIONAL: u8 = 0b0001_0000;
+pub(crate) const CONTROL: u8 = 0b0010_0000;
 
 /// How the records of a batch are compressed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -105,7 +107,7 @@ impl BatchHeader {
             length: field!(i32, 8),
             leader_epoch: field!(i32, LENGTH_END),
             magic: field!(i8, MAGIC_AT),
-            crc: field!(u32, 17),
+            crc: field!(u32, CRC_AT),
             attributes: field!(u8, 22),
             last_offset_delta: field!(i32, 23),
             base_timestamp: field!(i64, 27),
@@ -115,6 +117,22 @@ impl BatchHeader {
             base_seq: field!(i32, 53),
             count: field!(i32, 57),
         }
+    }
+
+    /// The fields as they stand in a file.
+    pub(crate) fn encode(&self) -> [u8; HEADER_BYTES] {
+        let mut bytes = [0; HEADER_BYTES];
+        macro_rules! put {
+            ($($field:expr => $at:expr),*) => {
+                $(bytes[$at..$at + size_of_val(&$field)].copy_from_slice(&$field.to_be_bytes());)*
+            };
+        }
+        put!(
+            self.base_offset => 0, self.length => 8, self.leader_epoch => LENGTH_END, self.magic => MAGIC_AT,
+            self.crc => CRC_AT, self.attributes => 22, self.last_offset_delta => 23, self.base_timestamp => 27,
+            self.max_timestamp => 35, self.pid => 43, self.epoch => 51, self.base_seq => 53, self.count => 57
+        );
+        bytes
     }
 
     /// Bytes of the whole batch, once checked.

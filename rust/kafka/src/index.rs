@@ -44,6 +44,27 @@ pub fn read(bytes: &[u8], base_offset: i64) -> Result<Vec<IndexEntry>> {
     Ok(entries)
 }
 
+/// The file of the index of the segment that begins at `base_offset`.
+pub fn write(entries: &[IndexEntry], base_offset: i64) -> Vec<u8> {
+    let pair = |it: &IndexEntry| [((it.offset - base_offset) as u32).to_be_bytes(), it.position.to_be_bytes()].concat();
+    entries.iter().flat_map(pair).collect()
+}
+
+/// A newest timestamp so far, in milliseconds, and the last offset of the batch that brought it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TimeEntry {
+    /// Milliseconds.
+    pub timestamp: i64,
+    /// Offset in the partition.
+    pub offset: i64,
+}
+
+/// The `.timeindex` of the segment that begins at `base_offset`: timestamp i64, offset less the segment's first u32.
+pub fn write_times(entries: &[TimeEntry], base_offset: i64) -> Vec<u8> {
+    let offset = |it: &TimeEntry| ((it.offset - base_offset) as u32).to_be_bytes();
+    entries.iter().flat_map(|it| [&it.timestamp.to_be_bytes()[..], &offset(it)].concat()).collect()
+}
+
 /// Compares an index with the headers of its segment, which come in pieces.
 #[derive(Debug)]
 pub struct IndexCheck {
@@ -115,6 +136,14 @@ mod tests {
         assert_eq!(read(&entries, 40).as_deref(), Ok(&wanted[..]));
         assert_eq!(read(&[&entries[..], &[0; 800]].concat(), 40).as_deref(), Ok(&wanted[..]));
         assert_eq!(read(&[0; 80], 40), Ok(vec![]));
+    }
+
+    #[test]
+    fn what_is_written_is_read() {
+        let entries = [IndexEntry { offset: 45, position: 100 }, IndexEntry { offset: 60, position: 250 }];
+        assert_eq!(write(&entries, 40), bytes(&[(5, 100), (20, 250)]));
+        let times = [TimeEntry { timestamp: 1 << 40, offset: 45 }];
+        assert_eq!(write_times(&times, 40), [0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 5]);
     }
 
     #[test]

@@ -99,13 +99,14 @@ impl Outcomes {
 #[derive(Clone, Debug)]
 pub struct View {
     aborted: HashMap<i64, VecDeque<(i64, i64)>>,
+    start: i64,
     end: i64,
 }
 
 impl View {
     /// Everything.
     pub fn uncommitted() -> View {
-        View { aborted: HashMap::new(), end: i64::MAX }
+        View { aborted: HashMap::new(), start: 0, end: i64::MAX }
     }
 
     /// Nothing of these transactions, and nothing from `end` on.
@@ -114,7 +115,18 @@ impl View {
         let mut sorted = aborted.to_vec();
         sorted.sort_unstable_by_key(|range| range.last_offset);
         sorted.iter().for_each(|it| by_pid.entry(it.pid).or_default().push_back((it.first_offset, it.last_offset)));
-        View { aborted: by_pid, end }
+        View { aborted: by_pid, start: 0, end }
+    }
+
+    /// The same, and nothing below this offset, which may lie within a batch.
+    pub fn starting_at(self, start: i64) -> View {
+        View { start, ..self }
+    }
+
+    /// Whether the record at an offset lies before what is shown.
+    #[inline]
+    pub(crate) fn is_before(&self, offset: i64) -> bool {
+        offset < self.start
     }
 
     /// Whether nothing is shown from this batch on.

@@ -25,6 +25,8 @@ pub struct PartitionScan {
     open: Option<SegmentScan>,
     last_offset: Option<i64>,
     gap: Option<Error>,
+    /// Where the first segment is entered.
+    start: u64,
 }
 
 impl PartitionScan {
@@ -36,7 +38,13 @@ impl PartitionScan {
             open: None,
             last_offset: None,
             gap: None,
+            start: 0,
         }
+    }
+
+    /// The same, the first segment from this byte on, at which a batch must begin: an index knows some.
+    pub fn starting_at(self, start: u64) -> PartitionScan {
+        PartitionScan { start, ..self }
     }
 
     /// The path of the segment that was opened last: all rows of a call are from it.
@@ -99,7 +107,7 @@ impl PartitionScan {
         let Some(Segment { path, base_offset, open }) = self.segments.pop_front() else { return Ok(false) };
         self.path = path;
         let reader = open().map_err(|error| Error::io(&error))?;
-        let scan = SegmentScan::new(reader, base_offset)?;
+        let scan = SegmentScan::new(reader, base_offset)?.starting_at(std::mem::take(&mut self.start));
         if let (Some(last), Some(base)) = (self.last_offset, base_offset) {
             if base <= last {
                 let reason = format!("the segment begins at offset {base}, the one before it ends at {last}");

@@ -52,6 +52,20 @@ impl ReadAt for File {
     }
 }
 
+impl<R: ReadAt + ?Sized> ReadAt for std::sync::Arc<R> {
+    fn bytes(&self) -> io::Result<u64> {
+        (**self).bytes()
+    }
+
+    fn read_at(&self, position: u64, buffer: &mut [u8]) -> io::Result<usize> {
+        (**self).read_at(position, buffer)
+    }
+
+    fn is_quick(&self) -> bool {
+        (**self).is_quick()
+    }
+}
+
 impl ReadAt for Vec<u8> {
     fn bytes(&self) -> io::Result<u64> {
         Ok(self.len() as u64)

@@ -166,7 +166,7 @@ impl RecordScan {
                     if self.view.ends_at(&header) {
                         return Ok(Some(false));
                     }
-                    if !self.view.is_aborted(&header) {
+                    if !self.view.is_before(header.last_offset()) && !self.view.is_aborted(&header) {
                         self.batch = open_batch(scan, header, &mut self.decompressor)?;
                     }
                     if self.batch.is_none() {
@@ -178,7 +178,7 @@ impl RecordScan {
                     Some(Compression::None) => &scan.batch(&batch.header)?[HEADER_BYTES..],
                     _ => self.decompressor.bytes(),
                 };
-                if batch.take_records(bytes, columns, rows_max)? {
+                if batch.take_records(bytes, &self.view, columns, rows_max)? {
                     scan.advance(&batch.header);
                     self.batch = None;
                 }
@@ -243,7 +243,13 @@ fn open_batch(
 
 impl OpenBatch {
     /// Gives records until there are enough; true behind the last one.
-    fn take_records(&mut self, bytes: &[u8], columns: &mut RecordColumns, rows_max: usize) -> Result<bool> {
+    fn take_records(
+        &mut self,
+        bytes: &[u8],
+        view: &View,
+        columns: &mut RecordColumns,
+        rows_max: usize,
+    ) -> Result<bool> {
         while self.given < self.header.count {
             if columns.len() >= rows_max || columns.bytes() >= COLUMN_BYTES {
                 return Ok(false);
@@ -253,7 +259,9 @@ impl OpenBatch {
             if delta <= self.last_delta || delta > self.header.last_offset_delta {
                 return Err(self.fail("its offset does not rise or lies outside the batch"));
             }
-            columns.push(&self.header, &record);
+            if !view.is_before(self.header.base_offset + i64::from(delta)) {
+                columns.push(&self.header, &record);
+            }
             self.at += length;
             self.given += 1;
             self.last_delta = delta;

@@ -48,6 +48,11 @@ impl SegmentScan {
         Ok(SegmentScan { window, position: 0, last_offset, stride: 0, batches: 0, has_cores })
     }
 
+    /// The same from a byte on at which a batch begins, at most to the segment's end.
+    pub(crate) fn starting_at(self, position: u64) -> SegmentScan {
+        SegmentScan { position: position.min(self.window.end), ..self }
+    }
+
     /// Where the next batch begins, or the damage was found.
     pub fn position(&self) -> u64 {
         self.position
@@ -187,7 +192,7 @@ impl SegmentScan {
 
     /// What a control batch says: the key of its first record, and the value of a marker.
     #[cold]
-    fn control(&mut self, header: &BatchHeader) -> Result<(Control, Option<i32>)> {
+    pub(crate) fn control(&mut self, header: &BatchHeader) -> Result<(Control, Option<i32>)> {
         if header.bytes() == HEADER_BYTES as u64 {
             return Ok((Control::Empty, None));
         }

@@ -21,6 +21,28 @@ pub(crate) fn varlong(bytes: &[u8]) -> Option<(i64, usize)> {
     Some(((value >> 1) as i64 ^ -((value & 1) as i64), length))
 }
 
+/// Appends a number, of 32 bits or of 64: those of 32 bits have the same bytes.
+#[inline]
+pub(crate) fn put(bytes: &mut Vec<u8>, value: i64) {
+    let mut rest = zigzag(value);
+    while rest >= 0x80 {
+        bytes.push(rest as u8 | 0x80);
+        rest >>= 7;
+    }
+    bytes.push(rest as u8);
+}
+
+/// How many bytes a number has.
+#[inline]
+pub(crate) fn bytes_of(value: i64) -> usize {
+    (64 - (zigzag(value) | 1).leading_zeros() as usize).div_ceil(7)
+}
+
+#[inline]
+fn zigzag(value: i64) -> u64 {
+    ((value << 1) ^ (value >> 63)) as u64
+}
+
 fn unsigned(bytes: &[u8], length_max: usize) -> Option<(u128, usize)> {
     let mut value = 0u128;
     for (at, &byte) in bytes.iter().take(length_max).enumerate() {
@@ -36,26 +58,22 @@ fn unsigned(bytes: &[u8], length_max: usize) -> Option<(u128, usize)> {
 mod tests {
     use super::*;
 
-    fn zigzag(value: i64) -> Vec<u8> {
-        let mut rest = ((value << 1) ^ (value >> 63)) as u64;
+    fn written(value: i64) -> Vec<u8> {
         let mut bytes = Vec::new();
-        while rest >= 0x80 {
-            bytes.push(rest as u8 | 0x80);
-            rest >>= 7;
-        }
-        bytes.push(rest as u8);
+        put(&mut bytes, value);
+        assert_eq!(bytes_of(value), bytes.len(), "{value}");
         bytes
     }
 
     #[test]
     fn numbers_come_back() {
-        for value in [0, -1, 1, 63, -64, 64, 300, i64::from(i32::MAX), i64::from(i32::MIN)] {
-            let bytes = zigzag(value);
+        for value in [0, -1, 1, 63, -64, 64, -65, 300, 8191, 8192, i64::from(i32::MAX), i64::from(i32::MIN)] {
+            let bytes = written(value);
             assert_eq!(varint(&bytes), Some((value as i32, bytes.len())));
             assert_eq!(varlong(&bytes), Some((value, bytes.len())));
         }
         for value in [i64::MAX, i64::MIN, 1 << 40] {
-            let bytes = zigzag(value);
+            let bytes = written(value);
             assert_eq!(varlong(&bytes), Some((value, bytes.len())));
             assert_eq!(varint(&bytes), None, "{value} has more than 32 bits");
         }

@@ -1,0 +1,99 @@
+//! A segment as it is read after a crash: every checksum is checked, and what stands behind damage is looked for, for
+//! that tells a torn end from a log that was damaged where it had been whole.
+
+use crate::columns::{BatchColumns, Marker};
+use crate::error::{Error, Kind, Result};
+use crate::header::{BatchHeader, CHECKED_FROM, HEADER_BYTES, MAGIC_AT};
+use crate::read_at::ReadAt;
+use crate::scan::{SegmentScan, Window};
+use std::sync::Arc;
+
+/// What is searched at a time.
+const CHUNK_BYTES: usize = 1 << 20;
+/// How many bytes the search sums up for each that there is. Chance takes it far below one; a file that was made to
+/// look like batches everywhere ends it.
+const SUMMED_MAX: u64 = 16;
+
+/// Reads the headers of a segment, checksums checked.
+pub struct RecoveryScan {
+    scan: SegmentScan,
+    reader: Arc<dyn ReadAt>,
+}
+
+impl RecoveryScan {
+    /// A scan from the beginning. No offset of the segment may lie below `base_offset`.
+    pub fn new(reader: Arc<dyn ReadAt>, base_offset: i64) -> Result<RecoveryScan> {
+        let scan = SegmentScan::new(Box::new(reader.clone()), Some(base_offset))?;
+        Ok(RecoveryScan { scan, reader })
+    }
+
+    /// Where the batches end that were read, or the damage begins.
+    pub fn position(&self) -> u64 {
+        self.scan.position()
+    }
+
+    /// The last offset so far; that before the first one in the beginning.
+    pub fn last_offset(&self) -> i64 {
+        self.scan.last_offset()
+    }
+
+    /// Bytes of the segment.
+    pub fn bytes(&self) -> u64 {
+        self.scan.bytes()
+    }
+
+    /// Appends a row for each whole batch until there are `rows_max`; false at the segment's end. With an error the rows
+    /// of all batches before the damage are there.
+    pub fn read(&mut self, columns: &mut BatchColumns, rows_max: usize) -> Result<bool> {
+        while columns.len() < rows_max {
+            let Some(header) = self.scan.peek()? else { return Ok(false) };
+            let position = self.scan.position();
+            let found = crc32c::crc32c(&self.scan.batch(&header)?[CHECKED_FROM..]);
+            if found != header.crc {
+                let reason = format!("the batch has the CRC-32C {found:08x}, {:08x} is told: damaged", header.crc);
+                return Err(Error::new(Kind::Checksum, position, reason));
+            }
+            if header.is_control() {
+                let (control, coordinator_epoch) = self.scan.control(&header)?;
+                columns.markers.push(Marker { row: columns.len() as u32, control, coordinator_epoch });
+            }
+            columns.push(position, &header);
+            self.scan.advance(&header);
+        }
+        Ok(true)
+    }
+
+    /// Behind damage: where the next whole batch begins that could belong to this log, and its first offset. Whole is
+    /// one whose checksum is right and whose offsets are above all before the damage.
+    pub fn whole_behind(&self) -> Result<Option<(u64, i64)>> {
+        let mut window = Window::new(self.reader.clone())?;
+        let (mut position, last_offset) = (self.position() + 1, self.last_offset());
+        let mut to_sum = SUMMED_MAX.saturating_mul(window.end.saturating_sub(position));
+        let mut summed = Window::new(self.reader.clone())?;
+        while position + HEADER_BYTES as u64 <= window.end {
+            window.fill(position, HEADER_BYTES, CHUNK_BYTES)?;
+            let bytes = window.get(position).unwrap_or_default();
+            let candidates = bytes.windows(HEADER_BYTES).enumerate().filter(|(_, it)| it[MAGIC_AT] == 2);
+            for (at, header) in candidates {
+                let at = position + at as u64;
+                let Some(header) = header.first_chunk().map(BatchHeader::decode) else { continue };
+                if !header.can_be(last_offset, window.end - at) {
+                    continue;
+                }
+                let length = header.bytes();
+                let Some(left) = to_sum.checked_sub(length) else {
+                    let reason = "what follows looks like batches nearly everywhere: given up".to_string();
+                    return Err(Error::new(Kind::Field, at, reason));
+                };
+                to_sum = left;
+                summed.fill(at, length as usize, length as usize)?;
+                let batch = &summed.get(at).unwrap_or_default()[..length as usize];
+                if crc32c::crc32c(&batch[CHECKED_FROM..]) == header.crc {
+                    return Ok(Some((at, header.base_offset)));
+                }
+            }
+            position += (bytes.len() - HEADER_BYTES + 1) as u64;
+        }
+        Ok(None)
+    }
+}

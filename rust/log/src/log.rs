@@ -1,0 +1,643 @@
+use crate::disk::{Disk, Lock};
+use crate::error::{Error, Result, reason};
+use crate::producers::to_kafka;
+use crate::recovery::{self, Recovered};
+use crate::segment::{Active, INDEX, LOG, SNAPSHOT, STATE, Upto, name_of, offset_of, position_of, refused};
+use crate::sync::{Commit, Policy, Synced, Turn};
+use crate::transactions::Transactions;
+use fencepost_core::{BrokerJudged, BrokerOptions, BrokerTable, Control, Origin, Origins, ProduceBatches, Verdict};
+use fencepost_kafka::aborted::{self, AbortedTxn};
+use fencepost_kafka::{AbortedRange, PartitionScan, ReadAt, Segment, View, index, set_base_offset, snapshot};
+use std::process;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
+
+/// A broker's `log.segment.bytes`, and the most that positions of an index can tell.
+const SEGMENT_BYTES_MAX: u64 = i32::MAX as u64;
+
+/// How a log is kept.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The rules by which batches are judged; offsets are always assigned.
+    pub broker: BrokerOptions,
+    /// When an append returns.
+    pub policy: Policy,
+    /// Above this a segment takes no more batches.
+    pub segment_bytes: u64,
+    /// Whether damage that no crash makes is cut off, with everything behind it, instead of refused.
+    pub cuts_damage: bool,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        let broker = BrokerOptions { assigns_offsets: true, ..BrokerOptions::default() };
+        Options { broker, policy: Policy::Group, segment_bytes: 1 << 30, cuts_damage: false }
+    }
+}
+
+/// A batch to append, or a marker: what is judged of it, and its bytes as they will stand in the log but for the offset.
+#[derive(Clone, Debug)]
+pub struct Batch {
+    /// Producer id; -1: not idempotent, not judged.
+    pub pid: i64,
+    /// Producer epoch.
+    pub epoch: i16,
+    /// First sequence number, -1 of markers.
+    pub base_seq: i32,
+    /// Records.
+    pub count: i32,
+    /// The newest, in milliseconds.
+    pub timestamp: i64,
+    /// Whether it is part of a transaction.
+    pub is_transactional: bool,
+    /// Commit or abort, of markers.
+    pub control: Control,
+    /// Of markers, else -1.
+    pub coordinator_epoch: i32,
+    /// Of markers, else -1.
+    pub transaction_version: i8,
+    /// The whole record batch.
+    pub bytes: Vec<u8>,
+}
+
+impl Batch {
+    fn last_offset_delta(&self) -> i64 {
+        i64::from(self.count) - 1
+    }
+}
+
+/// What became of a batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Appended {
+    /// By the broker's rules.
+    pub verdict: Verdict,
+    /// Of its first record, or of that of the batch it repeats; `None` where it was refused.
+    pub offset: Option<i64>,
+}
+
+/// What a reader is given: the segments from some offset on, as they were then, and what of them may be seen.
+pub struct Reading {
+    /// The segments.
+    pub partition: PartitionScan,
+    /// What may be seen.
+    pub view: View,
+}
+
+/// The log of a partition, open for its only writer. All calls may come from several threads.
+pub struct PartitionLog {
+    shared: Arc<Shared>,
+    recovered: Recovered,
+    /// Syncs every interval, where that is the policy.
+    syncer: Mutex<Option<JoinHandle<()>>>,
+}
+
+struct Shared {
+    disk: Arc<dyn Disk>,
+    options: Options,
+    inner: Mutex<Inner>,
+    commit: Commit,
+    /// Of the process that opened it. A fork has the files too, but writes beside what its parent writes.
+    process: u32,
+}
+
+struct Inner {
+    table: BrokerTable,
+    transactions: Transactions,
+    /// In the order of their markers.
+    aborted: Vec<AbortedTxn>,
+    /// First offsets of the segments, that of the active one last.
+    bases: Vec<i64>,
+    active: Active,
+    end: i64,
+    status: Status,
+    /// Given back when the log is closed.
+    lock: Option<Lock>,
+    /// Batches of a call, one behind the other.
+    buffer: Vec<u8>,
+}
+
+enum Status {
+    Open,
+    Poisoned(String),
+    Closed,
+}
+
+impl PartitionLog {
+    /// Opens what lies there, or begins a log. `lock` is held until it is closed or dropped.
+    pub fn open(disk: Arc<dyn Disk>, lock: Option<Lock>, options: Options) -> Result<PartitionLog> {
+        if !(1..=SEGMENT_BYTES_MAX).contains(&options.segment_bytes) {
+            let bytes = options.segment_bytes;
+            return Err(Error::Value(format!("segment_bytes={bytes} is outside 1..={SEGMENT_BYTES_MAX}")));
+        }
+        let opened = recovery::open(&*disk, &options)?;
+        let commit = Commit::default();
+        let (end, base, bytes) = (opened.end, opened.active.base, opened.active.bytes);
+        commit.advance(Synced { end, base, bytes });
+        let inner = Inner {
+            table: opened.table,
+            transactions: opened.transactions,
+            aborted: opened.aborted,
+            bases: opened.bases,
+            active: opened.active,
+            end,
+            status: Status::Open,
+            lock,
+            buffer: Vec::new(),
+        };
+        let shared = Arc::new(Shared { disk, options, inner: Mutex::new(inner), commit, process: process::id() });
+        let syncer = match shared.options.policy {
+            Policy::Interval(_) => Some(Shared::spawn_syncer(&shared)?),
+            Policy::Each | Policy::Group => None,
+        };
+        Ok(PartitionLog { shared, recovered: opened.recovered, syncer: Mutex::new(syncer) })
+    }
+
+    /// What opening it came to.
+    pub fn recovered(&self) -> &Recovered {
+        &self.recovered
+    }
+
+    /// The offset that the next batch gets.
+    pub fn log_end(&self) -> Result<i64> {
+        Ok(self.shared.lock()?.end)
+    }
+
+    /// The offset from which on nothing is decided, or not on disk yet.
+    pub fn last_stable_offset(&self) -> Result<i64> {
+        let inner = self.shared.lock()?;
+        Ok(inner.transactions.last_stable_offset(self.shared.visible(&inner).end))
+    }
+
+    /// Judges batches in their order and writes those that are accepted, all of them or, with an error, none. Returns
+    /// when the policy says.
+    pub fn append(&self, batches: &mut [Batch]) -> Result<Vec<Appended>> {
+        let (appended, end) = {
+            let mut inner = self.shared.lock()?;
+            let appended = self.shared.append(&mut inner, batches)?;
+            if self.shared.options.policy == Policy::Each && appended.iter().any(|it| it.offset.is_some()) {
+                self.shared.sync_active(&mut inner)?;
+            }
+            (appended, inner.end)
+        };
+        // A duplicate waits as well: what it repeats may not be on disk yet.
+        if self.shared.options.policy == Policy::Group && appended.iter().any(|it| it.offset.is_some()) {
+            self.shared.wait(end)?;
+        }
+        Ok(appended)
+    }
+
+    /// What of the log may be seen from an offset on, as it is now: with `is_committed` nothing of aborted transactions,
+    /// and nothing behind the last stable offset. What is not on disk yet is not seen, unless it was promised without.
+    pub fn read(&self, from: i64, is_committed: bool) -> Result<Reading> {
+        let inner = self.shared.lock()?;
+        let visible = self.shared.visible(&inner);
+        if !(0..=visible.end).contains(&from) {
+            return Err(Error::Value(format!("from_offset={from} is outside 0..={}, the log's end", visible.end)));
+        }
+        let view = if is_committed {
+            let end = inner.transactions.last_stable_offset(visible.end);
+            let begun = inner.aborted.partition_point(|it| it.last_offset < from);
+            let range = |it: &AbortedTxn| AbortedRange {
+                pid: it.pid,
+                first_offset: it.first_offset,
+                last_offset: it.last_offset,
+            };
+            View::new(&inner.aborted[begun..].iter().map(range).collect::<Vec<_>>(), end)
+        } else {
+            View::uncommitted()
+        };
+        Ok(Reading { partition: self.shared.segments(&inner, from, visible), view: view.starting_at(from) })
+    }
+
+    /// Returns when everything that was appended before is on disk.
+    pub fn sync(&self) -> Result<()> {
+        let end = self.shared.lock()?.end;
+        self.shared.wait(end)
+    }
+
+    /// Forgets producers that have been idle, as [`BrokerTable::evict`] does. Gives how many went.
+    pub fn evict(&self, now_ms: i64) -> Result<usize> {
+        let mut inner = self.shared.lock()?;
+        if inner.table.is_empty() {
+            return Ok(0);
+        }
+        Ok(inner.table.evict(now_ms)?)
+    }
+
+    /// Syncs, writes indexes and states, and lets the next one open the log. Whatever error it gives, the log is closed.
+    pub fn close(&self) -> Result<()> {
+        let done = {
+            let mut inner = match self.shared.lock() {
+                Err(Error::Closed) => return Ok(()),
+                Err(Error::Poisoned(_)) => {
+                    self.shared.abandon();
+                    return Ok(());
+                }
+                inner => inner?,
+            };
+            let synced = self.shared.sync_active(&mut inner);
+            let done = synced.and_then(|()| self.shared.write_beside(&mut inner));
+            if matches!(inner.status, Status::Open) {
+                inner.status = Status::Closed;
+            }
+            done
+        };
+        self.shared.abandon();
+        self.join();
+        done
+    }
+
+    fn join(&self) {
+        if self.shared.process != process::id() {
+            // A fork has no thread to wait for.
+            self.syncer.lock().into_iter().for_each(|mut syncer| std::mem::forget(syncer.take()));
+            return;
+        }
+        self.shared.commit.close();
+        let syncer = self.syncer.lock().ok().and_then(|mut syncer| syncer.take());
+        // It holds nothing that a panic in it could have broken.
+        let _ = syncer.map(JoinHandle::join);
+    }
+}
+
+/// As a crash leaves it: what was appended is found again, by reading the log.
+impl Drop for PartitionLog {
+    fn drop(&mut self) {
+        self.join();
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> Result<MutexGuard<'_, Inner>> {
+        if self.process != process::id() {
+            let opener = self.process;
+            return Err(Error::Poisoned(format!("the log was opened by process {opener}, of which this is a fork")));
+        }
+        let panicked = |_| Error::Poisoned("an earlier call panicked; open the log again".into());
+        let inner = self.inner.lock().map_err(panicked)?;
+        match &inner.status {
+            Status::Open => Ok(inner),
+            Status::Closed => Err(Error::Closed),
+            Status::Poisoned(reason) => Err(Error::Poisoned(reason.clone())),
+        }
+    }
+
+    /// Gives back the lock, whatever became of the log.
+    fn abandon(&self) {
+        let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        inner.lock = None;
+        inner.status = Status::Closed;
+    }
+
+    /// How far readers see.
+    fn visible(&self, inner: &Inner) -> Synced {
+        match self.options.policy {
+            Policy::Interval(_) => inner.written(),
+            Policy::Each | Policy::Group => self.commit.synced(),
+        }
+    }
+
+    fn append(&self, inner: &mut Inner, batches: &mut [Batch]) -> Result<Vec<Appended>> {
+        let columns = Columns::of(batches);
+        let judged = inner.table.check(&[columns.batches()])?;
+        let appended = told(&judged);
+        let kept: Vec<usize> = (0..batches.len()).filter(|&row| appended[row].verdict.is_kept()).collect();
+        let Some(&last) = kept.last() else { return Ok(appended) };
+        for &row in &kept {
+            set_base_offset(&mut batches[row].bytes, judged.offsets[row]);
+        }
+        let end = judged.offsets[last] + batches[last].last_offset_delta() + 1;
+        self.make_room(inner, kept.iter().map(|&row| batches[row].bytes.len() as u64).sum(), end)?;
+        let has_transactions = kept.iter().any(|&row| batches[row].is_transactional);
+        let mut transactions = has_transactions.then(|| inner.transactions.clone());
+        let mut aborted = Vec::new();
+        if let Some(transactions) = &mut transactions {
+            for &row in &kept {
+                let Batch { pid, control, is_transactional, .. } = batches[row];
+                aborted.extend(transactions.note(pid, control, is_transactional, judged.offsets[row]));
+            }
+        }
+        self.write(inner, batches, &kept, &aborted)?;
+        self.apply(inner, &columns, &judged, &aborted)?;
+        for &row in &kept {
+            let (batch, last_offset) = (&batches[row], judged.offsets[row] + batches[row].last_offset_delta());
+            inner.active.note(batch.bytes.len() as u64, last_offset, batch.timestamp);
+        }
+        inner.transactions = transactions.unwrap_or_else(|| std::mem::take(&mut inner.transactions));
+        inner.transactions.forget_before(self.visible(inner).end);
+        inner.aborted.extend(aborted);
+        inner.end = end;
+        Ok(appended)
+    }
+
+    /// Leaves the segment where the batches of a call do not fit behind its others.
+    fn make_room(&self, inner: &mut Inner, bytes: u64, end: i64) -> Result<()> {
+        let most = self.options.segment_bytes;
+        if bytes > most {
+            return Err(Error::Value(format!(
+                "{bytes} bytes in one call, a segment has {most} (segment_bytes): append them in several calls. Nothing \
+                 was appended"
+            )));
+        }
+        let fits = |base: i64| end - base <= i64::from(i32::MAX);
+        if inner.active.bytes > 0 && (inner.active.bytes + bytes > most || !fits(inner.active.base)) {
+            self.roll(inner)?;
+        }
+        if fits(inner.active.base) {
+            Ok(())
+        } else {
+            Err(Error::Value("more offsets in one call than in a segment".into()))
+        }
+    }
+
+    /// Begins the next segment, everything before it on disk.
+    fn roll(&self, inner: &mut Inner) -> Result<()> {
+        self.sync_active(inner)?;
+        self.write_beside(inner)?;
+        let name = name_of(inner.end, LOG);
+        let active = Active::create(&*self.disk, inner.end).map_err(|error| {
+            // Empty, but with a later offset than what comes into the segment before it.
+            match self.disk.remove(&name) {
+                Ok(()) => refused(&*self.disk, &name, error, &self.unchanged(inner)),
+                Err(_) => self.poison(inner, format!("{}: {}", self.disk.path(&name), reason(&error))),
+            }
+        })?;
+        inner.bases.push(active.base);
+        inner.active = active;
+        self.commit.advance(inner.written());
+        Ok(())
+    }
+
+    /// What stands beside a segment that is left, and the states of its end. Those of other offsets go, but for the
+    /// snapshots of segments' first offsets, as a broker does it.
+    fn write_beside(&self, inner: &mut Inner) -> Result<()> {
+        let (disk, end) = (&*self.disk, inner.end);
+        let state = self.unchanged(inner);
+        let fail = |name: &str| {
+            let (name, state) = (name.to_string(), state.clone());
+            move |error| refused(disk, &name, error, &state)
+        };
+        inner.active.write_indexes(disk).map_err(fail(&name_of(inner.active.base, INDEX)))?;
+        if end > 0 {
+            let [table, snapshot] = [STATE, SNAPSHOT].map(|ending| name_of(end, ending));
+            let entries: Vec<_> = inner.table.entries().filter_map(|entry| to_kafka(&entry)).collect();
+            disk.put(&snapshot, &snapshot::write(&entries)).map_err(fail(&snapshot))?;
+            disk.put(&table, &inner.table.snapshot()).map_err(fail(&table))?;
+            // Before others go, for they may be all that there is.
+            disk.sync().map_err(fail(""))?;
+        }
+        for name in &disk.names().map_err(fail(""))? {
+            let is_of_segment = |offset: i64| inner.bases.binary_search(&offset).is_ok();
+            let is_stray = offset_of(name, SNAPSHOT).is_some_and(|it| it != end && !is_of_segment(it))
+                || offset_of(name, STATE).is_some_and(|it| it != end && it != inner.active.base);
+            if is_stray {
+                disk.remove(name).map_err(fail(name))?;
+            }
+        }
+        disk.sync().map_err(fail(""))
+    }
+
+    /// Writes the batches that are kept at the end of the segment, or none of their bytes.
+    fn write(&self, inner: &mut Inner, batches: &[Batch], kept: &[usize], aborted: &[AbortedTxn]) -> Result<()> {
+        let before = inner.active.bytes;
+        let wrote = match kept {
+            [row] => inner.active.file.write_all_at(before, &batches[*row].bytes),
+            _ => {
+                let mut buffer = std::mem::take(&mut inner.buffer);
+                buffer.clear();
+                kept.iter().for_each(|&row| buffer.extend_from_slice(&batches[row].bytes));
+                let wrote = inner.active.file.write_all_at(before, &buffer);
+                inner.buffer = buffer;
+                wrote
+            }
+        };
+        let entries: Vec<u8> = aborted.iter().flat_map(aborted::write).collect();
+        let (error, is_undone) = match wrote {
+            Ok(()) if entries.is_empty() => return Ok(()),
+            Ok(()) => match inner.active.add_aborted(&*self.disk, &entries) {
+                Ok(()) => return Ok(()),
+                Err(failed) => failed,
+            },
+            Err(error) => (error, true),
+        };
+        let path = self.disk.path(&name_of(inner.active.base, LOG));
+        if is_undone && inner.active.file.cut(before).is_ok() {
+            return Err(Error::io(error, path, self.unchanged(inner)));
+        }
+        Err(self.poison(inner, format!("{path}: {}, and what was written of it cannot be cut off", reason(&error))))
+    }
+
+    /// Advances the table by what was written.
+    fn apply(&self, inner: &mut Inner, columns: &Columns, judged: &BrokerJudged, aborted: &[AbortedTxn]) -> Result<()> {
+        let before = inner.active.bytes;
+        match inner.table.apply(&[columns.batches()]) {
+            Ok(again) => assert_eq!(again, *judged, "check and apply agree"),
+            Err(error) => {
+                let is_cut = inner.active.cut_aborted((aborted.len() * aborted::ENTRY_BYTES) as u64).is_ok()
+                    && inner.active.file.cut(before).is_ok();
+                if is_cut && !inner.table.is_half_done() {
+                    return Err(error.into());
+                }
+                return Err(self.poison(inner, error.to_string()));
+            }
+        }
+        Ok(())
+    }
+
+    /// Syncs what was written, with the log locked.
+    fn sync_active(&self, inner: &mut Inner) -> Result<()> {
+        if self.commit.synced() == inner.written() {
+            return Ok(());
+        }
+        match inner.active.sync() {
+            Ok(()) => {
+                self.commit.advance(inner.written());
+                Ok(())
+            }
+            Err(error) => Err(self.fail_to_sync(inner, &error)),
+        }
+    }
+
+    /// Waits for a sync that covers an offset, or does it for everybody.
+    fn wait(&self, end: i64) -> Result<()> {
+        loop {
+            match self.commit.wait(end) {
+                Turn::Done => return Ok(()),
+                Turn::Failed(reason) => return Err(Error::Poisoned(reason)),
+                Turn::Lead => {
+                    let led = self.lead();
+                    self.commit.stop_leading();
+                    // It may have been closed meanwhile, which syncs, too.
+                    if self.commit.synced().end < end {
+                        led?;
+                    }
+                }
+            }
+        }
+    }
+
+    fn lead(&self) -> Result<()> {
+        // The log is free while the disk works: what comes meanwhile goes into the next sync.
+        let (files, written) = {
+            let inner = self.lock()?;
+            (inner.active.files(), inner.written())
+        };
+        let synced = files.iter().try_for_each(|file| file.sync());
+        match synced {
+            Ok(()) => self.commit.advance(written),
+            Err(error) => {
+                let mut inner = self.lock()?;
+                return Err(self.fail_to_sync(&mut inner, &error));
+            }
+        }
+        Ok(())
+    }
+
+    /// After a sync that failed, the system may have dropped what it could not write, and the next sync may succeed all
+    /// the same. So what was not on disk before is cut off.
+    fn fail_to_sync(&self, inner: &mut Inner, error: &std::io::Error) -> Error {
+        let synced = self.commit.synced();
+        let path = self.disk.path(&name_of(inner.active.base, LOG));
+        let is_cut = synced.base == inner.active.base && inner.active.file.cut(synced.bytes).is_ok();
+        let state = match is_cut {
+            true => format!("cut off behind offset {}, which is on disk", synced.end),
+            false => format!("only what is below offset {} is known to be on disk", synced.end),
+        };
+        self.poison(inner, format!("{path}: {}: {state}", reason(error)))
+    }
+
+    fn poison(&self, inner: &mut Inner, what: String) -> Error {
+        let reason =
+            format!("{what}; nothing of this call is acknowledged, and nothing more is appended: open the log again");
+        inner.status = Status::Poisoned(reason.clone());
+        self.commit.fail(&reason);
+        Error::Poisoned(reason)
+    }
+
+    fn unchanged(&self, inner: &Inner) -> String {
+        format!("nothing was appended, the log ends at offset {} as before", inner.end)
+    }
+
+    /// The segments in which something from an offset on lies, as far as it is visible.
+    fn segments(&self, inner: &Inner, from: i64, visible: Synced) -> PartitionScan {
+        let first = inner.bases.partition_point(|&base| base <= from).saturating_sub(1);
+        let bases = &inner.bases[first..];
+        let start = match bases {
+            [_] => inner.active.position_of(from),
+            [closed, ..] => self.position_in(*closed, from),
+            [] => 0,
+        };
+        // Everything is visible of a segment that was left.
+        let bytes = if visible.base == inner.active.base { visible.bytes } else { 0 };
+        let segment = |&base: &i64| {
+            let name = name_of(base, LOG);
+            let path = self.disk.path(&name);
+            if base == inner.active.base {
+                let file = inner.active.file.clone();
+                let open = move || Ok(Box::new(Upto { file: file.clone(), bytes }) as Box<dyn ReadAt>);
+                return Segment { path, base_offset: Some(base), open: Box::new(open) };
+            }
+            let disk = self.disk.clone();
+            let open = move || Ok(Box::new(disk.open(&name)? as Arc<dyn ReadAt>) as Box<dyn ReadAt>);
+            Segment { path, base_offset: Some(base), open: Box::new(open) }
+        };
+        PartitionScan::new(bases.iter().map(segment).collect::<Vec<_>>())
+            .starting_at(start.min(bytes_max(bases, bytes)))
+    }
+
+    /// By the index of a segment that was left; from its beginning where there is none that can be used.
+    fn position_in(&self, base: i64, from: i64) -> u64 {
+        let bytes = crate::disk::read_whole(&*self.disk, &name_of(base, INDEX));
+        let entries = bytes.ok().and_then(|bytes| index::read(&bytes, base).ok());
+        entries.map_or(0, |entries| position_of(&entries, from))
+    }
+
+    fn spawn_syncer(shared: &Arc<Shared>) -> Result<JoinHandle<()>> {
+        let Policy::Interval(interval) = shared.options.policy else { unreachable!("only then") };
+        let shared_too = shared.clone();
+        let work = move || {
+            while shared_too.commit.sleep(interval) {
+                let Ok(end) = shared_too.lock().map(|inner| inner.end) else { return };
+                // A failure poisons the log, which tells the next one who appends.
+                if shared_too.wait(end).is_err() {
+                    return;
+                }
+            }
+        };
+        let thread = thread::Builder::new().name("fencepost-log".into()).spawn(work);
+        thread.map_err(|error| Error::io(error, shared.disk.path(""), "the log was not opened"))
+    }
+}
+
+impl Inner {
+    fn written(&self) -> Synced {
+        Synced { end: self.end, base: self.active.base, bytes: self.active.bytes }
+    }
+}
+
+/// A segment that was left is entered where its index says, the last one not behind what is visible.
+fn bytes_max(bases: &[i64], visible: u64) -> u64 {
+    if bases.len() == 1 { visible } else { u64::MAX }
+}
+
+fn told(judged: &BrokerJudged) -> Vec<Appended> {
+    let verdict = |code: u8| Verdict::ALL[usize::from(code)];
+    let offset = |row: usize| judged.offsets.get(row).copied().filter(|&offset| offset >= 0);
+    (0..judged.verdicts.len())
+        .map(|row| Appended { verdict: verdict(judged.verdicts[row]), offset: offset(row) })
+        .collect()
+}
+
+/// Batches as a table takes them.
+struct Columns {
+    pid: Vec<i64>,
+    partition: Vec<i32>,
+    epoch: Vec<i16>,
+    base_seq: Vec<i32>,
+    count: Vec<i32>,
+    timestamp: Vec<i64>,
+    transactional: Vec<u8>,
+    control: Vec<u8>,
+    coordinator_epoch: Vec<i32>,
+    transaction_version: Vec<i8>,
+}
+
+impl Columns {
+    fn of(batches: &[Batch]) -> Columns {
+        fn column<T>(batches: &[Batch], of: impl Fn(&Batch) -> T) -> Vec<T> {
+            batches.iter().map(of).collect()
+        }
+        Columns {
+            pid: column(batches, |it| it.pid),
+            partition: vec![0; batches.len()],
+            epoch: column(batches, |it| it.epoch),
+            base_seq: column(batches, |it| it.base_seq),
+            count: column(batches, |it| it.count),
+            timestamp: column(batches, |it| it.timestamp),
+            transactional: column(batches, |it| u8::from(it.is_transactional)),
+            control: column(batches, |it| it.control as u8),
+            coordinator_epoch: column(batches, |it| it.coordinator_epoch),
+            transaction_version: column(batches, |it| it.transaction_version),
+        }
+    }
+
+    fn batches(&self) -> ProduceBatches<'_> {
+        ProduceBatches {
+            pid: &self.pid,
+            partition: &self.partition,
+            epoch: &self.epoch,
+            base_seq: &self.base_seq,
+            last_seq: None,
+            count: Some(&self.count),
+            offset: None,
+            last_offset: None,
+            timestamp: Some(&self.timestamp),
+            transactional: Some(&self.transactional),
+            control: Some(&self.control),
+            coordinator_epoch: Some(&self.coordinator_epoch),
+            transaction_version: Some(&self.transaction_version),
+            // Markers are then the coordinator's.
+            origin: Origins::All(Origin::Client),
+        }
+    }
+}

@@ -1,0 +1,365 @@
+//! How a log is opened: the newest state that is whole, and what the segments say from there on.
+//!
+//! A write that a crash has cut short leaves a torn batch at the end of the last segment, with nothing behind it. That is
+//! cut off. Damage anywhere else is an error and nothing is touched: where a whole batch stands behind it; where it lies
+//! below the offset of a state, for that was written once everything before it was on disk; and in segments before the
+//! last, which were synced when they were left.
+
+use crate::disk::{Disk, read_whole};
+use crate::error::{Error, Result};
+use crate::log::Options;
+use crate::producers::of_kafka;
+use crate::segment::{
+    Active, INDEX, LOG, SNAPSHOT, STATE, TIME_INDEX, TXN_INDEX, name_of, offset_of, refused, unopened,
+};
+use crate::transactions::Transactions;
+use fencepost_core::{self as core, BrokerTable, KeyKind, Origin, Origins, ProduceBatches, ProducerEntry};
+use fencepost_kafka::aborted::{self, AbortedTxn};
+use fencepost_kafka::{BatchColumns, Control, Error as Damage, Kind, RecoveryScan, snapshot};
+use std::sync::Arc;
+
+/// Batches that are followed at a time.
+const CALL_ROWS: usize = 1 << 16;
+
+/// What opening a log came to.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Recovered {
+    /// The file of the state that was begun with.
+    pub state: Option<String>,
+    /// Files of states that were passed over, for they are damaged.
+    pub passed_over: Vec<String>,
+    /// Batches and markers that were followed from there on.
+    pub batches: u64,
+    /// Bytes of a torn write that were cut off.
+    pub cut_bytes: u64,
+}
+
+/// A log that was opened.
+pub(crate) struct Opened {
+    pub(crate) table: BrokerTable,
+    pub(crate) transactions: Transactions,
+    pub(crate) aborted: Vec<AbortedTxn>,
+    /// First offsets of the segments.
+    pub(crate) bases: Vec<i64>,
+    pub(crate) active: Active,
+    pub(crate) end: i64,
+    pub(crate) recovered: Recovered,
+}
+
+/// Producers as they were at an offset.
+struct State {
+    name: Option<String>,
+    offset: i64,
+    entries: Vec<ProducerEntry>,
+}
+
+pub(crate) fn open(disk: &dyn Disk, options: &Options) -> Result<Opened> {
+    let names = unopened(disk, "", disk.names())?;
+    let offsets = |ending: &str| {
+        let mut offsets: Vec<i64> = names.iter().filter_map(|name| offset_of(name, ending)).collect();
+        offsets.sort_unstable();
+        offsets
+    };
+    let (bases, states, snapshots) = (offsets(LOG), offsets(STATE), offsets(SNAPSHOT));
+    let Some(&log_start) = bases.first() else { return begin(disk, options, states.iter().chain(&snapshots)) };
+    // Whole tables first: a snapshot of the same offset says less.
+    let mut files: Vec<(i64, bool)> = states.into_iter().map(|offset| (offset, true)).collect();
+    files.extend(snapshots.into_iter().map(|offset| (offset, false)));
+    files.retain(|&(offset, _)| offset >= log_start);
+    files.sort_unstable();
+    // What the files' names say holds even of those that are damaged.
+    let promised = files.last().map_or(log_start, |&(offset, _)| offset);
+    let mut passed_over = Vec::new();
+    loop {
+        let state = newest_state(disk, &mut files, &mut passed_over)?;
+        let state = state.unwrap_or(State { name: None, offset: log_start, entries: Vec::new() });
+        let offset = state.offset;
+        let mut replay = Replay::new(disk, options, state)?;
+        replay.run(&bases)?;
+        if replay.end < promised && !options.cuts_damage {
+            return Err(replay.lost(promised));
+        }
+        if replay.end >= offset {
+            replay.recovered.passed_over = passed_over;
+            return replay.finish(bases, &names);
+        }
+        passed_over.extend(replay.recovered.state);
+    }
+}
+
+/// A log of which there is nothing yet.
+fn begin<'a>(disk: &dyn Disk, options: &Options, mut states: impl Iterator<Item = &'a i64>) -> Result<Opened> {
+    if let Some(offset) = states.find(|&&offset| offset > 0) {
+        let reason = format!("no segments (*.log), but a state of offset {offset}: the log was taken away");
+        return Err(damage(Kind::Gap, None, reason).in_file(&disk.path("")).into());
+    }
+    let state = State { name: None, offset: 0, entries: Vec::new() };
+    let active = unopened(disk, &name_of(0, LOG), Active::create(disk, 0))?;
+    let replay = Replay::new(disk, options, state)?;
+    Ok(Opened {
+        table: replay.table,
+        transactions: replay.transactions,
+        aborted: Vec::new(),
+        bases: vec![0],
+        active,
+        end: 0,
+        recovered: Recovered::default(),
+    })
+}
+
+/// The newest of the files that is whole; those that are not are passed over.
+fn newest_state(disk: &dyn Disk, files: &mut Vec<(i64, bool)>, passed_over: &mut Vec<String>) -> Result<Option<State>> {
+    while let Some((offset, is_table)) = files.pop() {
+        let name = name_of(offset, if is_table { STATE } else { SNAPSHOT });
+        let bytes = unopened(disk, &name, read_whole(disk, &name))?;
+        let entries = if is_table { entries_of_table(&bytes, offset) } else { entries_of_snapshot(&bytes) };
+        match entries {
+            Some(entries) => return Ok(Some(State { name: Some(name), offset, entries })),
+            None => passed_over.push(name),
+        }
+    }
+    Ok(None)
+}
+
+fn entries_of_table(bytes: &[u8], offset: i64) -> Option<Vec<ProducerEntry>> {
+    let table = BrokerTable::restore(bytes).ok()?;
+    let is_ours = table.log_end(0) == offset && table.entries().all(|entry| entry.partition == 0);
+    is_ours.then(|| table.entries().collect())
+}
+
+fn entries_of_snapshot(bytes: &[u8]) -> Option<Vec<ProducerEntry>> {
+    snapshot::read(bytes).ok()?.iter().map(|entry| of_kafka(entry, 0)).collect()
+}
+
+fn damage(kind: Kind, position: Option<u64>, reason: String) -> Damage {
+    Damage { path: String::new(), position, kind, reason }
+}
+
+/// Segments that are followed from a state on.
+struct Replay<'a> {
+    disk: &'a dyn Disk,
+    options: &'a Options,
+    from: i64,
+    table: BrokerTable,
+    transactions: Transactions,
+    /// Those whose marker lies at or behind `from`.
+    aborted: Vec<AbortedTxn>,
+    active: Option<Active>,
+    end: i64,
+    recovered: Recovered,
+}
+
+impl<'a> Replay<'a> {
+    fn new(disk: &'a dyn Disk, options: &'a Options, state: State) -> Result<Replay<'a>> {
+        let mut table = BrokerTable::new(options.broker.clone())?;
+        table.keys_mut().fix(KeyKind::Plain, KeyKind::Plain)?;
+        let mut transactions = Transactions::default();
+        for mut entry in state.entries {
+            // Of a log that was written with a longer window.
+            let more = entry.batches.len().saturating_sub(options.broker.window.into());
+            entry.batches.drain(..more);
+            table.add(&entry)?;
+            if entry.open_from >= 0 {
+                transactions.begin(entry.pid, entry.open_from);
+            }
+        }
+        let recovered = Recovered { state: state.name, ..Recovered::default() };
+        let (from, end) = (state.offset, state.offset);
+        Ok(Replay { disk, options, from, table, transactions, aborted: Vec::new(), active: None, end, recovered })
+    }
+
+    /// Follows the segments from the one on in which the state's offset lies. Nothing is changed.
+    fn run(&mut self, bases: &[i64]) -> Result<()> {
+        let first = bases.partition_point(|&base| base <= self.from).saturating_sub(1);
+        let mut last_offset = None;
+        for (at, &base) in bases.iter().enumerate().skip(first) {
+            let name = name_of(base, LOG);
+            if last_offset.is_some_and(|last| base <= last) {
+                let reason = format!("the segment begins at offset {base}, which the one before it has, too");
+                return Err(damage(Kind::Overlap, Some(0), reason).in_file(&self.disk.path(&name)).into());
+            }
+            let followed = self.follow(base, &name, at + 1 == bases.len());
+            last_offset = Some(followed.map_err(|error| match error {
+                Error::Damaged(damage) => Error::Damaged(damage.in_file(&self.disk.path(&name))),
+                other => other,
+            })?);
+        }
+        Ok(())
+    }
+
+    fn follow(&mut self, base: i64, name: &str, is_last: bool) -> Result<i64> {
+        let file = unopened(self.disk, name, self.disk.open(name))?;
+        let reader: Arc<dyn fencepost_kafka::ReadAt> = file.clone();
+        let mut scan = RecoveryScan::new(reader, base)?;
+        let mut active = Active::new(base, file);
+        let mut columns = BatchColumns::default();
+        loop {
+            let read = scan.read(&mut columns, CALL_ROWS);
+            self.take(&columns)?;
+            for row in 0..columns.len() {
+                active.note(columns.bytes[row] as u64, columns.last_offset[row], columns.max_timestamp[row]);
+            }
+            columns.clear();
+            match read {
+                Ok(true) => {}
+                Ok(false) => break,
+                Err(damage) if is_last => {
+                    self.check_is_torn(&scan, damage)?;
+                    self.recovered.cut_bytes = scan.bytes() - scan.position();
+                    break;
+                }
+                Err(damage) => return Err(damage.into()),
+            }
+        }
+        self.end = scan.last_offset() + 1;
+        self.active = Some(active);
+        Ok(scan.last_offset())
+    }
+
+    /// Whether damage can be what a crash leaves of the last write.
+    fn check_is_torn(&self, scan: &RecoveryScan, damage: Damage) -> Result<()> {
+        if damage.kind == Kind::Unreadable {
+            return Err(damage.into());
+        }
+        if self.options.cuts_damage || damage.kind == Kind::Zeros {
+            return Ok(());
+        }
+        let Some((position, offset)) = scan.whole_behind()? else { return Ok(()) };
+        let reason = format!(
+            "{}. Not the torn end of a write: at byte {position} follows a whole batch, from offset {offset} on. \
+             Nothing was changed; on_damage=\"cut\" gives up everything from offset {} on",
+            damage.reason,
+            scan.last_offset() + 1
+        );
+        Err(Damage { reason, ..damage }.into())
+    }
+
+    /// The state says more than is left of the log.
+    fn lost(&self, offset: i64) -> Error {
+        let reason = format!(
+            "the log ends at offset {}, but everything below {offset} was on disk when the state of that offset was \
+             written. Nothing was changed; on_damage=\"cut\" goes on from where it ends",
+            self.end
+        );
+        damage(Kind::Gap, None, reason).in_file(&self.disk.path("")).into()
+    }
+
+    /// Follows the batches that the state does not know.
+    fn take(&mut self, columns: &BatchColumns) -> Result<()> {
+        let rows = columns.len();
+        let from = columns.base_offset.partition_point(|&offset| offset < self.from);
+        if from == rows {
+            return Ok(());
+        }
+        let mut controls = vec![core::Control::Data; rows];
+        let mut coordinator_epoch = vec![-1; rows];
+        for marker in &columns.markers {
+            controls[marker.row as usize] = control_of(marker.control);
+            coordinator_epoch[marker.row as usize] = marker.coordinator_epoch.unwrap_or(-1);
+        }
+        let control: Vec<u8> = controls.iter().map(|&control| control as u8).collect();
+        let transactional: Vec<u8> = (0..rows).map(|row| columns.is_transactional(row).into()).collect();
+        let batches = ProduceBatches {
+            pid: &columns.pid[from..],
+            partition: &vec![0; rows - from],
+            epoch: &columns.epoch[from..],
+            base_seq: &columns.base_seq[from..],
+            last_seq: Some(&columns.last_seq[from..]),
+            count: Some(&columns.count[from..]),
+            offset: Some(&columns.base_offset[from..]),
+            last_offset: Some(&columns.last_offset[from..]),
+            timestamp: Some(&columns.max_timestamp[from..]),
+            transactional: Some(&transactional[from..]),
+            control: Some(&control[from..]),
+            coordinator_epoch: Some(&coordinator_epoch[from..]),
+            transaction_version: None,
+            origin: Origins::All(Origin::Replica),
+        };
+        let position = columns.position[from] as u64;
+        let impossible =
+            |error| damage(Kind::Field, Some(position), format!("no broker's batch from here on: {error}"));
+        self.table.apply(&[batches]).map_err(impossible)?;
+        for row in from..rows {
+            // A header whose records compaction has removed belongs to a transaction that was decided long ago.
+            let is_transactional = transactional[row] != 0 && columns.count[row] > 0;
+            let (pid, offset) = (columns.pid[row], columns.base_offset[row]);
+            self.aborted.extend(self.transactions.note(pid, controls[row], is_transactional, offset));
+        }
+        self.recovered.batches += (rows - from) as u64;
+        Ok(())
+    }
+
+    /// Cuts off what is torn, and makes the files of the last segment say what was found.
+    fn finish(mut self, bases: Vec<i64>, names: &[String]) -> Result<Opened> {
+        let disk = self.disk;
+        let mut active = self.active.take().expect("the last segment was followed");
+        let name = name_of(active.base, LOG);
+        if self.recovered.cut_bytes > 0 {
+            unopened(disk, &name, active.file.cut(active.bytes))?;
+        }
+        // What a killed process left is in the system's memory, and may not be on disk.
+        unopened(disk, &name, active.file.sync())?;
+        let aborted = self.join_aborted(names, &mut active)?;
+        for ending in [INDEX, TIME_INDEX] {
+            let name = name_of(active.base, ending);
+            unopened(disk, &name, disk.remove(&name))?;
+        }
+        for (ending, name) in [STATE, SNAPSHOT].into_iter().flat_map(|ending| names.iter().map(move |it| (ending, it)))
+        {
+            if offset_of(name, ending).is_some_and(|offset| offset > self.end) {
+                unopened(disk, name, disk.remove(name))?;
+            }
+        }
+        unopened(disk, "", disk.sync())?;
+        self.table.set_log_end(0, self.end)?;
+        self.transactions.forget_before(self.end);
+        let Replay { table, transactions, end, recovered, .. } = self;
+        Ok(Opened { table, transactions, aborted, bases, active, end, recovered })
+    }
+
+    /// Every aborted transaction: those before the state from the indexes, those behind it as the log says. The index of
+    /// the last segment is written anew where it says something else.
+    fn join_aborted(&self, names: &[String], active: &mut Active) -> Result<Vec<AbortedTxn>> {
+        let mut all = Vec::new();
+        let mut bases: Vec<i64> = names.iter().filter_map(|name| offset_of(name, TXN_INDEX)).collect();
+        bases.sort_unstable();
+        let mut found = None;
+        for base in bases.into_iter().filter(|&base| base <= active.base) {
+            let name = name_of(base, TXN_INDEX);
+            let mut bytes = unopened(self.disk, &name, read_whole(self.disk, &name))?;
+            if base == active.base {
+                found = Some(bytes.clone());
+                // Of entries behind the state, which a crash may have torn, the log itself tells.
+                bytes.truncate(whole_entries_before(&bytes, self.from));
+            }
+            let entries = aborted::read(&bytes).map_err(|error| error.in_file(&self.disk.path(&name)))?;
+            all.extend(entries.into_iter().filter(|entry| entry.last_offset < self.from));
+        }
+        all.extend(&self.aborted);
+        let own = all.iter().filter(|entry| entry.last_offset >= active.base);
+        let bytes: Vec<u8> = own.flat_map(aborted::write).collect();
+        let name = name_of(active.base, TXN_INDEX);
+        if found.as_ref().is_some_and(|found| *found != bytes) || (found.is_none() && !bytes.is_empty()) {
+            self.disk.put(&name, &bytes).map_err(|error| refused(self.disk, &name, error, "the log was not opened"))?;
+        }
+        if found.is_some() || !bytes.is_empty() {
+            active.set_aborted(unopened(self.disk, &name, self.disk.open(&name))?, bytes.len() as u64);
+        }
+        Ok(all)
+    }
+}
+
+/// How many bytes of an index of aborted transactions are of markers before an offset.
+fn whole_entries_before(bytes: &[u8], offset: i64) -> usize {
+    let before = |entry: &&[u8]| aborted::read(entry).is_ok_and(|it| it.iter().all(|it| it.last_offset < offset));
+    bytes.chunks_exact(aborted::ENTRY_BYTES).take_while(before).count() * aborted::ENTRY_BYTES
+}
+
+fn control_of(control: Control) -> core::Control {
+    match control {
+        Control::Commit => core::Control::Commit,
+        Control::Abort => core::Control::Abort,
+        Control::Empty => core::Control::Empty,
+        Control::Other => core::Control::Other,
+    }
+}

@@ -1,0 +1,183 @@
+//! The segment that is written, and the names of the files of a partition.
+
+use crate::disk::{Disk, LogFile};
+use crate::error::{Error, Result};
+use fencepost_kafka::ReadAt;
+use fencepost_kafka::index::{self, IndexEntry, TimeEntry};
+use std::io;
+use std::sync::Arc;
+
+pub(crate) const LOG: &str = ".log";
+pub(crate) const INDEX: &str = ".index";
+pub(crate) const TIME_INDEX: &str = ".timeindex";
+pub(crate) const TXN_INDEX: &str = ".txnindex";
+/// A broker's own snapshot: the last batch of each producer.
+pub(crate) const SNAPSHOT: &str = ".snapshot";
+/// The whole table, which no file of a broker's holds.
+pub(crate) const STATE: &str = ".state";
+
+/// A broker's `index.interval.bytes`.
+const INDEX_INTERVAL_BYTES: u64 = 4096;
+
+/// The name of a file about the log from this offset on, or up to it.
+pub(crate) fn name_of(offset: i64, ending: &str) -> String {
+    format!("{offset:020}{ending}")
+}
+
+/// The offset in such a name.
+pub(crate) fn offset_of(name: &str, ending: &str) -> Option<i64> {
+    let digits = name.strip_suffix(ending)?;
+    let is_number = digits.len() == 20 && digits.bytes().all(|byte| byte.is_ascii_digit());
+    is_number.then(|| digits.parse().ok()).flatten()
+}
+
+/// The last segment.
+pub(crate) struct Active {
+    pub(crate) base: i64,
+    pub(crate) file: Arc<dyn LogFile>,
+    pub(crate) bytes: u64,
+    index: Vec<IndexEntry>,
+    times: Vec<TimeEntry>,
+    newest: Option<TimeEntry>,
+    since_entry: u64,
+    /// The index of aborted transactions, once there is one, and its length.
+    txn_index: Option<(Arc<dyn LogFile>, u64)>,
+}
+
+impl Active {
+    pub(crate) fn new(base: i64, file: Arc<dyn LogFile>) -> Active {
+        Active {
+            base,
+            file,
+            bytes: 0,
+            index: Vec::new(),
+            times: Vec::new(),
+            newest: None,
+            since_entry: 0,
+            txn_index: None,
+        }
+    }
+
+    /// A segment without a batch, whose name is on disk.
+    pub(crate) fn create(disk: &dyn Disk, base: i64) -> io::Result<Active> {
+        let file = disk.create(&name_of(base, LOG))?;
+        disk.sync()?;
+        Ok(Active::new(base, file))
+    }
+
+    /// Where a batch begins before which there is nothing at or above this offset.
+    pub(crate) fn position_of(&self, offset: i64) -> u64 {
+        position_of(&self.index, offset)
+    }
+
+    /// A batch of so many bytes stands at the end. Entries of the indexes come as Kafka's `LogSegment.append` makes them.
+    pub(crate) fn note(&mut self, bytes: u64, last_offset: i64, max_timestamp: i64) {
+        if self.newest.is_none_or(|newest| max_timestamp > newest.timestamp) {
+            self.newest = Some(TimeEntry { timestamp: max_timestamp, offset: last_offset });
+        }
+        if self.since_entry > INDEX_INTERVAL_BYTES {
+            self.index.push(IndexEntry { offset: last_offset, position: self.bytes as u32 });
+            self.note_time();
+            self.since_entry = 0;
+        }
+        self.since_entry += bytes;
+        self.bytes += bytes;
+    }
+
+    fn note_time(&mut self) {
+        let last = self.times.last().map_or(-1, |last| last.timestamp);
+        self.times.extend(self.newest.filter(|newest| newest.timestamp > last));
+    }
+
+    /// Appends entries of aborted transactions; an error leaves the index as it was, or gives another error for which
+    /// that cannot be said.
+    pub(crate) fn add_aborted(
+        &mut self,
+        disk: &dyn Disk,
+        entries: &[u8],
+    ) -> std::result::Result<(), (io::Error, bool)> {
+        if self.txn_index.is_none() {
+            let name = name_of(self.base, TXN_INDEX);
+            let created = disk.create(&name).and_then(|file| disk.sync().map(|()| file));
+            match created {
+                Ok(file) => self.txn_index = Some((file, 0)),
+                // An empty index says the same as none.
+                Err(error) => return Err((error, true)),
+            }
+        }
+        let Some((file, bytes)) = &mut self.txn_index else { return Ok(()) };
+        if let Err(error) = file.write_all_at(*bytes, entries) {
+            let is_undone = file.cut(*bytes).is_ok();
+            return Err((error, is_undone));
+        }
+        *bytes += entries.len() as u64;
+        Ok(())
+    }
+
+    /// Takes back the last so many bytes of the index of aborted transactions.
+    pub(crate) fn cut_aborted(&mut self, entries_bytes: u64) -> io::Result<()> {
+        let Some((file, bytes)) = &mut self.txn_index else { return Ok(()) };
+        file.cut(*bytes - entries_bytes)?;
+        *bytes -= entries_bytes;
+        Ok(())
+    }
+
+    /// The index of aborted transactions, whole.
+    pub(crate) fn set_aborted(&mut self, file: Arc<dyn LogFile>, bytes: u64) {
+        self.txn_index = Some((file, bytes));
+    }
+
+    /// The files that are written: first the one that says which batches are not to be read.
+    pub(crate) fn files(&self) -> Vec<Arc<dyn LogFile>> {
+        self.txn_index.iter().map(|(file, _)| file.clone()).chain([self.file.clone()]).collect()
+    }
+
+    /// Waits until everything that was written is on disk.
+    pub(crate) fn sync(&self) -> io::Result<()> {
+        self.files().iter().try_for_each(|file| file.sync())
+    }
+
+    /// Writes the indexes of offsets and times, which nobody misses before the segment is left.
+    pub(crate) fn write_indexes(&mut self, disk: &dyn Disk) -> io::Result<()> {
+        self.note_time();
+        disk.put(&name_of(self.base, INDEX), &index::write(&self.index, self.base))?;
+        disk.put(&name_of(self.base, TIME_INDEX), &index::write_times(&self.times, self.base))
+    }
+}
+
+/// Where in a segment a batch begins before which there is nothing at or above this offset.
+pub(crate) fn position_of(index: &[IndexEntry], offset: i64) -> u64 {
+    let after = index.partition_point(|entry| entry.offset <= offset);
+    after.checked_sub(1).map_or(0, |at| u64::from(index[at].position))
+}
+
+/// A file as far as it was written when somebody began to read it.
+pub(crate) struct Upto {
+    pub(crate) file: Arc<dyn LogFile>,
+    pub(crate) bytes: u64,
+}
+
+impl ReadAt for Upto {
+    fn bytes(&self) -> io::Result<u64> {
+        Ok(self.file.bytes()?.min(self.bytes))
+    }
+
+    fn read_at(&self, position: u64, buffer: &mut [u8]) -> io::Result<usize> {
+        let rest = self.bytes.saturating_sub(position).min(buffer.len() as u64) as usize;
+        self.file.read_at(position, &mut buffer[..rest])
+    }
+
+    fn is_quick(&self) -> bool {
+        self.file.is_quick()
+    }
+}
+
+/// An error of a file of the partition.
+pub(crate) fn refused(disk: &dyn Disk, name: &str, error: io::Error, state: &str) -> Error {
+    Error::io(error, disk.path(name), state)
+}
+
+/// The same where nothing was opened.
+pub(crate) fn unopened<T>(disk: &dyn Disk, name: &str, done: io::Result<T>) -> Result<T> {
+    done.map_err(|error| refused(disk, name, error, "the log was not opened"))
+}
