@@ -14,14 +14,14 @@ const CHUNK_BYTES: usize = 1 << 20;
 /// look like batches everywhere ends it.
 const SUMMED_MAX: u64 = 16;
 
-/// Reads the headers of a segment, checksums checked.
+/// Reads the headers of a segment that has never been compacted, checksums checked.
 pub struct RecoveryScan {
     scan: SegmentScan,
     reader: Arc<dyn ReadAt>,
 }
 
 impl RecoveryScan {
-    /// A scan from the beginning. No offset of the segment may lie below `base_offset`.
+    /// A scan from the beginning, where `base_offset` must stand.
     pub fn new(reader: Arc<dyn ReadAt>, base_offset: i64) -> Result<RecoveryScan> {
         let scan = SegmentScan::new(Box::new(reader.clone()), Some(base_offset))?;
         Ok(RecoveryScan { scan, reader })
@@ -48,6 +48,12 @@ impl RecoveryScan {
         while columns.len() < rows_max {
             let Some(header) = self.scan.peek()? else { return Ok(false) };
             let position = self.scan.position();
+            let last = self.scan.last_offset();
+            if header.base_offset != last + 1 {
+                // No checksum is of the first offset, and who writes alone leaves none out.
+                let reason = format!("offset {} follows {last}: compacted, or damaged", header.base_offset);
+                return Err(Error::new(Kind::Offsets, position, reason));
+            }
             let found = crc32c::crc32c(&self.scan.batch(&header)?[CHECKED_FROM..]);
             if found != header.crc {
                 let reason = format!("the batch has the CRC-32C {found:08x}, {:08x} is told: damaged", header.crc);

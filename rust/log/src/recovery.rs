@@ -174,9 +174,10 @@ impl<'a> Replay<'a> {
         let mut last_offset = None;
         for (at, &base) in bases.iter().enumerate().skip(first) {
             let name = name_of(base, LOG);
-            if last_offset.is_some_and(|last| base <= last) {
-                let reason = format!("the segment begins at offset {base}, which the one before it has, too");
-                return Err(damage(Kind::Overlap, Some(0), reason).in_file(&self.disk.path(&name)).into());
+            if let Some(last) = last_offset.filter(|last| base != last + 1) {
+                let reason = format!("the segment begins at offset {base}, the one before it ends at {last}");
+                let kind = if base <= last { Kind::Overlap } else { Kind::Gap };
+                return Err(damage(kind, Some(0), reason).in_file(&self.disk.path(&name)).into());
             }
             let followed = self.follow(base, &name, at + 1 == bases.len());
             last_offset = Some(followed.map_err(|error| match error {

@@ -1,0 +1,255 @@
+//! A disk that forgets what was not synced, and fails when it is told to.
+
+use fencepost_kafka::ReadAt;
+use fencepost_log::{Disk, LogFile};
+use fencepost_testkit::workload::Random;
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+/// What is written or lost as one.
+pub(crate) const SECTOR: usize = 32;
+
+/// The content of a file: as the system shows it, and as it is on disk.
+#[derive(Clone, Debug, Default)]
+struct Content {
+    seen: Vec<u8>,
+    durable: Vec<u8>,
+}
+
+#[derive(Debug, Default)]
+struct Sim {
+    files: Vec<Content>,
+    names: BTreeMap<String, usize>,
+    /// What the names were after each change since the last sync of the folder, that sync first.
+    names_since: Vec<BTreeMap<String, usize>>,
+    operations: u64,
+    fails: Option<Fault>,
+    syncs: u64,
+    sync_time: Duration,
+}
+
+/// Which operation fails, counted from the first, and whether those behind it do.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Fault {
+    pub(crate) at: u64,
+    pub(crate) forever: bool,
+}
+
+/// A folder.
+#[derive(Clone, Default)]
+pub(crate) struct SimDisk(Arc<Mutex<Sim>>);
+
+struct SimFile {
+    disk: SimDisk,
+    file: usize,
+}
+
+impl SimDisk {
+    pub(crate) fn new() -> SimDisk {
+        let disk = SimDisk::default();
+        disk.sim().names_since.push(BTreeMap::new());
+        disk
+    }
+
+    fn sim(&self) -> MutexGuard<'_, Sim> {
+        self.0.lock().expect("no panic within")
+    }
+
+    /// Operations that change something, so far.
+    pub(crate) fn operations(&self) -> u64 {
+        self.sim().operations
+    }
+
+    /// Syncs of files so far.
+    pub(crate) fn syncs(&self) -> u64 {
+        self.sim().syncs
+    }
+
+    /// From now on a sync takes so long.
+    pub(crate) fn set_sync_time(&self, time: Duration) {
+        self.sim().sync_time = time;
+    }
+
+    pub(crate) fn fail(&self, fault: Option<Fault>) {
+        let mut sim = self.sim();
+        sim.operations = 0;
+        sim.fails = fault;
+    }
+
+    /// The bytes of a file as they are seen.
+    pub(crate) fn bytes(&self, name: &str) -> Vec<u8> {
+        let sim = self.sim();
+        sim.files[sim.names[name]].seen.clone()
+    }
+
+    /// Puts other bytes into a file, on disk.
+    pub(crate) fn set_bytes(&self, name: &str, bytes: &[u8]) {
+        let mut sim = self.sim();
+        let content = Content { seen: bytes.to_vec(), durable: bytes.to_vec() };
+        let file = sim.names.get(name).copied();
+        let file = file.unwrap_or(sim.files.len());
+        let count = sim.files.len().max(file + 1);
+        sim.files.resize(count, Content::default());
+        sim.files[file] = content;
+        sim.names.insert(name.into(), file);
+        let names = sim.names.clone();
+        sim.names_since = vec![names];
+    }
+
+    /// The same folder as a killed process leaves it: the system has everything.
+    pub(crate) fn after_kill(&self) -> SimDisk {
+        let sim = self.sim();
+        let copy = SimDisk::new();
+        let mut other = copy.sim();
+        other.files.clone_from(&sim.files);
+        other.names.clone_from(&sim.names);
+        other.names_since.clone_from(&sim.names_since);
+        drop(other);
+        copy
+    }
+
+    /// The same folder after the power went: of what was not synced, some names and some sectors are there.
+    pub(crate) fn after_power_loss(&self, random: &mut Random) -> SimDisk {
+        let sim = self.sim();
+        let copy = SimDisk::new();
+        let mut other = copy.sim();
+        let kept = random.below(sim.names_since.len() as u64) as usize;
+        other.names.clone_from(&sim.names_since[kept]);
+        other.names_since = vec![other.names.clone()];
+        other.files = sim.files.iter().map(|content| torn(content, random)).collect();
+        drop(other);
+        copy
+    }
+}
+
+fn torn(content: &Content, random: &mut Random) -> Content {
+    let Content { seen, durable } = content;
+    let (short, long) = (seen.len().min(durable.len()), seen.len().max(durable.len()));
+    let length = if seen == durable { long } else { short + random.below((long - short) as u64 + 1) as usize };
+    let mut bytes = durable.clone();
+    bytes.resize(length, 0);
+    let percent = [0, 50, 95, 100][random.below(4) as usize];
+    for from in (0..length.min(seen.len())).step_by(SECTOR) {
+        let upto = (from + SECTOR).min(length).min(seen.len());
+        if random.chance(percent) {
+            bytes[from..upto].copy_from_slice(&seen[from..upto]);
+        }
+    }
+    Content { seen: bytes.clone(), durable: bytes }
+}
+
+impl Sim {
+    /// Counts a change; gives whether it fails.
+    fn begin(&mut self) -> io::Result<()> {
+        let number = self.operations;
+        self.operations += 1;
+        let fails = self.fails.is_some_and(|fault| number == fault.at || (fault.forever && number > fault.at));
+        if fails { Err(io::Error::from_raw_os_error(28)) } else { Ok(()) }
+    }
+
+    fn note_names(&mut self) {
+        let names = self.names.clone();
+        self.names_since.push(names);
+    }
+
+    fn find(&self, name: &str) -> io::Result<usize> {
+        self.names.get(name).copied().ok_or_else(|| io::ErrorKind::NotFound.into())
+    }
+}
+
+impl Disk for SimDisk {
+    fn path(&self, name: &str) -> String {
+        format!("disk/{name}")
+    }
+
+    fn names(&self) -> io::Result<Vec<String>> {
+        Ok(self.sim().names.keys().cloned().collect())
+    }
+
+    fn create(&self, name: &str) -> io::Result<Arc<dyn LogFile>> {
+        let mut sim = self.sim();
+        sim.begin()?;
+        let file = sim.files.len();
+        sim.files.push(Content::default());
+        sim.names.insert(name.into(), file);
+        sim.note_names();
+        Ok(Arc::new(SimFile { disk: self.clone(), file }))
+    }
+
+    fn open(&self, name: &str) -> io::Result<Arc<dyn LogFile>> {
+        let file = self.sim().find(name)?;
+        Ok(Arc::new(SimFile { disk: self.clone(), file }))
+    }
+
+    fn put(&self, name: &str, bytes: &[u8]) -> io::Result<()> {
+        let mut sim = self.sim();
+        sim.begin()?;
+        let file = sim.files.len();
+        sim.files.push(Content { seen: bytes.to_vec(), durable: bytes.to_vec() });
+        sim.names.insert(name.into(), file);
+        sim.note_names();
+        Ok(())
+    }
+
+    fn remove(&self, name: &str) -> io::Result<()> {
+        let mut sim = self.sim();
+        sim.begin()?;
+        sim.names.remove(name);
+        sim.note_names();
+        Ok(())
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        let mut sim = self.sim();
+        sim.begin()?;
+        sim.names_since = vec![sim.names.clone()];
+        Ok(())
+    }
+}
+
+impl ReadAt for SimFile {
+    fn bytes(&self) -> io::Result<u64> {
+        Ok(self.disk.sim().files[self.file].seen.len() as u64)
+    }
+
+    fn read_at(&self, position: u64, buffer: &mut [u8]) -> io::Result<usize> {
+        self.disk.sim().files[self.file].seen.read_at(position, buffer)
+    }
+}
+
+impl LogFile for SimFile {
+    /// One that fails has written some of it: as a full disk does.
+    fn write_all_at(&self, position: u64, bytes: &[u8]) -> io::Result<()> {
+        let mut sim = self.disk.sim();
+        let done = sim.begin();
+        let some = if done.is_ok() { bytes } else { &bytes[..bytes.len() / 2] };
+        let seen = &mut sim.files[self.file].seen;
+        seen.resize(seen.len().max(position as usize + some.len()), 0);
+        seen[position as usize..][..some.len()].copy_from_slice(some);
+        done
+    }
+
+    fn cut(&self, bytes: u64) -> io::Result<()> {
+        let mut sim = self.disk.sim();
+        sim.begin()?;
+        let content = &mut sim.files[self.file];
+        content.seen.truncate(bytes as usize);
+        content.durable.clone_from(&content.seen);
+        Ok(())
+    }
+
+    /// One that fails leaves the system's memory clean all the same, and the disk as it was. What is written meanwhile is
+    /// not part of it.
+    fn sync(&self) -> io::Result<()> {
+        let mut sim = self.disk.sim();
+        sim.syncs += 1;
+        sim.begin()?;
+        let (seen, time) = (sim.files[self.file].seen.clone(), sim.sync_time);
+        drop(sim);
+        std::thread::sleep(time);
+        self.disk.sim().files[self.file].durable = seen;
+        Ok(())
+    }
+}
