@@ -4,7 +4,7 @@ mod simulated;
 
 use fencepost_core::{Control, Verdict};
 use fencepost_kafka::{BATCH_BYTES_MAX, BatchBuilder, Compression, RecordColumns, RecordScan, Stamp, marker};
-use fencepost_log::{Appended, Batch, Error, Options, PartitionLog, Policy, Result};
+use fencepost_log::{Appended, Batch, Disk, Error, Options, PartitionLog, Policy, Result};
 use fencepost_testkit::workload::Random;
 use simulated::{Fault, SimDisk};
 use std::sync::Arc;
@@ -135,7 +135,8 @@ fn a_power_loss_takes_nothing_that_was_acknowledged() {
                 disk.fail(Some(Fault { at: 1, forever: true }));
                 log.append(&mut [batch(7, 0, writer.seq, false, &values)]).expect_err("the power is gone");
             }
-            let after = disk.after_power_loss(&mut random);
+            let is_killed = random.chance(30);
+            let after = if is_killed { disk.after_kill() } else { disk.after_power_loss(&mut random) };
             losses += 1;
             let log = open(&after, &options).expect("what a power loss leaves is a log");
             check(&log, &writer, &values);
@@ -146,10 +147,38 @@ fn a_power_loss_takes_nothing_that_was_acknowledged() {
                 check(&log, &writer, &[]);
             }
             drop(log);
-            disk = after.after_kill();
+            disk = after.after_power_loss(&mut random);
         }
     }
     assert!(losses == 2400 && cuts + states > 1000, "{losses} losses, {cuts} cuts, {states} states");
+}
+
+/// What an interval may lose is the end of the last segment.
+#[test]
+fn an_interval_loses_nothing_of_segments_that_were_left() {
+    let (mut lost, mut segments) = (0, 0);
+    for seed in 0..300 {
+        let mut random = Random::new(seed);
+        let options = options(Policy::Interval(Duration::from_secs(3600)), 600);
+        let disk = SimDisk::new();
+        let log = open(&disk, &options).expect("a disk that works");
+        let mut writer = Writer { pid: 7, seq: 0, acknowledged: Vec::new() };
+        for _ in 0..random.below(20) {
+            let values = writer.next(&mut random);
+            let appended = log.append(&mut [batch(7, 0, writer.seq, false, &values)]).expect("a disk that works");
+            writer.note(appended[0], values);
+        }
+        let after = disk.after_power_loss(&mut random);
+        let cuts = Options { cuts_damage: true, ..options };
+        let log = open(&after, &cuts).expect("what a power loss leaves is a log");
+        let found = read(&log, 0, false);
+        assert!(writer.acknowledged.starts_with(&found), "seed {seed}");
+        let base: usize = last_segment(&disk)[..20].parse().expect("an offset");
+        assert!(found.len() >= base, "seed {seed}");
+        lost += u32::from(found.len() < writer.acknowledged.len());
+        segments += u32::from(base > 0);
+    }
+    assert!(lost > 50 && segments > 50, "{lost} lost, {segments} of several segments");
 }
 
 /// Several batches of one call may reach the disk in any order: then the log does not open by itself, or has all that was
@@ -223,6 +252,7 @@ fn an_append_that_fails_leaves_no_trace() {
                 for _ in 0..12 {
                     let values = writer.next(&mut random);
                     let try_it = |log: &PartitionLog| log.append(&mut [batch(7, 0, writer.seq, false, &values)]);
+                    let before = all_segments(&disk);
                     let appended = match try_it(&log) {
                         Ok(appended) => appended,
                         Err(error) => {
@@ -232,6 +262,7 @@ fn an_append_that_fails_leaves_no_trace() {
                                 Error::Io { state, .. } => {
                                     assert!(state.starts_with("nothing was appended"), "{error}");
                                     unchanged += 1;
+                                    assert!(all_segments(&disk) == before, "{error}");
                                     check(&log, &writer, &[]);
                                 }
                                 Error::Poisoned(_) => {
@@ -313,8 +344,13 @@ fn sample(closes: bool) -> (SimDisk, Vec<(i64, Vec<u8>)>) {
     (disk, writer.acknowledged)
 }
 
+/// One behind the other: a segment that was begun for a batch that then failed is empty.
+fn all_segments(disk: &SimDisk) -> Vec<u8> {
+    let names = disk.names().expect("in memory");
+    names.iter().filter(|name| name.ends_with(".log")).flat_map(|name| disk.bytes(name)).collect()
+}
+
 fn last_segment(disk: &SimDisk) -> String {
-    use fencepost_log::Disk;
     let names = disk.names().expect("in memory");
     names.into_iter().filter(|name| name.ends_with(".log")).max().expect("a segment")
 }
@@ -386,7 +422,6 @@ fn a_flipped_bit_is_refused_or_cut_where_nothing_follows() {
 /// Whatever lies in the folder, opening it is an error at worst.
 #[test]
 fn any_bytes_can_be_opened() {
-    use fencepost_log::Disk;
     let (disk, _) = sample(true);
     let mut opened = 0;
     for seed in 0..3000 {
@@ -424,7 +459,6 @@ fn any_bytes_can_be_opened() {
 
 #[test]
 fn states_that_are_damaged_are_passed_over() {
-    use fencepost_log::Disk;
     let (disk, acknowledged) = sample(true);
     let names = |ending: &str| {
         let mut names = disk.names().expect("in memory");
@@ -561,7 +595,6 @@ fn a_log_that_was_closed_does_nothing_more() {
 
 #[test]
 fn segments_without_the_log_before_a_state_are_refused() {
-    use fencepost_log::Disk;
     let (disk, _) = sample(true);
     for name in disk.names().expect("in memory").iter().filter(|name| name.ends_with(".log")) {
         disk.remove(name).expect("in memory");

@@ -22,8 +22,9 @@ struct Content {
 struct Sim {
     files: Vec<Content>,
     names: BTreeMap<String, usize>,
-    /// What the names were after each change since the last sync of the folder, that sync first.
-    names_since: Vec<BTreeMap<String, usize>>,
+    /// Those on disk, and what was changed since: a file that has the name now, or none.
+    durable_names: BTreeMap<String, usize>,
+    changes: Vec<(String, Option<usize>)>,
     operations: u64,
     fails: Option<Fault>,
     syncs: u64,
@@ -48,9 +49,7 @@ struct SimFile {
 
 impl SimDisk {
     pub(crate) fn new() -> SimDisk {
-        let disk = SimDisk::default();
-        disk.sim().names_since.push(BTreeMap::new());
-        disk
+        SimDisk::default()
     }
 
     fn sim(&self) -> MutexGuard<'_, Sim> {
@@ -94,8 +93,8 @@ impl SimDisk {
         sim.files.resize(count, Content::default());
         sim.files[file] = content;
         sim.names.insert(name.into(), file);
-        let names = sim.names.clone();
-        sim.names_since = vec![names];
+        sim.durable_names = sim.names.clone();
+        sim.changes.clear();
     }
 
     /// The same folder as a killed process leaves it: the system has everything.
@@ -105,7 +104,8 @@ impl SimDisk {
         let mut other = copy.sim();
         other.files.clone_from(&sim.files);
         other.names.clone_from(&sim.names);
-        other.names_since.clone_from(&sim.names_since);
+        other.durable_names.clone_from(&sim.durable_names);
+        other.changes.clone_from(&sim.changes);
         drop(other);
         copy
     }
@@ -115,9 +115,14 @@ impl SimDisk {
         let sim = self.sim();
         let copy = SimDisk::new();
         let mut other = copy.sim();
-        let kept = random.below(sim.names_since.len() as u64) as usize;
-        other.names.clone_from(&sim.names_since[kept]);
-        other.names_since = vec![other.names.clone()];
+        other.names.clone_from(&sim.durable_names);
+        for (name, file) in sim.changes.iter().filter(|_| random.chance(50)) {
+            match file {
+                Some(file) => drop(other.names.insert(name.clone(), *file)),
+                None => drop(other.names.remove(name)),
+            }
+        }
+        other.durable_names = other.names.clone();
         other.files = sim.files.iter().map(|content| torn(content, random)).collect();
         drop(other);
         copy
@@ -149,9 +154,12 @@ impl Sim {
         if fails { Err(io::Error::from_raw_os_error(28)) } else { Ok(()) }
     }
 
-    fn note_names(&mut self) {
-        let names = self.names.clone();
-        self.names_since.push(names);
+    fn name(&mut self, name: &str, file: Option<usize>) {
+        match file {
+            Some(file) => drop(self.names.insert(name.into(), file)),
+            None => drop(self.names.remove(name)),
+        }
+        self.changes.push((name.into(), file));
     }
 
     fn find(&self, name: &str) -> io::Result<usize> {
@@ -173,8 +181,7 @@ impl Disk for SimDisk {
         sim.begin()?;
         let file = sim.files.len();
         sim.files.push(Content::default());
-        sim.names.insert(name.into(), file);
-        sim.note_names();
+        sim.name(name, Some(file));
         Ok(Arc::new(SimFile { disk: self.clone(), file }))
     }
 
@@ -188,23 +195,22 @@ impl Disk for SimDisk {
         sim.begin()?;
         let file = sim.files.len();
         sim.files.push(Content { seen: bytes.to_vec(), durable: bytes.to_vec() });
-        sim.names.insert(name.into(), file);
-        sim.note_names();
+        sim.name(name, Some(file));
         Ok(())
     }
 
     fn remove(&self, name: &str) -> io::Result<()> {
         let mut sim = self.sim();
         sim.begin()?;
-        sim.names.remove(name);
-        sim.note_names();
+        sim.name(name, None);
         Ok(())
     }
 
     fn sync(&self) -> io::Result<()> {
         let mut sim = self.sim();
         sim.begin()?;
-        sim.names_since = vec![sim.names.clone()];
+        sim.durable_names = sim.names.clone();
+        sim.changes.clear();
         Ok(())
     }
 }
