@@ -839,6 +839,7 @@ def test_a_call_that_breaks_off_midway_poisons_its_table() -> None:
 
 
 NOT_REACHED = {
+    fp.LockedError: "of logs: test_partition_log.py",
     fp.PoisonedError: "of memory that runs out: test_a_call_that_breaks_off_midway_poisons_its_table",
     fp.SourceError: "of jobs over files: test_lake_input.py",
     fp.SinkError: "of jobs over files: test_lake*.py",
@@ -878,6 +879,7 @@ def test_the_classes_tested_are_the_classes_that_exist() -> None:
         (fp.SourceError("m", path="p", position=9), {"path": "p", "position": 9}),
         *((class_("m"), {}) for class_ in (fp.PolicyError, fp.SinkError, fp.SinkChangedError)),
         *((class_("m"), {}) for class_ in (fp.StateConflictError, fp.StoreError, fp.PoisonedError, fp.FencepostError)),
+        (fp.LockedError("m"), {}),
     ],
     ids=lambda it: type(it).__name__,
 )

@@ -9,7 +9,7 @@ use crate::rows::Rows;
 use arrow_array::cast::AsArray;
 use arrow_array::{Array, ArrayRef};
 use arrow_schema::{DataType, Field, Fields};
-use fencepost_core::Control;
+use fencepost_core::{Control, Error};
 use fencepost_kafka::{self as kafka, BatchBuilder, Compression, RecordScan, Stamp};
 use fencepost_log as log;
 use pyo3::exceptions::PyTypeError;
@@ -89,6 +89,8 @@ impl PartitionLog {
     fn append(&self, py: Python<'_>, batches: &Bound<'_, PyList>, now_ms: i64) -> PyResult<Vec<Told>> {
         let count = batches.len();
         let mut records = Vec::with_capacity(count);
+        // Batches of a producer are about as long as each other.
+        let mut capacity = 0;
         for (number, batch) in batches.iter().enumerate() {
             let of = |failure: Failure| if count > 1 { failure.in_batch(number) } else { failure }.raise(py);
             let (pid, epoch, base_seq, rows, is_transactional): (_, _, _, Bound<'_, PyAny>, bool) = batch.extract()?;
@@ -98,7 +100,11 @@ impl PartitionLog {
                 base_seq: integer(&base_seq, "base_seq", -1, i32::MAX.into()).map_err(of)? as i32,
                 is_transactional,
             };
-            records.push((stamp, Records::take(&rows, now_ms, of)?));
+            let taken = Records::take(&rows, now_ms, capacity, of)?;
+            if let Records::Built(builder) = &taken {
+                capacity = builder.bytes();
+            }
+            records.push((stamp, taken));
         }
         let append = || {
             let batch = |(number, (stamp, records)): (usize, (Stamp, Records))| {
@@ -106,7 +112,14 @@ impl PartitionLog {
                 records.build(now_ms).and_then(|records| self.batch(&stamp, records)).map_err(of)
             };
             let mut batches = records.into_iter().enumerate().map(batch).collect::<Result<Vec<_>, _>>()?;
-            Ok(self.log.append(&mut batches)?.into_iter().map(|it| (it.verdict as u8, it.offset)).collect())
+            let appended = self.log.append(&mut batches).map_err(|error| match error {
+                log::Error::Batch(Error::Batch { column, row: Some(row), problem }) => {
+                    let failure = Failure::batch(&column.to_string(), None, problem);
+                    if count > 1 { failure.in_batch(row) } else { failure }
+                }
+                other => other.into(),
+            })?;
+            Ok(appended.into_iter().map(|it| (it.verdict as u8, it.offset)).collect())
         };
         py.detach(append).map_err(|failure: Failure| failure.raise(py))
     }
@@ -233,7 +246,12 @@ enum Records {
 
 impl Records {
     /// From a list of records, or anything tabular.
-    fn take(records: &Bound<'_, PyAny>, now_ms: i64, of: impl Fn(Failure) -> PyErr) -> PyResult<Records> {
+    fn take(
+        records: &Bound<'_, PyAny>,
+        now_ms: i64,
+        capacity: usize,
+        of: impl Fn(Failure) -> PyErr,
+    ) -> PyResult<Records> {
         let Ok(list) = records.cast::<PyList>() else {
             let is_tabular = records.hasattr("__arrow_c_stream__")? || records.hasattr("__arrow_c_array__")?;
             if !is_tabular {
@@ -243,7 +261,7 @@ impl Records {
             }
             return Ok(Records::Rows(Rows::take(records, Some(&[KEY, VALUE, TIMESTAMP, HEADERS]))?));
         };
-        let mut builder = BatchBuilder::default();
+        let mut builder = BatchBuilder::with_capacity(capacity);
         for (row, record) in list.iter().enumerate() {
             match record.cast::<PyBytes>() {
                 Ok(value) => builder.push(now_ms, None, Some(value.as_bytes()), [].into_iter()),

@@ -33,11 +33,18 @@ pub struct BatchBuilder {
 
 impl Default for BatchBuilder {
     fn default() -> BatchBuilder {
-        BatchBuilder { bytes: vec![0; HEADER_BYTES], count: 0, base_timestamp: 0, max_timestamp: -1 }
+        BatchBuilder::with_capacity(HEADER_BYTES)
     }
 }
 
 impl BatchBuilder {
+    /// One that will come to about so many bytes.
+    pub fn with_capacity(bytes: usize) -> BatchBuilder {
+        let mut head = Vec::with_capacity(bytes.max(HEADER_BYTES));
+        head.resize(HEADER_BYTES, 0);
+        BatchBuilder { bytes: head, count: 0, base_timestamp: 0, max_timestamp: -1 }
+    }
+
     /// Records so far.
     pub fn count(&self) -> i32 {
         self.count

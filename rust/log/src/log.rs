@@ -8,12 +8,16 @@ use crate::transactions::Transactions;
 use fencepost_core::{BrokerJudged, BrokerOptions, BrokerTable, Control, Origin, Origins, ProduceBatches, Verdict};
 use fencepost_kafka::aborted::{self, AbortedTxn};
 use fencepost_kafka::{AbortedRange, PartitionScan, ReadAt, Segment, View, index, set_base_offset, snapshot};
+use std::io;
 use std::process;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 
 /// A broker's `log.segment.bytes`, and the most that positions of an index can tell.
 const SEGMENT_BYTES_MAX: u64 = i32::MAX as u64;
+
+/// What is gathered before it is written: it stays in the second cache.
+const WRITE_BYTES: usize = 1 << 18;
 
 /// How a log is kept.
 #[derive(Clone, Debug)]
@@ -112,7 +116,7 @@ struct Inner {
     status: Status,
     /// Given back when the log is closed.
     lock: Option<Lock>,
-    /// Batches of a call, one behind the other.
+    /// Some batches of a call, one behind the other.
     buffer: Vec<u8>,
 }
 
@@ -400,17 +404,7 @@ impl Shared {
     /// Writes the batches that are kept at the end of the segment, or none of their bytes.
     fn write(&self, inner: &mut Inner, batches: &[Batch], kept: &[usize], aborted: &[AbortedTxn]) -> Result<()> {
         let before = inner.active.bytes;
-        let wrote = match kept {
-            [row] => inner.active.file.write_all_at(before, &batches[*row].bytes),
-            _ => {
-                let mut buffer = std::mem::take(&mut inner.buffer);
-                buffer.clear();
-                kept.iter().for_each(|&row| buffer.extend_from_slice(&batches[row].bytes));
-                let wrote = inner.active.file.write_all_at(before, &buffer);
-                inner.buffer = buffer;
-                wrote
-            }
-        };
+        let wrote = write_batches(inner, kept.iter().map(|&row| &batches[row].bytes[..]));
         let entries: Vec<u8> = aborted.iter().flat_map(aborted::write).collect();
         let (error, is_undone) = match wrote {
             Ok(()) if entries.is_empty() => return Ok(()),
@@ -495,7 +489,7 @@ impl Shared {
 
     /// After a sync that failed, the system may have dropped what it could not write, and the next sync may succeed all
     /// the same. So what was not on disk before is cut off.
-    fn fail_to_sync(&self, inner: &mut Inner, error: &std::io::Error) -> Error {
+    fn fail_to_sync(&self, inner: &mut Inner, error: &io::Error) -> Error {
         let synced = self.commit.synced();
         let path = self.disk.path(&name_of(inner.active.base, LOG));
         let is_cut = synced.base == inner.active.base && inner.active.file.cut(synced.bytes).is_ok();
@@ -567,6 +561,31 @@ impl Shared {
         let thread = thread::Builder::new().name("fencepost-log".into()).spawn(work);
         thread.map_err(|error| Error::io(error, shared.disk.path(""), "the log was not opened"))
     }
+}
+
+/// Writes batches at the end of the segment, several of them in one call to the system where they are small.
+fn write_batches<'a>(inner: &mut Inner, batches: impl Iterator<Item = &'a [u8]>) -> io::Result<()> {
+    let (file, mut position) = (&inner.active.file, inner.active.bytes);
+    let mut write = |bytes: &[u8]| -> io::Result<()> {
+        file.write_all_at(position, bytes)?;
+        position += bytes.len() as u64;
+        Ok(())
+    };
+    inner.buffer.clear();
+    let mut batches = batches.peekable();
+    while let Some(batch) = batches.next() {
+        let has_more = batches.peek().is_some_and(|next| inner.buffer.len() + batch.len() + next.len() <= WRITE_BYTES);
+        if inner.buffer.is_empty() && !has_more {
+            write(batch)?;
+            continue;
+        }
+        inner.buffer.extend_from_slice(batch);
+        if !has_more {
+            write(&inner.buffer)?;
+            inner.buffer.clear();
+        }
+    }
+    Ok(())
 }
 
 impl Inner {
