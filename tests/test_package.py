@@ -118,6 +118,7 @@ LAYERS = [
     "fencepost.findings",
     "fencepost.auditor",
     "fencepost.dedup",
+    "fencepost.producer",
     "fencepost",
     "fencepost.generate",
     "fencepost.state",

@@ -22,6 +22,7 @@ from fencepost.errors import (
     BatchError,
     CapacityError,
     ConcurrentTransactionError,
+    DeliveryError,
     FencedError,
     FencepostError,
     MappingError,
@@ -38,6 +39,7 @@ from fencepost.errors import (
     StoreError,
     TransactionAbortableError,
     TransactionStateError,
+    TransportError,
 )
 from fencepost.findings import AuditReport
 from fencepost.policy import BatchColumns, Columns, Policy
@@ -51,6 +53,7 @@ __all__ = [
     "CapacityError",
     "Columns",
     "ConcurrentTransactionError",
+    "DeliveryError",
     "FencedError",
     "FencepostError",
     "MappingError",
@@ -69,6 +72,7 @@ __all__ = [
     "StoreError",
     "TransactionAbortableError",
     "TransactionStateError",
+    "TransportError",
     "Verdict",
     "Verdicts",
     "__version__",

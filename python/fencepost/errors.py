@@ -118,3 +118,27 @@ class PoisonedError(FencepostError):
 
 class LockedError(FencepostError):
     """Another writer has this open, in this process or in another: close it there first."""
+    """An earlier call broke off midway, by a panic or for want of memory: rebuild the table from a snapshot."""
+
+
+class FencedError(FencepostError):
+    """Another producer has taken over, with a higher epoch or another producer id: stop. Nothing more is accepted."""
+
+
+class TransactionAbortableError(FencepostError):
+    """Something of the open transaction failed: abort it, and run it again. Nothing of it was shown."""
+
+
+class DeliveryError(FencepostError):
+    """Rows were not acknowledged: the producer lives on. `is_refused` tells whether they are surely not in the log."""
+
+    def __init__(self, message: str, *, partition: int | None = None, is_refused: bool = False) -> None:
+        super().__init__(message)
+        self.partition = partition
+        """Where they were to go."""
+        self.is_refused = is_refused
+        """True: the log has refused them, or they were never sent. False: they may be there, nobody knows."""
+
+
+class TransportError(FencepostError):
+    """A transport answers what cannot be. The producer has stopped: mend the transport, then resume."""

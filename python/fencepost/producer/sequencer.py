@@ -1,0 +1,621 @@
+"""How a producer numbers its batches, and what it does about each answer. Knows no thread, no clock and no transport.
+
+The rules are those of Kafka's client (`TransactionManager`, `TxnPartitionEntry`, `Sender`, `RecordAccumulator`), a row
+of `tests/rules/client` each. Where they differ, the page says so and why.
+
+    add --> waiting --poll--> numbered, on the wire --answer--> settled
+               |                 ^          |
+               |                 +- retry --+      same numbers, or new ones after a bump
+               +------ expired, never sent ------> settled
+
+A batch gets its numbers when it is first sent and keeps them, so that a log can tell a retry. Only a bump of the epoch
+gives new ones, to the batches of the partition that asked for it. Other partitions keep the old epoch until their
+numbered batches are settled.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from fencepost.errors import (
+    DeliveryError,
+    FencedError,
+    FencepostError,
+    StoreError,
+    TransactionAbortableError,
+    TransportError,
+)
+from fencepost.producer.answers import ErrorCode, Reading, read_answer
+
+SEQUENCES = 2**31
+EPOCH_MAX = 2**15 - 1
+COUNT_MAX = SEQUENCES - 1
+UNLIMITED = 2**31 - 1
+
+
+class Identity(NamedTuple):
+    """Who writes: a producer id (int64) and its epoch (int16)."""
+
+    pid: int
+    epoch: int
+
+
+class Numbers(NamedTuple):
+    """Under which name and number a batch was sent."""
+
+    identity: Identity
+    first_seq: int
+
+
+class Delivered(NamedTuple):
+    """Rows that the log has: `count` of them from `offset` on, None where the log told no offset."""
+
+    partition: int
+    offset: int | None
+    count: int
+    pid: int
+    epoch: int
+    first_seq: int
+    last_seq: int
+    is_duplicate: bool
+    """Whether a log said that an earlier try had succeeded. Success all the same."""
+
+
+@dataclass(eq=False)
+class Batch:
+    """Rows of one partition that are sent, tried again and acknowledged together."""
+
+    partition: int
+    count: int
+    payload: Any
+    created_ms: int
+    positions: tuple[int, int] | None = None
+    """First and last position in its source, where the numbers are the source's: they never change."""
+    numbers: Numbers | None = None
+    tries: int = 0
+    """Retries so far, `ProducerBatch.attempts`."""
+    not_before_ms: int = 0
+    request: int | None = None
+    """The request that is on the wire now."""
+    may_be_written: bool = False
+    """Whether an earlier try ended without a word on what became of it."""
+    outcome: Delivered | FencepostError | None = None
+
+    @property
+    def first_seq(self) -> int:
+        assert self.numbers is not None, "it was never sent"
+        return self.numbers.first_seq
+
+    @property
+    def last_seq(self) -> int:
+        return self.positions[1] if self.positions else step(self.first_seq, self.count - 1)
+
+
+class Request(NamedTuple):
+    """A batch to send now, under these numbers; the answer goes to `answered(id, ...)`."""
+
+    id: int
+    batch: Batch
+    numbers: Numbers
+
+
+class Sent(NamedTuple):
+    """A request that has had no answer."""
+
+    batch: Batch
+    numbers: Numbers
+    deadline_ms: int
+    was_next: bool
+    """Whether all before it was acknowledged by then, so that a log must not find it out of order."""
+
+
+@dataclass
+class Limits:
+    """How often and how long. Milliseconds."""
+
+    in_flight: int = 5
+    retries: int = UNLIMITED
+    delivery_ms: int = 120_000
+    request_ms: int = 30_000
+    backoff_ms: int = 100
+    backoff_max_ms: int = 1_000
+
+
+@dataclass
+class Partition:
+    """What a producer knows of one partition, `TxnPartitionEntry`."""
+
+    identity: Identity | None = None
+    next_seq: int = 0
+    last_acked_seq: int | None = None
+    last_acked_offset: int = -1
+    unresolved: int | None = None
+    """The sequence behind the last batch of which nobody knows whether it was written."""
+    numbered: list[Batch] = field(default_factory=list)
+    """In the order of their numbers, those that wait for another try too."""
+    waiting: deque[Batch] = field(default_factory=deque)
+
+    def follows(self, seq: int) -> bool:
+        """Whether a batch that begins with `seq` is the next one that the log expects, as far as is known."""
+        return seq == (0 if self.last_acked_seq is None else step(self.last_acked_seq, 1))
+
+    def begin_again(self, identity: Identity) -> None:
+        """Number everything from 0 on, `startSequencesAtBeginning`."""
+        self.identity, self.next_seq, self.last_acked_seq, self.unresolved = identity, 0, None, None
+        for batch in self.numbered:
+            batch.numbers = Numbers(identity, self.next_seq)
+            self.next_seq = step(self.next_seq, batch.count)
+
+    def close_gap(self, gone: Batch, first_seq: int) -> None:
+        """Move what was numbered behind a batch that is not coming up to its place."""
+        self.next_seq = step(self.next_seq, -gone.count)
+        for batch in self.numbered:
+            if batch.numbers and is_after(batch.first_seq, first_seq):
+                batch.numbers = batch.numbers._replace(first_seq=step(batch.first_seq, -gone.count))
+
+    def leave_unresolved(self, batch: Batch) -> None:
+        """Nobody knows of a batch whether it was written: what comes behind it will tell (`markSequenceUnresolved`)."""
+        end = step(batch.last_seq, 1)
+        if self.unresolved is None or is_after(end, self.unresolved):
+            self.unresolved = end
+
+
+def step(seq: int, count: int) -> int:
+    """The sequence `count` after (or before) another one: modulo 2^31, never negative (`DefaultRecordBatch`)."""
+    return (seq + count) % SEQUENCES
+
+
+def is_after(seq: int, other: int) -> bool:
+    """Whether a sequence comes later than another one, at most half the space away."""
+    return 0 < (seq - other) % SEQUENCES < SEQUENCES // 2
+
+
+class Sequencer:
+    """The state of one producer. Every call says what time it is, in milliseconds that never go back.
+
+    `asks`: an epoch is raised by asking for it (`wanted`, then `renamed`), because somebody else may have raised it
+    meanwhile. Without, a producer raises its own, as Kafka's idempotent one does: nobody else has its pid.
+    """
+
+    def __init__(
+        self, identity: Identity, limits: Limits | None = None, *, transactional: bool = False, asks: bool = False
+    ) -> None:
+        self.identity = identity
+        self.limits = limits or Limits()
+        self.transactional, self.asks = transactional, asks
+        self.partitions: dict[int, Partition] = {}
+        self.settled: deque[Batch] = deque()
+        """Batches with an outcome, for the caller to take."""
+        self.fatal: FencepostError | None = None
+        self.abortable: TransactionAbortableError | None = None
+        self.wanted: Identity | None = None
+        """Whose successor is wanted: nothing is sent before `renamed`."""
+        self.must_bump = False
+        self._rewrite: set[int] = set()
+        self._sent: dict[int, Sent] = {}
+        self._given_up: set[int] = set()
+        self._next_id = 0
+
+    # What the application does
+
+    def add(self, batch: Batch) -> None:
+        """Take a batch; `poll` says when to send it. Raises what the producer has stopped with."""
+        if not 1 <= batch.count <= COUNT_MAX:
+            raise ValueError(f"{batch.count} rows in a batch: 1 to {COUNT_MAX}")
+        self.check()
+        self._partition(batch.partition).waiting.append(batch)
+
+    def check(self) -> None:
+        """Raise what the producer, or its transaction, has stopped with."""
+        if self.fatal is not None:
+            raise self.fatal
+        if self.abortable is not None:
+            raise self.abortable
+
+    def pending(self) -> int:
+        """Batches without an outcome."""
+        return sum(len(it.numbered) + len(it.waiting) for it in self.partitions.values())
+
+    def rewritten(self) -> list[int]:
+        """The partitions whose batches get new numbers with the next epoch."""
+        return sorted(self._rewrite)
+
+    def found(self, partition: int, identity: Identity, last_seq: int) -> None:
+        """A log that takes nothing of `identity` any more has its batches up to `last_seq`: they are delivered."""
+        known = self._partition(partition)
+        for batch in [it for it in known.numbered if it.numbers and it.numbers.identity == identity]:
+            if is_after(batch.last_seq, last_seq):
+                break
+            known.numbered.remove(batch)
+            self._settle(batch, _delivered(batch, Reading(ErrorCode.NONE, None, None, True, "")))
+
+    def renamed(self, identity: Identity) -> None:
+        """The successor of `wanted`."""
+        assert self.wanted is not None
+        self.wanted = None
+        self._begin(identity)
+
+    def transaction_ended(self, identity: Identity) -> None:
+        """The coordinator has decided, and every partition begins again with 0 under the identity that it gave."""
+        assert self.pending() == 0, "a transaction ends when all of its batches are settled"
+        self.identity, self.abortable, self.must_bump = identity, None, False
+        self._rewrite.clear()
+        self.partitions.clear()
+
+    def drop_unsent(self, error: FencepostError) -> None:
+        """Settle what has no numbers yet: a transaction is being aborted, or the producer closed."""
+        for partition in self.partitions.values():
+            while partition.waiting:
+                self._settle(partition.waiting.popleft(), error)
+
+    def stop(self, error: FencepostError) -> None:
+        """Settle everything with an error, for good."""
+        self.fatal = self.fatal or error
+        for partition in self.partitions.values():
+            batches = [*partition.numbered, *partition.waiting]
+            partition.numbered.clear()
+            partition.waiting.clear()
+            for batch in batches:
+                self._settle(batch, error)
+
+    # What the transport does
+
+    def poll(self, now_ms: int) -> list[Request]:
+        """What to send now. First what is overdue is given up, and the epoch raised where that is called for."""
+        if self.fatal is not None:
+            return []
+        self._time_out(now_ms)
+        self._expire(now_ms)
+        self._resolve()
+        self._bump()
+        if self.fatal is not None or self.wanted is not None:
+            return []
+        return [request for number in self.partitions for request in self._drain(number, now_ms)]
+
+    def wake_ms(self) -> int | None:
+        """When something is due that `poll` has to see, if nobody answers before."""
+        due = [it.deadline_ms for id, it in self._sent.items() if id not in self._given_up]
+        for partition in self.partitions.values():
+            due += [batch.not_before_ms for batch in partition.numbered if batch.request is None]
+            both = (*partition.numbered[:1], *list(partition.waiting)[:1])
+            due += [batch.created_ms + self.limits.delivery_ms for batch in both]
+        return min(due, default=None)
+
+    def is_wanted(self, id: int) -> bool:
+        """Whether an answer to this request can still change anything."""
+        return id in self._sent and self._sent[id].batch.outcome is None and id not in self._given_up
+
+    def withdrawn(self, id: int) -> None:
+        """The request never left, and its answer will not come."""
+        del self._sent[id]
+        self._given_up.discard(id)
+
+    def answered(self, id: int, answer: Any, now_ms: int) -> None:
+        """Act on an answer. Raises TransportError for one that cannot be; the producer has stopped then."""
+        try:
+            reading = self._read(id, answer)
+        except ValueError as problem:
+            self._refuse(str(problem))
+        sent = self._sent.pop(id)
+        batch, is_late = sent.batch, id in self._given_up
+        self._given_up.discard(id)
+        if batch.outcome is not None:
+            return  # it expired, or another try was answered first
+        if batch.request == id:
+            batch.request = None
+        is_success = reading.code in (ErrorCode.NONE, ErrorCode.DUPLICATE_SEQUENCE_NUMBER)
+        if sent.numbers != batch.numbers:
+            self._answered_by_old_numbers(sent, reading, is_success, is_late, now_ms)
+        elif is_success:
+            self._complete(batch, reading)
+        elif not is_late:
+            self._failed(sent, reading, now_ms)
+
+    def broken(self, id: int, problem: str) -> None:
+        """What came instead of an answer cannot be one. Raises TransportError; the producer has stopped."""
+        self._refuse(f"to request {id} came {problem}")
+
+    # Answers
+
+    def _read(self, id: int, answer: Any) -> Reading:
+        if id in self._sent:
+            try:
+                return read_answer(answer)
+            except ValueError as problem:
+                sent = self._sent[id]
+                raise ValueError(f"to {_told(sent.batch, sent.numbers)} it says {problem}") from None
+        if isinstance(id, int) and 0 <= id < self._next_id:
+            raise ValueError(f"request {id} has been answered before, and now again: {answer!r}")
+        raise ValueError(f"request {id!r} was never sent, and is answered {answer!r}")
+
+    def _refuse(self, problem: str) -> None:
+        """Nothing that this transport has said can be relied on."""
+        numbered = sum(len(it.numbered) for it in self.partitions.values())
+        error = TransportError(
+            f"the transport answers nonsense: {problem}. The producer has stopped: {numbered} batches were sent and not "
+            f"acknowledged, and may be in the log or not; {self.pending() - numbered} were not sent. Go on with a new "
+            "epoch (resume), from what was acknowledged"
+        )
+        self.stop(error)
+        raise error
+
+    def _answered_by_old_numbers(
+        self, sent: Sent, reading: Reading, is_success: bool, is_late: bool, now_ms: int
+    ) -> None:
+        """The batch was numbered anew while its request was on the wire.
+
+        A log that has it under the old numbers has it: it must not be sent again. What was numbered behind it moves up,
+        for nothing of that was sent. A refusal says nothing about the new numbers.
+        """
+        batch = sent.batch
+        if batch.request is not None:
+            return  # sent under the new ones already: that answer counts
+        partition = self._partition(batch.partition)
+        if is_success:
+            first_seq = batch.first_seq
+            partition.numbered.remove(batch)
+            partition.close_gap(batch, first_seq)
+            batch.numbers = sent.numbers
+            self._settle(batch, _delivered(batch, reading))
+        elif reading.code.is_retriable or reading.code in _OF_OLD_NUMBERS:
+            self._retry(batch, now_ms)
+        elif not is_late:
+            self._fail(batch, reading, is_last_try=False)
+
+    def _complete(self, batch: Batch, reading: Reading) -> None:
+        """`handleCompletedBatch`."""
+        partition = self._partition(batch.partition)
+        if partition.last_acked_seq is None or is_after(batch.last_seq, partition.last_acked_seq):
+            partition.last_acked_seq = batch.last_seq
+        if reading.offset is not None:
+            partition.last_acked_offset = max(partition.last_acked_offset, reading.offset + batch.count - 1)
+        partition.numbered.remove(batch)
+        self._settle(batch, _delivered(batch, reading))
+
+    def _failed(self, sent: Sent, reading: Reading, now_ms: int) -> None:
+        """`Sender.completeBatch`: once more, or never again."""
+        batch = sent.batch
+        batch.may_be_written |= reading.code in _DOUBTFUL
+        is_last_try = batch.tries >= self.limits.retries
+        is_overdue = now_ms - batch.created_ms >= self.limits.delivery_ms
+        if not is_last_try and not is_overdue and self._can_retry(sent, reading):
+            self._retry(batch, now_ms)
+        else:
+            self._fail(batch, reading, is_last_try)
+
+    def _can_retry(self, sent: Sent, reading: Reading) -> bool:
+        """`TransactionManager.canRetry`, for an answer to the numbers that the batch has."""
+        batch = sent.batch
+        if batch.positions is not None:
+            return reading.code.is_retriable
+        partition = self._partition(batch.partition)
+        if reading.code is ErrorCode.UNKNOWN_PRODUCER_ID:
+            if reading.log_start is None:
+                return True
+            if partition.last_acked_offset < reading.log_start and self.transactional:
+                partition.begin_again(self.identity)
+                return True
+            if not self.transactional:
+                self._ask_for_bump(batch.partition)
+                return True
+        elif reading.code is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER:
+            is_next = sent.was_next and partition.follows(batch.first_seq)
+            if partition.unresolved is None and not is_next:
+                return True
+            if not self.transactional:
+                if partition.unresolved in (None, batch.first_seq):
+                    self._ask_for_bump(batch.partition)
+                return True
+        return reading.code.is_retriable
+
+    def _retry(self, batch: Batch, now_ms: int) -> None:
+        backoff = min(self.limits.backoff_ms << min(batch.tries, 20), self.limits.backoff_max_ms)
+        batch.tries, batch.not_before_ms = batch.tries + 1, now_ms + backoff
+
+    def _fail(self, batch: Batch, reading: Reading, is_last_try: bool) -> None:
+        """`handleFailedBatch`."""
+        code, partition = reading.code, self._partition(batch.partition)
+        what = f"{_told(batch, batch.numbers)}: {code.name}{reading.message and f' ({reading.message})'}"
+        if code.is_fatal or (batch.positions and code in _OF_OLD_NUMBERS):
+            self.stop(_stopped(code, what))
+            return
+        # Its numbers may be given to others only if it surely is not there.
+        is_refused = not batch.may_be_written and code not in _DOUBTFUL
+        adjust, first_seq = is_refused and not is_last_try, batch.first_seq
+        partition.numbered.remove(batch)
+        error = DeliveryError(f"{what}{_AFTER[is_refused]}", partition=batch.partition, is_refused=is_refused)
+        self._settle(batch, error)
+        if batch.positions is not None:
+            self.stop(_hidden(error))
+            return
+        self._make_abortable(what)
+        if code is ErrorCode.UNKNOWN_PRODUCER_ID and self.transactional:
+            partition.begin_again(self.identity)
+        elif code is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER and not self.transactional:
+            self._ask_for_bump(batch.partition)
+        elif not adjust:
+            partition.leave_unresolved(batch)
+        elif self.transactional:
+            partition.close_gap(batch, first_seq)
+        else:
+            self._ask_for_bump(batch.partition)
+
+    # Time
+
+    def _time_out(self, now_ms: int) -> None:
+        """Requests without an answer: sent again, though the answer may still come."""
+        late = [id for id, it in self._sent.items() if it.deadline_ms <= now_ms and id not in self._given_up]
+        for id in late:
+            self._given_up.add(id)
+            sent = self._sent[id]
+            batch = sent.batch
+            if batch.outcome is not None or batch.request != id:
+                continue
+            batch.request, batch.may_be_written = None, True
+            if batch.tries < self.limits.retries:
+                self._retry(batch, now_ms)  # or it is overdue, which is looked at next
+            else:
+                self._fail(batch, Reading(ErrorCode.REQUEST_TIMED_OUT, None, None, False, "no answer"), True)
+
+    def _expire(self, now_ms: int) -> None:
+        """Give up what could not be delivered in time, in the order in which it came."""
+        for partition in list(self.partitions.values()):
+            overdue = [it for it in partition.numbered if now_ms - it.created_ms >= self.limits.delivery_ms]
+            for batch in overdue:
+                partition.numbered.remove(batch)
+                self._expired(batch, "not acknowledged", is_refused=False)
+                if batch.positions is None:
+                    partition.leave_unresolved(batch)
+            while partition.waiting and now_ms - partition.waiting[0].created_ms >= self.limits.delivery_ms:
+                self._expired(partition.waiting.popleft(), "not sent", is_refused=True)
+
+    def _expired(self, batch: Batch, what: str, *, is_refused: bool) -> None:
+        problem = f"{_told(batch, batch.numbers)}: {what} within delivery_timeout_ms={self.limits.delivery_ms}"
+        error = DeliveryError(problem + _AFTER[is_refused], partition=batch.partition, is_refused=is_refused)
+        self._settle(batch, error)
+        self._make_abortable(problem)
+        if batch.positions is not None:
+            self.stop(_hidden(error))
+
+    def _resolve(self) -> None:
+        """`maybeResolveSequences`: what follows the batches of which nothing is known has told what became of them."""
+        for number, partition in self.partitions.items():
+            if partition.unresolved is None or partition.numbered:
+                continue
+            partition.unresolved = None
+            if partition.identity == self.identity and not partition.follows(partition.next_seq):
+                if self.transactional:
+                    self._make_abortable(f"partition {number}: nobody knows whether its last batches were written")
+                else:
+                    self._ask_for_bump(number)
+
+    # Epochs
+
+    def _make_abortable(self, problem: str) -> None:
+        if not self.transactional:
+            return
+        self.must_bump = True
+        self.abortable = self.abortable or TransactionAbortableError(
+            f"{problem}. The transaction can only be aborted; then it can be run again"
+        )
+
+    def _ask_for_bump(self, partition: int) -> None:
+        """`requestEpochBumpForPartition`."""
+        self.must_bump = True
+        self._rewrite.add(partition)
+
+    def _bump(self) -> None:
+        """`bumpIdempotentProducerEpoch`: once for everything that asked for it."""
+        if self.transactional or not self.must_bump or self.wanted is not None:
+            return
+        if self.asks or self.identity.epoch >= EPOCH_MAX:
+            self.wanted = self.identity
+        else:
+            self._begin(self.identity._replace(epoch=self.identity.epoch + 1))
+
+    def _begin(self, identity: Identity) -> None:
+        self.identity, self.must_bump = identity, False
+        for number in self._rewrite:
+            self._partition(number).begin_again(identity)
+        self._rewrite.clear()
+
+    # Sending
+
+    def _drain(self, number: int, now_ms: int) -> Iterator[Request]:
+        """What a partition may send now, `RecordAccumulator.shouldStopDrainBatchesForPartition`."""
+        partition = self.partitions[number]
+        again = next((it for it in partition.numbered if it.request is None), None)
+        if again is not None:
+            # Retries go one at a time and in order: behind one that fails all others fail.
+            if again is partition.numbered[0] and again.not_before_ms <= now_ms:
+                yield self._send(again, now_ms)
+            return
+        if any(self._sent[it.request].numbers != it.numbers for it in partition.numbered if it.request is not None):
+            return  # numbered anew, and not yet sent under the new numbers
+        while partition.waiting and len(partition.numbered) < self.limits.in_flight:
+            if partition.identity != self.identity:
+                if partition.numbered:
+                    return  # under the old epoch, which has to be done first
+                partition.begin_again(self.identity)
+            if partition.unresolved is not None:
+                return
+            batch = partition.waiting.popleft()
+            batch.numbers = Numbers(self.identity, batch.positions[0] if batch.positions else partition.next_seq)
+            partition.next_seq = step(partition.next_seq, batch.count)
+            partition.numbered.append(batch)
+            yield self._send(batch, now_ms)
+
+    def _send(self, batch: Batch, now_ms: int) -> Request:
+        assert batch.numbers is not None
+        batch.request, self._next_id = self._next_id, self._next_id + 1
+        was_next = self._partition(batch.partition).follows(batch.first_seq)
+        self._sent[batch.request] = Sent(batch, batch.numbers, now_ms + self.limits.request_ms, was_next)
+        return Request(batch.request, batch, batch.numbers)
+
+    def _partition(self, number: int) -> Partition:
+        return self.partitions.setdefault(number, Partition())
+
+    def _settle(self, batch: Batch, outcome: Delivered | FencepostError) -> None:
+        batch.outcome, batch.payload = outcome, None
+        self.settled.append(batch)
+
+
+_OF_OLD_NUMBERS = frozenset(
+    {
+        ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
+        ErrorCode.UNKNOWN_PRODUCER_ID,
+        ErrorCode.INVALID_PRODUCER_EPOCH,
+    }
+)
+"""Refusals of numbers that a batch no longer has."""
+
+_DOUBTFUL = frozenset(
+    {
+        ErrorCode.UNKNOWN_SERVER_ERROR,
+        ErrorCode.REQUEST_TIMED_OUT,
+        ErrorCode.NETWORK_EXCEPTION,
+        ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
+        ErrorCode.KAFKA_STORAGE_ERROR,
+    }
+)
+"""Answers after which the batch may be in the log all the same."""
+
+_AFTER = {
+    True: ". It is not in the log; the producer goes on",
+    False: ". It may be in the log or not; the producer goes on",
+}
+
+
+def _delivered(batch: Batch, reading: Reading) -> Delivered:
+    assert batch.numbers is not None
+    pid, epoch = batch.numbers.identity
+    return Delivered(
+        batch.partition, reading.offset, batch.count, pid, epoch, batch.first_seq, batch.last_seq,
+        reading.is_duplicate or reading.code is ErrorCode.DUPLICATE_SEQUENCE_NUMBER,
+    )  # fmt: skip
+
+
+def _stopped(code: ErrorCode, what: str) -> FencepostError:
+    """Why a producer cannot go on at all."""
+    problem = f"{what}. The producer has stopped; what it sent and has no answer for may be in the log or not"
+    if code in (ErrorCode.PRODUCER_FENCED, ErrorCode.INVALID_PRODUCER_EPOCH):
+        return FencedError(problem)
+    return (DeliveryError if code in _OF_OLD_NUMBERS else StoreError)(problem)
+
+
+def _hidden(error: DeliveryError) -> DeliveryError:
+    """Why a producer that takes its numbers from its source stops with the first batch that is not delivered."""
+    problem = f"{error}: not with what comes behind it, which would hide that it is missing. Resume from its position"
+    return DeliveryError(problem, partition=error.partition, is_refused=error.is_refused)
+
+
+def _told(batch: Batch, numbers: Numbers | None) -> str:
+    where = f"batch of {batch.count} rows for partition {batch.partition}"
+    if numbers is None:
+        return where
+    (pid, epoch), first = numbers
+    last = batch.positions[1] if batch.positions else step(first, batch.count - 1)
+    return f"{where} (pid {pid}, epoch {epoch}, sequences {first} to {last})"
