@@ -89,9 +89,8 @@ class Player:
 
     def __init__(self, case: Case, kind: type[Sequencer]) -> None:
         options = case.options
-        limits = Limits(
-            **{LIMITS[name]: int(value) for name, value in {"backoff": 0, **options}.items() if name in LIMITS}
-        )
+        given = {"backoff": "0", **options}
+        limits = Limits(**{LIMITS[name]: int(value) for name, value in given.items() if name in LIMITS})
         self.sequencer = kind(
             Identity(int(options.get("pid", 7)), int(options.get("epoch", 0))), limits,
             transactional=options.get("transactional") == "yes", asks=options.get("asks") == "yes",

@@ -129,9 +129,11 @@ def test_the_pages_object_to_a_broken_producer(broken: type[Sequencer]) -> None:
 def test_the_pages_object_to_plain_comparisons(monkeypatch: pytest.MonkeyPatch) -> None:
     """As Kafka's client compares, which goes wrong around the wrap."""
     monkeypatch.setattr(sequencer, "is_after", lambda seq, other: seq > other)
-    monkeypatch.setattr(
-        Partition, "follows", lambda self, seq: seq - (-1 if self.last_acked_seq is None else self.last_acked_seq) == 1
-    )
+
+    def follows(partition: Partition, seq: int) -> bool:
+        return seq - (-1 if partition.last_acked_seq is None else partition.last_acked_seq) == 1
+
+    monkeypatch.setattr(Partition, "follows", follows)
     failed = set()
     for case in CASES:
         try:

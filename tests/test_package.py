@@ -125,6 +125,7 @@ LAYERS = [
     "fencepost.kafka",
     "fencepost.lake",
     "fencepost.sql",
+    "fencepost.transports",
     "fencepost.cli",
     "fencepost_spark",
 ]

@@ -43,6 +43,7 @@ from fencepost.errors import (
 )
 from fencepost.findings import AuditReport
 from fencepost.policy import BatchColumns, Columns, Policy
+from fencepost.producer import SequencedProducer
 from fencepost.verdict import Verdict
 
 __all__ = [
@@ -63,6 +64,7 @@ __all__ = [
     "Policy",
     "PolicyError",
     "SchemaError",
+    "SequencedProducer",
     "SinkChangedError",
     "SinkError",
     "SnapshotError",

@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, NamedTuple
 
 from fencepost.errors import (
@@ -51,11 +52,11 @@ class Numbers(NamedTuple):
 
 
 class Delivered(NamedTuple):
-    """Rows that the log has: `count` of them from `offset` on, None where the log told no offset."""
+    """Rows that the log has, from `offset` on, None where the log told no offset."""
 
     partition: int
     offset: int | None
-    count: int
+    rows: int
     pid: int
     epoch: int
     first_seq: int
@@ -80,6 +81,8 @@ class Batch:
     not_before_ms: int = 0
     request: int | None = None
     """The request that is on the wire now."""
+    ordinal: int = 0
+    """Which it is of all batches that were numbered in its partition."""
     may_be_written: bool = False
     """Whether an earlier try ended without a word on what became of it."""
     outcome: Delivered | FencepostError | None = None
@@ -137,6 +140,16 @@ class Partition:
     numbered: list[Batch] = field(default_factory=list)
     """In the order of their numbers, those that wait for another try too."""
     waiting: deque[Batch] = field(default_factory=deque)
+    ordinals: int = 0
+    """Batches that were numbered so far."""
+
+    def reaches(self, window: int) -> bool:
+        """Whether one batch more would take the oldest one without an outcome out of the last `window` of the log.
+
+        Counted are those behind it that have an outcome as well. Kafka's client need not look: its connection never
+        answers a batch before those in front of it.
+        """
+        return bool(self.numbered) and self.ordinals - self.numbered[0].ordinal >= window
 
     def follows(self, seq: int) -> bool:
         """Whether a batch that begins with `seq` is the next one that the log expects, as far as is known."""
@@ -279,9 +292,9 @@ class Sequencer:
         """When something is due that `poll` has to see, if nobody answers before."""
         due = [it.deadline_ms for id, it in self._sent.items() if id not in self._given_up]
         for partition in self.partitions.values():
-            due += [batch.not_before_ms for batch in partition.numbered if batch.request is None]
-            both = (*partition.numbered[:1], *list(partition.waiting)[:1])
-            due += [batch.created_ms + self.limits.delivery_ms for batch in both]
+            due += [batch.not_before_ms for batch in partition.numbered[:1] if batch.request is None]
+            oldest = (*partition.numbered[:1], *islice(partition.waiting, 1))
+            due += [batch.created_ms + self.limits.delivery_ms for batch in oldest]
         return min(due, default=None)
 
     def is_wanted(self, id: int) -> bool:
@@ -335,9 +348,9 @@ class Sequencer:
         """Nothing that this transport has said can be relied on."""
         numbered = sum(len(it.numbered) for it in self.partitions.values())
         error = TransportError(
-            f"the transport answers nonsense: {problem}. The producer has stopped: {numbered} batches were sent and not "
-            f"acknowledged, and may be in the log or not; {self.pending() - numbered} were not sent. Go on with a new "
-            "epoch (resume), from what was acknowledged"
+            f"the transport answers nonsense: {problem}. The producer has stopped: {numbered} batches were sent and "
+            f"not acknowledged, and may be in the log or not; {self.pending() - numbered} were not sent. Go on with a "
+            "new epoch (resume), from what was acknowledged"
         )
         self.stop(error)
         raise error
@@ -535,7 +548,7 @@ class Sequencer:
             return
         if any(self._sent[it.request].numbers != it.numbers for it in partition.numbered if it.request is not None):
             return  # numbered anew, and not yet sent under the new numbers
-        while partition.waiting and len(partition.numbered) < self.limits.in_flight:
+        while partition.waiting and not partition.reaches(self.limits.in_flight):
             if partition.identity != self.identity:
                 if partition.numbered:
                     return  # under the old epoch, which has to be done first
@@ -545,6 +558,7 @@ class Sequencer:
             batch = partition.waiting.popleft()
             batch.numbers = Numbers(self.identity, batch.positions[0] if batch.positions else partition.next_seq)
             partition.next_seq = step(partition.next_seq, batch.count)
+            batch.ordinal, partition.ordinals = partition.ordinals, partition.ordinals + 1
             partition.numbered.append(batch)
             yield self._send(batch, now_ms)
 

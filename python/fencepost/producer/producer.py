@@ -1,0 +1,571 @@
+"""The producer: hands rows to a sequencer, and what the sequencer says to a transport."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from queue import SimpleQueue
+from types import TracebackType
+from typing import Any, cast
+
+from fencepost.errors import (
+    BatchError,
+    CapacityError,
+    FencedError,
+    FencepostError,
+    OutcomeUnknownError,
+    PolicyError,
+    StoreError,
+    TransactionAbortableError,
+    TransportError,
+)
+from fencepost.producer.answers import Answer, ErrorCode
+from fencepost.producer.identities import CHECKPOINT_VERSION, Identities, Registry, read_checkpoint, read_identity
+from fencepost.producer.sequencer import EPOCH_MAX, Batch, Delivered, Identity, Numbers, Request, Sequencer
+from fencepost.producer.settings import Settings
+from fencepost.producer.stamping import Router, cut, read_positions, stamp, stamp_positions, to_table
+from fencepost.producer.transport import Coordinator, SequencedBatch, Transport
+
+TIMEOUT_MS = 60_000
+
+
+class Delivery(Future[Delivered]):
+    """What becomes of rows that were sent: `result()` gives a `Delivered`, or raises what went wrong."""
+
+    def __init__(self, partition: int, rows: int) -> None:
+        super().__init__()
+        self.partition = partition
+        self.rows = rows
+
+    def cancel(self) -> bool:
+        """Never: what was handed over may be in the log by now."""
+        return False
+
+
+class Lane:
+    """The requests of one partition on their way to the transport, one after the other."""
+
+    def __init__(self) -> None:
+        self.requests: deque[Request] = deque()
+        self.is_busy = False
+
+
+class SequencedProducer:
+    """Numbers rows so that a log, a table or a folder can tell a retry from a new row, and delivers each once.
+
+    Rows are Arrow (anything with the PyCapsule protocol), a mapping of columns, or a list of dicts. They are dealt to
+    partitions, stamped with pid, epoch, partition and seq, and sent; each partition's keep their order. What was not
+    acknowledged is sent again under the same numbers. On every answer it acts as Kafka's client does
+    (`tests/rules/client`).
+
+    `transport`: where to (`Transport`). `partitions`: how many, the transport's unless given. `key`: the column whose
+    hash chooses the partition, as Kafka's client chooses it; `partition_by`: a column that says it; neither: each
+    call's rows go to the next partition.
+
+    `name`: under which a producer is known over restarts. A registry (`Registry`; the transport, where it is one) gives
+    it the pid that it had, with the next epoch, and whoever had it before is fenced. Without a name the pid is one that
+    nobody else has. `coordinator`: for transactions; the name is the transactional id. `resume`: a checkpoint of the
+    producer of this name that was there before.
+
+    `position`: cursor mode. The column with each row's position in its source is its sequence, so that a producer that
+    begins again sends the same numbers, and the log drops what it has. Positions rise within a partition.
+
+    Settings are those of `Settings`. Raises PolicyError for those that contradict each other, and what the registry
+    raises.
+
+    >>> import fencepost as fp
+    >>> from fencepost.producer import Answer
+    >>> class Printer:
+    ...     def send(self, batch):
+    ...         print(batch.partition, batch.first_seq, batch.last_seq, batch.rows["event"].to_pylist())
+    ...         return Answer(offset=batch.first_seq)
+    >>> with fp.SequencedProducer(Printer(), partitions=2, key="user") as producer:
+    ...     [delivery] = producer.send([{"user": "ann", "event": "login"}, {"user": "ann", "event": "logout"}])
+    ...     delivery.result().offset
+    0 0 1 ['login', 'logout']
+    0
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        *,
+        partitions: int | None = None,
+        key: str | None = None,
+        partition_by: str | None = None,
+        name: str | None = None,
+        registry: Registry | None = None,
+        coordinator: Coordinator | None = None,
+        resume: Mapping[str, Any] | None = None,
+        position: str | None = None,
+        transaction_timeout_ms: int = TIMEOUT_MS,
+        **settings: Any,
+    ) -> None:
+        self._settings = _settings(settings, position is not None)
+        if registry is None and hasattr(transport, "init_producer"):
+            registry = cast(Registry, transport)
+        _check(transport, name, registry, coordinator, position)
+        before = read_checkpoint(resume, name)
+        count = getattr(transport, "partitions", 1) if partitions is None else partitions
+        self._router = Router(count, key=key, partition_by=partition_by)
+        self._transport, self._coordinator, self._position = transport, coordinator, position
+        self._identities = Identities(registry, name, transaction_timeout_ms)
+        identity = self._identities.first(before)
+        self._fence = getattr(transport, "fence", None)
+        if name is not None and self._fence is not None:
+            self._fence(identity.pid, identity.epoch, None)
+        self._sequencer = Sequencer(
+            identity,
+            self._settings.limits(positions=position is not None),
+            transactional=coordinator is not None,
+            asks=name is not None or self._fence is not None,
+        )
+        self._positions: dict[int, int | None] = {}
+        self._deliveries: dict[Batch, Delivery] = {}
+        self._buffered = 0
+        self._undelivered: FencepostError | None = None
+        self._joined: set[int] | None = None  # the partitions of the open transaction
+        self._lanes: dict[int, Lane] = {}
+        self._successor: Identity | None = None
+        self._is_closed = False
+        self._changed = threading.Condition(threading.RLock())
+        self._pool = ThreadPoolExecutor(self._settings.threads, "fencepost-producer")
+        self._settled: SimpleQueue[Batch | None] = SimpleQueue()
+        self._threads = [
+            threading.Thread(target=target, name=f"fencepost-{target.__name__.strip('_')}", daemon=True)
+            for target in (self._run, self._deliver)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    # What the application does
+
+    @property
+    def identity(self) -> Identity:
+        """The producer id and epoch under which new rows are numbered."""
+        with self._changed:
+            return self._sequencer.identity
+
+    def send(self, rows: Any) -> list[Delivery]:
+        """Hand rows over; one delivery for each batch that they become, in the order of partitions.
+
+        Waits where `buffer_rows` rows have no outcome yet. Raises BatchError (column, row), CapacityError where there
+        was no room in `max_block_ms`, and what the producer or its transaction has stopped with; nothing of the call is
+        sent then.
+        """
+        table, rows_max = to_table(rows), self._settings.batch_rows
+        with self._changed:
+            self._check_open()
+            self._make_room(table.num_rows)
+            parts = self._router.deal(table)
+            positions = self._read_positions(parts)
+            self._join(number for number, _ in parts)
+            self._positions |= {number: last for number, (_, last) in positions.items()}
+            deliveries = [self._add(number, piece) for number, part in parts for piece in cut(part, rows_max)]
+            self._changed.notify_all()
+        return deliveries
+
+    def flush(self, timeout: float | None = None) -> None:
+        """Wait until everything that was sent has an outcome.
+
+        Raises the first failure since the last `flush`, so that none goes unseen, and TimeoutError after `timeout`
+        seconds; then what was sent is still being delivered.
+        """
+        with self._changed:
+            if not self._changed.wait_for(lambda: not self._deliveries, timeout):
+                raise TimeoutError(f"{len(self._deliveries)} batches have no outcome after {timeout} s; they go on")
+            error, self._undelivered = self._undelivered, None
+        if error is not None:
+            raise error
+
+    def checkpoint(self, position: Any = None) -> dict[str, Any]:
+        """What `resume` takes: plain values, to be kept with the application's own state. Flushes first.
+
+        `position`: whatever the application wants to find in it again, such as how far it has read its source. Raises
+        what `flush` raises, and PolicyError for a producer without a name.
+        """
+        if self._identities.name is None:
+            raise PolicyError("a producer without a name cannot resume: give it one, and a registry")
+        self.flush()
+        with self._changed:
+            pid, epoch = self._sequencer.identity
+            partitions = {
+                str(number): {"next_seq": it.next_seq, "last_offset": it.last_acked_offset}
+                for number, it in sorted(self._sequencer.partitions.items())
+            }
+        return {
+            "version": CHECKPOINT_VERSION, "name": self._identities.name, "pid": pid, "epoch": epoch,
+            "partitions": partitions, "position": position,
+        }  # fmt: skip
+
+    def close(self, timeout: float | None = None) -> None:
+        """Deliver what was sent, then stop. Raises what `flush` raises; it is closed in any case.
+
+        The transport is the caller's, and stays open.
+        """
+        try:
+            if not self._is_closed:
+                self.flush(timeout)
+        finally:
+            self._shut("the producer was closed")
+
+    def __enter__(self) -> SequencedProducer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.close()
+        else:
+            with contextlib.suppress(FencepostError):
+                if self._joined is not None:
+                    self.abort()
+            self._shut(f"the producer was closed by {error!r}")
+
+    # Transactions
+
+    def begin(self) -> None:
+        """Open a transaction: what is sent until `commit` is shown together, or not at all."""
+        coordinator = self._transactional()
+        with self._changed:
+            self._check_open()
+            if self._joined is not None:
+                raise PolicyError("a transaction is open: commit or abort it first")
+        self.flush()
+        coordinator.begin(self._identities.given)
+        with self._changed:
+            self._joined = set()
+
+    def commit(self) -> None:
+        """Decide that what was sent is shown.
+
+        Raises TransactionAbortableError where something was not delivered: then call `abort`. FencedError: somebody
+        else has taken over, and nothing of it is shown.
+        """
+        self._in_transaction()
+        try:
+            self.flush()
+        except FencepostError as error:
+            with self._changed:
+                self._sequencer.check()
+            raise TransactionAbortableError(f"{error}. The transaction can only be aborted") from error
+        with self._changed:
+            self._sequencer.check()
+        self._end(self._transactional().commit)
+
+    def abort(self) -> None:
+        """Decide that nothing of it is shown. What was not sent yet is not sent."""
+        self._in_transaction()
+        dropped = TransactionAbortableError("the transaction was aborted before this batch was sent")
+        with self._changed:
+            self._sequencer.drop_unsent(dropped)
+            self._settle()
+            self._changed.wait_for(lambda: not self._deliveries)
+            self._undelivered = None
+            if self._sequencer.fatal is not None:
+                self._joined = None
+                raise self._sequencer.fatal
+        self._end(self._transactional().abort)
+
+    @contextlib.contextmanager
+    def transaction(self) -> Iterator[SequencedProducer]:
+        """A transaction that commits at its end, and aborts where an exception leaves it."""
+        self.begin()
+        try:
+            yield self
+            self.commit()
+        except BaseException:
+            with contextlib.suppress(FencepostError):
+                if self._joined is not None:
+                    self.abort()
+            raise
+
+    def _transactional(self) -> Coordinator:
+        if self._coordinator is None:
+            raise PolicyError("transactions need a coordinator: SequencedProducer(..., name=..., coordinator=...)")
+        return self._coordinator
+
+    def _in_transaction(self) -> None:
+        self._transactional()
+        if self._joined is None:
+            raise PolicyError("no transaction is open: call begin first")
+
+    def _end(self, decide: Any) -> None:
+        try:
+            self._identities.given = decide(self._identities.given)
+            identity = read_identity(self._identities.given)
+        except FencedError as error:
+            with self._changed:
+                self._stop(error)
+                self._joined = None
+            raise
+        with self._changed:
+            self._sequencer.transaction_ended(identity)
+            self._joined = None
+
+    def _join(self, partitions: Iterator[int]) -> None:
+        """Tell the coordinator of partitions before anything is written to them."""
+        if self._coordinator is None:
+            return
+        if self._joined is None:
+            raise PolicyError("a transactional producer sends within transactions only: call begin first")
+        new = sorted(set(partitions) - self._joined)
+        if new:
+            try:
+                self._coordinator.add_partitions(self._identities.given, new)
+            except FencedError as error:
+                self._stop(error)
+                raise
+            self._joined.update(new)
+
+    # Taking rows
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise PolicyError("the producer is closed")
+        self._sequencer.check()
+
+    def _read_positions(self, parts: list[tuple[int, Any]]) -> dict[int, tuple[int, int]]:
+        if self._position is None:
+            return {}
+        return {number: read_positions(part, self._position, self._positions.get(number)) for number, part in parts}
+
+    def _make_room(self, rows: int) -> None:
+        """Wait until so many rows fit. A call that is larger than the buffer waits until it is empty."""
+        bound, block_ms = self._settings.buffer_rows, self._settings.max_block_ms
+        fits = self._changed.wait_for(
+            lambda: not self._buffered or self._buffered + rows <= bound or self._is_closed, block_ms / 1000
+        )
+        if not fits:
+            raise CapacityError(
+                f"{self._buffered} rows have no outcome yet, and {rows} more are above buffer_rows={bound} for "
+                f"max_block_ms={block_ms}: nothing of this call was sent",
+                limit=bound,
+            )
+        self._check_open()
+
+    def _add(self, number: int, piece: Any) -> Delivery:
+        positions = None
+        if self._position is not None:
+            column = piece[self._position]
+            positions = (column[0].as_py(), column[-1].as_py())
+        batch = Batch(number, piece.num_rows, piece, _now_ms(), positions)
+        delivery = self._deliveries[batch] = Delivery(number, piece.num_rows)
+        self._buffered += piece.num_rows
+        self._sequencer.add(batch)
+        return delivery
+
+    # Sending
+
+    def _run(self) -> None:
+        """The sender: asks the sequencer what is due, until the producer is closed."""
+        try:
+            with self._changed:
+                while not self._is_closed:
+                    self._turn()
+        except BaseException as error:
+            with self._changed:
+                self._stop(TransportError(f"the sender broke off, by a defect: {error!r}. The producer has stopped"))
+            raise
+
+    def _turn(self) -> None:
+        requests = self._sequencer.poll(_now_ms())
+        for request in requests:
+            self._enqueue(request)
+        self._settle()
+        if self._sequencer.wanted is not None and self._sequencer.fatal is None:
+            self._succeed(self._sequencer.wanted)
+        elif not requests:
+            due = self._sequencer.wake_ms()
+            self._changed.wait(None if due is None else max(0.0, (due - _now_ms()) / 1000))
+
+    def _enqueue(self, request: Request) -> None:
+        lane = self._lanes.setdefault(request.batch.partition, Lane())
+        lane.requests.append(request)
+        if not lane.is_busy:
+            lane.is_busy = True
+            self._pool.submit(self._drive, lane)
+
+    def _drive(self, lane: Lane) -> None:
+        """Send what a partition has to send, in its order."""
+        while True:
+            with self._changed:
+                while lane.requests and not self._sequencer.is_wanted(lane.requests[0].id):
+                    self._sequencer.withdrawn(lane.requests.popleft().id)
+                if not lane.requests:
+                    lane.is_busy = False
+                    return
+                request = lane.requests.popleft()
+                payload = request.batch.payload
+            try:
+                result = self._transport.send(self._stamped(request.batch, request.numbers, payload))
+            except Exception as error:
+                self._answer(request.id, error)
+                continue
+            if hasattr(result, "add_done_callback"):
+                result.add_done_callback(lambda future, id=request.id: self._answer(id, _outcome(future)))
+            else:
+                self._answer(request.id, result)
+
+    def _stamped(self, batch: Batch, numbers: Numbers, payload: Any) -> SequencedBatch:
+        (pid, epoch), first_seq = numbers
+        if self._position is None:
+            rows = stamp(payload, pid, epoch, batch.partition, first_seq)
+            last_seq = (first_seq + batch.count - 1) % 2**31
+        else:
+            assert batch.positions is not None
+            rows = stamp_positions(payload, pid, epoch, batch.partition, self._position)
+            last_seq = batch.positions[1]
+        is_transactional, is_cursor = self._coordinator is not None, self._position is not None
+        return SequencedBatch(
+            batch.partition, pid, epoch, first_seq, last_seq, batch.count, rows, is_transactional, is_cursor
+        )
+
+    def _answer(self, id: int, result: Any) -> None:
+        with self._changed:
+            try:
+                if isinstance(result, BaseException):
+                    answer = _answer_of(result)
+                    if answer is None:
+                        self._sequencer.broken(id, repr(result))
+                    self._sequencer.answered(id, answer, _now_ms())
+                else:
+                    self._sequencer.answered(id, result, _now_ms())
+            except TransportError as error:
+                if isinstance(result, BaseException):
+                    error.__cause__ = result
+            self._settle()
+            self._changed.notify_all()
+
+    # Epochs
+
+    def _succeed(self, identity: Identity) -> None:
+        """Get the next identity, keep the old one out, and find out what it has left. Called with the lock held."""
+        partitions = self._sequencer.rewritten()
+        self._changed.release()
+        try:
+            found = self._ask(identity, partitions)
+        except FencedError as error:
+            found = error
+        except (StoreError, OutcomeUnknownError, OSError):
+            time.sleep(self._settings.retry_backoff_ms / 1000)
+            return  # asked again in the next turn
+        except Exception as error:
+            found = TransportError(f"asking for the next epoch failed: {error!r}. The producer has stopped")
+        finally:
+            self._changed.acquire()
+        if isinstance(found, FencepostError):
+            self._stop(found)
+            return
+        for number, (epoch, last_seq) in found.items():
+            if epoch == identity.epoch and number in partitions:
+                self._sequencer.found(number, identity, last_seq)
+        assert self._successor is not None
+        self._sequencer.renamed(self._successor)
+        self._successor = None
+
+    def _ask(self, identity: Identity, partitions: list[int]) -> Any:
+        if self._successor is None:
+            self._successor = self._identities.next(identity)
+        if self._fence is None:
+            return {}
+        if self._successor.pid == identity.pid:
+            return self._fence(identity.pid, self._successor.epoch, partitions) or {}
+        if identity.epoch < EPOCH_MAX:
+            return self._fence(identity.pid, EPOCH_MAX, partitions) or {}
+        return {}
+
+    # Outcomes
+
+    def _stop(self, error: FencepostError) -> None:
+        self._sequencer.stop(error)
+        self._settle()
+        self._changed.notify_all()
+
+    def _settle(self) -> None:
+        """Let go of what has an outcome. Called with the lock held."""
+        while self._sequencer.settled:
+            self._settled.put(self._sequencer.settled.popleft())
+
+    def _deliver(self) -> None:
+        """Tell the application, in a thread of its own: its callbacks may call the producer, or take their time."""
+        while (batch := self._settled.get()) is not None:
+            delivery, outcome = self._deliveries[batch], batch.outcome
+            if isinstance(outcome, Delivered):
+                delivery.set_result(outcome)
+            else:
+                delivery.set_exception(outcome)
+            with self._changed:
+                if not isinstance(outcome, Delivered):
+                    self._undelivered = self._undelivered or outcome
+                del self._deliveries[batch]
+                self._buffered -= batch.count
+                self._changed.notify_all()
+
+    def _shut(self, why: str) -> None:
+        """Stop. What the transport has not answered is not waited for: it may never be."""
+        with self._changed:
+            if self._is_closed:
+                return
+            self._is_closed, is_quiet = True, not self._deliveries
+            self._stop(StoreError(f"{why} before this batch had an outcome: it may be in the log or not"))
+        self._settled.put(None)
+        for thread in self._threads:
+            thread.join()
+        self._pool.shutdown(wait=is_quiet)
+
+
+def _settings(given: dict[str, Any], positions: bool) -> Settings:
+    unknown = sorted(given.keys() - Settings.__dataclass_fields__.keys())
+    if unknown:
+        raise PolicyError(f"{unknown[0]}: no such setting; there are {', '.join(Settings.__dataclass_fields__)}")
+    return Settings(**given).check(positions=positions)
+
+
+def _check(transport: Any, name: str | None, registry: Any, coordinator: Any, position: str | None) -> None:
+    """Refuse what contradicts itself."""
+    if not hasattr(transport, "send"):
+        raise PolicyError(f"{type(transport).__name__} is no transport: it has no send")
+    if name == "":
+        raise PolicyError("name='': a name has at least one character")
+    if name is not None and registry is None:
+        raise PolicyError(
+            f"name={name!r} without a registry: nobody could tell this producer from another of the same name. Give "
+            "registry=, or a transport that is one"
+        )
+    if coordinator is not None and name is None:
+        raise PolicyError("a coordinator without a name: the name is the transactional id by which zombies are fenced")
+    if position is not None and name is None:
+        raise PolicyError(f"position={position!r} without a name: the log could not tell that the producer is back")
+    if position is not None and coordinator is not None:
+        raise PolicyError(
+            f"position={position!r} with a coordinator: positions are repeated when a transaction is run again, and "
+            "the log would drop them"
+        )
+
+
+def _outcome(future: Any) -> Any:
+    try:
+        return future.result()
+    except BaseException as error:
+        return error
+
+
+def _answer_of(error: BaseException) -> Answer | None:
+    """What an exception of a transport means; None where it is nonsense."""
+    if isinstance(error, FencedError):
+        return Answer(ErrorCode.PRODUCER_FENCED, message=str(error))
+    if isinstance(error, BatchError):
+        return Answer(ErrorCode.INVALID_RECORD, message=str(error))
+    if isinstance(error, StoreError | OutcomeUnknownError | OSError):
+        return Answer(ErrorCode.NETWORK_EXCEPTION, message=f"{type(error).__name__}: {error}")
+    return None
+
+
+def _now_ms() -> int:
+    return time.monotonic_ns() // 1_000_000

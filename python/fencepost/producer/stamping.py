@@ -1,0 +1,315 @@
+"""Rows to partitions, and numbers on rows. Needs pyarrow and NumPy.
+
+A key goes where Kafka's own client puts it: murmur2 of the key's bytes as Kafka's serializers write them (text as
+UTF-8, bytes as they are, int16, int32 and int64 big-endian), without its sign, modulo the number of partitions
+(`BuiltInPartitioner.partitionForKey`, `Utils.murmur2`). Other clients may have another default.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from fencepost.errors import BatchError, PolicyError
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pyarrow as pa
+
+IDENTITY = ("pid", "epoch", "partition", "seq")
+"""The columns that are stamped: int64, int16, int32, int32 (int64 where it is a position of the source)."""
+
+_SEQ_MASK = 2**31 - 1
+_SEED, _M = 0x9747B28C, 0x5BD1E995
+_KEY_TYPES = "a key is text, binary, int16, int32 or int64, as Kafka's serializers have them"
+
+
+def to_table(rows: Any) -> pa.Table:
+    """Anything tabular, or a list of dicts, as a table. Raises BatchError (column, row), and TypeError for no rows."""
+    import pyarrow as pa
+
+    if isinstance(rows, pa.Table):
+        return rows
+    if hasattr(rows, "__arrow_c_stream__") or hasattr(rows, "__arrow_c_array__"):
+        return pa.table(rows)
+    if isinstance(rows, Mapping):
+        return pa.table(dict(rows))
+    if isinstance(rows, Sequence) and not isinstance(rows, str | bytes):
+        return _from_dicts(rows)
+    raise TypeError(f"{type(rows).__name__} is no table: Arrow, a mapping of columns, or a list of dicts")
+
+
+def _from_dicts(rows: Sequence[Any]) -> pa.Table:
+    import pyarrow as pa
+
+    if not rows:
+        return pa.table({})
+    for number, row in enumerate(rows):
+        if not isinstance(row, Mapping):
+            raise BatchError(f"row {number}: {type(row).__name__} is no dict", row=number)
+        if row.keys() != rows[0].keys():  # pyarrow would drop a column that the first row does not have
+            name = sorted(row.keys() ^ rows[0].keys())[0]
+            raise BatchError(
+                f"column '{name}', row {number}: there in some rows and not in others; null is None",
+                column=name, row=number,
+            )  # fmt: skip
+    columns = {}
+    for name in rows[0]:
+        try:
+            columns[name] = pa.array([row[name] for row in rows])
+        except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
+            raise BatchError(f"column '{name}': {error}", column=name) from error
+    return pa.table(columns)
+
+
+class Router:
+    """Deals rows to partitions, each partition's in their order.
+
+    `key`: a column whose murmur2 chooses; `partition_by`: a column that says it itself. Rows without a key (null, or no
+    key column) stay together: those of one call go to one partition, those of the next call to the next.
+    """
+
+    def __init__(self, partitions: int, *, key: str | None = None, partition_by: str | None = None) -> None:
+        if isinstance(partitions, bool) or not isinstance(partitions, int) or not 1 <= partitions < 2**31:
+            raise PolicyError(f"partitions={partitions!r}: 1 to {2**31 - 1}")
+        if key is not None and partition_by is not None:
+            raise PolicyError(
+                f"key={key!r} and partition_by={partition_by!r}: one chooses the partition, the other says it; give one"
+            )
+        self.partitions, self.key, self.partition_by = partitions, key, partition_by
+        self._sticky = 0
+
+    def deal(self, table: pa.Table) -> list[tuple[int, pa.Table]]:
+        """(partition, its rows), for each that has some. Raises BatchError (column, row); nothing is dealt then."""
+        import numpy as np
+
+        self._check(table)
+        if not table.num_rows:
+            return []
+        chosen = self._choose(table)
+        if isinstance(chosen, int):
+            return [(chosen, table)]
+        counts = np.bincount(chosen, minlength=1)
+        used = np.flatnonzero(counts)
+        if len(used) == 1:
+            return [(int(used[0]), table)]
+        ordered = table.take(np.argsort(chosen, kind="stable"))
+        ends = np.cumsum(counts[used])
+        starts = ends - counts[used]
+        return [
+            (int(number), ordered.slice(start, end - start))
+            for number, start, end in zip(used, starts, ends, strict=True)
+        ]
+
+    def _check(self, table: pa.Table) -> None:
+        names = table.column_names
+        for name in (self.key, self.partition_by):
+            if name is not None and names and names.count(name) != 1:
+                problem = "missing" if name not in names else "there more than once"
+                raise BatchError(f"column '{name}': {problem}; the rows have {', '.join(names)}", column=name)
+        taken = [name for name in IDENTITY if name in names and not name == self.partition_by == "partition"]
+        if taken:
+            raise BatchError(
+                f"column '{taken[0]}': the producer stamps {', '.join(IDENTITY)}; give yours another name",
+                column=taken[0],
+            )
+
+    def _choose(self, table: pa.Table) -> int | np.ndarray[Any, Any]:
+        """One partition for all rows, or one for each."""
+        if self.partition_by is not None:
+            return self._said(table)
+        sticky = self._sticky
+        if self.key is None or table[self.key].null_count:
+            self._sticky = (sticky + 1) % self.partitions
+        if self.key is None or self.partitions == 1:
+            return sticky
+        return self._hashed(table, sticky)
+
+    def _said(self, table: pa.Table) -> np.ndarray[Any, Any]:
+        import numpy as np
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        name = self.partition_by
+        assert name is not None
+        column = table[name]
+        if not pa.types.is_integer(column.type):
+            raise BatchError(f"column '{name}': {column.type}, but a partition is an integer", column=name)
+        wrong = pc.less(column, 0)
+        if _fits(self.partitions, column.type):  # else no value is too large
+            wrong = pc.or_(wrong, pc.greater_equal(column, pa.scalar(self.partitions, column.type)))
+        first = pc.index(pc.fill_null(wrong, True), True).as_py()
+        if first >= 0:
+            found = column[first].as_py()
+            raise BatchError(
+                f"column '{name}', row {first}: {'null' if found is None else found}, but the partitions are 0 to "
+                f"{self.partitions - 1}",
+                column=name, row=first,
+            )  # fmt: skip
+        return np.asarray(column.combine_chunks().cast(pa.int64()))
+
+    def _hashed(self, table: pa.Table, sticky: int) -> np.ndarray[Any, Any]:
+        import numpy as np
+        import pyarrow as pa
+
+        assert self.key is not None
+        parts = []
+        for chunk in table[self.key].chunks:
+            if pa.types.is_dictionary(chunk.type):
+                own, index = chunk.dictionary, chunk.indices
+                of_values = self._partitions_of(own)
+                part = of_values[np.asarray(index.fill_null(0))] if len(own) else np.full(len(chunk), sticky)
+            else:
+                part = self._partitions_of(chunk)
+            if chunk.null_count:
+                part = np.where(np.asarray(chunk.is_null()), sticky, part)
+            parts.append(part)
+        return np.concatenate(parts)
+
+    def _partitions_of(self, keys: pa.Array) -> np.ndarray[Any, Any]:
+        import numpy as np
+
+        assert self.key is not None
+        return (murmur2(keys, self.key) & np.uint32(0x7FFFFFFF)).astype(np.int64) % self.partitions
+
+
+def _fits(number: int, kind: pa.DataType) -> bool:
+    """Whether an Arrow integer type has the number."""
+    return bool(number < 2 ** (kind.bit_width - (0 if str(kind).startswith("u") else 1)))
+
+
+def murmur2(keys: pa.Array, column: str = "key") -> np.ndarray[Any, Any]:
+    """The hash of each key, uint32; of a null it means nothing. Raises BatchError (column) for other types of keys."""
+    import numpy as np
+
+    data, starts, lengths = _bytes_of(keys, column)
+    m, seed = np.uint32(_M), np.uint32(_SEED)
+    found: np.ndarray[Any, Any] = seed ^ lengths.astype(np.uint32)
+    whole = lengths // 4
+    left = np.arange(len(lengths))
+    for word in range(int(whole.max(initial=0))):
+        left = left[whole[left] > word]  # those that have so many
+        k = _word(data, starts[left] + 4 * word) * m
+        k ^= k >> np.uint32(24)
+        found[left] = (found[left] * m) ^ (k * m)
+    for behind in (2, 1, 0):
+        left = np.flatnonzero(lengths % 4 > behind)
+        last = data[starts[left] + 4 * whole[left] + behind].astype(np.uint32)
+        found[left] ^= last << np.uint32(8 * behind)
+    left = np.flatnonzero(lengths % 4)
+    found[left] *= m
+    found ^= found >> np.uint32(13)
+    found *= m
+    found ^= found >> np.uint32(15)
+    return found
+
+
+def _word(data: np.ndarray[Any, Any], at: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Four bytes, the lowest first."""
+    import numpy as np
+
+    found: np.ndarray[Any, Any] = data[at].astype(np.uint32)
+    for byte in (1, 2, 3):
+        found |= data[at + byte].astype(np.uint32) << np.uint32(8 * byte)
+    return found
+
+
+def _bytes_of(keys: pa.Array, column: str) -> tuple[np.ndarray[Any, Any], ...]:
+    """The bytes of all keys; where each begins, and how many it has."""
+    import numpy as np
+    import pyarrow as pa
+
+    kind, count = keys.type, len(keys)
+    if kind in (pa.int16(), pa.int32(), pa.int64()):
+        width = kind.bit_width // 8
+        values = np.asarray(keys.fill_null(0)).astype(f">i{width}")
+        return values.view(np.uint8), np.arange(count) * width, np.full(count, width)
+    if pa.types.is_fixed_size_binary(kind):
+        width = kind.byte_width
+        data = np.frombuffer(keys.buffers()[1], np.uint8) if count else np.zeros(0, np.uint8)
+        return data, (np.arange(count) + keys.offset) * width, np.full(count, width)
+    if kind in (pa.string_view(), pa.binary_view()):
+        keys = keys.cast(pa.large_binary())
+    is_small = kind in (pa.string(), pa.binary())
+    if not is_small and keys.type not in (pa.large_string(), pa.large_binary()):
+        raise BatchError(f"column '{column}': {kind}; {_KEY_TYPES}", column=column)
+    if not count:
+        return np.zeros(0, np.uint8), np.zeros(0, np.int64), np.zeros(0, np.int64)
+    borders = np.frombuffer(keys.buffers()[1], np.int32 if is_small else np.int64)
+    borders = borders[keys.offset : keys.offset + count + 1].astype(np.int64)
+    held = keys.buffers()[2]
+    data = np.zeros(0, np.uint8) if held is None else np.frombuffer(held, np.uint8)
+    return data, borders[:-1], np.diff(borders)
+
+
+def cut(table: pa.Table, rows_max: int) -> Iterator[pa.Table]:
+    """Pieces of at most so many rows."""
+    for start in range(0, table.num_rows, rows_max):
+        yield table.slice(start, rows_max)
+
+
+def stamp(table: pa.Table, pid: int, epoch: int, partition: int, first_seq: int) -> pa.Table:
+    """The rows with their identity in front: pid, epoch and partition, and sequences from `first_seq` on.
+
+    They wrap: 2^31 - 1 is followed by 0.
+    """
+    import numpy as np
+
+    count = table.num_rows
+    seq = np.arange(count, dtype=np.int32)
+    seq += np.int32(first_seq)
+    if first_seq + count > _SEQ_MASK + 1:
+        seq &= np.int32(_SEQ_MASK)
+    return _with_identity(table, pid, epoch, partition, seq)
+
+
+def stamp_positions(table: pa.Table, pid: int, epoch: int, partition: int, column: str) -> pa.Table:
+    """The same, with the positions of the source for sequences (int64)."""
+    import pyarrow as pa
+
+    return _with_identity(table, pid, epoch, partition, table[column].cast(pa.int64()))
+
+
+def _with_identity(table: pa.Table, pid: int, epoch: int, partition: int, seq: Any) -> pa.Table:
+    import numpy as np
+    import pyarrow as pa
+
+    count = table.num_rows
+    if "partition" in table.column_names:
+        table = table.drop_columns("partition")
+    stamped = {
+        "pid": np.full(count, pid, np.int64),
+        "epoch": np.full(count, epoch, np.int16),
+        "partition": np.full(count, partition, np.int32),
+        "seq": seq,
+    }
+    return pa.table({**stamped, **dict(zip(table.column_names, table.columns, strict=True))})
+
+
+def read_positions(table: pa.Table, column: str, after: int | None) -> tuple[int, int]:
+    """First and last position of a partition's rows. Raises BatchError (column, row) where they do not rise.
+
+    `after`: the last position that was sent.
+    """
+    import numpy as np
+    import pyarrow as pa
+
+    if column not in table.column_names:
+        raise BatchError(f"column '{column}': missing; the rows have {', '.join(table.column_names)}", column=column)
+    found = table[column]
+    if not pa.types.is_integer(found.type):
+        raise BatchError(f"column '{column}': {found.type}, but a position is an integer", column=column)
+    if found.null_count:
+        row = found.is_null().index(True).as_py()
+        raise BatchError(f"column '{column}', row {row}: null, but every row has a position", column=column, row=row)
+    positions = np.asarray(found.combine_chunks().cast(pa.int64()))
+    before = np.concatenate([[-1 if after is None else after], positions[:-1]])
+    wrong = np.flatnonzero(positions <= before)
+    if len(wrong):
+        row = int(wrong[0])
+        raise BatchError(
+            f"column '{column}', row {row} of its partition: position {positions[row]} behind {before[row]}, but "
+            "positions begin with 0 and rise",
+            column=column, row=row,
+        )  # fmt: skip
+    return int(positions[0]), int(positions[-1])
