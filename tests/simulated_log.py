@@ -123,8 +123,7 @@ class Simulation:
             partitions = self.sequencer.rewritten()
             if self.fences:
                 for number, (epoch, last_seq) in self.log.fence(*successor, partitions).items():
-                    if epoch == wanted.epoch:
-                        self.sequencer.found(number, wanted, last_seq)
+                    self.sequencer.found(number, Identity(wanted.pid, epoch), last_seq)
             self.sequencer.renamed(successor)
         while self.sequencer.settled:
             batch = self.sequencer.settled.popleft()

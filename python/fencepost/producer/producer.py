@@ -463,8 +463,8 @@ class SequencedProducer:
             self._stop(found)
             return
         for number, (epoch, last_seq) in found.items():
-            if epoch == identity.epoch and number in partitions:
-                self._sequencer.found(number, identity, last_seq)
+            # Under an epoch before the present one, where the partition had not come to that yet.
+            self._sequencer.found(number, Identity(identity.pid, epoch), last_seq)
         assert self._successor is not None
         self._sequencer.renamed(self._successor)
         self._successor = None

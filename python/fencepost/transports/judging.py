@@ -36,16 +36,34 @@ def new_table() -> BrokerTable:
 
 
 def judge(
-    table: BrokerTable, partition: int, pid: int, epoch: int, first_seq: int, count: int, transactional: bool = False
+    table: BrokerTable,
+    partition: int,
+    pid: int,
+    epoch: int,
+    first_seq: int,
+    count: int,
+    transactional: bool = False,
+    *,
+    check: bool = False,
 ) -> Judged:
-    """Take a batch into the table, or refuse it."""
+    """Take a batch into the table, or refuse it. `check`: only say what would become of it."""
     import pyarrow as pa
 
     columns = _columns(partition, pid, epoch, first_seq, count)
-    return _first(table.apply(columns | {"transactional": pa.array([transactional])}))
+    columns["transactional"] = pa.array([transactional])
+    return _first((table.check if check else table.apply)(columns))
 
 
-def mark(table: BrokerTable, partition: int, pid: int, epoch: int, outcome: str, coordinator_epoch: int = 0) -> Judged:
+def mark(
+    table: BrokerTable,
+    partition: int,
+    pid: int,
+    epoch: int,
+    outcome: str,
+    coordinator_epoch: int = 0,
+    *,
+    check: bool = False,
+) -> Judged:
     """Take a marker: "commit" or "abort". It empties the window, and fences every epoch below its own."""
     import pyarrow as pa
 
@@ -53,7 +71,7 @@ def mark(table: BrokerTable, partition: int, pid: int, epoch: int, outcome: str,
     columns["control"] = pa.array([outcome])
     columns["coordinator_epoch"] = pa.array([coordinator_epoch], pa.int32())
     columns["transaction_version"] = pa.array([TRANSACTION_VERSION], pa.int8())
-    return _first(table.apply(columns))
+    return _first((table.check if check else table.apply)(columns))
 
 
 def last_written(table: BrokerTable, partition: int, pid: int) -> Written | None:

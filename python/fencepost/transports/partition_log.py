@@ -1,0 +1,259 @@
+"""`fencepost.kafka.PartitionLog` as a place to write to: rows become records, one log a partition."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from functools import partial
+from pathlib import Path
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any
+
+from fencepost.errors import BatchError, FencedError, FencepostError, PoisonedError, PolicyError, StoreError
+from fencepost.producer.answers import Answer, ErrorCode
+from fencepost.producer.stamping import IDENTITY
+from fencepost.producer.transport import SequencedBatch
+from fencepost.transports.cursors import above
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+AT_ONCE = 32
+"""Batches that share one sync at most."""
+
+
+class PartitionLogTransport:
+    """Appends batches of a `SequencedProducer` to logs in Kafka's formats.
+
+    `logs`: a list of open `PartitionLog`, by partition, or a folder with one for each of `partitions` in it
+    (`<topic>-0`, ...), which are opened here and closed by `close`. `value`: the column with the records' values
+    (binary or text); without one a value is the row as JSON, without the identity, which stands in the batch headers.
+    `key`: the column with their keys; `timestamp`: int64 ms or an Arrow timestamp. More options go to `PartitionLog`.
+
+    Batches that come while a partition's log syncs share the next sync. Answers are futures, so five batches of a
+    partition are in flight. Raises what opening a log raises.
+    """
+
+    def __init__(
+        self,
+        logs: str | os.PathLike[str] | Sequence[Any],
+        *,
+        partitions: int | None = None,
+        topic: str = "events",
+        key: str | None = None,
+        value: str | None = None,
+        timestamp: str | None = None,
+        **options: Any,
+    ) -> None:
+        if isinstance(logs, str | os.PathLike):
+            self._writers = _open(Path(logs), topic, 1 if partitions is None else partitions, options)
+            self._owns = True
+        else:
+            if options or partitions not in (None, len(logs)):
+                raise PolicyError(f"{len(logs)} open logs: partitions and options are theirs")
+            self._writers, self._owns = [LogWriter(log, None) for log in logs], False
+        self.partitions = len(self._writers)
+        self._key, self._value, self._timestamp = key, value, timestamp
+        self._cursors: dict[tuple[int, int], int | None] = {}
+
+    def send(self, batch: SequencedBatch) -> Future[Answer]:
+        """A future answer; it is there when the batch is on disk, as far as the log's `sync` says."""
+        answer: Future[Answer] = Future()
+        try:
+            batch = self._unwritten(batch)
+            refused = self._refused(batch)
+            records = None if refused else self._records(batch.rows)
+        except BatchError as error:
+            refused, records = Answer(ErrorCode.INVALID_RECORD, message=str(error)), None
+        if refused is not None:
+            answer.set_result(refused)
+            return answer
+        # In cursor mode the lock of the log keeps others out: an epoch of its own would have to begin with 0.
+        epoch, first_seq = (0, batch.first_seq % 2**31) if batch.cursor else (batch.epoch, batch.first_seq)
+        self._writers[batch.partition].append((batch.pid, epoch, first_seq, records, batch.transactional), answer)
+        if batch.cursor:
+            answer.add_done_callback(lambda done: self._reached(batch, done))
+        return answer
+
+    def fence(self, pid: int, epoch: int, partitions: Sequence[int] | None) -> None:
+        """Take nothing of a producer below an epoch from here on: a marker in each log (`Transport`)."""
+        if epoch == 0:
+            return  # nobody came before
+        for number in range(self.partitions) if partitions is None else partitions:
+            self.write_marker(pid, epoch, number, "abort")
+
+    def write_marker(self, pid: int, epoch: int, partition: int, outcome: str, coordinator_epoch: int = 0) -> None:
+        """The end of a transaction in a partition, for a coordinator; again: nothing that a reader sees.
+
+        Raises FencedError for an epoch or coordinator that was replaced.
+        """
+        appended = self._writers[partition].log.append_marker(pid, epoch, outcome, coordinator_epoch)
+        if not appended.verdict.is_kept:
+            raise FencedError(f"a marker of pid {pid} epoch {epoch} in partition {partition}: {appended.verdict.name}")
+
+    def cursor(self, pid: int, partition: int) -> int | None:
+        """The highest position that a log has, in cursor mode: read from its records, once."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        if (pid, partition) not in self._cursors:
+            last: int | None = None
+            for some in pa.RecordBatchReader.from_stream(
+                self._writers[partition].log.read(isolation="read_uncommitted")
+            ):
+                own = some.filter(pc.equal(some["pid"], pid))
+                last = own["seq"][-1].as_py() if len(own) else last
+            self._cursors[pid, partition] = last
+        return self._cursors[pid, partition]
+
+    def close(self) -> None:
+        """Close the logs that were opened here, once everything that was sent has its answer."""
+        for writer in self._writers:
+            writer.close()
+            if self._owns:
+                writer.log.close()
+
+    def __enter__(self) -> PartitionLogTransport:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # Cursor mode
+
+    def _unwritten(self, batch: SequencedBatch) -> SequencedBatch:
+        return above(batch, self.cursor(batch.pid, batch.partition)) if batch.cursor else batch
+
+    def _refused(self, batch: SequencedBatch) -> Answer | None:
+        """What a log in Kafka's format cannot have: sequences with gaps."""
+        if not batch.cursor:
+            return None
+        before = self.cursor(batch.pid, batch.partition)
+        if before is not None and batch.last_seq <= before:
+            return Answer(0)
+        expected = batch.first_seq if before is None else before + 1
+        if (
+            batch.first_seq == expected
+            and batch.last_seq - batch.first_seq + 1 == batch.count
+            and batch.last_seq < 2**31
+        ):
+            return None
+        return Answer(
+            ErrorCode.INVALID_RECORD,
+            message=f"positions {batch.first_seq} to {batch.last_seq} of {batch.count} rows behind {before}: in a "
+            "Kafka log they follow each other without gaps, up to 2^31 - 1",
+        )
+
+    def _reached(self, batch: SequencedBatch, done: Future[Answer]) -> None:
+        if done.exception() is None and done.result().error == 0:
+            self._cursors[batch.pid, batch.partition] = batch.last_seq
+
+    # Records
+
+    def _records(self, rows: pa.Table) -> pa.Table:
+        """Columns key, value and timestamp. Raises BatchError for a column that is not there."""
+        import pyarrow as pa
+
+        columns = {"key": self._key, "value": self._value, "timestamp": self._timestamp}
+        for name in columns.values():
+            if name is not None and name not in rows.column_names:
+                raise BatchError(f"column '{name}': missing; the rows have {', '.join(rows.column_names)}", column=name)
+        found = {what: rows[name] for what, name in columns.items() if name is not None}
+        if self._value is None:
+            own = rows.drop_columns(list(IDENTITY))
+            found["value"] = pa.array([_as_json(row) for row in own.to_pylist()], pa.binary())
+        return pa.table(found)
+
+
+class LogWriter:
+    """Appends to one log in a thread of its own: what has come meanwhile goes in one call, and one sync."""
+
+    def __init__(self, log: Any, reopen: Callable[[], Any] | None) -> None:
+        self.log = log
+        self._reopen = reopen
+        self._queue: SimpleQueue[tuple[Any, Future[Answer]] | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="fencepost-log", daemon=True)
+        self._thread.start()
+
+    def append(self, batch: Any, answer: Future[Answer]) -> None:
+        self._queue.put((batch, answer))
+
+    def close(self) -> None:
+        self._queue.put(None)
+        self._thread.join()
+
+    def _open_again(self) -> None:
+        """A log that does not know what is on disk finds out when it is opened; whose it is opens it."""
+        if self._reopen is None:
+            return
+        with contextlib.suppress(Exception):
+            self.log.close()
+        with contextlib.suppress(OSError, FencepostError):  # the next try says what is wrong
+            self.log = self._reopen()
+
+    def _run(self) -> None:
+        is_open = True
+        while is_open:
+            waiting = [self._queue.get()]
+            while len(waiting) < AT_ONCE and waiting[-1] is not None and not self._queue.empty():
+                waiting.append(self._queue.get())
+            is_open = waiting[-1] is not None
+            self._write([it for it in waiting if it is not None])
+
+    def _write(self, batches: list[tuple[Any, Future[Answer]]]) -> None:
+        """All in one call; where that raises, one by one, so that each has the answer that is its own."""
+        if not batches:
+            return
+        if len(batches) > 1:
+            try:
+                told = self.log.append_many([batch for batch, _ in batches])
+            except Exception:
+                told = None  # nothing was appended
+            if told is not None:
+                for (_, answer), appended in zip(batches, told, strict=True):
+                    answer.set_result(Answer(appended.verdict, appended.offset))
+                return
+        for batch, answer in batches:
+            try:
+                appended = self.log.append(*batch)
+            except PoisonedError as error:
+                answer.set_exception(StoreError(f"the log has to be opened again: {error}"))
+                self._open_again()
+            except Exception as error:
+                answer.set_exception(error)
+            else:
+                answer.set_result(Answer(appended.verdict, appended.offset))
+
+
+def _open(folder: Path, topic: str, partitions: int, options: dict[str, Any]) -> list[LogWriter]:
+    from fencepost.kafka.log import PartitionLog
+
+    opened: list[LogWriter] = []
+    try:
+        for number in range(partitions):
+            reopen = partial(PartitionLog, folder / f"{topic}-{number}", **options)
+            opened.append(LogWriter(reopen(), reopen))
+    except BaseException:
+        for writer in opened:
+            writer.close()
+            writer.log.close()
+        raise
+    return opened
+
+
+def _as_json(row: dict[str, Any]) -> bytes:
+    return json.dumps(row, default=_plain, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def _plain(value: Any) -> Any:
+    """What JSON has no word for, as text."""
+    convert: Callable[[], Any] | None = getattr(value, "isoformat", None)
+    if convert is not None:
+        return convert()
+    if isinstance(value, bytes):
+        return value.hex()
+    return str(value)

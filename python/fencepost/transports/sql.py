@@ -1,0 +1,531 @@
+"""An SQL table to write to, with a table beside it that lists the batches that count.
+
+Rows, the listing, and what is remembered of the producer change in one database transaction, under a lock on the
+partition: so a retry after a lost connection finds what became of the first try. Beside the table `events` stand
+
+    events_commits      a row for each batch: partition, log_offset, pid, epoch, first_seq, last_seq, count, outcome
+    events_partitions   the next offset of each partition; its row is the lock
+    events_producers    what a partition remembers of a producer: a `BrokerTable` of one entry, its highest position
+    events_floors       the lowest epoch that is taken of a producer, in a partition or in all of them (-1)
+    events_leases       who has which name; the row without a name counts pids
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from sqlalchemy import (
+    Boolean,
+    Column,
+    Connection,
+    Engine,
+    Integer,
+    LargeBinary,
+    MetaData,
+    String,
+    Table,
+    UniqueConstraint,
+    exc,
+    inspect,
+    select,
+)
+
+from fencepost import BrokerTable, Verdict
+from fencepost.errors import BatchError, FencedError, PolicyError, SchemaError, SourceError, StoreError
+from fencepost.producer.answers import Answer, ErrorCode
+from fencepost.producer.sequencer import Identity
+from fencepost.producer.transport import SequencedBatch
+from fencepost.sql.database import Database, Int64
+from fencepost.transports.cursors import above
+from fencepost.transports.judging import Judged, judge, last_written, mark, new_table
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+SCHEMA_VERSION = 1
+LOG_COLUMNS = ("pid", "epoch", "partition", "seq", "log_offset")
+"""What the table needs beside the application's columns: integers, log_offset and seq with 64 bits."""
+LAST_EPOCH = 2**15 - 2
+"""The last epoch that a lease gives; then comes a fresh pid. The one above is for fences and markers."""
+NAME_MAX = 48
+"""Of a table's name: PostgreSQL cuts names off after 63."""
+EVERYWHERE = -1
+"""Instead of a partition: the lowest epoch holds in all of them."""
+
+
+class SqlTransport:
+    """Writes batches of a `SequencedProducer` to a table, and lists them in the same transaction.
+
+    `engine`: SQLAlchemy 2, SQLite or PostgreSQL (psycopg 3). `table`: its name, or a `sqlalchemy.Table`; it has the
+    application's columns and `LOG_COLUMNS`, and partition with log_offset is unique. `schema`: an Arrow schema of the
+    application's columns, by which a table that is not there is made. `partitions`: how many there are. It is a
+    registry too: `init_producer` hands out leases.
+
+    Raises SchemaError for a table without the columns, or tables of a newer version; nothing is made then.
+    """
+
+    def __init__(
+        self, engine: Engine, table: str | Table, *, schema: pa.Schema | None = None, partitions: int = 1
+    ) -> None:
+        self.partitions = partitions
+        self._database = Database(engine)
+        self._tables = open_tables(self._database, table, schema)
+
+    def send(self, batch: SequencedBatch) -> Answer:
+        """Write a batch and list it in one transaction, or say why not. Raises StoreError for a database that fails."""
+        try:
+            return self._database.transaction(lambda connection: self._append(connection, batch))
+        except (exc.IntegrityError, exc.DataError) as error:
+            return Answer(ErrorCode.INVALID_RECORD, message=_short(error))
+        except exc.DBAPIError as error:
+            raise StoreError(f"{self._tables.rows.name}: {_short(error)}") from error
+
+    def init_producer(
+        self, transactional_id: str | None = None, timeout_ms: int = 60_000, expected: Identity | None = None
+    ) -> Identity:
+        """A pid that nobody has had, or the lease of a name: its pid with the next epoch. Whoever had it is fenced.
+
+        `expected`: what an earlier call gave to the same producer. Raises FencedError where somebody came since.
+        `timeout_ms` means nothing here: a lease is held until the next one is taken.
+        """
+        return self._database.transaction(lambda connection: self._lease(connection, transactional_id, expected))
+
+    def fence(self, pid: int, epoch: int, partitions: Sequence[int] | None) -> dict[int, tuple[int, int]]:
+        """Take nothing of a producer below an epoch from here on, and tell what there is of it (`Transport`)."""
+
+        def work(connection: Connection) -> dict[int, tuple[int, int]]:
+            known = self._known_partitions(connection) if partitions is None else sorted(partitions)
+            found = {}
+            for number in known:
+                log = self._lock(connection, number)
+                state = self._state(connection, pid, number, log)
+                last = last_written(state.table, number, pid)
+                if last is not None:
+                    found[number] = (last.epoch, last.last_seq)
+                if partitions is not None:
+                    self._raise_floor(connection, pid, number, epoch)
+            if partitions is None:
+                self._raise_floor(connection, pid, EVERYWHERE, epoch)
+            return found
+
+        return self._database.transaction(work)
+
+    def cursor(self, pid: int, partition: int) -> int | None:
+        """The highest position that it has, in cursor mode; None if it has none."""
+        producers = self._tables.producers
+        one = select(producers.c.cursor).where(producers.c.pid == pid, producers.c.partition == partition)
+        return self._database.transaction(lambda connection: connection.execute(one).scalar())
+
+    def write_marker(self, pid: int, epoch: int, partition: int, outcome: str, coordinator_epoch: int = 0) -> None:
+        """The end of a transaction in a partition, for a coordinator; again: nothing happens.
+
+        Raises FencedError for an epoch or coordinator that was replaced.
+        """
+
+        def work(connection: Connection) -> None:
+            log_end = self._lock(connection, partition)
+            state = self._state(connection, pid, partition, log_end)
+            last = last_written(state.table, partition, pid)
+            if last is not None and last.epoch == epoch:
+                return  # it stands there: markers alone bring an epoch that no batch has
+            judged = mark(state.table, partition, pid, epoch, outcome, coordinator_epoch)
+            if not judged.verdict.is_kept:
+                raise FencedError(
+                    f"a marker of pid {pid} epoch {epoch} in partition {partition}: {judged.verdict.name}"
+                )
+            commits = self._tables.commits
+            undecided = commits.update().where(
+                commits.c.partition == partition, commits.c.pid == pid, commits.c.outcome == OPEN
+            )
+            connection.execute(undecided.values(outcome=outcome))
+            self._save(connection, pid, partition, state, state.table.log_end(partition))
+
+        self._database.transaction(work)
+
+    # One append
+
+    def _append(self, connection: Connection, batch: SequencedBatch) -> Answer:
+        log_end = self._lock(connection, batch.partition)
+        if batch.epoch < self._floor(connection, batch.pid, batch.partition):
+            return Answer(Verdict.FENCED)
+        state = self._state(connection, batch.pid, batch.partition, log_end)
+        batch = above(batch, state.cursor) if batch.cursor else batch
+        judged = _judged(state, batch, log_end)
+        if judged.verdict is not Verdict.ACCEPTED:
+            return Answer(judged.verdict, judged.offset)
+        self._insert(connection, batch, log_end)
+        connection.execute(
+            self._tables.commits.insert().values(
+                partition=batch.partition, log_offset=log_end, pid=batch.pid, epoch=batch.epoch,
+                first_seq=batch.first_seq, last_seq=batch.last_seq, count=batch.count,
+                outcome=OPEN if batch.transactional else COMMIT,
+            )
+        )  # fmt: skip
+        if batch.cursor:
+            state = state._replace(cursor=batch.last_seq)
+        self._save(connection, batch.pid, batch.partition, state, log_end + batch.count)
+        return Answer(Verdict.ACCEPTED, log_end)
+
+    def _lock(self, connection: Connection, partition: int) -> int:
+        """The next offset of a partition, which nobody else appends to until this transaction ends."""
+        partitions = self._tables.partitions
+        one = select(partitions.c.log_end).where(partitions.c.partition == partition).with_for_update()
+        found = connection.execute(one).scalar()
+        if found is not None:
+            return int(found)
+        insert_missing(connection, partitions, {"partition": partition, "log_end": 0})
+        return int(connection.execute(one).scalar_one())
+
+    def _floor(self, connection: Connection, pid: int, partition: int) -> int:
+        """The lowest epoch that is taken of a pid; whoever raises it waits for this transaction, or this one for it."""
+        floors = self._tables.floors
+        these = floors.c.partition.in_([EVERYWHERE, partition])
+        one = select(floors.c.epoch).where(floors.c.pid == pid, these).with_for_update(read=True)
+        found = list(connection.execute(one).scalars())
+        if not found:  # nothing to lock: somebody could raise it meanwhile
+            insert_missing(connection, floors, {"pid": pid, "partition": EVERYWHERE, "epoch": 0})
+            found = list(connection.execute(one).scalars())
+        return int(max(found))
+
+    def _raise_floor(self, connection: Connection, pid: int, partition: int, epoch: int) -> None:
+        floors = self._tables.floors
+        insert_missing(connection, floors, {"pid": pid, "partition": partition, "epoch": 0})
+        one = floors.update().where(floors.c.pid == pid, floors.c.partition == partition, floors.c.epoch < epoch)
+        connection.execute(one.values(epoch=epoch))
+
+    def _known_partitions(self, connection: Connection) -> list[int]:
+        partitions = self._tables.partitions
+        return list(connection.execute(select(partitions.c.partition).order_by(partitions.c.partition)).scalars())
+
+    def _state(self, connection: Connection, pid: int, partition: int, log_end: int) -> State:
+        producers = self._tables.producers
+        one = select(producers.c.state, producers.c.cursor)
+        row = connection.execute(one.where(producers.c.pid == pid, producers.c.partition == partition)).first()
+        table = new_table() if row is None else BrokerTable.restore(row.state)
+        table.set_log_end(partition, log_end)
+        return State(table, None if row is None else row.cursor, row is None)
+
+    def _save(self, connection: Connection, pid: int, partition: int, state: State, log_end: int) -> None:
+        producers, partitions = self._tables.producers, self._tables.partitions
+        values = {"state": state.table.snapshot(), "cursor": state.cursor}
+        if state.is_new:
+            connection.execute(producers.insert().values(pid=pid, partition=partition, **values))
+        else:
+            one = producers.update().where(producers.c.pid == pid, producers.c.partition == partition)
+            connection.execute(one.values(**values))
+        end = partitions.update().where(partitions.c.partition == partition)
+        connection.execute(end.values(log_end=log_end))
+
+    def _insert(self, connection: Connection, batch: SequencedBatch, log_end: int) -> None:
+        import numpy as np
+
+        offsets = np.arange(log_end, log_end + batch.count)
+        rows = batch.rows.append_column("log_offset", [offsets])
+        missing = [name for name in rows.column_names if name not in self._tables.rows.c]
+        if missing:
+            problem = f"the table {self._tables.rows.name!r} has no column {missing[0]!r}"
+            raise BatchError(problem, column=missing[0])
+        if self._database.is_sqlite:
+            connection.execute(self._tables.rows.insert(), rows.to_pylist())
+        else:
+            _copy(connection, self._tables.rows, rows)
+
+    # Leases
+
+    def _lease(self, connection: Connection, name: str | None, expected: Any) -> Identity:
+        leases = self._tables.leases
+        insert_missing(connection, leases, {"name": "", "pid": 0, "epoch": 0})  # the row that counts pids
+        if name is None:
+            return Identity(self._new_pid(connection), 0)
+        if not name:
+            raise PolicyError("a lease without a name")
+        counter = select(leases.c.pid).where(leases.c.name == "").with_for_update()
+        connection.execute(counter)
+        row = connection.execute(select(leases.c.pid, leases.c.epoch).where(leases.c.name == name)).first()
+        before = None if row is None else Identity(row.pid, row.epoch)
+        if expected is not None and before != Identity(expected.pid, expected.epoch):
+            raise FencedError(f"{name!r} was taken over: it has {before}, not {expected}")
+        if before is None:
+            found = Identity(self._new_pid(connection), 0)
+            connection.execute(leases.insert().values(name=name, pid=found.pid, epoch=found.epoch))
+            return found
+        found = before._replace(epoch=before.epoch + 1)
+        if before.epoch >= LAST_EPOCH:
+            found = Identity(self._new_pid(connection), 0)
+        connection.execute(leases.update().where(leases.c.name == name).values(pid=found.pid, epoch=found.epoch))
+        if expected is None:
+            # Of its own next epoch a producer fences partition by partition: others may be in flight.
+            self._raise_floor(connection, before.pid, EVERYWHERE, before.epoch + 1)
+        return found
+
+    def _new_pid(self, connection: Connection) -> int:
+        leases = self._tables.leases
+        one = leases.update().where(leases.c.name == "").values(pid=leases.c.pid + 1)
+        connection.execute(one)
+        return int(connection.execute(select(leases.c.pid).where(leases.c.name == "")).scalar_one()) - 1
+
+
+class State(NamedTuple):
+    """What a partition remembers of one producer."""
+
+    table: BrokerTable
+    cursor: int | None
+    is_new: bool
+
+
+OPEN, COMMIT = "open", "commit"
+
+
+def _judged(state: State, batch: SequencedBatch, log_end: int) -> Judged:
+    if not batch.cursor:
+        of = (batch.partition, batch.pid, batch.epoch, batch.first_seq, batch.count, batch.transactional)
+        return judge(state.table, *of)
+    if state.cursor is not None and batch.last_seq <= state.cursor:
+        return Judged(Verdict.DUPLICATE, None)
+    return Judged(Verdict.ACCEPTED, log_end)
+
+
+# Reading
+
+
+def read_committed(
+    engine: Engine, table: str | Table, *, partition: int | None = None, from_offset: int = 0
+) -> pa.Table:
+    """The rows that are listed, by partition and log_offset, with the columns of the table.
+
+    Of transactions only what was committed, and in each partition up to the first one that is open, so that who goes
+    on with the next offset misses nothing. What somebody put into the table otherwise is not read.
+
+    Raises SourceError where the table has fewer rows than are listed, SchemaError for a table that is none of ours.
+    """
+    database = Database(engine)
+    tables = open_tables(database, table, None)
+
+    def work(connection: Connection) -> list[pa.Table]:
+        return [
+            _read_range(connection, tables.rows, number, begin, end)
+            for number, begin, end in _ranges(connection, tables, partition, from_offset)
+        ]
+
+    import pyarrow as pa
+
+    found = database.transaction(work)
+    return pa.concat_tables(found, promote_options="permissive") if found else pa.table({})
+
+
+def _ranges(
+    connection: Connection, tables: Tables, partition: int | None, from_offset: int
+) -> Iterator[tuple[int, int, int]]:
+    """(partition, first offset, end) of what may be read, in order, as few as may be."""
+    commits = tables.commits
+    wanted = select(commits.c.partition, commits.c.log_offset, commits.c.count, commits.c.outcome)
+    wanted = wanted.where(commits.c.log_offset + commits.c.count > from_offset)
+    if partition is not None:
+        wanted = wanted.where(commits.c.partition == partition)
+    begun: tuple[int, int, int] | None = None
+    stopped: int | None = None
+    for number, offset, count, outcome in connection.execute(
+        wanted.order_by(commits.c.partition, commits.c.log_offset)
+    ):
+        if outcome == OPEN:
+            stopped = number
+        if number == stopped or outcome not in (OPEN, COMMIT):
+            continue
+        if begun is not None and begun[0] == number and begun[2] == offset:
+            begun = (number, begun[1], offset + count)
+            continue
+        if begun is not None:
+            yield begun
+        begun = (number, max(offset, from_offset), offset + count)
+    if begun is not None:
+        yield begun
+
+
+def _read_range(connection: Connection, rows: Table, partition: int, begin: int, end: int) -> pa.Table:
+    import pyarrow as pa
+
+    wanted = select(rows).where(rows.c.partition == partition, rows.c.log_offset.between(begin, end - 1))
+    found = connection.execute(wanted.order_by(rows.c.log_offset)).mappings().all()
+    if len(found) != end - begin:
+        raise SourceError(
+            f"{rows.name}, partition {partition}: {end - begin} rows are listed from offset {begin} on, and "
+            f"{len(found)} are there",
+            path=rows.name, position=begin,
+        )  # fmt: skip
+    return pa.table({column.name: pa.array([row[column.name] for row in found]) for column in rows.c})
+
+
+# Tables
+
+
+class Tables(NamedTuple):
+    """A table, and those beside it."""
+
+    rows: Table
+    commits: Table
+    partitions: Table
+    producers: Table
+    floors: Table
+    leases: Table
+
+
+def open_tables(database: Database, table: str | Table, schema: pa.Schema | None) -> Tables:
+    """The tables, made where they are missing and a schema says how. Raises SchemaError."""
+    name = table if isinstance(table, str) else table.name
+    if len(name) > NAME_MAX:
+        raise SchemaError(f"the table's name has {len(name)} characters, at most {NAME_MAX}: others are named after it")
+    metadata = MetaData()
+    if isinstance(table, Table):
+        rows = table
+    elif inspect(database.engine).has_table(name):
+        rows = Table(name, metadata, autoload_with=database.engine)
+    elif schema is None:
+        raise SchemaError(f"there is no table {name!r}: make it, or give the Arrow schema of its columns")
+    else:
+        rows = Table(name, metadata, *_columns_of(schema), *_log_columns())
+    _check_columns(rows)
+    beside = MetaData()
+    tables = Tables(rows, *_beside(name, beside))
+    if isinstance(table, str) and not inspect(database.engine).has_table(name):
+        rows.to_metadata(beside)
+    database.create_tables(f"transport {name}", SCHEMA_VERSION, beside)
+    return tables
+
+
+def _beside(name: str, metadata: MetaData) -> list[Table]:
+    return [
+        Table(
+            f"{name}_commits",
+            metadata,
+            Column("partition", Integer, primary_key=True, autoincrement=False),
+            Column("log_offset", Int64, primary_key=True, autoincrement=False),
+            Column("pid", Int64, nullable=False),
+            Column("epoch", Integer, nullable=False),
+            Column("first_seq", Int64, nullable=False),
+            Column("last_seq", Int64, nullable=False),
+            Column("count", Int64, nullable=False),
+            Column("outcome", String(8), nullable=False),
+        ),
+        Table(
+            f"{name}_partitions",
+            metadata,
+            Column("partition", Integer, primary_key=True, autoincrement=False),
+            Column("log_end", Int64, nullable=False),
+        ),
+        Table(
+            f"{name}_producers",
+            metadata,
+            Column("partition", Integer, primary_key=True, autoincrement=False),
+            Column("pid", Int64, primary_key=True, autoincrement=False),
+            Column("state", LargeBinary, nullable=False),
+            Column("cursor", Int64),
+        ),
+        Table(
+            f"{name}_floors",
+            metadata,
+            Column("pid", Int64, primary_key=True, autoincrement=False),
+            Column("partition", Integer, primary_key=True, autoincrement=False),
+            Column("epoch", Integer, nullable=False),
+        ),
+        Table(
+            f"{name}_leases",
+            metadata,
+            Column("name", String(255), primary_key=True),
+            Column("pid", Int64, nullable=False),
+            Column("epoch", Integer, nullable=False),
+        ),
+    ]
+
+
+def _log_columns() -> list[Any]:
+    return [
+        Column("pid", Int64, nullable=False),
+        Column("epoch", Integer, nullable=False),
+        Column("partition", Integer, primary_key=True, autoincrement=False),
+        Column("seq", Int64, nullable=False),
+        Column("log_offset", Int64, primary_key=True, autoincrement=False),
+    ]
+
+
+def _columns_of(schema: pa.Schema) -> list[Column[Any]]:
+    """Columns for an Arrow schema. Raises SchemaError for a type that has no column."""
+    import pyarrow as pa
+    from sqlalchemy import Date, DateTime, Float, Numeric, Text
+
+    def kind_of(kind: pa.DataType) -> Any:
+        is_a = pa.types
+        if is_a.is_boolean(kind):
+            return Boolean()
+        if is_a.is_integer(kind) and kind != pa.uint64():
+            return Int64
+        if is_a.is_floating(kind):
+            return Float(53)
+        if is_a.is_decimal(kind):
+            return Numeric(kind.precision, kind.scale)
+        if is_a.is_string(kind) or is_a.is_large_string(kind):
+            return Text()
+        if is_a.is_binary(kind) or is_a.is_large_binary(kind):
+            return LargeBinary()
+        if is_a.is_timestamp(kind):
+            return DateTime(timezone=kind.tz is not None)
+        if is_a.is_date32(kind):
+            return Date()
+        return None
+
+    columns = []
+    for field in schema:
+        kind = kind_of(field.type)
+        if kind is None:
+            raise SchemaError(f"column {field.name!r}: no column type for {field.type}; make the table yourself")
+        columns.append(Column(field.name, kind, nullable=field.nullable))
+    return columns
+
+
+def _check_columns(rows: Table) -> None:
+    for name in LOG_COLUMNS:
+        if name not in rows.c:
+            needed = ", ".join(LOG_COLUMNS)
+            raise SchemaError(f"the table {rows.name!r} has no column {name!r}; beside the application's: {needed}")
+        if not isinstance(rows.c[name].type, Integer):
+            raise SchemaError(
+                f"the table {rows.name!r}: column {name!r} is {rows.c[name].type}, and has to be an integer"
+            )
+    key = {"partition", "log_offset"}
+    unique = [{it.name for it in rows.primary_key}]
+    unique += [{it.name for it in one.columns} for one in rows.constraints if isinstance(one, UniqueConstraint)]
+    unique += [{it.name for it in one.columns} for one in rows.indexes if one.unique]
+    if key not in unique:
+        raise SchemaError(
+            f"the table {rows.name!r} needs a primary key, or a unique index, on partition and log_offset"
+        )
+
+
+def insert_missing(connection: Connection, table: Table, values: dict[str, Any]) -> None:
+    """A row, unless there is one with its key."""
+    from sqlalchemy.dialects import postgresql, sqlite
+
+    insert = sqlite.insert if connection.dialect.name == "sqlite" else postgresql.insert
+    connection.execute(insert(table).values(**values).on_conflict_do_nothing())
+
+
+def _copy(connection: Connection, table: Table, rows: pa.Table) -> None:
+    """PostgreSQL's bulk way in, on the connection that holds the transaction."""
+    quote = connection.dialect.identifier_preparer
+    columns = ", ".join(quote.quote(name) for name in rows.column_names)
+    statement = f"COPY {quote.format_table(table)} ({columns}) FROM STDIN"
+    driver = connection.connection.dbapi_connection
+    assert driver is not None
+    try:
+        with driver.cursor() as cursor, cursor.copy(statement) as copy:  # type: ignore[attr-defined]
+            for row in zip(*(column.to_pylist() for column in rows.columns), strict=True):
+                copy.write_row(row)
+    except Exception as error:
+        dbapi = connection.dialect.dbapi
+        if dbapi is None or not isinstance(error, dbapi.Error):
+            raise
+        raise exc.DBAPIError.instance(statement, None, error, dbapi.Error, dialect=connection.dialect) from error
+
+
+def _short(error: BaseException) -> str:
+    return str(getattr(error, "orig", None) or error).partition("\n")[0]

@@ -1,0 +1,293 @@
+"""The SQL table as a place to write to: rows and their listing in one transaction, on both databases."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+from datetime import date, datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import fencepost as fp
+import pyarrow as pa
+import pytest
+import sqlalchemy as sa
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from faulty_transport import FaultyTransport
+from fencepost.producer import Answer, Identity, SequencedBatch
+from fencepost.producer.stamping import stamp, stamp_positions
+from fencepost.transports import SqlTransport, read_committed
+
+QUICK = {"retry_backoff_ms": 1, "retry_backoff_max_ms": 5}
+SCHEMA = pa.schema({"value": pa.int64()})
+NewEngine = Callable[[], sa.Engine]
+
+
+def batch(pid: int, epoch: int, first_seq: int, values: list[Any], partition: int = 0, **more: Any) -> SequencedBatch:
+    rows = stamp(pa.table({"value": values}), pid, epoch, partition, first_seq)
+    last_seq = (first_seq + len(values) - 1) % 2**31
+    return SequencedBatch(partition, pid, epoch, first_seq, last_seq, len(values), rows, **more)
+
+
+def values(engine: sa.Engine, **more: Any) -> list[Any]:
+    found = read_committed(engine, "events", **more)
+    return found["value"].to_pylist() if found.num_rows else []
+
+
+def test_what_was_sent_is_read(engine: sa.Engine) -> None:
+    transport = SqlTransport(engine, "events", schema=SCHEMA, partitions=2)
+    with fp.SequencedProducer(transport, partition_by="partition", name="gate 7") as producer:
+        [delivery, _] = producer.send({"partition": [0, 1, 0], "value": [1, 2, 3]})
+        assert delivery.result(30).offset == 0
+        producer.send({"partition": [1], "value": [4]})
+    table = read_committed(engine, "events")
+    assert table.select(["pid", "epoch", "partition", "seq", "log_offset", "value"]).to_pylist() == [
+        {"pid": 0, "epoch": 0, "partition": 0, "seq": 0, "log_offset": 0, "value": 1},
+        {"pid": 0, "epoch": 0, "partition": 0, "seq": 1, "log_offset": 1, "value": 3},
+        {"pid": 0, "epoch": 0, "partition": 1, "seq": 0, "log_offset": 0, "value": 2},
+        {"pid": 0, "epoch": 0, "partition": 1, "seq": 1, "log_offset": 1, "value": 4},
+    ]
+    with engine.connect() as connection:
+        listed = connection.execute(sa.text("SELECT * FROM events_commits ORDER BY 1, 2")).mappings().all()
+    assert dict(listed[0]) == {
+        "partition": 0, "log_offset": 0, "pid": 0, "epoch": 0, "first_seq": 0, "last_seq": 1, "count": 2,
+        "outcome": "commit",
+    }  # fmt: skip
+    assert values(engine, partition=0, from_offset=1) == [3]
+
+
+def test_a_retry_is_known_in_another_process(engine: sa.Engine, new_engine: NewEngine) -> None:
+    first = SqlTransport(engine, "events", schema=SCHEMA)
+    assert first.send(batch(7, 0, 1, [1])) == Answer(fp.Verdict.OUT_OF_ORDER), "a stranger begins with 0"
+    assert first.send(batch(7, 0, 0, [1, 2])) == Answer(fp.Verdict.ACCEPTED, 0)
+    other = SqlTransport(new_engine(), "events")
+    assert other.send(batch(7, 0, 0, [1, 2])) == Answer(fp.Verdict.DUPLICATE, 0)
+    assert other.send(batch(7, 0, 2, [3])) == Answer(fp.Verdict.ACCEPTED, 2)
+    assert first.send(batch(7, 0, 9, [9])) == Answer(fp.Verdict.OUT_OF_ORDER)
+    assert first.send(batch(8, 0, 0, [4])) == Answer(fp.Verdict.ACCEPTED, 3)
+    assert values(engine) == [1, 2, 3, 4]
+
+
+def test_rows_that_are_not_listed_are_not_read(engine: sa.Engine) -> None:
+    SqlTransport(engine, "events", schema=SCHEMA).send(batch(7, 0, 0, [1, 2]))
+    with engine.begin() as connection:
+        connection.execute(
+            sa.text("INSERT INTO events (pid, epoch, partition, seq, log_offset, value) VALUES (7, 0, 0, 2, 77, 99)")
+        )
+    assert values(engine) == [1, 2]
+
+
+def test_rows_that_are_listed_and_gone_are_an_error(engine: sa.Engine) -> None:
+    SqlTransport(engine, "events", schema=SCHEMA).send(batch(7, 0, 0, [1, 2]))
+    with engine.begin() as connection:
+        connection.execute(sa.text("DELETE FROM events WHERE log_offset = 1"))
+    with pytest.raises(fp.SourceError, match="partition 0: 2 rows are listed from offset 0 on, and 1 are there"):
+        values(engine)
+
+
+def test_a_row_that_the_table_refuses_fails_its_batch_alone(engine: sa.Engine) -> None:
+    schema = pa.schema([pa.field("value", pa.int64(), nullable=False)])
+    transport = SqlTransport(engine, "events", schema=schema)
+    with fp.SequencedProducer(transport, batch_rows=1, **QUICK) as producer:
+        good, bad, more = producer.send(pa.table({"value": [1, None, 2]}))
+        with pytest.raises(fp.DeliveryError, match="INVALID_RECORD") as caught:
+            bad.result(30)
+        assert caught.value.is_refused
+        assert good.result(30).epoch == 0
+        assert more.result(30).epoch == 1, "the sequences behind it would have a gap"
+        with pytest.raises(fp.DeliveryError):
+            producer.flush(30)
+        other = producer.send({"worth": [5]})[0]
+        with pytest.raises(fp.DeliveryError, match="has no column 'worth'"):
+            other.result(30)
+        with pytest.raises(fp.DeliveryError):
+            producer.flush(30)
+    assert values(engine) == [1, 2]
+
+
+def test_a_zombie_is_kept_out_by_the_lease(engine: sa.Engine, new_engine: NewEngine) -> None:
+    zombie = SqlTransport(engine, "events", schema=SCHEMA)
+    identity = zombie.init_producer("gate 7")
+    assert identity == (0, 0)
+    assert zombie.send(batch(*identity, 0, [1])).offset == 0
+    successor = SqlTransport(new_engine(), "events")
+    assert successor.init_producer("gate 7") == (0, 1)
+    assert zombie.send(batch(*identity, 1, [2])) == Answer(fp.Verdict.FENCED), "before the new one has written anything"
+    with pytest.raises(fp.FencedError, match="'gate 7' was taken over"):
+        zombie.init_producer("gate 7", expected=identity)
+    assert successor.send(batch(0, 1, 0, [3])).offset == 1
+    assert values(engine) == [1, 3]
+    assert [successor.init_producer() for _ in range(2)] == [(1, 0), (2, 0)]
+
+
+def test_leases_end_with_a_fresh_pid(engine: sa.Engine) -> None:
+    transport = SqlTransport(engine, "events", schema=SCHEMA)
+    assert transport.init_producer("a") == (0, 0)
+    assert transport.init_producer("a", expected=Identity(0, 0)) == (0, 1)
+    with engine.begin() as connection:
+        connection.execute(sa.text("UPDATE events_leases SET epoch = 32766 WHERE name = 'a'"))
+    assert transport.init_producer("a") == (1, 0)
+    assert transport.send(batch(0, 32766, 0, [1])) == Answer(fp.Verdict.FENCED)
+
+
+def test_many_ask_for_a_lease_and_nobody_gets_what_another_has(engine: sa.Engine, new_engine: NewEngine) -> None:
+    SqlTransport(engine, "events", schema=SCHEMA)
+    transports = [SqlTransport(new_engine(), "events") for _ in range(4)]
+    found: list[Identity] = []
+
+    def ask(transport: SqlTransport) -> None:
+        found.extend(transport.init_producer("a") for _ in range(5))
+        found.extend(transport.init_producer() for _ in range(5))
+
+    threads = [threading.Thread(target=ask, args=(transport,)) for transport in transports]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == len(set(found)) == 40
+
+
+def test_a_fence_holds_where_it_was_put_and_tells_what_is_there(engine: sa.Engine) -> None:
+    transport = SqlTransport(engine, "events", schema=SCHEMA)
+    transport.send(batch(7, 0, 0, [1, 2]))
+    transport.send(batch(7, 0, 0, [3], partition=1))
+    assert transport.fence(7, 1, [0]) == {0: (0, 1)}
+    assert transport.send(batch(7, 0, 2, [4])) == Answer(fp.Verdict.FENCED)
+    assert transport.send(batch(7, 0, 1, [5], partition=1)).offset == 1
+    assert transport.fence(7, 2, None) == {0: (0, 1), 1: (0, 1)}
+    assert transport.send(batch(7, 1, 0, [6], partition=1)) == Answer(fp.Verdict.FENCED)
+
+
+def test_transactions_are_seen_when_they_are_committed(engine: sa.Engine) -> None:
+    transport = SqlTransport(engine, "events", schema=SCHEMA)
+    transport.send(batch(9, 0, 0, [1]))
+    transport.send(batch(7, 0, 0, [2], transactional=True))
+    transport.send(batch(8, 0, 0, [3], transactional=True))
+    transport.send(batch(9, 0, 1, [4]))
+    assert values(engine) == [1], "up to what is open, so that who goes on from there misses nothing"
+    transport.write_marker(8, 1, 0, "abort")
+    transport.write_marker(7, 1, 0, "commit")
+    transport.write_marker(7, 1, 0, "commit")
+    assert values(engine) == [1, 2, 4]
+    assert transport.send(batch(7, 1, 0, [5], transactional=True)).offset == 6, "markers take an offset, too"
+    with pytest.raises(fp.FencedError, match="a marker of pid 7 epoch 0 in partition 0: FENCED"):
+        transport.write_marker(7, 0, 0, "commit")
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_behind_a_network_that_lies_each_row_is_there_once(engine: sa.Engine, seed: int) -> None:
+    transport = FaultyTransport(SqlTransport(engine, "events", schema=SCHEMA, partitions=2), seed)
+    with fp.SequencedProducer(transport, partition_by="partition", request_timeout_ms=300, **QUICK) as producer:
+        for value in range(30):
+            producer.send({"partition": [value % 2], "value": [value]})
+    transport.settle()
+    assert values(engine) == [*range(0, 30, 2), *range(1, 30, 2)]
+
+
+def test_several_producers_write_to_one_partition(engine: sa.Engine, new_engine: NewEngine) -> None:
+    SqlTransport(engine, "events", schema=SCHEMA)
+    engines = [new_engine() for _ in range(3)]
+
+    def write(number: int) -> None:
+        with fp.SequencedProducer(SqlTransport(engines[number], "events"), batch_rows=4) as producer:
+            producer.send({"value": [number * 100 + it for it in range(40)]})
+
+    threads = [threading.Thread(target=write, args=(number,)) for number in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    found = values(engine)
+    assert [[it for it in found if it // 100 == number] for number in range(3)] == [
+        [number * 100 + it for it in range(40)] for number in range(3)
+    ]
+    assert read_committed(engine, "events")["log_offset"].to_pylist() == list(range(120))
+
+
+def test_a_producer_that_begins_again_sends_the_same_positions(engine: sa.Engine) -> None:
+    source = [{"at": at * 3, "value": at} for at in range(30)]
+    schema = pa.schema({"at": pa.int64(), "value": pa.int64()})
+    transport = SqlTransport(engine, "events", schema=schema)
+    for begin, size in ((0, 7), (5, 11), (0, 30)):
+        with fp.SequencedProducer(transport, name="reader", position="at") as producer:
+            for start in range(begin, 30 if begin else 20, size):
+                producer.send(source[start : start + size])
+    assert values(engine) == list(range(30))
+    assert transport.cursor(0, 0) == 87
+    rows = stamp_positions(pa.table({"at": [87, 2**40], "value": [0, 30]}), 0, 9, 0, "at")
+    assert transport.send(SequencedBatch(0, 0, 9, 87, 2**40, 2, rows, cursor=True)).offset == 30
+
+
+def test_types_go_in_and_come_out(engine: sa.Engine) -> None:
+    table = pa.table(
+        {
+            "flag": [True, None],
+            "small": pa.array([1, -1], pa.int16()),
+            "ratio": [0.5, None],
+            "price": pa.array([Decimal("1.50"), Decimal("-2.25")]),
+            "name": ["ä'\"\\\t\n", None],
+            "raw": [b"\x00\xff", b""],
+            "day": [date(2024, 2, 29), None],
+            "time": pa.array([datetime(2024, 2, 29, 12, 30, 1, 5), None], pa.timestamp("us")),
+        }
+    )
+    with fp.SequencedProducer(SqlTransport(engine, "events", schema=table.schema)) as producer:
+        producer.send(table)
+    found = read_committed(engine, "events").select(table.column_names)
+    assert found.to_pylist() == table.to_pylist()
+
+
+def make_table(engine: sa.Engine, **columns: Any) -> sa.Table:
+    kinds: dict[str, Any] = {name: sa.BigInteger() for name in ("pid", "epoch", "partition", "seq", "log_offset")}
+    kinds |= columns
+    made = [sa.Column(name, kind) for name, kind in kinds.items() if kind is not None]
+    key = [sa.UniqueConstraint("partition", "log_offset")] if kinds["log_offset"] is not None else []
+    table = sa.Table("events", sa.MetaData(), *made, *key)
+    table.create(engine)
+    return table
+
+
+def test_a_table_that_is_there_is_taken(engine: sa.Engine) -> None:
+    table = make_table(engine, value=sa.Integer())
+    for given in ("events", table):
+        transport = SqlTransport(engine, given)
+    assert transport.send(batch(7, 0, 0, [1])).offset == 0
+    assert values(engine) == [1]
+
+
+def test_a_table_without_what_it_needs_is_refused(engine: sa.Engine) -> None:
+    with pytest.raises(fp.SchemaError, match="there is no table 'events'"):
+        SqlTransport(engine, "events")
+    with pytest.raises(fp.SchemaError, match="column 'tags': no column type for list"):
+        SqlTransport(engine, "events", schema=pa.schema({"tags": pa.list_(pa.string())}))
+    with pytest.raises(fp.SchemaError, match="the table's name has 49 characters, at most 48"):
+        SqlTransport(engine, "e" * 49, schema=SCHEMA)
+    make_table(engine, log_offset=None)
+    with pytest.raises(fp.SchemaError, match="'events' has no column 'log_offset'"):
+        SqlTransport(engine, "events")
+    assert sa.inspect(engine).get_table_names() == ["events"], "nothing was made"
+
+
+@pytest.mark.parametrize("what", ["text", "key"])
+def test_columns_that_are_not_right_are_refused(engine: sa.Engine, what: str) -> None:
+    if what == "text":
+        make_table(engine, seq=sa.Text())
+        message = "column 'seq' is TEXT, and has to be an integer"
+    else:
+        names = ("pid", "epoch", "partition", "seq", "log_offset")
+        sa.Table("events", sa.MetaData(), *(sa.Column(name, sa.BigInteger()) for name in names)).create(engine)
+        message = "needs a primary key, or a unique index, on partition and log_offset"
+    with pytest.raises(fp.SchemaError, match=message):
+        SqlTransport(engine, "events")
+
+
+def test_tables_of_a_newer_version_are_refused(engine: sa.Engine) -> None:
+    SqlTransport(engine, "events", schema=SCHEMA)
+    with engine.begin() as connection:
+        connection.execute(sa.text("UPDATE fencepost_schema SET version = 2 WHERE part = 'transport events'"))
+    with pytest.raises(fp.SchemaError, match="have version 2, this package knows 1: upgrade fencepost"):
+        SqlTransport(engine, "events")

@@ -1,0 +1,334 @@
+"""The landing folder: what its log lists counts, and nothing else; leases, zombies, leftovers, damage, transactions."""
+
+from __future__ import annotations
+
+import json
+import threading
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import fencepost as fp
+import pyarrow as pa
+import pytest
+from faulty_transport import FaultyTransport
+from fencepost.producer import Answer, Identity, SequencedBatch
+from fencepost.producer.stamping import stamp, stamp_positions
+from fencepost.state.stores import LocalStore
+from fencepost.transports import LandingTransport, read_landing
+from fencepost.transports.landing import entry_name
+from s3_server import BUCKET, serve_s3
+
+QUICK = {"retry_backoff_ms": 1, "retry_backoff_max_ms": 5}
+
+
+@pytest.fixture(scope="module")
+def endpoint() -> Iterator[str]:
+    with serve_s3() as endpoint:
+        yield endpoint
+
+
+@pytest.fixture(params=["local", "s3"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, dict[str, Any] | None]:
+    """A new folder, and the options of its store."""
+    if request.param == "local":
+        return str(tmp_path / "landing"), None
+    given = {"endpoint": request.getfixturevalue("endpoint"), "region": "us-east-1", "access_key_id": "a"}
+    return f"s3://{BUCKET}/{uuid.uuid4().hex}", {**given, "secret_access_key": "b", "allow_http": True}
+
+
+def batch(pid: int, epoch: int, first_seq: int, values: list[Any], partition: int = 0, **more: Any) -> SequencedBatch:
+    rows = stamp(pa.table({"value": values}), pid, epoch, partition, first_seq)
+    last_seq = (first_seq + len(values) - 1) % 2**31
+    return SequencedBatch(partition, pid, epoch, first_seq, last_seq, len(values), rows, **more)
+
+
+def positions(pid: int, epoch: int, at: list[int], partition: int = 0) -> SequencedBatch:
+    rows = stamp_positions(pa.table({"value": at}), pid, epoch, partition, "value")
+    return SequencedBatch(partition, pid, epoch, at[0], at[-1], len(at), rows, cursor=True)
+
+
+def values(landing: Any) -> list[Any]:
+    return [value for table in landing.tables() for value in table["value"].to_pylist()]
+
+
+def test_what_was_sent_is_read(place: tuple[str, Any]) -> None:
+    folder, options = place
+    transport = LandingTransport(folder, partitions=2, options=options)
+    with fp.SequencedProducer(transport, partition_by="to", name="gate 7") as producer:
+        producer.send({"to": [0, 1, 0], "value": [1, 2, 3]})
+        producer.flush(30)
+        position = read_landing(folder, options=options).position
+        producer.send({"to": [1], "value": [4]})
+    landing = read_landing(folder, options=options)
+    table = landing.read().sort_by("value")
+    assert table.select(["pid", "epoch", "partition", "seq", "value"]).to_pylist() == [
+        {"pid": 0, "epoch": 0, "partition": 0, "seq": 0, "value": 1},
+        {"pid": 0, "epoch": 0, "partition": 1, "seq": 0, "value": 2},
+        {"pid": 0, "epoch": 0, "partition": 0, "seq": 1, "value": 3},
+        {"pid": 0, "epoch": 0, "partition": 1, "seq": 1, "value": 4},
+    ]
+    assert (landing.rows, landing.refused, landing.open, landing.leftovers) == (4, [], [], [])
+    assert values(read_landing(folder, after=position, options=options)) == [4]
+    one = landing.batches[0]
+    assert (one.pid, one.epoch, one.first_seq, one.offset) == (0, 0, 0, 0)
+    assert [file.rows for file in one.files] == [one.count]
+
+
+def test_an_entry_says_what_a_reader_needs(tmp_path: Path) -> None:
+    transport = LandingTransport(tmp_path, sync=False)
+    assert transport.send(batch(7, 0, 2**31 - 1, [1])) == Answer(fp.Verdict.OUT_OF_ORDER), "a stranger begins with 0"
+    assert transport.send(batch(7, 0, 0, ["a", "b"])) == Answer(fp.Verdict.ACCEPTED, 0)
+    entry = json.loads((tmp_path / entry_name(0)).read_text())
+    assert len(entry.pop("nonce")) == 32
+    [file] = entry.pop("files")
+    assert entry == {
+        "version": 1, "kind": "batch", "partition": 0, "pid": 7, "epoch": 0, "first_seq": 0, "last_seq": 1, "count": 2,
+        "offset": 0, "transactional": False, "cursor": False,
+    }  # fmt: skip
+    assert file == {"path": file["path"], "bytes": (tmp_path / file["path"]).stat().st_size, "rows": 2}
+
+
+def test_a_retry_is_known_and_leaves_no_file(tmp_path: Path) -> None:
+    transport = LandingTransport(tmp_path, sync=False)
+    assert transport.send(batch(7, 0, 0, [1, 2])).offset == 0
+    assert transport.send(batch(7, 0, 0, [1, 2])) == Answer(fp.Verdict.DUPLICATE, 0)
+    other = LandingTransport(tmp_path, sync=False)
+    assert other.send(batch(7, 0, 2, [3])).offset == 2
+    assert transport.send(batch(7, 0, 2, [3])) == Answer(fp.Verdict.DUPLICATE, 2), "which another one has written"
+    assert transport.send(batch(7, 0, 9, [3])) == Answer(fp.Verdict.OUT_OF_ORDER)
+    landing = read_landing(tmp_path)
+    assert (values(landing), landing.leftovers) == ([1, 2, 3], [])
+
+
+def test_a_zombie_is_kept_out_by_the_lease(tmp_path: Path) -> None:
+    zombie = LandingTransport(tmp_path, sync=False)
+    identity = zombie.init_producer("gate 7")
+    assert identity == (0, 0)
+    assert zombie.send(batch(*identity, 0, [1])).offset == 0
+    successor = LandingTransport(tmp_path, sync=False)
+    assert successor.init_producer("gate 7") == (0, 1)
+    assert zombie.send(batch(*identity, 1, [2])) == Answer(fp.Verdict.FENCED), "before the new one has written anything"
+    with pytest.raises(fp.FencedError, match="'gate 7' was taken over"):
+        zombie.init_producer("gate 7", expected=identity)
+    assert successor.send(batch(0, 1, 0, [3])).offset == 1
+    assert values(read_landing(tmp_path)) == [1, 3]
+
+
+def test_a_marker_that_a_zombie_has_put_is_not_accepted(tmp_path: Path) -> None:
+    """Somebody who does not read before he writes: readers judge by the order of the entries."""
+    transport = LandingTransport(tmp_path, sync=False)
+    transport.init_producer("gate 7")
+    transport.send(batch(0, 0, 0, [1]))
+    transport.init_producer("gate 7")
+    entry = json.loads((tmp_path / entry_name(1)).read_text())
+    forged = {**entry, "first_seq": 1, "last_seq": 1, "offset": 1, "nonce": "z"}
+    assert LocalStore(tmp_path).put(entry_name(3), json.dumps(forged).encode())
+    landing = read_landing(tmp_path)
+    assert values(landing) == [1]
+    [(refused, verdict)] = landing.refused
+    assert (refused.first_seq, verdict) == (1, fp.Verdict.FENCED)
+    assert LandingTransport(tmp_path, sync=False).send(batch(0, 1, 0, [2])).offset == 1, "and writers go on"
+    assert values(read_landing(tmp_path)) == [1, 2]
+
+
+def test_what_a_crash_leaves_is_told_and_not_read(tmp_path: Path) -> None:
+    transport = LandingTransport(tmp_path, sync=False)
+    transport.send(batch(7, 0, 0, [1]))
+    (tmp_path / "data" / "partition=0" / "torn.parquet").write_bytes(b"PAR1")
+    (tmp_path / "_log" / "00000000000000000001.json.0123.tmp").write_bytes(b"{")
+    landing = read_landing(tmp_path)
+    assert values(landing) == [1]
+    assert landing.leftovers == ["_log/00000000000000000001.json.0123.tmp", "data/partition=0/torn.parquet"]
+
+
+def test_a_file_without_its_entry_after_a_failed_put(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    transport = LandingTransport(tmp_path, sync=False)
+
+    def fails(*_: Any) -> bool:
+        raise fp.StoreError("no answer")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(transport._log.store, "put", fails)
+        with pytest.raises(fp.StoreError):
+            transport.send(batch(7, 0, 0, [1]))
+    assert transport.send(batch(7, 0, 0, [1])).offset == 0
+    landing = read_landing(tmp_path)
+    assert (values(landing), len(landing.leftovers)) == ([1], 1)
+
+
+@pytest.mark.parametrize("damage", ["missing", "short", "long", "torn", "other"])
+def test_a_listed_file_that_is_not_what_was_listed_is_an_error(tmp_path: Path, damage: str) -> None:
+    transport = LandingTransport(tmp_path, sync=False)
+    transport.send(batch(7, 0, 0, [1]))
+    landing = read_landing(tmp_path)
+    path = tmp_path / landing.batches[0].files[0].path
+    data = path.read_bytes()
+    if damage == "missing":
+        path.unlink()
+    elif damage == "torn":
+        path.write_bytes(b"\0" * len(data))
+    elif damage == "other":
+        other = tmp_path / "other"
+        LandingTransport(other, sync=False).send(batch(7, 0, 0, [1, 1]))
+        entry = tmp_path / entry_name(0)
+        [file] = json.loads((other / entry_name(0)).read_text())["files"]
+        path.write_bytes((other / file["path"]).read_bytes())
+        entry.write_text(entry.read_text().replace(f'"bytes":{len(data)}', f'"bytes":{file["bytes"]}'))
+        landing = read_landing(tmp_path)
+    else:
+        path.write_bytes(data[:-1] if damage == "short" else data + b"x")
+    with pytest.raises(fp.SourceError) as caught:
+        values(landing)
+    assert caught.value.path == str(path)
+    what = {"missing": "listed, and not there", "torn": "", "other": "2 rows, and 1 are listed"}
+    assert what.get(damage, f"and {len(data)} are listed") in str(caught.value)
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"version":2}', '{"version":1,"kind":"x"}', '{"version":1}'])
+def test_a_log_that_is_none_is_refused(tmp_path: Path, content: str) -> None:
+    (tmp_path / "_log").mkdir()
+    (tmp_path / entry_name(0)).write_text(content)
+    transport = LandingTransport(tmp_path, sync=False)
+    for call in (lambda: read_landing(tmp_path), lambda: transport.send(batch(7, 0, 0, [1]))):
+        with pytest.raises(fp.SourceError) as caught:
+            call()
+        assert caught.value.path == str(tmp_path / entry_name(0))
+
+
+def test_reading_after_the_end_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(fp.PolicyError, match=r"after=1: the log of .* has 0 entries"):
+        read_landing(tmp_path, after=1)
+    assert read_landing(tmp_path).read().num_rows == 0
+
+
+def test_writers_of_one_folder_agree_on_one_order(tmp_path: Path) -> None:
+    def write(number: int) -> None:
+        transport = LandingTransport(tmp_path, sync=False, partitions=2)
+        with fp.SequencedProducer(transport, partition_by="to", batch_rows=5) as producer:
+            for start in range(0, 100, 20):
+                at = range(start, start + 20)
+                producer.send({"to": [it % 2 for it in at], "value": [number * 1000 + it for it in at]})
+
+    threads = [threading.Thread(target=write, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    landing = read_landing(tmp_path)
+    found = values(landing)
+    assert sorted(found) == sorted(number * 1000 + it for number in range(4) for it in range(100))
+    assert len({one.pid for one in landing.batches}) == 4
+    for number in range(4):
+        for parity in (0, 1):
+            own = [it for it in found if it // 1000 == number and it % 2 == parity]
+            assert own == sorted(own)
+    assert (landing.refused, landing.leftovers) == ([], [])
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_behind_a_network_that_lies_each_row_lands_once(tmp_path: Path, seed: int) -> None:
+    transport = FaultyTransport(LandingTransport(tmp_path, sync=False, partitions=2), seed)
+    with fp.SequencedProducer(transport, partition_by="to", name="a", request_timeout_ms=80, **QUICK) as producer:
+        for value in range(40):
+            producer.send({"to": [value % 2], "value": [value]})
+    transport.settle()
+    landing = read_landing(tmp_path)
+    found = values(landing)
+    assert [it for it in found if it % 2 == 0] == list(range(0, 40, 2))
+    assert [it for it in found if it % 2] == list(range(1, 40, 2))
+
+
+def test_leases_end_with_a_fresh_pid(tmp_path: Path) -> None:
+    transport = LandingTransport(tmp_path, sync=False)
+    assert [transport.init_producer() for _ in range(2)] == [(0, 0), (1, 0)]
+    identity = transport.init_producer("a")
+    assert identity == (2, 0)
+    assert transport.init_producer("a", expected=identity) == (2, 1)
+    transport._log.state.leases["a"] = Identity(2, 2**15 - 2)
+    assert transport.init_producer("a") == (3, 0)
+    assert transport.send(batch(2, 2**15 - 2, 0, [1])) == Answer(fp.Verdict.FENCED)
+
+
+def test_a_fence_holds_where_it_was_put_and_tells_what_is_there(tmp_path: Path) -> None:
+    transport = LandingTransport(tmp_path, sync=False)
+    transport.send(batch(7, 0, 0, [1, 2]))
+    transport.send(batch(7, 0, 0, [3], partition=1))
+    assert transport.fence(7, 1, [0]) == {0: (0, 1)}
+    assert transport.send(batch(7, 0, 2, [4])) == Answer(fp.Verdict.FENCED)
+    assert transport.send(batch(7, 0, 1, [5], partition=1)).offset == 1
+    assert transport.fence(7, 2, None) == {0: (0, 1), 1: (0, 1)}
+    assert transport.send(batch(7, 1, 0, [6], partition=1)) == Answer(fp.Verdict.FENCED)
+    entries = len(list((tmp_path / "_log").iterdir()))
+    assert transport.fence(7, 2, None) == {0: (0, 1), 1: (0, 1)}
+    assert len(list((tmp_path / "_log").iterdir())) == entries, "nothing to add"
+
+
+def test_transactions_are_seen_when_they_are_committed(tmp_path: Path) -> None:
+    transport = LandingTransport(tmp_path, sync=False, partitions=2)
+    transport.send(batch(7, 0, 0, [1], transactional=True))
+    transport.send(batch(8, 0, 0, [2], transactional=True))
+    transport.send(batch(9, 0, 0, [3]))
+    landing = read_landing(tmp_path)
+    assert (values(landing), [it.pid for it in landing.open]) == ([3], [7, 8])
+    transport.write_marker(8, 1, 0, "abort")
+    transport.write_marker(7, 1, 0, "commit")
+    transport.write_marker(7, 1, 0, "commit")
+    assert values(read_landing(tmp_path)) == [3, 1], "in the order in which they came to be seen"
+    assert values(read_landing(tmp_path, after=landing.position)) == [1]
+    assert transport.send(batch(7, 1, 0, [4], transactional=True)).offset == 5, "markers take an offset, too"
+    with pytest.raises(fp.FencedError, match="a marker of pid 7 epoch 0 in partition 0: FENCED"):
+        transport.write_marker(7, 0, 0, "commit")
+
+
+# Cursor mode
+
+
+def test_a_producer_that_begins_again_sends_the_same_numbers_and_the_folder_drops_them(tmp_path: Path) -> None:
+    source = [{"at": at * 3, "value": at} for at in range(50)]
+
+    def run(rows: list[dict[str, int]], size: int) -> None:
+        transport = LandingTransport(tmp_path, sync=False)
+        with fp.SequencedProducer(transport, name="reader", position="at") as producer:
+            for start in range(0, len(rows), size):
+                producer.send(rows[start : start + size])
+
+    run(source[:30], size=7)
+    run(source[10:], size=9)
+    run(source, size=50)
+    landing = read_landing(tmp_path)
+    assert values(landing) == list(range(50))
+    assert landing.read()["seq"].to_pylist() == [at * 3 for at in range(50)]
+    assert LandingTransport(tmp_path, sync=False).cursor(0, 0) == 147
+
+
+def test_positions_that_are_there_are_dropped_row_by_row(tmp_path: Path) -> None:
+    transport = LandingTransport(tmp_path, sync=False)
+    assert transport.cursor(7, 0) is None
+    assert transport.send(positions(7, 0, [0, 5, 6])) == Answer(fp.Verdict.ACCEPTED, 0)
+    assert transport.send(positions(7, 0, [5, 6])) == Answer(fp.Verdict.DUPLICATE)
+    assert transport.send(positions(7, 1, [5, 6, 2**40])) == Answer(fp.Verdict.ACCEPTED, 3)
+    assert values(read_landing(tmp_path)) == [0, 5, 6, 2**40]
+
+
+def test_in_cursor_mode_a_batch_that_fails_stops_the_producer(tmp_path: Path) -> None:
+    """What comes behind it would hide that it is missing."""
+
+    class Refuses(LandingTransport):
+        def send(self, batch: SequencedBatch) -> Answer:
+            return Answer(87) if batch.first_seq == 1 else super().send(batch)
+
+    transport = Refuses(tmp_path, sync=False)
+    producer = fp.SequencedProducer(transport, name="reader", position="at", batch_rows=1)
+    first, second, third = producer.send([{"at": at, "value": at} for at in range(3)])
+    assert first.result(10).first_seq == 0
+    with pytest.raises(fp.DeliveryError, match="INVALID_RECORD"):
+        second.result(10)
+    with pytest.raises(fp.DeliveryError, match="would hide that it is missing"):
+        third.result(10)
+    with pytest.raises(fp.DeliveryError):
+        producer.send([{"at": 3, "value": 3}])
+    with pytest.raises(fp.DeliveryError):
+        producer.close()
+    assert values(read_landing(tmp_path)) == [0]

@@ -1,0 +1,537 @@
+"""SequencedProducer: rows in, each in its place once; what it refuses, and what it does with transports that lie."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import Future
+from typing import Any
+
+import fencepost as fp
+import pyarrow as pa
+import pytest
+from faulty_transport import LIES, FaultyTransport, MemoryTransport
+from fencepost.producer import Answer, ErrorCode, Identity, SequencedBatch
+
+QUICK = {"retry_backoff_ms": 1, "retry_backoff_max_ms": 5}
+
+
+def rows(*values: Any, **columns: Any) -> list[dict[str, Any]]:
+    return [{"value": value, **columns} for value in values]
+
+
+class Script:
+    """Answers what it is told to, one after the other, the last one for ever. Exceptions are raised."""
+
+    partitions = 1
+
+    def __init__(self, *answers: Any) -> None:
+        self.answers, self.batches = list(answers), list[SequencedBatch]()
+
+    def send(self, batch: SequencedBatch) -> Any:
+        self.batches.append(batch)
+        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+# Delivery
+
+
+def test_rows_are_stamped_and_delivered() -> None:
+    transport = MemoryTransport(partitions=1)
+    with fp.SequencedProducer(transport, batch_rows=2) as producer:
+        deliveries = producer.send(pa.table({"value": [5, 6, 7]}))
+        delivered = [delivery.result(10) for delivery in deliveries]
+    pid, epoch = producer.identity
+    assert [(it.offset, it.rows, it.first_seq, it.last_seq, it.is_duplicate) for it in delivered] == [
+        (0, 2, 0, 1, False), (2, 1, 2, 2, False),
+    ]  # fmt: skip
+    assert {(it.pid, it.epoch) for it in delivered} == {(pid, epoch)}
+    stamped = pa.concat_tables(batch.rows for batch in transport.batches)
+    assert stamped.schema == pa.schema(
+        {"pid": pa.int64(), "epoch": pa.int16(), "partition": pa.int32(), "seq": pa.int32(), "value": pa.int64()}
+    )
+    assert stamped["seq"].to_pylist() == [0, 1, 2]
+    assert fp.StateTable("kafka").apply(stamped).counts[fp.Verdict.ACCEPTED] == 3
+
+
+def test_no_rows_are_no_delivery() -> None:
+    with fp.SequencedProducer(MemoryTransport()) as producer:
+        assert producer.send([]) == []
+        assert producer.send(pa.table({"value": pa.array([], pa.int64())})) == []
+
+
+def test_partitions_are_numbered_by_themselves() -> None:
+    transport = MemoryTransport(partitions=3)
+    with fp.SequencedProducer(transport, partition_by="to") as producer:
+        producer.send(pa.table({"to": [2, 0, 2], "value": [1, 2, 3]}))
+        producer.send(pa.table({"to": [2], "value": [4]}))
+    assert transport.log == {0: [2], 2: [1, 3, 4]}
+    assert sorted((it.partition, it.first_seq, it.last_seq) for it in transport.batches) == [
+        (0, 0, 0), (2, 0, 1), (2, 2, 2),
+    ]  # fmt: skip
+
+
+def test_a_retry_has_the_same_numbers_and_a_copy_is_a_success() -> None:
+    transport = Script(OSError("reset"), fp.errors.StoreError("gone"), Answer(fp.Verdict.DUPLICATE, 7))
+    with fp.SequencedProducer(transport, **QUICK) as producer:
+        delivered = producer.send(rows(1))[0].result(10)
+    assert (delivered.offset, delivered.is_duplicate) == (7, True)
+    assert {(it.pid, it.epoch, it.first_seq) for it in transport.batches} == {(*producer.identity, 0)}
+    assert len(transport.batches) == 3
+
+
+def test_callbacks_may_use_the_producer() -> None:
+    transport, done = MemoryTransport(partitions=1), threading.Event()
+    with fp.SequencedProducer(transport) as producer:
+
+        def again(_: Any) -> None:
+            producer.send(rows(2))
+            done.set()
+
+        producer.send(rows(1))[0].add_done_callback(again)
+        assert done.wait(10)
+    assert transport.log == {0: [1, 2]}
+
+
+def test_what_was_refused_is_told_by_its_delivery_and_by_flush() -> None:
+    transport = Script(Answer(ErrorCode.INVALID_RECORD, message="too odd"), Answer(offset=0))
+    producer = fp.SequencedProducer(transport, **QUICK)
+    refused, taken = producer.send(rows(1))[0], producer.send(rows(2))[0]
+    with pytest.raises(fp.DeliveryError, match=r"INVALID_RECORD \(too odd\). It is not in the log") as caught:
+        refused.result(10)
+    assert (caught.value.partition, caught.value.is_refused) == (0, True)
+    with pytest.raises(fp.DeliveryError, match="too odd"):
+        producer.flush(10)
+    assert taken.result(10).offset == 0
+    producer.flush(10)  # told once
+    producer.close()
+
+
+def test_what_expires_is_told() -> None:
+    transport = Script(Future())
+    producer = fp.SequencedProducer(transport, delivery_timeout_ms=200, request_timeout_ms=100, **QUICK)
+    sent = producer.send(rows(1))[0]
+    with pytest.raises(fp.DeliveryError, match="not acknowledged within delivery_timeout_ms=200") as caught:
+        sent.result(10)
+    assert not caught.value.is_refused
+    assert sent.cancel() is False
+    with pytest.raises(fp.DeliveryError):
+        producer.close()
+
+
+def test_a_full_buffer_makes_send_wait_and_then_fail() -> None:
+    transport = Script(Future())
+    producer = fp.SequencedProducer(transport, buffer_rows=3, max_block_ms=50)
+    producer.send(rows(1, 2))
+    with pytest.raises(fp.CapacityError, match="2 rows have no outcome yet, and 2 more are above buffer_rows=3"):
+        producer.send(rows(3, 4))
+    producer.send(rows(5))
+    with pytest.raises(TimeoutError, match=r"2 batches have no outcome after 0\.01 s"):
+        producer.close(0.01)
+    with pytest.raises(fp.PolicyError, match="the producer is closed"):
+        producer.send(rows(6))
+
+
+def test_an_exception_in_the_block_closes_it() -> None:
+    sent: list[Any] = []
+
+    def work() -> None:
+        with fp.SequencedProducer(Script(Future())) as producer:
+            sent.extend(producer.send(rows(1)))
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        work()
+    with pytest.raises(fp.StoreError, match="closed by KeyError"):
+        sent[0].result(10)
+
+
+def test_batches_of_a_partition_are_in_flight_together() -> None:
+    class Slow(MemoryTransport):
+        def __init__(self) -> None:
+            super().__init__(partitions=1)
+            self.waiting: list[tuple[SequencedBatch, Future[Answer]]] = []
+            self.full = threading.Event()
+
+        def send(self, batch: SequencedBatch) -> Any:
+            answer: Future[Answer] = Future()
+            self.waiting.append((batch, answer))
+            if len(self.waiting) == 5:
+                self.full.set()
+            return answer
+
+    transport = Slow()
+    producer = fp.SequencedProducer(transport, batch_rows=1)
+    producer.send(rows(*range(7)))
+    assert transport.full.wait(10)
+    assert [batch.first_seq for batch, _ in transport.waiting] == [0, 1, 2, 3, 4]
+    while transport.waiting:
+        batch, answer = transport.waiting.pop(0)
+        answer.set_result(MemoryTransport.send(transport, batch))
+        threading.Event().wait(0.02)
+    producer.close()
+    assert transport.log == {0: list(range(7))}
+
+
+# Epochs
+
+
+def test_a_new_epoch_renumbers_and_other_partitions_keep_the_old_one() -> None:
+    class Loses(MemoryTransport):
+        """Forgets partition 0 once: a broker that has lost what was acknowledged."""
+
+        has_lost = False
+
+        def send(self, batch: SequencedBatch) -> Answer:
+            if batch.partition == 0 and batch.first_seq == 1 and not self.has_lost:
+                self.has_lost = True
+                return Answer(ErrorCode.UNKNOWN_PRODUCER_ID, log_start=0)
+            return super().send(batch)
+
+    transport = Loses()
+    with fp.SequencedProducer(transport, partition_by="to", **QUICK) as producer:
+        producer.send([{"to": 0, "value": 1}, {"to": 1, "value": 2}])
+        producer.flush(10)
+        pid, _ = producer.identity
+        found = producer.send([{"to": 0, "value": 3}])[0].result(10)
+        assert (found.pid, found.epoch, found.first_seq) == (pid, 1, 0)
+        assert producer.send([{"to": 1, "value": 4}])[0].result(10).first_seq == 0, "its first under the new epoch"
+    assert transport.log == {0: [1, 3], 1: [2, 4]}
+
+
+def test_the_last_epoch_brings_a_fresh_pid() -> None:
+    class Old:
+        def __init__(self) -> None:
+            self.given = [Identity(8, 2**15 - 1), Identity(9, 0)]
+
+        def init_producer(self, transactional_id: Any = None, timeout_ms: int = 0, expected: Any = None) -> Identity:
+            return self.given.pop(0)
+
+    transport = Script(Answer(fp.Verdict.OUT_OF_ORDER), Answer(offset=0))
+    with fp.SequencedProducer(transport, registry=Old(), **QUICK) as producer:
+        assert producer.send(rows(1))[0].result(10).pid == 9
+    assert [(it.pid, it.epoch) for it in transport.batches] == [(8, 2**15 - 1), (9, 0)]
+
+
+def test_what_the_log_has_is_not_sent_again_under_a_new_epoch() -> None:
+    """The answer says out of order though the batch is there: a fence tells."""
+    transport = MemoryTransport(partitions=1)
+
+    class Lies:
+        partitions = 1
+        fence = transport.fence
+
+        def send(self, batch: SequencedBatch) -> Answer:
+            answer = transport.send(batch)
+            return Answer(fp.Verdict.OUT_OF_ORDER) if batch.first_seq == 0 and batch.epoch == 0 else answer
+
+    with fp.SequencedProducer(Lies(), **QUICK) as producer:
+        found = producer.send(rows(1))[0].result(10)
+    assert (found.epoch, found.offset, found.is_duplicate) == (0, None, True)
+    assert transport.log == {0: [1]}
+
+
+# Names
+
+
+def test_a_second_producer_of_a_name_fences_the_first() -> None:
+    transport = MemoryTransport(partitions=1)
+    first = fp.SequencedProducer(transport, name="gate 7", **QUICK)
+    first.send(rows(1))[0].result(10)
+    with fp.SequencedProducer(transport, name="gate 7", **QUICK) as second:
+        assert second.identity == (first.identity.pid, first.identity.epoch + 1)
+        second.send(rows(2))[0].result(10)
+        zombie = first.send(rows(3))[0]
+        with pytest.raises(fp.DeliveryError, match="INVALID_PRODUCER_EPOCH"):
+            zombie.result(10)
+        with pytest.raises(fp.FencedError, match="'gate 7' has"):
+            first.send(rows(4))[0].result(10)
+        second.send(rows(5))[0].result(10)
+    assert transport.log == {0: [1, 2, 5]}
+    with pytest.raises(fp.FencepostError):
+        first.close()
+
+
+def test_a_checkpoint_is_resumed_under_a_higher_epoch() -> None:
+    transport = MemoryTransport(partitions=1)
+    with fp.SequencedProducer(transport, name="gate 7") as producer:
+        producer.send(rows(1, 2))
+        checkpoint = producer.checkpoint(position={"line": 2})
+    assert checkpoint["position"] == {"line": 2}
+    assert checkpoint["partitions"] == {"0": {"next_seq": 2, "last_offset": 2}}, "behind the marker of the fence"
+    with fp.SequencedProducer(transport, name="gate 7", resume=checkpoint) as producer:
+        assert (producer.identity.pid, producer.identity.epoch) == (checkpoint["pid"], checkpoint["epoch"] + 1)
+        assert producer.send(rows(3))[0].result(10).first_seq == 0
+    assert transport.log == {0: [1, 2, 3]}
+
+
+def test_a_registry_that_gives_the_same_epoch_again_is_refused() -> None:
+    class Stuck:
+        def init_producer(self, transactional_id: Any = None, timeout_ms: int = 0, expected: Any = None) -> Identity:
+            return Identity(5, 3)
+
+    with fp.SequencedProducer(MemoryTransport(), name="a", registry=Stuck()) as producer:
+        checkpoint = producer.checkpoint()
+    with pytest.raises(fp.TransportError, match="gives pid 5 epoch 3, which is not above epoch 3 of the checkpoint"):
+        fp.SequencedProducer(MemoryTransport(), name="a", registry=Stuck(), resume=checkpoint)
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "name", "message"),
+    [
+        ({"version": 2}, "a", "no checkpoint of version 1"),
+        ("text", "a", "no checkpoint of version 1"),
+        ({"version": 1, "name": "b", "pid": 1, "epoch": 0}, "a", "of the producer 'b', and this one is 'a'"),
+        ({"version": 1, "name": None, "pid": 1, "epoch": 0}, None, "only a producer with a name can resume"),
+    ],
+)
+def test_a_checkpoint_of_somebody_else_is_refused(checkpoint: Any, name: Any, message: str) -> None:
+    with pytest.raises(fp.PolicyError, match=message):
+        fp.SequencedProducer(MemoryTransport(), name=name, resume=checkpoint)
+
+
+def test_without_a_name_there_is_no_checkpoint() -> None:
+    with fp.SequencedProducer(MemoryTransport()) as producer, pytest.raises(fp.PolicyError, match="without a name"):
+        producer.checkpoint()
+
+
+# Transactions
+
+
+class Coordinator:
+    """Ends transactions as the second version of the protocol does: the epoch rises. `calls`: what was asked."""
+
+    def __init__(self, transport: MemoryTransport) -> None:
+        self.transport, self.calls = transport, list[Any]()
+        self.partitions: set[int] = set()
+
+    def begin(self, identity: Any) -> None:
+        self.calls.append("begin")
+
+    def add_partitions(self, identity: Any, partitions: list[int]) -> None:
+        self.calls.append(partitions)
+        self.partitions.update(partitions)
+
+    def commit(self, identity: Any) -> Identity:
+        return self._end(identity, "commit")
+
+    def abort(self, identity: Any) -> Identity:
+        return self._end(identity, "abort")
+
+    def _end(self, identity: Any, outcome: str) -> Identity:
+        from fencepost.transports.judging import mark
+
+        self.calls.append(outcome)
+        successor = Identity(identity.pid, identity.epoch + 1)
+        with self.transport.lock:
+            if self.transport.leases["t"] != identity:
+                raise fp.FencedError("somebody else has t")
+            self.transport.leases["t"] = successor
+            for number in self.partitions:
+                assert mark(self.transport.table, number, *successor, outcome).verdict.is_kept
+        self.partitions.clear()
+        return successor
+
+
+def test_a_transaction_commits_or_aborts() -> None:
+    transport = MemoryTransport()
+    coordinator = Coordinator(transport)
+    with fp.SequencedProducer(transport, name="t", coordinator=coordinator, partition_by="to") as producer:
+        with producer.transaction():
+            producer.send([{"to": 0, "value": 1}])
+            producer.send([{"to": 1, "value": 2}, {"to": 0, "value": 3}])
+        first = producer.identity
+        with pytest.raises(ZeroDivisionError), producer.transaction():
+            1 / len(producer.send([{"to": 1, "value": 4}])[1:])
+        assert producer.identity == (first.pid, first.epoch + 1)
+        with producer.transaction():
+            assert producer.send([{"to": 1, "value": 5}])[0].result(10).first_seq == 0
+    assert coordinator.calls == ["begin", [0], [1], "commit", "begin", [1], "abort", "begin", [1], "commit"]
+    assert all(batch.transactional for batch in transport.batches)
+
+
+def test_a_transaction_that_lost_a_batch_can_only_be_aborted() -> None:
+    class Refuses(MemoryTransport):
+        def send(self, batch: SequencedBatch) -> Answer:
+            if batch.rows["value"][0].as_py() == "bad":
+                return Answer(ErrorCode.INVALID_RECORD)
+            return super().send(batch)
+
+    transport = Refuses()
+    coordinator = Coordinator(transport)
+    with fp.SequencedProducer(transport, name="t", coordinator=coordinator) as producer:
+        producer.begin()
+        producer.send(rows("good"))
+        producer.send(rows("bad"))[0].exception(10)
+        with pytest.raises(fp.TransactionAbortableError, match="INVALID_RECORD"):
+            producer.send(rows("more"))
+        with pytest.raises(fp.TransactionAbortableError, match="The transaction can only be aborted"):
+            producer.commit()
+        producer.abort()
+        with producer.transaction():
+            producer.send(rows("good"))
+    assert coordinator.calls.count("commit") == 1
+
+
+def test_a_fenced_transaction_stops_the_producer() -> None:
+    transport = MemoryTransport()
+    producer = fp.SequencedProducer(transport, name="t", coordinator=Coordinator(transport))
+    producer.begin()
+    producer.send(rows(1))[0].result(10)
+    transport.init_producer("t")
+    with pytest.raises(fp.FencedError, match="somebody else has t"):
+        producer.commit()
+    with pytest.raises(fp.FencedError):
+        producer.begin()
+    producer.close()
+
+
+def test_calls_out_of_turn_are_refused() -> None:
+    transport = MemoryTransport()
+    with fp.SequencedProducer(transport, name="t", coordinator=Coordinator(transport)) as producer:
+        with pytest.raises(fp.PolicyError, match="sends within transactions only"):
+            producer.send(rows(1))
+        for call in (producer.commit, producer.abort):
+            with pytest.raises(fp.PolicyError, match="no transaction is open"):
+                call()
+        producer.begin()
+        with pytest.raises(fp.PolicyError, match="a transaction is open"):
+            producer.begin()
+        producer.abort()
+    with fp.SequencedProducer(transport) as producer, pytest.raises(fp.PolicyError, match="need a coordinator"):
+        producer.begin()
+
+
+# Settings
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"acks": 1}, "acks=1: only 'all'. What fewer replicas acknowledge can be lost"),
+        ({"acks": "0"}, "acks='0': only 'all'"),
+        ({"retries": 0}, "retries=0: at least 1, or None"),
+        ({"max_in_flight": 6}, "max_in_flight=6: 1 to 5, for a log remembers the last five batches"),
+        ({"max_in_flight": 0}, "max_in_flight=0: 1 to 5"),
+        (
+            {"max_in_flight": 2, "position": "p", "name": "a"},
+            "max_in_flight=2: 1 to 1, for a log that takes any higher",
+        ),
+        ({"delivery_timeout_ms": 1000}, "delivery_timeout_ms=1000 is less than request_timeout_ms=30000"),
+        ({"batch_rows": 0}, "batch_rows=0: 1 to 2147483647"),
+        ({"threads": True}, "threads=True: 1 to 256"),
+        ({"linger_ms": 5}, "linger_ms: no such setting; there are acks, retries"),
+        ({"key": "a", "partition_by": "b"}, "key='a' and partition_by='b'"),
+        ({"partitions": 0}, "partitions=0: 1 to 2147483647"),
+        ({"name": ""}, "at least one character"),
+        ({"coordinator": object()}, "a coordinator without a name"),
+        ({"position": "p"}, "position='p' without a name"),
+        ({"position": "p", "name": "a", "coordinator": object()}, "position='p' with a coordinator"),
+    ],
+)
+def test_settings_that_contradict_the_promise_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(fp.PolicyError) as caught:
+        fp.SequencedProducer(MemoryTransport(), **settings)
+    assert message in str(caught.value)
+
+
+def test_a_name_needs_a_registry() -> None:
+    with pytest.raises(fp.PolicyError, match="name='a' without a registry"):
+        fp.SequencedProducer(Script(Answer()), name="a")
+    with pytest.raises(fp.PolicyError, match="object is no transport: it has no send"):
+        fp.SequencedProducer(object())  # type: ignore[arg-type]
+
+
+def test_settings_that_say_the_same_are_taken() -> None:
+    fp.SequencedProducer(MemoryTransport(), acks=-1, retries=3, max_in_flight=5).close()
+
+
+# Nonsense
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (None, "None is no Answer"),
+        ("ok", "'ok' is no Answer"),
+        (Answer(4711), "error 4711 is none that a produce request is answered with"),
+        (Answer(fp.Verdict.FORGOTTEN), "neither an ErrorCode nor a Verdict that a log gives"),
+        (Answer(ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, 5), "offset 5 for a batch that was refused"),
+        (Answer(offset=-7), "offset -7 is no offset"),
+        (Answer(offset="3"), "offset '3' is no offset"),  # type: ignore[arg-type]
+        (KeyError("oops"), "KeyError"),
+    ],
+)
+def test_nonsense_stops_the_producer_and_loses_nothing_silently(answer: Any, message: str) -> None:
+    producer = fp.SequencedProducer(Script(answer), batch_rows=1)
+    deliveries = producer.send(rows(1, 2))
+    for delivery in deliveries:
+        with pytest.raises(fp.TransportError, match="The producer has stopped") as caught:
+            delivery.result(10)
+        assert message in str(caught.value)
+    with pytest.raises(fp.TransportError):
+        producer.send(rows(3))
+    with pytest.raises(fp.TransportError):
+        producer.close()
+
+
+# Faults
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_whatever_the_network_does_each_row_is_there_once_and_in_order(seed: int) -> None:
+    behind = MemoryTransport(partitions=2)
+    transport = FaultyTransport(behind, seed)
+    with fp.SequencedProducer(transport, partition_by="to", request_timeout_ms=40, **QUICK) as producer:
+        sent: dict[int, list[int]] = {0: [], 1: []}
+        deliveries = []
+        for value in range(120):
+            sent[value % 2].append(value)
+            deliveries += producer.send([{"to": value % 2, "value": value}])
+        producer.flush(60)
+    transport.settle()
+    assert all(delivery.result(0).rows == 1 for delivery in deliveries)
+    assert behind.log == sent
+    assert producer.identity.epoch == 0
+    assert set(transport.told) == {*LIES, "truth"}
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_what_could_not_be_delivered_is_nowhere_twice(seed: int) -> None:
+    behind = MemoryTransport(partitions=2)
+    transport = FaultyTransport(behind, seed, share=0.9)
+    settings = {"delivery_timeout_ms": 100, "request_timeout_ms": 30, **QUICK}
+    producer = fp.SequencedProducer(transport, partition_by="to", **settings)
+    deliveries = [producer.send([{"to": value % 2, "value": value}])[0] for value in range(80)]
+    failures = {value: delivery.exception(60) for value, delivery in enumerate(deliveries)}
+    assert any(failures.values()), "or nothing was asked"
+    with pytest.raises(fp.DeliveryError):
+        producer.close()
+    transport.settle()
+    for number, log in behind.log.items():
+        acknowledged = [value for value, failure in failures.items() if failure is None and value % 2 == number]
+        assert len(log) == len(set(log))
+        assert [value for value in log if failures[value] is None] == acknowledged
+        refused = {value for value, failure in failures.items() if getattr(failure, "is_refused", False)}
+        assert refused.isdisjoint(log)
+
+
+def test_a_transport_that_numbers_anew_is_found_out() -> None:
+    """The property above, shown a log that does not judge."""
+
+    class Believes(MemoryTransport):
+        def send(self, batch: SequencedBatch) -> Answer:
+            with self.lock:
+                log = self.log.setdefault(batch.partition, [])
+                log.extend(batch.rows["value"].to_pylist())
+                return Answer(offset=len(log) - batch.count)
+
+    behind = Believes(partitions=1)
+    transport = FaultyTransport(behind, seed=1)
+    with fp.SequencedProducer(transport, request_timeout_ms=40, **QUICK) as producer:
+        for value in range(60):
+            producer.send(rows(value))
+    transport.settle()
+    assert len(behind.log[0]) > 60

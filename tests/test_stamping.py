@@ -1,0 +1,194 @@
+"""Rows to partitions, and numbers on rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import fencepost as fp
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import pytest
+from fencepost.producer.stamping import Router, murmur2, read_positions, stamp, stamp_positions, to_table
+
+MAX = 2**31 - 1
+
+# org.apache.kafka.common.utils.UtilsTest.testMurmur2
+KAFKA = {
+    b"21": -973932308,
+    b"foobar": -790332482,
+    b"a-little-bit-long-string": -985981536,
+    b"a-little-bit-longer-string": -1486304829,
+    b"lkjh234lh9fiuh90y23oiuhsafujhadof229phr9h19h89h8": -58897971,
+    b"abc": 479470107,
+}
+
+
+def slow_murmur2(data: bytes) -> int:
+    """Word by word, as Utils.murmur2 does it. Unsigned."""
+    m, mask = 0x5BD1E995, 0xFFFFFFFF
+    found = 0x9747B28C ^ len(data)
+    for at in range(0, len(data) // 4 * 4, 4):
+        k = int.from_bytes(data[at : at + 4], "little") * m & mask
+        k = (k ^ k >> 24) * m & mask
+        found = (found * m & mask) ^ k
+    rest = data[len(data) // 4 * 4 :]
+    if rest:
+        found = (found ^ int.from_bytes(rest, "little")) * m & mask
+    found = (found ^ found >> 13) * m & mask
+    return found ^ found >> 15
+
+
+def test_keys_are_hashed_as_kafkas_own_test_says() -> None:
+    found = murmur2(pa.array(list(KAFKA))).astype(np.int32).tolist()
+    assert found == list(KAFKA.values())
+    assert [slow_murmur2(key) for key in KAFKA] == [value % 2**32 for value in KAFKA.values()]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [pa.string(), pa.large_string(), pa.string_view(), pa.binary(), pa.large_binary(), pa.binary_view()],
+    ids=str,
+)
+def test_every_kind_of_text_and_bytes(kind: pa.DataType) -> None:
+    keys = ["", "a", "ab", "abc", "abcd", "abcde", "ä", "x" * 1000, None, "last"]
+    array = pa.array(["skipped", *keys], pa.string()).cast(kind)[1:]
+    found = murmur2(array)
+    for key, value in zip(keys, found, strict=True):
+        if key is not None:
+            assert value == slow_murmur2(key.encode())
+    assert len(murmur2(array[:0])) == 0
+
+
+@pytest.mark.parametrize(("kind", "width"), [(pa.int16(), 2), (pa.int32(), 4), (pa.int64(), 8)])
+def test_integers_are_big_endian_as_kafkas_serializers_have_them(kind: pa.DataType, width: int) -> None:
+    keys = [0, 1, -1, 12345, -(2 ** (8 * width - 1))]
+    found = murmur2(pa.array([7, *keys], kind)[1:])
+    assert found.tolist() == [slow_murmur2(key.to_bytes(width, "big", signed=True)) for key in keys]
+
+
+def test_fixed_width_bytes() -> None:
+    found = murmur2(pa.array([b"xyz", b"abc"], pa.binary(3))[1:])
+    assert found.tolist() == [slow_murmur2(b"abc")]
+
+
+@pytest.mark.parametrize("kind", [pa.float64(), pa.uint64(), pa.bool_(), pa.timestamp("ms")], ids=str)
+def test_keys_that_kafka_has_no_serializer_for_are_refused(kind: pa.DataType) -> None:
+    with pytest.raises(fp.BatchError, match=r"column 'k': .*; a key is text, binary, int16, int32 or int64") as caught:
+        Router(2, key="k").deal(pa.table({"k": pa.array([1, 0], pa.int8()).cast(pa.int64()).cast(kind)}))
+    assert caught.value.column == "k"
+
+
+def dealt(router: Router, table: pa.Table) -> dict[int, list[Any]]:
+    return {number: part["v"].to_pylist() for number, part in router.deal(table)}
+
+
+@pytest.mark.parametrize("dictionary", [False, True])
+def test_keys_choose_and_order_stays(dictionary: bool) -> None:
+    keys = [f"user {number % 50}" for number in range(1000)]
+    column = pa.chunked_array([pa.array(keys[:300]), pa.array(keys[300:])])
+    table = pa.table({"k": column.dictionary_encode() if dictionary else column, "v": range(1000)})
+    found = dealt(Router(7, key="k"), table)
+    wanted: dict[int, list[int]] = {}
+    for value, key in enumerate(keys):
+        wanted.setdefault((slow_murmur2(key.encode()) & 0x7FFFFFFF) % 7, []).append(value)
+    assert found == wanted
+    assert len(found) == 7
+
+
+def test_rows_without_a_key_stay_together() -> None:
+    router = Router(3)
+    table = pa.table({"v": [1, 2]})
+    assert [dealt(router, table) for _ in range(4)] == [{0: [1, 2]}, {1: [1, 2]}, {2: [1, 2]}, {0: [1, 2]}]
+    router = Router(1000, key="k")
+    found = dealt(router, pa.table({"k": [None, "a", None], "v": [1, 2, 3]}))
+    assert found[0] == [1, 3]
+    assert dealt(router, pa.table({"k": pa.array([None], pa.string()), "v": [4]})) == {1: [4]}
+    assert dealt(router, pa.table({"k": pa.array([None]).cast(pa.string()).dictionary_encode(), "v": [4]})) == {2: [4]}
+
+
+@pytest.mark.parametrize("kind", [pa.int8(), pa.uint8(), pa.int32(), pa.int64(), pa.uint64()], ids=str)
+def test_a_column_says_the_partition(kind: pa.DataType) -> None:
+    table = pa.table({"p": pa.array([1, 0, 1], kind), "v": [1, 2, 3]})
+    assert dealt(Router(2, partition_by="p"), table) == {0: [2], 1: [1, 3]}
+    assert dealt(Router(2**31 - 1, partition_by="p"), table) == {0: [2], 1: [1, 3]}
+
+
+@pytest.mark.parametrize(
+    ("column", "row", "message"),
+    [
+        (pa.array([0, 3, 1]), 1, "column 'p', row 1: 3, but the partitions are 0 to 2"),
+        (pa.array([0, 1, -1]), 2, "column 'p', row 2: -1, but the partitions are 0 to 2"),
+        (pa.array([None, 1]), 0, "column 'p', row 0: null, but the partitions are 0 to 2"),
+        (pa.array([0.0]), None, "column 'p': double, but a partition is an integer"),
+    ],
+)
+def test_partitions_that_are_none_are_refused(column: pa.Array, row: int | None, message: str) -> None:
+    with pytest.raises(fp.BatchError) as caught:
+        Router(3, partition_by="p").deal(pa.table({"p": column}))
+    assert (str(caught.value), caught.value.column, caught.value.row) == (message, "p", row)
+
+
+def test_columns_that_are_missing_or_taken_are_refused() -> None:
+    with pytest.raises(fp.BatchError, match="column 'k': missing; the rows have v"):
+        Router(2, key="k").deal(pa.table({"v": [1]}))
+    with pytest.raises(fp.BatchError, match="column 'seq': the producer stamps pid, epoch, partition, seq"):
+        Router(2).deal(pa.table({"seq": [1]}))
+    with pytest.raises(fp.BatchError, match="column 'partition': the producer stamps"):
+        Router(2).deal(pa.table({"partition": [1]}))
+    assert dealt(Router(2, partition_by="partition"), pa.table({"partition": [1], "v": [5]})) == {1: [5]}
+
+
+def test_what_rows_may_be() -> None:
+    wanted = pa.table({"a": [1, 2], "b": ["x", None]})
+    batch = wanted.to_batches()[0]
+    given = [wanted, batch, wanted.to_reader(), pl.DataFrame({"a": [1, 2], "b": ["x", None]}), wanted.to_pandas()]
+    given += [wanted.to_pylist(), {"a": np.array([1, 2]), "b": pa.array(["x", None])}, tuple(wanted.to_pylist())]
+    for rows in given:
+        assert to_table(rows).to_pylist() == wanted.to_pylist()
+
+
+def test_rows_that_are_none_are_refused() -> None:
+    with pytest.raises(TypeError, match="int is no table"):
+        to_table(5)
+    with pytest.raises(TypeError, match="str is no table"):
+        to_table("rows")
+    with pytest.raises(fp.BatchError, match="row 1: int is no dict"):
+        to_table([{"a": 1}, 2])
+    with pytest.raises(fp.BatchError, match="column 'b', row 1: there in some rows and not in others") as caught:
+        to_table([{"a": 1}, {"a": 1, "b": 2}])
+    assert (caught.value.column, caught.value.row) == ("b", 1)
+    with pytest.raises(fp.BatchError, match="column 'a': ") as caught:
+        to_table([{"a": 1}, {"a": "x"}])
+    assert caught.value.column == "a"
+
+
+@pytest.mark.parametrize(
+    ("first", "wanted"),
+    [(0, [0, 1, 2]), (MAX - 2, [MAX - 2, MAX - 1, MAX]), (MAX - 1, [MAX - 1, MAX, 0]), (MAX, [MAX, 0, 1])],
+)
+def test_sequences_wrap(first: int, wanted: list[int]) -> None:
+    found = stamp(pa.table({"v": [5, 6, 7]}), 2**62, MAX >> 16, MAX, first)
+    assert found["seq"].to_pylist() == wanted
+    assert found["pid"].to_pylist() == [2**62] * 3
+    assert found["epoch"].to_pylist() == [2**15 - 1] * 3
+    assert found["partition"].to_pylist() == [MAX] * 3
+    assert found["v"].to_pylist() == [5, 6, 7]
+
+
+def test_positions_stand_for_sequences() -> None:
+    table = pa.table({"at": [3, 2**40], "v": ["a", "b"]})
+    assert read_positions(table, "at", None) == (3, 2**40)
+    assert stamp_positions(table, 1, 0, 0, "at")["seq"].to_pylist() == [3, 2**40]
+    for column, after, message in [
+        ([3, 3], None, "column 'at', row 1 of its partition: position 3 behind 3"),
+        ([3, 4], 3, "row 0 of its partition: position 3 behind 3"),
+        ([-1, 4], None, "row 0 of its partition: position -1 behind -1, but positions begin with 0"),
+        ([3, None], None, "column 'at', row 1: null"),
+        (["3", "4"], None, "column 'at': string, but a position is an integer"),
+    ]:
+        with pytest.raises(fp.BatchError) as caught:
+            read_positions(pa.table({"at": column}), "at", after)
+        assert message in str(caught.value)
+    with pytest.raises(fp.BatchError, match="column 'at': missing"):
+        read_positions(pa.table({"v": [1]}), "at", None)
