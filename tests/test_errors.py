@@ -853,6 +853,9 @@ NOT_REACHED = {
     fp.TransactionStateError: "of producers and transactions: sql/test_coordinator.py",
     fp.TransactionAbortableError: "of producers and transactions: sql/test_coordinator.py",
     fp.MappingError: "of producers and transactions: sql/test_coordinator.py",
+    fp.DeliveryError: "of producers: test_producer.py",
+    fp.TransportError: "of producers: test_producer.py",
+    fp.TransitionError: "of guarded transitions: sql/test_health.py",
 }
 REACHED = {fp.BatchError, fp.PolicyError, fp.CapacityError, fp.SnapshotError}
 # Where each reached class is provoked above: a class that nobody provokes any more must not stay in the list.

@@ -112,21 +112,18 @@ class MappingError(FencepostError):
     """
 
 
+class TransitionError(FencepostError):
+    """A guarded transition does not apply, the row is in another state: look; an event may have come too early."""
+
+
 class PoisonedError(FencepostError):
     """An earlier call broke off midway: rebuild the table from a snapshot, or open the log again."""
 
 
 class LockedError(FencepostError):
     """Another writer has this open, in this process or in another: close it there first."""
+
     """An earlier call broke off midway, by a panic or for want of memory: rebuild the table from a snapshot."""
-
-
-class FencedError(FencepostError):
-    """Another producer has taken over, with a higher epoch or another producer id: stop. Nothing more is accepted."""
-
-
-class TransactionAbortableError(FencepostError):
-    """Something of the open transaction failed: abort it, and run it again. Nothing of it was shown."""
 
 
 class DeliveryError(FencepostError):

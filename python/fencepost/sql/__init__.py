@@ -5,7 +5,25 @@ Needs `fencepost[sql]` (SQLAlchemy 2, pyarrow, numpy). SQLite is embedded and ne
 """
 
 from fencepost.sql.coordinator import Positions, Recovered, TransactionCoordinator
+from fencepost.sql.outbound import derived_key
+from fencepost.sql.reconciliation import Reconciliation
 from fencepost.sql.registry import ProducerRegistry
+from fencepost.sql.retention import Reaped, RetentionWarning
+from fencepost.sql.sink import Applied, SqlSink
 from fencepost.sql.transaction import ProducerIdentity
+from fencepost.sql.transitions import transition
 
-__all__ = ["Positions", "ProducerIdentity", "ProducerRegistry", "Recovered", "TransactionCoordinator"]
+__all__ = [
+    "Applied",
+    "Positions",
+    "ProducerIdentity",
+    "ProducerRegistry",
+    "Reaped",
+    "Reconciliation",
+    "Recovered",
+    "RetentionWarning",
+    "SqlSink",
+    "TransactionCoordinator",
+    "derived_key",
+    "transition",
+]

@@ -122,7 +122,11 @@ class Database:
                     + ("upgrade fencepost" if found > version else "they are older than it can read")
                 )
 
-        self.transaction(create)
+        while True:
+            try:
+                return self.transaction(create)
+            except OutcomeUnknownError:
+                continue  # the next look tells
 
     def _begin(self, connection: Connection) -> None:
         if not self.is_sqlite:

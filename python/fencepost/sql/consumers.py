@@ -1,0 +1,216 @@
+"""What the database knows of a consumer: how it claims, how far it forgets, and where its sources stand.
+
+fencepost_consumers    a row a consumer: its settings for ever, the types of its keys, its horizon
+fencepost_claims       a row a (consumer, pid, partition): what was accepted, see `sequences`
+fencepost_messages     a row a (consumer, message): the processed messages, see `messages`
+fencepost_applied      a row a (consumer, source): up to where it was applied
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import (
+    Column,
+    Connection,
+    ForeignKey,
+    Integer,
+    MetaData,
+    SmallInteger,
+    String,
+    Table,
+    Text,
+    UniqueConstraint,
+    delete,
+    select,
+    text,
+    update,
+)
+
+from fencepost.errors import BatchError, PolicyError
+from fencepost.sql.database import Database, Int64
+
+PART, VERSION = "sink", 1
+TABLES = MetaData()
+
+# Compared byte by byte, so that every process locks in one order; and faster.
+_Key = Text().with_variant(Text(collation="C"), "postgresql")
+# Claims are updated all the time: half a page stays free, so that a new version of a row finds room beside the old
+# one and no index is touched.
+_HALF_FULL = {"fillfactor": 50}
+
+CONSUMERS = Table(
+    "fencepost_consumers",
+    TABLES,
+    Column("id", Integer, primary_key=True),
+    Column("name", String(255), nullable=False),
+    Column("settings", Text, nullable=False),
+    Column("key_types", Text),
+    Column("horizon_ms", Int64),
+    Column("created_ms", Int64, nullable=False),
+    UniqueConstraint("name"),
+)
+CLAIMS = Table(
+    "fencepost_claims",
+    TABLES,
+    Column("consumer", ForeignKey("fencepost_consumers.id"), primary_key=True),
+    Column("pid", _Key, primary_key=True),
+    Column("partition", _Key, primary_key=True),
+    Column("epoch", SmallInteger),
+    Column("first", Int64, nullable=False),
+    Column("last", Int64, nullable=False),
+    Column("last_timestamp", Int64),
+    Column("changed_ms", Int64, nullable=False),
+    Column("more", Text),
+    postgresql_with=_HALF_FULL,
+)
+MESSAGES = Table(
+    "fencepost_messages",
+    TABLES,
+    Column("consumer", ForeignKey("fencepost_consumers.id"), primary_key=True),
+    Column("id", _Key, primary_key=True),
+    Column("version", Int64, primary_key=True),
+    Column("timestamp", Int64),
+    Column("changed_ms", Int64, nullable=False),
+)
+POSITIONS = Table(
+    "fencepost_applied",
+    TABLES,
+    Column("consumer", ForeignKey("fencepost_consumers.id"), primary_key=True),
+    Column("source", String(255), primary_key=True),
+    Column("position", Int64, nullable=False),
+    Column("changed_ms", Int64, nullable=False),
+    postgresql_with=_HALF_FULL,
+)
+
+
+@dataclass(frozen=True)
+class Storage:
+    """Where claims of one kind are: the columns of their key, and the one that tells their age."""
+
+    table: Table
+    key: tuple[str, ...]
+    timestamp: str
+
+
+@dataclass(frozen=True)
+class Consumer:
+    """One consumer of the database.
+
+    `id`: the number by which its rows know it. `keeps_time`: whether it can forget by age.
+    """
+
+    database: Database
+    id: int
+    name: str
+    keeps_time: bool
+
+    @staticmethod
+    def open(database: Database, name: str, settings: Mapping[str, Any]) -> Consumer:
+        """The consumer of that name, made where there is none.
+
+        Raises:
+            PolicyError: its settings are others: they are what its claims mean, and stay for ever.
+        """
+        if not isinstance(name, str) or not 0 < len(name) <= 255:
+            raise PolicyError(f"consumer_id={name!r}: a text of 1 to 255 characters was expected")
+        database.create_tables(PART, VERSION, TABLES)
+        wanted = dict(settings)
+        created = text(
+            "INSERT INTO fencepost_consumers (name, settings, created_ms) "
+            f"VALUES (:name, :settings, {database.clock}) ON CONFLICT (name) DO NOTHING"
+        )
+
+        def work(connection: Connection) -> tuple[int, str]:
+            query = select(CONSUMERS.c.id, CONSUMERS.c.settings).where(CONSUMERS.c.name == name)
+            row = connection.execute(query).one_or_none()
+            if row is None:
+                connection.execute(created, {"name": name, "settings": json.dumps(wanted, sort_keys=True)})
+                row = connection.execute(query).one()
+            return row.id, row.settings
+
+        number, found = database.transaction(work)
+        known = json.loads(found)
+        if known != wanted:
+            differing = [it for it in wanted.keys() | known.keys() if known.get(it) != wanted.get(it)]
+            differences = "; ".join(
+                f"{it}={known.get(it)!r} found, {wanted.get(it)!r} given" for it in sorted(differing)
+            )
+            raise PolicyError(
+                f"consumer {name!r} was set up otherwise: {differences}. What it has claimed means that for ever: "
+                "take its settings, or another consumer_id"
+            )
+        return Consumer(database, number, name, bool(wanted.get("timestamp")))
+
+    def horizon_ms(self, connection: Connection) -> int | None:
+        """The age above which rows can be judged. While this transaction runs it does not rise."""
+        if not self.keeps_time:
+            return None
+        if not self.database.is_sqlite:
+            # A statement of its own: the next one sees what was committed while this one waited.
+            self._advisory_lock(connection, "pg_advisory_xact_lock_shared")
+        query = select(CONSUMERS.c.horizon_ms).where(CONSUMERS.c.id == self.id)
+        found: int | None = connection.execute(query).scalar_one()
+        return found
+
+    def raise_horizon(self, connection: Connection, horizon_ms: int) -> int:
+        """Sets it, unless it is higher; gives what it is then. Waits for the transactions that have read it."""
+        if not self.database.is_sqlite:
+            self._advisory_lock(connection, "pg_advisory_xact_lock")
+        query = select(CONSUMERS.c.horizon_ms).where(CONSUMERS.c.id == self.id)
+        before = connection.execute(query).scalar_one()
+        if before is not None and before >= horizon_ms:
+            return int(before)
+        connection.execute(update(CONSUMERS).where(CONSUMERS.c.id == self.id).values(horizon_ms=horizon_ms))
+        return horizon_ms
+
+    def _advisory_lock(self, connection: Connection, function: str) -> None:
+        connection.execute(text(f"SELECT {function}({_LOCK_CLASS}, :id)"), {"id": self.id})
+
+    def check_key_types(self, connection: Connection, found: Mapping[str, str]) -> None:
+        """Fixes the types of the key columns when they are first used; refuses others from then on."""
+        query = select(CONSUMERS.c.key_types).where(CONSUMERS.c.id == self.id)
+        known = connection.execute(query).scalar_one()
+        if known is None:
+            first = update(CONSUMERS).where(CONSUMERS.c.id == self.id, CONSUMERS.c.key_types.is_(None))
+            connection.execute(first.values(key_types=json.dumps(dict(found), sort_keys=True)))
+            known = connection.execute(query).scalar_one()
+        types = json.loads(known)
+        for column in types.keys() | found.keys():
+            if types.get(column) != found.get(column):
+                raise BatchError(
+                    f"column '{column}': is of type {found.get(column)}, but consumer {self.name!r} has claimed by "
+                    f"{types.get(column)}; nothing of this call was applied",
+                    column=column,
+                )
+
+    def positions(self, connection: Connection) -> dict[str, int]:
+        """Up to where each source was applied."""
+        query = select(POSITIONS.c.source, POSITIONS.c.position).where(POSITIONS.c.consumer == self.id)
+        return {it.source: it.position for it in connection.execute(query.order_by(POSITIONS.c.source))}
+
+    def advance(self, connection: Connection, positions: Mapping[str, int]) -> None:
+        """Takes these positions over where they are higher: a delivery from before moves nothing back."""
+        statement = text(
+            "INSERT INTO fencepost_applied (consumer, source, position, changed_ms) "
+            f"VALUES (:consumer, :source, :position, {self.database.clock}) "
+            "ON CONFLICT (consumer, source) "
+            "DO UPDATE SET position = excluded.position, changed_ms = excluded.changed_ms "
+            "WHERE excluded.position > fencepost_applied.position"
+        )
+        rows = [{"consumer": self.id, "source": it, "position": positions[it]} for it in sorted(positions)]
+        if rows:
+            connection.execute(statement, rows)
+
+    def forget_positions(self, connection: Connection, sources: list[str]) -> None:
+        """As if these sources had never been read."""
+        connection.execute(
+            delete(POSITIONS).where(POSITIONS.c.consumer == self.id, POSITIONS.c.source.in_(sorted(sources)))
+        )
+
+
+# Of PostgreSQL's advisory locks in two numbers, ours; the other is the consumer's.
+_LOCK_CLASS = 0x66656E63

@@ -1,0 +1,226 @@
+"""Claims by message id: the table of processed messages, a row for every message within the retention.
+
+An id is a column of texts, integers or binary that the *producer* made, alone or with a version: (aggregate, version).
+What is told apart is the pair, exactly. Coordinates of the broker are refused: they number what was stored, not what
+was sent, so a producer's retry comes under two of them, and both would pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from sqlalchemy import Connection, text
+
+from fencepost.errors import BatchError, PolicyError
+from fencepost.policy import COLUMN_PRESETS
+from fencepost.sql.consumers import MESSAGES, Consumer, Storage
+from fencepost.sql.rows import shown
+from fencepost.verdict import Verdict
+
+ID_BYTES_MAX = 2000
+"""Of an id as text: an index entry of PostgreSQL has 2704."""
+_BROKER_NAMES = {"topic", "partition", "offset", "topic_partition", "kafka_key_offset", "record_offset"} | {
+    name.lower() for preset in ("kafka", "kafka-connect", "hudi") for name in COLUMN_PRESETS[preset].names
+}
+
+
+def check_names(names: Sequence[str]) -> None:
+    """Refuses broker coordinates as the identity of a message. Raises PolicyError."""
+    if not 1 <= len(names) <= 2 or not all(isinstance(name, str) for name in names):
+        raise PolicyError(f"message_id={names!r}: the column of an event id, or (aggregate id, version) was expected")
+    coordinates = [name for name in names if name.lower() in _BROKER_NAMES]
+    if coordinates:
+        raise PolicyError(
+            f"message_id={tuple(names)!r}: '{coordinates[0]}' is a coordinate of the broker. It numbers what "
+            "the broker has stored: an event that its producer sent twice lies there twice, under two offsets, and "
+            "both would be applied. Take an id that the producer makes (claim='message_id'), its own numbers "
+            "(claim='sequence'), or, where only redelivery is to be caught, claim='sequence' with "
+            "policy='kafka_offsets'"
+        )
+
+
+@dataclass(frozen=True)
+class Ids:
+    """The ids of a call's rows: of each row, as text and version, its place among the different ones.
+
+    `first`: of each different id, the first row that has it. `timestamps`: int64 ms, where they are read.
+    """
+
+    texts: list[str]
+    versions: list[int]
+    of_row: Any
+    first: Any
+    timestamps: Any
+    types: dict[str, str]
+
+
+@dataclass(frozen=True)
+class MessageVerdicts:
+    """What became of the rows of a call: see `fencepost.Verdicts`."""
+
+    verdict: pa.Array
+    kept: pa.Array
+    counts: dict[Verdict, int]
+
+
+class Messages:
+    """Judges rows by the messages that a consumer has processed, and adds theirs."""
+
+    storage = Storage(MESSAGES, ("id", "version"), "timestamp")
+
+    def __init__(self, consumer: Consumer, names: Sequence[str], timestamp: str | None) -> None:
+        self.consumer = consumer
+        self.identity = tuple(names)
+        self.timestamp = timestamp
+        self._types: dict[str, str] | None = None
+
+    def prepare(self, rows: pa.Table) -> Ids:
+        """The ids of the rows, every one of which is valid. Raises BatchError; asks no database."""
+        texts = _id_texts(rows, self.identity[0])
+        types = {self.identity[0]: _kind(rows, self.identity[0])}
+        versions = pa.array(np.zeros(rows.num_rows, np.int64))
+        if len(self.identity) == 2:
+            versions = _integers(rows, self.identity[1])
+            types[self.identity[1]] = "integer"
+        numbered = pa.table({"id": texts, "version": versions, "row": np.arange(rows.num_rows, dtype=np.int64)})
+        # In the order of bytes: every process claims in the same one.
+        firsts = numbered.group_by(["id", "version"]).aggregate([("row", "min")])
+        firsts = firsts.sort_by([("id", "ascending"), ("version", "ascending")])
+        # The number of each row's id among the different ones.
+        firsts = firsts.append_column("number", pa.array(np.arange(len(firsts), dtype=np.int64)))
+        of_row = np.empty(rows.num_rows, np.int64)
+        joined = numbered.join(firsts.drop_columns(["row_min"]), ["id", "version"])
+        of_row[np.asarray(joined["row"])] = np.asarray(joined["number"])
+        timestamps = None if self.timestamp is None else np.asarray(_milliseconds(rows, self.timestamp))
+        ids, numbers = firsts["id"].to_pylist(), firsts["version"].to_pylist()
+        return Ids(ids, numbers, of_row, np.asarray(firsts["row_min"]), timestamps, types)
+
+    def claim(self, connection: Connection, ids: Ids) -> MessageVerdicts:
+        """Judges the rows, and claims the ids that are new."""
+        horizon_ms = self.consumer.horizon_ms(connection)
+        if ids.texts and self._types != ids.types:
+            self.consumer.check_key_types(connection, ids.types)
+            self._types = ids.types
+        is_old = np.zeros(len(ids.of_row), bool)
+        if horizon_ms is not None:
+            is_old = ids.timestamps <= horizon_ms
+        # A repeat carries the timestamp of its event, so an id is old with its first row.
+        asked = np.flatnonzero(~is_old[ids.first])
+        is_new = np.zeros(len(ids.texts), bool)
+        is_new[asked[self._insert(connection, ids, asked)]] = True
+        codes = np.full(len(ids.of_row), Verdict.DUPLICATE, np.uint8)
+        codes[ids.first[is_new]] = Verdict.ACCEPTED
+        codes[is_old] = Verdict.FORGOTTEN
+        counts = np.bincount(codes, minlength=len(Verdict))
+        return MessageVerdicts(
+            pa.array(codes), pa.array(codes == Verdict.ACCEPTED), {it: int(counts[it]) for it in Verdict}
+        )
+
+    def _insert(self, connection: Connection, ids: Ids, asked: Any) -> Any:
+        """Of those asked for, which were not there: their places in `asked`."""
+        clock, consumer = self.consumer.database.clock, self.consumer.id
+        texts = [ids.texts[it] for it in asked]
+        versions = [ids.versions[it] for it in asked]
+        timestamps = [None] * len(asked) if ids.timestamps is None else ids.timestamps[ids.first[asked]].tolist()
+        if self.consumer.database.is_sqlite:
+            return self._insert_one_by_one(connection, texts, versions, timestamps)
+        statement = text(
+            "INSERT INTO fencepost_messages (consumer, id, version, timestamp, changed_ms) "
+            f"SELECT :consumer, n.*, {clock} FROM unnest(CAST(:ids AS text[]), CAST(:versions AS bigint[]), "
+            "CAST(:timestamps AS bigint[])) AS n ON CONFLICT DO NOTHING RETURNING id, version"
+        )
+        values = {"consumer": consumer, "ids": texts, "versions": versions, "timestamps": timestamps}
+        inserted = {tuple(row) for row in connection.execute(statement, values)}
+        if len(inserted) == len(texts):
+            return np.arange(len(texts))
+        found = (it in inserted for it in zip(texts, versions, strict=True))
+        return np.flatnonzero(np.fromiter(found, bool, len(texts)))
+
+    def _insert_one_by_one(
+        self, connection: Connection, texts: list[str], versions: list[int], timestamps: list[int | None]
+    ) -> Any:
+        statement = (
+            "INSERT INTO fencepost_messages (consumer, id, version, timestamp, changed_ms) "
+            f"VALUES (?, ?, ?, ?, {self.consumer.database.clock}) ON CONFLICT DO NOTHING"
+        )
+        driver: Any = connection.connection.dbapi_connection
+        rows = zip([self.consumer.id] * len(texts), texts, versions, timestamps, strict=True)
+        counts = (driver.execute(statement, row).rowcount for row in rows)
+        return np.flatnonzero(np.fromiter(counts, np.int64, len(texts)))
+
+
+# Columns
+
+
+def _column(rows: pa.Table, name: str) -> pa.ChunkedArray:
+    if name not in rows.column_names:
+        have = ", ".join(rows.column_names)
+        raise BatchError(f"column '{name}': missing; the rows have the columns {have}", column=name)
+    column = rows[name]
+    if pa.types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    if column.null_count:
+        row = pc.index(pc.is_null(column), True).as_py()
+        raise BatchError(f"column '{name}', row {row}: null, but a message needs an identity", column=name, row=row)
+    return column
+
+
+def _kind(rows: pa.Table, name: str) -> str:
+    kind = _column(rows, name).type
+    if pa.types.is_integer(kind):
+        return "integer"
+    return "binary" if _is_binary(kind) else "text"
+
+
+def _is_binary(kind: pa.DataType) -> bool:
+    of_bytes = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_fixed_size_binary, pa.types.is_binary_view)
+    return any(is_one(kind) for is_one in of_bytes)
+
+
+def _id_texts(rows: pa.Table, name: str) -> pa.ChunkedArray:
+    column = _column(rows, name)
+    kind = column.type
+    if _is_binary(kind):
+        column = pa.chunked_array([pa.array([it.hex() for it in column.to_pylist()], pa.string())])
+    elif pa.types.is_integer(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
+        column = column.cast(pa.string())
+    elif len(column) == 0:
+        return column.cast(pa.string())
+    elif not pa.types.is_string(kind):
+        raise BatchError(f"column '{name}': is of type {kind}, texts, integers or binary are needed", column=name)
+    row = pc.index(pc.greater(pc.binary_length(column), ID_BYTES_MAX), True).as_py()
+    if row >= 0:
+        value = shown(column[row].as_py())
+        raise BatchError(
+            f"column '{name}', row {row}: {value}: an id has at most {ID_BYTES_MAX} bytes", column=name, row=row
+        )
+    row = pc.index(pc.match_substring(column, "\0"), True).as_py()
+    if row >= 0:
+        value = shown(column[row].as_py())
+        raise BatchError(f"column '{name}', row {row}: {value}: an id has no zero bytes", column=name, row=row)
+    return column
+
+
+def _integers(rows: pa.Table, name: str) -> pa.ChunkedArray:
+    column = _column(rows, name)
+    if not pa.types.is_integer(column.type):
+        raise BatchError(f"column '{name}': is of type {column.type}, integers are needed", column=name)
+    try:
+        return column.cast(pa.int64())
+    except pa.ArrowInvalid:
+        row = next(at for at, it in enumerate(column.to_pylist()) if it >= 2**63)
+        problem = f"{column[row].as_py()} is not in {-(2**63)}…{2**63 - 1}"
+        raise BatchError(f"column '{name}', row {row}: {problem}", column=name, row=row) from None
+
+
+def _milliseconds(rows: pa.Table, name: str) -> pa.ChunkedArray:
+    column = _column(rows, name)
+    if pa.types.is_timestamp(column.type):
+        # Rounded down, as a state table does it.
+        return pc.floor_temporal(column, unit="millisecond").cast(pa.timestamp("ms", column.type.tz)).cast(pa.int64())
+    return _integers(rows, name)

@@ -1,0 +1,310 @@
+"""A table against its source: identities and fingerprints side by side in the database, which sorts and compares.
+
+    fencepost_batch      rows of the source, as the table would have them, so that equal values are equal
+    fencepost_source     of all of them: identity and fingerprint
+    fencepost_compared   of every identity: how often each side has it, and its fingerprints
+
+All three are temporary. The fingerprint of a row is the MD5 of its other columns as the database writes them: no
+safeguard against forgery, and 2^-64 that two different rows pass for equal among billions.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import pyarrow as pa
+from sqlalchemy import (
+    Column,
+    ColumnElement,
+    Connection,
+    MetaData,
+    Select,
+    Table,
+    Text,
+    and_,
+    case,
+    cast,
+    func,
+    insert,
+    literal,
+    null,
+    select,
+    text,
+    types,
+    union_all,
+)
+from sqlalchemy.schema import DropTable
+from sqlalchemy.sql import visitors
+
+from fencepost.errors import BatchError, SinkError
+from fencepost.sql import rows as bulk
+from fencepost.sql.database import Database, Int64
+from fencepost.sql.target import Target
+
+OnFindings: TypeAlias = Callable[[pa.RecordBatch], object]
+
+_BATCH_ROWS, _FINDINGS_ROWS = 65_536, 10_000
+_KINDS = ("missing", "unexpected", "conflict", "repeated")
+
+
+@dataclass(frozen=True)
+class Reconciliation:
+    """How a table and its source differ."""
+
+    source_rows: int
+    """Rows of the source, repeats and rows without an identity included."""
+    table_rows: int
+    """Rows of the table that were compared."""
+    matched: int
+    """Identities that both have, the table once, with one payload."""
+    missing: int
+    """Identities that the source has and the table lacks."""
+    unexpected: int
+    """Identities that the table has and the source lacks."""
+    conflicts: int
+    """Identities that both have, with more than one payload among them."""
+    repeated: int
+    """Identities that the table has more than once, with one payload."""
+    without_identity: int
+    """Rows of either that carry no identity (a null in it, or pid -1): they cannot be compared."""
+    findings: pa.Table
+    """The first of them by identity: finding (utf8: "missing", "unexpected", "conflict", "repeated"), the identity
+    columns, source_rows, table_rows (int64), source_fingerprint, table_fingerprint (utf8: the lowest, where there are
+    several)."""
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether there is nothing to look at."""
+        return not (self.missing or self.unexpected or self.conflicts or self.repeated)
+
+
+def reconcile(
+    database: Database,
+    target: Target,
+    identity: Sequence[str],
+    source: Any,
+    where: Any,
+    findings_max: int,
+    on_findings: OnFindings | None,
+) -> Reconciliation:
+    """See `SqlSink.reconcile`."""
+    lacking = [name for name in identity if name not in target.table.columns]
+    if lacking:
+        raise SinkError(
+            f"table {target.name}: has no column '{lacking[0]}' of the identity, so its rows cannot be found in the "
+            "source; nothing has changed"
+        )
+    # Not a transaction of `database`: that would hold SQLite's write lock, and this writes temporary tables only.
+    with database.engine.connect() as connection:
+        if database.is_sqlite:
+            driver: Any = connection.connection.dbapi_connection
+            driver.create_function("fencepost_fingerprint", -1, _fingerprint, deterministic=True)
+        comparison = _Comparison(connection, target, tuple(identity))
+        try:
+            for batch in batches_of(source):
+                comparison.add(batch)
+            comparison.compare(where)
+            return comparison.report(findings_max, on_findings)
+        finally:
+            if not connection.invalidated:
+                connection.rollback()
+                comparison.drop()
+
+
+def batches_of(source: Any) -> Iterator[pa.Table]:
+    """The rows of a source, some at a time: anything tabular, or an iterable of such."""
+    is_whole = isinstance(source, pa.Table | Mapping) or (isinstance(source, list) and not _is_of_tables(source))
+    if is_whole or (hasattr(source, "__arrow_c_array__") and not hasattr(source, "__arrow_c_stream__")):
+        table = bulk.as_table(source)
+        yield from (table.slice(start, _BATCH_ROWS) for start in range(0, len(table), _BATCH_ROWS))
+    elif hasattr(source, "__arrow_c_stream__"):
+        yield from (pa.Table.from_batches([it]) for it in pa.RecordBatchReader.from_stream(source))
+    else:
+        for some in source:
+            yield from batches_of(some)
+
+
+def _is_of_tables(source: list[Any]) -> bool:
+    return not all(isinstance(it, Mapping) and not any(_is_array(value) for value in it.values()) for it in source)
+
+
+def _is_array(value: object) -> bool:
+    return hasattr(value, "__arrow_c_array__") or hasattr(value, "__array__") or isinstance(value, list)
+
+
+class _Comparison:
+    """The temporary tables of one call."""
+
+    def __init__(self, connection: Connection, target: Target, identity: tuple[str, ...]) -> None:
+        self.connection = connection
+        self.target = target
+        self.identity = identity
+        self.names: tuple[str, ...] | None = None
+        self.rows = 0
+        self._tables: list[Table] = []
+
+    def add(self, rows: pa.Table) -> None:
+        """Takes some rows of the source."""
+        rows = self.target.convert(rows)
+        if self.names is None:
+            self._begin(tuple(rows.column_names))
+        if set(rows.column_names) != set(self.names or ()):
+            raise BatchError(
+                f"a batch of the source has the columns {', '.join(rows.column_names)}, the first one had "
+                f"{', '.join(self.names or ())}"
+            )
+        self.rows += len(rows)
+        bulk.insert(self.connection, self.batch, rows)
+        every = select(*self._of(self.batch), self._fingerprint(self.batch))
+        self.connection.execute(insert(self.source).from_select([*self.identity, "fingerprint"], every))
+        self.connection.execute(self.batch.delete())
+
+    def compare(self, where: Any) -> None:
+        """Puts both sides of every identity side by side."""
+        if self.names is None:
+            self._begin(self.target.insert or tuple(self.target.table.columns.keys()))
+        table = self.target.table
+        ours = select(*self._of(table), self._fingerprint(table).label("fingerprint"), literal(1).label("is_ours"))
+        if where is not None:
+            ours = ours.where(text(where) if isinstance(where, str) else _on(table, where))
+        theirs = select(*self._of(self.source), self.source.c.fingerprint, literal(0).label("is_ours"))
+        both = union_all(theirs, ours).subquery("both_sides")
+        is_ours = both.c.is_ours
+        query = select(
+            *self._of(both),
+            func.sum(1 - is_ours).label("source_rows"),
+            func.sum(is_ours).label("table_rows"),
+            func.min(case((is_ours == 0, both.c.fingerprint))).label("source_fingerprint"),
+            func.min(case((is_ours == 1, both.c.fingerprint))).label("table_fingerprint"),
+            (func.min(both.c.fingerprint) != func.max(both.c.fingerprint)).label("differs"),
+        ).group_by(*self._of(both))
+        compared = self._create("fencepost_compared", query)
+        has_none: list[ColumnElement[bool]] = [compared.c[name].is_(None) for name in self.identity]
+        first = self.target.table.c[self.identity[0]]
+        if isinstance(first.type, types.Integer):
+            has_none.append(compared.c[self.identity[0]] == -1)
+        has_identity = and_(*(~it for it in has_none))
+        self.has_identity = has_identity
+        self.kind = case(
+            (compared.c.table_rows == 0, "missing"),
+            (compared.c.source_rows == 0, "unexpected"),
+            (compared.c.differs, "conflict"),
+            (compared.c.table_rows > 1, "repeated"),
+            else_=null(),
+        )
+        self.compared = compared
+
+    def report(self, findings_max: int, on_findings: OnFindings | None) -> Reconciliation:
+        """Counts, and hands the findings over."""
+        compared, names = self.compared, self.identity
+        totals = select(self.kind, func.count(), func.sum(compared.c.table_rows)).where(self.has_identity)
+        counts = dict.fromkeys((*_KINDS, None), 0)
+        table_rows = 0
+        for kind, count, rows in self.connection.execute(totals.group_by(self.kind)):
+            counts[kind] = count
+            table_rows += int(rows)
+        odd = select(func.sum(compared.c.table_rows), func.sum(compared.c.source_rows)).where(~self.has_identity)
+        odd_table, odd_source = (int(it or 0) for it in self.connection.execute(odd).one())
+        listed = ("source_rows", "table_rows", "source_fingerprint", "table_fingerprint")
+        columns = [self.kind.label("finding"), *self._of(compared), *(compared.c[name] for name in listed)]
+        query = select(*columns).where(self.has_identity, self.kind.is_not(None)).order_by(*self._of(compared))
+        kept: list[pa.RecordBatch] = []
+        found = self.connection.execute(query.execution_options(yield_per=_FINDINGS_ROWS))
+        for rows in found.partitions():
+            batch = _as_batch(["finding", *names, *listed], rows)
+            room = findings_max - sum(len(it) for it in kept)
+            if room > 0:
+                kept.append(batch.slice(0, room))
+            if on_findings is None and room <= len(batch):
+                found.close()
+                break
+            if on_findings is not None:
+                on_findings(batch)
+        return Reconciliation(
+            source_rows=self.rows,
+            table_rows=table_rows + odd_table,
+            matched=counts[None],
+            missing=counts["missing"],
+            unexpected=counts["unexpected"],
+            conflicts=counts["conflict"],
+            repeated=counts["repeated"],
+            without_identity=odd_table + odd_source,
+            findings=_joined(kept, ["finding", *names, *listed]),
+        )
+
+    def drop(self) -> None:
+        """Removes what is still there: SQLite's tables outlive the transaction that made them."""
+        if self.connection.dialect.name == "sqlite":
+            for table in reversed(self._tables):
+                self.connection.execute(DropTable(table, if_exists=True))
+            self.connection.commit()
+
+    def _begin(self, names: tuple[str, ...]) -> None:
+        lacking = [name for name in self.identity if name not in names]
+        if lacking:
+            have = ", ".join(names)
+            raise BatchError(f"column '{lacking[0]}': missing; the rows have the columns {have}", column=lacking[0])
+        self.names = names
+        columns = self.target.table.c
+        self.batch = self._create("fencepost_batch", select(*(columns[name] for name in names)).limit(0))
+        identity = select(*self._of(self.target.table), cast(literal(""), Text).label("fingerprint"))
+        self.source = self._create("fencepost_source", identity.limit(0))
+
+    def _create(self, name: str, query: Select[Any]) -> Table:
+        compiled = query.compile(self.connection, compile_kwargs={"literal_binds": True})
+        self.connection.execute(text(f"CREATE TEMPORARY TABLE {name} AS {_escaped(str(compiled))}"))
+        kinds: dict[str, Any] = {
+            "fingerprint": Text(),
+            "source_rows": Int64,
+            "table_rows": Int64,
+            "differs": types.Boolean(),
+        }
+        columns = (Column(it.name, kinds.get(it.name, it.type)) for it in query.selected_columns)
+        table = Table(name, MetaData(), *columns, prefixes=["TEMPORARY"])
+        self._tables.append(table)
+        return table
+
+    def _of(self, table: Any) -> list[Any]:
+        return [table.c[name] for name in self.identity]
+
+    def _fingerprint(self, table: Table) -> Any:
+        """Of the columns beside the identity, in the order of their names."""
+        payload = [table.c[name] for name in sorted(self.names or ()) if name not in self.identity]
+        if not payload:
+            return literal("")
+        if self.target.is_sqlite:
+            return func.fencepost_fingerprint(*payload)
+        return func.md5(cast(func.row(*payload), Text))
+
+
+def _on(table: Table, condition: Any) -> Any:
+    """A condition on the caller's own Table object, as one on ours."""
+
+    def ours(element: Any, **_: Any) -> Any:
+        is_theirs = isinstance(element, Column) and getattr(element.table, "fullname", None) == table.fullname
+        return table.c[element.name] if is_theirs else None
+
+    return visitors.replacement_traverse(condition, {}, ours)
+
+
+def _fingerprint(*values: object) -> str:
+    return hashlib.md5(repr(values).encode(), usedforsecurity=False).hexdigest()
+
+
+def _escaped(statement: str) -> str:
+    """For `text`, which takes a colon for the beginning of a name."""
+    return statement.replace(":", "\\:")
+
+
+def _as_batch(names: Sequence[str], rows: Sequence[Any]) -> pa.RecordBatch:
+    columns = zip(*rows, strict=True)
+    return pa.RecordBatch.from_arrays([pa.array(column) for column in columns], names=list(names))
+
+
+def _joined(batches: list[pa.RecordBatch], names: list[str]) -> pa.Table:
+    if not batches:
+        return pa.table({name: pa.array([], pa.string()) for name in names})
+    return pa.concat_tables([pa.Table.from_batches([it]) for it in batches], promote_options="permissive")

@@ -1,0 +1,114 @@
+"""Forgetting by age: the horizon first, which decides how rows are judged; then the claims behind it, in pieces."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+
+from sqlalchemy import Connection, delete, func, select, tuple_
+
+from fencepost.errors import PolicyError
+from fencepost.sql.consumers import CONSUMERS, Consumer, Storage
+
+_PIECE_ROWS = 20_000
+
+
+class RetentionWarning(UserWarning):
+    """A retention that is shorter than the slowest path by which events can come again."""
+
+
+@dataclass(frozen=True)
+class Reaped:
+    """What a reap has done."""
+
+    claims: int
+    """Rows of the database that went."""
+    horizon_ms: int
+    """Rows with a timestamp at or below it are judged by what is still known, and never taken for new."""
+    warning: str | None
+    """Why the retention is too short, where it is."""
+
+
+def reap(
+    consumer: Consumer, storage: Storage, retention_ms: int, replay_ms: int | None, now_ms: int | None, force: bool
+) -> Reaped:
+    """See `SqlSink.reap`."""
+    if not consumer.keeps_time:
+        raise PolicyError(
+            f"consumer {consumer.name!r} keeps no timestamps, so nothing tells how old its claims are: name the "
+            "column of the events' own time (Columns(timestamp=...), or timestamp= by message id) when it is set up"
+        )
+    is_count = isinstance(retention_ms, int) and not isinstance(retention_ms, bool)
+    if not is_count or retention_ms <= 0:
+        raise PolicyError(f"retention_ms={retention_ms!r}: a positive number of milliseconds was expected")
+    warning = None
+    if replay_ms is not None and retention_ms < replay_ms:
+        warning = (
+            f"consumer {consumer.name!r}: a retention of {retention_ms} ms is shorter than the slowest replay "
+            f"({replay_ms} ms): events that come again by it will be FORGOTTEN, not recognised as duplicates"
+        )
+        warnings.warn(warning, RetentionWarning, stacklevel=3)
+
+    def raise_horizon(connection: Connection) -> int:
+        clock = consumer.database.now_ms(connection)
+        horizon = (clock if now_ms is None else now_ms) - retention_ms
+        if not force:
+            _check_in_flight(connection, consumer, storage, horizon, clock - retention_ms)
+        return consumer.raise_horizon(connection, horizon)
+
+    horizon_ms = consumer.database.transaction(raise_horizon)
+    return Reaped(_delete_behind(consumer, storage, horizon_ms), horizon_ms, warning)
+
+
+def _check_in_flight(
+    connection: Connection, consumer: Consumer, storage: Storage, horizon_ms: int, written_after_ms: int
+) -> None:
+    columns = storage.table.c
+    in_flight = (
+        columns.consumer == consumer.id,
+        columns[storage.timestamp] <= horizon_ms,
+        columns.changed_ms > written_after_ms,
+    )
+    count, slowest = connection.execute(
+        select(func.count(), func.max(columns.changed_ms - columns[storage.timestamp])).where(*in_flight)
+    ).one()
+    if count:
+        raise PolicyError(
+            f"consumer {consumer.name!r}: the retention is shorter than what is in flight: {count} of its claims were "
+            f"written within it by events that are older, up to {slowest} ms behind. Choose a longer one, or wait "
+            "until the replay is over; force=True forgets them. Nothing has changed"
+        )
+
+
+def _delete_behind(consumer: Consumer, storage: Storage, horizon_ms: int) -> int:
+    """In the order of keys, in which they are locked everywhere, and on from the last one: no piece looks twice."""
+    table = storage.table
+    key = tuple_(*(table.c[name] for name in storage.key))
+    behind = (table.c.consumer == consumer.id, table.c[storage.timestamp] <= horizon_ms)
+    after: tuple[object, ...] | None = None
+    deleted = 0
+    while True:
+
+        def delete_piece(connection: Connection, after: tuple[object, ...] | None = after) -> list[tuple[object, ...]]:
+            query = select(*key).where(*behind).order_by(*key).limit(_PIECE_ROWS).with_for_update()
+            if after is not None:
+                query = query.where(key > after)
+            found = [tuple(row) for row in connection.execute(query)]
+            if found:
+                piece = (key > after,) if after is not None else ()
+                connection.execute(delete(table).where(*behind, *piece, key <= found[-1]))
+            return found
+
+        found = consumer.database.transaction(delete_piece)
+        deleted += len(found)
+        if len(found) < _PIECE_ROWS:
+            return deleted
+        after = found[-1]
+
+
+def horizon_of(connection: Connection, consumer: Consumer) -> int | None:
+    """The horizon as it is now; it may rise meanwhile."""
+    found: int | None = connection.execute(
+        select(CONSUMERS.c.horizon_ms).where(CONSUMERS.c.id == consumer.id)
+    ).scalar_one()
+    return found

@@ -1,0 +1,279 @@
+"""Claims by sequence: a row for each (consumer, pid, partition), however many events it stands for.
+
+    pid, partition           as text: integers plainly, everything else as JSON; exact, and readable
+    epoch, first, last       of the entry (of the highest epoch) that a state table keeps of that key
+    last_timestamp           the latest of all its epochs, where timestamps are kept
+    more                     null, or all its entries as JSON where there is more to them: holes, a final range, epochs
+
+A call locks the rows of its keys in their order, lets a `StateTable` of just these entries judge, inserts the keys
+that are new and updates those that changed. So verdicts are the table's own. Whoever finds that a key that it took
+for new was claimed meanwhile begins anew. Locks first, insertions after: no two calls can wait for each other.
+
+After a reap the horizon alone decides: an entry at or below it counts as gone, deleted or not.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from sqlalchemy import Connection, text
+
+from fencepost._native import StateTable, Verdicts
+from fencepost.errors import BatchError
+from fencepost.policy import Columns, Policy
+from fencepost.sql.consumers import CLAIMS, Consumer, Storage
+
+KEY_BYTES_MAX = 1000
+"""Of a pid or partition as text: an index entry of PostgreSQL has 2704 for both."""
+
+
+class RacedError(Exception):
+    """Another transaction has claimed what this one took for new: begin again."""
+
+
+class Claim(NamedTuple):
+    """A row of fencepost_claims, but for what the database adds."""
+
+    pid: str
+    partition: str
+    epoch: int | None
+    first: int
+    last: int
+    last_timestamp: int | None
+    more: str | None
+
+
+@dataclass(frozen=True)
+class Keys:
+    """The keys of a call's rows, each once: their columns, and as texts."""
+
+    rows: pa.Table
+    columns: pa.Table
+    texts: list[tuple[str, str]]
+
+    @property
+    def types(self) -> dict[str, str]:
+        return {field.name: str(field.type) for field in self.columns.schema}
+
+
+class Sequences:
+    """Judges rows by what a consumer has claimed, and claims what they add."""
+
+    storage = Storage(CLAIMS, ("pid", "partition"), "last_timestamp")
+
+    def __init__(self, consumer: Consumer, policy: Policy, columns: Columns, untracked: str) -> None:
+        self.consumer = consumer
+        self.policy = policy
+        self.columns = columns
+        self.untracked = untracked
+        self.identity = columns.names
+        self.keep = ("timestamp",) if columns.timestamp is not None else ()
+        # The first row of every key counts, whatever it is, and nothing but one entry a key is remembered.
+        epochs = "ignore" if policy.epochs == "ignore" else "fence"
+        lenient = {"admit": "next", "epochs": epochs, "first": "any", "late": "out_of_order"}
+        unbound = {"max_jump": None, "reach": None, "intervals_max": None}
+        self._lister = policy.replace(**lenient, **unbound, window=1, columns=columns)
+        self._types: dict[str, str] | None = None
+
+    def prepare(self, rows: pa.Table) -> Keys:
+        """The keys of the rows, every one of which is valid. Raises BatchError; asks no database."""
+        lister = StateTable(self._lister, untracked=self.untracked)
+        lister.apply(rows, self.columns)
+        keys = pa.table(lister.entries())
+        columns = keys.select(_key_names(keys, "pid") + _key_names(keys, "partition")).replace_schema_metadata()
+        return Keys(rows, columns, _texts(columns))
+
+    def claim(self, connection: Connection, keys: Keys) -> Verdicts:
+        """Judges the rows, and leaves the claims as they are after them.
+
+        Raises:
+            RacedError: to be done again, from the start of the transaction.
+        """
+        held = self._lock(connection, keys)
+        horizon_ms = self.consumer.horizon_ms(connection)
+        if self._types != keys.types and keys.texts:
+            self.consumer.check_key_types(connection, keys.types)
+            self._types = keys.types
+        table = self._table(keys, held, horizon_ms)
+        verdicts = table.apply(keys.rows, self.columns)
+        after = list(_claims(pa.table(table.entries())))
+        known = {(it.pid, it.partition): it for it in held}
+        self._insert(connection, [it for it in after if it[:2] not in known])
+        self._update(connection, [it for it in after if known.get(it[:2], it) != it])
+        return verdicts
+
+    def _table(self, keys: Keys, held: Sequence[Claim], horizon_ms: int | None) -> StateTable:
+        entries = _entries(keys, held)
+        table = StateTable.from_entries(entries, self.policy, keep=self.keep, horizon_ms=horizon_ms)
+        if horizon_ms is not None:
+            # What a reap means for these entries, whether or not it has come by.
+            table.evict(horizon_ms, 0)
+        return table
+
+    # The database
+
+    def _lock(self, connection: Connection, keys: Keys) -> list[Claim]:
+        names = "c.pid, c.partition, c.epoch, c.first, c.last, c.last_timestamp, c.more"
+        if self.consumer.database.is_sqlite:
+            # CROSS: from the keys to the claims, never the other way round.
+            query = (
+                f"SELECT {names} FROM json_each(:keys) AS k CROSS JOIN fencepost_claims AS c ON c.consumer = :consumer "
+                "AND c.pid = json_extract(k.value, '$[0]') AND c.partition = json_extract(k.value, '$[1]')"
+            )
+            wanted: dict[str, Any] = {"keys": json.dumps(keys.texts)}
+        else:
+            query = (
+                f"SELECT {names} FROM fencepost_claims AS c JOIN unnest(CAST(:pids AS text[]), "
+                "CAST(:partitions AS text[])) AS k(pid, partition) ON c.pid = k.pid AND c.partition = k.partition "
+                "WHERE c.consumer = :consumer ORDER BY c.pid, c.partition FOR UPDATE OF c"
+            )
+            wanted = {"pids": [it[0] for it in keys.texts], "partitions": [it[1] for it in keys.texts]}
+        found = connection.execute(text(query), {**wanted, "consumer": self.consumer.id})
+        return [Claim(*row) for row in found]
+
+    def _insert(self, connection: Connection, claims: list[Claim]) -> None:
+        if not claims:
+            return
+        clock, consumer = self.consumer.database.clock, self.consumer.id
+        names = f"consumer, {', '.join(Claim._fields)}, changed_ms"
+        # In the order of the bytes of UTF-8, which is that of "C".
+        claims.sort(key=lambda it: (it.pid.encode(), it.partition.encode()))
+        if self.consumer.database.is_sqlite:
+            places = ", ".join(f":{name}" for name in Claim._fields)
+            statement = text(f"INSERT INTO fencepost_claims ({names}) VALUES (:consumer, {places}, {clock})")
+            connection.execute(statement, [{**it._asdict(), "consumer": consumer} for it in claims])
+            return
+        statement = text(
+            f"INSERT INTO fencepost_claims ({names}) SELECT :consumer, n.*, {clock} FROM {_UNNEST} AS n"
+            f"({', '.join(Claim._fields)}) ON CONFLICT DO NOTHING"
+        )
+        inserted = connection.execute(statement, {**_arrays(claims), "consumer": consumer})
+        if inserted.rowcount != len(claims):
+            raise RacedError
+
+    def _update(self, connection: Connection, claims: list[Claim]) -> None:
+        if not claims:
+            return
+        clock, names = self.consumer.database.clock, Claim._fields[2:]
+        if self.consumer.database.is_sqlite:
+            values = ", ".join(f"{name} = :{name}" for name in names)
+            statement = text(
+                f"UPDATE fencepost_claims SET {values}, changed_ms = {clock} "
+                "WHERE consumer = :consumer AND pid = :pid AND partition = :partition"
+            )
+            connection.execute(statement, [{**it._asdict(), "consumer": self.consumer.id} for it in claims])
+            return
+        values = ", ".join(f"{name} = n.{name}" for name in names)
+        statement = text(
+            f"UPDATE fencepost_claims AS c SET {values}, changed_ms = {clock} FROM {_UNNEST} AS n"
+            f"({', '.join(Claim._fields)}) WHERE c.consumer = :consumer AND c.pid = n.pid AND c.partition = n.partition"
+        )
+        connection.execute(statement, {**_arrays(claims), "consumer": self.consumer.id})
+
+
+_ARRAYS = {
+    "pid": "text", "partition": "text", "epoch": "smallint", "first": "bigint", "last": "bigint",
+    "last_timestamp": "bigint", "more": "text",
+}  # fmt: skip
+_UNNEST = "unnest(" + ", ".join(f"CAST(:{name} AS {kind}[])" for name, kind in _ARRAYS.items()) + ")"
+
+
+def _arrays(claims: list[Claim]) -> dict[str, list[Any]]:
+    return {name: [it[index] for it in claims] for index, name in enumerate(Claim._fields)}
+
+
+# Keys as texts
+
+
+def _key_names(table: pa.Table, role: str) -> list[str]:
+    return [name for name in table.column_names if name == role or name.startswith(f"{role}_")]
+
+
+def _texts(keys: pa.Table) -> list[tuple[str, str]]:
+    return list(zip(_role_texts(keys, "pid"), _role_texts(keys, "partition"), strict=True))
+
+
+def _role_texts(keys: pa.Table, role: str) -> list[str]:
+    columns = [keys[name] for name in _key_names(keys, role)]
+    if len(columns) == 1 and pa.types.is_integer(columns[0].type):
+        return columns[0].cast(pa.string()).to_pylist()  # type: ignore[no-any-return]
+    values = [[_jsonable(it) for it in column.to_pylist()] for column in columns]
+    whole = values[0] if len(values) == 1 else map(list, zip(*values, strict=True))
+    texts = [json.dumps(it, ensure_ascii=False, separators=(",", ":")) for it in whole]
+    for found in texts:
+        if len(found.encode()) > KEY_BYTES_MAX:
+            raise BatchError(
+                f"column '{role}': {found[:60]}...: has {len(found.encode())} bytes, a claim's key has at most "
+                f"{KEY_BYTES_MAX}; nothing of this call was applied",
+                column=role,
+            )
+    return texts
+
+
+def _jsonable(part: object) -> object:
+    return part.hex() if isinstance(part, bytes) else part
+
+
+# Claims and entries
+
+_HOLE = pa.struct([("first", pa.int64()), ("last", pa.int64()), ("timestamp", pa.int64())])
+_PLAIN = [("epoch", pa.int16()), ("first", pa.int64()), ("last", pa.int64()), ("holes", pa.list_(_HOLE))]
+_FIELDS = [*_PLAIN, ("final_first", pa.int64()), ("final_last", pa.int64()), ("last_timestamp", pa.int64())]
+
+
+def _entries(keys: Keys, claims: Sequence[Claim]) -> pa.Table:
+    """What `StateTable.from_entries` takes of these claims."""
+    numbers = {it: index for index, it in enumerate(keys.texts)}
+    of_key: list[int] = []
+    entries: list[Sequence[Any]] = []
+    for claim in claims:
+        number = numbers[claim[:2]]
+        if claim.more is None:
+            of_key.append(number)
+            entries.append((claim.epoch, claim.first, claim.last, (), None, None, claim.last_timestamp))
+            continue
+        for epoch, first, last, holes, *rest in json.loads(claim.more):
+            of_key.append(number)
+            entries.append((epoch, first, last, [dict(zip(_HOLE.names, it, strict=True)) for it in holes], *rest))
+    columns = keys.columns.take(pa.array(of_key, pa.int64()))
+    values = zip(*entries, strict=True) if entries else [()] * len(_FIELDS)
+    for (name, kind), column in zip(_FIELDS, values, strict=True):
+        columns = columns.append_column(name, pa.array(column, kind))
+    return columns
+
+
+def _claims(entries: pa.Table) -> Iterator[Claim]:
+    """The claims that stand for these entries, which lie in the order of their keys, then epochs."""
+    names = _key_names(entries, "pid") + _key_names(entries, "partition")
+    texts = _texts(entries.select(names))
+    timestamps = entries["last_timestamp"].to_pylist()
+    epochs, firsts, lasts = (entries[name].to_pylist() for name in ("epoch", "first", "last"))
+    has_more = pc.or_(pc.greater(pc.list_value_length(entries["holes"]), 0), pc.is_valid(entries["final_first"]))
+    is_alone = not any(pc.unique(has_more).to_pylist()) and len(set(texts)) == len(texts)
+    if is_alone:
+        for (pid, partition), epoch, first, last, timestamp in zip(
+            texts, epochs, firsts, lasts, timestamps, strict=True
+        ):
+            yield Claim(pid, partition, epoch, first, last, timestamp, None)
+        return
+    odd = has_more.to_pylist()
+    for (pid, partition), group in groupby(range(len(texts)), texts.__getitem__):
+        rows = list(group)
+        newest = rows[-1]
+        epoch, first, last = epochs[newest], firsts[newest], lasts[newest]
+        last_timestamp = max((timestamps[it] for it in rows if timestamps[it] is not None), default=None)
+        is_plain = len(rows) == 1 and not odd[newest]
+        more = None if is_plain else json.dumps([_entry(entries, it) for it in rows], separators=(",", ":"))
+        yield Claim(pid, partition, epoch, first, last, last_timestamp, more)
+
+
+def _entry(entries: pa.Table, row: int) -> list[Any]:
+    values = {name: entries[name][row].as_py() for name, _ in _FIELDS}
+    values["holes"] = [list(it.values()) for it in values["holes"]]
+    return list(values.values())

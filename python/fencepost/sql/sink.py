@@ -1,0 +1,325 @@
+"""The end of the stream: what is claimed and what it does commit in one transaction of the application's database."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from sqlalchemy import Connection, Engine, Table
+
+from fencepost.errors import BatchError, PolicyError
+from fencepost.policy import COLUMN_PRESETS, Columns, Policy, resolve, resolve_columns
+from fencepost.sql.consumers import Consumer
+from fencepost.sql.database import Database
+from fencepost.sql.messages import Messages, check_names
+from fencepost.sql.metrics import Counters, claims_of, to_open_metrics
+from fencepost.sql.reconciliation import OnFindings, Reconciliation, reconcile
+from fencepost.sql.retention import Reaped, reap
+from fencepost.sql.rows import as_table
+from fencepost.sql.sequences import RacedError, Sequences
+from fencepost.sql.target import Target
+from fencepost.verdict import Verdict
+
+Effect: TypeAlias = Callable[[Connection, pa.Table], Any]
+"""Called with the connection of the transaction and rows; what it writes through it is written once."""
+
+REDELIVERY_ONLY = "redelivery only"
+_OFFSETS = {preset.seq for preset in COLUMN_PRESETS.values() if preset.epoch is None}
+_RACES_MAX = 100
+
+
+@dataclass(frozen=True)
+class Applied:
+    """What a call has done, all of which is committed."""
+
+    verdict: pa.Array
+    """Of each row, in their order: uint8, the codes of `fencepost.Verdict`."""
+    kept: pa.Array
+    """Of each row, whether it went to the effect: bool."""
+    counts: dict[Verdict, int]
+    """Rows by verdict, of all there are."""
+    result: Any
+    """What the effect gave back; None where nothing was kept."""
+    missing: Any = None
+    """Arrow table: the ranges of sequences that this call jumped over (`Verdicts.missing`); None by message id."""
+    expected: Any = None
+    """Of each OUT_OF_ORDER row the sequence that would have been accepted, else null; None by message id."""
+    identity: str = "sequence"
+    """What the rows were told apart by: "sequence", "message_id", or "redelivery only"."""
+
+    def __len__(self) -> int:
+        return len(self.verdict)
+
+    @property
+    def rows_kept(self) -> int:
+        """Rows that went to the effect."""
+        return sum(count for verdict, count in self.counts.items() if verdict.is_kept)
+
+    @property
+    def duplicates(self) -> int:
+        """Rows that had been applied before."""
+        return self.counts[Verdict.DUPLICATE]
+
+
+class SqlSink:
+    """Applies each event once, however often it comes: the claim and the effect commit in one transaction.
+
+    `engine`: of SQLite, or of PostgreSQL with psycopg 3. `table`: what `apply` writes to, by its name (with its schema
+    where it is not on the path) or as a SQLAlchemy Table; None for sinks of which only `handle` is called.
+    `consumer_id`: who has applied it: two consumers each apply every event, two processes of one consumer share their
+    claims. What a consumer was set up with stays for ever.
+
+    `claim="sequence"`: rows are told apart by (pid, epoch, partition, seq) under a `policy` of `fencepost.Policy`, with
+    the verdicts of a `StateTable`; a row of the database remembers a producer's partition, not an event. `columns`:
+    where they are, a `Columns` or the name of a preset. With the columns of a broker (`policy="kafka_offsets"`) what is
+    caught is redelivery only: what a producer had sent twice lies under two offsets, and both are applied.
+    `claim="message_id"`: by the columns `message_id`, an id that the producer makes, or (aggregate id, version); a row
+    of the database for each.
+
+    With a timestamp column (`Columns(timestamp=...)`, `timestamp=` by message id; int64 ms or Arrow timestamps, the
+    event's own) `reap` can forget by age. `replay_ms`: how old an event can be that comes again by the slowest path
+    (a replay, a restored backup); `reap` warns of a retention that is shorter.
+
+    `insert`: the columns that `apply` writes; all that the rows have, unless given. `untracked`: "fail", or "keep" for
+    rows without a producer (pid null or -1), which then are applied as often as they come.
+
+    Raises:
+        PolicyError: settings that make no sense, or others than those of this consumer.
+        SinkError: no such table, or not these columns.
+        SchemaError: the claims were made by another version of this package.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        table: str | Table | None,
+        consumer_id: str,
+        claim: Literal["sequence", "message_id"] = "sequence",
+        *,
+        policy: str | Policy = "any_order",
+        columns: Columns | str | None = None,
+        message_id: str | Sequence[str] | None = None,
+        timestamp: str | None = None,
+        insert: Sequence[str] | None = None,
+        untracked: Literal["fail", "keep"] = "fail",
+        replay_ms: int | None = None,
+        attempts: int = 20,
+    ) -> None:
+        self._database = Database(engine, attempts=attempts)
+        self._target = None if table is None else Target(engine, table, insert)
+        self.replay_ms = replay_ms
+        settings: dict[str, Any] = {"claim": claim, "table": None if self._target is None else self._target.name}
+        if claim == "sequence":
+            _only_for("message_id", message_id=message_id, timestamp=timestamp)
+            rules = resolve(policy)
+            names = resolve_columns(rules, columns)
+            settings |= {"policy": rules.rules, "columns": _as_settings(names), "timestamp": names.timestamp}
+            self.identity = REDELIVERY_ONLY if names.seq in _OFFSETS else "sequence"
+        elif claim == "message_id":
+            _only_for("sequence", policy=None if policy == "any_order" else policy, columns=columns)
+            ids = (message_id,) if isinstance(message_id, str) else tuple(message_id or ())
+            check_names(ids)
+            settings |= {"message_id": list(ids), "timestamp": timestamp}
+            self.identity = "message_id"
+        else:
+            raise PolicyError(f"claim={claim!r} is neither 'sequence' nor 'message_id'")
+        if untracked not in ("fail", "keep"):
+            raise PolicyError(f"untracked={untracked!r} is neither 'fail' nor 'keep'")
+        self._consumer = Consumer.open(self._database, consumer_id, settings)
+        self._claims: Sequences | Messages = (
+            Sequences(self._consumer, rules, names, untracked)
+            if claim == "sequence"
+            else Messages(self._consumer, ids, timestamp)
+        )
+
+        self._counters = Counters()
+
+    def __repr__(self) -> str:
+        into = "" if self._target is None else f" into {self._target.name}"
+        return f"<SqlSink {self._consumer.name!r}{into}: {self.identity}>"
+
+    def apply(self, rows: Any, *, positions: Mapping[str, int] | None = None, refused: Effect | None = None) -> Applied:
+        """Writes the rows to the table that were not applied before, and claims them.
+
+        `rows`: anything tabular, see `fencepost.arrow.Rows`, or a list of dicts. `positions`: up to where each source
+        is applied with them (`positions()` gives it back); they commit with the rows, and none goes back. `refused`:
+        called with the rows that are neither kept nor duplicates, where there are any, and their verdicts in a column
+        `_verdict`, to set them aside in the same transaction.
+
+        Raises:
+            BatchError: a row that cannot be judged or written. Nothing of the call was applied, nothing claimed.
+            SinkError: the table has not the columns. Likewise.
+            OutcomeUnknownError: the connection was lost during the commit. Call again with the same rows: what was
+                applied is judged by its claim, as duplicate (under admit="next" beyond the window: out of order).
+        """
+        if self._target is None:
+            raise PolicyError("this sink has no table: name one, or call handle() with an effect")
+        target, table = self._target, as_table(rows)
+        written = target.convert(table)
+
+        def write(connection: Connection, mask: pa.Array) -> None:
+            numbers = pc.indices_nonzero(mask) if mask.false_count else None
+            kept = written if numbers is None else written.filter(mask)
+            target.write(connection, kept, None if numbers is None else numbers.to_numpy())
+
+        return self._run(table, write, positions, refused)
+
+    def handle(
+        self,
+        rows: Any,
+        effect: Effect,
+        *,
+        positions: Mapping[str, int] | None = None,
+        refused: Effect | None = None,
+    ) -> Applied:
+        """Calls `effect(connection, kept)` with the rows that were not applied before, and claims them.
+
+        What the effect writes through `connection` commits with the claim, once; what it does elsewhere does not, and
+        it may be called again when the database undoes the transaction. `kept`: a pyarrow Table of these rows, in
+        their order, all their columns; where there are none it is not called. The effect must not commit.
+
+        Other arguments, and errors, as of `apply`; an error of the effect comes through, and nothing is claimed.
+        """
+        table = as_table(rows)
+        return self._run(table, lambda connection, mask: effect(connection, table.filter(mask)), positions, refused)
+
+    def positions(self) -> dict[str, int]:
+        """Up to where each source was applied, by `positions=` of the calls."""
+        return self._database.transaction(self._consumer.positions)
+
+    def forget_positions(self, *sources: str) -> None:
+        """As if these sources were new: for a topic that was made anew, or a replay that is meant."""
+        self._database.transaction(lambda connection: self._consumer.forget_positions(connection, list(sources)))
+
+    def reap(self, retention_ms: int, *, now_ms: int | None = None, force: bool = False) -> Reaped:
+        """Forgets what was claimed by events older than the retention, and says how much that was.
+
+        From then on rows at or below the horizon (now - `retention_ms`) that nothing is known of are FORGOTTEN: not
+        kept, and never taken for new. The horizon never falls. `now_ms`: the database's clock, unless given. Claims go
+        in pieces, each a transaction; broken off, it is complete as to what rows are judged by, and the next one
+        removes the rest.
+
+        Warns (RetentionWarning, and in the result) of a retention shorter than `replay_ms`.
+
+        Raises:
+            PolicyError: the sink keeps no timestamps; a retention that is not positive; or one that is shorter than
+                what is in flight: claims that were written within it by events that are older. `force` goes on
+                nevertheless. Nothing has changed.
+        """
+        return reap(self._consumer, self._claims.storage, retention_ms, self.replay_ms, now_ms, force)
+
+    def metrics(self) -> dict[str, Any]:
+        """What monitoring asks: the rows of this process by verdict, and the consumer's claims in the database.
+
+        `calls`, `failures` (calls that raised), `rows` (by verdict), `hits` (rows that had been applied before) count
+        since this sink was made. `claims`, `oldest_claim_age_ms` (since its last event, or where no timestamps are kept
+        its last write, by the database's clock; None without claims), `horizon_ms`, `positions` are the database's.
+        """
+        return self._counters.to_dict() | claims_of(self._consumer, self._claims.storage)
+
+    def open_metrics(self) -> str:
+        """The same as OpenMetrics text, for a scraper."""
+        return to_open_metrics(self._consumer.name, self.metrics())
+
+    def reconcile(
+        self, source: Any, *, where: Any = None, findings_max: int = 1000, on_findings: OnFindings | None = None
+    ) -> Reconciliation:
+        """Compares the table with its source: what each has and the other lacks, and what differs.
+
+        `source`: rows as `apply` takes them, or an iterable of such (an Arrow stream is read batch by batch), in any
+        order, with repeats. Identities and fingerprints of the other columns go to a temporary table, and the database
+        compares; this process holds a batch at a time. `where`: a SQLAlchemy condition on the table, to compare a part.
+        `findings_max`: how many findings the result lists; `on_findings` gets all, as Arrow record batches.
+
+        Claims are not looked at: this finds what went wrong beside them. The table must hold the identity columns.
+
+        Raises:
+            PolicyError: the sink has no table.
+            SinkError: the table has not the identity columns.
+            BatchError: as `apply`, with the number of the row within its batch.
+        """
+        if self._target is None:
+            raise PolicyError("this sink has no table: there is nothing to compare with")
+        return reconcile(self._database, self._target, self._claims.identity, source, where, findings_max, on_findings)
+
+    def _run(
+        self,
+        rows: pa.Table,
+        effect: Callable[[Connection, pa.Array], Any],
+        positions: Mapping[str, int] | None,
+        refused: Effect | None,
+    ) -> Applied:
+        with self._counters.of_call():
+            return self._run_counted(rows, effect, positions, refused)
+
+    def _run_counted(
+        self,
+        rows: pa.Table,
+        effect: Callable[[Connection, pa.Array], Any],
+        positions: Mapping[str, int] | None,
+        refused: Effect | None,
+    ) -> Applied:
+        advanced = _checked(positions or {})
+        prepared = self._claims.prepare(rows)
+
+        def work(connection: Connection) -> Applied:
+            judged = self._claims.claim(connection, prepared)  # type: ignore[arg-type]
+            kept = pa.array(judged.kept)
+            result = effect(connection, kept) if kept.true_count else None
+            _set_aside(connection, rows, judged, refused)
+            self._consumer.advance(connection, advanced)
+            return Applied(
+                pa.array(judged.verdict),
+                kept,
+                judged.counts,
+                result,
+                getattr(judged, "missing", None),
+                getattr(judged, "expected", None),
+                self.identity,
+            )
+
+        for _ in range(_RACES_MAX):
+            try:
+                applied = self._database.transaction(work)
+            except RacedError:
+                continue
+            self._counters.count(applied.counts)
+            return applied
+        raise AssertionError(f"{_RACES_MAX} times in a row others claimed the same new keys")
+
+
+def _set_aside(connection: Connection, rows: pa.Table, judged: Any, refused: Effect | None) -> None:
+    usual = [it for it in Verdict if it.is_kept or it == Verdict.DUPLICATE]
+    if refused is None or sum(judged.counts[it] for it in usual) == len(rows):
+        return
+    codes = pa.array(judged.verdict)
+    names = pa.array([it.name for it in Verdict])
+    with_verdict = rows.append_column("_verdict", names.take(codes))
+    refused(connection, with_verdict.filter(pc.invert(pc.is_in(codes, value_set=pa.array(usual, pa.uint8())))))
+
+
+def _as_settings(columns: Columns) -> dict[str, Any]:
+    return {
+        role: list(columns.parts(role)) if role in ("pid", "partition") else getattr(columns, role)
+        for role in ("pid", "epoch", "partition", "seq")
+    }
+
+
+def _only_for(claim: str, **given: object) -> None:
+    for name, value in given.items():
+        if value is not None:
+            raise PolicyError(f"{name}={value!r} is for claim={claim!r} only")
+
+
+def _checked(positions: Mapping[str, int]) -> dict[str, int]:
+    for source, position in positions.items():
+        is_count = isinstance(position, int) and not isinstance(position, bool) and -(2**63) <= position < 2**63
+        if not isinstance(source, str) or not 0 < len(source) <= 255 or not is_count:
+            raise BatchError(
+                f"positions: {source!r}: {position!r}: a source's name (1 to 255 characters) and a 64-bit integer "
+                "were expected; nothing of this call was applied"
+            )
+    return dict(positions)

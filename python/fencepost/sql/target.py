@@ -1,0 +1,239 @@
+"""The table that rows are written to: what its columns take, found out before the first row is sent.
+
+Both databases are asked less than they know: SQLite takes any value in any column, PostgreSQL stops at the first one
+that it does not. So values are held against the declared types here, and an error names column, row and value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from sqlalchemy import Column, Connection, Engine, MetaData, Table, exc, types
+
+from fencepost.errors import BatchError, SinkError
+from fencepost.sql import rows as bulk
+
+_UNCHANGED = "nothing has changed"
+_SMALL, _NORMAL, _BIG = 2**15, 2**31, 2**63
+# Of what a REAL takes: the largest finite float32.
+_REAL_MAX = 3.4028234663852886e38
+
+
+class Target:
+    """A table of the database, by its name or as a SQLAlchemy Table, and the columns that are written.
+
+    Raises:
+        SinkError: there is no such table, or it lacks columns.
+    """
+
+    def __init__(self, engine: Engine, table: str | Table, insert: Sequence[str] | None = None) -> None:
+        self.is_sqlite = engine.dialect.name == "sqlite"
+        self.table = _reflected(engine, table)
+        self.insert = None if insert is None else tuple(insert)
+        self._check_names(self.insert or ())
+
+    @property
+    def name(self) -> str:
+        """With its schema, where one was named."""
+        return str(self.table.fullname)
+
+    def convert(self, rows: pa.Table) -> pa.Table:
+        """The columns to write, each of a type that its column takes.
+
+        Raises:
+            SinkError: the table lacks a column, or needs one that the rows have not.
+            BatchError: a value that its column does not take. Nothing has changed in either case.
+        """
+        names = self.insert or tuple(rows.column_names)
+        missing = [name for name in names if name not in rows.column_names]
+        if missing:
+            have = ", ".join(rows.column_names)
+            raise BatchError(f"column '{missing[0]}': missing; the rows have the columns {have}", column=missing[0])
+        self._check_names(names)
+        self._check_needed(names)
+        columns = [_Column(self.table.columns[name], self.is_sqlite) for name in names]
+        return pa.table([it.convert(rows[it.name]) for it in columns], names=list(names))
+
+    def write(self, connection: Connection, rows: pa.Table, numbers: Any = None) -> None:
+        """Puts in what `convert` gave, see `rows.insert`."""
+        bulk.insert(connection, self.table, rows, numbers)
+
+    def _check_names(self, names: Sequence[str]) -> None:
+        unknown = [name for name in names if name not in self.table.columns]
+        if unknown:
+            raise SinkError(
+                f"table {self.name}: has no column '{unknown[0]}'; it has {', '.join(self.table.columns.keys())}. "
+                f"Add it, or name the columns to write by insert=; {_UNCHANGED}"
+            )
+
+    def _check_needed(self, names: Sequence[str]) -> None:
+        needed = [it.name for it in self.table.columns if not _has_default(it) and it.name not in names]
+        if needed:
+            raise SinkError(
+                f"table {self.name}: column '{needed[0]}' must have a value, and the rows have none "
+                f"(they have {', '.join(names)}); {_UNCHANGED}"
+            )
+
+
+def _reflected(engine: Engine, table: str | Table) -> Table:
+    if isinstance(table, Table):
+        schema, name = table.schema, table.name
+    else:
+        schema, _, name = table.rpartition(".")
+    try:
+        return Table(name, MetaData(), schema=schema or None, autoload_with=engine)
+    except exc.NoSuchTableError:
+        raise SinkError(f"table {table}: does not exist in the database; {_UNCHANGED}") from None
+
+
+def _has_default(column: Column[Any]) -> bool:
+    # An integer primary key of SQLite counts up by itself.
+    counts_up = column.primary_key and isinstance(column.type, types.Integer)
+    return bool(column.nullable or column.server_default or column.identity or column.computed or counts_up)
+
+
+class _Column:
+    """One column: what Arrow has for it, as what the database takes."""
+
+    def __init__(self, column: Column[Any], is_sqlite: bool) -> None:
+        self.name = column.name
+        self._type = column.type
+        self._nullable = column.nullable
+        self._is_sqlite = is_sqlite
+
+    def convert(self, values: pa.ChunkedArray) -> pa.ChunkedArray:
+        values = _plain(values)
+        if not self._nullable and values.null_count:
+            raise self._wrong(values, pc.index(pc.is_null(values), True).as_py(), "null, but the column takes none")
+        kind = self._type
+        if pa.types.is_null(values.type):
+            return values.cast(pa.string())
+        if isinstance(kind, types.Boolean):
+            return self._only(values, pa.types.is_boolean, "booleans")
+        if isinstance(kind, types.Integer):
+            return self._integers(values)
+        if isinstance(kind, types.Float):
+            return self._floats(values)
+        if isinstance(kind, types.Numeric):
+            return self._decimals(values)
+        if isinstance(kind, types.Uuid):
+            return self._uuids(values)
+        if isinstance(kind, types.Enum):
+            return self._one_of(values, kind.enums)
+        if isinstance(kind, types.String):
+            return self._texts(values, kind.length)
+        if isinstance(kind, types._Binary):
+            return self._only(values, _is_bytes, "binary")
+        if isinstance(kind, types.DateTime):
+            return self._times(values)
+        if isinstance(kind, types.Date):
+            return self._only(values, pa.types.is_date, "dates").cast(pa.date32())
+        if isinstance(kind, types.Time):
+            return self._only(values, pa.types.is_time, "times of day")
+        # JSON and what SQLAlchemy does not know: the database reads its text.
+        return self._only(values, pa.types.is_string, f"texts of {kind}")
+
+    def _only(self, values: pa.ChunkedArray, is_one: Any, what: str) -> pa.ChunkedArray:
+        if not is_one(values.type):
+            raise BatchError(
+                f"column '{self.name}': is of type {values.type}, {what} are needed; {bulk.NOTHING}", column=self.name
+            )
+        return values
+
+    def _integers(self, values: pa.ChunkedArray) -> pa.ChunkedArray:
+        self._only(values, pa.types.is_integer, "integers")
+        limit = _SMALL if isinstance(self._type, types.SmallInteger) else _NORMAL
+        if isinstance(self._type, types.BigInteger) or (self._is_sqlite and limit == _NORMAL):
+            limit = _BIG
+        bounds = pc.min_max(values).as_py()
+        if bounds["min"] is not None and not -limit <= bounds["min"] <= bounds["max"] < limit:
+            row = next(at for at, it in enumerate(values.to_pylist()) if it is not None and not -limit <= it < limit)
+            raise self._wrong(values, row, f"the column takes {-limit}…{limit - 1}")
+        return values
+
+    def _floats(self, values: pa.ChunkedArray) -> pa.ChunkedArray:
+        self._only(values, _is_number, "numbers")
+        values = values.cast(pa.float64(), safe=False)
+        if isinstance(self._type, types.REAL) and not self._is_sqlite:
+            far = pc.and_(pc.is_finite(values), pc.greater(pc.abs(values), _REAL_MAX))
+            row = pc.index(far, True).as_py()
+            if row >= 0:
+                raise self._wrong(values, row, f"the column takes up to {_REAL_MAX:.6g}")
+        return values
+
+    def _decimals(self, values: pa.ChunkedArray) -> pa.ChunkedArray:
+        self._only(values, _is_number, "numbers")
+        precision, scale = getattr(self._type, "precision", None), getattr(self._type, "scale", None) or 0
+        if precision is not None:
+            limit = Decimal(10) ** (precision - scale)
+            bounds = pc.min_max(values).as_py()
+            if any(it is not None and abs(Decimal(it)) >= limit for it in bounds.values()):
+                row = next(i for i, it in enumerate(values.to_pylist()) if it is not None and abs(Decimal(it)) >= limit)
+                raise self._wrong(values, row, f"the column takes {precision} digits, {scale} of them after the point")
+        return values
+
+    def _uuids(self, values: pa.ChunkedArray) -> pa.ChunkedArray:
+        if pa.types.is_fixed_size_binary(values.type) and values.type.byte_width == 16:
+            return pa.chunked_array([pa.array([None if it is None else it.hex() for it in values.to_pylist()])])
+        return self._only(values, pa.types.is_string, "UUIDs, as texts or 16 bytes,")
+
+    def _one_of(self, values: pa.ChunkedArray, allowed: Sequence[str]) -> pa.ChunkedArray:
+        self._only(values, pa.types.is_string, "texts")
+        known = pc.is_in(values, value_set=pa.array([*allowed, None], pa.string()))
+        row = pc.index(known, False).as_py()
+        if row >= 0:
+            raise self._wrong(values, row, f"the column takes {', '.join(allowed)}")
+        return values
+
+    def _texts(self, values: pa.ChunkedArray, length_max: int | None) -> pa.ChunkedArray:
+        self._only(values, pa.types.is_string, "texts")
+        if length_max is not None:
+            row = pc.index(pc.greater(pc.utf8_length(values), length_max), True).as_py()
+            if row >= 0:
+                raise self._wrong(values, row, f"the column takes {length_max} characters")
+        return values
+
+    def _times(self, values: pa.ChunkedArray) -> pa.ChunkedArray:
+        """Instants in UTC, or times without a zone, whichever came; in microseconds, which is what databases have."""
+        self._only(values, pa.types.is_timestamp, "timestamps")
+        try:
+            values = values.cast(pa.timestamp("us", values.type.tz))
+        except pa.ArrowInvalid as error:
+            finest = pc.cast(values, pa.int64())
+            row = next(at for at, it in enumerate(finest.to_pylist()) if it is not None and it % 1000)
+            raise self._wrong(values, row, "the column takes microseconds") from error
+        if values.type.tz is not None:
+            return values.cast(pa.timestamp("us", "UTC"))
+        # PostgreSQL would read it in the time zone of the session.
+        return values.cast(pa.timestamp("us", "UTC")) if getattr(self._type, "timezone", False) else values
+
+    def _wrong(self, values: pa.ChunkedArray, row: int, problem: str) -> BatchError:
+        value = values[row].as_py() if not pa.types.is_timestamp(values.type) else str(values[row])
+        return BatchError(
+            f"column '{self.name}', row {row}: {bulk.shown(value)}: {problem}; {bulk.NOTHING}",
+            column=self.name,
+            row=row,
+        )
+
+
+def _plain(values: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Without dictionaries, views and large offsets."""
+    if pa.types.is_dictionary(values.type):
+        values = values.cast(values.type.value_type)
+    if pa.types.is_large_string(values.type) or pa.types.is_string_view(values.type):
+        return values.cast(pa.string())
+    if pa.types.is_large_binary(values.type) or pa.types.is_binary_view(values.type):
+        return values.cast(pa.binary())
+    return values
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind))
+
+
+def _is_bytes(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_binary(kind) or pa.types.is_fixed_size_binary(kind))

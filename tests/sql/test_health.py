@@ -1,0 +1,419 @@
+"""What keeps a sink healthy: forgetting, reconciling, metrics, keys for outbound calls, guarded transitions."""
+
+from __future__ import annotations
+
+import re
+import threading
+import uuid
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import fencepost as fp
+import pyarrow as pa
+import pytest
+import sqlalchemy
+from fencepost.sql import Reaped, RetentionWarning, SqlSink, derived_key, transition
+from fencepost.sql.consumers import CLAIMS, MESSAGES
+from sqlalchemy import Column, Connection, Engine, Integer, MetaData, String, Table, func, select
+
+TABLES = MetaData()
+EVENTS = Table(
+    "events",
+    TABLES,
+    Column("pid", sqlalchemy.BigInteger),
+    Column("epoch", sqlalchemy.SmallInteger),
+    Column("partition", Integer),
+    Column("seq", sqlalchemy.BigInteger),
+    Column("amount", sqlalchemy.Numeric(8, 2)),
+    Column("note", String(100)),
+)
+ORDERS = Table(
+    "orders", TABLES, Column("id", Integer, primary_key=True), Column("state", String(10)), Column("paid", Integer)
+)
+TIMED = fp.Columns(timestamp="time")
+
+
+@pytest.fixture
+def events(engine: Engine) -> Engine:
+    TABLES.create_all(engine)
+    return engine
+
+
+def rows(*seqs: int, pid: int | None = 7, time: int = 0, amount: float = 1, note: str = "n") -> pa.Table:
+    return pa.table(
+        {
+            "pid": pa.array([pid] * len(seqs), pa.int64()),
+            "epoch": pa.array([0] * len(seqs), pa.int16()),
+            "partition": pa.array([0] * len(seqs), pa.int32()),
+            "seq": pa.array(seqs, pa.int64()),
+            "amount": pa.array([amount] * len(seqs), pa.float64()),
+            "note": [f"{note}{seq}" for seq in seqs],
+            "time": pa.array([time] * len(seqs), pa.int64()),
+        }
+    )
+
+
+def nothing(connection: Connection, kept: pa.Table) -> None:
+    pass
+
+
+def count(engine: Engine, table: Table) -> int:
+    with engine.connect() as connection:
+        return int(connection.execute(select(func.count()).select_from(table)).scalar_one())
+
+
+def verdicts(applied: Any) -> list[str]:
+    return [fp.Verdict(code).name for code in applied.verdict.to_pylist()]
+
+
+# Forgetting
+
+
+def test_what_is_forgotten_is_never_taken_for_new(events: Engine) -> None:
+    sink = SqlSink(events, None, "c", columns=TIMED)
+    sink.handle(rows(0, 1, pid=1, time=1_000), nothing)
+    sink.handle(rows(0, 1, 5, pid=2, time=5_000), nothing)
+    assert sink.reap(2_000, now_ms=6_000, force=True) == Reaped(claims=1, horizon_ms=4_000, warning=None)
+    assert verdicts(sink.handle(rows(0, 1, 2, pid=1, time=1_000), nothing)) == ["FORGOTTEN"] * 3
+    assert verdicts(sink.handle(rows(0, 3, pid=2, time=4_000), nothing)) == ["DUPLICATE", "FORGOTTEN"]
+    assert verdicts(sink.handle(rows(2, pid=1, time=4_001), nothing)) == ["ACCEPTED"]
+    assert sink.reap(1_000, now_ms=4_500, force=True).horizon_ms == 4_000, "the horizon never falls"
+    assert count(events, CLAIMS) == 2
+
+
+def test_messages_that_are_forgotten_are_never_taken_for_new(events: Engine) -> None:
+    sink = SqlSink(events, None, "c", "message_id", message_id="note", timestamp="time")
+    sink.handle(rows(0, 1, time=1_000), nothing)
+    sink.handle(rows(2, time=5_000), nothing)
+    assert sink.reap(2_000, now_ms=6_000, force=True).claims == 2
+    assert verdicts(sink.handle(rows(0, 8, time=1_000), nothing)) == ["FORGOTTEN"] * 2
+    assert verdicts(sink.handle(rows(2, 9, time=5_000), nothing)) == ["DUPLICATE", "ACCEPTED"]
+    with pytest.raises(fp.BatchError, match="column 'time', row 1: null"):
+        sink.handle({"note": ["x", "y"], "time": pa.array([1, None])}, nothing)
+    assert count(events, MESSAGES) == 2
+
+
+def test_claims_go_in_pieces(events: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fencepost.sql.retention._PIECE_ROWS", 3)
+    sink = SqlSink(events, None, "c", columns=TIMED)
+    other = SqlSink(events, None, "other", columns=TIMED)
+    for pid in range(11):
+        sink.handle(rows(0, pid=pid, time=1_000 if pid % 4 else 9_000), nothing)
+        other.handle(rows(0, pid=pid, time=1_000), nothing)
+    assert sink.reap(2_000, now_ms=6_000, force=True).claims == 8
+    assert count(events, CLAIMS) == 3 + 11
+    assert sink.reap(2_000, now_ms=6_000, force=True).claims == 0
+
+
+def test_a_reap_that_broke_off_has_decided(events: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    sink = SqlSink(events, None, "c", columns=TIMED)
+    sink.handle(rows(0, 1, time=1_000), nothing)
+
+    def break_off(*_: Any) -> int:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("fencepost.sql.retention._delete_behind", break_off)
+        with pytest.raises(KeyboardInterrupt):
+            sink.reap(2_000, now_ms=6_000, force=True)
+    assert count(events, CLAIMS) == 1
+    assert verdicts(sink.handle(rows(0, 2, time=1_000), nothing)) == ["FORGOTTEN"] * 2
+    assert sink.reap(2_000, now_ms=6_000, force=True).claims == 1
+
+
+def test_a_retention_that_is_too_short(events: Engine) -> None:
+    sink = SqlSink(events, None, "c", columns=TIMED, replay_ms=86_400_000)
+    with pytest.warns(RetentionWarning, match="3600000 ms is shorter than the slowest replay"):
+        done = sink.reap(3_600_000)
+    assert done.warning is not None
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert sink.reap(86_400_000).warning is None
+
+
+def test_a_retention_shorter_than_what_is_in_flight(events: Engine) -> None:
+    sink = SqlSink(events, None, "c", columns=TIMED)
+    with events.connect() as connection:
+        now = sink._database.now_ms(connection)
+    sink.handle(rows(0, 1, time=now - 500_000), nothing)
+    with pytest.raises(fp.PolicyError, match=r"shorter than what is in flight: 1 of its claims .* up to 500\d\d\d ms"):
+        sink.reap(400_000)
+    assert sink.metrics()["horizon_ms"] is None
+    assert sink.reap(600_000).claims == 0
+    assert sink.reap(400_000, force=True).claims == 1
+
+
+@pytest.mark.parametrize("retention", [0, -5, 1.5, True])
+def test_retentions_that_are_none(events: Engine, retention: Any) -> None:
+    with pytest.raises(fp.PolicyError, match="a positive number of milliseconds was expected"):
+        SqlSink(events, None, "c", columns=TIMED).reap(retention)
+
+
+def test_without_timestamps_nothing_is_forgotten(events: Engine) -> None:
+    with pytest.raises(fp.PolicyError, match="consumer 'c' keeps no timestamps"):
+        SqlSink(events, None, "c").reap(1_000)
+
+
+def test_reaping_while_others_apply(events: Engine, new_engine: Callable[[], Engine]) -> None:
+    """Each identity is applied once at most, though claims vanish all the time."""
+    applied: list[tuple[int, int]] = []
+    failures: list[BaseException] = []
+    lock = threading.Lock()
+    SqlSink(events, None, "c", columns=TIMED)
+
+    def consume() -> None:
+        try:
+            sink = SqlSink(new_engine(), None, "c", columns=TIMED)
+            for time in range(100, 2_000, 100):
+                pids = [pid for pid in range(4) for _ in range(2)]
+                batch = pa.table(
+                    {
+                        "pid": pids,
+                        "epoch": [0] * 8,
+                        "partition": [0] * 8,
+                        "seq": [time // 100, time // 100 - 1] * 4,
+                        "time": [time, time - 100] * 4,
+                    }
+                )
+                found = sink.handle(batch, lambda connection, kept: kept.select(["pid", "seq"]).to_pylist())
+                with lock:
+                    applied.extend((row["pid"], row["seq"]) for row in found.result or [])
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=consume) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    reaper = SqlSink(new_engine(), None, "c", columns=TIMED)
+    for now in range(150, 2_000, 150):
+        reaper.reap(1, now_ms=now, force=True)
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    assert len(applied) == len(set(applied)) >= 4
+
+
+# Reconciling
+
+
+def findings(report: Any) -> list[tuple[str, int, int, int]]:
+    listed = report.findings.select(["finding", "seq", "source_rows", "table_rows"]).to_pylist()
+    return [tuple(row.values()) for row in listed]
+
+
+@pytest.fixture
+def sink(events: Engine) -> SqlSink:
+    return SqlSink(
+        events, "events", "c", insert=["pid", "epoch", "partition", "seq", "amount", "note"], untracked="keep"
+    )
+
+
+def test_a_table_and_its_source_agree(sink: SqlSink) -> None:
+    sink.apply(rows(*range(10)))
+    report = sink.reconcile([rows(*range(6)), rows(*range(4, 10))])
+    assert report.is_clean
+    assert (report.source_rows, report.table_rows, report.matched, findings(report)) == (12, 10, 10, [])
+    assert sink.reconcile(rows(*range(10))).is_clean
+    assert sink.reconcile(pa.RecordBatchReader.from_batches(rows(0).schema, rows(*range(10)).to_batches())).is_clean
+    assert sink.reconcile(rows(*range(10)).to_pylist()).is_clean
+
+
+def test_what_a_table_lacks_has_more_and_has_otherwise(sink: SqlSink, events: Engine) -> None:
+    sink.apply(rows(*range(8)))
+    with events.begin() as connection:
+        connection.execute(EVENTS.delete().where(EVENTS.c.seq == 2))
+        connection.execute(EVENTS.update().where(EVENTS.c.seq == 3).values(amount=2))
+        connection.execute(EVENTS.update().where(EVENTS.c.seq == 6).values(note=None))
+        again = {"pid": 7, "epoch": 0, "partition": 0, "seq": 4, "amount": 1, "note": "n4"}
+        connection.execute(EVENTS.insert(), [again])
+    seen: list[pa.RecordBatch] = []
+    source = iter([rows(0, 1, 2, 3), rows(4, 6, 0), rows(5, amount=3), rows(5), rows(9, pid=None), rows(9, pid=-1)])
+    report = sink.reconcile(source, on_findings=seen.append)
+    expected = [
+        ("missing", 2, 1, 0), ("conflict", 3, 1, 1), ("repeated", 4, 1, 2), ("conflict", 5, 2, 1),
+        ("conflict", 6, 1, 1), ("unexpected", 7, 0, 1),
+    ]  # fmt: skip
+    assert findings(report) == expected
+    assert pa.Table.from_batches(seen).equals(report.findings)
+    counts = (report.matched, report.missing, report.unexpected, report.conflicts, report.repeated)
+    assert counts == (2, 1, 1, 3, 1)
+    assert (report.source_rows, report.table_rows, report.without_identity) == (11, 8, 2)
+    fingerprints = report.findings.select(["source_fingerprint", "table_fingerprint"]).to_pylist()
+    assert fingerprints[0]["table_fingerprint"] is None
+    assert len(set(fingerprints[1].values())) == 2
+    assert not report.is_clean
+    short = sink.reconcile(rows(0, 1, 2, 3, 4, 6), findings_max=2)
+    assert findings(short) == expected[:2]
+    assert (short.unexpected, short.missing) == (2, 1)
+    part = sink.reconcile(rows(0, 1), where=EVENTS.c.seq < 2)
+    assert part.is_clean
+    assert sink.reconcile(rows(0, 1), where="seq < 2").matched == 2
+
+
+def test_a_long_source_is_read_a_batch_at_a_time(sink: SqlSink) -> None:
+    sink.apply(rows(*range(0, 30_000, 2)))
+    held: list[int] = []
+
+    def batches() -> Iterator[pa.Table]:
+        for start in range(0, 40_000, 5_000):
+            held.append(start)
+            yield rows(*range(start, start + 5_000))
+
+    sizes: list[int] = []
+    report = sink.reconcile(batches(), findings_max=7, on_findings=lambda batch: sizes.append(len(batch)))
+    assert (report.missing, report.matched, len(report.findings), len(held)) == (25_000, 15_000, 7, 8)
+    assert sum(sizes) == 25_000
+    assert max(sizes) <= 10_000
+
+
+def test_nothing_stays_after_a_comparison(sink: SqlSink, events: Engine) -> None:
+    sink.apply(rows(0, 1))
+    with pytest.raises(fp.BatchError, match="column 'seq': missing; the rows have the columns pid, epoch"):
+        sink.reconcile(rows(0).drop_columns("seq"))
+    other = SqlSink(events, "events", "d")
+    with pytest.raises(fp.BatchError, match="a batch of the source has the columns"):
+        other.reconcile([rows(0).drop_columns(["time", "note"]), rows(0).drop_columns("time")])
+    for _ in range(2):
+        assert sink.reconcile(rows(0, 1)).is_clean
+    assert sink.reconcile([]).unexpected == 2
+    assert "fencepost_source" not in sqlalchemy.inspect(events).get_table_names()
+
+
+def test_tables_that_cannot_be_compared(events: Engine) -> None:
+    with pytest.raises(fp.PolicyError, match="this sink has no table: there is nothing to compare with"):
+        SqlSink(events, None, "c").reconcile(rows(0))
+    sink = SqlSink(events, "orders", "d", insert=["state"])
+    with pytest.raises(fp.SinkError, match="table orders: has no column 'pid' of the identity"):
+        sink.reconcile(rows(0))
+
+
+# Metrics
+
+
+def test_metrics(events: Engine) -> None:
+    sink = SqlSink(events, None, 'a "c"\n', columns=TIMED)
+    empty = sink.metrics()
+    assert (empty["claims"], empty["oldest_claim_age_ms"], empty["calls"], empty["hits"]) == (0, None, 0, 0)
+    with events.connect() as connection:
+        now = sink._database.now_ms(connection)
+    sink.handle(rows(0, 1, 1, time=now - 60_000), nothing, positions={"orders-0": 3})
+    sink.handle(rows(0, pid=8, time=now), nothing)
+    with pytest.raises(ZeroDivisionError):
+        sink.handle(rows(5, time=now), lambda *_: 1 // 0)
+    found = sink.metrics()
+    assert 60_000 <= found["oldest_claim_age_ms"] < 90_000
+    assert (found["calls"], found["failures"], found["hits"], found["claims"]) == (3, 1, 1, 2)
+    assert (found["rows"]["accepted"], found["rows"]["duplicate"], found["positions"]) == (3, 1, {"orders-0": 3})
+    lines = sink.open_metrics().splitlines()
+    assert lines[-1] == "# EOF"
+    assert r'fencepost_sink_rows_total{consumer="a \"c\"\n",verdict="duplicate"} 1' in lines
+    assert "# TYPE fencepost_sink_rows counter" in lines
+    assert "# UNIT fencepost_sink_oldest_claim_age_seconds seconds" in lines
+    families = {line.split()[2] for line in lines if line.startswith("# TYPE")}
+    assert len(families) == 7
+    for line in lines[:-1]:
+        assert re.fullmatch(r'# (TYPE|UNIT|HELP) \w+ .+|\w+\{\w+="(\\.|[^"\\])*"(,\w+="[^"]*")?\} [\d.]+', line), line
+
+
+# Keys for outbound calls
+
+
+def test_derived_keys_are_the_same_for_ever() -> None:
+    assert derived_key("order-17", "charge") == "13839f37-b516-82db-b863-4550fe8b6043"
+    assert derived_key((7, 0, 3, 41), "mail") == "5e7cbbb0-5cd4-8899-9bf9-80c38ebb8831"
+    assert derived_key(uuid.UUID(int=1), "charge") == "84b662db-3dcc-80aa-abf5-e64a0432924f"
+    assert derived_key(b"\x00\xff", "charge") == "850cd4fc-28af-8e85-8b22-bd94b652f41d"
+
+
+def test_derived_keys_tell_events_and_purposes_apart() -> None:
+    events: list[Any] = [
+        "7",
+        7,
+        b"7",
+        ("7",),
+        ("7", ""),
+        ("", "7"),
+        ("a", "bc"),
+        ("ab", "c"),
+        uuid.UUID(int=7),
+        -7,
+        "ü",
+    ]
+    keys = [derived_key(event, purpose) for event in events for purpose in ("charge", "mail")]
+    assert len(set(keys)) == 2 * (len(events) - 1), "('7',) and '7' are one event"
+    for key in keys:
+        assert uuid.UUID(key).version == 8
+        assert uuid.UUID(key).variant == uuid.RFC_4122
+
+
+@pytest.mark.parametrize(
+    ("event", "purpose", "message"),
+    [
+        (1.5, "charge", "event_id: 1.5 is of type float: texts, bytes, integers or UUIDs"),
+        (True, "charge", "event_id: True is of type bool"),
+        ((), "charge", r"event_id=\(\): at least one part"),
+        ("a", "", "purpose='': a text was expected"),
+    ],
+)
+def test_keys_that_cannot_be_derived(event: Any, purpose: str, message: str) -> None:
+    with pytest.raises(fp.PolicyError, match=message):
+        derived_key(event, purpose)
+
+
+# Guarded transitions
+
+
+@pytest.fixture
+def orders(events: Engine) -> Engine:
+    with events.begin() as connection:
+        connection.execute(ORDERS.insert(), [{"id": 1, "state": "new"}, {"id": 2, "state": "paid"}])
+    return events
+
+
+def move(engine: Engine, number: int, origin: Any, to: str, **more: Any) -> bool:
+    with engine.begin() as connection:
+        return transition(connection, ORDERS, {"id": number}, origin, to, **more)
+
+
+def test_a_transition_happens_once(orders: Engine) -> None:
+    assert move(orders, 1, "new", "paid", values={"paid": 5}) is True
+    assert move(orders, 1, "new", "paid", values={"paid": 9}) is False, "a repeat writes nothing"
+    assert move(orders, 1, ("paid", "packed"), "sent") is True
+    with orders.connect() as connection:
+        assert connection.execute(select(ORDERS).where(ORDERS.c.id == 1)).one() == (1, "sent", 5)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ((2, "new", "sent"), fp.TransitionError, r"orders \(id=2\): is 'paid'; to 'sent' it goes from 'new'"),
+        ((3, "new", "sent"), fp.TransitionError, r"orders \(id=3\): 0 rows have that key"),
+        ((2, ["new", "sent"], "sent"), fp.PolicyError, "'sent' is among from_states"),
+        ((2, [], "sent"), fp.PolicyError, "key and from_states must not be empty"),
+    ],
+)
+def test_transitions_that_do_not_apply(orders: Engine, arguments: Any, error: Any, message: str) -> None:
+    with pytest.raises(error, match=message):
+        move(orders, *arguments)
+    with pytest.raises(fp.PolicyError, match="no column 'status'"):
+        move(orders, 2, "new", "sent", column="status")
+    with orders.connect() as connection:
+        assert connection.execute(select(ORDERS.c.state).order_by(ORDERS.c.id)).scalars().all() == ["new", "paid"]
+
+
+def test_of_many_transitions_one_happens(orders: Engine, new_engine: Callable[[], Engine]) -> None:
+    from fencepost.sql.database import Database
+
+    moved: list[bool] = []
+
+    def pay() -> None:
+        database = Database(new_engine())
+        moved.append(database.transaction(lambda it: transition(it, ORDERS, {"id": 1}, "new", "paid")))
+
+    threads = [threading.Thread(target=pay) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(moved) == [False] * 5 + [True]

@@ -1,0 +1,557 @@
+"""SqlSink: the claim and the effect in one transaction, verdicts as a StateTable gives them."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import random
+import threading
+import uuid
+from collections.abc import Callable
+from decimal import Decimal
+from typing import Any
+
+import fencepost as fp
+import pyarrow as pa
+import pytest
+import sqlalchemy
+from fencepost.sql import SqlSink
+from fencepost.sql.consumers import CLAIMS, MESSAGES
+from sqlalchemy import Column, Connection, Engine, Integer, MetaData, SmallInteger, String, Table, func, select, text
+
+TABLES = MetaData()
+EVENTS = Table(
+    "events",
+    TABLES,
+    Column("pid", sqlalchemy.BigInteger),
+    Column("epoch", SmallInteger),
+    Column("partition", Integer),
+    Column("seq", sqlalchemy.BigInteger),
+    Column("amount", Integer),
+    Column("note", String(10)),
+)
+ACCEPTED, DUPLICATE = fp.Verdict.ACCEPTED, fp.Verdict.DUPLICATE
+
+
+@pytest.fixture
+def events(engine: Engine) -> Engine:
+    TABLES.create_all(engine)
+    return engine
+
+
+def rows(*identities: tuple[int, int, int, int], amounts: list[Any] | None = None) -> pa.Table:
+    pids, epochs, partitions, seqs = zip(*identities, strict=True) if identities else ((), (), (), ())
+    return pa.table(
+        {
+            "pid": pa.array(pids, pa.int64()),
+            "epoch": pa.array(epochs, pa.int16()),
+            "partition": pa.array(partitions, pa.int32()),
+            "seq": pa.array(seqs, pa.int64()),
+            "amount": pa.array(amounts if amounts is not None else seqs, pa.int64()),
+        }
+    )
+
+
+def run(first: int, count: int, pid: int = 7, epoch: int = 0, partition: int = 0) -> pa.Table:
+    return rows(*((pid, epoch, partition, seq) for seq in range(first, first + count)))
+
+
+def stored(engine: Engine) -> list[tuple[Any, ...]]:
+    with engine.connect() as connection:
+        query = select(EVENTS.c.pid, EVENTS.c.epoch, EVENTS.c.partition, EVENTS.c.seq)
+        return sorted(tuple(row) for row in connection.execute(query))
+
+
+def count(engine: Engine, table: Table) -> int:
+    with engine.connect() as connection:
+        return int(connection.execute(select(func.count()).select_from(table)).scalar_one())
+
+
+# What is applied
+
+
+def test_each_row_is_applied_once(events: Engine) -> None:
+    sink = SqlSink(events, "events", "billing")
+    first = sink.apply(run(0, 5))
+    assert (len(first), first.rows_kept, first.duplicates, first.identity) == (5, 5, 0, "sequence")
+    second = sink.apply(run(3, 5))
+    assert [fp.Verdict(it) for it in second.verdict.to_pylist()] == [DUPLICATE] * 2 + [ACCEPTED] * 3
+    assert second.kept.to_pylist() == [False] * 2 + [True] * 3
+    assert second.counts[DUPLICATE] == 2
+    assert stored(events) == [(7, 0, 0, seq) for seq in range(8)]
+    assert count(events, CLAIMS) == 1
+
+
+def test_another_process_sees_the_claims(events: Engine, new_engine: Callable[[], Engine]) -> None:
+    SqlSink(events, "events", "billing").apply(run(0, 5))
+    assert SqlSink(new_engine(), "events", "billing").apply(run(0, 5)).rows_kept == 0
+    assert SqlSink(new_engine(), "events", "mailing").apply(run(0, 5)).rows_kept == 5, "another consumer"
+
+
+def test_rows_of_any_shape(events: Engine) -> None:
+    import pandas as pd
+    import polars as pl
+
+    sink = SqlSink(events, "events", "billing")
+    one = {"pid": 7, "epoch": 0, "partition": 0, "seq": 0}
+    assert sink.apply([one]).rows_kept == 1
+    assert sink.apply({name: [value + (name == "seq")] for name, value in one.items()}).rows_kept == 1
+    assert sink.apply(pd.DataFrame([one | {"seq": 2}])).rows_kept == 1
+    assert sink.apply(pl.DataFrame([one | {"seq": 3}])).rows_kept == 1
+    assert sink.apply(rows((7, 0, 0, 4)).to_batches()[0]).rows_kept == 1
+    assert sink.apply(rows()).rows_kept == 0
+    assert [seq for *_, seq in stored(events)] == [0, 1, 2, 3, 4]
+    with pytest.raises(TypeError, match="int is not tabular"):
+        sink.apply(7)
+
+
+def test_the_effect_is_in_the_transaction(events: Engine) -> None:
+    sink = SqlSink(events, None, "totals")
+    with events.begin() as connection:
+        connection.execute(text("CREATE TABLE totals (pid BIGINT PRIMARY KEY, total BIGINT)"))
+
+    def add(connection: Connection, kept: pa.Table) -> int:
+        upsert = (
+            "INSERT INTO totals VALUES (:pid, :amount) ON CONFLICT (pid) DO UPDATE SET total = totals.total + :amount"
+        )
+        connection.execute(text(upsert), kept.select(["pid", "amount"]).to_pylist())
+        return len(kept)
+
+    def fail(connection: Connection, kept: pa.Table) -> None:
+        add(connection, kept)
+        raise RuntimeError("after the writes")
+
+    def total() -> int:
+        with events.connect() as connection:
+            return int(connection.execute(text("SELECT coalesce(sum(total), 0) FROM totals")).scalar_one())
+
+    with pytest.raises(RuntimeError, match="after the writes"):
+        sink.handle(run(0, 5), fail)
+    assert (total(), count(events, CLAIMS)) == (0, 0)
+    assert sink.handle(run(0, 5), add).result == 5
+    assert sink.handle(run(0, 6), add).result == 1
+    assert sink.handle(run(0, 6), fail).result is None, "not called where nothing is kept"
+    assert total() == sum(range(6))
+    with pytest.raises(fp.PolicyError, match="this sink has no table"):
+        sink.apply(run(0, 1))
+
+
+def test_positions_commit_with_the_rows(events: Engine) -> None:
+    sink = SqlSink(events, "events", "billing")
+    assert sink.positions() == {}
+    sink.apply(run(0, 5), positions={"orders-0": 5, "orders-1": 0})
+    sink.apply(run(0, 5), positions={"orders-0": 4, "orders-1": 7})
+    assert sink.positions() == {"orders-0": 5, "orders-1": 7}, "none goes back"
+    with pytest.raises(ZeroDivisionError):
+        sink.handle(run(5, 5), lambda connection, kept: 1 // 0, positions={"orders-0": 10})
+    assert sink.positions()["orders-0"] == 5
+    sink.forget_positions("orders-0")
+    assert sink.positions() == {"orders-1": 7}
+    with pytest.raises(fp.BatchError, match="positions: 'orders-0': '9': a source's name"):
+        sink.apply(run(5, 5), positions={"orders-0": "9"})  # type: ignore[dict-item]
+    assert len(stored(events)) == 5
+
+
+def test_refused_rows_are_handed_over_in_the_transaction(events: Engine) -> None:
+    sink = SqlSink(events, "events", "billing", policy="kafka")
+    aside: list[Any] = []
+    sink.apply(run(0, 5), refused=lambda connection, some: aside.append(some))
+    assert aside == []
+    done = sink.apply(rows((7, 0, 0, 4), (7, 0, 0, 9), (7, 1, 0, 0)), refused=lambda _, some: aside.append(some))
+    assert aside[0].select(["seq", "_verdict"]).to_pylist() == [{"seq": 9, "_verdict": "OUT_OF_ORDER"}]
+    assert pa.array(done.expected).to_pylist() == [None, 5, None]
+    assert [seq for *_, seq in stored(events)] == [0, 1, 2, 3, 4, 0]
+
+
+# Verdicts are a state table's
+
+POLICIES: list[tuple[fp.Policy, bool]] = [
+    (fp.Policy.any_order(), True),
+    (fp.Policy.any_order(), False),
+    (fp.Policy.any_order().replace(epochs="fence", max_jump=30), True),
+    (fp.Policy.any_order().replace(first="zero", reach=20), False),
+    (fp.Policy.any_order().replace(wrap=64), True),
+    (fp.Policy.in_order(), True),
+    (fp.Policy.kafka(), True),
+    (fp.Policy.kafka().replace(window=2), False),
+    (fp.Policy.strict(), False),
+    (fp.Policy.watermark(), True),
+    (fp.Policy.kafka_offsets(), True),
+]
+
+
+@pytest.mark.parametrize(("policy", "keeps_time"), POLICIES, ids=[f"{p.name or p.rules}-{t}" for p, t in POLICIES])
+@pytest.mark.parametrize("seed", range(3))
+def test_verdicts_are_those_of_a_state_table(events: Engine, policy: fp.Policy, keeps_time: bool, seed: int) -> None:
+    """Calls of any size, keys that come and go, evictions between: the claims must hold what the table holds."""
+    chance = random.Random(seed)
+    columns = fp.Columns(epoch=None if policy.epochs == "ignore" else "epoch", timestamp="time" if keeps_time else None)
+    keep = ("timestamp",) if keeps_time else ()
+    table = fp.StateTable(policy, keep=keep)
+    sink = SqlSink(events, None, "c", policy=policy, columns=columns)
+    newest: dict[tuple[int, int], tuple[int, int]] = {}
+    now, accepted = 1_000, 0
+    for _ in range(25):
+        some = []
+        for _ in range(chance.choice([1, 3, 40])):
+            key = chance.randrange(3), chance.randrange(2)
+            epoch, seq = newest.get(key, (0, -1))
+            step = chance.choice([1] * 20 + [0, -1, -3, 2, 5, 20])
+            if step == 20 and epoch < 9:
+                epoch, seq = epoch + 1, -1
+            elif step == 5 and policy.admit != "next":
+                seq += step
+            if step == 1 or step >= 5:
+                newest[key] = epoch, seq + 1
+            now += chance.randrange(3)
+            seq = max(seq + min(step, 2), 0) % (policy.wrap or 2**31)
+            epoch = max(epoch - (chance.random() < 0.05), 0)
+            some.append((*key, epoch, seq, now - chance.choice([0] * 8 + [60, 200])))
+        names = ["pid", "partition", "epoch", "seq", "time"]
+        batch = pa.table(dict(zip(names, map(pa.array, zip(*some, strict=True)), strict=True)))
+        expected = table.apply(batch, columns)
+        found = sink.handle(batch, lambda connection, kept: kept)
+        assert found.verdict.to_pylist() == pa.array(expected.verdict).to_pylist()
+        assert found.counts == expected.counts
+        assert pa.array(found.expected).to_pylist() == pa.array(expected.expected).to_pylist()
+        assert pa.table(found.missing).to_pylist() == pa.table(expected.missing).to_pylist()
+        kept = batch.filter(pa.array(expected.kept))
+        assert (found.result if found.result is not None else kept.slice(0, 0)).equals(kept)
+        if keeps_time and chance.random() < 0.2:
+            table.evict(now, 100)
+            sink.reap(100, now_ms=now, force=True)
+        accepted += found.rows_kept
+    assert accepted >= 50
+
+
+def test_keys_of_every_type_are_told_apart(events: Engine) -> None:
+    device = uuid.UUID(int=5)
+    pids = ["1", '"', "Ä\x00\x1f", "", "a,b", "{}", "NULL"]
+    columns = fp.Columns(pid=("cluster", "device"), partition=("topic", "partition"))
+    sink = SqlSink(events, None, "c", columns=columns)
+    batch = pa.table(
+        {
+            "cluster": pa.array(pids).dictionary_encode(),
+            "device": pa.array([device.bytes] * 7, pa.binary(16)),
+            "topic": ["t"] * 7,
+            "partition": [0] * 7,
+            "epoch": [0] * 7,
+            "seq": [0] * 7,
+        }
+    )
+    assert sink.handle(batch, lambda *_: None).rows_kept == 7
+    assert sink.handle(batch, lambda *_: None).duplicates == 7
+    with events.connect() as connection:
+        found = {row.pid for row in connection.execute(select(CLAIMS.c.pid))}
+    assert found == {json.dumps([pid, device.bytes.hex()], ensure_ascii=False, separators=(",", ":")) for pid in pids}
+    with pytest.raises(fp.BatchError, match="column 'partition_1': is of type string, but consumer 'c' has claimed by"):
+        sink.handle(batch.set_column(3, "partition", pa.array(["0"] * 7)), lambda *_: None)
+    sink = SqlSink(events, None, "d", columns=fp.Columns(partition=None))
+    with pytest.raises(fp.BatchError, match="has 2002 bytes, a claim's key has at most 1000"):
+        sink.handle([{"pid": "x" * 2000, "epoch": 0, "seq": 0}], lambda *_: None)
+    assert sink.handle([{"pid": "x" * 900, "epoch": 0, "seq": 0}], lambda *_: None).rows_kept == 1
+
+
+# Message ids
+
+
+def messages(*ids: Any, **more: list[Any]) -> pa.Table:
+    return pa.table({"event_id": list(ids), **more})
+
+
+def test_messages_are_processed_once(events: Engine, new_engine: Callable[[], Engine]) -> None:
+    sink = SqlSink(events, None, "c", "message_id", message_id="event_id")
+    seen: list[list[str]] = []
+
+    def effect(connection: Connection, kept: pa.Table) -> None:
+        seen.append(kept["event_id"].to_pylist())
+
+    first = sink.handle(messages("b", "a", "b", "Ä"), effect)
+    assert first.verdict.to_pylist() == [0, 0, 1, 0]
+    assert (first.identity, first.missing, first.counts[DUPLICATE]) == ("message_id", None, 1)
+    again = SqlSink(new_engine(), None, "c", "message_id", message_id="event_id")
+    assert again.handle(messages("a", "c", "a"), effect).verdict.to_pylist() == [1, 0, 1]
+    assert seen == [["b", "a", "Ä"], ["c"]]
+    assert count(events, MESSAGES) == 4
+    assert again.handle(messages(), effect).rows_kept == 0
+
+
+def test_an_aggregate_and_its_version(events: Engine) -> None:
+    sink = SqlSink(events, None, "c", "message_id", message_id=("event_id", "version"))
+    batch = messages(b"\x01", b"\x01", b"\x02", b"\x01", version=pa.array([1, 2, 1, 1], pa.uint64()))
+    assert sink.handle(batch, lambda *_: None).verdict.to_pylist() == [0, 0, 0, 1]
+    assert sink.handle(batch, lambda *_: None).rows_kept == 0
+    with pytest.raises(fp.BatchError, match="column 'version', row 1: 18446744073709551615 is not in"):
+        sink.handle(messages(b"", b"", version=pa.array([1, 2**64 - 1], pa.uint64())), lambda *_: None)
+
+
+@pytest.mark.parametrize(
+    ("ids", "message"),
+    [
+        (pa.array(["a", None]), "column 'event_id', row 1: null, but a message needs an identity"),
+        (pa.array([1.0]), "column 'event_id': is of type double, texts, integers or binary are needed"),
+        (pa.array(["a", "b\0"]), r"column 'event_id', row 1: 'b\\x00': an id has no zero bytes"),
+        (pa.array(["a", "b" * 2001]), r"column 'event_id', row 1: 'b{76}\.\.\.: an id has at most 2000 bytes"),
+        (pa.array([7]), "column 'event_id': is of type integer, but consumer 'c' has claimed by text"),
+    ],
+)
+def test_ids_that_are_none(events: Engine, ids: pa.Array, message: str) -> None:
+    sink = SqlSink(events, None, "c", "message_id", message_id="event_id")
+    sink.handle(messages("a"), lambda *_: None)
+    with pytest.raises(fp.BatchError, match=message):
+        sink.handle({"event_id": ids}, lambda *_: None)
+    with pytest.raises(fp.BatchError, match="column 'event_id': missing; the rows have the columns other"):
+        sink.handle({"other": ids}, lambda *_: None)
+    assert count(events, MESSAGES) == 1
+
+
+@pytest.mark.parametrize(
+    "names", [("partition", "offset"), "offset", ("kafka_topic", "kafka_offset"), "Offset", ("event_id", "partition")]
+)
+def test_broker_coordinates_are_no_message_id(events: Engine, names: Any) -> None:
+    with pytest.raises(fp.PolicyError, match=r"is a coordinate of the broker\. It numbers what the broker has stored"):
+        SqlSink(events, None, "c", "message_id", message_id=names)
+
+
+@pytest.mark.parametrize("columns", [None, "kafka", "kafka-connect", "hudi"])
+def test_broker_coordinates_as_a_sequence_are_labelled(events: Engine, columns: str | None) -> None:
+    sink = SqlSink(events, None, "c", policy="kafka_offsets", columns=columns)
+    assert repr(sink) == "<SqlSink 'c': redelivery only>"
+    if columns is None:
+        done = sink.handle([{"topic": "t", "partition": 0, "offset": 5}] * 2, lambda *_: None)
+        assert (done.rows_kept, done.identity) == (1, "redelivery only")
+    assert repr(SqlSink(events, "events", "d")) == "<SqlSink 'd' into events: sequence>"
+
+
+# Several at once
+
+
+def test_many_processes_apply_each_row_once(events: Engine, new_engine: Callable[[], Engine]) -> None:
+    """Shuffled redeliveries of the same rows to four sinks of one consumer, keys overlapping and new to all."""
+    identities = [(pid, 0, partition, seq) for pid in range(6) for partition in range(2) for seq in range(20)]
+    failures: list[BaseException] = []
+    SqlSink(events, "events", "billing")
+
+    def consume(seed: int) -> None:
+        chance = random.Random(seed)
+        mine = identities * 2
+        chance.shuffle(mine)
+        try:
+            sink = SqlSink(new_engine(), "events", "billing")
+            for start in range(0, len(mine), 16):
+                sink.apply(rows(*mine[start : start + 16]))
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=consume, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    assert stored(events) == sorted(identities)
+    assert count(events, CLAIMS) == 12
+
+
+def test_many_processes_apply_each_message_once(events: Engine, new_engine: Callable[[], Engine]) -> None:
+    names = [f"{number}" for number in range(200)]
+    failures: list[BaseException] = []
+    SqlSink(events, "events", "c", "message_id", message_id="note")
+
+    def consume(seed: int) -> None:
+        chance = random.Random(seed)
+        mine = names * 2
+        chance.shuffle(mine)
+        try:
+            sink = SqlSink(new_engine(), "events", "c", "message_id", message_id="note")
+            for start in range(0, len(mine), 16):
+                sink.apply({"note": mine[start : start + 16]})
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=consume, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    with events.connect() as connection:
+        found = sorted(connection.execute(select(EVENTS.c.note)).scalars())
+    assert found == sorted(names)
+
+
+# Settings
+
+
+def test_a_consumer_keeps_its_settings(events: Engine) -> None:
+    SqlSink(events, "events", "billing")
+    with pytest.raises(fp.PolicyError, match=r"consumer 'billing' was set up otherwise: policy='admit=any .* given\. "):
+        SqlSink(events, "events", "billing", policy="in_order")
+    with pytest.raises(fp.PolicyError, match="table='events' found, None given"):
+        SqlSink(events, None, "billing")
+    with pytest.raises(fp.PolicyError, match="timestamp=None found, 'time' given"):
+        SqlSink(events, "events", "billing", columns=fp.Columns(timestamp="time"))
+    with pytest.raises(fp.PolicyError, match="claim='sequence' found, 'message_id' given"):
+        SqlSink(events, "events", "billing", "message_id", message_id="note")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"claim": "offset"}, "claim='offset' is neither 'sequence' nor 'message_id'"),
+        ({"message_id": "note"}, "message_id='note' is for claim='message_id' only"),
+        ({"claim": "message_id", "message_id": "note", "policy": "kafka"}, "policy='kafka' is for claim='sequence'"),
+        ({"claim": "message_id"}, r"message_id=\(\): the column of an event id, or"),
+        ({"untracked": "drop"}, "untracked='drop' is neither 'fail' nor 'keep'"),
+        ({"consumer_id": ""}, "consumer_id='': a text of 1 to 255 characters"),
+        ({"policy": "kafka_offsets", "columns": fp.Columns()}, "this policy ignores epochs"),
+    ],
+)
+def test_settings_that_make_no_sense(events: Engine, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(fp.PolicyError, match=message):
+        SqlSink(events, "events", **{"consumer_id": "c", **options})
+
+
+def test_claims_of_a_newer_version_are_refused(events: Engine) -> None:
+    SqlSink(events, "events", "billing")
+    with events.begin() as connection:
+        connection.execute(text("UPDATE fencepost_schema SET version = version + 1"))
+    with pytest.raises(fp.SchemaError, match="the tables of 'sink' have version 2, this package knows 1: upgrade"):
+        SqlSink(events, "events", "billing")
+
+
+# Rows and tables that do not go together
+
+
+def test_tables_that_are_not_there(events: Engine) -> None:
+    with pytest.raises(fp.SinkError, match="table nowhere: does not exist in the database; nothing has changed"):
+        SqlSink(events, "nowhere", "c")
+    with pytest.raises(fp.SinkError, match="table events: has no column 'sum'; it has pid, epoch, partition, seq"):
+        SqlSink(events, "events", "c", insert=["sum"])
+
+
+def test_columns_that_are_not_there(events: Engine) -> None:
+    sink = SqlSink(events, "events", "c")
+    with pytest.raises(fp.SinkError, match=r"table events: has no column 'sum'; .* or name the columns to write"):
+        sink.apply(run(0, 2).append_column("sum", pa.array([1, 2])))
+    with pytest.raises(fp.BatchError, match="column 'epoch': missing"):
+        sink.apply(run(0, 2).drop_columns("epoch"))
+    sink = SqlSink(events, "events", "c", insert=["pid", "note"])
+    with pytest.raises(fp.BatchError, match="column 'note': missing; the rows have the columns pid, epoch"):
+        sink.apply(run(0, 2))
+    with events.begin() as connection:
+        connection.execute(text("CREATE TABLE strict_ones (seq BIGINT, must INTEGER NOT NULL, may INTEGER)"))
+    sink = SqlSink(events, "strict_ones", "d", insert=["seq"])
+    with pytest.raises(
+        fp.SinkError, match="table strict_ones: column 'must' must have a value, and the rows have none"
+    ):
+        sink.apply(run(0, 2))
+    assert (count(events, CLAIMS), stored(events)) == (0, [])
+    assert SqlSink(events, "events", "e", insert=["seq", "amount"]).apply(run(0, 2)).rows_kept == 2
+
+
+ALL = Table(
+    "all_types",
+    MetaData(),
+    Column("small", SmallInteger, nullable=False),
+    Column("whole", Integer),
+    Column("big", sqlalchemy.BigInteger),
+    Column("exact", sqlalchemy.Numeric(6, 2)),
+    Column("real", sqlalchemy.Double),
+    Column("name", String(5)),
+    Column("story", sqlalchemy.Text),
+    Column("raw", sqlalchemy.LargeBinary),
+    Column("yes", sqlalchemy.Boolean),
+    Column("day", sqlalchemy.Date),
+    Column("at", sqlalchemy.DateTime),
+    Column("clock", sqlalchemy.Time),
+)
+NOON = datetime.datetime(2024, 2, 29, 12, 0, 0, 5)
+GOOD: dict[str, Any] = {
+    "small": -5, "whole": 2**31 - 1, "big": -(2**63), "exact": Decimal("-1234.50"), "real": 1.5, "name": "a,\"b\n",
+    "story": "", "raw": b"\x00\xff", "yes": True, "day": NOON.date(), "at": NOON, "clock": NOON.time(),
+}  # fmt: skip
+
+
+def all_types(engine: Engine) -> SqlSink:
+    ALL.create(engine)
+    return SqlSink(engine, "all_types", "c", insert=list(GOOD))
+
+
+def with_identity(*values: dict[str, Any]) -> pa.Table:
+    return pa.Table.from_pylist(
+        [{"pid": 7, "epoch": 0, "partition": 0, "seq": seq, **value} for seq, value in enumerate(values)]
+    )
+
+
+def test_values_of_every_type_are_read_back(engine: Engine) -> None:
+    sink = all_types(engine)
+    nothing = dict.fromkeys(GOOD) | {"small": 1}
+    assert sink.apply(with_identity(GOOD, nothing)).rows_kept == 2
+    with engine.connect() as connection:
+        found = [dict(row._mapping) for row in connection.execute(select(ALL).order_by(ALL.c.small))]
+    assert found == [GOOD, nothing]
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "problem"),
+    [
+        ("small", 2**15, f"column 'small', row 1: {2**15}: the column takes -32768…32767"),
+        ("small", None, "column 'small', row 1: None: null, but the column takes none"),
+        ("exact", Decimal("12345.00"), r"row 1: Decimal\('12345.00'\): the column takes 6 digits, 2 of them after"),
+        ("name", "123456", "column 'name', row 1: '123456': the column takes 5 characters"),
+        ("big", 2**64 - 1, f"column 'big', row 1: {2**64 - 1}: the column takes"),
+        ("at", "noon", "column 'at': is of type string, timestamps are needed"),
+        ("whole", 1.5, "column 'whole': is of type double, integers are needed"),
+        ("story", 5, "column 'story': is of type int64, texts are needed"),
+        ("yes", 1, "column 'yes': is of type int64, booleans are needed"),
+        ("raw", "x", "column 'raw': is of type string, binary are needed"),
+        ("day", NOON, r"column 'day': is of type timestamp\[us\], dates are needed"),
+        ("real", "1", "column 'real': is of type string, numbers are needed"),
+    ],
+)
+def test_values_that_a_column_does_not_take(engine: Engine, column: str, value: Any, problem: str) -> None:
+    sink = all_types(engine)
+    batch = with_identity(GOOD, GOOD)
+    kind = pa.uint64() if isinstance(value, int) and value >= 2**63 else None
+    first = None if isinstance(value, str | float | int | datetime.datetime) and not kind else GOOD[column]
+    first = value if first is None and column != "small" and column != "name" else GOOD[column]
+    values = pa.array([1 if kind else first, value], kind)
+    with pytest.raises(fp.BatchError, match=f"{problem}.*; nothing of this call was applied") as caught:
+        sink.apply(batch.set_column(batch.column_names.index(column), column, values))
+    assert caught.value.column == column
+    assert (count(engine, ALL), count(engine, CLAIMS)) == (0, 0)
+    assert sink.apply(batch).rows_kept == 2, "the sink goes on"
+
+
+def test_what_the_database_refuses_names_the_row(events: Engine) -> None:
+    with events.begin() as connection:
+        connection.execute(
+            text("CREATE TABLE checked (seq BIGINT, note TEXT, amount INTEGER, CHECK (amount <> 13), UNIQUE (amount))")
+        )
+    sink = SqlSink(events, "checked", "c", insert=["seq", "note", "amount"])
+
+    def batch(first: int, *amounts: int) -> pa.Table:
+        some = rows(*((7, 0, 0, first + at) for at in range(len(amounts))), amounts=list(amounts))
+        return some.append_column("note", pa.array(["line\nline"] * len(amounts)))
+
+    sink.apply(batch(0, 1, 2))
+    with pytest.raises(
+        fp.BatchError, match=r"(?s)row 3: .*the table checked refuses it: .*; nothing of this call"
+    ) as caught:
+        sink.apply(batch(0, 1, 2, 3, 13, 4))
+    assert caught.value.row == 3, "of the rows that came, not of those that were kept"
+    with pytest.raises(fp.BatchError, match=r"row 4: .*the table checked refuses it"):
+        sink.apply(batch(0, 1, 2, 3, 4, 1))
+    done = sink.apply(batch(0, 1, 2, 3, 4, 5))
+    assert done.rows_kept == 3, "nothing was claimed by the calls that failed"
+
+
+def test_rows_without_a_producer(events: Engine) -> None:
+    batch = rows((7, 0, 0, 0), (-1, 0, 0, 0))
+    with pytest.raises(fp.BatchError, match="column 'pid', row 1"):
+        SqlSink(events, "events", "c").apply(batch)
+    assert stored(events) == []
+    sink = SqlSink(events, "events", "c", untracked="keep")
+    assert sink.apply(batch).rows_kept == 2
+    assert sink.apply(batch).verdict.to_pylist() == [1, 6], "applied as often as they come"

@@ -1,0 +1,238 @@
+"""SqlSink when connections, servers and processes die, around the commit above all: each row once, none lost."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import signal
+import sqlite3
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import fencepost as fp
+import psycopg
+import pyarrow as pa
+import pytest
+import sqlalchemy
+from fencepost.sql import SqlSink
+from postgres import PostgresServer
+from sqlalchemy import Connection, Engine, text
+
+CREATE = "CREATE TABLE events (pid BIGINT, epoch SMALLINT, partition INTEGER, seq BIGINT)"
+
+
+@pytest.fixture
+def events(engine: Engine) -> Engine:
+    with engine.begin() as connection:
+        connection.execute(text(CREATE))
+    return engine
+
+
+def run(first: int, count: int, pid: int = 7) -> pa.Table:
+    return pa.table({"pid": [pid] * count, "epoch": [0] * count, "partition": [0] * count,
+                     "seq": range(first, first + count)})  # fmt: skip
+
+
+def stored(engine: Engine) -> list[tuple[int, int]]:
+    with engine.connect() as connection:
+        return sorted(tuple(row) for row in connection.execute(text("SELECT pid, seq FROM events")))
+
+
+def lose_the_connection(engine: Engine, monkeypatch: pytest.MonkeyPatch, *, after_commit: bool) -> list[int]:
+    """The next commit's connection breaks, before or after the server has done it. Gives the commits seen."""
+    commit, seen = engine.dialect.do_commit, []
+
+    def broken(connection: Any) -> None:
+        seen.append(1)
+        if len(seen) > 1:
+            commit(connection)
+            return
+        if after_commit:
+            commit(connection)
+        connection.driver_connection.close()
+        if engine.dialect.name == "sqlite":
+            raise sqlite3.ProgrammingError("Cannot operate on a closed database.")
+        raise psycopg.OperationalError("the connection is lost")
+
+    monkeypatch.setattr(engine.dialect, "do_commit", broken)
+    return seen
+
+
+@pytest.mark.parametrize("after_commit", [True, False])
+@pytest.mark.parametrize("claim", ["sequence", "message_id"])
+def test_a_lost_commit_is_told_by_the_claim(
+    events: Engine, monkeypatch: pytest.MonkeyPatch, after_commit: bool, claim: Any
+) -> None:
+    options: dict[str, Any] = {"message_id": "seq"} if claim == "message_id" else {}
+    sink = SqlSink(events, "events", "c", claim, **options)
+    sink.apply(run(0, 3), positions={"t": 3})
+    seen = lose_the_connection(events, monkeypatch, after_commit=after_commit)
+    with pytest.raises(fp.OutcomeUnknownError, match="lost during the commit"):
+        sink.apply(run(3, 3), positions={"t": 6})
+    again = sink.apply(run(3, 3), positions={"t": 6})
+    assert len(seen) == 2
+    assert (again.rows_kept, again.duplicates) == ((0, 3) if after_commit else (3, 0))
+    assert stored(events) == [(7, seq) for seq in range(6)]
+    assert sink.positions() == {"t": 6}
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+@pytest.mark.parametrize("when", ["in the effect", "in a copy"])
+def test_a_backend_that_is_killed_before_the_commit(
+    events: Engine, new_engine: Callable[[], Engine], monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    """The transaction is begun again, on another connection, and the caller hears nothing of it."""
+    sink = SqlSink(events, "events", "c")
+    killed: list[int] = []
+
+    def kill(connection: Connection) -> None:
+        backend = connection.execute(text("SELECT pg_backend_pid()")).scalar_one()
+        killed.append(backend)
+        with new_engine().begin() as other:
+            other.execute(text("SELECT pg_terminate_backend(:pid, 1000)"), {"pid": backend})
+
+    from fencepost.sql import rows as bulk
+
+    copy = bulk._copy
+
+    def killed_copy(connection: Connection, *arguments: Any) -> None:
+        if not killed:
+            kill(connection)
+        copy(connection, *arguments)
+
+    if when == "in a copy":
+        monkeypatch.setattr(bulk, "_copy", killed_copy)
+        done = sink.apply(run(0, 3))
+    else:
+        other = SqlSink(events, None, "d")
+
+        def effect(connection: Connection, kept: pa.Table) -> None:
+            if not killed:
+                kill(connection)
+            connection.execute(text("INSERT INTO events VALUES (:pid, :epoch, :partition, :seq)"), kept.to_pylist())
+
+        done = other.handle(run(0, 3), effect)
+    assert len(killed) == 1
+    assert done.rows_kept == 3
+    assert stored(events) == [(7, 0), (7, 1), (7, 2)]
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+def test_sinks_that_deadlock_in_their_effects(events: Engine, new_engine: Callable[[], Engine]) -> None:
+    """PostgreSQL undoes one of them, claim and effect, and it is done again."""
+    with events.begin() as connection:
+        connection.execute(text("CREATE TABLE totals (id INTEGER PRIMARY KEY, total BIGINT)"))
+        connection.execute(text("INSERT INTO totals VALUES (1, 0), (2, 0)"))
+    met = threading.Barrier(2)
+    runs: list[int] = []
+
+    def both(first: int, second: int) -> None:
+        def effect(connection: Connection, kept: pa.Table) -> None:
+            runs.append(first)
+            for number in (first, second):
+                add = "UPDATE totals SET total = total + :count WHERE id = :id"
+                connection.execute(text(add), {"id": number, "count": len(kept)})
+                if number == first and not met.broken:
+                    with contextlib.suppress(threading.BrokenBarrierError):
+                        met.wait(timeout=30)
+                    met.abort()
+
+        SqlSink(new_engine(), None, "c").handle(run(0, 5, pid=first), effect)
+
+    # The first call of a consumer fixes the types of its keys, and others wait for it.
+    SqlSink(events, None, "c").handle(run(0, 1, pid=3), lambda *_: None)
+    threads = [threading.Thread(target=both, args=order) for order in ((1, 2), (2, 1))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    with events.connect() as connection:
+        assert connection.execute(text("SELECT total FROM totals")).scalars().all() == [10, 10]
+    assert len(runs) == 3
+
+
+@pytest.fixture
+def own_server() -> Iterator[PostgresServer]:
+    server = PostgresServer()
+    server.start()
+    yield server
+    server.stop()
+
+
+def test_a_server_that_crashes_again_and_again(own_server: PostgresServer) -> None:
+    """A caller that repeats what failed, and only that, ends with each row once and its position at the end."""
+    engine = sqlalchemy.create_engine(own_server.new_database())
+    with engine.begin() as connection:
+        connection.execute(text(CREATE))
+    over = threading.Event()
+    errors: list[str] = []
+
+    def consume() -> None:
+        sink = SqlSink(engine, "events", "c", attempts=1)
+        first = 0
+        while first < 4000:
+            try:
+                sink.apply(run(first, 20), positions={"t": first + 20})
+                first += 20
+            except (fp.OutcomeUnknownError, sqlalchemy.exc.OperationalError) as error:
+                errors.append(type(error).__name__)
+                time.sleep(0.02)
+        over.set()
+
+    thread = threading.Thread(target=consume)
+    thread.start()
+    chance = random.Random(5)
+    crashes = 0
+    while not over.is_set() and crashes < 6:
+        time.sleep(chance.uniform(0.05, 0.4))
+        own_server.halt("immediate")
+        own_server.start_again()
+        crashes += 1
+    thread.join(timeout=120)
+    assert not thread.is_alive()
+    assert len(errors) >= 1, "no call met a crash"
+    engine.dispose()
+    assert stored(engine) == [(7, seq) for seq in range(4000)]
+    assert SqlSink(engine, "events", "c").positions() == {"t": 4000}
+    engine.dispose()
+
+
+CONSUMER = """
+    import sys, pyarrow as pa, sqlalchemy
+    from fencepost.sql import SqlSink
+
+    sink = SqlSink(sqlalchemy.create_engine(sys.argv[1]), "events", "c")
+    first = sink.positions().get("t", 0)
+    while first < 2000:
+        # One that goes back, as after a rebalance: what was applied comes again.
+        for start in (max(first - 30, 0), first):
+            rows = {"pid": [7] * 50, "epoch": [0] * 50, "partition": [0] * 50, "seq": range(start, start + 50)}
+            sink.apply(pa.table(rows), positions={"t": start + 50})
+        first += 50
+"""
+
+
+def test_a_consumer_that_is_killed_again_and_again(events: Engine, database_url: str) -> None:
+    """It goes on from its position, which committed with the rows."""
+    chance = random.Random(7)
+    kills = 0
+    for attempt in range(100):
+        command = [sys.executable, "-c", textwrap.dedent(CONSUMER), database_url]
+        process = subprocess.Popen(command, cwd=Path(__file__).parents[2])
+        try:
+            code = process.wait(timeout=None if attempt >= 4 else chance.uniform(1.5, 3))
+            assert code == 0
+            break
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+            kills += 1
+    assert kills >= 1
+    assert stored(events) == [(7, seq) for seq in range(2000)]
+    assert SqlSink(events, "events", "c").positions() == {"t": 2000}
