@@ -52,7 +52,7 @@ PACKAGE_SOURCES := $(shell find python/fencepost -name '*.py' -o -name '*.pyi' -
 SPARK_SOURCES := Cargo.toml spark_udf/pyproject.toml spark_udf/hatch_build.py $(shell find spark_udf/fencepost_spark -name '*.py')
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test suites lint test-rust test-fuzz test-python test-sql postgresql model faults test-spark test-spark43 test-free-threaded asan miri fuzz \
+.PHONY: help demo demo-chain test suites lint test-rust test-fuzz test-python test-sql postgresql model faults test-spark test-spark43 test-free-threaded asan miri fuzz \
 	test-spark-connect test-spark-delta test-kafka test-cluster jars fuzz-corpus fuzz-targets bench bench-full bench-rust bench-curve wheels \
 	develop format requirements tools java clean
 
@@ -61,6 +61,9 @@ help: ## Show every task
 
 demo: java $(VENV)/installed ## Run the main job on generated and on real data, and show what it finds
 	$(BIN)/python spark_udf/demo.py
+
+demo-chain: postgresql $(VENV)/installed ## Producers, a log, a stage, a consumer and PostgreSQL, while processes die
+	PYTHONPATH=$(abspath tests) $(BIN)/python -m chain.run --demo
 
 test: ## Everything that must pass, two suites at a time; what a suite prints comes in one piece when it is done
 	@$(MAKE) --no-print-directory --jobs=2 $(if $(filter output-sync,$(.FEATURES)),--output-sync=target) suites
@@ -136,9 +139,10 @@ test-sql: postgresql $(VENV)/installed ## Producers, transactions and consumers 
 model: $(VENV)/dependencies ## The commit protocol's model in larger bounds than the tests': minutes
 	FENCEPOST_MODEL=deep $(BIN)/python -m pytest -s -v tests/test_protocol.py
 
-faults: java $(VENV)/installed ## Kill, stop, starve and deceive real runs, and compare each with an undisturbed one: minutes
+faults: java postgresql $(VENV)/installed ## Kill, stop, starve and deceive real runs, and compare each with an undisturbed one: minutes
 	PYTHONPATH=$(abspath tests) $(BIN)/python -m faults.run; on_threads=$$?; \
-		PYTHONPATH=$(abspath tests) $(BIN)/python -m faults.spark && exit $$on_threads
+		PYTHONPATH=$(abspath tests) $(BIN)/python -m chain.run --seeds 0:100; along_the_chain=$$?; \
+		PYTHONPATH=$(abspath tests) $(BIN)/python -m faults.spark && exit $$((on_threads + along_the_chain))
 
 test-spark: java $(VENV)/installed ## The Spark suite on the PySpark it is developed on
 	$(BIN)/python -m pytest tests/spark

@@ -135,6 +135,7 @@ SPARK = {"pyspark", "py4j", "fencepost_spark"}
 # Layers, and modules that the others of their layer import only when they are needed.
 EXTRAS_AT_IMPORT = {"fencepost.auditor", "fencepost.generate", "fencepost.lake", "fencepost.cli", "fencepost_spark"}
 EXTRAS_AT_IMPORT |= {"fencepost.sql"}
+EXTRAS_AT_IMPORT |= {"fencepost.transports.sql"}
 EXTRAS_AT_IMPORT |= {"fencepost.kafka.auditing", "fencepost.kafka.sequences"}
 
 

@@ -1,0 +1,336 @@
+"""What the processes of the chain do. Each may die, or be stopped for a while, between any two of its instructions."""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import random
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import sqlalchemy
+from fencepost import (
+    ConcurrentTransactionError,
+    FencedError,
+    MappingError,
+    OutcomeUnknownError,
+    SequencedProducer,
+    TransactionAbortableError,
+    TransactionStateError,
+)
+from fencepost.sql import SqlSink, TransactionCoordinator
+from sqlalchemy import exc
+
+from chain.wire import Trouble, TroubledLogs, Wire, serve
+
+INPUTS, RESULTS = "inputs", "results"
+TABLE = "results"
+GROUP = "stage"
+MUTANTS = {
+    "producer trusts its notes": "goes on behind what it has noted, where its position should commit with its events",
+    "stage keeps its positions": "in a file behind its commits, where a compare-and-set should move them",
+    "consumer trusts its position": "writes rows, then where it stands, without a claim",
+    "consumer is ahead of itself": "notes where it stands before it writes rows",
+}
+"""What people do instead, and what of it goes wrong once somebody dies."""
+ABORTABLE = (
+    TransactionAbortableError,
+    TransactionStateError,
+    ConcurrentTransactionError,
+    OutcomeUnknownError,
+    exc.DBAPIError,
+)
+"""After these a transaction is aborted, and run again."""
+OWN_POSITIONS = "stage.positions"
+REPLACED = 3
+"""The exit code of a process that found out that another has taken its place."""
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What every process is told."""
+
+    seed: int
+    folder: Path
+    database: str
+    producers: int = 2
+    events: int = 250
+    inputs: int = 2
+    results: int = 2
+    trouble: float = 0.15
+    timeout_ms: int = 1_500
+    sync: str = "group"
+    mutant: str | None = None
+    """One of `MUTANTS`: a chain that is broken, and must be found out."""
+
+    @property
+    def address(self) -> str:
+        return str(self.folder / "logs.socket")
+
+    @property
+    def partitions(self) -> list[str]:
+        return [f"{INPUTS}-{it}" for it in range(self.inputs)] + [f"{RESULTS}-{it}" for it in range(self.results)]
+
+    def events_of(self, producer: str) -> list[str]:
+        """The business events that this producer has to tell, in their order."""
+        return [f"{producer}-{it}" for it in range(self.events)]
+
+    def trouble_of(self, name: str) -> Trouble:
+        """What the messages of this process meet."""
+        return Trouble(f"{self.seed}/{name}", self.trouble, self.folder / f"{name}.trouble")
+
+    def engine(self) -> sqlalchemy.Engine:
+        return sqlalchemy.create_engine(self.database)
+
+    def coordinator(self, engine: sqlalchemy.Engine, trouble: Trouble | None = None) -> TransactionCoordinator:
+        """One whose markers go over the wire, and may meet trouble too."""
+        wire = Wire(self.address)
+
+        def write_marker(pid: int, epoch: int, partition: Any, outcome: str, coordinator_epoch: int) -> None:
+            met = trouble.next() if trouble else None
+            if met == "request lost":
+                raise TimeoutError("the marker was lost")
+            for _ in range(2 if met == "sent twice" else 1):
+                wire.call(partition, "append_marker", pid, epoch, outcome, coordinator_epoch)
+            if met == "answer lost":
+                raise TimeoutError("the answer to a marker was lost")
+
+        return TransactionCoordinator(engine, write_marker=write_marker)
+
+
+class OfTopic:
+    """A coordinator that knows partitions by their topic too, as everybody else who writes markers does."""
+
+    def __init__(self, coordinator: TransactionCoordinator, topic: str) -> None:
+        self._coordinator, self._topic = coordinator, topic
+        self.init_producer, self.begin = coordinator.init_producer, coordinator.begin
+        self.commit, self.abort = coordinator.commit, coordinator.abort
+
+    def add_partitions(self, identity: Any, partitions: Iterable[int]) -> None:
+        self._coordinator.add_partitions(identity, [f"{self._topic}-{it}" for it in partitions])
+
+
+def keep_logs(setup: Setup, name: str) -> None:
+    """The logs."""
+    serve(setup.folder / "logs", setup.address, setup.partitions, setup.sync)
+
+
+def keep_transactions(setup: Setup, name: str) -> None:
+    """The coordinator's own process: aborts what is open for too long, and finishes what others left decided."""
+    coordinator = _outlast(lambda: setup.coordinator(setup.engine()))
+    while True:
+        _outlast(coordinator.recover)
+        time.sleep(0.1)
+
+
+def produce(setup: Setup, name: str) -> None:
+    """Tells its events, some a transaction. Where it stands commits with them, so it goes on there after its death."""
+    engine, trouble = setup.engine(), setup.trouble_of(name)
+    coordinator = _outlast(lambda: setup.coordinator(engine, trouble))
+    events, group = setup.events_of(name), f"source of {name}"
+    sizes = random.Random(f"{setup.seed}/{name}/sizes")
+    acknowledged = (setup.folder / f"{name}.acknowledged").open("a")
+    with _producer(setup, coordinator, name, INPUTS, setup.inputs, trouble) as producer:
+        if setup.mutant == "producer trusts its notes":
+            position = len((setup.folder / f"{name}.acknowledged").read_text().split())
+        else:
+            position = _outlast(lambda: coordinator.positions(group).decided.get(0, 0))
+        # What was committed is, though nobody may have noted it before the process died.
+        _note(acknowledged, events[:position])
+        while position < len(events):
+            some = events[position : position + sizes.randint(1, 20)]
+
+            def send(some: list[str] = some, position: int = position) -> None:
+                if setup.mutant != "producer trusts its notes":
+                    coordinator.add_offsets(producer.identity, group, {0: (position, position + len(some))})
+                values = [json.dumps({"event": it, "amount": len(it)}).encode() for it in some]
+                producer.send({"key": [it.encode() for it in some], "value": values})
+
+            if _in_transaction(producer, send):
+                position += len(some)
+                _note(acknowledged, some)
+
+
+def work(setup: Setup, name: str) -> None:
+    """The stage: reads inputs, writes results. Results and the positions of what they come from commit together."""
+    engine, trouble = setup.engine(), setup.trouble_of(name)
+    coordinator = _outlast(lambda: setup.coordinator(engine, trouble))
+    wire = Wire(setup.address)
+    # Twins (work, work') have one transactional id, rivals (work, rival) one input.
+    with _producer(setup, coordinator, name.rstrip("'"), RESULTS, setup.results, trouble) as producer:
+        is_alone = setup.mutant == "stage keeps its positions"
+        while True:
+            decided = _outlast(lambda: standing(setup, coordinator))
+            new: dict[str, pa.Table] = {}
+            for partition in (f"{INPUTS}-{it}" for it in range(setup.inputs)):
+                found = wire.insist(partition, "read", decided.get(partition, 0), "read_committed")
+                if len(found):
+                    new[partition] = found.slice(0, 25)
+            if not new:
+                time.sleep(0.02)
+                continue
+
+            def send(new: dict[str, pa.Table] = new, decided: dict[Any, int] = decided) -> None:
+                if not is_alone:
+                    offsets = {it: (decided.get(it, 0), _behind(rows)) for it, rows in new.items()}
+                    coordinator.add_offsets(producer.identity, GROUP, offsets)
+                for rows in new.values():
+                    values = [_doubled(it) for it in rows["value"].to_pylist()]
+                    producer.send({"key": rows["key"].to_pylist(), "value": values})
+
+            if _in_transaction(producer, send) and is_alone:
+                _replace(
+                    setup.folder / OWN_POSITIONS, json.dumps(decided | {it: _behind(rows) for it, rows in new.items()})
+                )
+
+
+def standing(setup: Setup, coordinator: TransactionCoordinator) -> dict[Any, int]:
+    """Where the stage's inputs stand."""
+    if setup.mutant != "stage keeps its positions":
+        return coordinator.positions(GROUP).decided
+    own = setup.folder / OWN_POSITIONS
+    return json.loads(own.read_text()) if own.exists() else {}
+
+
+def consume(setup: Setup, name: str) -> None:
+    """Applies results to the table: claim, rows and position in one transaction."""
+    sink = _outlast(lambda: SqlSink(setup.engine(), TABLE, "consumer", policy="any_order", columns="kafka-producer"))
+    apply = _broken_sink(setup, sink) if setup.mutant and setup.mutant.startswith("consumer") else sink.apply
+    wire = Wire(setup.address)
+    while True:
+        positions = _outlast(sink.positions)
+        for partition in (f"{RESULTS}-{it}" for it in range(setup.results)):
+            found = wire.insist(partition, "read", positions.get(partition, 0), "read_committed")
+            if not len(found):
+                continue
+            told = [json.loads(it) for it in found["value"].to_pylist()]
+            rows = found.select(["topic", "partition", "pid", "epoch", "seq"])
+            rows = rows.append_column("event", pa.array([it["event"] for it in told]))
+            rows = rows.append_column("amount", pa.array([it["amount"] for it in told], pa.int64()))
+            position = {partition: _behind(found)}
+            _outlast(lambda rows=rows, position=position: apply(rows, positions=position))
+        time.sleep(0.02)
+
+
+ROLES: dict[str, Callable[[Setup, str], None]] = {
+    "logs": keep_logs,
+    "keeper": keep_transactions,
+    "producer": produce,
+    "work": work,
+    "rival": work,
+    "consumer": consume,
+}
+
+
+def main(role: str, setup: Setup, name: str) -> None:
+    """A process of the chain. Ends with 0 where everything is done, `REPLACED`, or 1 and the reason in a file."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    faulthandler.register(signal.SIGUSR1, (setup.folder / f"{name}.stacks").open("w"))
+    code = 0
+    try:
+        ROLES[role](setup, name)
+    except (FencedError, MappingError):
+        code = REPLACED
+    except BaseException:
+        code = 1
+        with (setup.folder / f"{name}.failure").open("a") as file:
+            traceback.print_exc(file=file)
+    sys.stdout.flush()
+    # Threads on the wire may be waiting for answers that never come.
+    os._exit(code)
+
+
+def _producer(
+    setup: Setup, coordinator: TransactionCoordinator, name: str, topic: str, partitions: int, trouble: Trouble
+) -> SequencedProducer:
+    def make() -> SequencedProducer:
+        return SequencedProducer(
+            TroubledLogs(setup.address, topic, partitions, trouble),
+            key="key",
+            name=name,
+            registry=coordinator,
+            coordinator=OfTopic(coordinator, topic),
+            transaction_timeout_ms=setup.timeout_ms,
+            batch_rows=3,
+            retry_backoff_ms=10,
+            retry_backoff_max_ms=50,
+            request_timeout_ms=300,
+            delivery_timeout_ms=2_000,
+        )
+
+    return _outlast(make)
+
+
+def _in_transaction(producer: SequencedProducer, send: Callable[[], None]) -> bool:
+    """Whether it committed. What is unknown is asked again, for a decision stands."""
+    try:
+        _outlast(producer.begin)
+        send()
+        _outlast(producer.commit)
+    except (
+        TransactionAbortableError,
+        TransactionStateError,
+        ConcurrentTransactionError,
+        exc.DBAPIError,
+        OutcomeUnknownError,
+    ):
+        _outlast(producer.abort)
+        return False
+    return True
+
+
+def _outlast(act: Callable[[], Any]) -> Any:
+    """Calls again where a connection was lost, or markers wait: calls that are made for it."""
+    while True:
+        try:
+            return act()
+        except (exc.OperationalError, exc.InterfaceError, OutcomeUnknownError, ConcurrentTransactionError):
+            time.sleep(0.02)
+
+
+def _broken_sink(setup: Setup, sink: SqlSink) -> Callable[..., None]:
+    """Rows in one transaction, positions in another, and time to die between them."""
+    engine = setup.engine()
+    table = _outlast(lambda: sqlalchemy.Table(TABLE, sqlalchemy.MetaData(), autoload_with=engine))
+
+    def apply(rows: pa.Table, positions: dict[str, int]) -> None:
+        def write() -> None:
+            with engine.begin() as connection:
+                connection.execute(table.insert(), rows.to_pylist())
+
+        def advance() -> None:
+            sink.apply(rows.slice(0, 0), positions=positions)
+
+        for step in (write, advance) if setup.mutant == "consumer trusts its position" else (advance, write):
+            _outlast(step)
+            time.sleep(0.05)
+
+    return apply
+
+
+def _behind(rows: pa.Table) -> int:
+    return int(rows["offset"][-1].as_py()) + 1
+
+
+def _replace(path: Path, text: str) -> None:
+    beside = path.with_name(f"{path.name}.{os.getpid()}")
+    beside.write_text(text)
+    beside.replace(path)
+
+
+def _note(file: Any, events: list[str]) -> None:
+    file.write("".join(f"{it}\n" for it in events))
+    file.flush()
+
+
+def _doubled(value: bytes) -> bytes:
+    told = json.loads(value)
+    return json.dumps(told | {"amount": 2 * told["amount"]}).encode()

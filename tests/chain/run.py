@@ -1,0 +1,295 @@
+"""Runs the chain under faults and compares: `python -m chain.run [--seeds 0:100] [--show]`. Needs a PostgreSQL."""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+
+from fencepost.sql import SqlSink, TransactionCoordinator
+from sqlalchemy import text
+
+from chain.actors import GROUP, INPUTS, REPLACED, TABLE, Setup, main, standing
+from chain.wire import Wire
+
+FAULTS, REST_S, SETTLE_S = 20, 2.0, 120.0
+"""So many times somebody dies, stands still, or is cut off; how long who was fenced stays away; how long the rest may
+take then."""
+
+
+class Broken(AssertionError):
+    """The table is not what was acknowledged, or a process broke on its own."""
+
+
+@dataclass
+class Report:
+    """What a run has gone through."""
+
+    seed: int
+    seconds: float = 0.0
+    faults: Counter[str] = field(default_factory=Counter)
+    trouble: Counter[str] = field(default_factory=Counter)
+    """What happened to messages."""
+    replaced: int = 0
+    """Processes that found out that another had taken their place."""
+    events: int = 0
+    rows: int = 0
+
+
+class Chain:
+    """The processes of one run, and who of them dies when."""
+
+    def __init__(self, setup: Setup, say: Callable[[str], None] = lambda _: None) -> None:
+        self.setup, self.say = setup, say
+        self.random = random.Random(setup.seed)
+        self.processes: dict[str, ForkServerProcess] = {}
+        self.stopped: dict[str, float] = {}
+        self.rested: dict[str, float] = {}
+        self.report = Report(setup.seed)
+        self.context = multiprocessing.get_context("forkserver")
+        self.context.set_forkserver_preload(["pandas", "chain.actors"])
+        self.engine = setup.engine()
+        self.coordinator = TransactionCoordinator(self.engine)
+        # A stage of its own, a twin of one transactional id, or a rival with another for the same input.
+        self.workers = ["work", *self.random.choice([[], ["work'"], ["rival"], ["rival", "work'"]])]
+        self.producers = [f"producer{it}" for it in range(setup.producers)]
+
+    def run(self) -> Report:
+        """Raises Broken."""
+        began = time.monotonic()
+        self._create_table()
+        try:
+            for name in ("logs", "keeper", *self.producers, "consumer", *self.workers):
+                self._start(name)
+            self._wait(self._has_begun)
+            while self.report.faults.total() < FAULTS:
+                time.sleep(self.random.uniform(0.02, 0.4))
+                self._look()
+                self._fault()
+            self.say("no more faults")
+            for name in self.stopped:
+                self._signal(name, signal.SIGCONT)
+            self.stopped.clear()
+            self._wait(self._is_through)
+            self._compare()
+        finally:
+            for process in self.processes.values():
+                process.kill()
+                process.join()
+            self.engine.dispose()
+        self.report.seconds = time.monotonic() - began
+        return self.report
+
+    def _create_table(self) -> None:
+        columns = "topic text, partition int, pid bigint, epoch smallint, seq bigint, event text, amount bigint"
+        with self.engine.begin() as connection:
+            connection.execute(text(f"CREATE TABLE {TABLE} ({columns})"))
+
+    # Processes
+
+    def _start(self, name: str) -> None:
+        role = name.rstrip("'0123456789")
+        self.processes[name] = self.context.Process(target=main, args=(role, self.setup, name), daemon=True)
+        self.processes[name].start()
+
+    def _look(self) -> None:
+        """Starts again what has ended, but for producers that are done. Raises Broken for what broke by itself."""
+        for name, process in self.processes.items():
+            if name in self.stopped and time.monotonic() > self.stopped[name]:
+                del self.stopped[name]
+                self._signal(name, signal.SIGCONT)
+            if process.exitcode in (None, 0):
+                continue
+            if process.exitcode == 1:
+                raise Broken(f"{name} broke:\n{(self.setup.folder / f'{name}.failure').read_text()[-3000:]}")
+            if process.exitcode == REPLACED and name not in self.rested:
+                self.say(f"{name} was fenced, and stops")
+                self.report.replaced += 1
+                # Twins that came back at once would take each other's place all the time.
+                self.rested[name] = time.monotonic() + REST_S
+            if time.monotonic() > self.rested.get(name, 0.0):
+                self.rested.pop(name, None)
+                self._start(name)
+
+    def _signal(self, name: str, number: int) -> None:
+        process = self.processes[name]
+        if process.pid is not None and process.is_alive():
+            os.kill(process.pid, number)
+
+    # Faults
+
+    def _fault(self) -> None:
+        living = [name for name, it in self.processes.items() if it.is_alive() and name not in self.stopped]
+        kind = self.random.choice(["kill", "kill", "stop", "stop for long", "drop connections"])
+        if kind == "drop connections":
+            self.say("the database drops its connections")
+            self._drop_connections()
+        else:
+            name = self.random.choice(living)
+            kind = f"{kind} {name.rstrip(chr(39) + '0123456789')}"
+            if kind.startswith("kill"):
+                self.say(f"{name} is killed")
+                self._signal(name, signal.SIGKILL)
+                self.processes[name].join()
+            else:
+                # For longer than its transaction may stay open, so that others take over, and then it goes on.
+                seconds = self.random.uniform(0.05, 0.3) + ("long" in kind) * self.setup.timeout_ms * 1.5 / 1000
+                self.say(f"{name} stands still for {seconds:.1f} s")
+                self._signal(name, signal.SIGSTOP)
+                self.stopped[name] = time.monotonic() + seconds
+        self.report.faults[kind] += 1
+
+    def _drop_connections(self) -> None:
+        with self.engine.begin() as connection:
+            connection.execute(
+                text(
+                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+                    "WHERE datname = current_database() AND pid <> pg_backend_pid()"
+                )
+            )
+
+    # The end
+
+    def _wait(self, until: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + SETTLE_S
+        while not until():
+            if time.monotonic() > deadline:
+                raise Broken(f"it has not come to an end after {SETTLE_S:.0f} s: {self._standing()}")
+            time.sleep(0.1)
+            self._look()
+
+    def _has_begun(self) -> bool:
+        """Whether every producer has told something: there is something to break now."""
+        notes = (self.setup.folder / f"{name}.acknowledged" for name in self.producers)
+        return all(it.exists() and it.stat().st_size for it in notes)
+
+    def _is_through(self) -> bool:
+        if any(self.processes[name].exitcode != 0 for name in self.producers):
+            return False
+        wire = Wire(self.setup.address)
+        decided = standing(self.setup, self.coordinator)
+        applied = self._sink().positions()
+        try:
+            return all(
+                decided.get(it, 0) >= _end(wire, it) if it.startswith(INPUTS) else applied.get(it, 0) >= _end(wire, it)
+                for it in self.setup.partitions
+            )
+        except ConnectionError:
+            return False
+        finally:
+            wire.close()
+
+    def _sink(self) -> SqlSink:
+        return SqlSink(self.engine, TABLE, "consumer", policy="any_order", columns="kafka-producer")
+
+    def _standing(self) -> str:
+        for name in self.processes:
+            self._signal(name, signal.SIGUSR1)  # its stacks go to a file
+        alive = {name: process.exitcode for name, process in self.processes.items()}
+        return f"{alive}, stage {self.coordinator.positions(GROUP)}, consumer {self._sink().positions()}"
+
+    def _compare(self) -> None:
+        """Every event that was acknowledged is in the table once, with its amount, and nothing else."""
+        told = Counter(
+            event
+            for name in self.producers
+            for event in set((self.setup.folder / f"{name}.acknowledged").read_text().split())
+        )
+        wanted = {event for name in self.producers for event in self.setup.events_of(name)}
+        with self.engine.connect() as connection:
+            found = connection.execute(text(f"SELECT event, amount FROM {TABLE}")).all()
+        rows = Counter(event for event, _ in found)
+        self.report.events, self.report.rows = len(told), len(found)
+        for notes in self.setup.folder.glob("*.trouble"):
+            self.report.trouble += Counter(notes.read_text().splitlines())
+        lost, twice = sorted(told.keys() - rows.keys()), sorted(it for it, count in rows.items() if count > 1)
+        strange = sorted(rows.keys() - told.keys())
+        wrong = sorted(event for event, amount in found if amount != 2 * len(event))
+        if told.keys() != wanted or lost or twice or strange or wrong:
+            raise Broken(
+                f"seed {self.setup.seed}: {len(wanted - told.keys())} were never acknowledged, lost {lost[:5]}, more "
+                f"than once {twice[:5]}, acknowledged by nobody {strange[:5]}, wrong {wrong[:5]}"
+            )
+
+
+def _end(wire: Wire, partition: str) -> int:
+    """Behind the last row of a log that may be seen. Raises ConnectionError."""
+    stable, end = wire.call(partition, "ends")
+    if stable < end:
+        return end + 1  # a transaction is open: nobody is through with it
+    rows = wire.call(partition, "read", 0, "read_committed")
+    return int(rows["offset"][-1].as_py()) + 1 if len(rows) else 0
+
+
+def run_seed(
+    seed: int,
+    database: str,
+    folder: Path,
+    say: Callable[[str], None] = lambda _: None,
+    mutant: str | None = None,
+) -> Report:
+    """One run on an empty database. Raises Broken."""
+    (folder / "logs").mkdir(parents=True)
+    return Chain(Setup(seed, folder, database, mutant=mutant), say).run()
+
+
+def command(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", default="0:100", help="from:to, one run each")
+    parser.add_argument("--demo", action="store_true", help="two runs, and what happens when")
+    given = parser.parse_args(arguments)
+    first, _, behind = ("0:2" if given.demo else given.seeds).partition(":")
+    from postgres import PostgresServer
+
+    server, failed, faults, trouble = PostgresServer(), [], Counter[str](), Counter[str]()
+    server.start()
+    top = Path(tempfile.mkdtemp(prefix="chain-"))
+    try:
+        for seed in range(int(first), int(behind or int(first) + 1)):
+            try:
+                report = run_seed(seed, server.new_database(), top / str(seed), _teller() if given.demo else _silent)
+            except Broken as error:
+                failed.append(seed)
+                print(f"FAILED seed {seed}: {error}", flush=True)
+                continue
+            faults += report.faults + Counter({"a process finds that another has taken its place": report.replaced})
+            trouble += report.trouble
+            print(
+                f"seed {seed}: {report.events} events acknowledged, {report.rows} rows in the table; "
+                f"{report.faults.total()} faults, {report.trouble.total()} messages in trouble, {report.seconds:.1f} s",
+                flush=True,
+            )
+            shutil.rmtree(top / str(seed))
+    finally:
+        server.stop()
+    for title, counts in (("messages", trouble), ("processes", faults)):
+        print(f"{title}:")
+        for kind, count in sorted(counts.items()):
+            print(f"{count:8,}  {kind}")
+    print(f"FAILED: {failed}" if failed else "every event that was acknowledged is in the table once, and nothing else")
+    return 1 if failed else 0
+
+
+def _silent(what: str) -> None:
+    pass
+
+
+def _teller() -> Callable[[str], None]:
+    began = time.monotonic()
+    print("two producers, a log, a stage that doubles amounts, a consumer, PostgreSQL; and what happens to them:")
+    return lambda what: print(f"{time.monotonic() - began:7.2f} s  {what}", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(command(sys.argv[1:]))

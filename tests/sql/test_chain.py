@@ -1,0 +1,47 @@
+"""The whole chain under faults, some seeds; `make faults` runs a hundred."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from chain.actors import MUTANTS
+from chain.run import FAULTS, Broken, run_seed
+from postgres import PostgresServer
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[PostgresServer]:
+    """Of its own, for connections to it are dropped all the time."""
+    running = PostgresServer()
+    running.start()
+    yield running
+    running.stop()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_every_acknowledged_event_is_applied_once(seed: int, server: PostgresServer, tmp_path: Path) -> None:
+    report = run_seed(seed, server.new_database(), tmp_path / "chain")
+    assert report.rows == report.events > 0
+    assert report.faults.total() == FAULTS
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_a_broken_chain_is_found_out(mutant: str, server: PostgresServer, tmp_path: Path) -> None:
+    """Not every seed kills in the right moment, but one of some does."""
+    wrong = "lost" if "ahead" in mutant else "more than once"
+    found = (_found(seed, server, tmp_path, mutant) for seed in range(10))
+    assert any(f"{wrong} ['" in it for it in found), f"nobody has noticed: {MUTANTS[mutant]}"
+
+
+def _found(seed: int, server: PostgresServer, tmp_path: Path, mutant: str) -> str:
+    try:
+        run_seed(seed, server.new_database(), tmp_path / f"{seed}", mutant=mutant)
+    except Broken as broken:
+        return str(broken)
+    return ""
