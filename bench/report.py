@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bench import delta, kafka, lake_report, peers, spark, streams, workload
+from bench import delta, kafka, lake_report, peers, registry, spark, streams, workload
 from bench.markdown import table
 from bench.measure import Measurement, Role, Target, machine
 
@@ -30,7 +30,7 @@ LIBRARIES = (
 )
 RUNS, RANDOM, NOOP, PARQUET = workload.RUNS.name, workload.RANDOM.name, spark.NOOP, spark.PARQUET
 APPLY, CO_LOCATED, JOB = "fencepost apply", spark.CO_LOCATED.name, spark.JOB
-PARTS = ("memory", "spark", "lake", "delta", "streams", "kafka")
+PARTS = ("memory", "spark", "lake", "delta", "streams", "kafka", "registry")
 COLOURS = {"ours": "#c2410c", "peer": "#64748b", "limit": "#cbd5e1"}
 
 
@@ -80,6 +80,9 @@ class Results:
             yield self._state_target(1)
         if kafka.HEADERS in self.contests:
             yield from self._kafka_targets()
+        if registry.IDS in self.contests:
+            rate, least = self.contests[registry.IDS][registry.OURS].rows_per_second, registry.CALLS_A_SECOND
+            yield Target(f"{registry.IDS}: {registry.OURS}", f"≥ {least}/s", f"{rate:,.0f}/s", rate >= least)
         yield from lake_report.targets(self)
 
     def target_of(self, contest: str, ours: str, peer: str, times: float) -> Target:

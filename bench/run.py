@@ -7,6 +7,7 @@
     python bench/run.py --full --only delta     Delta tables in place (make jars), a quarter of an hour
     python bench/run.py --full --only streams   streams, a quarter of an hour
     python bench/run.py --full --only kafka     Kafka's log and its rules (make jars), minutes
+    python bench/run.py --full --only registry  producer identities from PostgreSQL, minutes
 
 Each part runs in a process of its own, so that none has to live with another's memory. Exits with 1 if an answer of
 ours was wrong.
@@ -31,7 +32,7 @@ sys.path[0] = str(ROOT)  # instead of this folder, whose modules would come befo
 from bench import report  # noqa: E402
 from bench.measure import tell  # noqa: E402
 
-LAKE, FRAMES, TABLES = ("lake",), ("spark",), ("delta", "streams", "kafka")
+LAKE, FRAMES, TABLES = ("lake",), ("spark",), ("delta", "streams", "kafka", "registry")
 """Parts that can be run by themselves; the results of each are files of their own then. Of a whole run only those of
 FRAMES are in one file with what is measured in memory."""
 
@@ -95,7 +96,7 @@ def main() -> int:
         for name in (*FRAMES, *TABLES):
             if options.only == name or (name in TABLES and options.only is None and not options.no_spark):
                 # Rounds of the log take a second, those of Spark a minute.
-                rounds = KAFKA_ROUNDS if name == "kafka" else mode.spark_rounds
+                rounds = KAFKA_ROUNDS if name in ("kafka", "registry") else mode.spark_rounds
                 parts = {name: _part(name, rows, rounds, scratch)}
                 wrong |= _publish(parts, mode, options.results, mode.lake_results.replace("lake", name))
     return int(wrong)
@@ -122,7 +123,8 @@ def _options() -> argparse.Namespace:
     which.add_argument(
         "--only",
         choices=[*LAKE, *FRAMES, *TABLES],
-        help="one part: jobs over files and what they cost; DataFrames; Delta in place; streams; Kafka's log",
+        help="one part: jobs over files and what they cost; DataFrames; Delta in place; streams; Kafka's log; "
+        "producer identities",
     )
     parser.add_argument("--rows", type=int, help="instead of the mode's number, in every part")
     parser.add_argument("--results", type=Path, default=HERE / "results", help="where to write")

@@ -153,15 +153,14 @@ class SqlDoor:
             it = transaction.Transaction(
                 ID, **{**before._asdict(), "state": state}, timeout_ms=60_000, started_ms=now_ms, updated_ms=now_ms
             )
-            row = {"transactional_id": ID, **tables.fields_of(it), "has_markers": True, "coordinator_epoch": 0}
-            connection.execute(tables.PRODUCERS.insert().values(row))
+            connection.execute(tables.PRODUCERS.insert().values(tables.row_of(tables.Held(it, has_markers=True))))
 
     def write_marker(self, *marker: object) -> None:
         if not self.writes_markers:
             raise Stopped("not now")
 
     def known(self) -> Known | None:
-        held = self.database.transaction(lambda connection: tables.look(self.database, connection, tables.of_id(ID)))
+        held = self.database.transaction(lambda connection: tables.look(self.database, connection, transactional_id=ID))
         return None if held is None else to_known(held.transaction)
 
     def ask(self, request: Request) -> Result | None:

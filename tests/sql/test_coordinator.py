@@ -43,7 +43,7 @@ def set_back(coordinator: TransactionCoordinator, by_ms: int) -> None:
 
 def state(coordinator: TransactionCoordinator, pid: int) -> str:
     database = coordinator.database
-    held = database.transaction(lambda connection: tables.look(database, connection, tables.of_pid(pid)))
+    held = database.transaction(lambda connection: tables.look(database, connection, pid=pid))
     assert held is not None
     return held.transaction.state.name
 

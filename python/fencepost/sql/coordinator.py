@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import Connection, Engine, Select, select
 
 from fencepost.errors import ConcurrentTransactionError, MappingError, PolicyError, TransactionStateError
+from fencepost.sql.database import clock
 from fencepost.sql.registry import ProducerRegistry
 from fencepost.sql.transaction import (
     LAST_EPOCH,
@@ -35,8 +36,6 @@ from fencepost.sql.transaction_tables import (
     hold,
     insert_if_missing,
     look,
-    of_id,
-    of_pid,
     save,
     to_text,
 )
@@ -154,7 +153,7 @@ class TransactionCoordinator:
         wanted = checked_partitions(partitions)
 
         def work(connection: Connection) -> Held | None:
-            return look(self.database, connection, of_pid(identity.pid))
+            return look(self.database, connection, pid=identity.pid)
 
         self._found(self.database.transaction(work), identity).transaction.verify(identity.pid, identity.epoch, wanted)
 
@@ -294,7 +293,7 @@ class TransactionCoordinator:
     # How it is done
 
     def _hold(self, connection: Connection, identity: ProducerIdentity) -> Held:
-        return self._found(hold(self.database, connection, of_pid(identity.pid)), identity)
+        return self._found(hold(self.database, connection, pid=identity.pid), identity)
 
     @staticmethod
     def _found(held: Held | None, identity: ProducerIdentity) -> Held:
@@ -310,7 +309,7 @@ class TransactionCoordinator:
             has_markers = self.write_marker is not None
             if held.transaction.state is State.ONGOING:
                 has_markers |= held.has_markers
-            save(connection, after, has_markers=has_markers)
+            save(connection, held._replace(transaction=after, has_markers=has_markers))
 
     @staticmethod
     def _has_staged(connection: Connection, transaction: Transaction) -> bool:
@@ -383,8 +382,9 @@ class TransactionCoordinator:
         """A prepared transaction, completed at once where no partition has to be told."""
         if not held.must_tell:
             after = after.completed(held.now_ms)
-        save(connection, after)
-        return held._replace(transaction=after)
+        held = held._replace(transaction=after)
+        save(connection, held)
+        return held
 
     def _finish(self, held: Held) -> ProducerIdentity:
         """Writes the markers of a prepared transaction and completes it. The identity that follows."""
@@ -405,27 +405,27 @@ class TransactionCoordinator:
                 ) from error
 
         def complete(connection: Connection) -> ProducerIdentity:
-            found = hold(self.database, connection, of_id(prepared.transactional_id))
+            found = hold(self.database, connection, transactional_id=prepared.transactional_id)
             assert found is not None, "what is prepared does not expire"
             completed = prepared.completed(found.now_ms)
             # Another may have completed it, and its producer may have gone on.
             if found.transaction == prepared:
-                save(connection, completed)
+                save(connection, found._replace(transaction=completed))
             return completed.identity
 
         return self.database.transaction(complete)
 
     def _taken(self, connection: Connection, held: Held) -> Held:
         """Others who are writing the same markers have a lower coordinator epoch from now on."""
-        coordinator_epoch = held.coordinator_epoch + 1
-        save(connection, held.transaction, coordinator_epoch=coordinator_epoch)
-        return held._replace(coordinator_epoch=coordinator_epoch)
+        held = held._replace(coordinator_epoch=held.coordinator_epoch + 1)
+        save(connection, held)
+        return held
 
     def _take_over(self, transactional_id: str) -> bool:
         """Finishes what is decided of this id; whether something was."""
 
         def work(connection: Connection) -> Held | None:
-            held = hold(self.database, connection, of_id(transactional_id))
+            held = hold(self.database, connection, transactional_id=transactional_id)
             return self._taken(connection, held) if held and held.transaction.state in PREPARED else None
 
         if (held := self.database.transaction(work)) is not None:
@@ -433,8 +433,7 @@ class TransactionCoordinator:
         return held is not None
 
     def _reap(self, failures: list[ConcurrentTransactionError]) -> int:
-        clock = self.database.clock
-        late = PRODUCERS.c.started_ms + PRODUCERS.c.timeout_ms < clock
+        late = PRODUCERS.c.started_ms + PRODUCERS.c.timeout_ms < clock(self.database.is_sqlite)
         query = select(PRODUCERS.c.transactional_id).where((PRODUCERS.c.state == int(State.ONGOING)) & late)
         aborted = self._each(query, self._time_out, failures)
         if failures:
@@ -447,7 +446,7 @@ class TransactionCoordinator:
         fresh_pid = self.registry.pids.take()
 
         def work(connection: Connection) -> Held | None:
-            held = hold(self.database, connection, of_id(transactional_id))
+            held = hold(self.database, connection, transactional_id=transactional_id)
             if held is None or not held.transaction.is_timed_out(held.now_ms):
                 return None
             after = held.transaction.fenced(held.now_ms, fresh_pid)

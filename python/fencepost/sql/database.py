@@ -44,6 +44,17 @@ _PAUSE_MAX_S = 0.5
 Int64 = BigInteger().with_variant(Integer(), "sqlite")
 
 
+def clock(is_sqlite: bool) -> ColumnElement[int]:
+    """The database's clock as a column, in ms since 1970, for a query that asks for more."""
+    ms = (
+        "CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)"
+        if is_sqlite
+        # Not now(), which stands still in a transaction: it may have waited for a lock since.
+        else "CAST(extract(epoch FROM clock_timestamp()) * 1000 AS BIGINT)"
+    )
+    return literal_column(ms, Int64)
+
+
 class Database:
     """The caller's engine, as the parts of this package use it.
 
@@ -85,20 +96,9 @@ class Database:
             time.sleep(min(_PAUSE_MAX_S, 0.002 * 2**attempt) * random.random())
         raise AssertionError("the last attempt returns or raises")
 
-    @property
-    def clock(self) -> ColumnElement[int]:
-        """The database's clock as a column, in ms since 1970, for a query that asks for more."""
-        clock = (
-            "CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)"
-            if self.is_sqlite
-            # Not now(), which stands still in a transaction: it may have waited for a lock since.
-            else "CAST(extract(epoch FROM clock_timestamp()) * 1000 AS BIGINT)"
-        )
-        return literal_column(clock, Int64)
-
     def now_ms(self, connection: Connection) -> int:
         """The database's clock, in ms since 1970: the only clock that all processes share."""
-        return int(connection.execute(select(self.clock)).scalar_one())
+        return int(connection.execute(select(clock(self.is_sqlite))).scalar_one())
 
     def create_tables(self, part: str, version: int, tables: MetaData) -> None:
         """Makes the tables of a part where they are missing.

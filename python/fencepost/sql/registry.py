@@ -12,11 +12,11 @@ from fencepost.sql.transaction_tables import (
     PRODUCERS,
     TABLES,
     VERSION,
+    Held,
     end,
-    fields_of,
     hold,
     insert_if_missing,
-    of_id,
+    row_of,
     save,
 )
 
@@ -126,15 +126,14 @@ class ProducerRegistry:
         expected: ProducerIdentity | None,
         fresh_pid: int,
     ) -> Transaction:
-        held = hold(self.database, connection, of_id(transactional_id))
+        held = hold(self.database, connection, transactional_id=transactional_id)
         if held is None:
             new = Transaction(transactional_id, fresh_pid)
             new = new.initialized(timeout_ms, self.database.now_ms(connection), fresh_pid, expected)
-            row = {"transactional_id": transactional_id, **fields_of(new), "has_markers": False, "coordinator_epoch": 0}
-            if insert_if_missing(self.database, connection, PRODUCERS, row):
+            if insert_if_missing(self.database, connection, PRODUCERS, row_of(Held(new))):
                 return new
             # Somebody else has made it in the meantime.
-            held = hold(self.database, connection, of_id(transactional_id))
+            held = hold(self.database, connection, transactional_id=transactional_id)
             assert held is not None
         before, now_ms = held.transaction, held.now_ms
         if before.state is State.DEAD or before.is_expired(now_ms, self.expiry_ms):
@@ -145,5 +144,5 @@ class ProducerRegistry:
             if not held.must_tell:
                 # What Kafka's client would have to come back for is done at once.
                 after = after.completed(now_ms).initialized(timeout_ms, now_ms, fresh_pid, expected)
-        save(connection, after)
+        save(connection, held._replace(transaction=after))
         return after

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from functools import cache
 from typing import Any, NamedTuple
 
 from sqlalchemy import (
     Boolean,
     Column,
-    ColumnElement,
     Connection,
     Integer,
     MetaData,
     Row,
+    Select,
     String,
     Table,
     Text,
@@ -27,8 +28,8 @@ from sqlalchemy import (
 from sqlalchemy.dialects import postgresql, sqlite
 
 from fencepost.errors import PolicyError, TransactionAbortableError
-from fencepost.sql.database import Database, Int64
-from fencepost.sql.transaction import PREPARED, Partition, State, Transaction
+from fencepost.sql.database import Database, Int64, clock
+from fencepost.sql.transaction import NONE, PREPARED, Partition, State, Transaction
 
 VERSION = 1
 TABLES = MetaData()
@@ -95,9 +96,9 @@ class Held(NamedTuple):
     """A transaction whose row is locked, and what is kept beside it."""
 
     transaction: Transaction
-    has_markers: bool
-    coordinator_epoch: int
-    now_ms: int
+    has_markers: bool = False
+    coordinator_epoch: int = 0
+    now_ms: int = NONE
 
     @property
     def must_tell(self) -> bool:
@@ -105,26 +106,40 @@ class Held(NamedTuple):
         return self.has_markers and bool(self.transaction.partitions)
 
 
-def hold(database: Database, connection: Connection, which: ColumnElement[bool]) -> Held | None:
-    """Locks the row of a transactional id until the end of the database transaction; None if there is none."""
-    query = select(PRODUCERS, database.clock).where(which).with_for_update(of=PRODUCERS)
-    found = connection.execute(query).one_or_none()
-    return None if found is None else _held(found)
+def hold(
+    database: Database, connection: Connection, *, pid: int | None = None, transactional_id: str = ""
+) -> Held | None:
+    """Locks the row of a transactional id until the end of the database transaction; None if there is none.
+
+    By pid: the id that has it, or had it until its last rotation, for who asks by it may not know yet.
+    """
+    return _read(database, connection, pid, transactional_id, is_locked=True)
 
 
-def look(database: Database, connection: Connection, which: ColumnElement[bool]) -> Held | None:
+def look(
+    database: Database, connection: Connection, *, pid: int | None = None, transactional_id: str = ""
+) -> Held | None:
     """The same without a lock."""
-    found = connection.execute(select(PRODUCERS, database.clock).where(which)).one_or_none()
+    return _read(database, connection, pid, transactional_id, is_locked=False)
+
+
+def _read(
+    database: Database, connection: Connection, pid: int | None, transactional_id: str, is_locked: bool
+) -> Held | None:
+    query = _query(database.is_sqlite, pid is not None, is_locked)
+    found = connection.execute(query, {"id": transactional_id} if pid is None else {"pid": pid}).one_or_none()
     return None if found is None else _held(found)
 
 
-def of_pid(pid: int) -> ColumnElement[bool]:
-    """The id that has this pid, or had it until its last rotation: who asks by it may not know yet."""
-    return ((PRODUCERS.c.pid == pid) | (PRODUCERS.c.previous_pid == pid)) & (PRODUCERS.c.state != int(State.DEAD))
-
-
-def of_id(transactional_id: str) -> ColumnElement[bool]:
-    return PRODUCERS.c.transactional_id == transactional_id
+@cache
+def _query(is_sqlite: bool, is_by_pid: bool, is_locked: bool) -> Select[Any]:
+    """Made once: to put a query together takes longer than to run it."""
+    which = PRODUCERS.c.transactional_id == bindparam("id")
+    if is_by_pid:
+        which = (PRODUCERS.c.pid == bindparam("pid")) | (PRODUCERS.c.previous_pid == bindparam("pid"))
+        which &= PRODUCERS.c.state != int(State.DEAD)
+    query = select(PRODUCERS, clock(is_sqlite)).where(which)
+    return query.with_for_update(of=PRODUCERS) if is_locked else query
 
 
 def _held(row: Row[Any]) -> Held:
@@ -144,9 +159,15 @@ def _held(row: Row[Any]) -> Held:
     return Held(transaction, row.has_markers, row.coordinator_epoch, row[-1])
 
 
-def fields_of(transaction: Transaction) -> dict[str, Any]:
-    """The columns of a row, but for its key and for what is kept beside the transaction."""
+def save(connection: Connection, held: Held) -> None:
+    """Writes a transaction, and what is kept beside it, back to its row."""
+    connection.execute(_SAVE, row_of(held) | {"id": held.transaction.transactional_id})
+
+
+def row_of(held: Held) -> dict[str, Any]:
+    transaction = held.transaction
     return {
+        "transactional_id": transaction.transactional_id,
         "pid": transaction.pid,
         "epoch": transaction.epoch,
         "last_epoch": transaction.last_epoch,
@@ -157,13 +178,16 @@ def fields_of(transaction: Transaction) -> dict[str, Any]:
         "partitions": json.dumps(sorted(to_text(it) for it in transaction.partitions)),
         "started_ms": transaction.started_ms,
         "updated_ms": transaction.updated_ms,
+        "has_markers": held.has_markers,
+        "coordinator_epoch": held.coordinator_epoch,
     }
 
 
-def save(connection: Connection, transaction: Transaction, **beside: Any) -> None:
-    """Writes a transaction back to its row, which is held."""
-    which = of_id(transaction.transactional_id)
-    connection.execute(PRODUCERS.update().where(which).values(**fields_of(transaction), **beside))
+_SAVE = (
+    PRODUCERS.update()
+    .where(PRODUCERS.c.transactional_id == bindparam("id"))
+    .values({name: bindparam(name) for name in (it.name for it in PRODUCERS.c) if name != "transactional_id"})
+)
 
 
 def insert_if_missing(database: Database, connection: Connection, table: Table, row: Mapping[str, Any]) -> bool:
