@@ -84,7 +84,8 @@ def test_deadlocks_are_tried_again(database: Database, new_engine: Callable[[], 
     for thread in threads:
         thread.join()
     assert (value(database, 1), value(database, 2)) == (2, 2)
-    assert len(runs) == 2 if database.is_sqlite else len(runs) > 2
+    # On a busy machine they meet more than once.
+    assert len(runs) == 2 if database.is_sqlite else len(runs) >= 3
 
 
 def test_the_clock_is_the_database_s(database: Database) -> None:

@@ -13,7 +13,7 @@ import pytest
 from fencepost.sql import ProducerIdentity, ProducerRegistry, TransactionCoordinator
 from fencepost.sql import transaction_tables as tables
 from fencepost.sql.pids import PID_MAX
-from sqlalchemy import Engine, func, select, text
+from sqlalchemy import Engine, event, func, select, text
 
 NewEngine = Callable[[], Engine]
 DAY_MS = 24 * 3600 * 1000
@@ -235,6 +235,31 @@ def test_tables_of_a_newer_version_are_refused(engine: Engine) -> None:
         with pytest.raises(fp.SchemaError, match="the tables of 'producers' have version 2, this package knows 1"):
             make(engine)
     assert rows_of(registry) == 1
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+def test_a_connection_that_is_lost_costs_an_epoch_at_most(engine: Engine, new_engine: NewEngine) -> None:
+    """The server ends every connection now and then, between any two statements."""
+    registry = ProducerRegistry(engine, block_size=2)
+    other = new_engine()
+    kill = text("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid()")
+    found = []
+    for turn in range(12):
+        query = "before_cursor_execute" if turn % 2 else "after_cursor_execute"
+        lost = {"after": turn % 5}
+
+        def lose(*_: Any, lost: dict[str, int] = lost) -> None:
+            lost["after"] -= 1
+            if lost["after"] == 0:
+                with other.connect() as connection:
+                    connection.execute(kill)
+
+        event.listen(engine, query, lose)
+        found.append(registry.init_producer("an id"))
+        event.remove(engine, query, lose)
+    assert {it.pid for it in found} == {0}
+    assert [it.epoch for it in found] == sorted({it.epoch for it in found})
+    assert found[-1].epoch < 24
 
 
 def test_many_at_once_never_get_the_same(database_url: str, new_engine: NewEngine) -> None:

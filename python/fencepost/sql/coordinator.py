@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 from sqlalchemy import Connection, Engine, Select, select
 
 from fencepost.errors import ConcurrentTransactionError, MappingError, PolicyError, TransactionStateError
-from fencepost.sql.database import clock
 from fencepost.sql.registry import ProducerRegistry
 from fencepost.sql.transaction import (
     LAST_EPOCH,
@@ -433,7 +432,7 @@ class TransactionCoordinator:
         return held is not None
 
     def _reap(self, failures: list[ConcurrentTransactionError]) -> int:
-        late = PRODUCERS.c.started_ms + PRODUCERS.c.timeout_ms < clock(self.database.is_sqlite)
+        late = PRODUCERS.c.started_ms + PRODUCERS.c.timeout_ms < self.database.clock
         query = select(PRODUCERS.c.transactional_id).where((PRODUCERS.c.state == int(State.ONGOING)) & late)
         aborted = self._each(query, self._time_out, failures)
         if failures:

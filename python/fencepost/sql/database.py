@@ -96,9 +96,23 @@ class Database:
             time.sleep(min(_PAUSE_MAX_S, 0.002 * 2**attempt) * random.random())
         raise AssertionError("the last attempt returns or raises")
 
+    def statements(self, work: Callable[[Connection], T]) -> T:
+        """What `work` returns, each of whose statements commits by itself. Nothing is tried again.
+
+        Half the round trips of a transaction, for a write that says itself what it must find.
+        """
+        with self.engine.connect() as connection:
+            self._set_up(connection)
+            return work(connection.execution_options(isolation_level="AUTOCOMMIT"))
+
+    @property
+    def clock(self) -> ColumnElement[int]:
+        """`clock` of this database."""
+        return clock(self.is_sqlite)
+
     def now_ms(self, connection: Connection) -> int:
         """The database's clock, in ms since 1970: the only clock that all processes share."""
-        return int(connection.execute(select(clock(self.is_sqlite))).scalar_one())
+        return int(connection.execute(select(self.clock)).scalar_one())
 
     def create_tables(self, part: str, version: int, tables: MetaData) -> None:
         """Makes the tables of a part where they are missing.
@@ -128,14 +142,10 @@ class Database:
             except OutcomeUnknownError:
                 continue  # the next look tells
 
-    def _begin(self, connection: Connection) -> None:
-        if not self.is_sqlite:
-            connection.execution_options(isolation_level="READ COMMITTED")
-            connection.begin()
-            return
-        driver = connection.connection.dbapi_connection
-        assert driver is not None
-        if not connection.info.get("fencepost"):
+    def _set_up(self, connection: Connection) -> None:
+        if self.is_sqlite and not connection.info.get("fencepost"):
+            driver = connection.connection.dbapi_connection
+            assert driver is not None
             # Not through the connection, which would begin: neither can be set in a transaction.
             cursor = driver.cursor()
             cursor.execute("PRAGMA busy_timeout=10000")
@@ -143,6 +153,15 @@ class Database:
             cursor.execute("PRAGMA synchronous=FULL")
             cursor.close()
             connection.info["fencepost"] = True
+
+    def _begin(self, connection: Connection) -> None:
+        self._set_up(connection)
+        if not self.is_sqlite:
+            connection.execution_options(isolation_level="READ COMMITTED")
+            connection.begin()
+            return
+        driver = connection.connection.dbapi_connection
+        assert driver is not None
         connection.begin()
         # An engine whose own events begin transactions has begun one here.
         if not driver.in_transaction:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import threading
 import weakref
+from contextlib import suppress
 
 from sqlalchemy import Connection, select
 
-from fencepost.errors import CapacityError
+from fencepost.errors import CapacityError, OutcomeUnknownError
 from fencepost.sql.database import Database
 from fencepost.sql.transaction_tables import PIDS, insert_if_missing
 
@@ -38,9 +39,11 @@ class PidBlocks:
             CapacityError: all pids were handed out.
         """
         with self._lock:
-            if not self._rest:
-                first, count = self.database.transaction(self._reserve)
-                self._rest = list(range(first + count - 1, first - 1, -1))
+            while not self._rest:
+                # If it is lost whether a commit happened, a block was passed over that nobody got.
+                with suppress(OutcomeUnknownError):
+                    first, count = self.database.transaction(self._reserve)
+                    self._rest = list(range(first + count - 1, first - 1, -1))
             return self._rest.pop()
 
     def give_back(self, pid: int) -> None:

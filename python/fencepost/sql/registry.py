@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from sqlalchemy import Connection, Engine
+from contextlib import suppress
 
-from fencepost.errors import ConcurrentTransactionError, PolicyError
+from sqlalchemy import Connection, Engine
+from sqlalchemy.exc import DBAPIError
+
+from fencepost.errors import ConcurrentTransactionError, OutcomeUnknownError, PolicyError
 from fencepost.sql.database import Database
 from fencepost.sql.pids import PidBlocks
 from fencepost.sql.transaction import OPENABLE, PREPARED, ProducerIdentity, State, Transaction
@@ -16,8 +19,10 @@ from fencepost.sql.transaction_tables import (
     end,
     hold,
     insert_if_missing,
+    look,
     row_of,
     save,
+    save_if,
 )
 
 DAY_MS = 24 * 3600 * 1000
@@ -81,9 +86,13 @@ class ProducerRegistry:
             return ProducerIdentity(self.pids.take(), 0)
         self._check(transactional_id, timeout_ms)
         fresh_pid = self.pids.take()
-        found = self.database.transaction(
-            lambda connection: self._initialized(connection, transactional_id, timeout_ms, expected, fresh_pid)
-        )
+        found = self._unlocked(transactional_id, timeout_ms, expected, fresh_pid)
+        while found is None:
+            # If it is lost whether a commit happened, an epoch was passed over that nobody got.
+            with suppress(OutcomeUnknownError):
+                found = self.database.transaction(
+                    lambda connection: self._initialized(connection, transactional_id, timeout_ms, expected, fresh_pid)
+                )
         if fresh_pid not in (found.pid, found.next_pid):
             self.pids.give_back(fresh_pid)
         if found.state in PREPARED:
@@ -118,6 +127,26 @@ class ProducerRegistry:
         if not isinstance(timeout_ms, int) or not 1 <= timeout_ms <= self.timeout_max_ms:
             raise PolicyError(f"timeout_ms={timeout_ms!r} is outside 1..={self.timeout_max_ms}")
 
+    def _unlocked(
+        self, transactional_id: str, timeout_ms: int, expected: ProducerIdentity | None, fresh_pid: int
+    ) -> Transaction | None:
+        """What is nearly always the case: a known id, nothing open, nobody else. None where it is otherwise."""
+
+        def work(connection: Connection) -> Transaction | None:
+            held = look(self.database, connection, transactional_id=transactional_id)
+            if held is None or held.transaction.state not in OPENABLE or self._is_expired(held):
+                return None
+            after = held.transaction.initialized(timeout_ms, held.now_ms, fresh_pid, expected)
+            return after if save_if(connection, held, after) else None
+
+        try:
+            return self.database.statements(work)
+        except DBAPIError:
+            return None
+
+    def _is_expired(self, held: Held) -> bool:
+        return held.transaction.is_expired(held.now_ms, self.expiry_ms)
+
     def _initialized(
         self,
         connection: Connection,
@@ -136,7 +165,7 @@ class ProducerRegistry:
             held = hold(self.database, connection, transactional_id=transactional_id)
             assert held is not None
         before, now_ms = held.transaction, held.now_ms
-        if before.state is State.DEAD or before.is_expired(now_ms, self.expiry_ms):
+        if before.state is State.DEAD or self._is_expired(held):
             before = Transaction(transactional_id, fresh_pid, previous_pid=before.pid)
         after = before.initialized(timeout_ms, now_ms, fresh_pid, expected)
         if after.state in PREPARED:

@@ -164,6 +164,16 @@ def save(connection: Connection, held: Held) -> None:
     connection.execute(_SAVE, row_of(held) | {"id": held.transaction.transactional_id})
 
 
+def save_if(connection: Connection, before: Held, after: Transaction) -> bool:
+    """Writes a transaction back to a row that was not locked, if nobody has changed it since; whether it did.
+
+    Only where none is open: pid, epoch and state name each other step of a transactional id.
+    """
+    was = before.transaction
+    found = {"id": was.transactional_id, "was_pid": was.pid, "was_epoch": was.epoch, "was_state": int(was.state)}
+    return connection.execute(_SAVE_IF, row_of(before._replace(transaction=after)) | found).rowcount == 1
+
+
 def row_of(held: Held) -> dict[str, Any]:
     transaction = held.transaction
     return {
@@ -187,6 +197,12 @@ _SAVE = (
     PRODUCERS.update()
     .where(PRODUCERS.c.transactional_id == bindparam("id"))
     .values({name: bindparam(name) for name in (it.name for it in PRODUCERS.c) if name != "transactional_id"})
+)
+
+_SAVE_IF = _SAVE.where(
+    (PRODUCERS.c.pid == bindparam("was_pid"))
+    & (PRODUCERS.c.epoch == bindparam("was_epoch"))
+    & (PRODUCERS.c.state == bindparam("was_state"))
 )
 
 
