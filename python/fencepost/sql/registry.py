@@ -93,6 +93,7 @@ class ProducerRegistry:
                 found = self.database.transaction(
                     lambda connection: self._initialized(connection, transactional_id, timeout_ms, expected, fresh_pid)
                 )
+        # After an error it stays taken: what it was taken for may have been written all the same.
         if fresh_pid not in (found.pid, found.next_pid):
             self.pids.give_back(fresh_pid)
         if found.state in PREPARED:

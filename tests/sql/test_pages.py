@@ -1,0 +1,34 @@
+"""The examples of the user pages about databases: run one after the other, they print what the page says."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+from pathlib import Path
+
+import pytest
+
+PAGES = Path(__file__).parents[2] / "docs"
+
+
+@pytest.mark.parametrize("name", ["producers-and-transactions"])
+def test_a_page_prints_what_it_says(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = (PAGES / f"{name}.md").read_text("utf-8")
+    blocks = re.findall(r"^```(python|text)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    assert sum(kind == "text" for kind, _ in blocks) >= 5
+    names: dict[str, object] = {"__name__": "__main__"}
+    said = ""
+    for number, (kind, block) in enumerate(blocks):
+        if kind == "python":
+            assert said == "", f"what example {number} prints is not on the page: {said}"
+            out = io.StringIO()
+            with contextlib.redirect_stdout(out):
+                exec(compile(block, f"{name}.md", "exec"), names)
+            said = out.getvalue()
+        else:
+            assert said == block
+            said = ""
+    assert said == ""
+    names["engine"].dispose()  # type: ignore[attr-defined]
