@@ -13,6 +13,7 @@ from statistics import median
 from typing import Any
 
 from bench import delta, kafka, lake_report, peers, registry, spark, streams, workload
+from bench import delta, kafka, lake_report, peers, producer, spark, streams, workload
 from bench.markdown import table
 from bench.measure import Measurement, Role, Target, machine
 
@@ -31,6 +32,7 @@ LIBRARIES = (
 RUNS, RANDOM, NOOP, PARQUET = workload.RUNS.name, workload.RANDOM.name, spark.NOOP, spark.PARQUET
 APPLY, CO_LOCATED, JOB = "fencepost apply", spark.CO_LOCATED.name, spark.JOB
 PARTS = ("memory", "spark", "lake", "delta", "streams", "kafka", "registry")
+PARTS = ("memory", "spark", "lake", "delta", "streams", "kafka", "producer")
 COLOURS = {"ours": "#c2410c", "peer": "#64748b", "limit": "#cbd5e1"}
 
 
@@ -83,6 +85,8 @@ class Results:
         if registry.IDS in self.contests:
             rate, least = self.contests[registry.IDS][registry.OURS].rows_per_second, registry.CALLS_A_SECOND
             yield Target(f"{registry.IDS}: {registry.OURS}", f"≥ {least}/s", f"{rate:,.0f}/s", rate >= least)
+        if producer.STAMPING in self.contests:
+            yield self._rate_target(producer.STAMPING, producer.STAMP, 50)
         yield from lake_report.targets(self)
 
     def target_of(self, contest: str, ours: str, peer: str, times: float) -> Target:

@@ -8,6 +8,7 @@
     python bench/run.py --full --only streams   streams, a quarter of an hour
     python bench/run.py --full --only kafka     Kafka's log and its rules (make jars), minutes
     python bench/run.py --full --only registry  producer identities from PostgreSQL, minutes
+    python bench/run.py --full --only producer  numbers on rows, rows to partitions, a minute
 
 Each part runs in a process of its own, so that none has to live with another's memory. Exits with 1 if an answer of
 ours was wrong.
@@ -33,6 +34,7 @@ from bench import report  # noqa: E402
 from bench.measure import tell  # noqa: E402
 
 LAKE, FRAMES, TABLES = ("lake",), ("spark",), ("delta", "streams", "kafka", "registry")
+LAKE, FRAMES, TABLES = ("lake",), ("spark",), ("delta", "streams", "kafka", "producer")
 """Parts that can be run by themselves; the results of each are files of their own then. Of a whole run only those of
 FRAMES are in one file with what is measured in memory."""
 
@@ -97,6 +99,8 @@ def main() -> int:
             if options.only == name or (name in TABLES and options.only is None and not options.no_spark):
                 # Rounds of the log take a second, those of Spark a minute.
                 rounds = KAFKA_ROUNDS if name in ("kafka", "registry") else mode.spark_rounds
+                # Rounds of the log and of producers take a second, those of Spark a minute.
+                rounds = KAFKA_ROUNDS if name in ("kafka", "producer") else mode.spark_rounds
                 parts = {name: _part(name, rows, rounds, scratch)}
                 wrong |= _publish(parts, mode, options.results, mode.lake_results.replace("lake", name))
     return int(wrong)
@@ -125,6 +129,7 @@ def _options() -> argparse.Namespace:
         choices=[*LAKE, *FRAMES, *TABLES],
         help="one part: jobs over files and what they cost; DataFrames; Delta in place; streams; Kafka's log; "
         "producer identities",
+        help="one part: jobs over files and what they cost; DataFrames; Delta; streams; Kafka's log; producers",
     )
     parser.add_argument("--rows", type=int, help="instead of the mode's number, in every part")
     parser.add_argument("--results", type=Path, default=HERE / "results", help="where to write")

@@ -18,7 +18,7 @@ from fencepost.lake import LocalEngine
 ROOT = Path(__file__).parent.parent
 sys.path.append(str(ROOT))  # `bench` is no part of what is installed
 
-from bench import costs, curve, lake, lake_report, measure, peers, report, spark, workload  # noqa: E402
+from bench import costs, curve, lake, lake_report, measure, peers, producer, report, spark, workload  # noqa: E402
 from bench.compare import compare  # noqa: E402
 from bench.peers import Peer  # noqa: E402
 from bench.workload import LONE, RANDOM, RUNS, Workload  # noqa: E402
@@ -56,6 +56,16 @@ def test_every_contestant_in_memory_is_right() -> None:
     assert all(len(one["seconds"]) == 2 for one in part["measurements"])
     assert results.wrong == []
     assert len(list(results.targets())) == 6
+
+
+def test_every_contestant_of_the_producing_end_is_right() -> None:
+    results = report.collect("quick", producer=producer.contest(200_000, rounds=1))
+    assert {name: len(contest) for name, contest in results.contests.items()} == {
+        producer.STAMPING: 4, producer.STAMPING_FEW: 2, producer.DEALING: 1, producer.DEALING_FEW: 2,
+        producer.DELIVERING: 2,
+    }  # fmt: skip
+    assert results.wrong == []
+    assert len(list(results.targets())) == 1
 
 
 def test_a_wrong_contestant_is_recorded(tmp_path: Path) -> None:

@@ -857,6 +857,12 @@ NOT_REACHED = {
     fp.TransportError: "of producers: test_producer.py",
     fp.TransitionError: "of guarded transitions: sql/test_health.py",
 }
+NOT_REACHED |= {
+    fp.FencedError: "of producers: test_producer.py",
+    fp.TransactionAbortableError: "of producers: test_producer.py",
+    fp.DeliveryError: "of producers: test_producer.py",
+    fp.TransportError: "of producers: test_producer.py",
+}
 REACHED = {fp.BatchError, fp.PolicyError, fp.CapacityError, fp.SnapshotError}
 # Where each reached class is provoked above: a class that nobody provokes any more must not stay in the list.
 PROVOKED = {bad.error for bad in BAD_CALLS.values() if issubclass(bad.error, fp.FencepostError)} | {fp.SnapshotError}
@@ -880,6 +886,7 @@ def test_the_classes_tested_are_the_classes_that_exist() -> None:
         (fp.CapacityError("m", limit=5), {"limit": 5}),
         (fp.SnapshotError("m", reason="r"), {"reason": "r"}),
         (fp.SourceError("m", path="p", position=9), {"path": "p", "position": 9}),
+        (fp.DeliveryError("m", partition=3, is_refused=True), {"partition": 3, "is_refused": True}),
         *((class_("m"), {}) for class_ in (fp.PolicyError, fp.SinkError, fp.SinkChangedError)),
         *((class_("m"), {}) for class_ in (fp.StateConflictError, fp.StoreError, fp.PoisonedError, fp.FencepostError)),
         (fp.LockedError("m"), {}),

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import random
+import subprocess
+import sys
 import threading
+import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -310,6 +314,34 @@ def test_positions_that_are_there_are_dropped_row_by_row(tmp_path: Path) -> None
     assert transport.send(positions(7, 0, [5, 6])) == Answer(fp.Verdict.DUPLICATE)
     assert transport.send(positions(7, 1, [5, 6, 2**40])) == Answer(fp.Verdict.ACCEPTED, 3)
     assert values(read_landing(tmp_path)) == [0, 5, 6, 2**40]
+
+
+WRITE = """
+import sys, fencepost as fp
+from fencepost.transports import LandingTransport
+with fp.SequencedProducer(LandingTransport(sys.argv[1], sync=False), name="reader", position="at") as producer:
+    for start in range(0, 600, 6):
+        producer.send([{"at": at, "value": at} for at in range(start, start + 6)])
+        if start == 12:
+            producer.flush()
+            print("begun", flush=True)
+"""
+
+
+def test_a_producer_that_is_killed_and_begins_again_loses_and_doubles_nothing(tmp_path: Path) -> None:
+    for seed in range(3):
+        process = subprocess.Popen([sys.executable, "-c", WRITE, str(tmp_path)], stdout=subprocess.PIPE)
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"begun\n"
+        time.sleep(random.Random(seed).random() / 10)
+        process.kill()
+        process.communicate()
+        found = values(read_landing(tmp_path))
+        assert found == list(range(len(found)))
+    subprocess.run([sys.executable, "-c", WRITE, str(tmp_path)], check=True, capture_output=True)
+    landing = read_landing(tmp_path)
+    assert values(landing) == list(range(600))
+    assert len({batch.epoch for batch in landing.batches}) >= 2, "more than one of them has written"
 
 
 def test_in_cursor_mode_a_batch_that_fails_stops_the_producer(tmp_path: Path) -> None:

@@ -314,7 +314,9 @@ class Coordinator:
         self.calls.append(partitions)
         self.partitions.update(partitions)
 
-    def commit(self, identity: Any) -> Identity:
+    def commit(self, identity: Any, work: Any = None) -> Identity:
+        if work is not None:
+            self.calls.append(work)
         return self._end(identity, "commit")
 
     def abort(self, identity: Any) -> Identity:
@@ -386,6 +388,17 @@ def test_a_fenced_transaction_stops_the_producer() -> None:
     with pytest.raises(fp.FencedError):
         producer.begin()
     producer.close()
+
+
+def test_a_coordinator_may_be_the_registry_and_takes_work_along() -> None:
+    transport = MemoryTransport(partitions=1)
+    coordinator = Coordinator(transport)
+    coordinator.init_producer = transport.init_producer  # type: ignore[attr-defined]
+    with fp.SequencedProducer(Script(Answer()), name="t", coordinator=coordinator) as producer:
+        producer.begin()
+        producer.commit("work")
+    assert coordinator.calls == ["begin", "work", "commit"]
+    assert transport.leases["t"] == producer.identity
 
 
 def test_calls_out_of_turn_are_refused() -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from queue import SimpleQueue
 from types import TracebackType
-from typing import Any, cast
+from typing import Any
 
 from fencepost.errors import (
     BatchError,
@@ -66,8 +66,9 @@ class SequencedProducer:
     hash chooses the partition, as Kafka's client chooses it; `partition_by`: a column that says it; neither: each
     call's rows go to the next partition.
 
-    `name`: under which a producer is known over restarts. A registry (`Registry`; the transport, where it is one) gives
-    it the pid that it had, with the next epoch, and whoever had it before is fenced. Without a name the pid is one that
+    `name`: under which a producer is known over restarts. A registry (`Registry`) gives
+    it the pid that it had, with the next epoch, and whoever had it before is fenced; the coordinator's own or the
+    transport's unless given. Without a name the pid is one that
     nobody else has. `coordinator`: for transactions; the name is the transactional id. `resume`: a checkpoint of the
     producer of this name that was there before.
 
@@ -106,8 +107,9 @@ class SequencedProducer:
         **settings: Any,
     ) -> None:
         self._settings = _settings(settings, position is not None)
-        if registry is None and hasattr(transport, "init_producer"):
-            registry = cast(Registry, transport)
+        if registry is None:
+            known: tuple[Any, ...] = (coordinator, transport)
+            registry = next((it for it in known if hasattr(it, "init_producer")), None)
         _check(transport, name, registry, coordinator, position)
         before = read_checkpoint(resume, name)
         count = getattr(transport, "partitions", 1) if partitions is None else partitions
@@ -241,8 +243,8 @@ class SequencedProducer:
         with self._changed:
             self._joined = set()
 
-    def commit(self) -> None:
-        """Decide that what was sent is shown.
+    def commit(self, work: Any = None) -> None:
+        """Decide that what was sent is shown. `work`: for the coordinator, as in `TransactionCoordinator.commit`.
 
         Raises TransactionAbortableError where something was not delivered: then call `abort`. FencedError: somebody
         else has taken over, and nothing of it is shown.
@@ -256,7 +258,8 @@ class SequencedProducer:
             raise TransactionAbortableError(f"{error}. The transaction can only be aborted") from error
         with self._changed:
             self._sequencer.check()
-        self._end(self._transactional().commit)
+        decide = self._transactional().commit
+        self._end(decide if work is None else lambda identity: decide(identity, work))
 
     def abort(self) -> None:
         """Decide that nothing of it is shown. What was not sent yet is not sent."""

@@ -81,6 +81,8 @@ class Batch:
     not_before_ms: int = 0
     request: int | None = None
     """The request that is on the wire now."""
+    problem: str = ""
+    """Why it was not acknowledged so far."""
     ordinal: int = 0
     """Which it is of all batches that were numbered in its partition."""
     may_be_written: bool = False
@@ -392,6 +394,7 @@ class Sequencer:
         """`Sender.completeBatch`: once more, or never again."""
         batch = sent.batch
         batch.may_be_written |= reading.code in _DOUBTFUL
+        batch.problem = _named(reading)
         is_last_try = batch.tries >= self.limits.retries
         is_overdue = now_ms - batch.created_ms >= self.limits.delivery_ms
         if not is_last_try and not is_overdue and self._can_retry(sent, reading):
@@ -431,7 +434,7 @@ class Sequencer:
     def _fail(self, batch: Batch, reading: Reading, is_last_try: bool) -> None:
         """`handleFailedBatch`."""
         code, partition = reading.code, self._partition(batch.partition)
-        what = f"{_told(batch, batch.numbers)}: {code.name}{reading.message and f' ({reading.message})'}"
+        what = f"{_told(batch, batch.numbers)}: {_named(reading)}"
         if code.is_fatal or (batch.positions and code in _OF_OLD_NUMBERS):
             self.stop(_stopped(code, what))
             return
@@ -468,6 +471,7 @@ class Sequencer:
             if batch.outcome is not None or batch.request != id:
                 continue
             batch.request, batch.may_be_written = None, True
+            batch.problem = f"no answer in request_timeout_ms={self.limits.request_ms}"
             if batch.tries < self.limits.retries:
                 self._retry(batch, now_ms)  # or it is overdue, which is looked at next
             else:
@@ -487,6 +491,8 @@ class Sequencer:
 
     def _expired(self, batch: Batch, what: str, *, is_refused: bool) -> None:
         problem = f"{_told(batch, batch.numbers)}: {what} within delivery_timeout_ms={self.limits.delivery_ms}"
+        if batch.problem:
+            problem += f"; at last: {batch.problem}"
         error = DeliveryError(problem + _AFTER[is_refused], partition=batch.partition, is_refused=is_refused)
         self._settle(batch, error)
         self._make_abortable(problem)
@@ -624,6 +630,10 @@ def _hidden(error: DeliveryError) -> DeliveryError:
     """Why a producer that takes its numbers from its source stops with the first batch that is not delivered."""
     problem = f"{error}: not with what comes behind it, which would hide that it is missing. Resume from its position"
     return DeliveryError(problem, partition=error.partition, is_refused=error.is_refused)
+
+
+def _named(reading: Reading) -> str:
+    return f"{reading.code.name} ({reading.message})" if reading.message else reading.code.name
 
 
 def _told(batch: Batch, numbers: Numbers | None) -> str:

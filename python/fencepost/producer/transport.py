@@ -64,7 +64,7 @@ class Coordinator(Protocol):
 
     def begin(self, identity: Any) -> Any: ...
     def add_partitions(self, identity: Any, partitions: list[int]) -> Any: ...
-    def commit(self, identity: Any) -> Any:
+    def commit(self, identity: Any, work: Any = None) -> Any:
         """Gives the identity for what comes next: the epoch rises with every transaction."""
 
     def abort(self, identity: Any) -> Any:

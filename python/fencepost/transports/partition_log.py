@@ -32,7 +32,9 @@ class PartitionLogTransport:
     `logs`: a list of open `PartitionLog`, by partition, or a folder with one for each of `partitions` in it
     (`<topic>-0`, ...), which are opened here and closed by `close`. `value`: the column with the records' values
     (binary or text); without one a value is the row as JSON, without the identity, which stands in the batch headers.
-    `key`: the column with their keys; `timestamp`: int64 ms or an Arrow timestamp. More options go to `PartitionLog`.
+    `key`: the column with their keys; `timestamp`: int64 ms or an Arrow timestamp. More options go to `PartitionLog`;
+    `first` is "zero" unless given, so that no batch of a new producer is taken because the one before it failed. Cursor
+    mode with positions that do not begin with 0 needs "any".
 
     Batches that come while a partition's log syncs share the next sync. Answers are futures, so five batches of a
     partition are in flight. Raises what opening a log raises.
@@ -235,7 +237,7 @@ def _open(folder: Path, topic: str, partitions: int, options: dict[str, Any]) ->
     opened: list[LogWriter] = []
     try:
         for number in range(partitions):
-            reopen = partial(PartitionLog, folder / f"{topic}-{number}", **options)
+            reopen = partial(PartitionLog, folder / f"{topic}-{number}", **{"first": "zero", **options})
             opened.append(LogWriter(reopen(), reopen))
     except BaseException:
         for writer in opened:

@@ -1,0 +1,178 @@
+"""Rows into logs in Kafka's formats: records that every reader reads, zombies, transactions, positions."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import fencepost as fp
+import pyarrow as pa
+import pytest
+from faulty_transport import FaultyTransport
+from fencepost import kafka
+from fencepost.producer import Answer, Identity, SequencedBatch
+from fencepost.producer.stamping import stamp
+from fencepost.transports import PartitionLogTransport
+
+QUICK = {"retry_backoff_ms": 1, "retry_backoff_max_ms": 5}
+
+
+def batch(pid: int, epoch: int, first_seq: int, table: pa.Table, partition: int = 0, **more: Any) -> SequencedBatch:
+    rows = stamp(table, pid, epoch, partition, first_seq)
+    return SequencedBatch(partition, pid, epoch, first_seq, first_seq + len(rows) - 1, len(rows), rows, **more)
+
+
+@pytest.fixture
+def transport(tmp_path: Path) -> Iterator[PartitionLogTransport]:
+    with PartitionLogTransport(tmp_path, partitions=2, key="user", value="value") as transport:
+        yield transport
+
+
+def test_rows_become_records_that_every_reader_reads(transport: PartitionLogTransport, tmp_path: Path) -> None:
+    rows = {"user": ["ann", None, "bob"], "value": [b"login", b"click", None], "to": [0, 0, 1]}
+    with fp.SequencedProducer(transport, partition_by="to") as producer:
+        assert [it.result(10).offset for it in producer.send(rows)] == [0, 0]
+    transport.close()
+    found = pa.table(kafka.read_records(tmp_path / "events-0")).select(
+        ["offset", "key", "value", "pid", "epoch", "seq"]
+    )
+    pid = producer.identity.pid
+    assert found.to_pylist() == [
+        {"offset": 0, "key": b"ann", "value": b"login", "pid": pid, "epoch": 0, "seq": 0},
+        {"offset": 1, "key": None, "value": b"click", "pid": pid, "epoch": 0, "seq": 1},
+    ]
+    assert pa.table(kafka.read_records(tmp_path / "events-1"))["value"].to_pylist() == [None]
+
+
+def test_without_a_value_a_row_is_json(tmp_path: Path) -> None:
+    at = datetime(2024, 2, 29, 12, tzinfo=UTC)
+    rows = [{"user": "änn", "n": 1, "at": at, "raw": b"\xff", "none": None}]
+    with (
+        PartitionLogTransport(tmp_path, timestamp="at") as transport,
+        fp.SequencedProducer(transport, partition_by=None) as producer,
+    ):
+        producer.send(rows)
+    [record] = pa.table(kafka.read_records(tmp_path / "events-0")).to_pylist()
+    assert json.loads(record["value"]) == {
+        "user": "änn", "n": 1, "at": "2024-02-29T12:00:00+00:00", "raw": "ff", "none": None,
+    }  # fmt: skip
+    assert record["timestamp"] == int(at.timestamp() * 1000)
+
+
+def test_a_column_that_is_not_there_fails_its_batch(transport: PartitionLogTransport) -> None:
+    producer = fp.SequencedProducer(transport)
+    with pytest.raises(fp.DeliveryError, match=r"INVALID_RECORD \(column 'user': missing"):
+        producer.send([{"value": b"x"}])[0].result(10)
+    with pytest.raises(fp.DeliveryError):
+        producer.close()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_behind_a_network_that_lies_each_record_is_there_once(tmp_path: Path, seed: int) -> None:
+    with PartitionLogTransport(tmp_path, partitions=2) as log:
+        transport = FaultyTransport(Waits(log), seed)
+        with fp.SequencedProducer(transport, partition_by="to", request_timeout_ms=100, **QUICK) as producer:
+            for value in range(40):
+                producer.send([{"to": value % 2, "n": value}])
+        transport.settle()
+    for number in range(2):
+        found = pa.table(kafka.read_records(tmp_path / f"events-{number}"))["value"].to_pylist()
+        assert [json.loads(it)["n"] for it in found] == list(range(number, 40, 2))
+
+
+class Waits:
+    """Answers instead of futures, which the faulty transport makes itself."""
+
+    def __init__(self, behind: PartitionLogTransport) -> None:
+        self.behind, self.partitions = behind, behind.partitions
+
+    def send(self, batch: SequencedBatch) -> Answer:
+        return self.behind.send(batch).result(10)
+
+
+def test_a_zombie_is_kept_out_by_a_marker(transport: PartitionLogTransport) -> None:
+    class Registry:
+        epoch = -1
+
+        def init_producer(self, transactional_id: Any = None, timeout_ms: int = 0, expected: Any = None) -> Identity:
+            if expected is not None and expected.epoch != self.epoch:
+                raise fp.FencedError("somebody else has it")
+            self.epoch += 1
+            return Identity(5, self.epoch)
+
+    registry, table = Registry(), pa.table({"user": ["ann"], "value": [b"x"]})
+    first = fp.SequencedProducer(transport, name="a", registry=registry, partition_by=None, **QUICK)
+    first.send(table)[0].result(10)
+    with fp.SequencedProducer(transport, name="a", registry=registry, **QUICK) as second:
+        with pytest.raises(fp.DeliveryError, match="INVALID_PRODUCER_EPOCH"):
+            first.send(table)[0].result(10)
+        with pytest.raises(fp.FencedError, match="somebody else has it"):
+            first.send(table)[0].result(10)
+        assert second.send(table)[0].result(10).offset in (1, 2)
+    with pytest.raises(fp.FencedError, match="a marker of pid 5 epoch 0 in partition 0: FENCED"):
+        transport.write_marker(5, 0, 0, "abort")
+    with pytest.raises(fp.FencepostError):
+        first.close()
+
+
+def test_transactions_are_seen_when_they_are_committed(transport: PartitionLogTransport, tmp_path: Path) -> None:
+    for pid, outcome in ((7, "commit"), (8, "abort")):
+        table = pa.table({"user": ["ann"], "value": [f"{pid}".encode()]})
+        assert transport.send(batch(pid, 0, 0, table, transactional=True)).result(10).error is fp.Verdict.ACCEPTED
+        transport.write_marker(pid, 1, 0, outcome)
+    transport.close()
+    found = pa.table(kafka.read_records(tmp_path / "events-0", isolation="read_committed"))
+    assert found["value"].to_pylist() == [b"7"]
+
+
+def test_a_log_that_another_one_writes_is_not_opened(transport: PartitionLogTransport, tmp_path: Path) -> None:
+    with pytest.raises(fp.FencepostError):
+        PartitionLogTransport(tmp_path, partitions=2)
+
+
+# Cursor mode
+
+
+class Names:
+    """The pid of a name is always the same here; the lock of the log keeps others out."""
+
+    def init_producer(self, transactional_id: Any = None, timeout_ms: int = 0, expected: Any = None) -> Identity:
+        return Identity(5, 0)
+
+
+def test_a_producer_that_begins_again_sends_the_same_positions(tmp_path: Path) -> None:
+    source = [{"at": at, "n": at} for at in range(10, 40)]
+
+    def run(rows: list[dict[str, int]], size: int) -> None:
+        with (
+            PartitionLogTransport(tmp_path, first="any") as transport,
+            fp.SequencedProducer(transport, name="reader", registry=Names(), position="at") as producer,
+        ):
+            for start in range(0, len(rows), size):
+                producer.send(rows[start : start + size])
+
+    run(source[:20], size=7)
+    run(source[5:], size=9)
+    run(source, size=30)
+    found = pa.table(kafka.read_records(tmp_path / "events-0"))
+    assert found["seq"].to_pylist() == list(range(10, 40))
+    assert [json.loads(it)["n"] for it in found["value"].to_pylist()] == list(range(10, 40))
+
+
+def test_positions_with_gaps_are_refused(tmp_path: Path) -> None:
+    def send(at: list[int]) -> None:
+        with (
+            PartitionLogTransport(tmp_path, first="any") as transport,
+            fp.SequencedProducer(transport, name="reader", registry=Names(), position="at") as producer,
+        ):
+            producer.send({"at": at})
+
+    for at in ([0, 2], [2**31 - 1, 2**31]):
+        with pytest.raises(fp.DeliveryError, match="in a Kafka log they follow each other without gaps"):
+            send(at)
+    send([0, 1])
+    with pytest.raises(fp.DeliveryError, match="positions 3 to 4 of 2 rows behind 1"):
+        send([3, 4])
