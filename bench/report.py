@@ -14,6 +14,7 @@ from typing import Any
 
 from bench import delta, kafka, lake_report, peers, registry, spark, streams, workload
 from bench import delta, kafka, lake_report, peers, producer, spark, streams, workload
+from bench import delta, kafka, lake_report, peers, spark, sql, streams, workload
 from bench.markdown import table
 from bench.measure import Measurement, Role, Target, machine
 
@@ -33,6 +34,7 @@ RUNS, RANDOM, NOOP, PARQUET = workload.RUNS.name, workload.RANDOM.name, spark.NO
 APPLY, CO_LOCATED, JOB = "fencepost apply", spark.CO_LOCATED.name, spark.JOB
 PARTS = ("memory", "spark", "lake", "delta", "streams", "kafka", "registry")
 PARTS = ("memory", "spark", "lake", "delta", "streams", "kafka", "producer")
+PARTS = ("memory", "spark", "lake", "delta", "streams", "kafka", "sql")
 COLOURS = {"ours": "#c2410c", "peer": "#64748b", "limit": "#cbd5e1"}
 
 
@@ -87,6 +89,8 @@ class Results:
             yield Target(f"{registry.IDS}: {registry.OURS}", f"≥ {least}/s", f"{rate:,.0f}/s", rate >= least)
         if producer.STAMPING in self.contests:
             yield self._rate_target(producer.STAMPING, producer.STAMP, 50)
+        if sql.ALL in self.contests:
+            yield from self._sql_targets()
         yield from lake_report.targets(self)
 
     def target_of(self, contest: str, ours: str, peer: str, times: float) -> Target:
@@ -109,6 +113,16 @@ class Results:
         for contest in kafka.RECORDS.values():
             yield self._rate_target(contest, kafka.OURS, 4)
             yield self.target_of(contest, kafka.OURS, kafka.CLIENT, 8)
+
+    def _sql_targets(self) -> Iterator[Target]:
+        times = sql.times_of_the_loop(self.contests)
+        what = f"{sql.ALL}: {sql.OURS} against {sql.LOOP}"
+        yield Target(what, f"≥ {sql.LOOP_TIMES} ×", f"{times:.1f} ×", times >= sql.LOOP_TIMES)
+        yield self.target_of(sql.ALL, sql.OURS, sql.BULK, sql.BULK_TIMES)
+        ours, theirs = (self.facts["sql"]["storage_bytes"][name] for name in (sql.OURS, sql.BULK))
+        found = f"{ours / theirs:.2%} ({ours / 1e6:,.2f} MB of {theirs / 1e6:,.1f})"
+        wanted = f"≤ {sql.STORAGE_SHARE:.0%} of processed messages'"
+        yield Target(f"{sql.ALL}: claims on disk", wanted, found, ours <= theirs * sql.STORAGE_SHARE)
 
     def _rate_target(self, contest: str, ours: str, millions: int) -> Target:
         rate = self.contests[contest][ours].rows_per_second / 1e6

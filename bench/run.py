@@ -9,6 +9,7 @@
     python bench/run.py --full --only kafka     Kafka's log and its rules (make jars), minutes
     python bench/run.py --full --only registry  producer identities from PostgreSQL, minutes
     python bench/run.py --full --only producer  numbers on rows, rows to partitions, a minute
+    python bench/run.py --full --only sql       events to PostgreSQL (the system's package), minutes
 
 Each part runs in a process of its own, so that none has to live with another's memory. Exits with 1 if an answer of
 ours was wrong.
@@ -35,10 +36,11 @@ from bench.measure import tell  # noqa: E402
 
 LAKE, FRAMES, TABLES = ("lake",), ("spark",), ("delta", "streams", "kafka", "registry")
 LAKE, FRAMES, TABLES = ("lake",), ("spark",), ("delta", "streams", "kafka", "producer")
+LAKE, FRAMES, TABLES = ("lake",), ("spark",), ("delta", "streams", "kafka", "sql")
 """Parts that can be run by themselves; the results of each are files of their own then. Of a whole run only those of
 FRAMES are in one file with what is measured in memory."""
 
-KAFKA_ROUNDS = 5
+ROUNDS_WITHOUT_SPARK = 5
 
 
 @dataclass(frozen=True)
@@ -101,6 +103,8 @@ def main() -> int:
                 rounds = KAFKA_ROUNDS if name in ("kafka", "registry") else mode.spark_rounds
                 # Rounds of the log and of producers take a second, those of Spark a minute.
                 rounds = KAFKA_ROUNDS if name in ("kafka", "producer") else mode.spark_rounds
+                # They take seconds, those of Spark a minute.
+                rounds = ROUNDS_WITHOUT_SPARK if name in ("kafka", "sql") else mode.spark_rounds
                 parts = {name: _part(name, rows, rounds, scratch)}
                 wrong |= _publish(parts, mode, options.results, mode.lake_results.replace("lake", name))
     return int(wrong)
@@ -130,6 +134,7 @@ def _options() -> argparse.Namespace:
         help="one part: jobs over files and what they cost; DataFrames; Delta in place; streams; Kafka's log; "
         "producer identities",
         help="one part: jobs over files and what they cost; DataFrames; Delta; streams; Kafka's log; producers",
+        help="one part: jobs over files and costs; DataFrames; Delta in place; streams; Kafka's log; PostgreSQL",
     )
     parser.add_argument("--rows", type=int, help="instead of the mode's number, in every part")
     parser.add_argument("--results", type=Path, default=HERE / "results", help="where to write")

@@ -135,7 +135,7 @@ class Sequences:
             )
             wanted = {"pids": [it[0] for it in keys.texts], "partitions": [it[1] for it in keys.texts]}
         found = connection.execute(text(query), {**wanted, "consumer": self.consumer.id})
-        return [Claim(*row) for row in found]
+        return [Claim(*row) for row in found.all()]
 
     def _insert(self, connection: Connection, claims: list[Claim]) -> None:
         if not claims:

@@ -1,0 +1,219 @@
+"""Events to a table of PostgreSQL, each once: claims by sequence against the table of processed messages.
+
+The server is the system's, on this machine, with durable settings (fsync, synchronous_commit), reached through a
+socket. One event in 21 comes twice. What is compared: `SqlSink` with a row a producer's partition; the loop that
+articles teach, an insert-or-ignore and an insert an event, committed every thousand (on a slice: minutes otherwise);
+and the best bulk form that we could write: COPY to a temporary table, the new ids by ON CONFLICT DO NOTHING RETURNING,
+their rows by INSERT ... SELECT, all in the same pieces as ours. COPY alone shows how fast any could be. An answer is
+(rows of the table, different events among them).
+"""
+
+from __future__ import annotations
+
+import sys
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import sqlalchemy
+from fencepost.sql import SqlSink
+from fencepost.sql import rows as bulk
+from fencepost.sql.database import Database
+from sqlalchemy import Connection, Engine, Table, text
+
+from bench import workload
+from bench.measure import Contestant, Measurement, alternate, write_part
+from bench.workload import Workload
+
+ROOT = Path(__file__).parent.parent
+sys.path.append(str(ROOT / "tests"))
+
+ALL, ONE_BY_ONE = "events to PostgreSQL, in bulk", "events to PostgreSQL, one by one"
+OURS, OURS_SMALL, BY_ID = "SqlSink, sequence", "SqlSink, sequence, pieces of 1000", "SqlSink, message_id"
+BULK, LOOP, COPY = "processed messages, in bulk", "processed messages, a loop", "COPY alone"
+SHAPE = Workload(name="runs of 20, 1000 keys", keys=1_000, run=20, partitions=10)
+EVENTS, PIECE_ROWS, COMMIT_ROWS, SLICE = 1_050_000, 50_000, 1_000, 25
+"""At most so many events; rows of a call; rows of a transaction of the loop; the loop gets one in so many."""
+PAYLOAD_BYTES = 100
+
+LOOP_TIMES, BULK_TIMES, STORAGE_SHARE = 20, 3, 0.01
+"""Figures to reach: times as fast as either, and of the bytes of processed messages."""
+
+Answer = tuple[int, int]
+
+
+def contest(rows: int, rounds: int) -> dict[str, Any]:
+    """What belongs into the results."""
+    made = workload.make(SHAPE, min(rows, EVENTS))
+    events = _with_ids(made.table)
+    few = events.slice(0, len(events) // SLICE)
+    with _server() as engine:
+        storage: dict[str, int] = {}
+        measurements = alternate(
+            ALL,
+            [
+                _contestant(OURS, engine, events, lambda it, some: _sink(it, some, PIECE_ROWS), "ours", storage),
+                _contestant(OURS_SMALL, engine, events, lambda it, some: _sink(it, some, COMMIT_ROWS), "ours", storage),
+                _contestant(BY_ID, engine, events, _sink_by_id, "ours", storage),
+                _contestant(BULK, engine, events, _in_bulk, "peer", storage),
+                _contestant(COPY, engine, events, _copied, "limit", storage),
+            ],
+            len(events),
+            rounds,
+            lambda: _clear(engine),
+        )
+        measurements += alternate(
+            ONE_BY_ONE,
+            [_contestant(LOOP, engine, few, _one_by_one, "peer", {})],
+            len(few),
+            rounds,
+            lambda: _clear(engine),
+        )
+    return {"measurements": [it.to_json() for it in measurements], "storage_bytes": storage}
+
+
+def times_of_the_loop(contests: dict[str, dict[str, Measurement]]) -> float:
+    """How many times the loop's events a second ours takes."""
+    return contests[ALL][OURS].rows_per_second / contests[ONE_BY_ONE][LOOP].rows_per_second
+
+
+def _with_ids(table: pa.Table) -> pa.Table:
+    """Each identity with an id of chance, and something to carry."""
+    rng = np.random.default_rng(3)
+    identity = np.asarray(table["pid"]) * 2**44 + np.asarray(table["partition"]).astype(np.int64) * 2**34
+    _, number = np.unique(identity + np.asarray(table["seq"]), return_inverse=True)
+    ids = [str(uuid.UUID(bytes=rng.bytes(16), version=4)) for _ in range(number.max() + 1)]
+    payloads = pa.array([rng.bytes(PAYLOAD_BYTES // 2).hex() for _ in range(1000)])
+    table = table.append_column("event_id", pa.array(ids).take(pa.array(number)))
+    return table.append_column("payload", payloads.take(pa.array(np.arange(len(table)) % 1000)))
+
+
+@contextmanager
+def _server() -> Iterator[Engine]:
+    from postgres import PostgresServer
+
+    server = PostgresServer(durable=True)
+    server.start()
+    engine = sqlalchemy.create_engine(server.new_database())
+    try:
+        yield engine
+    finally:
+        engine.dispose()
+        server.stop()
+
+
+_TABLES = """
+CREATE TABLE events (pid BIGINT, epoch SMALLINT, partition INTEGER, seq BIGINT, event_id UUID, payload TEXT);
+CREATE TABLE processed_messages (event_id UUID PRIMARY KEY, processed_at TIMESTAMPTZ NOT NULL DEFAULT now())
+"""
+
+
+def _clear(engine: Engine) -> None:
+    """An empty schema, and nothing left to be written from before."""
+    with engine.begin() as connection:
+        schema = connection.execute(text("SELECT current_setting('search_path')")).scalar_one()
+        connection.execute(text(f"DROP SCHEMA {schema} CASCADE"))
+        connection.execute(text(f"CREATE SCHEMA {schema}"))
+        for statement in _TABLES.split(";"):
+            connection.execute(text(statement))
+    with engine.execution_options(isolation_level="AUTOCOMMIT").connect() as connection:
+        connection.execute(text("CHECKPOINT"))
+
+
+def _contestant(
+    name: str,
+    engine: Engine,
+    events: pa.Table,
+    run: Callable[[Engine, pa.Table], str],
+    role: Any,
+    storage: dict[str, int],
+) -> Contestant:
+    """`run` gives the name of the table that remembers what was applied."""
+    different = len(set(events["event_id"].to_pylist()))
+
+    def answer(remembered: str) -> Answer:
+        with engine.connect() as connection:
+            storage[name] = int(
+                connection.execute(text("SELECT pg_total_relation_size(:name)"), {"name": remembered}).scalar_one()
+            )
+            found = connection.execute(text("SELECT count(*), count(DISTINCT event_id) FROM events")).one()
+            return int(found[0]), int(found[1])
+
+    expected = (len(events) if role == "limit" else different, different)
+    return Contestant(
+        name=name, threads=2, run=lambda: run(engine, events), expected=expected, answer=answer, role=role
+    )
+
+
+def _pieces(events: pa.Table, rows: int) -> Iterator[pa.Table]:
+    yield from (events.slice(start, rows) for start in range(0, len(events), rows))
+
+
+def _sink(engine: Engine, events: pa.Table, rows: int) -> str:
+    sink = SqlSink(engine, "events", "bench")
+    for piece in _pieces(events, rows):
+        sink.apply(piece)
+    return "fencepost_claims"
+
+
+def _sink_by_id(engine: Engine, events: pa.Table) -> str:
+    sink = SqlSink(engine, "events", "bench", "message_id", message_id="event_id")
+    for piece in _pieces(events, PIECE_ROWS):
+        sink.apply(piece)
+    return "fencepost_messages"
+
+
+_STAGE = "CREATE TEMPORARY TABLE staged ON COMMIT DROP AS SELECT * FROM events LIMIT 0"
+_APPLY = """
+WITH new AS (
+    INSERT INTO processed_messages (event_id) SELECT DISTINCT event_id FROM staged ORDER BY event_id
+    ON CONFLICT DO NOTHING RETURNING event_id
+)
+INSERT INTO events SELECT DISTINCT ON (event_id) staged.* FROM staged JOIN new USING (event_id)
+"""
+
+
+def _in_bulk(engine: Engine, events: pa.Table) -> str:
+    database, staged = Database(engine), Table("staged", sqlalchemy.MetaData())
+
+    def work(connection: Connection, piece: pa.Table) -> None:
+        connection.execute(text(_STAGE))
+        bulk.insert(connection, staged, piece)
+        connection.execute(text(_APPLY))
+
+    for piece in _pieces(events, PIECE_ROWS):
+        database.transaction(lambda connection, piece=piece: work(connection, piece))  # type: ignore[misc]
+    return "processed_messages"
+
+
+def _copied(engine: Engine, events: pa.Table) -> str:
+    database, table = Database(engine), Table("events", sqlalchemy.MetaData())
+    for piece in _pieces(events, PIECE_ROWS):
+        database.transaction(lambda it, piece=piece: bulk.insert(it, table, piece))  # type: ignore[misc]
+    return "processed_messages"
+
+
+def _one_by_one(engine: Engine, events: pa.Table) -> str:
+    """Through the driver itself, which prepares both statements."""
+    claim = "INSERT INTO processed_messages (event_id) VALUES (%s) ON CONFLICT DO NOTHING"
+    apply = "INSERT INTO events (pid, epoch, partition, seq, event_id, payload) VALUES (%s, %s, %s, %s, %s, %s)"
+    connection: Any = engine.raw_connection()
+    try:
+        cursor = connection.cursor()
+        for piece in _pieces(events, COMMIT_ROWS):
+            for event in zip(*(column.to_pylist() for column in piece.columns), strict=True):
+                cursor.execute(claim, (event[4],))
+                if cursor.rowcount:
+                    cursor.execute(apply, event)
+            connection.commit()
+    finally:
+        connection.close()
+    return "processed_messages"
+
+
+if __name__ == "__main__":
+    write_part(contest)
