@@ -12,9 +12,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bench import delta, kafka, lake_report, peers, registry, spark, streams, workload
-from bench import delta, kafka, lake_report, peers, producer, spark, streams, workload
-from bench import delta, kafka, lake_report, peers, spark, sql, streams, workload
+from bench import delta, kafka, lake_report, peers, producer, registry, spark, sql, streams, workload
 from bench.markdown import table
 from bench.measure import Measurement, Role, Target, machine
 
@@ -32,9 +30,7 @@ LIBRARIES = (
 )
 RUNS, RANDOM, NOOP, PARQUET = workload.RUNS.name, workload.RANDOM.name, spark.NOOP, spark.PARQUET
 APPLY, CO_LOCATED, JOB = "fencepost apply", spark.CO_LOCATED.name, spark.JOB
-PARTS = ("memory", "spark", "lake", "delta", "streams", "kafka", "registry")
-PARTS = ("memory", "spark", "lake", "delta", "streams", "kafka", "producer")
-PARTS = ("memory", "spark", "lake", "delta", "streams", "kafka", "sql")
+PARTS = ("memory", "spark", "lake", "delta", "streams", "kafka", "registry", "producer", "sql")
 COLOURS = {"ours": "#c2410c", "peer": "#64748b", "limit": "#cbd5e1"}
 
 

@@ -34,9 +34,8 @@ sys.path[0] = str(ROOT)  # instead of this folder, whose modules would come befo
 from bench import report  # noqa: E402
 from bench.measure import tell  # noqa: E402
 
-LAKE, FRAMES, TABLES = ("lake",), ("spark",), ("delta", "streams", "kafka", "registry")
-LAKE, FRAMES, TABLES = ("lake",), ("spark",), ("delta", "streams", "kafka", "producer")
-LAKE, FRAMES, TABLES = ("lake",), ("spark",), ("delta", "streams", "kafka", "sql")
+LAKE, FRAMES, TABLES = ("lake",), ("spark",), ("delta", "streams")
+WITHOUT_SPARK = ("kafka", "registry", "producer", "sql")
 """Parts that can be run by themselves; the results of each are files of their own then. Of a whole run only those of
 FRAMES are in one file with what is measured in memory."""
 
@@ -97,14 +96,10 @@ def main() -> int:
         if not options.no_spark and options.only in (None, *LAKE):
             parts = {name: _part(name, rows, mode.spark_rounds, scratch) for name in ("lake", "costs")}
             wrong |= _publish(parts, mode, options.results, mode.lake_results)
-        for name in (*FRAMES, *TABLES):
-            if options.only == name or (name in TABLES and options.only is None and not options.no_spark):
-                # Rounds of the log take a second, those of Spark a minute.
-                rounds = KAFKA_ROUNDS if name in ("kafka", "registry") else mode.spark_rounds
-                # Rounds of the log and of producers take a second, those of Spark a minute.
-                rounds = KAFKA_ROUNDS if name in ("kafka", "producer") else mode.spark_rounds
+        for name in (*FRAMES, *TABLES, *WITHOUT_SPARK):
+            if options.only == name or (name not in FRAMES and options.only is None and not options.no_spark):
                 # They take seconds, those of Spark a minute.
-                rounds = ROUNDS_WITHOUT_SPARK if name in ("kafka", "sql") else mode.spark_rounds
+                rounds = ROUNDS_WITHOUT_SPARK if name in WITHOUT_SPARK else mode.spark_rounds
                 parts = {name: _part(name, rows, rounds, scratch)}
                 wrong |= _publish(parts, mode, options.results, mode.lake_results.replace("lake", name))
     return int(wrong)
@@ -130,11 +125,9 @@ def _options() -> argparse.Namespace:
     which.add_argument("--no-spark", action="store_true", help="in memory only")
     which.add_argument(
         "--only",
-        choices=[*LAKE, *FRAMES, *TABLES],
+        choices=[*LAKE, *FRAMES, *TABLES, *WITHOUT_SPARK],
         help="one part: jobs over files and what they cost; DataFrames; Delta in place; streams; Kafka's log; "
-        "producer identities",
-        help="one part: jobs over files and what they cost; DataFrames; Delta; streams; Kafka's log; producers",
-        help="one part: jobs over files and costs; DataFrames; Delta in place; streams; Kafka's log; PostgreSQL",
+        "producer identities; producers; events to PostgreSQL",
     )
     parser.add_argument("--rows", type=int, help="instead of the mode's number, in every part")
     parser.add_argument("--results", type=Path, default=HERE / "results", help="where to write")

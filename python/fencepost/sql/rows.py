@@ -1,9 +1,9 @@
 """Rows in bulk: whatever is tabular as one Arrow table, and such a table into a table of the database.
 
 PostgreSQL takes CSV by COPY on the transaction's own connection. Into the table itself: that is as atomic as an insert
-from a temporary table beside it, and takes two thirds of the time. Binary COPY saves the server a third of its part, and
-costs as much more to make from Arrow in NumPy. Where COPY cannot (rules, row security) rows go through the
-temporary table after all. SQLite takes one prepared statement for all rows.
+from a temporary table beside it, and takes two thirds of the time. Binary COPY saves the server a third of its part,
+and costs as much more to make from Arrow in NumPy. Where COPY cannot (rules, row security) rows go through a temporary
+table after all. SQLite takes one prepared statement for all rows.
 """
 
 from __future__ import annotations
