@@ -13,6 +13,7 @@ from statistics import median
 from typing import Any
 
 from bench import delta, kafka, lake_report, peers, producer, registry, spark, sql, streams, workload
+from bench import delta, kafka, lake_report, partition_log, peers, spark, streams, workload
 from bench.markdown import table
 from bench.measure import Measurement, Role, Target, machine
 
@@ -31,6 +32,7 @@ LIBRARIES = (
 RUNS, RANDOM, NOOP, PARQUET = workload.RUNS.name, workload.RANDOM.name, spark.NOOP, spark.PARQUET
 APPLY, CO_LOCATED, JOB = "fencepost apply", spark.CO_LOCATED.name, spark.JOB
 PARTS = ("memory", "spark", "lake", "delta", "streams", "kafka", "registry", "producer", "sql")
+PARTS = ("memory", "spark", "lake", "delta", "streams", "kafka", "partition_log")
 COLOURS = {"ours": "#c2410c", "peer": "#64748b", "limit": "#cbd5e1"}
 
 
@@ -87,6 +89,9 @@ class Results:
             yield self._rate_target(producer.STAMPING, producer.STAMP, 50)
         if sql.ALL in self.contests:
             yield from self._sql_targets()
+        if partition_log.APPEND in self.contests:
+            yield self._append_target(partition_log.MANY)
+            yield self._append_target(partition_log.THREADS)
         yield from lake_report.targets(self)
 
     def target_of(self, contest: str, ours: str, peer: str, times: float) -> Target:
@@ -119,6 +124,14 @@ class Results:
         found = f"{ours / theirs:.2%} ({ours / 1e6:,.2f} MB of {theirs / 1e6:,.1f})"
         wanted = f"≤ {sql.STORAGE_SHARE:.0%} of processed messages'"
         yield Target(f"{sql.ALL}: claims on disk", wanted, found, ours <= theirs * sql.STORAGE_SHARE)
+    def _append_target(self, ours: str) -> Target:
+        contest = self.contests[partition_log.APPEND]
+        rate = contest[ours].rows_per_second
+        share = rate / _fastest(contest.values(), "limit").rows_per_second
+        least, millions = partition_log.DISK_SHARE_MIN, partition_log.MILLIONS_MIN
+        wanted = f"≥ {least:.0%} of the disk's bandwidth or ≥ {millions} M rows/s"
+        is_met = share >= least or rate >= millions * 1e6
+        return Target(ours, wanted, f"{_share(share)} of it, {rate / 1e6:.1f} M rows/s", is_met)
 
     def _rate_target(self, contest: str, ours: str, millions: int) -> Target:
         rate = self.contests[contest][ours].rows_per_second / 1e6

@@ -81,14 +81,28 @@ class Broker:
             check=True,
             stdout=subprocess.DEVNULL,
         )
+        self._launch()
+
+    def stop(self) -> None:
+        """End the process, and remove its folder."""
+        self._end()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def restart(self, meanwhile: Callable[[], None]) -> None:
+        """End the process, do something to its folder, and start it again at the same address."""
+        self._end()
+        meanwhile()
+        self.log.unlink()
+        self._launch()
+
+    def _launch(self) -> None:
         with (self.folder / "stdout.log").open("wb") as out:
-            command = [*self._java("kafka.Kafka"), settings]
+            command = [*self._java("kafka.Kafka"), self.folder / "server.properties"]
             self._process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT)
         self._wait()
         self.admin = AdminClient(self.settings)
 
-    def stop(self) -> None:
-        """End the process, and remove its folder."""
+    def _end(self) -> None:
         if self._process is not None:
             self._process.terminate()
             try:
@@ -96,7 +110,6 @@ class Broker:
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 self._process.wait()
-        shutil.rmtree(self.folder, ignore_errors=True)
 
     @property
     def settings(self) -> dict[str, Any]:

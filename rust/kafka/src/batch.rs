@@ -5,7 +5,9 @@
 
 use crate::compression::compress;
 use crate::control::Control;
-use crate::header::{BatchHeader, CHECKED_FROM, CONTROL, CRC_AT, Compression, HEADER_BYTES, LENGTH_END, TRANSACTIONAL};
+use crate::header::{
+    BatchHeader, CHECKED_FROM, CONTROL, CRC_AT, Compression, HEADER_BYTES, LENGTH_END, MAGIC_AT, TRANSACTIONAL,
+};
 use crate::varint;
 use std::io;
 
@@ -96,7 +98,7 @@ impl BatchBuilder {
         self.count += 1;
     }
 
-    /// The batch, at offset 0 until [`set_base_offset`].
+    /// The batch, at offset 0 until [`place`].
     pub fn finish(self, stamp: &Stamp, compression: Compression) -> io::Result<Vec<u8>> {
         let mut batch = match compression {
             Compression::None => self.bytes,
@@ -122,7 +124,7 @@ impl BatchBuilder {
     }
 }
 
-/// The marker that ends a transaction, at offset 0 until [`set_base_offset`].
+/// The marker that ends a transaction, at offset 0 until [`place`].
 pub fn marker(pid: i64, epoch: i16, is_commit: bool, coordinator_epoch: i32, timestamp: i64) -> Vec<u8> {
     let (key, value) = Control::encode(is_commit, coordinator_epoch);
     let mut builder = BatchBuilder::default();
@@ -147,9 +149,10 @@ pub fn marker(pid: i64, epoch: i16, is_commit: bool, coordinator_epoch: i32, tim
     batch
 }
 
-/// Says where in a log a batch stands. No checksum is of that.
-pub fn set_base_offset(batch: &mut [u8], offset: i64) {
-    batch[..8].copy_from_slice(&offset.to_be_bytes());
+/// Says where in a log a batch stands, and under which leader. No checksum is of that.
+pub fn place(batch: &mut [u8], base_offset: i64, leader_epoch: i32) {
+    batch[..8].copy_from_slice(&base_offset.to_be_bytes());
+    batch[LENGTH_END..MAGIC_AT].copy_from_slice(&leader_epoch.to_be_bytes());
 }
 
 /// Puts the header before the records, with the checksum.

@@ -23,7 +23,7 @@ mod scan;
 pub mod snapshot;
 mod varint;
 
-pub use batch::{BatchBuilder, Stamp, marker, set_base_offset};
+pub use batch::{BatchBuilder, Stamp, marker, place};
 pub use columns::{BatchColumns, Marker};
 pub use control::Control;
 pub use error::{Error, Kind, Result};

@@ -1,8 +1,6 @@
 //! Batches that are put together here, against those that the testkit writes by the letter of the format.
 
-use fencepost_kafka::{
-    BatchBuilder, BatchColumns, Compression, Kind, RecoveryScan, SegmentScan, Stamp, marker, set_base_offset,
-};
+use fencepost_kafka::{BatchBuilder, BatchColumns, Compression, Kind, RecoveryScan, SegmentScan, Stamp, marker, place};
 use fencepost_testkit::log::{self, Record, TRANSACTIONAL};
 use fencepost_testkit::workload::Random;
 use std::sync::Arc;
@@ -32,6 +30,7 @@ fn some_batch(random: &mut Random) -> log::Batch {
         epoch: random.below(1 << 15) as i16,
         base_seq: random.below(1 << 31) as i32,
         base_offset: random.below(1 << 62) as i64,
+        leader_epoch: random.below(1 << 31) as i32,
         records,
         ..log::Batch::default()
     }
@@ -47,7 +46,7 @@ fn built(batch: &log::Batch, compression: Compression) -> Vec<u8> {
     let is_transactional = batch.attributes & TRANSACTIONAL != 0;
     let stamp = Stamp { pid: batch.pid, epoch: batch.epoch, base_seq: batch.base_seq, is_transactional };
     let mut bytes = builder.finish(&stamp, compression).expect("in memory");
-    set_base_offset(&mut bytes, batch.base_offset);
+    place(&mut bytes, batch.base_offset, batch.leader_epoch);
     bytes
 }
 
@@ -70,7 +69,7 @@ fn markers_are_written_by_the_letter_of_the_format() {
             ..log::Batch::marker(9, 77, is_commit, coordinator_epoch)
         };
         let mut bytes = marker(9, 3, is_commit, coordinator_epoch, 1_700_000_000_000);
-        set_base_offset(&mut bytes, 77);
+        place(&mut bytes, 77, 0);
         assert_eq!(bytes, wanted.bytes());
     }
 }

@@ -11,7 +11,7 @@ use std::sync::Arc;
 /// Ends the names of files that are not there yet.
 const UNFINISHED: &str = ".new";
 /// The file whose lock says that somebody writes. It stays: to remove it would take it from under the next one.
-const LOCK: &str = ".lock";
+const LOCK: &str = ".writer";
 
 /// A folder.
 pub trait Disk: Send + Sync {

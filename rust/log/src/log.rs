@@ -7,7 +7,7 @@ use crate::sync::{Commit, Policy, Synced, Turn};
 use crate::transactions::Transactions;
 use fencepost_core::{BrokerJudged, BrokerOptions, BrokerTable, Control, Origin, Origins, ProduceBatches, Verdict};
 use fencepost_kafka::aborted::{self, AbortedTxn};
-use fencepost_kafka::{AbortedRange, PartitionScan, ReadAt, Segment, View, index, set_base_offset, snapshot};
+use fencepost_kafka::{AbortedRange, PartitionScan, ReadAt, Segment, View, index, place, snapshot};
 use std::io;
 use std::process;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -113,6 +113,8 @@ struct Inner {
     bases: Vec<i64>,
     active: Active,
     end: i64,
+    /// What a broker wrote last, if one did: it must not go back.
+    leader_epoch: i32,
     status: Status,
     /// Given back when the log is closed.
     lock: Option<Lock>,
@@ -144,6 +146,7 @@ impl PartitionLog {
             bases: opened.bases,
             active: opened.active,
             end,
+            leader_epoch: opened.leader_epoch,
             status: Status::Open,
             lock,
             buffer: Vec::new(),
@@ -308,7 +311,7 @@ impl Shared {
         let kept: Vec<usize> = (0..batches.len()).filter(|&row| appended[row].verdict.is_kept()).collect();
         let Some(&last) = kept.last() else { return Ok(appended) };
         for &row in &kept {
-            set_base_offset(&mut batches[row].bytes, judged.offsets[row]);
+            place(&mut batches[row].bytes, judged.offsets[row], inner.leader_epoch);
         }
         let end = judged.offsets[last] + batches[last].last_offset_delta() + 1;
         self.make_room(inner, kept.iter().map(|&row| batches[row].bytes.len() as u64).sum(), end)?;

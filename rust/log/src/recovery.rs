@@ -43,6 +43,7 @@ pub(crate) struct Opened {
     pub(crate) bases: Vec<i64>,
     pub(crate) active: Active,
     pub(crate) end: i64,
+    pub(crate) leader_epoch: i32,
     pub(crate) recovered: Recovered,
 }
 
@@ -103,6 +104,7 @@ fn begin<'a>(disk: &dyn Disk, options: &Options, mut states: impl Iterator<Item 
         bases: vec![0],
         active,
         end: 0,
+        leader_epoch: 0,
         recovered: Recovered::default(),
     })
 }
@@ -146,6 +148,8 @@ struct Replay<'a> {
     aborted: Vec<AbortedTxn>,
     active: Option<Active>,
     end: i64,
+    /// The highest so far.
+    leader_epoch: i32,
     recovered: Recovered,
 }
 
@@ -165,7 +169,18 @@ impl<'a> Replay<'a> {
         }
         let recovered = Recovered { state: state.name, ..Recovered::default() };
         let (from, end) = (state.offset, state.offset);
-        Ok(Replay { disk, options, from, table, transactions, aborted: Vec::new(), active: None, end, recovered })
+        Ok(Replay {
+            disk,
+            options,
+            from,
+            table,
+            transactions,
+            aborted: Vec::new(),
+            active: None,
+            end,
+            leader_epoch: 0,
+            recovered,
+        })
     }
 
     /// Follows the segments from the one on in which the state's offset lies. Nothing is changed.
@@ -197,6 +212,7 @@ impl<'a> Replay<'a> {
         loop {
             let read = scan.read(&mut columns, CALL_ROWS);
             self.take(&columns)?;
+            self.leader_epoch = columns.leader_epoch.iter().copied().fold(self.leader_epoch, i32::max);
             for row in 0..columns.len() {
                 active.note(columns.bytes[row] as u64, columns.last_offset[row], columns.max_timestamp[row]);
             }
@@ -314,8 +330,8 @@ impl<'a> Replay<'a> {
         unopened(disk, "", disk.sync())?;
         self.table.set_log_end(0, self.end)?;
         self.transactions.forget_before(self.end);
-        let Replay { table, transactions, end, recovered, .. } = self;
-        Ok(Opened { table, transactions, aborted, bases, active, end, recovered })
+        let Replay { table, transactions, end, leader_epoch, recovered, .. } = self;
+        Ok(Opened { table, transactions, aborted, bases, active, end, leader_epoch, recovered })
     }
 
     /// Every aborted transaction: those before the state from the indexes, those behind it as the log says. The index of
