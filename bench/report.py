@@ -12,8 +12,19 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bench import delta, kafka, lake_report, peers, producer, registry, spark, sql, streams, workload
-from bench import delta, kafka, lake_report, partition_log, peers, spark, streams, workload
+from bench import (
+    delta,
+    kafka,
+    lake_report,
+    partition_log,
+    peers,
+    producer,
+    registry,
+    spark,
+    sql,
+    streams,
+    workload,
+)
 from bench.markdown import table
 from bench.measure import Measurement, Role, Target, machine
 
@@ -31,8 +42,7 @@ LIBRARIES = (
 )
 RUNS, RANDOM, NOOP, PARQUET = workload.RUNS.name, workload.RANDOM.name, spark.NOOP, spark.PARQUET
 APPLY, CO_LOCATED, JOB = "fencepost apply", spark.CO_LOCATED.name, spark.JOB
-PARTS = ("memory", "spark", "lake", "delta", "streams", "kafka", "registry", "producer", "sql")
-PARTS = ("memory", "spark", "lake", "delta", "streams", "kafka", "partition_log")
+PARTS = ("memory", "spark", "lake", "delta", "streams", "kafka", "partition_log", "registry", "producer", "sql")
 COLOURS = {"ours": "#c2410c", "peer": "#64748b", "limit": "#cbd5e1"}
 
 
@@ -124,6 +134,7 @@ class Results:
         found = f"{ours / theirs:.2%} ({ours / 1e6:,.2f} MB of {theirs / 1e6:,.1f})"
         wanted = f"≤ {sql.STORAGE_SHARE:.0%} of processed messages'"
         yield Target(f"{sql.ALL}: claims on disk", wanted, found, ours <= theirs * sql.STORAGE_SHARE)
+
     def _append_target(self, ours: str) -> Target:
         contest = self.contests[partition_log.APPEND]
         rate = contest[ours].rows_per_second

@@ -10,7 +10,7 @@
     python bench/run.py --full --only registry  producer identities from PostgreSQL, minutes
     python bench/run.py --full --only producer  numbers on rows, rows to partitions, a minute
     python bench/run.py --full --only sql       events to PostgreSQL (the system's package), minutes
-    python bench/run.py --full --only partition_log     appends to a log of our own, minutes
+    python bench/run.py --full --only partition_log  appends to a log of our own, minutes
 
 Each part runs in a process of its own, so that none has to live with another's memory. Exits with 1 if an answer of
 ours was wrong.
@@ -36,8 +36,7 @@ from bench import report  # noqa: E402
 from bench.measure import tell  # noqa: E402
 
 LAKE, FRAMES, TABLES = ("lake",), ("spark",), ("delta", "streams")
-WITHOUT_SPARK = ("kafka", "registry", "producer", "sql")
-LAKE, FRAMES, TABLES = ("lake",), ("spark",), ("delta", "streams", "kafka", "partition_log")
+WITHOUT_SPARK = ("kafka", "partition_log", "registry", "producer", "sql")
 """Parts that can be run by themselves; the results of each are files of their own then. Of a whole run only those of
 FRAMES are in one file with what is measured in memory."""
 
@@ -102,10 +101,6 @@ def main() -> int:
             if options.only == name or (name not in FRAMES and options.only is None and not options.no_spark):
                 # They take seconds, those of Spark a minute.
                 rounds = ROUNDS_WITHOUT_SPARK if name in WITHOUT_SPARK else mode.spark_rounds
-        for name in (*FRAMES, *TABLES):
-            if options.only == name or (name in TABLES and options.only is None and not options.no_spark):
-                # Rounds of the log take a second, those of Spark a minute.
-                rounds = KAFKA_ROUNDS if name in ("kafka", "partition_log") else mode.spark_rounds
                 parts = {name: _part(name, rows, rounds, scratch)}
                 wrong |= _publish(parts, mode, options.results, mode.lake_results.replace("lake", name))
     return int(wrong)
@@ -132,10 +127,8 @@ def _options() -> argparse.Namespace:
     which.add_argument(
         "--only",
         choices=[*LAKE, *FRAMES, *TABLES, *WITHOUT_SPARK],
-        help="one part: jobs over files and what they cost; DataFrames; Delta in place; streams; Kafka's log; "
+        help="one part: jobs over files and what they cost; DataFrames; Delta in place; streams; Kafka's log, our own; "
         "producer identities; producers; events to PostgreSQL",
-        choices=[*LAKE, *FRAMES, *TABLES],
-        help="one part: jobs over files and what they cost; DataFrames; Delta in place; streams; Kafka's log, our own",
     )
     parser.add_argument("--rows", type=int, help="instead of the mode's number, in every part")
     parser.add_argument("--results", type=Path, default=HERE / "results", help="where to write")

@@ -51,7 +51,7 @@ PATTERN = "*?[]{}\\"
 
 def foreach_batch(
     state: Place,
-    sink: Place | OwnSink,
+    sink: Place | RunFolders | OwnSink,
     *,
     folder: Place | None = None,
     adopt_checkpoint: bool = False,
@@ -69,11 +69,12 @@ def foreach_batch(
     back, stops the query, since rows would be refused or missed: ``adopt_checkpoint=True`` takes over whichever comes.
     It is called once for a batch, with the whole of it.
 
-    ``sink`` may be a function ``(kept, version)`` of a DataFrame and a number; ``folder`` is then where kept rows lie
-    until it has returned. It is called for versions that keep rows, in order, and once more with the same number where
-    the driver died before it was known to have returned. So a row is shown once if it refuses numbers that it has seen
-    (in the transaction that writes the rows), and at least once otherwise. ``folder`` has none of ``* ? [ ] { } \\`` in
-    its path, which Spark would read as a pattern.
+    ``sink`` may be a sink itself, such as ``fencepost.sql.StagedTable``, a table of a database; batches then lie beside
+    its folder. It may also be a function ``(kept, version)`` of a DataFrame and a number; ``folder`` is then where kept
+    rows lie until it has returned. It is called for versions that keep rows, in order, and once more with the same
+    number where the driver died before it was known to have returned. So a row is shown once if it refuses numbers that
+    it has seen (in the transaction that writes the rows), and at least once otherwise. ``folder`` has none of
+    ``* ? [ ] { } \\`` in its path, which Spark would read as a pattern.
 
     Of a stream that is read from Kafka the decision also holds the offsets at which the batch begins and ends. A topic
     that ends below where it was read before stops the query; with ``topics``, a function such as
@@ -99,7 +100,8 @@ def foreach_batch(
         return BatchWriter(state, place, sink, adopt_checkpoint, topics, options)
     if folder is not None:
         raise ValueError(f"folder={os.fspath(folder)!r}: only a function as sink needs one")
-    return BatchWriter(state, sink, None, adopt_checkpoint, topics, options)
+    place = sink.path if isinstance(sink, RunFolders) else sink
+    return BatchWriter(state, place, sink if isinstance(sink, RunFolders) else None, adopt_checkpoint, topics, options)
 
 
 class BatchWriter:
@@ -109,12 +111,12 @@ class BatchWriter:
         self,
         state: Place,
         place: Place,
-        call: OwnSink | None,
+        shows: RunFolders | OwnSink | None,
         adopts: bool,
         describe: Describe | None,
         options: dict[str, Any],
     ) -> None:
-        self._state, self._call, self._adopts, self._describe, self._options = state, call, adopts, describe, options
+        self._state, self._shows, self._adopts, self._describe, self._options = state, shows, adopts, describe, options
         self._place = Path(os.path.abspath(os.fspath(place).removeprefix("file://")))
         self._batches = self._place.with_name(f"{self._place.name}.batches")
         self.report: RunReport | None = None
@@ -159,8 +161,10 @@ class BatchWriter:
     def _job(self, spark: SparkSession) -> DedupJob:
         self._batches.mkdir(parents=True, exist_ok=True)
         sink: Place | RunFolders = self._place
-        if self._call is not None:
-            sink = CalledSink(self._place, Disk(self._options.get("sync", True)), self._call, spark)
+        if isinstance(self._shows, RunFolders):
+            sink = self._shows
+        elif self._shows is not None:
+            sink = CalledSink(self._place, Disk(self._options.get("sync", True)), self._shows, spark)
         options = {"engine": _engine_of(spark), **self._options}
         return DedupJob(self._batches, self._state, sink, source_immutable=True, **options)
 

@@ -604,8 +604,10 @@ class Run:
         marked = Marked.of(it | {"ordinal": int(ordinals[it["ordinal"]])} for group in written for it in group.marked)
         if not self.is_seed:
             self.check_kept(counts, outputs, marked)
+        sink_version = self.checked_rows(outputs, written)
+        if staged := self.staged(outputs, winners):
+            sink_version = {**(sink_version or {}), **staged}
         with self.step("collect"):
-            sink_version = self.checked_rows(outputs, written)
             names = winners | side_winners
             prepared = job.sink.collect(self.folder, names) if names else None
             inputs = _inputs(found)
@@ -665,6 +667,12 @@ class Run:
         folders = dict.fromkeys(name.rpartition("/")[0] + "/" for name in outputs.name)
         more = self.job.sink.check_rows(schemas, folders)
         return {**(self.sink_version or {}), **more} or None
+
+    def staged(self, outputs: Outputs, winners: dict[str, str]) -> dict[str, Any]:
+        """What tasks have brought nearer to the sink, where it asks for that."""
+        sink, engine = self.job.sink, self.job.engine
+        work, items = sink.staging(self.version, self.attempt, outputs, winners, engine.slots)
+        return sink.staged(self.tasks("stage", work, items)) if items else {}
 
     def side_files(
         self, found: Found, judged: list[Judged], written: list[Written], ordinals: npt.NDArray[np.int64]

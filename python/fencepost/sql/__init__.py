@@ -10,6 +10,7 @@ from fencepost.sql.reconciliation import Reconciliation
 from fencepost.sql.registry import ProducerRegistry
 from fencepost.sql.retention import Reaped, RetentionWarning
 from fencepost.sql.sink import Applied, SqlSink
+from fencepost.sql.staged import StagedTable
 from fencepost.sql.transaction import ProducerIdentity
 from fencepost.sql.transitions import transition
 
@@ -23,6 +24,7 @@ __all__ = [
     "Recovered",
     "RetentionWarning",
     "SqlSink",
+    "StagedTable",
     "TransactionCoordinator",
     "derived_key",
     "transition",

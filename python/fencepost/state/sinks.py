@@ -17,14 +17,14 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 from fencepost.errors import SinkChangedError, SinkError
 from fencepost.state import changelog
-from fencepost.state.decision import ABANDONED, APPLIED, Decision, SideFiles
+from fencepost.state.decision import ABANDONED, APPLIED, Decision, Outputs, SideFiles
 from fencepost.state.disk import TEMPORARY, Disk, opened_folder
 from fencepost.state.stores import is_local
 from fencepost.state.versions import State
@@ -112,6 +112,17 @@ class RunFolders:
     def prepare_folder(self, version: int, attempt: str) -> Path:
         """Where an attempt's tasks write."""
         return self.path / PREPARE / f"{version}-{attempt}"
+
+    def staging(
+        self, version: int, attempt: str, outputs: Outputs, winners: dict[str, str], slots: int
+    ) -> tuple[Callable[[Any], Any], list[Any]]:
+        """What tasks are to do with the winning files before they are decided: a function of a module, and its items,
+        for about so many slots. None for a folder, to which they are as near as can be."""
+        return len, []
+
+    def staged(self, results: list[Any]) -> dict[str, Any]:
+        """What the decision has to say of it, from what the tasks gave."""
+        return {}
 
     def collect(self, folder: Path, winners: dict[str, str]) -> str:
         """Bring the winning files, final name to path, into one folder under `folder`; gives its name for `apply`.

@@ -1,0 +1,351 @@
+"""A table of a database as the sink of a job: versions wholly or not, whatever dies, each row once."""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import fencepost as fp
+import polars as pl
+import psycopg
+import pyarrow as pa  # type: ignore[import-untyped]
+import pytest
+from fencepost.lake import DedupJob, LocalEngine
+from fencepost.sql import StagedTable
+from fencepost.state.operations import abandon, collect_garbage
+from sqlalchemy import Connection, Engine, inspect, text
+from sqlalchemy.engine.default import DefaultDialect
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from test_lake import SCHEMA, first_of_each, land, make_rows
+
+CREATE = "CREATE TABLE events (pid BIGINT, epoch SMALLINT, partition INTEGER, seq INTEGER, origin VARCHAR(20))"
+
+
+class Crash(BaseException):
+    """The process dies: nothing it would do afterwards happens."""
+
+
+@pytest.fixture
+def events(engine: Engine) -> Engine:
+    with engine.begin() as connection:
+        connection.execute(text(CREATE))
+    return engine
+
+
+def land_some(root: Path, *seeds: int) -> None:
+    for seed in seeds:
+        land(root / "source", f"{seed}.parquet", make_rows(seed))
+
+
+def expected(*seeds: int) -> list[tuple[Any, ...]]:
+    rows = pl.DataFrame(pa.concat_tables([make_rows(seed) for seed in seeds]))
+    return sorted(first_of_each(rows).rows(), key=str)
+
+
+def stored(engine: Engine) -> list[tuple[Any, ...]]:
+    with engine.connect() as connection:
+        found = connection.execute(text("SELECT pid, epoch, partition, seq, origin FROM events"))
+        return sorted((tuple(row) for row in found), key=str)
+
+
+def version(engine: Engine) -> tuple[int, str]:
+    with engine.connect() as connection:
+        row = connection.execute(text("SELECT version, status FROM fencepost_versions")).one()
+        return row.version, row.status
+
+
+def tables_of_tasks(engine: Engine) -> list[str]:
+    return [name for name in inspect(engine).get_table_names() if name.startswith("fencepost_stage")]
+
+
+@pytest.fixture
+def make(database_url: str, tmp_path: Path) -> Callable[..., DedupJob]:
+    def make_job(**options: Any) -> DedupJob:
+        sink = StagedTable(database_url, "events", tmp_path / "sink", sync=False)
+        engine = options.pop("engine", LocalEngine(2))
+        return DedupJob(tmp_path / "source", tmp_path / "state", sink, shards=2, sync=False, engine=engine, **options)
+
+    return make_job
+
+
+def test_versions_are_transactions(events: Engine, make: Callable[..., DedupJob], tmp_path: Path) -> None:
+    land_some(tmp_path, 0, 1, 2)
+    report = make().run()
+    assert (report.version, report.kept) == (1, len(expected(0, 1, 2)))
+    assert stored(events) == expected(0, 1, 2)
+    assert version(events) == (1, "applied")
+    land_some(tmp_path, 3)
+    assert make().run().version == 2
+    assert make().run().version is None, "nothing is new"
+    assert stored(events) == expected(0, 1, 2, 3)
+    land(tmp_path / "source", "again.parquet", make_rows(1).filter(pa.compute.greater(make_rows(1)["pid"], -1)))
+    assert make().run().kept == 0
+    assert version(events) == (3, "applied")
+    assert stored(events) == expected(0, 1, 2, 3)
+    assert tables_of_tasks(events) == []
+    names = {path.name for path in (tmp_path / "sink").iterdir()}
+    assert names == {"_fencepost.json", "_prepare", "run=1", "run=2", "run=3"}
+    assert not list((tmp_path / "sink").glob("run=*/part-*.parquet")), "the rows are in the table"
+
+
+def test_tasks_fill_tables_of_their_own(
+    events: Engine, make: Callable[..., DedupJob], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Attempts that lose, before and after the winner, leave tables of which nothing is inserted."""
+    monkeypatch.setattr("fencepost.lake.plan.TASK_BYTES", 1)
+    monkeypatch.setattr("fencepost.lake.plan.FILE_BYTES", 0)
+
+    class Speculative(LocalEngine):
+        def run(self, stage: str, work: Any, items: Any, progress: Any = None) -> Any:
+            if stage == "stage":
+                assert len(items) >= 2
+                super().run(stage, work, items)
+            return super().run(stage, work, items, progress)
+
+    land_some(tmp_path, 0, 1, 2)
+    make(engine=Speculative(2)).run()
+    assert stored(events) == expected(0, 1, 2)
+    assert len(tables_of_tasks(events)) >= 2, "of the attempts that lost"
+    make().run()
+    assert tables_of_tasks(events) == []
+
+
+@contextmanager
+def crash_at_commit(monkeypatch: pytest.MonkeyPatch, number: int, after: bool) -> Iterator[list[int]]:
+    """The process dies at this commit, of any connection: before the database has it, or after."""
+    commits = [0]
+    real = DefaultDialect.do_commit
+    lock = threading.Lock()
+
+    def dying(dialect: Any, connection: Any) -> None:
+        with lock:
+            commits[0] += 1
+            at = commits[0]
+        if at > number or (at == number and not after):
+            raise Crash
+        real(dialect, connection)
+        if at == number:
+            raise Crash
+
+    with monkeypatch.context() as patch:
+        patch.setattr(DefaultDialect, "do_commit", dying)
+        yield commits
+
+
+def test_a_crash_at_every_commit(
+    events: Engine, make: Callable[..., DedupJob], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever comes next finds each version wholly or not; and a file that came meanwhile is not passed over."""
+    land_some(tmp_path, 0)
+    make(engine=LocalEngine(1)).run()
+    seeds, crashes = [0], 0
+    for after in (False, True):
+        for number in range(1, 40):
+            seeds.append(len(seeds))
+            land_some(tmp_path, seeds[-1])
+            with crash_at_commit(monkeypatch, number, after) as commits:
+                try:
+                    make(engine=LocalEngine(1)).run()
+                    is_over = True
+                except Crash:
+                    is_over = False
+            if is_over:
+                assert number > commits[0]
+                break
+            crashes += 1
+            seeds.append(len(seeds))
+            land_some(tmp_path, seeds[-1])
+            make().run()
+            assert stored(events) == expected(*seeds), (number, after)
+        else:
+            raise AssertionError("there are not so many commits in a run")
+        make().run()
+        assert stored(events) == expected(*seeds)
+    assert crashes >= 6
+    assert version(events)[1] == "applied"
+    collect_garbage(make().state, sink=make().sink)
+    assert tables_of_tasks(events) == []
+
+
+def test_a_lost_commit_is_told_by_the_version(
+    events: Engine, make: Callable[..., DedupJob], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    land_some(tmp_path, 0)
+    real, lost = StagedTable._move, []
+
+    def lose(sink: StagedTable, connection: Connection, *arguments: Any) -> str:
+        status = real(sink, connection, *arguments)
+        driver: Any = connection.connection
+        if len(lost) < 2:
+            lost.append(status)
+            if len(lost) == 2:
+                driver.commit()
+            driver.driver_connection.close()
+        return status
+
+    is_sqlite = events.dialect.name == "sqlite"
+    commit = DefaultDialect.do_commit
+
+    def told(dialect: Any, connection: Any) -> None:
+        try:
+            commit(dialect, connection)
+        except (sqlite3.ProgrammingError, psycopg.OperationalError) as error:
+            closed = "Cannot operate on a closed database."
+            raise (sqlite3.ProgrammingError(closed) if is_sqlite else error) from None
+
+    monkeypatch.setattr(StagedTable, "_move", lose)
+    monkeypatch.setattr(DefaultDialect, "do_commit", told)
+    make().run()
+    assert lost == ["applied", "applied"]
+    assert stored(events) == expected(0)
+    assert version(events) == (1, "applied")
+
+
+@pytest.mark.parametrize("loss", ["DROP TABLE {}", "DELETE FROM {}"])
+def test_tables_that_a_crash_of_the_server_took(
+    events: Engine, make: Callable[..., DedupJob], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loss: str
+) -> None:
+    """Tables of tasks are not logged; the files are there until the version is done."""
+    land_some(tmp_path, 0, 1)
+
+    def die(*_: Any) -> str:
+        raise Crash
+
+    with monkeypatch.context() as patch:
+        patch.setattr(StagedTable, "_move", die)
+        with pytest.raises(Crash):
+            make().run()
+    [name] = tables_of_tasks(events)
+    with events.begin() as connection:
+        connection.execute(text(loss.format(name)))
+    land_some(tmp_path, 2)
+    report = make().run()
+    assert (report.recovered, report.version) == ((1,), 2)
+    assert stored(events) == expected(0, 1, 2)
+    assert tables_of_tasks(events) == []
+
+
+def test_a_driver_that_comes_late_changes_nothing(
+    events: Engine, make: Callable[..., DedupJob], tmp_path: Path
+) -> None:
+    """A paused process goes on after others have written two more versions."""
+    decisions = []
+    for seed in range(3):
+        land_some(tmp_path, seed)
+        late = make()
+        late.run()
+        decisions.append(late.state.version(seed + 1))
+    for decision in decisions:
+        assert late.sink.apply(decision) == "applied"
+        assert late.sink._commit(decisions[-1], "applied") == "applied"
+    with pytest.raises(fp.SinkChangedError, match="version 1 can only follow 0; the newest there is 3"):
+        late.sink._commit(decisions[0], "applied")
+    assert stored(events) == expected(0, 1, 2)
+    assert version(events) == (3, "applied")
+
+
+def test_many_drivers_at_once(events: Engine, make: Callable[..., DedupJob], tmp_path: Path) -> None:
+    land_some(tmp_path, 0, 1)
+    outcomes: Counter[str] = Counter()
+
+    def run() -> None:
+        try:
+            make(engine=LocalEngine(1)).run()
+            outcomes["run"] += 1
+        except fp.FencepostError as error:
+            outcomes[type(error).__name__] += 1
+
+    threads = [threading.Thread(target=run) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert outcomes["run"] >= 1, outcomes
+    assert outcomes.keys() <= {"run", "StateConflictError", "SinkError"}, outcomes
+    make().run()
+    assert stored(events) == expected(0, 1)
+
+
+def test_rows_that_the_table_does_not_take(
+    database_url: str, engine: Engine, make: Callable[..., DedupJob], tmp_path: Path
+) -> None:
+    with engine.begin() as connection:
+        connection.execute(text(CREATE.replace("20", "4")))
+    land_some(tmp_path, 0)
+    with pytest.raises(fp.SinkError, match=r"rows from 0 on: column 'origin', row \d+: '0:\d+': the column takes 4"):
+        make().run()
+    assert make().state.decided() == 0, "before anything was decided"
+    land(tmp_path / "source", "0.parquet", make_rows(0).rename_columns([*SCHEMA.names[:4], "who"]))
+    with pytest.raises(fp.SinkError, match="table events: has no column 'who'"):
+        make().run()
+    with pytest.raises(fp.SinkError, match="table nowhere: does not exist"):
+        StagedTable(database_url, "nowhere", tmp_path / "other")
+
+
+def test_a_version_that_the_table_refuses_for_good(
+    events: Engine, make: Callable[..., DedupJob], tmp_path: Path
+) -> None:
+    """It is decided: mend the table, or give the version up; its input is new again then."""
+    land_some(tmp_path, 0)
+    make().run()
+    with events.begin() as connection:
+        connection.execute(text("CREATE UNIQUE INDEX ON_ORIGIN ON events (origin)"))
+        connection.execute(text("INSERT INTO events (origin) VALUES ('1:7')"))
+    land_some(tmp_path, 1)
+    job = make()
+    with pytest.raises(fp.SinkError, match=r"(?s)refuses rows that were decided .* Mend the table and run again, or"):
+        job.run()
+    assert version(events) == (1, "applied")
+    abandon(job.state, 2, sink=job.sink)
+    assert version(events) == (2, "abandoned")
+    with events.begin() as connection:
+        connection.execute(text("DELETE FROM events WHERE origin = '1:7'"))
+    assert make().run().version == 3
+    assert stored(events) == expected(0, 1)
+
+
+def test_a_table_is_the_sink_of_one_state(
+    database_url: str, events: Engine, make: Callable[..., DedupJob], tmp_path: Path
+) -> None:
+    land_some(tmp_path, 0)
+    make().run()
+    other = StagedTable(database_url, "events", tmp_path / "other-sink")
+    with pytest.raises(fp.SinkError, match="belongs to another state"):
+        DedupJob(tmp_path / "source", tmp_path / "other-state", other).run()
+    land_some(tmp_path, 1)
+    with events.begin() as connection:
+        connection.execute(text("UPDATE fencepost_versions SET version = 0"))
+    with pytest.raises(fp.SinkChangedError, match="its newest version is 0, though versions up to 1 were written"):
+        make().run()
+    with events.begin() as connection:
+        connection.execute(text("DELETE FROM fencepost_versions"))
+    with pytest.raises(fp.SinkChangedError, match="nothing says any more that versions were written to it"):
+        make().run()
+    assert stored(events) == expected(0)
+    assert re.fullmatch(r"<StagedTable events of .*>", repr(other))
+
+
+def test_folders_with_values_are_refused(events: Engine, make: Callable[..., DedupJob], tmp_path: Path) -> None:
+    land(tmp_path / "source" / "day=1", "0.parquet", make_rows(0))
+    with pytest.raises(fp.SinkError, match=r"values that stand in names of folders \(day=1/\) are not written"):
+        make().run()
+
+
+def test_a_table_with_columns_of_its_own(engine: Engine, database_url: str, tmp_path: Path) -> None:
+    with engine.begin() as connection:
+        connection.execute(text("CREATE TABLE thin (number INTEGER DEFAULT 7, seq BIGINT, origin TEXT)"))
+    land_some(tmp_path, 0, 1)
+    sink = StagedTable(database_url, "thin", tmp_path / "sink", insert=["seq", "origin"], sync=False)
+    DedupJob(tmp_path / "source", tmp_path / "state", sink, sync=False).run()
+    with engine.connect() as connection:
+        found = sorted(tuple(row) for row in connection.execute(text("SELECT number, seq, origin FROM thin")))
+    assert found == sorted((7, row[3], row[4]) for row in expected(0, 1))
