@@ -452,13 +452,18 @@ def test_a_path_that_does_not_exist_is_found_out() -> None:
 
 
 def code_blocks() -> list[tuple[str, str, bool]]:
-    """The Python blocks of the documents: where, the source, whether it runs. `python no-run` is only compiled."""
+    """The Python blocks of the documents: where, the source, whether it runs. `python no-run` is only compiled, and
+    `python continued` runs after those above it."""
     found = []
     for path in documents():
         text = path.read_text() if path.is_file() else ""
-        for match in re.finditer(r"^```python( no-run)?\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL):
+        above = ""
+        for match in re.finditer(r"^```python( no-run| continued)?\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL):
             line = text.count("\n", 0, match.start()) + 2
-            found.append((f"{path.name}:{line}", "\n" * (line - 1) + match[2], match[1] is None))
+            before = above if match[1] == " continued" else ""
+            source = before + "\n" * (line - 1 - before.count("\n")) + match[2]
+            found.append((f"{path.name}:{line}", source, match[1] != " no-run"))
+            above = source if match[1] != " no-run" else above
     return found
 
 

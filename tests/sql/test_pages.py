@@ -16,7 +16,7 @@ PAGES = Path(__file__).parents[2] / "docs"
 def test_a_page_prints_what_it_says(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     text = (PAGES / f"{name}.md").read_text("utf-8")
-    blocks = re.findall(r"^```(python|text)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    blocks = re.findall(r"^```(python|text)(?: continued)?\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     assert sum(kind == "text" for kind, _ in blocks) >= 5
     names: dict[str, object] = {"__name__": "__main__"}
     said = ""
