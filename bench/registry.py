@@ -1,6 +1,6 @@
 """Producer identities from a real PostgreSQL that syncs what it commits, asked for by 16 processes at once.
 
-With transactional ids: `ProducerRegistry.init_producer` of ids that are mostly known, a tenth of them shared by all
+With transactional ids: `ProducerRegistry.init_producer` of ids that are mostly known, a hundredth of them shared by all
 processes, against one upsert a call, which gives a pid and an epoch and does nothing else: it fences, aborts and
 expires nothing. Without: a pid from the block that a process has in memory, against a sequence, and against a
 counter in a row, a transaction for each pid. An answer is (identities, different ones): over all rounds none may come
@@ -23,7 +23,7 @@ sys.path.append(str(ROOT / "tests"))
 
 IDS, PIDS = "identities of transactional ids, 16 processes", "pids without an id, 16 processes"
 OURS, UPSERT, SEQUENCE, COUNTER = "init_producer", "one upsert a call", "nextval a pid", "a counter in a row"
-CLIENTS, SHARED = 16, 10
+CLIENTS, SHARED = 16, 100
 """One id in so many is used by all clients."""
 SHARE = 1000
 """Of the benchmark's rows one in so many is a call."""
