@@ -276,14 +276,15 @@ def test_transactions_are_seen_when_they_are_committed(tmp_path: Path) -> None:
     transport.send(batch(9, 0, 0, [3]))
     landing = read_landing(tmp_path)
     assert (values(landing), [it.pid for it in landing.open]) == ([3], [7, 8])
-    transport.write_marker(8, 1, 0, "abort")
-    transport.write_marker(7, 1, 0, "commit")
-    transport.write_marker(7, 1, 0, "commit")
+    assert transport.write_marker(8, 1, 0, "abort") is fp.Verdict.ACCEPTED
+    assert transport.write_marker(7, 1, 0, "commit") is fp.Verdict.ACCEPTED
+    assert transport.write_marker(7, 1, 0, "commit") is fp.Verdict.DUPLICATE
     assert values(read_landing(tmp_path)) == [3, 1], "in the order in which they came to be seen"
     assert values(read_landing(tmp_path, after=landing.position)) == [1]
     assert transport.send(batch(7, 1, 0, [4], transactional=True)).offset == 5, "markers take an offset, too"
-    with pytest.raises(fp.FencedError, match="a marker of pid 7 epoch 0 in partition 0: FENCED"):
-        transport.write_marker(7, 0, 0, "commit")
+    assert transport.write_marker(7, 1, 0, "abort") is fp.Verdict.DUPLICATE, "late: it has gone on to the next one"
+    assert transport.write_marker(7, 0, 0, "commit") is fp.Verdict.FENCED
+    assert [it.pid for it in read_landing(tmp_path).open] == [7]
 
 
 # Cursor mode

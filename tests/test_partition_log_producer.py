@@ -112,8 +112,11 @@ def test_a_zombie_is_kept_out_by_a_marker(transport: PartitionLogTransport) -> N
         with pytest.raises(fp.FencedError, match="somebody else has it"):
             first.send(table)[0].result(10)
         assert second.send(table)[0].result(10).offset in (1, 2)
-    with pytest.raises(fp.FencedError, match="a marker of pid 5 epoch 0 in partition 0: FENCED"):
-        transport.write_marker(5, 0, 0, "abort")
+    assert transport.write_marker(5, 0, 0, "abort") is fp.Verdict.FENCED
+    transport.fence(5, 3, [0])
+    transport.fence(5, 3, [0])
+    with pytest.raises(fp.FencedError, match="pid 5 epoch 2, partition 0: a higher epoch has written there"):
+        transport.fence(5, 2, [0])
     with pytest.raises(fp.FencepostError):
         first.close()
 

@@ -205,12 +205,14 @@ class SequencedProducer:
         }  # fmt: skip
 
     def close(self, timeout: float | None = None) -> None:
-        """Deliver what was sent, then stop. Raises what `flush` raises; it is closed in any case.
+        """Deliver what was sent, then stop; a transaction that is open is aborted.
 
-        The transport is the caller's, and stays open.
+        Raises what `flush` and `abort` raise; it is closed in any case. The transport is the caller's, and stays open.
         """
         try:
-            if not self._is_closed:
+            if self._joined is not None:
+                self.abort()
+            elif not self._is_closed:
                 self.flush(timeout)
         finally:
             self._shut("the producer was closed")

@@ -251,10 +251,11 @@ class LandingTransport:
             self._log.refresh()
             return self._log.state.cursor(pid, partition)
 
-    def write_marker(self, pid: int, epoch: int, partition: int, outcome: str, coordinator_epoch: int = 0) -> None:
-        """The end of a transaction in a partition, for a coordinator; again: nothing happens.
+    def write_marker(self, pid: int, epoch: int, partition: int, outcome: str, coordinator_epoch: int = 0) -> Verdict:
+        """The end of a transaction in a partition, for a coordinator. Gives what became of the marker.
 
-        Raises FencedError for an epoch or coordinator that was replaced.
+        Again, nothing happens, and a marker that comes when the producer has gone on is FENCED and changes nothing: the
+        coordinator need not know.
         """
         entry = {
             "kind": "marker", "pid": pid, "epoch": epoch, "partition": partition, "outcome": outcome,
@@ -265,12 +266,10 @@ class LandingTransport:
                 self._log.refresh()
                 written = self._log.state.written(pid, [partition]).get(partition)
                 if written is not None and written[0] == epoch:
-                    return  # it stands there: markers alone bring an epoch that no batch has
+                    return Verdict.DUPLICATE  # markers alone bring an epoch that no batch has
                 verdict = self._log.state.mark(entry, check=True)
-                if not verdict.is_kept:
-                    raise FencedError(f"a marker of pid {pid} epoch {epoch} in partition {partition}: {verdict.name}")
-                if self._log.put(entry):
-                    return
+                if not verdict.is_kept or self._log.put(entry):
+                    return verdict
 
     # One step each
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
+from fencepost import Verdict
 from fencepost.errors import BatchError, FencedError, FencepostError, PoisonedError, PolicyError, StoreError
 from fencepost.producer.answers import Answer, ErrorCode
 from fencepost.producer.stamping import IDENTITY
@@ -86,16 +87,19 @@ class PartitionLogTransport:
         if epoch == 0:
             return  # nobody came before
         for number in range(self.partitions) if partitions is None else partitions:
-            self.write_marker(pid, epoch, number, "abort")
+            verdict = self.write_marker(pid, epoch, number, "abort")
+            if verdict is Verdict.FENCED:
+                raise FencedError(f"pid {pid} epoch {epoch}, partition {number}: a higher epoch has written there")
 
-    def write_marker(self, pid: int, epoch: int, partition: int, outcome: str, coordinator_epoch: int = 0) -> None:
-        """The end of a transaction in a partition, for a coordinator; again: nothing that a reader sees.
+    def write_marker(self, pid: int, epoch: int, partition: int, outcome: str, coordinator_epoch: int = 0) -> Verdict:
+        """The end of a transaction in a partition, for a coordinator. Gives what became of the marker.
 
-        Raises FencedError for an epoch or coordinator that was replaced.
+        Again, nothing that a reader sees happens, and a marker that comes when the producer has gone on is FENCED and
+        changes nothing: the coordinator need not know.
         """
         appended = self._writers[partition].log.append_marker(pid, epoch, outcome, coordinator_epoch)
-        if not appended.verdict.is_kept:
-            raise FencedError(f"a marker of pid {pid} epoch {epoch} in partition {partition}: {appended.verdict.name}")
+        verdict: Verdict = appended.verdict
+        return verdict
 
     def cursor(self, pid: int, partition: int) -> int | None:
         """The highest position that a log has, in cursor mode: read from its records, once."""

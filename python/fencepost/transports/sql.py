@@ -117,31 +117,30 @@ class SqlTransport:
         one = select(producers.c.cursor).where(producers.c.pid == pid, producers.c.partition == partition)
         return self._database.transaction(lambda connection: connection.execute(one).scalar())
 
-    def write_marker(self, pid: int, epoch: int, partition: int, outcome: str, coordinator_epoch: int = 0) -> None:
-        """The end of a transaction in a partition, for a coordinator; again: nothing happens.
+    def write_marker(self, pid: int, epoch: int, partition: int, outcome: str, coordinator_epoch: int = 0) -> Verdict:
+        """The end of a transaction in a partition, for a coordinator. Gives what became of the marker.
 
-        Raises FencedError for an epoch or coordinator that was replaced.
+        Again, nothing happens, and a marker that comes when the producer has gone on is FENCED and changes nothing: the
+        coordinator need not know.
         """
 
-        def work(connection: Connection) -> None:
+        def work(connection: Connection) -> Verdict:
             log_end = self._lock(connection, partition)
             state = self._state(connection, pid, partition, log_end)
             last = last_written(state.table, partition, pid)
             if last is not None and last.epoch == epoch:
-                return  # it stands there: markers alone bring an epoch that no batch has
-            judged = mark(state.table, partition, pid, epoch, outcome, coordinator_epoch)
-            if not judged.verdict.is_kept:
-                raise FencedError(
-                    f"a marker of pid {pid} epoch {epoch} in partition {partition}: {judged.verdict.name}"
+                return Verdict.DUPLICATE  # markers alone bring an epoch that no batch has
+            verdict = mark(state.table, partition, pid, epoch, outcome, coordinator_epoch).verdict
+            if verdict.is_kept:
+                commits = self._tables.commits
+                undecided = commits.update().where(
+                    commits.c.partition == partition, commits.c.pid == pid, commits.c.outcome == OPEN
                 )
-            commits = self._tables.commits
-            undecided = commits.update().where(
-                commits.c.partition == partition, commits.c.pid == pid, commits.c.outcome == OPEN
-            )
-            connection.execute(undecided.values(outcome=outcome))
-            self._save(connection, pid, partition, state, state.table.log_end(partition))
+                connection.execute(undecided.values(outcome=outcome))
+                self._save(connection, pid, partition, state, state.table.log_end(partition))
+            return verdict
 
-        self._database.transaction(work)
+        return self._database.transaction(work)
 
     # One append
 

@@ -1,0 +1,196 @@
+"""SequencedProducer with the registry and the coordinator of the same database, and every transport behind it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import fencepost as fp
+import pyarrow as pa
+import pytest
+import sqlalchemy as sa
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from faulty_transport import FaultyTransport
+from fencepost import kafka
+from fencepost.sql import ProducerRegistry, TransactionCoordinator
+from fencepost.transports import (
+    LandingTransport,
+    PartitionLogTransport,
+    SqlTransport,
+    read_committed,
+    read_landing,
+)
+
+QUICK = {"retry_backoff_ms": 1, "retry_backoff_max_ms": 5}
+
+
+class Place:
+    """A transport, and how to read what is committed there."""
+
+    def __init__(self, transport: Any, read: Callable[[], list[int]]) -> None:
+        self.transport, self.read = transport, read
+
+
+@pytest.fixture(params=["sql", "landing", "log"])
+def place(request: pytest.FixtureRequest, engine: sa.Engine, tmp_path: Path) -> Iterator[Place]:
+    if request.param == "sql":
+        transport: Any = SqlTransport(engine, "events", schema=pa.schema({"value": pa.int64()}), partitions=2)
+
+        def read() -> list[int]:
+            found = read_committed(engine, "events")
+            return sorted(found["value"].to_pylist()) if found.num_rows else []
+
+        yield Place(transport, read)
+    elif request.param == "landing":
+        transport = LandingTransport(tmp_path / "landing", partitions=2, sync=False)
+        yield Place(
+            transport,
+            lambda: sorted(
+                it for table in read_landing(tmp_path / "landing").tables() for it in table["value"].to_pylist()
+            ),
+        )
+    else:
+        with PartitionLogTransport(tmp_path / "logs", partitions=2, value="text") as transport:
+
+            def read_logs() -> list[int]:
+                tables = [
+                    pa.table(kafka.read_records(tmp_path / "logs" / f"events-{it}", "read_committed")) for it in (0, 1)
+                ]
+                return sorted(int(value) for table in tables for value in table["value"].to_pylist())
+
+            yield Place(transport, read_logs)
+
+
+def rows(place: Place, *values: int) -> dict[str, Any]:
+    """Some for each partition."""
+    if isinstance(place.transport, PartitionLogTransport):
+        return {"partition": [it % 2 for it in values], "text": [str(it) for it in values]}
+    return {"partition": [it % 2 for it in values], "value": list(values)}
+
+
+def test_transactions_are_seen_together_or_not_at_all(engine: sa.Engine, place: Place) -> None:
+    coordinator = TransactionCoordinator(engine, write_marker=place.transport.write_marker)
+    with fp.SequencedProducer(
+        place.transport, name="stage 2", coordinator=coordinator, partition_by="partition", **QUICK
+    ) as producer:
+        with producer.transaction():
+            producer.send(rows(place, 1, 2))
+            producer.send(rows(place, 3))
+            producer.flush(30)
+            assert place.read() == []
+        assert place.read() == [1, 2, 3]
+        producer.begin()
+        producer.send(rows(place, 4, 5))
+        producer.abort()
+        with producer.transaction():
+            producer.send(rows(place, 6))
+            coordinator.add_offsets(producer.identity, "stage 2", {0: (None, 6)})  # type: ignore[arg-type]
+    assert place.read() == [1, 2, 3, 6]
+    assert coordinator.positions("stage 2").decided == {0: 6}
+
+
+def test_who_comes_back_aborts_what_the_one_before_left_open(engine: sa.Engine, place: Place) -> None:
+    coordinator = TransactionCoordinator(engine, write_marker=place.transport.write_marker)
+
+    def open_producer() -> fp.SequencedProducer:
+        return fp.SequencedProducer(
+            place.transport, name="stage 2", coordinator=coordinator, partition_by="partition", **QUICK
+        )
+
+    zombie = open_producer()
+    zombie.begin()
+    zombie.send(rows(place, 1, 2))
+    zombie.flush(30)
+    with open_producer() as producer:
+        with producer.transaction():
+            producer.send(rows(place, 3, 4))
+        late = zombie.send(rows(place, 5, 7))
+        assert all(isinstance(delivery.exception(30), fp.FencepostError) for delivery in late)
+        with pytest.raises((fp.FencedError, fp.TransactionAbortableError)):
+            zombie.commit()
+        with producer.transaction():
+            producer.send(rows(place, 6))
+    assert place.read() == [3, 4, 6]
+    with pytest.raises(fp.FencepostError):
+        zombie.close()
+
+
+def test_closing_aborts_what_is_open(engine: sa.Engine, place: Place) -> None:
+    coordinator = TransactionCoordinator(engine, write_marker=place.transport.write_marker)
+    with fp.SequencedProducer(
+        place.transport, name="stage 2", coordinator=coordinator, partition_by="partition", **QUICK
+    ) as producer:
+        producer.begin()
+        producer.send(rows(place, 1, 2))
+    with (
+        fp.SequencedProducer(
+            place.transport, name="stage 2", coordinator=coordinator, partition_by="partition", **QUICK
+        ) as producer,
+        producer.transaction(),
+    ):
+        producer.send(rows(place, 3))
+    assert place.read() == [3]
+
+
+def test_a_lease_of_the_registry_fences(engine: sa.Engine, place: Place) -> None:
+    registry = ProducerRegistry(engine)
+
+    def open_producer() -> fp.SequencedProducer:
+        return fp.SequencedProducer(
+            place.transport, name="gate 7", registry=registry, partition_by="partition", **QUICK
+        )
+
+    zombie = open_producer()
+    zombie.send(rows(place, 1, 2))
+    zombie.flush(30)
+    with open_producer() as producer:
+        assert producer.identity == (zombie.identity.pid, zombie.identity.epoch + 1)
+        [late] = zombie.send(rows(place, 3))
+        assert isinstance(late.exception(30), fp.DeliveryError)
+        with pytest.raises(fp.FencedError):
+            zombie.send(rows(place, 5))[0].result(30)
+        producer.send(rows(place, 4))
+    assert place.read() == [1, 2, 4]
+    with pytest.raises(fp.FencepostError):
+        zombie.close()
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_behind_a_network_that_lies_committed_rows_are_there_once(engine: sa.Engine, place: Place, seed: int) -> None:
+    if isinstance(place.transport, PartitionLogTransport):
+        behind: Any = Waits(place.transport)
+    else:
+        behind = place.transport
+    coordinator = TransactionCoordinator(engine, write_marker=place.transport.write_marker)
+    faulty = FaultyTransport(behind, seed, share=0.4)
+    settings = {"request_timeout_ms": 300, **QUICK}
+    wanted: list[int] = []
+    with fp.SequencedProducer(
+        faulty, name="stage 2", coordinator=coordinator, partition_by="partition", **settings
+    ) as producer:
+        for number in range(8):
+            values = range(number * 10, number * 10 + 6)
+            producer.begin()
+            for value in values:
+                producer.send(rows(place, value))
+            if number % 3 == 2:
+                producer.abort()
+                continue
+            producer.commit()
+            wanted += values
+    faulty.settle()
+    assert place.read() == wanted
+
+
+class Waits:
+    """Answers instead of futures, which the faulty transport makes itself."""
+
+    def __init__(self, behind: PartitionLogTransport) -> None:
+        self.behind, self.partitions, self.fence = behind, behind.partitions, behind.fence
+
+    def send(self, batch: Any) -> Any:
+        return self.behind.send(batch).result(30)
