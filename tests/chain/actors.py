@@ -27,11 +27,12 @@ from fencepost import (
     TransactionStateError,
 )
 from fencepost.sql import SqlSink, TransactionCoordinator
+from fencepost.transports import read_landing
 from sqlalchemy import exc
 
-from chain.wire import Trouble, TroubledLogs, Wire, serve
+from chain.wire import Trouble, TroubledLanding, TroubledLogs, Wire, serve
 
-INPUTS, RESULTS = "inputs", "results"
+INPUTS, RESULTS, LANDING = "inputs", "results", "landing"
 TABLE = "results"
 GROUP = "stage"
 MUTANTS = {
@@ -68,12 +69,18 @@ class Setup:
     trouble: float = 0.15
     timeout_ms: int = 1_500
     sync: str = "group"
+    lands: bool = False
+    """Whether producers write to a landing folder, and number their events by their place in the source."""
     mutant: str | None = None
     """One of `MUTANTS`: a chain that is broken, and must be found out."""
 
     @property
     def address(self) -> str:
         return str(self.folder / "logs.socket")
+
+    @property
+    def landing(self) -> Path:
+        return self.folder / "landing"
 
     @property
     def partitions(self) -> list[str]:
@@ -151,12 +158,30 @@ def produce(setup: Setup, name: str) -> None:
             def send(some: list[str] = some, position: int = position) -> None:
                 if setup.mutant != "producer trusts its notes":
                     coordinator.add_offsets(producer.identity, group, {0: (position, position + len(some))})
-                values = [json.dumps({"event": it, "amount": len(it)}).encode() for it in some]
-                producer.send({"key": [it.encode() for it in some], "value": values})
+                producer.send({"key": [it.encode() for it in some], "value": [_told(it) for it in some]})
 
             if _in_transaction(producer, send):
                 position += len(some)
                 _note(acknowledged, some)
+
+
+def land(setup: Setup, name: str) -> None:
+    """Tells its events to a landing folder. After its death it tells again what it has not noted: the folder knows."""
+    trouble, sizes = setup.trouble_of(name), random.Random(f"{setup.seed}/{name}/sizes")
+    events, path = setup.events_of(name), setup.folder / f"{name}.acknowledged"
+    acknowledged = path.open("a")
+    position = len(path.read_text().split())
+    transport = TroubledLanding(setup.landing, setup.inputs, trouble)
+    settings = {"batch_rows": 3, "retry_backoff_ms": 10, "request_timeout_ms": 10_000}
+    with SequencedProducer(transport, key="key", name=name, position="number", **settings) as producer:
+        while position < len(events):
+            some = events[position : position + sizes.randint(1, 20)]
+            numbers = range(position, position + len(some))
+            keys, values = [it.encode() for it in some], [_told(it) for it in some]
+            producer.send({"key": keys, "value": values, "number": list(numbers)})
+            producer.flush()
+            position += len(some)
+            _note(acknowledged, some)
 
 
 def work(setup: Setup, name: str) -> None:
@@ -169,20 +194,16 @@ def work(setup: Setup, name: str) -> None:
         is_alone = setup.mutant == "stage keeps its positions"
         while True:
             decided = _outlast(lambda: standing(setup, coordinator))
-            new: dict[str, pa.Table] = {}
-            for partition in (f"{INPUTS}-{it}" for it in range(setup.inputs)):
-                found = wire.insist(partition, "read", decided.get(partition, 0), "read_committed")
-                if len(found):
-                    new[partition] = found.slice(0, 25)
+            new = _landed(setup, decided) if setup.lands else _logged(setup, wire, decided)
             if not new:
                 time.sleep(0.02)
                 continue
 
-            def send(new: dict[str, pa.Table] = new, decided: dict[Any, int] = decided) -> None:
+            def send(new: dict[str, tuple[pa.Table, int]] = new, decided: dict[Any, int] = decided) -> None:
                 if not is_alone:
-                    offsets = {it: (decided.get(it, 0), _behind(rows)) for it, rows in new.items()}
+                    offsets = {it: (decided.get(it, 0), behind) for it, (_, behind) in new.items()}
                     coordinator.add_offsets(producer.identity, GROUP, offsets)
-                for rows in new.values():
+                for rows, _ in new.values():
                     values = [_doubled(it) for it in rows["value"].to_pylist()]
                     producer.send({"key": rows["key"].to_pylist(), "value": values})
 
@@ -190,6 +211,22 @@ def work(setup: Setup, name: str) -> None:
                 _replace(
                     setup.folder / OWN_POSITIONS, json.dumps(decided | {it: _behind(rows) for it, rows in new.items()})
                 )
+
+
+def _logged(setup: Setup, wire: Wire, decided: dict[Any, int]) -> dict[str, tuple[pa.Table, int]]:
+    """New rows of the log of inputs, some of each partition, and where each goes on."""
+    new = {}
+    for partition in (f"{INPUTS}-{it}" for it in range(setup.inputs)):
+        found = wire.insist(partition, "read", decided.get(partition, 0), "read_committed").slice(0, 25)
+        if len(found):
+            new[partition] = found, _behind(found)
+    return new
+
+
+def _landed(setup: Setup, decided: dict[Any, int]) -> dict[str, tuple[pa.Table, int]]:
+    """New rows of the landing folder, and how far its log was read."""
+    landing = read_landing(setup.landing, after=decided.get(LANDING, 0))
+    return {LANDING: (landing.read(), landing.position)} if landing.rows else {}
 
 
 def standing(setup: Setup, coordinator: TransactionCoordinator) -> dict[Any, int]:
@@ -236,7 +273,8 @@ def main(role: str, setup: Setup, name: str) -> None:
     faulthandler.register(signal.SIGUSR1, (setup.folder / f"{name}.stacks").open("w"))
     code = 0
     try:
-        ROLES[role](setup, name)
+        act = land if role == "producer" and setup.lands else ROLES[role]
+        act(setup, name)
     except (FencedError, MappingError):
         code = REPLACED
     except BaseException:
@@ -329,6 +367,10 @@ def _replace(path: Path, text: str) -> None:
 def _note(file: Any, events: list[str]) -> None:
     file.write("".join(f"{it}\n" for it in events))
     file.flush()
+
+
+def _told(event: str) -> bytes:
+    return json.dumps({"event": event, "amount": len(event)}).encode()
 
 
 def _doubled(value: bytes) -> bytes:

@@ -17,6 +17,7 @@ import pyarrow as pa
 from fencepost import FencepostError
 from fencepost.kafka import PartitionLog
 from fencepost.producer import Answer, SequencedBatch
+from fencepost.transports import LandingTransport
 
 
 def serve(folder: Path, address: str, partitions: Sequence[str], sync: str) -> None:
@@ -121,6 +122,35 @@ class TroubledLogs:
         answered: Future[Answer] = Future()
         self._lanes[batch.partition].requests.put((batch, answered))
         return answered
+
+
+class TroubledLanding:
+    """A landing folder as a producer's transport, whose answers may be lost and whose requests come again."""
+
+    def __init__(self, folder: Path, partitions: int, trouble: Trouble) -> None:
+        self.partitions = partitions
+        self._landing, self._trouble = LandingTransport(folder, partitions=partitions, sync=False), trouble
+        self._again: list[SequencedBatch] = []
+        self.init_producer, self.fence = self._landing.init_producer, self._landing.fence
+        self.cursor = self._landing.cursor
+
+    def send(self, batch: SequencedBatch) -> Answer:
+        trouble = self._trouble.next()
+        if trouble == "request lost":
+            raise TimeoutError("the request was lost")
+        if trouble in ("out of order", "comes again later"):
+            self._again.append(batch)
+        elif self._again:
+            with suppress(FencepostError):
+                self._landing.send(self._again.pop())
+        if trouble == "late":
+            self._trouble.pause()
+        answer = self._landing.send(batch)
+        if trouble == "sent twice":
+            answer = self._landing.send(batch)
+        if trouble == "answer lost":
+            raise TimeoutError("the answer was lost")
+        return answer
 
 
 class _Lane(threading.Thread):
