@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from bench.measure import Contestant, alternate, write_part
+from bench.measure import Contestant, Measurement, alternate, write_part
 
 ROOT = Path(__file__).parent.parent
 sys.path.append(str(ROOT / "tests"))
@@ -44,12 +44,16 @@ def contest(rows: int, rounds: int) -> dict[str, Any]:
     """What belongs into the results."""
     calls = max(1, rows // SHARE // CLIENTS)
     with _server() as url, _clients(url) as clients:
-        measurements = _round(clients, IDS, {OURS: "ours", UPSERT: "peer"}, calls, rounds)
-        measurements += _round(clients, PIDS, {OURS: "ours", SEQUENCE: "peer", COUNTER: "peer"}, calls, rounds)
+        count = calls * CLIENTS
+        measurements = compete(clients, IDS, {OURS: "ours", UPSERT: "peer"}, calls, rounds, count)
+        measurements += compete(clients, PIDS, {OURS: "ours", SEQUENCE: "peer", COUNTER: "peer"}, calls, rounds, count)
     return {"measurements": [it.to_json() for it in measurements]}
 
 
-def _round(clients: list[Any], contest: str, contestants: dict[str, Any], calls: int, rounds: int) -> list[Any]:
+def compete(
+    clients: list[Any], contest: str, contestants: dict[str, Any], calls: int, rounds: int, expected: int
+) -> list[Measurement]:
+    """So many calls of each client a round, and the identities that are to come of them."""
     seen: dict[str, list[Identity]] = {name: [] for name in contestants}
 
     def answer(name: str, found: list[Identity]) -> tuple[int, int]:
@@ -58,7 +62,6 @@ def _round(clients: list[Any], contest: str, contestants: dict[str, Any], calls:
         seen[name] += found
         return len(found), len(set(found) - before)
 
-    expected = (calls * CLIENTS, calls * CLIENTS)
     return alternate(
         contest,
         [
@@ -66,13 +69,13 @@ def _round(clients: list[Any], contest: str, contestants: dict[str, Any], calls:
                 name=name,
                 threads=CLIENTS,
                 role=role,
-                expected=expected,
+                expected=(expected, expected),
                 run=lambda name=name: _ask(clients, contest, name, calls),
                 answer=lambda found, name=name: answer(name, found),
             )
             for name, role in contestants.items()
         ],
-        calls * CLIENTS,
+        expected,
         rounds,
     )
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, Engine, Select, select
+from sqlalchemy import Connection, Engine, Select, literal_column, select
 
 from fencepost.errors import ConcurrentTransactionError, MappingError, PolicyError, TransactionStateError
 from fencepost.sql.registry import ProducerRegistry
@@ -432,7 +432,7 @@ class TransactionCoordinator:
         return held is not None
 
     def _reap(self, failures: list[ConcurrentTransactionError]) -> int:
-        late = PRODUCERS.c.started_ms + PRODUCERS.c.timeout_ms < self.database.clock
+        late = PRODUCERS.c.started_ms + PRODUCERS.c.timeout_ms < literal_column(self.database.clock)
         query = select(PRODUCERS.c.transactional_id).where((PRODUCERS.c.state == int(State.ONGOING)) & late)
         aborted = self._each(query, self._time_out, failures)
         if failures:

@@ -15,7 +15,6 @@ from typing import TypeVar
 from sqlalchemy import (
     BigInteger,
     Column,
-    ColumnElement,
     Connection,
     Engine,
     Integer,
@@ -44,15 +43,12 @@ _PAUSE_MAX_S = 0.5
 Int64 = BigInteger().with_variant(Integer(), "sqlite")
 
 
-def clock(is_sqlite: bool) -> ColumnElement[int]:
-    """The database's clock as a column, in ms since 1970, for a query that asks for more."""
-    ms = (
-        "CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)"
-        if is_sqlite
-        # Not now(), which stands still in a transaction: it may have waited for a lock since.
-        else "CAST(extract(epoch FROM clock_timestamp()) * 1000 AS BIGINT)"
-    )
-    return literal_column(ms, Int64)
+def clock(is_sqlite: bool) -> str:
+    """The database's clock as SQL, in ms since 1970, for a query that asks for more."""
+    if is_sqlite:
+        return "CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)"
+    # Not now(), which stands still in a transaction: it may have waited for a lock since.
+    return "CAST(extract(epoch FROM clock_timestamp()) * 1000 AS BIGINT)"
 
 
 class Database:
@@ -106,13 +102,13 @@ class Database:
             return work(connection.execution_options(isolation_level="AUTOCOMMIT"))
 
     @property
-    def clock(self) -> ColumnElement[int]:
+    def clock(self) -> str:
         """`clock` of this database."""
         return clock(self.is_sqlite)
 
     def now_ms(self, connection: Connection) -> int:
         """The database's clock, in ms since 1970: the only clock that all processes share."""
-        return int(connection.execute(select(self.clock)).scalar_one())
+        return int(connection.execute(select(literal_column(self.clock, Int64))).scalar_one())
 
     def create_tables(self, part: str, version: int, tables: MetaData) -> None:
         """Makes the tables of a part where they are missing.

@@ -23,6 +23,7 @@ from sqlalchemy import (
     Table,
     Text,
     bindparam,
+    literal_column,
     select,
 )
 from sqlalchemy.dialects import postgresql, sqlite
@@ -138,7 +139,7 @@ def _query(is_sqlite: bool, is_by_pid: bool, is_locked: bool) -> Select[Any]:
     if is_by_pid:
         which = (PRODUCERS.c.pid == bindparam("pid")) | (PRODUCERS.c.previous_pid == bindparam("pid"))
         which &= PRODUCERS.c.state != int(State.DEAD)
-    query = select(PRODUCERS, clock(is_sqlite)).where(which)
+    query = select(PRODUCERS, literal_column(clock(is_sqlite), Int64)).where(which)
     return query.with_for_update(of=PRODUCERS) if is_locked else query
 
 
