@@ -144,7 +144,7 @@ faults: java postgresql $(VENV)/installed ## Kill, stop, starve and deceive real
 		PYTHONPATH=$(abspath tests) $(BIN)/python -m chain.run --seeds 0:100; along_the_chain=$$?; \
 		PYTHONPATH=$(abspath tests) $(BIN)/python -m faults.spark && exit $$((on_threads + along_the_chain))
 
-test-spark: java $(VENV)/installed ## The Spark suite on the PySpark it is developed on
+test-spark: java postgresql $(VENV)/installed ## The Spark suite on the PySpark it is developed on
 	$(BIN)/python -m pytest tests/spark
 
 test-spark-connect: java $(VENV)/installed ## The doors for DataFrames and SQL, and the engine of jobs, in a session of Spark Connect
@@ -160,7 +160,7 @@ test-kafka: java $(VENV)/installed $(JARS_IF_MAVEN) ## Topics of a real broker, 
 test-cluster: java $(VENV)/installed dist/environment.tar.gz ## A cluster of two workers, and the environment that is shipped to it
 	$(BIN)/python -m pytest tests/cluster
 
-test-spark43: java $(VENV43)/installed ## The Spark suite on the newest PySpark
+test-spark43: java postgresql $(VENV43)/installed ## The Spark suite on the newest PySpark
 	PYSPARK_PYTHON=$(abspath $(VENV43)/bin/python) $(VENV43)/bin/python -m pytest tests/spark
 
 bench: java $(VENV)/installed ## Minutes: small sizes, every contestant, answers checked

@@ -26,6 +26,13 @@ class PostgresServer:
             os.chown(self.folder, pwd.getpwnam(self._account).pw_uid, -1)
         self._databases = 0
 
+    def __enter__(self) -> PostgresServer:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
     def start(self) -> None:
         self._run(
             "initdb", "--auth=trust", "--username=tests", "--no-sync", "--encoding=UTF8", "--locale=C", "-D", "data"

@@ -22,6 +22,7 @@ HERE = Path(__file__).parent
 IS_CONNECT = os.environ.get("FENCEPOST_SPARK") == "connect"
 sys.path.insert(0, str(HERE.parent))  # the reader of the rule book
 
+from databases import database_url, postgres  # noqa: E402, F401
 from spark_session import configured, let_workers_import, mark_as_spark, of_driver, of_queries, use_this_python  # noqa: E402
 
 classic_only = pytest.mark.skipif(IS_CONNECT, reason="what Spark Connect does not tell, see docs/dataframes.md")

@@ -14,7 +14,6 @@ from fencepost.lake import DedupJob, LocalEngine
 from fencepost.sql import StagedTable
 from fencepost_spark import SparkEngine, foreach_batch
 from fencepost_spark.streams import BatchWriter
-from postgres import PostgresServer
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 from sqlalchemy import Engine, inspect, text
@@ -24,28 +23,9 @@ from test_spark_streams import DDL
 KEYS = ["pid", "epoch", "partition", "seq"]
 
 
-@pytest.fixture(scope="module")
-def postgres() -> Iterator[PostgresServer]:
-    try:
-        server = PostgresServer()
-    except FileNotFoundError as missing:
-        pytest.exit(str(missing), returncode=1)
-    server.start()
-    yield server
-    server.stop()
-
-
-@pytest.fixture(params=["sqlite", "postgresql"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if request.param == "sqlite":
-        return f"sqlite:///{tmp_path}/test.db"
-    server: PostgresServer = request.getfixturevalue("postgres")
-    return server.new_database()
-
-
 @pytest.fixture
-def events(url: str) -> Iterator[Engine]:
-    engine = sqlalchemy.create_engine(url)
+def events(database_url: str) -> Iterator[Engine]:
+    engine = sqlalchemy.create_engine(database_url)
     with engine.begin() as connection:
         create = "CREATE TABLE events (pid BIGINT, epoch SMALLINT, partition INTEGER, seq INTEGER, origin TEXT)"
         connection.execute(text(create))
@@ -64,13 +44,13 @@ def assert_stored(engine: Engine, *seeds: int, rows: int = 600) -> None:
     assert sorted((row[:4] for row in found), key=str) == sorted(wanted, key=str)
 
 
-def test_a_job_on_spark(spark: SparkSession, events: Engine, url: str, tmp_path: Path) -> None:
+def test_a_job_on_spark(spark: SparkSession, events: Engine, database_url: str, tmp_path: Path) -> None:
     """Tasks are other processes: what they are sent can be pickled, and the tables they fill are found."""
     for seed in range(3):
         land(tmp_path / "source", f"{seed}.parquet", make_rows(seed))
 
     def job(**options: Any) -> Any:
-        sink = StagedTable(url, "events", tmp_path / "sink")
+        sink = StagedTable(database_url, "events", tmp_path / "sink")
         return DedupJob(tmp_path / "source", tmp_path / "state", sink, **options)
 
     assert job(engine=SparkEngine(spark)).run().version == 1
@@ -83,14 +63,14 @@ def test_a_job_on_spark(spark: SparkSession, events: Engine, url: str, tmp_path:
 
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_stream_whose_driver_dies_at_the_transaction(
-    spark: SparkSession, events: Engine, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
+    spark: SparkSession, events: Engine, database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
     """The batch is delivered again, found decided, and finished: its rows come from what workers had filled."""
     land(tmp_path / "source", "0.parquet", make_rows(0, 300))
 
     def writer() -> BatchWriter:
         return foreach_batch(
-            tmp_path / "state", StagedTable(url, "events", tmp_path / "sink"), engine=SparkEngine(spark)
+            tmp_path / "state", StagedTable(database_url, "events", tmp_path / "sink"), engine=SparkEngine(spark)
         )
 
     def stream(write: BatchWriter) -> None:

@@ -11,27 +11,9 @@ import sqlalchemy
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from postgres import PostgresServer
+from databases import database_url, postgres
 
-
-@pytest.fixture(scope="session")
-def postgres() -> Iterator[PostgresServer]:
-    try:
-        server = PostgresServer()
-    except FileNotFoundError as missing:
-        pytest.exit(str(missing), returncode=1)
-    server.start()
-    yield server
-    server.stop()
-
-
-@pytest.fixture(params=["sqlite", "postgresql"])
-def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """An empty database, for tests whose processes open it themselves."""
-    if request.param == "sqlite":
-        return f"sqlite:///{tmp_path}/test.db"
-    server: PostgresServer = request.getfixturevalue("postgres")
-    return server.new_database()
+__all__ = ["database_url", "engine", "new_engine", "postgres"]
 
 
 @pytest.fixture

@@ -18,10 +18,8 @@ from postgres import PostgresServer
 @pytest.fixture(scope="module")
 def server() -> Iterator[PostgresServer]:
     """Of its own, for connections to it are dropped all the time."""
-    running = PostgresServer()
-    running.start()
-    yield running
-    running.stop()
+    with PostgresServer() as running:
+        yield running
 
 
 @pytest.mark.parametrize("seed", range(4))

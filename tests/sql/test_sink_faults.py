@@ -159,10 +159,8 @@ def test_sinks_that_deadlock_in_their_effects(events: Engine, new_engine: Callab
 
 @pytest.fixture
 def own_server() -> Iterator[PostgresServer]:
-    server = PostgresServer()
-    server.start()
-    yield server
-    server.stop()
+    with PostgresServer() as server:
+        yield server
 
 
 def test_a_server_that_crashes_again_and_again(own_server: PostgresServer) -> None:
