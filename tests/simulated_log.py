@@ -80,6 +80,7 @@ class Simulation:
         self._rows: dict[Batch, list[Hashable]] = {}
         self._answered: set[int] = set()
         self.bumps = 0
+        self._is_asking = False
 
     def run(self, batches: int) -> None:
         """Hand over so many batches at odd times, and go on until each has an outcome."""
@@ -117,17 +118,28 @@ class Simulation:
         while requests := self.sequencer.poll(self.now_ms):
             for request in requests:
                 self._request(request)
-        if (wanted := self.sequencer.wanted) is not None:
-            self.bumps += 1
-            successor = wanted._replace(epoch=wanted.epoch + 1)
-            partitions = self.sequencer.rewritten()
-            if self.fences:
-                for number, (epoch, last_seq) in self.log.fence(*successor, partitions).items():
-                    self.sequencer.found(number, Identity(wanted.pid, epoch), last_seq)
-            self.sequencer.renamed(successor)
+        wanted = self.sequencer.wanted
+        if wanted is not None and not self._is_asking:
+            self._is_asking = True
+            self._at(self._later(), lambda: self._raise_epoch(wanted))
         while self.sequencer.settled:
             batch = self.sequencer.settled.popleft()
             self.outcomes.append((batch, self._rows.pop(batch)))
+
+    def _raise_epoch(self, identity: Identity) -> None:
+        """Fence first; what it has found comes back later, as the next epoch does."""
+        self.bumps += 1
+        successor = identity._replace(epoch=identity.epoch + 1)
+        partitions = self.sequencer.rewritten()
+        found = self.log.fence(*successor, partitions) if self.fences else {}
+
+        def come_back() -> None:
+            for number, (epoch, last_seq) in found.items():
+                self.sequencer.found(number, Identity(identity.pid, epoch), last_seq)
+            self.sequencer.renamed(successor, partitions)
+            self._is_asking = False
+
+        self._at(self._later(), come_back)
 
     def _request(self, request: Request) -> None:
         rows, faults = self._rows[request.batch], self.faults

@@ -471,7 +471,7 @@ class SequencedProducer:
             # Under an epoch before the present one, where the partition had not come to that yet.
             self._sequencer.found(number, Identity(identity.pid, epoch), last_seq)
         assert self._successor is not None
-        self._sequencer.renamed(self._successor)
+        self._sequencer.renamed(self._successor, partitions)
         self._successor = None
 
     def _ask(self, identity: Identity, partitions: list[int]) -> Any:

@@ -247,11 +247,14 @@ class Sequencer:
             known.numbered.remove(batch)
             self._settle(batch, _delivered(batch, Reading(ErrorCode.NONE, None, None, True, "")))
 
-    def renamed(self, identity: Identity) -> None:
-        """The successor of `wanted`."""
+    def renamed(self, identity: Identity, rewritten: list[int] | None = None) -> None:
+        """The successor of `wanted`. `rewritten`: what that said when it was asked for; more may have come since."""
         assert self.wanted is not None
         self.wanted = None
+        later = set() if rewritten is None else self._rewrite.difference(rewritten)
+        self._rewrite -= later
         self._begin(identity)
+        self._rewrite, self.must_bump = later, bool(later)
 
     def transaction_ended(self, identity: Identity) -> None:
         """The coordinator has decided, and every partition begins again with 0 under the identity that it gave."""
@@ -294,7 +297,8 @@ class Sequencer:
         """When something is due that `poll` has to see, if nobody answers before."""
         due = [it.deadline_ms for id, it in self._sent.items() if id not in self._given_up]
         for partition in self.partitions.values():
-            due += [batch.not_before_ms for batch in partition.numbered[:1] if batch.request is None]
+            if self.wanted is None:
+                due += [batch.not_before_ms for batch in partition.numbered[:1] if batch.request is None]
             oldest = (*partition.numbered[:1], *islice(partition.waiting, 1))
             due += [batch.created_ms + self.limits.delivery_ms for batch in oldest]
         return min(due, default=None)
@@ -425,6 +429,10 @@ class Sequencer:
                 if partition.unresolved in (None, batch.first_seq):
                     self._ask_for_bump(batch.partition)
                 return True
+        if reading.code is ErrorCode.INVALID_PRODUCER_EPOCH and self.wanted is not None:
+            # Our own next epoch may have come to the partition before it came here. If it is somebody else's, whoever
+            # was asked for it says so.
+            return batch.partition in self._rewrite
         return reading.code.is_retriable
 
     def _retry(self, batch: Batch, now_ms: int) -> None:
