@@ -448,6 +448,10 @@ def test_columns_that_are_not_there(events: Engine) -> None:
         sink.apply(run(0, 2))
     assert (count(events, CLAIMS), stored(events)) == (0, [])
     assert SqlSink(events, "events", "e", insert=["seq", "amount"]).apply(run(0, 2)).rows_kept == 2
+    sink = SqlSink(events, "events", "f")
+    with events.begin() as connection:
+        connection.execute(text("ALTER TABLE events ADD COLUMN sum INTEGER"))
+    assert sink.apply(run(0, 2).append_column("sum", pa.array([1, 2]))).rows_kept == 2, "it was added since"
 
 
 ALL = Table(
@@ -545,6 +549,16 @@ def test_what_the_database_refuses_names_the_row(events: Engine) -> None:
         sink.apply(batch(0, 1, 2, 3, 4, 1))
     done = sink.apply(batch(0, 1, 2, 3, 4, 5))
     assert done.rows_kept == 3, "nothing was claimed by the calls that failed"
+
+
+def test_numbers_that_are_none(events: Engine) -> None:
+    with events.begin() as connection:
+        connection.execute(text("CREATE TABLE prices (seq BIGINT, price NUMERIC(6, 2))"))
+    sink = SqlSink(events, "prices", "c", insert=["seq", "price"])
+    nan = run(0, 2).append_column("price", pa.array([float("nan"), 1.5]))
+    assert sink.apply(nan).rows_kept == 2
+    with pytest.raises(fp.BatchError, match="column 'price', row 1: inf: the column takes 6 digits"):
+        sink.apply(run(2, 2).append_column("price", pa.array([1.0, float("inf")])))
 
 
 def test_rows_without_a_producer(events: Engine) -> None:

@@ -263,17 +263,16 @@ def _claims(entries: pa.Table) -> Iterator[Claim]:
             yield Claim(pid, partition, epoch, first, last, timestamp, None)
         return
     odd = has_more.to_pylist()
+    whole = entries.select([name for name, _ in _FIELDS]).to_pylist()
     for (pid, partition), group in groupby(range(len(texts)), texts.__getitem__):
         rows = list(group)
         newest = rows[-1]
         epoch, first, last = epochs[newest], firsts[newest], lasts[newest]
         last_timestamp = max((timestamps[it] for it in rows if timestamps[it] is not None), default=None)
         is_plain = len(rows) == 1 and not odd[newest]
-        more = None if is_plain else json.dumps([_entry(entries, it) for it in rows], separators=(",", ":"))
+        more = None if is_plain else json.dumps([_as_list(whole[it]) for it in rows], separators=(",", ":"))
         yield Claim(pid, partition, epoch, first, last, last_timestamp, more)
 
 
-def _entry(entries: pa.Table, row: int) -> list[Any]:
-    values = {name: entries[name][row].as_py() for name, _ in _FIELDS}
-    values["holes"] = [list(it.values()) for it in values["holes"]]
-    return list(values.values())
+def _as_list(entry: dict[str, Any]) -> list[Any]:
+    return list((entry | {"holes": [list(it.values()) for it in entry["holes"]]}).values())

@@ -32,6 +32,7 @@ class Target:
 
     def __init__(self, engine: Engine, table: str | Table, insert: Sequence[str] | None = None) -> None:
         self.is_sqlite = engine.dialect.name == "sqlite"
+        self._engine = engine
         self.table = _reflected(engine, table)
         self.insert = None if insert is None else tuple(insert)
         self._check_names(self.insert or ())
@@ -53,6 +54,9 @@ class Target:
         if missing:
             have = ", ".join(rows.column_names)
             raise BatchError(f"column '{missing[0]}': missing; the rows have the columns {have}", column=missing[0])
+        if any(name not in self.table.columns for name in names):
+            # Added since, perhaps.
+            self.table = _reflected(self._engine, self.table)
         self._check_names(names)
         self._check_needed(names)
         columns = [_Column(self.table.columns[name], self.is_sqlite) for name in names]
@@ -171,8 +175,8 @@ class _Column:
         if precision is not None:
             limit = Decimal(10) ** (precision - scale)
             bounds = pc.min_max(values).as_py()
-            if any(it is not None and abs(Decimal(it)) >= limit for it in bounds.values()):
-                row = next(i for i, it in enumerate(values.to_pylist()) if it is not None and abs(Decimal(it)) >= limit)
+            if any(_is_beyond(it, limit) for it in bounds.values()):
+                row = next(at for at, it in enumerate(values.to_pylist()) if _is_beyond(it, limit))
                 raise self._wrong(values, row, f"the column takes {precision} digits, {scale} of them after the point")
         return values
 
@@ -229,6 +233,11 @@ def _plain(values: pa.ChunkedArray) -> pa.ChunkedArray:
     if pa.types.is_large_binary(values.type) or pa.types.is_binary_view(values.type):
         return values.cast(pa.binary())
     return values
+
+
+def _is_beyond(value: Any, limit: Decimal) -> bool:
+    # NaN is a value of the column, too.
+    return value is not None and value == value and abs(Decimal(value)) >= limit
 
 
 def _is_number(kind: pa.DataType) -> bool:
