@@ -132,7 +132,7 @@ class Consumer:
                 row = connection.execute(query).one()
             return row.id, row.settings
 
-        number, found = database.transaction(work)
+        number, found = database.settled(work)
         known = json.loads(found)
         if known != wanted:
             differing = [it for it in wanted.keys() | known.keys() if known.get(it) != wanted.get(it)]

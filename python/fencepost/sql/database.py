@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TypeVar
 
 from sqlalchemy import (
@@ -110,6 +111,13 @@ class Database:
         """The database's clock, in ms since 1970: the only clock that all processes share."""
         return int(connection.execute(select(literal_column(self.clock, Int64))).scalar_one())
 
+    def settled(self, work: Callable[[Connection], T]) -> T:
+        """`transaction` of work that finds out whether it was done before, so that an unknown outcome is none."""
+        for _ in range(self.attempts):
+            with suppress(OutcomeUnknownError):
+                return self.transaction(work)
+        return self.transaction(work)
+
     def create_tables(self, part: str, version: int, tables: MetaData) -> None:
         """Makes the tables of a part where they are missing.
 
@@ -132,11 +140,7 @@ class Database:
                     + ("upgrade fencepost" if found > version else "they are older than it can read")
                 )
 
-        while True:
-            try:
-                return self.transaction(create)
-            except OutcomeUnknownError:
-                continue  # the next look tells
+        self.settled(create)
 
     def _set_up(self, connection: Connection) -> None:
         if self.is_sqlite and not connection.info.get("fencepost"):

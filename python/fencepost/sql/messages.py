@@ -8,7 +8,7 @@ was sent, so a producer's retry comes under two of them, and both would pass.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -109,8 +109,11 @@ class Messages:
         is_old = np.zeros(len(ids.of_row), bool)
         if horizon_ms is not None:
             is_old = ids.timestamps <= horizon_ms
-        # A repeat carries the timestamp of its event, so an id is old with its first row.
-        asked = np.flatnonzero(~is_old[ids.first])
+        # An id counts with its first row that can be judged: those before are FORGOTTEN, however calls are cut.
+        first = np.full(len(ids.texts), len(ids.of_row), np.int64)
+        np.minimum.at(first, ids.of_row[~is_old], np.flatnonzero(~is_old))
+        ids = replace(ids, first=first)
+        asked = np.flatnonzero(first < len(ids.of_row))
         is_new = np.zeros(len(ids.texts), bool)
         is_new[asked[self._insert(connection, ids, asked)]] = True
         codes = np.full(len(ids.of_row), Verdict.DUPLICATE, np.uint8)

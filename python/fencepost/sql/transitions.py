@@ -43,15 +43,19 @@ def transition(
             f"transition of {table.name}: {to_state!r} is among from_states: a repeat would move it again"
         )
     named = and_(*(table.c[name] == value for name, value in key.items()))
-    found = connection.execute(select(table.c[column]).where(named).with_for_update()).scalars().all()
-    if found == [to_state]:
-        return False
-    if len(found) != 1 or found[0] not in states:
-        where = ", ".join(f"{name}={value!r}" for name, value in key.items())
-        problem = f"is {found[0]!r}" if len(found) == 1 else f"{len(found)} rows have that key"
-        raise TransitionError(
-            f"{table.name} ({where}): {problem}; to {to_state!r} it goes from {' or '.join(map(repr, states))}. "
-            "Nothing has changed"
-        )
-    connection.execute(update(table).where(named).values({**(values or {}), column: to_state}))
-    return True
+    asked = select(table.c[column]).where(named).with_for_update()
+    # The update asks once more: where a read takes no lock (SQLite, outside a transaction) another may have moved it.
+    move = update(table).where(named, table.c[column].in_(states)).values({**(values or {}), column: to_state})
+    while True:
+        found = connection.execute(asked).scalars().all()
+        if found == [to_state]:
+            return False
+        if len(found) != 1 or found[0] not in states:
+            where = ", ".join(f"{name}={value!r}" for name, value in key.items())
+            problem = f"is {found[0]!r}" if len(found) == 1 else f"{len(found)} rows have that key"
+            raise TransitionError(
+                f"{table.name} ({where}): {problem}; to {to_state!r} it goes from {' or '.join(map(repr, states))}. "
+                "Nothing has changed"
+            )
+        if connection.execute(move).rowcount:
+            return True
