@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import threading
 import uuid
@@ -92,6 +93,16 @@ def test_messages_that_are_forgotten_are_never_taken_for_new(events: Engine) -> 
     with pytest.raises(fp.BatchError, match="column 'time', row 1: null"):
         sink.handle({"note": ["x", "y"], "time": pa.array([1, None])}, nothing)
     assert count(events, MESSAGES) == 2
+
+
+def test_an_id_counts_with_its_first_row_that_can_be_judged(events: Engine) -> None:
+    """Whether rows come in one call or in two."""
+    for name, calls in {"one": [[500, 5_000]], "two": [[500], [5_000]]}.items():
+        sink = SqlSink(events, None, name, claim="message_id", message_id="id", timestamp="at")
+        sink.handle([{"id": "first", "at": 3_000}], nothing)
+        sink.reap(1_000, now_ms=2_000, force=True)
+        done = [sink.handle([{"id": "a", "at": at} for at in call], nothing) for call in calls]
+        assert [it for one in done for it in verdicts(one)] == ["FORGOTTEN", "ACCEPTED"]
 
 
 def test_claims_go_in_pieces(events: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -417,3 +428,48 @@ def test_of_many_transitions_one_happens(orders: Engine, new_engine: Callable[[]
     for thread in threads:
         thread.join()
     assert sorted(moved) == [False] * 5 + [True]
+
+
+def test_of_two_that_have_read_the_same_one_moves(orders: Engine, new_engine: Callable[[], Engine]) -> None:
+    """Outside a transaction of `Database` SQLite's read takes no lock: the update itself must ask."""
+    met, moved = threading.Barrier(2), list[bool | str]()
+
+    def pay(to: str) -> None:
+        engine, waited = new_engine(), False
+
+        @sqlalchemy.event.listens_for(engine, "before_cursor_execute")
+        def wait(*arguments: Any) -> None:
+            nonlocal waited
+            if arguments[2].startswith("UPDATE") and not waited:
+                waited = True
+                with contextlib.suppress(threading.BrokenBarrierError):
+                    met.wait(timeout=1)
+
+        try:
+            moved.append(move(engine, 1, "new", to))
+        except fp.TransitionError as error:
+            moved.append(str(error))
+
+    threads = [threading.Thread(target=pay, args=(to,)) for to in ("paid", "sent")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert moved.count(True) == 1
+    assert sum(isinstance(it, str) and "to " in it for it in moved) == 1
+
+
+def test_an_unknown_outcome_of_opening_is_asked_again(events: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    from fencepost.sql.database import Database
+
+    commit, lost = Database._commit, []
+
+    def lose_every_other(self: Database, connection: Any) -> None:
+        commit(self, connection)
+        lost.append(len(lost) % 2 == 0)
+        if lost[-1]:
+            raise fp.OutcomeUnknownError("the connection was lost during the commit")
+
+    monkeypatch.setattr(Database, "_commit", lose_every_other)
+    SqlSink(events, None, "opened", columns=TIMED)
+    assert lost == [True, False] * 2
