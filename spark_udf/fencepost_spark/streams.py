@@ -23,7 +23,7 @@ from fencepost.lake import DedupJob, Engine, LocalEngine, RunReport
 from fencepost.lake.run import Given, Run
 from fencepost.state.decision import Decision
 from fencepost.state.disk import Disk
-from fencepost.state.sinks import RunFolders
+from fencepost.state.sinks import ForJobs, RunFolders
 from py4j.protocol import Py4JError
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.utils import is_remote
@@ -51,7 +51,7 @@ PATTERN = "*?[]{}\\"
 
 def foreach_batch(
     state: Place,
-    sink: Place | RunFolders | OwnSink,
+    sink: Place | RunFolders | ForJobs | OwnSink,
     *,
     folder: Place | None = None,
     adopt_checkpoint: bool = False,
@@ -69,9 +69,9 @@ def foreach_batch(
     back, stops the query, since rows would be refused or missed: ``adopt_checkpoint=True`` takes over whichever comes.
     It is called once for a batch, with the whole of it.
 
-    ``sink`` may be a sink itself, such as ``fencepost.sql.StagedTable``, a table of a database; batches then lie beside
-    its folder. It may also be a function ``(kept, version)`` of a DataFrame and a number; ``folder`` is then where kept
-    rows lie until it has returned. It is called for versions that keep rows, in order, and once more with the same
+    ``sink`` may be a sink itself, such as ``fencepost.sql.SqlSink`` or ``StagedTable``, a table of a database; batches
+    then lie beside its folder. It may also be a function ``(kept, version)`` of a DataFrame and a number; ``folder`` is
+    then where kept rows lie until it has returned. It is called for versions that keep rows, in order, and once more with the same
     number where the driver died before it was known to have returned. So a row is shown once if it refuses numbers that
     it has seen (in the transaction that writes the rows), and at least once otherwise. ``folder`` has none of
     ``* ? [ ] { } \\`` in its path, which Spark would read as a pattern.
@@ -100,6 +100,8 @@ def foreach_batch(
         return BatchWriter(state, place, sink, adopt_checkpoint, topics, options)
     if folder is not None:
         raise ValueError(f"folder={os.fspath(folder)!r}: only a function as sink needs one")
+    if isinstance(sink, ForJobs):
+        sink = sink.for_job(state)
     place = sink.path if isinstance(sink, RunFolders) else sink
     return BatchWriter(state, place, sink if isinstance(sink, RunFolders) else None, adopt_checkpoint, topics, options)
 

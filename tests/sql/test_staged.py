@@ -18,7 +18,7 @@ import psycopg
 import pyarrow as pa  # type: ignore[import-untyped]
 import pytest
 from fencepost.lake import DedupJob, LocalEngine
-from fencepost.sql import StagedTable
+from fencepost.sql import SqlSink, StagedTable
 from fencepost.state.operations import abandon, collect_garbage
 from sqlalchemy import Connection, Engine, inspect, text
 from sqlalchemy.engine.default import DefaultDialect
@@ -349,3 +349,21 @@ def test_a_table_with_columns_of_its_own(engine: Engine, database_url: str, tmp_
     with engine.connect() as connection:
         found = sorted(tuple(row) for row in connection.execute(text("SELECT number, seq, origin FROM thin")))
     assert found == sorted((7, row[3], row[4]) for row in expected(0, 1))
+
+
+def test_a_consumer_s_sink_is_asked_for_one(events: Engine, tmp_path: Path) -> None:
+    land_some(tmp_path, 0, 1)
+    sink = SqlSink(events, "events", "nightly", insert=["pid", "epoch", "partition", "seq", "origin"])
+    for _ in range(2):
+        job = DedupJob(tmp_path / "source", tmp_path / "state", sink, shards=2, sync=False, engine=LocalEngine(2))
+        job.run()
+    assert stored(events) == expected(0, 1)
+    assert version(events) == (1, "applied")
+    assert (tmp_path / "state.sink").is_dir()
+    with pytest.raises(fp.PolicyError, match="it has no table"):
+        DedupJob(tmp_path / "source", tmp_path / "other", SqlSink(events, None, "effects"))
+    by_id = SqlSink(events, "events", "ids", "message_id", message_id="origin")
+    with pytest.raises(fp.PolicyError, match="by sequence, not by message id"):
+        DedupJob(tmp_path / "source", tmp_path / "other", by_id)
+    with pytest.raises(fp.PolicyError, match="a local folder for it"):
+        sink.for_job("s3://bucket/state")

@@ -34,7 +34,7 @@ from fencepost.policy import Columns, Policy, resolve, resolve_columns
 from fencepost.state.decision import Settings
 from fencepost.state.delta import check_library, is_delta, is_delta_sink
 from fencepost.state.disk import Disk
-from fencepost.state.sinks import IN_PLACE, RunFolders, open_sink
+from fencepost.state.sinks import IN_PLACE, ForJobs, RunFolders, open_sink
 from fencepost.state.stores import is_local, open_store
 from fencepost.state.versions import State
 
@@ -56,7 +56,7 @@ class DedupJob:
     and owns; version n appears in it at once as `run=<n>/`, one file per input file of which rows are kept, in the
     Hive-style folders that it came from, or as one transaction of a Delta table. None of the three may lie in another,
     but a Delta table may be both source and sink: then rows that are not kept are taken out of it, where it stands.
-    `sink` may also be a sink itself, such as those of `fencepost.state.sinks`.
+    `sink` may also be a sink itself, such as those of `fencepost.state.sinks`, or a `fencepost.sql.SqlSink`.
 
     `policy`: a preset name or a Policy. `columns`: where the identity stands, a Columns or the name of a preset
     (`Columns.preset`), the policy's columns unless given; they may stand in the names of Hive-style folders. `scope`:
@@ -91,7 +91,7 @@ class DedupJob:
         self,
         source: str | os.PathLike[str] | KafkaLog,
         state: str | os.PathLike[str],
-        sink: str | os.PathLike[str] | RunFolders,
+        sink: str | os.PathLike[str] | RunFolders | ForJobs,
         *,
         policy: str | Policy = "any_order",
         columns: Columns | str | None = None,
@@ -156,6 +156,8 @@ class DedupJob:
         self.state = State(open_store(uri, sync=sync, options=state_options))
         if is_delta(self.source):
             check_library(self.source)
+        if isinstance(sink, ForJobs):
+            sink = sink.for_job(state)
         self.sink = sink if isinstance(sink, RunFolders) else _open_sink(sink, layout, self.source, self.disk)
         if self.is_in_place and str(self.sink.location) != self.source:
             raise SinkError(

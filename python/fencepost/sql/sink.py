@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
@@ -20,7 +21,9 @@ from fencepost.sql.reconciliation import OnFindings, Reconciliation, reconcile
 from fencepost.sql.retention import Reaped, reap
 from fencepost.sql.rows import as_table
 from fencepost.sql.sequences import RacedError, Sequences
+from fencepost.sql.staged import StagedTable
 from fencepost.sql.target import Target
+from fencepost.state.stores import is_local
 from fencepost.verdict import Verdict
 
 Effect: TypeAlias = Callable[[Connection, pa.Table], Any]
@@ -189,6 +192,23 @@ class SqlSink:
     def positions(self) -> dict[str, int]:
         """Up to where each source was applied, by `positions=` of the calls."""
         return self._database.transaction(self._consumer.positions)
+
+    def for_job(self, state: str | os.PathLike[str]) -> StagedTable:
+        """The same table as the sink of a `DedupJob` or of `foreach_batch`, which ask for it.
+
+        What decides there is the job's state, not the claims of this consumer: rows that `apply` has written are not
+        known to it. Tasks prepare rows in `<state>.sink`; for a state in an object store make a `StagedTable` with a
+        folder of its own. Raises PolicyError for a sink without a table, and for one that claims by message id.
+        """
+        if self._target is None or self.identity == "message_id":
+            what = "it has no table" if self._target is None else "jobs tell rows apart by sequence, not by message id"
+            raise PolicyError(f"{self!r} as the sink of a job: {what}")
+        if not is_local(state):
+            raise PolicyError(
+                f"{self!r} with the state {os.fspath(state)}: give a StagedTable, and a local folder for it"
+            )
+        folder = os.fspath(state).removeprefix("file://").rstrip("/") + ".sink"
+        return StagedTable(self._database.engine.url, self._target.name, folder, insert=self._target.insert)
 
     def forget_positions(self, *sources: str) -> None:
         """As if these sources were new: for a topic that was made anew, or a replay that is meant."""

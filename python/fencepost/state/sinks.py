@@ -19,7 +19,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 from uuid import uuid4
 
 from fencepost.errors import SinkChangedError, SinkError
@@ -50,6 +50,14 @@ def open_sink(uri: str, layout: str, disk: Disk) -> RunFolders:
     from fencepost.state.in_place import InPlace
 
     return InPlace(path, disk) if layout == IN_PLACE else DeltaSink(path, disk)
+
+
+@runtime_checkable
+class ForJobs(Protocol):
+    """What is no sink of a job, and knows one for it."""
+
+    def for_job(self, state: str | os.PathLike[str]) -> RunFolders:
+        """The sink for the job with this state."""
 
 
 class RunFolders:
