@@ -70,11 +70,11 @@ def foreach_batch(
     It is called once for a batch, with the whole of it.
 
     ``sink`` may be a sink itself, such as ``fencepost.sql.SqlSink`` or ``StagedTable``, a table of a database; batches
-    then lie beside its folder. It may also be a function ``(kept, version)`` of a DataFrame and a number; ``folder`` is
-    then where kept rows lie until it has returned. It is called for versions that keep rows, in order, and once more with the same
-    number where the driver died before it was known to have returned. So a row is shown once if it refuses numbers that
-    it has seen (in the transaction that writes the rows), and at least once otherwise. ``folder`` has none of
-    ``* ? [ ] { } \\`` in its path, which Spark would read as a pattern.
+    then lie beside its folder. It may also be a function ``(kept, version)`` of a DataFrame and a number; ``folder``
+    is then where kept rows lie until it has returned. It is called for versions that keep rows, in order, and once
+    more with the same number where the driver died before it was known to have returned. So a row is shown once if it
+    refuses numbers that it has seen (in the transaction that writes the rows), and at least once otherwise. ``folder``
+    has none of ``* ? [ ] { } \\`` in its path, which Spark would read as a pattern.
 
     Of a stream that is read from Kafka the decision also holds the offsets at which the batch begins and ends. A topic
     that ends below where it was read before stops the query; with ``topics``, a function such as
