@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator
+from concurrent.futures import Future
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -87,10 +89,126 @@ class Waits:
     """Answers instead of futures, which the faulty transport makes itself."""
 
     def __init__(self, behind: PartitionLogTransport) -> None:
-        self.behind, self.partitions = behind, behind.partitions
+        self.behind, self.partitions, self.fence = behind, behind.partitions, behind.fence
 
     def send(self, batch: SequencedBatch) -> Answer:
         return self.behind.send(batch).result(10)
+
+
+class LosesTheFirstAnswer:
+    """The first batch is written, and its answer comes too late to be of use."""
+
+    def __init__(self, behind: PartitionLogTransport) -> None:
+        self.behind, self.partitions, self.fence, self.sent = behind, behind.partitions, behind.fence, 0
+
+    def send(self, batch: SequencedBatch) -> Future[Answer]:
+        self.sent += 1
+        answer = self.behind.send(batch)
+        if self.sent > 1:
+            return answer
+        answer.result(10)
+        lost: Future[Answer] = Future()
+        threading.Timer(0.2, lambda: lost.set_exception(fp.errors.StoreError("answer lost"))).start()
+        return lost
+
+
+def test_what_a_log_has_is_not_sent_again_under_a_new_epoch(transport: PartitionLogTransport, tmp_path: Path) -> None:
+    good, bad = {"user": ["ann"], "value": [b"one"]}, {"value": [b"no user"]}
+    settings: dict[str, Any] = {"retry_backoff_ms": 500, "partitions": 1}
+    producer = fp.SequencedProducer(LosesTheFirstAnswer(transport), **settings)
+    first, refused = producer.send(good)[0], producer.send(bad)[0]
+    third = producer.send({"user": ["bob"], "value": [b"three"]})[0]
+    found = first.result(10)
+    assert (found.epoch, found.first_seq, found.is_duplicate) == (0, 0, True)
+    assert isinstance(refused.exception(10), fp.DeliveryError)
+    assert (third.result(10).epoch, third.result(10).first_seq) == (1, 0)
+    assert pa.table(kafka.read_records(tmp_path / "events-0"))["value"].to_pylist() == [b"one", b"three"]
+    with pytest.raises(fp.DeliveryError):
+        producer.close()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_where_batches_are_refused_as_well_each_record_is_there_once(tmp_path: Path, seed: int) -> None:
+    with PartitionLogTransport(tmp_path, partitions=2, value="n") as log:
+        transport = FaultyTransport(Waits(log), seed)
+        producer = fp.SequencedProducer(transport, partition_by="to", request_timeout_ms=100, **QUICK)
+        for value in range(60):
+            producer.send([{"to": value % 2, "odd" if value % 7 == 3 else "n": f"{value}"}])
+        with pytest.raises(fp.DeliveryError, match="column 'n': missing"):
+            producer.close()
+        transport.settle()
+    for number in range(2):
+        found = pa.table(kafka.read_records(tmp_path / f"events-{number}"))["value"].to_pylist()
+        assert [int(it) for it in found] == [it for it in range(number, 60, 2) if it % 7 != 3]
+
+
+def test_a_fence_tells_what_there_is(transport: PartitionLogTransport, tmp_path: Path) -> None:
+    table = pa.table({"user": ["ann", "bob"], "value": [b"x", b"y"]})
+    assert transport.send(batch(7, 0, 0, table)).result(10).error is fp.Verdict.ACCEPTED
+    assert transport.send(batch(7, 0, 0, table)).result(10).error is fp.Verdict.DUPLICATE
+    assert transport.fence(7, 1, [0, 1]) == {0: (0, 1)}
+    assert transport.fence(7, 1, [0, 1]) == {0: (0, 1)}  # its own marker changes nothing
+    assert transport.fence(8, 1, [0]) == {}
+    transport.close()
+    with PartitionLogTransport(tmp_path, partitions=2, key="user", value="value") as again:
+        assert again.fence(7, 2, [0]) == {0: (0, 1)}
+        assert again.send(batch(7, 2, 0, table)).result(10).error is fp.Verdict.ACCEPTED
+        assert again.fence(7, 3, [0]) == {0: (2, 1)}
+
+
+# A log that does not know what is on disk
+
+
+class Poisoned:
+    """A log whose sync has failed."""
+
+    def __init__(self, log: Any) -> None:
+        self.close = log.close
+
+    def _refuse(self, *_: Any) -> Any:
+        raise fp.errors.PoisonedError("sync failed")
+
+    append = append_many = append_marker = _refuse
+
+
+def poison(transport: PartitionLogTransport) -> Any:
+    """The writer of partition 0, whose log is poisoned."""
+    writer = transport._writers[0]
+    writer.log = Poisoned(writer.log)
+    return writer
+
+
+def test_markers_and_fences_have_a_poisoned_log_opened_again(transport: PartitionLogTransport) -> None:
+    table = pa.table({"user": ["ann"], "value": [b"x"]})
+    transport.send(batch(7, 0, 0, table)).result(10)
+    poison(transport)
+    with pytest.raises(fp.errors.StoreError, match="has to be opened again: sync failed"):
+        transport.write_marker(7, 1, 0, "commit")
+    assert transport.write_marker(7, 1, 0, "commit") is fp.Verdict.ACCEPTED
+    poison(transport)
+    with pytest.raises(fp.errors.StoreError, match="has to be opened again: sync failed"):
+        transport.fence(7, 2, [0])
+    assert transport.fence(7, 2, [0]) == {0: (0, 0)}
+
+
+def test_a_log_that_cannot_be_opened_again_is_tried_each_time(transport: PartitionLogTransport) -> None:
+    table = pa.table({"user": ["ann"], "value": [b"x"]})
+    writer = poison(transport)
+    reopen, problems = writer._reopen, [OSError("disk full")] * 3
+
+    def fails() -> Any:
+        if problems:
+            raise problems.pop()
+        return reopen()
+
+    writer._reopen = fails
+    with pytest.raises(fp.errors.StoreError, match="has to be opened again: sync failed"):
+        transport.send(batch(7, 0, 0, table)).result(10)
+    with pytest.raises(fp.errors.StoreError, match="could not be opened again: disk full"):
+        transport.send(batch(7, 0, 0, table)).result(10)
+    with pytest.raises(fp.errors.StoreError, match="could not be opened again: disk full"):
+        transport.fence(7, 1, [0])
+    assert transport.send(batch(7, 0, 0, table)).result(10).offset == 0
 
 
 def test_a_zombie_is_kept_out_by_a_marker(transport: PartitionLogTransport) -> None:

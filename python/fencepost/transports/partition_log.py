@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
@@ -14,8 +14,9 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from fencepost import Verdict
-from fencepost.errors import BatchError, FencedError, FencepostError, PoisonedError, PolicyError, StoreError
+from fencepost.errors import BatchError, FencedError, PoisonedError, PolicyError, StoreError
 from fencepost.producer.answers import Answer, ErrorCode
+from fencepost.producer.sequencer import step
 from fencepost.producer.stamping import IDENTITY
 from fencepost.producer.transport import SequencedBatch
 from fencepost.transports.cursors import above
@@ -82,24 +83,33 @@ class PartitionLogTransport:
             answer.add_done_callback(lambda done: self._reached(batch, done))
         return answer
 
-    def fence(self, pid: int, epoch: int, partitions: Sequence[int] | None) -> None:
-        """Take nothing of a producer below an epoch from here on: a marker in each log (`Transport`)."""
+    def fence(self, pid: int, epoch: int, partitions: Sequence[int] | None) -> dict[int, tuple[int, int]]:
+        """Take nothing of a producer below an epoch from here on: a marker in each log (`Transport`).
+
+        Tells what there is of it in the partitions that are named. Where all are meant, the producer has just begun
+        and asks nothing, so no log is read for it.
+        """
+        found: dict[int, tuple[int, int]] = {}
         if epoch == 0:
-            return  # nobody came before
+            return found  # nobody came before
         for number in range(self.partitions) if partitions is None else partitions:
             verdict = self.write_marker(pid, epoch, number, "abort")
             if verdict is Verdict.FENCED:
                 raise FencedError(f"pid {pid} epoch {epoch}, partition {number}: a higher epoch has written there")
+            # Behind the marker: what is not there by now does not come any more.
+            last = None if partitions is None else self._writers[number].last_of(pid)
+            if last is not None:
+                found[number] = last
+        return found
 
     def write_marker(self, pid: int, epoch: int, partition: int, outcome: str, coordinator_epoch: int = 0) -> Verdict:
         """The end of a transaction in a partition, for a coordinator. Gives what became of the marker.
 
         Again, nothing that a reader sees happens, and a marker that comes when the producer has gone on is FENCED and
-        changes nothing: the coordinator need not know.
+        changes nothing: the coordinator need not know. Raises StoreError for a log that has to be opened again and
+        cannot be yet: the same call may be tried again.
         """
-        appended = self._writers[partition].log.append_marker(pid, epoch, outcome, coordinator_epoch)
-        verdict: Verdict = appended.verdict
-        return verdict
+        return self._writers[partition].mark(pid, epoch, outcome, coordinator_epoch)
 
     def cursor(self, pid: int, partition: int) -> int | None:
         """The highest position that a log has, in cursor mode: read from its records, once."""
@@ -108,9 +118,8 @@ class PartitionLogTransport:
 
         if (pid, partition) not in self._cursors:
             last: int | None = None
-            for some in pa.RecordBatchReader.from_stream(
-                self._writers[partition].log.read(isolation="read_uncommitted")
-            ):
+            records = self._writers[partition].opened().read(isolation="read_uncommitted")
+            for some in pa.RecordBatchReader.from_stream(records):
                 own = some.filter(pc.equal(some["pid"], pid))
                 last = own["seq"][-1].as_py() if len(own) else last
             self._cursors[pid, partition] = last
@@ -120,7 +129,7 @@ class PartitionLogTransport:
         """Close the logs that were opened here, once everything that was sent has its answer."""
         for writer in self._writers:
             writer.close()
-            if self._owns:
+            if self._owns and writer.log is not None:
                 writer.log.close()
 
     def __enter__(self) -> PartitionLogTransport:
@@ -176,11 +185,17 @@ class PartitionLogTransport:
 
 
 class LogWriter:
-    """Appends to one log in a thread of its own: what has come meanwhile goes in one call, and one sync."""
+    """Appends to one log in a thread of its own: what has come meanwhile goes in one call, and one sync.
+
+    Markers are written by whoever asks for them, between two such calls. `log` is None while one that has to be opened
+    again cannot be: each batch and marker tries, and fails with the reason.
+    """
 
     def __init__(self, log: Any, reopen: Callable[[], Any] | None) -> None:
         self.log = log
         self._reopen = reopen
+        self._last: dict[int, tuple[int, int]] = {}  # the epoch and last sequence of each pid that was taken here
+        self._lock = threading.RLock()  # held while the log is written to, or opened
         self._queue: SimpleQueue[tuple[Any, Future[Answer]] | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="fencepost-log", daemon=True)
         self._thread.start()
@@ -188,18 +203,54 @@ class LogWriter:
     def append(self, batch: Any, answer: Future[Answer]) -> None:
         self._queue.put((batch, answer))
 
+    def mark(self, pid: int, epoch: int, outcome: str, coordinator_epoch: int) -> Verdict:
+        """Write a marker. Raises StoreError for a log that does not know what is on disk."""
+        with self._lock, self._told_apart():
+            verdict: Verdict = self.opened().append_marker(pid, epoch, outcome, coordinator_epoch).verdict
+            return verdict
+
+    def last_of(self, pid: int) -> tuple[int, int] | None:
+        """The epoch and last sequence that the log has of a producer, whatever markers came since."""
+        with self._lock:
+            log = self.opened()
+            found = self._last.get(pid) or _last_in(log.path, pid)
+            if found is not None:
+                self._last[pid] = found
+            return found
+
+    def opened(self) -> Any:
+        """The log, opened again where that failed before. Raises StoreError."""
+        with self._lock:
+            if self.log is None and self._reopen is not None:
+                try:
+                    self.log = self._reopen()
+                except Exception as error:
+                    raise StoreError(f"the log could not be opened again: {error}") from error
+            return self.log
+
     def close(self) -> None:
         self._queue.put(None)
         self._thread.join()
 
+    @contextlib.contextmanager
+    def _told_apart(self) -> Iterator[None]:
+        """What a log that is poisoned raises is a StoreError: nobody knows what is on disk, and trying again tells."""
+        try:
+            yield
+        except PoisonedError as error:
+            self._open_again()
+            raise StoreError(f"the log has to be opened again: {error}") from error
+
     def _open_again(self) -> None:
         """A log that does not know what is on disk finds out when it is opened; whose it is opens it."""
+        self._last.clear()  # more may be there than was told
         if self._reopen is None:
             return
         with contextlib.suppress(Exception):
             self.log.close()
-        with contextlib.suppress(OSError, FencepostError):  # the next try says what is wrong
-            self.log = self._reopen()
+        self.log = None
+        with contextlib.suppress(StoreError):  # the next try says what is wrong
+            self.opened()
 
     def _run(self) -> None:
         is_open = True
@@ -216,23 +267,44 @@ class LogWriter:
             return
         if len(batches) > 1:
             try:
-                told = self.log.append_many([batch for batch, _ in batches])
+                told = self._append([batch for batch, _ in batches])
             except Exception:
-                told = None  # nothing was appended
+                told = None  # nothing was appended, or the next try tells
             if told is not None:
-                for (_, answer), appended in zip(batches, told, strict=True):
-                    answer.set_result(Answer(appended.verdict, appended.offset))
+                for (_, answer), one in zip(batches, told, strict=True):
+                    answer.set_result(one)
                 return
         for batch, answer in batches:
             try:
-                appended = self.log.append(*batch)
-            except PoisonedError as error:
-                answer.set_exception(StoreError(f"the log has to be opened again: {error}"))
-                self._open_again()
+                [one] = self._append([batch])
             except Exception as error:
                 answer.set_exception(error)
             else:
-                answer.set_result(Answer(appended.verdict, appended.offset))
+                answer.set_result(one)
+
+    def _append(self, batches: list[Any]) -> list[Answer]:
+        with self._lock, self._told_apart():
+            log = self.opened()
+            told = [log.append(*batches[0])] if len(batches) == 1 else log.append_many(batches)
+            for (pid, epoch, first_seq, records, _), appended in zip(batches, told, strict=True):
+                if appended.verdict is Verdict.ACCEPTED:
+                    self._last[pid] = (epoch, step(first_seq, len(records) - 1))
+        return [Answer(appended.verdict, appended.offset) for appended in told]
+
+
+def _last_in(path: Path, pid: int) -> tuple[int, int] | None:
+    """The epoch and last sequence that a folder's log has of a producer: its batch headers are read, all of them."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    from fencepost.kafka import read_batches
+
+    last: tuple[int, int] | None = None
+    for some in pa.RecordBatchReader.from_stream(read_batches(path)):
+        own = some.filter(pc.and_(pc.equal(some["pid"], pid), pc.greater_equal(some["base_seq"], 0)))
+        if len(own):
+            last = (own["epoch"][-1].as_py(), own["last_seq"][-1].as_py())
+    return last
 
 
 def _open(folder: Path, topic: str, partitions: int, options: dict[str, Any]) -> list[LogWriter]:
