@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 from collections.abc import Callable
 from datetime import date, datetime
 from decimal import Decimal
@@ -18,9 +19,11 @@ import sqlalchemy as sa
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from faulty_transport import FaultyTransport
+from fencepost.kafka import read_records
 from fencepost.producer import Answer, Identity, SequencedBatch
 from fencepost.producer.stamping import stamp, stamp_positions
-from fencepost.transports import SqlTransport, read_committed
+from fencepost.sql import ProducerRegistry
+from fencepost.transports import LandingTransport, PartitionLogTransport, SqlTransport, read_committed, read_landing
 
 QUICK = {"retry_backoff_ms": 1, "retry_backoff_max_ms": 5}
 SCHEMA = pa.schema({"value": pa.int64()})
@@ -122,6 +125,43 @@ def test_a_zombie_is_kept_out_by_the_lease(engine: sa.Engine, new_engine: NewEng
     assert successor.send(batch(0, 1, 0, [3])).offset == 1
     assert values(engine) == [1, 3]
     assert [successor.init_producer() for _ in range(2)] == [(1, 0), (2, 0)]
+
+
+@pytest.mark.parametrize("reason", ["rotation", "expiry"])
+@pytest.mark.parametrize("kind", ["sql", "landing", "log"])
+def test_a_zombie_is_kept_out_by_a_fresh_pid(engine: sa.Engine, tmp_path: Path, kind: str, reason: str) -> None:
+    """A registry of its own, beside the log: nothing but the fence tells the log of it."""
+    transport: Any
+    if kind == "sql":
+        transport = SqlTransport(engine, "events", schema=SCHEMA)
+    elif kind == "landing":
+        transport = LandingTransport(tmp_path / "landing")
+    else:
+        transport = PartitionLogTransport(tmp_path)
+    ProducerRegistry(engine).init_producer("gate 7")
+    if reason == "rotation":
+        with engine.begin() as connection:
+            connection.execute(sa.text("UPDATE fencepost_producers SET epoch = 32765"))
+    zombie = fp.SequencedProducer(transport, name="gate 7", registry=ProducerRegistry(engine), **QUICK)
+    zombie.send([{"value": 1}])[0].result(30)
+    expiry_ms = 1 if reason == "expiry" else 10**9
+    time.sleep(0.05)
+    with fp.SequencedProducer(
+        transport, name="gate 7", registry=ProducerRegistry(engine, expiry_ms=expiry_ms), **QUICK
+    ) as producer:
+        assert producer.identity.pid != zombie.identity.pid
+        with pytest.raises(fp.FencepostError):
+            zombie.send([{"value": 666}])[0].result(30)
+        assert producer.send([{"value": 2}])[0].result(30).first_seq == 0
+    with pytest.raises(fp.FencepostError):
+        zombie.close()
+    if kind == "sql":
+        assert values(engine) == [1, 2]
+    elif kind == "landing":
+        assert read_landing(tmp_path / "landing").read()["value"].to_pylist() == [1, 2]
+    else:
+        transport.close()
+        assert pa.table(read_records(tmp_path / "events-0"))["value"].to_pylist() == [b'{"value":1}', b'{"value":2}']
 
 
 def test_leases_end_with_a_fresh_pid(engine: sa.Engine) -> None:

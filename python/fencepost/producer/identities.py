@@ -14,7 +14,8 @@ class Registry(Protocol):
     """Hands out producer ids and epochs, like `fencepost.sql.ProducerRegistry`."""
 
     def init_producer(self, transactional_id: str | None = None, timeout_ms: int = ..., expected: Any = None) -> Any:
-        """Something with `pid` and `epoch`.
+        """Something with `pid` and `epoch`, and, where a fresh pid has replaced another one of the id, that one as
+        `previous_pid`: whoever still writes under it is kept out of the log.
 
         Without an id a pid that nobody has had. With one the same pid and the next epoch, or a fresh pid once epochs
         are used up; `expected`, what an earlier call gave: raises FencedError where somebody else came since.

@@ -118,8 +118,8 @@ class SequencedProducer:
         self._identities = Identities(registry, name, transaction_timeout_ms)
         identity = self._identities.first(before)
         self._fence = getattr(transport, "fence", None)
-        if name is not None and self._fence is not None:
-            self._fence(identity.pid, identity.epoch, None)
+        if name is not None:
+            self._keep_others_out(identity)
         self._sequencer = Sequencer(
             identity,
             self._settings.limits(positions=position is not None),
@@ -448,6 +448,15 @@ class SequencedProducer:
             self._changed.notify_all()
 
     # Epochs
+
+    def _keep_others_out(self, identity: Identity) -> None:
+        """Fence whoever had the name before: under this pid, and under the one before a fresh one was given."""
+        if self._fence is None:
+            return
+        previous_pid = getattr(self._identities.given, "previous_pid", None)
+        if previous_pid is not None and previous_pid != identity.pid:
+            self._fence(previous_pid, EPOCH_MAX, None)
+        self._fence(identity.pid, identity.epoch, None)
 
     def _succeed(self, identity: Identity) -> None:
         """Get the next identity, keep the old one out, and find out what it has left. Called with the lock held."""
