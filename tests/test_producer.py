@@ -377,6 +377,80 @@ def test_a_transaction_that_lost_a_batch_can_only_be_aborted() -> None:
     assert coordinator.calls.count("commit") == 1
 
 
+class Unsure(Coordinator):
+    """Commits, and answers only after so many tries."""
+
+    def __init__(self, transport: MemoryTransport, *errors: Exception) -> None:
+        super().__init__(transport)
+        self.errors, self.decided = list(errors), None
+
+    def commit(self, identity: Any, work: Any = None) -> Identity:
+        if self.decided is None:
+            self.decided = super().commit(identity, work)
+        if self.errors:
+            raise self.errors.pop()
+        found, self.decided = self.decided, None
+        return found
+
+
+UNSURE = [fp.errors.OutcomeUnknownError("lost"), fp.errors.ConcurrentTransactionError("a marker is missing")]
+
+
+@pytest.mark.parametrize("error", UNSURE)
+def test_nothing_is_taken_while_a_commit_has_no_answer(error: Exception) -> None:
+    transport = MemoryTransport(partitions=1)
+    coordinator = Unsure(transport, error)
+    with fp.SequencedProducer(transport, name="t", coordinator=coordinator) as producer:
+        producer.begin()
+        producer.send(rows(1))
+        with pytest.raises(type(error)):
+            producer.commit()
+        with pytest.raises(fp.PolicyError, match="may be decided: call commit or abort again"):
+            producer.send(rows(2))
+        producer.commit()
+        with producer.transaction():
+            producer.send(rows(3))
+    assert transport.log == {0: [1, 3]}
+
+
+def test_a_block_asks_for_its_commit_again_and_does_not_abort() -> None:
+    transport = MemoryTransport(partitions=1)
+    coordinator = Unsure(transport, *UNSURE)
+    with fp.SequencedProducer(transport, name="t", coordinator=coordinator, **QUICK) as producer:
+        with producer.transaction():
+            producer.send(rows(1))
+        coordinator.errors = UNSURE[:1] * 5
+        with pytest.raises(fp.errors.OutcomeUnknownError), producer.transaction():
+            producer.send(rows(2))
+        producer.commit()
+        with pytest.raises(fp.errors.OutcomeUnknownError), producer.transaction():
+            raise UNSURE[0]  # the application's own: nothing was decided
+    assert [it for it in coordinator.calls if it in ("commit", "abort")] == ["commit", "commit", "abort"]
+
+
+def test_what_is_sent_while_a_commit_is_being_decided_is_refused() -> None:
+    transport = MemoryTransport(partitions=1)
+    refused: list[BaseException] = []
+
+    class Sends(Coordinator):
+        def commit(self, identity: Any, work: Any = None) -> Identity:
+            def other() -> None:
+                try:
+                    producer.send(rows(2))
+                except fp.PolicyError as error:
+                    refused.append(error)
+
+            thread = threading.Thread(target=other)
+            thread.start()
+            thread.join(10)
+            return super().commit(identity, work)
+
+    with fp.SequencedProducer(transport, name="t", coordinator=Sends(transport)) as producer, producer.transaction():
+        producer.send(rows(1))
+    assert transport.log == {0: [1]}
+    assert len(refused) == 1
+
+
 def test_a_fenced_transaction_stops_the_producer() -> None:
     transport = MemoryTransport()
     producer = fp.SequencedProducer(transport, name="t", coordinator=Coordinator(transport))

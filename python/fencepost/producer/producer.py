@@ -15,6 +15,7 @@ from typing import Any
 from fencepost.errors import (
     BatchError,
     CapacityError,
+    ConcurrentTransactionError,
     FencedError,
     FencepostError,
     OutcomeUnknownError,
@@ -31,6 +32,8 @@ from fencepost.producer.stamping import Router, cut, read_positions, stamp, stam
 from fencepost.producer.transport import Coordinator, SequencedBatch, Transport
 
 TIMEOUT_MS = 60_000
+COMMITS = 5
+"""How often `transaction()` asks for a commit before it gives up."""
 
 
 class Delivery(Future[Delivered]):
@@ -131,6 +134,7 @@ class SequencedProducer:
         self._buffered = 0
         self._undelivered: FencepostError | None = None
         self._joined: set[int] | None = None  # the partitions of the open transaction
+        self._is_ending = False  # that transaction is being decided, and takes nothing more
         self._lanes: dict[int, Lane] = {}
         self._successor: Identity | None = None
         self._is_closed = False
@@ -249,17 +253,20 @@ class SequencedProducer:
         """Decide that what was sent is shown. `work`: for the coordinator, as in `TransactionCoordinator.commit`.
 
         Raises TransactionAbortableError where something was not delivered: then call `abort`. FencedError: somebody
-        else has taken over, and nothing of it is shown.
+        else has taken over, and nothing of it is shown. ConcurrentTransactionError, OutcomeUnknownError: it may be
+        decided by now; call again. Until there is an answer, nothing more is taken.
         """
         self._in_transaction()
-        try:
-            self.flush()
-        except FencepostError as error:
+        while not self._is_ending:
+            try:
+                self.flush()
+            except FencepostError as error:
+                with self._changed:
+                    self._sequencer.check()
+                raise TransactionAbortableError(f"{error}. The transaction can only be aborted") from error
             with self._changed:
                 self._sequencer.check()
-            raise TransactionAbortableError(f"{error}. The transaction can only be aborted") from error
-        with self._changed:
-            self._sequencer.check()
+                self._is_ending = not self._deliveries  # other threads may have sent since
         decide = self._transactional().commit
         self._end(decide if work is None else lambda identity: decide(identity, work))
 
@@ -268,27 +275,49 @@ class SequencedProducer:
         self._in_transaction()
         dropped = TransactionAbortableError("the transaction was aborted before this batch was sent")
         with self._changed:
+            self._is_ending = True
             self._sequencer.drop_unsent(dropped)
             self._settle()
             self._changed.wait_for(lambda: not self._deliveries)
             self._undelivered = None
             if self._sequencer.fatal is not None:
-                self._joined = None
+                self._ended()
                 raise self._sequencer.fatal
         self._end(self._transactional().abort)
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[SequencedProducer]:
-        """A transaction that commits at its end, and aborts where an exception leaves it."""
+        """A transaction that commits at its end, and aborts where an exception leaves it.
+
+        A commit whose outcome is unknown, or that is decided and not complete, is tried again a few times. If that is
+        in vain the transaction is left as it is, for `commit`: it may be shown by now.
+        """
         self.begin()
         try:
             yield self
-            self.commit()
+            undone = self._try_to_commit()
         except BaseException:
             with contextlib.suppress(FencepostError):
                 if self._joined is not None:
                     self.abort()
             raise
+        if undone is not None:
+            raise undone
+
+    def _try_to_commit(self) -> FencepostError | None:
+        """The error of the last try where nobody knows, or not everybody does, that it is committed."""
+        pause_ms, last = self._settings.retry_backoff_ms, None
+        for left in reversed(range(COMMITS)):
+            try:
+                self.commit()
+            except (ConcurrentTransactionError, OutcomeUnknownError) as error:
+                last = error
+            else:
+                return None
+            if left:
+                time.sleep(pause_ms / 1000)
+                pause_ms = min(2 * pause_ms, self._settings.retry_backoff_max_ms)
+        return last
 
     def _transactional(self) -> Coordinator:
         if self._coordinator is None:
@@ -307,11 +336,14 @@ class SequencedProducer:
         except FencedError as error:
             with self._changed:
                 self._stop(error)
-                self._joined = None
+                self._ended()
             raise
         with self._changed:
             self._sequencer.transaction_ended(identity)
-            self._joined = None
+            self._ended()
+
+    def _ended(self) -> None:
+        self._joined, self._is_ending = None, False
 
     def _join(self, partitions: Iterator[int]) -> None:
         """Tell the coordinator of partitions before anything is written to them."""
@@ -319,6 +351,8 @@ class SequencedProducer:
             return
         if self._joined is None:
             raise PolicyError("a transactional producer sends within transactions only: call begin first")
+        if self._is_ending:
+            raise PolicyError("the transaction is ending, and may be decided: call commit or abort again, then begin")
         new = sorted(set(partitions) - self._joined)
         if new:
             try:
