@@ -127,6 +127,19 @@ def test_a_zombie_is_kept_out_by_the_lease(engine: sa.Engine, new_engine: NewEng
     assert [successor.init_producer() for _ in range(2)] == [(1, 0), (2, 0)]
 
 
+@pytest.mark.parametrize("odd", [pa.array([2**63 + 1], pa.uint64()), pa.array([[1]])], ids=["too large", "a list"])
+def test_a_value_that_no_column_takes_fails_its_batch_alone(engine: sa.Engine, odd: pa.Array) -> None:
+    transport = SqlTransport(engine, "events", schema=SCHEMA)
+    producer = fp.SequencedProducer(transport, **QUICK)
+    with pytest.raises(fp.DeliveryError, match="INVALID_RECORD") as caught:
+        producer.send(pa.table({"value": odd}))[0].result(30)
+    assert caught.value.is_refused
+    producer.send([{"value": 3}])[0].result(30)
+    with pytest.raises(fp.DeliveryError):
+        producer.close()
+    assert values(engine) == [3]
+
+
 @pytest.mark.parametrize("reason", ["rotation", "expiry"])
 @pytest.mark.parametrize("kind", ["sql", "landing", "log"])
 def test_a_zombie_is_kept_out_by_a_fresh_pid(engine: sa.Engine, tmp_path: Path, kind: str, reason: str) -> None:

@@ -76,9 +76,11 @@ class SqlTransport:
         """Write a batch and list it in one transaction, or say why not. Raises StoreError for a database that fails."""
         try:
             return self._database.transaction(lambda connection: self._append(connection, batch))
-        except (exc.IntegrityError, exc.DataError) as error:
+        except _OF_VALUES as error:
             return Answer(ErrorCode.INVALID_RECORD, message=_short(error))
         except exc.DBAPIError as error:
+            if _is_of_values(error):
+                return Answer(ErrorCode.INVALID_RECORD, message=_short(error))
             raise StoreError(f"{self._tables.rows.name}: {_short(error)}") from error
 
     def init_producer(
@@ -225,10 +227,14 @@ class SqlTransport:
         if missing:
             problem = f"the table {self._tables.rows.name!r} has no column {missing[0]!r}"
             raise BatchError(problem, column=missing[0])
-        if self._database.is_sqlite:
-            connection.execute(self._tables.rows.insert(), rows.to_pylist())
-        else:
-            _copy(connection, self._tables.rows, rows)
+        try:
+            if self._database.is_sqlite:
+                connection.execute(self._tables.rows.insert(), rows.to_pylist())
+            else:
+                _copy(connection, self._tables.rows, rows)
+        except (OverflowError, TypeError) as error:
+            # Drivers have these for a value that no column can take.
+            raise BatchError(f"the table {self._tables.rows.name!r} cannot take a value: {_short(error)}") from error
 
     # Leases
 
@@ -524,6 +530,15 @@ def _copy(connection: Connection, table: Table, rows: pa.Table) -> None:
         if dbapi is None or not isinstance(error, dbapi.Error):
             raise
         raise exc.DBAPIError.instance(statement, None, error, dbapi.Error, dialect=connection.dialect) from error
+
+
+_OF_VALUES = (exc.IntegrityError, exc.DataError)
+
+
+def _is_of_values(error: exc.DBAPIError) -> bool:
+    """Whether SQLite has refused a value that it has no type for: by version an InterfaceError or ProgrammingError."""
+    told = str(error.orig)
+    return "type" in told and "is not supported" in told and "binding parameter" in told
 
 
 def _short(error: BaseException) -> str:
