@@ -244,6 +244,21 @@ def test_behind_a_network_that_lies_each_row_lands_once(tmp_path: Path, seed: in
     assert [it for it in found if it % 2] == list(range(1, 40, 2))
 
 
+def test_the_next_epoch_is_asked_for_again_when_the_answer_was_lost(tmp_path: Path) -> None:
+    transport = LandingTransport(tmp_path)
+    first = transport.init_producer("a")
+    transport.fence(*first, None)
+    second = transport.init_producer("a", expected=first)
+    assert transport.init_producer("a", expected=first) == second == (first.pid, first.epoch + 1)
+    third = transport.init_producer("a", expected=second)
+    with pytest.raises(fp.FencedError, match="'a' was taken over"):
+        transport.init_producer("a", expected=first)
+    fourth = transport.init_producer("a")  # somebody else
+    assert fourth.epoch == third.epoch + 1
+    with pytest.raises(fp.FencedError, match="'a' was taken over"):
+        transport.init_producer("a", expected=third)
+
+
 def test_leases_end_with_a_fresh_pid(tmp_path: Path) -> None:
     transport = LandingTransport(tmp_path, sync=False)
     assert [transport.init_producer() for _ in range(2)] == [(0, 0), (1, 0)]

@@ -177,6 +177,21 @@ def test_a_zombie_is_kept_out_by_a_fresh_pid(engine: sa.Engine, tmp_path: Path, 
         assert pa.table(read_records(tmp_path / "events-0"))["value"].to_pylist() == [b'{"value":1}', b'{"value":2}']
 
 
+def test_the_next_epoch_is_asked_for_again_when_the_answer_was_lost(engine: sa.Engine) -> None:
+    transport = SqlTransport(engine, "events", schema=SCHEMA)
+    first = transport.init_producer("a")
+    transport.fence(*first, None)
+    second = transport.init_producer("a", expected=first)
+    assert transport.init_producer("a", expected=first) == second == (first.pid, first.epoch + 1)
+    third = transport.init_producer("a", expected=second)
+    with pytest.raises(fp.FencedError, match="'a' was taken over"):
+        transport.init_producer("a", expected=first)
+    fourth = transport.init_producer("a")  # somebody else
+    assert fourth.epoch == third.epoch + 1
+    with pytest.raises(fp.FencedError, match="'a' was taken over"):
+        transport.init_producer("a", expected=third)
+
+
 def test_leases_end_with_a_fresh_pid(engine: sa.Engine) -> None:
     transport = SqlTransport(engine, "events", schema=SCHEMA)
     assert transport.init_producer("a") == (0, 0)

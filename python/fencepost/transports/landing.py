@@ -116,6 +116,10 @@ class LandingState:
         """The lowest epoch that a partition takes of a producer."""
         return max(self._floors.get((pid, None), 0), self._floors.get((pid, partition), 0))
 
+    def is_taken_over(self, lease: Identity) -> bool:
+        """Whether it was taken from another one: that raises the floor everywhere, one's own next epoch does not."""
+        return self._floors.get((lease.pid, None), 0) >= lease.epoch
+
     def cursor(self, pid: int, partition: int) -> int | None:
         """The highest position that a partition has of a producer."""
         return self._cursors.get((pid, partition))
@@ -229,6 +233,9 @@ class LandingTransport:
             while True:
                 self._log.refresh()
                 entry = self._next_lease(transactional_id, expected)
+                if entry is None:
+                    assert transactional_id is not None
+                    return self._log.state.leases[transactional_id]
                 if self._log.put(entry):
                     return Identity(entry["pid"], entry["epoch"])
 
@@ -315,10 +322,13 @@ class LandingTransport:
             if self._log.put({"kind": "batch", **asdict(landed)}):
                 return Answer(Verdict.ACCEPTED, offset), True
 
-    def _next_lease(self, name: str | None, expected: Any) -> dict[str, Any]:
+    def _next_lease(self, name: str | None, expected: Any) -> dict[str, Any] | None:
+        """The entry to put; None where the lease is the one that is asked for."""
         state = self._log.state
         before = None if name is None else state.leases.get(name)
         if expected is not None and before != Identity(expected.pid, expected.epoch):
+            if before == Identity(expected.pid, expected.epoch + 1) and not state.is_taken_over(before):
+                return None  # the same call once more, whose answer was lost
             raise FencedError(f"{name!r} was taken over: it has {before}, not {expected}")
         entry = {"kind": "lease", "name": name, "is_taken_over": expected is None}
         if before is None or before.epoch >= LAST_EPOCH:

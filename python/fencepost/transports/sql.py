@@ -250,6 +250,8 @@ class SqlTransport:
         row = connection.execute(select(leases.c.pid, leases.c.epoch).where(leases.c.name == name)).first()
         before = None if row is None else Identity(row.pid, row.epoch)
         if expected is not None and before != Identity(expected.pid, expected.epoch):
+            if before == Identity(expected.pid, expected.epoch + 1) and not self._is_taken_over(connection, before):
+                return before  # the same call once more, whose answer was lost
             raise FencedError(f"{name!r} was taken over: it has {before}, not {expected}")
         if before is None:
             found = Identity(self._new_pid(connection), 0)
@@ -263,6 +265,12 @@ class SqlTransport:
             # Of its own next epoch a producer fences partition by partition: others may be in flight.
             self._raise_floor(connection, before.pid, EVERYWHERE, before.epoch + 1)
         return found
+
+    def _is_taken_over(self, connection: Connection, lease: Identity) -> bool:
+        """Whether it was taken from another one: that raises the floor everywhere, one's own next epoch does not."""
+        floors = self._tables.floors
+        one = select(floors.c.epoch).where(floors.c.pid == lease.pid, floors.c.partition == EVERYWHERE)
+        return int(connection.execute(one).scalar() or 0) >= lease.epoch
 
     def _new_pid(self, connection: Connection) -> int:
         leases = self._tables.leases
