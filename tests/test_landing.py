@@ -259,6 +259,20 @@ def test_the_next_epoch_is_asked_for_again_when_the_answer_was_lost(tmp_path: Pa
         transport.init_producer("a", expected=third)
 
 
+def test_an_entry_with_a_wrong_offset_changes_nothing_for_those_behind_it(tmp_path: Path) -> None:
+    transport = LandingTransport(tmp_path)
+    transport.send(batch(7, 0, 0, [1]))
+    transport.send(batch(7, 0, 1, [2]))
+    path = tmp_path / entry_name(1)
+    path.write_text(json.dumps({**json.loads(path.read_text()), "offset": 9}))
+    landing = read_landing(tmp_path)
+    assert values(landing) == [1]
+    assert [verdict for _, verdict in landing.refused] == [fp.Verdict.OUT_OF_ORDER]
+    again = LandingTransport(tmp_path)
+    assert again.send(batch(7, 0, 1, [2])) == Answer(fp.Verdict.ACCEPTED, 1)
+    assert values(read_landing(tmp_path)) == [1, 2]
+
+
 def test_leases_end_with_a_fresh_pid(tmp_path: Path) -> None:
     transport = LandingTransport(tmp_path, sync=False)
     assert [transport.init_producer() for _ in range(2)] == [(0, 0), (1, 0)]

@@ -135,10 +135,12 @@ class LandingState:
         return mark(self._table, *of, check=check).verdict
 
     def _take(self, batch: LandedBatch) -> list[LandedBatch]:
-        verdict, offset = self.judge(batch)
+        verdict, offset = self.judge(batch, check=True)
         if verdict is not Verdict.ACCEPTED or offset != batch.offset:
+            # What is not read must not change what is taken after it.
             self.refused.append((batch, Verdict.OUT_OF_ORDER if verdict is Verdict.ACCEPTED else verdict))
             return []
+        self.judge(batch)
         self._partitions.add(batch.partition)
         if batch.transactional:
             self._open.setdefault((batch.pid, batch.partition), []).append(batch)
