@@ -132,6 +132,8 @@ class Chain:
 
     def _fault(self) -> None:
         living = [name for name, it in self.processes.items() if it.is_alive() and name not in self.stopped]
+        if not living:
+            return
         kind = self.random.choice(["kill", "kill", "stop", "stop for long", "drop connections"])
         if kind == "drop connections":
             self.say("the database drops its connections")
