@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import math
 import random
 import threading
 import time
@@ -25,7 +26,8 @@ LIES = (
 class Liar:
     """A proxy. `lies`: what it may do to conditional puts, drawn by `seed`, as often as the truth.
 
-    `names`: it lies about these only, by how they end. `late_seconds`: how late a put arrives that is late.
+    `names`: it lies about these only, by how they end. `lies_max`: how often it lies. `late_seconds`: how late a put
+    arrives that is late.
     """
 
     def __init__(
@@ -36,11 +38,14 @@ class Liar:
         share: float = 0.5,
         *,
         names: str = "",
+        lies_max: float = math.inf,
         late_seconds: float = 0.1,
     ) -> None:
         self.target = endpoint.removeprefix("http://")
-        self.lies, self.share, self.names, self.late_seconds = lies, share, names, late_seconds
+        self.lies, self.share, self.names = lies, share, names
+        self.lies_max, self.late_seconds = lies_max, late_seconds
         self.told: Counter[str] = Counter()
+        self.arrived: Counter[str] = Counter()
         self._random = random.Random(seed)
         self._lock = threading.Lock()
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
@@ -57,7 +62,8 @@ class Liar:
 
     def lie(self, is_conditional: bool) -> str:
         with self._lock:
-            told = is_conditional and self.lies and self._random.random() < self.share
+            may_lie = is_conditional and self.lies and self.told.total() - self.told["truth"] < self.lies_max
+            told = may_lie and self._random.random() < self.share
             lie = self._random.choice(self.lies) if told else "truth"
             self.told[lie] += 1
             return lie
@@ -83,6 +89,7 @@ class Liar:
                 if lie == "ignored":
                     del headers["if-none-match"]
                 status, found, data = self.ask(body, headers)
+                liar.arrived[lie] += 1
                 if lie in ("dropped after", "late and dropped"):
                     return self.drop()
                 if lie == "503 after":
@@ -109,8 +116,9 @@ class Liar:
                         self.send_header(name, value)
                 length = headers.get("Content-Length") if self.command == "HEAD" else None
                 self.send_header("Content-Length", length or str(len(data)))
-                self.end_headers()
-                self.wfile.write(data)
+                with suppress(OSError):  # who asked has given up
+                    self.end_headers()
+                    self.wfile.write(data)
 
             def drop(self) -> None:
                 self.close_connection = True

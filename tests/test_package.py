@@ -384,7 +384,7 @@ def test_stubs_say_what_the_extension_is(module: str, tmp_path: Path) -> None:
     # classes.
     options = "fencepost\\.cli\\.(identity|state|terminal)\\.[A-Z].*"
     literals = "(job\\.(Layout|OnReset)|plan\\.Plan|scan\\.Status|segments\\.Isolation|write\\.(InPlace|Rejects))"
-    literals = f"fencepost\\.lake\\.{literals}"
+    literals = f"fencepost\\.(lake\\.{literals}|sql\\.transaction\\.Outcome)"
     for_types = "fencepost\\.(producer|transports)\\.\\w+\\.pa"
     allowed.write_text(f"fencepost\\.cli\\.(package|problem)\n{options}\n{literals}\n{for_types}\n")
     command = [sys.executable, "-m", "mypy.stubtest", module, "--mypy-config-file", str(ROOT / "pyproject.toml")]

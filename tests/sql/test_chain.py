@@ -31,15 +31,6 @@ def test_every_acknowledged_event_is_applied_once(seed: int, server: PostgresSer
 
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_a_broken_chain_is_found_out(mutant: str, server: PostgresServer, tmp_path: Path) -> None:
-    """Not every seed kills in the right moment, but one of some does."""
     wrong = "lost" if "ahead" in mutant else "more than once"
-    found = (_found(seed, server, tmp_path, mutant) for seed in range(10))
-    assert any(f"{wrong} ['" in it for it in found), f"nobody has noticed: {MUTANTS[mutant]}"
-
-
-def _found(seed: int, server: PostgresServer, tmp_path: Path, mutant: str) -> str:
-    try:
-        run_seed(seed, server.new_database(), tmp_path / f"{seed}", mutant=mutant)
-    except Broken as broken:
-        return str(broken)
-    return ""
+    with pytest.raises(Broken, match=rf"{wrong} \['"):
+        run_seed(0, server.new_database(), tmp_path / "chain", mutant=mutant)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from functools import cache
+from itertools import product
 from typing import Any, NamedTuple
 
 from sqlalchemy import (
@@ -127,20 +127,22 @@ def look(
 def _read(
     database: Database, connection: Connection, pid: int | None, transactional_id: str, is_locked: bool
 ) -> Held | None:
-    query = _query(database.is_sqlite, pid is not None, is_locked)
+    query = _QUERIES[database.is_sqlite, pid is not None, is_locked]
     found = connection.execute(query, {"id": transactional_id} if pid is None else {"pid": pid}).one_or_none()
     return None if found is None else _held(found)
 
 
-@cache
 def _query(is_sqlite: bool, is_by_pid: bool, is_locked: bool) -> Select[Any]:
-    """Made once: to put a query together takes longer than to run it."""
     which = PRODUCERS.c.transactional_id == bindparam("id")
     if is_by_pid:
         which = (PRODUCERS.c.pid == bindparam("pid")) | (PRODUCERS.c.previous_pid == bindparam("pid"))
         which &= PRODUCERS.c.state != int(State.DEAD)
     query = select(PRODUCERS, literal_column(clock(is_sqlite), Int64)).where(which)
     return query.with_for_update(of=PRODUCERS) if is_locked else query
+
+
+# Made once: to put a query together takes longer than to run it.
+_QUERIES = {which: _query(*which) for which in product((False, True), repeat=3)}
 
 
 def _held(row: Row[Any]) -> Held:
