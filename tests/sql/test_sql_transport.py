@@ -140,6 +140,20 @@ def test_a_value_that_no_column_takes_fails_its_batch_alone(engine: sa.Engine, o
     assert values(engine) == [3]
 
 
+def test_a_value_that_a_type_refuses_fails_its_batch_alone(engine: sa.Engine) -> None:
+    """Before the driver has seen it: SQLite has no timestamps, so SQLAlchemy writes them, but from no number."""
+    schema = pa.schema([("value", pa.int64()), ("at", pa.timestamp("us"))])
+    transport = SqlTransport(engine, "events", schema=schema)
+    producer = fp.SequencedProducer(transport, **QUICK)
+    with pytest.raises(fp.DeliveryError, match="INVALID_RECORD") as caught:
+        producer.send([{"value": 1, "at": 7}])[0].result(30)
+    assert caught.value.is_refused
+    producer.send([{"value": 3, "at": datetime(2026, 1, 1)}])[0].result(30)
+    with pytest.raises(fp.DeliveryError):
+        producer.close()
+    assert values(engine) == [3]
+
+
 @pytest.mark.parametrize("reason", ["rotation", "expiry"])
 @pytest.mark.parametrize("kind", ["sql", "landing", "log"])
 def test_a_zombie_is_kept_out_by_a_fresh_pid(engine: sa.Engine, tmp_path: Path, kind: str, reason: str) -> None:

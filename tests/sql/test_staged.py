@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import sqlite3
 import sys
 import threading
@@ -247,6 +248,9 @@ def test_a_driver_that_comes_late_changes_nothing(
     for decision in decisions:
         assert late.sink.apply(decision) == "applied"
         assert late.sink._commit(decisions[-1], "applied") == "applied"
+    assert late.sink._commit(decisions[0], "applied") == "applied", "it stood still after it had looked"
+    assert late.sink._commit(decisions[0], "abandoned") == "applied"
+    shutil.rmtree(tmp_path / "sink" / "run=1")
     with pytest.raises(fp.SinkChangedError, match="version 1 can only follow 0; the newest there is 3"):
         late.sink._commit(decisions[0], "applied")
     assert stored(events) == expected(0, 1, 2)

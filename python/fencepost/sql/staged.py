@@ -265,6 +265,8 @@ class StagedTable(RunFolders):
             raise SinkChangedError(f"{self!r}: is not this state's any more, so version {number} cannot be written")
         if row.version == number:
             return str(row.status)
+        if row.version > number and (status := self._status(decision)):
+            return status  # others have gone on since this process looked
         if row.version != number - 1:
             raise SinkChangedError(
                 f"{self!r}: version {number} can only follow {number - 1}; the newest there is {row.version}"

@@ -82,6 +82,8 @@ class SqlTransport:
             if _is_of_values(error):
                 return Answer(ErrorCode.INVALID_RECORD, message=_short(error))
             raise StoreError(f"{self._tables.rows.name}: {_short(error)}") from error
+        except exc.StatementError as error:  # a value that a column's type refuses before the driver has seen it
+            return Answer(ErrorCode.INVALID_RECORD, message=_short(error))
 
     def init_producer(
         self, transactional_id: str | None = None, timeout_ms: int = 60_000, expected: Identity | None = None
