@@ -276,6 +276,35 @@ def test_messages_are_processed_once(events: Engine, new_engine: Callable[[], En
     assert again.handle(messages(), effect).rows_kept == 0
 
 
+def test_ids_are_texts_of_every_kind(events: Engine) -> None:
+    odd = [
+        "1",
+        " ",
+        "",
+        '"',
+        '""',
+        "\\",
+        '\\"',
+        "a,b",
+        "{}",
+        "NULL",
+        "null",
+        "%s",
+        ":id",
+        "'",
+        "Ä\x1f\n",
+        "\U0001f600",
+        "é",
+        "e\u0301",
+    ]
+    sink = SqlSink(events, None, "c", "message_id", message_id=("event_id", "version"))
+    batch = messages(*odd, version=[-(2**63), 2**63 - 1] * (len(odd) // 2))
+    assert sink.handle(batch, lambda *_: None).rows_kept == len(odd)
+    assert sink.handle(batch, lambda *_: None).duplicates == len(odd)
+    with events.connect() as connection:
+        assert set(connection.execute(select(MESSAGES.c.id)).scalars()) == set(odd)
+
+
 def test_an_aggregate_and_its_version(events: Engine) -> None:
     sink = SqlSink(events, None, "c", "message_id", message_id=("event_id", "version"))
     batch = messages(b"\x01", b"\x01", b"\x02", b"\x01", version=pa.array([1, 2, 1, 1], pa.uint64()))
