@@ -588,6 +588,7 @@ def test_a_stream_is_read_once_and_by_anybody() -> None:
 
 def test_ctrl_c_is_answered() -> None:
     """An interrupt that comes while an object is read ends the stream with KeyboardInterrupt."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # what runs in the background may ignore it
 
     class Interrupting(Counted):
         def read(self, offset: int, length: int) -> bytes:
@@ -596,8 +597,11 @@ def test_ctrl_c_is_answered() -> None:
             return super().read(offset, length)
 
     stream = fp._native.kafka_batches([("object", None, Interrupting(small_segment()))])
-    with pytest.raises(KeyboardInterrupt):
-        list(stream)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            list(stream)
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_the_interpreter_is_released(tmp_path: Path) -> None:

@@ -41,6 +41,7 @@ from fencepost.errors import (
     TransactionStateError,
     TransitionError,
     TransportError,
+    UndoneError,
 )
 from fencepost.findings import AuditReport
 from fencepost.policy import BatchColumns, Columns, Policy
@@ -77,6 +78,7 @@ __all__ = [
     "TransactionStateError",
     "TransitionError",
     "TransportError",
+    "UndoneError",
     "Verdict",
     "Verdicts",
     "__version__",

@@ -73,6 +73,10 @@ class OutcomeUnknownError(FencepostError):
     """A connection was lost during a commit: it may have happened or not. Call again, the claim or number tells."""
 
 
+class UndoneError(FencepostError):
+    """Work in a transaction passed over what had undone it, or ended it: nothing was applied. Mend that work."""
+
+
 class SchemaError(FencepostError):
     """Tables of a database that this version of the package cannot use: upgrade it, or choose another schema."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections.abc import Callable
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import fencepost as fp
 import pyarrow as pa
 import pytest
+import sqlalchemy
 from coordinator_doors import MachineDoor, SqlDoor
 from coordinator_rulebook import NONE, Case, Known, Request
 from fencepost.sql import Positions, ProducerIdentity, ProducerRegistry, Recovered, TransactionCoordinator
@@ -135,6 +137,28 @@ def test_work_that_fails_leaves_the_transaction_open(coordinator: TransactionCoo
     assert coordinator.positions("group") == Positions({}, frozenset({0}))
     coordinator.commit(identity, work=insert("whole"))
     assert output(coordinator) == ["whole"]
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+def test_work_that_passes_over_an_error_decides_nothing(engine: Engine) -> None:
+    """Nor does it write markers: PostgreSQL takes the commit of what it has undone for a rollback."""
+    markers: list[tuple[Any, ...]] = []
+    coordinator = TransactionCoordinator(engine, write_marker=lambda *marker: markers.append(marker))
+    coordinator.database.transaction(lambda connection: OUTPUT.create(connection))
+    identity = coordinator.init_producer("an id")
+    coordinator.add_partitions(identity, [0])
+    coordinator.add_offsets(identity, "group", {0: (0, 10)})
+
+    def pass_over(connection: Connection) -> None:
+        with contextlib.suppress(sqlalchemy.exc.DBAPIError):
+            connection.execute(text("SELECT 1 / 0"))
+
+    with pytest.raises(fp.UndoneError, match="was passed over"):
+        coordinator.commit(identity, work=pass_over)
+    assert (markers, coordinator.decision(identity.pid, identity.epoch)) == ([], None)
+    coordinator.commit(identity, work=insert("whole"))
+    assert (len(markers), output(coordinator)) == (1, ["whole"])
+    assert coordinator.positions("group") == Positions({0: 10}, frozenset())
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)

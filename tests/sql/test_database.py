@@ -6,6 +6,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import fencepost as fp
 import pytest
@@ -165,3 +166,68 @@ def test_a_connection_lost_in_the_commit_is_not(database: Database) -> None:
     with pytest.raises(fp.OutcomeUnknownError, match="lost during the commit"):
         database.transaction(work)
     assert value(database, 1) == 0
+
+
+def test_an_error_that_is_passed_over_is_no_commit(database: Database) -> None:
+    """PostgreSQL has undone everything by then, and takes the commit for a rollback. SQLite undid a statement."""
+
+    def work(connection: Connection) -> None:
+        increment(connection, 1)
+        with contextlib.suppress(sqlalchemy.exc.IntegrityError):
+            connection.execute(COUNTER.insert(), [{"id": 2, "value": 0}])
+
+    if database.is_sqlite:
+        database.transaction(work)
+        assert value(database, 1) == 1
+        return
+    with pytest.raises(fp.UndoneError, match=r"was passed over\. Nothing of it is in the database"):
+        database.transaction(work)
+    assert value(database, 1) == 0
+
+
+def test_what_may_fail_has_a_savepoint(database: Database) -> None:
+    def work(connection: Connection) -> None:
+        increment(connection, 1)
+        with contextlib.suppress(sqlalchemy.exc.IntegrityError), connection.begin_nested():
+            connection.execute(COUNTER.insert(), [{"id": 2, "value": 0}])
+        connection.begin_nested()  # left open: the commit closes it
+        increment(connection, 2)
+
+    database.transaction(work)
+    assert (value(database, 1), value(database, 2)) == (1, 1)
+
+
+@pytest.mark.parametrize("end", ["rollback", "commit"])
+def test_work_does_not_end_its_transaction(database: Database, end: str) -> None:
+    def work(connection: Connection) -> None:
+        increment(connection, 1)
+        getattr(connection, end)()
+        increment(connection, 2)
+
+    with pytest.raises(fp.UndoneError, match="was ended by the work that it was to commit"):
+        database.transaction(work)
+    assert (value(database, 1), value(database, 2)) == (int(end == "commit"), 0)
+
+
+def test_a_trigger_that_rolls_back(tmp_path: Path) -> None:
+    """SQLite's drivers begin another transaction with the next statement, as if nothing had happened."""
+    database = Database(sqlalchemy.create_engine(f"sqlite:///{tmp_path}/x.db"))
+    database.create_tables("counter", 1, TABLES)
+
+    def create(connection: Connection) -> None:
+        connection.execute(
+            text("CREATE TRIGGER no BEFORE INSERT ON counter WHEN new.id = 9 BEGIN SELECT RAISE(ROLLBACK, 'no'); END")
+        )
+
+    def work(connection: Connection) -> None:
+        connection.execute(COUNTER.insert(), [{"id": 1, "value": 0}])
+        with contextlib.suppress(sqlalchemy.exc.IntegrityError):
+            connection.execute(COUNTER.insert(), [{"id": 9, "value": 0}])
+        connection.execute(COUNTER.insert(), [{"id": 2, "value": 0}])
+
+    database.transaction(create)
+    with pytest.raises(fp.UndoneError, match="was passed over"):
+        database.transaction(work)
+    with database.engine.connect() as connection:
+        assert connection.execute(select(COUNTER)).all() == []
+    database.engine.dispose()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import json
 import random
@@ -134,6 +135,50 @@ def test_the_effect_is_in_the_transaction(events: Engine) -> None:
     assert total() == sum(range(6))
     with pytest.raises(fp.PolicyError, match="this sink has no table"):
         sink.apply(run(0, 1))
+
+
+def test_an_effect_that_passes_over_an_error(events: Engine) -> None:
+    """What is claimed is written: PostgreSQL would take the commit for a rollback, and the event would be lost."""
+    sink = SqlSink(events, None, "c")
+    with events.begin() as connection:
+        connection.execute(text("CREATE TABLE taken (seq BIGINT PRIMARY KEY)"))
+        connection.execute(text("INSERT INTO taken VALUES (100)"))
+
+    def write(connection: Connection, kept: pa.Table) -> None:
+        connection.execute(text("INSERT INTO taken VALUES (:seq)"), kept.select(["seq"]).to_pylist())
+
+    def pass_over(connection: Connection, kept: pa.Table) -> None:
+        write(connection, kept)
+        with contextlib.suppress(sqlalchemy.exc.IntegrityError):
+            connection.execute(text("INSERT INTO taken VALUES (100)"))
+
+    def step_back(connection: Connection, kept: pa.Table) -> None:
+        write(connection, kept)
+        with contextlib.suppress(sqlalchemy.exc.IntegrityError), connection.begin_nested():
+            connection.execute(text("INSERT INTO taken VALUES (100)"))
+
+    def roll_back(connection: Connection, kept: pa.Table) -> None:
+        write(connection, kept)
+        connection.rollback()
+
+    def taken() -> int:
+        with events.connect() as connection:
+            return len(connection.execute(text("SELECT seq FROM taken")).all()) - 1
+
+    with pytest.raises(fp.UndoneError, match="was ended by the work"):
+        sink.handle(run(0, 3), roll_back, positions={"in": 3})
+    assert (taken(), count(events, CLAIMS), sink.positions()) == (0, 0, {})
+    if events.dialect.name == "postgresql":
+        with pytest.raises(fp.UndoneError, match=r"was passed over\. Nothing of it is in the database"):
+            sink.handle(run(0, 3), pass_over)
+        with pytest.raises(sqlalchemy.exc.InternalError, match="current transaction is aborted"):
+            sink.handle(run(0, 3), pass_over, positions={"in": 3})
+        assert (taken(), count(events, CLAIMS), sink.positions()) == (0, 0, {})
+        assert sink.handle(run(0, 3), step_back).rows_kept == 3
+    else:
+        assert sink.handle(run(0, 3), pass_over).rows_kept == 3
+    assert sink.handle(run(0, 4), step_back, positions={"in": 4}).rows_kept == 1
+    assert (taken(), sink.positions()) == (4, {"in": 4})
 
 
 def test_positions_commit_with_the_rows(events: Engine) -> None:

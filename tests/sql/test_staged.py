@@ -21,7 +21,7 @@ import pytest
 from fencepost.lake import DedupJob, LocalEngine
 from fencepost.sql import SqlSink, StagedTable
 from fencepost.state.operations import abandon, collect_garbage
-from sqlalchemy import Connection, Engine, inspect, text
+from sqlalchemy import Connection, Engine, create_engine, inspect, text
 from sqlalchemy.engine.default import DefaultDialect
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -371,3 +371,23 @@ def test_a_consumer_s_sink_is_asked_for_one(events: Engine, tmp_path: Path) -> N
         DedupJob(tmp_path / "source", tmp_path / "other", by_id)
     with pytest.raises(fp.PolicyError, match="a local folder for it"):
         sink.for_job("s3://bucket/state")
+
+
+def test_an_engine_that_its_url_does_not_lead_to(
+    events: Engine, new_engine: Callable[..., Engine], database_url: str, tmp_path: Path
+) -> None:
+    """Workers have the URL alone: what it leads to must be the table that the sink was made for."""
+    if events.dialect.name == "sqlite":
+        elsewhere = create_engine("sqlite:///", creator=lambda: sqlite3.connect(events.url.database or ""))
+        match = "table events: does not exist"
+    else:
+        with events.begin() as connection:
+            connection.execute(text("CREATE SCHEMA IF NOT EXISTS elsewhere"))
+            connection.execute(text(CREATE.replace("events", "elsewhere.events")))
+        elsewhere = create_engine(database_url, connect_args={"options": "-csearch_path=elsewhere"})
+        match = "tasks connect by the engine's URL alone, and there events is another table"
+    sink = SqlSink(elsewhere, "events", "nightly")
+    with pytest.raises(fp.FencepostError, match=match):
+        DedupJob(tmp_path / "source", tmp_path / "state", sink)
+    elsewhere.dispose()
+    assert DedupJob(tmp_path / "source", tmp_path / "state", SqlSink(events, "events", "nightly")) is not None

@@ -194,9 +194,12 @@ class TransactionCoordinator:
 
         `work(connection)` writes rows of the same database in the database transaction of the decision: they are there
         if and only if it is. It may run several times, each time on a database without the times before, and does not
-        run where the commit was decided by an earlier call.
+        run where the commit was decided by an earlier call. What may fail in it without ending the call stands in
+        `connection.begin_nested()`.
 
         Raises:
+            UndoneError: `work` passed over an error by which the database had undone everything, or ended the database
+                transaction. Nothing is decided.
             TransactionAbortableError: a position that `add_offsets` named has moved, or the generation. Nothing has
                 changed: abort.
             FencedError: another producer has taken over: what it has not committed before, nobody will.

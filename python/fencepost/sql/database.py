@@ -11,7 +11,7 @@ import random
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from sqlalchemy import (
     BigInteger,
@@ -28,7 +28,7 @@ from sqlalchemy import (
     text,
 )
 
-from fencepost.errors import OutcomeUnknownError, PolicyError, SchemaError
+from fencepost.errors import OutcomeUnknownError, PolicyError, SchemaError, UndoneError
 
 T = TypeVar("T")
 
@@ -39,6 +39,14 @@ _SQLITE_TAKEN = {5, 6}
 # Of PostgreSQL's advisory locks, the one under which tables are made.
 _SCHEMA_LOCK = 0x66656E63
 _PAUSE_MAX_S = 0.5
+# The savepoint that stands as long as a transaction of SQLite does.
+_WHOLE = "fencepost_whole"
+# What libpq calls a session without a transaction, and with one that failed. A closed one is neither.
+_UNDONE_STATES = {0, 3}
+_PASSED_OVER = (
+    "the database has undone the transaction, and the work in it went on: an error of a statement was passed over. "
+    "Nothing of it is in the database: let the error through, or put what may fail into connection.begin_nested()"
+)
 
 # What SQLite calls INTEGER has 64 bits, and only a column of that name counts up by itself.
 Int64 = BigInteger().with_variant(Integer(), "sqlite")
@@ -75,16 +83,21 @@ class Database:
     def transaction(self, work: Callable[[Connection], T]) -> T:
         """What `work` returns, once everything that it did is committed; nothing of it is there otherwise.
 
-        `work` may run several times, each time on a database that has nothing of the time before.
+        `work` may run several times, each time on a database that has nothing of the time before. It neither commits
+        nor rolls back; what may fail in it without ending it stands in `connection.begin_nested()`.
 
         Raises:
+            UndoneError: `work` returned, though the database had undone the transaction: an error was passed over. Or
+                it ended the transaction itself. Nothing that it did is there, but for what it committed itself.
             OutcomeUnknownError: the connection was lost during the commit: it may have happened or not.
         """
         for attempt in range(1, self.attempts + 1):
             try:
                 with self.engine.connect() as connection:
                     self._begin(connection)
+                    begun = connection.get_transaction()
                     result = work(connection)
+                    self._check_whole(connection, begun)
                     self._commit(connection)
                     return result
             except exc.DBAPIError as error:
@@ -166,6 +179,28 @@ class Database:
         # An engine whose own events begin transactions has begun one here.
         if not driver.in_transaction:
             connection.exec_driver_sql("BEGIN IMMEDIATE")
+        connection.exec_driver_sql(f"SAVEPOINT {_WHOLE}")
+
+    def _check_whole(self, connection: Connection, begun: object) -> None:
+        """That the commit will commit what was done since the begin.
+
+        PostgreSQL takes the commit of a failed transaction for a rollback, and says so to nobody who does not ask.
+        SQLite goes on with another transaction where a trigger has rolled back the first.
+        """
+        if connection.get_transaction() is not begun:
+            raise UndoneError(
+                "the transaction was ended by the work that it was to commit. Nothing but what was committed there is "
+                "in the database: neither commit nor roll back in it"
+            )
+        if self.is_sqlite:
+            try:
+                connection.exec_driver_sql(f"RELEASE {_WHOLE}")
+            except exc.OperationalError as error:
+                raise UndoneError(_PASSED_OVER) from error
+        else:
+            driver: Any = connection.connection.dbapi_connection
+            if driver.info.transaction_status in _UNDONE_STATES:
+                raise UndoneError(_PASSED_OVER)
 
     def _commit(self, connection: Connection) -> None:
         try:

@@ -21,7 +21,7 @@ from fencepost.sql.reconciliation import OnFindings, Reconciliation, reconcile
 from fencepost.sql.retention import Reaped, reap
 from fencepost.sql.rows import as_table
 from fencepost.sql.sequences import RacedError, Sequences
-from fencepost.sql.staged import StagedTable
+from fencepost.sql.staged import StagedTable, place_of
 from fencepost.sql.target import Target
 from fencepost.state.stores import is_local
 from fencepost.verdict import Verdict
@@ -182,9 +182,14 @@ class SqlSink:
 
         What the effect writes through `connection` commits with the claim, once; what it does elsewhere does not, and
         it may be called again when the database undoes the transaction. `kept`: a pyarrow Table of these rows, in
-        their order, all their columns; where there are none it is not called. The effect must not commit.
+        their order, all their columns; where there are none it is not called. The effect neither commits nor rolls
+        back; a statement that may fail without ending the call stands in `connection.begin_nested()`.
 
         Other arguments, and errors, as of `apply`; an error of the effect comes through, and nothing is claimed.
+
+        Raises:
+            UndoneError: the effect passed over an error by which the database had undone everything, or ended the
+                transaction. Nothing was applied, but for what it committed itself.
         """
         table = as_table(rows)
         return self._run(table, lambda connection, mask: effect(connection, table.filter(mask)), positions, refused)
@@ -198,7 +203,8 @@ class SqlSink:
 
         What decides there is the job's state, not the claims of this consumer: rows that `apply` has written are not
         known to it. Tasks prepare rows in `<state>.sink`; for a state in an object store make a `StagedTable` with a
-        folder of its own. Raises PolicyError for a sink without a table, and for one that claims by message id.
+        folder of its own. Raises PolicyError for a sink without a table, one that claims by message id, and an engine
+        that its URL alone does not lead to the same table.
         """
         if self._target is None or self.identity == "message_id":
             what = "it has no table" if self._target is None else "jobs tell rows apart by sequence, not by message id"
@@ -208,7 +214,13 @@ class SqlSink:
                 f"{self!r} with the state {os.fspath(state)}: give a StagedTable, and a local folder for it"
             )
         folder = os.fspath(state).removeprefix("file://").rstrip("/") + ".sink"
-        return StagedTable(self._database.engine.url, self._target.name, folder, insert=self._target.insert)
+        url, name = self._database.engine.url, self._target.name
+        if place_of(url, name) != self._target.place():
+            raise PolicyError(
+                f"{self!r} as the sink of a job: tasks connect by the engine's URL alone, and there {name} is another "
+                "table. Give a StagedTable with a URL that says everything (its options=-csearch_path=..., say)"
+            )
+        return StagedTable(url, name, folder, insert=self._target.insert)
 
     def forget_positions(self, *sources: str) -> None:
         """As if these sources were new: for a topic that was made anew, or a replay that is meant."""

@@ -397,6 +397,12 @@ def _converted(target: Target, path: str) -> Iterator[pa.Table]:
         first += len(batch)
 
 
+def place_of(url: URL, table: str) -> tuple[Any, ...]:
+    """Which table tasks find under this URL: see `Target.place`. Raises SinkError where there is none."""
+    with _opened(url.render_as_string(hide_password=False)) as engine:
+        return Target(engine, table).place()
+
+
 @contextmanager
 def _opened(url: str) -> Iterator[Engine]:
     engine = create_engine(url, poolclass=NullPool)

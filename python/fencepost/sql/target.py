@@ -12,7 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from sqlalchemy import Column, Connection, Engine, MetaData, Table, exc, types
+from sqlalchemy import Column, Connection, Engine, MetaData, Table, exc, text, types
 
 from fencepost.errors import BatchError, SinkError
 from fencepost.sql import rows as bulk
@@ -41,6 +41,18 @@ class Target:
     def name(self) -> str:
         """With its schema, where one was named."""
         return str(self.table.fullname)
+
+    def place(self) -> tuple[Any, ...]:
+        """Which table of which database this is, however a connection has come to it."""
+        with self._engine.connect() as connection:
+            if self.is_sqlite:
+                files = {row[1]: row[2] for row in connection.exec_driver_sql("PRAGMA database_list")}
+                return files[self.table.schema or "main"], self.table.name
+            query = text(
+                "SELECT pg_postmaster_start_time(), current_database(), "
+                "CAST(to_regclass(concat_ws('.', quote_ident(:schema), quote_ident(:name))) AS bigint)"
+            )
+            return tuple(connection.execute(query, {"schema": self.table.schema, "name": self.table.name}).one())
 
     def convert(self, rows: pa.Table) -> pa.Table:
         """The columns to write, each of a type that its column takes.
