@@ -169,6 +169,7 @@ def test_without_timestamps_nothing_is_forgotten(events: Engine) -> None:
 def test_reaping_while_others_apply(events: Engine, new_engine: Callable[[], Engine]) -> None:
     """Each identity is applied once at most, though claims vanish all the time."""
     applied: list[tuple[int, int]] = []
+    reached: list[int] = []
     failures: list[BaseException] = []
     lock = threading.Lock()
     SqlSink(events, None, "c", columns=TIMED)
@@ -177,7 +178,7 @@ def test_reaping_while_others_apply(events: Engine, new_engine: Callable[[], Eng
         try:
             sink = SqlSink(new_engine(), None, "c", columns=TIMED)
             for time in range(100, 2_000, 100):
-                pids = [pid for pid in range(4) for _ in range(2)]
+                pids = [time // 400 * 4 + pid for pid in range(4) for _ in range(2)]  # others every four calls
                 batch = pa.table(
                     {
                         "pid": pids,
@@ -190,19 +191,21 @@ def test_reaping_while_others_apply(events: Engine, new_engine: Callable[[], Eng
                 found = sink.handle(batch, lambda connection, kept: kept.select(["pid", "seq"]).to_pylist())
                 with lock:
                     applied.extend((row["pid"], row["seq"]) for row in found.result or [])
+                    reached.append(time)
         except BaseException as error:
             failures.append(error)
 
     threads = [threading.Thread(target=consume) for _ in range(3)]
     for thread in threads:
         thread.start()
-    reaper = SqlSink(new_engine(), None, "c", columns=TIMED)
-    for now in range(150, 2_000, 150):
-        reaper.reap(1, now_ms=now, force=True)
+    reaper, claims = SqlSink(new_engine(), None, "c", columns=TIMED), 0
+    while any(thread.is_alive() for thread in threads):
+        claims += reaper.reap(50, now_ms=max(reached, default=0), force=True).claims
     for thread in threads:
         thread.join()
     assert failures == []
     assert len(applied) == len(set(applied)) >= 4
+    assert claims > 0
 
 
 # Reconciling
