@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import multiprocessing
 import os
 import random
 import shutil
@@ -19,11 +18,13 @@ from pathlib import Path
 
 from fencepost.sql import SqlSink, TransactionCoordinator
 from fencepost.transports import read_landing
+from processes import fork_server
 from sqlalchemy import text
 
 from chain.actors import GROUP, INPUTS, LANDING, REPLACED, TABLE, Setup, main, standing
 from chain.wire import Wire
 
+PROCESSES = fork_server("chain.actors")
 FAULTS, REST_S, SETTLE_S = 20, 2.0, 120.0
 """So many times somebody dies, stands still, or is cut off; how long who was fenced stays away; how long the rest may
 take then."""
@@ -58,8 +59,6 @@ class Chain:
         self.stopped: dict[str, float] = {}
         self.rested: dict[str, float] = {}
         self.report = Report(setup.seed)
-        self.context = multiprocessing.get_context("forkserver")
-        self.context.set_forkserver_preload(["pandas", "chain.actors"])
         self.engine = setup.engine()
         self.coordinator = TransactionCoordinator(self.engine)
         # A stage of its own, a twin of one transactional id, or a rival with another for the same input.
@@ -101,7 +100,7 @@ class Chain:
 
     def _start(self, name: str) -> None:
         role = name.rstrip("'0123456789")
-        self.processes[name] = self.context.Process(target=main, args=(role, self.setup, name), daemon=True)
+        self.processes[name] = PROCESSES.Process(target=main, args=(role, self.setup, name), daemon=True)
         self.processes[name].start()
 
     def _look(self) -> None:

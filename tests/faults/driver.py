@@ -1,12 +1,7 @@
-"""One driver in a process of its own, with a fault in it.
-
-Processes come from a fork server that has imported everything already, so one costs some milliseconds and not a second.
-"""
+"""One driver in a process of its own, with a fault in it."""
 
 from __future__ import annotations
 
-import contextlib
-import multiprocessing
 import os
 import resource
 import signal
@@ -22,21 +17,15 @@ from typing import Any
 
 from fencepost.lake import DedupJob, LocalEngine, plan, run
 from fencepost.state import stores
+from processes import fork_server
 
 from faults.world import Broken, World, demand, job
-
-with contextlib.suppress(ImportError):
-    import pandas  # noqa: F401 pyarrow looks for it at the first array, which takes a second
 
 DISK_CALLS = ("link", "rename", "fsync", "mkdir", "unlink", "rmdir")
 YEAR_SECONDS = 365 * 86_400
 PATIENCE_SECONDS = 300
 
-# The server looks for what it is to import there and nowhere else, and says nothing of what it has not found.
-HERE = str(Path(__file__).parent.parent)
-os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (HERE, os.environ.get("PYTHONPATH", ""))))
-processes = multiprocessing.get_context("forkserver")
-processes.set_forkserver_preload(["faults.driver", "faults.workers", "faults.mutants"])
+processes = fork_server("faults.driver", "faults.workers", "faults.mutants")
 
 
 @dataclass(frozen=True, kw_only=True)

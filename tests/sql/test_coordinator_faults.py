@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import signal
+import sys
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -16,11 +16,14 @@ import transacting
 from fencepost.sql import Positions, ProducerIdentity, TransactionCoordinator
 from fencepost.sql import transaction_tables as tables
 from sqlalchemy import Engine, select
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from processes import fork_server
 from transacting import BATCH, GROUP, OUTPUT, PARTITIONS, Markers
 
-# Not forked from the test's process, which has threads; but not started from nothing each time either.
-PROCESSES = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload(["transacting", "sqlalchemy.dialects.postgresql.psycopg", "psycopg"])
+# Not forked from the test process, which has threads.
+PROCESSES = fork_server("fencepost.sql", "sqlalchemy.dialects.postgresql.psycopg", "psycopg")
 
 
 def start(target: Callable[..., None], *arguments: Any) -> Any:

@@ -181,30 +181,28 @@ def test_a_lost_commit_is_told_by_the_version(
     events: Engine, make: Callable[..., DedupJob], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     land_some(tmp_path, 0)
-    real, lost = StagedTable._move, []
+    real, commit = StagedTable._move, DefaultDialect.do_commit
+    moved: list[str] = []
+    lost: list[str] = []
+    closed = sqlite3.ProgrammingError("Cannot operate on a closed database.")
 
-    def lose(sink: StagedTable, connection: Connection, *arguments: Any) -> str:
-        status = real(sink, connection, *arguments)
-        driver: Any = connection.connection
-        if len(lost) < 2:
-            lost.append(status)
+    def move(sink: StagedTable, connection: Connection, *arguments: Any) -> str:
+        moved.append(real(sink, connection, *arguments))
+        return moved[-1]
+
+    def lose(dialect: Any, connection: Any) -> None:
+        if moved and len(lost) < 2:
+            lost.append(moved.pop())
             if len(lost) == 2:
-                driver.commit()
-            driver.driver_connection.close()
-        return status
-
-    is_sqlite = events.dialect.name == "sqlite"
-    commit = DefaultDialect.do_commit
-
-    def told(dialect: Any, connection: Any) -> None:
+                commit(dialect, connection)
+            connection.driver_connection.close()
         try:
             commit(dialect, connection)
         except (sqlite3.ProgrammingError, psycopg.OperationalError) as error:
-            closed = "Cannot operate on a closed database."
-            raise (sqlite3.ProgrammingError(closed) if is_sqlite else error) from None
+            raise (closed if events.dialect.name == "sqlite" else error) from None
 
-    monkeypatch.setattr(StagedTable, "_move", lose)
-    monkeypatch.setattr(DefaultDialect, "do_commit", told)
+    monkeypatch.setattr(StagedTable, "_move", move)
+    monkeypatch.setattr(DefaultDialect, "do_commit", lose)
     make().run()
     assert lost == ["applied", "applied"]
     assert stored(events) == expected(0)

@@ -157,14 +157,15 @@ class Database:
 
     def _set_up(self, connection: Connection) -> None:
         if self.is_sqlite and not connection.info.get("fencepost"):
-            driver = connection.connection.dbapi_connection
-            assert driver is not None
+            driver: Any = connection.connection.dbapi_connection
+            dbapi: Any = connection.dialect.dbapi
             # Not through the connection, which would begin: neither can be set in a transaction.
-            cursor = driver.cursor()
-            cursor.execute("PRAGMA busy_timeout=10000")
-            cursor.execute("PRAGMA journal_mode=WAL")
-            cursor.execute("PRAGMA synchronous=FULL")
-            cursor.close()
+            for setting in ("busy_timeout=10000", "journal_mode=WAL", "synchronous=FULL"):
+                try:
+                    driver.execute(f"PRAGMA {setting}").close()
+                except dbapi.Error as error:  # taken: nobody is waited for who opens it in the same moment
+                    told = exc.DBAPIError.instance(setting, None, error, dbapi.Error, dialect=connection.dialect)
+                    raise told from error
             connection.info["fencepost"] = True
 
     def _begin(self, connection: Connection) -> None:
