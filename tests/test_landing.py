@@ -337,6 +337,16 @@ def test_a_producer_that_begins_again_sends_the_same_numbers_and_the_folder_drop
     assert LandingTransport(tmp_path, sync=False).cursor(0, 0) == 147
 
 
+def test_a_source_for_several_partitions_is_read_again_in_other_pieces(tmp_path: Path) -> None:
+    source = [{"at": at, "value": at, "user": f"user {at % 7}"} for at in range(60)]
+    for begin, size in ((0, 7), (5, 11), (0, 60)):
+        transport = LandingTransport(tmp_path, sync=False, partitions=3)
+        with fp.SequencedProducer(transport, name="reader", position="at", key="user") as producer:
+            for start in range(begin, 60 if begin else 40, size):
+                producer.send(source[start : start + size])
+    assert sorted(values(read_landing(tmp_path))) == list(range(60))
+
+
 def test_positions_that_are_there_are_dropped_row_by_row(tmp_path: Path) -> None:
     transport = LandingTransport(tmp_path, sync=False)
     assert transport.cursor(7, 0) is None

@@ -516,6 +516,7 @@ def test_calls_out_of_turn_are_refused() -> None:
         ({"coordinator": object()}, "a coordinator without a name"),
         ({"position": "p"}, "position='p' without a name"),
         ({"position": "p", "name": "a", "coordinator": object()}, "position='p' with a coordinator"),
+        ({"position": "p", "name": "a"}, "position='p' with 2 partitions, and neither key nor partition_by"),
     ],
 )
 def test_settings_that_contradict_the_promise_are_refused(settings: dict[str, Any], message: str) -> None:

@@ -107,6 +107,24 @@ def test_rows_without_a_key_stay_together() -> None:
     assert dealt(router, pa.table({"k": pa.array([None]).cast(pa.string()).dictionary_encode(), "v": [4]})) == {2: [4]}
 
 
+@pytest.mark.parametrize(
+    "keys",
+    [
+        pa.array(["a", None]),
+        pa.array(["a", None]).dictionary_encode(),
+        pa.DictionaryArray.from_arrays([0, 1], pa.array(["a", None])),
+    ],
+    ids=["text", "dictionary", "null in the dictionary"],
+)
+def test_in_cursor_mode_every_row_has_a_key(keys: pa.Array) -> None:
+    """A null key would go to another partition when the row is read again."""
+    table = pa.table({"k": keys, "at": [0, 1]})
+    with pytest.raises(fp.BatchError, match="column 'k', row 1: null, but in cursor mode with several") as caught:
+        Router(2, key="k", position="at").deal(table)
+    assert (caught.value.column, caught.value.row) == ("k", 1)
+    assert [number for number, _ in Router(1, key="k", position="at").deal(table)] == [0]
+
+
 @pytest.mark.parametrize("kind", [pa.int8(), pa.uint8(), pa.int32(), pa.int64(), pa.uint64()], ids=str)
 def test_a_column_says_the_partition(kind: pa.DataType) -> None:
     table = pa.table({"p": pa.array([1, 0, 1], kind), "v": [1, 2, 3]})

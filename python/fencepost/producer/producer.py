@@ -76,7 +76,8 @@ class SequencedProducer:
     producer of this name that was there before.
 
     `position`: cursor mode. The column with each row's position in its source is its sequence, so that a producer that
-    begins again sends the same numbers, and the log drops what it has. Positions rise within a partition.
+    begins again sends the same numbers, and the log drops what it has. Positions rise within a partition; with several
+    partitions `key` (never null) or `partition_by` says which one a row belongs to.
 
     Settings are those of `Settings`. Raises PolicyError for those that contradict each other, and what the registry
     raises.
@@ -116,7 +117,7 @@ class SequencedProducer:
         _check(transport, name, registry, coordinator, position)
         before = read_checkpoint(resume, name)
         count = getattr(transport, "partitions", 1) if partitions is None else partitions
-        self._router = Router(count, key=key, partition_by=partition_by)
+        self._router = Router(count, key=key, partition_by=partition_by, position=position)
         self._transport, self._coordinator, self._position = transport, coordinator, position
         self._identities = Identities(registry, name, transaction_timeout_ms)
         identity = self._identities.first(before)

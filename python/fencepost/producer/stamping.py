@@ -71,16 +71,33 @@ class Router:
 
     `key`: a column whose murmur2 chooses; `partition_by`: a column that says it itself. Rows without a key (null, or no
     key column) stay together: those of one call go to one partition, those of the next call to the next.
+
+    `position`: the column of cursor mode. Then something in the row has to choose: whatever call a row comes with, it
+    goes to the partition where its position is known.
     """
 
-    def __init__(self, partitions: int, *, key: str | None = None, partition_by: str | None = None) -> None:
+    def __init__(
+        self,
+        partitions: int,
+        *,
+        key: str | None = None,
+        partition_by: str | None = None,
+        position: str | None = None,
+    ) -> None:
         if isinstance(partitions, bool) or not isinstance(partitions, int) or not 1 <= partitions < 2**31:
             raise PolicyError(f"partitions={partitions!r}: 1 to {2**31 - 1}")
         if key is not None and partition_by is not None:
             raise PolicyError(
                 f"key={key!r} and partition_by={partition_by!r}: one chooses the partition, the other says it; give one"
             )
+        if position is not None and partitions > 1 and key is None and partition_by is None:
+            raise PolicyError(
+                f"position={position!r} with {partitions} partitions, and neither key nor partition_by: a row that is "
+                "read again would go to another partition, which does not know its position. Give one of them, or one "
+                "partition"
+            )
         self.partitions, self.key, self.partition_by = partitions, key, partition_by
+        self._must_have_keys = position is not None and partitions > 1
         self._sticky = 0
 
     def deal(self, table: pa.Table) -> list[tuple[int, pa.Table]]:
@@ -125,6 +142,8 @@ class Router:
         if self.partition_by is not None:
             return self._said(table)
         sticky = self._sticky
+        if self._must_have_keys and self.key is not None:
+            _check_keys(table[self.key], self.key)
         if self.key is None or table[self.key].null_count:
             self._sticky = (sticky + 1) % self.partitions
         if self.key is None or self.partitions == 1:
@@ -179,6 +198,20 @@ class Router:
 
         assert self.key is not None
         return (murmur2(keys, self.key) & np.uint32(0x7FFFFFFF)).astype(np.int64) % self.partitions
+
+
+def _check_keys(column: pa.ChunkedArray, name: str) -> None:
+    import pyarrow as pa
+
+    if pa.types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)  # a null may stand in the dictionary, too
+    if column.null_count:
+        row = column.is_null().index(True).as_py()
+        raise BatchError(
+            f"column '{name}', row {row}: null, but in cursor mode with several partitions every row has a key: when "
+            "it is read again it has to go to the same partition",
+            column=name, row=row,
+        )  # fmt: skip
 
 
 def _fits(number: int, kind: pa.DataType) -> bool:
