@@ -50,7 +50,7 @@ def batch(pid: int, epoch: int, first_seq: int, values: list[Any], partition: in
 
 def positions(pid: int, epoch: int, at: list[int], partition: int = 0) -> SequencedBatch:
     rows = stamp_positions(pa.table({"value": at}), pid, epoch, partition, "value")
-    return SequencedBatch(partition, pid, epoch, at[0], at[-1], len(at), rows, cursor=True)
+    return SequencedBatch(partition, pid, epoch, at[0], at[-1], len(at), rows, cursor="reader")
 
 
 def values(landing: Any) -> list[Any]:
@@ -89,7 +89,7 @@ def test_an_entry_says_what_a_reader_needs(tmp_path: Path) -> None:
     [file] = entry.pop("files")
     assert entry == {
         "version": 1, "kind": "batch", "partition": 0, "pid": 7, "epoch": 0, "first_seq": 0, "last_seq": 1, "count": 2,
-        "offset": 0, "transactional": False, "cursor": False,
+        "offset": 0, "transactional": False, "cursor": None,
     }  # fmt: skip
     assert file == {"path": file["path"], "bytes": (tmp_path / file["path"]).stat().st_size, "rows": 2}
 
@@ -334,7 +334,7 @@ def test_a_producer_that_begins_again_sends_the_same_numbers_and_the_folder_drop
     landing = read_landing(tmp_path)
     assert values(landing) == list(range(50))
     assert landing.read()["seq"].to_pylist() == [at * 3 for at in range(50)]
-    assert LandingTransport(tmp_path, sync=False).cursor(0, 0) == 147
+    assert LandingTransport(tmp_path, sync=False).cursor("reader", 0) == 147
 
 
 def test_a_source_for_several_partitions_is_read_again_in_other_pieces(tmp_path: Path) -> None:
@@ -349,11 +349,21 @@ def test_a_source_for_several_partitions_is_read_again_in_other_pieces(tmp_path:
 
 def test_positions_that_are_there_are_dropped_row_by_row(tmp_path: Path) -> None:
     transport = LandingTransport(tmp_path, sync=False)
-    assert transport.cursor(7, 0) is None
+    assert transport.cursor("reader", 0) is None
     assert transport.send(positions(7, 0, [0, 5, 6])) == Answer(fp.Verdict.ACCEPTED, 0)
     assert transport.send(positions(7, 0, [5, 6])) == Answer(fp.Verdict.DUPLICATE)
     assert transport.send(positions(7, 1, [5, 6, 2**40])) == Answer(fp.Verdict.ACCEPTED, 3)
     assert values(read_landing(tmp_path)) == [0, 5, 6, 2**40]
+    assert transport.send(positions(8, 0, [6, 2**40])) == Answer(fp.Verdict.DUPLICATE), "the name counts, not the pid"
+
+
+def test_positions_without_a_name_are_no_entry(tmp_path: Path) -> None:
+    """As they were once written: nobody could tell whose they are, and their rows would be taken again."""
+    LandingTransport(tmp_path, sync=False).send(positions(7, 0, [0, 1]))
+    path = tmp_path / entry_name(0)
+    path.write_text(json.dumps({**json.loads(path.read_text()), "cursor": True}))
+    with pytest.raises(fp.SourceError, match="cursor True is no producer's name"):
+        LandingTransport(tmp_path, sync=False).send(positions(7, 1, [0, 1]))
 
 
 WRITE = """

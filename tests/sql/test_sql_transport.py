@@ -191,6 +191,111 @@ def test_a_zombie_is_kept_out_by_a_fresh_pid(engine: sa.Engine, tmp_path: Path, 
         assert pa.table(read_records(tmp_path / "events-0"))["value"].to_pylist() == [b'{"value":1}', b'{"value":2}']
 
 
+def forget(engine: sa.Engine, expiry_ms: int = 1) -> ProducerRegistry:
+    """A registry for which names have expired by now, those from before."""
+    time.sleep(0.01)
+    return ProducerRegistry(engine, expiry_ms=expiry_ms)
+
+
+@pytest.mark.parametrize("reason", ["rotation", "expiry", "expiry, then a crash, then expiry", "tombstone gone"])
+@pytest.mark.parametrize("kind", ["sql", "landing", "log"])
+def test_a_source_is_read_again_under_a_fresh_pid(engine: sa.Engine, tmp_path: Path, kind: str, reason: str) -> None:
+    """Positions belong to the name: a registry may forget who had it, or tell it to somebody who dies of it."""
+
+    def run(registry: ProducerRegistry, begin: int, end: int) -> int:
+        source = [{"value": at} for at in range(begin, end)]
+        if kind == "log":
+            with PartitionLogTransport(tmp_path) as transport:
+                return deliver(transport, registry, source)
+        transport = (
+            SqlTransport(engine, "events", schema=SCHEMA)
+            if kind == "sql"
+            else LandingTransport(tmp_path / "landing", sync=False)
+        )
+        return deliver(transport, registry, source)
+
+    def deliver(transport: Any, registry: ProducerRegistry, source: list[dict[str, int]]) -> int:
+        with fp.SequencedProducer(transport, name="reader", registry=registry, position="value", **QUICK) as producer:
+            for start in range(0, len(source), 7):
+                producer.send(source[start : start + 7])
+            return producer.identity.pid
+
+    first = run(ProducerRegistry(engine), 0, 20)
+    assert run(ProducerRegistry(engine), 5, 25) == first
+    if reason == "rotation":
+        with engine.begin() as connection:
+            connection.execute(sa.text("UPDATE fencepost_producers SET epoch = 32766"))
+    elif reason == "tombstone gone":
+        with engine.begin() as connection:
+            connection.execute(sa.text("DELETE FROM fencepost_producers"))
+    elif "crash" in reason:
+        forget(engine).init_producer("reader")
+    registry = ProducerRegistry(engine) if "expiry" not in reason else forget(engine)
+    assert run(registry, 0, 30) != first
+    if kind == "sql":
+        assert values(engine) == list(range(30))
+    elif kind == "landing":
+        assert read_landing(tmp_path / "landing").read()["value"].to_pylist() == list(range(30))
+    else:
+        found = pa.table(read_records(tmp_path / "events-0"))
+        assert found["seq"].to_pylist() == list(range(30))
+        assert len(set(found["pid"].to_pylist())) == 1
+
+
+@pytest.mark.parametrize("reason", ["epoch", "rotation"])
+@pytest.mark.parametrize("is_reopened", [False, True])
+def test_in_cursor_mode_a_zombie_is_kept_out_of_a_log(
+    engine: sa.Engine, tmp_path: Path, reason: str, is_reopened: bool
+) -> None:
+    """In one process by what the transport knows, elsewhere by the lock, and where that was given up by the marker."""
+    registry = ProducerRegistry(engine)
+    registry.init_producer("reader")
+    with engine.begin() as connection:
+        connection.execute(sa.text(f"UPDATE fencepost_producers SET epoch = {32765 if reason == 'rotation' else 3}"))
+    source = [{"value": at} for at in range(40)]
+    transport = PartitionLogTransport(tmp_path)
+    others = transport
+    zombie = fp.SequencedProducer(transport, name="reader", registry=registry, position="value", **QUICK)
+    zombie.send(source[:10])[0].result(30)
+    if is_reopened:
+        transport._writers[0].log.close()  # as a log does that was poisoned, until it can be opened again
+        others = PartitionLogTransport(tmp_path)
+    with fp.SequencedProducer(others, name="reader", registry=registry, position="value", **QUICK) as producer:
+        assert (producer.identity.pid == zombie.identity.pid) == (reason == "epoch")
+        producer.send(source[:20])[0].result(30)
+        if is_reopened:
+            others.close()
+            transport._writers[0]._open_again()
+        late = zombie.send([{"value": at} for at in range(20, 30)])[0]
+        with pytest.raises(fp.FencedError, match="INVALID_PRODUCER_EPOCH"):
+            late.result(30)
+        if not is_reopened:
+            producer.send(source[20:])[0].result(30)
+    with pytest.raises(fp.FencepostError):
+        zombie.close()
+    transport.close()
+    end = 20 if is_reopened else 40
+    assert pa.table(read_records(tmp_path / "events-0"))["seq"].to_pylist() == list(range(end))
+
+
+@pytest.mark.parametrize("kind", ["sql", "landing"])
+def test_a_source_is_read_again_under_a_fresh_lease(
+    engine: sa.Engine, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    transport: Any = SqlTransport(engine, "events", schema=SCHEMA)
+    if kind == "landing":
+        transport = LandingTransport(tmp_path, sync=False)
+    monkeypatch.setattr(f"fencepost.transports.{kind}.LAST_EPOCH", 0)
+    pids = []
+    for end in (10, 20):
+        with fp.SequencedProducer(transport, name="reader", position="value") as producer:
+            producer.send([{"value": at} for at in range(end)])
+            pids.append(producer.identity.pid)
+    assert len(set(pids)) == 2
+    found = values(engine) if kind == "sql" else read_landing(tmp_path).read()["value"].to_pylist()
+    assert found == list(range(20))
+
+
 def test_the_next_epoch_is_asked_for_again_when_the_answer_was_lost(engine: sa.Engine) -> None:
     transport = SqlTransport(engine, "events", schema=SCHEMA)
     first = transport.init_producer("a")
@@ -300,9 +405,9 @@ def test_a_producer_that_begins_again_sends_the_same_positions(engine: sa.Engine
             for start in range(begin, 30 if begin else 20, size):
                 producer.send(source[start : start + size])
     assert values(engine) == list(range(30))
-    assert transport.cursor(0, 0) == 87
+    assert transport.cursor("reader", 0) == 87
     rows = stamp_positions(pa.table({"at": [87, 2**40], "value": [0, 30]}), 0, 9, 0, "at")
-    assert transport.send(SequencedBatch(0, 0, 9, 87, 2**40, 2, rows, cursor=True)).offset == 30
+    assert transport.send(SequencedBatch(0, 0, 9, 87, 2**40, 2, rows, cursor="reader")).offset == 30
 
 
 def test_types_go_in_and_come_out(engine: sa.Engine) -> None:
@@ -368,9 +473,10 @@ def test_columns_that_are_not_right_are_refused(engine: sa.Engine, what: str) ->
         SqlTransport(engine, "events")
 
 
-def test_tables_of_a_newer_version_are_refused(engine: sa.Engine) -> None:
+@pytest.mark.parametrize(("version", "message"), [(3, "upgrade fencepost"), (1, "they are older than it can read")])
+def test_tables_of_another_version_are_refused(engine: sa.Engine, version: int, message: str) -> None:
     SqlTransport(engine, "events", schema=SCHEMA)
     with engine.begin() as connection:
-        connection.execute(sa.text("UPDATE fencepost_schema SET version = 2 WHERE part = 'transport events'"))
-    with pytest.raises(fp.SchemaError, match="have version 2, this package knows 1: upgrade fencepost"):
+        connection.execute(sa.text(f"UPDATE fencepost_schema SET version = {version} WHERE part = 'transport events'"))
+    with pytest.raises(fp.SchemaError, match=f"have version {version}, this package knows 2: {message}"):
         SqlTransport(engine, "events")

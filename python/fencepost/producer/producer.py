@@ -461,9 +461,10 @@ class SequencedProducer:
             assert batch.positions is not None
             rows = stamp_positions(payload, pid, epoch, batch.partition, self._position)
             last_seq = batch.positions[1]
-        is_transactional, is_cursor = self._coordinator is not None, self._position is not None
+        is_transactional = self._coordinator is not None
+        cursor = None if self._position is None else self._identities.name
         return SequencedBatch(
-            batch.partition, pid, epoch, first_seq, last_seq, batch.count, rows, is_transactional, is_cursor
+            batch.partition, pid, epoch, first_seq, last_seq, batch.count, rows, is_transactional, cursor
         )
 
     def _answer(self, id: int, result: Any) -> None:

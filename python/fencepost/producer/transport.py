@@ -26,8 +26,10 @@ class SequencedBatch:
     rows: pa.Table
     """The application's columns, with pid (int64), epoch (int16), partition (int32), seq in front."""
     transactional: bool = False
-    cursor: bool = False
-    """The sequences are positions of the source: a log takes what lies above the highest it has, and drops the rest."""
+    cursor: str | None = None
+    """In cursor mode the producer's name: the sequences are positions of its source. A log takes what lies above the
+    highest that it has of the name, and drops the rest. By the pid it would not know a producer again whose epochs are
+    used up, or whose name has expired."""
 
 
 class Transport(Protocol):
@@ -55,8 +57,8 @@ class Transport(Protocol):
     #     From here on nothing below `epoch` is taken of `pid` in these partitions, or in any where it is None. Gives,
     #     where it knows, the epoch and last sequence that each has of the pid: what was in flight and is there counts
     #     as delivered, and is not sent again under the new epoch.
-    # cursor(pid, partition) -> int | None
-    #     The highest position that it has, for cursor mode.
+    # cursor(name, partition) -> int | None
+    #     The highest position that it has of a producer, for cursor mode.
 
 
 class Coordinator(Protocol):

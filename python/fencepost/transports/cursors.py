@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from hashlib import sha256
 
 from fencepost.producer.transport import SequencedBatch
+
+
+def pid_of(name: str) -> int:
+    """The pid under which a Kafka log has the positions of a name: above those that anybody is given."""
+    return 2**62 | int.from_bytes(sha256(name.encode()).digest()[:8], "big") >> 2
 
 
 def above(batch: SequencedBatch, position: int | None) -> SequencedBatch:

@@ -61,7 +61,8 @@ class LandedBatch:
     """Of its first row in the partition; markers of transactions take an offset, too."""
     files: tuple[LandedFile, ...]
     transactional: bool = False
-    cursor: bool = False
+    cursor: str | None = None
+    """In cursor mode the producer's name, by which its positions are known."""
 
 
 class LandingState:
@@ -74,7 +75,7 @@ class LandingState:
         self.refused: list[tuple[LandedBatch, Verdict]] = []
         self._table: BrokerTable = new_table()
         self._floors: dict[tuple[int, int | None], int] = {}
-        self._cursors: dict[tuple[int, int], int] = {}
+        self._cursors: dict[tuple[str, int], int] = {}
         self._open: dict[tuple[int, int], list[LandedBatch]] = {}
         self._partitions: set[int] = set()
 
@@ -105,8 +106,8 @@ class LandingState:
         """What becomes of a batch. `check`: and leave everything as it is."""
         if batch.epoch < self.floor(batch.pid, batch.partition):
             return Judged(Verdict.FENCED, None)
-        if batch.cursor:
-            return self._judge_cursor(batch, check)
+        if batch.cursor is not None:
+            return self._judge_cursor(batch, batch.cursor, check)
         return judge(
             self._table, batch.partition, batch.pid, batch.epoch, batch.first_seq, batch.count, batch.transactional,
             check=check,
@@ -120,9 +121,9 @@ class LandingState:
         """Whether it was taken from another one: that raises the floor everywhere, one's own next epoch does not."""
         return self._floors.get((lease.pid, None), 0) >= lease.epoch
 
-    def cursor(self, pid: int, partition: int) -> int | None:
-        """The highest position that a partition has of a producer."""
-        return self._cursors.get((pid, partition))
+    def cursor(self, name: str, partition: int) -> int | None:
+        """The highest position that a partition has of a producer in cursor mode."""
+        return self._cursors.get((name, partition))
 
     def written(self, pid: int, partitions: Sequence[int] | None) -> dict[int, tuple[int, int]]:
         """The epoch and last sequence that partitions have of a producer."""
@@ -147,9 +148,9 @@ class LandingState:
             return []
         return [batch]
 
-    def _judge_cursor(self, batch: SequencedBatch | LandedBatch, check: bool) -> Judged:
+    def _judge_cursor(self, batch: SequencedBatch | LandedBatch, name: str, check: bool) -> Judged:
         """Pulsar's rule: what lies above the highest position is new."""
-        key = (batch.pid, batch.partition)
+        key = (name, batch.partition)
         before = self._cursors.get(key, -1)
         if batch.last_seq <= before:
             return Judged(Verdict.DUPLICATE, None)
@@ -254,11 +255,11 @@ class LandingTransport:
                 if self._log.put({"kind": "fence", "pid": pid, "epoch": epoch, "partitions": listed}):
                     return state.written(pid, partitions)
 
-    def cursor(self, pid: int, partition: int) -> int | None:
-        """The highest position that it has, in cursor mode; None if it has none."""
+    def cursor(self, name: str, partition: int) -> int | None:
+        """The highest position that it has of a producer in cursor mode; None if it has none."""
         with self._lock:
             self._log.refresh()
-            return self._log.state.cursor(pid, partition)
+            return self._log.state.cursor(name, partition)
 
     def write_marker(self, pid: int, epoch: int, partition: int, outcome: str, coordinator_epoch: int = 0) -> Verdict:
         """The end of a transaction in a partition, for a coordinator. Gives what became of the marker.
@@ -290,10 +291,10 @@ class LandingTransport:
 
     def _unwritten(self, batch: SequencedBatch) -> SequencedBatch:
         """In cursor mode the rows that are not there yet: a batch may be cut otherwise than before a restart."""
-        if not batch.cursor:
+        if batch.cursor is None:
             return batch
         self._log.refresh()
-        return above(batch, self._log.state.cursor(batch.pid, batch.partition))
+        return above(batch, self._log.state.cursor(batch.cursor, batch.partition))
 
     def _write(self, batch: SequencedBatch) -> LandedFile:
         import pyarrow as pa
@@ -397,6 +398,10 @@ def entry_name(number: int) -> str:
 
 def _batch_of(entry: Mapping[str, Any]) -> LandedBatch:
     fields = {name: entry[name] for name in LandedBatch.__dataclass_fields__}
+    fields["cursor"] = fields["cursor"] or None
+    if not isinstance(fields["cursor"], str | None):
+        # By a version from before there were names: whose position it is cannot be told.
+        raise ValueError(f"cursor {fields['cursor']!r} is no producer's name")
     return LandedBatch(**{**fields, "files": tuple(LandedFile(**file) for file in entry["files"])})
 
 

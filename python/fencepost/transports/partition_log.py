@@ -19,11 +19,12 @@ from fencepost.producer.answers import Answer, ErrorCode
 from fencepost.producer.sequencer import step
 from fencepost.producer.stamping import IDENTITY
 from fencepost.producer.transport import SequencedBatch
-from fencepost.transports.cursors import above
+from fencepost.transports.cursors import above, pid_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+NONE = -1
 AT_ONCE = 32
 """Batches that share one sync at most."""
 
@@ -37,6 +38,10 @@ class PartitionLogTransport:
     `key`: the column with their keys; `timestamp`: int64 ms or an Arrow timestamp. More options go to `PartitionLog`;
     `first` is "zero" unless given, so that no batch of a new producer is taken because the one before it failed. Cursor
     mode with positions that do not begin with 0 needs "any".
+
+    In cursor mode the records have a pid that is made of the producer's name, and epoch 0: in a Kafka log a new epoch
+    would have to begin with position 0. Before a producer's first batch a marker of its own pid and epoch asks the log
+    whether somebody has replaced it.
 
     Batches that come while a partition's log syncs share the next sync. Answers are futures, so five batches of a
     partition are in flight. Raises what opening a log raises.
@@ -62,25 +67,26 @@ class PartitionLogTransport:
             self._writers, self._owns = [LogWriter(log, None) for log in logs], False
         self.partitions = len(self._writers)
         self._key, self._value, self._timestamp = key, value, timestamp
-        self._cursors: dict[tuple[int, int], int | None] = {}
 
     def send(self, batch: SequencedBatch) -> Future[Answer]:
         """A future answer; it is there when the batch is on disk, as far as the log's `sync` says."""
         answer: Future[Answer] = Future()
+        name, refused = batch.cursor, None
+        pid, epoch, first_seq = batch.pid, batch.epoch, batch.first_seq
         try:
-            batch = self._unwritten(batch)
-            refused = self._refused(batch)
+            if name is not None:
+                batch = above(batch, self.cursor(name, batch.partition))
+                refused = self._refused(batch, name)
+                pid, epoch, first_seq = pid_of(name), 0, batch.first_seq % 2**31
             records = None if refused else self._records(batch.rows)
         except BatchError as error:
             refused, records = Answer(ErrorCode.INVALID_RECORD, message=str(error)), None
         if refused is not None:
             answer.set_result(refused)
             return answer
-        # In cursor mode the lock of the log keeps others out: an epoch of its own would have to begin with 0.
-        epoch, first_seq = (0, batch.first_seq % 2**31) if batch.cursor else (batch.epoch, batch.first_seq)
-        self._writers[batch.partition].append((batch.pid, epoch, first_seq, records, batch.transactional), answer)
-        if batch.cursor:
-            answer.add_done_callback(lambda done: self._reached(batch, done))
+        self._writers[batch.partition].append((pid, epoch, first_seq, records, batch.transactional), answer)
+        if name is not None:
+            answer.add_done_callback(lambda done: self._reached(name, batch, done))
         return answer
 
     def fence(self, pid: int, epoch: int, partitions: Sequence[int] | None) -> dict[int, tuple[int, int]]:
@@ -111,19 +117,9 @@ class PartitionLogTransport:
         """
         return self._writers[partition].mark(pid, epoch, outcome, coordinator_epoch)
 
-    def cursor(self, pid: int, partition: int) -> int | None:
-        """The highest position that a log has, in cursor mode: read from its records, once."""
-        import pyarrow as pa
-        import pyarrow.compute as pc
-
-        if (pid, partition) not in self._cursors:
-            last: int | None = None
-            records = self._writers[partition].opened().read(isolation="read_uncommitted")
-            for some in pa.RecordBatchReader.from_stream(records):
-                own = some.filter(pc.equal(some["pid"], pid))
-                last = own["seq"][-1].as_py() if len(own) else last
-            self._cursors[pid, partition] = last
-        return self._cursors[pid, partition]
+    def cursor(self, name: str, partition: int) -> int | None:
+        """The highest position that a log has of a producer in cursor mode; None if it has none."""
+        return self._writers[partition].cursor(pid_of(name))
 
     def close(self) -> None:
         """Close the logs that were opened here, once everything that was sent has its answer."""
@@ -140,16 +136,13 @@ class PartitionLogTransport:
 
     # Cursor mode
 
-    def _unwritten(self, batch: SequencedBatch) -> SequencedBatch:
-        return above(batch, self.cursor(batch.pid, batch.partition)) if batch.cursor else batch
-
-    def _refused(self, batch: SequencedBatch) -> Answer | None:
-        """What a log in Kafka's format cannot have: sequences with gaps."""
-        if not batch.cursor:
-            return None
-        before = self.cursor(batch.pid, batch.partition)
+    def _refused(self, batch: SequencedBatch, name: str) -> Answer | None:
+        """The answer where nothing is to be written. A log in Kafka's format cannot have sequences with gaps."""
+        if not self._writers[batch.partition].admits(batch.pid, batch.epoch):
+            return Answer(Verdict.FENCED)
+        before = self.cursor(name, batch.partition)
         if before is not None and batch.last_seq <= before:
-            return Answer(0)
+            return Answer(Verdict.DUPLICATE)
         expected = batch.first_seq if before is None else before + 1
         if (
             batch.first_seq == expected
@@ -163,9 +156,9 @@ class PartitionLogTransport:
             "Kafka log they follow each other without gaps, up to 2^31 - 1",
         )
 
-    def _reached(self, batch: SequencedBatch, done: Future[Answer]) -> None:
+    def _reached(self, name: str, batch: SequencedBatch, done: Future[Answer]) -> None:
         if done.exception() is None and done.result().error == 0:
-            self._cursors[batch.pid, batch.partition] = batch.last_seq
+            self._writers[batch.partition].reached(pid_of(name), batch.last_seq)
 
     # Records
 
@@ -195,6 +188,8 @@ class LogWriter:
         self.log = log
         self._reopen = reopen
         self._last: dict[int, tuple[int, int]] = {}  # the epoch and last sequence of each pid that was taken here
+        self._cursors: dict[int, int | None] = {}  # the last position of each pid in cursor mode
+        self._epochs: dict[int, int] = {}  # of each pid whose marker was written here, the highest
         self._lock = threading.RLock()  # held while the log is written to, or opened
         self._queue: SimpleQueue[tuple[Any, Future[Answer]] | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="fencepost-log", daemon=True)
@@ -207,7 +202,38 @@ class LogWriter:
         """Write a marker. Raises StoreError for a log that does not know what is on disk."""
         with self._lock, self._told_apart():
             verdict: Verdict = self.opened().append_marker(pid, epoch, outcome, coordinator_epoch).verdict
+            if verdict.is_kept:
+                self._epochs[pid] = epoch
             return verdict
+
+    def admits(self, pid: int, epoch: int) -> bool:
+        """Whether nobody has replaced this producer in the log; a marker asks, once. Raises StoreError."""
+        with self._lock:
+            known = self._epochs.get(pid, NONE)
+            if known >= epoch:
+                return known == epoch
+            return self.mark(pid, epoch, "abort", 0) is not Verdict.FENCED
+
+    def cursor(self, pid: int) -> int | None:
+        """The last sequence that the log has of a pid, None if it has none: read from its records, once."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        with self._lock:
+            log = self.opened()
+            if pid not in self._cursors:
+                last: int | None = None
+                for some in pa.RecordBatchReader.from_stream(log.read(isolation="read_uncommitted")):
+                    own = some.filter(pc.equal(some["pid"], pid))
+                    last = own["seq"][-1].as_py() if len(own) else last
+                self._cursors[pid] = last
+            return self._cursors[pid]
+
+    def reached(self, pid: int, last_seq: int) -> None:
+        """The log has the positions of a pid up to this one."""
+        with self._lock:
+            known = self._cursors.get(pid)
+            self._cursors[pid] = last_seq if known is None else max(known, last_seq)
 
     def last_of(self, pid: int) -> tuple[int, int] | None:
         """The epoch and last sequence that the log has of a producer, whatever markers came since."""
@@ -243,7 +269,9 @@ class LogWriter:
 
     def _open_again(self) -> None:
         """A log that does not know what is on disk finds out when it is opened; whose it is opens it."""
-        self._last.clear()  # more may be there than was told
+        # More may be there than was told, and somebody else may write before it is open again.
+        for known in (self._last, self._epochs):
+            known.clear()
         if self._reopen is None:
             return
         with contextlib.suppress(Exception):

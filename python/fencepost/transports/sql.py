@@ -5,7 +5,8 @@ partition: so a retry after a lost connection finds what became of the first try
 
     events_commits      a row for each batch: partition, log_offset, pid, epoch, first_seq, last_seq, count, outcome
     events_partitions   the next offset of each partition; its row is the lock
-    events_producers    what a partition remembers of a producer: a `BrokerTable` of one entry, its highest position
+    events_producers    what a partition remembers of a producer: a `BrokerTable` of one entry
+    events_cursors      the highest position of each name in cursor mode, by partition
     events_floors       the lowest epoch that is taken of a producer, in a partition or in all of them (-1)
     events_leases       who has which name; the row without a name counts pids
 """
@@ -43,13 +44,15 @@ from fencepost.transports.judging import Judged, judge, last_written, mark, new_
 if TYPE_CHECKING:
     import pyarrow as pa
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 LOG_COLUMNS = ("pid", "epoch", "partition", "seq", "log_offset")
 """What the table needs beside the application's columns: integers, log_offset and seq with 64 bits."""
 LAST_EPOCH = 2**15 - 2
 """The last epoch that a lease gives; then comes a fresh pid. The one above is for fences and markers."""
 NAME_MAX = 48
 """Of a table's name: PostgreSQL cuts names off after 63."""
+CURSOR_NAME_MAX = 1000
+"""Of a producer's name, in characters: as many as a transactional id may have."""
 EVERYWHERE = -1
 """Instead of a partition: the lowest epoch holds in all of them."""
 
@@ -115,11 +118,9 @@ class SqlTransport:
 
         return self._database.transaction(work)
 
-    def cursor(self, pid: int, partition: int) -> int | None:
-        """The highest position that it has, in cursor mode; None if it has none."""
-        producers = self._tables.producers
-        one = select(producers.c.cursor).where(producers.c.pid == pid, producers.c.partition == partition)
-        return self._database.transaction(lambda connection: connection.execute(one).scalar())
+    def cursor(self, name: str, partition: int) -> int | None:
+        """The highest position that it has of a producer in cursor mode; None if it has none."""
+        return self._database.transaction(lambda connection: self._cursor(connection, name, partition))
 
     def write_marker(self, pid: int, epoch: int, partition: int, outcome: str, coordinator_epoch: int = 0) -> Verdict:
         """The end of a transaction in a partition, for a coordinator. Gives what became of the marker.
@@ -153,8 +154,9 @@ class SqlTransport:
         if batch.epoch < self._floor(connection, batch.pid, batch.partition):
             return Answer(Verdict.FENCED)
         state = self._state(connection, batch.pid, batch.partition, log_end)
-        batch = above(batch, state.cursor) if batch.cursor else batch
-        judged = _judged(state, batch, log_end)
+        cursor = None if batch.cursor is None else self._cursor(connection, batch.cursor, batch.partition)
+        batch = above(batch, cursor)
+        judged = _judged(state, batch, cursor, log_end)
         if judged.verdict is not Verdict.ACCEPTED:
             return Answer(judged.verdict, judged.offset)
         self._insert(connection, batch, log_end)
@@ -165,8 +167,8 @@ class SqlTransport:
                 outcome=OPEN if batch.transactional else COMMIT,
             )
         )  # fmt: skip
-        if batch.cursor:
-            state = state._replace(cursor=batch.last_seq)
+        if batch.cursor is not None:
+            self._move_cursor(connection, batch.cursor, batch.partition, batch.last_seq)
         self._save(connection, batch.pid, batch.partition, state, log_end + batch.count)
         return Answer(Verdict.ACCEPTED, log_end)
 
@@ -197,21 +199,34 @@ class SqlTransport:
         one = floors.update().where(floors.c.pid == pid, floors.c.partition == partition, floors.c.epoch < epoch)
         connection.execute(one.values(epoch=epoch))
 
+    def _cursor(self, connection: Connection, name: str, partition: int) -> int | None:
+        cursors = self._tables.cursors
+        one = select(cursors.c.position).where(cursors.c.name == name, cursors.c.partition == partition)
+        found = connection.execute(one).scalar()
+        return None if found is None else int(found)
+
+    def _move_cursor(self, connection: Connection, name: str, partition: int, position: int) -> None:
+        """Called with the partition locked."""
+        cursors = self._tables.cursors
+        insert_missing(connection, cursors, {"partition": partition, "name": name, "position": position})
+        one = cursors.update().where(cursors.c.name == name, cursors.c.partition == partition)
+        connection.execute(one.values(position=position))
+
     def _known_partitions(self, connection: Connection) -> list[int]:
         partitions = self._tables.partitions
         return list(connection.execute(select(partitions.c.partition).order_by(partitions.c.partition)).scalars())
 
     def _state(self, connection: Connection, pid: int, partition: int, log_end: int) -> State:
         producers = self._tables.producers
-        one = select(producers.c.state, producers.c.cursor)
+        one = select(producers.c.state)
         row = connection.execute(one.where(producers.c.pid == pid, producers.c.partition == partition)).first()
         table = new_table() if row is None else BrokerTable.restore(row.state)
         table.set_log_end(partition, log_end)
-        return State(table, None if row is None else row.cursor, row is None)
+        return State(table, row is None)
 
     def _save(self, connection: Connection, pid: int, partition: int, state: State, log_end: int) -> None:
         producers, partitions = self._tables.producers, self._tables.partitions
-        values = {"state": state.table.snapshot(), "cursor": state.cursor}
+        values = {"state": state.table.snapshot()}
         if state.is_new:
             connection.execute(producers.insert().values(pid=pid, partition=partition, **values))
         else:
@@ -285,18 +300,17 @@ class State(NamedTuple):
     """What a partition remembers of one producer."""
 
     table: BrokerTable
-    cursor: int | None
     is_new: bool
 
 
 OPEN, COMMIT = "open", "commit"
 
 
-def _judged(state: State, batch: SequencedBatch, log_end: int) -> Judged:
-    if not batch.cursor:
+def _judged(state: State, batch: SequencedBatch, cursor: int | None, log_end: int) -> Judged:
+    if batch.cursor is None:
         of = (batch.partition, batch.pid, batch.epoch, batch.first_seq, batch.count, batch.transactional)
         return judge(state.table, *of)
-    if state.cursor is not None and batch.last_seq <= state.cursor:
+    if cursor is not None and batch.last_seq <= cursor:
         return Judged(Verdict.DUPLICATE, None)
     return Judged(Verdict.ACCEPTED, log_end)
 
@@ -381,6 +395,7 @@ class Tables(NamedTuple):
     commits: Table
     partitions: Table
     producers: Table
+    cursors: Table
     floors: Table
     leases: Table
 
@@ -434,7 +449,13 @@ def _beside(name: str, metadata: MetaData) -> list[Table]:
             Column("partition", Integer, primary_key=True, autoincrement=False),
             Column("pid", Int64, primary_key=True, autoincrement=False),
             Column("state", LargeBinary, nullable=False),
-            Column("cursor", Int64),
+        ),
+        Table(
+            f"{name}_cursors",
+            metadata,
+            Column("partition", Integer, primary_key=True, autoincrement=False),
+            Column("name", String(CURSOR_NAME_MAX), primary_key=True),
+            Column("position", Int64, nullable=False),
         ),
         Table(
             f"{name}_floors",
