@@ -157,7 +157,7 @@ class PartitionLogTransport:
         )
 
     def _reached(self, name: str, batch: SequencedBatch, done: Future[Answer]) -> None:
-        if done.exception() is None and done.result().error == 0:
+        if done.exception() is None and done.result().error in _IS_THERE:
             self._writers[batch.partition].reached(pid_of(name), batch.last_seq)
 
     # Records
@@ -270,7 +270,7 @@ class LogWriter:
     def _open_again(self) -> None:
         """A log that does not know what is on disk finds out when it is opened; whose it is opens it."""
         # More may be there than was told, and somebody else may write before it is open again.
-        for known in (self._last, self._epochs):
+        for known in (self._last, self._cursors, self._epochs):
             known.clear()
         if self._reopen is None:
             return
@@ -318,6 +318,9 @@ class LogWriter:
                 if appended.verdict is Verdict.ACCEPTED:
                     self._last[pid] = (epoch, step(first_seq, len(records) - 1))
         return [Answer(appended.verdict, appended.offset) for appended in told]
+
+
+_IS_THERE = (Verdict.ACCEPTED, Verdict.DUPLICATE)
 
 
 def _last_in(path: Path, pid: int) -> tuple[int, int] | None:
