@@ -450,7 +450,7 @@ class Sequencer:
         is_refused = not batch.may_be_written and code not in _DOUBTFUL
         adjust, first_seq = is_refused and not is_last_try, batch.first_seq
         partition.numbered.remove(batch)
-        error = DeliveryError(f"{what}{_AFTER[is_refused]}", partition=batch.partition, is_refused=is_refused)
+        error = _undelivered(batch, what, is_refused)
         self._settle(batch, error)
         if batch.positions is not None:
             self.stop(_hidden(error))
@@ -501,7 +501,7 @@ class Sequencer:
         problem = f"{_told(batch, batch.numbers)}: {what} within delivery_timeout_ms={self.limits.delivery_ms}"
         if batch.problem:
             problem += f"; at last: {batch.problem}"
-        error = DeliveryError(problem + _AFTER[is_refused], partition=batch.partition, is_refused=is_refused)
+        error = _undelivered(batch, problem, is_refused)
         self._settle(batch, error)
         self._make_abortable(problem)
         if batch.positions is not None:
@@ -611,10 +611,9 @@ _DOUBTFUL = frozenset(
 )
 """Answers after which the batch may be in the log all the same."""
 
-_AFTER = {
-    True: ". It is not in the log; the producer goes on",
-    False: ". It may be in the log or not; the producer goes on",
-}
+_IN_THE_LOG = {True: "It is not in the log", False: "It may be in the log or not"}
+_GOES_ON = "the producer goes on"
+_STOPS = "the producer stops, for what comes behind it would hide that it is missing. Resume from its position"
 
 
 def _delivered(batch: Batch, reading: Reading) -> Delivered:
@@ -626,6 +625,12 @@ def _delivered(batch: Batch, reading: Reading) -> Delivered:
     )  # fmt: skip
 
 
+def _undelivered(batch: Batch, problem: str, is_refused: bool) -> DeliveryError:
+    after = _GOES_ON if batch.positions is None else _STOPS
+    problem = f"{problem}. {_IN_THE_LOG[is_refused]}; {after}"
+    return DeliveryError(problem, partition=batch.partition, is_refused=is_refused)
+
+
 def _stopped(code: ErrorCode, what: str) -> FencepostError:
     """Why a producer cannot go on at all."""
     problem = f"{what}. The producer has stopped; what it sent and has no answer for may be in the log or not"
@@ -635,9 +640,8 @@ def _stopped(code: ErrorCode, what: str) -> FencepostError:
 
 
 def _hidden(error: DeliveryError) -> DeliveryError:
-    """Why a producer that takes its numbers from its source stops with the first batch that is not delivered."""
-    problem = f"{error}: not with what comes behind it, which would hide that it is missing. Resume from its position"
-    return DeliveryError(problem, partition=error.partition, is_refused=error.is_refused)
+    """What becomes of all others where a producer takes its numbers from its source: some may be on their way."""
+    return DeliveryError(f"an earlier batch was not delivered: {error}", partition=error.partition, is_refused=False)
 
 
 def _named(reading: Reading) -> str:
