@@ -405,10 +405,10 @@ def test_in_cursor_mode_a_batch_that_fails_stops_the_producer(tmp_path: Path) ->
     producer = fp.SequencedProducer(transport, name="reader", position="at", batch_rows=1)
     first, second, third = producer.send([{"at": at, "value": at} for at in range(3)])
     assert first.result(10).first_seq == 0
-    with pytest.raises(fp.DeliveryError, match="INVALID_RECORD.*not in the log; the producer stops, for") as caught:
+    with pytest.raises(fp.DeliveryError, match=r"INVALID_RECORD.*not in the log; the producer stops, for") as caught:
         second.result(10)
     assert caught.value.is_refused
-    with pytest.raises(fp.DeliveryError, match="an earlier batch was not delivered: .* would hide that it") as caught:
+    with pytest.raises(fp.DeliveryError, match=r"an earlier batch was not delivered: .* would hide that it") as caught:
         third.result(10)
     assert not caught.value.is_refused, "where several are on their way, nobody can tell of the others"
     with pytest.raises(fp.DeliveryError):

@@ -105,6 +105,7 @@ def test_rows_without_a_key_stay_together() -> None:
     assert found[0] == [1, 3]
     assert dealt(router, pa.table({"k": pa.array([None], pa.string()), "v": [4]})) == {1: [4]}
     assert dealt(router, pa.table({"k": pa.array([None]).cast(pa.string()).dictionary_encode(), "v": [4]})) == {2: [4]}
+    assert dealt(router, to_table([{"k": None, "v": 5}, {"k": None, "v": 6}])) == {3: [5, 6]}, "a column without a type"
 
 
 @pytest.mark.parametrize(
@@ -123,6 +124,8 @@ def test_in_cursor_mode_every_row_has_a_key(keys: pa.Array) -> None:
         Router(2, key="k", position="at").deal(table)
     assert (caught.value.column, caught.value.row) == ("k", 1)
     assert [number for number, _ in Router(1, key="k", position="at").deal(table)] == [0]
+    with pytest.raises(fp.BatchError, match="column 'k', row 0: null"):
+        Router(2, key="k", position="at").deal(to_table([{"k": None, "at": 0}]))
 
 
 @pytest.mark.parametrize("kind", [pa.int8(), pa.uint8(), pa.int32(), pa.int64(), pa.uint64()], ids=str)
@@ -204,9 +207,15 @@ def test_positions_stand_for_sequences() -> None:
         ([-1, 4], None, "row 0 of its partition: position -1 behind -1, but positions begin with 0"),
         ([3, None], None, "column 'at', row 1: null"),
         (["3", "4"], None, "column 'at': string, but a position is an integer"),
+        (
+            pa.array([3, 2**63], pa.uint64()),
+            None,
+            f"column 'at', row 1 of its partition: {2**63}, but positions are 0 to",
+        ),
     ]:
         with pytest.raises(fp.BatchError) as caught:
             read_positions(pa.table({"at": column}), "at", after)
         assert message in str(caught.value)
+    assert read_positions(pa.table({"at": pa.array([3, 2**63 - 1], pa.uint64())}), "at", 2) == (3, 2**63 - 1)
     with pytest.raises(fp.BatchError, match="column 'at': missing"):
         read_positions(pa.table({"v": [1]}), "at", None)

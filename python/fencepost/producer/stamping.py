@@ -139,6 +139,8 @@ class Router:
 
     def _choose(self, table: pa.Table) -> int | np.ndarray[Any, Any]:
         """One partition for all rows, or one for each."""
+        import pyarrow as pa
+
         if self.partition_by is not None:
             return self._said(table)
         sticky = self._sticky
@@ -146,7 +148,7 @@ class Router:
             _check_keys(table[self.key], self.key)
         if self.key is None or table[self.key].null_count:
             self._sticky = (sticky + 1) % self.partitions
-        if self.key is None or self.partitions == 1:
+        if self.key is None or self.partitions == 1 or pa.types.is_null(table[self.key].type):
             return sticky
         return self._hashed(table, sticky)
 
@@ -340,6 +342,17 @@ def _make_column(value: int, kind: pa.DataType, count: int) -> pa.Array:
 _column_of = lru_cache(maxsize=64)(_make_column)
 
 
+def _check_fits(positions: pa.ChunkedArray, column: str) -> None:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    row = pc.index(pc.greater_equal(positions, pa.scalar(2**63, pa.uint64())), True).as_py()
+    if row >= 0:
+        found = positions[row].as_py()
+        problem = f"column '{column}', row {row} of its partition: {found}, but positions are 0 to {2**63 - 1}"
+        raise BatchError(problem, column=column, row=row)
+
+
 def read_positions(table: pa.Table, column: str, after: int | None) -> tuple[int, int]:
     """First and last position of a partition's rows. Raises BatchError (column, row) where they do not rise.
 
@@ -356,6 +369,8 @@ def read_positions(table: pa.Table, column: str, after: int | None) -> tuple[int
     if found.null_count:
         row = found.is_null().index(True).as_py()
         raise BatchError(f"column '{column}', row {row}: null, but every row has a position", column=column, row=row)
+    if found.type == pa.uint64():
+        _check_fits(found, column)
     positions = np.asarray(found.combine_chunks().cast(pa.int64()))
     before = np.concatenate([[-1 if after is None else after], positions[:-1]])
     wrong = np.flatnonzero(positions <= before)
