@@ -266,6 +266,23 @@ def test_what_a_table_lacks_has_more_and_has_otherwise(sink: SqlSink, events: En
     assert sink.reconcile(rows(0, 1), where="seq < 2").matched == 2
 
 
+def test_minus_one_is_no_producer_but_a_message_like_others(events: Engine) -> None:
+    messages = [{"id": it, "paid": 1} for it in (-1, -2, 3)]
+    sink = SqlSink(events, "orders", "m", "message_id", message_id="id")
+    assert sink.apply(messages).rows_kept == 3
+    with events.begin() as connection:
+        connection.execute(ORDERS.delete().where(ORDERS.c.id == -1))
+    report = sink.reconcile(messages)
+    assert (report.matched, report.missing, report.without_identity, report.is_clean) == (2, 1, 0, False)
+    columns = fp.Columns(pid=("pid", "partition"), partition=None)
+    names = list(rows(0).column_names[:4])
+    sink = SqlSink(events, "events", "c", columns=columns, untracked="keep", insert=names)
+    some = pa.table({"pid": [1, 1], "epoch": [0, 0], "partition": [0, -1], "seq": [0, 0]})
+    assert sink.apply(some).rows_kept == 2
+    report = sink.reconcile(some)
+    assert (report.matched, report.without_identity, report.is_clean) == (1, 2, True)
+
+
 def test_a_long_source_is_read_a_batch_at_a_time(sink: SqlSink) -> None:
     sink.apply(rows(*range(0, 30_000, 2)))
     held: list[int] = []

@@ -69,7 +69,7 @@ class Reconciliation:
     repeated: int
     """Identities that the table has more than once, with one payload."""
     without_identity: int
-    """Rows of either that carry no identity (a null in it, or pid -1): they cannot be compared."""
+    """Rows of either that carry no identity (a null in it, or by sequence pid -1): they cannot be compared."""
     findings: pa.Table
     """The first of them by identity: finding (utf8: "missing", "unexpected", "conflict", "repeated"), the identity
     columns, source_rows, table_rows (int64), source_fingerprint, table_fingerprint (utf8: the lowest, where there are
@@ -85,12 +85,13 @@ def reconcile(
     database: Database,
     target: Target,
     identity: Sequence[str],
+    producer: Sequence[str],
     source: Any,
     where: Any,
     findings_max: int,
     on_findings: OnFindings | None,
 ) -> Reconciliation:
-    """See `SqlSink.reconcile`."""
+    """See `SqlSink.reconcile`. `producer`: the columns of the identity in which -1 stands for no producer."""
     lacking = [name for name in identity if name not in target.table.columns]
     if lacking:
         raise SinkError(
@@ -102,7 +103,7 @@ def reconcile(
         if database.is_sqlite:
             driver: Any = connection.connection.dbapi_connection
             driver.create_function("fencepost_fingerprint", -1, _fingerprint, deterministic=True)
-        comparison = _Comparison(connection, target, tuple(identity))
+        comparison = _Comparison(connection, target, tuple(identity), tuple(producer))
         try:
             for batch in batches_of(source):
                 comparison.add(batch)
@@ -138,10 +139,13 @@ def _is_array(value: object) -> bool:
 class _Comparison:
     """The temporary tables of one call."""
 
-    def __init__(self, connection: Connection, target: Target, identity: tuple[str, ...]) -> None:
+    def __init__(
+        self, connection: Connection, target: Target, identity: tuple[str, ...], producer: tuple[str, ...]
+    ) -> None:
         self.connection = connection
         self.target = target
         self.identity = identity
+        self.producer = producer
         self.names: tuple[str, ...] | None = None
         self.rows = 0
         self._tables: list[Table] = []
@@ -183,9 +187,8 @@ class _Comparison:
         ).group_by(*self._of(both))
         compared = self._create("fencepost_compared", query)
         has_none: list[ColumnElement[bool]] = [compared.c[name].is_(None) for name in self.identity]
-        first = self.target.table.c[self.identity[0]]
-        if isinstance(first.type, types.Integer):
-            has_none.append(compared.c[self.identity[0]] == -1)
+        integers = [it for it in self.producer if isinstance(self.target.table.c[it].type, types.Integer)]
+        has_none += [compared.c[name] == -1 for name in integers]
         has_identity = and_(*(~it for it in has_none))
         self.has_identity = has_identity
         self.kind = case(

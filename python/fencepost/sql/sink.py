@@ -275,7 +275,12 @@ class SqlSink:
         """
         if self._target is None:
             raise PolicyError("this sink has no table: there is nothing to compare with")
-        return reconcile(self._database, self._target, self._claims.identity, source, where, findings_max, on_findings)
+        claims = self._claims
+        # Kafka's "no producer"; a message's id can be -1.
+        producer = claims.columns.parts("pid") if isinstance(claims, Sequences) else ()
+        return reconcile(
+            self._database, self._target, claims.identity, producer, source, where, findings_max, on_findings
+        )
 
     def _run(
         self,
