@@ -8,6 +8,7 @@ import threading
 import uuid
 import warnings
 from collections.abc import Callable, Iterator
+from decimal import Decimal
 from typing import Any
 
 import fencepost as fp
@@ -33,6 +34,7 @@ ORDERS = Table(
     "orders", TABLES, Column("id", Integer, primary_key=True), Column("state", String(10)), Column("paid", Integer)
 )
 TIMED = fp.Columns(timestamp="time")
+ONE_EPOCH = fp.Columns(epoch=None, partition=None)
 
 
 @pytest.fixture
@@ -264,6 +266,53 @@ def test_what_a_table_lacks_has_more_and_has_otherwise(sink: SqlSink, events: En
     part = sink.reconcile(rows(0, 1), where=EVENTS.c.seq < 2)
     assert part.is_clean
     assert sink.reconcile(rows(0, 1), where="seq < 2").matched == 2
+
+
+def with_payload(engine: Engine, name: str, kinds: list[str]) -> SqlSink:
+    """A sink of a table (seq, v0, v1, ...) with columns of these types."""
+    with engine.begin() as connection:
+        columns = ", ".join(f"v{number} {kind}" for number, kind in enumerate(kinds))
+        connection.execute(sqlalchemy.text(f"CREATE TABLE {name} (pid BIGINT, seq BIGINT, {columns})"))
+    return SqlSink(engine, name, name, policy="watermark", columns=ONE_EPOCH)
+
+
+def payload(*values: Any) -> pa.Table:
+    named = {f"v{number}": pa.array([it]) for number, it in enumerate(values)}
+    return pa.table({"pid": [7], "seq": [0], **named})
+
+
+@pytest.mark.parametrize(
+    ("kind", "equal", "others"),
+    [
+        ("NUMERIC", [Decimal("1.5"), Decimal("1.50"), 1.5], [Decimal("1.51"), None, 15]),
+        ("NUMERIC", [5, Decimal("5.00"), 5.0, Decimal("5")], [50, Decimal("5.01")]),
+        ("NUMERIC", [0, Decimal("0.00"), -0.0], [None, Decimal("0.01")]),
+        ("NUMERIC(8, 2)", [Decimal("10"), Decimal("10.00"), 10], [1, Decimal("10.01")]),
+        ("DOUBLE PRECISION", [0.0, -0.0, 0], [5e-324, None]),
+        ("DOUBLE PRECISION", [0.1, Decimal("0.1")], [0.1 + 1e-17 * 2, float("inf")]),
+        ("REAL", [0.5, Decimal("0.5")], [0.25, -0.5]),
+    ],
+)
+def test_values_are_compared_not_how_they_are_written(
+    events: Engine, kind: str, equal: list[Any], others: list[Any]
+) -> None:
+    sink = with_payload(events, "typed", [kind])
+    for number, stored in enumerate(equal):
+        with events.begin() as connection:
+            connection.execute(sqlalchemy.text("DELETE FROM typed"))
+        again = SqlSink(events, "typed", f"c{number}", policy="watermark", columns=ONE_EPOCH)
+        assert again.apply(payload(stored)).rows_kept == 1
+        assert [sink.reconcile(payload(it)).matched for it in equal] == [1] * len(equal)
+        assert [sink.reconcile(payload(it)).conflicts for it in others] == [1] * len(others)
+
+
+def test_tables_of_many_columns_are_compared(events: Engine) -> None:
+    sink = with_payload(events, "wide", ["INTEGER"] * 350)
+    sink.apply(payload(*range(350)))
+    assert sink.reconcile(payload(*range(350))).is_clean
+    for column in (0, 127, 349):
+        changed = [-1 if it == column else it for it in range(350)]
+        assert sink.reconcile(payload(*changed)).conflicts == 1
 
 
 def test_minus_one_is_no_producer_but_a_message_like_others(events: Engine) -> None:

@@ -30,6 +30,7 @@ from sqlalchemy import (
     func,
     insert,
     literal,
+    literal_column,
     null,
     select,
     text,
@@ -47,6 +48,8 @@ from fencepost.sql.target import Target
 OnFindings: TypeAlias = Callable[[pa.RecordBatch], object]
 
 _BATCH_ROWS, _FINDINGS_ROWS = 65_536, 10_000
+# Of a function, in builds of SQLite that bound it as low as any.
+_ARGUMENTS_MAX = 100
 _KINDS = ("missing", "unexpected", "conflict", "repeated")
 
 
@@ -278,9 +281,12 @@ class _Comparison:
         payload = [table.c[name] for name in sorted(self.names or ()) if name not in self.identity]
         if not payload:
             return literal("")
-        if self.target.is_sqlite:
-            return func.fencepost_fingerprint(*payload)
-        return func.md5(cast(func.row(*payload), Text))
+        if not self.target.is_sqlite:
+            return func.md5(cast(func.row(*map(_in_one_way, payload)), Text))
+        while len(payload) > _ARGUMENTS_MAX:
+            starts = range(0, len(payload), _ARGUMENTS_MAX)
+            payload = [func.fencepost_fingerprint(*payload[it : it + _ARGUMENTS_MAX]) for it in starts]
+        return func.fencepost_fingerprint(*payload)
 
 
 def _on(table: Table, condition: Any) -> Any:
@@ -291,6 +297,15 @@ def _on(table: Table, condition: Any) -> Any:
         return table.c[element.name] if is_theirs else None
 
     return visitors.replacement_traverse(condition, {}, ours)
+
+
+def _in_one_way(column: ColumnElement[Any]) -> ColumnElement[Any]:
+    """Equal values as one text: PostgreSQL writes 1.5 and 1.50, 0 and -0 of the same column."""
+    if isinstance(column.type, types.Float):
+        return column + literal_column("0.0")
+    if isinstance(column.type, types.Numeric):
+        return func.trim_scale(column)
+    return column
 
 
 def _fingerprint(*values: object) -> str:
