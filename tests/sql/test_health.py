@@ -306,6 +306,35 @@ def test_values_are_compared_not_how_they_are_written(
         assert [sink.reconcile(payload(it)).conflicts for it in others] == [1] * len(others)
 
 
+def test_decimals_that_sqlite_would_round(events: Engine) -> None:
+    sink = with_payload(events, "typed", ["NUMERIC"])
+    long = Decimal("123456789012345678901234567890")
+    for value in (long, long + 1, Decimal("1234567890123.12345"), Decimal(2**63), pa.scalar(2**63, pa.uint64())):
+        if events.dialect.name == "sqlite":
+            with pytest.raises(
+                fp.BatchError, match=r"column 'v0', row 0: .*: SQLite would round it.*nothing of this"
+            ) as no:
+                sink.apply(payload(value))
+            assert (no.value.column, no.value.row) == ("v0", 0)
+    taken = [
+        Decimal("12345678901234567.00"),
+        Decimal(-(2**63)),
+        Decimal("0.1234567890123456"),
+        pa.scalar(5, pa.uint64()),
+    ]
+    if events.dialect.name != "sqlite":
+        taken += [long, Decimal("1234567890123.12345"), Decimal(2**63)]
+    for value in taken:
+        other = SqlSink(events, "typed", str(value), policy="watermark", columns=ONE_EPOCH)
+        with events.begin() as connection:
+            connection.execute(sqlalchemy.text("DELETE FROM typed"))
+        other.apply(payload(value))
+        assert [other.reconcile(payload(it)).matched for it in taken] == [int(it is value) for it in taken]
+        with events.connect() as connection:
+            found = connection.execute(sqlalchemy.text("SELECT v0 FROM typed")).scalar_one()
+        assert Decimal(str(found)) == Decimal(str(value))
+
+
 def test_tables_of_many_columns_are_compared(events: Engine) -> None:
     sink = with_payload(events, "wide", ["INTEGER"] * 350)
     sink.apply(payload(*range(350)))

@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
@@ -245,8 +246,14 @@ def _for_sqlite(column: pa.ChunkedArray) -> list[Any]:
     if pa.types.is_time(kind):
         return [None if it is None else it.isoformat("microseconds") for it in values]
     if pa.types.is_decimal(kind):
-        return [None if it is None else str(it) for it in values]
+        return [None if it is None else _exact(it) for it in values]
     return values
+
+
+def _exact(value: Decimal) -> int | str:
+    """The text, but of a whole number that number: with a point in it NUMERIC takes it for a float."""
+    whole = int(value)
+    return whole if whole == value and -(2**63) <= whole < 2**63 else str(value)
 
 
 def _times(column: pa.ChunkedArray) -> list[Any]:

@@ -21,6 +21,8 @@ _UNCHANGED = "nothing has changed"
 _SMALL, _NORMAL, _BIG = 2**15, 2**31, 2**63
 # Of what a REAL takes: the largest finite float32.
 _REAL_MAX = 3.4028234663852886e38
+# Decimal digits that every float64 keeps.
+_FLOAT_DIGITS = 15
 
 
 class Target:
@@ -190,6 +192,11 @@ class _Column:
             if any(_is_beyond(it, limit) for it in bounds.values()):
                 row = next(at for at, it in enumerate(values.to_pylist()) if _is_beyond(it, limit))
                 raise self._wrong(values, row, f"the column takes {precision} digits, {scale} of them after the point")
+        if self._is_sqlite and not _are_exact(values.type):
+            row = next((at for at, it in enumerate(values.to_pylist()) if not _is_exact(it)), -1)
+            if row >= 0:
+                problem = "SQLite would round it, to a 64-bit integer or a float; a TEXT column takes it as a text"
+                raise self._wrong(values, row, problem)
         return values
 
     def _uuids(self, values: pa.ChunkedArray) -> pa.ChunkedArray:
@@ -250,6 +257,19 @@ def _plain(values: pa.ChunkedArray) -> pa.ChunkedArray:
 def _is_beyond(value: Any, limit: Decimal) -> bool:
     # NaN is a value of the column, too.
     return value is not None and value == value and abs(Decimal(value)) >= limit
+
+
+def _are_exact(kind: pa.DataType) -> bool:
+    """Whether NUMERIC of SQLite takes every such value as it is."""
+    if pa.types.is_decimal(kind):
+        return bool(kind.precision <= _FLOAT_DIGITS)
+    return not pa.types.is_uint64(kind)
+
+
+def _is_exact(value: Any) -> bool:
+    if value is None or (-_BIG <= value < _BIG and value == int(value)):
+        return True
+    return isinstance(value, Decimal) and Decimal(repr(float(value))) == value
 
 
 def _is_number(kind: pa.DataType) -> bool:
