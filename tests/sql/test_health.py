@@ -12,6 +12,7 @@ from decimal import Decimal
 from typing import Any
 
 import fencepost as fp
+import numpy as np
 import pyarrow as pa
 import pytest
 import sqlalchemy
@@ -266,6 +267,21 @@ def test_what_a_table_lacks_has_more_and_has_otherwise(sink: SqlSink, events: En
     part = sink.reconcile(rows(0, 1), where=EVENTS.c.seq < 2)
     assert part.is_clean
     assert sink.reconcile(rows(0, 1), where="seq < 2").matched == 2
+
+
+def test_a_source_of_events_one_by_one(sink: SqlSink, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fencepost.sql.reconciliation._BATCH_ROWS", 4)
+    sink.apply(rows(*range(10)))
+    events = rows(*range(10)).to_pylist()
+    columns = rows(*range(4)).to_pydict()
+    for source in (iter(events), iter([columns, *events[4:]]), [columns, events[4:]], iter([events[:9], events[9]])):
+        report = sink.reconcile(source)
+        assert (report.is_clean, report.source_rows, report.matched) == (True, 10, 10)
+    assert sink.reconcile(np.array(events)).is_clean
+    assert sink.reconcile([it | {"pid": np.int64(7)} for it in events]).is_clean
+    for source in (7, "seven", iter([7])):
+        with pytest.raises(TypeError, match=r"(int|str) is not tabular"):
+            sink.reconcile(source)
 
 
 def with_payload(engine: Engine, name: str, kinds: list[str]) -> SqlSink:

@@ -104,6 +104,13 @@ def test_rows_of_any_shape(events: Engine) -> None:
     assert [seq for *_, seq in stored(events)] == [0, 1, 2, 3, 4]
     with pytest.raises(TypeError, match="int is not tabular"):
         sink.apply(7)
+    with pytest.raises(TypeError, match=r"'pid': 7 is not an array: .*; put an event into a list, \[event\]"):
+        sink.apply(one)
+    with pytest.raises(TypeError, match=r"generator is not tabular: .* or a list of dicts"):
+        sink.apply(it for it in [one])
+    # Not an event for each letter.
+    with pytest.raises(TypeError, match="'note': 'abc' is not an array"):
+        SqlSink(events, "events", "c", "message_id", message_id="note").apply({"note": "abc"})
 
 
 def test_the_effect_is_in_the_transaction(events: Engine) -> None:

@@ -11,8 +11,9 @@ safeguard against forgery, and 2^-64 that two different rows pass for equal amon
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, groupby, islice
 from typing import Any, TypeAlias
 
 import pyarrow as pa
@@ -119,24 +120,25 @@ def reconcile(
 
 
 def batches_of(source: Any) -> Iterator[pa.Table]:
-    """The rows of a source, some at a time: anything tabular, or an iterable of such."""
-    is_whole = isinstance(source, pa.Table | Mapping) or (isinstance(source, list) and not _is_of_tables(source))
+    """The rows of a source, some at a time: anything tabular, or an iterable of such or of events as dicts."""
+    is_whole = isinstance(source, pa.Table | Mapping) or (isinstance(source, list) and all(map(_is_event, source)))
     if is_whole or (hasattr(source, "__arrow_c_array__") and not hasattr(source, "__arrow_c_stream__")):
         table = bulk.as_table(source)
         yield from (table.slice(start, _BATCH_ROWS) for start in range(0, len(table), _BATCH_ROWS))
     elif hasattr(source, "__arrow_c_stream__"):
         yield from (pa.Table.from_batches([it]) for it in pa.RecordBatchReader.from_stream(source))
+    elif isinstance(source, str | bytes) or not isinstance(source, Iterable):
+        raise bulk.not_tabular(source)
     else:
-        for some in source:
-            yield from batches_of(some)
+        for is_events, some in groupby(source, _is_event):
+            if not is_events:
+                yield from chain.from_iterable(map(batches_of, some))
+            while is_events and (events := list(islice(some, _BATCH_ROWS))):
+                yield bulk.as_table(events)
 
 
-def _is_of_tables(source: list[Any]) -> bool:
-    return not all(isinstance(it, Mapping) and not any(_is_array(value) for value in it.values()) for it in source)
-
-
-def _is_array(value: object) -> bool:
-    return hasattr(value, "__arrow_c_array__") or hasattr(value, "__array__") or isinstance(value, list)
+def _is_event(rows: object) -> bool:
+    return isinstance(rows, Mapping) and not bulk.has_columns(rows)
 
 
 class _Comparison:

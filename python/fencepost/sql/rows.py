@@ -9,7 +9,7 @@ table after all. SQLite takes one prepared statement for all rows.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from decimal import Decimal
 from typing import Any
@@ -32,6 +32,12 @@ def as_table(rows: Any) -> pa.Table:
     if isinstance(rows, pa.Table):
         return rows
     if isinstance(rows, Mapping):
+        if not has_columns(rows):
+            name = next(it for it in rows if not _is_column(rows[it]))
+            raise TypeError(
+                f"'{name}': {shown(rows[name])} is not an array: a mapping is one of column names to arrays; put an "
+                "event into a list, [event]"
+            )
         return pa.table(dict(rows))
     if isinstance(rows, list) and all(isinstance(row, Mapping) for row in rows):
         return pa.Table.from_pylist(rows)
@@ -39,10 +45,26 @@ def as_table(rows: Any) -> pa.Table:
         return pa.table(rows)
     if hasattr(rows, "__arrow_c_array__"):
         return pa.Table.from_batches([pa.record_batch(rows)])
-    raise TypeError(
+    raise not_tabular(rows)
+
+
+def not_tabular(rows: object) -> TypeError:
+    """What to say of it."""
+    return TypeError(
         f"{type(rows).__name__} is not tabular: pass Arrow (pyarrow, polars, pandas, duckdb), a mapping of column "
         "names to arrays, or a list of dicts"
     )
+
+
+def has_columns(rows: Mapping[str, Any]) -> bool:
+    """Whether these are columns, and not the values of one event."""
+    return all(map(_is_column, rows.values()))
+
+
+def _is_column(value: object) -> bool:
+    if isinstance(value, str | bytes | Mapping):
+        return False
+    return isinstance(value, Iterable) or hasattr(value, "__arrow_c_array__") or hasattr(value, "__arrow_c_stream__")
 
 
 def insert(connection: Connection, table: Table, rows: pa.Table, numbers: Any = None) -> None:

@@ -261,10 +261,11 @@ class SqlSink:
     ) -> Reconciliation:
         """Compares the table with its source: what each has and the other lacks, and what differs.
 
-        `source`: rows as `apply` takes them, or an iterable of such (an Arrow stream is read batch by batch), in any
-        order, with repeats. Identities and fingerprints of the other columns go to a temporary table, and the database
-        compares; this process holds a batch at a time. `where`: a SQLAlchemy condition on the table, to compare a part.
-        `findings_max`: how many findings the result lists; `on_findings` gets all, as Arrow record batches.
+        `source`: rows as `apply` takes them, or an iterable of such or of events as dicts (an Arrow stream is read
+        batch by batch), in any order, with repeats. Identities and fingerprints of the other columns go to a temporary
+        table, and the database compares; this process holds a batch at a time. `where`: a SQLAlchemy condition on the
+        table, to compare a part. `findings_max`: how many findings the result lists; `on_findings` gets all, as Arrow
+        record batches.
 
         Claims are not looked at: this finds what went wrong beside them. The table must hold the identity columns.
 
