@@ -322,6 +322,30 @@ def test_values_are_compared_not_how_they_are_written(
         assert [sink.reconcile(payload(it)).conflicts for it in others] == [1] * len(others)
 
 
+@pytest.mark.parametrize("name", ["a%b", "100%%", "%s", "%(x)s", "c:d", 'q"q'])
+@pytest.mark.parametrize("by_copy", [True, False])
+def test_names_with_signs_of_parameters(events: Engine, name: str, by_copy: bool) -> None:
+    table = Table(
+        f"t {name}", MetaData(), *(Column(it, sqlalchemy.BigInteger) for it in ("pid", "seq")), Column(name, String(20))
+    )
+    table.create(events)
+    if not by_copy and events.dialect.name == "postgresql":
+        quoted = f"t {name}".replace('"', '""').replace(":", "\\:")
+        with events.begin() as connection:
+            rule = f'CREATE RULE r AS ON UPDATE TO "{quoted}" DO ALSO NOTHING'
+            connection.execute(sqlalchemy.text(rule))
+    sink = SqlSink(events, f"t {name}", "c", policy="watermark", columns=ONE_EPOCH)
+    some = pa.table({"pid": [7, 7], "seq": [0, 1], name: ["100%", "a:b %s"]})
+    assert sink.apply(some).rows_kept == 2
+    with events.connect() as connection:
+        assert connection.execute(select(table.c[name]).order_by(table.c.seq)).scalars().all() == ["100%", "a:b %s"]
+    assert sink.reconcile(some).is_clean
+    assert sink.reconcile(some, where=table.c[name].like("100%%")).missing == 1
+    assert sink.reconcile(some, where="seq % 2 = 0 AND 'x:y' LIKE 'x%'").missing == 1
+    with pytest.raises(fp.BatchError, match="row 1"):
+        sink.apply(pa.table({"pid": [7, 7], "seq": [2, 3], name: ["", "x" * 21]}))
+
+
 def test_decimals_that_sqlite_would_round(events: Engine) -> None:
     sink = with_payload(events, "typed", ["NUMERIC"])
     long = Decimal("123456789012345678901234567890")

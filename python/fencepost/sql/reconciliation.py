@@ -263,7 +263,8 @@ class _Comparison:
 
     def _create(self, name: str, query: Select[Any]) -> Table:
         compiled = query.compile(self.connection, compile_kwargs={"literal_binds": True})
-        self.connection.execute(text(f"CREATE TEMPORARY TABLE {name} AS {_escaped(str(compiled))}"))
+        # Not as `text`, which would escape once more what is escaped for the driver.
+        self.connection.exec_driver_sql(f"CREATE TEMPORARY TABLE {name} AS {compiled}")
         kinds: dict[str, Any] = {
             "fingerprint": Text(),
             "source_rows": Int64,
@@ -312,11 +313,6 @@ def _in_one_way(column: ColumnElement[Any]) -> ColumnElement[Any]:
 
 def _fingerprint(*values: object) -> str:
     return hashlib.md5(repr(values).encode(), usedforsecurity=False).hexdigest()
-
-
-def _escaped(statement: str) -> str:
-    """For `text`, which takes a colon for the beginning of a name."""
-    return statement.replace(":", "\\:")
 
 
 def _as_batch(names: Sequence[str], rows: Sequence[Any]) -> pa.RecordBatch:

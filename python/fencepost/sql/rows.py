@@ -16,7 +16,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.csv as csv
-from sqlalchemy import Connection, Table, exc, text
+from sqlalchemy import Connection, Table, TextClause, exc, text
 
 from fencepost.errors import BatchError
 
@@ -86,13 +86,22 @@ def insert(connection: Connection, table: Table, rows: pa.Table, numbers: Any = 
 
 
 def _quoted(connection: Connection, table: Table) -> str:
-    name: str = connection.dialect.identifier_preparer.format_table(table)
-    return name
+    return _unescaped(connection, connection.dialect.identifier_preparer.format_table(table))
 
 
 def _column_list(connection: Connection, rows: pa.Table) -> str:
     quote = connection.dialect.identifier_preparer.quote_identifier
-    return ", ".join(quote(name) for name in rows.column_names)
+    return _unescaped(connection, ", ".join(quote(name) for name in rows.column_names))
+
+
+def _unescaped(connection: Connection, names: str) -> str:
+    """As the database knows them: SQLAlchemy doubles what marks a parameter of psycopg."""
+    return names if connection.dialect.name == "sqlite" else names.replace("%%", "%")
+
+
+def _text(statement: str) -> TextClause:
+    """With names in it, whose colons mark no parameters."""
+    return text(statement.replace(":", "\\:"))
 
 
 def _takes_copy(connection: Connection, table: Table) -> bool:
@@ -105,10 +114,12 @@ def _takes_copy(connection: Connection, table: Table) -> bool:
 
 def _insert_staged(connection: Connection, table: Table, rows: pa.Table, numbers: Any) -> None:
     target, names = _quoted(connection, table), _column_list(connection, rows)
-    connection.execute(text(f"CREATE TEMPORARY TABLE {_STAGED} ON COMMIT DROP AS SELECT {names} FROM {target} LIMIT 0"))
+    connection.execute(
+        _text(f"CREATE TEMPORARY TABLE {_STAGED} ON COMMIT DROP AS SELECT {names} FROM {target} LIMIT 0")
+    )
     _copy(connection, _STAGED, rows, numbers)
     try:
-        connection.execute(text(f"INSERT INTO {target} ({names}) SELECT {names} FROM {_STAGED}"))
+        connection.execute(_text(f"INSERT INTO {target} ({names}) SELECT {names} FROM {_STAGED}"))
     except (exc.DataError, exc.IntegrityError) as error:
         raise BatchError(f"the table {target} refuses a row: {_said(error.orig)}; {NOTHING}") from error
     connection.execute(text(f"DROP TABLE {_STAGED}"))
