@@ -154,7 +154,7 @@ class SqlSink:
 
         Raises:
             BatchError: a row that cannot be judged or written. Nothing of the call was applied, nothing claimed.
-            SinkError: the table has not the columns. Likewise.
+            SinkError: the table has not the columns, or generates one of them. Likewise.
             OutcomeUnknownError: the connection was lost during the commit. Call again with the same rows: what was
                 applied is judged by its claim, as duplicate (under admit="next" beyond the window: out of order).
         """
