@@ -113,6 +113,36 @@ def test_rows_of_any_shape(events: Engine) -> None:
         SqlSink(events, "events", "c", "message_id", message_id="note").apply({"note": "abc"})
 
 
+def test_a_constraint_that_is_looked_at_by_the_commit(database_url: str) -> None:
+    engine = sqlalchemy.create_engine(database_url)
+    if engine.dialect.name == "sqlite":
+
+        @sqlalchemy.event.listens_for(engine, "connect")
+        def enforce(driver: Any, _: Any) -> None:
+            driver.execute("PRAGMA foreign_keys=ON")
+
+    with engine.begin() as connection:
+        connection.execute(text("CREATE TABLE accounts (id BIGINT PRIMARY KEY)"))
+        reference = "amount BIGINT REFERENCES accounts (id) DEFERRABLE INITIALLY DEFERRED"
+        connection.execute(text(f"CREATE TABLE d (pid BIGINT, epoch INT, partition INT, seq BIGINT, {reference})"))
+        connection.execute(text("INSERT INTO accounts VALUES (0), (1)"))
+    sink = SqlSink(engine, "d", "c")
+    refusal = r"the table d refuses the rows at the commit: .*(FOREIGN KEY|foreign key).*; nothing of this call was"
+    for _ in range(2):
+        with pytest.raises(fp.BatchError, match=refusal):
+            sink.apply(run(0, 3), positions={"orders-0": 3})
+        engine.dispose()
+    assert (count(engine, CLAIMS), sink.positions()) == (0, {})
+    assert sink.apply(run(0, 2)).rows_kept == 2
+
+    def effect(connection: Connection, kept: pa.Table) -> None:
+        connection.execute(text("INSERT INTO d VALUES (1, 1, 1, 1, 9)"))
+
+    with pytest.raises(sqlalchemy.exc.IntegrityError):
+        sink.handle(run(2, 1), effect)
+    engine.dispose()
+
+
 def test_generated_columns_are_not_written(events: Engine) -> None:
     with events.begin() as connection:
         doubled = "doubled BIGINT GENERATED ALWAYS AS (amount * 2) STORED"

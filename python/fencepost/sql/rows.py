@@ -214,6 +214,11 @@ def refused_row(problem: str, rows: pa.Table, index: int, column: str | None, nu
     return BatchError(f"row {number}: {problem}; {NOTHING}", row=number)
 
 
+def refused_at_commit(table: str, error: exc.IntegrityError) -> BatchError:
+    """The error of a constraint that is deferred: the database names no row by then."""
+    return BatchError(f"the table {table} refuses the rows at the commit: {_said(error.orig)}; {NOTHING}")
+
+
 def shown(value: object) -> str:
     """A value in a message, cut where it is long."""
     said = repr(value)

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from sqlalchemy import Connection, Engine, Table
+from sqlalchemy import Connection, Engine, Table, exc
 
 from fencepost.errors import BatchError, PolicyError
 from fencepost.policy import COLUMN_PRESETS, Columns, Policy, resolve, resolve_columns
@@ -19,7 +19,7 @@ from fencepost.sql.messages import Messages, check_names
 from fencepost.sql.metrics import Counters, claims_of, to_open_metrics
 from fencepost.sql.reconciliation import OnFindings, Reconciliation, reconcile
 from fencepost.sql.retention import Reaped, reap
-from fencepost.sql.rows import as_table
+from fencepost.sql.rows import as_table, refused_at_commit
 from fencepost.sql.sequences import RacedError, Sequences
 from fencepost.sql.staged import StagedTable, place_of
 from fencepost.sql.target import Target
@@ -168,7 +168,13 @@ class SqlSink:
             kept = written if numbers is None else written.filter(mask)
             target.write(connection, kept, None if numbers is None else numbers.to_numpy())
 
-        return self._run(table, write, positions, refused)
+        try:
+            return self._run(table, write, positions, refused)
+        except exc.IntegrityError as error:
+            # Of no statement, so of the commit; others are those of `refused`.
+            if error.statement is not None:
+                raise
+            raise refused_at_commit(target.name, error) from error
 
     def handle(
         self,
