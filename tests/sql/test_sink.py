@@ -164,6 +164,15 @@ def test_generated_columns_are_not_written(events: Engine) -> None:
     assert named.apply(with_it).rows_kept == 2
 
 
+def test_events_have_the_columns_that_any_of_them_has(events: Engine) -> None:
+    sink = SqlSink(events, "events", "billing")
+    one = {"pid": 7, "epoch": 0, "partition": 0, "seq": 0}
+    assert sink.apply([one, one | {"seq": 1, "note": "second"}]).rows_kept == 2
+    with events.connect() as connection:
+        notes = connection.execute(select(EVENTS.c.note).order_by(EVENTS.c.seq)).scalars().all()
+    assert notes == [None, "second"]
+
+
 def test_the_effect_is_in_the_transaction(events: Engine) -> None:
     sink = SqlSink(events, None, "totals")
     with events.begin() as connection:
@@ -253,6 +262,29 @@ def test_positions_commit_with_the_rows(events: Engine) -> None:
     with pytest.raises(fp.BatchError, match="positions: 'orders-0': '9': a source's name"):
         sink.apply(run(5, 5), positions={"orders-0": "9"})  # type: ignore[dict-item]
     assert len(stored(events)) == 5
+
+
+def test_positions_advance_without_rows(events: Engine) -> None:
+    options: list[dict[str, Any]] = [
+        {},
+        {"insert": ["seq"]},
+        {"columns": fp.Columns(timestamp="at"), "policy": "kafka"},
+        {"claim": "message_id", "message_id": ("note", "seq"), "timestamp": "at"},
+    ]
+    for number, some in enumerate(options):
+        sink = SqlSink(events, "events", f"c{number}", **some)
+        done = sink.apply([], positions={"orders-0": 3})
+        assert (len(done), done.rows_kept, sink.positions()) == (0, 0, {"orders-0": 3})
+        for position, nothing in enumerate(([], {}, pa.table({})), start=4):
+            assert len(sink.handle(nothing, lambda *_: 1 // 0, positions={"orders-0": position})) == 0
+            assert sink.positions() == {"orders-0": position}
+    with pytest.raises(fp.BatchError, match="column 'partition': missing"):
+        SqlSink(events, "events", "c0").apply([{"pid": 7}])
+    with pytest.raises(fp.BatchError, match="row 1: an event without any column; nothing of this call"):
+        SqlSink(events, "events", "c0").apply([{"pid": 7}, {}], positions={"orders-0": 9})
+    with pytest.raises(fp.BatchError, match="missing; the rows have the columns note"):
+        SqlSink(events, "events", "c0").apply(pa.table({"note": pa.array([], pa.string())}))
+    assert count(events, EVENTS) == 0
 
 
 def test_refused_rows_are_handed_over_in_the_transaction(events: Engine) -> None:

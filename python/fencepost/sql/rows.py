@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from decimal import Decimal
+from itertools import chain
 from typing import Any
 
 import pyarrow as pa
@@ -28,7 +29,10 @@ NOTHING = "nothing of this call was applied"
 
 
 def as_table(rows: Any) -> pa.Table:
-    """Anything tabular, or a list of dicts, as a pyarrow Table. Raises TypeError for what is neither."""
+    """Anything tabular, or a list of dicts, as a pyarrow Table.
+
+    Raises TypeError for what is neither, BatchError for an event without any column.
+    """
     if isinstance(rows, pa.Table):
         return rows
     if isinstance(rows, Mapping):
@@ -40,12 +44,21 @@ def as_table(rows: Any) -> pa.Table:
             )
         return pa.table(dict(rows))
     if isinstance(rows, list) and all(isinstance(row, Mapping) for row in rows):
-        return pa.Table.from_pylist(rows)
+        return _of_events(rows)
     if hasattr(rows, "__arrow_c_stream__"):
         return pa.table(rows)
     if hasattr(rows, "__arrow_c_array__"):
         return pa.Table.from_batches([pa.record_batch(rows)])
     raise not_tabular(rows)
+
+
+def _of_events(events: list[Mapping[str, Any]]) -> pa.Table:
+    """The columns that any of them has; `Table.from_pylist` would take those of the first, and lose the others."""
+    empty = next((row for row, it in enumerate(events) if not it), None)
+    if empty is not None:
+        raise BatchError(f"row {empty}: an event without any column; {NOTHING}", row=empty)
+    names = dict.fromkeys(chain.from_iterable(events))
+    return pa.table({name: [it.get(name) for it in events] for name in names})
 
 
 def not_tabular(rows: object) -> TypeError:

@@ -138,6 +138,7 @@ class SqlSink:
             else Messages(self._consumer, ids, timestamp)
         )
 
+        self._read = (*self._claims.identity, *((at,) if (at := settings["timestamp"]) is not None else ()))
         self._counters = Counters()
 
     def __repr__(self) -> str:
@@ -161,7 +162,7 @@ class SqlSink:
         if self._target is None:
             raise PolicyError("this sink has no table: name one, or call handle() with an effect")
         target, table = self._target, as_table(rows)
-        written = target.convert(table)
+        written = target.convert(table) if table.num_columns else table
 
         def write(connection: Connection, mask: pa.Array) -> None:
             numbers = pc.indices_nonzero(mask) if mask.false_count else None
@@ -296,6 +297,9 @@ class SqlSink:
         positions: Mapping[str, int] | None,
         refused: Effect | None,
     ) -> Applied:
+        if rows.num_columns == 0 and rows.num_rows == 0:
+            # An empty list cannot say which columns it would have.
+            rows = pa.table({name: pa.array([], pa.int64()) for name in self._read})
         with self._counters.of_call():
             return self._run_counted(rows, effect, positions, refused)
 
