@@ -13,6 +13,7 @@ import pytest
 import sqlalchemy
 from fencepost.sql.database import Database
 from sqlalchemy import Column, Connection, Engine, Integer, MetaData, Table, select, text
+from sqlalchemy.pool import StaticPool
 
 TABLES = MetaData()
 COUNTER = Table("counter", TABLES, Column("id", Integer, primary_key=True), Column("value", Integer, nullable=False))
@@ -136,6 +137,23 @@ def test_other_databases_are_refused() -> None:
 
     with pytest.raises(fp.PolicyError, match="an engine for 'mysql'"):
         Database(Other())  # type: ignore[arg-type]
+
+
+def test_one_connection_for_all_threads_is_refused(tmp_path: Path) -> None:
+    """Transactions of two threads were one: 450 rows for 200 events."""
+    for url in ("sqlite://", f"sqlite:///{tmp_path}/shared.db"):
+        engine = sqlalchemy.create_engine(url, poolclass=StaticPool, connect_args={"check_same_thread": False})
+        with pytest.raises(
+            fp.PolicyError, match="an engine with the pool StaticPool: all its users have one connection"
+        ):
+            Database(engine)
+        engine.dispose()
+    engine = sqlalchemy.create_engine("sqlite://")
+    database = Database(engine)
+    database.transaction(lambda it: it.execute(text("CREATE TABLE t (i INT)")))
+    database.transaction(lambda it: it.execute(text("INSERT INTO t VALUES (1)")))
+    assert database.transaction(lambda it: it.execute(text("SELECT count(*) FROM t")).scalar_one()) == 1
+    engine.dispose()
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)

@@ -27,6 +27,7 @@ from sqlalchemy import (
     select,
     text,
 )
+from sqlalchemy.pool import StaticPool
 
 from fencepost.errors import OutcomeUnknownError, PolicyError, SchemaError, UndoneError
 
@@ -75,6 +76,12 @@ class Database:
         if engine.dialect.name == "postgresql" and engine.dialect.driver != "psycopg":
             raise PolicyError(
                 f"an engine with the driver {engine.dialect.driver!r}: use psycopg 3, postgresql+psycopg://..."
+            )
+        if engine.dialect.name == "sqlite" and isinstance(engine.pool, StaticPool):
+            raise PolicyError(
+                "an engine with the pool StaticPool: all its users have one connection, so that who closes it ends the "
+                "transactions of the others. Leave the pool to SQLAlchemy, and take a file where threads share a "
+                "database (in memory each thread has one of its own)"
             )
         self.engine = engine
         self.is_sqlite = engine.dialect.name == "sqlite"
