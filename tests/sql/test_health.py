@@ -86,6 +86,16 @@ def test_what_is_forgotten_is_never_taken_for_new(events: Engine) -> None:
     assert count(events, CLAIMS) == 2
 
 
+def test_what_is_missing_is_as_old_as_the_row_that_left_it(events: Engine) -> None:
+    """So a new row above the horizon can be forgotten."""
+    for name, order, verdict in (("a", [(2, 16), (0, 6)], "FORGOTTEN"), ("b", [(0, 6), (2, 16)], "ACCEPTED")):
+        sink = SqlSink(events, None, name, columns=TIMED)
+        for seq, time in order:
+            sink.handle(rows(seq, time=time), nothing)
+        assert sink.reap(1, now_ms=8, force=True).horizon_ms == 7
+        assert verdicts(sink.handle(rows(1, time=16), nothing)) == [verdict]
+
+
 def test_messages_that_are_forgotten_are_never_taken_for_new(events: Engine) -> None:
     sink = SqlSink(events, None, "c", "message_id", message_id="note", timestamp="time")
     sink.handle(rows(0, 1, time=1_000), nothing)

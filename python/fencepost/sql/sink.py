@@ -237,9 +237,9 @@ class SqlSink:
         """Forgets what was claimed by events older than the retention, and says how much that was.
 
         From then on rows at or below the horizon (now - `retention_ms`) that nothing is known of are FORGOTTEN: not
-        kept, and never taken for new. The horizon never falls. `now_ms`: the database's clock, unless given. Claims go
-        in pieces, each a transaction; broken off, it is complete as to what rows are judged by, and the next one
-        removes the rest.
+        kept, and never taken for new. So are rows of a missing range that a row at or below it had left, whatever
+        their own time. The horizon never falls. `now_ms`: the database's clock, unless given. Claims go in pieces, each
+        a transaction; broken off, it is complete as to what rows are judged by, and the next one removes the rest.
 
         Warns (RetentionWarning, and in the result) of a retention shorter than `replay_ms`.
 
