@@ -281,7 +281,7 @@ class _Comparison:
 
     def _fingerprint(self, table: Table) -> Any:
         """Of the columns beside the identity, in the order of their names."""
-        payload = [table.c[name] for name in sorted(self.names or ()) if name not in self.identity]
+        payload: list[Any] = [table.c[name] for name in sorted(self.names or ()) if name not in self.identity]
         if not payload:
             return literal("")
         if not self.target.is_sqlite:
