@@ -210,8 +210,10 @@ CONSUMER = """
     while first < 2000:
         # One that goes back, as after a rebalance: what was applied comes again.
         for start in (max(first - 30, 0), first):
-            rows = {"pid": [7] * 50, "epoch": [0] * 50, "partition": [0] * 50, "seq": range(start, start + 50)}
-            sink.apply(pa.table(rows), positions={"t": start + 50})
+            seqs = range(start, min(start + 50, 2000))
+            zeros = [0] * len(seqs)
+            rows = {"pid": [7] * len(seqs), "epoch": zeros, "partition": zeros, "seq": seqs}
+            sink.apply(pa.table(rows), positions={"t": seqs.stop})
         first += 50
 """
 
