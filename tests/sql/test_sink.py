@@ -131,7 +131,6 @@ def test_a_constraint_that_is_looked_at_by_the_commit(database_url: str) -> None
     for _ in range(2):
         with pytest.raises(fp.BatchError, match=refusal):
             sink.apply(run(0, 3), positions={"orders-0": 3})
-        engine.dispose()
     assert (count(engine, CLAIMS), sink.positions()) == (0, {})
     assert sink.apply(run(0, 2)).rows_kept == 2
 

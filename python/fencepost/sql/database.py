@@ -219,6 +219,8 @@ class Database:
                     "the connection was lost during the commit: it may have happened or not; "
                     "look at what it was to leave, or call again where the call is idempotent"
                 ) from error
+            # SQLite leaves the transaction open, and SQLAlchemy the connection as it is: its next user would commit it.
+            connection.connection.rollback()
             raise
 
     def _may_try_again(self, error: exc.DBAPIError) -> bool:
