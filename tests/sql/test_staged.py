@@ -353,6 +353,23 @@ def test_a_table_with_columns_of_its_own(engine: Engine, database_url: str, tmp_
     assert found == sorted((7, row[3], row[4]) for row in expected(0, 1))
 
 
+def test_a_table_with_odd_names(engine: Engine, database_url: str, tmp_path: Path) -> None:
+    """Those that SQLAlchemy and drivers take for parameters."""
+    with engine.begin() as connection:
+        connection.execute(text(r'CREATE TABLE "of 50% \:all" (pid BIGINT, seq INTEGER, "%s \:origin" VARCHAR(20))'))
+    rows = (
+        make_rows(0)
+        .select(["pid", "epoch", "partition", "seq", "origin"])
+        .rename_columns(["pid", "epoch", "partition", "seq", "%s :origin"])
+    )
+    land(tmp_path / "source", "0.parquet", rows)
+    names = ["pid", "seq", "%s :origin"]
+    sink = StagedTable(database_url, "of 50% :all", tmp_path / "sink", insert=names, sync=False)
+    report = DedupJob(tmp_path / "source", tmp_path / "state", sink, sync=False).run()
+    with engine.connect() as connection:
+        assert len(connection.execute(text(r'SELECT * FROM "of 50% \:all"')).all()) == report.kept > 0
+
+
 def test_a_consumer_s_sink_is_asked_for_one(events: Engine, tmp_path: Path) -> None:
     land_some(tmp_path, 0, 1)
     sink = SqlSink(events, "events", "nightly", insert=["pid", "epoch", "partition", "seq", "origin"])

@@ -9,7 +9,7 @@ table after all. SQLite takes one prepared statement for all rows.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from decimal import Decimal
 from itertools import chain
@@ -93,18 +93,20 @@ def insert(connection: Connection, table: Table, rows: pa.Table, numbers: Any = 
     if connection.dialect.name == "sqlite":
         _insert_all(connection, table, rows, numbers)
     elif _takes_copy(connection, table):
-        _copy(connection, _quoted(connection, table), rows, numbers)
+        _copy(connection, quoted(connection, table), rows, numbers)
     else:
         _insert_staged(connection, table, rows, numbers)
 
 
-def _quoted(connection: Connection, table: Table) -> str:
+def quoted(connection: Connection, table: Table) -> str:
+    """A table, as statements name it."""
     return _unescaped(connection, connection.dialect.identifier_preparer.format_table(table))
 
 
-def _column_list(connection: Connection, rows: pa.Table) -> str:
+def quoted_names(connection: Connection, names: Sequence[str]) -> str:
+    """Columns, as statements name them."""
     quote = connection.dialect.identifier_preparer.quote_identifier
-    return _unescaped(connection, ", ".join(quote(name) for name in rows.column_names))
+    return _unescaped(connection, ", ".join(map(quote, names)))
 
 
 def _unescaped(connection: Connection, names: str) -> str:
@@ -112,9 +114,9 @@ def _unescaped(connection: Connection, names: str) -> str:
     return names if connection.dialect.name == "sqlite" else names.replace("%%", "%")
 
 
-def _text(statement: str) -> TextClause:
+def statement(of: str) -> TextClause:
     """With names in it, whose colons mark no parameters."""
-    return text(statement.replace(":", "\\:"))
+    return text(of.replace(":", "\\:"))
 
 
 def _takes_copy(connection: Connection, table: Table) -> bool:
@@ -122,17 +124,17 @@ def _takes_copy(connection: Connection, table: Table) -> bool:
         "SELECT relkind IN ('r', 'p', 'f') AND NOT relhasrules AND NOT row_security_active(oid) "
         "FROM pg_class WHERE oid = CAST(:name AS regclass)"
     )
-    return bool(connection.execute(query, {"name": _quoted(connection, table)}).scalar())
+    return bool(connection.execute(query, {"name": quoted(connection, table)}).scalar())
 
 
 def _insert_staged(connection: Connection, table: Table, rows: pa.Table, numbers: Any) -> None:
-    target, names = _quoted(connection, table), _column_list(connection, rows)
+    target, names = quoted(connection, table), quoted_names(connection, rows.column_names)
     connection.execute(
-        _text(f"CREATE TEMPORARY TABLE {_STAGED} ON COMMIT DROP AS SELECT {names} FROM {target} LIMIT 0")
+        statement(f"CREATE TEMPORARY TABLE {_STAGED} ON COMMIT DROP AS SELECT {names} FROM {target} LIMIT 0")
     )
     _copy(connection, _STAGED, rows, numbers)
     try:
-        connection.execute(_text(f"INSERT INTO {target} ({names}) SELECT {names} FROM {_STAGED}"))
+        connection.execute(statement(f"INSERT INTO {target} ({names}) SELECT {names} FROM {_STAGED}"))
     except (exc.DataError, exc.IntegrityError) as error:
         raise BatchError(f"the table {target} refuses a row: {_said(error.orig)}; {NOTHING}") from error
     connection.execute(text(f"DROP TABLE {_STAGED}"))
@@ -167,7 +169,9 @@ def _copy(connection: Connection, target: str, rows: pa.Table, numbers: Any) -> 
 
     # Strings are always quoted, so that an empty one is no null, nor the end of the data.
     options = csv.WriteOptions(include_header=False, quoting_style="needed")
-    statement = f"COPY {target} ({_column_list(connection, rows)}) FROM STDIN (FORMAT csv, ENCODING 'UTF8')"
+    statement = (
+        f"COPY {target} ({quoted_names(connection, rows.column_names)}) FROM STDIN (FORMAT csv, ENCODING 'UTF8')"
+    )
     driver: Any = connection.connection.dbapi_connection
     with driver_errors(connection, statement):
         try:
@@ -265,8 +269,8 @@ def driver_errors(connection: Connection, statement: str) -> Iterator[None]:
 
 def _insert_all(connection: Connection, table: Table, rows: pa.Table, numbers: Any) -> None:
     places = ", ".join("?" * rows.num_columns)
-    target = _quoted(connection, table)
-    statement = f"INSERT INTO {target} ({_column_list(connection, rows)}) VALUES ({places})"
+    target = quoted(connection, table)
+    statement = f"INSERT INTO {target} ({quoted_names(connection, rows.column_names)}) VALUES ({places})"
     driver: Any = connection.connection.dbapi_connection
     before = driver.total_changes
     values = zip(*(_for_sqlite(column) for column in rows.columns), strict=True)

@@ -288,14 +288,13 @@ class StagedTable(RunFolders):
     def _insert_staged(self, connection: Connection, staged: list[list[Any]], columns: list[str]) -> None:
         there = set(inspect(connection).get_table_names(schema=self._schema))
         target = self._formatted(connection, self.name.rpartition(".")[2])
-        quote = connection.dialect.identifier_preparer.quote_identifier
-        listed = ", ".join(map(quote, columns))
+        listed = bulk.quoted_names(connection, columns)
         for name, rows in staged:
             if name not in there:
                 raise _IncompleteError
             query = f"INSERT INTO {target} ({listed}) SELECT {listed} FROM {self._formatted(connection, name)}"
             with self._refusals():
-                done = connection.execute(text(query))
+                done = connection.execute(bulk.statement(query))
             if done.rowcount != rows:
                 raise _IncompleteError
 
@@ -335,11 +334,10 @@ class StagedTable(RunFolders):
         return f"fencepost_stage_{zlib.crc32(self.name.encode()):08x}"
 
     def _formatted(self, connection: Connection, name: str) -> str:
-        table: str = connection.dialect.identifier_preparer.format_table(Table(name, MetaData(), schema=self._schema))
-        return table
+        return bulk.quoted(connection, Table(name, MetaData(), schema=self._schema))
 
     def _drop(self, connection: Connection, name: str) -> Any:
-        return text(f"DROP TABLE IF EXISTS {self._formatted(connection, name)}")
+        return bulk.statement(f"DROP TABLE IF EXISTS {self._formatted(connection, name)}")
 
     def _row(self) -> Any:
         query = select(VERSIONS).where(VERSIONS.c.sink == self.name)
@@ -376,14 +374,13 @@ def stage(item: StageItem) -> Staged:
 def _create(connection: Connection, target: Target, name: str, columns: Sequence[str]) -> Table:
     """A table like the target: what it refuses by itself, this refuses before anything is decided."""
     table = Table(name, MetaData(), schema=target.table.schema)
-    prepare = connection.dialect.identifier_preparer
-    like, new = prepare.format_table(target.table), prepare.format_table(table)
+    like, new = bulk.quoted(connection, target.table), bulk.quoted(connection, table)
     if target.is_sqlite:
-        listed = ", ".join(prepare.quote_identifier(it) for it in target.insert or columns)
-        connection.execute(text(f"CREATE TABLE {new} AS SELECT {listed} FROM {like} LIMIT 0"))
+        listed = bulk.quoted_names(connection, target.insert or columns)
+        connection.execute(bulk.statement(f"CREATE TABLE {new} AS SELECT {listed} FROM {like} LIMIT 0"))
     else:
         parts = "DEFAULTS INCLUDING CONSTRAINTS INCLUDING GENERATED INCLUDING IDENTITY"
-        connection.execute(text(f"CREATE UNLOGGED TABLE {new} (LIKE {like} INCLUDING {parts})"))
+        connection.execute(bulk.statement(f"CREATE UNLOGGED TABLE {new} (LIKE {like} INCLUDING {parts})"))
     return table
 
 
