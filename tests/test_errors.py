@@ -847,6 +847,7 @@ NOT_REACHED = {
     fp.StateConflictError: "of the store's commit protocol: test_lake_commit.py",
     fp.StoreError: "of stores: test_stores.py",
     fp.OutcomeUnknownError: "of transactions of a database: sql/test_database.py",
+    fp.UndoneError: "of transactions of a database: sql/test_database.py",
     fp.SchemaError: "of tables of a database: sql/test_database.py",
     fp.FencedError: "of producers and transactions: sql/test_coordinator.py",
     fp.ConcurrentTransactionError: "of producers and transactions: sql/test_coordinator.py",

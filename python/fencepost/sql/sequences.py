@@ -2,7 +2,7 @@
 
     pid, partition           as text: integers plainly, everything else as JSON; exact, and readable
     epoch, first, last       of the entry (of the highest epoch) that a state table keeps of that key
-    last_timestamp           the latest of all its epochs, where timestamps are kept
+    last_timestamp           the latest of its entries, where timestamps are kept
     more                     null, or all its entries as JSON where there is more to them: holes, a final range, epochs
 
 A call locks the rows of its keys in their order, lets a `StateTable` of just these entries judge, inserts the keys
