@@ -13,7 +13,6 @@ server: the files are there until the version is done, and rows are taken from t
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import re
 import zlib
@@ -51,7 +50,7 @@ from fencepost.sql.database import Database, Int64
 from fencepost.sql.target import Target
 from fencepost.state.decision import ABANDONED, APPLIED, Decision, Outputs
 from fencepost.state.disk import Disk
-from fencepost.state.sinks import RunFolders
+from fencepost.state.sinks import RunFolders, without_rows
 from fencepost.state.versions import State
 
 PART, VERSION = "versions", 1
@@ -224,20 +223,13 @@ class StagedTable(RunFolders):
 
     def _show(self, decision: Decision, status: str) -> str:
         """What follows the transaction, whichever it was."""
-        beside = _without_rows(decision)
+        beside = without_rows(decision)
         if beside.prepared is not None:
             for name in decision.outputs.name:
                 self.disk.remove(self.path / beside.prepared / name)
         shown = super().apply(beside) if status == APPLIED else super().fence(beside)
         self._clear(decision)
         return shown
-
-    def _status(self, decision: Decision) -> str | None:
-        """What has become of a version, if anything has as far as the side tables know: they come last."""
-        target = self._target(decision)
-        if self._is_fenced(target):
-            return ABANDONED
-        return APPLIED if self._holds(target, _without_rows(decision)) else None
 
     def _commit(self, decision: Decision, wanted: str) -> str:
         """Move the row to the version, its rows with it, unless somebody has. Gives what it was: `wanted`, or what
@@ -407,9 +399,3 @@ def _opened(url: str) -> Iterator[Engine]:
         yield engine
     finally:
         engine.dispose()
-
-
-def _without_rows(decision: Decision) -> Decision:
-    """The decision as far as it concerns the folder."""
-    prepared = decision.prepared if len(decision.side_files) else None
-    return dataclasses.replace(decision, outputs=Outputs(), prepared=prepared)

@@ -12,7 +12,6 @@ take rows back by RESTORE: the state would go on to call them duplicates.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import re
@@ -24,11 +23,11 @@ from typing import TYPE_CHECKING, Any
 
 from fencepost._native import parquet_footer
 from fencepost.errors import FencepostError, SinkChangedError, SinkError
-from fencepost.state.decision import ABANDONED, APPLIED, Decision, Outputs
+from fencepost.state.decision import ABANDONED, APPLIED, Decision
 from fencepost.state.delta_log import LOG, commit_info
 from fencepost.state.disk import Disk
 from fencepost.state.hive import hive_folders, hive_values
-from fencepost.state.sinks import MARKER, RunFolders
+from fencepost.state.sinks import MARKER, RunFolders, without_rows
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable, Field, Schema
@@ -214,24 +213,17 @@ class DeltaSink(RunFolders):
         """What follows the transaction, whichever it was."""
         if status == ABANDONED:
             return self._abandon(decision)
-        shown = super().apply(_without_rows(decision))
+        shown = super().apply(without_rows(decision))
         self._clear(decision)
         return shown
 
     def _abandon(self, decision: Decision) -> str:
-        status = super().fence(_without_rows(decision))
+        status = super().fence(without_rows(decision))
         if status == ABANDONED:
             for name in self.names(decision):
                 self.disk.remove(self.location / name)
         self._clear(decision)
         return status
-
-    def _status(self, decision: Decision) -> str | None:
-        """What has become of a version, if anything has as far as the side tables know: they come last."""
-        target = self._target(decision)
-        if self._is_fenced(target):
-            return ABANDONED
-        return APPLIED if self._holds(target, _without_rows(decision)) else None
 
     def _commit(self, decision: Decision, wanted: str) -> str:
         """Write the version's transaction, unless somebody has. Gives what it was: `wanted`, or what theirs was."""
@@ -437,12 +429,6 @@ def is_delta_sink(path: str | os.PathLike[str]) -> bool:
 def _had_table(state: State, version: int) -> bool:
     """Whether there was a table once the version was done."""
     return version > 0 and state.version(version).sink_version is not None
-
-
-def _without_rows(decision: Decision) -> Decision:
-    """The decision as far as it concerns the folder beside the table."""
-    prepared = decision.prepared if len(decision.side_files) else None
-    return dataclasses.replace(decision, outputs=Outputs(), prepared=prepared)
 
 
 def _bounds(path: Path, columns: list[str]) -> dict[str, dict[str, int]]:

@@ -14,6 +14,7 @@ empty: a rename replaces an empty folder, and nothing may take the place of a ve
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
@@ -269,6 +270,14 @@ class RunFolders:
         if decision.prepared is not None:
             self.disk.remove((self.path / decision.prepared).parent)
 
+    def _status(self, decision: Decision) -> str | None:
+        """For sinks whose rows are elsewhere: what has become of a version, if anything has as far as the side tables
+        know, which come last."""
+        target = self._target(decision)
+        if self._is_fenced(target):
+            return ABANDONED
+        return APPLIED if self._holds(target, without_rows(decision)) else None
+
     @staticmethod
     def _is_fenced(target: Path) -> bool:
         return (target / ABANDONED_NAME).exists()
@@ -276,6 +285,12 @@ class RunFolders:
     @staticmethod
     def _holds(target: Path, decision: Decision) -> bool:
         return _sizes(target) == _wanted(decision)
+
+
+def without_rows(decision: Decision) -> Decision:
+    """The decision as far as it concerns the folder beside the rows."""
+    prepared = decision.prepared if len(decision.side_files) else None
+    return dataclasses.replace(decision, outputs=Outputs(), prepared=prepared)
 
 
 def _wanted(decision: Decision) -> dict[str, int]:
