@@ -110,7 +110,7 @@ def _libpq(url: str) -> str:
 @contextmanager
 def _clients(url: str) -> Iterator[list[Any]]:
     """A pipe to each of the processes, which are connected already."""
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
     pipes, processes = [], []
     for number in range(CLIENTS):
         ours, theirs = context.Pipe()

@@ -179,7 +179,6 @@ def test_workers_of_one_input_take_every_event_once(database_url: str, coordinat
     answers = [told.get(timeout=120) for _ in range(3)]
     assert [outcome_of(it) for it in processes] == [0, 0, 0]
     assert sorted(source for (source,) in all_of(coordinator, OUTPUT.c.source)) == list(range(end))
-    assert sum(committed > 0 for _, committed, _ in answers) >= 2, answers
     assert sum(conflicts for _, _, conflicts in answers) > 0, "they did run into each other"
 
 
