@@ -17,10 +17,11 @@ import fencepost as fp
 import pyarrow as pa
 import pytest
 from faulty_transport import FaultyTransport
-from fencepost.producer import Answer, Identity, SequencedBatch
+from fencepost.producer import Answer, SequencedBatch
 from fencepost.producer.stamping import stamp, stamp_positions
 from fencepost.state.stores import LocalStore
 from fencepost.transports import LandingTransport, read_landing
+from fencepost.transports.judging import LEASES_FROM
 from fencepost.transports.landing import entry_name
 from s3_server import BUCKET, serve_s3
 
@@ -68,15 +69,15 @@ def test_what_was_sent_is_read(place: tuple[str, Any]) -> None:
     landing = read_landing(folder, options=options)
     table = landing.read().sort_by("value")
     assert table.select(["pid", "epoch", "partition", "seq", "value"]).to_pylist() == [
-        {"pid": 0, "epoch": 0, "partition": 0, "seq": 0, "value": 1},
-        {"pid": 0, "epoch": 0, "partition": 1, "seq": 0, "value": 2},
-        {"pid": 0, "epoch": 0, "partition": 0, "seq": 1, "value": 3},
-        {"pid": 0, "epoch": 0, "partition": 1, "seq": 1, "value": 4},
+        {"pid": LEASES_FROM, "epoch": 0, "partition": 0, "seq": 0, "value": 1},
+        {"pid": LEASES_FROM, "epoch": 0, "partition": 1, "seq": 0, "value": 2},
+        {"pid": LEASES_FROM, "epoch": 0, "partition": 0, "seq": 1, "value": 3},
+        {"pid": LEASES_FROM, "epoch": 0, "partition": 1, "seq": 1, "value": 4},
     ]
     assert (landing.rows, landing.refused, landing.open, landing.leftovers) == (4, [], [], [])
     assert values(read_landing(folder, after=position, options=options)) == [4]
     one = landing.batches[0]
-    assert (one.pid, one.epoch, one.first_seq, one.offset) == (0, 0, 0, 0)
+    assert (one.pid, one.epoch, one.first_seq, one.offset) == (LEASES_FROM, 0, 0, 0)
     assert [file.rows for file in one.files] == [one.count]
 
 
@@ -109,14 +110,14 @@ def test_a_retry_is_known_and_leaves_no_file(tmp_path: Path) -> None:
 def test_a_zombie_is_kept_out_by_the_lease(tmp_path: Path) -> None:
     zombie = LandingTransport(tmp_path, sync=False)
     identity = zombie.init_producer("gate 7")
-    assert identity == (0, 0)
+    assert identity == (LEASES_FROM, 0)
     assert zombie.send(batch(*identity, 0, [1])).offset == 0
     successor = LandingTransport(tmp_path, sync=False)
-    assert successor.init_producer("gate 7") == (0, 1)
+    assert successor.init_producer("gate 7") == (LEASES_FROM, 1)
     assert zombie.send(batch(*identity, 1, [2])) == Answer(fp.Verdict.FENCED), "before the new one has written anything"
     with pytest.raises(fp.FencedError, match="'gate 7' was taken over"):
         zombie.init_producer("gate 7", expected=identity)
-    assert successor.send(batch(0, 1, 0, [3])).offset == 1
+    assert successor.send(batch(LEASES_FROM, 1, 0, [3])).offset == 1
     assert values(read_landing(tmp_path)) == [1, 3]
 
 
@@ -124,7 +125,7 @@ def test_a_marker_that_a_zombie_has_put_is_not_accepted(tmp_path: Path) -> None:
     """Somebody who does not read before he writes: readers judge by the order of the entries."""
     transport = LandingTransport(tmp_path, sync=False)
     transport.init_producer("gate 7")
-    transport.send(batch(0, 0, 0, [1]))
+    transport.send(batch(LEASES_FROM, 0, 0, [1]))
     transport.init_producer("gate 7")
     entry = json.loads((tmp_path / entry_name(1)).read_text())
     forged = {**entry, "first_seq": 1, "last_seq": 1, "offset": 1, "nonce": "z"}
@@ -133,7 +134,7 @@ def test_a_marker_that_a_zombie_has_put_is_not_accepted(tmp_path: Path) -> None:
     assert values(landing) == [1]
     [(refused, verdict)] = landing.refused
     assert (refused.first_seq, verdict) == (1, fp.Verdict.FENCED)
-    assert LandingTransport(tmp_path, sync=False).send(batch(0, 1, 0, [2])).offset == 1, "and writers go on"
+    assert LandingTransport(tmp_path, sync=False).send(batch(LEASES_FROM, 1, 0, [2])).offset == 1, "and writers go on"
     assert values(read_landing(tmp_path)) == [1, 2]
 
 
@@ -275,13 +276,13 @@ def test_an_entry_with_a_wrong_offset_changes_nothing_for_those_behind_it(tmp_pa
 
 def test_leases_end_with_a_fresh_pid(tmp_path: Path) -> None:
     transport = LandingTransport(tmp_path, sync=False)
-    assert [transport.init_producer() for _ in range(2)] == [(0, 0), (1, 0)]
+    assert [transport.init_producer() for _ in range(2)] == [(LEASES_FROM, 0), (LEASES_FROM + 1, 0)]
     identity = transport.init_producer("a")
-    assert identity == (2, 0)
-    assert transport.init_producer("a", expected=identity) == (2, 1)
-    transport._log.state.leases["a"] = Identity(2, 2**15 - 2)
-    assert transport.init_producer("a") == (3, 0)
-    assert transport.send(batch(2, 2**15 - 2, 0, [1])) == Answer(fp.Verdict.FENCED)
+    assert identity == (LEASES_FROM + 2, 0)
+    assert transport.init_producer("a", expected=identity) == (LEASES_FROM + 2, 1)
+    transport._log.state.leases["a"] = identity._replace(epoch=2**15 - 2)
+    assert transport.init_producer("a") == (LEASES_FROM + 3, 0)
+    assert transport.send(batch(identity.pid, 2**15 - 2, 0, [1])) == Answer(fp.Verdict.FENCED)
 
 
 def test_a_fence_holds_where_it_was_put_and_tells_what_is_there(tmp_path: Path) -> None:

@@ -132,11 +132,14 @@ def test_tables_are_made_by_many_at_once(database_url: str, new_engine: Callable
 def test_other_databases_are_refused() -> None:
     from sqlalchemy.dialects import mysql
 
-    class Other:
-        dialect = mysql.dialect()
+    class Other(Engine):
+        def __init__(self) -> None:
+            self.dialect = mysql.dialect()
 
     with pytest.raises(fp.PolicyError, match="an engine for 'mysql'"):
-        Database(Other())  # type: ignore[arg-type]
+        Database(Other())
+    with pytest.raises(fp.PolicyError, match="engine: str, but a SQLAlchemy Engine is needed"):
+        Database("sqlite://")  # type: ignore[arg-type]
 
 
 def test_one_connection_for_all_threads_is_refused(tmp_path: Path) -> None:
@@ -225,6 +228,27 @@ def test_work_does_not_end_its_transaction(database: Database, end: str) -> None
     with pytest.raises(fp.UndoneError, match="was ended by the work that it was to commit"):
         database.transaction(work)
     assert (value(database, 1), value(database, 2)) == (int(end == "commit"), 0)
+
+
+def test_a_statement_that_ends_the_transaction(database: Database) -> None:
+    def work(connection: Connection) -> None:
+        increment(connection, 1)
+        connection.execute(text("COMMIT"))
+
+    with pytest.raises(fp.UndoneError, match="was ended by the work that it was to commit"):
+        database.transaction(work)
+    assert value(database, 1) == 1
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_a_call_within_a_call_would_wait_for_itself(database: Database) -> None:
+    def work(connection: Connection) -> None:
+        increment(connection, 1)
+        value(database, 2)
+
+    with pytest.raises(fp.PolicyError, match="SQLite has one writer, so it would wait for itself"):
+        database.transaction(work)
+    assert value(database, 1) == 0
 
 
 def test_a_trigger_that_rolls_back(tmp_path: Path) -> None:

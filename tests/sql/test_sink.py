@@ -414,7 +414,7 @@ def test_ids_are_texts_of_every_kind(events: Engine) -> None:
     odd = [
         "1",
         " ",
-        "",
+        "\t",
         '"',
         '""',
         "\\",
@@ -439,13 +439,56 @@ def test_ids_are_texts_of_every_kind(events: Engine) -> None:
         assert set(connection.execute(select(MESSAGES.c.id)).scalars()) == set(odd)
 
 
+def test_uuids_are_taken_as_they_come(engine: Engine) -> None:
+    kind = "UUID" if engine.dialect.name == "postgresql" else "CHAR(36)"
+    with engine.begin() as connection:
+        connection.execute(text(f"CREATE TABLE payments (id {kind})"))
+    ids = [uuid.UUID(int=it) for it in range(3)]
+    sink = SqlSink(engine, "payments", "c", "message_id", message_id="id")
+    if engine.dialect.name == "postgresql":
+        assert sink.apply(pa.table({"id": ids})).rows_kept == 3
+        other = SqlSink(engine, "payments", "d", "message_id", message_id="id")
+        assert other.apply(pa.table({"id": [it.bytes for it in ids]})).rows_kept == 3
+        with engine.connect() as connection:
+            found = connection.execute(text("SELECT id, count(*) FROM payments GROUP BY id")).all()
+        assert sorted(map(tuple, found)) == [(it, 2) for it in ids]
+    else:
+        assert sink.apply(pa.table({"id": list(map(str, ids))})).rows_kept == 3
+    assert sink.handle(pa.table({"id": list(map(str, ids))}), lambda *_: None).duplicates == 3
+
+
+async def _later(connection: Connection, kept: pa.Table) -> None:
+    raise AssertionError("nobody waits for it")
+
+
+def _piecewise(connection: Connection, kept: pa.Table) -> Any:
+    yield from kept.to_pylist()
+
+
+@pytest.mark.parametrize("effect", [_later, _piecewise])
+def test_an_effect_that_would_run_later_claims_nothing(events: Engine, effect: Any) -> None:
+    sink = SqlSink(events, None, "c")
+    with pytest.raises(fp.PolicyError, match=r"gave a (coroutine|generator): it has not run, .* nothing was applied"):
+        sink.handle(run(0, 3), effect)
+    assert sink.handle(run(0, 3), lambda *_: None).rows_kept == 3
+
+
+def test_positions_are_forgotten_by_name(events: Engine) -> None:
+    sink = SqlSink(events, None, "c")
+    sink.handle(run(0, 3), lambda *_: None, positions={"a": 3, "b": 4})
+    with pytest.raises(fp.PolicyError, match=r"forget_positions\(\) without a source"):
+        sink.forget_positions()
+    sink.forget_positions("a")
+    assert sink.positions() == {"b": 4}
+
+
 def test_an_aggregate_and_its_version(events: Engine) -> None:
     sink = SqlSink(events, None, "c", "message_id", message_id=("event_id", "version"))
     batch = messages(b"\x01", b"\x01", b"\x02", b"\x01", version=pa.array([1, 2, 1, 1], pa.uint64()))
     assert sink.handle(batch, lambda *_: None).verdict.to_pylist() == [0, 0, 0, 1]
     assert sink.handle(batch, lambda *_: None).rows_kept == 0
     with pytest.raises(fp.BatchError, match="column 'version', row 1: 18446744073709551615 is not in"):
-        sink.handle(messages(b"", b"", version=pa.array([1, 2**64 - 1], pa.uint64())), lambda *_: None)
+        sink.handle(messages(b"\x01", b"\x01", version=pa.array([1, 2**64 - 1], pa.uint64())), lambda *_: None)
 
 
 @pytest.mark.parametrize(

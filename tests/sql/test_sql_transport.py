@@ -22,8 +22,9 @@ from faulty_transport import FaultyTransport
 from fencepost.kafka import read_records
 from fencepost.producer import Answer, Identity, SequencedBatch
 from fencepost.producer.stamping import stamp, stamp_positions
-from fencepost.sql import ProducerRegistry
+from fencepost.sql import ProducerRegistry, TransactionCoordinator
 from fencepost.transports import LandingTransport, PartitionLogTransport, SqlTransport, read_committed, read_landing
+from fencepost.transports.judging import LEASES_FROM
 
 QUICK = {"retry_backoff_ms": 1, "retry_backoff_max_ms": 5}
 SCHEMA = pa.schema({"value": pa.int64()})
@@ -49,15 +50,15 @@ def test_what_was_sent_is_read(engine: sa.Engine) -> None:
         producer.send({"partition": [1], "value": [4]})
     table = read_committed(engine, "events")
     assert table.select(["pid", "epoch", "partition", "seq", "log_offset", "value"]).to_pylist() == [
-        {"pid": 0, "epoch": 0, "partition": 0, "seq": 0, "log_offset": 0, "value": 1},
-        {"pid": 0, "epoch": 0, "partition": 0, "seq": 1, "log_offset": 1, "value": 3},
-        {"pid": 0, "epoch": 0, "partition": 1, "seq": 0, "log_offset": 0, "value": 2},
-        {"pid": 0, "epoch": 0, "partition": 1, "seq": 1, "log_offset": 1, "value": 4},
+        {"pid": LEASES_FROM, "epoch": 0, "partition": 0, "seq": 0, "log_offset": 0, "value": 1},
+        {"pid": LEASES_FROM, "epoch": 0, "partition": 0, "seq": 1, "log_offset": 1, "value": 3},
+        {"pid": LEASES_FROM, "epoch": 0, "partition": 1, "seq": 0, "log_offset": 0, "value": 2},
+        {"pid": LEASES_FROM, "epoch": 0, "partition": 1, "seq": 1, "log_offset": 1, "value": 4},
     ]
     with engine.connect() as connection:
         listed = connection.execute(sa.text("SELECT * FROM events_commits ORDER BY 1, 2")).mappings().all()
     assert dict(listed[0]) == {
-        "partition": 0, "log_offset": 0, "pid": 0, "epoch": 0, "first_seq": 0, "last_seq": 1, "count": 2,
+        "partition": 0, "log_offset": 0, "pid": LEASES_FROM, "epoch": 0, "first_seq": 0, "last_seq": 1, "count": 2,
         "outcome": "commit",
     }  # fmt: skip
     assert values(engine, partition=0, from_offset=1) == [3]
@@ -112,19 +113,40 @@ def test_a_row_that_the_table_refuses_fails_its_batch_alone(engine: sa.Engine) -
     assert values(engine) == [1, 2]
 
 
+def test_leases_and_a_registry_hand_out_different_pids(engine: sa.Engine) -> None:
+    """Rows of a second producer under the first one's pid would be taken for repeats."""
+    transport = SqlTransport(engine, "events", schema=SCHEMA)
+    with fp.SequencedProducer(transport, name="till 1", registry=ProducerRegistry(engine), **QUICK) as producer:
+        producer.send([{"value": 1}])
+    with fp.SequencedProducer(transport, name="till 2", **QUICK) as producer:
+        assert not producer.send([{"value": 2}])[0].result(30).is_duplicate
+    assert values(engine) == [1, 2]
+
+
+def test_nothing_committed_has_columns_all_the_same(engine: sa.Engine) -> None:
+    SqlTransport(engine, "events", schema=SCHEMA)
+    assert read_committed(engine, "events")["value"].to_pylist() == []
+
+
+def test_a_coordinator_that_would_show_nothing_is_refused(engine: sa.Engine) -> None:
+    transport = SqlTransport(engine, "events", schema=SCHEMA)
+    with pytest.raises(fp.PolicyError, match="without write_marker, for a transport whose readers wait for markers"):
+        fp.SequencedProducer(transport, name="a", coordinator=TransactionCoordinator(engine))
+
+
 def test_a_zombie_is_kept_out_by_the_lease(engine: sa.Engine, new_engine: NewEngine) -> None:
     zombie = SqlTransport(engine, "events", schema=SCHEMA)
     identity = zombie.init_producer("gate 7")
-    assert identity == (0, 0)
+    assert identity == (LEASES_FROM, 0)
     assert zombie.send(batch(*identity, 0, [1])).offset == 0
     successor = SqlTransport(new_engine(), "events")
-    assert successor.init_producer("gate 7") == (0, 1)
+    assert successor.init_producer("gate 7") == (LEASES_FROM, 1)
     assert zombie.send(batch(*identity, 1, [2])) == Answer(fp.Verdict.FENCED), "before the new one has written anything"
     with pytest.raises(fp.FencedError, match="'gate 7' was taken over"):
         zombie.init_producer("gate 7", expected=identity)
-    assert successor.send(batch(0, 1, 0, [3])).offset == 1
+    assert successor.send(batch(LEASES_FROM, 1, 0, [3])).offset == 1
     assert values(engine) == [1, 3]
-    assert [successor.init_producer() for _ in range(2)] == [(1, 0), (2, 0)]
+    assert [successor.init_producer() for _ in range(2)] == [(LEASES_FROM + 1, 0), (LEASES_FROM + 2, 0)]
 
 
 @pytest.mark.parametrize("odd", [pa.array([2**63 + 1], pa.uint64()), pa.array([[1]])], ids=["too large", "a list"])
@@ -313,12 +335,12 @@ def test_the_next_epoch_is_asked_for_again_when_the_answer_was_lost(engine: sa.E
 
 def test_leases_end_with_a_fresh_pid(engine: sa.Engine) -> None:
     transport = SqlTransport(engine, "events", schema=SCHEMA)
-    assert transport.init_producer("a") == (0, 0)
-    assert transport.init_producer("a", expected=Identity(0, 0)) == (0, 1)
+    assert transport.init_producer("a") == (LEASES_FROM, 0)
+    assert transport.init_producer("a", expected=Identity(LEASES_FROM, 0)) == (LEASES_FROM, 1)
     with engine.begin() as connection:
         connection.execute(sa.text("UPDATE events_leases SET epoch = 32766 WHERE name = 'a'"))
-    assert transport.init_producer("a") == (1, 0)
-    assert transport.send(batch(0, 32766, 0, [1])) == Answer(fp.Verdict.FENCED)
+    assert transport.init_producer("a") == (LEASES_FROM + 1, 0)
+    assert transport.send(batch(LEASES_FROM, 32766, 0, [1])) == Answer(fp.Verdict.FENCED)
 
 
 def test_many_ask_for_a_lease_and_nobody_gets_what_another_has(engine: sa.Engine, new_engine: NewEngine) -> None:

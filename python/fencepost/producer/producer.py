@@ -590,6 +590,13 @@ def _check(transport: Any, name: str | None, registry: Any, coordinator: Any, po
         )
     if coordinator is not None and name is None:
         raise PolicyError("a coordinator without a name: the name is the transactional id by which zombies are fenced")
+    is_silent = getattr(coordinator, "write_marker", ...) is None
+    if is_silent and hasattr(transport, "write_marker"):
+        raise PolicyError(
+            "a coordinator without write_marker, for a transport whose readers wait for markers: what is committed "
+            "would never be shown. Make it with write_marker=, transport.write_marker where all its partitions are of "
+            "this transport"
+        )
     if position is not None and name is None:
         raise PolicyError(f"position={position!r} without a name: the log could not tell that the producer is back")
     if position is not None and coordinator is not None:

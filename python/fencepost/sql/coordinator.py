@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import Connection, Engine, Select, literal_column, select
 
 from fencepost.errors import ConcurrentTransactionError, MappingError, PolicyError, TransactionStateError
+from fencepost.sql.database import run
 from fencepost.sql.registry import ProducerRegistry
 from fencepost.sql.transaction import (
     LAST_EPOCH,
@@ -375,7 +376,7 @@ class TransactionCoordinator:
             end(connection, before, after)
             decided = self._saved(connection, held, after)
             if work is not None:
-                work(connection)
+                run(work, connection)
             return decided
 
         return self._finish(self.database.transaction(prepare))

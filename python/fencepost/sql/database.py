@@ -7,10 +7,12 @@ that somebody set elsewhere.
 
 from __future__ import annotations
 
+import inspect
 import random
+import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 from sqlalchemy import (
@@ -40,10 +42,16 @@ _SQLITE_TAKEN = {5, 6}
 # Of PostgreSQL's advisory locks, the one under which tables are made.
 _SCHEMA_LOCK = 0x66656E63
 _PAUSE_MAX_S = 0.5
+# The pools on which this thread is in a transaction.
+_WRITING = threading.local()
 # The savepoint that stands as long as a transaction of SQLite does.
 _WHOLE = "fencepost_whole"
 # What libpq calls a session without a transaction, and with one that failed. A closed one is neither.
-_UNDONE_STATES = {0, 3}
+_IDLE, _IN_ERROR = 0, 3
+_ENDED = (
+    "the transaction was ended by the work that it was to commit. Nothing but what was committed there is in the "
+    "database: neither commit nor roll back in it"
+)
 _PASSED_OVER = (
     "the database has undone the transaction, and the work in it went on: an error of a statement was passed over. "
     "Nothing of it is in the database: let the error through, or put what may fail into connection.begin_nested()"
@@ -61,6 +69,20 @@ def clock(is_sqlite: bool) -> str:
     return "CAST(extract(epoch FROM clock_timestamp()) * 1000 AS BIGINT)"
 
 
+def run(work: Callable[..., T], *arguments: object) -> T:
+    """What a caller's work gives. Raises PolicyError for what would run only later, which is never: a coroutine, or a
+    generator. Nothing is committed then."""
+    result = work(*arguments)
+    if inspect.isawaitable(result) or inspect.isgenerator(result) or inspect.isasyncgen(result):
+        if inspect.iscoroutine(result):
+            result.close()
+        raise PolicyError(
+            f"{getattr(work, '__name__', work)!s} gave a {type(result).__name__}: it has not run, and would not before "
+            "the commit. Give a function that does its work before it returns; nothing was applied"
+        )
+    return result
+
+
 class Database:
     """The caller's engine, as the parts of this package use it.
 
@@ -69,6 +91,8 @@ class Database:
     """
 
     def __init__(self, engine: Engine, *, attempts: int = 20) -> None:
+        if not isinstance(engine, Engine):
+            raise PolicyError(f"engine: {type(engine).__name__}, but a SQLAlchemy Engine is needed: create_engine(url)")
         if engine.dialect.name not in ("sqlite", "postgresql"):
             raise PolicyError(
                 f"an engine for {engine.dialect.name!r}: transactions are known for 'sqlite' and 'postgresql'"
@@ -100,7 +124,7 @@ class Database:
         """
         for attempt in range(1, self.attempts + 1):
             try:
-                with self.engine.connect() as connection:
+                with self._alone(), self.engine.connect() as connection:
                     self._begin(connection)
                     begun = connection.get_transaction()
                     result = work(connection)
@@ -112,6 +136,22 @@ class Database:
                     raise
             time.sleep(min(_PAUSE_MAX_S, 0.002 * 2**attempt) * random.random())
         raise AssertionError("the last attempt returns or raises")
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Refuses what would wait for itself: SQLite has one writer, and it is the caller of this call."""
+        writing: set[int] = _WRITING.__dict__.setdefault("pools", set())
+        pool = id(self.engine.pool)
+        if self.is_sqlite and pool in writing:
+            raise PolicyError(
+                "a call within an effect, or within the work of a commit, on the same engine: SQLite has one writer, "
+                "so it would wait for itself. Use the connection that the effect is given"
+            )
+        writing.add(pool)
+        try:
+            yield
+        finally:
+            writing.discard(pool)
 
     def statements(self, work: Callable[[Connection], T]) -> T:
         """What `work` returns, each of whose statements commits by itself. Nothing is tried again.
@@ -196,19 +236,17 @@ class Database:
         SQLite goes on with another transaction where a trigger has rolled back the first.
         """
         if connection.get_transaction() is not begun:
-            raise UndoneError(
-                "the transaction was ended by the work that it was to commit. Nothing but what was committed there is "
-                "in the database: neither commit nor roll back in it"
-            )
+            raise UndoneError(_ENDED)
         if self.is_sqlite:
             try:
                 connection.exec_driver_sql(f"RELEASE {_WHOLE}")
             except exc.OperationalError as error:
-                raise UndoneError(_PASSED_OVER) from error
+                raise UndoneError(f"{_PASSED_OVER}. Or else {_ENDED}") from error
         else:
             driver: Any = connection.connection.dbapi_connection
-            if driver.info.transaction_status in _UNDONE_STATES:
-                raise UndoneError(_PASSED_OVER)
+            status = driver.info.transaction_status
+            if status in (_IDLE, _IN_ERROR):
+                raise UndoneError(_ENDED if status == _IDLE else _PASSED_OVER)
 
     def _commit(self, connection: Connection) -> None:
         try:

@@ -19,7 +19,7 @@ from sqlalchemy import Connection, text
 from fencepost.errors import BatchError, PolicyError
 from fencepost.policy import COLUMN_PRESETS
 from fencepost.sql.consumers import MESSAGES, Consumer, Storage
-from fencepost.sql.rows import shown
+from fencepost.sql.rows import shown, uuid_texts
 from fencepost.verdict import Verdict
 
 ID_BYTES_MAX = 2000
@@ -31,9 +31,7 @@ _BROKER_NAMES = {"topic", "partition", "offset", "topic_partition", "kafka_key_o
 
 def check_names(names: Sequence[str]) -> None:
     """Refuses broker coordinates as the identity of a message. Raises PolicyError."""
-    if not 1 <= len(names) <= 2 or not all(isinstance(name, str) for name in names):
-        raise PolicyError(f"message_id={names!r}: the column of an event id, or (aggregate id, version) was expected")
-    coordinates = [name for name in names if name.lower() in _BROKER_NAMES]
+    coordinates = [name for name in names if isinstance(name, str) and name.lower() in _BROKER_NAMES]
     if coordinates:
         raise PolicyError(
             f"message_id={tuple(names)!r}: '{coordinates[0]}' is a coordinate of the broker. It numbers what "
@@ -42,6 +40,8 @@ def check_names(names: Sequence[str]) -> None:
             "(claim='sequence'), or, where only redelivery is to be caught, claim='sequence' with "
             "policy='kafka_offsets'"
         )
+    if not 1 <= len(names) <= 2 or not all(isinstance(name, str) for name in names):
+        raise PolicyError(f"message_id={names!r}: the column of an event id, or (aggregate id, version) was expected")
 
 
 @dataclass(frozen=True)
@@ -204,6 +204,8 @@ def _is_binary(kind: pa.DataType) -> bool:
 
 def _id_texts(rows: pa.Table, name: str) -> pa.ChunkedArray:
     column = _column(rows, name)
+    if column.type == pa.uuid():
+        column = uuid_texts(column)
     kind = column.type
     if _is_binary(kind):
         column = pa.chunked_array([pa.array([it.hex() for it in column.to_pylist()], pa.string())])
@@ -219,6 +221,9 @@ def _id_texts(rows: pa.Table, name: str) -> pa.ChunkedArray:
         raise BatchError(
             f"column '{name}', row {row}: {value}: an id has at most {ID_BYTES_MAX} bytes", column=name, row=row
         )
+    row = pc.index(pc.equal(pc.binary_length(column), 0), True).as_py()
+    if row >= 0:
+        raise BatchError(f"column '{name}', row {row}: empty, but a message needs an identity", column=name, row=row)
     row = pc.index(pc.match_substring(column, "\0"), True).as_py()
     if row >= 0:
         value = shown(column[row].as_py())

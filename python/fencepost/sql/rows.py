@@ -9,6 +9,7 @@ table after all. SQLite takes one prepared statement for all rows.
 from __future__ import annotations
 
 import re
+import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from decimal import Decimal
@@ -16,6 +17,7 @@ from itertools import chain
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv as csv
 from sqlalchemy import Connection, Table, TextClause, exc, text
 
@@ -78,6 +80,21 @@ def _is_column(value: object) -> bool:
     if isinstance(value, str | bytes | Mapping):
         return False
     return isinstance(value, Iterable) or hasattr(value, "__arrow_c_array__") or hasattr(value, "__arrow_c_stream__")
+
+
+def are_uuids(column: pa.ChunkedArray) -> bool:
+    """Whether it has UUIDs as such, or 16 bytes each."""
+    if column.type == pa.uuid() or column.type == pa.binary(16):
+        return True
+    lengths = pc.unique(pc.binary_length(column)).to_pylist() if pa.types.is_binary(column.type) else []
+    return 16 in lengths and set(lengths) <= {16, None}
+
+
+def uuid_texts(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """In the spelling of RFC 9562."""
+    values = column.cast(pa.binary(16)) if column.type == pa.uuid() else column
+    texts = [None if it is None else str(uuid.UUID(bytes=it)) for it in values.to_pylist()]
+    return pa.chunked_array([pa.array(texts, pa.string())])
 
 
 def insert(connection: Connection, table: Table, rows: pa.Table, numbers: Any = None) -> None:

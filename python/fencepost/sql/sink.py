@@ -14,7 +14,7 @@ from sqlalchemy import Connection, Engine, Table, exc
 from fencepost.errors import BatchError, PolicyError
 from fencepost.policy import COLUMN_PRESETS, Columns, Policy, resolve, resolve_columns
 from fencepost.sql.consumers import Consumer
-from fencepost.sql.database import Database
+from fencepost.sql.database import Database, run
 from fencepost.sql.messages import Messages, check_names
 from fencepost.sql.metrics import Counters, claims_of, to_open_metrics
 from fencepost.sql.reconciliation import OnFindings, Reconciliation, reconcile
@@ -231,6 +231,8 @@ class SqlSink:
 
     def forget_positions(self, *sources: str) -> None:
         """As if these sources were new: for a topic that was made anew, or a replay that is meant."""
+        if not sources:
+            raise PolicyError("forget_positions() without a source: name those to forget")
         self._database.transaction(lambda connection: self._consumer.forget_positions(connection, list(sources)))
 
     def reap(self, retention_ms: int, *, now_ms: int | None = None, force: bool = False) -> Reaped:
@@ -316,7 +318,7 @@ class SqlSink:
         def work(connection: Connection) -> Applied:
             judged = self._claims.claim(connection, prepared)  # type: ignore[arg-type]
             kept = pa.array(judged.kept)
-            result = effect(connection, kept) if kept.true_count else None
+            result = run(effect, connection, kept) if kept.true_count else None
             _set_aside(connection, rows, judged, refused)
             self._consumer.advance(connection, advanced)
             return Applied(
@@ -346,7 +348,7 @@ def _set_aside(connection: Connection, rows: pa.Table, judged: Any, refused: Eff
     codes = pa.array(judged.verdict)
     names = pa.array([it.name for it in Verdict])
     with_verdict = rows.append_column("_verdict", names.take(codes))
-    refused(connection, with_verdict.filter(pc.invert(pc.is_in(codes, value_set=pa.array(usual, pa.uint8())))))
+    run(refused, connection, with_verdict.filter(pc.invert(pc.is_in(codes, value_set=pa.array(usual, pa.uint8())))))
 
 
 def _as_settings(columns: Columns) -> dict[str, Any]:

@@ -206,8 +206,8 @@ class _Column:
         return values
 
     def _uuids(self, values: pa.ChunkedArray) -> pa.ChunkedArray:
-        if pa.types.is_fixed_size_binary(values.type) and values.type.byte_width == 16:
-            return pa.chunked_array([pa.array([None if it is None else it.hex() for it in values.to_pylist()])])
+        if bulk.are_uuids(values):
+            return bulk.uuid_texts(values)
         return self._only(values, pa.types.is_string, "UUIDs, as texts or 16 bytes,")
 
     def _one_of(self, values: pa.ChunkedArray, allowed: Sequence[str]) -> pa.ChunkedArray:

@@ -10,6 +10,9 @@ from fencepost import BrokerTable, Verdict
 NO_SEQ = -1
 TRANSACTION_VERSION = 2
 """Of the markers: the epoch has risen by one when a transaction is decided."""
+LEASES_FROM = 2**40
+"""The first pid of a lease that a transport hands out itself. A `ProducerRegistry` counts from 0, and producers of both
+may write to one log: with one pid for two of them, rows of the second would be taken for repeats."""
 
 
 class Judged(NamedTuple):

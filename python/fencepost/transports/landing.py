@@ -26,7 +26,7 @@ from fencepost.producer.sequencer import Identity
 from fencepost.producer.transport import SequencedBatch
 from fencepost.state.stores import Store, check_exclusion, is_local, open_store
 from fencepost.transports.cursors import above
-from fencepost.transports.judging import Judged, judge, last_written, mark, new_table
+from fencepost.transports.judging import LEASES_FROM, Judged, judge, last_written, mark, new_table
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -70,7 +70,7 @@ class LandingState:
 
     def __init__(self) -> None:
         self.next_entry = 0
-        self.next_pid = 0
+        self.next_pid = LEASES_FROM
         self.leases: dict[str, Identity] = {}
         self.refused: list[tuple[LandedBatch, Verdict]] = []
         self._table: BrokerTable = new_table()

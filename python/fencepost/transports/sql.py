@@ -39,7 +39,7 @@ from fencepost.producer.sequencer import Identity
 from fencepost.producer.transport import SequencedBatch
 from fencepost.sql.database import Database, Int64
 from fencepost.transports.cursors import above
-from fencepost.transports.judging import Judged, judge, last_written, mark, new_table
+from fencepost.transports.judging import LEASES_FROM, Judged, judge, last_written, mark, new_table
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -257,7 +257,7 @@ class SqlTransport:
 
     def _lease(self, connection: Connection, name: str | None, expected: Any) -> Identity:
         leases = self._tables.leases
-        insert_missing(connection, leases, {"name": "", "pid": 0, "epoch": 0})  # the row that counts pids
+        insert_missing(connection, leases, {"name": "", "pid": LEASES_FROM, "epoch": 0})  # the row that counts pids
         if name is None:
             return Identity(self._new_pid(connection), 0)
         if not name:
@@ -340,7 +340,9 @@ def read_committed(
     import pyarrow as pa
 
     found = database.transaction(work)
-    return pa.concat_tables(found, promote_options="permissive") if found else pa.table({})
+    if not found:
+        return pa.table({column.name: pa.nulls(0) for column in tables.rows.c})
+    return pa.concat_tables(found, promote_options="permissive")
 
 
 def _ranges(
