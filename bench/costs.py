@@ -7,7 +7,6 @@ All sizes follow from one number of rows. From the 20 M of a full run come a sta
 from __future__ import annotations
 
 import json
-import pickle
 import shutil
 import time
 from collections.abc import Callable, Sequence
@@ -26,6 +25,7 @@ from fencepost.lake import DedupJob, Engine, LocalEngine
 from fencepost.lake.judge import Judged, JudgeItem
 from fencepost.lake.plan import DRIVER_RUNS_MAX
 from fencepost.lake.scan import Exchange, ScanItem, Scanned
+from fencepost.lake.task_plan import read_item
 from fencepost.lake.write import WriteItem, Written
 from fencepost.state.decision import Piece, Shard
 from fencepost.state.segments import CACHE
@@ -194,8 +194,8 @@ class Simulated:
         self.rows, self.runs, self.all_rows = rows, runs, files * rows
 
     def run(self, stage: str, work: Any, items: Any, progress: Any = None) -> list[Any]:
-        path = work.args[1]
-        return [(0.0, getattr(self, stage)(_item(path, place))) for place in items]
+        _, kind, path = work.args
+        return [(0.0, getattr(self, stage)(read_item(path, place, kind))) for place in items]
 
     def scan(self, item: ScanItem) -> Scanned:
         count, shards = len(item.files), item.reading.shards
@@ -204,11 +204,9 @@ class Simulated:
         of_shard = np.full(shards, count * self.rows // shards)
         runs = np.full(shards, count * self.runs // shards)
         schema = pa.schema([("pid", pa.int64()), ("partition", pa.int32())])
-        found.exchanges = [
-            Exchange(
-                path=f"{item.folder}/{item.first}", schema=schema, shards=np.arange(shards), runs=runs, rows=of_shard
-            )
-        ]
+        runs_file = f"{item.folder}/{item.first}"
+        numbers = np.arange(shards, dtype=np.uint32)
+        found.exchanges = [Exchange(path=runs_file, schema=schema, shards=numbers, runs=runs, rows=of_shard)]
         return found
 
     def judge(self, item: JudgeItem) -> Judged:
@@ -224,12 +222,6 @@ class Simulated:
         for path in paths:
             open(path, "xb").close()
         return Written(paths=paths, rows=item.rows, bytes=[0] * count, footer_crc=[7] * count)
-
-
-def _item(path: str, place: tuple[int, int]) -> Any:
-    with open(path, "rb") as file:
-        file.seek(place[0])
-        return pickle.loads(file.read(place[1]))
 
 
 def driver(files: int, shards: int, rounds: int, data: Path) -> dict[str, Any]:

@@ -258,6 +258,19 @@ class RetriedMarkersAreFenced(ReferenceBroker):
         return is_retry or super().is_marker_fenced(state, batch)
 
 
+class LastEpochIsRaised(ReferenceBroker):
+    def is_marker_fenced(self, state: State, batch: Batch) -> bool:
+        is_last = batch.transaction_version >= 2 and state.is_open and batch.epoch == state.epoch == 32767
+        return (is_last and self.version >= (4, 2)) or super().is_marker_fenced(state, batch)
+
+
+class LastEpochIsNotRaised(ReferenceBroker):
+    """In versions that fence it."""
+
+    def is_marker_fenced(self, state: State, batch: Batch) -> bool:
+        return batch.epoch < 32767 and super().is_marker_fenced(state, batch)
+
+
 class CoordinatorsAreNotCompared(ReferenceBroker):
     def is_coordinator_fenced(self, state: State, batch: Batch) -> bool:
         return False

@@ -90,17 +90,17 @@ class ReferenceBroker:
         self.window, self.first, self.assigns, self.max_idle_ms = window, first, offsets == "assign", max_idle_ms
         self.entries: dict[tuple[int, int], State] = {}
         self.log_ends: dict[int, int] = {}
-        # Whether any batch, whatever became of it, had a timestamp.
+        # Whether any accepted batch had a timestamp.
         self.has_times = False
 
     # Changes
 
     def apply(self, rows: list[Row]) -> Judged:
         batches = [self.read(number, row) for number, row in enumerate(rows)]
-        self.has_times |= any(row.timestamp is not None for row in rows)
         judged = Judged()
         for batch in batches:
             verdict, expected, offset = self.judge(batch)
+            self.has_times |= verdict == "ACCEPTED" and batch.timestamp != -1
             judged.verdicts.append(verdict)
             judged.expected.append(expected)
             judged.offsets.append(offset)
@@ -305,7 +305,8 @@ class ReferenceBroker:
     def is_marker_fenced(self, state: State, batch: Batch) -> bool:
         if self.version < (4, 2) or batch.transaction_version < 2 or batch.epoch != state.epoch:
             return batch.epoch < state.epoch
-        return state.is_open or self.version < (4, 3)
+        is_raised = self.version < (4, 3) or state.epoch < 2**15 - 1
+        return state.is_open and is_raised
 
     def is_coordinator_fenced(self, state: State, batch: Batch) -> bool:
         return NOTHING < batch.coordinator_epoch < state.coordinator_epoch

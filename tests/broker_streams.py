@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 # One producer in two partitions, two producers in one, and the largest there are.
 KEYS = ((7, 0), (7, 1), (8, 0), (2**63 - 1, 2**31 - 1))
 
+EPOCH_MAX = 2**15 - 1
 VERSIONS = ("2.4", "2.8", "4.1", "4.2", "4.3", "4.3", "4.5", "4.5")
 OPTIONS: dict[str, tuple[Any, ...]] = {
     "version": VERSIONS,
@@ -127,7 +128,7 @@ def from_seed(seed: int) -> tuple[dict[str, Any], list[Part]]:
 class Stand:
     """Where a producer stands: what it has sent."""
 
-    epoch: int = 0
+    epoch: int
     last: int = -1
     sent: list[tuple[int, int, int]] = field(default_factory=list)
 
@@ -138,7 +139,8 @@ class Sender:
     def __init__(self, chosen: dict[str, Any]) -> None:
         self.assigns = chosen.get("offsets") == "assign"
         self.max_idle_ms = chosen.get("max_idle_ms", 86_400_000)
-        self.stands = {key: Stand() for key in KEYS}
+        # One near the last epoch that there is.
+        self.stands = {key: Stand(EPOCH_MAX - 1 if place == 1 else 0) for place, key in enumerate(KEYS)}
         self.offset = 0
         self.clock = 1_000
 
@@ -165,8 +167,8 @@ class Sender:
         origin = move.origin
         if origin == "client" and control not in (None, "other"):
             origin = "coordinator"
-        epoch = max(0, stand.epoch + move.bump)
-        if move.bump > 0:
+        epoch = min(EPOCH_MAX, max(0, stand.epoch + move.bump))
+        if epoch > stand.epoch:
             stand.epoch, stand.last = epoch, -1
         row = Row(
             *(pid, epoch, partition),

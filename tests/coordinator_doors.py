@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from string import ascii_lowercase
 from typing import Any, Protocol
 
 import fencepost as fp
@@ -133,12 +135,20 @@ class Stopped(Exception):
     """The marker is not written yet."""
 
 
+class Route:
+    """A function as what a route of a coordinator leads to."""
+
+    def __init__(self, write_marker: Callable[..., object]) -> None:
+        self.write_marker = write_marker
+
+
 class SqlDoor:
-    """Markers are written when `complete` asks for it, and not before."""
+    """A partition of the rule book is a topic of one partition. Markers are written when `complete` asks for it, and
+    not before."""
 
     def __init__(self, case: Case, engine: sqlalchemy.Engine) -> None:
         self.registry = ProducerRegistry(engine, block_size=1, expiry_ms=EXPIRY_MS)
-        self.coordinator = TransactionCoordinator(engine, self.registry, write_marker=self.write_marker)
+        self.coordinator = TransactionCoordinator(engine, self.registry, routes=dict.fromkeys(ascii_lowercase, self))
         self.writes_markers = False
         self.database = self.registry.database
         self.database.transaction(lambda connection: self._begin(connection, case.before))
@@ -150,10 +160,10 @@ class SqlDoor:
         if before is not None:
             now_ms = self.database.now_ms(connection)
             state = transaction.State[state_name(before.state)]
-            it = transaction.Transaction(
-                ID, **{**before._asdict(), "state": state}, timeout_ms=60_000, started_ms=now_ms, updated_ms=now_ms
-            )
-            connection.execute(tables.PRODUCERS.insert().values(tables.row_of(tables.Held(it, has_markers=True))))
+            partitions = frozenset((name, 0) for name in before.partitions)
+            fields = {**before._asdict(), "state": state, "partitions": partitions}
+            it = transaction.Transaction(ID, **fields, timeout_ms=60_000, started_ms=now_ms, updated_ms=now_ms)
+            connection.execute(tables.PRODUCERS.insert().values(tables.row_of(tables.Held(it, waiting=partitions))))
 
     def write_marker(self, *marker: object) -> None:
         if not self.writes_markers:
@@ -161,7 +171,10 @@ class SqlDoor:
 
     def known(self) -> Known | None:
         held = self.database.transaction(lambda connection: tables.look(self.database, connection, transactional_id=ID))
-        return None if held is None else to_known(held.transaction)
+        if held is None:
+            return None
+        found = to_known(held.transaction)
+        return found._replace(partitions=frozenset(topic for topic, _ in held.transaction.partitions))
 
     def ask(self, request: Request) -> Result | None:
         before = self.known()
@@ -183,14 +196,15 @@ class SqlDoor:
 
     def _call(self, request: Request) -> ProducerIdentity | None:
         identity = ProducerIdentity(request.pid, request.epoch)
+        partitions = [(name, 0) for name in request.partitions]
         match request.name:
             case "init" | "init empty":
                 name = "" if request.name == "init empty" else ID
                 return self.registry.init_producer(name, request.timeout_ms, None if request.pid == NONE else identity)
             case "add":
-                self.coordinator.add_partitions(identity, request.partitions)
+                self.coordinator.add_partitions(identity, partitions)
             case "verify":
-                self.coordinator.verify(identity, request.partitions)
+                self.coordinator.verify(identity, partitions)
             case "commit":
                 return self.coordinator.commit(identity)
             case "abort":

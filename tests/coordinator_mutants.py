@@ -1,7 +1,7 @@
 # ruff: noqa: E501 (pieces of source are easier to find when they are not cut)
-"""State machines that each break one rule. A harness that lets one of them pass does not look.
+"""State machines and coordinators that each break one rule. A harness that lets one of them pass does not look.
 
-Each is the machine's own source with one piece put otherwise.
+Each is the product's own source with one piece put otherwise.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import types
 from pathlib import Path
 from typing import Any
 
-from fencepost.sql import transaction
+from fencepost.sql import coordinator, transaction
 
 MUTANTS = {
     "any expected pid will do": ("if expected is not None and not self._is_known(expected):", "if False:"),
@@ -70,11 +70,39 @@ MUTANTS = {
 
 def mutant(name: str) -> Any:
     """The machine's module with one piece put otherwise."""
-    old, new = MUTANTS[name]
-    source = Path(transaction.__file__).read_text("utf-8")
-    assert source.count(old) == 1, f"{name}: its piece of the source stands there {source.count(old)} times"
-    module = types.ModuleType(f"{transaction.__name__}_{name.replace(' ', '_')}")
+    return _changed(transaction, name, [MUTANTS[name]])
+
+
+ROUTED = "return sorted(it for it in held.waiting if self.routes.get(it[0]) is not None)"
+ROUTE_MUTANTS = {
+    "every marker goes to the first route": [(ROUTED, "return sorted(held.waiting)"), ("route, prepared = self.routes[topic],", "route, prepared = self.routes.get(topic) or next(iter(self.routes.values())),")],
+    "what has no route counts as told": [("found.waiting.difference(written)", "found.waiting.difference(held.waiting)")],
+    "the rest of a transaction does not wait": [("        if not held.waiting:\n            after = after", "        if len(held.waiting) < 2:\n            after = after")],
+    "nothing waits": [("waiting=held.waiting | new)", "waiting=held.waiting)")],
+    "only the last partitions wait": [("waiting=held.waiting | new)", "waiting=new or held.waiting)")],
+    "what is open without a route times out": [("            if self._is_others(held):\n                return held\n            after", "            after")],
+    "what is decided without a route is taken over": [("return held if self._is_others(held) else self._taken(connection, held)", "return self._taken(connection, held)"), ("return held if held is None or self._is_others(held) else self._finish(held)", "return held if held is None else self._finish(held)"), (ROUTED, "return [('clicks', it) for _, it in held.waiting if 'clicks' in self.routes]")],
+    "a marker that failed counts as written": [("failed[topic] = partition, error", "failed[topic] = partition, error; written.append(partition)")],
+    "nothing is said of what is left": [("for it in prepared + timed_out if it.waiting)", "for it in prepared + timed_out if False)")],
+    "nothing is left": [("        return bool(held.waiting) and not self._routed(held)", "        return False")],
+}  # fmt: skip
+"""Pieces of the coordinator; what comes of them shows where several services share a database."""
+
+
+def route_mutant(name: str) -> Any:
+    """The coordinator's module with some pieces put otherwise."""
+    return _changed(coordinator, name, ROUTE_MUTANTS[name])
+
+
+def _changed(original: types.ModuleType, name: str, pieces: list[tuple[str, str]]) -> Any:
+    path = original.__file__
+    assert path is not None
+    source = Path(path).read_text("utf-8")
+    for old, new in pieces:
+        assert source.count(old) == 1, f"{name}: {old!r} stands in the source {source.count(old)} times"
+        source = source.replace(old, new)
+    module = types.ModuleType(f"{original.__name__}_{name.replace(' ', '_')}")
     # Dataclasses look their module up.
     sys.modules[module.__name__] = module
-    exec(compile(source.replace(old, new), transaction.__file__, "exec"), module.__dict__)
+    exec(compile(source, path, "exec"), module.__dict__)
     return module

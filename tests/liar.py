@@ -6,7 +6,6 @@ import http.client
 import math
 import random
 import threading
-import time
 from collections import Counter
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -27,7 +26,7 @@ class Liar:
     """A proxy. `lies`: what it may do to conditional puts, drawn by `seed`, as often as the truth.
 
     `names`: it lies about these only, by how they end. `lies_max`: how often it lies. `late_seconds`: how late a put
-    arrives that is late.
+    arrives that is late; None: when `may_arrive` is set.
     """
 
     def __init__(
@@ -39,11 +38,12 @@ class Liar:
         *,
         names: str = "",
         lies_max: float = math.inf,
-        late_seconds: float = 0.1,
+        late_seconds: float | None = 0.1,
     ) -> None:
         self.target = endpoint.removeprefix("http://")
         self.lies, self.share, self.names = lies, share, names
         self.lies_max, self.late_seconds = lies_max, late_seconds
+        self.may_arrive = threading.Event()
         self.told: Counter[str] = Counter()
         self.arrived: Counter[str] = Counter()
         self._random = random.Random(seed)
@@ -57,6 +57,7 @@ class Liar:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.may_arrive.set()
         self.server.shutdown()
         self.server.server_close()
 
@@ -85,7 +86,7 @@ class Liar:
                     threading.Thread(target=self.late, args=(body, headers), daemon=True).start()
                     return self.drop()
                 if lie.startswith("late"):
-                    time.sleep(liar.late_seconds)
+                    liar.may_arrive.wait(liar.late_seconds)
                 if lie == "ignored":
                     del headers["if-none-match"]
                 status, found, data = self.ask(body, headers)
@@ -105,7 +106,7 @@ class Liar:
                 return response.status, found, data
 
             def late(self, body: bytes, headers: dict[str, str]) -> None:
-                time.sleep(liar.late_seconds)
+                liar.may_arrive.wait(liar.late_seconds)
                 with suppress(OSError):  # the store is gone by then
                     self.ask(body, headers)
 

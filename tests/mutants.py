@@ -208,6 +208,28 @@ class LatestToArriveIsLast(ReferenceTable):
         entry.last_timestamp = self.timestamp
 
 
+class AgeOfThePresentEpoch(ReferenceTable):
+    def begin(self, slot: Any, key: Any, epoch: Any, seq: int, only_zero: bool) -> tuple[str, int | None]:
+        verdict = super().begin(slot, key, epoch, seq, only_zero)
+        if verdict[0] == "ACCEPTED":
+            self.entries[slot].last_timestamp = None
+        return verdict
+
+
+class MergedAgeOfTheHigherEpoch(ReferenceTable):
+    def merge(self, other: Any) -> Any:
+        both = [(slot, self.entries[slot], theirs) for slot, theirs in other.entries.items() if slot in self.entries]
+        ages = {
+            slot: max(ours, theirs, key=lambda entry: entry.epoch).last_timestamp
+            for slot, ours, theirs in both
+            if ours.epoch != theirs.epoch
+        }
+        overlap = super().merge(other)
+        for slot, age in ages.items():
+            self.entries[slot].last_timestamp = age
+        return overlap
+
+
 class HorizonFalls(ReferenceTable):
     def evict(self, now_ms: int, max_idle_ms: int) -> int:
         self.horizon = None
@@ -373,7 +395,16 @@ class MergedHorizonIsOurs(ReferenceTable):
 
 FORGETFUL = [
     *(HorizonIsExclusive, NothingIsOld, OldRepeatsAreForgotten, OldHolesAreHeld, HorizonBeforeTheFence),
-    *(RepeatsKeepAlive, LatestToArriveIsLast, HorizonFalls, EvictsTooLate, EvictsTooSoon, NothingIsFinal),
+    *(
+        RepeatsKeepAlive,
+        LatestToArriveIsLast,
+        AgeOfThePresentEpoch,
+        MergedAgeOfTheHigherEpoch,
+        HorizonFalls,
+        EvictsTooLate,
+        EvictsTooSoon,
+        NothingIsFinal,
+    ),
     *(FinalRangeIsReplaced, FinalRepeatsAreKnown, ReachTooLong, ReachTooShort, ReachByWholeHoles, PartsAreYounger),
     *(ForgetsOneEpoch, ForgetsEveryPartition, HolesWithoutBound, OneHoleTooMany, MergesBeyondTheBound),
     *(OverlapOfWhatIsFinal, MergesAtTheBorder, MergedTimestampsAreOurs, MergedFinalRangeIsOurs, MergeReachesAtOnce),

@@ -325,6 +325,8 @@ class ReferenceTable:
                 self.entries[slot] = copy.deepcopy(theirs)
             elif ours.epoch == theirs.epoch:
                 self.entries[slot] = self.union(ours, theirs)
+            if ours is not None:
+                self.entries[slot].last_timestamp = highest_of(ours.last_timestamp, theirs.last_timestamp)
         self.horizon = highest_of(self.horizon, other.horizon)
         self.kinds |= other.kinds
         return self.as_missing(overlap)
@@ -487,7 +489,9 @@ class ReferenceTable:
         """An unknown key, or one that a higher epoch starts anew."""
         if only_zero and self.policy["admit"] != "any" and seq != 0:
             return "OUT_OF_ORDER", 0
+        replaced = self.entries.get(slot)
         entry = self.entries[slot] = Entry(key, None if self.policy["epochs"] == "ignore" else epoch, {seq}, [seq])
+        entry.last_timestamp = replaced.last_timestamp if replaced else None
         self.jump(entry, self.start(entry), seq - 1)
         return "ACCEPTED", None
 

@@ -49,7 +49,11 @@ def of_driver(home: Path, memory: str) -> dict[str, str]:
 
 def of_queries(partitions: int) -> dict[str, str]:
     """Settings that a session may change at any time."""
-    return {"spark.sql.shuffle.partitions": str(partitions), "spark.sql.session.timeZone": "UTC"}
+    return {
+        "spark.sql.shuffle.partitions": str(partitions),
+        "spark.sql.sources.parallelPartitionDiscovery.parallelism": str(partitions),  # a VACUUM has 10,000 tasks else
+        "spark.sql.session.timeZone": "UTC",
+    }
 
 
 def configured(builder: Any, settings: Mapping[str, object]) -> Any:

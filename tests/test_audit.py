@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -22,7 +24,7 @@ import pyarrow.parquet as pq
 import pytest
 from fencepost import AuditReport, Columns, Policy, StateTable, auditor, lake
 from fencepost.generate import LandingZone, generate
-from fencepost.lake import auditing
+from fencepost.lake import auditing, engine
 from test_deduplicate import KINDS, OTHERS
 from test_lake import SCHEMA, make_rows
 
@@ -87,24 +89,11 @@ def bins_of(rows: pl.DataFrame) -> list[tuple[int, int, int]]:
     return bins
 
 
-def newer_of(rows: pl.DataFrame) -> tuple[dict[tuple[Any, ...], int], dict[tuple[Any, ...], int]]:
-    """Copies that are newer than all that was accepted of their entry before, by key: how many, and how many at the
-    most with no row of the entry between them that was accepted."""
-    lasts: dict[Any, int] = {}
-    since: dict[Any, int] = {}
-    newer: dict[Any, int] = {}
-    together: dict[Any, int] = {}
-    for row in rows.iter_rows(named=True):
-        entry = tuple(row[name] for name in KEY)
-        if not row["is_copy"]:
-            lasts[entry] = max(row["timestamp"], lasts.get(entry, row["timestamp"]))
-            since[entry] = 0
-        elif row["timestamp"] > lasts[entry]:
-            key = row["pid"], row["partition"]
-            newer[key] = newer.get(key, 0) + 1
-            since[entry] += 1
-            together[key] = max(since[entry], together.get(key, 0))
-    return newer, together
+def retimed_of(rows: pl.DataFrame) -> dict[tuple[Any, ...], int]:
+    """Copies of another time than what they copy, by key."""
+    first = pl.col("timestamp").first().over(*KEY, "seq")
+    found = rows.filter(pl.col("timestamp") != first).group_by("pid", "partition").len()
+    return {tuple(key): count for *key, count in found.iter_rows()}
 
 
 @pytest.mark.parametrize("call_rows", [1, 7, 1_000, 1 << 20])
@@ -112,9 +101,8 @@ def newer_of(rows: pl.DataFrame) -> tuple[dict[tuple[Any, ...], int], dict[tuple
 def test_every_figure(monkeypatch: pytest.MonkeyPatch, seed: int, call_rows: int) -> None:
     monkeypatch.setattr(auditor, "CALL_ROWS", call_rows)
     monkeypatch.setattr(auditor, "COMPACT_MIN", 100)
-    monkeypatch.setattr(auditor, "RESET_ROWS_MIN", 5)
     data = timed_rows(seed, 300 if call_rows == 1 else 3_000)
-    report = fp.audit(data, columns=TIMED, producers_max=100)
+    report = fp.audit(data, columns=TIMED, producers_max=100, reset_rows_min=5)
     rows = rows_of(data)
     copies = int(rows["is_copy"].sum())
     counts = {"ACCEPTED": len(rows) - copies, "DUPLICATE": copies, "UNTRACKED": len(data) - len(rows)}
@@ -142,12 +130,8 @@ def test_every_figure(monkeypatch: pytest.MonkeyPatch, seed: int, call_rows: int
     assert report.resets.to_pylist() == epochs.to_dicts()
     assert [tuple(row.values()) for row in report.distances.to_pylist()] == bins_of(rows)
     assert (report.distance_share, report.repeats_of_unseen) == (1.0, 0)
-    all_rows = {tuple(key): count for *key, count in rows.group_by("pid", "partition").len().iter_rows()}
-    newer, together = newer_of(rows)
-    suspects = {
-        key: count for key, count in newer.items() if count >= 5 and (2 * count > all_rows[key] or together[key] >= 5)
-    }
-    found = {(row["pid"], row["partition"]): row["newer"] for row in report.suspected_resets.to_pylist()}
+    suspects = {key: count for key, count in retimed_of(rows).items() if count >= 5}
+    found = {(row["pid"], row["partition"]): row["retimed"] for row in report.suspected_resets.to_pylist()}
     assert found == suspects
 
 
@@ -184,25 +168,25 @@ def test_a_counter_that_began_anew_is_suspected_and_a_redelivery_is_not() -> Non
     began_anew = pa.concat_tables(
         [stream(1, range(3_000), range(3_000)), stream(1, range(2_900), range(9_000, 11_900))]
     )
-    # Less than half of all, but no row between them was new.
     assert fp.audit(began_anew, columns=TIMED).found() == {"duplicate": 2_900, "reset": 1}
-    scattered = pa.concat_tables(  # as many newer repeats, each after a row that was accepted
+    scattered = pa.concat_tables(  # each after a row that was accepted
         [stream(1, [it, it], [2 * it, 2 * it + 1]) for it in range(2_900)]
     )
-    assert fp.audit(scattered, columns=TIMED).found() == {"duplicate": 2_900}
+    assert fp.audit(scattered, columns=TIMED).found() == {"duplicate": 2_900, "reset": 1}
+    assert fp.audit(scattered, columns=TIMED, reset_rows_min=2_901).found() == {"duplicate": 2_900}
     table = StateTable("any_order", keep=("timestamp",))
     table.apply(began_anew.slice(0, 3_000), TIMED)
     later = began_anew.slice(3_000)
     report = fp.audit(later, columns=TIMED, table=table)
     assert report.found() == {"duplicate": 2_900, "reset": 1}
     assert report.suspected_resets.to_pylist() == [
-        {"pid": 1, "partition": 0, "rows": 2_900, "duplicates": 2_900, "newer": 2_900}
+        {"pid": 1, "partition": 0, "rows": 2_900, "duplicates": 2_900, "retimed": 2_900}
     ]
     assert report.found("reset") == {"reset": 1}
     again = pa.concat_tables([stream(1, range(3_000), range(3_000))] * 5)  # the same rows, as old as they were
     assert fp.audit(again, columns=TIMED, table=table).found() == {"duplicate": 15_000}
     assert fp.audit(again, columns=TIMED).found() == {"duplicate": 12_000}
-    assert fp.audit(later.slice(0, 999), columns=TIMED, table=table).found() == {"duplicate": 999}
+    assert fp.audit(later.slice(0, 1), columns=TIMED, table=table).found() == {"duplicate": 1, "reset": 1}
     without = fp.audit(later)
     assert without.suspected_resets is None
     with pytest.raises(fp.PolicyError, match=r"^suspected resets were not looked for: that needs a timestamp column"):
@@ -215,7 +199,7 @@ def test_a_counter_that_began_anew_is_suspected_and_a_redelivery_is_not() -> Non
 def test_timestamps_of_every_unit(kind: pa.DataType) -> None:
     data = stream(1, [*range(2_000), *range(2_000)] * 2, [1_000 * it for it in range(-2_000, 6_000)])
     data = data.set_column(4, "timestamp", data["timestamp"].cast(pa.timestamp("ms")).cast(kind))
-    assert fp.audit(data, columns=TIMED).suspected_resets["newer"].to_pylist() == [6_000]
+    assert fp.audit(data, columns=TIMED).suspected_resets["retimed"].to_pylist() == [6_000]
 
 
 # Kinds of rows and of keys
@@ -280,9 +264,8 @@ def test_every_type_of_key(monkeypatch: pytest.MonkeyPatch, name: str, call_rows
     table = StateTable("any_order", keep=("timestamp",))
     table.apply(rows, TIMED)  # last timestamps of what a table knew are found by the same keys
     later = rows.set_column(5, "timestamp", pa.array([10**9] * len(rows)))
-    monkeypatch.setattr(auditor, "RESET_ROWS_MIN", 1)
     suspected = fp.audit(later, columns=TIMED, table=table).suspected_resets
-    assert sum(suspected["newer"].to_pylist()) == len(rows)
+    assert sum(suspected["retimed"].to_pylist()) == len(rows)
     json.loads(found.to_json())
 
 
@@ -450,7 +433,7 @@ def test_policies_that_do_not_agree() -> None:
     with pytest.raises(fp.PolicyError, match=r"^this policy ignores epochs"):
         fp.audit(make_rows(0), "watermark", Columns())
     with pytest.raises(
-        fp.PolicyError, match=r"^no finding is called 'loss'; there are missing, duplicate, stale, reset$"
+        fp.PolicyError, match=r"^no finding is called 'loss'; there are missing, duplicate, stale, reset, conflict$"
     ):
         fp.audit(make_rows(0)).found("loss")
     for nonsense in (5, [1, 2], "rows", pl.LazyFrame({"pid": [1]})):
@@ -514,13 +497,14 @@ def test_distances_are_sampled_fairly_in_bounded_memory(monkeypatch: pytest.Monk
     monkeypatch.setattr(auditor, "SAMPLE_MAX", 20_000)
     monkeypatch.setattr(auditor, "CALL_ROWS", 10_000)
     measured: list[int] = []
-    measure = auditor._Distances.add
+    measure = auditor._Sample.add
 
-    def watch(self: Any, *arguments: Any) -> None:
-        measure(self, *arguments)
+    def watch(self: Any, *arguments: Any) -> Any:
+        found = measure(self, *arguments)
         measured.append(len(self.hashes))
+        return found
 
-    monkeypatch.setattr(auditor._Distances, "add", watch)
+    monkeypatch.setattr(auditor._Sample, "add", watch)
     sampled = fp.audit(data)
     assert max(measured) <= 20_000
     assert 0.05 < sampled.distance_share < 0.5
@@ -644,7 +628,6 @@ def test_scattered_rows_are_audited_in_waves(
 
 def test_long_runs_are_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(auditing, "CALL_ROWS", 7)
-    monkeypatch.setattr(auditor, "RESET_ROWS_MIN", 5)
     rows = stream(1, [*range(100), *range(40, 160), 5, *range(500, 520)], [0] * 241)
     pq.write_table(rows, tmp_path / "a.parquet")
     pq.write_table(rows, tmp_path / "b.parquet")
@@ -719,7 +702,6 @@ def test_bad_files_are_named(tmp_path: Path) -> None:
         lake.audit(tmp_path / "nowhere")
     empty = lake.audit(tmp_path)
     assert (empty.files, empty.rows, empty.found()) == (0, 0, {})
-    pq.write_table(make_rows(0), tmp_path / "a.parquet")
     bad = make_rows(1).set_column(3, "seq", pa.array([*range(599), -7], pa.int32()))
     bad = bad.set_column(0, "pid", pa.array([5] * 600))
     pq.write_table(bad, tmp_path / "b.parquet", row_group_size=100)
@@ -734,3 +716,89 @@ def test_bad_files_are_named(tmp_path: Path) -> None:
     (tmp_path / "b.parquet").write_bytes(b"nothing")
     with pytest.raises(fp.SourceError, match=rf"^{where}, byte 0: no Parquet footer at its end"):
         lake.audit(tmp_path)
+
+
+def write_bad(path: Path, kind: str) -> str:
+    """A file that cannot be read; gives the words of the reason."""
+    rows = make_rows(1)
+    if kind == "no Parquet":
+        path.write_bytes(b"nothing")
+        return "byte 0: no Parquet footer at its end"
+    if kind == "cut":
+        pq.write_table(rows, path)
+        path.write_bytes(path.read_bytes()[:-50])
+        return "no Parquet footer"
+    if kind == "column":
+        pq.write_table(rows.drop_columns(["epoch"]), path)
+        return "column 'epoch': missing"
+    if kind == "value":
+        pid = pa.array([5] * 599 + [-9], pa.int64())
+        pq.write_table(rows.set_column(0, "pid", pid), path, row_group_size=100)
+        return "column 'pid', row 599: value -9"
+    texts = pa.array([str(it) for it in range(600)])
+    pq.write_table(rows.set_column(0, "pid", texts), path)
+    return "column 'pid': string; in "
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("kind", ["no Parquet", "cut", "column", "value", "type of key"])
+def test_a_bad_file_is_named_and_the_others_are_audited(tmp_path: Path, kind: str, threads: int) -> None:
+    good = make_rows(0)
+    pq.write_table(good.slice(0, 200), tmp_path / "a.parquet")
+    pq.write_table(good.slice(200), tmp_path / "z.parquet")
+    whole = lake.audit(tmp_path)
+    why = write_bad(tmp_path / "b.parquet", kind)
+    report = lake.audit(tmp_path, threads=threads)
+    ((path, reason),) = report.unreadable
+    assert path == "b.parquet"
+    assert why in reason
+    assert str(tmp_path / "b.parquet") not in reason, "the path is told once"
+    assert differences(report, whole, "bytes", "unreadable", "distances") == []
+    assert "unreadable" in str(report)
+    assert why in str(report)
+    assert json.loads(report.to_json())["unreadable"] == [[path, reason]]
+
+
+def test_a_file_that_is_damaged_behind_rows_that_were_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is named; the rows before count, and the files after it are placed behind them."""
+    monkeypatch.setattr(auditing, "RUNS", 20_000)
+    rows = stream(1, range(0, 600_000, 2), range(300_000))
+    bad = rows.set_column(3, "seq", pa.array([*range(0, 599_000, 2), *[-3] * 500]))
+    pq.write_table(bad, tmp_path / "a.parquet", row_group_size=10_000)
+    pq.write_table(rows.slice(0, 500), tmp_path / "b.parquet")
+    report = lake.audit(tmp_path, threads=1)
+    ((path, reason),) = report.unreadable
+    assert (path, report.files) == ("a.parquet", 1)
+    assert "value -3 is outside" in reason
+    judged = report.rows - 500
+    assert 500 < judged <= 299_500
+    assert report.counts["DUPLICATE"] == 500
+
+
+def test_files_of_other_names_are_named(tmp_path: Path) -> None:
+    for name in ("a.csv", "B.PARQUET", "_c.parquet"):
+        (tmp_path / name).write_text("x")
+    report = lake.audit(tmp_path)
+    assert (report.files, report.rows, sorted(report.ignored)) == (0, 0, ["B.PARQUET", "a.csv"])
+    assert "files whose names do not end in .parquet: " in str(report)
+
+
+def test_an_interrupt_ends_the_tasks_under_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sequences that are scattered make many calls of a task; none is begun behind the interrupt."""
+    monkeypatch.setattr(auditing, "CALL_ROWS", 10)
+    pq.write_table(stream(1, np.random.default_rng(0).permutation(2_000), range(2_000)), tmp_path / "a.parquet")
+    calls: list[int] = []
+
+    def interrupt(*_: Any) -> None:
+        calls.append(1)
+        os.kill(os.getpid(), signal.SIGINT)
+        assert engine._OF_TASK.stop.wait(60), "the stage is not given up"
+
+    monkeypatch.setattr(auditor.Auditor, "add_runs", interrupt)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # background processes may ignore it
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            lake.audit(tmp_path, threads=1)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert len(calls) == 1

@@ -18,7 +18,7 @@ from fencepost.lake import LocalEngine
 ROOT = Path(__file__).parent.parent
 sys.path.append(str(ROOT))  # `bench` is no part of what is installed
 
-from bench import costs, curve, lake, lake_report, measure, peers, producer, report, spark, workload  # noqa: E402
+from bench import costs, curve, lake, lake_report, measure, peers, producer, report, retention, spark, workload  # noqa: E402
 from bench.compare import compare  # noqa: E402
 from bench.peers import Peer  # noqa: E402
 from bench.workload import LONE, RANDOM, RUNS, Workload  # noqa: E402
@@ -66,6 +66,15 @@ def test_every_contestant_of_the_producing_end_is_right() -> None:
     }  # fmt: skip
     assert results.wrong == []
     assert len(list(results.targets())) == 1
+
+
+def test_a_state_that_keeps_fewer_versions_takes_less(tmp_path: Path) -> None:
+    found = {
+        name: retention.run(tmp_path / str(place), 12, kept)
+        for place, (name, kept) in enumerate(retention.KEPT.items())
+    }
+    assert [versions for _, _, versions, *_ in found.values()] == [12, 12, 10]
+    assert found["10 versions, and an hour"][0] < found["all"][0]
 
 
 def test_a_wrong_contestant_is_recorded(tmp_path: Path) -> None:

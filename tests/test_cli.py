@@ -11,7 +11,6 @@ import pty
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from fencepost import Columns, FencepostError, Policy, StateTable, cli, lake
 from fencepost.cli import dedup, jobs
 from fencepost.generate import LandingZone, generate
 from test_lake import land, make_rows
+from waiting import wait_until
 
 THREADS = "slots" if hasattr(lake.LocalEngine(1), "slots") else "threads"
 KEYS = ["--partition", "topic", "--partition", "partition"]
@@ -81,8 +81,11 @@ class Job:
         self, source: str, state: str, sink: str, *, policy: Policy, engine: Any = None, scope: Any = None,
         order_by: Any = None, rejected_max: float = 0.5, rejects: str = "copy", max_idle_ms: int | None = None,
         settle_ms: int = 60_000, clock_gap_max_ms: int | None = None,
-        on_reset: str = "stop", plan: str | None = None, source_immutable: bool = False, shards: int | None = None,
+        on_reset: str = "stop", on_bad_file: str | None = None, reset_rows_min: int = 1,
+        compare_content: bool | list[str] = False, on_conflict: str = "stop", keep_checksums: int | str | None = None,
+        plan: str | None = None, source_immutable: bool = False, shards: int | None = None,
         sync: bool = True, state_options: dict[str, object] | None = None, layout: str | None = None,
+        keep_versions: int | None = 100, keep_versions_ms: int = 604_800_000,
     ) -> None:  # fmt: skip
         Job.given = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
 
@@ -102,9 +105,11 @@ def test_every_option_reaches_the_job(monkeypatch: pytest.MonkeyPatch, capsys: p
     options = (
         "--policy in_order --set reach=none --set window=5 --pid cluster --pid pid --partition topic --epoch e --seq n "
         "--timestamp t --scope eu --order-by day --order-by hour --rejected-max 0.25 --rejects all --on-reset report "
-        "--max-idle 7d --settle 90s --clock-gap-max 2h --shards 4 --plan row --threads 3 "
+        "--reset-rows-min 20 --compare-content a --compare-content b --on-conflict drop --keep-checksums 50 "
+        "--max-idle 7d --settle 90s --on-bad-file stop --clock-gap-max 2h --shards 4 --plan row --threads 3 "
         "--layout delta "
-        "--source-immutable --no-sync --state-option region=eu --state-option endpoint=http://x?a=b"
+        "--source-immutable --no-sync --state-option region=eu --state-option endpoint=http://x?a=b "
+        "--keep-versions 9 --keep-versions-for 2d"
     )
     assert run(capsys, "dedup", "a", "b", "c", *options.split()) == (0, "ran\n", "")
     assert getattr(Job.given.pop("engine"), THREADS) == 3
@@ -112,11 +117,20 @@ def test_every_option_reaches_the_job(monkeypatch: pytest.MonkeyPatch, capsys: p
     assert Job.given == {
         "source": "a", "state": "b", "sink": "c", "policy": Policy.in_order().replace(columns=columns), "scope": "eu",
         "order_by": ["day", "hour"], "rejected_max": 0.25, "rejects": "all", "on_reset": "report",
-        "max_idle_ms": 604_800_000, "settle_ms": 90_000, "clock_gap_max_ms": 7_200_000, "shards": 4, "plan": "row",
+        "reset_rows_min": 20, "compare_content": ["a", "b"], "on_conflict": "drop", "keep_checksums": 50,
+        "max_idle_ms": 604_800_000, "settle_ms": 90_000, "on_bad_file": "stop",
+        "clock_gap_max_ms": 7_200_000, "shards": 4, "plan": "row",
         "layout": "delta",
         "source_immutable": True, "sync": False,
         "state_options": {"region": "eu", "endpoint": "http://x?a=b"},
+        "keep_versions": 9, "keep_versions_ms": 172_800_000,
     }  # fmt: skip
+    assert run(capsys, "dedup", "a", "b", "c", "--keep-versions", "all")[0] == 0
+    assert Job.given["keep_versions"] is None
+    assert run(capsys, "dedup", "a", "b", "c", "--keep-versions", "some")[0] == 2
+    assert run(capsys, "dedup", "a", "b", "c", "--keep-checksums", "all")[0] == 0
+    assert Job.given["keep_checksums"] == "all"
+    assert run(capsys, "dedup", "a", "b", "c", "--keep-checksums", "some")[0] == 2
     named = ["--policy", "kafka_offsets", "--columns", "kafka-connect", "--pid", "topic_name"]
     assert run(capsys, "dedup", "a", "b", "c", *named)[0] == 0
     expected_columns = Columns(pid="topic_name", epoch=None, partition="kafka_partition", seq="kafka_offset")
@@ -129,6 +143,9 @@ def test_every_option_reaches_the_job(monkeypatch: pytest.MonkeyPatch, capsys: p
         "",
     )
     assert (Job.given["shards"], Job.given["scope"]) == (2, "eu")
+    content = ("--compare-content", "all", "--keep-checksums", "all")
+    assert run(capsys, "state", "seed", "a", "b", "c", *content)[0] == 0
+    assert (Job.given["compare_content"], Job.given["keep_checksums"]) == (True, "all")
 
 
 def test_every_argument_of_the_job_has_an_option(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -519,9 +536,7 @@ def test_a_terminal_sees_a_bar_and_stdout_does_not(zone: Path, tmp_path: Path, c
 def test_an_interrupt_is_said_in_one_line(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "fencepost.cli", "generate", str(tmp_path), "--rows", "100_000_000"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    until = time.monotonic() + 60
-    while not list(tmp_path.glob("landing/*")) and time.monotonic() < until:
-        time.sleep(0.05)
+    wait_until(lambda: list(tmp_path.glob("landing/*")), "nothing is generated")
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
     assert (process.returncode, out, err.strip()) == (1, "", "fencepost: interrupted")
@@ -562,3 +577,79 @@ def test_errors_of_the_package_are_what_is_caught(
     fail(AssertionError("a bug"))
     with pytest.raises(AssertionError):
         cli.main(["audit", "x"])
+
+
+# What nobody read
+
+
+def test_an_audit_that_read_nothing_does_not_pass(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for names in ((), ("a.csv", "b.csv"), ("A.PARQUET",)):
+        folder = tmp_path / "-".join(["x", *names])
+        folder.mkdir()
+        for name in names:
+            (folder / name).write_text("pid,seq\n")
+        code, out, err = run(capsys, "audit", folder, "--fail-on", "duplicate")
+        assert (code, "read            0" in out) == (4, True)
+        assert err.startswith(f"fencepost: {folder}: nothing was read: no .parquet file")
+        assert all(name in err and name in out for name in names)
+        assert run(capsys, "audit", folder, "--quiet") == (4, "", "")
+        assert run(capsys, "audit", folder, "--quiet", "--allow-empty") == (0, "", "")
+        code, out, err = run(capsys, "audit", folder, "--json")
+        assert (code, sorted(json.loads(out)["ignored"])) == (4, sorted(names))
+    (tmp_path / "rows").mkdir()
+    land(tmp_path / "rows", "a.parquet", make_rows(0).slice(0, 0))
+    code, _, err = run(capsys, "audit", tmp_path / "rows")
+    assert (code, "1 .parquet files without rows" in err) == (4, True)
+
+
+def test_an_audit_names_a_bad_file_and_says_so_in_its_exit_code(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    land(tmp_path, "a.parquet", make_rows(0))
+    (tmp_path / "b.parquet").write_text("not Parquet")
+    code, out, err = run(capsys, "audit", tmp_path, "--fail-on", "duplicate")
+    assert code == 1
+    assert err == "fencepost: 1 files could not be read: b.parquet\n"
+    assert "DUPLICATE" in out
+    assert "b.parquet: byte " in out
+
+
+@pytest.mark.parametrize(
+    ("module", "source", "command"),
+    [
+        ("typer", "raise KeyboardInterrupt", ["doctor"]),
+        ("pyarrow", "import os, signal\nos.kill(os.getpid(), signal.SIGINT)", ["audit", "x"]),
+        ("pyarrow", "import os, signal\nos.kill(os.getpid(), signal.SIGINT)", ["dedup", "x", "y", "z"]),
+    ],
+)
+def test_an_interrupt_while_modules_are_imported(tmp_path: Path, module: str, source: str, command: list[str]) -> None:
+    (tmp_path / f"{module}.py").write_text(source)
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    whole = [sys.executable, "-m", "fencepost.cli", *command]
+    ended = subprocess.run(whole, capture_output=True, text=True, env=environment, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (1, "", "fencepost: interrupted\n")
+
+
+def test_quarantined_files_are_shown_as_they_are(
+    job: tuple[Path, Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    bad = job[0] / "bad.parquet"
+    bad.write_text("not Parquet")
+    assert run(capsys, "dedup", *job, "--no-sync", "--quiet", "--settle", "0s") == (0, "", "")
+    (quarantined,) = fencepost.state.open(job[1]).version(1).quarantined.each()
+    code, out, _ = run(capsys, "state", "show", job[1], "1")
+    assert code == 0
+    assert f"  bad.parquet: 11 bytes: {quarantined['reason']}\n" in out
+
+
+def test_an_audit_fails_on_conflicts_where_content_is_compared(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    land(tmp_path, "a.parquet", make_rows(0))  # every row has an origin of its own
+    code, out, err = run(capsys, "audit", tmp_path, "--compare-content", "all", "--fail-on", "conflict")
+    assert code == 3
+    assert err.startswith("fencepost: found: conflict ")
+    assert "repeats with other content (the first 10 of" in out or "repeats with other content\n" in out
+    assert run(capsys, "audit", tmp_path, "--compare-content", "pid", "--fail-on", "conflict", "--quiet") == (0, "", "")
+    code, _, err = run(capsys, "audit", tmp_path, "--fail-on", "conflict")
+    assert (code, "--fail-on conflict: needs --compare-content" in err) == (2, True)

@@ -413,7 +413,7 @@ def test_values_of_folders_that_are_none_of_the_column(tmp_path: Path) -> None:
 def test_another_state_for_the_same_table(tmp_path: Path) -> None:
     with_two_versions(tmp_path)
     shutil.rmtree(tmp_path / "state")
-    refusal(tmp_path, fp.SinkError, "belongs to another state")
+    refusal(tmp_path, fp.SinkError, "is empty: it was lost")
 
 
 def test_the_library_refuses_a_version_that_is_there_already(tmp_path: Path) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import pickle
+import re
 import subprocess
 import sys
 import textwrap
@@ -887,9 +889,10 @@ def test_the_classes_tested_are_the_classes_that_exist() -> None:
         (fp.CapacityError("m", limit=5), {"limit": 5}),
         (fp.SnapshotError("m", reason="r"), {"reason": "r"}),
         (fp.SourceError("m", path="p", position=9), {"path": "p", "position": 9}),
+        (fp.StoreError("m", path="p", errno=5), {"path": "p", "errno": 5}),
         (fp.DeliveryError("m", partition=3, is_refused=True), {"partition": 3, "is_refused": True}),
         *((class_("m"), {}) for class_ in (fp.PolicyError, fp.SinkError, fp.SinkChangedError)),
-        *((class_("m"), {}) for class_ in (fp.StateConflictError, fp.StoreError, fp.PoisonedError, fp.FencepostError)),
+        *((class_("m"), {}) for class_ in (fp.StateConflictError, fp.PoisonedError, fp.FencepostError)),
         (fp.LockedError("m"), {}),
     ],
     ids=lambda it: type(it).__name__,
@@ -908,3 +911,20 @@ def test_a_raised_error_travels_too() -> None:
         fp.StateTable("any_order").apply(rows(seq=[1, 2, -1]))
     again = pickle.loads(pickle.dumps(caught.value))
     assert (str(again), again.column, again.row) == (str(caught.value), "seq", 2)
+
+
+def test_no_message_shows_the_name_of_a_value_in_braces() -> None:
+    """A part of a text whose f is missing: the other parts of it are formatted."""
+    folders = [Path(fp.__file__).parent, Path(__file__).parents[1] / "spark_udf/fencepost_spark"]
+    texts = [
+        (path, part)
+        for folder in folders
+        for path in folder.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.JoinedStr | ast.Raise)
+        for part in ast.walk(node)
+        if isinstance(part, ast.Constant) and isinstance(part.value, str)
+    ]
+    assert len(texts) > 1_000, "the sources were read"
+    wrong = [f"{path.name}:{it.lineno}: {it.value}" for path, it in texts if re.search(r"\{[a-z_.]+\}", it.value)]
+    assert wrong == []

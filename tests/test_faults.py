@@ -17,12 +17,14 @@ QUICK = [
     "stopped_and_abandoned before",
     "met_at_decide 3 versions=1",
     "disturbed_workers killed",
+    "disturbed_workers twice 3 keeps",
+    "killed_at_a_step compare after",
     "changed_source judge after swap",
     "full_by_limit 2500",
     "damaged segment flipped",
     "damaged settings missing",
 ]
-BROKEN = ["relists", "drops_ledger"]
+BROKEN = ["relists", "drops_ledger", "drops_checksums"]
 
 
 def pick(begin: str) -> str:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pytest
 from deltalake import DeltaTable, QueryBuilder, write_deltalake
 from fencepost import state
-from fencepost.lake import DedupJob, LocalEngine, run
+from fencepost.lake import DedupJob, LocalEngine, sources
 from fencepost.state import in_place
 from fencepost.state.delta_log import LOG, live_files, read_commit
 from fencepost.state.disk import Disk
@@ -372,7 +374,7 @@ def test_settings_that_change_between_a_look_and_the_list(
     tmp_path: Path, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     append(tmp_path, 0)
-    real, acts = run.list_appended, [{"delta.enableDeletionVectors": "false"}]
+    real, acts = sources.list_appended, [{"delta.enableDeletionVectors": "false"}]
     if way == "files":
         acts = [{"delta.appendOnly": "true"}]
 
@@ -381,7 +383,7 @@ def test_settings_that_change_between_a_look_and_the_list(
             table_of(tmp_path).alter.set_table_properties(acts.pop())
         return real(*arguments)
 
-    monkeypatch.setattr(run, "list_appended", slower)
+    monkeypatch.setattr(sources, "list_appended", slower)
     if way == "vectors":
         assert make_job(tmp_path).run().version == 2
         assert_kept(tmp_path, 0)
@@ -513,6 +515,51 @@ def test_a_version_that_was_decided_only(tmp_path: Path, way: str, fate: str, mo
     report = make_job(tmp_path).run()
     assert report.recovered == ((1,) if fate == "finished" else ())
     assert_kept(tmp_path, 0)
+
+
+MONTH_NS = 30 * 86_400_000_000_000
+
+
+@pytest.mark.parametrize("placed", [False, True])
+def test_files_are_as_old_as_the_commit_not_as_the_decision(
+    tmp_path: Path, way: str, placed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A version that is committed a month late: readers of the version before have their files as long as ever, and
+    those that come are not taken for what a dead writer left."""
+    append(tmp_path, 0, 1, way=way)
+    make_job(tmp_path).run()
+    append(tmp_path, 2, way=way)
+    again = make_rows(2, 300).filter(pa.compute.greater(make_rows(2, 300)["pid"], -1))
+    write_deltalake(tmp_path / "table", again, mode="append")  # which loses all rows, where others lose some
+    real = time.time_ns
+    with monkeypatch.context() as patch:
+        patch.setattr(time, "time_ns", lambda: real() - MONTH_NS)
+        patch.setattr(*((in_place, "put_commit") if placed else (InPlace, "_place")), crash)
+        with pytest.raises(Crash):
+            make_job(tmp_path).run()
+    decision = state.open(tmp_path / "state").version(2)
+    sink = InPlace(tmp_path / "table", Disk(sync=False))
+    prepared = [sink.path / str(decision.prepared) / name for name in decision.outputs.name]
+    final = [sink.location / name for name in sink.names(decision)]
+    there = final if placed else prepared
+    assert there
+    assert all(path.exists() for path in there)
+    for path in there:
+        os.utime(path, ns=(real() - MONTH_NS,) * 2)
+    before, began = table_of(tmp_path).version(), real()
+    assert make_job(tmp_path).run().recovered == (2,)
+    actions = read_commit(tmp_path / "table", before + 1) or []
+    times = [action["deletionTimestamp"] for kind, action in actions if kind == "remove"]
+    assert times
+    assert min(times) >= began // 1_000_000 > decision.decided_ms + MONTH_NS // 2_000_000
+    assert all(path.stat().st_mtime_ns >= began // 1_000_000_000 * 1_000_000_000 for path in final)
+    assert table_of(tmp_path).vacuum(retention_hours=168, dry_run=True) == []
+    assert rows_of(tmp_path, before).height == len(expected_of(0, 1)) + 300 + len(again)
+    assert_kept(tmp_path, 0, 1, 2)
+
+
+def crash(*arguments: Any) -> None:
+    raise Crash
 
 
 def test_killed_at_every_change_to_the_disk(tmp_path: Path, way: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ import random
 import shutil
 import struct
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ HOUR = 3_600_000
 
 @pytest.fixture(scope="module")
 def report() -> kafka.LogAudit:
-    return kafka.audit(DATA)
+    return kafka.audit(DATA, now_ms="newest")
 
 
 def of(report: kafka.LogAudit, name: str) -> PartitionAudit:
@@ -97,7 +98,7 @@ def test_an_open_transaction_hangs_after_twenty_minutes(report: kafka.LogAudit) 
     (row,) = carts.open.to_pylist()
     assert (row["pid"], row["first_offset"], row["hanging"]) == (1007, 15, False)
     begun = row["last_timestamp"]
-    for now, hangs in ((begun + 1_200_000, False), (begun + 1_200_001, True)):
+    for now, hangs in ((begun + 1_200_000, False), (begun + 1_200_001, True), ("newest", False), (None, True)):
         later = kafka.audit(DATA / "carts-0", now_ms=now)
         assert later.found("hanging") == ({"hanging": 1} if hangs else {})
 
@@ -339,20 +340,102 @@ def test_a_partition_that_cannot_be_read_does_not_hide_the_others(tmp_path: Path
         kafka.audit(tmp_path / "empty-0")
 
 
+def cut_out(folder: Path, batch: dict[str, Any]) -> None:
+    """Takes a batch out of its segment, as damage or compaction would."""
+    path = folder / batch["segment"]
+    data = path.read_bytes()
+    path.write_bytes(data[: batch["position"]] + data[batch["position"] + batch["bytes"] :])
+
+
+@pytest.mark.parametrize("name", [name for name in PARTITIONS if name != "profiles-0"])
+def test_a_batch_that_was_cut_out_is_missing_unless_the_log_is_compacted(name: str, tmp_path: Path) -> None:
+    """Any batch of any log but the last ones of it, whose loss nothing tells."""
+    whole = rows_of(kafka.read_batches(DATA / name))
+    for at in range(0, len(whole) - 1, 7):
+        folder = tmp_path / str(at) / name
+        shutil.copytree(DATA / name, folder)
+        batch = whole[at]
+        cut_out(folder, batch)
+        count = batch["last_offset"] - batch["base_offset"] + 1
+        for policy in ("delete", "unknown"):
+            (found,) = kafka.audit(folder, cleanup_policy=policy).partitions
+            (hole,) = found.holes.to_pylist()
+            wanted = {"first_offset": batch["base_offset"], "last_offset": batch["last_offset"], "count": count}
+            behind = {"segment": whole[at + 1]["segment"]}
+            assert hole | {"position": None} == wanted | behind | {"position": None}
+            assert (found.compacted, found.cleanup_policy) == (False, policy)
+            assert found.found()["missing"] == count
+        (found,) = kafka.audit(folder, cleanup_policy="compact").partitions
+        assert (found.compacted, found.found()["missing"], len(found.holes)) == (True, 0, 1)
+
+
+def test_a_segment_that_is_gone_is_missing_whoever_wrote_it(tmp_path: Path) -> None:
+    """A middle one, the first batches of the first one, and the last ones where the broker's own files tell of them."""
+    names = ["clicks-0", "orders-0", "events-0"]
+    for name in names:
+        folder = tmp_path / name
+        shutil.copytree(DATA / name, folder)
+        segments = sorted(it for it in folder.glob("*.log") if it.stat().st_size)
+        rows = rows_of(kafka.read_batches(folder))
+        gone = segments[len(segments) // 2 if len(segments) > 2 else -1]
+        lost = [row for row in rows if row["segment"] == gone.name]
+        gone.unlink() if len(segments) > 1 else gone.write_bytes(b"")
+        (found,) = kafka.audit(folder, cleanup_policy="delete").partitions
+        (hole,) = found.holes.to_pylist()
+        assert (hole["first_offset"], hole["last_offset"]) == (lost[0]["base_offset"], lost[-1]["last_offset"])
+        assert found.found()["missing"] == hole["count"]
+
+
+def test_a_batch_with_fewer_records_than_offsets_tells_of_compaction() -> None:
+    (found,) = kafka.audit(DATA / "profiles-0").partitions
+    assert (found.compacted, found.cleanup_policy, found.removed > 0) == (True, "unknown", True)
+    lost = sum(found.holes["count"].to_pylist()) + found.removed
+    (found,) = kafka.audit(DATA / "profiles-0", cleanup_policy="delete").partitions
+    assert not found.compacted
+    assert found.found()["missing"] == lost > 0
+    (found,) = kafka.audit(DATA / "profiles-0", cleanup_policy={"profiles": "compact", "*": "delete"}).partitions
+    assert (found.compacted, found.found()["missing"]) == (True, 0)
+
+
 def test_a_compacted_log_says_over_how_many_numbers_it_steps(tmp_path: Path) -> None:
-    """Two batches of a segment that do not touch: whether compaction or damage took one out, nobody can say."""
     folder = tmp_path / "clicks-2"
     shutil.copytree(DATA / "clicks-2", folder)
-    path = sorted(folder.glob("*.log"))[0]
-    rows = pa.table(kafka.read_batches(path)).to_pylist()
+    rows = rows_of(kafka.read_batches(folder))
     cut = next(it for it in rows[5:] if it["pid"] >= 0 and it["control"] is None)
-    data = path.read_bytes()
-    path.write_bytes(data[: cut["position"]] + data[cut["position"] + cut["bytes"] :])
-    (found,) = kafka.audit(folder).partitions
-    assert found.compacted
+    cut_out(folder, cut)
+    (found,) = kafka.audit(folder, cleanup_policy="compact").partitions
     assert found.found()["missing"] == 0
     assert sum(found.missing["count"].to_pylist()) == cut["count"]
     assert f"compacted, so steps over {cut['count']:,} are no loss" in found.to_text()
+    (found,) = kafka.audit(folder).partitions
+    assert 'if the topic is compacted, say so (cleanup policy "compact")' in found.to_text()
+
+
+@pytest.mark.parametrize("name", ["orders-0", "frames-0"])
+def test_checksums_tell_every_batch_that_was_changed(name: str, tmp_path: Path) -> None:
+    """One bit anywhere behind the length of a batch, in one batch, in several, in one behind the other."""
+    rows = rows_of(kafka.read_batches(DATA / name))
+    (clean,) = kafka.audit(DATA / name, checksums=True).partitions
+    assert (clean.damage, clean.checksums) == ((), True)
+    chance = random.Random(3)
+    for number in range(25):
+        folder = tmp_path / str(number) / name
+        shutil.copytree(DATA / name, folder)
+        at = chance.randrange(len(rows))
+        bent = rows[at : at + 2] if number % 2 else chance.sample(rows, 3)
+        for row in bent:
+            path = folder / row["segment"]
+            data = bytearray(path.read_bytes())
+            data[row["position"] + chance.randrange(61, row["bytes"])] ^= 1 << chance.randrange(8)
+            path.write_bytes(data)
+        (unseen,) = kafka.audit(folder, checksums=False).partitions
+        (found,) = kafka.audit(folder, checksums=True).partitions
+        told = {(Path(it.path).name, it.position) for it in found.damage if it.kind == "content"}
+        assert told == {(row["segment"], row["position"]) for row in bent} - {
+            (Path(it.path).name, it.position) for it in unseen.damage
+        }
+        assert found.found()["damage"] >= len(bent)
+        assert "content" not in {it.kind for it in unseen.damage}
 
 
 # The report
@@ -361,14 +444,22 @@ def test_a_compacted_log_says_over_how_many_numbers_it_steps(tmp_path: Path) -> 
 def test_the_report_is_text_json_and_tables(report: kafka.LogAudit) -> None:
     text = str(report)
     assert "carts-0: " in text
-    assert "offsets        0 to 34, stable to 15" in text
+    assert "offsets        0 to 34, stable to 15; newest 2026-11-" in text
     assert "3 equal, 1 compacted" in text
+    # Ids and times as they are copied and read, counts with separators.
+    begun = report.table("open").to_pylist()[0]["last_timestamp"]
+    time = datetime.fromtimestamp(begun / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    assert f"  1007      0            15           18  {time}    False" in text
+    assert text.splitlines()[-2:] == [
+        "total: 12 partitions, 0 with findings; 27 segments, 506 batches, 2,421 records, 126,877 bytes",
+        "  found          nothing",
+    ]
     told = json.loads(report.to_json())
     assert [it["topic"] for it in told["partitions"]] == [name.rpartition("-")[0] for name in PARTITIONS]
     assert told["partitions"][0]["open"][0]["first_offset"] == 15
     frames = report.to_pandas()
     assert set(frames) == {
-        "producers", "missing", "repeated", "fenced", "open", "aborted", "snapshots", "differences", "index"
+        "producers", "missing", "holes", "repeated", "fenced", "open", "aborted", "snapshots", "differences", "index"
     }  # fmt: skip
     assert list(frames["open"].columns[:3]) == ["topic", "partition", "pid"]
     with pytest.raises(fp.PolicyError, match="no finding is called 'lost'"):
@@ -377,8 +468,75 @@ def test_the_report_is_text_json_and_tables(report: kafka.LogAudit) -> None:
         report.table("lost")
 
 
+def test_only_partitions_with_findings_are_shown_and_all_are_summed(tmp_path: Path) -> None:
+    for name in ("clicks-0", "orders-0"):
+        shutil.copytree(DATA / name, tmp_path / name)
+    cut = rows_of(kafka.read_batches(tmp_path / "orders-0"))[3]
+    cut_out(tmp_path / "orders-0", cut)
+    report = kafka.audit(tmp_path, now_ms="newest")
+    text = report.to_text(only_findings=True)
+    assert "orders-0: " in text
+    assert "clicks-0: " not in text
+    count = cut["last_offset"] - cut["base_offset"] + 1
+    assert "total: 2 partitions, 1 with findings; " in text
+    assert f"missing {count:,}" in text.splitlines()[-1]
+    told = json.loads(report.to_json(only_findings=True))
+    assert [it["topic"] for it in told["partitions"]] == ["orders"]
+    assert told["total"] == report.total()
+    assert report.total()["batches"] == sum(it.batches for it in report.partitions)
+    assert [it["topic"] for it in json.loads(report.to_json())["partitions"]] == ["clicks", "orders"]
+
+
+@pytest.mark.parametrize("kind", ["damage", "missing"])
+def test_a_nightly_check_of_a_log_with_a_hole_fails(
+    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "logs" / "clicks-0"
+    shutil.copytree(DATA / "clicks-0", folder)
+    rows = rows_of(kafka.read_batches(folder))
+    command = ["kafka", "audit", str(tmp_path / "logs"), "--fail-on", kind, "--only-findings"]
+    assert cli.main([*command, "--checksums", "--cleanup-policy", "delete", "--now-ms", "newest"]) == cli.EXIT_CLEAN
+    assert "clicks-0: " not in capsys.readouterr().out
+    if kind == "missing":
+        cut_out(folder, rows[4])
+    else:
+        path = folder / rows[4]["segment"]
+        data = bytearray(path.read_bytes())
+        data[rows[4]["position"] + 70] ^= 1
+        path.write_bytes(data)
+    assert cli.main([*command, "--checksums", "--cleanup-policy", "delete"]) == cli.EXIT_FINDINGS
+    out, err = capsys.readouterr()
+    assert "clicks-0: " in out
+    assert f"found: {kind}" in err
+    is_lost = kind == "missing"
+    assert cli.main(command) == (cli.EXIT_FINDINGS if is_lost else cli.EXIT_CLEAN)
+    assert cli.main([*command, "--cleanup-policy", "clicks=compact"]) == cli.EXIT_CLEAN
+    capsys.readouterr()
+    for bad in (["--cleanup-policy", "keep"], ["--cleanup-policy", "a=b"], ["--now-ms", "later"], ["--now-ms", "-1"]):
+        assert cli.main([*command, *bad]) == cli.EXIT_USAGE
+        assert bad[1] in capsys.readouterr().err
+    with pytest.raises(fp.PolicyError, match="cleanup_policy='keep': one of delete, compact, unknown"):
+        kafka.audit(folder, cleanup_policy="keep")
+    with pytest.raises(fp.PolicyError, match="now_ms='later'"):
+        kafka.audit(folder, now_ms="later")  # type: ignore[arg-type]
+
+
+def test_an_audit_that_read_no_batch_does_not_pass(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "logs" / "orders-0"
+    folder.mkdir(parents=True)
+    (folder / f"{0:020}.log").write_bytes(b"")
+    for source in (folder, tmp_path / "logs"):
+        assert cli.main(["kafka", "audit", str(source), "--fail-on", ",".join(FINDINGS)]) == cli.EXIT_NOTHING
+        assert f"{source}: no batch was read; --allow-empty accepts that" in capsys.readouterr().err
+        assert cli.main(["kafka", "audit", str(source), "--quiet"]) == cli.EXIT_NOTHING
+        assert capsys.readouterr() == ("", "")
+        assert cli.main(["kafka", "audit", str(source), "--allow-empty"]) == cli.EXIT_CLEAN
+        capsys.readouterr()
+
+
 def test_the_command_tells_by_its_exit_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["kafka", "audit", str(DATA / "carts-0"), "--fail-on", ",".join(FINDINGS)]) == cli.EXIT_CLEAN
+    carts = ["kafka", "audit", str(DATA / "carts-0"), "--fail-on", ",".join(FINDINGS)]
+    assert cli.main([*carts, "--now-ms", "newest"]) == cli.EXIT_CLEAN
     assert "stable to 15" in capsys.readouterr().out
     folder = rewritten(tmp_path, "clicks-0", lambda batches: batches[:5] + batches[6:])
     assert cli.main(["kafka", "audit", str(folder), "--fail-on", "missing"]) == cli.EXIT_FINDINGS

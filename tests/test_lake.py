@@ -503,6 +503,7 @@ def test_arguments_that_make_no_sense(tmp_path: Path) -> None:
         ({"shards": 0}, "shards=0: 1 to 65534 were expected"),
         ({"rejects": "some"}, "rejects='some': one of 'copy', 'all', 'none' was expected"),
         ({"on_reset": "go"}, "on_reset='go': one of 'stop', 'report' was expected"),
+        ({"on_bad_file": "go"}, "on_bad_file='go': one of None, 'quarantine', 'stop' was expected"),
         ({"plan": "best"}, "plan='best': one of None, 'interval', 'row', 'aligned' was expected"),
         ({"settle_ms": -1}, "settle_ms=-1: milliseconds from 0 on were expected"),
         ({"clock_gap_max_ms": 5}, "clock_gap_max_ms=5: without max_idle_ms there is no clock"),

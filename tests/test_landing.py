@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import random
+import signal
 import subprocess
 import sys
 import threading
-import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,12 +17,13 @@ import fencepost as fp
 import pyarrow as pa
 import pytest
 from faulty_transport import FaultyTransport
-from fencepost.producer import Answer, SequencedBatch
+from fencepost.producer import Answer, Identity, SequencedBatch
 from fencepost.producer.stamping import stamp, stamp_positions
 from fencepost.state.stores import LocalStore
 from fencepost.transports import LandingTransport, read_landing
 from fencepost.transports.judging import LEASES_FROM
 from fencepost.transports.landing import entry_name
+from fencepost.transports.schemas import from_text
 from s3_server import BUCKET, serve_s3
 
 QUICK = {"retry_backoff_ms": 1, "retry_backoff_max_ms": 5}
@@ -88,6 +89,7 @@ def test_an_entry_says_what_a_reader_needs(tmp_path: Path) -> None:
     entry = json.loads((tmp_path / entry_name(0)).read_text())
     assert len(entry.pop("nonce")) == 32
     [file] = entry.pop("files")
+    assert from_text(entry.pop("schema")) == pa.schema({"value": pa.string()})
     assert entry == {
         "version": 1, "kind": "batch", "partition": 0, "pid": 7, "epoch": 0, "first_seq": 0, "last_seq": 1, "count": 2,
         "offset": 0, "transactional": False, "cursor": None,
@@ -200,6 +202,181 @@ def test_a_log_that_is_none_is_refused(tmp_path: Path, content: str) -> None:
         with pytest.raises(fp.SourceError) as caught:
             call()
         assert caught.value.path == str(tmp_path / entry_name(0))
+
+
+# Columns
+
+
+def of_rows(first_seq: int, rows: Any) -> SequencedBatch:
+    stamped = stamp(pa.table(rows), 7, 0, 0, first_seq)
+    count = stamped.num_rows
+    return SequencedBatch(0, 7, 0, first_seq, first_seq + count - 1, count, stamped)
+
+
+HELD = {"at": pa.array([1], pa.timestamp("us")), "name": pa.array(["a"]), "value": pa.array([1])}
+OTHERS = [
+    (HELD | {"value": pa.array([1.5])}, "value", "column 'value': is of type double, but .* has int64"),
+    (HELD | {"value": pa.array(["1"])}, "value", "column 'value': is of type string, but .* has int64"),
+    (HELD | {"value": pa.array([1], pa.int32())}, "value", "column 'value': is of type int32, but .* has int64"),
+    (HELD | {"at": pa.array([1], pa.timestamp("ms"))}, "at", r"'at': is of type timestamp\[ms\], but .* timestamp\[us"),
+    (
+        {"at": HELD["at"], "name": HELD["name"]},
+        "value",
+        r"column 'value': missing; .* value \(int64\), the rows have at",
+    ),
+    (HELD | {"more": pa.array([1])}, "more", "column 'more': .* has no such column; it has at"),
+]
+
+
+@pytest.mark.parametrize(("rows", "column", "message"), OTHERS)
+@pytest.mark.parametrize("is_given", [False, True])
+def test_batches_of_other_columns_are_refused(
+    tmp_path: Path, rows: Any, column: str, message: str, is_given: bool
+) -> None:
+    """Whoever reads the folder could not put their files together."""
+    transport = LandingTransport(tmp_path, sync=False, schema=pa.table(HELD).schema if is_given else None)
+    first_seq = 0 if is_given else transport.send(of_rows(0, HELD)).offset + 1
+    before = sorted(tmp_path.rglob("*"))
+    for one in (transport, LandingTransport(tmp_path, sync=False, schema=pa.table(HELD).schema)):
+        with pytest.raises(fp.BatchError, match=f"{message}.*; nothing of this batch was written") as caught:
+            one.send(of_rows(first_seq, rows))
+        assert caught.value.column == column
+    assert sorted(tmp_path.rglob("*")) == before
+    assert transport.send(of_rows(first_seq, HELD)) == Answer(fp.Verdict.ACCEPTED, first_seq)
+
+
+def test_layouts_of_one_type_are_one_type(tmp_path: Path) -> None:
+    name = HELD["name"]
+    transport = LandingTransport(tmp_path, sync=False)
+    for seq, kind in enumerate(
+        (pa.string(), pa.large_string(), pa.string_view(), pa.dictionary(pa.int8(), pa.string()))
+    ):
+        assert transport.send(of_rows(seq, HELD | {"name": name.cast(kind)})).offset == seq
+    assert transport.send(of_rows(4, HELD | {"name": pa.nulls(1)})).offset == 4
+    table = read_landing(tmp_path).read()
+    assert table["name"].to_pylist() == ["a"] * 4 + [None]
+    assert table.schema.field("name").type == pa.string()
+
+
+def test_a_column_without_a_value_has_no_type_yet(tmp_path: Path) -> None:
+    nothing, one = {"value": pa.nulls(1)}, {"value": [1]}
+    for seq, rows in enumerate((nothing, nothing, one, nothing)):
+        assert LandingTransport(tmp_path, sync=False).send(of_rows(seq, rows)).offset == seq
+    with pytest.raises(fp.BatchError, match=r"column 'value': is of type string, but .* has int64"):
+        LandingTransport(tmp_path, sync=False).send(of_rows(4, {"value": ["a"]}))
+    assert values(read_landing(tmp_path)) == [None, None, 1, None]
+
+
+def test_a_null_where_the_schema_takes_none_is_refused(tmp_path: Path) -> None:
+    schema = pa.schema([pa.field("value", pa.int64(), nullable=False)])
+    transport = LandingTransport(tmp_path, sync=False, schema=schema)
+    with pytest.raises(fp.BatchError, match=r"column 'value', row 1: null, but .* takes none") as caught:
+        transport.send(of_rows(0, {"value": [1, None]}))
+    assert (caught.value.column, caught.value.row) == ("value", 1)
+    transport.send(of_rows(0, {"value": [1]}))
+    with pytest.raises(fp.BatchError, match=r"column 'value', row 0: null, but .* takes none"):
+        LandingTransport(tmp_path, sync=False).send(of_rows(1, {"value": pa.nulls(1, pa.int64())}))
+
+
+def test_the_first_batch_decides_whoever_writes_at_the_same_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another writer lists its first batch while the file of this one is being written."""
+    mine, other = (LandingTransport(tmp_path, sync=False) for _ in range(2))
+    write = mine._write
+
+    def write_late(batch: SequencedBatch) -> Any:
+        file = write(batch)
+        assert other.send(of_rows(0, {"value": ["a"]})).offset == 0
+        return file
+
+    monkeypatch.setattr(mine, "_write", write_late)
+    with pytest.raises(fp.BatchError, match=r"column 'value': is of type int64, but .* has string"):
+        mine.send(batch(8, 0, 0, [1]))
+    landing = read_landing(tmp_path)
+    assert (values(landing), landing.leftovers) == (["a"], [])
+
+
+def test_a_folder_of_an_older_version_has_the_columns_of_its_next_batch(tmp_path: Path) -> None:
+    transport = LandingTransport(tmp_path, sync=False)
+    transport.send(of_rows(0, {"value": ["a"]}))
+    path = tmp_path / entry_name(0)
+    path.write_text(json.dumps({it: value for it, value in json.loads(path.read_text()).items() if it != "schema"}))
+    assert LandingTransport(tmp_path, sync=False).send(of_rows(1, {"value": [1]})).offset == 1
+    with pytest.raises(fp.BatchError, match="column 'value': is of type string"):
+        LandingTransport(tmp_path, sync=False).send(of_rows(2, {"value": ["a"]}))
+    assert values(read_landing(tmp_path)) == ["a", 1]
+    with pytest.raises(fp.SourceError, match="its files do not go together"):
+        read_landing(tmp_path).read()
+
+
+# Damage
+
+
+ENTRIES: dict[str, dict[str, Any]] = {
+    "batch": {
+        "kind": "batch", "partition": 0, "pid": 7, "epoch": 1, "first_seq": 0, "last_seq": 0, "count": 1, "offset": 0,
+        "files": [{"path": "data/partition=0/a.parquet", "bytes": 9, "rows": 1}], "transactional": False,
+        "cursor": None,
+    },
+    "lease": {"kind": "lease", "name": "a", "is_taken_over": True, "pid": LEASES_FROM + 5, "epoch": 3},
+    "fence": {"kind": "fence", "pid": 7, "epoch": 1, "partitions": [0, 1]},
+    "marker": {
+        "kind": "marker", "pid": 7, "epoch": 1, "partition": 0, "outcome": "abort", "coordinator_epoch": 0,
+    },
+}  # fmt: skip
+DAMAGES = [
+    (kind, name, damage) for kind, entry in ENTRIES.items() for name in entry for damage in ("missing", "other type")
+]
+
+
+def put_entry(folder: Path, number: int, entry: dict[str, Any]) -> Path:
+    path = folder / entry_name(number)
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps({"version": 1, **entry, "nonce": "0"}))
+    return path
+
+
+@pytest.mark.parametrize(("kind", "name", "damage"), DAMAGES)
+def test_an_entry_that_cannot_be_taken_is_read_again(tmp_path: Path, kind: str, name: str, damage: str) -> None:
+    """Passed over, what it decides would be missing from then on: a fence, say, and a zombie would write."""
+    damaged = {it: value for it, value in ENTRIES[kind].items() if it != name}
+    if damage == "other type":
+        damaged[name] = [0, "x"] if name in ("partitions", "files") else {"x": 1}
+    transport = LandingTransport(tmp_path, sync=False)
+    path = put_entry(tmp_path, 0, damaged)
+    for _ in range(2):
+        with pytest.raises(fp.SourceError, match="no entry of a landing folder") as caught:
+            transport.send(batch(7, 0, 0, [1]))
+        assert caught.value.path == str(path)
+    assert transport._log.state.next_entry == 0
+    put_entry(tmp_path, 0, ENTRIES[kind])
+    if kind == "lease":
+        assert transport.init_producer("a") == (LEASES_FROM + 5, 4)
+    else:
+        assert transport.send(batch(7, 0, 0, [1])) == Answer(fp.Verdict.FENCED)
+
+
+def test_what_could_not_be_read_again_is_not_written(tmp_path: Path) -> None:
+    transport = LandingTransport(tmp_path, sync=False)
+    with pytest.raises(fp.PolicyError, match=r"fence: epoch 32768: 0 to 32767 was expected; nothing was written"):
+        transport.fence(7, 2**15, None)
+    assert read_landing(tmp_path).position == 0
+
+
+@pytest.mark.parametrize("epoch", [0, 1, 2**15 - 3, 2**15 - 2])
+def test_the_lease_whose_answer_was_lost_is_the_same_again(tmp_path: Path, epoch: int) -> None:
+    """Behind the last epoch a fresh pid follows, which its own producer must not take for somebody else's."""
+    put_entry(tmp_path, 0, {"kind": "lease", "name": "a", "is_taken_over": True, "pid": LEASES_FROM, "epoch": epoch})
+    transport, before = LandingTransport(tmp_path, sync=False), Identity(LEASES_FROM, epoch)
+    after = transport.init_producer("a", expected=before)
+    assert after == ((LEASES_FROM + 1, 0) if epoch == 2**15 - 2 else (LEASES_FROM, epoch + 1))
+    assert transport.init_producer("a", expected=before) == after
+    assert LandingTransport(tmp_path, sync=False).init_producer("a", expected=before) == after
+    transport.init_producer("a")
+    for known in (before, after):
+        with pytest.raises(fp.FencedError, match="'a' was taken over"):
+            transport.init_producer("a", expected=known)
 
 
 def test_reading_after_the_end_is_refused(tmp_path: Path) -> None:
@@ -370,26 +547,32 @@ def test_positions_without_a_name_are_no_entry(tmp_path: Path) -> None:
 WRITE = """
 import sys, fencepost as fp
 from fencepost.transports import LandingTransport
+told_at, waits_at = map(int, sys.argv[2:])
 with fp.SequencedProducer(LandingTransport(sys.argv[1], sync=False), name="reader", position="at") as producer:
     for start in range(0, 600, 6):
         producer.send([{"at": at, "value": at} for at in range(start, start + 6)])
-        if start == 12:
+        if start == told_at:
             producer.flush()
             print("begun", flush=True)
+        if start == waits_at:
+            sys.stdin.read()
 """
 
 
 def test_a_producer_that_is_killed_and_begins_again_loses_and_doubles_nothing(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", WRITE, str(tmp_path)]
     for seed in range(3):
-        process = subprocess.Popen([sys.executable, "-c", WRITE, str(tmp_path)], stdout=subprocess.PIPE)
+        told_at = 6 * random.Random(seed).randrange(2, 80)
+        places = [str(told_at), str(told_at + 60)]  # killed between them: it waits at the second
+        process = subprocess.Popen([*command, *places], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         assert process.stdout is not None
         assert process.stdout.readline() == b"begun\n"
-        time.sleep(random.Random(seed).random() / 10)
         process.kill()
         process.communicate()
+        assert process.returncode == -signal.SIGKILL
         found = values(read_landing(tmp_path))
         assert found == list(range(len(found)))
-    subprocess.run([sys.executable, "-c", WRITE, str(tmp_path)], check=True, capture_output=True)
+    subprocess.run([*command, "-1", "-1"], check=True, capture_output=True)
     landing = read_landing(tmp_path)
     assert values(landing) == list(range(600))
     assert len({batch.epoch for batch in landing.batches}) >= 2, "more than one of them has written"

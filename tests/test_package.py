@@ -12,6 +12,7 @@ import re
 import subprocess
 import sys
 import textwrap
+import threading
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -112,10 +113,13 @@ LAYERS = [
     "fencepost.errors",
     "fencepost.verdict",
     "fencepost.arrow",
+    "fencepost.inputs",
     "fencepost.kafka.finding",
     "fencepost._native",
     "fencepost.policy",
     "fencepost.findings",
+    "fencepost.resets",
+    "fencepost.content",
     "fencepost.auditor",
     "fencepost.dedup",
     "fencepost.producer",
@@ -134,7 +138,7 @@ SOURCES_MIN = {"fencepost": 20, "fencepost_spark": 6}
 SPARK = {"pyspark", "py4j", "fencepost_spark"}
 # Layers, and modules that the others of their layer import only when they are needed.
 EXTRAS_AT_IMPORT = {"fencepost.auditor", "fencepost.generate", "fencepost.lake", "fencepost.cli", "fencepost_spark"}
-EXTRAS_AT_IMPORT |= {"fencepost.sql"}
+EXTRAS_AT_IMPORT |= {"fencepost.sql", "fencepost.resets", "fencepost.content", "fencepost.state.checksums"}
 EXTRAS_AT_IMPORT |= {"fencepost.transports.sql"}
 EXTRAS_AT_IMPORT |= {"fencepost.kafka.auditing", "fencepost.kafka.sequences"}
 
@@ -248,7 +252,13 @@ def test_crates_depend_downwards() -> None:
         "fencepost-log": {"fencepost-core", "fencepost-kafka"},
         "fencepost-python": {"fencepost-core", "fencepost-kafka", "fencepost-lake", "fencepost-log"},
         "fencepost-bench": {"fencepost-core"},
-        "fencepost-fuzz": {"fencepost-core", "fencepost-kafka", "fencepost-testkit"},
+        "fencepost-fuzz": {
+            "fencepost-core",
+            "fencepost-kafka",
+            "fencepost-lake",
+            "fencepost-python",
+            "fencepost-testkit",
+        },
     }
     found = crates()
     assert found.keys() == wanted.keys()
@@ -283,8 +293,11 @@ def test_the_lake_knows_no_python_and_no_rules() -> None:
     assert manifest["dependencies"].keys() == {
         "arrow-array",
         "arrow-schema",
+        "brotli",
         "bytes",
         "crc32fast",
+        "flate2",
+        "lz4_flex",
         "parquet",
         "snap",
         "zstd",
@@ -382,10 +395,10 @@ def test_stubs_say_what_the_extension_is(module: str, tmp_path: Path) -> None:
     allowed = tmp_path / "allowed"
     # Names that an import that fails binds while it fails; types with an option in them, which stubtest takes for
     # classes.
-    options = "fencepost\\.cli\\.(identity|state|terminal)\\.[A-Z].*"
-    literals = "(job\\.(Layout|OnReset)|plan\\.Plan|scan\\.Status|segments\\.Isolation|write\\.(InPlace|Rejects))"
-    literals = f"fencepost\\.(lake\\.{literals}|sql\\.transaction\\.Outcome)"
-    for_types = "fencepost\\.(producer|transports)\\.\\w+\\.pa"
+    options = "fencepost\\.cli\\.(identity|state|terminal|kafka_audit|kafka_export)\\.[A-Z].*"
+    literals = "(job\\.Layout|plan\\.Plan|scan\\.Status|segments\\.Isolation|write\\.(InPlace|Rejects))"
+    literals = f"fencepost\\.(lake\\.{literals}|sql\\.transaction\\.Outcome|(lake|sql)\\.[a-z_]+\\.On[A-Z][A-Za-z]+)"
+    for_types = "fencepost\\.(inputs|(producer|transports)\\.\\w+)\\.pa"
     allowed.write_text(f"fencepost\\.cli\\.(package|problem)\n{options}\n{literals}\n{for_types}\n")
     command = [sys.executable, "-m", "mypy.stubtest", module, "--mypy-config-file", str(ROOT / "pyproject.toml")]
     done = subprocess.run(
@@ -474,8 +487,11 @@ def test_code_in_documents_runs(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     code = compile(source, where, "exec")
+    before = set(threading.enumerate())
     if runs:
         exec(code, {"__name__": "__main__"})
+    left = [it.name for it in set(threading.enumerate()) - before if it.name.startswith("fencepost")]
+    assert not left, "an example closes what it opens"
 
 
 def test_every_code_block_was_found() -> None:

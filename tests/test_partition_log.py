@@ -526,7 +526,7 @@ def test_a_killed_writer_loses_nothing_that_it_was_told(tmp_path: Path, sync: st
                 writer.send_signal(signal.SIGKILL)
                 break
         told += [tuple(map(int, line.split())) for line in writer.stdout if line.count(" ") == 2 and line[-1] == "\n"]
-        writer.wait()
+        assert writer.wait() == -signal.SIGKILL
         writer.stdout.close()
         with PartitionLog(folder) as log:
             found = dict(values_of(log))
@@ -617,6 +617,45 @@ def test_a_log_that_could_not_be_opened_is_not_locked(tmp_path: Path) -> None:
     with PartitionLog(path, on_damage="cut") as log:
         assert log.recovered == (None, ("00000000000000000002.state", "00000000000000000002.snapshot"), 1, 68)
         assert log.append(7, 0, 1, [b"b"]) == Appended(ACCEPTED, 1)
+
+
+@pytest.mark.parametrize("keeps_states", [True, False])
+def test_damage_in_any_segment_is_cut_where_that_is_asked_for(tmp_path: Path, keeps_states: bool) -> None:
+    whole = tmp_path / "whole" / "orders-0"
+    with PartitionLog(whole, segment_bytes=300) as log:
+        for seq in range(12):
+            log.append(7, 0, seq, [b"%d" % seq])
+    segments = sorted(whole.glob("*.log"))
+    assert len(segments) >= 3
+    for segment in segments:
+        path = tmp_path / segment.stem / "orders-0"
+        shutil.copytree(whole, path)
+        if not keeps_states:
+            for state in [*path.glob("*.state"), *path.glob("*.snapshot")]:
+                state.unlink()
+        data = bytearray(segment.read_bytes())
+        data[65] ^= 1  # of the segment's first batch
+        (path / segment.name).write_bytes(data)
+        if not keeps_states:
+            with pytest.raises(fp.SourceError, match='on_damage="cut" gives up everything from offset') as raised:
+                PartitionLog(path, segment_bytes=300)
+            assert (raised.value.path, raised.value.position) == (str(path / segment.name), 0)
+        base = int(segment.stem)
+        behind = sum(it.stat().st_size for it in segments if it.name >= segment.name)
+        with PartitionLog(path, segment_bytes=300, on_damage="cut") as log:
+            assert (log.log_end, log.recovered.cut_bytes) == (base, behind)
+            assert log.append(7, 0, base, [b"again"]) == Appended(ACCEPTED, base)
+        with PartitionLog(path, segment_bytes=300) as log:
+            values = [it for part in log.read() for it in pa.record_batch(part)["value"].to_pylist()]
+            assert values == [*(b"%d" % seq for seq in range(base)), b"again"]
+
+
+def test_a_transaction_of_the_last_epoch_can_be_ended(tmp_path: Path) -> None:
+    with PartitionLog(tmp_path / "orders-0") as log:
+        log.append(7, 32767, 0, [b"a"], transactional=True)
+        assert log.last_stable_offset == 0
+        assert log.append_marker(7, 32767, "abort", transaction_version=2) == Appended(ACCEPTED, 1)
+        assert log.last_stable_offset == 2
 
 
 def test_a_fork_does_not_write(tmp_path: Path) -> None:

@@ -96,10 +96,10 @@ class Waits:
 
 
 class LosesTheFirstAnswer:
-    """The first batch is written, and its answer comes too late to be of use."""
+    """The first batch is written, and its answer comes too late to be of use. Of one partition."""
 
     def __init__(self, behind: PartitionLogTransport) -> None:
-        self.behind, self.partitions, self.fence, self.sent = behind, behind.partitions, behind.fence, 0
+        self.behind, self.partitions, self.fence, self.sent = behind, 1, behind.fence, 0
 
     def send(self, batch: SequencedBatch) -> Future[Answer]:
         self.sent += 1
@@ -114,8 +114,7 @@ class LosesTheFirstAnswer:
 
 def test_what_a_log_has_is_not_sent_again_under_a_new_epoch(transport: PartitionLogTransport, tmp_path: Path) -> None:
     good, bad = {"user": ["ann"], "value": [b"one"]}, {"value": [b"no user"]}
-    settings: dict[str, Any] = {"retry_backoff_ms": 500, "partitions": 1}
-    producer = fp.SequencedProducer(LosesTheFirstAnswer(transport), **settings)
+    producer = fp.SequencedProducer(LosesTheFirstAnswer(transport), retry_backoff_ms=500)
     first, refused = producer.send(good)[0], producer.send(bad)[0]
     third = producer.send({"user": ["bob"], "value": [b"three"]})[0]
     found = first.result(10)
@@ -237,6 +236,16 @@ def test_a_zombie_is_kept_out_by_a_marker(transport: PartitionLogTransport) -> N
         transport.fence(5, 2, [0])
     with pytest.raises(fp.FencepostError):
         first.close()
+
+
+def test_a_fence_holds_behind_the_marker_of_a_coordinator_that_took_over(transport: PartitionLogTransport) -> None:
+    """A marker without a coordinator was refused without a word, and who should be kept out was let in."""
+    table = pa.table({"user": ["ann"], "value": [b"x"]})
+    assert transport.write_marker(7, 1, 0, "abort", 3) is fp.Verdict.ACCEPTED
+    transport.fence(7, 5, [0])
+    assert transport.send(batch(7, 4, 0, table)).result(10).error is fp.Verdict.FENCED
+    assert transport.send(batch(7, 5, 0, table)).result(10).error is fp.Verdict.ACCEPTED
+    assert transport.write_marker(7, 6, 0, "abort", 3) is fp.Verdict.ACCEPTED, "the coordinator goes on"
 
 
 def test_transactions_are_seen_when_they_are_committed(transport: PartitionLogTransport, tmp_path: Path) -> None:

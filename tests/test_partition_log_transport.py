@@ -12,6 +12,7 @@ from fencepost.producer import Answer, SequencedBatch
 from fencepost.producer.stamping import stamp
 from fencepost.transports import PartitionLogTransport
 from fencepost.transports.judging import judge, mark, new_table
+from waiting import PATIENCE_SECONDS
 
 QUICK = {"retry_backoff_ms": 1, "retry_backoff_max_ms": 5}
 
@@ -52,7 +53,7 @@ class StandIn:
 
     def _call(self, batches: int) -> None:
         self.entered.set()
-        assert self.may_go_on.wait(10)
+        assert self.may_go_on.wait(PATIENCE_SECONDS)
         self.calls.append(batches)
         if self.fails:
             raise self.fails.pop(0)
@@ -70,10 +71,12 @@ def test_what_comes_while_the_log_syncs_shares_the_next_sync() -> None:
     with PartitionLogTransport([log]) as transport:
         table = pa.table({"n": [1]})
         answers = [transport.send(batch(7, 0, 0, table))]
-        assert log.entered.wait(10)
+        assert log.entered.wait(PATIENCE_SECONDS)
         answers += [transport.send(batch(7, 0, seq, table)) for seq in (1, 2, 3)]
         log.may_go_on.set()
-        assert [it.result(10) for it in answers] == [Answer(fp.Verdict.ACCEPTED, offset) for offset in range(4)]
+        assert [it.result(PATIENCE_SECONDS) for it in answers] == [
+            Answer(fp.Verdict.ACCEPTED, offset) for offset in range(4)
+        ]
     assert log.calls == [1, 3]
     assert not log.is_closed, "it is the caller's"
 
@@ -84,12 +87,12 @@ def test_an_append_that_fails_is_the_failure_of_its_batch_alone() -> None:
     with PartitionLogTransport([log]) as transport:
         table = pa.table({"n": [1]})
         answers = [transport.send(batch(7, 0, 0, table))]
-        assert log.entered.wait(10)
+        assert log.entered.wait(PATIENCE_SECONDS)
         answers += [transport.send(batch(pid, 0, 0, table)) for pid in (8, 9)]
         log.may_go_on.set()
         assert isinstance(answers[0].exception(10), OSError)
         assert isinstance(answers[1].exception(10), OSError), "the call of both has raised, and then its own"
-        assert answers[2].result(10).offset == 0
+        assert answers[2].result(PATIENCE_SECONDS).offset == 0
     assert log.calls == [1, 2, 1, 1]
 
 
@@ -99,12 +102,12 @@ def test_a_full_disk_is_tried_again_and_told_in_the_end() -> None:
         PartitionLogTransport([StandIn((full, full))]) as transport,
         fp.SequencedProducer(transport, **QUICK) as producer,
     ):
-        assert producer.send([{"n": 1}])[0].result(10).offset == 0
+        assert producer.send([{"n": 1}])[0].result(PATIENCE_SECONDS).offset == 0
     with PartitionLogTransport([StandIn((full,) * 10_000)]) as transport:
         settings = {"delivery_timeout_ms": 100, "request_timeout_ms": 100, **QUICK}
         producer = fp.SequencedProducer(transport, **settings)
         with pytest.raises(fp.DeliveryError, match="No space left on device"):
-            producer.send([{"n": 1}])[0].result(10)
+            producer.send([{"n": 1}])[0].result(PATIENCE_SECONDS)
         with pytest.raises(fp.DeliveryError):
             producer.close()
 

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 from faulty_transport import LIES, FaultyTransport, MemoryTransport
 from fencepost.producer import Answer, ErrorCode, Identity, SequencedBatch
+from waiting import wait_until
 
 QUICK = {"retry_backoff_ms": 1, "retry_backoff_max_ms": 5}
 
@@ -80,6 +81,16 @@ def test_a_retry_has_the_same_numbers_and_a_copy_is_a_success() -> None:
     assert (delivered.offset, delivered.is_duplicate) == (7, True)
     assert {(it.pid, it.epoch, it.first_seq) for it in transport.batches} == {(*producer.identity, 0)}
     assert len(transport.batches) == 3
+
+
+@pytest.mark.parametrize("rows", [{"value": 1}, [{"value": "\udc80"}], {"value": ["\udc80"]}, [{"value": object()}]])
+def test_rows_that_are_none_leave_the_producer_as_it_was(rows: Any) -> None:
+    transport = MemoryTransport(partitions=1)
+    with fp.SequencedProducer(transport) as producer:
+        with pytest.raises(fp.BatchError, match=r"column 'value'.*; nothing of this call was sent"):
+            producer.send(rows)
+        producer.send([{"value": 1}])
+    assert transport.log == {0: [1]}
 
 
 def test_callbacks_may_use_the_producer() -> None:
@@ -167,10 +178,10 @@ def test_batches_of_a_partition_are_in_flight_together() -> None:
     producer.send(rows(*range(7)))
     assert transport.full.wait(10)
     assert [batch.first_seq for batch, _ in transport.waiting] == [0, 1, 2, 3, 4]
-    while transport.waiting:
+    for _ in range(7):
+        wait_until(lambda: transport.waiting, "a batch is not sent")
         batch, answer = transport.waiting.pop(0)
         answer.set_result(MemoryTransport.send(transport, batch))
-        threading.Event().wait(0.02)
     producer.close()
     assert transport.log == {0: list(range(7))}
 
@@ -310,9 +321,9 @@ class Coordinator:
     def begin(self, identity: Any) -> None:
         self.calls.append("begin")
 
-    def add_partitions(self, identity: Any, partitions: list[int]) -> None:
+    def add_partitions(self, identity: Any, partitions: list[tuple[str, int]]) -> None:
         self.calls.append(partitions)
-        self.partitions.update(partitions)
+        self.partitions.update(number for _, number in partitions)
 
     def commit(self, identity: Any, work: Any = None) -> Identity:
         if work is not None:
@@ -340,7 +351,7 @@ class Coordinator:
 def test_a_transaction_commits_or_aborts() -> None:
     transport = MemoryTransport()
     coordinator = Coordinator(transport)
-    with fp.SequencedProducer(transport, name="t", coordinator=coordinator, partition_by="to") as producer:
+    with fp.SequencedProducer(transport, name="t", coordinator=coordinator, topic="out", partition_by="to") as producer:
         with producer.transaction():
             producer.send([{"to": 0, "value": 1}])
             producer.send([{"to": 1, "value": 2}, {"to": 0, "value": 3}])
@@ -350,7 +361,18 @@ def test_a_transaction_commits_or_aborts() -> None:
         assert producer.identity == (first.pid, first.epoch + 1)
         with producer.transaction():
             assert producer.send([{"to": 1, "value": 5}])[0].result(10).first_seq == 0
-    assert coordinator.calls == ["begin", [0], [1], "commit", "begin", [1], "abort", "begin", [1], "commit"]
+    assert coordinator.calls == [
+        "begin",
+        [("out", 0)],
+        [("out", 1)],
+        "commit",
+        "begin",
+        [("out", 1)],
+        "abort",
+        "begin",
+        [("out", 1)],
+        "commit",
+    ]
     assert all(batch.transactional for batch in transport.batches)
 
 
@@ -363,7 +385,7 @@ def test_a_transaction_that_lost_a_batch_can_only_be_aborted() -> None:
 
     transport = Refuses()
     coordinator = Coordinator(transport)
-    with fp.SequencedProducer(transport, name="t", coordinator=coordinator) as producer:
+    with fp.SequencedProducer(transport, name="t", coordinator=coordinator, topic="out") as producer:
         producer.begin()
         producer.send(rows("good"))
         producer.send(rows("bad"))[0].exception(10)
@@ -400,7 +422,7 @@ UNSURE = [fp.errors.OutcomeUnknownError("lost"), fp.errors.ConcurrentTransaction
 def test_nothing_is_taken_while_a_commit_has_no_answer(error: Exception) -> None:
     transport = MemoryTransport(partitions=1)
     coordinator = Unsure(transport, error)
-    with fp.SequencedProducer(transport, name="t", coordinator=coordinator) as producer:
+    with fp.SequencedProducer(transport, name="t", coordinator=coordinator, topic="out") as producer:
         producer.begin()
         producer.send(rows(1))
         with pytest.raises(type(error)):
@@ -416,7 +438,7 @@ def test_nothing_is_taken_while_a_commit_has_no_answer(error: Exception) -> None
 def test_a_block_asks_for_its_commit_again_and_does_not_abort() -> None:
     transport = MemoryTransport(partitions=1)
     coordinator = Unsure(transport, *UNSURE)
-    with fp.SequencedProducer(transport, name="t", coordinator=coordinator, **QUICK) as producer:
+    with fp.SequencedProducer(transport, name="t", coordinator=coordinator, topic="out", **QUICK) as producer:
         with producer.transaction():
             producer.send(rows(1))
         coordinator.errors = UNSURE[:1] * 5
@@ -445,7 +467,10 @@ def test_what_is_sent_while_a_commit_is_being_decided_is_refused() -> None:
             thread.join(10)
             return super().commit(identity, work)
 
-    with fp.SequencedProducer(transport, name="t", coordinator=Sends(transport)) as producer, producer.transaction():
+    with (
+        fp.SequencedProducer(transport, name="t", coordinator=Sends(transport), topic="out") as producer,
+        producer.transaction(),
+    ):
         producer.send(rows(1))
     assert transport.log == {0: [1]}
     assert len(refused) == 1
@@ -453,7 +478,7 @@ def test_what_is_sent_while_a_commit_is_being_decided_is_refused() -> None:
 
 def test_a_fenced_transaction_stops_the_producer() -> None:
     transport = MemoryTransport()
-    producer = fp.SequencedProducer(transport, name="t", coordinator=Coordinator(transport))
+    producer = fp.SequencedProducer(transport, name="t", coordinator=Coordinator(transport), topic="out")
     producer.begin()
     producer.send(rows(1))[0].result(10)
     transport.init_producer("t")
@@ -468,7 +493,7 @@ def test_a_coordinator_may_be_the_registry_and_takes_work_along() -> None:
     transport = MemoryTransport(partitions=1)
     coordinator = Coordinator(transport)
     coordinator.init_producer = transport.init_producer  # type: ignore[attr-defined]
-    with fp.SequencedProducer(Script(Answer()), name="t", coordinator=coordinator) as producer:
+    with fp.SequencedProducer(Script(Answer()), name="t", coordinator=coordinator, topic="out") as producer:
         producer.begin()
         producer.commit("work")
     assert coordinator.calls == ["begin", "work", "commit"]
@@ -477,7 +502,7 @@ def test_a_coordinator_may_be_the_registry_and_takes_work_along() -> None:
 
 def test_calls_out_of_turn_are_refused() -> None:
     transport = MemoryTransport()
-    with fp.SequencedProducer(transport, name="t", coordinator=Coordinator(transport)) as producer:
+    with fp.SequencedProducer(transport, name="t", coordinator=Coordinator(transport), topic="out") as producer:
         with pytest.raises(fp.PolicyError, match="sends within transactions only"):
             producer.send(rows(1))
         for call in (producer.commit, producer.abort):
@@ -512,10 +537,16 @@ def test_calls_out_of_turn_are_refused() -> None:
         ({"linger_ms": 5}, "linger_ms: no such setting; there are acks, retries"),
         ({"key": "a", "partition_by": "b"}, "key='a' and partition_by='b'"),
         ({"partitions": 0}, "partitions=0: 1 to 2147483647"),
+        ({"name": "\udc80"}, "name='\\udc80': a name is a text of at least one character of UTF-8"),
         ({"name": ""}, "at least one character"),
         ({"coordinator": object()}, "a coordinator without a name"),
         ({"position": "p"}, "position='p' without a name"),
-        ({"position": "p", "name": "a", "coordinator": object()}, "position='p' with a coordinator"),
+        ({"coordinator": object(), "name": "a"}, "topic=None with a coordinator: give the topic"),
+        ({"topic": "out"}, "topic='out' without a coordinator"),
+        (
+            {"position": "p", "name": "a", "coordinator": object(), "topic": "out"},
+            "position='p' with a coordinator",
+        ),
         ({"position": "p", "name": "a"}, "position='p' with 2 partitions, and neither key nor partition_by"),
     ],
 )

@@ -14,7 +14,9 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pytest
 from fencepost.state import segments
 from fencepost.state.decision import (
+    Checksums,
     Decision,
+    Deferred,
     Inputs,
     LedgerFiles,
     Lists,
@@ -26,12 +28,13 @@ from fencepost.state.decision import (
     Shard,
     Shards,
     SideFiles,
+    SumPiece,
     decision_from_json,
     settings_from_json,
     sha256,
     to_json,
 )
-from fencepost.state.ledger import COLUMNS, extend_ledger, file_table, new_files, read_ledger
+from fencepost.state.ledger import COLUMNS, IDENTITY, extend_ledger, file_table, new_files, read_ledger
 from fencepost.state.segments import SegmentWriter, advance, held_positions, load_table
 from fencepost.state.stores import MemoryStore
 
@@ -55,9 +58,13 @@ DECISION = Decision(
     kind="seed",
     shard_count=12,
     shards=Shards.of(SHARDS_ALL),
+    checksums=Checksums.of(["x"], {2: [SumPiece(rows=3, piece=Piece("s/3", 20, 12, "ee"))]}),
     ledger=LedgerFiles(name=["l"], bytes=[3], sha256=["dd"], files=[2]),
     inputs=Inputs(**FILES, rows=[3, 4], footer_crc=[5, 6]),
     quarantined=Quarantined(**FILES, reason=["no footer", "none"]),
+    deferred=Deferred(
+        path=["d"], bytes=[1], mtime_ns=[2], first_seen_ms=[3], reason=["none"], add=[{"path": "d", "size": 1}]
+    ),
     outputs=Outputs(name=["o"], ordinal=[1], rows=[4], bytes=[5], footer_crc=[6]),
     marked=Marked(path=["p"], ordinal=[1], rows=[9], refused=[2], vector=[{"cardinality": 2}]),
     side_files=SideFiles(table=["missing"], name=["m"], rows=[1], bytes=[2], footer_crc=[3]),
@@ -68,6 +75,8 @@ DECISION = Decision(
     horizon_ms=900,
     key_types={"pid": "integer"},
     oldest=3,
+    collected=2,
+    breaks=[[3, 1]],
     counts={"ACCEPTED": 4, "DUPLICATE": 3},
     missing_ranges=1,
     missing_rows=2,
@@ -131,7 +140,7 @@ def test_shards_by_number() -> None:
     assert sorted(new.replaced([dataclasses.replace(other, shard=0)]).files) == ["s/3"]
     assert len(Shards()) == 0
     assert DECISION.entries == 8
-    assert DECISION.files() == {"s/1", "s/2", "l"}
+    assert DECISION.files() == {"s/1", "s/2", "s/3", "l"}
 
 
 def test_many_files_and_shards() -> None:
@@ -160,7 +169,7 @@ def test_many_files_and_shards() -> None:
     assert len(again.shards.sha256) == 5 * shard_count
     assert again.shards.get(4_095) == Shard(shard=4_095, entries=1, positions=2, pieces=tuple(pieces))
     assert again == large
-    assert data.count(b"\n") < 100, "a column a line"
+    assert data.count(b"\n") < 120, "a column a line"
 
 
 def test_lists_row_by_row() -> None:
@@ -168,7 +177,7 @@ def test_lists_row_by_row() -> None:
     assert rows == [{"name": "o", "ordinal": 1, "rows": 4, "bytes": 5, "footer_crc": 6}]
     assert Outputs.of(rows) == DECISION.outputs
     assert all(len(kind()) == 0 for kind in Lists.__subclasses__())
-    assert len(Lists.__subclasses__()) == 6
+    assert len(Lists.__subclasses__()) == 7
 
 
 # -- Segments
@@ -301,17 +310,45 @@ def listing(*numbers: int, mtime_ns: int = 5) -> pa.Table:
 
 def test_what_is_new(store: MemoryStore) -> None:
     ledger = None
-    assert new_files(read_ledger(store, ledger), listing(4, 2)).to_pylist() == [0, 1]
+    assert new_files(read_ledger(store, ledger), listing(4, 2)) == ([0, 1], {})
     ledger = extend_ledger(store, ledger, 1, "a", [listing(1, 2), listing(3)])
     known = read_ledger(store, ledger)
     assert known["path"].to_pylist() == ["1.parquet", "2.parquet", "3.parquet"]
-    assert new_files(known, listing(5, 3, 4, 1, 0)).to_pylist() == [0, 2, 4]
-    assert new_files(known, listing(2, mtime_ns=6)).to_pylist() == [0], "another file of the same name"
-    assert new_files(known, listing()).to_pylist() == []
-    for column in COLUMNS[1:]:
-        other: Any = ["x"] if column == "etag" else [99]
-        changed = {name: other if name == column else listing(2)[name].to_pylist() for name in COLUMNS}
-        assert new_files(known, file_table(changed)).to_pylist() == [0], column
+    assert new_files(known, listing(5, 3, 4, 1, 0)) == ([0, 2, 4], {})
+    assert new_files(known, listing(2, mtime_ns=6)) == ([0], {}), "another file of the same name"
+    assert new_files(known, listing()) == ([], {})
+    for column in IDENTITY[1:]:
+        assert new_files(known, changed(column)) == ([0], {}), column
+    assert new_files(known, changed("inode")) == ([], {}), "the footer that was read is not known"
+
+
+def changed(column: str) -> pa.Table:
+    other: Any = ["x"] if column == "etag" else [99]
+    return file_table({name: other if name == column else listing(2)[name].to_pylist() for name in COLUMNS})
+
+
+def test_other_inodes_are_told_by_footers(store: MemoryStore) -> None:
+    ledger = extend_ledger(store, None, 1, "a", [changed("footer_crc"), listing(1)])
+    known = read_ledger(store, ledger)
+    assert new_files(known, listing(2)) == ([], {})
+    assert new_files(known, changed("inode")) == ([], {0: {99}})
+    again = changed("inode").set_column(5, "footer_crc", pa.array([99]))
+    ledger = extend_ledger(store, ledger, 2, "b", [again])
+    assert new_files(read_ledger(store, ledger), changed("inode")) == ([], {})
+
+
+def test_a_ledger_without_footers(store: MemoryStore) -> None:
+    """As versions before have written it: what is in it was read."""
+    sink = pa.BufferOutputStream()
+    old = listing(1, 2).drop_columns(["footer_crc"]).select(["path", "bytes", "mtime_ns", "inode", "etag"])
+    with pa.ipc.new_file(sink, old.schema) as file:
+        file.write_table(old)
+    data = sink.getvalue().to_pybytes()
+    store.put("old.arrow", data)
+    ledger = LedgerFiles(name=["old.arrow"], bytes=[len(data)], sha256=[sha256(data)], files=[2])
+    assert new_files(read_ledger(store, ledger), changed("inode")) == ([], {})
+    ledger = extend_ledger(store, ledger, 1, "a", [listing(3)])
+    assert new_files(read_ledger(store, ledger), listing(1, 2, 3, 4)) == ([3], {})
 
 
 def test_the_ledger_is_merged_like_a_log(store: MemoryStore) -> None:
@@ -335,7 +372,7 @@ def test_a_ledger_of_very_many(store: MemoryStore) -> None:
     """10^5 files, of which a score are new: whole columns are compared, no object a file."""
     table = listing(*range(100_000))
     ledger = extend_ledger(store, None, 1, "a", [table.slice(20)])
-    assert new_files(read_ledger(store, ledger), table).to_pylist() == list(range(20))
+    assert new_files(read_ledger(store, ledger), table) == (list(range(20)), {})
     assert ledger.bytes[0] < 1_000_000
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from fencepost.errors import TransportError
 from fencepost.producer.answers import ErrorCode
-from fencepost.producer.sequencer import Delivered, Identity, Limits, Numbers, Sequencer, is_after, step
+from fencepost.producer.sequencer import Batch, Delivered, Identity, Limits, Numbers, Sequencer, is_after, step
 from simulated_log import Faults, Simulation, complaints
 
 SEEDS = range(40)
@@ -51,13 +52,14 @@ def test_what_expires_is_nowhere_twice_and_takes_nothing_with_it(weather: str) -
 
 def test_without_a_fence_a_copy_that_outlives_its_epoch_is_written_twice() -> None:
     """Kafka's own limit, and why transports may have `fence`."""
-    found = []
-    for seed in range(600):
+
+    def complaints_of(seed: int) -> list[str]:
         simulation = Simulation(seed, WEATHER["storm"], HASTY, fences=False)
         simulation.run(batches=40)
         simulation.drain()
-        found += complaints(simulation)
-    assert any("rows twice" in it for it in found)
+        return complaints(simulation)
+
+    assert any("rows twice" in it for seed in range(600) for it in complaints_of(seed))
 
 
 class Forgetful(Sequencer):
@@ -77,6 +79,17 @@ def test_the_simulation_objects_to_a_producer_that_numbers_retries_anew() -> Non
         simulation.run(batches=40)
         found += complaints(simulation)
     assert any("rows twice" in it for it in found)
+
+
+def test_nothing_is_due_once_it_has_stopped() -> None:
+    """A request that is never answered would otherwise stay overdue, and its sender would never sleep."""
+    sequencer = Sequencer(Identity(7, 0), HASTY)
+    sequencer.add(Batch(0, 1, None, 0))
+    assert len(sequencer.poll(0)) == 1
+    assert sequencer.wake_ms() == HASTY.request_ms
+    sequencer.stop(TransportError("stopped"))
+    assert sequencer.poll(10 * HASTY.delivery_ms) == []
+    assert sequencer.wake_ms() is None
 
 
 def test_a_simulation_is_the_same_for_the_same_seed() -> None:

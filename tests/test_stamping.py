@@ -179,9 +179,33 @@ def test_rows_that_are_none_are_refused() -> None:
     with pytest.raises(fp.BatchError, match="column 'b', row 1: there in some rows and not in others") as caught:
         to_table([{"a": 1}, {"a": 1, "b": 2}])
     assert (caught.value.column, caught.value.row) == ("b", 1)
-    with pytest.raises(fp.BatchError, match="column 'a': ") as caught:
-        to_table([{"a": 1}, {"a": "x"}])
-    assert caught.value.column == "a"
+
+
+SURROGATE = "b\udcffad"
+ODD_ROWS: list[tuple[Any, int | None, str]] = [
+    ([{"a": 1}, {"a": 2}, {"a": "x"}], 2, r"'x': .*"),
+    ([{"a": "x"}, {"a": SURROGATE}], 1, "a text with a lone surrogate, .* Mend it where it is decoded"),
+    ({"a": ["x", None, SURROGATE, "y"]}, 2, "a text with a lone surrogate"),
+    ({"a": [1, 2, object()]}, 2, "object"),
+    ([{"a": 2**70}], 0, str(2**70)),
+    (
+        {"a": 1},
+        None,
+        r"1 is not an array: a dict is one of column names to arrays; put one event into a list, \[event\]",
+    ),
+    ({"a": "xy"}, None, "'xy' is not an array"),
+    ({"a": {"b": 1}}, None, "is not an array"),
+    ({"b": [1, 2], "a": [1]}, None, "the columns make no table: .*"),
+]
+
+
+@pytest.mark.parametrize(("rows", "row", "problem"), ODD_ROWS)
+def test_values_that_make_no_column_are_refused_by_name(rows: Any, row: int | None, problem: str) -> None:
+    with pytest.raises(fp.BatchError, match=f"{problem}.*; nothing of this call was sent") as caught:
+        to_table(rows)
+    assert caught.value.row == row
+    if "make no table" not in problem:
+        assert caught.value.column == "a"
 
 
 @pytest.mark.parametrize(

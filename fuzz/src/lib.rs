@@ -3,6 +3,8 @@
 //! libFuzzer calls them from `fuzz_targets`, and `tests/corpus.rs` calls them on the corpus and on what
 //! comes of it by chance, without libFuzzer.
 
+#[cfg(feature = "binding")]
+pub mod binding;
 mod broker;
 mod follower;
 pub mod log;
@@ -11,5 +13,6 @@ mod operations;
 mod snapshot;
 
 pub use broker::broker;
+pub use memory::bounded;
 pub use operations::{Named, POLICIES, operations, operations_with};
 pub use snapshot::{FOLLOWED, seal, snapshot};

@@ -48,7 +48,7 @@ fn table(options: &BrokerOptions, has_names: bool, entries: i64) -> BrokerTable 
         for name in ["orders", "clicks", "carts"] {
             let mut key = Vec::new();
             encode_bytes(&mut key, name.as_bytes());
-            table.keys_mut().partition.dictionary.intern(&key);
+            table.keys_mut().partition.dictionary.intern(&key).expect("memory");
         }
     }
     for number in 0..entries {

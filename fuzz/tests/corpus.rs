@@ -90,7 +90,7 @@ fn table(policy: Policy, has_names: bool, keeps_timestamp: bool) -> StateTable {
         for number in [7u8, 0, 3, 255] {
             let mut key = Vec::new();
             fencepost_core::encode_bytes(&mut key, &[number, 0]);
-            table.keys_mut().pid.dictionary.intern(&key);
+            table.keys_mut().pid.dictionary.intern(&key).expect("memory");
         }
     }
     feed(&mut table, 7, 200, 0);

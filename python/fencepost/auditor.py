@@ -22,17 +22,19 @@ import pyarrow.compute as pc
 
 from fencepost import _native
 from fencepost._native import StateTable, Verdicts
+from fencepost.content import checksums, content_columns, mixed
 from fencepost.errors import BatchError
-from fencepost.findings import AuditReport
+from fencepost.findings import RESET_ROWS_MIN, AuditReport
 from fencepost.policy import Columns, Policy
+from fencepost.resets import UNKNOWN, newest_before
 from fencepost.verdict import Verdict
 
 CALL_ROWS = 1 << 20
 """Rows of a call: large enough to be fast, small enough to answer Ctrl-C and to bound memory."""
 SAMPLE_MAX = 1 << 18
-"""Kept rows that are remembered for the distances of their repeats, 16 bytes each."""
-RESET_ROWS_MIN = 1_000
-"""A key with fewer newer duplicates is not suspected of a reset."""
+"""Kept rows that are remembered, to compare repeats with them, 24 bytes each."""
+CONFLICTS_MAX = 1_000
+"""Repeats with other content that a report lists."""
 COMPACT_MIN = 1 << 18
 """Lines that a tally lets gather before it is added up."""
 
@@ -40,19 +42,39 @@ Hashes: TypeAlias = npt.NDArray[np.uint64]
 Numbers: TypeAlias = npt.NDArray[np.int64]
 Mask: TypeAlias = npt.NDArray[np.bool_]
 
-UNKNOWN = np.iinfo(np.int64).min
 
-
-def audit_rows(rows: Any, columns: Columns, table: StateTable, producers_max: int, call_rows: int) -> AuditReport:
+def audit_rows(
+    rows: Any,
+    columns: Columns,
+    table: StateTable,
+    producers_max: int,
+    call_rows: int,
+    reset_rows_min: int,
+    compared: tuple[str, ...] | None = None,
+) -> AuditReport:
     """The report on rows of any kind, judged by a table that is advanced. See `fencepost.audit`."""
-    auditor = Auditor(table.policy, columns, table)
+    auditor = Auditor(table.policy, columns, table, compared is not None)
     first = 0
-    for piece in pieces(rows, columns.read(table.keep), call_rows):
+    sums = [np.empty(0, np.uint64)]
+    for piece in pieces(rows, columns.read(table.keep), call_rows, is_whole=compared is not None):
         with placed(first):
             verdicts = table.apply(piece, columns)
         auditor.add(identity(piece, columns, table.keep), verdicts, first)
         first += len(piece)
-    return auditor.report(table, order="as the rows came", producers_max=producers_max)
+        if compared is not None:
+            sums.append(checksums(piece, content_columns(piece.column_names, columns.names, compared)))
+    facts: dict[str, Any] = {} if compared is None else _compared(auditor, np.concatenate(sums))
+    order = "as the rows came"
+    return auditor.report(table, order=order, producers_max=producers_max, reset_rows_min=reset_rows_min, **facts)
+
+
+def _compared(auditor: Auditor, sums: Hashes) -> dict[str, Any]:
+    """What the report says of content. `sums`: the checksum of each row."""
+    repeats, kept = auditor.pairs()
+    is_conflict = sums[repeats] != sums[kept]
+    auditor.count_conflicts(int(is_conflict.sum()))
+    conflicts = pa.table({"row": repeats[is_conflict], "kept_row": kept[is_conflict]}).sort_by("row")
+    return {"content_compared": len(repeats), "conflicts": conflicts.slice(0, CONFLICTS_MAX)}
 
 
 @contextmanager
@@ -68,15 +90,16 @@ def placed(first: int) -> Iterator[None]:
         raise BatchError(text, column=error.column, row=row) from error
 
 
-def pieces(rows: Any, names: tuple[str, ...], rows_max: int = CALL_ROWS) -> Iterator[pa.Table]:
+def pieces(rows: Any, names: tuple[str, ...], rows_max: int = CALL_ROWS, is_whole: bool = False) -> Iterator[pa.Table]:
     """Rows of any kind as Arrow tables of about `rows_max` rows, identity columns only if all are there.
 
-    A stream is read as it comes and not collected. Raises TypeError for what is no table.
+    A stream is read as it comes and not collected. `is_whole`: with all their columns. Raises TypeError for what is no
+    table.
     """
     gathered: list[pa.RecordBatch] = []
     count = 0
-    for batch in _batches(rows, names):
-        if set(names) <= set(batch.schema.names):
+    for batch in _batches(rows, () if is_whole else names):
+        if not is_whole and set(names) <= set(batch.schema.names):
             batch = batch.select([batch.schema.get_field_index(name) for name in dict.fromkeys(names)])
         for start in range(0, max(len(batch), 1), rows_max):
             part = batch.slice(start, rows_max)
@@ -91,12 +114,12 @@ def pieces(rows: Any, names: tuple[str, ...], rows_max: int = CALL_ROWS) -> Iter
 
 def _batches(rows: Any, names: tuple[str, ...]) -> Iterator[pa.RecordBatch]:
     """At least one batch, so that wrong columns are found out even where there are no rows."""
-    if _is_frame(rows) and set(names) <= set(rows.columns):
+    if names and _is_frame(rows) and set(names) <= set(rows.columns):
         rows = rows[list(dict.fromkeys(names))]  # the others need not be convertible
     if hasattr(rows, "__arrow_c_stream__"):
         reader = pa.RecordBatchReader.from_stream(rows)
     else:
-        if hasattr(rows, "keys") and set(names) <= set(rows.keys()):
+        if names and hasattr(rows, "keys") and set(names) <= set(rows.keys()):
             rows = {name: rows[name] for name in names}
         reader = pa.RecordBatchReader.from_stream(_native.collect(rows))
     is_empty = True
@@ -167,10 +190,11 @@ class Auditor:
     """What the rows so far say. `policy`: by which they are judged; `table`: what was known before the first.
 
     Memory: some 50 bytes per key for the tallies (more where keys are text), 16 per entry where timestamps are kept,
-    and 4 MB for distances.
+    and 6 MB for a sample of kept rows.
     """
 
-    def __init__(self, policy: Policy, columns: Columns, table: StateTable) -> None:
+    def __init__(self, policy: Policy, columns: Columns, table: StateTable, is_compared: bool = False) -> None:
+        """`is_compared`: whether repeats are paired with the rows they repeat (`pairs`), at 24 bytes a kept row."""
         self.policy, self.columns = policy, columns
         self.rows = 0
         self.counts: Counter[str] = Counter()
@@ -181,8 +205,7 @@ class Auditor:
             {
                 "rows": "sum",
                 "duplicates": "sum",
-                "newer": "sum",
-                "together": "max",
+                "retimed": "sum",
                 "first_epoch": "min",
                 "last_epoch": "max",
             }
@@ -191,7 +214,7 @@ class Auditor:
         self.every_epoch = (
             [_EveryEpoch(policy, columns, table)] if policy.admit == "any" and policy.epochs == "fence" else []
         )
-        self.distances = _Distances()
+        self.distances = _Sample(is_compared)
         self.times = _Times(table, policy) if "timestamp" in table.keep else None
 
     def add(self, rows: pa.Table, verdicts: Verdicts, first: int = 0) -> None:
@@ -246,20 +269,20 @@ class Auditor:
         # Verdicts never lean on hashes. These only find the kept copy of a repeat and the age of an entry: two of a
         # million entries are taken for one in one of 40 million audits.
         key_hashes = _hash([key.bits[starts] for key in keys], len(starts))
-        hashes = _mixed(key_hashes, epoch[starts])
-        identities = _mixed(np.repeat(hashes, line_rows), self._sequences(runs["seq"].to_numpy(), firsts, lengths))
-        self.distances.add(identities, is_duplicate, is_accepted, places)
-        is_newer, together = np.zeros(1, bool), np.zeros(len(starts), np.int64)
-        if self.times is not None:
+        hashes = mixed(key_hashes, epoch[starts])
+        identities = mixed(np.repeat(hashes, line_rows), self._sequences(runs["seq"].to_numpy(), firsts, lengths))
+        timestamps = None if self.times is None else np.repeat(runs["timestamp"].to_numpy(), lengths)
+        sampled = self.distances.add(identities, is_duplicate, is_accepted, places, timestamps)
+        is_retimed = sampled == RETIMED
+        if self.times is not None and timestamps is not None:
             entries = np.repeat(hashes if self.policy.epochs == "key" else key_hashes, line_rows)
-            timestamps = np.repeat(runs["timestamp"].to_numpy(), lengths)
-            is_newer, since = self.times.add(entries, timestamps, is_duplicate, is_accepted)
-            together = np.maximum.reduceat(since, firsts[starts])
+            newest = self.times.add(entries, np.where(is_accepted, timestamps, UNKNOWN))
+            is_newer = is_duplicate & (newest != UNKNOWN) & (timestamps > newest)
+            is_retimed = is_retimed | ((sampled == NOT_AT_HAND) & is_newer)
         lines = {name: runs[name].take(pa.array(starts)) for name in _key_names(runs)}
         lines["rows"] = pa.array(line_rows)
         lines["duplicates"] = pa.array(_sums(is_duplicate, firsts[starts]))
-        lines["newer"] = pa.array(_sums(is_newer, firsts[starts]))
-        lines["together"] = pa.array(together)
+        lines["retimed"] = pa.array(_sums(is_retimed, firsts[starts]))
         lines["first_epoch"] = lines["last_epoch"] = pa.array(epoch[starts])
         self.keys.add(pa.table(lines))
 
@@ -283,14 +306,31 @@ class Auditor:
         self.every_epoch += other.every_epoch
         self.distances.merge(other.distances)
 
+    def pairs(self) -> tuple[Numbers, Numbers]:
+        """(where repeats stand, where the rows stand that they repeat), of this auditor's own keys."""
+        repeats, kept = zip(*self.distances.pairs, strict=True) if self.distances.pairs else ((), ())
+        none = np.empty(0, np.int64)
+        return np.concatenate([none, *repeats]), np.concatenate([none, *kept])
+
+    def count_conflicts(self, count: int) -> None:
+        """So many repeats have other content than what they repeat."""
+        if count:
+            self.counts[Verdict.DUPLICATE.name] -= count
+            self.counts[Verdict.CONFLICT.name] += count
+
     def report(
         self,
         *tables: StateTable,
         order: str,
         producers_max: int,
+        reset_rows_min: int = RESET_ROWS_MIN,
         source: str | None = None,
         files: int = 0,
         bytes: int = 0,
+        unreadable: tuple[tuple[str, str], ...] = (),
+        ignored: tuple[str, ...] = (),
+        content_compared: int | None = None,
+        conflicts: pa.Table | None = None,
     ) -> AuditReport:
         """The report; `tables`: those that judged, which know what is still missing; first this auditor's own, then
         those of the others in the order in which they were merged."""
@@ -305,13 +345,15 @@ class Auditor:
         keys = self.keys.total() if self.keys.lines else _no_lines([*names, *self.keys.figures])
         pids = [name for name in names if name.startswith("pid")]
         producers = _Tally({"rows": "sum", "duplicates": "sum"}).added(keys.select([*pids, "rows", "duplicates"]))
-        duplicates, seen = self.counts["DUPLICATE"], self.distances.measured
+        duplicates, seen = self.counts["DUPLICATE"] + self.counts["CONFLICT"], self.distances.measured
         return AuditReport(
             policy=self.policy.name or self.policy.rules,
             identity=self.columns.names,
             order=order,
             source=source,
             files=files,
+            unreadable=unreadable,
+            ignored=ignored,
             bytes=bytes,
             rows=self.rows,
             counts={verdict.name: self.counts[verdict.name] for verdict in Verdict if self.counts[verdict.name]},
@@ -321,13 +363,16 @@ class Auditor:
             stale_epoch=self.stale_epoch,
             stale=_sorted(self.stale.total(), "count"),
             resets=_resets(keys, names),
-            suspected_resets=None if self.times is None else _suspected(keys, names),
+            suspected_resets=None if self.times is None else _suspected(keys, names, reset_rows_min),
+            reset_rows_min=reset_rows_min,
             producers=len(producers),
             producers_by_rows=_sorted(producers, "rows").slice(0, producers_max),
             producers_by_duplicates=_sorted(producers, "duplicates").slice(0, producers_max),
             distances=self.distances.table(),
             distance_share=seen / duplicates if duplicates else 1.0,
             repeats_of_unseen=self.distances.unseen,
+            content_compared=content_compared,
+            conflicts=conflicts,
             border=self.border,
         )
 
@@ -399,14 +444,9 @@ def _resets(keys: pa.Table, names: list[str]) -> pa.Table:
     return _sorted(found.select([*names, "first_epoch", "last_epoch"]), None)
 
 
-def _suspected(keys: pa.Table, names: list[str]) -> pa.Table:
-    """A run is suspicious where most of a key's rows are newer duplicates. An audit may see years at once, so that what
-    came after a reset is never most of it: there as many must follow each other with no accepted row between them."""
-    is_many = pc.greater_equal(keys["newer"], RESET_ROWS_MIN)
-    is_most = pc.greater(pc.multiply(keys["newer"], 2), keys["rows"])
-    is_together = pc.greater_equal(keys["together"], RESET_ROWS_MIN)
-    found = keys.filter(pc.and_(is_many, pc.or_(is_most, is_together))).select([*names, "rows", "duplicates", "newer"])
-    return _sorted(found, "newer")
+def _suspected(keys: pa.Table, names: list[str], rows_min: int) -> pa.Table:
+    found = keys.filter(pc.greater_equal(keys["retimed"], rows_min)).select([*names, "rows", "duplicates", "retimed"])
+    return _sorted(found, "retimed")
 
 
 def _sorted(table: pa.Table, by: str | None) -> pa.Table:
@@ -485,74 +525,82 @@ class _Column:
 def _hash(columns: list[Numbers | Hashes], count: int) -> Hashes:
     hashes = np.zeros(count, np.uint64)
     for bits in columns:
-        hashes = _mixed(hashes, bits)
+        hashes = mixed(hashes, bits)
     return hashes
 
 
-def _mixed(hashes: Hashes, values: npt.NDArray[Any]) -> Hashes:
-    """Another column into the hash: the finalizer of splitmix64, of which every input bit reaches every output bit."""
-    mixed = (hashes + np.uint64(0x9E3779B97F4A7C15)) ^ (values.view(np.uint64) * np.uint64(0xFF51AFD7ED558CCD))
-    mixed ^= mixed >> np.uint64(30)
-    mixed *= np.uint64(0xBF58476D1CE4E5B9)
-    mixed ^= mixed >> np.uint64(27)
-    mixed *= np.uint64(0x94D049BB133111EB)
-    mixed ^= mixed >> np.uint64(31)
-    return mixed
+COPY, RETIMED, NOT_AT_HAND = range(3)
+"""What the sample says of a row: nothing or a copy, a repeat of another time, a repeat of what is not in the sample."""
 
 
-class _Distances:
-    """How far repeats lie behind what they repeat, in powers of ten.
+class _Sample:
+    """Kept rows, and how far their repeats lie behind them, in powers of ten.
 
-    Where each kept row stood is remembered by the hash of its identity, for all rows until there are `SAMPLE_MAX`, then
-    for those whose hash lies in the lower half, quarter, … of all hashes: a fair sample of identities at every
-    distance, in bounded memory. A window of the last rows would be bounded too, and blind beyond it.
+    Where each kept row stood is remembered by the hash of its identity, and when it was made where that is known: for
+    all rows until there are `SAMPLE_MAX`, then for those whose hash lies in the lower half, quarter, … of all hashes: a
+    fair sample of identities at every distance, in bounded memory. A window of the last rows would be bounded too, and
+    blind beyond it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, is_whole: bool = False) -> None:
+        """`is_whole`: whether all kept rows are remembered, and repeats paired with them."""
+        self.is_whole = is_whole
+        self.pairs: list[tuple[Numbers, Numbers]] = []
         self.halvings = 0
         self.hashes: Hashes = np.empty(0, np.uint64)
         self.places: Numbers = np.empty(0, np.int64)
+        self.times: Numbers = np.empty(0, np.int64)
         self.bins: Numbers = np.zeros(20, np.int64)
         """Estimated repeats at a distance of 1, 2 to 10, 11 to 100, …"""
         self.unseen = 0
         self.measured = 0
         """Repeats that were in the sample."""
 
-    def add(self, hashes: Hashes, is_duplicate: Mask, is_accepted: Mask, places: Numbers) -> None:
+    def add(
+        self, hashes: Hashes, is_duplicate: Mask, is_accepted: Mask, places: Numbers, times: Numbers | None
+    ) -> npt.NDArray[np.uint8]:
+        """COPY, RETIMED or NOT_AT_HAND for each row. `times`: of each row, where they are read."""
+        found = np.where(is_duplicate, NOT_AT_HAND, COPY).astype(np.uint8)
+        times = np.zeros(len(hashes), np.int64) if times is None else times
         self._narrow(hashes[is_accepted])
-        if self.halvings:
-            sampled = np.flatnonzero(hashes < self._bound())
-            hashes, places = hashes[sampled], places[sampled]
-            is_duplicate, is_accepted = is_duplicate[sampled], is_accepted[sampled]
-        self._remember(hashes[is_accepted], places[is_accepted])
-        if is_duplicate.any():
-            self._measure(hashes[is_duplicate], places[is_duplicate])
+        sampled = np.flatnonzero(hashes < self._bound()) if self.halvings else np.arange(len(hashes))
+        accepted, repeats = sampled[is_accepted[sampled]], sampled[is_duplicate[sampled]]
+        self._remember(hashes[accepted], places[accepted], times[accepted])
+        if len(repeats):
+            found[repeats] = self._measure(hashes[repeats], places[repeats], times[repeats])
         is_last = np.ones(len(self.hashes), bool)
         is_last[:-1] = self.hashes[1:] != self.hashes[:-1]
         if not is_last.all():
-            self.hashes, self.places = self.hashes[is_last], self.places[is_last]
+            self._keep(is_last)
+        return found
+
+    def _keep(self, wanted: Mask | slice) -> None:
+        self.hashes = self.hashes[wanted].copy()
+        self.places, self.times = self.places[wanted].copy(), self.times[wanted].copy()
 
     def _narrow(self, hashes: Hashes) -> None:
         """Sample fewer identities, until what is known and what comes have room."""
-        while len(self.hashes) + len(hashes) > SAMPLE_MAX:
+        while not self.is_whole and len(self.hashes) + len(hashes) > SAMPLE_MAX:
             self.halvings += 1
             hashes = hashes[hashes < self._bound()]
-            count = int(np.searchsorted(self.hashes, self._bound()))
-            self.hashes, self.places = self.hashes[:count].copy(), self.places[:count].copy()
+            self._keep(slice(int(np.searchsorted(self.hashes, self._bound()))))
 
     def _bound(self) -> np.uint64:
         return np.uint64(1 << (64 - self.halvings))
 
-    def _remember(self, hashes: Hashes, places: Numbers) -> None:
-        hashes, places = np.concatenate([self.hashes, hashes]), np.concatenate([self.places, places])
+    def _remember(self, hashes: Hashes, places: Numbers, times: Numbers) -> None:
+        hashes = np.concatenate([self.hashes, hashes])
         order = np.argsort(hashes, kind="stable")  # equal ones stay in their order of places
-        self.hashes, self.places = hashes[order], places[order]
+        self.hashes = hashes[order]
+        self.places = np.concatenate([self.places, places])[order]
+        self.times = np.concatenate([self.times, times])[order]
 
-    def _measure(self, hashes: Hashes, places: Numbers) -> None:
+    def _measure(self, hashes: Hashes, places: Numbers, times: Numbers) -> npt.NDArray[np.uint8]:
+        found = np.full(len(hashes), NOT_AT_HAND, np.uint8)
         if not len(self.hashes):
             self.unseen += len(hashes) << self.halvings
             self.measured += len(hashes)
-            return
+            return found
         at = np.searchsorted(self.hashes, hashes, side="right") - 1
         while True:  # where a sequence came round, the kept copy is the last before the repeat
             is_copy = (at >= 0) & (self.hashes[at] == hashes)
@@ -560,13 +608,17 @@ class _Distances:
             if not is_later.any():
                 break
             at[is_later] -= 1
+        if self.is_whole:
+            self.pairs.append((places[is_copy], self.places[at[is_copy]]))
         distances = places[is_copy] - self.places[at[is_copy]]
         bins = np.searchsorted(_BIN_LASTS, distances, side="left")
         self.bins += np.bincount(bins, minlength=20)[:20] << self.halvings
         self.unseen += int((~is_copy).sum()) << self.halvings
         self.measured += len(hashes)
+        found[is_copy] = np.where(self.times[at[is_copy]] == times[is_copy], COPY, RETIMED)
+        return found
 
-    def merge(self, other: _Distances) -> None:
+    def merge(self, other: _Sample) -> None:
         """Add what was measured of other keys."""
         self.bins = self.bins + other.bins
         self.unseen += other.unseen
@@ -583,74 +635,39 @@ _BIN_LASTS = [10**power for power in range(19)]
 
 
 class _Times:
-    """The last timestamp of each entry, by the hash of its key (and epoch, where each epoch has its own), and how many
-    newer duplicates it has had since its last accepted row."""
+    """The newest timestamp of each entry, by the hash of its key (and epoch, where each epoch has its own)."""
 
     def __init__(self, table: StateTable, policy: Policy) -> None:
         self.hashes: Hashes = np.empty(0, np.uint64)
-        self.lasts: Numbers = np.empty(0, np.int64)
-        self.since: Numbers = np.empty(0, np.int64)
+        self.newest: Numbers = np.empty(0, np.int64)
         for batch in pa.RecordBatchReader.from_stream(table.entries()) if len(table) else ():
             entries = pa.Table.from_batches([batch])
             keys = [_Column(_plain(entries[name])) for name in _key_names(entries)]
             hashes = _hash([key.bits for key in keys], len(entries))
             if policy.epochs == "key":
-                hashes = _mixed(hashes, _plain(entries["epoch"]).to_numpy())
-            self._put(hashes, entries["last_timestamp"].to_numpy(), np.zeros(len(hashes), np.int64))
+                hashes = mixed(hashes, _plain(entries["epoch"]).to_numpy())
+            self._put(hashes, entries["last_timestamp"].to_numpy())
 
-    def add(self, entries: Hashes, timestamps: Numbers, is_duplicate: Mask, is_accepted: Mask) -> tuple[Mask, Numbers]:
-        """(which rows are duplicates, yet newer than all that was accepted of their entry before them; how many of
-        those the entry has had by each row since its last accepted one)."""
-        order = np.argsort(entries, kind="stable")
-        ordered, lasts = entries[order], np.where(is_accepted, timestamps, UNKNOWN)[order]
-        is_start = np.ones(len(ordered), bool)
-        is_start[1:] = ordered[1:] != ordered[:-1]
-        starts = np.flatnonzero(is_start)
-        last_before, since_before = self._before(ordered[starts])
-        is_newer = np.zeros(len(entries), bool)
-        if is_duplicate.any():
-            running = lasts.copy()
-            running[starts] = np.maximum(running[starts], last_before)
-            # The running maximum within each entry: ranks, lifted by entry so that none reaches into the next.
-            ranked, ranks = np.unique(running, return_inverse=True)
-            lifted = ranks + (np.cumsum(is_start) - 1) * len(ranked)
-            known = ranked[np.maximum.accumulate(lifted) % len(ranked)]
-            is_newer[order] = is_duplicate[order] & (known != UNKNOWN) & (timestamps[order] > known)
-        since = self._counted(is_newer[order], is_accepted[order], starts, since_before)
-        ends = np.append(starts[1:], len(ordered)) - 1
-        self._put(ordered[starts], np.maximum.reduceat(lasts, starts), since[ends])
-        of_row = np.empty(len(entries), np.int64)
-        of_row[order] = since
-        return is_newer, of_row
+    def add(self, entries: Hashes, accepted: Numbers) -> Numbers:
+        """For each row the newest timestamp that its entry has accepted up to it. `accepted`: the timestamp of each
+        accepted row, UNKNOWN for others."""
+        of_row, known, newest = newest_before(entries, accepted, self._before)
+        self._put(known, newest)
+        return of_row
 
-    @staticmethod
-    def _counted(is_newer: Mask, is_accepted: Mask, starts: Numbers, before: Numbers) -> Numbers:
-        """Newer duplicates by each row since its entry's last accepted one; `before`: by the entry's first row."""
-        counts = np.cumsum(is_newer)
-        begins_anew = is_accepted.copy()
-        begins_anew[starts] = True
-        base = np.where(is_accepted, counts, 0)
-        of_start = starts[~is_accepted[starts]]
-        base[of_start] = counts[of_start] - is_newer[of_start] - before[~is_accepted[starts]]
-        since: Numbers = counts - base[begins_anew][np.cumsum(begins_anew) - 1]
-        return since
-
-    def _before(self, entries: Hashes) -> tuple[Numbers, Numbers]:
-        """(last timestamp, newer duplicates since) of each entry."""
+    def _before(self, entries: Hashes) -> Numbers:
         if not len(self.hashes):
-            return np.full(len(entries), UNKNOWN), np.zeros(len(entries), np.int64)
+            return np.full(len(entries), UNKNOWN)
         at = np.minimum(np.searchsorted(self.hashes, entries), len(self.hashes) - 1)
-        is_known = self.hashes[at] == entries
-        return np.where(is_known, self.lasts[at], UNKNOWN), np.where(is_known, self.since[at], 0)
+        return np.where(self.hashes[at] == entries, self.newest[at], UNKNOWN)
 
-    def _put(self, entries: Hashes, lasts: Numbers, since: Numbers) -> None:
-        """Timestamps rise only, counts are what they are now. `entries` may come in any order and more than once."""
-        entries, lasts = np.concatenate([self.hashes, entries]), np.concatenate([self.lasts, lasts])
+    def _put(self, entries: Hashes, newest: Numbers) -> None:
+        """`entries` may come in any order and more than once."""
+        entries, newest = np.concatenate([self.hashes, entries]), np.concatenate([self.newest, newest])
         order = np.argsort(entries, kind="stable")
         ordered = entries[order]
         is_start = np.ones(len(ordered), bool)
         is_start[1:] = ordered[1:] != ordered[:-1]
         starts = np.flatnonzero(is_start)
-        ends = np.append(starts[1:], len(ordered)) - 1
-        self.hashes, self.lasts = ordered[starts], np.maximum.reduceat(lasts[order], starts)
-        self.since = np.concatenate([self.since, since])[order][ends]
+        self.hashes = ordered[starts]
+        self.newest = np.maximum.reduceat(newest[order], starts) if len(starts) else newest

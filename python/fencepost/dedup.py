@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 from fencepost import _native
 from fencepost._native import StateTable
 from fencepost.errors import FencepostError, PolicyError
-from fencepost.findings import AuditReport
+from fencepost.findings import RESET_ROWS_MIN, AuditReport, check_reset_rows_min
 from fencepost.policy import Columns, Policy, difference, resolve, resolve_columns
 
 
@@ -76,24 +77,32 @@ def audit(
     table: StateTable | None = None,
     *,
     producers_max: int = 10,
+    reset_rows_min: int = RESET_ROWS_MIN,
+    compare_content: bool | Sequence[str] = False,
 ) -> AuditReport:
     """What the rows say about their producers: what is missing, came twice or from a replaced epoch, and who sent it.
 
     ``rows``, ``policy``, ``columns``: as in `deduplicate`; a stream is read piece by piece and not collected.
     ``table``: what is already known; it is *not* advanced, a copy of it is. Timestamps are read where ``columns`` (or
     the policy's) name their column, or the table keeps them; only then are suspected resets looked for.
-    ``producers_max``: how many of the top producers are listed.
+    ``producers_max``: how many of the top producers are listed. ``reset_rows_min``: a key is suspected from so many
+    repeats on that carry another timestamp than the row they repeat (``AuditReport.suspected_resets``).
+    ``compare_content``: compare each repeat with the row it repeats, True for all columns but those of the identity, or
+    the columns to compare; one that differs is a CONFLICT. What is equal is said in ``fencepost.content``. That takes
+    24 bytes a kept row and 8 a row.
 
     Needs pyarrow and numpy, and raises FencepostError where they are not installed; else what ``StateTable.apply``
-    raises, and PolicyError where policy and table disagree.
+    raises, PolicyError where policy and table disagree, and ValueError for ``reset_rows_min`` below 1.
 
     >>> import fencepost as fp, polars as pl
     >>> rows = pl.DataFrame({"pid": [7, 7, 7], "epoch": [0, 0, 0], "partition": [0, 0, 0], "seq": [0, 1, 1]})
     >>> fp.audit(rows).found()
     {'duplicate': 1}
     """
+    check_reset_rows_min(reset_rows_min)
     try:
         from fencepost.auditor import CALL_ROWS, audit_rows
+        from fencepost.content import columns_to_compare
     except ModuleNotFoundError as problem:
         package = str(problem.name).partition(".")[0]
         raise FencepostError(f"{package} is not installed: pip install 'fencepost[lake]'") from problem
@@ -104,7 +113,9 @@ def audit(
     else:
         _check_same_policy(policy, table)
         table = StateTable.restore(table.snapshot())
-    return audit_rows(rows, columns, table, producers_max, CALL_ROWS)
+    return audit_rows(
+        rows, columns, table, producers_max, CALL_ROWS, reset_rows_min, columns_to_compare(compare_content)
+    )
 
 
 def _check_same_policy(policy: str | Policy | None, table: StateTable) -> None:

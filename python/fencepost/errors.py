@@ -43,7 +43,7 @@ class SnapshotError(FencepostError):
 
 
 class SourceError(FencepostError):
-    """A file cannot be read as what it claims to be: mend it or set it aside."""
+    """The content of a file is not what it claims to be: mend it or set it aside."""
 
     def __init__(self, message: str, *, path: str | None = None, position: int | None = None) -> None:
         super().__init__(message)
@@ -62,7 +62,17 @@ class SinkChangedError(SinkError):
 
 
 class StoreError(FencepostError):
-    """A store does not answer, refuses, or does not keep its word: look at its address and rights, then run again."""
+    """A store, disk or database does not answer, refuses, or does not keep its word: see to it, then call again.
+
+    It says nothing of the content: a file that cannot be decoded is a SourceError.
+    """
+
+    def __init__(self, message: str, *, path: str | None = None, errno: int | None = None) -> None:
+        super().__init__(message)
+        self.path = path
+        """The file, where one is concerned."""
+        self.errno = errno
+        """The number of the system's error (module `errno`), where it gave one."""
 
 
 class StateConflictError(FencepostError):
@@ -126,8 +136,6 @@ class PoisonedError(FencepostError):
 
 class LockedError(FencepostError):
     """Another writer has this open, in this process or in another: close it there first."""
-
-    """An earlier call broke off midway, by a panic or for want of memory: rebuild the table from a snapshot."""
 
 
 class DeliveryError(FencepostError):

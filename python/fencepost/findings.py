@@ -11,10 +11,32 @@ from typing import Any
 from fencepost.errors import PolicyError
 from fencepost.verdict import Verdict
 
-FINDINGS = ("missing", "duplicate", "stale", "reset")
+FINDINGS = ("missing", "duplicate", "stale", "reset", "conflict")
 """What `AuditReport.found` can be asked for."""
 SHOWN_MAX = 10
 """Lines of a table that the text shows, unless told otherwise."""
+IGNORED_MAX = 100
+"""Files of other names that a report lists."""
+RESET_ROWS_MIN = 1
+"""Retimed repeats from which a key is suspected, unless told otherwise: one cannot be a copy."""
+
+
+def reset_rule(rows_min: int) -> str:
+    """What makes a key suspected, in words."""
+    return f"{rows_min:,} or more repeats have another timestamp than the row they repeat, or are newer than all before"
+
+
+def ignored_line(ignored: tuple[str, ...]) -> tuple[str, str, str]:
+    """(what, how many, what that means) of files that were not read for their names."""
+    more = " or more" if len(ignored) == IGNORED_MAX else ""
+    names = f"{', '.join(ignored[:3])}{', …' if len(ignored) > 3 else ''}"
+    return "ignored", f"{len(ignored):,}", f"files{more} whose names do not end in .parquet: {names}"
+
+
+def check_reset_rows_min(rows_min: int) -> None:
+    """Raises ValueError for a threshold below 1."""
+    if rows_min < 1:
+        raise ValueError(f"reset_rows_min={rows_min}: 1 row or more were expected")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +55,12 @@ class AuditReport:
     """The folder or file; None for rows in memory."""
     files: int
     """Files that were read; 0 for rows in memory."""
+    unreadable: tuple[tuple[str, str], ...]
+    """(path relative to the source, why) of files that could not be read, or not to their end. Rows before the damage
+    are counted where they had been judged."""
+    ignored: tuple[str, ...]
+    """The first 100 files that were not read because their names do not end in .parquet, relative to the source; those
+    that begin with _ or . are not among them."""
     bytes: int
     rows: int
     counts: dict[str, int]
@@ -52,10 +80,13 @@ class AuditReport:
     resets: Any
     """Keys that numbered anew under another epoch: key columns, first_epoch, last_epoch (lowest and highest seen)."""
     suspected_resets: Any
-    """Keys that seem to have numbered anew under the *same* epoch: key columns, rows, duplicates, newer; None where no
-    timestamps were read. `newer` rows are DUPLICATE although newer than all that was accepted of their entry before
-    them: at least 1000 of them, and either more than half of the key's rows or so many with no accepted row of their
-    entry between them. A copy is as old as what it repeats."""
+    """Keys that seem to have numbered anew under the *same* epoch: key columns, rows, duplicates, retimed; None where
+    no timestamps were read. A copy carries the timestamp of the row it repeats. `retimed` counts the repeats that
+    cannot be copies: their timestamp is not that of the kept row, or, where the kept row is not remembered, they are
+    newer than all that was accepted of their entry before them. Kept rows are remembered up to 262,144 a thread; of
+    more, a sample is (`distance_share`)."""
+    reset_rows_min: int
+    """Retimed repeats from which a key is suspected."""
     producers: int
     """Producers seen, by pid."""
     producers_by_rows: Any
@@ -70,6 +101,12 @@ class AuditReport:
     repeats_of_unseen: int
     """Repeats of rows that this audit did not see: a table knew them before, or a policy calls late rows duplicates.
     They have no distance; estimated as `distances` are."""
+    content_compared: int | None
+    """Repeats that were compared with the row they repeat; None where content is not compared."""
+    conflicts: Any
+    """Some of the CONFLICT rows; None where content is not compared. Of files: identity columns (texts), file, row,
+    kept_file, kept_row, column (the first that differs), found and kept (its two values, as texts). Of other rows: row
+    and kept_row, their numbers."""
     border: int
     """Rows that only the border of the wrap could place on a lap."""
 
@@ -91,20 +128,25 @@ class AuditReport:
         return json.dumps(fields, default=_plain)
 
     def found(self, *kinds: str) -> dict[str, int]:
-        """How much there is of each kind of finding: "missing", "duplicate", "stale" (rows) and "reset" (keys).
+        """How much there is of each kind of finding: "missing", "duplicate", "stale", "conflict" (rows) and
+        "reset" (keys).
 
         All kinds that were looked for unless named; what there is none of is left out. Raises PolicyError for a kind
-        that does not exist, and for "reset" where no timestamps were read.
+        that does not exist, for "reset" where no timestamps were read, and for "conflict" where content was not
+        compared.
         """
         for kind in kinds:
             if kind not in FINDINGS:
                 raise PolicyError(f"no finding is called '{kind}'; there are {', '.join(FINDINGS)}")
         if "reset" in kinds and self.suspected_resets is None:
             raise PolicyError("suspected resets were not looked for: that needs a timestamp column, so name it")
+        if "conflict" in kinds and self.content_compared is None:
+            raise PolicyError("content was not compared: that needs compare_content")
         counts = {
             "missing": self.missing_rows,
             "duplicate": self.counts.get("DUPLICATE", 0),
             "stale": self.stale_epoch,
+            "conflict": self.counts.get("CONFLICT", 0),
             "reset": 0 if self.suspected_resets is None else len(self.suspected_resets),
         }
         return {kind: counts[kind] for kind in kinds or FINDINGS if counts[kind]}
@@ -138,6 +180,11 @@ class AuditReport:
         yield "order", "", self.order
         where = f" in {self.files:,} files, {self.bytes / 1e6:,.1f} MB" if self.files else ""
         yield "read", f"{self.rows:,}", f"rows{where}"
+        if self.unreadable:
+            yield "unreadable", f"{len(self.unreadable):,}", "files that could not be read; their rows are missing here"
+            yield from (("", "", f"{path}: {why}") for path, why in self.unreadable[:SHOWN_MAX])
+        if self.ignored:
+            yield ignored_line(self.ignored)
         for name, count in self.counts.items():
             yield f"  {name}", f"{count:,}", f"{count / self.rows:.2%}{_NOTES.get(name, '')}"
         yield "missing", f"{self.missing_rows:,}", f"rows that never came, in {self.missing_ranges:,} ranges"
@@ -146,12 +193,18 @@ class AuditReport:
         if self.suspected_resets is None:
             yield "", "?", "keys under the same epoch: not looked for, no timestamp column was named"
         else:
-            yield "", f"{len(self.suspected_resets):,}", "keys under the same epoch, as it seems: see timestamps"
+            rule = reset_rule(self.reset_rows_min)
+            yield "", f"{len(self.suspected_resets):,}", f"keys that seem to number anew under the same epoch: {rule}"
+        if self.content_compared is not None:
+            number = f"{self.counts.get('CONFLICT', 0):,}"
+            yield "conflicts", number, f"repeats with other content, of {self.content_compared:,} that were compared"
         yield "producers", f"{self.producers:,}", ""
 
     def _shown(self) -> Iterator[tuple[str, Any]]:
         if self.suspected_resets is not None:
             yield "suspected resets", self.suspected_resets
+        if self.conflicts is not None:
+            yield "repeats with other content", self.conflicts
         yield "missing", self.missing
         yield "stale epochs", self.stale
         yield "producers of the most rows", self.producers_by_rows
@@ -164,7 +217,12 @@ class AuditReport:
 
 
 _KEY_TABLES = ("resets", "suspected_resets")
-_NOTES = {"UNTRACKED": ", no producer", "DUPLICATE": ", came before", "ACCEPTED": ", new"}
+_NOTES = {
+    "UNTRACKED": ", no producer",
+    "DUPLICATE": ", came before",
+    "CONFLICT": ", came before with other content",
+    "ACCEPTED": ", new",
+}
 
 
 def _plain(value: object) -> str:
@@ -204,6 +262,6 @@ def _cell(value: object, name: str) -> str:
 
 
 # Columns that count; the others name.
-_COUNTS = {"count", "rows", "duplicates", "newer", "repeats", "first", "last"}
+_COUNTS = {"count", "rows", "duplicates", "retimed", "repeats", "first", "last"}
 
 assert set(_NOTES) <= {verdict.name for verdict in Verdict}

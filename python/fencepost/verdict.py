@@ -22,6 +22,9 @@ class Verdict(IntEnum):
     """Carries no producer identity: not judged, kept."""
     FORGOTTEN = 7
     """Older than what is still remembered: set aside."""
+    CONFLICT = 8
+    """Already accepted with other content: not kept. Jobs, audits and sinks that compare content tell it from
+    DUPLICATE; no table does."""
 
     @property
     def kafka_error(self) -> int | None:
@@ -46,4 +49,5 @@ _KAFKA_ERRORS = {
     Verdict.COORDINATOR_FENCED: 52,
     Verdict.UNTRACKED: None,
     Verdict.FORGOTTEN: None,
+    Verdict.CONFLICT: None,
 }

@@ -44,7 +44,7 @@ class SparkEngine:
     def __init__(self, spark: SparkSession | None = None) -> None:
         self._spark = spark or SparkSession.getActiveSession()
         if self._spark is None:
-            raise RuntimeError("SparkEngine() needs a Spark session: pass one, or create it first")
+            raise RuntimeError("no Spark session is active: pass one as spark=, or create it first")
         context = getattr(self._spark, "sparkContext", None)
         self.slots = context.defaultParallelism if context is not None else SLOTS_UNKNOWN
 

@@ -51,9 +51,10 @@ def deduplicate(
 
     Raises BatchError, at once, for a missing column, one of the wrong type, or a key that ``verify`` refuses;
     PolicyError for arguments and settings that do not go together, and for identities or an order that are not
-    deterministic (but on Spark Connect, which does not tell). In a task, a row outside the domain fails the query;
-    the message names column, row and value.
+    deterministic (but on Spark Connect, which does not tell); TypeError for what is not a DataFrame of Spark. In a
+    task, a row outside the domain fails the query; the message names column, row and value.
     """
+    check_frame(df, "deduplicate(df)")
     rules = resolve(policy)
     mapped = resolve_columns(rules, columns)
     check_settings(df.sparkSession)
@@ -83,6 +84,16 @@ def deduplicate(
     judge = verdict_udf(rules, co_located=True, columns=mapped, kind=kind, untracked=untracked)
     judged = df.select("*", judge(*(identity[name] for name in mapped.names)).alias(verdict))
     return judged.where(functions.col(verdict).isin(int(Verdict.ACCEPTED), int(Verdict.UNTRACKED))).drop(verdict)
+
+
+def check_frame(df: object, what: str) -> None:
+    """Raises TypeError for what is not a DataFrame of Spark."""
+    if not isinstance(df, DataFrame):
+        kind = f"{type(df).__module__.partition('.')[0]}.{type(df).__name__}"
+        raise TypeError(
+            f"{what}: a DataFrame of Spark was expected, not {kind}: spark.createDataFrame(df) makes one of it, and "
+            "fencepost.deduplicate takes tables as they are"
+        )
 
 
 def _as_columns(order_by: Order | Sequence[Order] | None) -> list[Column]:
@@ -150,11 +161,12 @@ def _shuffle(df: DataFrame, columns: Columns, identity: dict[str, Column]) -> Da
     content = [_column(field.name) for field in df.schema if is_orderable(field.dataType)]
     if not _is_deterministic(df, content):
         content = list(identity.values())
-    spread = functions.when(_is_untracked(df, columns, identity), functions.xxhash64(*content))
+    spread = functions.when(is_untracked(df, columns, identity), functions.xxhash64(*content))
     return df.repartition(count, *(identity[name] for name in _keys(columns)), spread)
 
 
-def _is_untracked(df: DataFrame, columns: Columns, identity: dict[str, Column]) -> Column:
+def is_untracked(df: DataFrame, columns: Columns, identity: dict[str, Column]) -> Column:
+    """Whether a row has no identity: a part of its pid is null, or -1 where that is a number."""
     untracked = functions.lit(False)
     for name in columns.parts("pid"):
         column = identity[name]
@@ -224,9 +236,7 @@ def _is_deterministic(df: DataFrame, columns: Iterable[Column]) -> bool:
 def _check_keys(df: DataFrame, columns: Columns, identity: dict[str, Column]) -> None:
     """Refuses keys that lie in two tasks, by reading the key columns alone."""
     keys = [identity[name].alias(f"key_{place}") for place, name in enumerate(_keys(columns))]
-    tracked = df.where(~_is_untracked(df, columns, identity)).select(
-        *keys, functions.spark_partition_id().alias("task")
-    )
+    tracked = df.where(~is_untracked(df, columns, identity)).select(*keys, functions.spark_partition_id().alias("task"))
     # By a struct: grouped by the columns themselves, a bucketed table would be read by bucket here, and only here.
     key = functions.struct(*(column for column in tracked.columns if column != "task"))
     tasks = tracked.groupBy(key.alias("key")).agg(

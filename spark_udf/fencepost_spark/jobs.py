@@ -37,7 +37,8 @@ class DedupJob(lake.DedupJob):
 
         ``same``: passed on to ``fencepost.lake.DedupJob``, whose defaults hold: ``policy``, ``columns``, ``scope``,
         ``order_by``, ``rejected_max``, ``rejects``, ``max_idle_ms``, ``settle_ms``, ``clock_gap_max_ms``, ``on_reset``,
-        ``plan``, ``shards``, ``layout``, ``source_immutable``, ``sync`` and ``state_options``.
+        ``reset_rows_min``, ``compare_content``, ``on_conflict``, ``keep_checksums``, ``plan``, ``shards``, ``layout``,
+        ``source_immutable``, ``sync``, ``state_options``, ``keep_versions`` and ``keep_versions_ms``.
 
         Raises what ``fencepost.lake.DedupJob`` raises, and RuntimeError where there is no session.
         """

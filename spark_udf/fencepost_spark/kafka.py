@@ -18,7 +18,7 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession, functions
 
-from fencepost_spark.frames import quoted, unused_name
+from fencepost_spark.frames import check_frame, quoted, unused_name
 
 SECONDS = 30.0
 """How long a broker may take to answer."""
@@ -73,8 +73,10 @@ def from_headers(
     ``malformed="untracked"`` makes all of the row's columns null. A header that is repeated with the same value counts
     once.
 
-    Raises BatchError for a column that is missing or in the way; ValueError for arguments that make no sense.
+    Raises BatchError for a column that is missing or in the way; ValueError for arguments that make no sense; TypeError
+    for what is not a DataFrame of Spark.
     """
+    check_frame(df, "from_headers(df)")
     if pid_type not in ("bigint", "string") or malformed not in ("fail", "untracked"):
         expected = "'bigint' or 'string', and 'fail' or 'untracked' were expected"
         raise ValueError(f"pid_type={pid_type!r}, malformed={malformed!r}: {expected}")

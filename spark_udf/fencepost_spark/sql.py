@@ -54,7 +54,7 @@ def register(
     """
     spark = spark or SparkSession.getActiveSession()
     if spark is None:
-        raise RuntimeError("register() needs a Spark session: pass one, or create it first")
+        raise RuntimeError("no Spark session is active: pass one as spark=, or create it first")
     judge = verdict_udf(policy, co_located=True, columns=columns, kind="arrow" if has_arrow_udf() else "pandas")
     spark.udf.register(VERDICT, judge)
     rules = resolve(policy)

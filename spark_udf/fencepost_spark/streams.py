@@ -8,26 +8,29 @@ than judged again.
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
+import re
 import shutil
 import warnings
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 from fencepost.errors import PolicyError, SourceError
 from fencepost.lake import DedupJob, Engine, LocalEngine, RunReport
-from fencepost.lake.run import Given, Run
+from fencepost.lake.run import Run
+from fencepost.lake.sources import Given
 from fencepost.state.decision import Decision
 from fencepost.state.disk import Disk
 from fencepost.state.sinks import ForJobs, RunFolders
 from py4j.protocol import Py4JError
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql.utils import is_remote
 
+from fencepost_spark.content import Content, content_of, observed, read_content
 from fencepost_spark.engine import SparkEngine
 from fencepost_spark.kafka import (
     Describe,
@@ -42,7 +45,7 @@ from fencepost_spark.kafka import (
 
 Place = str | os.PathLike[str]
 Ends = list[Any] | None
-OwnSink = Callable[[DataFrame, int], None]
+OwnSink = Callable[[DataFrame, int, str], None]
 QUERY_ID, RUN_ID = "sql.streaming.queryId", "spark.jobGroup.id"
 """Local properties of the thread that runs a query: what its checkpoint holds, and another one after every start."""
 
@@ -61,20 +64,25 @@ def foreach_batch(
     """For ``DataFrame.writeStream.foreachBatch``: keeps each event of a stream once.
 
     ``state``, ``sink``: as of ``fencepost.lake.DedupJob``, which takes ``options`` too (``policy``, ``columns``,
-    ``scope``, ``order_by``, ``layout`` and so on). A batch lies in ``<sink>.batches`` while it is judged; workers must
-    see that folder. ``engine``: ``SparkEngine`` unless given, or threads of the driver where Spark's master is local.
+    ``scope``, ``order_by``, ``layout`` and so on) and checks them here. A batch lies in ``<sink>.batches`` while it is
+    judged; workers must see that folder. ``engine``: ``SparkEngine`` unless given, or threads of the driver where
+    Spark's master is local.
 
-    Batch *b* of a query is decided once, with the query's id, which its checkpoint holds, and where the batch ends in
-    each source. Delivered again it is finished and not judged. A checkpoint that is not the state's, or that was taken
-    back, stops the query, since rows would be refused or missed: ``adopt_checkpoint=True`` takes over whichever comes.
-    It is called once for a batch, with the whole of it.
+    Batch *b* of a query is decided once, with the query's id, which its checkpoint holds, where the batch ends in each
+    source, and its content: how many rows it has, and a sum of hashes of their identities. Delivered again it is
+    finished and not judged. Kafka's offsets tell whether it is the same; where offsets are hidden, and for other
+    sources, its content is compared. A checkpoint that is not the state's, or that was taken back, stops the query,
+    since rows would be refused or missed, and so do a state that was lost and a batch that cannot be shown to be the
+    one that was decided: ``adopt_checkpoint=True`` takes over whichever comes. It is called once for a batch, with the
+    whole of it.
 
     ``sink`` may be a sink itself, such as ``fencepost.sql.SqlSink`` or ``StagedTable``, a table of a database; batches
-    then lie beside its folder. It may also be a function ``(kept, version)`` of a DataFrame and a number; ``folder``
-    is then where kept rows lie until it has returned. It is called for versions that keep rows, in order, and once
-    more with the same number where the driver died before it was known to have returned. So a row is shown once if it
-    refuses numbers that it has seen (in the transaction that writes the rows), and at least once otherwise. ``folder``
-    has none of ``* ? [ ] { } \\`` in its path, which Spark would read as a pattern.
+    then lie beside its folder. It may also be a function ``(kept, version, attempt)`` of a DataFrame, a number and a
+    text; ``folder`` is then where kept rows lie until it has returned. It is called for versions that keep rows, in
+    order, and once more with the same number and attempt where the driver died before it was known to have returned.
+    It is not called for a version that was abandoned before. So a row is shown once if it refuses numbers that it has
+    seen (in the transaction that writes the rows), and at least once otherwise. ``attempt`` is drawn by the run that
+    decided the version. ``folder`` has none of ``* ? [ ] { } \\`` in its path, which Spark would read as a pattern.
 
     Of a stream that is read from Kafka the decision also holds the offsets at which the batch begins and ends. A topic
     that ends below where it was read before stops the query; with ``topics``, a function such as
@@ -82,9 +90,10 @@ def foreach_batch(
     which were not read yet. ``on_reset="report"`` makes warnings of these. Options that can cost or add rows are a
     KafkaWarning.
 
-    The callable's ``report`` is the RunReport of the last batch. Raises what ``DedupJob.run`` raises, and SourceError
-    for a batch that does not follow the last one; Spark ends the query with it. Raises PolicyError in a session of
-    Spark Connect, where batches do not tell of which query they are.
+    The callable's ``report`` is the RunReport of the last batch. Raises what ``DedupJob`` raises for its arguments, and
+    PolicyError in a session of Spark Connect, where batches do not tell of which query they are. The callable raises
+    what ``DedupJob.run`` raises, and SourceError for a batch that does not follow the last one; Spark ends the query
+    with it.
     """
     if is_remote():
         raise PolicyError(
@@ -94,6 +103,7 @@ def foreach_batch(
     if callable(sink):
         if folder is None:
             raise ValueError("folder=None: a sink of one's own needs a folder for the rows that it is given")
+        _check_function(sink)
         place: Place = folder
         if strange := set(PATTERN).intersection(os.path.abspath(os.fspath(folder))):
             raise ValueError(f"folder={os.fspath(folder)!r}: Spark takes {' '.join(sorted(strange))} for a pattern")
@@ -118,16 +128,23 @@ class BatchWriter:
         describe: Describe | None,
         options: dict[str, Any],
     ) -> None:
-        self._state, self._shows, self._adopts, self._describe, self._options = state, shows, adopts, describe, options
-        self._place = Path(os.path.abspath(os.fspath(place).removeprefix("file://")))
-        self._batches = self._place.with_name(f"{self._place.name}.batches")
+        self._adopts, self._describe = adopts, describe
+        path = Path(os.path.abspath(os.fspath(place).removeprefix("file://")))
+        self._batches = path.with_name(f"{path.name}.batches")
+        self._chooses_engine = "engine" not in options
+        sink: Place | RunFolders = path
+        if isinstance(shows, RunFolders):
+            sink = shows
+        elif shows is not None:
+            sink = CalledSink(path, Disk(options.get("sync", True)), shows)
+        self._job = DedupJob(self._batches, state, sink, source_immutable=True, **options)
         self.report: RunReport | None = None
-        """What became of the last batch that was judged."""
+        """The RunReport of the last batch that was judged."""
         self._called: tuple[str, int, str | None] | None = None
         """Query, batch and run of it that were called for last."""
 
     def __call__(self, batch: DataFrame, number: int) -> None:
-        """Judge a batch and show its version. A batch that is done already is not looked at."""
+        """Judge a batch and show its version. A batch that is done already is not judged again."""
         spark = batch.sparkSession
         query = _query_of(spark)
         call = query, number, spark.sparkContext.getLocalProperty(RUN_ID)
@@ -136,39 +153,62 @@ class BatchWriter:
                 f"batch {number} of query {query} was given in parts: it becomes one version, so pass the whole of it "
                 "at once, or give each part a writer, a state and a sink of its own"
             )
+        self._check_state(query, number)
         folder = self._batches / f"{query}-{number}-{uuid4().hex[:12]}"
         execution = execution_of(spark, query)
         sources = kafka_sources(execution)
         topics = self._topics(sources)
         begins, ends = _bounds(execution)
         position: dict[str, Any] = {"query": query, "batch": number, "ends": ends}
-        run = Run(self._job(spark), given=Given(folder=str(folder), position=position))
+        run = self._run(spark, folder, position)
         run.recover()
         done = (run.before and run.before.source_position) or {}
         goes_on = done.get("query") == query
-        is_same = partial(_is_same, batch, run.before, len(sources) == len(ends or ()))
-        if self._is_next(run.job.state.uri, position, begins, done, is_same):
+        is_told = _is_known(ends) and len(sources) == len(ends or ())
+        if self._is_next(batch, position, begins, done, is_told):
             if sources:
                 warn_of(sources)
                 self._check_topics(run, sources, topics, done, goes_on)
                 position["kafka"] = _kafka_positions(sources, topics, done, goes_on)
-            try:
-                batch.write.parquet(f"file://{folder}")
-                # Not from the beginning: were this driver paused, and others have gone on, it must not follow them.
-                self.report = run.go_on()
-            finally:
-                shutil.rmtree(folder, ignore_errors=True)
+            self._judge(batch, folder, position, run)
+        self._collect_batches(query, number)
         self._called = call
 
-    def _job(self, spark: SparkSession) -> DedupJob:
+    def _judge(self, batch: DataFrame, folder: Path, position: dict[str, Any], run: Run) -> None:
+        observation = Observation()
+        try:
+            rows = observed(batch, self._job.policy.columns, observation)
+            rows.write.parquet(f"file://{folder}")
+            position["content"] = content_of(observation)
+            # Not from the beginning: were this driver paused, and others have gone on, it must not follow them.
+            self.report = run.go_on()
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _run(self, spark: SparkSession, folder: Path, position: dict[str, Any]) -> Run:
         self._batches.mkdir(parents=True, exist_ok=True)
-        sink: Place | RunFolders = self._place
-        if isinstance(self._shows, RunFolders):
-            sink = self._shows
-        elif self._shows is not None:
-            sink = CalledSink(self._place, Disk(self._options.get("sync", True)), self._shows, spark)
-        options = {"engine": _engine_of(spark), **self._options}
-        return DedupJob(self._batches, self._state, sink, source_immutable=True, **options)
+        if self._chooses_engine:
+            self._job.engine = _engine_of(spark)
+        if isinstance(self._job.sink, CalledSink):
+            self._job.sink.spark = spark
+        return Run(self._job, given=Given(folder=str(folder), position=position))
+
+    def _check_state(self, query: str, number: int) -> None:
+        """Raises SourceError where the checkpoint has batches and the state is empty."""
+        state = self._job.state
+        if number > 0 and not self._adopts and state.settings() is None:
+            raise SourceError(
+                f"{state.uri}: the state is empty, but the checkpoint of query {query} has batches up to "
+                f"{number - 1}: the state was lost, or another place is given. Put it back. Where a new state is meant "
+                "to begin here, in the middle of the stream, with a new sink, adopt_checkpoint=True begins one"
+            )
+
+    def _collect_batches(self, query: str, number: int) -> None:
+        """Remove what drivers that died have left of batches that are over."""
+        for path in self._batches.iterdir():
+            match = re.fullmatch(r"(.+)-(\d+)-[0-9a-f]{12}", path.name)
+            if match and (match[1] != query or int(match[2]) <= number):
+                shutil.rmtree(path, ignore_errors=True)
 
     def _topics(self, sources: list[KafkaSource]) -> dict[str, Topic]:
         """The topics of a batch as they are before it is read."""
@@ -186,10 +226,13 @@ class BatchWriter:
             warnings.warn(str(problem), KafkaWarning, stacklevel=3)
 
     def _is_next(
-        self, state: str, position: dict[str, Any], begins: Ends, done: dict[str, Any], is_same: Callable[[], bool]
+        self, batch: DataFrame, position: dict[str, Any], begins: Ends, done: dict[str, Any], is_told: bool
     ) -> bool:
-        """Whether the batch is the one after the newest that is done; False where it is that one itself."""
-        query, number, ends = position["query"], position["batch"], done.get("ends")
+        """Whether the batch is the one after the newest that is done; False where it is that one itself.
+
+        `is_told`: whether offsets tell all that lies between them, as Kafka's do. Those of folders count batches.
+        """
+        state, query, number, ends = self._job.state.uri, position["query"], position["batch"], done.get("ends")
         if done and done["query"] == query:
             if number > done["batch"] + 1:
                 raise SourceError(
@@ -197,11 +240,15 @@ class BatchWriter:
                     "judged by another state, or this one was taken back. Put the state back, or begin a new "
                     "checkpoint with adopt_checkpoint=True"
                 )
-            if number == done["batch"] and _agree(position["ends"], ends) and is_same():
-                return False
+            what = f"batch {done['batch']} of this query up to {json.dumps(ends)}"
+            if number == done["batch"] and _agree(position["ends"], ends):
+                is_shown = is_told and _is_known(ends)
+                difference = "" if is_shown else self._difference(batch, done.get("content"))
+                if not difference:
+                    return False
+                what = f"{what}; {difference}"
             if number == done["batch"] + 1 and _agree(begins, ends):
                 return True
-            what = f"batch {done['batch']} of this query up to {json.dumps(ends)}"
         elif done or number > 0:
             what = f"query {done['query']}, up to batch {done['batch']}" if done else "no query yet"
         else:
@@ -214,6 +261,26 @@ class BatchWriter:
                 "duplicates"
             )
         return True
+
+    def _difference(self, batch: DataFrame, known: Content | None) -> str:
+        """Why a batch cannot be shown to be the one with this content; "" where it can."""
+        if known is None:
+            return "its offsets do not tell what is in it, and the state does not either"
+        found = read_content(batch, self._job.policy.columns)
+        if found == known:
+            return ""
+        if found["rows"] != known["rows"]:
+            return f"it had {known['rows']} rows, and now has {found['rows']}"
+        return f"it had {known['rows']} rows, as now, but other ones"
+
+
+def _check_function(sink: Callable[..., object]) -> None:
+    try:
+        inspect.signature(sink).bind(None, 1, "")
+    except TypeError as error:
+        raise ValueError(f"sink={sink!r}: a function (kept, version, attempt) was expected: {error}") from None
+    except ValueError:
+        return  # it does not say what it takes
 
 
 def _engine_of(spark: SparkSession) -> Engine:
@@ -237,15 +304,18 @@ def _bounds(execution: Any) -> tuple[Ends, Ends]:
         return None, None
 
 
-def _is_same(batch: DataFrame, done: Decision | None, is_told: bool) -> bool:
-    """Whether a batch that ends where the newest version does has as many rows. `is_told`: offsets say what lies
-    between them, as Kafka's do; those of folders only count the batches, so the rows are counted. A version of another
-    kind came after the batch, and does not say."""
-    return is_told or done is None or done.kind != "run" or batch.count() == sum(done.inputs.rows)
+def _is_known(ends: Ends) -> bool:
+    """Whether the place in every source is known."""
+    return ends is not None and None not in ends
 
 
 def _agree(found: Ends, known: Ends) -> bool:
-    return found is None or known is None or found == known
+    """Whether places in the sources are the same, as far as they are known."""
+    if found is None or known is None:
+        return True
+    return len(found) == len(known) and all(
+        None in pair or pair[0] == pair[1] for pair in zip(found, known, strict=True)
+    )
 
 
 def _kafka_positions(
@@ -262,18 +332,22 @@ class CalledSink(RunFolders):
 
     layout = "call"
 
-    def __init__(self, path: Path, disk: Disk, call: OwnSink, spark: SparkSession) -> None:
+    def __init__(self, path: Path, disk: Disk, call: OwnSink) -> None:
         super().__init__(path, disk)
-        self._call, self._spark = call, spark
+        self._call = call
+        self.spark: SparkSession | None = None
+        """The session of the batch at hand."""
 
     def apply(self, decision: Decision) -> str:
-        """See `Sink`: a version is shown once the function has returned."""
+        """See `Sink`: a version is shown once the function has returned. It is not called for one that is fenced."""
         prepared = self.path / str(decision.prepared)
-        if len(decision.outputs) and self._holds(prepared, decision):
+        is_fenced = self._is_fenced(self._target(decision))
+        if not is_fenced and len(decision.outputs) and self._holds(prepared, decision):
+            assert self.spark is not None
             files = [f"file://{prepared}/{name}" for name in decision.outputs.name]
             all_of_them = {"ignoreMissingFiles": "false", "ignoreCorruptFiles": "false"}
-            frame = self._spark.read.options(basePath=f"file://{prepared}", **all_of_them).parquet(*files)
-            self._call(frame, decision.version)
+            frame = self.spark.read.options(basePath=f"file://{prepared}", **all_of_them).parquet(*files)
+            self._call(frame, decision.version, decision.attempt)
         return super().apply(decision)
 
     def shown(self, decision: Decision) -> int:

@@ -10,7 +10,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,14 +23,15 @@ from fencepost import (
     MappingError,
     OutcomeUnknownError,
     SequencedProducer,
+    StoreError,
     TransactionAbortableError,
     TransactionStateError,
 )
 from fencepost.sql import SqlSink, TransactionCoordinator
+from fencepost.sql.database import outages
 from fencepost.transports import read_landing
-from sqlalchemy import exc
 
-from chain.wire import Trouble, TroubledLanding, TroubledLogs, Wire, serve
+from chain.wire import RemoteTopic, Trouble, TroubledLanding, TroubledLogs, Wire, serve
 
 INPUTS, RESULTS, LANDING = "inputs", "results", "landing"
 TABLE = "results"
@@ -47,7 +48,7 @@ ABORTABLE = (
     TransactionStateError,
     ConcurrentTransactionError,
     OutcomeUnknownError,
-    exc.DBAPIError,
+    StoreError,
 )
 """After these a transaction is aborted, and run again."""
 OWN_POSITIONS = "stage.positions"
@@ -99,30 +100,8 @@ class Setup:
 
     def coordinator(self, engine: sqlalchemy.Engine, trouble: Trouble | None = None) -> TransactionCoordinator:
         """One whose markers go over the wire, and may meet trouble too."""
-        wire = Wire(self.address)
-
-        def write_marker(pid: int, epoch: int, partition: Any, outcome: str, coordinator_epoch: int) -> None:
-            met = trouble.next() if trouble else None
-            if met == "request lost":
-                raise TimeoutError("the marker was lost")
-            for _ in range(2 if met == "sent twice" else 1):
-                wire.call(partition, "append_marker", pid, epoch, outcome, coordinator_epoch)
-            if met == "answer lost":
-                raise TimeoutError("the answer to a marker was lost")
-
-        return TransactionCoordinator(engine, write_marker=write_marker)
-
-
-class OfTopic:
-    """A coordinator that knows partitions by their topic too, as everybody else who writes markers does."""
-
-    def __init__(self, coordinator: TransactionCoordinator, topic: str) -> None:
-        self._coordinator, self._topic = coordinator, topic
-        self.init_producer, self.begin = coordinator.init_producer, coordinator.begin
-        self.commit, self.abort = coordinator.commit, coordinator.abort
-
-    def add_partitions(self, identity: Any, partitions: Iterable[int]) -> None:
-        self._coordinator.add_partitions(identity, [f"{self._topic}-{it}" for it in partitions])
+        routes = {topic: RemoteTopic(self.address, topic, trouble) for topic in (INPUTS, RESULTS)}
+        return TransactionCoordinator(engine, routes=routes)
 
 
 def keep_logs(setup: Setup, name: str) -> None:
@@ -300,7 +279,8 @@ def _producer(
             key="key",
             name=name,
             registry=coordinator,
-            coordinator=OfTopic(coordinator, topic),
+            coordinator=coordinator,
+            topic=topic,
             transaction_timeout_ms=setup.timeout_ms,
             batch_rows=3,
             retry_backoff_ms=10,
@@ -318,13 +298,7 @@ def _in_transaction(producer: SequencedProducer, send: Callable[[], None]) -> bo
         _outlast(producer.begin)
         send()
         _outlast(producer.commit)
-    except (
-        TransactionAbortableError,
-        TransactionStateError,
-        ConcurrentTransactionError,
-        exc.DBAPIError,
-        OutcomeUnknownError,
-    ):
+    except ABORTABLE:
         _outlast(producer.abort)
         return False
     return True
@@ -343,18 +317,23 @@ def _outlast(act: Callable[[], Any]) -> Any:
     while True:
         try:
             return act()
-        except (exc.OperationalError, exc.InterfaceError, OutcomeUnknownError, ConcurrentTransactionError):
+        except (StoreError, OutcomeUnknownError, ConcurrentTransactionError):
             time.sleep(0.02)
 
 
 def _broken_sink(setup: Setup, sink: SqlSink) -> Callable[..., None]:
     """Rows in one transaction, positions in another, and a death between them."""
     engine = setup.engine()
-    table = _outlast(lambda: sqlalchemy.Table(TABLE, sqlalchemy.MetaData(), autoload_with=engine))
+
+    def reflect() -> sqlalchemy.Table:
+        with outages(engine):
+            return sqlalchemy.Table(TABLE, sqlalchemy.MetaData(), autoload_with=engine)
+
+    table = _outlast(reflect)
 
     def apply(rows: pa.Table, positions: dict[str, int]) -> None:
         def write() -> None:
-            with engine.begin() as connection:
+            with outages(engine), engine.begin() as connection:
                 connection.execute(table.insert(), rows.to_pylist())
 
         def advance() -> None:

@@ -1,4 +1,4 @@
-"""Runs the chain under faults and compares: `python -m chain.run [--seeds 0:100] [--show]`. Needs a PostgreSQL."""
+"""Runs the chain under faults and compares: `python -m chain.run [--rounds 200]`. Needs a PostgreSQL."""
 
 from __future__ import annotations
 
@@ -16,18 +16,21 @@ from dataclasses import dataclass, field
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
+from faults.driver import is_stopped
+from faults.tally import Tally, injected
 from fencepost.sql import SqlSink, TransactionCoordinator
 from fencepost.transports import read_landing
 from processes import fork_server
 from sqlalchemy import text
+from waiting import wait_until
 
 from chain.actors import GROUP, INPUTS, LANDING, REPLACED, TABLE, Setup, main, standing
 from chain.wire import Wire
 
 PROCESSES = fork_server("chain.actors")
-FAULTS, REST_S, SETTLE_S = 20, 2.0, 120.0
-"""So many times somebody dies, stands still, or is cut off; how long who was fenced stays away; how long the rest may
-take then."""
+FAULTS, REST_POSITIONS, SETTLE_S = 20, 20, 300.0
+"""So many times somebody dies, stands still, or is cut off; how far the stage moves on before who was fenced by a twin
+comes back; how long nothing may go on."""
 
 
 class Broken(AssertionError):
@@ -57,7 +60,7 @@ class Chain:
         self.random = random.Random(setup.seed)
         self.processes: dict[str, ForkServerProcess] = {}
         self.stopped: dict[str, float] = {}
-        self.rested: dict[str, float] = {}
+        self.rested: dict[str, int] = {}
         self.report = Report(setup.seed)
         self.engine = setup.engine()
         self.coordinator = TransactionCoordinator(self.engine)
@@ -73,10 +76,10 @@ class Chain:
             for name in ("logs", "keeper", *self.producers, "consumer", *self.workers):
                 self._start(name)
             self._wait(self._has_begun)
-            while self.report.faults.total() < FAULTS:
-                time.sleep(self.random.uniform(0.02, 0.4))
-                self._look()
-                self._fault()
+            for mark in self._marks():
+                self._wait(lambda mark=mark: self._acknowledged() >= mark)
+                while not self._fault():
+                    self._look()
             self.say("no more faults")
             for name in self.stopped:
                 self._signal(name, signal.SIGCONT)
@@ -90,6 +93,15 @@ class Chain:
             self.engine.dispose()
         self.report.seconds = time.monotonic() - began
         return self.report
+
+    def _marks(self) -> list[int]:
+        """At how many acknowledged events each fault comes: spread over the run, however long it takes."""
+        events = sum(len(self.setup.events_of(name)) for name in self.producers)
+        return sorted(self.random.randrange(events * 9 // 10) for _ in range(FAULTS))
+
+    def _acknowledged(self) -> int:
+        notes = [self.setup.folder / f"{name}.acknowledged" for name in self.producers]
+        return sum(len(set(it.read_text().split())) for it in notes if it.exists())
 
     def _create_table(self) -> None:
         columns = "topic text, partition int, pid bigint, epoch smallint, seq bigint, event text, amount bigint"
@@ -116,11 +128,21 @@ class Chain:
             if process.exitcode == REPLACED and name not in self.rested:
                 self.say(f"{name} was fenced, and stops")
                 self.report.replaced += 1
-                # Twins that came back at once would take each other's place all the time.
-                self.rested[name] = time.monotonic() + REST_S
-            if time.monotonic() > self.rested.get(name, 0.0):
-                self.rested.pop(name, None)
-                self._start(name)
+                self.rested[name] = self._stage()
+            if name in self.rested and self._rests(name):
+                continue
+            self.rested.pop(name, None)
+            self._start(name)
+
+    def _rests(self, name: str) -> bool:
+        """Twins that came back at once would take each other's place all the time."""
+        twins = {it for it in self.workers if it != name and it.rstrip("'") == name.rstrip("'")}
+        has_twin = any(self.processes[it].is_alive() for it in twins & self.processes.keys())
+        return has_twin and self._stage() < self.rested[name] + REST_POSITIONS
+
+    def _stage(self) -> int:
+        """How far the stage has come."""
+        return sum(self.coordinator.positions(GROUP).decided.values())
 
     def _signal(self, name: str, number: int) -> None:
         process = self.processes[name]
@@ -129,14 +151,16 @@ class Chain:
 
     # Faults
 
-    def _fault(self) -> None:
+    def _fault(self) -> bool:
+        """Whether a fault took place."""
         living = [name for name, it in self.processes.items() if it.is_alive() and name not in self.stopped]
         if not living:
-            return
+            return False
         kind = self.random.choice(["kill", "kill", "stop", "stop for long", "drop connections"])
         if kind == "drop connections":
             self.say("the database drops its connections")
-            self._drop_connections()
+            if not self._drop_connections():
+                return False
         else:
             name = self.random.choice(living)
             kind = f"{kind} {name.rstrip(chr(39) + '0123456789')}"
@@ -144,31 +168,41 @@ class Chain:
                 self.say(f"{name} is killed")
                 self._signal(name, signal.SIGKILL)
                 self.processes[name].join()
+                if self.processes[name].exitcode != -signal.SIGKILL:
+                    return False  # it had come to its end
             else:
                 # For longer than its transaction may stay open, so that others take over, and then it goes on.
                 seconds = self.random.uniform(0.05, 0.3) + ("long" in kind) * self.setup.timeout_ms * 1.5 / 1000
                 self.say(f"{name} stands still for {seconds:.1f} s")
                 self._signal(name, signal.SIGSTOP)
                 self.stopped[name] = time.monotonic() + seconds
+                process = self.processes[name]
+                wait_until(lambda: is_stopped(process.pid or 0) or not process.is_alive(), f"{name} does not stop")
+                if not process.is_alive():
+                    return False
         self.report.faults[kind] += 1
+        return True
 
-    def _drop_connections(self) -> None:
+    def _drop_connections(self) -> int:
+        """Gives how many there were."""
+        query = (
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+            "WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        )
         with self.engine.begin() as connection:
-            connection.execute(
-                text(
-                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
-                    "WHERE datname = current_database() AND pid <> pg_backend_pid()"
-                )
-            )
+            return len(connection.execute(text(query)).all())
 
     # The end
 
     def _wait(self, until: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + SETTLE_S
+        deadline, progress = time.monotonic() + SETTLE_S, (0, 0)
         while not until():
+            now = self._acknowledged(), self._stage()
+            if now != progress:
+                deadline, progress = time.monotonic() + SETTLE_S, now
             if time.monotonic() > deadline:
-                raise Broken(f"it has not come to an end after {SETTLE_S:.0f} s: {self._standing()}")
-            time.sleep(0.1)
+                raise Broken(f"nothing goes on for {SETTLE_S:.0f} s: {self._standing()}")
+            time.sleep(0.02)
             self._look()
 
     def _has_begun(self) -> bool:
@@ -251,25 +285,32 @@ def run_seed(
 
 def command(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seeds", default="0:100", help="from:to, one run each")
+    parser.add_argument("--family", default="chain")
+    parser.add_argument("--rounds", type=int, default=200, help="runs, each with a seed of its own")
+    parser.add_argument("--first", type=int, default=0, help="the first seed")
+    parser.add_argument("--tally", type=Path, help="where the figures go")
     parser.add_argument("--demo", action="store_true", help="two runs, and what happens when")
     given = parser.parse_args(arguments)
-    first, _, behind = ("0:2" if given.demo else given.seeds).partition(":")
     from postgres import PostgresServer
 
-    server, failed, faults, trouble = PostgresServer(), [], Counter[str](), Counter[str]()
+    server, faults, trouble, found = PostgresServer(), Counter[str](), Counter[str](), Tally(given.family)
     server.start()
     top = Path(tempfile.mkdtemp(prefix="chain-"))
+    rounds = 2 if given.demo else given.rounds
     try:
-        for seed in range(int(first), int(behind or int(first) + 1)):
+        for seed in range(given.first, given.first + rounds):
+            found.rounds += 1
             try:
                 report = run_seed(seed, server.new_database(), top / str(seed), _teller() if given.demo else _silent)
             except Broken as error:
-                failed.append(seed)
+                found.failed.append(f"seed {seed}")
                 print(f"FAILED seed {seed}: {error}", flush=True)
                 continue
             faults += report.faults + Counter({"a process finds that another has taken its place": report.replaced})
             trouble += report.trouble
+            for kind, count in (report.faults + report.trouble).items():
+                injected(kind, count)
+            found.write(given.tally)
             print(
                 f"seed {seed}: {report.events} events acknowledged, {report.rows} rows in the table; "
                 f"{report.faults.total()} faults, {report.trouble.total()} messages in trouble, {report.seconds:.1f} s",
@@ -282,8 +323,9 @@ def command(arguments: list[str]) -> int:
         print(f"{title}:")
         for kind, count in sorted(counts.items()):
             print(f"{count:8,}  {kind}")
-    print(f"FAILED: {failed}" if failed else "every event that was acknowledged is in the table once, and nothing else")
-    return 1 if failed else 0
+    found.write(given.tally)
+    print(found.failed or "every event that was acknowledged is in the table once, and nothing else")
+    return 1 if found.failed else 0
 
 
 def _silent(what: str) -> None:

@@ -110,6 +110,22 @@ class Trouble:
         time.sleep(self._random.random() * 0.05)
 
 
+class RemoteTopic:
+    """Where a coordinator's route leads to: markers go over the wire, and may meet trouble."""
+
+    def __init__(self, address: str, topic: str, trouble: Trouble | None) -> None:
+        self._wire, self._topic, self._trouble = Wire(address), topic, trouble
+
+    def write_marker(self, pid: int, epoch: int, partition: int, outcome: str, coordinator_epoch: int) -> None:
+        met = self._trouble.next() if self._trouble else None
+        if met == "request lost":
+            raise TimeoutError("the marker was lost")
+        for _ in range(2 if met == "sent twice" else 1):
+            self._wire.call(f"{self._topic}-{partition}", "append_marker", pid, epoch, outcome, coordinator_epoch)
+        if met == "answer lost":
+            raise TimeoutError("the answer to a marker was lost")
+
+
 class TroubledLogs:
     """A topic as a producer's transport: up to five batches of a partition are on their way, and trouble meets them."""
 

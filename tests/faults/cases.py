@@ -11,7 +11,6 @@ import random
 import re
 import signal
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -26,24 +25,31 @@ from liar import LIES, Liar
 
 from faults import order, workers
 from faults.driver import Drive, Driver, Outcome, go, make_job, settle, wait_until
+from faults.tally import injected, tried
 from faults.world import (
     BEGIN_MS,
     CHANGES,
     HOUR_MS,
     SCHEMA,
+    VARIATION,
     Broken,
     World,
     check,
     demand,
     leftovers,
     seeds,
-    tried,
     visible,
 )
 
 DAY_MS = 24 * HOUR_MS
+PROGRESS_CALLS, PAUSE_SECONDS = 40, 0.02
+"""About how often a run reports progress; about how long it works between two reports. Who is killed at any moment is
+killed after one of them, and after a pause."""
 STEPS = ("list", "scan", "judge", "write", "check", "collect", "decide", "apply", "finish")
 ALIGNED_STEPS = ("list", "align", "judge", "check", "collect", "decide", "apply", "finish")
+KEEPS = {"compare_content": True, "keep_checksums": "all", "on_conflict": "drop"}
+"""Options of a job that keeps checksums from run to run. Every repeat is a conflict in these worlds."""
+KEEPING_STEPS = ("judge", "sum", "compare", "write")
 DECIDED = {("decide", "after"), *((step, moment) for step in ("apply", "finish") for moment in ("before", "after"))}
 IN_THE_DRIVER = ("recover", "list", "check", "collect", "decide", "apply", "finish")
 """Steps that begin with a call of their own."""
@@ -85,10 +91,18 @@ def _next_only(world: World, left: list[str]) -> bool:
 
 
 def killed_at_a_step(
-    root: Path, step: str, moment: str, plan: str | None = None, then: str = "add", *, hive: bool = False, **more: Any
+    root: Path,
+    step: str,
+    moment: str,
+    plan: str | None = None,
+    then: str = "add",
+    *,
+    hive: bool = False,
+    keeps: bool = False,
+    **more: Any,
 ) -> None:
     """SIGKILL; something happens to the source; the next run finishes what was decided, and no more than that."""
-    drive = Drive(options={"plan": plan}, **more)
+    drive = Drive(options={"plan": plan} | (KEEPS if keeps else {}), **more)
     world = prepare(root, drive, "whole" if plan == "aligned" else "mixed", hive=hive)
     before = visible(world)
     outcome = go(world, replace(drive, at=(step, moment), act="kill"))
@@ -109,7 +123,7 @@ def killed_in_recovery(root: Path, calls: int, then: str = "add", **more: Any) -
     demand(go(world, replace(drive, at=("apply", "before"), act="kill")).kind == "killed", "not killed")
     world.change(then, 78)
     for call in (calls, calls + 1, calls + 3):
-        tried("kills in recovery", go(world, replace(drive, calls=call)).kind == "killed")
+        _killed("kills in recovery", go(world, replace(drive, calls=call)))
     finish(world, drive)
 
 
@@ -123,30 +137,34 @@ def killed_at_the_ends_of_recovery(root: Path, moment: str, then: str = "add") -
     demand(found[0].recovered == (() if moment == "after" else (2,)), f"recovered {found[0].recovered}")
 
 
-def killed_at_a_call(root: Path, calls: int, plan: str | None = None, *, versions: int = 1, **more: Any) -> None:
+def killed_at_a_call(
+    root: Path, calls: int, plan: str | None = None, *, versions: int = 1, keeps: bool = False, **more: Any
+) -> None:
     """SIGKILL at a change to the disk, whichever thread makes it, also in the first run of all."""
-    drive = Drive(options={"plan": plan}, **more)
+    drive = Drive(options={"plan": plan} | (KEEPS if keeps else {}), **more)
     world = prepare(root, drive, "whole" if plan == "aligned" else "mixed", versions=versions)
-    tried("kills at a change to the disk", go(world, replace(drive, calls=calls)).kind == "killed")
+    _killed("kills at a change to the disk", go(world, replace(drive, calls=calls)))
     world.change(CHANGES[calls % len(CHANGES)], 79)
     finish(world, drive)
 
 
 def killed_at_random(root: Path, seed: int, plan: str | None = None, kills: int = 4) -> None:
-    """SIGKILL by the clock, again and again, while the source changes."""
+    """SIGKILL from outside at any moment, again and again, while the source changes."""
     drive = Drive(options={"plan": plan})
-    began = time.monotonic()
     world = prepare(root, drive, "whole" if plan == "aligned" else "mixed")
-    seconds = time.monotonic() - began  # about what a run takes
-    draw = random.Random(seed)
+    draw = random.Random(VARIATION.of(seed))
     for kill in range(kills):
-        driver = Driver(world, drive)
-        driver.wait_until_begun()
-        time.sleep(draw.random() * seconds)
-        driver.signal(signal.SIGKILL)
-        tried("kills by the clock", driver.wait().kind == "killed")
+        driver = Driver(world, replace(drive, doomed_at=draw.randrange(1, PROGRESS_CALLS)))
+        driver.kill(draw.random() * PAUSE_SECONDS)
+        demand(driver.wait().kind == "killed", "not killed")
         world.change(draw.choice(CHANGES), 200 + kill)
     finish(world, drive, collect=True)
+
+
+def _killed(what: str, outcome: Outcome) -> None:
+    """It was; and in most cases with work left."""
+    demand(outcome.kind == "killed", f"not killed: {outcome}")
+    tried(what, outcome.is_disturbed)
 
 
 def killed_in_an_operation(root: Path, operation: tuple[Any, ...], calls: int) -> None:
@@ -156,8 +174,7 @@ def killed_in_an_operation(root: Path, operation: tuple[Any, ...], calls: int) -
     demand(go(world, replace(drive, at=("apply", "before"), act="kill")).kind == "killed", "not killed")
     world.change("add", 83)
     outcome = go(world, replace(drive, operation=operation, calls=calls))
-    demand(outcome.kind != "error", f"{operation} was told {outcome.error}: {outcome.message}")
-    tried("kills in an operation", outcome.kind == "killed")
+    _killed("kills in an operation", outcome)
     finish(world, drive, collect=True)
 
 
@@ -211,18 +228,17 @@ def raced(root: Path, drivers: int, seed: int) -> None:
     """Several at once, one killed at some moment."""
     drive = Drive()
     world = prepare(root, drive, versions=seed % 2)
-    draw = random.Random(seed)
+    draw = random.Random(VARIATION.of(seed))
     for round_ in range(2):
-        running = [Driver(world, drive) for _ in range(drivers)]
-        time.sleep(draw.random() * 0.3)
-        running[0].signal(signal.SIGKILL)
-        outcomes = [driver.wait() for driver in running]
+        doomed = replace(drive, doomed_at=draw.randrange(1, PROGRESS_CALLS))
+        running = [Driver(world, it) for it in (doomed, *[drive] * (drivers - 1))]
+        running[0].kill(draw.random() * PAUSE_SECONDS)
+        killed, *outcomes = [driver.wait() for driver in running]
+        demand(killed.kind == "killed", f"not killed: {killed}")
         for outcome in outcomes:
-            demand(
-                outcome.kind in ("version", "killed") or outcome.error == "StateConflictError",
-                f"a racer was told {outcome.error}: {outcome.message}",
-            )
-        tried("kills in a race", outcomes[0].kind == "killed")
+            is_fine = outcome.kind == "version" or outcome.error == "StateConflictError"
+            demand(is_fine, f"a racer was told {outcome.error}: {outcome.message}")
+            injected("drivers that lost a race", outcome.kind == "error")
         world.land(400 + round_)
     finish(world, drive, collect=True)
 
@@ -234,18 +250,19 @@ def met_at_decide(root: Path, drivers: int, *, versions: int) -> None:
     for round_ in range(2):
         racing = replace(drive, at=("decide", "before"), action=partial(_meet, drivers=drivers))
         outcomes = [driver.wait() for driver in [Driver(world, racing) for _ in range(drivers)]]
+        demand(_part(world) == drivers, "they have not met")
+        injected("drivers that met at Decide", drivers)
         told = sorted(outcome.error for outcome in outcomes)
         demand(told == ["", *["StateConflictError"] * (drivers - 1)], f"drivers that met at Decide: {outcomes}")
-        _part(world)
         world.land(400 + round_)
     finish(world, drive)
 
 
 def _meet(world: World, drivers: int) -> None:
-    """A driver waits for the others, unless they stay away."""
+    """A driver waits for the others, unless they stay away: a lie may have stopped them."""
     (world.root / f"{os.getpid()}.met").touch()
     with suppress(Broken):
-        wait_until(lambda: len(list(world.root.glob("*.met"))) >= drivers, "others stay away", 20)
+        wait_until(lambda: len(list(world.root.glob("*.met"))) >= drivers, "others stay away", 60)
 
 
 def _part(world: World) -> int:
@@ -259,17 +276,26 @@ def _part(world: World) -> int:
 # -- Workers
 
 
-def disturbed_workers(root: Path, mode: str, seed: int, plan: str | None = None, **more: Any) -> None:
+def disturbed_workers(
+    root: Path, mode: str, seed: int, plan: str | None = None, *, keeps: bool = False, **more: Any
+) -> None:
     """Tasks in processes that die, run twice or write late: the twin has threads, and equal files and segments."""
-    drive = Drive(options={"plan": plan}, engine=mode, seed=seed, judge_in_tasks=True, **more)
+    seed = VARIATION.of(seed)
+    drive = Drive(
+        options={"plan": plan} | (KEEPS if keeps else {}), engine=mode, seed=seed, judge_in_tasks=True, **more
+    )
     calm = replace(drive, engine="threads", mutant="")
     world = prepare(root, calm, "whole" if plan == "aligned" else "mixed")
     outcome = go(world, drive)
     demand(outcome.version == 2, f"disturbed workers: {outcome}")
-    demand(mode == "pool" or workers.disturbed(world) or mode == "late", "no task was disturbed")
+    disturbed = workers.disturbed(world)
+    demand(mode in ("pool", "late") or disturbed, "no task was disturbed")
+    injected({"killed": "task killed", "twice": "task run twice"}.get(mode, "tasks in another order"), disturbed or 1)
     if mode == "late":
         before = visible(world)
-        demand(workers.resume_losers(world), "no task was stopped")
+        resumed = workers.resume_losers(world)
+        demand(resumed, "no task was stopped")
+        injected("task stopped midway, and resumed later", resumed)
         demand(visible(world) == before, "a loser changed what others see")
     finish(world, calm)
 
@@ -282,7 +308,7 @@ def orphaned_workers(root: Path, seed: int, step: str) -> None:
     demand(go(world, replace(drive, at=(step, "after"), act="kill")).kind == "killed", "not killed")
     world.change("delete", 80)
     go(world, calm)
-    workers.resume_losers(world)
+    injected("task stopped midway, and resumed later", workers.resume_losers(world))
     finish(world, calm, collect=True)
 
 
@@ -334,6 +360,7 @@ def quietly_replaced(root: Path, step: str, moment: str, **more: Any) -> None:
     outcome = go(world, replace(drive, at=(step, moment), action=_replace_quietly))
     is_fine = outcome.kind == "version" or outcome.error in ("SourceError", "ChangedError")
     demand(outcome.is_disturbed, "the source did not change in the middle of the run")
+    injected("source replaced quietly in a run")
     demand(is_fine, f"{outcome.error}: {outcome.message}")
     finish(world, drive)
 
@@ -349,7 +376,6 @@ def full_by_limit(root: Path, limit: int, *, recovering: bool = False, **more: A
         demand(go(world, replace(drive, at=("apply", "before"), act="kill")).kind == "killed", "not killed")
     before, decided = visible(world), world.decided()
     outcome = go(world, replace(drive, file_bytes_max=limit))
-    tried("full disks", outcome.kind == "error")
     _check_told(outcome)
     # What was decided before may be shown by now.
     is_same = recovering or world.decided() > decided or visible(world) == before
@@ -359,6 +385,8 @@ def full_by_limit(root: Path, limit: int, *, recovering: bool = False, **more: A
 
 
 def _check_told(outcome: Outcome) -> None:
+    tried("full disks", outcome.kind == "error")
+    injected("disk full", outcome.kind == "error")
     blames_disk = outcome.error in ("", "OSError", "PermissionError", "StoreError")
     demand(blames_disk, f"a full disk was told as {outcome.error}: {outcome.message}")
 
@@ -375,7 +403,6 @@ def full_by_blocks(root: Path, pages: int, **more: Any) -> None:
         os.truncate(filler, max(0, filler.stat().st_size // 4096 - pages) * 4096)
         before, decided = visible(world), world.decided()
         outcome = go(world, drive)
-        tried("full disks", outcome.kind == "error")
         _check_told(outcome)
         is_same = world.decided() > decided or visible(world) == before
         demand(outcome.kind == "version" or is_same, "an error changed what others see")
@@ -402,6 +429,7 @@ def forbidden(root: Path, folder: str, *, versions: int = 1) -> None:
     with locked(world.root / folder):
         outcome = go(world, drive)
         demand(outcome.error in ("PermissionError", "OSError"), f"a locked {folder} was told as {outcome}")
+        injected("rights taken away")
         is_decided = world.decided() > decided
         demand(is_decided or visible(world) == before, "an error changed what others see")
     finish(world, drive)
@@ -468,6 +496,7 @@ def damaged(root: Path, target: str, damage: str, place: float = 0.5, **more: An
 
 
 def _damage(path: Path, damage: str, place: float) -> None:
+    injected(f"file of a state damaged: {damage}")
     data = bytearray(path.read_bytes())
     at = int(place * (len(data) - 1))
     if damage == "missing":
@@ -487,6 +516,7 @@ def damaged_undecided(root: Path, what: str) -> None:
     prepared = world.sink / str(world.opened().version(2).prepared)
     path = sorted(prepared.glob("*.parquet"))[-1]
     good = path.read_bytes()
+    injected(f"prepared file harmed: {what}")
     if what == "missing":
         path.unlink()
     elif what == "truncated":
@@ -509,6 +539,7 @@ def clock_jumped(root: Path, years: float, *, versions: int = 1, **more: Any) ->
     drive = Drive(options={"max_idle_ms": DAY_MS, "clock_gap_max_ms": 30 * DAY_MS}, **more)
     world = prepare(root, drive, versions=versions)
     outcome = go(world, replace(drive, clock_years=years))
+    injected(f"clock off by {years} years")
     demand(outcome.version == versions + 1, f"{outcome.error}: {outcome.message}")
     finish(world, drive)
 
@@ -520,9 +551,10 @@ def unfinished_file(root: Path, years: float) -> None:
     path = world.land(104)
     whole = path.read_bytes()
     path.write_bytes(whole[:-100])
+    injected("file unfinished")
     outcome = go(world, replace(drive, clock_years=years))
     demand(outcome.version == 2 and outcome.files == 3, f"{outcome}")
-    demand(bool(outcome.quarantined) == (years > 0), f"set aside: {outcome.quarantined}")
+    demand(outcome.deferred == (path.name,) and not outcome.quarantined, f"set aside: {outcome.quarantined}")
     path.write_bytes(whole)
     world.keep(path)
     finish(world, drive)
@@ -551,6 +583,7 @@ def topic_recreated(root: Path, **more: Any) -> None:
     demand(go(world, drive).version == 1, "the world cannot be prepared")
     before = visible(world)
     path = world.land(2, rows=_numbered(BEGIN_MS + HOUR_MS, 7, 2))
+    injected("numbers begun anew")
     outcome = go(world, drive)
     demand(outcome.error == "PolicyError" and "begun to number anew" in outcome.message, f"not suspected: {outcome}")
     demand(visible(world) == before, "an error changed what others see")
@@ -569,6 +602,7 @@ def evicted_and_replayed(root: Path, plan: str | None = None) -> None:
     go(world, drive)
     world.land(3, rows=_numbered(BEGIN_MS, 7, 1))
     outcome = go(world, drive)
+    injected("forgotten rows sent again")
     demand(outcome.counts == {"FORGOTTEN": 2_000}, f"{outcome}")
     set_aside = list((world.sink / "run=3" / "_rejects" / "verdict=FORGOTTEN").glob("*.parquet"))
     rows = [row for path in set_aside for row in pq.read_table(path, partitioning=None)["origin"].to_pylist()]
@@ -594,7 +628,7 @@ def lying_store(
 ) -> None:
     """The state in an object store behind a proxy that lies, one driver or several, one of them killed at a step."""
     world = World(root)
-    with Liar(endpoint, lies, seed, share) as liar:
+    with Liar(endpoint, lies, VARIATION.of(seed), share) as liar:
         options = _remote(root, liar.endpoint)
         drive = Drive(options=options, **more)
         for round_ in range(3):
@@ -616,13 +650,14 @@ def lying_store(
         demand(sum(liar.told[lie] for lie in lies) > 3, f"hardly a lie was told: {liar.told}")
         for lie in lies:
             tried("kinds of lies", liar.told[lie] > 0)
+            injected(f"store lied: {lie}", liar.told[lie])
     _check_remote(world, options, endpoint)
 
 
 def outcome_unknown(root: Path, endpoint: str, **more: Any) -> None:
     """No try to decide is answered, and one lands after its writer has given up: the next run finishes what it says."""
     world = World(root)
-    with Liar(endpoint, ("dropped, then late",), share=1, names="/log/2.json", late_seconds=3) as liar:
+    with Liar(endpoint, ("dropped, then late",), share=1, names="/log/2.json", late_seconds=None) as liar:
         options = _remote(root, liar.endpoint)
         drive = Drive(options=options, **more)
         world.land(1, 2)
@@ -632,7 +667,9 @@ def outcome_unknown(root: Path, endpoint: str, **more: Any) -> None:
         demand(outcome.error == "StoreError", f"a decision without an answer was told as {outcome}")
         demand(not (world.sink / "run=2").exists(), "what is not known to be decided was shown")
         opened = state.open(options["state"], options=_server(endpoint))
-        demand(opened.decided() == 1, "the decision has landed too early for this case")
+        demand(opened.decided() == 1, "the decision has landed before it was to arrive")
+        injected("store lied: dropped, then late", liar.told["dropped, then late"])
+        liar.may_arrive.set()
         wait_until(lambda: opened.decided() == 2, "the decision has not landed")
         world.path_of(3).unlink()
         found = settle(world, drive)
@@ -667,6 +704,7 @@ def careless_store(root: Path, endpoint: str) -> None:
     world.land(1, 2)
     with Liar(endpoint, ("ignored",), share=1) as liar:
         outcome = go(world, Drive(options=_remote(root, liar.endpoint)))
+        injected("store lied: ignored", liar.told["ignored"])
     demand(outcome.error == "StoreError" and "two puts of one new name" in outcome.message, f"not refused: {outcome}")
     demand(not list(world.sink.glob("run=*")), "something is shown")
 
@@ -674,9 +712,17 @@ def careless_store(root: Path, endpoint: str) -> None:
 # -- Power
 
 
-def in_order(root: Path, version: int = 1, plan: str | None = None, *, hive: bool = False, mutant: str = "") -> None:
+def in_order(
+    root: Path,
+    version: int = 1,
+    plan: str | None = None,
+    *,
+    hive: bool = False,
+    keeps: bool = False,
+    mutant: str = "",
+) -> None:
     """Everything is durable before anything says so: segments, ledger, outputs, side tables, in Hive folders too."""
-    options = {"plan": plan, "rejects": "all"}
+    options = {"plan": plan, "rejects": "all"} | (KEEPS | {"on_conflict": "quarantine"} if keeps else {})
     world = prepare(
         root, Drive(options=options), "whole" if plan == "aligned" else "mixed", versions=version - 1, hive=hive
     )
@@ -685,6 +731,7 @@ def in_order(root: Path, version: int = 1, plan: str | None = None, *, hive: boo
     else:
         events = order.recorded(lambda: make_job(world, Drive(options=options, mutant=mutant)).run(), root)
     order.check_order(world, version, events)
+    injected("power lost after a call", len(events))
     tables = set(world.opened().version(version).side_files.table)
     demand(tables == {"rejects", "missing"}, f"side tables: {tables}")
     finish(world, Drive(options=options))
@@ -718,6 +765,8 @@ def _all() -> dict[str, Case]:
                     add("kill at a step", killed_at_a_step, step, moment, plan, changes.pop())
     for step, moment in (("write", "after"), ("decide", "after"), ("apply", "after")):
         add("kill at a step", killed_at_a_step, step, moment, "interval", changes.pop(), hive=True)
+    for step in (*KEEPING_STEPS, "decide", "apply"):
+        add("kill at a step", killed_at_a_step, step, "after", None, changes.pop(), keeps=True)
     for calls in range(1, 25, 2):
         add("kill in recovery", killed_in_recovery, calls, changes.pop())
     for moment in ("before", "after"):
@@ -725,6 +774,8 @@ def _all() -> dict[str, Case]:
     for at, plan in enumerate(("interval", "row", "aligned")):
         for calls in range(1 + at, 64, 6):  # a run makes some sixty, the first one eighty
             add("kill at a change to the disk", killed_at_a_call, calls, plan)
+    for calls in range(2, 74, 8):
+        add("kill at a change to the disk", killed_at_a_call, calls, keeps=True)
     for calls in range(5, 85, 8):
         add("kill at a change to the disk", killed_at_a_call, calls, versions=0)
     for seed in range(12):
@@ -750,6 +801,7 @@ def _all() -> dict[str, Case]:
         for plan in ("interval", "row", "aligned"):
             for seed in seeds(f"{mode} {plan}", 2):
                 add("workers", disturbed_workers, mode, seed, plan)
+        add("workers", disturbed_workers, mode, 3, keeps=True)
     for step in ("scan", "judge", "write"):
         add("workers", orphaned_workers, 5, step)
     moments = [("list", "after"), ("scan", "within"), ("scan", "after"), ("judge", "after"), ("write", "within")]
@@ -787,6 +839,7 @@ def _all() -> dict[str, Case]:
         for plan in ("interval", "row", "aligned"):
             add("order of syncs", in_order, version, plan)
     add("order of syncs", in_order, 2, hive=True)
+    add("order of syncs", in_order, 2, keeps=True)
     add("begun anew", topic_recreated)
     add("begun anew", evicted_and_replayed)
     add("begun anew", evicted_and_replayed, "row")
@@ -826,6 +879,7 @@ OBJECTIONS: list[tuple[str, Callable[..., None], dict[str, Any]]] = [
     ("looks_once", quietly_replaced, {"step": "judge", "moment": "after"}),
     ("writes_in_place", full_by_limit, {"limit": 60, "recovering": True}),
     ("evicts_by_the_clock", clock_jumped, {"years": 10}),
+    ("drops_checksums", killed_at_a_step, {"step": "compare", "moment": "after", "keeps": True}),
     ("keeps_silent", topic_recreated, {}),
     ("leaves_rubbish", killed_at_a_step, {"step": "write", "moment": "after", "then": "delete"}),
     ("trusts_claims", killed_at_a_step, {"step": "finish", "moment": "after", "plan": "aligned", "then": "touch"}),

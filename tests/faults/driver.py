@@ -19,7 +19,8 @@ from fencepost.lake import DedupJob, LocalEngine, plan, run
 from fencepost.state import stores
 from processes import fork_server
 
-from faults.world import Broken, World, demand, job
+from faults.tally import injected
+from faults.world import CHANGES, Broken, World, demand, job
 
 DISK_CALLS = ("link", "rename", "fsync", "mkdir", "unlink", "rmdir")
 YEAR_SECONDS = 365 * 86_400
@@ -41,7 +42,8 @@ class Drive:
     seed: int = 0
     """Of what lands in the source then."""
     calls: int = 0
-    """The signal comes at so many changes to the disk."""
+    """The signal comes at so many changes to the disk. A driver that is to be killed and makes fewer is killed with its
+    work done and not told."""
     calls_from: str = ""
     """The step from which on they count."""
     mutant: str = ""
@@ -55,6 +57,9 @@ class Drive:
     """Instead of a run: a method of the state, and its arguments."""
     action: Callable[[World], None] | None = None
     """Instead of `act`: a function of a module."""
+    doomed_at: int = 0
+    """From so many calls of the progress callback on, or from the end if there are fewer, the driver waits at the next
+    one: it is killed by `Driver.kill`."""
 
 
 @dataclass(frozen=True)
@@ -76,13 +81,15 @@ class Outcome:
     """The name of its class."""
     message: str = ""
     is_disturbed: bool = False
-    """Whether the fault that was to happen at a step has happened."""
+    """Whether the fault that was to happen at a step has happened; of a driver that was killed, whether it had work
+    left."""
 
 
 class Driver:
     """A driver that runs. `wait` gives what became of it."""
 
     def __init__(self, world: World, drive: Drive) -> None:
+        self.drive, self.is_done = drive, False
         self.ours, theirs = processes.Pipe(duplex=False)
         self.process = processes.Process(target=_drive, args=(world, drive, theirs))
         self.process.start()
@@ -96,6 +103,15 @@ class Driver:
         """Stopped by SIGSTOP."""
         wait_until(lambda: is_stopped(self.pid) or not self.process.is_alive(), "a driver did not stop")
         demand(self.process.is_alive(), "a driver ended before it was to stop")
+        injected("driver stopped")
+
+    def kill(self, pause_seconds: float) -> None:
+        """Kills a doomed driver a little after it has come to where it may be killed."""
+        self.wait_until_begun()
+        demand(self.ours.poll(PATIENCE_SECONDS), "a driver does not come to its end")
+        demand(self.ours.recv() == "doomed", "a driver is not doomed")
+        time.sleep(pause_seconds)
+        os.kill(self.pid, signal.SIGKILL)
 
     def signal(self, number: int) -> None:
         if self.process.is_alive():
@@ -103,7 +119,8 @@ class Driver:
 
     def wait(self) -> Outcome:
         found: Any = "begun"
-        while found == "begun":
+        while found in ("begun", "done"):
+            self.is_done = found == "done"
             if not self.ours.poll(PATIENCE_SECONDS):
                 os.kill(self.pid, signal.SIGKILL)
                 raise Broken("a driver hangs")
@@ -114,7 +131,10 @@ class Driver:
         self.process.join(PATIENCE_SECONDS)
         if found is None:
             demand(self.process.exitcode == -signal.SIGKILL, f"a driver died with {self.process.exitcode}")
-            return Outcome("killed")
+            injected("driver killed, its work done" if self.is_done else "driver killed")
+            return Outcome("killed", is_disturbed=not self.is_done)
+        if found.is_disturbed and self.drive.act in CHANGES:
+            injected(f"source changed in a run: {self.drive.act}")
         return found  # type: ignore[no-any-return]
 
 
@@ -156,12 +176,13 @@ def wait_until(holds: Callable[[], object], what: str, seconds: float = PATIENCE
 def _drive(world: World, drive: Drive, told: Connection) -> None:
     sys.stderr = open(os.devnull, "w")  # noqa: SIM115 for the rest of the process
     told.send("begun")
-    faults = _Faults(world, drive)
+    faults = _Faults(world, drive, told)
     try:
         outcome = _act(world, drive, faults)
     except BaseException as error:
         text = str(error) or traceback.format_exc()
         outcome = Outcome("error", error=type(error).__name__, message=text)
+    faults.end(outcome)
     told.send(replace(outcome, is_disturbed=faults.is_over))
     told.close()
     os._exit(0)  # without a wait for tasks that were stopped
@@ -243,15 +264,18 @@ def _shift_clock(seconds: float) -> None:
 class _Faults:
     """The job's progress callback, at which things happen."""
 
-    def __init__(self, world: World, drive: Drive) -> None:
-        self.world, self.drive = world, drive
+    def __init__(self, world: World, drive: Drive, told: Connection) -> None:
+        self.world, self.drive, self.told = world, drive, told
         self.is_over = False
+        self.steps, self.lock = 0, threading.Lock()
         self.number = signal.SIGSTOP if drive.act == "stop" else signal.SIGKILL
         if drive.calls and not drive.calls_from:
             count_calls(drive.calls, self.number)
 
     def __call__(self, step: str, done: int, total: int) -> None:
         drive = self.drive
+        if drive.doomed_at:
+            self.meet_doom()
         if drive.calls and drive.calls_from == step and not self.is_over:
             self.is_over = True
             count_calls(drive.calls, self.number)
@@ -264,6 +288,30 @@ class _Faults:
                 os.kill(os.getpid(), self.number)
             else:
                 self.world.change(drive.act, drive.seed)
+
+    def meet_doom(self) -> None:
+        with self.lock:
+            self.steps += 1
+            if self.steps == self.drive.doomed_at:
+                self.told.send("doomed")
+                return
+        if self.steps > self.drive.doomed_at:
+            wait_for_death()
+
+    def end(self, outcome: Outcome) -> None:
+        """Kills the driver now, if it was to be killed and had less to do. Of errors only a lost race lets it."""
+        if self.drive.doomed_at and outcome.error in ("", "StateConflictError"):
+            if self.steps < self.drive.doomed_at:
+                self.told.send("doomed")
+            wait_for_death()
+        if self.drive.calls and not self.drive.calls_from and outcome.kind != "error" and self.number == signal.SIGKILL:
+            self.told.send("done")
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def wait_for_death() -> None:
+    while True:
+        signal.pause()
 
 
 def count_calls(last: int, number: int = signal.SIGKILL) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from fencepost import StateTable
 from fencepost.errors import SnapshotError, StoreError
-from fencepost.lake import DedupJob, judge, run, write
+from fencepost.lake import DedupJob, checks, judge, kept_content, run, write
 from fencepost.state import commit, stores
 from fencepost.state.decision import APPLIED, Decision
 from fencepost.state.disk import Disk
@@ -155,9 +155,15 @@ def evicts_by_the_clock(job: DedupJob) -> None:
     run.Run.next_eviction = next_eviction  # type: ignore[method-assign]
 
 
+def drops_checksums(job: DedupJob) -> None:
+    """What was kept before is lost with the next run of a shard."""
+    real = kept_content.advance
+    kept_content.advance = lambda store, before, *rest: real(store, (), *rest)
+
+
 def keeps_silent(job: DedupJob) -> None:
     """Suspected resets stop nobody."""
-    run.Run.check_resets = lambda *_: None  # type: ignore[method-assign]
+    checks._check_resets = lambda *_: None  # type: ignore[assignment]
 
 
 def leaves_rubbish(job: DedupJob) -> None:
@@ -209,6 +215,7 @@ MUTANTS: dict[str, Callable[[DedupJob], None]] = {
         believes_exists,
         writes_in_place,
         evicts_by_the_clock,
+        drops_checksums,
         keeps_silent,
         leaves_rubbish,
         trusts_claims,

@@ -1,4 +1,8 @@
-"""Runs the cases: `python -m faults.run [part of a name ...]`. Seconds and failures go to standard output."""
+"""Runs families of faults, some rounds each, and prints which faults took place.
+
+`python -m faults.run [part of a family's name ...] [--rounds 200] [--jobs 2]`. Each family is a process of its own.
+With `--family` this process runs that family of cases.py; `--cases` picks among its cases.
+"""
 
 from __future__ import annotations
 
@@ -10,84 +14,141 @@ import sys
 import tempfile
 import time
 import traceback
-from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from inspect import signature
 from pathlib import Path
 
-SHARE_MIN = 0.5
-"""Of the faults that are left to chance so many must have come before the run was over."""
+from faults.tally import Tally, missed, table
+
+BROKEN_JOBS = "broken jobs"
+"""Not a family of faults: every mutant must be objected to, once."""
+ELSEWHERE = {
+    "chain": "chain.run",
+    "Spark: driver killed": "faults.spark",
+    "Spark: workers": "faults.spark",
+}
+"""Families with a module of their own. They take the longest, so they begin first."""
 
 
 def main() -> int:
-    from faults.cases import CASES, OBJECTIONS
-    from faults.world import TRIED, Broken
-
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("words", nargs="*", help="run only cases whose names or kinds have one of these")
-    parser.add_argument("--keep", action="store_true", help="leave the worlds of failed cases")
+    parser.add_argument("words", nargs="*", help="run only families whose names have one of these")
+    parser.add_argument("--rounds", type=int, default=200)
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="families at a time")
+    parser.add_argument("--family", help="run this family here")
+    parser.add_argument("--cases", default="", help="only cases whose names have this")
+    parser.add_argument("--tally", type=Path, help="where the family's figures go")
     given = parser.parse_args()
-    wanted = {
-        name: case
-        for name, case in CASES.items()
-        if not given.words or any(word in f"{case.kind}: {name}" for word in given.words)
-    }
-    began, counts, failed, skipped = time.monotonic(), Counter(), [], Counter()
+    if given.family:
+        return run_here(given.family, given.rounds, given.cases, given.tally)
+    return run_all(given.words, given.rounds, given.jobs)
+
+
+def run_all(words: list[str], rounds: int, jobs: int) -> int:
+    from faults.cases import CASES
+
+    families = [*ELSEWHERE, *dict.fromkeys(case.kind for case in CASES.values()), BROKEN_JOBS]
+    wanted = [it for it in families if not words or any(word in it for word in words)]
+    began, folder = time.monotonic(), Path(tempfile.mkdtemp(prefix="faults-"))
+
+    def run(family: str) -> Tally:
+        tally = folder / f"{family}.json"
+        options = ["--family", family, "--rounds", str(rounds), "--tally", str(tally)]
+        code = subprocess.run(
+            [sys.executable, "-m", ELSEWHERE.get(family, "faults.run"), *options], check=False
+        ).returncode
+        found = Tally.read(tally) if tally.exists() else Tally(family)
+        if code and not found.failed:
+            found.failed.append(f"exit code {code}")
+        if not found.injected and family != BROKEN_JOBS:
+            found.failed.append("no fault took place")
+        print(f"{family}: {found.rounds} rounds, {len(found.failed)} failed, {found.seconds:.0f} s", flush=True)
+        return found
+
+    with ThreadPoolExecutor(jobs) as pool:
+        tallies = list(pool.map(run, wanted))
+    shutil.rmtree(folder)
+    print(table(tallies))
+    failed = [f"{it.family}: {what}" for it in tallies for what in it.failed]
+    print(f"{sum(it.rounds for it in tallies):,} rounds, {len(failed)} failed, {time.monotonic() - began:.0f} s")
+    print("\n".join(failed) if failed else "Nothing was lost or doubled.")
+    return 1 if failed else 0
+
+
+def run_here(family: str, rounds: int, word: str, tally: Path | None) -> int:
+    """Runs a family of cases.py, or the mutants."""
+    found = Tally(family)
     top = Path(tempfile.mkdtemp(prefix="faults-"))
     with ExitStack() as stack:
-        endpoint = ""
+        store = _store(stack)
+        if family == BROKEN_JOBS:
+            _object(top, found, store)
+        else:
+            _run_rounds(top, found, store, rounds, word, tally)
+        found.failed += missed()
+    shutil.rmtree(top, ignore_errors=True)
+    found.write(tally)
+    if not tally:
+        print(table([found]))
+    return 1 if found.failed else 0
 
-        def store() -> dict[str, str]:
-            nonlocal endpoint
-            if not endpoint:
-                from s3_server import serve_s3
 
-                endpoint = stack.enter_context(serve_s3())
-            return {"endpoint": endpoint}
+def _store(stack: ExitStack) -> Callable[[], str]:
+    """Gives the address of an object store, which starts when it is first asked for."""
+    endpoint = ""
 
-        for at, (name, case) in enumerate(wanted.items()):
-            if case.needs and not is_there(case.needs):
-                skipped[f"{case.kind} (needs {case.needs})"] += 1
-                continue
-            root, start = top / f"{at}", time.monotonic()
-            try:
-                case.act(root, **(store() if case.needs == "s3" else {}))
-                counts[case.kind] += 1
-            except Exception as error:
-                failed.append(name)
-                told = str(error) if isinstance(error, Broken) else traceback.format_exc()
-                print(f"FAILED {name}\n       {told[:1500]}\n       {root}", flush=True)
-            if time.monotonic() - start > 8:
-                print(f"       {name}: {time.monotonic() - start:.1f} s", flush=True)
-            if not (given.keep and name in failed):
-                shutil.rmtree(root, ignore_errors=True)
-        chances = Counter(TRIED)  # those of broken jobs do not count
-        for at, (mutant, act, facts) in enumerate(OBJECTIONS):
-            if given.words and not any(word in f"mutant: {mutant}" for word in given.words):
-                continue
-            own = store() if "endpoint" in signature(act).parameters else {}
-            try:
-                act(top / f"m{at}", **own, mutant=mutant, **facts)
-                failed.append(f"mutant {mutant}")
-                print(f"FAILED {act.__name__} does not object to {mutant}", flush=True)
-            except Broken as error:
-                counts["broken jobs objected to"] += 1
-                print(f"       {act.__name__} objects to {mutant}: {str(error)[:150]}", flush=True)
-            except Exception:
-                failed.append(f"mutant {mutant}")
-                print(f"FAILED {act.__name__} breaks on {mutant}\n{traceback.format_exc()}", flush=True)
-    for what in sorted({what for what, _ in chances}):
-        happened, all_ = chances[what, True], chances[what, True] + chances[what, False]
-        is_fair = happened >= SHARE_MIN * all_
-        failed += [] if is_fair else [what]
-        print(f"{'       ' if is_fair else 'FAILED '}{what}: {happened} of {all_} took place", flush=True)
-    if not given.keep:
-        shutil.rmtree(top, ignore_errors=True)
-    listed = ", ".join(f"{count} {kind}" for kind, count in counts.items())
-    missing = "".join(f"; {count} {what} not run" for what, count in skipped.items())
-    print(f"Threads: {sum(counts.values())} runs as they should ({listed}), {len(failed)} not{missing}; ", end="")
-    print(f"{time.monotonic() - began:.0f} s")
-    return 1 if failed else 0
+    def address() -> str:
+        nonlocal endpoint
+        if not endpoint:
+            from s3_server import serve_s3
+
+            endpoint = stack.enter_context(serve_s3())
+        return endpoint
+
+    return address
+
+
+def _run_rounds(top: Path, found: Tally, store: Callable[[], str], rounds: int, word: str, tally: Path | None) -> None:
+    """Case after case, and again with other rows and other moments."""
+    from faults import world
+    from faults.cases import CASES
+
+    cases = {name: case for name, case in CASES.items() if case.kind == found.family and word in name}
+    able = {name: case for name, case in cases.items() if not case.needs or is_there(case.needs)}
+    for name in cases.keys() - able.keys():
+        print(f"not run, for it needs {cases[name].needs}: {name}")
+    names = list(able)
+    for round_ in range(rounds if names else 0):
+        name, root = names[round_ % len(names)], top / f"{round_}"
+        world.VARIATION.number = round_ // len(names)
+        try:
+            able[name].act(root, **({"endpoint": store()} if able[name].needs == "s3" else {}))
+        except Exception as error:
+            found.failed.append(f"{name}, round {round_}")
+            told = str(error) if isinstance(error, world.Broken) else traceback.format_exc()
+            print(f"FAILED {found.family}: {name}, round {round_}\n       {told[:1500]}", flush=True)
+        found.rounds += 1
+        found.write(tally)
+        shutil.rmtree(root, ignore_errors=True)
+
+
+def _object(top: Path, found: Tally, store: Callable[[], str]) -> None:
+    from faults.cases import OBJECTIONS
+    from faults.world import Broken
+
+    for at, (mutant, act, facts) in enumerate(OBJECTIONS):
+        own = {"endpoint": store()} if "endpoint" in signature(act).parameters else {}
+        found.rounds += 1
+        try:
+            act(top / f"{at}", **own, mutant=mutant, **facts)
+            found.failed.append(f"{act.__name__} does not object to {mutant}")
+        except Broken as error:
+            print(f"       {act.__name__} objects to {mutant}: {str(error)[:150]}", flush=True)
+        except Exception:
+            found.failed.append(f"{act.__name__} breaks on {mutant}")
+            print(f"FAILED {act.__name__} breaks on {mutant}\n{traceback.format_exc()}", flush=True)
 
 
 def is_there(what: str) -> bool:

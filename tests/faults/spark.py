@@ -1,12 +1,14 @@
 """The same worlds with their tasks on Spark: drivers that are killed with their JVM, workers that die, tasks run twice.
 
-`python -m faults.spark [part of a name ...]` runs them all; with options it is a driver that dies, or a task's attempt
-that comes late. The twin runs on threads: what Spark leaves after a fault must be equal to what threads leave without.
+`python -m faults.spark --family NAME` runs rounds of a family; with other options it is a driver that dies, or a task's
+attempt that comes late. The twin runs on threads: what Spark leaves after a fault must be equal to what threads leave
+without.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import pickle
 import random
@@ -18,9 +20,8 @@ import tempfile
 import threading
 import time
 import traceback
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -28,9 +29,10 @@ from uuid import uuid4
 from fencepost.lake import plan, run
 
 from faults.cases import DECIDED, finish, prepare
-from faults.driver import Drive, count_calls, is_stopped, wait_until
+from faults.driver import Drive, count_calls, is_stopped, wait_for_death, wait_until
+from faults.tally import Tally, injected, table
 from faults.workers import resume_losers
-from faults.world import Broken, World, check, demand, job, leftovers, visible
+from faults.world import VARIATION, Broken, World, check, demand, job, leftovers, visible
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -39,6 +41,9 @@ MODES = ("exits", "killed", "raises", "twice", "shot", "late")
 """How workers end: with their work done and not told, at a change to the disk, by an error, not at all but with the
 work done twice, by SIGKILL from outside, whatever they do; and not at all, but beside another attempt that stops midway
 and goes on when the version is done. (Spark does not speculate where all workers are on one machine.)"""
+DISTURBED = {"shot": "*.again", "late": "*.loser"}
+"""What the files of disturbed tasks are called, where it is not by stage and partition."""
+PLANS = ("interval", "row", "aligned")
 
 
 class Disturbed:
@@ -62,10 +67,14 @@ class Disturbed:
             count_calls(2 * (context.partitionId() % 3) + 2)
         if self.mode == "shot" and not is_first:
             (self.folder / f"{os.getpid()}.again").touch()
-        elif self.mode == "shot" and context.partitionId() < 2:
+        is_target = self.mode == "shot" and is_first and context.partitionId() < 2
+        if is_target:
             (self.folder / f"{os.getpid()}.target").touch()
-            time.sleep(0.1)
+            aimed = self.folder / f"{os.getpid()}.aimed"
+            wait_until(aimed.exists, "nobody shoots")
         found = self.work(item)
+        if is_target:
+            wait_for_death()  # it had less to do than that
         if is_first and self.mode in ("exits", "killed"):
             os._exit(1)
         if is_first and self.mode == "raises":
@@ -139,26 +148,29 @@ def disturbed_workers(root: Path, spark: SparkSession, mode: str, chosen: str | 
             MUTANTS[mutant](made)
         report = made.run()
     demand(report.version == 2 and report.engine == "spark", f"version {report.version}, engine {report.engine}")
-    demand(len(list(marks.glob("*.again" if mode == "shot" else "*"))) > 1, "hardly a task was disturbed")
+    disturbed = len(list(marks.glob(DISTURBED.get(mode, "*-*"))))
+    demand(disturbed > 1, "hardly a task was disturbed")
+    injected(f"worker or task: {mode}", disturbed)
     if mode == "late":
         before = visible(world)
-        demand(resume_losers(world) > 1, "no attempt stopped")
+        demand(resume_losers(world) == disturbed, "no attempt stopped")
         demand(visible(world) == before, "a loser changed what others see")
     finish(world, drive, collect=mode == "late")
 
 
 @contextmanager
 def shooting(marks: Path) -> Iterator[None]:
-    """Each worker that says it is a target is killed a little later."""
+    """Each worker that says it is a target is killed a little after it has been told so."""
     is_over = threading.Event()
 
     def shoot() -> None:
         shot = set()
-        while not is_over.wait(random.random() * 0.2):
+        while not is_over.wait(0.002):
             for path in set(marks.glob("*.target")) - shot:
                 shot.add(path)
-                with suppress(ProcessLookupError):
-                    os.kill(int(path.stem), signal.SIGKILL)
+                path.with_suffix(".aimed").touch()
+                time.sleep(random.random() * 0.1)
+                os.kill(int(path.stem), signal.SIGKILL)
 
     shooter = threading.Thread(target=shoot)
     shooter.start()
@@ -177,6 +189,7 @@ def killed_driver(root: Path, step: str, moment: str, chosen: str | None = None,
     command = [sys.executable, "-m", "faults.spark", "--die", str(root), chosen or "", step, moment]
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     demand(done.returncode == -signal.SIGKILL, f"not killed: {done.returncode}, {done.stderr[-2000:]}")
+    injected("driver killed with its JVM")
     is_decided = world.decided() == 2
     demand(is_decided == ((step, moment) in DECIDED), f"decided: {is_decided}")
     demand(is_decided or visible(world) == before, "what others see has changed before anything was decided")
@@ -249,9 +262,43 @@ def die(root: str, chosen: str, step: str, moment: str) -> None:
         job(World(Path(root)), options, engine=SparkEngine(spark)).run(progress)
 
 
+def rounds_of(family: str, top: Path, stack: ExitStack) -> Iterator[tuple[str, Callable[[Path], None]]]:
+    """Round after round of a family, for ever: its name, and what it does in an empty folder."""
+    if family == "Spark: driver killed":
+        for facts in itertools.cycle(KILLS):
+            yield " ".join(facts), lambda root, facts=facts: killed_driver(root, *facts)
+    spark = session(top)
+    stack.callback(spark.stop)
+    for mode, chosen in itertools.cycle(itertools.product(MODES, PLANS)):
+        yield f"{mode} {chosen}", lambda root, it=(mode, chosen): disturbed_workers(root, spark, *it)
+        if (mode, chosen) == (MODES[-1], PLANS[-1]):
+            yield "a driver with threads killed", lambda root: goes_on_elsewhere(root, spark)
+
+
+def run_rounds(family: str, rounds: int, tally: Path | None) -> Tally:
+    top, found = Path(tempfile.mkdtemp(prefix="faults-spark-")), Tally(family)
+    with ExitStack() as stack:
+        for name, act in itertools.islice(rounds_of(family, top, stack), rounds):
+            root = top / f"{found.rounds}"
+            VARIATION.number = found.rounds
+            try:
+                act(root)
+            except Exception as error:
+                found.failed.append(f"{name}, round {found.rounds}")
+                told = str(error) if isinstance(error, Broken) else traceback.format_exc()
+                print(f"FAILED {family}: {name}, round {found.rounds}\n       {told[:2000]}", flush=True)
+            found.rounds += 1
+            found.write(tally)
+            shutil.rmtree(root, ignore_errors=True)
+    shutil.rmtree(top, ignore_errors=True)
+    return found
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("words", nargs="*", help="run only cases whose names have one of these")
+    parser.add_argument("--family", help='"Spark: driver killed" or "Spark: workers"')
+    parser.add_argument("--rounds", type=int, default=200)
+    parser.add_argument("--tally", type=Path, help="where the family's figures go")
     parser.add_argument("--die", nargs=4)
     parser.add_argument("--lose")
     given = parser.parse_args()
@@ -261,39 +308,10 @@ def main() -> int:
     if given.die:
         die(*given.die)
         return 0
-    top, began, counts, failed = Path(tempfile.mkdtemp(prefix="faults-spark-")), time.monotonic(), Counter(), 0
-
-    def attempt(kind: str, name: str, act: Callable[[], None]) -> None:
-        nonlocal failed
-        if given.words and not any(word in f"{kind} {name}" for word in given.words):
-            return
-        start = time.monotonic()
-        try:
-            act()
-            counts[kind] += 1
-        except Exception as error:
-            failed += 1
-            told = str(error) if isinstance(error, Broken) else traceback.format_exc()
-            print(f"FAILED Spark: {kind} {name}\n       {told[:2000]}", flush=True)
-        print(f"       Spark: {kind} {name}: {time.monotonic() - start:.0f} s", flush=True)
-
-    for at, facts in enumerate(KILLS):
-        attempt("driver killed", " ".join(facts), lambda at=at, facts=facts: killed_driver(top / f"k{at}", *facts))
-    spark = session(top)
-    for mode in MODES:
-        for chosen in ("interval", "row", "aligned"):
-            root = top / f"{mode}-{chosen}"
-            attempt(
-                f"workers: {mode}", chosen, lambda root=root, it=(mode, chosen): disturbed_workers(root, spark, *it)
-            )
-    attempt("driver killed", "and gone on", lambda: goes_on_elsewhere(top / "elsewhere", spark))
-    spark.stop()
-    shutil.rmtree(top, ignore_errors=True)
-    listed = ", ".join(f"{count} {kind}" for kind, count in counts.items())
-    print(
-        f"Spark: {sum(counts.values())} runs as they should ({listed}), {failed} not; {time.monotonic() - began:.0f} s"
-    )
-    return 1 if failed else 0
+    found = run_rounds(given.family, given.rounds, given.tally)
+    if not given.tally:
+        print(table([found]))
+    return 1 if found.failed else 0
 
 
 if __name__ == "__main__":

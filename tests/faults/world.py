@@ -27,8 +27,10 @@ from fencepost import state
 from fencepost._native import parquet_footer
 from fencepost.errors import SnapshotError
 from fencepost.lake import DedupJob, LocalEngine
-from fencepost.state import segments
-from fencepost.state.decision import APPLIED, Decision, fields_from_json
+from fencepost.state import checksums, segments
+from fencepost.state.decision import APPLIED, Checksums, Decision, fields_from_json
+
+from faults.tally import injected
 
 BEGIN_MS = 1_700_000_000_000
 HOUR_MS = 3_600_000
@@ -56,28 +58,38 @@ def demand(holds: object, what: str) -> None:
         raise Broken(what)
 
 
-TRIED: Counter[tuple[str, bool]] = Counter()
-"""How often what is left to chance happened, and how often it did not; see `tried`."""
+@dataclass
+class Variation:
+    """Which time a case runs in this process: rows that land and moments that are drawn differ from time to time."""
+
+    number: int = 0
+
+    def of(self, seed: int) -> int:
+        return seed + 7_919 * self.number
 
 
-def tried(what: str, happened: bool) -> None:
-    """Remember whether a fault came in time. A case goes on either way, run.py demands a share of all."""
-    TRIED[what, happened] += 1
+VARIATION = Variation()
 
 
 # -- What lands
 
 
 def mixed(seed: int, count: int = 300) -> pa.Table:
-    """Rows with repeats near and far, two epochs, holes and untracked rows; `origin` is another in every row."""
+    """Rows with repeats near and far, two epochs, holes and untracked rows; `origin` is another in every row.
+
+    Repeats have the timestamp of the row they repeat.
+    """
     rng = np.random.default_rng(seed)
     pid = rng.integers(-1, 6, count)
+    mask = rng.random(count) < 0.02
+    epoch, partition = rng.integers(0, 2, count), rng.integers(0, 3, count)
+    seq = rng.integers(0, 60, count) + (pid == 0) * 100
     columns = {
-        "pid": pa.array(pid, mask=rng.random(count) < 0.02),
-        "epoch": rng.integers(0, 2, count),
-        "partition": rng.integers(0, 3, count),
-        "seq": rng.integers(0, 60, count) + (pid == 0) * 100,
-        "timestamp": BEGIN_MS + rng.integers(0, HOUR_MS, count),
+        "pid": pa.array(pid, mask=mask),
+        "epoch": epoch,
+        "partition": partition,
+        "seq": seq,
+        "timestamp": BEGIN_MS + (pid * 7919 + epoch * 104_729 + partition * 31 + seq * 15_485_863) % HOUR_MS,
         "origin": [f"{seed:06}:{row:04}" for row in range(count)],
     }
     return pa.table(columns).cast(SCHEMA)
@@ -104,6 +116,7 @@ class World:
     """Which rows land: a name in ROWS."""
     hive: bool = False
     """Whether files land in Hive-style folders."""
+    variation: int = field(default_factory=lambda: VARIATION.number)
 
     @property
     def source(self) -> Path:
@@ -127,10 +140,14 @@ class World:
             path = self.path_of(seed)
             path.parent.mkdir(parents=True, exist_ok=True)
             part = path.with_name(f".{uuid4().hex}.part")
-            write_rows(part, ROWS[self.kind](seed) if rows is None else rows, raw)
+            write_rows(part, self.rows(seed) if rows is None else rows, raw)
             self.keep(part)
             part.rename(path)
         return path
+
+    def rows(self, seed: int) -> pa.Table:
+        """What lands as the file of this number."""
+        return ROWS[self.kind](Variation(self.variation).of(seed))
 
     def path_of(self, seed: int) -> Path:
         return self.source / (f"day={seed % 2}" if self.hive else "") / f"{seed:06}.parquet"
@@ -147,6 +164,7 @@ class World:
 
     def change(self, kind: str, seed: int) -> None:
         """Something happens to the source: one of CHANGES, to the newest files."""
+        injected(f"source changed: {kind}")
         files = self.files()
         if kind == "add" or len(files) < 2:
             self.land(seed)
@@ -157,7 +175,7 @@ class World:
             fresh.rename(files[-1])
         elif kind == "rewrite":
             part = self.root / f"{uuid4().hex}.part"
-            write_rows(part, ROWS[self.kind](seed))
+            write_rows(part, self.rows(seed))
             files[-1].write_bytes(part.read_bytes())
             part.unlink()
             self.keep(files[-1])
@@ -224,10 +242,20 @@ def check(world: World, options: dict[str, Any], *, opened: state.State | None =
     try:
         for _ in opened.tables():  # every piece that the newest version names is there, and is what it was
             pass
+        _read_checksums(opened)
     except SnapshotError as error:
         raise Broken(f"the newest version names what is not there: {error}") from error
     check_same(history.facts, twin(history.versions, options), "the twin")
     return history
+
+
+def _read_checksums(opened: state.State) -> None:
+    decision = opened.latest()
+    sums = decision.checksums if decision else None
+    for shard in sorted(set(sums.shard)) if sums else ():
+        for it in sums.get(shard):  # type: ignore[union-attr]
+            found = checksums.read_sums(opened.store, it.piece)
+            demand(len(found.sums) == it.rows, f"shard {shard}: {len(found.sums)} checksums, decided were {it.rows}")
 
 
 def leftovers(world: World, opened: state.State | None = None) -> list[str]:
@@ -351,8 +379,13 @@ def _facts(world: World, decision: Decision) -> dict[str, Any]:
         "counts": decision.counts,
         "entries": (decision.shards.shard, decision.shards.entries, decision.shards.positions),
         "segments": decision.shards.sha256,
+        "checksums": _checksums(decision.checksums),
         "clock": (decision.clock_ms, decision.horizon_ms),
     }
+
+
+def _checksums(sums: Checksums | None) -> Any:
+    return None if sums is None else (sums.columns, sums.shard, sums.rows, sums.sha256)
 
 
 def check_same(found: list[dict[str, Any]], wanted: list[dict[str, Any]], whose: str) -> None:

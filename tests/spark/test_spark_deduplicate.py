@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import fencepost as fp
+import pandas as pd  # type: ignore[import-untyped]
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from conftest import HERE, classic_only, plan_of, settings
-from fencepost_spark import deduplicate
+from fencepost_spark import deduplicate, from_headers
 from pyspark.errors import PythonException, SparkRuntimeException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -476,3 +477,11 @@ class TestRealLandingZone:
         assert kept.count() == truth["rows_distinct_tracked"] + truth["rows_untracked_landed"]
         tracked = kept.where("pid >= 0").select("pid", "epoch", "topic", "partition", "seq")
         assert tracked.distinct().count() == tracked.count() == truth["rows_distinct_tracked"]
+
+
+@pytest.mark.parametrize("door", [deduplicate, from_headers])
+def test_other_tables_are_refused_by_name(door: Any) -> None:
+    name = door.__name__
+    for rows, kind in ((pd.DataFrame({"pid": [7]}), "pandas.DataFrame"), (None, "builtins.NoneType")):
+        with pytest.raises(TypeError, match=rf"^{name}\(df\): a DataFrame of Spark was expected, not {kind}: "):
+            door(rows)

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import gc
 import os
-import time
 from pathlib import Path
 from typing import Any
 
 import fencepost as fp
 import pytest
 from conftest import IS_CONNECT, classic_only
-from fencepost_spark import SparkEngine, engine
+from fencepost_spark import DedupJob, SparkEngine, engine
 from pyspark.errors import PythonException
 from pyspark.sql import SparkSession
 from pyspark.taskcontext import TaskContext
+from waiting import wait_until
 
 
 def square(item: int) -> int:
@@ -45,9 +45,10 @@ def fail(item: int) -> int:
     raise OSError(f"no disk for item {item}")
 
 
-def wait(item: int) -> int:
-    time.sleep(0.3)
-    return item
+def wait_for_progress(item: tuple[Path, int]) -> None:
+    """Two tasks run at a time: each waits until the end of those before both was reported."""
+    folder, number = item
+    wait_until(lambda: number < 2 or any(int(it.name) >= number - 1 for it in folder.iterdir()), "nothing is reported")
 
 
 def watched_objects(item: int) -> tuple[int, int]:
@@ -106,9 +107,16 @@ def test_a_task_that_fails_once_is_tried_again(spark: SparkSession, tmp_path: Pa
     assert all(marker.exists() for marker in markers)
 
 
-def test_progress_is_reported(spark: SparkSession) -> None:
+def test_progress_is_reported(spark: SparkSession, tmp_path: Path) -> None:
     seen: list[tuple[int, int]] = []
-    SparkEngine(spark).run("wait", wait, range(8), lambda done, total: seen.append((done, total)))
+
+    def progress(done: int, total: int) -> None:
+        seen.append((done, total))
+        (tmp_path / str(done)).touch()
+
+    # Spark Connect reports nothing before the end of a stage.
+    items = range(8) if IS_CONNECT else [(tmp_path, number) for number in range(8)]
+    SparkEngine(spark).run("wait", square if IS_CONNECT else wait_for_progress, items, progress)
     done = [number for number, _ in seen]
     assert seen[-1] == (8, 8)
     assert {total for _, total in seen} == {8}
@@ -148,3 +156,12 @@ def test_a_worker_that_is_kept_does_not_look_at_its_modules_for_garbage_after_ev
     runs.run("first", square, range(20))
     found = dict(runs.run("objects", watched_objects, range(20)))
     assert max(found.values()) < 50_000, found
+
+
+@pytest.mark.parametrize(
+    "door", [SparkEngine, lambda: DedupJob("/data/source", "/data/state", "/data/sink")], ids=["engine", "job"]
+)
+def test_without_a_session_the_message_names_what_to_pass(monkeypatch: pytest.MonkeyPatch, door: Any) -> None:
+    monkeypatch.setattr(SparkSession, "getActiveSession", lambda: None)
+    with pytest.raises(RuntimeError, match=r"^no Spark session is active: pass one as spark=, or create it first$"):
+        door()

@@ -158,6 +158,33 @@ def test_every_plan_in_tasks(spark: SparkSession, tmp_path: Path, monkeypatch: p
     assert entries[0].equals(entries[1])
 
 
+def test_repeats_of_earlier_runs_are_compared_in_tasks(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same conflicts, and the same checksums in the state, as with threads."""
+    monkeypatch.setattr(lake.run, "DRIVER_RUNS_MAX", -1)
+    monkeypatch.setattr(lake.plan, "FILE_BYTES", lake.plan.TASK_BYTES)
+    source = tmp_path / "source"
+    source.mkdir()
+    options: dict[str, Any] = {"compare_content": True, "keep_checksums": "all", "on_conflict": "drop", "shards": 3}
+    for run in range(3):
+        for file in range(2):
+            pid = [file, *range(10, 20)]
+            rows = {"pid": pid, "epoch": [0] * 11, "partition": [0] * 11, "seq": [run] * 11, "x": [run + file] * 11}
+            first = {name: [*values, values[0]] for name, values in rows.items()} | {"seq": [run] * 11 + [0]}
+            pq.write_table(pa.table(first), source / f"{run}-{file}.parquet")
+        found = []
+        for make in (DedupJob, lake.DedupJob):
+            root = tmp_path / make.__module__
+            report = make(source, root / "state", root / "sink", **options).run()
+            kept = state.open(root / "state").version(run + 1).checksums
+            assert kept is not None
+            found.append((report.counts, report.content_compared, kept.shard, kept.rows, kept.sha256))
+            assert report.judged == "in tasks"
+        assert found[0] == found[1]
+        assert report.counts["CONFLICT"] == (12 if run else 10)
+
+
 def test_the_session_may_be_given(spark: SparkSession, tmp_path: Path) -> None:
     job = DedupJob(tmp_path / "source", tmp_path / "state", tmp_path / "sink", spark=spark)
     assert isinstance(job, lake.DedupJob)

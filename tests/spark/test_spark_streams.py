@@ -5,24 +5,27 @@ from __future__ import annotations
 import shutil
 import sqlite3
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import fencepost as fp
 import polars as pl
 import polars.testing
 import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.compute as pc  # type: ignore[import-untyped]
 import pytest
 from conftest import settings
 from fencepost import state
 from fencepost.lake import LocalEngine
 from fencepost.lake.run import Run
+from fencepost.state.disk import Disk
 from fencepost.state.sinks import RunFolders
 from fencepost_spark import SparkEngine
 from fencepost_spark.streams import QUERY_ID, BatchWriter, foreach_batch
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
-from test_lake import SCHEMA, first_of_each, land, make_rows, read_sink
+from test_lake import SCHEMA, first_of_each, hashes, land, make_rows, read_sink
 
 KEYS = ["pid", "epoch", "partition", "seq"]
 IS_TRACKED = pl.col("pid").is_not_null() & (pl.col("pid") != -1)
@@ -196,10 +199,26 @@ def test_a_state_that_was_lost_or_taken_back(spark: SparkSession, tmp_path: Path
     land_some(tmp_path, 2)
     with pytest.raises(StreamingQueryException, match=r"batch 2 of query .* follows batch 0"):
         stream(spark, tmp_path, writer(tmp_path))
+
+
+@pytest.mark.parametrize("sink_too", [False, True])
+def test_a_state_that_is_gone(spark: SparkSession, tmp_path: Path, sink_too: bool) -> None:
+    land_some(tmp_path, 0)
+    stream(spark, tmp_path, writer(tmp_path))
     shutil.rmtree(tmp_path / "state")
-    shutil.rmtree(tmp_path / "sink")
-    with pytest.raises(StreamingQueryException, match="knows no query yet; this is batch 2"):
+    if sink_too:
+        shutil.rmtree(tmp_path / "sink")
+    before = hashes(tmp_path / "sink")
+    land_some(tmp_path, 1)
+    with pytest.raises(StreamingQueryException, match=r"the state is empty, but the checkpoint of query .* up to 0"):
         stream(spark, tmp_path, writer(tmp_path))
+    assert hashes(tmp_path / "sink") == before
+    if not sink_too:
+        with pytest.raises(StreamingQueryException, match=r"the state .* is empty: it was lost"):
+            stream(spark, tmp_path, writer(tmp_path, adopt_checkpoint=True))
+        shutil.rmtree(tmp_path / "sink")
+    stream(spark, tmp_path, writer(tmp_path, adopt_checkpoint=True))
+    assert_kept(tmp_path, 1)
 
 
 def take_back(root: Path) -> None:
@@ -278,12 +297,14 @@ class Rows:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.calls: list[int] = []
+        self.attempts: list[str] = []
         with sqlite3.connect(path) as database:
             database.execute("create table rows (origin text)")
             database.execute("create table versions (number integer primary key)")
 
-    def __call__(self, kept: DataFrame, version: int) -> None:
+    def __call__(self, kept: DataFrame, version: int, attempt: str) -> None:
         self.calls.append(version)
+        self.attempts.append(attempt)
         origins = [(row.origin,) for row in kept.collect()]
         with sqlite3.connect(self.path) as database:
             if database.execute("select 1 from versions where number >= ?", (version,)).fetchone():
@@ -303,8 +324,8 @@ def test_a_sink_of_ones_own_sees_each_version_and_can_tell_it(spark: SparkSessio
     stream(spark, tmp_path, foreach_batch(tmp_path / "state", sink, folder=folder))
     land_some(tmp_path, 1)
 
-    def failing(kept: DataFrame, version: int) -> None:
-        sink(kept, version)
+    def failing(kept: DataFrame, version: int, attempt: str) -> None:
+        sink(kept, version, attempt)
         raise OSError("no power")
 
     with pytest.raises(StreamingQueryException, match="no power"):
@@ -313,6 +334,8 @@ def test_a_sink_of_ones_own_sees_each_version_and_can_tell_it(spark: SparkSessio
     land_some(tmp_path, 3)
     stream(spark, tmp_path, foreach_batch(tmp_path / "state", sink, folder=folder))
     assert sink.calls == [1, 2, 2, 4]
+    opened = state.open(tmp_path / "state")
+    assert sink.attempts == [opened.version(it).attempt for it in sink.calls]
     rows = pl.DataFrame(pa.concat_tables([make_rows(seed, 300) for seed in (0, 1, 3)]))
     origins = sink.origins()
     assert len(origins) == len(set(origins)) == len(first_of_each(rows))
@@ -323,9 +346,11 @@ def test_a_sink_of_ones_own_sees_each_version_and_can_tell_it(spark: SparkSessio
 
 def test_arguments_that_make_no_sense(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="needs a folder"):
-        foreach_batch(tmp_path / "state", lambda kept, version: None)
+        foreach_batch(tmp_path / "state", lambda kept, version, attempt: None)
     with pytest.raises(ValueError, match=r"Spark takes \[ \] \{ for a pattern"):
-        foreach_batch(tmp_path / "state", lambda kept, version: None, folder=tmp_path / "a{b[c]")
+        foreach_batch(tmp_path / "state", lambda kept, version, attempt: None, folder=tmp_path / "a{b[c]")
+    with pytest.raises(ValueError, match=r"a function \(kept, version, attempt\) was expected: too many positional"):
+        foreach_batch(tmp_path / "state", lambda kept, version: None, folder=tmp_path / "kept")  # type: ignore[misc]
     with pytest.raises(ValueError, match="only a function"):
         writer(tmp_path, folder=tmp_path / "kept")
 
@@ -361,3 +386,247 @@ def test_a_driver_that_wakes_up_when_others_have_gone_on(
     assert_kept(tmp_path, 0, 1, 2, 3)
     positions = [state.open(tmp_path / "state").version(it).source_position for it in range(1, 5)]
     assert [it["batch"] for it in positions if it] == [0, 1, 2, 3]
+
+
+# -- A batch that is delivered again, and whose offsets do not tell what is in it
+
+
+def deliver(spark: SparkSession, root: Path, rows: pa.Table | DataFrame, number: int, **options: Any) -> BatchWriter:
+    """Give a batch as Spark does where it hides the offsets, as a source does that others wrap."""
+    write = writer(root, **options)
+    frame = rows if isinstance(rows, DataFrame) else spark.createDataFrame(rows)
+    spark.sparkContext.setLocalProperty(QUERY_ID, "one")
+    try:
+        write(frame, number)
+    finally:
+        spark.sparkContext.setLocalProperty(QUERY_ID, None)  # type: ignore[arg-type]
+    return write
+
+
+def other_rows(rows: pa.Table, **values: Any) -> pa.Table:
+    """The first row with an identity is another, in these columns."""
+    at = pc.index(pc.greater(rows["pid"], -1), True).as_py()
+    lists = rows.to_pydict()
+    for name, value in values.items():
+        lists[name][at] = value
+    return pa.table(lists, schema=rows.schema)
+
+
+UNTRACKED = pa.table({name: [None, None] for name in KEYS} | {"origin": ["a", "b"]}, SCHEMA)
+
+
+@pytest.mark.parametrize("engine", [SparkEngine, LocalEngine])
+def test_with_offsets_hidden_the_same_batch_is_known_in_any_order(
+    spark: SparkSession, tmp_path: Path, engine: type[Any]
+) -> None:
+    rows = make_rows(0, 300).filter(pc.greater(make_rows(0, 300)["pid"], -1))
+    deliver(spark, tmp_path, rows, 0, engine=engine())
+    position = state.open(tmp_path / "state").version(1).source_position
+    assert position is not None
+    assert (position["ends"], position["content"]["rows"]) == (None, len(rows))
+    before = hashes(tmp_path / "sink")
+    mixed = spark.createDataFrame(rows).repartition(5, "seq").sortWithinPartitions("pid")
+    assert deliver(spark, tmp_path, mixed, 0).report is None
+    assert deliver(spark, tmp_path, rows.append_column("now", pa.array(range(len(rows)))), 0).report is None
+    assert hashes(tmp_path / "sink") == before
+    deliver(spark, tmp_path, make_rows(1, 300), 1)
+    both = pl.DataFrame(pa.concat_tables([rows, make_rows(1, 300)]))
+    assert read_sink(tmp_path).height == len(first_of_each(both))
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        (make_rows(0, 299), "it had 300 rows, and now has 299"),
+        (pa.concat_tables([make_rows(0, 300), make_rows(1, 1)]), "it had 300 rows, and now has 301"),
+        (make_rows(1, 300), "it had 300 rows, as now, but other ones"),
+        *((other_rows(make_rows(0, 300), **{name: 99}), "it had 300 rows, as now, but other ones") for name in KEYS),
+        (make_rows(0, 0), "it had 300 rows, and now has 0"),
+    ],
+)
+def test_with_offsets_hidden_another_batch_under_a_known_number_is_refused(
+    spark: SparkSession, tmp_path: Path, rows: pa.Table, message: str
+) -> None:
+    """A checkpoint that was taken back by one, and a source that grew or was replaced meanwhile."""
+    deliver(spark, tmp_path, make_rows(0, 300), 0)
+    before = hashes(tmp_path)
+    with pytest.raises(fp.SourceError, match=rf"batch 0 of this query up to null; {message}; .*adopt_checkpoint=True"):
+        deliver(spark, tmp_path, rows, 0)
+    assert hashes(tmp_path) == before
+    deliver(spark, tmp_path, rows, 0, adopt_checkpoint=True)
+    found = read_sink(tmp_path).filter(IS_TRACKED).select(KEYS).sort(KEYS)
+    both = pl.DataFrame(pa.concat_tables([make_rows(0, 300), rows])).filter(IS_TRACKED)
+    polars.testing.assert_frame_equal(found, first_of_each(both).select(KEYS).sort(KEYS))
+
+
+def test_rows_without_an_identity_are_compared_whole(spark: SparkSession, tmp_path: Path) -> None:
+    deliver(spark, tmp_path, UNTRACKED, 0)
+    assert deliver(spark, tmp_path, UNTRACKED.take([1, 0]), 0).report is None
+    with pytest.raises(fp.SourceError, match="as now, but other ones"):
+        deliver(spark, tmp_path, UNTRACKED.take([0, 0]), 0)
+
+
+def test_the_content_outlives_versions_of_other_kinds(spark: SparkSession, tmp_path: Path) -> None:
+    deliver(spark, tmp_path, make_rows(0, 300), 0)
+    state.open(tmp_path / "state").reshard(3)
+    assert deliver(spark, tmp_path, make_rows(0, 300), 0).report is None
+    with pytest.raises(fp.SourceError, match="as now, but other ones"):
+        deliver(spark, tmp_path, make_rows(1, 300), 0)
+
+
+def test_offsets_that_are_seen_now_prove_nothing_if_they_were_hidden(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the other way round. The source's offsets tell all, as Kafka's do."""
+    ends = [{"topic": {"0": 5}}]
+    for then, now in ((None, ends), (ends, None), ([None], ends), (ends, [None])):
+        root = tmp_path / f"{then}-{now}".replace("/", "")
+        monkeypatch.setattr("fencepost_spark.streams._bounds", lambda execution, then=then: (None, then))
+        deliver(spark, root, make_rows(0, 30), 0)
+        monkeypatch.setattr("fencepost_spark.streams._bounds", lambda execution, now=now: (None, now))
+        monkeypatch.setattr("fencepost_spark.streams.kafka_sources", lambda execution: [NoKafka()])
+        assert deliver(spark, root, make_rows(0, 30), 0).report is None
+        with pytest.raises(fp.SourceError, match="it had 30 rows, as now, but other ones"):
+            deliver(spark, root, make_rows(1, 30), 0)
+        monkeypatch.undo()
+
+
+class NoKafka:
+    """A source of which only that it is there is asked."""
+
+    end: ClassVar[dict[str, Any]] = {}
+
+
+def test_a_decision_that_does_not_tell_the_content_is_no_proof(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fencepost_spark.streams.content_of", lambda observation: None)
+    deliver(spark, tmp_path, make_rows(0, 300), 0)
+    with pytest.raises(fp.SourceError, match="its offsets do not tell what is in it, and the state does not either"):
+        deliver(spark, tmp_path, make_rows(0, 300), 0)
+
+
+@pytest.mark.parametrize("is_hidden", [False, True])
+def test_a_checkpoint_taken_back_by_one(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_hidden: bool
+) -> None:
+    """As many rows, in as many files, under the number and up to the offset of the batch before; others."""
+    if is_hidden:
+        monkeypatch.setattr("fencepost_spark.streams.execution_of", lambda spark, query: None)
+    land_some(tmp_path, 0)
+    stream(spark, tmp_path, writer(tmp_path))
+    shutil.copytree(tmp_path / "checkpoint", tmp_path / "old")
+    land_some(tmp_path, 1)
+    stream(spark, tmp_path, writer(tmp_path))
+    take_back(tmp_path)
+    (tmp_path / "source" / "1.parquet").unlink()
+    land_some(tmp_path, 2)
+    with pytest.raises(StreamingQueryException, match="it had 300 rows, as now, but other ones"):
+        stream(spark, tmp_path, writer(tmp_path))
+    assert_kept(tmp_path, 0, 1)
+    stream(spark, tmp_path, writer(tmp_path, adopt_checkpoint=True))
+    found = read_sink(tmp_path).filter(IS_TRACKED).select(KEYS).sort(KEYS)
+    rows = pl.DataFrame(pa.concat_tables([make_rows(seed, 300) for seed in range(3)])).filter(IS_TRACKED)
+    polars.testing.assert_frame_equal(found, first_of_each(rows).select(KEYS).sort(KEYS))
+
+
+# -- A version that is given up, and a function that shows
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_a_function_is_not_called_for_a_version_that_is_given_up(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dies: bool
+) -> None:
+    """Given up between the decision and the call; or by someone who died before the state had it."""
+    sink, folder = Rows(tmp_path / "rows.db"), tmp_path / "kept"
+    spark.sparkContext.setLocalProperty(QUERY_ID, "one")
+    real = state.State.decide
+
+    def write() -> BatchWriter:
+        return foreach_batch(tmp_path / "state", sink, folder=folder)
+
+    def decide_and_lose(own: state.State, decision: Any) -> bool:
+        is_first = real(own, decision)
+        monkeypatch.undo()
+        if dies:
+            monkeypatch.setattr(state.State, "finish", dying)
+        with pytest.raises(OSError, match="no power") if dies else nullcontext():
+            own.abandon(decision.version, sink=RunFolders(folder, Disk()))
+        monkeypatch.undo()
+        return is_first
+
+    def dying(*arguments: Any) -> None:
+        raise OSError("no power")
+
+    monkeypatch.setattr(state.State, "decide", decide_and_lose)
+    try:
+        with pytest.raises(fp.StateConflictError, match="version 1 was abandoned"):
+            write()(spark.createDataFrame(make_rows(0, 300)), 0)
+        assert sink.calls == []
+        write()(spark.createDataFrame(make_rows(0, 300)), 0)
+    finally:
+        spark.sparkContext.setLocalProperty(QUERY_ID, None)  # type: ignore[arg-type]
+    assert sink.calls == [2]
+    assert len(sink.origins()) == len(first_of_each(pl.DataFrame(make_rows(0, 300))))
+
+
+def test_recovery_does_not_call_for_a_version_that_is_fenced(spark: SparkSession, tmp_path: Path) -> None:
+    """Who gave it up died between the fence and the note of it."""
+    sink, folder = Rows(tmp_path / "rows.db"), tmp_path / "kept"
+    land_some(tmp_path, 0)
+
+    def refusing(kept: DataFrame, version: int, attempt: str) -> None:
+        raise OSError("too long for the column")
+
+    with pytest.raises(StreamingQueryException, match="too long for the column"):
+        stream(spark, tmp_path, foreach_batch(tmp_path / "state", refusing, folder=folder))
+    opened = state.open(tmp_path / "state")
+    assert RunFolders(folder, Disk()).fence(opened.version(1)) == "abandoned"
+    stream(spark, tmp_path, foreach_batch(tmp_path / "state", sink, folder=folder))
+    assert sink.calls == [2]
+    assert len(sink.origins()) == len(first_of_each(pl.DataFrame(make_rows(0, 300))))
+
+
+# -- What is checked when a writer is made
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"policy": "in_time"}, fp.PolicyError, "no policy is named 'in_time'"),
+        ({"policy": "strict"}, fp.PolicyError, "give order_by="),
+        ({"policy": "kafka_offsets", "columns": fp.Columns()}, fp.PolicyError, "this policy ignores epochs"),
+        ({"columns": "kafka"}, fp.PolicyError, "columns='kafka' names offsets"),
+        ({"order_by": "_row"}, fp.BatchError, "column '_row'"),
+        ({"rejects": "some"}, ValueError, "rejects='some'"),
+        ({"shards": 0}, ValueError, "shards=0"),
+        ({"colour": "red"}, TypeError, "colour"),
+        ({"layout": "hive"}, ValueError, "layout='hive'"),
+    ],
+)
+def test_arguments_are_checked_when_they_are_given(
+    tmp_path: Path, options: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        writer(tmp_path, **options)
+    assert not list(tmp_path.iterdir())
+
+
+def test_columns_that_are_not_there_are_refused_at_the_first_batch_even_if_it_is_empty(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    with pytest.raises(fp.BatchError, match="column 'number': missing in the batch, which has pid, epoch") as error:
+        deliver(spark, tmp_path, spark.createDataFrame([], DDL), 0, columns=fp.Columns(seq="number"))
+    assert error.value.column == "number"
+
+
+def test_leftovers_of_batches_are_collected(spark: SparkSession, tmp_path: Path) -> None:
+    batches = tmp_path / "sink.batches"
+    left = {name: batches / f"{name}-{'0' * 12}" for name in ("one-0", "one-1", "other-7", "one-2")}
+    for folder in (*left.values(), batches / "mine"):
+        folder.mkdir(parents=True)
+        (folder / "part-0.parquet").touch()
+    deliver(spark, tmp_path, make_rows(0, 300), 0)
+    assert {path.name for path in batches.iterdir()} == {"mine", left["one-1"].name, left["one-2"].name}
+    deliver(spark, tmp_path, make_rows(1, 300), 1)
+    assert {path.name for path in batches.iterdir()} == {"mine", left["one-2"].name}

@@ -11,9 +11,9 @@ import fencepost as fp
 import pyarrow as pa
 import pytest
 import sqlalchemy
-from coordinator_doors import MachineDoor, SqlDoor
+from coordinator_doors import MachineDoor, Route, SqlDoor
 from coordinator_rulebook import NONE, Case, Known, Request
-from fencepost.sql import Positions, ProducerIdentity, ProducerRegistry, Recovered, TransactionCoordinator
+from fencepost.sql import Left, Positions, ProducerIdentity, ProducerRegistry, Recovered, TransactionCoordinator
 from fencepost.sql import transaction_tables as tables
 from sqlalchemy import Column, Connection, Engine, Integer, MetaData, String, Table, func, select, text
 
@@ -23,7 +23,7 @@ OUTPUT = Table("output", MetaData(), Column("id", Integer, primary_key=True), Co
 
 @pytest.fixture
 def coordinator(engine: Engine) -> TransactionCoordinator:
-    made = TransactionCoordinator(engine)
+    made = TransactionCoordinator(engine, routes={"clicks": None, "views": None})
     made.database.transaction(lambda connection: OUTPUT.create(connection))
     return made
 
@@ -56,7 +56,7 @@ def state(coordinator: TransactionCoordinator, pid: int) -> str:
 def test_a_transaction_counts_at_once(coordinator: TransactionCoordinator) -> None:
     first = coordinator.init_producer("stage")
     coordinator.begin(first)
-    coordinator.add_partitions(first, ["clicks", 3, ("views", 0)])
+    coordinator.add_partitions(first, [("clicks", 0), ("clicks", 3), ("views", 0)])
     coordinator.add_offsets(first, "group", {0: (0, 100), ("in", 1): (None, 7)})
     assert coordinator.decision(first.pid, first.epoch) is None
     assert coordinator.positions("group") == Positions({}, frozenset({0, ("in", 1)}))
@@ -107,7 +107,7 @@ def test_begin_is_the_same_call_until_something_is_added(coordinator: Transactio
     coordinator.begin(identity)
     coordinator.begin(identity)
     for add in (
-        lambda it: coordinator.add_partitions(it, [1]),
+        lambda it: coordinator.add_partitions(it, [("clicks", 1)]),
         lambda it: coordinator.add_offsets(it, "group", {0: (0, 1)}),
     ):
         add(identity)
@@ -143,10 +143,10 @@ def test_work_that_fails_leaves_the_transaction_open(coordinator: TransactionCoo
 def test_work_that_passes_over_an_error_decides_nothing(engine: Engine) -> None:
     """Nor does it write markers: PostgreSQL takes the commit of what it has undone for a rollback."""
     markers: list[tuple[Any, ...]] = []
-    coordinator = TransactionCoordinator(engine, write_marker=lambda *marker: markers.append(marker))
+    coordinator = TransactionCoordinator(engine, routes={"out": Route(lambda *marker: markers.append(marker))})
     coordinator.database.transaction(lambda connection: OUTPUT.create(connection))
     identity = coordinator.init_producer("an id")
-    coordinator.add_partitions(identity, [0])
+    coordinator.add_partitions(identity, [("out", 0)])
     coordinator.add_offsets(identity, "group", {0: (0, 10)})
 
     def pass_over(connection: Connection) -> None:
@@ -270,12 +270,12 @@ def test_markers_are_written_between_decision_and_completion(engine: Engine) -> 
         assert coordinator.decision(pid, epoch - 1) == rest[1], "decided, and no transaction of ours holds the row"
         seen.append((pid, epoch, *rest, state(coordinator, pid)))
 
-    coordinator = TransactionCoordinator(engine, write_marker=write_marker)
+    coordinator = TransactionCoordinator(engine, routes={"out": Route(write_marker)})
     identity = coordinator.init_producer("an id")
-    coordinator.add_partitions(identity, ["b", "a"])
+    coordinator.add_partitions(identity, [("out", 1), ("out", 0)])
     after = coordinator.commit(identity)
     pid = identity.pid
-    assert seen == [(pid, 1, "a", "commit", 0, "PREPARE_COMMIT"), (pid, 1, "b", "commit", 0, "PREPARE_COMMIT")]
+    assert seen == [(pid, 1, 0, "commit", 0, "PREPARE_COMMIT"), (pid, 1, 1, "commit", 0, "PREPARE_COMMIT")]
     assert state(coordinator, pid) == "COMPLETE_COMMIT"
     coordinator.begin(after)
     coordinator.commit(after)
@@ -284,22 +284,22 @@ def test_markers_are_written_between_decision_and_completion(engine: Engine) -> 
 
 def test_a_marker_that_cannot_be_written_leaves_the_decision(engine: Engine) -> None:
     written: list[tuple[Any, ...]] = []
-    broken = {"b"}
+    broken = {1}
 
     def write_marker(pid: int, epoch: int, partition: Any, *rest: Any) -> None:
         if partition in broken:
             raise OSError("no space left")
         written.append((partition, *rest))
 
-    coordinator = TransactionCoordinator(engine, write_marker=write_marker)
+    coordinator = TransactionCoordinator(engine, routes={"out": Route(write_marker)})
     identity = coordinator.init_producer("an id")
-    coordinator.add_partitions(identity, ["a", "b"])
+    coordinator.add_partitions(identity, [("out", 0), ("out", 1)])
     for _ in range(2):
         with pytest.raises(fp.ConcurrentTransactionError) as caught:
             coordinator.commit(identity)
         assert str(caught.value) == (
-            f"transactional id 'an id': commit of producer {identity.pid} is decided, but the marker for partition 'b' "
-            "could not be written (no space left): call again, or recover()"
+            f"transactional id 'an id': commit of producer {identity.pid} is decided, but the marker for topic "
+            "'out', partition 1 could not be written (no space left): call again, or recover()"
         )
         assert isinstance(caught.value.__cause__, OSError)
         assert coordinator.decision(identity.pid, identity.epoch) == "commit"
@@ -309,23 +309,40 @@ def test_a_marker_that_cannot_be_written_leaves_the_decision(engine: Engine) -> 
     with pytest.raises(fp.ConcurrentTransactionError, match="1 transactions are decided and not completed, the first:"):
         coordinator.recover()
     with pytest.raises(fp.ConcurrentTransactionError):
-        coordinator.add_partitions(identity, ["c"])
+        coordinator.add_partitions(identity, [("out", 2)])
     broken.clear()
     assert coordinator.recover() == Recovered(completed=1, aborted=0)
     assert coordinator.recover() == Recovered(completed=0, aborted=0)
-    assert written == [*(("a", "commit", attempt) for attempt in range(4)), ("b", "commit", 3)]
+    assert written == [(0, "commit", 0), (1, "commit", 3)], "what is written is noted"
     assert coordinator.commit(identity).epoch == identity.epoch + 1
 
 
-def test_who_writes_no_markers_cannot_complete_them(engine: Engine) -> None:
-    with_markers = TransactionCoordinator(engine, write_marker=lambda *_: None)
-    without = TransactionCoordinator(engine)
-    identity = with_markers.init_producer("an id")
-    with_markers.add_partitions(identity, ["a"])
-    with pytest.raises(fp.ConcurrentTransactionError, match="wait for a coordinator with a write_marker"):
-        without.commit(identity)
+@pytest.mark.parametrize("routes", [{}, {"out": None}])
+def test_who_has_no_route_cannot_complete(engine: Engine, routes: dict[str, None]) -> None:
+    """Nor can who believes that nobody waits for markers: what was registered counts."""
+    with_route = TransactionCoordinator(engine, routes={"out": Route(lambda *_: None)})
+    without = TransactionCoordinator(engine, routes=routes)
+    identity = with_route.init_producer("an id")
+    with_route.add_partitions(identity, [("out", 0)])
+    for call in (lambda: without.commit(identity), lambda: without.init_producer("an id")):
+        with pytest.raises(fp.ConcurrentTransactionError, match=r"is decided, and markers for 'out' have no route"):
+            call()
     assert without.decision(identity.pid, identity.epoch) == "commit"
-    with_markers.commit(identity)
+    assert without.recover() == Recovered(0, 0, (Left("an id", ("out",)),))
+    assert with_route.commit(identity).epoch == identity.epoch + 1
+    assert without.recover() == Recovered(0, 0)
+
+
+def test_who_waits_for_markers_is_asked_in_each_call(engine: Engine) -> None:
+    """A partition that was named by one who writes no marker waits for one once its transport is known."""
+    written = []
+    silent = TransactionCoordinator(engine, routes={"out": None})
+    told = TransactionCoordinator(engine, routes={"out": Route(lambda *marker: written.append(marker))})
+    identity = told.init_producer("an id")
+    for it in (silent, told):
+        it.add_partitions(identity, [("out", 0)])
+    told.commit(identity)
+    assert len(written) == 1
 
 
 def test_one_that_cannot_be_finished_does_not_keep_the_others(engine: Engine) -> None:
@@ -333,14 +350,15 @@ def test_one_that_cannot_be_finished_does_not_keep_the_others(engine: Engine) ->
     written = []
 
     def write_marker(pid: int, epoch: int, partition: Any, *_: Any) -> None:
-        if broken or partition == "bad":
+        if broken or names[partition] == "bad":
             raise OSError("gone")
-        written.append(partition)
+        written.append(names[partition])
 
-    coordinator = TransactionCoordinator(engine, write_marker=write_marker)
-    for name in ("good", "bad", "late"):
+    names = ["good", "bad", "late"]
+    coordinator = TransactionCoordinator(engine, routes={"out": Route(write_marker)})
+    for number, name in enumerate(names):
         identity = coordinator.init_producer(name)
-        coordinator.add_partitions(identity, [name])
+        coordinator.add_partitions(identity, [("out", number)])
         if name != "late":
             with pytest.raises(fp.ConcurrentTransactionError):
                 coordinator.commit(identity)
@@ -371,13 +389,13 @@ def test_a_log_under_kafkas_rules_takes_markers_twice_and_late(engine: Engine) -
                 )
             )  # fmt: skip
 
-    coordinator = TransactionCoordinator(engine, write_marker=write_marker)
+    coordinator = TransactionCoordinator(engine, routes={"out": Route(write_marker)})
     first = coordinator.init_producer("an id")
-    coordinator.add_partitions(first, [0])
+    coordinator.add_partitions(first, [("out", 0)])
     assert verdict(pid=first.pid, epoch=first.epoch, base_seq=0) == "ACCEPTED"
     second = coordinator.commit(first)
     assert answers == ["ACCEPTED", "ACCEPTED"]
-    coordinator.add_partitions(second, [0])
+    coordinator.add_partitions(second, [("out", 0)])
     assert verdict(pid=second.pid, epoch=second.epoch, base_seq=0) == "ACCEPTED"
     answers.clear()
     write_marker(first.pid, second.epoch, 0, "commit", 0)
@@ -395,10 +413,10 @@ def test_what_is_open_for_too_long_is_aborted(coordinator: TransactionCoordinato
     patient = coordinator.init_producer("patient", timeout_ms=900_000)
     for it in (late, patient):
         coordinator.add_offsets(it, "group", {it.pid: (0, 1)})
-    assert coordinator.reap() == 0
+    assert coordinator.reap() == Recovered(0, 0)
     set_back(coordinator, 2000)
-    assert coordinator.reap() == 1
-    assert coordinator.reap() == 0
+    assert coordinator.reap() == Recovered(0, 1)
+    assert coordinator.reap() == Recovered(0, 0)
     assert coordinator.decision(late.pid, late.epoch) == "abort"
     assert coordinator.decision(patient.pid, patient.epoch) is None
     assert coordinator.positions("group").pending == {patient.pid}
@@ -424,21 +442,34 @@ def test_decisions_are_kept_until_they_are_dropped(coordinator: TransactionCoord
 # Bad calls
 
 
+PAIR = "(the position at which reading began, or None; the next one to read), integers of 64 bits"
+
+
 BAD_CALLS: dict[str, tuple[Callable[[TransactionCoordinator, ProducerIdentity], object], str]] = {
-    "one partition": (
-        lambda it, who: it.add_partitions(who, "clicks"),
-        "partitions='clicks': a list of partitions was expected, not one",
+    **{
+        f"{bad!r} as a partition of an output": (
+            lambda it, who, bad=bad: it.add_partitions(who, [("clicks", 0), bad]),
+            f"partition {bad!r}: (topic, number) was expected, the topic a name of at least one character, the number "
+            "0 to 2147483647",
+        )
+        for bad in (0.5, 0, "clicks", (), ("clicks",), ("clicks", -1), ("clicks", 2**31), ("clicks", True), ("", 0))
+    },
+    "a question about none": (
+        lambda it, who: it.verify(who, ["clicks"]),  # type: ignore[list-item]
+        "partition 'clicks': (topic, number) was expected, the topic a name of at least one character, the number "
+        "0 to 2147483647",
     ),
-    "a partition that is none": (
-        lambda it, who: it.add_partitions(who, ["clicks", 0.5]),  # type: ignore[list-item]
-        "partition 0.5: a number, a name, or a tuple of numbers and names was expected",
+    "a topic without a route": (
+        lambda it, who: it.add_partitions(who, [("clicks", 0), ("sales", 0)]),
+        "topic 'sales' has no route here (routes: 'clicks', 'views'): who waits for its markers would wait for ever. "
+        "Make the coordinator with routes={topic: transport}, or None for a topic whose readers ask for decisions",
     ),
-    "a truth": (
-        lambda it, who: it.add_partitions(who, [True]),
+    "an input that is a truth": (
+        lambda it, who: it.add_offsets(who, "group", {True: (0, 5)}),
         "partition True: a number, a name, or a tuple of numbers and names was expected",
     ),
-    "an empty tuple": (
-        lambda it, who: it.verify(who, [()]),
+    "an input of no name": (
+        lambda it, who: it.add_offsets(who, "group", {(): (0, 5)}),
         "partition (): a number, a name, or a tuple of numbers and names was expected",
     ),
     "a position below 0": (
@@ -449,7 +480,38 @@ BAD_CALLS: dict[str, tuple[Callable[[TransactionCoordinator, ProducerIdentity], 
         lambda it, who: it.add_offsets(who, "group", {0: (5, 4)}),
         "group 'group', partition 0: next position 4 after 5: positions are at least 0 and do not go back",
     ),
-    "no group": (lambda it, who: it.add_offsets(who, "", {0: (0, 5)}), "group='': a name was expected"),
+    "no pair": (
+        lambda it, who: it.add_offsets(who, "group", {0: 5}),
+        f"group 'group', partition 0: 5 is not a pair {PAIR}",
+    ),
+    "a pair of three": (
+        lambda it, who: it.add_offsets(who, "group", {0: (0, 5, 6)}),
+        f"group 'group', partition 0: (0, 5, 6) is not a pair {PAIR}",
+    ),
+    "a pair of texts": (
+        lambda it, who: it.add_offsets(who, "group", {0: ("0", "5")}),
+        f"group 'group', partition 0: ('0', '5') is not a pair {PAIR}",
+    ),
+    "a pair without its end": (
+        lambda it, who: it.add_offsets(who, "group", {0: (0, None)}),
+        f"group 'group', partition 0: (0, None) is not a pair {PAIR}",
+    ),
+    "a pair beyond 64 bits": (
+        lambda it, who: it.add_offsets(who, "group", {0: (0, 2**63)}),
+        f"group 'group', partition 0: (0, {2**63}) is not a pair {PAIR}",
+    ),
+    "a list of offsets": (
+        lambda it, who: it.add_offsets(who, "group", [(0, 5)]),
+        f"offsets=[(0, 5)]: a mapping of partitions to pairs was expected, {PAIR}",
+    ),
+    "a group with a lone surrogate": (
+        lambda it, who: it.add_offsets(who, "\udc80", {0: (0, 5)}),
+        "group='\\udc80': a name was expected, a text of UTF-8",
+    ),
+    "no group": (
+        lambda it, who: it.add_offsets(who, "", {0: (0, 5)}),
+        "group='': a name was expected, a text of UTF-8",
+    ),
 }
 
 
@@ -471,12 +533,21 @@ def test_an_identity_that_nobody_has(coordinator: TransactionCoordinator) -> Non
         "init_producer with the id and expected="
     )
     for call in (
-        coordinator.begin, coordinator.commit, coordinator.abort, lambda it: coordinator.add_partitions(it, [1]),
-        lambda it: coordinator.verify(it, [1]), lambda it: coordinator.add_offsets(it, "group", {0: (0, 1)}),
+        coordinator.begin, coordinator.commit, coordinator.abort,
+        lambda it: coordinator.add_partitions(it, [("clicks", 1)]),
+        lambda it: coordinator.verify(it, [("clicks", 1)]),
+        lambda it: coordinator.add_offsets(it, "group", {0: (0, 1)}),
     ):  # fmt: skip
         with pytest.raises(fp.MappingError) as caught:
             call(stranger)
         assert str(caught.value) == message
+
+
+@pytest.mark.parametrize("routes", [{"": None}, {"clicks": object()}, {7: None}])
+def test_a_route_that_leads_nowhere_is_refused(engine: Engine, routes: Any) -> None:
+    [topic] = routes
+    with pytest.raises(fp.PolicyError, match=f"routes: .*{topic!r}"):
+        TransactionCoordinator(engine, routes=routes)
 
 
 def test_registry_and_coordinator_are_on_one_engine(engine: Engine, new_engine: NewEngine) -> None:

@@ -19,8 +19,10 @@ from sqlalchemy import Engine, select
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from coordinator_doors import Route
 from processes import fork_server
-from transacting import BATCH, GROUP, OUTPUT, PARTITIONS, Markers
+from transacting import BATCH, GROUP, OUTPUT, PARTITIONS, TOPIC, Markers
+from waiting import PATIENCE_SECONDS
 
 # Not forked from the test process, which has threads.
 PROCESSES = fork_server("fencepost.sql", "sqlalchemy.dialects.postgresql.psycopg", "psycopg")
@@ -33,7 +35,7 @@ def start(target: Callable[..., None], *arguments: Any) -> Any:
 
 
 def outcome_of(process: Any) -> int:
-    process.join(timeout=60)
+    process.join(timeout=PATIENCE_SECONDS)
     assert process.exitcode is not None, "it hangs"
     return int(process.exitcode)
 
@@ -45,7 +47,7 @@ def markers(tmp_path: Path) -> Markers:
 
 @pytest.fixture
 def coordinator(engine: Engine, markers: Markers) -> TransactionCoordinator:
-    made = TransactionCoordinator(engine, write_marker=markers.write)
+    made = TransactionCoordinator(engine, routes={TOPIC: markers})
     made.database.transaction(lambda connection: OUTPUT.create(connection))
     return made
 
@@ -68,11 +70,11 @@ def check(coordinator: TransactionCoordinator, markers: Markers) -> None:
     assert sorted(all_of(coordinator, OUTPUT.c.pid, OUTPUT.c.epoch)) == sorted(committed)
     position = {0: BATCH * len(committed)} if committed else {}
     assert coordinator.positions(GROUP) == Positions(position, frozenset())
-    told: dict[tuple[int, int], set[tuple[str, str]]] = {}
+    told: dict[tuple[int, int], set[tuple[int, str]]] = {}
     for pid, epoch, partition, outcome, _ in markers.read():
         told.setdefault((pid, epoch - 1), set()).add((partition, outcome))
     for identity, said in told.items():
-        assert said == {(partition, decided[identity]) for partition in PARTITIONS}, f"{identity}: all the same, to all"
+        assert said == {(number, decided[identity]) for _, number in PARTITIONS}, f"{identity}: all the same, to all"
     assert set(committed) <= told.keys()
 
 
@@ -123,7 +125,7 @@ def leave_work(coordinator: TransactionCoordinator) -> None:
     def fail(*marker: object) -> None:
         raise OSError("not now")
 
-    other = TransactionCoordinator(coordinator.database.engine, coordinator.registry, write_marker=fail)
+    other = TransactionCoordinator(coordinator.database.engine, coordinator.registry, routes={TOPIC: Route(fail)})
     prepared = coordinator.init_producer("prepared")
     other.add_partitions(prepared, PARTITIONS)
     with pytest.raises(fp.ConcurrentTransactionError):
@@ -146,7 +148,7 @@ def check_recovered(coordinator: TransactionCoordinator, markers: Markers) -> No
 def test_of_two_processes_with_one_id_one_commits(database_url: str, coordinator: TransactionCoordinator) -> None:
     rounds, meet, told = 25, PROCESSES.Barrier(2), PROCESSES.Queue()
     processes = [start(transacting.take_turns, database_url, number, rounds, meet, told) for number in range(2)]
-    answers = [told.get(timeout=60) for _ in range(2 * rounds)]
+    answers = [told.get(timeout=PATIENCE_SECONDS) for _ in range(2 * rounds)]
     assert [outcome_of(it) for it in processes] == [0, 0]
     for turn in range(rounds):
         mine = {identity: answer for it, _, identity, answer in answers if it == turn}
@@ -162,7 +164,7 @@ def test_processes_that_fence_each_other_all_the_time(database_url: str, coordin
     """What a process was told is what happened, whenever it was fenced."""
     rounds, told = 40, PROCESSES.Queue()
     processes = [start(transacting.run_at_each_other, database_url, number, rounds, told) for number in range(3)]
-    answers = [told.get(timeout=60) for _ in range(3 * rounds)]
+    answers = [told.get(timeout=PATIENCE_SECONDS) for _ in range(3 * rounds)]
     assert [outcome_of(it) for it in processes] == [0, 0, 0]
     committed = [identity for _, identity, answer in answers if answer == "committed"]
     assert len(set(committed)) == len(committed) > 0
@@ -176,7 +178,7 @@ def test_workers_of_one_input_take_every_event_once(database_url: str, coordinat
     """Different ids, so that nobody fences anybody: what keeps them apart is the position alone."""
     end, meet, told = 150, PROCESSES.Barrier(3), PROCESSES.Queue()
     processes = [start(transacting.work_on_one_input, database_url, number, end, meet, told) for number in range(3)]
-    answers = [told.get(timeout=120) for _ in range(3)]
+    answers = [told.get(timeout=PATIENCE_SECONDS) for _ in range(3)]
     assert [outcome_of(it) for it in processes] == [0, 0, 0]
     assert sorted(source for (source,) in all_of(coordinator, OUTPUT.c.source)) == list(range(end))
     assert sum(conflicts for _, _, conflicts in answers) > 0, "they did run into each other"

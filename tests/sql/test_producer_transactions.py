@@ -16,7 +16,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from faulty_transport import FaultyTransport
 from fencepost import kafka
-from fencepost.sql import ProducerRegistry, TransactionCoordinator
+from fencepost.sql import ProducerRegistry, Recovered, TransactionCoordinator
+from fencepost.sql import transaction_tables as tables
 from fencepost.transports import (
     LandingTransport,
     PartitionLogTransport,
@@ -73,9 +74,9 @@ def rows(place: Place, *values: int) -> dict[str, Any]:
 
 
 def test_transactions_are_seen_together_or_not_at_all(engine: sa.Engine, place: Place) -> None:
-    coordinator = TransactionCoordinator(engine, write_marker=place.transport.write_marker)
+    coordinator = TransactionCoordinator(engine, routes={"out": place.transport})
     with fp.SequencedProducer(
-        place.transport, name="stage 2", coordinator=coordinator, partition_by="partition", **QUICK
+        place.transport, name="stage 2", coordinator=coordinator, topic="out", partition_by="partition", **QUICK
     ) as producer:
         with producer.transaction():
             producer.send(rows(place, 1, 2))
@@ -94,11 +95,11 @@ def test_transactions_are_seen_together_or_not_at_all(engine: sa.Engine, place: 
 
 
 def test_who_comes_back_aborts_what_the_one_before_left_open(engine: sa.Engine, place: Place) -> None:
-    coordinator = TransactionCoordinator(engine, write_marker=place.transport.write_marker)
+    coordinator = TransactionCoordinator(engine, routes={"out": place.transport})
 
     def open_producer() -> fp.SequencedProducer:
         return fp.SequencedProducer(
-            place.transport, name="stage 2", coordinator=coordinator, partition_by="partition", **QUICK
+            place.transport, name="stage 2", coordinator=coordinator, topic="out", partition_by="partition", **QUICK
         )
 
     zombie = open_producer()
@@ -119,16 +120,53 @@ def test_who_comes_back_aborts_what_the_one_before_left_open(engine: sa.Engine, 
         zombie.close()
 
 
-def test_closing_aborts_what_is_open(engine: sa.Engine, place: Place) -> None:
-    coordinator = TransactionCoordinator(engine, write_marker=place.transport.write_marker)
+def test_a_transaction_that_took_too_long_does_not_stop_its_producer(engine: sa.Engine, place: Place) -> None:
+    """Its time-out has raised the epoch, as another producer would have: here the producer goes on."""
+    coordinator = TransactionCoordinator(engine, routes={"out": place.transport})
+    late = tables.PRODUCERS.update().values(started_ms=tables.PRODUCERS.c.started_ms - 100_000)
     with fp.SequencedProducer(
-        place.transport, name="stage 2", coordinator=coordinator, partition_by="partition", **QUICK
+        place.transport, name="stage 2", coordinator=coordinator, topic="out", partition_by="partition", **QUICK
+    ) as producer:
+        producer.begin()
+        producer.send(rows(place, 2))
+        producer.flush(30)
+        coordinator.database.transaction(lambda connection: connection.execute(late))
+        assert coordinator.recover() == Recovered(0, 1)
+        with pytest.raises(fp.TransactionAbortableError, match="open for too long, and is aborted: call abort"):
+            producer.send(rows(place, 1))
+        producer.abort()
+        with producer.transaction():
+            producer.send(rows(place, 1, 2))
+    assert place.read() == [1, 2]
+
+
+def test_who_is_replaced_in_a_transaction_stops(engine: sa.Engine, place: Place) -> None:
+    coordinator = TransactionCoordinator(engine, routes={"out": place.transport})
+    producer = fp.SequencedProducer(
+        place.transport, name="stage 2", coordinator=coordinator, topic="out", partition_by="partition", **QUICK
+    )
+    producer.begin()
+    producer.send(rows(place, 2))
+    producer.flush(30)
+    coordinator.init_producer("stage 2")
+    for _ in range(2):
+        with pytest.raises(fp.FencedError, match="was replaced by"):
+            producer.send(rows(place, 1))
+    with pytest.raises(fp.FencedError):
+        producer.close()
+    assert place.read() == []
+
+
+def test_closing_aborts_what_is_open(engine: sa.Engine, place: Place) -> None:
+    coordinator = TransactionCoordinator(engine, routes={"out": place.transport})
+    with fp.SequencedProducer(
+        place.transport, name="stage 2", coordinator=coordinator, topic="out", partition_by="partition", **QUICK
     ) as producer:
         producer.begin()
         producer.send(rows(place, 1, 2))
     with (
         fp.SequencedProducer(
-            place.transport, name="stage 2", coordinator=coordinator, partition_by="partition", **QUICK
+            place.transport, name="stage 2", coordinator=coordinator, topic="out", partition_by="partition", **QUICK
         ) as producer,
         producer.transaction(),
     ):
@@ -165,12 +203,12 @@ def test_behind_a_network_that_lies_committed_rows_are_there_once(engine: sa.Eng
         behind: Any = Waits(place.transport)
     else:
         behind = place.transport
-    coordinator = TransactionCoordinator(engine, write_marker=place.transport.write_marker)
+    coordinator = TransactionCoordinator(engine, routes={"out": place.transport})
     faulty = FaultyTransport(behind, seed, share=0.4)
     settings = {"request_timeout_ms": 300, **QUICK}
     wanted: list[int] = []
     with fp.SequencedProducer(
-        faulty, name="stage 2", coordinator=coordinator, partition_by="partition", **settings
+        faulty, name="stage 2", coordinator=coordinator, topic="out", partition_by="partition", **settings
     ) as producer:
         for number in range(8):
             values = range(number * 10, number * 10 + 6)

@@ -5,11 +5,14 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
 import fencepost as fp
 import pytest
+from coordinator_doors import Route
+from fencepost.producer import Answer
 from fencepost.sql import ProducerIdentity, ProducerRegistry, TransactionCoordinator
 from fencepost.sql import transaction_tables as tables
 from fencepost.sql.pids import PID_MAX
@@ -103,9 +106,9 @@ def test_pids_that_were_not_needed_are_not_lost(engine: Engine) -> None:
 
 def test_what_was_open_is_aborted(engine: Engine) -> None:
     registry = ProducerRegistry(engine)
-    coordinator = TransactionCoordinator(engine, registry)
+    coordinator = TransactionCoordinator(engine, registry, routes={"clicks": None})
     old = registry.init_producer("an id")
-    coordinator.add_partitions(old, ["clicks"])
+    coordinator.add_partitions(old, [("clicks", 0)])
     coordinator.add_offsets(old, "group", {0: (0, 10)})
     new = registry.init_producer("an id")
     assert (new.pid, new.epoch) == (old.pid, old.epoch + 2), "one for the abort, one for the producer"
@@ -126,9 +129,11 @@ def fp_positions(decided: dict[Any, int], *pending: Any) -> Any:
 def test_what_waits_for_markers_makes_a_new_producer_wait(engine: Engine) -> None:
     registry = ProducerRegistry(engine)
     written: list[Any] = []
-    coordinator = TransactionCoordinator(engine, registry, write_marker=lambda *marker: written.append(marker))
+    coordinator = TransactionCoordinator(
+        engine, registry, routes={"clicks": Route(lambda *marker: written.append(marker))}
+    )
     old = registry.init_producer("an id")
-    coordinator.add_partitions(old, ["clicks", "views"])
+    coordinator.add_partitions(old, [("clicks", 0), ("clicks", 1)])
     with pytest.raises(fp.ConcurrentTransactionError, match="its open transaction is aborted now, and partitions wait"):
         registry.init_producer("an id")
     with pytest.raises(fp.ConcurrentTransactionError, match=r"its transaction is decided \(abort\) and not"):
@@ -136,7 +141,7 @@ def test_what_waits_for_markers_makes_a_new_producer_wait(engine: Engine) -> Non
     assert coordinator.decision(old.pid, old.epoch) == "abort", "it is decided all the same"
     new = coordinator.init_producer("an id")
     assert (new.pid, new.epoch) == (old.pid, old.epoch + 2)
-    assert written == [(old.pid, 1, "clicks", "abort", 1), (old.pid, 1, "views", "abort", 1)]
+    assert written == [(old.pid, 1, 0, "abort", 1), (old.pid, 1, 1, "abort", 1)]
 
 
 def test_used_up_epochs_rotate_the_pid(engine: Engine) -> None:
@@ -195,10 +200,93 @@ def test_what_is_open_does_not_expire(engine: Engine) -> None:
     coordinator.commit(identity)
 
 
+def test_what_is_in_use_is_kept_alive(engine: Engine) -> None:
+    registry = ProducerRegistry(engine, expiry_ms=DAY_MS)
+    assert registry.keep_alive_ms <= DAY_MS / 4
+    assert ProducerRegistry(engine, expiry_ms=2**62).keep_alive_ms <= DAY_MS, "an interval that a thread can wait for"
+    used, replaced = registry.init_producer("used"), registry.init_producer("replaced")
+    successor = registry.init_producer("replaced")
+    set_back(registry, "updated_ms", 2 * DAY_MS)
+    registry.keep_alive(used)
+    registry.keep_alive(replaced)
+    assert registry.expire() == 1, "who was replaced keeps nothing alive"
+    assert registry.init_producer("used").pid == used.pid
+    registry.keep_alive(successor)
+    assert registry.init_producer("replaced").previous_pid == successor.pid, "nor does who comes too late"
+
+
+def test_what_is_kept_alive_while_it_ends_is_completed(engine: Engine) -> None:
+    """The row of a decided transaction is what it was when its markers are written."""
+    registry = ProducerRegistry(engine)
+    route = Route(lambda pid, epoch, *_: registry.keep_alive(ProducerIdentity(pid, epoch)))
+    coordinator = TransactionCoordinator(engine, registry, routes={"out": route})
+    identity = coordinator.init_producer("an id")
+    coordinator.add_partitions(identity, [("out", 0)])
+    coordinator.begin(coordinator.commit(identity))
+
+
+class Anywhere:
+    def send(self, batch: Any) -> Answer:
+        return Answer(offset=0)
+
+
+@pytest.mark.parametrize("kind", ["registry", "coordinator"])
+def test_the_name_of_a_running_producer_does_not_expire(engine: Engine, kind: str) -> None:
+    registry = ProducerRegistry(engine, expiry_ms=DAY_MS)
+    registry.keep_alive_ms = 5
+    coordinator = TransactionCoordinator(engine, registry, routes={"out": None})
+    options = {"registry": registry} if kind == "registry" else {"coordinator": coordinator, "topic": "out"}
+
+    def is_kept() -> bool:
+        return bool(registry.database.transaction(lambda it: registry.database.now_ms(it) - last_used(it) < DAY_MS / 2))
+
+    def last_used(connection: Any) -> int:
+        return int(connection.execute(select(tables.PRODUCERS.c.updated_ms)).scalar_one())
+
+    with fp.SequencedProducer(Anywhere(), name="gate 7", **options) as producer:
+        for _ in range(2):
+            set_back(registry, "updated_ms", 2 * DAY_MS)
+            deadline = time.monotonic() + 60
+            while not is_kept():
+                assert time.monotonic() < deadline, "it is not kept alive"
+        assert registry.expire() == 0
+        if kind == "coordinator":
+            with producer.transaction():
+                producer.send([{"n": 1}])
+        pid = producer.identity.pid
+    set_back(registry, "updated_ms", 2 * DAY_MS)
+    assert registry.expire() == 1, "nobody keeps it alive any more"
+    assert registry.init_producer("gate 7").previous_pid == pid
+
+
+def test_a_name_outlives_an_outage_of_its_registry(engine: Engine) -> None:
+    class Away(ProducerRegistry):
+        """Answers every third call."""
+
+        calls = 0
+        answered = threading.Event()
+
+        def keep_alive(self, identity: ProducerIdentity) -> None:
+            self.calls += 1
+            if self.calls % 3:
+                raise fp.StoreError("away")
+            super().keep_alive(identity)
+            self.answered.set()
+
+    registry = Away(engine)
+    registry.keep_alive_ms = 1
+    with fp.SequencedProducer(Anywhere(), name="gate 7", registry=registry):
+        for _ in range(3):
+            registry.answered.clear()
+            assert registry.answered.wait(60)
+
+
 BAD_CALLS: dict[str, tuple[dict[str, Any], str]] = {
-    "empty": ({"transactional_id": ""}, "transactional_id='': a text of 1 to 1000 characters was expected, or None"),
+    "empty": (
+        {"transactional_id": ""}, "transactional_id='': a text of 1 to 1000 characters of UTF-8 was expected, or None"
+    ),
     "a number": (
-        {"transactional_id": 7}, "transactional_id=7: a text of 1 to 1000 characters was expected, or None"
+        {"transactional_id": 7}, "transactional_id=7: a text of 1 to 1000 characters of UTF-8 was expected, or None"
     ),
     "no time": ({"timeout_ms": 0}, "timeout_ms=0 is outside 1..=900000"),
     "too long a time": ({"timeout_ms": 900_001}, "timeout_ms=900001 is outside 1..=900000"),
@@ -232,7 +320,7 @@ def test_tables_of_a_newer_version_are_refused(engine: Engine) -> None:
     newer = text("UPDATE fencepost_schema SET version = version + 1 WHERE part = 'producers'")
     registry.database.transaction(lambda connection: connection.execute(newer))
     for make in (ProducerRegistry, TransactionCoordinator):
-        with pytest.raises(fp.SchemaError, match="the tables of 'producers' have version 2, this package knows 1"):
+        with pytest.raises(fp.SchemaError, match="the tables of 'producers' have version 3, this package knows 2"):
             make(engine)
     assert rows_of(registry) == 1
 

@@ -18,7 +18,9 @@ import pytest
 import sqlalchemy
 from fencepost.sql import SqlSink
 from fencepost.sql.consumers import CLAIMS, MESSAGES
+from postgres import PostgresServer
 from sqlalchemy import Column, Connection, Engine, Integer, MetaData, SmallInteger, String, Table, func, select, text
+from sqlalchemy.exc import IntegrityError
 
 TABLES = MetaData()
 EVENTS = Table(
@@ -386,6 +388,55 @@ def test_keys_of_every_type_are_told_apart(events: Engine) -> None:
     assert sink.handle([{"pid": "x" * 900, "epoch": 0, "seq": 0}], lambda *_: None).rows_kept == 1
 
 
+def break_off(*_: object) -> None:
+    raise ValueError("broken off")
+
+
+@pytest.mark.parametrize("claim", ["sequence", "message_id"])
+@pytest.mark.parametrize("fate", ["effect", "commit"])
+def test_types_of_keys_are_stored_after_a_first_call_that_was_undone(
+    engine: Engine, new_engine: Callable[[], Engine], claim: Any, fate: str
+) -> None:
+    """The bytes AB and the text "ab" have one text as a key: under one consumer each would hide the other."""
+
+    def new_sink(engine: Engine) -> SqlSink:
+        if claim == "message_id":
+            return SqlSink(engine, None, "c", claim, message_id="key")
+        return SqlSink(engine, None, "c", policy="watermark", columns=fp.Columns(pid="key", epoch=None, partition=None))
+
+    def refused_by_the_commit(connection: Connection, kept: pa.Table) -> None:
+        reference = "REFERENCES parents (id) DEFERRABLE INITIALLY DEFERRED"
+        connection.execute(text("CREATE TABLE parents (id BIGINT PRIMARY KEY)"))
+        connection.execute(text(f"CREATE TABLE children (parent BIGINT {reference})"))
+        connection.execute(text("INSERT INTO children VALUES (1)"))
+
+    @sqlalchemy.event.listens_for(engine, "connect")
+    def enforce(driver: Any, _: Any) -> None:
+        if engine.dialect.name == "sqlite":
+            driver.execute("PRAGMA foreign_keys=ON")
+
+    of_bytes, of_text = ([{"key": key, "seq": 0}] for key in (b"\xab", "ab"))
+    sink = new_sink(engine)
+    error, effect = (ValueError, break_off) if fate == "effect" else (IntegrityError, refused_by_the_commit)
+    with pytest.raises(error):
+        sink.handle(of_bytes, effect)
+    assert (count(engine, CLAIMS), count(engine, MESSAGES)) == (0, 0)
+    assert sink.handle(of_bytes, lambda *_: None).rows_kept == 1
+    with pytest.raises(fp.BatchError, match=r"column '.*': is of type .*, but consumer 'c' has claimed by binary"):
+        new_sink(new_engine()).handle(of_text, lambda *_: None)
+
+
+def test_types_of_keys_of_another_process_hold_after_a_first_call_that_was_undone(
+    engine: Engine, new_engine: Callable[[], Engine]
+) -> None:
+    sinks = [SqlSink(it, None, "c", "message_id", message_id="key") for it in (engine, new_engine())]
+    with pytest.raises(ValueError, match="broken off"):
+        sinks[0].handle([{"key": b"\xab"}], break_off)
+    assert sinks[1].handle([{"key": "ab"}], lambda *_: None).rows_kept == 1
+    with pytest.raises(fp.BatchError, match="column 'key': is of type binary, but consumer 'c' has claimed by text"):
+        sinks[0].handle([{"key": b"\xab"}], lambda *_: None)
+
+
 # Message ids
 
 
@@ -468,7 +519,9 @@ def _piecewise(connection: Connection, kept: pa.Table) -> Any:
 @pytest.mark.parametrize("effect", [_later, _piecewise])
 def test_an_effect_that_would_run_later_claims_nothing(events: Engine, effect: Any) -> None:
     sink = SqlSink(events, None, "c")
-    with pytest.raises(fp.PolicyError, match=r"gave a (coroutine|generator): it has not run, .* nothing was applied"):
+    with pytest.raises(
+        fp.PolicyError, match=rf"{effect.__name__} gave a (coroutine|generator): it has not run, .* nothing was applied"
+    ):
         sink.handle(run(0, 3), effect)
     assert sink.handle(run(0, 3), lambda *_: None).rows_kept == 3
 
@@ -757,14 +810,133 @@ def test_what_the_database_refuses_names_the_row(events: Engine) -> None:
     assert done.rows_kept == 3, "nothing was claimed by the calls that failed"
 
 
-def test_numbers_that_are_none(events: Engine) -> None:
-    with events.begin() as connection:
-        connection.execute(text("CREATE TABLE prices (seq BIGINT, price NUMERIC(6, 2))"))
-    sink = SqlSink(events, "prices", "c", insert=["seq", "price"])
-    nan = run(0, 2).append_column("price", pa.array([float("nan"), 1.5]))
-    assert sink.apply(nan).rows_kept == 2
+def prices(engine: Engine, kind: str) -> SqlSink:
+    with engine.begin() as connection:
+        connection.execute(
+            text(f"CREATE TABLE prices (pid BIGINT, epoch INT, partition INT, seq BIGINT, price {kind})")
+        )
+    return SqlSink(engine, "prices", "c")
+
+
+def with_prices(values: pa.Array) -> pa.Table:
+    return run(0, len(values)).drop_columns("amount").append_column("price", values)
+
+
+def test_infinity_is_beyond_every_number_of_digits(engine: Engine) -> None:
+    sink = prices(engine, "NUMERIC(6, 2)")
     with pytest.raises(fp.BatchError, match="column 'price', row 1: inf: the column takes 6 digits"):
-        sink.apply(run(2, 2).append_column("price", pa.array([1.0, float("inf")])))
+        sink.apply(with_prices(pa.array([1.0, float("inf")])))
+
+
+@pytest.mark.parametrize("kind", ["NUMERIC(6, 2)", "NUMERIC", "FLOAT"])
+def test_nan_is_kept_or_refused(engine: Engine, kind: str) -> None:
+    """SQLite makes a null of it without a word."""
+    sink = prices(engine, kind)
+    values = pa.array([1.5, None, float("nan")])
+    if engine.dialect.name == "sqlite":
+        for call in (sink.apply, sink.reconcile):
+            with pytest.raises(fp.BatchError, match="column 'price', row 2: nan: SQLite has no NaN") as caught:
+                call(with_prices(values))
+            assert (caught.value.column, caught.value.row) == ("price", 2)
+        assert count(engine, CLAIMS) == 0
+        return
+    assert sink.apply(with_prices(values)).rows_kept == 3
+    with engine.connect() as connection:
+        found = list(connection.execute(text("SELECT price FROM prices ORDER BY seq")).scalars())
+    assert [str(it) for it in found[1:]] in (["None", "NaN"], ["None", "nan"])
+    assert sink.reconcile(with_prices(values)).matched == 3
+
+
+@pytest.mark.parametrize(
+    ("values", "shown"),
+    [
+        (pa.array([Decimal("1.250"), Decimal("1.255")]), r"Decimal\('1.255'\)"),
+        (pa.array([Decimal("1.250"), Decimal("-0.001")], pa.decimal256(40, 3)), r"Decimal\('-0.001'\)"),
+        (pa.array([1.25, 1.005]), "1.005"),
+        (pa.array([1.25, 0.1 + 0.2]), "0.30000000000000004"),
+        (pa.array([1.1, 1.125], pa.float32()), "1.125"),
+    ],
+)
+def test_a_numeric_column_rounds_nothing(engine: Engine, values: pa.Array, shown: str) -> None:
+    sink = prices(engine, "NUMERIC(6, 2)")
+    for call in (sink.apply, sink.reconcile):
+        with pytest.raises(fp.BatchError, match=f"'price', row 1: {shown}: the column takes 6 digits, 2 of") as caught:
+            call(with_prices(values))
+        assert (caught.value.column, caught.value.row) == ("price", 1)
+    assert count(engine, CLAIMS) == 0
+    assert sink.apply(with_prices(values[:1])).rows_kept == 1
+    assert sink.reconcile(with_prices(values[:1])).matched == 1
+
+
+@pytest.mark.parametrize("kind", ["DOUBLE PRECISION", "REAL"])
+def test_a_column_of_floats_rounds_no_integers(engine: Engine, kind: str) -> None:
+    sink = prices(engine, kind)
+    odd = 2**24 + 1 if (kind, engine.dialect.name) == ("REAL", "postgresql") else 2**53 + 1
+    with pytest.raises(fp.BatchError, match=f"column 'price', row 1: {odd}: the column would round it"):
+        sink.apply(with_prices(pa.array([odd - 1, odd])))
+    assert sink.apply(with_prices(pa.array([odd - 1, 2**60]))).rows_kept == 2
+
+
+def spellings(of: uuid.UUID) -> list[str]:
+    return [str(of), str(of).upper(), of.hex, of.hex.upper(), f"{{{of}}}", of.urn, f"URN:UUID:{of}"]
+
+
+def test_a_uuid_is_one_id_however_it_is_spelt(engine: Engine) -> None:
+    sink = SqlSink(engine, None, "c", "message_id", message_id="event_id")
+    seen: list[Any] = []
+    for known in (uuid.uuid4(), uuid.UUID(int=0), uuid.UUID(int=2**128 - 1)):
+        for spelt in spellings(known):
+            sink.handle(messages(spelt), lambda _, kept: seen.extend(kept["event_id"].to_pylist()))
+        assert sink.handle(pa.table({"event_id": [known]}), lambda *_: None).duplicates == 1
+    assert len(seen) == 3
+    odd = ["550e8400e29b41d4a71644665544000", "550e8400e29b41d4a7164466554400000", "g" * 32, f"{'0' * 32}\n"]
+    assert sink.handle(messages(*odd), lambda *_: None).rows_kept == len(odd), "those are none"
+
+
+def test_uuids_of_a_table_are_compared_by_value(postgres: PostgresServer) -> None:
+    engine = sqlalchemy.create_engine(postgres.new_database())
+    with engine.begin() as connection:
+        connection.execute(text("CREATE TABLE payments (seq BIGINT, device UUID)"))
+    device = uuid.uuid4()
+    spelt = spellings(device)
+    source = pa.table({"seq": list(range(len(spelt))), "device": spelt})
+    sink = SqlSink(engine, "payments", "d", "message_id", message_id="seq")
+    assert sink.apply(source).rows_kept == len(spelt)
+    with engine.connect() as connection:
+        assert connection.execute(text("SELECT DISTINCT device FROM payments")).scalars().all() == [device]
+    report = sink.reconcile(source.set_column(1, "device", pa.array([device] * len(spelt))))
+    assert (report.matched, report.is_clean) == (len(spelt), True)
+    with pytest.raises(fp.BatchError, match="column 'device', row 0: 'x': is not a UUID"):
+        sink.apply(pa.table({"seq": [99], "device": ["x"]}))
+    engine.dispose()
+
+
+def test_uuids_go_into_columns_of_text(engine: Engine) -> None:
+    with engine.begin() as connection:
+        connection.execute(text("CREATE TABLE payments (plain CHAR(36), hex CHAR(32))"))
+    known = uuid.uuid4()
+    sink = SqlSink(engine, "payments", "c", "message_id", message_id="plain")
+    assert sink.apply(pa.table({"plain": [known], "hex": [known]})).rows_kept == 1
+    with engine.connect() as connection:
+        assert connection.execute(text("SELECT * FROM payments")).one() == (str(known), known.hex)
+
+
+@pytest.mark.parametrize("is_mapping", [False, True])
+@pytest.mark.parametrize("claim", ["sequence", "message_id"])
+def test_texts_that_utf_8_does_not_have(events: Engine, claim: Any, is_mapping: bool) -> None:
+    sink = SqlSink(events, "events", "c", claim, message_id="note" if claim == "message_id" else None)
+    columns = {"pid": [7, 7], "epoch": [0, 0], "partition": [0, 0], "seq": [0, 1], "note": ["good", "\udc80"]}
+    listed = [{name: values[row] for name, values in columns.items()} for row in range(2)]
+    rows: Any = columns if is_mapping else listed
+    for call in (sink.apply, sink.reconcile, lambda given: sink.handle(given, break_off)):
+        with pytest.raises(fp.BatchError, match=r"column 'note', row 1: .*: a text with a lone surrogate") as caught:
+            call(rows)
+        assert (caught.value.column, caught.value.row) == ("note", 1)
+    with pytest.raises(fp.BatchError, match=r"positions: .*: a source's name"):
+        sink.apply([], positions={"\udc80": 1})
+    with pytest.raises(fp.PolicyError, match=r"consumer_id=.*: a text of 1 to 255 characters of UTF-8"):
+        SqlSink(events, "events", "\udc80")
+    assert stored(events) == []
 
 
 def test_rows_without_a_producer(events: Engine) -> None:

@@ -12,7 +12,6 @@ import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import fencepost as fp
@@ -23,6 +22,7 @@ import sqlalchemy
 from fencepost.sql import SqlSink
 from postgres import PostgresServer
 from sqlalchemy import Connection, Engine, text
+from waiting import PATIENCE_SECONDS, wait_until
 
 CREATE = "CREATE TABLE events (pid BIGINT, epoch SMALLINT, partition INTEGER, seq BIGINT)"
 
@@ -168,33 +168,32 @@ def test_a_server_that_crashes_again_and_again(own_server: PostgresServer) -> No
     engine = sqlalchemy.create_engine(own_server.new_database())
     with engine.begin() as connection:
         connection.execute(text(CREATE))
-    over = threading.Event()
     errors: list[str] = []
+    applied = 0
 
     def consume() -> None:
+        nonlocal applied
         sink = SqlSink(engine, "events", "c", attempts=1)
-        first = 0
-        while first < 4000:
+        while applied < 4000:
             try:
-                sink.apply(run(first, 20), positions={"t": first + 20})
-                first += 20
-            except (fp.OutcomeUnknownError, sqlalchemy.exc.OperationalError) as error:
+                sink.apply(run(applied, 20), positions={"t": applied + 20})
+                applied += 20
+            except (fp.OutcomeUnknownError, fp.StoreError) as error:
                 errors.append(type(error).__name__)
                 time.sleep(0.02)
-        over.set()
 
     thread = threading.Thread(target=consume)
     thread.start()
     chance = random.Random(5)
-    crashes = 0
-    while not over.is_set() and crashes < 6:
-        time.sleep(chance.uniform(0.05, 0.4))
+    for crash in range(6):
+        mark = 500 * crash + chance.randrange(500)
+        wait_until(lambda mark=mark: applied >= mark, "nothing is applied")
+        met = len(errors)
         own_server.halt("immediate")
+        wait_until(lambda met=met: len(errors) > met, "no call met the crash")
         own_server.start_again()
-        crashes += 1
-    thread.join(timeout=120)
+    thread.join(timeout=PATIENCE_SECONDS)
     assert not thread.is_alive()
-    assert len(errors) >= 1, "no call met a crash"
     engine.dispose()
     assert stored(engine) == [(7, seq) for seq in range(4000)]
     assert SqlSink(engine, "events", "c").positions() == {"t": 4000}
@@ -206,8 +205,12 @@ CONSUMER = """
     from fencepost.sql import SqlSink
 
     sink = SqlSink(sqlalchemy.create_engine(sys.argv[1]), "events", "c")
-    first = sink.positions().get("t", 0)
+    first, told_at = sink.positions().get("t", 0), int(sys.argv[2])
     while first < 2000:
+        if first >= told_at:
+            print(first, flush=True)
+        if first >= told_at + 200:
+            sys.stdin.read()
         # One that goes back, as after a rebalance: what was applied comes again.
         for start in (max(first - 30, 0), first):
             seqs = range(start, min(start + 50, 2000))
@@ -220,19 +223,18 @@ CONSUMER = """
 
 def test_a_consumer_that_is_killed_again_and_again(events: Engine, database_url: str) -> None:
     """It goes on from its position, which committed with the rows."""
+    command = [sys.executable, "-c", textwrap.dedent(CONSUMER), database_url]
     chance = random.Random(7)
-    kills = 0
-    for attempt in range(100):
-        command = [sys.executable, "-c", textwrap.dedent(CONSUMER), database_url]
-        process = subprocess.Popen(command, cwd=Path(__file__).parents[2])
-        try:
-            code = process.wait(timeout=None if attempt >= 4 else chance.uniform(1.5, 3))
-            assert code == 0
-            break
-        except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGKILL)
-            process.wait()
-            kills += 1
-    assert kills >= 1
+    for kill in range(4):
+        # Between one place and 200 rows further on, where it waits.
+        told_at = 400 * kill + chance.randrange(150)
+        process = subprocess.Popen([*command, str(told_at)], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert process.stdout is not None
+        assert int(process.stdout.readline()) >= told_at
+        process.kill()
+        process.communicate()
+        assert process.returncode == -signal.SIGKILL
+    assert 0 < len(stored(events)) < 2000
+    subprocess.run([*command, "2000"], check=True)
     assert stored(events) == [(7, seq) for seq in range(2000)]
     assert SqlSink(events, "events", "c").positions() == {"t": 2000}

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import threading
-import time
+import uuid
 from collections.abc import Callable
 from datetime import date, datetime
 from decimal import Decimal
@@ -18,11 +19,13 @@ import sqlalchemy as sa
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from faulty_transport import FaultyTransport
+from faulty_transport import FaultyTransport, MemoryTransport
 from fencepost.kafka import read_records
 from fencepost.producer import Answer, Identity, SequencedBatch
 from fencepost.producer.stamping import stamp, stamp_positions
 from fencepost.sql import ProducerRegistry, TransactionCoordinator
+from fencepost.sql.database import Database
+from fencepost.sql.registry import DAY_MS
 from fencepost.transports import LandingTransport, PartitionLogTransport, SqlTransport, read_committed, read_landing
 from fencepost.transports.judging import LEASES_FROM
 
@@ -106,7 +109,9 @@ def test_a_row_that_the_table_refuses_fails_its_batch_alone(engine: sa.Engine) -
         with pytest.raises(fp.DeliveryError):
             producer.flush(30)
         other = producer.send({"worth": [5]})[0]
-        with pytest.raises(fp.DeliveryError, match="has no column 'worth'"):
+        with pytest.raises(
+            fp.DeliveryError, match="column 'worth': the table 'events' has no such column; it has value"
+        ):
             other.result(30)
         with pytest.raises(fp.DeliveryError):
             producer.flush(30)
@@ -130,8 +135,12 @@ def test_nothing_committed_has_columns_all_the_same(engine: sa.Engine) -> None:
 
 def test_a_coordinator_that_would_show_nothing_is_refused(engine: sa.Engine) -> None:
     transport = SqlTransport(engine, "events", schema=SCHEMA)
-    with pytest.raises(fp.PolicyError, match="without write_marker, for a transport whose readers wait for markers"):
-        fp.SequencedProducer(transport, name="a", coordinator=TransactionCoordinator(engine))
+    told = TransactionCoordinator(engine, routes={"events": None})
+    with pytest.raises(fp.PolicyError, match="has the route None, and the transport's readers wait for markers"):
+        fp.SequencedProducer(transport, name="a", coordinator=told, topic="events")
+    for topic in (None, "clicks"):
+        with pytest.raises(fp.PolicyError, match=f"topic={topic!r} with a coordinator.*; its routes: 'events'"):
+            fp.SequencedProducer(transport, name="a", coordinator=told, topic=topic)
 
 
 def test_a_zombie_is_kept_out_by_the_lease(engine: sa.Engine, new_engine: NewEngine) -> None:
@@ -163,7 +172,7 @@ def test_a_value_that_no_column_takes_fails_its_batch_alone(engine: sa.Engine, o
 
 
 def test_a_value_that_a_type_refuses_fails_its_batch_alone(engine: sa.Engine) -> None:
-    """Before the driver has seen it: SQLite has no timestamps, so SQLAlchemy writes them, but from no number."""
+    """SQLite would take any value in any column."""
     schema = pa.schema([("value", pa.int64()), ("at", pa.timestamp("us"))])
     transport = SqlTransport(engine, "events", schema=schema)
     producer = fp.SequencedProducer(transport, **QUICK)
@@ -174,6 +183,135 @@ def test_a_value_that_a_type_refuses_fails_its_batch_alone(engine: sa.Engine) ->
     with pytest.raises(fp.DeliveryError):
         producer.close()
     assert values(engine) == [3]
+
+
+ODD_NAMES = ["50% :all", "a%(b)s", 'quote " here', "%", ":x", "Mixed Case", "select", "a\\b"]
+
+
+def test_columns_of_any_name_go_in_and_come_out(engine: sa.Engine) -> None:
+    schema = pa.schema([(name, pa.int64()) for name in ODD_NAMES])
+    row = {name: number for number, name in enumerate(ODD_NAMES)}
+    with fp.SequencedProducer(SqlTransport(engine, "events", schema=schema)) as producer:
+        producer.send([row])
+    assert read_committed(engine, "events").select(ODD_NAMES).to_pylist() == [row]
+
+
+def test_tables_of_any_name_are_written(engine: sa.Engine) -> None:
+    for name in ('50% "off" :all', "Order"):
+        with fp.SequencedProducer(SqlTransport(engine, name, schema=SCHEMA), name="till") as producer:
+            producer.send([{"value": 1}])
+        assert read_committed(engine, name)["value"].to_pylist() == [1]
+
+
+HELD = pa.schema([("value", pa.int64()), pa.field("must", pa.string(), nullable=False)])
+
+
+@pytest.mark.parametrize(
+    ("rows", "column", "message"),
+    [
+        (
+            {"value": [1.5], "must": ["a"]},
+            "value",
+            "column 'value': is of type double, but the table 'events' has int64",
+        ),
+        (
+            {"value": ["1"], "must": ["a"]},
+            "value",
+            "column 'value': is of type string, but the table 'events' has int64",
+        ),
+        ({"value": [1]}, "must", r"column 'must': missing; .* value \(int64\), must \(string\), the rows have value"),
+        ({"value": [1], "must": ["a"], "more": [1]}, "more", "column 'more': the table 'events' has no such column"),
+        (
+            {"value": [1, 2], "must": ["a", None]},
+            "must",
+            "column 'must', row 1: null, but the table 'events' takes none",
+        ),
+    ],
+)
+def test_batches_are_held_against_the_schema(engine: sa.Engine, rows: Any, column: str, message: str) -> None:
+    transport = SqlTransport(engine, "events", schema=HELD)
+    stamped = stamp(pa.table(rows), 7, 0, 0, 0)
+    count = stamped.num_rows
+    with pytest.raises(fp.BatchError, match=f"{message}.*; nothing of this batch was written") as caught:
+        transport.send(SequencedBatch(0, 7, 0, 0, count - 1, count, stamped))
+    assert caught.value.column == column
+    assert read_committed(engine, "events").num_rows == 0
+    good = stamp(pa.table({"must": pa.array(["b"]).dictionary_encode(), "value": pa.nulls(1)}), 7, 0, 0, 0)
+    assert transport.send(SequencedBatch(0, 7, 0, 0, 0, 1, good)) == Answer(fp.Verdict.ACCEPTED, 0)
+
+
+def test_without_a_schema_batches_are_held_against_the_columns(engine: sa.Engine) -> None:
+    make_table(engine, value=sa.Numeric(4, 1), more=sa.Integer())
+    transport = SqlTransport(engine, "events")
+    for value, message in (("1", "column 'value': is of type string, numbers are needed"), (0.25, "row 0: 0.25: ")):
+        with pytest.raises(fp.BatchError, match=message):
+            transport.send(batch(7, 0, 0, [value]))
+    assert transport.send(batch(7, 0, 0, [0.5])).offset == 0
+    assert read_committed(engine, "events").select(["value", "more"]).to_pylist() == [
+        {"value": Decimal("0.5"), "more": None}
+    ]
+
+
+REFUSALS = {
+    "column": ("ALTER TABLE events DROP COLUMN value", "INVALID_REQUEST"),
+    "table": ("DROP TABLE events", "INVALID_REQUEST"),
+    "list": ("DROP TABLE events_commits", "INVALID_REQUEST"),
+    "trigger": (
+        {
+            "sqlite": "CREATE TRIGGER no BEFORE INSERT ON events BEGIN SELECT RAISE(ABORT, 'closed'); END",
+            "postgresql": "CREATE FUNCTION no() RETURNS trigger AS $$ BEGIN RAISE EXCEPTION 'closed'; END $$ "
+            "LANGUAGE plpgsql; CREATE TRIGGER no BEFORE INSERT ON events FOR EACH ROW EXECUTE FUNCTION no()",
+        },
+        "INVALID_RECORD",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", REFUSALS)
+def test_what_the_database_refuses_for_good_is_not_tried_again(engine: sa.Engine, what: str) -> None:
+    """Tried again, each batch would take delivery_timeout_ms to fail."""
+    breaks, code = REFUSALS[what]
+    transport = SqlTransport(engine, "events", schema=SCHEMA)
+    with engine.begin() as connection:
+        connection.execute(sa.text(breaks if isinstance(breaks, str) else breaks[engine.dialect.name]))
+    check_refused(transport, code)
+
+
+def test_a_missing_right_is_not_waited_for(engine: sa.Engine, tmp_path: Path) -> None:
+    SqlTransport(engine, "events", schema=SCHEMA)
+    url = engine.url
+    if engine.dialect.name == "sqlite":
+        limited = sa.create_engine(f"sqlite:///file:{tmp_path}/test.db?mode=ro&uri=true")
+    else:
+        with engine.begin() as connection:
+            name = f"reader_{uuid.uuid4().hex}"
+            connection.execute(sa.text(f"CREATE ROLE {name} LOGIN IN ROLE pg_read_all_data"))
+        limited = sa.create_engine(url.set(username=name, password=None))
+    transport = SqlTransport.__new__(SqlTransport)
+    transport.__dict__ |= vars(SqlTransport(engine, "events")) | {"_database": Database(limited)}
+    check_refused(transport, "TOPIC_AUTHORIZATION_FAILED")
+    limited.dispose()
+
+
+def check_refused(transport: SqlTransport, code: str) -> None:
+    counted = Counted(transport)
+    producer = fp.SequencedProducer(counted, registry=MemoryTransport(), **QUICK)
+    with pytest.raises(fp.DeliveryError, match=rf"{code} \(.*events.*\)\. It is not in the log") as caught:
+        producer.send([{"value": 1}])[0].result(30)
+    assert (counted.sent, caught.value.is_refused) == (1, True)
+    with pytest.raises(fp.DeliveryError):
+        producer.close()
+
+
+class Counted:
+    partitions = 1
+
+    def __init__(self, behind: SqlTransport) -> None:
+        self.behind, self.sent = behind, 0
+
+    def send(self, batch: SequencedBatch) -> Answer:
+        self.sent += 1
+        return self.behind.send(batch)
 
 
 @pytest.mark.parametrize("reason", ["rotation", "expiry"])
@@ -193,11 +331,9 @@ def test_a_zombie_is_kept_out_by_a_fresh_pid(engine: sa.Engine, tmp_path: Path, 
             connection.execute(sa.text("UPDATE fencepost_producers SET epoch = 32765"))
     zombie = fp.SequencedProducer(transport, name="gate 7", registry=ProducerRegistry(engine), **QUICK)
     zombie.send([{"value": 1}])[0].result(30)
-    expiry_ms = 1 if reason == "expiry" else 10**9
-    time.sleep(0.05)
-    with fp.SequencedProducer(
-        transport, name="gate 7", registry=ProducerRegistry(engine, expiry_ms=expiry_ms), **QUICK
-    ) as producer:
+    if reason == "expiry":
+        expire_names(engine)
+    with fp.SequencedProducer(transport, name="gate 7", registry=ProducerRegistry(engine), **QUICK) as producer:
         assert producer.identity.pid != zombie.identity.pid
         with pytest.raises(fp.FencepostError):
             zombie.send([{"value": 666}])[0].result(30)
@@ -213,10 +349,10 @@ def test_a_zombie_is_kept_out_by_a_fresh_pid(engine: sa.Engine, tmp_path: Path, 
         assert pa.table(read_records(tmp_path / "events-0"))["value"].to_pylist() == [b'{"value":1}', b'{"value":2}']
 
 
-def forget(engine: sa.Engine, expiry_ms: int = 1) -> ProducerRegistry:
-    """A registry for which names have expired by now, those from before."""
-    time.sleep(0.01)
-    return ProducerRegistry(engine, expiry_ms=expiry_ms)
+def expire_names(engine: sa.Engine) -> None:
+    """Nobody has used a name for longer than a registry keeps it."""
+    with engine.begin() as connection:
+        connection.execute(sa.text(f"UPDATE fencepost_producers SET updated_ms = updated_ms - {8 * DAY_MS}"))
 
 
 @pytest.mark.parametrize("reason", ["rotation", "expiry", "expiry, then a crash, then expiry", "tombstone gone"])
@@ -251,9 +387,11 @@ def test_a_source_is_read_again_under_a_fresh_pid(engine: sa.Engine, tmp_path: P
         with engine.begin() as connection:
             connection.execute(sa.text("DELETE FROM fencepost_producers"))
     elif "crash" in reason:
-        forget(engine).init_producer("reader")
-    registry = ProducerRegistry(engine) if "expiry" not in reason else forget(engine)
-    assert run(registry, 0, 30) != first
+        expire_names(engine)
+        ProducerRegistry(engine).init_producer("reader")
+    if "expiry" in reason:
+        expire_names(engine)
+    assert run(ProducerRegistry(engine), 0, 30) != first
     if kind == "sql":
         assert values(engine) == list(range(30))
     elif kind == "landing":
@@ -495,10 +633,94 @@ def test_columns_that_are_not_right_are_refused(engine: sa.Engine, what: str) ->
         SqlTransport(engine, "events")
 
 
-@pytest.mark.parametrize(("version", "message"), [(3, "upgrade fencepost"), (1, "they are older than it can read")])
+@pytest.mark.parametrize(("version", "message"), [(4, "upgrade fencepost"), (1, "they are older than it can read")])
 def test_tables_of_another_version_are_refused(engine: sa.Engine, version: int, message: str) -> None:
     SqlTransport(engine, "events", schema=SCHEMA)
     with engine.begin() as connection:
         connection.execute(sa.text(f"UPDATE fencepost_schema SET version = {version} WHERE part = 'transport events'"))
-    with pytest.raises(fp.SchemaError, match=f"have version {version}, this package knows 2: {message}"):
+    with pytest.raises(fp.SchemaError, match=f"have version {version}, this package knows 3: {message}"):
         SqlTransport(engine, "events")
+
+
+def test_tables_of_the_version_before_are_taken(engine: sa.Engine) -> None:
+    """They have neither a count of partitions nor whose next epoch a lease is."""
+    before = SqlTransport(engine, "events", schema=SCHEMA, partitions=2)
+    before.send(batch(7, 0, 0, [1], partition=1))
+    lease = before.init_producer("a")
+    with engine.begin() as connection:
+        connection.execute(sa.text("DROP TABLE events_layout"))
+        for column in ("follows_pid", "follows_epoch"):
+            connection.execute(sa.text(f"ALTER TABLE events_leases DROP COLUMN {column}"))
+        connection.execute(sa.text("UPDATE fencepost_schema SET version = 2 WHERE part = 'transport events'"))
+    with pytest.raises(fp.PolicyError, match="stores no count, and has rows of partition 1"):
+        SqlTransport(engine, "events")
+    after = SqlTransport(engine, "events", partitions=3)
+    assert after.send(batch(7, 0, 0, [1], partition=1)) == Answer(fp.Verdict.DUPLICATE, 0)
+    following = after.init_producer("a", expected=lease)
+    assert after.init_producer("a", expected=lease) == following == (lease.pid, lease.epoch + 1)
+    assert SqlTransport(engine, "events").partitions == 3
+
+
+# Leases whose answers are lost
+
+
+class Deaf:
+    """A registry whose first answer to the holder of a lease is lost, once it has given the next one."""
+
+    def __init__(self, behind: Any) -> None:
+        self.behind, self.lost = behind, 0
+
+    def init_producer(self, transactional_id: str | None = None, timeout_ms: int = 60_000, expected: Any = None) -> Any:
+        given = self.behind.init_producer(transactional_id, timeout_ms, expected)
+        if expected is not None and not self.lost:
+            self.lost += 1
+            raise OSError("the connection was reset")
+        return given
+
+
+@pytest.mark.parametrize("kind", ["sql", "landing", "registry"])
+def test_a_fresh_pid_whose_answer_was_lost_is_asked_for_again(engine: sa.Engine, tmp_path: Path, kind: str) -> None:
+    """Behind the last epoch comes a fresh pid: who asks for it once more is not somebody else."""
+    landing = LandingTransport(tmp_path, sync=False)
+    sql = SqlTransport(engine, "events", schema=SCHEMA)
+    behind: Any = {"sql": sql, "landing": landing, "registry": ProducerRegistry(engine)}[kind]
+    first = behind.init_producer("a")
+    wear_out(engine, tmp_path, kind, first.pid)
+    registry, refuses = Deaf(behind), RefusesOnce(MemoryTransport(partitions=1))
+    with fp.SequencedProducer(refuses, name="a", registry=registry, **QUICK) as producer:
+        assert producer.identity == (first.pid, 2**15 - 2)
+        refused = producer.send({"value": [1]})[0]
+        with pytest.raises(fp.DeliveryError, match="too odd"):
+            refused.result(30)
+        delivered = producer.send({"value": [2]})[0].result(30)
+        assert (registry.lost, delivered.epoch) == (1, 0)
+        assert delivered.pid != first.pid
+        with pytest.raises(fp.DeliveryError, match="too odd"):
+            producer.flush(30)
+    assert refuses.behind.log == {0: [2]}
+
+
+class RefusesOnce:
+    """Refuses the first batch, behind which the epoch is raised."""
+
+    partitions = 1
+
+    def __init__(self, behind: MemoryTransport) -> None:
+        self.behind, self.refused = behind, False
+
+    def send(self, batch: SequencedBatch) -> Answer:
+        if not self.refused:
+            self.refused = True
+            raise fp.BatchError("too odd")
+        return self.behind.send(batch)
+
+
+def wear_out(engine: sa.Engine, folder: Path, kind: str, pid: int) -> None:
+    """The name "a" has the last epoch but one."""
+    if kind == "landing":
+        entry = {"version": 1, "kind": "lease", "name": "a", "is_taken_over": True, "pid": pid, "epoch": 2**15 - 3}
+        (folder / "_log" / f"{1:020}.json").write_text(json.dumps(entry))
+        return
+    table, column = ("events_leases", "name") if kind == "sql" else ("fencepost_producers", "transactional_id")
+    with engine.begin() as connection:
+        assert connection.execute(sa.text(f"UPDATE {table} SET epoch = 32765 WHERE {column} = 'a'")).rowcount == 1

@@ -21,11 +21,13 @@ import pytest
 from fencepost.lake import DedupJob, LocalEngine
 from fencepost.sql import SqlSink, StagedTable
 from fencepost.state.operations import abandon, collect_garbage
-from sqlalchemy import Connection, Engine, create_engine, inspect, text
+from postgres import PostgresServer
+from sqlalchemy import Connection, Engine, create_engine, inspect, make_url, text
 from sqlalchemy.engine.default import DefaultDialect
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from secret_runs import SECRETS, contents_of, files_with, start_killed
 from test_lake import SCHEMA, first_of_each, land, make_rows
 
 CREATE = "CREATE TABLE events (pid BIGINT, epoch SMALLINT, partition INTEGER, seq INTEGER, origin VARCHAR(20))"
@@ -406,3 +408,30 @@ def test_an_engine_that_its_url_does_not_lead_to(
         DedupJob(tmp_path / "source", tmp_path / "state", sink)
     elsewhere.dispose()
     assert DedupJob(tmp_path / "source", tmp_path / "state", SqlSink(events, "events", "nightly")) is not None
+
+
+def test_the_password_of_the_database_is_in_nothing_that_a_killed_run_leaves(
+    postgres: PostgresServer, tmp_path: Path
+) -> None:
+    """A server that trusts everyone does not look at it."""
+    url = make_url(postgres.new_database()).set(password=SECRETS[1])
+    engine = create_engine(url)
+    with engine.begin() as connection:
+        connection.execute(text(CREATE))
+    land_some(tmp_path, 0, 1)
+    told = {
+        "engine": "processes",
+        "source": str(tmp_path / "source"),
+        "state": str(tmp_path / "state"),
+        "sink": str(tmp_path / "sink"),
+        "table": "events",
+        "url": url.render_as_string(hide_password=False),
+    }
+    for step in ("stage", "decide", "recover"):
+        start_killed({**told, "step": step})
+        left = dict(contents_of(tmp_path))
+        if step == "stage":
+            assert any(Path(name).name.startswith("stage-") for name in left), "tasks had no plan"
+        assert files_with(SECRETS, left.items()) == []
+    assert stored(engine) == expected(0, 1)
+    engine.dispose()

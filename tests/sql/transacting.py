@@ -16,7 +16,8 @@ from fencepost.sql import TransactionCoordinator
 from fencepost.sql.database import Database
 from sqlalchemy import Column, Connection, Integer, MetaData, Table
 
-GROUP, PARTITIONS, BATCH = "group", ("a", "b"), 10
+GROUP, TOPIC, BATCH = "group", "out", 10
+PARTITIONS = ((TOPIC, 0), (TOPIC, 1))
 OUTPUT = Table(
     "output",
     MetaData(),
@@ -58,13 +59,13 @@ class Steps:
 
 
 class Markers:
-    """A file with a line for each marker."""
+    """What a route leads to: a file with a line for each marker."""
 
     def __init__(self, path: Path, steps: Steps | None = None) -> None:
         self.path = path
         self.steps = steps
 
-    def write(self, *marker: Any) -> None:
+    def write_marker(self, *marker: Any) -> None:
         if self.steps:
             self.steps.step()
         with self.path.open("a") as file:
@@ -72,7 +73,7 @@ class Markers:
         if self.steps:
             self.steps.step()
 
-    def read(self) -> list[tuple[int, int, str, str, int]]:
+    def read(self) -> list[tuple[int, int, int, str, int]]:
         return [tuple(json.loads(line)) for line in self.path.read_text().splitlines()] if self.path.exists() else []
 
 
@@ -80,7 +81,7 @@ def transact(url: str, markers: Path, kill_at: int) -> None:
     """One transaction, from the registry's tables to the last marker."""
     steps = Steps(kill_at)
     steps.install()
-    coordinator = TransactionCoordinator(sqlalchemy.create_engine(url), write_marker=Markers(markers, steps).write)
+    coordinator = TransactionCoordinator(sqlalchemy.create_engine(url), routes={TOPIC: Markers(markers, steps)})
     identity = coordinator.init_producer("stage")
     start = coordinator.positions(GROUP).decided.get(0, 0)
     coordinator.begin(identity)
@@ -93,15 +94,23 @@ def transact(url: str, markers: Path, kill_at: int) -> None:
 def recover(url: str, markers: Path, kill_at: int) -> None:
     steps = Steps(kill_at)
     steps.install()
-    TransactionCoordinator(sqlalchemy.create_engine(url), write_marker=Markers(markers, steps).write).recover()
+    TransactionCoordinator(sqlalchemy.create_engine(url), routes={TOPIC: Markers(markers, steps)}).recover()
 
 
 def take_turns(url: str, number: int, rounds: int, meet: Any, told: Any) -> None:
-    """All ask for an identity of one id at once, and commit at once: (round, process, identity, what came of it)."""
+    """All ask for an identity of one id at once, and commit at once: (round, process, identity, what came of it).
+
+    In the last rounds each of them once asks after the others, so that each of them wins once at least.
+    """
     coordinator = TransactionCoordinator(sqlalchemy.create_engine(url))
     for turn in range(rounds):
         meet.wait()
+        last = meet.parties - (rounds - turn)
+        if number == last:
+            meet.wait()
         identity = coordinator.init_producer("shared")
+        if number != last and last >= 0:
+            meet.wait()
         meet.wait()
         row = {"pid": identity.pid, "epoch": identity.epoch, "source": turn}
         try:
@@ -136,6 +145,8 @@ def work_on_one_input(url: str, number: int, end: int, meet: Any, told: Any) -> 
     committed = conflicts = 0
     while (start := coordinator.positions(GROUP).decided.get(0, 0)) < end:
         position = min(end, start + 1 + (number + start) % 3)
+        if not committed + conflicts:
+            meet.wait()  # all of them want the same events
         # What it does with the events: SQLite's lock goes to whoever asks first after the one who had it.
         time.sleep(0.01)
         rows = [{"pid": identity.pid, "epoch": identity.epoch, "source": source} for source in range(start, position)]

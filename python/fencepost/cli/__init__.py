@@ -2,7 +2,7 @@
 
 A module per group of commands, one function per command; what a command needs is imported when it runs. Data go to
 stdout or to files, messages and progress to stderr, progress only on a terminal. Exit codes: 0 clean, 1 error, 2 usage,
-3 findings. An error is one line that says what is wrong and where.
+3 findings, 4 nothing read. An error is one line that says what is wrong and where.
 """
 
 from __future__ import annotations
@@ -15,20 +15,22 @@ from typing import Annotated
 try:
     import rich as _rich  # noqa: F401
     import typer
+
+    from fencepost.cli.audit import audit_command
+    from fencepost.cli.dedup import dedup_command
+    from fencepost.cli.doctor import doctor_command
+    from fencepost.cli.generate import generate_command
+    from fencepost.cli.kafka import kafka_app
+    from fencepost.cli.state import state_app
+    from fencepost.cli.terminal import EXIT_CLEAN, EXIT_ERROR, EXIT_FINDINGS, EXIT_NOTHING, EXIT_USAGE
+    from fencepost.errors import FencepostError
 except ModuleNotFoundError as problem:
     package = str(problem.name).partition(".")[0]
     raise SystemExit(f"fencepost: {package} is not installed: pip install 'fencepost[cli]'") from None
+except KeyboardInterrupt:  # before there is a command that could say so
+    raise SystemExit("fencepost: interrupted") from None
 
-from fencepost.cli.audit import audit_command
-from fencepost.cli.dedup import dedup_command
-from fencepost.cli.doctor import doctor_command
-from fencepost.cli.generate import generate_command
-from fencepost.cli.kafka import kafka_app
-from fencepost.cli.state import state_app
-from fencepost.cli.terminal import EXIT_CLEAN, EXIT_ERROR, EXIT_FINDINGS, EXIT_USAGE
-from fencepost.errors import FencepostError
-
-__all__ = ["EXIT_CLEAN", "EXIT_ERROR", "EXIT_FINDINGS", "EXIT_USAGE", "app", "generate_command", "main"]
+__all__ = ["EXIT_CLEAN", "EXIT_ERROR", "EXIT_FINDINGS", "EXIT_NOTHING", "EXIT_USAGE", "app", "generate_command", "main"]
 
 # Typer carries its own copy of click in newer versions and imports the real one in older: this is the base of either.
 _UsageProblem: type[Exception] = typer.BadParameter.__mro__[2]

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
 from fencepost.cli import identity
 from fencepost.cli.identity import read_policy
-from fencepost.cli.terminal import EXIT_FINDINGS, Threads, steps
+from fencepost.cli.terminal import EXIT_ERROR, EXIT_FINDINGS, EXIT_NOTHING, Threads, quit_at_once, steps
 from fencepost.errors import PolicyError
-from fencepost.findings import FINDINGS, SHOWN_MAX
+from fencepost.findings import FINDINGS, RESET_ROWS_MIN, SHOWN_MAX, AuditReport
 
 
 def audit_command(
@@ -30,6 +30,11 @@ def audit_command(
         list[str] | None,
         typer.Option(metavar="KINDS", help=f"Exit with 3 if there are any: {','.join(FINDINGS)}; may be repeated."),
     ] = None,
+    reset_rows_min: identity.ResetRowsMin = None,
+    compare_content: identity.CompareContent = None,
+    allow_empty: Annotated[
+        bool, typer.Option("--allow-empty", help="A source without rows is no error (exit code 4 unless given).")
+    ] = False,
     top: Annotated[int, typer.Option(min=0, help="How many lines of each table are shown.")] = SHOWN_MAX,
     threads: Threads = None,
     as_json: Annotated[bool, typer.Option("--json", help="The report as JSON.")] = False,
@@ -45,20 +50,46 @@ def audit_command(
             raise typer.BadParameter(f"--fail-on {kind}: {', '.join(FINDINGS)} were expected")
     if "reset" in kinds and rules.columns.timestamp is None:
         raise typer.BadParameter("--fail-on reset: needs --timestamp, by which resets and repeats are told apart")
-    from fencepost import lake
+    if "conflict" in kinds and not compare_content:
+        raise typer.BadParameter("--fail-on conflict: needs --compare-content, which compares repeats")
+    with quit_at_once():
+        from fencepost import lake
 
     try:
         with steps(quiet) as show:
-            report = lake.audit(source, rules, threads=threads, producers_max=top, progress=show)
+            report = lake.audit(
+                source,
+                rules,
+                threads=threads,
+                producers_max=top,
+                compare_content=identity.compared(compare_content) or False,
+                reset_rows_min=reset_rows_min or RESET_ROWS_MIN,
+                progress=show,
+            )
     except PolicyError as problem:
         raise typer.BadParameter(str(problem)) from None
     if as_json:
         print(report.to_json(top))
     elif not quiet:
         print(report.to_text(top))
+    if report.unreadable:
+        names = ", ".join(path for path, _ in report.unreadable[:3])
+        _exit(EXIT_ERROR, f"{len(report.unreadable):,} files could not be read: {names}", quiet)
+    if not report.rows and not allow_empty:
+        _exit(EXIT_NOTHING, _nothing(report), quiet)
     found = report.found(*kinds) if kinds else {}
     if found:
-        listed = ", ".join(f"{kind} {count:,}" for kind, count in found.items())
-        if not quiet:
-            print(f"fencepost: found: {listed}", file=sys.stderr)
-        raise typer.Exit(EXIT_FINDINGS)
+        _exit(EXIT_FINDINGS, f"found: {', '.join(f'{kind} {count:,}' for kind, count in found.items())}", quiet)
+
+
+def _nothing(report: AuditReport) -> str:
+    files = f"{report.files:,} .parquet files without rows" if report.files else "no .parquet file"
+    if report.ignored:
+        files += f"; ignored {len(report.ignored):,} files of other names: {', '.join(report.ignored[:3])}"
+    return f"{report.source}: nothing was read: {files}; --allow-empty accepts that"
+
+
+def _exit(code: int, message: str, is_quiet: bool) -> NoReturn:
+    if not is_quiet:
+        print(f"fencepost: {message}", file=sys.stderr)
+    raise typer.Exit(code)

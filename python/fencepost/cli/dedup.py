@@ -8,7 +8,7 @@ import typer
 
 from fencepost.cli import identity
 from fencepost.cli.identity import read_policy
-from fencepost.cli.jobs import make_job, milliseconds
+from fencepost.cli.jobs import make_job, milliseconds, number_or_all
 from fencepost.cli.terminal import Threads, option, steps
 
 _DURATION = "e.g. 7d, 12h, 30m, 45s."
@@ -54,6 +54,13 @@ def dedup_command(
             "What a suspected reset of a counter does: stop (the default), or report. Only --max-idle looks for them."
         ),
     ] = None,
+    reset_rows_min: identity.ResetRowsMin = None,
+    compare_content: identity.CompareContent = None,
+    on_conflict: Annotated[
+        str | None,
+        option("What repeats with other content do: stop (the default), quarantine or drop. See --compare-content."),
+    ] = None,
+    keep_checksums: identity.KeepChecksums = None,
     max_idle: Annotated[
         str | None,
         typer.Option(
@@ -66,8 +73,15 @@ def dedup_command(
         str | None,
         typer.Option(
             metavar="DURATION",
-            help="A file that cannot be read is waited for until it was not written to for so long (60s), then set "
-            f"aside, {_DURATION}",
+            help="A file whose content is damaged is looked at again until it was so, unchanged, for this long (60s), "
+            f"{_DURATION}",
+        ),
+    ] = None,
+    on_bad_file: Annotated[
+        str | None,
+        option(
+            "What a damaged file does then, and one of wrong columns, types or values: quarantine (it is set aside) or "
+            "stop. Unless given, damaged files are set aside, and wrong columns, types or values stop the run."
         ),
     ] = None,
     clock_gap_max: Annotated[
@@ -99,6 +113,21 @@ def dedup_command(
         list[str] | None,
         typer.Option(metavar="NAME=VALUE", help="Of the object store that the state lies in; may be repeated."),
     ] = None,
+    keep_versions: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NUMBER",
+            help="How many of the newest versions of the state can be gone back to (100), or all; files that only "
+            "others need are removed as runs go on.",
+        ),
+    ] = None,
+    keep_versions_for: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DURATION",
+            help=f"Versions that were the newest in this time (7d) can be gone back to as well, {_DURATION}",
+        ),
+    ] = None,
     no_sync: Annotated[
         bool, typer.Option("--no-sync", help="Do not wait for disks: a power loss may then cost the state.")
     ] = False,
@@ -120,8 +149,13 @@ def dedup_command(
             "rejected_max": rejected_max,
             "rejects": rejects,
             "on_reset": on_reset,
+            "reset_rows_min": reset_rows_min,
+            "compare_content": identity.compared(compare_content),
+            "on_conflict": on_conflict,
+            "keep_checksums": number_or_all("--keep-checksums", keep_checksums),
             "max_idle_ms": milliseconds(max_idle),
             "settle_ms": milliseconds(settle),
+            "on_bad_file": on_bad_file,
             "clock_gap_max_ms": milliseconds(clock_gap_max),
             "shards": shards,
             "layout": layout,
@@ -130,6 +164,7 @@ def dedup_command(
             "source_immutable": source_immutable or None,
             "sync": False if no_sync else None,
             "state_options": dict(map(_pair, state_option)) if state_option else None,
+            **_retention(keep_versions, keep_versions_for),
         },
     )
     with steps(quiet) as show:
@@ -138,6 +173,12 @@ def dedup_command(
         print(report.to_json())
     elif not quiet:
         print(report)
+
+
+def _retention(versions: str | None, duration: str | None) -> dict[str, object]:
+    if versions == "all":
+        return {"keeps_all_versions": True}
+    return {"keep_versions": number_or_all("--keep-versions", versions), "keep_versions_ms": milliseconds(duration)}
 
 
 def _pair(text: str) -> tuple[str, str]:

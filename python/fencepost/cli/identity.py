@@ -59,6 +59,30 @@ NoPartition = Annotated[bool, typer.Option("--no-partition", help="A producer nu
 Epoch = Annotated[str | None, typer.Option(metavar="COLUMN", help="The producer's incarnation.")]
 Seq = Annotated[str | None, typer.Option(metavar="COLUMN", help="The sequence number.")]
 Timestamp = Annotated[str | None, typer.Option(metavar="COLUMN", help="When the event was made.")]
+ResetRowsMin = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        help="Suspect a reset from so many repeats of a key on (1) that carry another timestamp than what they repeat.",
+    ),
+]
+CompareContent = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="COLUMN",
+        help="Compare this column of a repeat with that of the row it repeats: one that differs is a CONFLICT. May be "
+        "repeated; all: every column that is not of the identity.",
+    ),
+]
+KeepChecksums = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NUMBER",
+        help="Keep a checksum of each kept row in the state, at 4 bytes, so that later runs compare repeats with it: "
+        "all, or of so many of the newest positions of each key. Every later run must give it, with the same columns; "
+        "0 drops them. See --compare-content.",
+    ),
+]
 
 SCOPE_HELP = (
     "What the data does not say about itself, e.g. a cluster: a text of your own, by which states are told apart. "
@@ -70,6 +94,11 @@ SHARDS_HELP = (
 LAYOUT_HELP = (
     "delta for a SINK that is to be a Delta table, run for folders; whichever it is already unless given, else folders."
 )
+
+
+def compared(names: list[str] | None) -> bool | list[str] | None:
+    """`compare_content=` of the columns that were named; None where none was."""
+    return True if names == ["all"] else names or None
 
 
 def read_policy(options: dict[str, Any]) -> Policy:

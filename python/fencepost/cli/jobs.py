@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from fencepost.cli.terminal import quit_at_once
 from fencepost.errors import PolicyError
 
 if TYPE_CHECKING:
@@ -21,15 +22,27 @@ _MILLISECONDS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_0
 
 def make_job(source: str, state: str, sink: str, policy: Policy, options: dict[str, Any]) -> DedupJob:
     """The job; `options`: argument to value, None where it was not given. Raises a usage error."""
-    from fencepost.lake import DedupJob, LocalEngine
+    with quit_at_once():
+        from fencepost.lake import DedupJob, LocalEngine
 
     given = {name: value for name, value in options.items() if value is not None}
     if "threads" in given:
         given["engine"] = LocalEngine(given.pop("threads"))
+    if given.pop("keeps_all_versions", False):
+        given["keep_versions"] = None
     try:
         return DedupJob(source, state, sink, policy=policy, **given)
     except (PolicyError, ValueError) as problem:
         raise typer.BadParameter(str(problem)) from None
+
+
+def number_or_all(name: str, text: str | None) -> int | str | None:
+    """What an option `name` says that takes a number or "all". Raises a usage error."""
+    if text is None or text == "all":
+        return text
+    if not text.isdecimal():
+        raise typer.BadParameter(f"{name} {text}: a number, or all, was expected")
+    return int(text)
 
 
 def milliseconds(text: str | None) -> int | None:

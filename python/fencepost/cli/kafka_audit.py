@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from collections.abc import Sequence
+from typing import Annotated, Literal, cast
 
 import typer
 
-from fencepost.cli.terminal import EXIT_FINDINGS
-from fencepost.kafka.report import FINDINGS, SHOWN_MAX
+from fencepost.cli.terminal import EXIT_FINDINGS, EXIT_NOTHING
+from fencepost.kafka.report import CLEANUP_POLICIES, FINDINGS, SHOWN_MAX
+
+CleanupPolicy = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="POLICY",
+        help="The topics' cleanup.policy: delete (offsets in no batch are losses), compact (they are none), unknown "
+        "(the default: losses, unless batches have lost records). TOPIC=POLICY for one topic; may be repeated.",
+    ),
+]
 
 
 def kafka_audit_command(
@@ -17,15 +27,29 @@ def kafka_audit_command(
         typer.Argument(metavar="DIR", help="A partition's folder, a broker's log directory, a segment, or a URI."),
     ],
     now_ms: Annotated[
-        int | None,
-        typer.Option(help="By which transactions hang and producers are idle (ms); the newest batch's unless given."),
+        str | None,
+        typer.Option(
+            metavar="MS",
+            help="By which transactions hang: milliseconds, or newest for the partition's newest timestamp; the "
+            "system's clock unless given.",
+        ),
     ] = None,
     max_idle_ms: Annotated[int, typer.Option(min=0, help="The broker's producer.id.expiration.ms.")] = 86_400_000,
+    cleanup_policy: CleanupPolicy = None,
+    checksums: Annotated[
+        bool, typer.Option("--checksums", help="Read what batches hold, too: checksums, compression.")
+    ] = False,
     fail_on: Annotated[
         list[str] | None,
         typer.Option(metavar="KINDS", help=f"Exit with 3 if there are any: {','.join(FINDINGS)}; may be repeated."),
     ] = None,
+    allow_empty: Annotated[
+        bool, typer.Option("--allow-empty", help="A log without batches is no error (exit code 4 unless given).")
+    ] = False,
     top: Annotated[int, typer.Option(min=0, help="How many lines of each table are shown.")] = SHOWN_MAX,
+    only_findings: Annotated[
+        bool, typer.Option("--only-findings", help="Show partitions with findings only, and the total.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="The report as JSON.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No report: the exit code tells.")] = False,
 ) -> None:
@@ -34,13 +58,14 @@ def kafka_audit_command(
     for kind in kinds:
         if kind not in FINDINGS:
             raise typer.BadParameter(f"--fail-on {kind}: {', '.join(FINDINGS)} were expected")
+    now, policy = _now(now_ms), policies(cleanup_policy or ())
     from fencepost import kafka
 
-    report = kafka.audit(source, now_ms=now_ms, max_idle_ms=max_idle_ms)
+    report = kafka.audit(source, now_ms=now, max_idle_ms=max_idle_ms, cleanup_policy=policy, checksums=checksums)
     if as_json:
-        print(report.to_json(top))
+        print(report.to_json(top, only_findings=only_findings))
     elif not quiet:
-        print(report.to_text(top))
+        print(report.to_text(top, only_findings=only_findings))
     found = report.found(*kinds) if kinds else {}
     if found:
         if not quiet:
@@ -48,3 +73,26 @@ def kafka_audit_command(
                 f"fencepost: found: {', '.join(f'{kind} {count:,}' for kind, count in found.items())}", file=sys.stderr
             )
         raise typer.Exit(EXIT_FINDINGS)
+    if not report.total()["batches"] and not allow_empty:
+        if not quiet:
+            print(f"fencepost: {source}: no batch was read; --allow-empty accepts that", file=sys.stderr)
+        raise typer.Exit(EXIT_NOTHING)
+
+
+def _now(text: str | None) -> int | Literal["newest"] | None:
+    if text is None or text == "newest":
+        return cast("Literal['newest'] | None", text)
+    if not text.isdecimal() or int(text) >= 2**63:
+        raise typer.BadParameter(f"--now-ms {text}: milliseconds since 1970 below 2**63, or newest, were expected")
+    return int(text)
+
+
+def policies(texts: Sequence[str]) -> dict[str, str]:
+    """The options POLICY and TOPIC=POLICY as `fencepost.kafka.audit` takes them."""
+    found = {}
+    for text in texts:
+        topic, _, policy = text.rpartition("=")
+        if policy not in CLEANUP_POLICIES:
+            raise typer.BadParameter(f"--cleanup-policy {text}: {', '.join(CLEANUP_POLICIES)} were expected")
+        found[topic or "*"] = policy
+    return found

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 from uuid import uuid4
 
 import typer
 
-from fencepost.cli.terminal import option, steps
+from fencepost.cli.kafka_audit import CleanupPolicy, policies
+from fencepost.cli.terminal import EXIT_FINDINGS, option, steps
+from fencepost.errors import SourceError
 
 if TYPE_CHECKING:
     from fencepost.lake.segments import Part
+
+    Read = Callable[[Part], Any]
+    """Gives the rows of a part, as record batches."""
 
 ISOLATIONS, ROWS = ("read_uncommitted", "read_committed"), ("records", "batches")
 
@@ -36,9 +43,13 @@ def kafka_export_command(
         option("read_committed: nothing of aborted transactions, and to the last stable offset; or read_uncommitted."),
     ] = "read_uncommitted",
     rows: Annotated[str, option("records, or batches: a row for each batch header.")] = "records",
+    cleanup_policy: CleanupPolicy = None,
+    salvage: Annotated[
+        bool, typer.Option("--salvage", help="Export what can be read of damaged segments, and exit with 3.")
+    ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No summary and no progress.")] = False,
 ) -> None:
-    """Write the records of SOURCE, or its batch headers, to Parquet."""
+    """Write the records of SOURCE, or its batch headers, to Parquet. Exit with 3 if any are missing."""
     _check_one_of("--isolation", isolation, ISOLATIONS)
     _check_one_of("--rows", rows, ROWS)
     if rows == "batches" and isolation != "read_uncommitted":
@@ -49,15 +60,31 @@ def kafka_export_command(
         raise typer.BadParameter(f"{out.parent}: no such folder")
     if Path(source).resolve() in out.resolve().parents:
         raise typer.BadParameter(f"{out}: lies in {source}, which is read")
-    from fencepost.lake.segments import look, open_partitions
+    from fencepost.cli.salvage import Source
 
-    with steps(quiet) as show:
-        logs = open_partitions(source)
-        parts = [part for log in logs for part in look(log, isolation).parts()]  # type: ignore[arg-type]
+    with steps(quiet) as show, _hint(salvage):
+        found = Source(source, isolation, policies(cleanup_policy or ()), salvage)
+        parts = found.parts()
         write = _write_file if out.suffix == ".parquet" else _write_folder
-        count = write(out, parts, rows, lambda done: show("export", done, len(parts)))
+        count = write(out, parts, lambda part: found.rows(part, rows), rows, lambda it: show("export", it, len(parts)))
     if not quiet:
-        print(f"{count:,} {rows}, segments: {len(parts)}, partitions: {len(logs)}, in {out}")
+        print(f"{count:,} {rows}, segments: {len(parts)}, partitions: {len(found.logs)}, in {out}")
+        for finding in found.missing:
+            print(f"fencepost: {finding}", file=sys.stderr)
+    if found.missing:
+        raise typer.Exit(EXIT_FINDINGS)
+
+
+@contextmanager
+def _hint(salvage: bool) -> Iterator[None]:
+    """Names the option in errors of damage."""
+    try:
+        yield
+    except SourceError as error:
+        if salvage or error.position is None:
+            raise
+        text = f"{error}; --salvage exports what can be read"
+        raise SourceError(text, path=error.path, position=error.position) from error
 
 
 def _check_one_of(name: str, value: str, known: Sequence[str]) -> None:
@@ -65,16 +92,16 @@ def _check_one_of(name: str, value: str, known: Sequence[str]) -> None:
         raise typer.BadParameter(f"{name} {value}: {' or '.join(known)} was expected")
 
 
-def _write_file(out: Path, parts: Sequence[Part], rows: str, show: Callable[[int], None]) -> int:
+def _write_file(out: Path, parts: Sequence[Part], read: Read, rows: str, show: Callable[[int], None]) -> int:
     def batches() -> Any:
         for done, part in enumerate(parts):
-            yield from _rows_of(part, rows)
+            yield from read(part)
             show(done + 1)
 
     return _write(out, rows, batches())
 
 
-def _write_folder(out: Path, parts: Sequence[Part], rows: str, show: Callable[[int], None]) -> int:
+def _write_folder(out: Path, parts: Sequence[Part], read: Read, rows: str, show: Callable[[int], None]) -> int:
     """A folder that is there once it is whole."""
     from fencepost.state.disk import Disk
 
@@ -85,17 +112,13 @@ def _write_folder(out: Path, parts: Sequence[Part], rows: str, show: Callable[[i
             path, _, _ = part.segment.parts
             folder, name = path.rsplit("/", 2)[-2:] if "/" in path else ("", path)
             disk.make_folder(beside / folder)
-            count += _write(beside / folder / f"{name.removesuffix('.log')}.parquet", rows, _rows_of(part, rows))
+            count += _write(beside / folder / f"{name.removesuffix('.log')}.parquet", rows, read(part))
             show(done + 1)
         disk.make_folder(beside)
         disk.move(beside, out)
     finally:
         disk.remove(beside)
     return count
-
-
-def _rows_of(part: Part, rows: str) -> Any:
-    return part.batches() if rows == "batches" else part.records()
 
 
 def _write(out: Path, rows: str, batches: Any) -> int:

@@ -14,7 +14,7 @@ import typer
 from fencepost._native import presets
 from fencepost.cli import identity
 from fencepost.cli.identity import read_policy
-from fencepost.cli.jobs import make_job, milliseconds
+from fencepost.cli.jobs import make_job, milliseconds, number_or_all
 from fencepost.cli.terminal import Threads, option, show_table
 
 if TYPE_CHECKING:
@@ -84,7 +84,10 @@ def _about(state: State) -> dict[str, Any]:
 
 
 def explain(state: State, version: int, is_whole: bool = True) -> dict[str, Any]:
-    """What a version did and why, by name. `is_whole`: with every file."""
+    """What a version did and why, by name. `is_whole`: with every file. Of a version that was collected what its log
+    says."""
+    if state.is_collected(version):
+        return _explain_collected(state, version)
     decision = state.version(version)
     inputs, outputs = list(decision.inputs.each()), list(decision.outputs.each())
     quarantined, side_files = list(decision.quarantined.each()), list(decision.side_files.each())
@@ -116,7 +119,8 @@ def explain(state: State, version: int, is_whole: bool = True) -> dict[str, Any]
         "written_bytes": sum(it["bytes"] for it in outputs),
         "shards": len(decision.shards),
         "entries": decision.entries,
-        "state_bytes": sum(decision.shards.bytes),
+        "state_bytes": decision.state_bytes,
+        "checksums_kept": sum(decision.checksums.rows) if decision.checksums else None,
         "horizon_ms": decision.horizon_ms,
         "policy": _policy_name(decision.policy),
         "order_by": decision.order_by,
@@ -129,6 +133,19 @@ def explain(state: State, version: int, is_whole: bool = True) -> dict[str, Any]
         told["outputs"] = _only(outputs, "name", "rows", "bytes")
         told["side_files"] = _only(side_files, "name", "rows", "bytes")
     return told
+
+
+def _explain_collected(state: State, version: int) -> dict[str, Any]:
+    found = state.glance(version)
+    unknown = dict.fromkeys(("missing_rows", "stale_epoch"))
+    names = ("version", "kind", "status", "builds_on", "files", "rows", "counts", "kept", "entries", "state_bytes")
+    return {
+        **{name: getattr(found, name) for name in names},
+        "not_kept": found.rows - found.kept,
+        **unknown,
+        "report": found.report or None,
+        "collected": "older than what is kept to go back to, so only this is known",
+    }
 
 
 def _policy_name(rules: str) -> str:
@@ -154,8 +171,11 @@ def _to_text(told: dict[str, Any]) -> str:
 
 
 def _one_line(item: dict[str, Any]) -> str:
+    """The first value, then numbers with their names, then texts as they are."""
     (_, first), *others = item.items()
-    return f"  {first}: " + ", ".join(f"{_shown(value)} {name}" for name, value in others)
+    numbers = ", ".join(f"{_shown(value)} {name}" for name, value in others if not isinstance(value, str))
+    texts = [" ".join(value.split()) for _, value in others if isinstance(value, str)]
+    return f"  {first}: " + ": ".join(it for it in (numbers, *texts) if it)
 
 
 def _shown(value: object) -> str:
@@ -345,6 +365,8 @@ def seed(
     scope: Annotated[str | None, option(identity.SCOPE_HELP)] = None,
     shards: Annotated[int | None, option(identity.SHARDS_HELP)] = None,
     layout: Annotated[str | None, option(identity.LAYOUT_HELP)] = None,
+    compare_content: identity.CompareContent = None,
+    keep_checksums: identity.KeepChecksums = None,
     threads: Threads = None,
     as_json: AsJson = False,
 ) -> None:
@@ -355,7 +377,14 @@ def seed(
     with `fencepost dedup` then.
     """
     rules = read_policy(locals())
-    options = {"scope": scope, "shards": shards, "layout": layout, "threads": threads}
+    options = {
+        "scope": scope,
+        "shards": shards,
+        "layout": layout,
+        "threads": threads,
+        "compare_content": identity.compared(compare_content),
+        "keep_checksums": number_or_all("--keep-checksums", keep_checksums),
+    }
     job = make_job(source, place, sink, rules, options)
     report = job.seed(clean=clean)
     print(report.to_json() if as_json else report)

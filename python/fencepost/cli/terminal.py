@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any
@@ -11,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-EXIT_CLEAN, EXIT_ERROR, EXIT_USAGE, EXIT_FINDINGS = range(4)
+EXIT_CLEAN, EXIT_ERROR, EXIT_USAGE, EXIT_FINDINGS, EXIT_NOTHING = range(5)
 
 
 Threads = Annotated[int | None, typer.Option(min=1, help="As many as there are processors unless given.")]
@@ -20,6 +23,27 @@ Threads = Annotated[int | None, typer.Option(min=1, help="As many as there are p
 def option(text: str) -> Any:
     """An option of which the name and the default are the parameter's."""
     return typer.Option(help=text)
+
+
+@contextmanager
+def quit_at_once() -> Iterator[None]:
+    """While modules are imported and nothing is under way, Ctrl-C ends the process in one line.
+
+    An interrupt within Python's import system may leave its lock held, and the process would wait for ever.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, _quit)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _quit(*_: object) -> None:
+    os.write(2, b"fencepost: interrupted\n")
+    os._exit(EXIT_ERROR)
 
 
 @contextmanager

@@ -128,21 +128,29 @@ def read_aborted(path: str | os.PathLike[str], *, options: Mapping[str, Any] | N
 def audit(
     source: str | os.PathLike[str],
     *,
-    now_ms: int | None = None,
+    now_ms: int | Literal["newest"] | None = None,
     max_idle_ms: int = 86_400_000,
+    cleanup_policy: str | Mapping[str, str] = "unknown",
+    checksums: bool = False,
     options: Mapping[str, Any] | None = None,
 ) -> LogAudit:
     """Replays partitions, and says what a broker has lost, fenced, left open or forgotten. Nothing is changed.
 
     `source`: a partition's folder, a folder of such folders (a broker's log directory), a segment, or a URI. Reported
-    are producers and their batches; sequence numbers that are missing (unclean elections, truncation) or written twice;
-    batches of fenced epochs; open, aborted and hanging transactions, the last stable offset; how the broker's own
-    snapshots and transaction indexes differ from what its log says; and damage. Only headers are read, so checksums are
-    not looked at. `now_ms`: by which a transaction hangs and a producer is idle, the newest batch's timestamp unless
-    given; `max_idle_ms`: the broker's producer.id.expiration.ms.
+    are producers and their batches; records that are missing (unclean elections, truncation, a lost segment) or
+    written twice; batches of fenced epochs; open, aborted and hanging transactions, the last stable offset; how the
+    broker's own snapshots and transaction indexes differ from what its log says; and damage.
 
-    Needs pyarrow and NumPy. Raises SourceError where there is no log.
+    `now_ms`: by which a transaction hangs: milliseconds since 1970, "newest" for the partition's newest timestamp, the
+    system's clock unless given. Producers are idle by the number, else by the newest timestamp; `max_idle_ms`: the
+    broker's producer.id.expiration.ms. `cleanup_policy`: the topic's, "delete", "compact" or "unknown", or a mapping
+    from topics to these ("*" for all others). Offsets in no batch are losses under "delete", none under "compact".
+    Under "unknown" they are losses too, unless batches have fewer records than offsets, which only compaction leaves.
+    `checksums=True` also reads what batches hold: wrong checksums, and bytes that cannot be decompressed; without it
+    only headers are read.
+
+    Needs pyarrow and NumPy. Raises SourceError where there is no log; PolicyError for options.
     """
     from fencepost.kafka import auditing
 
-    return auditing.audit(source, now_ms, max_idle_ms, options)
+    return auditing.audit(source, auditing.Request(now_ms, max_idle_ms, cleanup_policy, checksums, options))

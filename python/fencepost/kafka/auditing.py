@@ -9,21 +9,24 @@ from __future__ import annotations
 
 import os
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path, PurePath
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from fencepost import _native
 from fencepost._native import BrokerTable, TransactionIndex
-from fencepost.errors import SourceError
+from fencepost.errors import PolicyError, SourceError
 from fencepost.kafka.finding import Finding
-from fencepost.kafka.report import LogAudit, PartitionAudit
+from fencepost.kafka.report import CLEANUP_POLICIES, LogAudit, PartitionAudit
 from fencepost.kafka.sequences import MAX, Sequences
-from fencepost.kafka.source import Log, find_partitions, open_log, read_whole, topic_and_partition
+from fencepost.kafka.source import Log, Segment, find_partitions, open_log, read_whole, topic_and_partition
 from fencepost.policy import BatchColumns
 
 CALL_ROWS = 1 << 20
@@ -36,28 +39,56 @@ _STATE = ("epoch", "last_seq", "last_offset", "offset_delta", "timestamp", "coor
 """What a snapshot holds of a producer."""
 
 
-def audit(
-    source: str | os.PathLike[str], now_ms: int | None, max_idle_ms: int, options: Mapping[str, Any] | None
-) -> LogAudit:
+_SUMS = ("bytes", "batches", "records", "untracked", "commits", "aborts", "removed")
+COMPACTED_TOPICS = {"__consumer_offsets", "__transaction_state"}
+"""Of Kafka itself, compacted always."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What `fencepost.kafka.audit` is asked for."""
+
+    now_ms: int | Literal["newest"] | None
+    max_idle_ms: int
+    cleanup_policy: str | Mapping[str, str]
+    checksums: bool
+    options: Mapping[str, Any] | None
+
+    def __post_init__(self) -> None:
+        told = [self.cleanup_policy] if isinstance(self.cleanup_policy, str) else self.cleanup_policy.values()
+        for policy in told:
+            if policy not in CLEANUP_POLICIES:
+                raise PolicyError(f"cleanup_policy={policy!r}: one of {', '.join(CLEANUP_POLICIES)}")
+        if isinstance(self.now_ms, str) and self.now_ms != "newest":
+            raise PolicyError(f"now_ms={self.now_ms!r}: milliseconds since 1970, or 'newest'")
+
+    def policy_of(self, topic: str | None) -> str:
+        """What is known of a topic's cleanup.policy."""
+        policy = self.cleanup_policy
+        if not isinstance(policy, str):
+            policy = policy.get(topic or "", policy.get("*", "unknown"))
+        return "compact" if policy == "unknown" and topic in COMPACTED_TOPICS else policy
+
+
+def audit(source: str | os.PathLike[str], request: Request) -> LogAudit:
     """See `fencepost.kafka.audit`."""
-    folders = find_partitions(source, options)
+    folders = find_partitions(source, request.options)
     is_directory = folders != [os.fspath(source)]
-    partitions = tuple(
-        _Partition(folder, now_ms, max_idle_ms, options).report(goes_on=is_directory) for folder in folders
-    )
+    partitions = tuple(_Partition(folder, request).report(goes_on=is_directory) for folder in folders)
     return LogAudit(source=os.fspath(source), partitions=partitions)
 
 
 class _Partition:
     """One partition that is being followed."""
 
-    def __init__(self, path: str, now_ms: int | None, max_idle_ms: int, options: Mapping[str, Any] | None) -> None:
-        self.path, self.now_ms, self.max_idle_ms, self.options = path, now_ms, max_idle_ms, options
+    def __init__(self, path: str, request: Request) -> None:
+        self.path, self.request, self.options = path, request, request.options
         self.log = Log(*topic_and_partition(PurePath(path).name), segments=(), is_folder=True, folder=path)
         self.sequences, self.state, self.transactions = Sequences(), BrokerTable(), TransactionIndex()
         self.damage: list[Finding] = []
         self.producers = _Producers()
         self.tables: dict[str, list[pa.Table]] = {"missing": [], "repeated": [], "fenced": []}
+        self.holes: list[pa.Table] = []
         self.snapshots: list[dict[str, Any]] = []
         self.differences: list[dict[str, Any]] = []
         self.sums: Counter[str] = Counter()
@@ -65,9 +96,6 @@ class _Partition:
         self.log_start: int | None = None
         self.log_end: int | None = None
         self.newest: int | None = None
-        self.is_compacted = False
-        # Offsets that are in no batch: from, to.
-        self.gaps: list[tuple[int, int]] = []
         self.known_from: str | None = None
 
     def report(self, *, goes_on: bool) -> PartitionAudit:
@@ -99,7 +127,11 @@ class _Partition:
             self._follow(rows.slice(done))
         for offset, name in waiting:
             self._compare(offset, name)
+        self._note_end()
         self.damage += stream.findings
+        if self.request.checksums:
+            for segment in self.log.segments:
+                self._check_contents(segment)
 
     def _files(self, ending: str) -> list[tuple[int, str]]:
         return sorted((int(name[:20]), name) for name in self.log.others if name.endswith(ending))
@@ -157,14 +189,11 @@ class _Partition:
             base, last = base[rises], last[rises]
         if not len(rows):
             return rows
-        ends = np.concatenate([[base[0] if self.log_end is None else self.log_end], last[:-1] + 1])
-        is_gap = base > ends
-        self.gaps += zip(ends[is_gap].tolist(), base[is_gap].tolist(), strict=True)
-        segments = rows["segment"].combine_chunks()
-        starts = np.concatenate([[False], pc.equal(segments[1:], segments[:-1]).to_numpy(zero_copy_only=False)])
+        ends = np.concatenate([[self._end_so_far(int(base[0]))], last[:-1] + 1])
+        behind = rows.filter(pa.array(base > ends))
+        self._note_holes(ends[base > ends], base[base > ends], behind["segment"], behind["position"])
         is_data = rows["control"].is_null().to_numpy()
         counts = rows["count"].to_numpy()
-        self.is_compacted |= bool((is_gap & starts).any() or (is_data & (counts < last - base + 1)).any())
         self.log_start = int(base[0]) if self.log_start is None else self.log_start
         self.log_end = int(last[-1]) + 1
         newest = int(rows["max_timestamp"].to_numpy().max())
@@ -174,6 +203,7 @@ class _Partition:
             batches=len(rows),
             bytes=int(rows["bytes"].to_numpy().astype(np.int64).sum()),
             records=int(counts[is_data].astype(np.int64).sum()),
+            removed=int(np.maximum(last - base + 1 - counts, 0)[is_data].sum()),
             untracked=int((is_data & (pid < 0)).sum()),
             commits=int(pc.sum(pc.equal(rows["control"], "commit")).as_py() or 0),
             aborts=int(pc.sum(pc.equal(rows["control"], "abort")).as_py() or 0),
@@ -181,6 +211,54 @@ class _Partition:
         self.compressions.update({it["values"]: it["counts"] for it in rows["compression"].value_counts().to_pylist()})
         self.producers.add(rows.filter(pa.array(is_data & (pid >= 0))))
         return rows
+
+    def _end_so_far(self, first: int) -> int:
+        """Where the next batch should begin; `first` where nothing tells."""
+        if self.log_end is not None:
+            return self.log_end
+        begin = self.log.segments[0].base_offset
+        return first if begin is None else min(begin, first)
+
+    def _note_holes(self, begin: Any, end: Any, segment: Any, position: Any) -> None:
+        """Offsets from `begin` to before `end`, and where the batches behind them are."""
+        if len(begin):
+            self.holes.append(pa.table([begin, end - 1, end - begin, segment, position], _HOLES.names).cast(_HOLES))
+
+    def _note_end(self) -> None:
+        """The last segment, or a snapshot, may tell of offsets behind the last batch."""
+        last = self.log.segments[-1]
+        behind = [*self._files(".snapshot"), *([] if last.base_offset is None else [(last.base_offset, last.path)])]
+        end = self._end_so_far(min((it[0] for it in behind), default=0))
+        offset, path = max(behind, default=(end, ""))
+        if offset > end:
+            self._note_holes(np.array([end]), np.array([offset]), [PurePath(path).name], pa.nulls(1))
+
+    def _check_contents(self, segment: Segment) -> None:
+        """Reads what the batches of a segment hold, and notes each that is damaged."""
+        start, known = 0, {(it.path, it.position) for it in self.damage}
+        while True:
+            told = segment.parts if start == 0 else (segment.path, None, _Rest(segment, start))
+            try:
+                for _ in _native.kafka_records([told], None, None):
+                    pass
+                return
+            except SourceError as error:
+                if error.position is None:
+                    position, length = None, None
+                else:
+                    position = start + error.position
+                    length = _length_at(segment, position)
+                if (segment.path, position) not in known:
+                    reason = str(error).partition(": ")[2] or str(error)
+                    self.damage.append(Finding("content", segment.path, position, reason))
+                if position is None or length is None:
+                    return
+                start = position + length
+
+    @property
+    def is_compacted(self) -> bool:
+        policy = self.request.policy_of(self.log.topic)
+        return policy == "compact" or (policy == "unknown" and self.sums["removed"] > 0)
 
     def _follow(self, rows: pa.Table) -> None:
         """What a follower would do with these rows, and what it would not like."""
@@ -223,32 +301,38 @@ class _Partition:
         theirs = {it.pop("pid"): it for it in rows.to_pylist()}
         ours = dict(_entries(self.state))
         found: list[dict[str, Any]] = []
-        expired, is_explained = 0, True
+        expired, reasons = 0, set[str]()
         for pid in sorted(theirs.keys() | ours.keys()):
             their, our = theirs.get(pid), ours.get(pid)
             if their is None and our is not None and self._is_idle(our):
                 expired += 1
                 continue
             differing = _differing(name, pid, their, our)
-            is_explained &= not differing or self._is_compacted_away(their)
+            reasons |= {self._gone(their)} if differing else set()
             found += differing
         self.differences += found
-        verdict = "equal" if not found else "compacted" if is_explained else "differs"
+        verdict = max(reasons, key=("compacted", "hole", "differs").index) if found else "equal"
         told = {"file": name, "offset": offset, "producers": len(theirs), "expired": expired}
         self.snapshots.append(told | {"differences": len(found), "verdict": verdict})
 
     def _is_idle(self, entry: dict[str, int]) -> bool:
-        newest = self.now_ms if self.now_ms is not None else self.newest
-        is_old = newest is not None and newest - entry["timestamp"] >= self.max_idle_ms
+        now = self.request.now_ms
+        now = now if isinstance(now, int) else self.newest
+        is_old = now is not None and now - entry["timestamp"] >= self.request.max_idle_ms
         return is_old and entry["txn_first_offset"] == -1
 
-    def _is_compacted_away(self, entry: dict[str, int] | None) -> bool:
-        """Whether the batch that a snapshot names is in no batch of the log any more."""
+    def _gone(self, entry: dict[str, int] | None) -> str:
+        """Why the batch that a snapshot names is not in the log: "compacted" away, or in a "hole"; else "differs"."""
         if entry is None or entry["last_offset"] < 0:
-            return False
+            return "differs"
         offset = entry["last_offset"]
-        is_before = self.log_start is not None and offset < self.log_start
-        return is_before or any(first <= offset < end for first, end in self.gaps)
+        if self.log_start is not None and offset < self.log_start:
+            return "compacted"
+        is_in_hole = (
+            pc.any(pc.and_(pc.less_equal(it["first_offset"], offset), pc.greater_equal(it["last_offset"], offset)))
+            for it in self.holes
+        )
+        return "hole" if any(it.as_py() for it in is_in_hole) else "differs"
 
     def _index_differences(self, aborted: pa.Table) -> pa.Table:
         """Aborted transactions that only the log or only its indexes tell of; none where there is no index at all."""
@@ -275,23 +359,30 @@ class _Partition:
         still_open = _OPEN.empty_table()
         if has_rows:
             opened = pa.table(self.transactions.open())
-            now = self.now_ms if self.now_ms is not None else self.newest
+            now = self.request.now_ms
+            now = self.newest if now == "newest" else time.time_ns() // 1_000_000 if now is None else now
             is_late = pc.fill_null(pc.greater(pc.subtract(now, opened["last_timestamp"]), HANGING_MS), False)
             still_open = opened.append_column("hanging", is_late).select(_OPEN.names).cast(_OPEN)
         index = self._index_differences(aborted)
         empty = _told_schemas()
+        for it in self.snapshots:
+            if it["verdict"] == "hole":
+                it["verdict"] = "compacted" if self.is_compacted else "differs"
         return PartitionAudit(
             path=self.path,
             topic=self.log.topic,
             partition=self.log.partition,
             segments=len(self.log.segments),
-            **{it: self.sums[it] for it in ("bytes", "batches", "records", "untracked", "commits", "aborts")},
+            **{it: self.sums[it] for it in _SUMS},
             log_start=self.log_start,
             log_end=self.log_end,
             last_stable_offset=self.transactions.last_stable_offset(None) if has_rows else None,
             first_unstable_offset=self.transactions.first_unstable_offset(None) if has_rows else None,
             newest_timestamp=self.newest,
+            cleanup_policy=self.request.policy_of(self.log.topic),
             compacted=self.is_compacted,
+            checksums=self.request.checksums,
+            holes=pa.concat_tables([_HOLES.empty_table(), *self.holes]),
             known_from=self.known_from,
             compressions=dict(self.compressions),
             producers=self.producers.table(),
@@ -334,6 +425,37 @@ def _summed(rows: pa.Table) -> pa.Table:
     """A row for each producer and epoch."""
     sums = [("batches", "sum"), ("records", "sum"), ("first_offset", "min"), ("last_offset", "max")]
     return rows.group_by(["pid", "epoch"]).aggregate(sums).rename_columns(rows.column_names)
+
+
+@dataclass(frozen=True)
+class _Rest:
+    """A segment from a byte on, as the extension reads an object."""
+
+    segment: Segment
+    start: int
+
+    def size(self) -> int:
+        object = self.segment.object
+        return (os.path.getsize(self.segment.path) if object is None else object.size()) - self.start
+
+    def read(self, offset: int, length: int) -> bytes:
+        return _read(self.segment, self.start + offset, length)
+
+
+def _read(segment: Segment, position: int, length: int) -> bytes:
+    if segment.object is not None:
+        return segment.object.read(position, length)
+    with open(segment.path, "rb") as file:
+        return os.pread(file.fileno(), length, position)
+
+
+def _length_at(segment: Segment, position: int) -> int | None:
+    """Bytes of the batch at a position; None where the segment ends within it."""
+    header = _read(segment, position, 12)
+    if len(header) < 12:
+        return None
+    length = 12 + int.from_bytes(header[8:], "big", signed=True)
+    return length if length > 12 and position + length < _Rest(segment, 0).size() else None
 
 
 def read_batches(path: str, options: Mapping[str, Any] | None) -> Any:
@@ -413,6 +535,10 @@ _OPEN = pa.schema(
     [("pid", pa.int64()), ("epoch", pa.int16())]
     + [(name, pa.int64()) for name in ("first_offset", "last_offset", "last_timestamp")]
     + [("hanging", pa.bool_())]
+)
+_HOLES = pa.schema(
+    [(name, pa.int64()) for name in ("first_offset", "last_offset", "count")]
+    + [("segment", pa.string()), ("position", pa.int64())]
 )
 _SNAPSHOTS = pa.schema(
     [("file", pa.string())]

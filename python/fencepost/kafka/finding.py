@@ -9,7 +9,8 @@ class Finding(NamedTuple):
     """What is wrong with a file."""
 
     kind: str
-    """unreadable, torn, zeros, version, field, offsets, compression, overlap, gap or index."""
+    """unreadable, torn, zeros, version, field, offsets, compression, overlap, gap or index; of an
+    audit also content (a wrong checksum, what cannot be decompressed) and snapshot."""
     path: str
     """The file, or its URI."""
     position: int | None

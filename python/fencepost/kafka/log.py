@@ -53,11 +53,11 @@ class Recovered(NamedTuple):
     state: str | None
     """The file of the state that it began with; None where there was none."""
     passed_over: tuple[str, ...]
-    """Files of newer states that are damaged."""
+    """Files of newer states that are damaged, or of offsets that are not there any more."""
     batches: int
     """Batches and markers that were followed from there on."""
     cut_bytes: int
-    """What a crash had left of its last write, and was cut off."""
+    """Bytes that were cut off: what a crash had left of its last write; with "cut" everything from the damage on."""
 
 
 class PartitionLog:
@@ -72,8 +72,9 @@ class PartitionLog:
     appended within the last `interval_ms` and the time of a sync (a killed process loses nothing). `segment_bytes`:
     above this a segment takes no more; also what a call may append at most. `compression`: "none", "gzip", "snappy",
     "lz4", "zstd", of new batches. `version`, `window`, `first`, `max_idle_ms`: as for `BrokerTable`. `on_damage`:
-    "refuse" opens no log that is damaged elsewhere than at its torn end; "cut" gives up everything from the damage on,
-    acknowledged batches too.
+    "refuse" reads the segment of the newest state and those behind it, and raises for damage elsewhere than at a torn
+    end; "cut" reads all segments, and gives up everything from the first damage on, acknowledged batches and whole
+    segments too.
 
     Usable from several threads; the interpreter is released meanwhile. A process that is forked must open its own.
     Opening takes a lock. Raises LockedError where another one writes; SourceError (path, position) for a log that is
@@ -164,7 +165,8 @@ class PartitionLog:
         """Judges the end of a transaction as its coordinator sends it, and writes it if it is accepted.
 
         Under `transaction_version` 2 (KIP-890) the epoch must be above that of the transaction's batches, but for a
-        retry where nothing is open. FENCED and COORDINATOR_FENCED are verdicts. Errors are those of `append`.
+        retry where nothing is open, and for the last epoch, 32767 (4.3). FENCED and COORDINATOR_FENCED are verdicts.
+        Errors are those of `append`.
         """
         if outcome not in ("commit", "abort"):
             raise ValueError(f"outcome={outcome!r}: 'commit' or 'abort'")

@@ -6,6 +6,7 @@ import dataclasses
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from fencepost.errors import PolicyError
@@ -13,6 +14,8 @@ from fencepost.kafka.finding import Finding
 
 FINDINGS = ("missing", "repeated", "fenced", "hanging", "snapshot", "index", "damage")
 """What `LogAudit.found` can be asked for."""
+CLEANUP_POLICIES = ("delete", "compact", "unknown")
+"""What an audit can be told of a topic's cleanup.policy."""
 SHOWN_MAX = 10
 """Lines of a table that the text shows, unless told otherwise."""
 
@@ -37,10 +40,16 @@ class PartitionAudit:
     first_unstable_offset: int | None
     newest_timestamp: int | None
     """Of all batches, in milliseconds."""
+    cleanup_policy: str
+    """What the audit was told of the topic: "delete", "compact" or "unknown"."""
     compacted: bool
-    """Whether batches have lost records, or offsets are in no batch of a segment: compaction removes both. Steps in
-    sequence numbers then do not tell a loss of the broker's from what it has removed: `missing` lists them, and
-    `found` does not count them."""
+    """Whether the log is taken for compacted: the policy is "compact", or it is "unknown" and batches have fewer
+    records than offsets. Steps in sequence numbers and offsets in no batch are then not counted as losses: `missing`
+    and `holes` list them, and `found` does not count them."""
+    removed: int
+    """Records that batches held and do not hold any more; only compaction removes records from a batch."""
+    checksums: bool
+    """Whether what batches hold was read, and their checksums were compared."""
     known_from: str | None
     """The snapshot from which producers were known where the log does not begin at 0."""
     untracked: int
@@ -55,6 +64,9 @@ class PartitionAudit:
     missing: Any
     """Sequence numbers that the broker had accepted and does not have: pid, epoch, first_seq, last_seq, count, offset
     (of the batch behind them), segment, position."""
+    holes: Any
+    """Offsets that are in no batch: first_offset, last_offset, count, segment and position (of the batch behind them;
+    position null at the log's end)."""
     repeated: Any
     """Batches that go back in their producer's sequence, so written a second time: pid, epoch, base_seq, last_seq,
     expected, offset, segment, position."""
@@ -81,7 +93,7 @@ class PartitionAudit:
     def found(self) -> dict[str, int]:
         """How much there is of each kind of finding. Compaction leaves steps and gaps, which are none."""
         return {
-            "missing": 0 if self.compacted else self._stepped,
+            "missing": 0 if self.compacted else self._lost,
             "repeated": len(self.repeated),
             "fenced": len(self.fenced),
             "hanging": sum(self.open["hanging"].to_pylist()),
@@ -93,6 +105,15 @@ class PartitionAudit:
     @property
     def _stepped(self) -> int:
         return int(sum(self.missing["count"].to_pylist()))
+
+    @property
+    def _offsets_missing(self) -> int:
+        return int(sum(self.holes["count"].to_pylist())) + self.removed
+
+    @property
+    def _lost(self) -> int:
+        """At least so many records: a lost one leaves a hole, a step of its producer, or both."""
+        return max(self._stepped, self._offsets_missing)
 
     @property
     def name(self) -> str:
@@ -112,13 +133,15 @@ class PartitionAudit:
                 yield f"  {title}{more}:"
                 yield from (f"    {line}" for line in _grid(table.slice(0, rows_max)))
         for kind, path, position, reason in self.damage:
-            place = "" if position is None else f", byte {position:,}"
+            place = "" if position is None else f", byte {position}"
             yield f"  damage ({kind}): {path}{place}: {reason}"
 
     def _figures(self) -> Iterator[tuple[str, str]]:
         yield "segments", f"{self.segments:,}, {self.batches:,} batches, {self.records:,} records, {self.bytes:,} bytes"
         if self.log_start is not None:
-            yield "offsets", f"{self.log_start:,} to {self.log_end:,}, stable to {self.last_stable_offset:,}"
+            newest = _time(self.newest_timestamp)
+            yield "offsets", f"{self.log_start} to {self.log_end}, stable to {self.last_stable_offset}; newest {newest}"
+            yield "holes", f"{self._offsets_missing:,} offsets without a record, in {len(self.holes):,} places"
         yield "producers", f"{len(self.producers):,}, and {self.untracked:,} batches without one"
         aborted, still_open = len(self.aborted), len(self.open)
         yield (
@@ -129,16 +152,20 @@ class PartitionAudit:
         yield (
             "sequences",
             (
-                f"{found['missing']:,} missing, {found['repeated']:,} batches written twice, {found['fenced']:,} fenced"
+                f"{0 if self.compacted else self._stepped:,} missing, {found['repeated']:,} batches written twice, "
+                f"{found['fenced']:,} fenced"
                 + (f"; compacted, so steps over {self._stepped:,} are no loss" if self.compacted else "")
             ),
         )
+        if found["missing"] and self.cleanup_policy == "unknown":
+            yield "", 'if the topic is compacted, say so (cleanup policy "compact"): then these are no loss'
         verdicts = self.snapshots["verdict"].to_pylist()
         told = ", ".join(f"{verdicts.count(it):,} {it}" for it in dict.fromkeys(verdicts)) or "none"
         yield "snapshots", told
 
     def _shown(self) -> Iterator[tuple[str, Any]]:
         yield "steps in sequences, in a compacted log" if self.compacted else "missing sequences", self.missing
+        yield "offsets in no batch", self.holes
         yield "batches written twice", self.repeated
         yield "batches of fenced producers", self.fenced
         yield "open transactions", self.open
@@ -157,7 +184,8 @@ class LogAudit:
     def found(self, *kinds: str) -> dict[str, int]:
         """How much there is of each kind of finding; what there is none of is left out. All kinds unless named.
 
-        "missing" sequence numbers (not of compacted logs), "repeated" and "fenced" batches, "hanging" transactions,
+        "missing" records (sequence numbers that are stepped over or offsets in no batch, the larger of the two sums of
+        a partition; not of compacted logs), "repeated" and "fenced" batches, "hanging" transactions,
         "snapshot" files that differ from the log, "index" entries that do, "damage" of files. Raises PolicyError for a
         kind that does not exist.
         """
@@ -170,7 +198,7 @@ class LogAudit:
     def table(self, name: str) -> Any:
         """A table of all partitions together, `topic` and `partition` before its columns, as a `pyarrow.Table`.
 
-        `name`: producers, missing, repeated, fenced, open, aborted, snapshots, differences or index.
+        `name`: producers, missing, holes, repeated, fenced, open, aborted, snapshots, differences or index.
         """
         if name not in _TABLES:
             raise PolicyError(f"no table is called '{name}'; there are {', '.join(_TABLES)}")
@@ -187,25 +215,61 @@ class LogAudit:
         """The tables as pandas DataFrames, by name."""
         return {name: self.table(name).to_pandas() for name in _TABLES}
 
-    def to_json(self, rows_max: int | None = None) -> str:
-        """Everything, tables as lists of objects. `rows_max`: how many rows of each, all unless given."""
+    def total(self) -> dict[str, int]:
+        """Sums over all partitions: partitions, with_findings, segments, batches, records, bytes."""
+        sums = {name: sum(getattr(it, name) for it in self.partitions) for name in _SUMMED}
+        return {"partitions": len(self.partitions), "with_findings": len(self._with_findings())} | sums
+
+    def to_json(self, rows_max: int | None = None, *, only_findings: bool = False) -> str:
+        """Everything, tables as lists of objects, times in milliseconds.
+
+        `rows_max`: how many rows of each table, all unless given; `only_findings`: partitions that have any.
+        """
+        shown = self._with_findings() if only_findings else self.partitions
         return json.dumps(
             {
                 "source": self.source,
                 "found": self.found(),
-                "partitions": [_as_dict(partition, rows_max) for partition in self.partitions],
+                "total": self.total(),
+                "partitions": [_as_dict(partition, rows_max) for partition in shown],
             }
         )
 
     def __str__(self) -> str:
         return self.to_text()
 
-    def to_text(self, rows_max: int = SHOWN_MAX) -> str:
-        """The page for people; of each table `rows_max` rows."""
-        return "\n\n".join(partition.to_text(rows_max) for partition in self.partitions)
+    def to_text(self, rows_max: int = SHOWN_MAX, *, only_findings: bool = False) -> str:
+        """The page for people, a total at its end; of each table `rows_max` rows.
+
+        `only_findings`: only partitions that have any.
+        """
+        shown = self._with_findings() if only_findings else self.partitions
+        return "\n\n".join([*(partition.to_text(rows_max) for partition in shown), self._total_text()])
+
+    def _with_findings(self) -> tuple[PartitionAudit, ...]:
+        return tuple(it for it in self.partitions if any(it.found().values()))
+
+    def _total_text(self) -> str:
+        sums = self.total()
+        found = ", ".join(f"{kind} {count:,}" for kind, count in self.found().items()) or "nothing"
+        figures = ", ".join(f"{sums[name]:,} {name}" for name in _SUMMED)
+        partitions = f"{sums['partitions']:,} partitions, {sums['with_findings']:,} with findings"
+        return f"total: {partitions}; {figures}\n  found          {found}"
 
 
-_TABLES = ("producers", "missing", "repeated", "fenced", "open", "aborted", "snapshots", "differences", "index")
+_SUMMED = ("segments", "batches", "records", "bytes")
+_TABLES = (
+    "producers",
+    "missing",
+    "holes",
+    "repeated",
+    "fenced",
+    "open",
+    "aborted",
+    "snapshots",
+    "differences",
+    "index",
+)
 
 
 def _as_dict(partition: PartitionAudit, rows_max: int | None) -> dict[str, Any]:
@@ -222,11 +286,31 @@ def _where(snapshots: Any, verdicts: tuple[str, ...]) -> Any:
 
 def _grid(table: Any) -> Iterator[str]:
     """Lines of a table, columns aligned."""
-    lines = [table.column_names, *([_cell(it) for it in row.values()] for row in table.to_pylist())]
+    lines = [table.column_names, *([_cell(name, row) for name in row] for row in table.to_pylist())]
     widths = [max(len(line[at]) for line in lines) for at in range(len(table.column_names))]
     for line in lines:
         yield "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
 
 
-def _cell(value: object) -> str:
-    return "" if value is None else f"{value:,}" if type(value) is int else str(value)
+_COUNTS = {"count", "batches", "records", "epochs", "producers", "expired", "differences"}
+
+
+def _cell(name: str, row: dict[str, Any]) -> str:
+    """Counts with separators, times as times; ids, offsets, sequence numbers and positions as they are copied."""
+    value = row[name]
+    if value is None:
+        return ""
+    if name == "last_timestamp" or (row.get("field") == "timestamp" and name in ("in_snapshot", "in_log")):
+        return _time(value)
+    return f"{value:,}" if name in _COUNTS else str(value)
+
+
+def _time(ms: int | None) -> str:
+    """Milliseconds since 1970 as a time of UTC; as a number where no calendar has it."""
+    if ms is None or ms < 0:
+        return "unknown"
+    try:
+        time = datetime.fromtimestamp(0, UTC) + timedelta(milliseconds=ms)
+    except OverflowError:
+        return str(ms)
+    return time.isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -7,6 +7,7 @@ hold, in twenty digits; tiered storage puts an id behind them.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 from collections.abc import Iterable, Mapping
@@ -48,6 +49,12 @@ class Segment:
     @property
     def parts(self) -> tuple[str, int | None, Object | None]:
         return self.path, self.base_offset, self.object
+
+    def attached(self, options: Options) -> Segment:
+        """The segment with the store that it is in. `options`: of that store, where it is a remote one."""
+        if is_local(self.path):
+            return self
+        return dataclasses.replace(self, object=_StoreObject(*_open_object(self.path, options)))
 
 
 @dataclass(frozen=True)

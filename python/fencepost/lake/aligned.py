@@ -21,7 +21,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import fencepost
 from fencepost import StateTable, Verdict
 from fencepost.lake.judge import LOSERS, SHOWN_MAX, row_losers, sorted_losers
-from fencepost.lake.scan import FILE, LENGTH, ROW, Exchange, ScanItem, Scanned, scan, write_exchange
+from fencepost.lake.scan import FILE, LENGTH, ROW, Exchange, ScanItem, Scanned, open_exchange, scan, write_exchange
 from fencepost.lake.write import Rejects, WriteItem, Written, write
 from fencepost.policy import Policy
 from fencepost.state.disk import Disk
@@ -68,7 +68,7 @@ def align(item: AlignItem) -> Aligned:
     losers = []
     border = 0
     for exchange in scanned.exchanges:
-        file = pa.ipc.open_file(pa.memory_map(exchange.path))
+        file = open_exchange(exchange.path)
         runs = pa.Table.from_batches([file.get_batch(0)])
         verdicts = table.apply_runs(runs, LENGTH, reading.policy.columns)
         losers.append(row_losers(runs, np.asarray(pa.array(verdicts.verdict))))
@@ -100,6 +100,7 @@ def _write(item: AlignItem, scanned: Scanned, losers: list[pa.Table]) -> Written
             is_read=scanned.is_read,
             losers=paths,
             rejects=item.rejects,
+            drops_conflicts=False,
             folder=item.outputs,
             disk=item.disk,
             may_link=item.may_link,

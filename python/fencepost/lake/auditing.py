@@ -8,9 +8,10 @@ the order that costs least (`order.py`). So verdicts are those of judging all ro
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
@@ -23,13 +24,16 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import fencepost
 from fencepost._native import RunScan
 from fencepost.auditor import CALL_ROWS, Auditor, identity
+from fencepost.content import columns_to_compare
 from fencepost.errors import BatchError, SourceError
-from fencepost.findings import AuditReport
+from fencepost.findings import RESET_ROWS_MIN, AuditReport, check_reset_rows_min
+from fencepost.lake.column_types import type_name
+from fencepost.lake.conflicts import PAIRS, Content
 from fencepost.lake.delta import list_appended
-from fencepost.lake.engine import LocalEngine
+from fencepost.lake.engine import LocalEngine, check_stopped
+from fencepost.lake.files import Constants, Files, constants_of, list_files, unchanged
 from fencepost.lake.order import calm_order
 from fencepost.lake.scan import FILE, LENGTH, ROW, check_names
-from fencepost.lake.source import Constants, Files, constants_of, list_files, unchanged
 from fencepost.policy import Columns, Policy, resolve, resolve_columns
 from fencepost.state.delta import is_delta
 
@@ -50,17 +54,25 @@ def audit(
     *,
     threads: int | None = None,
     producers_max: int = 10,
+    reset_rows_min: int = RESET_ROWS_MIN,
+    compare_content: bool | Sequence[str] = False,
     progress: Progress | None = None,
 ) -> AuditReport:
     """What the rows of a Parquet folder, or of one file, say about their producers. Nothing is written.
 
     `policy`, `columns`: as in `DedupJob`; rows are judged in the order of file names, then rows, also under policies
-    that depend on order. Suspected resets are looked for where `columns` name a timestamp column. `threads`: as many as
-    this process may use processors, unless given. `progress("audit", done, total)`: in bytes. Also reads the sink of a
-    job: its runs follow each other.
+    that depend on order. Suspected resets are looked for where `columns` name a timestamp column; `reset_rows_min` as
+    and `compare_content` as in `fencepost.audit`; the rows that are compared are read once more. `threads`: as many as
+    this process may use processors, unless given.
+    `progress("audit", done, total)`: in bytes. Also reads the sink of a job: its runs follow each other.
 
-    Raises BatchError (column, row, file) and SourceError; PolicyError for arguments that make no sense.
+    A file that cannot be read, or has wrong columns or values, is named in `AuditReport.unreadable`; the others are
+    judged.
+
+    Raises SourceError where the source cannot be listed; BatchError (column, row, file) or SourceError where no file
+    can be read; PolicyError for arguments that make no sense.
     """
+    check_reset_rows_min(reset_rows_min)
     policy = resolve(policy)
     columns = resolve_columns(policy, columns)
     check_names(columns.names)
@@ -72,35 +84,76 @@ def audit(
     constants = constants_of(files, columns.read(keep), files.types)
     reading = _Reading(files, constants, policy, columns, engine.slots)
     waiting = [_Lane(place, reading) for place in range(len(files))]
-    shards = [_Shard(policy, columns, number, files) for number in range(engine.slots)]
+    compared = columns_to_compare(compare_content)
+    shards = [_Shard(policy, columns, number, files, compared is not None) for number in range(engine.slots)]
+    starts: list[int] = []
     first, total, done = 0, sum(files.bytes), 0
     turn: list[_Turn] = []
+    problems: list[tuple[_Lane, Exception]] = []
+    kinds = _Kinds(reading)
     while waiting:
         engine.run("read", _Lane.fill, [lane for lane in waiting[: engine.slots] if lane.held is None])
-        while waiting and (held := waiting[0].held) is not None:
+        while waiting and waiting[0].held is not None:
             lane = waiting[0]
-            turn.append(_Turn(first, lane.place, held))
+            if len(starts) == lane.place:
+                starts.append(first)
+            turn.append(_Turn(first, lane.place, kinds.checked(lane)))
             lane.held = None
             if not lane.is_over:
                 break
             shards[0].auditor.add_untracked(lane.untracked)
             first, done = first + lane.rows, done + files.bytes[lane.place]
+            if lane.problem is not None:
+                problems.append((lane, lane.problem))
             del waiting[0]
         if not waiting or sum(it.runs for it in turn) >= TOGETHER:
             engine.run("judge", partial(_Shard.judge, turns=turn), shards)
             turn = []
         show("audit", done, total)
+    facts: dict[str, Any] = {}
+    if compared is not None:
+        unread = [lane.place for lane, _ in problems]
+        facts = _compared(engine, shards, Content(files, columns, compared), starts, unread)
     auditor = shards[0].auditor
     for shard in shards[1:]:
         auditor.merge(shard.auditor)
+    if problems and len(problems) == len(files) and not auditor.rows:
+        raise problems[0][1]
     return auditor.report(
         *(shard.table for shard in shards),
         order=ORDER,
         producers_max=producers_max,
+        reset_rows_min=reset_rows_min,
         source=os.path.abspath(source),
-        files=len(files),
+        files=len(files) - len(problems),
         bytes=total,
+        unreadable=tuple((files.paths[lane.place], lane.reason) for lane, _ in problems),
+        ignored=files.ignored,
+        **facts,
     )
+
+
+def _compared(
+    engine: LocalEngine, shards: list[_Shard], content: Content, starts: list[int], unread: list[int]
+) -> dict[str, Any]:
+    """What the report says of content. `starts`: the first row of each file; `unread`: files that were not read to
+    their end, of which nothing is compared."""
+    borders = np.array(starts, np.int64)
+
+    def pairs_of(shard: _Shard) -> pa.Table:
+        found: list[npt.NDArray[Any]] = []
+        for places in shard.auditor.pairs():
+            files = np.searchsorted(borders, places, side="right") - 1
+            found += [files.astype(np.uint32), (places - borders[files]).astype(np.uint64)]
+        is_read = ~(np.isin(found[0], unread) | np.isin(found[2], unread))
+        return pa.table(found, schema=PAIRS).filter(pa.array(is_read))
+
+    pairs = [pairs_of(shard) for shard in shards]
+    conflicts = engine.run("compare", content.conflicts, pairs)
+    for shard, some in zip(shards, conflicts, strict=True):
+        shard.auditor.count_conflicts(len(some))
+    shown = pa.concat_tables(conflicts).sort_by([("file", "ascending"), ("row", "ascending")])
+    return {"content_compared": sum(map(len, pairs)), "conflicts": content.samples(shown)}
 
 
 def _list(root: str) -> Files:
@@ -111,14 +164,19 @@ def _list(root: str) -> Files:
         files.append(name, os.stat(root))
         return files
     if is_delta(root):
-        files = list_appended(root, None)[0]
+        files, _, _, bad = list_appended(root, None)
+        if bad:
+            path, problem = next(iter(bad.items()))
+            raise SourceError(problem, path=path)
         if any(files.vectors):
             raise SourceError(f"{root}: has files with deletion vectors, which an audit does not read yet", path=root)
         return files
     files = list_files(root)
+    ignored = files.ignored
     runs = [re.match(r"run=(\d+)/", path) for path in files.paths]
     # Numbers in names: run=10 comes after run=9.
-    return files.take(sorted(range(len(files)), key=lambda at: int(it[1]) if (it := runs[at]) else 0))
+    ordered = files.take(sorted(range(len(files)), key=lambda at: int(it[1]) if (it := runs[at]) else 0))
+    return dataclasses.replace(ordered, ignored=ignored)
 
 
 @dataclass(frozen=True)
@@ -143,6 +201,7 @@ class _Reading:
                 policy=self.policy,
             )
             while (dealt := scan.next(RUNS)) is not None:
+                check_stopped()
                 yield [(shard, pa.record_batch(batch)) for shard, batch in dealt]
             lane.rows, lane.untracked = scan.rows, scan.untracked
 
@@ -160,18 +219,69 @@ class _Lane:
     is_over: bool = False
     """Whether nothing comes after what is held."""
     rows: int = 0
+    """Rows of the file; of one that cannot be read to its end, as many as reach up to the last one judged."""
     untracked: int = 0
+    problem: SourceError | BatchError | None = None
 
     def fill(self) -> None:
         """Read the next runs, and one piece ahead, to know whether the file ends with them."""
         if self.pieces is None:
             self.pieces = self.reading.dealt(self)
-            self.following = [it for it in (next(self.pieces, None),) if it is not None]
+            self.following = self._next()
         self.held = self.following.pop() if self.following else []
-        ahead = next(self.pieces, None)
-        self.is_over = ahead is None
-        if ahead is not None:
-            self.following.append(ahead)
+        self.following = [] if self.problem else self._next()
+        self.is_over = not self.following
+
+    def _next(self) -> list[Dealt]:
+        """The next runs, if there are any."""
+        assert self.pieces is not None
+        try:
+            return [it for it in (next(self.pieces, None),) if it is not None]
+        except (SourceError, BatchError) as problem:
+            self.stop(problem)
+            return []
+
+    def stop(self, problem: SourceError | BatchError) -> None:
+        """Nothing more can be read."""
+        self.problem, self.is_over = problem, True
+
+    @property
+    def reason(self) -> str:
+        path = self.reading.files.full_path(self.place)
+        return str(self.problem).removeprefix(path).lstrip(":, ")
+
+
+class _Kinds:
+    """The types of keys: those of the first file that has any row hold for all."""
+
+    def __init__(self, reading: _Reading) -> None:
+        self.reading = reading
+        self.names = [*reading.columns.parts("pid"), *reading.columns.parts("partition")]
+        self.known: list[str] = []
+        self.first = ""
+
+    def checked(self, lane: _Lane) -> Dealt:
+        """What the lane holds; nothing where its keys are of other types, and then nothing more is read of it."""
+        dealt = lane.held or []
+        if not dealt:
+            return []
+        lane.rows = max([lane.rows, *(_end(batch) for _, batch in dealt)])
+        path = self.reading.files.full_path(lane.place)
+        found = [type_name(dealt[0][1].schema.field(name).type) for name in self.names]
+        if not self.known:
+            self.known, self.first = found, path
+        for name, one, other in zip(self.names, found, self.known, strict=True):
+            if one != other:
+                text = f"{path}: column '{name}': {one}; in {self.first} it is {other}"
+                lane.stop(BatchError(text, column=name))
+                lane.rows = lane.untracked = 0
+                return []
+        return dealt
+
+
+def _end(batch: pa.RecordBatch) -> int:
+    """The row behind the last of the runs."""
+    return int((batch.column(ROW).to_numpy() + batch.column(LENGTH).to_numpy()).max())
 
 
 @dataclass(frozen=True)
@@ -199,11 +309,11 @@ class _Turn:
 class _Shard:
     """The keys of one task: what is known of them, and what was found."""
 
-    def __init__(self, policy: Policy, columns: Columns, number: int, files: Files) -> None:
+    def __init__(self, policy: Policy, columns: Columns, number: int, files: Files, is_compared: bool) -> None:
         self.number = number
         self.columns, self.files = columns, files
         self.table = fencepost.StateTable(policy, keep=("timestamp",) if columns.timestamp is not None else ())
-        self.auditor = Auditor(policy, columns, self.table)
+        self.auditor = Auditor(policy, columns, self.table, is_compared)
         self.is_calm = True
         """Whether the order of what was judged so far did not matter (`order.py`)."""
 
@@ -220,10 +330,8 @@ class _Shard:
         runs = runs if order is None else runs.take(pa.array(order))
         wrap = self.table.policy.wrap
         for some in _calls(runs, self.columns.seq, wrap):
-            try:
-                verdicts = self.table.apply_runs(some, LENGTH, self.columns)
-            except BatchError as error:  # of types that differ from those of other files: rows are validated by now
-                raise BatchError(f"{self.files.full_path(file)}: {error}", column=error.column) from error
+            check_stopped()
+            verdicts = self.table.apply_runs(some, LENGTH, self.columns)
             self.auditor.add_runs(identity(some, self.columns, self.table.keep), verdicts, *_rows(some))
 
 

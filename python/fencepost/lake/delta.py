@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote
 
 from fencepost.errors import SourceError
-from fencepost.lake.source import Files
+from fencepost.lake.files import Files, persist, stat_of
 from fencepost.state.delta import open_table
 from fencepost.state.delta_log import LOG, Action, info_of, live_files, read_commit
 from fencepost.state.hive import hive_values
@@ -34,6 +36,18 @@ FEATURES = {"deletionVectors", "timestampNtz", "typeWidening", "v2Checkpoint", "
 """Features of reading under which a file's rows are those of the table, but for those that its vector takes away."""
 
 
+class Appended(NamedTuple):
+    """What is to be read of a table."""
+
+    files: Files
+    position: Position
+    """Behind it."""
+    adds: dict[str, Action]
+    """Path to the action by which the table names a file, without statistics."""
+    bad: dict[str, str]
+    """Full path to reason of files that are not of the size that the table says."""
+
+
 @dataclass
 class _Range:
     """What the commits of some versions have added: path to action, in the order of the log. A file whose rows were
@@ -45,12 +59,15 @@ class _Range:
     """What a state that deduplicates the table in place has put in the place of other files."""
 
 
-def list_appended(root: str, position: Position | None, own: str | None = None) -> tuple[Files, Position]:
+def list_appended(
+    root: str, position: Position | None, own: str | None = None, pending: Iterable[Action] = ()
+) -> Appended:
     """The files that were added to a table since `position`, and the position behind them.
 
     None: all files of the newest version, by the time of their writing. `own`: the id of the state by which the table
-    is deduplicated in place; commits of its own do not move the position. Raises SourceError where the table is
-    another, where commits or files are gone that were not read yet, and at a commit that rewrites rows.
+    is deduplicated in place; commits of its own do not move the position. `pending`: actions that added files before
+    `position` which were not read yet; they come first. Raises SourceError where the table is another, where commits or
+    files are gone that were not read yet, and at a commit that rewrites rows.
     """
     if "%" in root:
         raise SourceError(f"{root}: a '%' in the path of a Delta table is read as another path; rename it", path=root)
@@ -58,7 +75,7 @@ def list_appended(root: str, position: Position | None, own: str | None = None) 
     _check_readable(table, root)
     new = {"table": table.metadata().id, "version": table.version()}
     if position is None:
-        return _files(table, root, _snapshot(table, root), set(), NEW_STATE), new
+        return _appended(table, root, _snapshot(table, root), set(), NEW_STATE, new)
     if position["table"] != new["table"] or position["version"] > new["version"]:
         raise SourceError(
             f"{root}: another table than the one that was read up to version {position['version']} (its id is "
@@ -66,7 +83,8 @@ def list_appended(root: str, position: Position | None, own: str | None = None) 
             path=root,
         )
     remedy = NEW_STATE if own is None else REBASE
-    found, is_moved = _Range(), False
+    found, is_moved = _Range({action["path"]: _with_vector(root, action) for action in pending}), False
+    waiting = frozenset(found.added)
     for version in range(position["version"] + 1, new["version"] + 1):
         actions = _actions(root, version, remedy)
         if own is None:
@@ -78,9 +96,9 @@ def list_appended(root: str, position: Position | None, own: str | None = None) 
             continue
         is_moved = True
     if own is not None and found.added:
-        _check_new(root, position["version"], found)
-    files = _files(table, root, list(found.added.values()), found.dropped, remedy)
-    return files, new if is_moved else position
+        _check_new(root, position["version"], found, waiting)
+    read_to = new if is_moved else position
+    return _appended(table, root, list(found.added.values()), found.dropped, remedy, read_to)
 
 
 def _check_readable(table: DeltaTable, root: str) -> None:
@@ -142,10 +160,10 @@ def _add_in_place(root: str, version: int, actions: list[tuple[str, Action]], fo
     raise SourceError(f"{root}: version {version} ({operation}) {what}: {REBASE}", path=root, position=version)
 
 
-def _check_new(root: str, version: int, found: _Range) -> None:
+def _check_new(root: str, version: int, found: _Range, waiting: frozenset[str]) -> None:
     """Refuse files that were there when the table was read last: their rows would all be taken for repeats."""
     try:
-        known = (live_files(Path(root), version).keys() | found.own) & found.added.keys()
+        known = ((live_files(Path(root), version).keys() | found.own) & found.added.keys()) - waiting
     except (FileNotFoundError, ValueError) as error:
         text = f"{root}: its log does not tell any more which files version {version} had ({error}): {REBASE}"
         raise SourceError(text, path=root) from error
@@ -156,8 +174,12 @@ def _check_new(root: str, version: int, found: _Range) -> None:
 
 def _as_read(root: str, action: Action) -> Action:
     """An action that adds a file, with what its path and its vector stand for."""
+    return _with_vector(root, {**action, "path": unquote(action["path"])})
+
+
+def _with_vector(root: str, action: Action) -> Action:
     vector = action.get("deletionVector")
-    return {**action, "path": unquote(action["path"]), "vector": read_vector(root, vector) if vector else None}
+    return {**action, "vector": read_vector(root, vector) if vector else None}
 
 
 def _add_commit(root: str, version: int, actions: list[tuple[str, Action]], found: _Range) -> None:
@@ -178,25 +200,28 @@ def _add_commit(root: str, version: int, actions: list[tuple[str, Action]], foun
         found.added[file["path"]] = file
 
 
-def _files(table: DeltaTable, root: str, added: list[Action], dropped: set[str], remedy: str) -> Files:
+def _appended(
+    table: DeltaTable, root: str, added: list[Action], dropped: set[str], remedy: str, position: Position
+) -> Appended:
     """The files as a run reads them. Those that were dropped again since may be gone."""
     files = Files(root, types=_types(table))
+    found = Appended(files, position, {}, {})
     partitions = table.metadata().partition_columns
     for action in added:
         path, size = action["path"], action["size"]
         try:
-            stat = os.stat(os.path.join(root, path))
+            stat = persist(partial(stat_of, os.path.join(root, path)))
         except FileNotFoundError:
             if path in dropped:
                 continue
             raise SourceError(
                 f"{root}/{path}: the table has added this file, and it is gone before it was read. If its rows were "
-                "moved (OPTIMIZE, then VACUUM), nobody can tell which of those in the new file are new: {remedy}",
+                f"moved (OPTIMIZE, then VACUUM), nobody can tell which of those in the new file are new: {remedy}",
                 path=f"{root}/{path}",
             ) from None
         if stat.st_size != size:
-            text = f"{root}/{path}: {stat.st_size} bytes, the table says {size}"
-            raise SourceError(text, path=f"{root}/{path}")
+            full_path = os.path.join(root, path)
+            found.bad[full_path] = f"{full_path}: {stat.st_size} bytes, the table says {size}"
         in_names = hive_values(path)
         wanted = action.get("partitionValues", in_names)  # the library gives those of a snapshot with their types
         if in_names != {name: it or None for name, it in wanted.items()} or in_names.keys() != set(partitions):
@@ -206,7 +231,8 @@ def _files(table: DeltaTable, root: str, added: list[Action], dropped: set[str],
                 path=f"{root}/{path}",
             )
         files.append(path, stat, action["vector"])
-    return files
+        found.adds[path] = {name: it for name, it in action.items() if name not in ("stats", "vector")}
+    return found
 
 
 def _types(table: DeltaTable) -> dict[str, str]:

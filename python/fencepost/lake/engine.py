@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import os
-import pickle
+import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
-from uuid import uuid4
 
 import pyarrow as pa  # type: ignore[import-untyped]
+
+from fencepost.lake.task_plan import Place, read_item, write_plan
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -22,9 +23,10 @@ Progress = Callable[[int, int], None]
 class Engine(Protocol):
     """Runs the tasks of a stage anywhere that sees the same folders.
 
-    `work` is a function of a module, items and results are small and can be pickled. Results come back in the order of
-    the items. An item may be run more than once, also at the same time (retries, speculation): whatever the attempts
-    write has names of its own, and only what the winning result names counts.
+    `work` is a function of a module, or a `partial` of one whose arguments may hold credentials: the engine carries it
+    to its tasks by a channel that nobody else reads or writes. Items and results are small and can be pickled. Results
+    come back in the order of the items. An item may be run more than once, also at the same time (retries,
+    speculation): whatever the attempts write has names of its own, and only what the winning result names counts.
     """
 
     name: str
@@ -42,6 +44,24 @@ class Engine(Protocol):
     ) -> list[R]:
         """`work(item)` for each item; `progress(done, total)` as they come in. Raises what a task raises."""
         ...
+
+
+class Stopped(Exception):
+    """The stage of this task is being given up; nobody wants what it does."""
+
+
+_OF_TASK = threading.local()
+
+
+def check_stopped() -> None:
+    """Called by long tasks between two steps. Raises `Stopped` where a `LocalEngine` gives their stage up."""
+    stop = getattr(_OF_TASK, "stop", None)
+    if stop is not None and stop.is_set():
+        raise Stopped
+
+
+def _begin(stop: threading.Event) -> None:
+    _OF_TASK.stop = stop
 
 
 class LocalEngine:
@@ -63,8 +83,13 @@ class LocalEngine:
         items: Sequence[T],
         progress: Progress | None = None,
     ) -> list[R]:
-        """See `Engine`. Of several failing tasks the first in item order is raised, among those that had begun."""
-        with ThreadPoolExecutor(self.slots, thread_name_prefix=f"fencepost-{stage}") as pool:
+        """See `Engine`. Of several failing tasks the first in item order is raised, among those that had begun.
+
+        An interrupt (Ctrl-C) ends the tasks under way where they next call `check_stopped`.
+        """
+        stop = threading.Event()
+        name = f"fencepost-{stage}"
+        with ThreadPoolExecutor(self.slots, thread_name_prefix=name, initializer=_begin, initargs=(stop,)) as pool:
             futures = [pool.submit(work, item) for item in items]
             waiting = set(futures)
             try:
@@ -75,6 +100,9 @@ class LocalEngine:
                         break
                     if progress is not None and done:
                         progress(len(items) - len(waiting), len(items))
+            except BaseException:
+                stop.set()
+                raise
             finally:
                 pool.shutdown(cancel_futures=True)
         return [future.result() for future in futures if not future.cancelled()]
@@ -88,29 +116,19 @@ def run_stage(
     folder: str | os.PathLike[str],
     progress: Progress | None = None,
 ) -> list[tuple[float, R]]:
-    """(seconds, result) of each item of a stage whose items may be many and large.
+    """(seconds, result) of each item of a stage whose items may be many and large: dataclasses of data.
 
-    Tasks of other processes read theirs from a plan in `folder`, so an engine carries places in a file, not lists of
-    files, and no task is sent what others have to do.
+    Tasks of other processes read theirs from a plan in `folder` (`task_plan.py`), so an engine carries places in a
+    file, not lists of files, and no task is sent what others have to do.
     """
     if engine.in_process or not items:
         return engine.run(stage, partial(_timed, work), items, progress)
-    path = Path(folder) / f"{stage}-{uuid4().hex}.plan"
-    places = []
-    with open(path, "xb") as file:
-        for item in items:
-            start = file.tell()
-            pickle.dump(item, file, protocol=pickle.HIGHEST_PROTOCOL)
-            places.append((start, file.tell() - start))
-    return engine.run(stage, partial(_work_by_plan, work, str(path)), places, progress)
+    path, places = write_plan(Path(folder), stage, items)
+    return engine.run(stage, partial(_work_by_plan, work, type(items[0]), str(path)), places, progress)
 
 
-def _work_by_plan(work: Callable[[Any], R], path: str, place: tuple[int, int]) -> tuple[float, R]:
-    start, length = place
-    with open(path, "rb") as file:
-        file.seek(start)
-        item = pickle.loads(file.read(length))
-    return _timed(work, item)
+def _work_by_plan(work: Callable[[Any], R], kind: type[Any], path: str, place: Place) -> tuple[float, R]:
+    return _timed(work, read_item(path, place, kind))
 
 
 def _timed(work: Callable[[T], R], item: T) -> tuple[float, R]:

@@ -22,18 +22,24 @@ from typing import Literal, get_args
 from uuid import uuid4
 
 import fencepost
+from fencepost.content import columns_to_compare
 from fencepost.errors import PolicyError, SinkError
+from fencepost.findings import RESET_ROWS_MIN, check_reset_rows_min
+from fencepost.lake.conflicts import OnConflict
 from fencepost.lake.engine import Engine, LocalEngine
 from fencepost.lake.kafka_log import KafkaLog
+from fencepost.lake.left_out import OnBadFile
 from fencepost.lake.plan import PLANS, SHARDS, Plan
 from fencepost.lake.report import RunReport
-from fencepost.lake.run import Given, Run
+from fencepost.lake.run import Run
 from fencepost.lake.scan import check_names
+from fencepost.lake.sources import Given
 from fencepost.lake.write import Rejects
 from fencepost.policy import Columns, Policy, resolve, resolve_columns
 from fencepost.state.decision import Settings
 from fencepost.state.delta import check_library, is_delta, is_delta_sink
 from fencepost.state.disk import Disk
+from fencepost.state.retention import KEEP_VERSIONS, KEEP_VERSIONS_MS, Retention
 from fencepost.state.sinks import IN_PLACE, ForJobs, RunFolders, open_sink
 from fencepost.state.stores import is_local, open_store
 from fencepost.state.versions import State
@@ -68,14 +74,36 @@ class DedupJob:
     `rejected_max`: the run stops before anything is decided if a larger share of its rows is refused for other reasons
     than DUPLICATE. `rejects`: which refused rows are set aside, in `run=<n>/_rejects/verdict=<name>/`: "copy" all but
     duplicates, "all", or "none". `on_reset`: "stop" the run before anything is decided where keys seem to have begun to
-    number anew, or only "report" it; that is looked for with `max_idle_ms` only, for it takes timestamps. Likewise
-    where rows of a Kafka log are gone that were not read: "report" warns, and goes on with the first that there are.
+    number anew, or only "report" it; that is looked for with `max_idle_ms` only, for it takes timestamps (the rule:
+    `fencepost.resets`). `reset_rows_min`: how many repeats of a key must carry another timestamp than what they repeat.
+    `on_reset` also holds where rows of a Kafka log are gone that were not read: "report" warns, and goes on with the
+    first that there are.
+
+    `compare_content`: compare a repeat with the row it repeats, where both are among the files of a run: True for all
+    columns but those of the identity, or the columns to compare. One that differs is a CONFLICT, not a DUPLICATE; what
+    is equal is said in `fencepost.content`. `on_conflict`: "stop" the run before anything is decided, "quarantine" such
+    rows in `_rejects/verdict=CONFLICT/`, or "drop" them; they are counted in any case. Leave out columns that differ in
+    copies (offsets, the time of the upload). Repeats of rows that an earlier run has kept are counted as not compared,
+    but for `keep_checksums`.
+
+    `keep_checksums`: keep a checksum of each accepted row beside the state, at 4 bytes, so that later runs compare
+    repeats with it: "all", or a number for so many of the newest positions of each key; no more than a policy's `reach`
+    in any case. Two different rows have the same checksum once in 2^32. The content of every row is read once more. May
+    begin with any run; rows that were accepted before are not compared. From then on every run must say it, with the
+    same columns in `compare_content`; the number may change. 0 drops all checksums that the state has. A rebase begins
+    them anew.
 
     `max_idle_ms`: forget producers that were not written for so long, by the timestamps of the data (column "timestamp"
     unless `columns` says otherwise); older rows that nothing is known of are then FORGOTTEN and set aside.
     `clock_gap_max_ms`: by how much the newest timestamp may move that clock in a run, `max_idle_ms` unless given: one
-    row from the far future must not make the state forget everyone. `settle_ms`: a file that cannot be read is left for
-    the next run while it is younger, and set aside for good, by name, when it is older.
+    row from the far future must not make the state forget everyone.
+
+    `settle_ms`: a file whose content is damaged is left for the next run until it was so, unchanged, for this long
+    since a run saw it first. `on_bad_file`: what happens then: "quarantine" sets it aside for good, by name, and "stop"
+    stops every run until it is mended or gone. Files of wrong columns, types or values are treated likewise under
+    "quarantine", and stop the run at once under "stop". Unless given, damaged files are quarantined, and wrong columns,
+    types or values stop the run. Under policies that depend on order, what follows a file that is left for later waits
+    for it.
 
     `plan`: "interval", "row" or "aligned" (see plan.py), chosen by the run unless given. `shards`: into how many parts
     the state is cut, 16 at first unless given, later as many as it has. `layout`: "delta" for a sink that is a Delta
@@ -83,6 +111,11 @@ class DedupJob:
     where tasks run, threads of this process unless given. `source_immutable`: files of the source never change once
     they are there, so outputs that are equal to their inputs may be hard links. `sync=False`: do not wait for disks; a
     power loss may then cost the state. `state_options`: of the state's object store, see `fencepost.state.open_store`.
+
+    `keep_versions`, `keep_versions_ms`: which versions of the state can be gone back to (`State.rollback`), 100 and a
+    week unless given: the so many newest, and those that were the newest at some time in the last so many milliseconds,
+    or in the last hour. Files of the state that only others need are removed as runs go on; output stays. Both may
+    change from run to run. `keep_versions=None` keeps all.
 
     Raises PolicyError and ValueError for arguments that make no sense, BatchError for names of columns that are taken.
     """
@@ -103,6 +136,11 @@ class DedupJob:
         settle_ms: int = 60_000,
         clock_gap_max_ms: int | None = None,
         on_reset: OnReset = "stop",
+        on_bad_file: OnBadFile | None = None,
+        reset_rows_min: int = RESET_ROWS_MIN,
+        compare_content: bool | Sequence[str] = False,
+        on_conflict: OnConflict = "stop",
+        keep_checksums: int | Literal["all"] | None = None,
         engine: Engine | None = None,
         plan: Plan | None = None,
         shards: int | None = None,
@@ -110,6 +148,8 @@ class DedupJob:
         source_immutable: bool = False,
         sync: bool = True,
         state_options: dict[str, object] | None = None,
+        keep_versions: int | None = KEEP_VERSIONS,
+        keep_versions_ms: int = KEEP_VERSIONS_MS,
     ) -> None:
         policy = resolve(policy)
         self.log = source if isinstance(source, KafkaLog) else None
@@ -127,8 +167,11 @@ class DedupJob:
         check_names((*policy.columns.names, *([order_by] if isinstance(order_by, str) else order_by or ())))
         _check_one_of("rejects", rejects, get_args(Rejects))
         _check_one_of("on_reset", on_reset, get_args(OnReset))
+        _check_one_of("on_conflict", on_conflict, get_args(OnConflict))
+        _check_one_of("on_bad_file", on_bad_file, (None, *get_args(OnBadFile)))
         _check_one_of("plan", plan, (None, *PLANS))
         _check_one_of("layout", layout, (None, *get_args(Layout)))
+        check_reset_rows_min(reset_rows_min)
         if not 0 <= rejected_max <= 1:
             raise ValueError(f"rejected_max={rejected_max}: a share from 0 to 1 was expected")
         if shards is not None and not 1 <= shards <= SHARDS_MAX:
@@ -145,12 +188,20 @@ class DedupJob:
         self.source = source.name if isinstance(source, KafkaLog) else _local_folder("source", source)
         self.policy, self.scope, self.shards = policy, scope, shards
         self.rejected_max, self.rejects, self.on_reset = rejected_max, rejects, on_reset
-        self.max_idle_ms, self.settle_ms = max_idle_ms, settle_ms
+        self.reset_rows_min = reset_rows_min
+        self.compare_content = columns_to_compare(compare_content)
+        self.on_conflict = on_conflict
+        self.keep_checksums = keep_checksums
+        _check_keep_checksums(keep_checksums, self.compare_content is not None)
+        if self.compare_content is not None and on_conflict == "quarantine" and rejects == "none":
+            raise PolicyError("on_conflict='quarantine' writes rows to _rejects, and rejects='none' none: one of them")
+        self.max_idle_ms, self.settle_ms, self.on_bad_file = max_idle_ms, settle_ms, on_bad_file
         self.clock_gap_max_ms = max_idle_ms if clock_gap_max_ms is None else clock_gap_max_ms
         self.order_by = (order_by,) if isinstance(order_by, str) else None if order_by is None else tuple(order_by)
         self.engine: Engine = engine or LocalEngine()
         # What a run writes of a log is there for this run alone.
         self.plan, self.source_immutable = plan, source_immutable or self.log is not None
+        self.retention = Retention(keep_versions, keep_versions_ms)
         self.disk = Disk(sync)
         uri = os.path.abspath(_local_folder("state", state)) if is_local(state) else os.fspath(state)
         self.state = State(open_store(uri, sync=sync, options=state_options))
@@ -178,10 +229,10 @@ class DedupJob:
     def run(self, progress: Progress | None = None) -> RunReport:
         """Finish what was decided, then read what is new. `progress(step, done, total)` is called along the way.
 
-        Raises, with output and state as they were: BatchError (bad values: column, row, file), SourceError (a source
-        that cannot be listed, or a file that changes again and again), SnapshotError (a state of other settings, or
-        damaged), SinkError, SinkChangedError, StoreError, CapacityError, PolicyError (more refusals than
-        `rejected_max`, suspected resets), StateConflictError (another run was faster: run again).
+        Raises, with output and state as they were: BatchError (bad values: column, row, file), SourceError (no source,
+        or a file that changes again and again), SnapshotError (a state of other settings, or damaged), SinkError,
+        SinkChangedError, StoreError (storage of source or state that does not answer), CapacityError, PolicyError
+        (more refusals than `rejected_max`, suspected resets), StateConflictError (another run was faster: run again).
         """
         return Run(self, progress).run()
 
@@ -246,6 +297,14 @@ class DedupJob:
 def _check_one_of(name: str, value: object, known: Sequence[object]) -> None:
     if value not in known:
         raise ValueError(f"{name}={value!r}: one of {', '.join(map(repr, known))} was expected")
+
+
+def _check_keep_checksums(value: object, is_compared: bool) -> None:
+    is_number = isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    if value not in (None, "all") and not is_number:
+        raise ValueError(f"keep_checksums={value!r}: 'all', or a number of rows from 0 on, was expected")
+    if value not in (None, 0) and not is_compared:
+        raise PolicyError(f"keep_checksums={value!r}: checksums are of what is compared: give compare_content, too")
 
 
 def _local_folder(name: str, place: str | os.PathLike[str]) -> str:

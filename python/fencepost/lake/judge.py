@@ -20,18 +20,18 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 
 from fencepost import StateTable, Verdict
+from fencepost.lake.conflicts import find_pairs, write_pairs
+from fencepost.lake.kept_content import Kept, Ranges
 from fencepost.lake.order import calm_order
-from fencepost.lake.scan import FILE, LENGTH, ROW, Reading
-from fencepost.state.changelog import changes, numbered
+from fencepost.lake.repeats import Stretches, find_resets
+from fencepost.lake.scan import FILE, LENGTH, ROW, Reading, open_exchange
+from fencepost.state.changelog import changes
 from fencepost.state.decision import Shard
 from fencepost.state.segments import SegmentWriter, advance, held_positions, load_table
 from fencepost.state.stores import Store
 
 SHOWN_MAX = 1_000
 """Missing ranges, stale producers and suspected resets that a task hands to the report; all are counted."""
-
-RESET_ROWS_MIN = 1_000
-"""Rows of a key below which nothing is suspected (`row-policies`, section 6)."""
 
 LOSERS = pa.schema([("file", pa.uint32()), ("row", pa.uint64()), ("count", pa.uint64()), ("verdict", pa.uint8())])
 """Rows that are not kept: the file's ordinal, its first such row, how many follow each other, and why."""
@@ -64,8 +64,6 @@ class JudgeItem:
     """The state before of each shard that occurs in `parts`, in their order."""
     reading: Reading
     eviction: Eviction
-    store: Store
-    """The state's."""
     version: int
     attempt: str
     scratch: str
@@ -90,6 +88,17 @@ class Judged:
     stale: list[pa.Table] = field(default_factory=list)
     border: int = 0
     resets: list[pa.Table] = field(default_factory=list)
+    pairs: str | None = None
+    """Where content is compared, an Arrow IPC file of `conflicts.PAIRS`."""
+    paired: int = 0
+    """Repeats that can be compared, and once they were, all that were."""
+    accepted: str | None = None
+    """Where checksums are kept, the files of `kept_content.Ranges`."""
+    alone: str | None = None
+    kept: Kept | None = None
+    """What was kept then."""
+    conflicts: pa.Table = field(default_factory=lambda: pa.table({}))
+    """`conflicts.Compared.samples`."""
     changelog: str | None = None
     """A Parquet file of `changelog.changes`."""
     changes: dict[str, int] = field(default_factory=dict)
@@ -97,8 +106,8 @@ class Judged:
     bytes_written: int = 0
 
 
-def judge(item: JudgeItem) -> Judged:
-    """Judge the runs of some shards, one shard after the other.
+def judge(store: Store, item: JudgeItem) -> Judged:
+    """Judge the runs of some shards, one shard after the other. `store`: the state's.
 
     A shard's runs go to its table in one call: they are mapped into memory, not read, and only so is `missing` what
     the whole run left open, not what a row of the next piece fills. Memory: one shard's table, a byte for each of its
@@ -106,29 +115,43 @@ def judge(item: JudgeItem) -> Judged:
     """
     judged = Judged()
     losers: list[pa.Table] = []
+    pairs: list[pa.Table] = []
     changed: list[pa.Table] = []
-    with SegmentWriter(item.store, item.version, item.attempt) as writer:
+    ranges = Ranges() if item.reading.keeps_checksums else None
+    with SegmentWriter(store, item.version, item.attempt) as writer:
         for before, runs in zip(item.shards, _by_shard(item), strict=True):
-            losers.append(_judge_shard(item, before, runs, writer, judged, changed))
+            lines, codes = _judge_shard(store, item, before, runs, writer, judged, changed)
+            losers.append(row_losers(lines, codes))
+            if ranges is not None:
+                ranges.add(runs[0], lines, codes, item.reading.policy)
+            if item.reading.compares and (codes == Verdict.DUPLICATE).any():
+                pairs.append(find_pairs(runs[0], lines, codes, item.reading.policy, ranges))
     _write_losers(losers, item, judged)
+    judged.paired = sum(map(len, pairs))
+    if judged.paired:
+        judged.pairs = write_pairs(pairs, item.scratch)
+    if ranges is not None:
+        judged.accepted, judged.alone = ranges.write(item.scratch)
     if changed:
         _write_changes(changed, item, judged)
     return judged
 
 
 def _judge_shard(
+    store: Store,
     item: JudgeItem,
     before: Shard | None,
     runs: tuple[int, pa.Table],
     writer: SegmentWriter,
     judged: Judged,
     changed: list[pa.Table],
-) -> pa.Table:
+) -> tuple[pa.Table, npt.NDArray[np.uint8]]:
+    """The shard's runs in the order in which they were judged, and the verdict of each row."""
     shard, lines = runs
     reading = item.reading
     keep = ("timestamp",) if reading.timestamp else ()
     pieces = before.pieces if before else ()
-    table = load_table(item.store, pieces, reading.policy, keep=keep)
+    table = load_table(store, pieces, reading.policy, keep=keep)
     judged.bytes_read += sum(piece.bytes for piece in pieces)
     missing_before = pa.table(table.missing())
     is_evicted = _evict(table, item.eviction.horizon_before)  # what was forgotten since this shard was last looked at
@@ -141,8 +164,8 @@ def _judge_shard(
     held = held_positions(table)
     _check_growth(table, shard, held_before, held, counts.get(Verdict.ACCEPTED.name, 0))
     codes = np.asarray(pa.array(verdicts.verdict))
-    if ages is not None and counts.get(Verdict.DUPLICATE.name, 0) >= RESET_ROWS_MIN:
-        judged.resets += _resets(lines, codes, ages, reading)
+    if ages is not None and counts.get(Verdict.DUPLICATE.name, 0):
+        _add_shown(find_resets(lines, codes, ages, reading.policy, reading.reset_rows_min), judged.resets)
     if _evict(table, item.eviction.horizon_after):
         held = held_positions(table)
     changed += changes(missing_before, table, item.version)
@@ -150,7 +173,7 @@ def _judge_shard(
     judged.shards.append(after)
     judged.bytes_written += sum(piece.bytes for piece in after.pieces if piece not in pieces)
     _tell(verdicts, counts, judged)
-    return row_losers(lines, codes)
+    return lines, codes
 
 
 def _evict(table: StateTable, horizon_ms: int | None) -> bool:
@@ -170,9 +193,13 @@ def _tell(verdicts: Any, counts: dict[str, int], judged: Judged) -> None:
     judged.missing_rows += pc.sum(missing["count"]).as_py() or 0
     judged.stale_epoch += verdicts.stale_epoch
     judged.border += verdicts.border
-    for shown, table in ((judged.missing, missing), (judged.stale, pa.table(verdicts.stale))):
-        if not shown or (len(table) and sum(map(len, shown)) < SHOWN_MAX):
-            shown.append(table.slice(0, SHOWN_MAX))
+    _add_shown(missing, judged.missing)
+    _add_shown(pa.table(verdicts.stale), judged.stale)
+
+
+def _add_shown(table: pa.Table, shown: list[pa.Table]) -> None:
+    if not shown or (len(table) and sum(map(len, shown)) < SHOWN_MAX):
+        shown.append(table.slice(0, SHOWN_MAX))
 
 
 def _check_growth(table: StateTable, shard: int, before: int | None, after: int | None, accepted: int) -> None:
@@ -190,7 +217,7 @@ def _check_growth(table: StateTable, shard: int, before: int | None, after: int 
 def _by_shard(item: JudgeItem) -> Iterator[tuple[int, pa.Table]]:
     """(shard, its runs in their order)."""
     parts = item.parts
-    opened = [pa.ipc.open_file(pa.memory_map(f"{item.scratch}/{name}")) for name in parts.names]
+    opened = [open_exchange(f"{item.scratch}/{name}") for name in parts.names]
     borders = [0, *(np.flatnonzero(np.diff(parts.shard)) + 1), len(parts.shard)]
     for first, end in pairwise(borders):
         if first < end:
@@ -217,26 +244,10 @@ def _in_order(runs: pa.Table, order_by: tuple[str, ...]) -> pa.Table:
 
 def row_losers(runs: pa.Table, codes: npt.NDArray[np.uint8]) -> pa.Table:
     """A table of LOSERS, in the order of the runs. `codes`: a verdict for each row of the runs."""
-    is_kept = np.zeros(len(Verdict), bool)
-    is_kept[[verdict for verdict in Verdict if verdict.is_kept]] = True
-    if is_kept[codes].all():
-        return LOSERS.empty_table()
-    lengths = runs[LENGTH].to_numpy().astype(np.int64)
-    starts = np.cumsum(lengths) - lengths
-    if len(codes) == len(starts):  # runs of one row
-        cuts = of_run = np.flatnonzero(~is_kept[codes])
-        counts = np.ones(len(cuts), np.uint64)
-    else:
-        # Stretches of one verdict and one run. Both lists are sorted: merging them is what this sort does.
-        cuts = np.concatenate([starts, np.flatnonzero(codes[1:] != codes[:-1]) + 1])
-        cuts.sort(kind="stable")
-        cuts = cuts[np.append(True, cuts[1:] != cuts[:-1])]
-        counts = np.diff(np.append(cuts, len(codes))).astype(np.uint64)
-        wanted = ~is_kept[codes[cuts]]
-        cuts, counts = cuts[wanted], counts[wanted]
-        of_run = np.searchsorted(starts, cuts, side="right") - 1
-    rows = runs[ROW].to_numpy()[of_run] + (cuts - starts[of_run]).astype(np.uint64)
-    return pa.table([runs[FILE].to_numpy()[of_run], rows, counts, codes[cuts]], schema=LOSERS)
+    lost = Stretches.of(runs, codes, [verdict for verdict in Verdict if not verdict.is_kept])
+    rows = runs[ROW].to_numpy()[lost.runs] + lost.offsets.astype(np.uint64)
+    counts = lost.counts.astype(np.uint64)
+    return pa.table([runs[FILE].to_numpy()[lost.runs], rows, counts, lost.verdicts], schema=LOSERS)
 
 
 def sorted_losers(tables: list[pa.Table]) -> pa.Table:
@@ -282,55 +293,9 @@ def _write_changes(changed: list[pa.Table], item: JudgeItem, judged: Judged) -> 
 
 
 def _ages(table: StateTable) -> pa.Table:
-    """Key, epoch and last timestamp of every entry."""
+    """Key, epoch and last timestamp of every entry; no column where there is none."""
+    if not len(table):
+        return pa.table({})
     entries = pa.table(table.entries())
     names = [name for name in entries.column_names if name.startswith(("pid", "partition"))]
     return entries.select([*names, "epoch", "last_timestamp"])
-
-
-def _resets(runs: pa.Table, codes: npt.NDArray[np.uint8], ages: pa.Table, reading: Reading) -> list[pa.Table]:
-    """Entries that seem to have begun to number anew: most of their rows are DUPLICATE, and newer than all that was
-    accepted of them before. `ages`: as it was before the first run."""
-    columns = reading.policy.columns
-    keys = _entry_columns(runs, reading)
-    known = pa.table([ages[name].cast(column.type) for name, column in keys.items()], names=list(keys))
-    numbers = numbered(pa.concat_tables([pa.table(keys), known], promote_options="permissive"))
-    of_run, of_entry = numbers[: len(runs)], numbers[len(runs) :]
-    lengths = runs[LENGTH].to_numpy().astype(np.int64)
-    starts = np.cumsum(lengths) - lengths
-    duplicates = np.add.reduceat((codes == Verdict.DUPLICATE).astype(np.int64), starts)
-    has_accepted = np.add.reduceat((codes == Verdict.ACCEPTED).astype(np.int64), starts) > 0
-    times = runs[columns.timestamp or "timestamp"].to_numpy()
-    last = np.full(numbers.max() + 1, np.iinfo(np.int64).min)
-    last[of_entry] = ages["last_timestamp"].to_numpy()
-    order = np.argsort(of_run, kind="stable")
-    suspects = []
-    for some in np.split(order, np.flatnonzero(np.diff(of_run[order])) + 1):
-        if duplicates[some].sum() < RESET_ROWS_MIN:
-            continue
-        accepted = np.where(has_accepted[some], times[some], np.iinfo(np.int64).min)
-        newest_before = np.maximum.accumulate(np.append(last[of_run[some[0]]], accepted))[:-1]
-        # A run has one timestamp: rows of it that repeat others of it are no newer than those.
-        newest_before = np.maximum(newest_before, accepted)
-        newer, rows = int(duplicates[some][times[some] > newest_before].sum()), int(lengths[some].sum())
-        if newer >= RESET_ROWS_MIN and newer * 2 > rows:
-            suspects.append((int(some[0]), rows, int(duplicates[some].sum()), newer))
-    if not suspects:
-        return []
-    places, *figures = zip(*suspects[:SHOWN_MAX], strict=True)
-    found = pa.table(keys).take(pa.array(places))
-    for name, values in zip(("rows", "duplicates", "newer"), figures, strict=True):
-        found = found.append_column(name, pa.array(values, pa.int64()))
-    return [found]
-
-
-def _entry_columns(runs: pa.Table, reading: Reading) -> dict[str, pa.ChunkedArray]:
-    """What tells entries apart, as `StateTable.entries` names it."""
-    columns = reading.policy.columns
-    keys: dict[str, pa.ChunkedArray] = {}
-    for role in ("pid", "partition"):
-        names = columns.parts(role)
-        keys |= {role if len(names) == 1 else f"{role}_{place}": runs[name] for place, name in enumerate(names)}
-    if columns.epoch is not None and reading.policy.epochs == "key":
-        keys["epoch"] = runs[columns.epoch]
-    return keys

@@ -161,6 +161,7 @@ class ExportItem:
     """A segment whose rows a task writes to a file."""
 
     part: Part
+    """Detached from its store."""
     since: int
     folder: str
     batch_bytes_max: int
@@ -172,12 +173,15 @@ class Exported:
     rows: int
 
 
-def export(item: ExportItem) -> Exported:
-    """Write the rows of a segment. The file has a name of its own, since a task may run more than once."""
+def export(options: Options, item: ExportItem) -> Exported:
+    """Write the rows of a segment. The file has a name of its own, since a task may run more than once.
+
+    `options`: of the store that the log is in, credentials included (`KafkaLog`).
+    """
     path = f"{item.folder}/{uuid4().hex}.exported"
     begin = item.part.segment.base_offset or 0
     conditions = [("offset", ">=", item.since)] if item.since > begin else []
-    batches = item.part.records(conditions, item.batch_bytes_max)
+    batches = item.part.attached(options).records(conditions, item.batch_bytes_max)
     return Exported(path, write_parquet(path, records_schema(), batches))
 
 

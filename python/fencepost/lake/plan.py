@@ -19,7 +19,7 @@ import numpy as np
 
 from fencepost._native import parquet_footer
 from fencepost.errors import FencepostError
-from fencepost.lake.source import Files
+from fencepost.lake.files import Files
 from fencepost.policy import Columns
 from fencepost.state.decision import Decision
 

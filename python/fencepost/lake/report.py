@@ -11,14 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa  # type: ignore[import-untyped]
 
-from fencepost.lake.judge import RESET_ROWS_MIN, SHOWN_MAX, Judged
-from fencepost.lake.source import IGNORED_MAX
+from fencepost.findings import ignored_line, reset_rule
+from fencepost.lake.conflicts import joined, listed
+from fencepost.lake.judge import SHOWN_MAX, Judged
 from fencepost.lake.write import Written
 from fencepost.state.decision import Decision
 from fencepost.verdict import Verdict
 
 if TYPE_CHECKING:
-    from fencepost.lake.run import Found, Run
+    from fencepost.lake.found import Found
+    from fencepost.lake.run import Run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +64,11 @@ class RunReport:
     """Up to where a source was read that is no folder: of a Delta table its id and version. None for folders, and where
     nothing was read."""
     deferred: tuple[str, ...]
-    """Files that could not be read yet, relative to the source; the next run looks again."""
+    """Files that could not be read yet, relative to the source; the next run looks again. Those that wait for one of
+    them are not among them."""
+    held_back: tuple[str, ...]
+    """Files that were not read because their rows come after those of a deferred one, under a policy that depends on
+    order."""
     quarantined: tuple[tuple[str, str], ...]
     """(path relative to the source, why) of files that this run set aside for good: only another file of that name is
     looked at again."""
@@ -93,8 +99,19 @@ class RunReport:
     """Whether timestamps are kept (`max_idle_ms`), without which counters that begin anew are not told from repeats."""
     suspected_resets: pa.Table
     """Keys that seem to have begun to number anew, the first 1000: key columns (the epoch where it is part of the key),
-    rows, duplicates, and newer: how many of these are newer than all that was accepted before. Empty where they
-    were not looked for."""
+    rows, duplicates, and retimed: how many of these cannot be copies, by `fencepost.resets`. Empty where they were not
+    looked for."""
+    reset_rows_min: int
+    """Retimed repeats from which a key is suspected."""
+    content_compared: int | None
+    """Repeats that were compared with the row they repeat; None where content is not compared. Others repeat rows that
+    an earlier run has kept without a checksum, or whose sequence came round within the run."""
+    checksums_kept: int | None
+    """Rows whose checksums the state has now, for later runs to compare with; None where it keeps none."""
+    conflicts: pa.Table
+    """Some of the CONFLICT rows: identity columns (texts), file, row, kept_file, kept_row, column (the first that
+    differs), found and kept (its values in the two rows, as texts). The last five are null where an earlier run has
+    kept the row: only its checksum is at hand."""
     border: int
     """Rows that only the border of the wrap could place on a lap."""
     entries: int
@@ -104,9 +121,9 @@ class RunReport:
     shards_all: int
     """Shards that the state is cut into."""
     state_bytes_read: int
-    """Bytes of the state of these shards before."""
+    """Bytes of the state of these shards before, as far as they were read."""
     state_bytes_written: int
-    """Bytes of the snapshots and deltas that were added to the state."""
+    """Bytes of the snapshots, deltas and checksums that were added to the state."""
     outputs: tuple[str, ...]
     """Files with kept rows, relative to the sink."""
     carried_files: int
@@ -168,17 +185,33 @@ class RunReport:
             *self._verdicts(is_kept=False),
             ("missing", f"{self.missing_rows:,}", f"rows jumped over in this run, in {self.missing_ranges:,} ranges"),
             ("stale epoch", f"{self.stale_epoch:,}", "rows of producers that a later epoch had replaced"),
+            *self._conflicts(),
             *self._resets(),
             ("state", f"{self.entries:,}", self._of_state()),
             ("seconds", f"{total:,.2f}", f"{self.rows / total / 1e6:,.1f} M rows/s, engine {self.engine}: {steps}"),
         ]
 
+    def _conflicts(self) -> list[tuple[str, str, str]]:
+        if self.content_compared is None:
+            return []
+        repeats = self.counts.get("DUPLICATE", 0) + self.counts.get("CONFLICT", 0)
+        compared = (
+            f"of {self.content_compared:,} repeats compared; {repeats - self.content_compared:,} were not at hand"
+        )
+        samples = [("", "", listed(self.conflicts.slice(at, 1))) for at in range(min(3, len(self.conflicts)))]
+        lines = [("conflicts", f"{self.counts.get('CONFLICT', 0):,}", compared), *samples]
+        if self.checksums_kept is not None:
+            lines.append(("checksums", f"{self.checksums_kept:,}", "kept rows that later runs can compare with"))
+        return lines
+
     def _resets(self) -> list[tuple[str, str, str]]:
-        if len(self.suspected_resets):
-            return [("resets", f"{len(self.suspected_resets):,}", "keys seem to number anew")]
-        if not self.resets_looked_for and self.counts.get("DUPLICATE", 0) >= RESET_ROWS_MIN:
-            return [("resets", "", "not looked for: that takes the timestamps that max_idle keeps")]
-        return []
+        if not self.counts.get("DUPLICATE", 0):
+            return []
+        if not self.resets_looked_for:
+            reason = "only timestamps tell a restarted counter from repeats, and without max_idle none are read"
+            return [("resets", "?", f"not looked for: {reason}")]
+        number = f"{len(self.suspected_resets):,}"
+        return [("resets", number, f"keys that seem to number anew: {reset_rule(self.reset_rows_min)}")]
 
     def _of_state(self) -> str:
         moved = f"{self.state_bytes_read / 1e6:,.1f} MB read, {self.state_bytes_written / 1e6:,.1f} MB written"
@@ -189,15 +222,14 @@ class RunReport:
         lines = [("quarantined", path, why) for path, why in self.quarantined[:10]]
         if self.deferred:
             lines.append(("deferred", f"{len(self.deferred):,}", "files that cannot be read yet"))
+        if self.held_back:
+            lines.append(("held back", f"{len(self.held_back):,}", "files that come after a deferred one in the order"))
         if self.vanished:
             lines.append(
                 ("vanished", f"{len(self.vanished):,}", "files that were gone, or others, when they were read")
             )
         if self.ignored:
-            more = " or more" if len(self.ignored) == IGNORED_MAX else ""
-            names = f"{', '.join(self.ignored[:3])}{', …' if len(self.ignored) > 3 else ''}"
-            note = f"files{more} whose names do not end in .parquet: {names}"
-            lines.append(("ignored", f"{len(self.ignored):,}", note))
+            lines.append(ignored_line(self.ignored))
         return lines
 
     def _verdicts(self, is_kept: bool) -> list[tuple[str, str, str]]:
@@ -228,7 +260,7 @@ def make_report(
     return RunReport(
         version=decision.version if decision else None,
         recovered=run.recovered,
-        source=run.source,
+        source=run.source.place,
         state=job.state.uri,
         sink=str(job.sink.location),
         policy=job.policy.name or job.policy.rules,
@@ -243,10 +275,11 @@ def make_report(
         runs=run.plan.get("runs", 0),
         inputs=_inputs(decision),
         source_position=decision.source_position if decision else None,
-        deferred=tuple(found.deferred) if found else (),
+        deferred=found.deferred.damaged if found else (),
+        held_back=found.deferred.waiting if found else (),
         quarantined=tuple(zip(found.quarantined.path, found.quarantined.reason, strict=True)) if found else (),
         vanished=(*run.vanished, *(found.vanished if found else ())),
-        ignored=run.ignored,
+        ignored=run.news.ignored,
         counts=counts,
         kept=counts.get("ACCEPTED", 0) + counts.get("UNTRACKED", 0),
         rejected=dict(rejected),
@@ -255,11 +288,15 @@ def make_report(
         stale=_shown([*(found.stale if found else ()), *(table for task in judged for table in task.stale)]),
         resets_looked_for=job.max_idle_ms is not None,
         suspected_resets=_shown(table for task in judged for table in task.resets),
+        reset_rows_min=job.reset_rows_min,
+        content_compared=sum(task.paired for task in judged) if job.compare_content is not None else None,
+        checksums_kept=sum(state.checksums.rows) if state and state.checksums else None,
+        conflicts=joined([task.conflicts for task in judged]),
         entries=state.entries if state else 0,
         shards=sum(len(task.shards) for task in judged),
         shards_all=run.shards,
-        state_bytes_read=sum(task.bytes_read for task in judged),
-        state_bytes_written=sum(task.bytes_written for task in judged),
+        state_bytes_read=sum(it.bytes_read for task in judged for it in (task, task.kept) if it),
+        state_bytes_written=sum(it.bytes_written for task in judged for it in (task, task.kept) if it),
         outputs=tuple(job.sink.names(decision)) if decision else (),
         carried_files=sum(group.carried for group in written),
         copied_groups=sum(group.groups_copied for group in written),

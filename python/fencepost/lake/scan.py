@@ -20,9 +20,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa  # type: ignore[import-untyped]
 
-from fencepost._native import RunScan
+from fencepost._native import RunScan, parquet_footer
 from fencepost.errors import BatchError, SourceError
-from fencepost.lake.source import Constants, Files, identity_of
+from fencepost.lake.files import Constants, Files, identity_of, persist, stat_of
 from fencepost.policy import Policy
 from fencepost.state.vectors import Bitmap, ranges_of
 
@@ -58,6 +58,12 @@ class Reading:
     order_by: tuple[str, ...]
     by_row: bool
     """Whether every row is a run of its own."""
+    reset_rows_min: int
+    """See `DedupJob`."""
+    compares: bool
+    """Whether the content of repeats is compared."""
+    keeps_checksums: bool
+    """Whether it is compared with rows of earlier runs, too."""
 
     @property
     def runs_together(self) -> int:
@@ -83,8 +89,10 @@ class ScanItem:
     first: int
     """The ordinal of the first of them."""
     constants: list[Constants]
-    unreadable: dict[str, str]
+    left_out: dict[str, str]
     """Files that are not to be read, by full path, and why."""
+    sets_aside: bool
+    """Whether a file of wrong columns, types or values is left out, rather than an error."""
     reading: Reading
     folder: str
     """Where exchange files go."""
@@ -102,7 +110,7 @@ class Exchange:
     rows: npt.NDArray[np.int64]
 
 
-Status = Literal["read", "vanished", "unreadable"]
+Status = Literal["read", "vanished", "left out"]
 
 
 @dataclass
@@ -112,7 +120,9 @@ class Scanned:
     first: int
     status: list[Status] = field(default_factory=list)
     reason: list[str] = field(default_factory=list)
-    """Why a file is unreadable."""
+    """Why a file was left out."""
+    misfit: BatchError | None = None
+    """Of the first file of wrong columns, types or values that was left out for that."""
     files: Files = field(default_factory=lambda: Files(""))
     """As they were when they were read."""
     rows: list[int] = field(default_factory=list)
@@ -129,7 +139,7 @@ class Scanned:
         self, path: str, stat: os.stat_result | None, vector: Bitmap | None, read: _Read | None, reason: str
     ) -> None:
         """A file that was read, or could not be, or has vanished."""
-        self.status.append("vanished" if stat is None else "read" if read else "unreadable")
+        self.status.append("vanished" if stat is None else "read" if read else "left out")
         self.reason.append(reason)
         self.files.append(path, stat, vector)
         self.rows.append(read.rows if read else 0)
@@ -143,7 +153,8 @@ class Scanned:
 def scan(item: ScanItem) -> Scanned:
     """Read the identity columns of some files and deal their runs to shards.
 
-    Memory: `Reading.runs_together` runs. Raises BatchError (column, row, file).
+    Memory: `Reading.runs_together` runs. Raises BatchError (column, row, file), StoreError where storage does not give
+    a file.
     """
     found = Scanned(item.first, files=Files(item.files.root))
     with _Writer(item.folder, item.reading.runs_together) as writer:
@@ -155,28 +166,67 @@ def scan(item: ScanItem) -> Scanned:
 
 def _scan_file(item: ScanItem, place: int, found: Scanned, writer: _Writer) -> None:
     path = item.files.full_path(place)
+    stat: os.stat_result | None
     read: _Read | None = None
-    stat, reason = None, f"{path}: changed each time it was read, {TRIES} times"
+    reason = item.left_out.get(path, "")
+    try:
+        if reason:
+            stat = persist(lambda: stat_of(path))
+        else:
+            stat, read, reason = persist(lambda: _read_file(item, place, found, writer))
+    except FileNotFoundError:
+        stat, reason = None, "vanished"
+    found.add(item.files.paths[place], stat, item.files.vectors[place], read, reason)
+
+
+def _read_file(item: ScanItem, place: int, found: Scanned, writer: _Writer) -> tuple[os.stat_result, _Read | None, str]:
+    """(the file as it was, what was read of it, ""); or None, and why."""
+    path = item.files.full_path(place)
     for _ in range(TRIES):
+        stat = stat_of(path)
         try:
-            stat = os.stat(path)
-            if path in item.unreadable:
-                raise SourceError(item.unreadable[path], path=path)
             read = _Read(item, place)
             last = read.all_but_last(writer)
-            if identity_of(stat) == identity_of(os.stat(path)):
+            if identity_of(stat) == identity_of(stat_of(path)):
                 writer.keep(last)
-                reason = ""
-                break
-        except FileNotFoundError:
-            stat, reason = None, "vanished"
+                return stat, read, ""
         except SourceError as error:
-            reason = str(error)
-        read = None
-        writer.forget()
-        if not reason.startswith(f"{path}: changed"):
-            break
-    found.add(item.files.paths[place], stat, item.files.vectors[place], read, reason)
+            return stat, None, str(error)
+        except BatchError as error:
+            if not item.sets_aside:
+                raise
+            found.misfit = found.misfit or error
+            return stat, None, str(error)
+        finally:
+            writer.forget()
+    return stat, None, f"{path}: changed each time it was read, {TRIES} times"
+
+
+@dataclass(frozen=True, kw_only=True)
+class FooterItem:
+    """Files whose footers a task reads."""
+
+    paths: list[str]
+
+
+def footers(item: FooterItem) -> list[int | None]:
+    """The checksum of each file's footer; None for a file that is gone, UNREADABLE_CRC where there is none.
+
+    Raises StoreError where storage does not give a file.
+    """
+    return [_footer(path) for path in item.paths]
+
+
+UNREADABLE_CRC = -2
+
+
+def _footer(path: str) -> int | None:
+    try:
+        return persist(lambda: parquet_footer(path)).footer_crc
+    except FileNotFoundError:
+        return None
+    except SourceError:
+        return UNREADABLE_CRC
 
 
 class _Read:
@@ -331,6 +381,13 @@ class _Writer:
         joined = {shard: pa.concat_batches(by_shard[shard]) for shard in sorted(by_shard)}
         self.exchanges.append(write_exchange(self.folder, joined))
         self.held, self.runs = [], 0
+
+
+def open_exchange(path: str | Path) -> pa.ipc.RecordBatchFileReader:
+    """A file that tasks hand on, mapped into memory. No descriptor stays open: a task may need thousands of files."""
+    with pa.memory_map(str(path)) as file:
+        mapped = file.read_buffer()
+    return pa.ipc.open_file(mapped)
 
 
 def write_exchange(folder: str, batches: dict[int, pa.RecordBatch]) -> Exchange:

@@ -8,6 +8,7 @@ there may be rows to give.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -112,6 +113,14 @@ class Part:
                 raise
             raise excerpt.in_segment(error) from None
 
+    def detached(self) -> Part:
+        """The part without its store, and so without credentials."""
+        return dataclasses.replace(self, segment=dataclasses.replace(self.segment, object=None))
+
+    def attached(self, options: Options) -> Part:
+        """The part with the store that its segment is in. `options`: of that store, where it is a remote one."""
+        return dataclasses.replace(self, segment=self.segment.attached(options))
+
     def batches(self, conditions: Sequence[Condition] = ()) -> Iterator[pa.RecordBatch]:
         """The rows that `fencepost.kafka.read_batches` has, likewise; aborted ones too."""
         return _filtered(self._headers(), conditions)
@@ -188,19 +197,28 @@ def may_be_in(log: Log, conditions: Sequence[Condition]) -> bool:
     return all(np.all(_may_hold(it, bounds)) for it in conditions)
 
 
-def look(log: Log, isolation: Isolation, *, since: int = 0, is_live: bool = False, options: Options = None) -> View:
+def look(
+    log: Log,
+    isolation: Isolation,
+    *,
+    since: int = 0,
+    is_live: bool = False,
+    salvages: bool = False,
+    options: Options = None,
+) -> View:
     """What is seen of a partition now: to its end, or under read_committed to the last stable offset.
 
     Reads the headers of all segments then, else those of the last one. `since`: of no interest is what lies before this
     offset, which was a last stable offset once: transactions with rows behind it have their markers there, too.
     `is_live`: a batch that is torn, or nothing but zeros, at the end of the last segment is one that its broker is
-    writing: the log ends before it. Raises SourceError.
+    writing: the log ends before it. `salvages`: what lies behind damage of a segment is passed over. Raises
+    SourceError.
     """
     first = len(log.segments) - 1
     if isolation == "read_committed":
         first = sum((it.base_offset or 0) <= since for it in log.segments[1:])
     index = TransactionIndex()
-    stream = _native.kafka_batches([it.parts for it in log.segments[first:]], reports=is_live)
+    stream = _native.kafka_batches([it.parts for it in log.segments[first:]], reports=is_live or salvages)
     log_end = log.segments[-1].base_offset or 0
     for batch in stream:
         rows = pa.record_batch(batch)
@@ -209,7 +227,8 @@ def look(log: Log, isolation: Isolation, *, since: int = 0, is_live: bool = Fals
             # A header whose records compaction has removed belongs to a transaction that was decided long ago.
             holds = pc.or_(pc.greater(rows["count"], 0), pc.is_valid(rows["control"]))
             index.apply(pa.table(rows.filter(holds)), _COLUMNS)
-    _check_live(stream, log)
+    if not salvages:
+        _check_live(stream, log)
     aborted = _as_tuples(pa.table(index.aborted(None)))
     unstable = index.first_unstable_offset(None)
     if isolation == "read_committed" and not log.is_folder:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -16,8 +17,10 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 
 from fencepost import Verdict
-from fencepost._native import parquet_footer, rewrite
-from fencepost.lake.source import ChangedError, Files, unchanged
+from fencepost._native import Rewritten, parquet_footer, rewrite
+from fencepost.errors import SourceError
+from fencepost.lake.files import ChangedError, Files, from_storage, persist, unchanged
+from fencepost.lake.scan import open_exchange
 from fencepost.state.disk import Disk
 from fencepost.state.vectors import Bitmap, VectorFile, ranges_of, rows_of
 
@@ -30,6 +33,9 @@ Rejects = Literal["copy", "all", "none"]
 InPlace = Literal["vectors", "files"]
 """How files lose rows where they stand: by deletion vectors, or by files that take their places. Those that lose none
 have no output."""
+
+FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+"""Errors of the target where a file is copied."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +51,8 @@ class WriteItem:
     losers: list[str]
     """Arrow IPC files of LOSERS, in no order."""
     rejects: Rejects
+    drops_conflicts: bool
+    """Whether conflicts are not set aside either."""
     folder: str
     disk: Disk
     may_link: bool
@@ -70,6 +78,8 @@ class Written:
     """The files that lose rows where they stand (`Marked`)."""
     vectors: list[tuple[int, str, int]] = field(default_factory=list)
     """(ordinal of the first file, path, bytes) of each file of deletion vectors."""
+    damaged: dict[str, str] = field(default_factory=dict)
+    """Files whose rows cannot be copied, by full path, and why: nothing of this counts then."""
     carried: int = 0
     """Files that were carried over whole."""
     groups_copied: int = 0
@@ -80,18 +90,24 @@ def write(item: WriteItem) -> Written:
     """Write the kept rows of some files: a file that loses none is carried over whole, of others the row groups that
     lose none are copied as bytes.
 
-    Memory: some thousand rows. Raises ChangedError where a file is not what the first pass read, SourceError.
+    Memory: some thousand rows. Raises ChangedError where a file is not what the first pass read, StoreError where
+    storage does not give it.
     """
     losers = losers_of(item.losers, item.first, item.first + len(item.files))
     written = Written()
     vectors = VectorFile(Path(item.folder)) if item.in_place == "vectors" else None
     for place in range(len(item.files)):
-        if item.in_place and not len(losers[place]):
-            _add_output(written, None, (0, 0, 0))
-        elif vectors is not None:
-            _mark(item, place, losers[place], written, vectors)
-        else:
-            write_file(item, place, losers[place], written)
+        try:
+            if item.in_place and not len(losers[place]):
+                _add_output(written, None, (0, 0, 0))
+            elif vectors is not None:
+                _mark(item, place, losers[place], written, vectors)
+            else:
+                write_file(item, place, losers[place], written)
+        except ChangedError:
+            raise
+        except SourceError as error:  # the others are looked at all the same: they are planned anew only once
+            written.damaged[item.files.full_path(place)] = str(error)
     if vectors is not None and written.marked:
         written.vectors.append((item.first, str(vectors.path), vectors.write(item.disk)))
     return written
@@ -101,7 +117,7 @@ def losers_of(paths: list[str], first: int, end: int) -> list[pa.Table]:
     """For each ordinal from `first` to `end` its ranges of refused rows, by row."""
     found = []
     for path in paths:
-        losers = pa.ipc.open_file(pa.memory_map(path)).read_all()
+        losers = open_exchange(path).read_all()
         low, high = np.searchsorted(losers["file"].to_numpy(), [first, end])
         found.append(losers.slice(low, high - low))
     table = pa.concat_tables(found) if found else pa.table({name: [] for name in ("file", "row", "count", "verdict")})
@@ -120,8 +136,13 @@ def write_file(item: WriteItem, place: int, losers: pa.Table, written: Written) 
     with unchanged(item.files, place) if item.is_read[place] else nullcontext():
         if rows and refused < rows:
             target = _target(item, f"part-{ordinal:05}")
-            is_whole = not len(not_kept)
-            facts = _carry_over(item, place, target) if is_whole else _rewrite(item, place, target, not_kept, written)
+            if len(not_kept):
+                done = _rewrite(item, place, target, not_kept)
+                facts = done.rows, done.bytes, done.footer_crc
+                written.groups_copied += done.groups_copied
+                written.groups_rewritten += done.groups_rewritten
+            else:
+                facts = _carry_over(item, place, target)
             path = str(target)
             if facts[0] != rows - refused:
                 raise AssertionError(f"{target} has {facts[0]} rows, {rows} were read and {refused} are not kept")
@@ -138,7 +159,8 @@ def write_file(item: WriteItem, place: int, losers: pa.Table, written: Written) 
 def _mark(item: WriteItem, place: int, losers: pa.Table, written: Written, vectors: VectorFile) -> None:
     """Note which of a file's rows are not kept, and write those that are set aside."""
     with unchanged(item.files, place):
-        _check_footer(item, place, parquet_footer(item.files.full_path(place)).footer_crc)
+        footer = persist(lambda: parquet_footer(item.files.full_path(place)))
+        _check_footer(item, place, footer.footer_crc)
         _set_aside_all(item, place, losers, written)
     vector = vectors.add(item.files.vectors[place], *_ranges(losers))
     written.marked.append(_marked(item, place, pc.sum(losers["count"]).as_py(), vector))
@@ -186,30 +208,38 @@ def _target(item: WriteItem, name: str) -> Path:
 
 
 def _carry_over(item: WriteItem, place: int, target: Path) -> tuple[int, int, int]:
-    item.disk.carry_over(Path(item.files.full_path(place)), target, may_link=item.may_link)
+    source = item.files.full_path(place)
+
+    def attempt() -> None:
+        try:
+            with from_storage(source, "copied", other_than=FULL):
+                item.disk.carry_over(Path(source), target, may_link=item.may_link)
+        except BaseException:
+            target.unlink(missing_ok=True)
+            raise
+
+    persist(attempt)
     footer = parquet_footer(str(target))
     _check_footer(item, place, footer.footer_crc)
     return footer.rows, os.path.getsize(target), footer.footer_crc
 
 
-def _rewrite(item: WriteItem, place: int, target: Path, losers: pa.Table, written: Written) -> tuple[int, int, int]:
-    source = item.files.full_path(place)
-    _check_footer(item, place, parquet_footer(source).footer_crc)
-    done = rewrite(source, str(target), *_ranges(losers))
-    written.groups_copied += done.groups_copied
-    written.groups_rewritten += done.groups_rewritten
-    return done.rows, done.bytes, done.footer_crc
+def _rewrite(item: WriteItem, place: int, target: Path, losers: pa.Table, *, keep: bool = False) -> Rewritten:
+    done = persist(lambda: rewrite(item.files.full_path(place), str(target), *_ranges(losers), keep=keep))
+    _check_footer(item, place, done.source_crc)
+    return done
 
 
 def _set_aside_all(item: WriteItem, place: int, losers: pa.Table, written: Written) -> None:
-    for verdict in _set_aside(losers, item.rejects):
+    dropped = {Verdict.CONFLICT} if item.drops_conflicts else set()
+    for verdict in [it for it in _set_aside(losers, item.rejects) if it not in dropped]:
         _reject(item, place, losers.filter(pc.equal(losers["verdict"], verdict)), verdict, written)
 
 
 def _reject(item: WriteItem, place: int, losers: pa.Table, verdict: int, written: Written) -> None:
     ordinal, name = item.first + place, Verdict(verdict).name
     target = _target(item, f"reject-{name}-{ordinal:05}")
-    done = rewrite(item.files.full_path(place), str(target), *_ranges(losers), keep=True)
+    done = _rewrite(item, place, target, losers, keep=True)
     item.disk.seal(target)
     written.rejects.append((ordinal, name, str(target), done.rows, done.bytes, done.footer_crc))
 

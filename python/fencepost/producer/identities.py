@@ -21,6 +21,14 @@ class Registry(Protocol):
         are used up; `expected`, what an earlier call gave: raises FencedError where somebody else came since.
         """
 
+    # These it may have, where names expire that nobody uses.
+
+    # keep_alive_ms: int
+    #     How often a running producer calls `keep_alive`.
+    # keep_alive(identity) -> object
+    #     The name that has this identity, one of `init_producer` or of a coordinator, is in use. What it raises is
+    #     tried again.
+
 
 class Identities:
     """The identity of one producer. `given` is what a registry or coordinator said last, in its own words."""
@@ -55,6 +63,15 @@ class Identities:
                 f"{self.name!r} has pid {found.pid} epoch {found.epoch}, not above this producer's {identity.epoch}"
             )
         return found
+
+    @property
+    def keep_alive_ms(self) -> int | None:
+        """How often the name has to be kept alive; None where it does not expire."""
+        is_kept = self.name is not None and hasattr(self.registry, "keep_alive")
+        return int(self.registry.keep_alive_ms) if is_kept else None  # type: ignore[union-attr]
+
+    def keep_alive(self) -> None:
+        self.registry.keep_alive(self.given)  # type: ignore[union-attr]
 
     def _ask(self, expected: Any) -> Any:
         if self.registry is None:

@@ -24,6 +24,7 @@ from fencepost.errors import (
     TransactionAbortableError,
     TransportError,
 )
+from fencepost.inputs import is_text
 from fencepost.producer.answers import Answer, ErrorCode
 from fencepost.producer.identities import CHECKPOINT_VERSION, Identities, Registry, read_checkpoint, read_identity
 from fencepost.producer.sequencer import EPOCH_MAX, Batch, Delivered, Identity, Numbers, Request, Sequencer
@@ -34,15 +35,32 @@ from fencepost.producer.transport import Coordinator, SequencedBatch, Transport
 TIMEOUT_MS = 60_000
 COMMITS = 5
 """How often `transaction()` asks for a commit before it gives up."""
+_THREAD = threading.local()
+"""`producer`: whose own thread this is."""
 
 
 class Delivery(Future[Delivered]):
-    """What becomes of rows that were sent: `result()` gives a `Delivered`, or raises what went wrong."""
+    """What becomes of rows that were sent: `result()` gives a `Delivered`, or raises what went wrong.
 
-    def __init__(self, partition: int, rows: int) -> None:
+    Its callbacks run on a thread of the producer. There `result()` and `exception()` of a delivery without an outcome
+    raise PolicyError, as the calls of the producer that wait do.
+    """
+
+    def __init__(self, partition: int, rows: int, producer: SequencedProducer) -> None:
         super().__init__()
         self.partition = partition
         self.rows = rows
+        self._producer = producer
+
+    def result(self, timeout: float | None = None) -> Delivered:
+        if not self.done():
+            self._producer._check_waits("result()")
+        return super().result(timeout)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        if not self.done():
+            self._producer._check_waits("exception()")
+        return super().exception(timeout)
 
     def cancel(self) -> bool:
         """Never: what was handed over may be in the log by now."""
@@ -65,15 +83,16 @@ class SequencedProducer:
     acknowledged is sent again under the same numbers. On every answer it acts as Kafka's client does
     (`tests/rules/client`).
 
-    `transport`: where to (`Transport`). `partitions`: how many, the transport's unless given. `key`: the column whose
-    hash chooses the partition, as Kafka's client chooses it; `partition_by`: a column that says it; neither: each
+    `transport`: where to (`Transport`). `partitions`: how many, for a transport that does not say. `key`: the column
+    whose hash chooses the partition, as Kafka's client chooses it; `partition_by`: a column that says it; neither: each
     call's rows go to the next partition.
 
-    `name`: under which a producer is known over restarts. A registry (`Registry`) gives
-    it the pid that it had, with the next epoch, and whoever had it before is fenced; the coordinator's own or the
-    transport's unless given. Without a name the pid is one that
-    nobody else has. `coordinator`: for transactions; the name is the transactional id. `resume`: a checkpoint of the
-    producer of this name that was there before.
+    `name`: under which a producer is known over restarts. A registry (`Registry`, the coordinator's own or the
+    transport's unless given) gives it the pid that it had, with the next epoch, and whoever had it before is fenced.
+    Where names expire, a running producer keeps its own alive. Without a name the pid is one that nobody else has.
+    `coordinator`: for transactions; the name is the transactional id. `topic`: with a coordinator, the
+    name of this transport's output among its routes. `resume`: a checkpoint of the producer of this name that was there
+    before.
 
     `position`: cursor mode. The column with each row's position in its source is its sequence, so that a producer that
     begins again sends the same numbers, and the log drops what it has. Positions rise within a partition; with several
@@ -105,6 +124,7 @@ class SequencedProducer:
         name: str | None = None,
         registry: Registry | None = None,
         coordinator: Coordinator | None = None,
+        topic: str | None = None,
         resume: Mapping[str, Any] | None = None,
         position: str | None = None,
         transaction_timeout_ms: int = TIMEOUT_MS,
@@ -114,11 +134,14 @@ class SequencedProducer:
         if registry is None:
             known: tuple[Any, ...] = (coordinator, transport)
             registry = next((it for it in known if hasattr(it, "init_producer")), None)
-        _check(transport, name, registry, coordinator, position)
+        _check(transport, name, registry, position)
+        _check_transactions(transport, name, coordinator, topic, position)
         before = read_checkpoint(resume, name)
         count = getattr(transport, "partitions", 1) if partitions is None else partitions
         self._router = Router(count, key=key, partition_by=partition_by, position=position)
-        self._transport, self._coordinator, self._position = transport, coordinator, position
+        _check_count(transport, partitions)
+        self._transport, self._position = transport, position
+        self._coordinator, self._topic = coordinator, "" if topic is None else topic
         self._identities = Identities(registry, name, transaction_timeout_ms)
         identity = self._identities.first(before)
         self._fence = getattr(transport, "fence", None)
@@ -136,15 +159,18 @@ class SequencedProducer:
         self._undelivered: FencepostError | None = None
         self._joined: set[int] | None = None  # the partitions of the open transaction
         self._is_ending = False  # that transaction is being decided, and takes nothing more
+        self._is_aborting = False  # for an abort, which drops what was not sent
+        self._undecided: FencepostError | None = None  # of a try to end it that may have decided it
+        self._decider: int | None = None  # the thread that waits for the decision
         self._lanes: dict[int, Lane] = {}
         self._successor: Identity | None = None
         self._is_closed = False
         self._changed = threading.Condition(threading.RLock())
-        self._pool = ThreadPoolExecutor(self._settings.threads, "fencepost-producer")
+        self._pool = ThreadPoolExecutor(self._settings.threads, "fencepost-producer", self._enlist)
         self._settled: SimpleQueue[Batch | None] = SimpleQueue()
         self._threads = [
             threading.Thread(target=target, name=f"fencepost-{target.__name__.strip('_')}", daemon=True)
-            for target in (self._run, self._deliver)
+            for target in (self._run, self._deliver, *([] if self._identities.keep_alive_ms is None else [self._keep]))
         ]
         for thread in self._threads:
             thread.start()
@@ -161,8 +187,8 @@ class SequencedProducer:
         """Hand rows over; one delivery for each batch that they become, in the order of partitions.
 
         Waits where `buffer_rows` rows have no outcome yet. Raises BatchError (column, row), CapacityError where there
-        was no room in `max_block_ms`, and what the producer or its transaction has stopped with; nothing of the call is
-        sent then.
+        was no room in `max_block_ms` (in a callback at once), and what the producer or its transaction has stopped
+        with; nothing of the call is sent then.
         """
         table, rows_max = to_table(rows), self._settings.batch_rows
         with self._changed:
@@ -180,8 +206,10 @@ class SequencedProducer:
         """Wait until everything that was sent has an outcome.
 
         Raises the first failure since the last `flush`, so that none goes unseen, and TimeoutError after `timeout`
-        seconds; then what was sent is still being delivered.
+        seconds; then what was sent is still being delivered. PolicyError in a callback of the producer, whose return
+        it would wait for.
         """
+        self._check_waits("flush()")
         with self._changed:
             if not self._changed.wait_for(lambda: not self._deliveries, timeout):
                 raise TimeoutError(f"{len(self._deliveries)} batches have no outcome after {timeout} s; they go on")
@@ -212,8 +240,11 @@ class SequencedProducer:
     def close(self, timeout: float | None = None) -> None:
         """Deliver what was sent, then stop; a transaction that is open is aborted.
 
-        Raises what `flush` and `abort` raise; it is closed in any case. The transport is the caller's, and stays open.
+        Raises what `flush` and `abort` raise; it is closed in any case, but for a PolicyError in a callback of the
+        producer: then nothing has changed. The transport is the caller's, and stays open.
         """
+        self._check_waits("close()")
+        self._check_undecided("close()")
         try:
             if self._joined is not None:
                 self.abort()
@@ -230,17 +261,22 @@ class SequencedProducer:
     ) -> None:
         if error is None:
             self.close()
-        else:
-            with contextlib.suppress(FencepostError):
-                if self._joined is not None:
-                    self.abort()
-            self._shut(f"the producer was closed by {error!r}")
+        elif not self._is_own_thread():
+            try:
+                with contextlib.suppress(Exception):
+                    if self._joined is not None:
+                        self.abort()
+            finally:
+                self._shut(f"the producer was closed by {error!r}")
 
     # Transactions
 
     def begin(self) -> None:
         """Open a transaction: what is sent until `commit` is shown together, or not at all."""
         coordinator = self._transactional()
+        self._check_waits("begin()")
+        if self._is_aborting:
+            self.abort()  # whose answer an outage has kept back
         with self._changed:
             self._check_open()
             if self._joined is not None:
@@ -255,9 +291,15 @@ class SequencedProducer:
 
         Raises TransactionAbortableError where something was not delivered: then call `abort`. FencedError: somebody
         else has taken over, and nothing of it is shown. ConcurrentTransactionError, OutcomeUnknownError: it may be
-        decided by now; call again. Until there is an answer, nothing more is taken.
+        decided by now; call again. StoreError: the coordinator's database does not answer, and nothing is decided; call
+        again, or abort. Until there is an answer, nothing more is taken. PolicyError in a callback of the producer, and
+        within `work`.
         """
+        self._check_waits("commit()")
         self._in_transaction()
+        self._check_undecided("commit()")
+        if self._is_aborting:
+            raise TransactionAbortableError("an abort has begun, and what was not sent is dropped: call abort again")
         while not self._is_ending:
             try:
                 self.flush()
@@ -272,11 +314,17 @@ class SequencedProducer:
         self._end(decide if work is None else lambda identity: decide(identity, work))
 
     def abort(self) -> None:
-        """Decide that nothing of it is shown. What was not sent yet is not sent."""
+        """Decide that nothing of it is shown. What was not sent yet is not sent.
+
+        Raises StoreError, ConcurrentTransactionError, OutcomeUnknownError: call again, or begin, which does so. It can
+        only be aborted from then on. PolicyError in a callback of the producer, and within the `work` of a commit.
+        """
+        self._check_waits("abort()")
         self._in_transaction()
+        self._check_undecided("abort()")
         dropped = TransactionAbortableError("the transaction was aborted before this batch was sent")
         with self._changed:
-            self._is_ending = True
+            self._is_ending = self._is_aborting = True
             self._sequencer.drop_unsent(dropped)
             self._settle()
             self._changed.wait_for(lambda: not self._deliveries)
@@ -291,14 +339,15 @@ class SequencedProducer:
         """A transaction that commits at its end, and aborts where an exception leaves it.
 
         A commit whose outcome is unknown, or that is decided and not complete, is tried again a few times. If that is
-        in vain the transaction is left as it is, for `commit`: it may be shown by now.
+        in vain the transaction is left as it is, for `commit`: it may be shown by now. What an exception leaves is
+        aborted; where that fails too, the exception is raised all the same, and `begin` aborts first.
         """
         self.begin()
         try:
             yield self
             undone = self._try_to_commit()
         except BaseException:
-            with contextlib.suppress(FencepostError):
+            with contextlib.suppress(Exception):
                 if self._joined is not None:
                     self.abort()
             raise
@@ -331,6 +380,7 @@ class SequencedProducer:
             raise PolicyError("no transaction is open: call begin first")
 
     def _end(self, decide: Any) -> None:
+        self._decider = threading.get_ident()
         try:
             self._identities.given = decide(self._identities.given)
             identity = read_identity(self._identities.given)
@@ -339,12 +389,23 @@ class SequencedProducer:
                 self._stop(error)
                 self._ended()
             raise
+        except (ConcurrentTransactionError, OutcomeUnknownError) as error:
+            self._undecided = error
+            raise
+        except StoreError as error:
+            if self._undecided is None:
+                raise
+            # This try has decided nothing. The one before may have.
+            raise type(self._undecided)(f"{self._undecided}. The next try: {error}") from error
+        finally:
+            self._decider = None
         with self._changed:
             self._sequencer.transaction_ended(identity)
             self._ended()
 
     def _ended(self) -> None:
-        self._joined, self._is_ending = None, False
+        self._joined, self._undecided = None, None
+        self._is_ending = self._is_aborting = False
 
     def _join(self, partitions: Iterator[int]) -> None:
         """Tell the coordinator of partitions before anything is written to them."""
@@ -357,11 +418,46 @@ class SequencedProducer:
         new = sorted(set(partitions) - self._joined)
         if new:
             try:
-                self._coordinator.add_partitions(self._identities.given, new)
+                self._coordinator.add_partitions(self._identities.given, [(self._topic, number) for number in new])
             except FencedError as error:
-                self._stop(error)
-                raise
+                raise self._told_apart(error) from error
             self._joined.update(new)
+
+    def _told_apart(self, error: FencedError) -> FencepostError:
+        """What it means that this transaction's epoch was raised. Called with the lock held.
+
+        By its time-out: to abort it is what was done, and tells how to go on. By another producer: that is refused.
+        """
+        try:
+            self._transactional().abort(self._identities.given)
+        except FencedError:
+            self._stop(error)
+            return error
+        except FencepostError:
+            pass  # nobody can tell now; abort will
+        return TransactionAbortableError(f"the transaction was open for too long, and is aborted: call abort ({error})")
+
+    # Callbacks
+
+    def _enlist(self) -> None:
+        """This thread is the producer's: what runs on it must not wait for the producer."""
+        _THREAD.producer = self
+
+    def _is_own_thread(self) -> bool:
+        return getattr(_THREAD, "producer", None) is self
+
+    def _check_waits(self, call: str) -> None:
+        """Refuse a call that would wait for the thread that it comes from."""
+        if self._is_own_thread():
+            raise PolicyError(
+                f"{call} within a callback of the producer: it runs on a thread that the call would wait for. Call it "
+                "from another thread, once the callback has returned (send does not wait, and may be called)"
+            )
+
+    def _check_undecided(self, call: str) -> None:
+        """Refuse a call from within the decision that it would wait for."""
+        if self._decider == threading.get_ident():
+            raise PolicyError(f"{call} while this thread decides the transaction: call it once commit or abort is done")
 
     # Taking rows
 
@@ -377,14 +473,18 @@ class SequencedProducer:
 
     def _make_room(self, rows: int) -> None:
         """Wait until so many rows fit. A call that is larger than the buffer waits until it is empty."""
-        bound, block_ms = self._settings.buffer_rows, self._settings.max_block_ms
+        bound = self._settings.buffer_rows
+        block_ms = 0 if self._is_own_thread() else self._settings.max_block_ms
         fits = self._changed.wait_for(
             lambda: not self._buffered or self._buffered + rows <= bound or self._is_closed, block_ms / 1000
         )
         if not fits:
+            waited = (
+                f"for max_block_ms={block_ms}" if block_ms else "and a callback of the producer cannot wait for room"
+            )
             raise CapacityError(
-                f"{self._buffered} rows have no outcome yet, and {rows} more are above buffer_rows={bound} for "
-                f"max_block_ms={block_ms}: nothing of this call was sent",
+                f"{self._buffered} rows have no outcome yet, and {rows} more are above buffer_rows={bound} {waited}: "
+                "nothing of this call was sent",
                 limit=bound,
             )
         self._check_open()
@@ -395,7 +495,7 @@ class SequencedProducer:
             column = piece[self._position]
             positions = (column[0].as_py(), column[-1].as_py())
         batch = Batch(number, piece.num_rows, piece, _now_ms(), positions)
-        delivery = self._deliveries[batch] = Delivery(number, piece.num_rows)
+        delivery = self._deliveries[batch] = Delivery(number, piece.num_rows, self)
         self._buffered += piece.num_rows
         self._sequencer.add(batch)
         return delivery
@@ -404,6 +504,7 @@ class SequencedProducer:
 
     def _run(self) -> None:
         """The sender: asks the sequencer what is due, until the producer is closed."""
+        self._enlist()
         try:
             with self._changed:
                 while not self._is_closed:
@@ -530,6 +631,20 @@ class SequencedProducer:
             return self._fence(identity.pid, EPOCH_MAX, partitions) or {}
         return {}
 
+    def _keep(self) -> None:
+        """Keep the name alive while the producer runs, whether it sends or not."""
+        self._enlist()
+        wait_ms = interval_ms = self._identities.keep_alive_ms or 0
+        while True:
+            with self._changed:
+                if self._changed.wait_for(lambda: self._is_closed, wait_ms / 1000):
+                    return
+            try:
+                self._identities.keep_alive()
+                wait_ms = interval_ms
+            except Exception:  # an outage of the registry's, most likely
+                wait_ms = min(interval_ms, self._settings.retry_backoff_max_ms)
+
     # Outcomes
 
     def _stop(self, error: FencepostError) -> None:
@@ -543,7 +658,8 @@ class SequencedProducer:
             self._settled.put(self._sequencer.settled.popleft())
 
     def _deliver(self) -> None:
-        """Tell the application, in a thread of its own: its callbacks may call the producer, or take their time."""
+        """Tell the application, in a thread of its own: its callbacks may send, or take their time."""
+        self._enlist()
         while (batch := self._settled.get()) is not None:
             delivery, outcome = self._deliveries[batch], batch.outcome
             if isinstance(outcome, Delivered):
@@ -577,32 +693,56 @@ def _settings(given: dict[str, Any], positions: bool) -> Settings:
     return Settings(**given).check(positions=positions)
 
 
-def _check(transport: Any, name: str | None, registry: Any, coordinator: Any, position: str | None) -> None:
+def _check(transport: Any, name: str | None, registry: Any, position: str | None) -> None:
     """Refuse what contradicts itself."""
     if not hasattr(transport, "send"):
         raise PolicyError(f"{type(transport).__name__} is no transport: it has no send")
-    if name == "":
-        raise PolicyError("name='': a name has at least one character")
+    if name is not None and not (is_text(name) and name):
+        raise PolicyError(f"name={name!r}: a name is a text of at least one character of UTF-8")
     if name is not None and registry is None:
         raise PolicyError(
             f"name={name!r} without a registry: nobody could tell this producer from another of the same name. Give "
             "registry=, or a transport that is one"
         )
-    if coordinator is not None and name is None:
-        raise PolicyError("a coordinator without a name: the name is the transactional id by which zombies are fenced")
-    is_silent = getattr(coordinator, "write_marker", ...) is None
-    if is_silent and hasattr(transport, "write_marker"):
-        raise PolicyError(
-            "a coordinator without write_marker, for a transport whose readers wait for markers: what is committed "
-            "would never be shown. Make it with write_marker=, transport.write_marker where all its partitions are of "
-            "this transport"
-        )
     if position is not None and name is None:
         raise PolicyError(f"position={position!r} without a name: the log could not tell that the producer is back")
-    if position is not None and coordinator is not None:
+
+
+def _check_transactions(
+    transport: Any, name: str | None, coordinator: Any, topic: str | None, position: str | None
+) -> None:
+    """Refuse what contradicts itself, or would never be shown."""
+    if coordinator is None:
+        if topic is not None:
+            raise PolicyError(f"topic={topic!r} without a coordinator: topics name the outputs of transactions")
+        return
+    if name is None:
+        raise PolicyError("a coordinator without a name: the name is the transactional id by which zombies are fenced")
+    routes: Mapping[str, Any] | None = getattr(coordinator, "routes", None)
+    if not topic or (routes is not None and topic not in routes):
+        known = "" if routes is None else f"; its routes: {', '.join(map(repr, routes)) or 'none'}"
+        raise PolicyError(
+            f"topic={topic!r} with a coordinator: give the topic under which it routes markers to this transport{known}"
+        )
+    if routes is not None and routes[topic] is None and hasattr(transport, "write_marker"):
+        raise PolicyError(
+            f"topic={topic!r} has the route None, and the transport's readers wait for markers: what is committed "
+            f"would never be shown. Make the coordinator with routes={{{topic!r}: transport}}"
+        )
+    if position is not None:
         raise PolicyError(
             f"position={position!r} with a coordinator: positions are repeated when a transaction is run again, and "
             "the log would drop them"
+        )
+
+
+def _check_count(transport: Any, given: int | None) -> None:
+    """Refuse another number of partitions than the transport's own."""
+    own = getattr(transport, "partitions", given)
+    if given not in (None, own):
+        raise PolicyError(
+            f"partitions={given}: the transport has {own}, and a key's rows would go to other partitions than those "
+            "that know their numbers. Leave partitions= out"
         )
 
 

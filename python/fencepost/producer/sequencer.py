@@ -294,7 +294,9 @@ class Sequencer:
         return [request for number in self.partitions for request in self._drain(number, now_ms)]
 
     def wake_ms(self) -> int | None:
-        """When something is due that `poll` has to see, if nobody answers before."""
+        """When something is due that `poll` has to see, if no answer comes before. None once it has stopped."""
+        if self.fatal is not None:
+            return None
         due = [it.deadline_ms for id, it in self._sent.items() if id not in self._given_up]
         for partition in self.partitions.values():
             if self.wanted is None:

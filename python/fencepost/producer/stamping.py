@@ -12,6 +12,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from fencepost.errors import BatchError, PolicyError
+from fencepost.inputs import is_column, shown, table_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -23,6 +24,7 @@ IDENTITY = ("pid", "epoch", "partition", "seq")
 HASHED_AT_ONCE = 1 << 16
 """Keys whose hashes stay in the processor's cache from one word to the next."""
 
+_NOTHING = "nothing of this call was sent"
 _SEQ_MASK = 2**31 - 1
 _SEED, _M = 0x9747B28C, 0x5BD1E995
 _KEY_TYPES = "a key is text, binary, int16, int32 or int64, as Kafka's serializers have them"
@@ -37,7 +39,14 @@ def to_table(rows: Any) -> pa.Table:
     if hasattr(rows, "__arrow_c_stream__") or hasattr(rows, "__arrow_c_array__"):
         return pa.table(rows)
     if isinstance(rows, Mapping):
-        return pa.table(dict(rows))
+        for name, values in rows.items():
+            if not is_column(values):
+                raise BatchError(
+                    f"column '{name}': {shown(values)} is not an array: a dict is one of column names to arrays; put "
+                    f"one event into a list, [event]; {_NOTHING}",
+                    column=name,
+                )
+        return table_of(rows, _NOTHING)
     if isinstance(rows, Sequence) and not isinstance(rows, str | bytes):
         return _from_dicts(rows)
     raise TypeError(f"{type(rows).__name__} is no table: Arrow, a mapping of columns, or a list of dicts")
@@ -57,13 +66,7 @@ def _from_dicts(rows: Sequence[Any]) -> pa.Table:
                 f"column '{name}', row {number}: there in some rows and not in others; null is None",
                 column=name, row=number,
             )  # fmt: skip
-    columns = {}
-    for name in rows[0]:
-        try:
-            columns[name] = pa.array([row[name] for row in rows])
-        except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
-            raise BatchError(f"column '{name}': {error}", column=name) from error
-    return pa.table(columns)
+    return table_of({name: [row[name] for row in rows] for name in rows[0]}, _NOTHING)
 
 
 class Router:

@@ -65,7 +65,9 @@ class Coordinator(Protocol):
     """Decides transactions, like `fencepost.sql.TransactionCoordinator`. Identities are what it or a registry gave."""
 
     def begin(self, identity: Any) -> Any: ...
-    def add_partitions(self, identity: Any, partitions: list[int]) -> Any: ...
+    def add_partitions(self, identity: Any, partitions: list[tuple[str, int]]) -> Any:
+        """Names what will be written to, as (topic, partition)."""
+
     def commit(self, identity: Any, work: Any = None) -> Any:
         """Gives the identity for what comes next: the epoch rises with every transaction."""
 

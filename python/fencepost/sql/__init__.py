@@ -4,11 +4,12 @@ Needs `fencepost[sql]` (SQLAlchemy 2, pyarrow, numpy). SQLite is embedded and ne
 `fencepost[postgresql]`. Everything here runs in transactions of `database`, which knows what may be tried again.
 """
 
-from fencepost.sql.coordinator import Positions, Recovered, TransactionCoordinator
+from fencepost.sql.coordinator import Positions, TransactionCoordinator
 from fencepost.sql.outbound import derived_key
 from fencepost.sql.reconciliation import Reconciliation
 from fencepost.sql.registry import ProducerRegistry
 from fencepost.sql.retention import Reaped, RetentionWarning
+from fencepost.sql.routes import Left, MarkerWriter, Recovered
 from fencepost.sql.sink import Applied, SqlSink
 from fencepost.sql.staged import StagedTable
 from fencepost.sql.transaction import ProducerIdentity
@@ -16,6 +17,8 @@ from fencepost.sql.transitions import transition
 
 __all__ = [
     "Applied",
+    "Left",
+    "MarkerWriter",
     "Positions",
     "ProducerIdentity",
     "ProducerRegistry",

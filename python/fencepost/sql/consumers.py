@@ -31,6 +31,7 @@ from sqlalchemy import (
 )
 
 from fencepost.errors import BatchError, PolicyError
+from fencepost.inputs import is_text
 from fencepost.sql.database import Database, Int64
 
 PART, VERSION = "sink", 1
@@ -116,8 +117,8 @@ class Consumer:
         Raises:
             PolicyError: its settings are others: they are what its claims mean, and stay for ever.
         """
-        if not isinstance(name, str) or not 0 < len(name) <= 255:
-            raise PolicyError(f"consumer_id={name!r}: a text of 1 to 255 characters was expected")
+        if not is_text(name) or not 0 < len(name) <= 255:
+            raise PolicyError(f"consumer_id={name!r}: a text of 1 to 255 characters of UTF-8 was expected")
         database.create_tables(PART, VERSION, TABLES)
         wanted = dict(settings)
         created = text(
@@ -172,7 +173,13 @@ class Consumer:
         connection.execute(text(f"SELECT {function}({_LOCK_CLASS}, :id)"), {"id": self.id})
 
     def check_key_types(self, connection: Connection, found: Mapping[str, str]) -> None:
-        """Fixes the types of the key columns when they are first used; refuses others from then on."""
+        """Stores the types of the key columns with the first claim; refuses other types from then on.
+
+        Reads the stored types in each transaction: what an earlier one stored may have been rolled back.
+
+        Raises:
+            BatchError: keys of other types than those of the claims. The same text could be another key there.
+        """
         query = select(CONSUMERS.c.key_types).where(CONSUMERS.c.id == self.id)
         known = connection.execute(query).scalar_one()
         if known is None:

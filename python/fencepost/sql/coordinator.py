@@ -4,13 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from sqlalchemy import Connection, Engine, Select, literal_column, select
 
-from fencepost.errors import ConcurrentTransactionError, MappingError, PolicyError, TransactionStateError
+from fencepost.errors import (
+    ConcurrentTransactionError,
+    MappingError,
+    OutcomeUnknownError,
+    PolicyError,
+    StoreError,
+    TransactionStateError,
+)
+from fencepost.inputs import is_text, shown
 from fencepost.sql.database import run
 from fencepost.sql.registry import ProducerRegistry
+from fencepost.sql.routes import Left, Recovered, Routes, checked_routes
 from fencepost.sql.transaction import (
     LAST_EPOCH,
     NONE,
@@ -19,6 +28,7 @@ from fencepost.sql.transaction import (
     Partition,
     ProducerIdentity,
     State,
+    TopicPartition,
     Transaction,
 )
 from fencepost.sql.transaction_tables import (
@@ -29,8 +39,9 @@ from fencepost.sql.transaction_tables import (
     STAGED,
     Held,
     check_generation,
+    check_inputs,
     check_position,
-    checked_partitions,
+    checked_outputs,
     end,
     from_text,
     hold,
@@ -40,7 +51,6 @@ from fencepost.sql.transaction_tables import (
     to_text,
 )
 
-WriteMarker = Callable[[int, int, Partition, Outcome, int], object]
 Offsets = Mapping[Partition, tuple[int | None, int]]
 
 
@@ -54,52 +64,59 @@ class Positions:
     """Partitions for which an open transaction has staged another position: it may move any moment."""
 
 
-class Recovered(NamedTuple):
-    """What `recover` found to do."""
-
-    completed: int
-    """Transactions that were decided, and whose markers are written now."""
-    aborted: int
-    """Transactions that were open for longer than they may be."""
-
-
 class TransactionCoordinator:
-    """Decides transactions in a database. Any number of processes may have one on the same database.
+    """Decides transactions in a database. Any number of processes and services may have one on the same database.
 
     States are Empty, Ongoing, Prepare (the outcome is decided, and stands), Complete (markers are written). The epoch
     rises with every transaction, so that nothing of a transaction can be taken for the next one's.
 
-    `write_marker(pid, epoch, partition, outcome, coordinator_epoch)` tells a partition what became of the transaction
-    that producer `pid` had open there; `epoch` is the raised one, as in Kafka's markers. It is called for every
-    partition between Prepare and Complete, outside any database transaction, and again after a failure, then with a
-    higher `coordinator_epoch`: writing twice must do no harm, and a marker that comes when the producer has gone on to
-    the next transaction must be ignored (a log under Kafka's rules answers both by itself). An exception of it means
-    not written. Without it nobody is told: readers ask `decision`, or join `fencepost_decisions`.
+    `routes`: by topic, the transport whose readers wait for a marker (`MarkerWriter`), or None for a topic whose
+    readers ask `decision` or join `fencepost_decisions`. A topic is the name of one output, the same for everybody who
+    uses the database: two outputs must not share a name. Between Prepare and Complete a marker is written to each
+    partition of the transaction, by whichever coordinators have routes to them; what a coordinator has no route to it
+    neither times out nor completes, and leaves to those that have one.
 
     Raises:
-        PolicyError, SchemaError: as `ProducerRegistry`.
+        PolicyError: as `ProducerRegistry`; a route that has no `write_marker`.
+        SchemaError, StoreError: as `ProducerRegistry`. StoreError in every call where the database does not answer.
     """
 
     def __init__(
-        self, engine: Engine, registry: ProducerRegistry | None = None, *, write_marker: WriteMarker | None = None
+        self, engine: Engine, registry: ProducerRegistry | None = None, *, routes: Routes | None = None
     ) -> None:
+        self.routes = checked_routes({} if routes is None else routes)
         self.registry = ProducerRegistry(engine) if registry is None else registry
         self.database = self.registry.database
-        self.write_marker = write_marker
         if self.database.engine is not engine:
             raise PolicyError("the registry is on another engine: producers and transactions share their tables")
 
     # A producer's calls
 
+    @property
+    def keep_alive_ms(self) -> int:
+        """As `ProducerRegistry.keep_alive_ms`."""
+        return self.registry.keep_alive_ms
+
+    def keep_alive(self, identity: ProducerIdentity) -> None:
+        """As `ProducerRegistry.keep_alive`."""
+        self.registry.keep_alive(identity)
+
     def init_producer(
         self, transactional_id: str, timeout_ms: int = 60_000, expected: ProducerIdentity | None = None
     ) -> ProducerIdentity:
-        """As `ProducerRegistry.init_producer`, and writes the markers that it would have to wait for."""
+        """As `ProducerRegistry.init_producer`, and writes the markers that it would have to wait for.
+
+        Raises:
+            ConcurrentTransactionError: a marker could not be written, or a topic that waits for one has no route here.
+                What was open is aborted all the same.
+            PolicyError, FencedError, CapacityError: as `ProducerRegistry.init_producer`.
+        """
         for _ in range(2):
             try:
                 return self.registry.init_producer(transactional_id, timeout_ms, expected)
             except ConcurrentTransactionError:
-                self._take_over(transactional_id)
+                if (held := self._take_over(transactional_id)) is not None:
+                    self._completed(held)
         return self.registry.init_producer(transactional_id, timeout_ms, expected)
 
     def begin(self, identity: ProducerIdentity) -> None:
@@ -125,32 +142,40 @@ class TransactionCoordinator:
 
         self.database.transaction(work)
 
-    def add_partitions(self, identity: ProducerIdentity, partitions: Iterable[Partition]) -> None:
-        """Names partitions before anything is written to them: numbers, names, or tuples of these.
+    def add_partitions(self, identity: ProducerIdentity, partitions: Iterable[TopicPartition]) -> None:
+        """Names partitions, as (topic, number), before anything is written to them. They may be of several topics.
 
         Raises:
             FencedError: another producer has taken over. Nothing has changed, here and below.
             MappingError: no transactional id has this pid now.
             ConcurrentTransactionError: the transaction before is not completed.
-            PolicyError: a partition that is none.
+            PolicyError: a partition that is not (topic, number), or a topic without a route here.
         """
-        wanted = checked_partitions(partitions)
+        wanted = checked_outputs(partitions)
+        if unknown := sorted({topic for topic, _ in wanted} - self.routes.keys()):
+            raise PolicyError(
+                f"topic {unknown[0]!r} has no route here (routes: {', '.join(map(repr, self.routes)) or 'none'}): who "
+                "waits for its markers would wait for ever. Make the coordinator with routes={topic: transport}, or "
+                "None for a topic whose readers ask for decisions"
+            )
+        new = frozenset(it for it in wanted if self.routes[it[0]] is not None)
 
         def work(connection: Connection) -> None:
             held = self._hold(connection, identity)
             after = held.transaction.with_partitions(identity.pid, identity.epoch, wanted, held.now_ms)
-            self._open(connection, held, after)
+            self._open(connection, held, after, new)
 
         self.database.transaction(work)
 
-    def verify(self, identity: ProducerIdentity, partitions: Iterable[Partition]) -> None:
+    def verify(self, identity: ProducerIdentity, partitions: Iterable[TopicPartition]) -> None:
         """Raises unless the partitions are in this producer's open transaction: for who keeps a log, before it writes.
 
         Raises:
             TransactionAbortableError: some are not.
+            PolicyError: a partition that is not (topic, number).
             FencedError, MappingError, ConcurrentTransactionError: as everywhere.
         """
-        wanted = checked_partitions(partitions)
+        wanted = checked_outputs(partitions)
 
         def work(connection: Connection) -> Held | None:
             return look(self.database, connection, pid=identity.pid)
@@ -205,9 +230,11 @@ class TransactionCoordinator:
                 changed: abort.
             FencedError: another producer has taken over: what it has not committed before, nobody will.
             TransactionStateError: none is open, or it was aborted (it took too long).
-            ConcurrentTransactionError: the commit is decided and stands, but a marker could not be written: call again,
-                or leave it to `recover`.
+            ConcurrentTransactionError: the commit is decided and stands, but a marker could not be written, or the
+                database was lost before that was noted: call again, or leave it to `recover`. Or a topic has no route
+                here: `recover` of a coordinator that has one.
             OutcomeUnknownError: the connection was lost in the moment of the decision: call again, which tells.
+            StoreError: the database does not answer: this call has decided nothing. Call again.
             MappingError: no transactional id has this pid now.
         """
         return self._end(identity, "commit", work)
@@ -219,7 +246,7 @@ class TransactionCoordinator:
 
         Raises:
             TransactionStateError: it was committed by an earlier call.
-            FencedError, MappingError, ConcurrentTransactionError, OutcomeUnknownError: as `commit`.
+            FencedError, MappingError, ConcurrentTransactionError, OutcomeUnknownError, StoreError: as `commit`.
         """
         return self._end(identity, "abort", None)
 
@@ -271,27 +298,31 @@ class TransactionCoordinator:
 
     # What nobody may be left to do
 
-    def reap(self) -> int:
-        """Aborts transactions that were open for longer than their time-out; how many.
+    def reap(self) -> Recovered:
+        """Aborts transactions that were open for longer than their time-out.
+
+        One all of whose waiting topics have no route here is left as it is. Of one that has some, the abort is decided,
+        and markers are written where there is a route.
 
         Raises:
             ConcurrentTransactionError: markers of some could not be written. They are aborted all the same, and
                 `recover` writes them.
         """
-        return self._reap([])
+        return self._recovered([], [])
 
     def recover(self) -> Recovered:
         """Writes the markers of everything that is decided and not completed, and aborts what is open for too long.
 
-        For the start of a process, and now and then. Harmless while others commit: their markers may be written twice.
+        As far as there are routes; what is left to others is in `Recovered.left`. For the start of a process, and now
+        and then. Harmless while others commit: their markers may be written twice.
 
         Raises:
             ConcurrentTransactionError: markers of some could not be written. All others are; call again.
         """
         failures: list[ConcurrentTransactionError] = []
         prepared = PRODUCERS.c.state.in_([int(it) for it in PREPARED])
-        completed = self._each(select(PRODUCERS.c.transactional_id).where(prepared), self._take_over, failures)
-        return Recovered(completed, self._reap(failures))
+        found = self._each(select(PRODUCERS.c.transactional_id).where(prepared), self._take_over, failures)
+        return self._recovered(found, failures)
 
     # How it is done
 
@@ -307,12 +338,12 @@ class TransactionCoordinator:
             )
         return held
 
-    def _open(self, connection: Connection, held: Held, after: Transaction) -> None:
-        if after is not held.transaction:
-            has_markers = self.write_marker is not None
-            if held.transaction.state is State.ONGOING:
-                has_markers |= held.has_markers
-            save(connection, held._replace(transaction=after, has_markers=has_markers))
+    def _open(
+        self, connection: Connection, held: Held, after: Transaction, new: frozenset[TopicPartition] = frozenset()
+    ) -> None:
+        opened = held._replace(transaction=after, waiting=held.waiting | new)
+        if opened != held:
+            save(connection, opened)
 
     @staticmethod
     def _has_staged(connection: Connection, transaction: Transaction) -> bool:
@@ -379,44 +410,85 @@ class TransactionCoordinator:
                 run(work, connection)
             return decided
 
-        return self._finish(self.database.transaction(prepare))
+        return self._completed(self._finish(self.database.transaction(prepare)))
 
     def _saved(self, connection: Connection, held: Held, after: Transaction) -> Held:
-        """A prepared transaction, completed at once where no partition has to be told."""
-        if not held.must_tell:
+        """A prepared transaction, completed at once where nobody waits for a marker."""
+        if not held.waiting:
             after = after.completed(held.now_ms)
         held = held._replace(transaction=after)
         save(connection, held)
         return held
 
-    def _finish(self, held: Held) -> ProducerIdentity:
-        """Writes the markers of a prepared transaction and completes it. The identity that follows."""
-        prepared = held.transaction
-        if prepared.state not in PREPARED:
-            return prepared.identity
-        outcome: Outcome = "commit" if prepared.state is State.PREPARE_COMMIT else "abort"
-        name = f"transactional id {prepared.transactional_id!r}: {outcome} of producer {prepared.pid} is decided"
-        if self.write_marker is None:
-            raise ConcurrentTransactionError(f"{name}, and its markers wait for a coordinator with a write_marker")
-        for partition in sorted(prepared.partitions, key=to_text):
+    def _routed(self, held: Held) -> list[TopicPartition]:
+        """The partitions that wait for a marker and have a route here, in order."""
+        return sorted(it for it in held.waiting if self.routes.get(it[0]) is not None)
+
+    def _is_others(self, held: Held) -> bool:
+        """Whether somebody waits for its markers, and nobody whom a route leads to."""
+        return bool(held.waiting) and not self._routed(held)
+
+    def _finish(self, held: Held) -> Held:
+        """Writes the markers of a prepared transaction that have a route, and completes it if no other is missing.
+
+        What is written is noted, whatever fails: each partition by itself learns what is decided, so the rest may
+        follow at any time, and from anybody. Raises ConcurrentTransactionError where one could not be written.
+        """
+        if held.transaction.state not in PREPARED:
+            return held
+        written: list[TopicPartition] = []
+        failed: dict[str, tuple[TopicPartition, Exception]] = {}
+        for partition in self._routed(held):
+            topic = partition[0]
+            if topic in failed:
+                continue
             try:
-                self.write_marker(prepared.pid, prepared.epoch, partition, outcome, held.coordinator_epoch)
+                self._write_marker(held, partition)
             except Exception as error:
-                raise ConcurrentTransactionError(
-                    f"{name}, but the marker for partition {partition!r} could not be written ({error}): call again, "
-                    "or recover()"
-                ) from error
+                failed[topic] = partition, error
+            else:
+                written.append(partition)
+        try:
+            held = self.database.transaction(lambda connection: self._noted(connection, held, written))
+        except (StoreError, OutcomeUnknownError) as error:
+            raise ConcurrentTransactionError(
+                f"{_decision_of(held)}, and the database was lost before its end was noted ({error}): call again, or "
+                "recover()"
+            ) from error
+        if failed and held.transaction.state in PREPARED:
+            (topic, number), cause = next(iter(failed.values()))
+            raise ConcurrentTransactionError(
+                f"{_decision_of(held)}, but the marker for topic {topic!r}, partition {number} could not be written "
+                f"({cause}): call again, or recover()"
+            ) from cause
+        return held
 
-        def complete(connection: Connection) -> ProducerIdentity:
-            found = hold(self.database, connection, transactional_id=prepared.transactional_id)
-            assert found is not None, "what is prepared does not expire"
-            completed = prepared.completed(found.now_ms)
-            # Another may have completed it, and its producer may have gone on.
-            if found.transaction == prepared:
-                save(connection, found._replace(transaction=completed))
-            return completed.identity
+    def _write_marker(self, held: Held, partition: TopicPartition) -> None:
+        topic, number = partition
+        route, prepared = self.routes[topic], held.transaction
+        assert route is not None, "a partition without a route"
+        route.write_marker(prepared.pid, prepared.epoch, number, PREPARED[prepared.state], held.coordinator_epoch)
 
-        return self.database.transaction(complete)
+    def _noted(self, connection: Connection, held: Held, written: Iterable[TopicPartition]) -> Held:
+        """Takes what is written from the partitions that wait, and completes the transaction after the last one."""
+        prepared = held.transaction
+        found = hold(self.database, connection, transactional_id=prepared.transactional_id)
+        assert found is not None, "what is prepared does not expire"
+        if found.transaction != prepared:
+            # Another has completed it, and its producer may have gone on.
+            return Held(prepared.completed(found.now_ms))
+        return self._saved(connection, found._replace(waiting=found.waiting.difference(written)), prepared)
+
+    @staticmethod
+    def _completed(held: Held) -> ProducerIdentity:
+        """The identity that follows. Raises ConcurrentTransactionError for topics that wait for another coordinator."""
+        if held.transaction.state in PREPARED:
+            topics = ", ".join(map(repr, _topics_of(held)))
+            raise ConcurrentTransactionError(
+                f"{_decision_of(held)}, and markers for {topics} have no route here: recover() of a coordinator with "
+                "routes to them writes these, and completes it"
+            )
+        return held.transaction.identity
 
     def _taken(self, connection: Connection, held: Held) -> Held:
         """Others who are writing the same markers have a lower coordinator epoch from now on."""
@@ -424,34 +496,42 @@ class TransactionCoordinator:
         save(connection, held)
         return held
 
-    def _take_over(self, transactional_id: str) -> bool:
-        """Finishes what is decided of this id; whether something was."""
+    def _take_over(self, transactional_id: str) -> Held | None:
+        """Finishes what is decided of this id, as far as there are routes. How it stands then; None: nothing was."""
 
         def work(connection: Connection) -> Held | None:
             held = hold(self.database, connection, transactional_id=transactional_id)
-            return self._taken(connection, held) if held and held.transaction.state in PREPARED else None
+            if held is None or held.transaction.state not in PREPARED:
+                return None
+            return held if self._is_others(held) else self._taken(connection, held)
 
-        if (held := self.database.transaction(work)) is not None:
-            self._finish(held)
-        return held is not None
+        held = self.database.transaction(work)
+        return held if held is None or self._is_others(held) else self._finish(held)
 
-    def _reap(self, failures: list[ConcurrentTransactionError]) -> int:
+    def _recovered(self, prepared: list[Held], failures: list[ConcurrentTransactionError]) -> Recovered:
+        """What `recover` has done, once what is open for too long is aborted. Raises if there was a failure."""
         late = PRODUCERS.c.started_ms + PRODUCERS.c.timeout_ms < literal_column(self.database.clock)
         query = select(PRODUCERS.c.transactional_id).where((PRODUCERS.c.state == int(State.ONGOING)) & late)
-        aborted = self._each(query, self._time_out, failures)
+        timed_out = self._each(query, self._time_out, failures)
         if failures:
             raise ConcurrentTransactionError(
                 f"{len(failures)} transactions are decided and not completed, the first: {failures[0]}"
             ) from failures[0]
-        return aborted
+        completed = sum(it.transaction.state not in PREPARED for it in prepared)
+        aborted = sum(it.transaction.state is not State.ONGOING for it in timed_out)
+        left = (Left(it.transaction.transactional_id, _topics_of(it)) for it in prepared + timed_out if it.waiting)
+        return Recovered(completed, aborted, tuple(left))
 
-    def _time_out(self, transactional_id: str) -> bool:
+    def _time_out(self, transactional_id: str) -> Held | None:
+        """Aborts what is open of this id for too long, if there is a route to it. How it stands then; None: nothing."""
         fresh_pid = self.registry.pids.take()
 
         def work(connection: Connection) -> Held | None:
             held = hold(self.database, connection, transactional_id=transactional_id)
             if held is None or not held.transaction.is_timed_out(held.now_ms):
                 return None
+            if self._is_others(held):
+                return held
             after = held.transaction.fenced(held.now_ms, fresh_pid)
             end(connection, held.transaction, after)
             return self._saved(connection, held, after)
@@ -459,29 +539,60 @@ class TransactionCoordinator:
         held = self.database.transaction(work)
         if held is None or fresh_pid not in (held.transaction.pid, held.transaction.next_pid):
             self.registry.pids.give_back(fresh_pid)
-        if held is not None:
-            self._finish(held)
-        return held is not None
+        return None if held is None else self._finish(held)
 
-    def _each(self, query: Select[Any], act: Callable[[str], bool], failures: list[ConcurrentTransactionError]) -> int:
-        """Acts on every transactional id; how many had something to do. Those that cannot be finished are told."""
+    def _each(
+        self,
+        query: Select[Any],
+        act: Callable[[str], Held | None],
+        failures: list[ConcurrentTransactionError],
+    ) -> list[Held]:
+        """Acts on every transactional id; how those stand that had something to do, but for failures."""
         ids: list[str] = self.database.transaction(lambda connection: list(connection.execute(query).scalars()))
-        done = 0
+        found = []
         for transactional_id in ids:
             try:
-                done += act(transactional_id)
+                held = act(transactional_id)
             except ConcurrentTransactionError as failure:
                 failures.append(failure)
-        return done
+            else:
+                found += [] if held is None else [held]
+        return found
+
+
+def _decision_of(held: Held) -> str:
+    prepared = held.transaction
+    outcome = PREPARED[prepared.state]
+    return f"transactional id {prepared.transactional_id!r}: {outcome} of producer {prepared.pid} is decided"
+
+
+def _topics_of(held: Held) -> tuple[str, ...]:
+    """The topics that wait for markers."""
+    return tuple(sorted({topic for topic, _ in held.waiting}))
+
+
+_PAIR = "(the position at which reading began, or None; the next one to read), integers of 64 bits"
+
+
+def _is_pair(pair: object) -> bool:
+    if not isinstance(pair, tuple | list) or len(pair) != 2:
+        return False
+    numbers = [pair[1]] if pair[0] is None else pair
+    return all(isinstance(it, int) and not isinstance(it, bool) and it < 2**63 for it in numbers)
 
 
 def _checked_offsets(group: str, offsets: Offsets) -> list[tuple[str, int, int]]:
     """(partition as text, expected, next position), in the order of keys."""
-    if not isinstance(group, str) or not group:
-        raise PolicyError(f"group={group!r}: a name was expected")
-    checked_partitions(offsets)
+    if not is_text(group) or not group:
+        raise PolicyError(f"group={group!r}: a name was expected, a text of UTF-8")
+    if not isinstance(offsets, Mapping):
+        raise PolicyError(f"offsets={shown(offsets)}: a mapping of partitions to pairs was expected, {_PAIR}")
+    check_inputs(offsets)
     rows = []
-    for partition, (expected, position) in offsets.items():
+    for partition, pair in offsets.items():
+        if not _is_pair(pair):
+            raise PolicyError(f"group {group!r}, partition {partition!r}: {shown(pair)} is not a pair {_PAIR}")
+        expected, position = pair
         start = 0 if expected is None else expected
         if start < 0 or position < start:
             raise PolicyError(

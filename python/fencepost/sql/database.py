@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import random
+import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -31,7 +32,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.pool import StaticPool
 
-from fencepost.errors import OutcomeUnknownError, PolicyError, SchemaError, UndoneError
+from fencepost.errors import OutcomeUnknownError, PolicyError, SchemaError, StoreError, UndoneError
 
 T = TypeVar("T")
 
@@ -39,6 +40,11 @@ T = TypeVar("T")
 _UNDONE = {"40001", "40P01"}
 # SQLITE_BUSY and SQLITE_LOCKED, whatever the reason in the higher bits.
 _SQLITE_TAKEN = {5, 6}
+# What may pass without a change of statement, values or rights. SQLITE_BUSY, LOCKED, NOMEM, INTERRUPT, IOERR, FULL,
+# CANTOPEN, PROTOCOL; and of PostgreSQL the classes of connections, authentication, rollbacks, resources, locks,
+# operators and the system.
+_SQLITE_AWAY = {5, 6, 7, 9, 10, 13, 14, 15}
+_POSTGRESQL_AWAY = {"08", "28", "40", "53", "55", "57", "58"}
 # Of PostgreSQL's advisory locks, the one under which tables are made.
 _SCHEMA_LOCK = 0x66656E63
 _PAUSE_MAX_S = 0.5
@@ -83,6 +89,53 @@ def run(work: Callable[..., T], *arguments: object) -> T:
     return result
 
 
+@contextmanager
+def driver_errors(connection: Connection, statement: str) -> Iterator[None]:
+    """Errors of the driver itself as those of SQLAlchemy, which transactions know how to take."""
+    dialect: Any = connection.dialect
+    module = dialect.dbapi
+    try:
+        yield
+    except module.Error as error:
+        is_lost = dialect.is_disconnect(error, connection.connection.dbapi_connection, None)
+        if is_lost:
+            connection.invalidate(error)
+        raise exc.DBAPIError.instance(
+            statement, None, error, module.Error, connection_invalidated=is_lost, dialect=dialect
+        ) from error
+
+
+@contextmanager
+def outages(engine: Engine) -> Iterator[None]:
+    """Raises StoreError for an error of the driver that says that the database is away, cuts off, or cannot go on.
+
+    The one place where this is decided. What is wrong with a statement, a value or rights stays SQLAlchemy's.
+    """
+    try:
+        yield
+    except (exc.DBAPIError, exc.TimeoutError) as error:
+        if not _is_outage(error):
+            raise
+        said = str(getattr(error, "orig", None) or error).partition("\n")[0]
+        raise StoreError(
+            f"{engine.url.render_as_string(hide_password=True)}: the database does not answer or cannot go on "
+            f"({said}). Nothing was committed: call again once it answers"
+        ) from error
+
+
+def _is_outage(error: exc.DBAPIError | exc.TimeoutError) -> bool:
+    if isinstance(error, exc.TimeoutError):
+        return True  # no connection of the pool came free
+    if error.connection_invalidated:
+        return True
+    if isinstance(error.orig, sqlite3.Error):
+        return getattr(error.orig, "sqlite_errorcode", 0) & 0xFF in _SQLITE_AWAY
+    state: str | None = getattr(error.orig, "sqlstate", None)
+    if state is not None:
+        return state[:2] in _POSTGRESQL_AWAY
+    return isinstance(error, exc.OperationalError | exc.InterfaceError)
+
+
 class Database:
     """The caller's engine, as the parts of this package use it.
 
@@ -121,7 +174,12 @@ class Database:
             UndoneError: `work` returned, though the database had undone the transaction: an error was passed over. Or
                 it ended the transaction itself. Nothing that it did is there, but for what it committed itself.
             OutcomeUnknownError: the connection was lost during the commit: it may have happened or not.
+            StoreError: the database does not answer, cuts off, or cannot go on. Nothing that `work` did is there.
         """
+        with outages(self.engine):
+            return self._transaction(work)
+
+    def _transaction(self, work: Callable[[Connection], T]) -> T:
         for attempt in range(1, self.attempts + 1):
             try:
                 with self._alone(), self.engine.connect() as connection:
@@ -157,8 +215,11 @@ class Database:
         """What `work` returns, each of whose statements commits by itself. Nothing is tried again.
 
         Half the round trips of a transaction, for a write that says itself what it must find.
+
+        Raises:
+            StoreError: as `transaction`; the statement that was on its way may have committed.
         """
-        with self.engine.connect() as connection:
+        with outages(self.engine), self.engine.connect() as connection:
             self._set_up(connection)
             return work(connection.execution_options(isolation_level="AUTOCOMMIT"))
 
@@ -178,12 +239,18 @@ class Database:
                 return self.transaction(work)
         return self.transaction(work)
 
-    def create_tables(self, part: str, version: int, tables: MetaData) -> None:
-        """Makes the tables of a part where they are missing.
+    def create_tables(
+        self, part: str, version: int, tables: MetaData, upgrade: Callable[[Connection, int], None] | None = None
+    ) -> None:
+        """Makes the tables of a part where they are missing, and brings older ones to this version.
+
+        `upgrade(connection, found)` changes tables of the lower version `found`, or raises SchemaError; it commits with
+        the new version's number.
 
         Raises:
             SchemaError: the part's tables were made by a newer version of this package, or by an older one that it
                 cannot read. Nothing has changed.
+            StoreError: as `transaction`.
         """
 
         def create(connection: Connection) -> None:
@@ -194,6 +261,9 @@ class Database:
             if found is None:
                 tables.create_all(connection)
                 connection.execute(_VERSIONS.insert().values(part=part, version=version))
+            elif found < version and upgrade is not None:
+                upgrade(connection, found)
+                connection.execute(_VERSIONS.update().where(_VERSIONS.c.part == part).values(version=version))
             elif found != version:
                 raise SchemaError(
                     f"the tables of {part!r} have version {found}, this package knows {version}: "
@@ -205,14 +275,11 @@ class Database:
     def _set_up(self, connection: Connection) -> None:
         if self.is_sqlite and not connection.info.get("fencepost"):
             driver: Any = connection.connection.dbapi_connection
-            dbapi: Any = connection.dialect.dbapi
-            # Not through the connection, which would begin: neither can be set in a transaction.
+            # Not through the connection, which would begin: neither can be set in a transaction. Nobody is waited for
+            # who opens the database in the same moment, so it may be taken.
             for setting in ("busy_timeout=10000", "journal_mode=WAL", "synchronous=FULL"):
-                try:
+                with driver_errors(connection, setting):
                     driver.execute(f"PRAGMA {setting}").close()
-                except dbapi.Error as error:  # taken: nobody is waited for who opens it in the same moment
-                    told = exc.DBAPIError.instance(setting, None, error, dbapi.Error, dialect=connection.dialect)
-                    raise told from error
             connection.info["fencepost"] = True
 
     def _begin(self, connection: Connection) -> None:

@@ -17,9 +17,10 @@ import pyarrow.compute as pc
 from sqlalchemy import Connection, text
 
 from fencepost.errors import BatchError, PolicyError
+from fencepost.inputs import shown
 from fencepost.policy import COLUMN_PRESETS
 from fencepost.sql.consumers import MESSAGES, Consumer, Storage
-from fencepost.sql.rows import shown, uuid_texts
+from fencepost.sql.rows import uuid_spellings, uuid_texts
 from fencepost.verdict import Verdict
 
 ID_BYTES_MAX = 2000
@@ -77,7 +78,6 @@ class Messages:
         self.consumer = consumer
         self.identity = tuple(names)
         self.timestamp = timestamp
-        self._types: dict[str, str] | None = None
 
     def prepare(self, rows: pa.Table) -> Ids:
         """The ids of the rows, every one of which is valid. Raises BatchError; asks no database."""
@@ -103,9 +103,8 @@ class Messages:
     def claim(self, connection: Connection, ids: Ids) -> MessageVerdicts:
         """Judges the rows, and claims the ids that are new."""
         horizon_ms = self.consumer.horizon_ms(connection)
-        if ids.texts and self._types != ids.types:
+        if ids.texts:
             self.consumer.check_key_types(connection, ids.types)
-            self._types = ids.types
         is_old = np.zeros(len(ids.of_row), bool)
         if horizon_ms is not None:
             is_old = ids.timestamps <= horizon_ms
@@ -215,6 +214,8 @@ def _id_texts(rows: pa.Table, name: str) -> pa.ChunkedArray:
         return column.cast(pa.string())
     elif not pa.types.is_string(kind):
         raise BatchError(f"column '{name}': is of type {kind}, texts, integers or binary are needed", column=name)
+    if not _is_binary(kind) and not pa.types.is_integer(kind):
+        column = pc.coalesce(uuid_spellings(column), column)  # one UUID is one id, however it is spelt
     row = pc.index(pc.greater(pc.binary_length(column), ID_BYTES_MAX), True).as_py()
     if row >= 0:
         value = shown(column[row].as_py())

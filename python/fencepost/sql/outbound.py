@@ -6,6 +6,7 @@ import hashlib
 from uuid import UUID
 
 from fencepost.errors import PolicyError
+from fencepost.inputs import is_text
 
 _NAMESPACE = b"fencepost:derived-key:1"
 KeyPart = str | bytes | int | UUID
@@ -28,7 +29,7 @@ def derived_key(event_id: KeyPart | tuple[KeyPart, ...], purpose: str) -> str:
     >>> derived_key("order-17", "charge")
     '...'
     """
-    if not isinstance(purpose, str) or not purpose:
+    if not is_text(purpose) or not purpose:
         raise PolicyError(f"purpose={purpose!r}: a text was expected that names the call")
     parts = event_id if isinstance(event_id, tuple) else (event_id,)
     if not parts:
@@ -44,8 +45,8 @@ def derived_key(event_id: KeyPart | tuple[KeyPart, ...], purpose: str) -> str:
 
 def _encoded(part: object) -> bytes:
     for kind, mark in _MARKS:
-        if isinstance(part, kind) and not isinstance(part, bool):
+        if isinstance(part, kind) and not isinstance(part, bool) and (is_text(part) or kind is not str):
             if isinstance(part, UUID):
                 return mark + part.bytes
             return mark + (part if isinstance(part, bytes) else str(part).encode())
-    raise PolicyError(f"event_id: {part!r} is of type {type(part).__name__}: texts, bytes, integers or UUIDs")
+    raise PolicyError(f"event_id: {part!r} is of type {type(part).__name__}: texts of UTF-8, bytes, integers or UUIDs")

@@ -43,7 +43,7 @@ from sqlalchemy.sql import visitors
 
 from fencepost.errors import BatchError, SinkError
 from fencepost.sql import rows as bulk
-from fencepost.sql.database import Database, Int64
+from fencepost.sql.database import Database, Int64, outages
 from fencepost.sql.target import Target
 
 OnFindings: TypeAlias = Callable[[pa.RecordBatch], object]
@@ -103,10 +103,8 @@ def reconcile(
             "source; nothing has changed"
         )
     # Not a transaction of `database`: that would hold SQLite's write lock, and this writes temporary tables only.
-    with database.engine.connect() as connection:
-        if database.is_sqlite:
-            driver: Any = connection.connection.dbapi_connection
-            driver.create_function("fencepost_fingerprint", -1, _fingerprint, deterministic=True)
+    with outages(database.engine), database.engine.connect() as connection:
+        know_fingerprints(connection)
         comparison = _Comparison(connection, target, tuple(identity), tuple(producer))
         try:
             for batch in batches_of(source):
@@ -281,15 +279,27 @@ class _Comparison:
 
     def _fingerprint(self, table: Table) -> Any:
         """Of the columns beside the identity, in the order of their names."""
-        payload: list[Any] = [table.c[name] for name in sorted(self.names or ()) if name not in self.identity]
-        if not payload:
-            return literal("")
-        if not self.target.is_sqlite:
-            return func.md5(cast(func.row(*map(_in_one_way, payload)), Text))
-        while len(payload) > _ARGUMENTS_MAX:
-            starts = range(0, len(payload), _ARGUMENTS_MAX)
-            payload = [func.fencepost_fingerprint(*payload[it : it + _ARGUMENTS_MAX]) for it in starts]
-        return func.fencepost_fingerprint(*payload)
+        payload = [table.c[name] for name in sorted(self.names or ()) if name not in self.identity]
+        return fingerprint_of(payload, self.target.is_sqlite)
+
+
+def know_fingerprints(connection: Connection) -> None:
+    """Teach SQLite the function that `fingerprint_of` uses there."""
+    if connection.dialect.name == "sqlite":
+        driver: Any = connection.connection.dbapi_connection
+        driver.create_function("fencepost_fingerprint", -1, _fingerprint, deterministic=True)
+
+
+def fingerprint_of(payload: list[Any], is_sqlite: bool) -> Any:
+    """The fingerprint of these columns of a row, as an expression of the database."""
+    if not payload:
+        return literal("")
+    if not is_sqlite:
+        return func.md5(cast(func.row(*map(_in_one_way, payload)), Text))
+    while len(payload) > _ARGUMENTS_MAX:
+        starts = range(0, len(payload), _ARGUMENTS_MAX)
+        payload = [func.fencepost_fingerprint(*payload[it : it + _ARGUMENTS_MAX]) for it in starts]
+    return func.fencepost_fingerprint(*payload)
 
 
 def _on(table: Table, condition: Any) -> Any:

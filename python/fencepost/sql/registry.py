@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Connection, Engine, literal_column
 from sqlalchemy.exc import DBAPIError
 
-from fencepost.errors import ConcurrentTransactionError, OutcomeUnknownError, PolicyError
-from fencepost.sql.database import Database
+from fencepost.errors import ConcurrentTransactionError, OutcomeUnknownError, PolicyError, StoreError
+from fencepost.inputs import is_text
+from fencepost.sql.database import Database, Int64
 from fencepost.sql.pids import PidBlocks
 from fencepost.sql.transaction import OPENABLE, PREPARED, ProducerIdentity, State, Transaction
 from fencepost.sql.transaction_tables import (
@@ -23,8 +24,11 @@ from fencepost.sql.transaction_tables import (
     row_of,
     save,
     save_if,
+    upgrade,
 )
 
+KEPT_ALIVE = 4
+"""How often a name is kept alive within its expiry: it outlives an outage of three quarters of it."""
 DAY_MS = 24 * 3600 * 1000
 ID_MAX = 1000
 """Characters of a transactional id: with more it does not fit into PostgreSQL's index."""
@@ -35,12 +39,14 @@ class ProducerRegistry:
 
     Pids come from blocks of `block_size` that each process reserves; what is left of a block when its process ends is
     never used. A transactional id that nobody used for `expiry_ms` expires: it returns with a fresh pid and sees the
-    old one as `previous_pid`, as long as its tombstone is kept: `tombstone_ms` from when it expired. Time is the
-    database's clock.
+    old one as `previous_pid`, as long as its tombstone is kept: `tombstone_ms` from when it expired. A running
+    `SequencedProducer` keeps its own alive; others call `keep_alive` every `keep_alive_ms`. Time is the database's
+    clock.
 
     Raises:
         PolicyError: an engine for another database, or a bound that is none.
         SchemaError: the tables are of another version of this package. Nothing has changed.
+        StoreError: the database does not answer, here and in every call.
     """
 
     def __init__(
@@ -60,8 +66,9 @@ class ProducerRegistry:
         self.expiry_ms = expiry_ms
         self.tombstone_ms = tombstone_ms
         self.timeout_max_ms = timeout_max_ms
+        self.keep_alive_ms = max(1, min(expiry_ms // KEPT_ALIVE, DAY_MS))
         self.pids = PidBlocks(self.database, block_size)
-        self.database.create_tables("producers", VERSION, TABLES)
+        self.database.create_tables("producers", VERSION, TABLES, upgrade)
 
     def init_producer(
         self, transactional_id: str | None = None, timeout_ms: int = 60_000, expected: ProducerIdentity | None = None
@@ -81,6 +88,7 @@ class ProducerRegistry:
                 was open, it is aborted now. Ask again once they are written: `TransactionCoordinator.init_producer`
                 writes them itself, `recover` does it for all.
             CapacityError: all pids were handed out.
+            StoreError: the database does not answer: call again. An epoch may have been passed over.
         """
         if transactional_id is None:
             return ProducerIdentity(self.pids.take(), 0)
@@ -103,6 +111,20 @@ class ProducerRegistry:
             )
         return found.identity
 
+    def keep_alive(self, identity: ProducerIdentity) -> None:
+        """Puts off the expiry of the transactional id that has this identity: it is in use.
+
+        An identity that was replaced, or that has expired, keeps nothing alive. What is open does not expire anyway.
+
+        Raises:
+            StoreError, OutcomeUnknownError: the database does not answer: call again.
+        """
+        mine = (PRODUCERS.c.pid == identity.pid) & (PRODUCERS.c.epoch == identity.epoch)
+        may_expire = PRODUCERS.c.state.in_([int(it) for it in OPENABLE])
+        used = {"updated_ms": literal_column(self.database.clock, Int64)}
+        update = PRODUCERS.update().where(mine & may_expire).values(used)
+        self.database.transaction(lambda connection: connection.execute(update))
+
     def expire(self) -> int:
         """Lets transactional ids expire that nobody used for `expiry_ms`, and tombstones go after `tombstone_ms`.
 
@@ -121,9 +143,10 @@ class ProducerRegistry:
         return connection.execute(PRODUCERS.update().where(is_idle).values(dead)).rowcount
 
     def _check(self, transactional_id: str, timeout_ms: int) -> None:
-        if not isinstance(transactional_id, str) or not 1 <= len(transactional_id) <= ID_MAX:
+        if not is_text(transactional_id) or not 1 <= len(transactional_id) <= ID_MAX:
             raise PolicyError(
-                f"transactional_id={transactional_id!r}: a text of 1 to {ID_MAX} characters was expected, or None"
+                f"transactional_id={transactional_id!r}: a text of 1 to {ID_MAX} characters of UTF-8 was expected, or "
+                "None"
             )
         if not isinstance(timeout_ms, int) or not 1 <= timeout_ms <= self.timeout_max_ms:
             raise PolicyError(f"timeout_ms={timeout_ms!r} is outside 1..={self.timeout_max_ms}")
@@ -142,8 +165,8 @@ class ProducerRegistry:
 
         try:
             return self.database.statements(work)
-        except DBAPIError:
-            return None
+        except (DBAPIError, StoreError):
+            return None  # asked again under a lock, which tells what became of it
 
     def _is_expired(self, held: Held) -> bool:
         return held.transaction.is_expired(held.now_ms, self.expiry_ms)
@@ -171,7 +194,7 @@ class ProducerRegistry:
         after = before.initialized(timeout_ms, now_ms, fresh_pid, expected)
         if after.state in PREPARED:
             end(connection, before, after)
-            if not held.must_tell:
+            if not held.waiting:
                 # What Kafka's client would have to come back for is done at once.
                 after = after.completed(now_ms).initialized(timeout_ms, now_ms, fresh_pid, expected)
         save(connection, held._replace(transaction=after))

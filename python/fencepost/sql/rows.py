@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from itertools import chain
 from typing import Any
@@ -22,6 +21,8 @@ import pyarrow.csv as csv
 from sqlalchemy import Connection, Table, TextClause, exc, text
 
 from fencepost.errors import BatchError
+from fencepost.inputs import is_column, shown, table_of
+from fencepost.sql.database import driver_errors
 
 _PIECE_BYTES = 1 << 18
 # What COPY says of the place where it stopped.
@@ -39,12 +40,12 @@ def as_table(rows: Any) -> pa.Table:
         return rows
     if isinstance(rows, Mapping):
         if not has_columns(rows):
-            name = next(it for it in rows if not _is_column(rows[it]))
+            name = next(it for it in rows if not is_column(rows[it]))
             raise TypeError(
                 f"'{name}': {shown(rows[name])} is not an array: a mapping is one of column names to arrays; put an "
                 "event into a list, [event]"
             )
-        return pa.table(dict(rows))
+        return table_of(rows, NOTHING)
     if isinstance(rows, list) and all(isinstance(row, Mapping) for row in rows):
         return _of_events(rows)
     if hasattr(rows, "__arrow_c_stream__"):
@@ -60,7 +61,7 @@ def _of_events(events: list[Mapping[str, Any]]) -> pa.Table:
     if empty is not None:
         raise BatchError(f"row {empty}: an event without any column; {NOTHING}", row=empty)
     names = dict.fromkeys(chain.from_iterable(events))
-    return pa.table({name: [it.get(name) for it in events] for name in names})
+    return table_of({name: [it.get(name) for it in events] for name in names}, NOTHING)
 
 
 def not_tabular(rows: object) -> TypeError:
@@ -73,13 +74,7 @@ def not_tabular(rows: object) -> TypeError:
 
 def has_columns(rows: Mapping[str, Any]) -> bool:
     """Whether these are columns, and not the values of one event."""
-    return all(map(_is_column, rows.values()))
-
-
-def _is_column(value: object) -> bool:
-    if isinstance(value, str | bytes | Mapping):
-        return False
-    return isinstance(value, Iterable) or hasattr(value, "__arrow_c_array__") or hasattr(value, "__arrow_c_stream__")
+    return all(map(is_column, rows.values()))
 
 
 def are_uuids(column: pa.ChunkedArray) -> bool:
@@ -95,6 +90,17 @@ def uuid_texts(column: pa.ChunkedArray) -> pa.ChunkedArray:
     values = column.cast(pa.binary(16)) if column.type == pa.uuid() else column
     texts = [None if it is None else str(uuid.UUID(bytes=it)) for it in values.to_pylist()]
     return pa.chunked_array([pa.array(texts, pa.string())])
+
+
+_UUID = (
+    "^(?i:urn:uuid:)?[{]?([0-9a-fA-F]{8})-?([0-9a-fA-F]{4})-?([0-9a-fA-F]{4})-?([0-9a-fA-F]{4})-?([0-9a-fA-F]{12})[}]?$"
+)
+
+
+def uuid_spellings(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Texts that spell a UUID in any way (hex, braces, urn, capitals), in the spelling of RFC 9562; others as nulls."""
+    spelt = pc.utf8_lower(pc.replace_substring_regex(column, _UUID, r"\1-\2-\3-\4-\5"))
+    return pc.if_else(pc.match_substring_regex(column, _UUID), spelt, pa.scalar(None, pa.string()))
 
 
 def insert(connection: Connection, table: Table, rows: pa.Table, numbers: Any = None) -> None:
@@ -253,32 +259,10 @@ def refused_at_commit(table: str, error: exc.IntegrityError) -> BatchError:
     return BatchError(f"the table {table} refuses the rows at the commit: {_said(error.orig)}; {NOTHING}")
 
 
-def shown(value: object) -> str:
-    """A value in a message, cut where it is long."""
-    said = repr(value)
-    return said if len(said) <= 80 else f"{said[:77]}..."
-
-
 def _said(error: Any) -> str:
     primary = getattr(getattr(error, "diag", None), "message_primary", None)
     detail = getattr(getattr(error, "diag", None), "message_detail", None)
     return f"{primary} ({detail})" if primary and detail else primary or str(error)
-
-
-@contextmanager
-def driver_errors(connection: Connection, statement: str) -> Iterator[None]:
-    """Errors of the driver itself as those of SQLAlchemy, which transactions know how to take."""
-    dialect: Any = connection.dialect
-    module = dialect.dbapi
-    try:
-        yield
-    except module.Error as error:
-        is_lost = dialect.is_disconnect(error, connection.connection.dbapi_connection, None)
-        if is_lost:
-            connection.invalidate(error)
-        raise exc.DBAPIError.instance(
-            statement, None, error, module.Error, connection_invalidated=is_lost, dialect=dialect
-        ) from error
 
 
 # SQLite

@@ -79,7 +79,6 @@ class Sequences:
         lenient = {"admit": "next", "epochs": epochs, "first": "any", "late": "out_of_order"}
         unbound = {"max_jump": None, "reach": None, "intervals_max": None}
         self._lister = policy.replace(**lenient, **unbound, window=1, columns=columns)
-        self._types: dict[str, str] | None = None
 
     def prepare(self, rows: pa.Table) -> Keys:
         """The keys of the rows, every one of which is valid. Raises BatchError; asks no database."""
@@ -97,9 +96,8 @@ class Sequences:
         """
         held = self._lock(connection, keys)
         horizon_ms = self.consumer.horizon_ms(connection)
-        if self._types != keys.types and keys.texts:
+        if keys.texts:
             self.consumer.check_key_types(connection, keys.types)
-            self._types = keys.types
         table = self._table(keys, held, horizon_ms)
         verdicts = table.apply(keys.rows, self.columns)
         after = list(_claims(pa.table(table.entries())))

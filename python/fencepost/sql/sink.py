@@ -5,21 +5,24 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from sqlalchemy import Connection, Engine, Table, exc
 
+from fencepost.content import columns_to_compare
 from fencepost.errors import BatchError, PolicyError
+from fencepost.inputs import is_text, shown
 from fencepost.policy import COLUMN_PRESETS, Columns, Policy, resolve, resolve_columns
+from fencepost.sql.conflicts import Comparison
 from fencepost.sql.consumers import Consumer
 from fencepost.sql.database import Database, run
 from fencepost.sql.messages import Messages, check_names
 from fencepost.sql.metrics import Counters, claims_of, to_open_metrics
 from fencepost.sql.reconciliation import OnFindings, Reconciliation, reconcile
 from fencepost.sql.retention import Reaped, reap
-from fencepost.sql.rows import as_table, refused_at_commit
+from fencepost.sql.rows import NOTHING, as_table, refused_at_commit
 from fencepost.sql.sequences import RacedError, Sequences
 from fencepost.sql.staged import StagedTable, place_of
 from fencepost.sql.target import Target
@@ -28,6 +31,8 @@ from fencepost.verdict import Verdict
 
 Effect: TypeAlias = Callable[[Connection, pa.Table], Any]
 """Called with the connection of the transaction and rows; what it writes through it is written once."""
+
+OnConflict: TypeAlias = Literal["stop", "quarantine", "drop"]
 
 REDELIVERY_ONLY = "redelivery only"
 _OFFSETS = {preset.seq for preset in COLUMN_PRESETS.values() if preset.epoch is None}
@@ -50,6 +55,10 @@ class Applied:
     """Arrow table: the ranges of sequences that this call jumped over (`Verdicts.missing`); None by message id."""
     expected: Any = None
     """Of each OUT_OF_ORDER row the sequence that would have been accepted, else null; None by message id."""
+    conflicts: int | None = None
+    """Rows by verdict CONFLICT; None where content is not compared."""
+    not_compared: int | None = None
+    """Duplicates that the table has no row of, so that there was nothing to compare; None likewise."""
     identity: str = "sequence"
     """What the rows were told apart by: "sequence", "message_id", or "redelivery only"."""
 
@@ -89,10 +98,17 @@ class SqlSink:
     `insert`: the columns that `apply` writes; all that the rows have, unless given. `untracked`: "fail", or "keep" for
     rows without a producer (pid null or -1), which then are applied as often as they come.
 
+    `compare_content`: compare each duplicate with the row of the table that it repeats: True for all columns that are
+    written, but those of the identity, or the columns to compare. One that differs is a CONFLICT. `on_conflict`:
+    "stop", a BatchError and nothing of the call is applied; "quarantine", it goes to `refused=`; or "drop". The table
+    must hold the identity columns, with an index on them where it is large. Leave out columns that your application
+    updates.
+
     Raises:
         PolicyError: settings that make no sense, or others than those of this consumer.
         SinkError: no such table, or not these columns.
         SchemaError: the claims were made by another version of this package.
+        StoreError: the database does not answer, here and in every call.
     """
 
     def __init__(
@@ -110,6 +126,8 @@ class SqlSink:
         untracked: Literal["fail", "keep"] = "fail",
         replay_ms: int | None = None,
         attempts: int = 20,
+        compare_content: bool | Sequence[str] = False,
+        on_conflict: OnConflict = "stop",
     ) -> None:
         self._database = Database(engine, attempts=attempts)
         self._target = None if table is None else Target(engine, table, insert)
@@ -138,6 +156,15 @@ class SqlSink:
             else Messages(self._consumer, ids, timestamp)
         )
 
+        wanted = columns_to_compare(compare_content)
+        if on_conflict not in get_args(OnConflict):
+            raise PolicyError(f"on_conflict={on_conflict!r} is neither 'stop', 'quarantine' nor 'drop'")
+        if wanted is not None and self._target is None:
+            raise PolicyError("compare_content: this sink has no table that repeats could be compared with")
+        self.on_conflict = on_conflict
+        self._comparison = (
+            None if wanted is None or self._target is None else Comparison(self._target, self._claims.identity, wanted)
+        )
         self._read = (*self._claims.identity, *((at,) if (at := settings["timestamp"]) is not None else ()))
         self._counters = Counters()
 
@@ -156,11 +183,15 @@ class SqlSink:
         Raises:
             BatchError: a row that cannot be judged or written. Nothing of the call was applied, nothing claimed.
             SinkError: the table has not the columns, or generates one of them. Likewise.
+            StoreError: the database does not answer, cuts off, or cannot go on. Nothing of the call was applied: call
+                again.
             OutcomeUnknownError: the connection was lost during the commit. Call again with the same rows: what was
                 applied is judged by its claim, as duplicate (under admit="next" beyond the window: out of order).
         """
         if self._target is None:
             raise PolicyError("this sink has no table: name one, or call handle() with an effect")
+        if self._comparison is not None and self.on_conflict == "quarantine" and refused is None:
+            raise PolicyError("on_conflict='quarantine': apply() needs refused=, which is called with the conflicts")
         target, table = self._target, as_table(rows)
         written = target.convert(table) if table.num_columns else table
 
@@ -170,7 +201,7 @@ class SqlSink:
             target.write(connection, kept, None if numbers is None else numbers.to_numpy())
 
         try:
-            return self._run(table, write, positions, refused)
+            return self._run(table, write, positions, refused, written)
         except exc.IntegrityError as error:
             # Of no statement, so of the commit; others are those of `refused`.
             if error.statement is not None:
@@ -198,8 +229,12 @@ class SqlSink:
             UndoneError: the effect passed over an error by which the database had undone everything, or ended the
                 transaction. Nothing was applied, but for what it committed itself.
         """
+        if self._comparison is not None:
+            raise PolicyError("handle(): what an effect writes cannot be compared; compare_content is for apply()")
         table = as_table(rows)
-        return self._run(table, lambda connection, mask: effect(connection, table.filter(mask)), positions, refused)
+        return self._run(
+            table, lambda connection, mask: run(effect, connection, table.filter(mask)), positions, refused
+        )
 
     def positions(self) -> dict[str, int]:
         """Up to where each source was applied, by `positions=` of the calls."""
@@ -298,12 +333,35 @@ class SqlSink:
         effect: Callable[[Connection, pa.Array], Any],
         positions: Mapping[str, int] | None,
         refused: Effect | None,
+        written: pa.Table | None = None,
     ) -> Applied:
         if rows.num_columns == 0 and rows.num_rows == 0:
             # An empty list cannot say which columns it would have.
             rows = pa.table({name: pa.array([], pa.int64()) for name in self._read})
         with self._counters.of_call():
-            return self._run_counted(rows, effect, positions, refused)
+            return self._run_counted(rows, effect, positions, refused, written)
+
+    def _compared(
+        self, connection: Connection, rows: pa.Table, written: pa.Table, codes: pa.Array
+    ) -> tuple[pa.Array, int]:
+        """The verdicts with conflicts told from duplicates, and how many duplicates have no row in the table."""
+        assert self._comparison is not None
+        verdicts = codes.to_numpy().copy()
+        is_conflict, not_compared = self._comparison.conflicts(connection, written, verdicts == Verdict.DUPLICATE)
+        verdicts[is_conflict] = Verdict.CONFLICT
+        if self.on_conflict == "stop" and is_conflict.any():
+            row = int(is_conflict.argmax())
+            identity = ", ".join(f"{name} {shown(rows[name][row].as_py())}" for name in self._claims.identity)
+            raise BatchError(
+                f"row {row}: {identity}: repeats a row of table {self._target_name()} with other content, as do "
+                f"{int(is_conflict.sum()):,} rows of this call; {NOTHING}. Did a counter begin anew, or do the columns "
+                "not give the identity? on_conflict='quarantine' hands such rows to refused=",
+                row=row,
+            )
+        return pa.array(verdicts), not_compared
+
+    def _target_name(self) -> str:
+        return "" if self._target is None else self._target.name
 
     def _run_counted(
         self,
@@ -311,6 +369,7 @@ class SqlSink:
         effect: Callable[[Connection, pa.Array], Any],
         positions: Mapping[str, int] | None,
         refused: Effect | None,
+        written: pa.Table | None,
     ) -> Applied:
         advanced = _checked(positions or {})
         prepared = self._claims.prepare(rows)
@@ -318,16 +377,24 @@ class SqlSink:
         def work(connection: Connection) -> Applied:
             judged = self._claims.claim(connection, prepared)  # type: ignore[arg-type]
             kept = pa.array(judged.kept)
-            result = run(effect, connection, kept) if kept.true_count else None
-            _set_aside(connection, rows, judged, refused)
+            result = effect(connection, kept) if kept.true_count else None
+            codes, counts = pa.array(judged.verdict), dict(judged.counts)
+            not_compared = None
+            if self._comparison is not None and written is not None:
+                codes, not_compared = self._compared(connection, rows, written, codes)
+                counts[Verdict.CONFLICT] = pc.sum(pc.equal(codes, int(Verdict.CONFLICT))).as_py() or 0
+                counts[Verdict.DUPLICATE] -= counts[Verdict.CONFLICT]
+            _set_aside(connection, rows, codes, refused, self.on_conflict == "quarantine")
             self._consumer.advance(connection, advanced)
             return Applied(
-                pa.array(judged.verdict),
+                codes,
                 kept,
-                judged.counts,
+                counts,
                 result,
                 getattr(judged, "missing", None),
                 getattr(judged, "expected", None),
+                None if not_compared is None else counts[Verdict.CONFLICT],
+                not_compared,
                 self.identity,
             )
 
@@ -341,14 +408,16 @@ class SqlSink:
         raise AssertionError(f"{_RACES_MAX} times in a row others claimed the same new keys")
 
 
-def _set_aside(connection: Connection, rows: pa.Table, judged: Any, refused: Effect | None) -> None:
+def _set_aside(
+    connection: Connection, rows: pa.Table, codes: pa.Array, refused: Effect | None, with_conflicts: bool
+) -> None:
     usual = [it for it in Verdict if it.is_kept or it == Verdict.DUPLICATE]
-    if refused is None or sum(judged.counts[it] for it in usual) == len(rows):
+    usual += [] if with_conflicts else [Verdict.CONFLICT]
+    is_refused = pc.invert(pc.is_in(codes, value_set=pa.array(usual, pa.uint8())))
+    if refused is None or not pc.any(is_refused).as_py():
         return
-    codes = pa.array(judged.verdict)
     names = pa.array([it.name for it in Verdict])
-    with_verdict = rows.append_column("_verdict", names.take(codes))
-    run(refused, connection, with_verdict.filter(pc.invert(pc.is_in(codes, value_set=pa.array(usual, pa.uint8())))))
+    run(refused, connection, rows.append_column("_verdict", names.take(codes)).filter(is_refused))
 
 
 def _as_settings(columns: Columns) -> dict[str, Any]:
@@ -367,7 +436,7 @@ def _only_for(claim: str, **given: object) -> None:
 def _checked(positions: Mapping[str, int]) -> dict[str, int]:
     for source, position in positions.items():
         is_count = isinstance(position, int) and not isinstance(position, bool) and -(2**63) <= position < 2**63
-        if not isinstance(source, str) or not 0 < len(source) <= 255 or not is_count:
+        if not is_text(source) or not 0 < len(source) <= 255 or not is_count:
             raise BatchError(
                 f"positions: {source!r}: {position!r}: a source's name (1 to 255 characters) and a 64-bit integer "
                 "were expected; nothing of this call was applied"

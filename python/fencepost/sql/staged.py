@@ -19,6 +19,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -46,7 +47,7 @@ from sqlalchemy.pool import NullPool
 from fencepost.errors import BatchError, OutcomeUnknownError, SinkChangedError, SinkError
 from fencepost.lake.plan import groups_of_files
 from fencepost.sql import rows as bulk
-from fencepost.sql.database import Database, Int64
+from fencepost.sql.database import Database, Int64, outages
 from fencepost.sql.target import Target
 from fencepost.state.decision import ABANDONED, APPLIED, Decision, Outputs
 from fencepost.state.disk import Disk
@@ -72,7 +73,6 @@ _TRIES = 5
 class StageItem:
     """Files whose rows go into one table of a task."""
 
-    url: str
     table: str
     insert: tuple[str, ...] | None
     name: str
@@ -92,8 +92,8 @@ class Staged:
 class StagedTable(RunFolders):
     """A table of SQLite or PostgreSQL as the sink of a `DedupJob` or of `fencepost_spark.foreach_batch`.
 
-    `url`: as SQLAlchemy takes it; workers open it too, so it must say where the database is from there, and rather not
-    hold a password (`PGPASSFILE`): tasks find it in files of the folder. `table`: by its name, with its schema where it
+    `url`: as SQLAlchemy takes it; workers open it too, so it must say where the database is from there. It goes to them
+    by the engine's channel and into no file, so it may hold a password. `table`: by its name, with its schema where it
     is not on the path; it is there already, with the columns that are written: `insert`, or all that the files have.
     `folder`: for what tasks prepare and for refused rows; workers see it.
 
@@ -197,7 +197,8 @@ class StagedTable(RunFolders):
         groups = groups_of_files(outputs.bytes, slots) if len(outputs) else []
         paths = [winners[name] for name in outputs.name]
         name = f"{self._stage_name}_{version}_{attempt[:12]}"
-        return stage, [StageItem(self._url, self._table, self._insert, name, paths[low:high]) for low, high in groups]
+        items = [StageItem(self._table, self._insert, name, paths[low:high]) for low, high in groups]
+        return partial(stage, self._url), items
 
     def staged(self, results: list[Staged]) -> dict[str, Any]:
         """See `RunFolders`."""
@@ -346,10 +347,10 @@ class _IncompleteError(Exception):
     """The tables that tasks have filled have not all rows."""
 
 
-def stage(item: StageItem) -> Staged:
+def stage(url: str, item: StageItem) -> Staged:
     """The rows of some files in a table of this attempt's own. Raises SinkError where they do not go into the table."""
     name = f"{item.name}_{uuid4().hex[:8]}"
-    with _opened(item.url) as engine:
+    with _opened(url) as engine:
         target = Target(engine, item.table, item.insert)
 
         def work(connection: Connection) -> Staged:
@@ -396,6 +397,7 @@ def place_of(url: URL, table: str) -> tuple[Any, ...]:
 def _opened(url: str) -> Iterator[Engine]:
     engine = create_engine(url, poolclass=NullPool)
     try:
-        yield engine
+        with outages(engine):
+            yield engine
     finally:
         engine.dispose()

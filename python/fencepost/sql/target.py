@@ -6,21 +6,26 @@ that it does not. So values are held against the declared types here, and an err
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from decimal import Decimal
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from sqlalchemy import Column, Connection, Engine, MetaData, Table, exc, text, types
 
 from fencepost.errors import BatchError, SinkError
+from fencepost.inputs import shown
 from fencepost.sql import rows as bulk
+from fencepost.sql.database import outages
 
 _UNCHANGED = "nothing has changed"
 _SMALL, _NORMAL, _BIG = 2**15, 2**31, 2**63
 # Of what a REAL takes: the largest finite float32.
 _REAL_MAX = 3.4028234663852886e38
+_UUID_DIGITS = 32
 # Decimal digits that every float64 keeps.
 _FLOAT_DIGITS = 15
 
@@ -46,7 +51,7 @@ class Target:
 
     def place(self) -> tuple[Any, ...]:
         """Which table of which database this is, however a connection has come to it."""
-        with self._engine.connect() as connection:
+        with outages(self._engine), self._engine.connect() as connection:
             if self.is_sqlite:
                 files = {row[1]: row[2] for row in connection.exec_driver_sql("PRAGMA database_list")}
                 return files[self.table.schema or "main"], self.table.name
@@ -109,7 +114,8 @@ def _reflected(engine: Engine, table: str | Table) -> Table:
     else:
         schema, _, name = table.rpartition(".")
     try:
-        return Table(name, MetaData(), schema=schema or None, autoload_with=engine)
+        with outages(engine):
+            return Table(name, MetaData(), schema=schema or None, autoload_with=engine)
     except exc.NoSuchTableError:
         raise SinkError(f"table {table}: does not exist in the database; {_UNCHANGED}") from None
 
@@ -181,8 +187,14 @@ class _Column:
 
     def _floats(self, values: pa.ChunkedArray) -> pa.ChunkedArray:
         self._only(values, _is_number, "numbers")
+        is_real = isinstance(self._type, types.REAL) and not self._is_sqlite
+        if pa.types.is_integer(values.type):
+            row = _first(values, lambda it: int((np.float32 if is_real else float)(it)) != it)
+            if row >= 0:
+                raise self._wrong(values, row, "the column would round it; a column of integers takes it")
         values = values.cast(pa.float64(), safe=False)
-        if isinstance(self._type, types.REAL) and not self._is_sqlite:
+        self._check_nan(values)
+        if is_real:
             far = pc.and_(pc.is_finite(values), pc.greater(pc.abs(values), _REAL_MAX))
             row = pc.index(far, True).as_py()
             if row >= 0:
@@ -191,24 +203,40 @@ class _Column:
 
     def _decimals(self, values: pa.ChunkedArray) -> pa.ChunkedArray:
         self._only(values, _is_number, "numbers")
+        self._check_nan(values)
         precision, scale = getattr(self._type, "precision", None), getattr(self._type, "scale", None) or 0
         if precision is not None:
+            takes = f"the column takes {precision} digits, {scale} of them after the point"
             limit = Decimal(10) ** (precision - scale)
             bounds = pc.min_max(values).as_py()
             if any(_is_beyond(it, limit) for it in bounds.values()):
-                row = next(at for at, it in enumerate(values.to_pylist()) if _is_beyond(it, limit))
-                raise self._wrong(values, row, f"the column takes {precision} digits, {scale} of them after the point")
+                raise self._wrong(values, _first(values, lambda it: _is_beyond(it, limit)), takes)
+            row = _first_rounded(values, scale)
+            if row >= 0:
+                raise self._wrong(values, row, f"{takes}, and the database would round it; round it before")
         if self._is_sqlite and not _are_exact(values.type):
-            row = next((at for at, it in enumerate(values.to_pylist()) if not _is_exact(it)), -1)
+            row = _first(values, lambda it: not _is_exact(it))
             if row >= 0:
                 problem = "SQLite would round it, to a 64-bit integer or a float; a TEXT column takes it as a text"
                 raise self._wrong(values, row, problem)
         return values
 
+    def _check_nan(self, values: pa.ChunkedArray) -> None:
+        if self._is_sqlite and pa.types.is_floating(values.type):
+            row = pc.index(pc.is_nan(values), True).as_py()
+            if row >= 0:
+                raise self._wrong(
+                    values, row, "SQLite has no NaN and would store a null; send a null where one is meant"
+                )
+
     def _uuids(self, values: pa.ChunkedArray) -> pa.ChunkedArray:
         if bulk.are_uuids(values):
             return bulk.uuid_texts(values)
-        return self._only(values, pa.types.is_string, "UUIDs, as texts or 16 bytes,")
+        texts = bulk.uuid_spellings(self._only(values, pa.types.is_string, "UUIDs, as texts or 16 bytes,"))
+        row = pc.index(pc.and_(pc.is_null(texts), pc.is_valid(values)), True).as_py()
+        if row >= 0:
+            raise self._wrong(values, row, "is not a UUID: 32 hexadecimal digits, as in RFC 9562")
+        return texts
 
     def _one_of(self, values: pa.ChunkedArray, allowed: Sequence[str]) -> pa.ChunkedArray:
         self._only(values, pa.types.is_string, "texts")
@@ -219,6 +247,10 @@ class _Column:
         return values
 
     def _texts(self, values: pa.ChunkedArray, length_max: int | None) -> pa.ChunkedArray:
+        if values.type == pa.uuid():
+            values = bulk.uuid_texts(values)
+            if length_max == _UUID_DIGITS:  # as SQLAlchemy writes them where there is no such type
+                values = pc.replace_substring(values, "-", "")
         self._only(values, pa.types.is_string, "texts")
         if length_max is not None:
             row = pc.index(pc.greater(pc.utf8_length(values), length_max), True).as_py()
@@ -243,7 +275,7 @@ class _Column:
     def _wrong(self, values: pa.ChunkedArray, row: int, problem: str) -> BatchError:
         value = values[row].as_py() if not pa.types.is_timestamp(values.type) else str(values[row])
         return BatchError(
-            f"column '{self.name}', row {row}: {bulk.shown(value)}: {problem}; {bulk.NOTHING}",
+            f"column '{self.name}', row {row}: {shown(value)}: {problem}; {bulk.NOTHING}",
             column=self.name,
             row=row,
         )
@@ -258,6 +290,29 @@ def _plain(values: pa.ChunkedArray) -> pa.ChunkedArray:
     if pa.types.is_large_binary(values.type) or pa.types.is_binary_view(values.type):
         return values.cast(pa.binary())
     return values
+
+
+def _first(values: pa.ChunkedArray, is_wrong: Callable[[Any], bool]) -> int:
+    """The first row whose value, not a null, is wrong; -1 for none."""
+    return next((row for row, it in enumerate(values.to_pylist()) if it is not None and is_wrong(it)), -1)
+
+
+def _first_rounded(values: pa.ChunkedArray, scale: int) -> int:
+    """The first row that has more digits after the point than these, -1 for none."""
+    kind = values.type
+    if scale >= 0 and pa.types.is_integer(kind):
+        return -1
+    if pa.types.is_decimal(kind) and kind.scale <= scale:
+        return -1
+    exact = Decimal if not pa.types.is_floating(kind) else _shortest(kind)
+    step = Decimal(1).scaleb(-scale)
+    return _first(values, lambda it: math.isfinite(it) and exact(it) % step != 0)
+
+
+def _shortest(kind: pa.DataType) -> Callable[[float], Decimal]:
+    """A float as it is written: 1.1, though no float is just that."""
+    width = {16: np.float16, 32: np.float32, 64: np.float64}[kind.bit_width]
+    return lambda value: Decimal(str(width(value)))
 
 
 def _is_beyond(value: Any, limit: Decimal) -> bool:

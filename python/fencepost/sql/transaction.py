@@ -23,6 +23,9 @@ from fencepost.errors import (
 
 Outcome = Literal["commit", "abort"]
 Partition = int | str | tuple[int | str, ...]
+"""Of an input, as its reader names it."""
+TopicPartition = tuple[str, int]
+"""Of an output: the topic, by which a coordinator finds the route to it, and the number."""
 
 NONE = -1
 """No pid, no epoch, no time."""
@@ -86,7 +89,7 @@ class Transaction:
     """What follows `pid` once the markers are written, where the epochs of `pid` are used up."""
     state: State = State.EMPTY
     timeout_ms: int = NONE
-    partitions: frozenset[Partition] = frozenset()
+    partitions: frozenset[TopicPartition] = frozenset()
     started_ms: int = NONE
     updated_ms: int = NONE
 
@@ -146,7 +149,7 @@ class Transaction:
 
     # AddPartitions, and the question of a log
 
-    def with_partitions(self, pid: int, epoch: int, partitions: frozenset[Partition], now_ms: int) -> Transaction:
+    def with_partitions(self, pid: int, epoch: int, partitions: frozenset[TopicPartition], now_ms: int) -> Transaction:
         """After AddPartitionsToTxn, which opens a transaction where none is open."""
         # First of all: whoever calls may have the pid that follows (KAFKA-18660).
         if self.state in PREPARED:
@@ -159,7 +162,7 @@ class Transaction:
             State.ONGOING, partitions=self.partitions | partitions, started_ms=started_ms, updated_ms=now_ms
         )
 
-    def verify(self, pid: int, epoch: int, partitions: frozenset[Partition]) -> None:
+    def verify(self, pid: int, epoch: int, partitions: frozenset[TopicPartition]) -> None:
         """Raises unless these partitions are in the open transaction of this producer."""
         self._check(pid, epoch)
         if self.state in PREPARED:

@@ -12,7 +12,6 @@ from itertools import product
 from typing import Any, NamedTuple
 
 from sqlalchemy import (
-    Boolean,
     Column,
     Connection,
     Integer,
@@ -25,14 +24,15 @@ from sqlalchemy import (
     bindparam,
     literal_column,
     select,
+    text,
 )
 from sqlalchemy.dialects import postgresql, sqlite
 
-from fencepost.errors import PolicyError, TransactionAbortableError
+from fencepost.errors import PolicyError, SchemaError, TransactionAbortableError
 from fencepost.sql.database import Database, Int64, clock
-from fencepost.sql.transaction import NONE, PREPARED, Partition, State, Transaction
+from fencepost.sql.transaction import NONE, PREPARED, Partition, State, TopicPartition, Transaction
 
-VERSION = 1
+VERSION = 2
 TABLES = MetaData()
 
 PIDS = Table(
@@ -55,8 +55,8 @@ PRODUCERS = Table(
     Column("partitions", Text, nullable=False),
     Column("started_ms", Int64, nullable=False),
     Column("updated_ms", Int64, nullable=False),
-    # Whether its partitions have to be told by a marker, and who tells them last.
-    Column("has_markers", Boolean, nullable=False),
+    # Those of its partitions whose readers wait for a marker that is not written yet.
+    Column("waiting", Text, nullable=False),
     Column("coordinator_epoch", Integer, nullable=False),
 )
 DECISIONS = Table(
@@ -93,18 +93,40 @@ GROUPS = Table(
 )
 
 
+def upgrade(connection: Connection, _: int) -> None:
+    """Brings tables of version 1 to version 2, whose partitions have topics.
+
+    Raises SchemaError where transactions wait for markers: version 1 does not say to which topics.
+    """
+    waiting = text(
+        "SELECT transactional_id FROM fencepost_producers "
+        f"WHERE state IN ({State.ONGOING:d}, {State.PREPARE_COMMIT:d}, {State.PREPARE_ABORT:d}) "
+        "AND has_markers AND partitions <> '[]' ORDER BY transactional_id"
+    )
+    if ids := list(connection.execute(waiting).scalars()):
+        raise SchemaError(
+            f"the tables of 'producers' have version 1, and its transactions wait for markers: {', '.join(ids[:10])}"
+            f"{', ...' if len(ids) > 10 else ''} ({len(ids)} in all). Stop their producers and call recover() with the "
+            "fencepost that began them, until none is open or decided; then open them with this one. Nothing has "
+            "changed"
+        )
+    for statement in (
+        "ALTER TABLE fencepost_producers ADD COLUMN waiting TEXT NOT NULL DEFAULT '[]'",
+        "UPDATE fencepost_producers SET partitions = '[]'",
+        "ALTER TABLE fencepost_producers DROP COLUMN has_markers",
+    ):
+        connection.execute(text(statement))
+
+
 class Held(NamedTuple):
     """A transaction whose row is locked, and what is kept beside it."""
 
     transaction: Transaction
-    has_markers: bool = False
+    waiting: frozenset[TopicPartition] = frozenset()
+    """Partitions whose readers wait for a marker that is not written yet."""
     coordinator_epoch: int = 0
+    """Raised by each coordinator that takes over the writing of the markers."""
     now_ms: int = NONE
-
-    @property
-    def must_tell(self) -> bool:
-        """Whether there are partitions that have to be told by a marker what became of it."""
-        return self.has_markers and bool(self.transaction.partitions)
 
 
 def hold(
@@ -155,11 +177,11 @@ def _held(row: Row[Any]) -> Held:
         next_pid=row.next_pid,
         state=State(row.state),
         timeout_ms=row.timeout_ms,
-        partitions=frozenset(from_text(it) for it in json.loads(row.partitions)),
+        partitions=from_list(row.partitions),
         started_ms=row.started_ms,
         updated_ms=row.updated_ms,
     )
-    return Held(transaction, row.has_markers, row.coordinator_epoch, row[-1])
+    return Held(transaction, from_list(row.waiting), row.coordinator_epoch, row[-1])
 
 
 def save(connection: Connection, held: Held) -> None:
@@ -188,10 +210,10 @@ def row_of(held: Held) -> dict[str, Any]:
         "next_pid": transaction.next_pid,
         "state": int(transaction.state),
         "timeout_ms": transaction.timeout_ms,
-        "partitions": json.dumps(sorted(to_text(it) for it in transaction.partitions)),
+        "partitions": to_list(transaction.partitions),
         "started_ms": transaction.started_ms,
         "updated_ms": transaction.updated_ms,
-        "has_markers": held.has_markers,
+        "waiting": to_list(held.waiting),
         "coordinator_epoch": held.coordinator_epoch,
     }
 
@@ -264,8 +286,17 @@ def check_generation(group: str, generation: int, found: int) -> None:
         )
 
 
+def to_list(partitions: frozenset[TopicPartition]) -> str:
+    """How partitions of outputs are stored: [["clicks", 0], ["clicks", 3]]."""
+    return json.dumps(sorted(partitions))
+
+
+def from_list(text: str) -> frozenset[TopicPartition]:
+    return frozenset((topic, number) for topic, number in json.loads(text))
+
+
 def to_text(partition: Partition) -> str:
-    """How a partition stands in a table: 3, "clicks", ["clicks", 3]."""
+    """How a partition of an input is stored: 3, "clicks", ["clicks", 3]."""
     return json.dumps(partition)
 
 
@@ -274,14 +305,24 @@ def from_text(text: str) -> Partition:
     return tuple(found) if isinstance(found, list) else found
 
 
-def checked_partitions(partitions: Iterable[Partition]) -> frozenset[Partition]:
-    """The partitions as a set, if each is a number, a name, or a tuple of these."""
-    if isinstance(partitions, (str, bytes)):
-        raise PolicyError(f"partitions={partitions!r}: a list of partitions was expected, not one")
-    found = frozenset(partitions)
-    for it in found:
+def check_inputs(partitions: Iterable[Partition]) -> None:
+    """Raises PolicyError for a partition of an input that is not a number, a name, or a tuple of these."""
+    for it in partitions:
         parts = it if isinstance(it, tuple) else (it,)
         is_known = parts and all(isinstance(part, (int, str)) and not isinstance(part, bool) for part in parts)
         if not is_known:
             raise PolicyError(f"partition {it!r}: a number, a name, or a tuple of numbers and names was expected")
-    return found
+
+
+def checked_outputs(partitions: Iterable[TopicPartition]) -> frozenset[TopicPartition]:
+    """Partitions of outputs as a set of (topic, number). Raises PolicyError for one that is not."""
+    found = list(partitions)
+    for it in found:
+        is_pair = isinstance(it, tuple) and len(it) == 2 and isinstance(it[0], str) and it[0] != ""
+        is_number = is_pair and isinstance(it[1], int) and not isinstance(it[1], bool) and 0 <= it[1] < 2**31
+        if not is_number:
+            raise PolicyError(
+                f"partition {it!r}: (topic, number) was expected, the topic a name of at least one character, the "
+                "number 0 to 2147483647"
+            )
+    return frozenset(found)

@@ -109,10 +109,10 @@ def numbered(table: ArrowTable) -> npt.NDArray[np.int64]:
 
     numbers = np.zeros(len(table), np.int64)
     for name in table.column_names:
-        codes = pc.fill_null(table[name].combine_chunks().dictionary_encode().indices, -1).to_numpy()
-        _, numbers = np.unique(np.stack([numbers, codes], axis=1), axis=0, return_inverse=True)
-        numbers = numbers.reshape(-1)
-    return numbers.astype(np.int64)
+        codes = pc.fill_null(table[name].combine_chunks().dictionary_encode().indices, -1).to_numpy().astype(np.int64)
+        # Both are below the number of rows, so that their product is a number of 64 bits.
+        _, numbers = np.unique(numbers * (len(table) + 1) + codes + 1, return_inverse=True)
+    return numbers.reshape(-1).astype(np.int64)
 
 
 def _keys(ranges: ArrowTable) -> list[str]:

@@ -10,7 +10,7 @@ import bisect
 import dataclasses
 import hashlib
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -133,6 +133,33 @@ class Quarantined(Lists):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Deferred(Lists):
+    """Files that were found and not read. They are not in the ledger: later runs look at them again."""
+
+    path: list[str] = field(default_factory=list)
+    """Relative to the source."""
+    bytes: list[int] = field(default_factory=list)
+    mtime_ns: list[int] = field(default_factory=list)
+    first_seen_ms: list[int] = field(default_factory=list)
+    """When a run first found this content to be bad, in milliseconds since 1970 by its clock; 0 for a file that only
+    waits for a bad one before it in the order."""
+    reason: list[str] = field(default_factory=list)
+    """Why it was not read."""
+    add: list[dict[str, Any] | None] = field(default_factory=list)
+    """The action by which a Delta table names it, without statistics; None for files of a folder."""
+
+    @property
+    def damaged(self) -> tuple[str, ...]:
+        """The paths of the bad ones."""
+        return tuple(path for path, seen_ms in zip(self.path, self.first_seen_ms, strict=True) if seen_ms)
+
+    @property
+    def waiting(self) -> tuple[str, ...]:
+        """The paths of those that only wait."""
+        return tuple(path for path, seen_ms in zip(self.path, self.first_seen_ms, strict=True) if not seen_ms)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Outputs(Lists):
     """The files with the kept rows; in place only those that take the place of others, and those of deletion vectors,
     which have no rows."""
@@ -198,6 +225,14 @@ class Piece:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SumPiece:
+    """Checksums of some kept rows of a shard (`checksums.py`)."""
+
+    rows: int
+    piece: Piece
+
+
+@dataclass(frozen=True, kw_only=True)
 class Shard:
     """The state of one shard, the part of the keys that one task owns."""
 
@@ -211,8 +246,28 @@ class Shard:
     """A base, then the deltas that followed it."""
 
 
+class _Pieces:
+    """How pieces stand in columns: the place of a piece's name in `files`, and what else is known of it."""
+
+    files: list[str]
+    file: list[int]
+    offset: list[int]
+    bytes: list[int]
+    sha256: list[str]
+
+    def _piece(self, place: int) -> Piece:
+        return Piece(self.files[self.file[place]], self.offset[place], self.bytes[place], self.sha256[place])
+
+    def _add_piece(self, piece: Piece, places: dict[str, int]) -> None:
+        """`places`: of the names so far, which go to `files` at the end."""
+        self.file.append(places.setdefault(piece.file, len(places)))
+        self.offset.append(piece.offset)
+        self.bytes.append(piece.bytes)
+        self.sha256.append(piece.sha256)
+
+
 @dataclass(frozen=True, kw_only=True)
-class Shards:
+class Shards(_Pieces):
     """All shards that have a state, by number. One is read without a look at the others."""
 
     shard: list[int] = field(default_factory=list)
@@ -260,23 +315,62 @@ class Shards:
             new.positions.append(it.positions)
             new.first_piece.append(len(new.file))
             for piece in it.pieces:
-                new.file.append(places.setdefault(piece.file, len(places)))
-                new.offset.append(piece.offset)
-                new.bytes.append(piece.bytes)
-                new.sha256.append(piece.sha256)
+                new._add_piece(piece, places)
         new.files.extend(places)
         return new
 
     def _at(self, place: int) -> Shard:
         start = self.first_piece[place]
         stop = self.first_piece[place + 1] if place + 1 < len(self) else len(self.file)
-        pieces = (
-            Piece(self.files[self.file[it]], self.offset[it], self.bytes[it], self.sha256[it])
-            for it in range(start, stop)
-        )
+        pieces = tuple(map(self._piece, range(start, stop)))
         return Shard(
-            shard=self.shard[place], entries=self.entries[place], positions=self.positions[place], pieces=tuple(pieces)
+            shard=self.shard[place], entries=self.entries[place], positions=self.positions[place], pieces=pieces
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checksums(_Pieces):
+    """The pieces that hold checksums of kept rows, shard by shard, those of a shard from the oldest on."""
+
+    columns: list[str]
+    """The columns that are compared, sorted; [] for all that are not of the identity."""
+    shard: list[int] = field(default_factory=list)
+    """Of each piece, ascending."""
+    rows: list[int] = field(default_factory=list)
+    """How many checksums each piece has."""
+    files: list[str] = field(default_factory=list)
+    """The names of segment files."""
+    file: list[int] = field(default_factory=list)
+    """Of each piece: its place in `files`."""
+    offset: list[int] = field(default_factory=list)
+    bytes: list[int] = field(default_factory=list)
+    sha256: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        lengths = {it: len(getattr(self, it)) for it in ("shard", "rows", "file", "offset", "bytes", "sha256")}
+        if len(set(lengths.values())) > 1:
+            raise ValueError(f"Checksums: columns of different lengths: {lengths}")
+
+    def get(self, shard: int) -> tuple[SumPiece, ...]:
+        """The pieces of a shard."""
+        places = range(bisect.bisect_left(self.shard, shard), bisect.bisect_right(self.shard, shard))
+        return tuple(SumPiece(rows=self.rows[it], piece=self._piece(it)) for it in places)
+
+    def replaced(self, changed: Mapping[int, Sequence[SumPiece]]) -> Checksums:
+        """The same with other pieces for some shards."""
+        return Checksums.of(self.columns, {shard: self.get(shard) for shard in self.shard} | dict(changed))
+
+    @staticmethod
+    def of(columns: list[str], shards: Mapping[int, Sequence[SumPiece]]) -> Checksums:
+        new = Checksums(columns=columns)
+        places: dict[str, int] = {}
+        for shard in sorted(shards):
+            for it in shards[shard]:
+                new.shard.append(shard)
+                new.rows.append(it.rows)
+                new._add_piece(it.piece, places)
+        new.files.extend(places)
+        return new
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -298,12 +392,17 @@ class Decision:
     """Into how many parts the state is cut; `shards` has those in which anything is remembered."""
     shards: Shards = field(default_factory=Shards)
     """The whole state; untouched shards keep older versions' pieces."""
+    checksums: Checksums | None = None
+    """What repeats are compared with; None where none are kept. Its text is left out then, so that decisions without
+    are what they were before there were any."""
     ledger: LedgerFiles = field(default_factory=LedgerFiles)
     """The files that list all inputs so far, this version's included."""
     inputs: Inputs = field(default_factory=Inputs)
     """The files that this version read."""
     quarantined: Quarantined = field(default_factory=Quarantined)
     """The files that this version set aside unread."""
+    deferred: Deferred = field(default_factory=Deferred)
+    """The files that are to be read and are not yet, those of earlier versions included."""
     outputs: Outputs = field(default_factory=Outputs)
     """The files with its kept rows."""
     marked: Marked = field(default_factory=Marked)
@@ -327,6 +426,11 @@ class Decision:
     fixed_size_binary[bytes]. Tables know their own keys' only, and a shard may have none."""
     oldest: int = 1
     """The oldest version that can be gone back to; the files of older ones may be collected."""
+    collected: int = 1
+    """What only versions before this one need was removed (`retention.py`)."""
+    breaks: list[list[int]] | None = None
+    """[version, the one that it builds on] of the versions behind `collected`, up to this one, that build on another
+    one than the one before; None where this was not noted."""
     counts: dict[str, int] = field(default_factory=dict)
     """Rows by name of verdict."""
     missing_ranges: int = 0
@@ -346,7 +450,8 @@ class Decision:
     order_by: list[str] | None = None
     """The columns by which rows were put in order before; [] for file names, then rows; None where it was not said."""
     decided_ms: int = 0
-    """When, in milliseconds since 1970 by the clock of the machine that decided; nothing depends on it."""
+    """When, in milliseconds since 1970 by the clock of the machine that decided. How long versions are kept goes by it,
+    and nothing else."""
     fencepost: str
     """The version of fencepost that decided."""
     format: int = FORMAT
@@ -361,7 +466,12 @@ class Decision:
 
     def files(self) -> set[str]:
         """The segment files that this version needs, of whichever version they are."""
-        return {*self.shards.files, *self.ledger.name}
+        return {*self.shards.files, *self.ledger.name, *(self.checksums.files if self.checksums else ())}
+
+    @property
+    def state_bytes(self) -> int:
+        """Of the snapshots, deltas and checksums that this state consists of."""
+        return sum(self.shards.bytes) + (sum(self.checksums.bytes) if self.checksums else 0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -387,7 +497,8 @@ class Version:
     entries: int
     """What the state remembers after it, over all shards: keys, or keys and epochs."""
     state_bytes: int
-    """Bytes of the snapshots and deltas that this state consists of, also of those that older versions wrote."""
+    """Bytes of the snapshots, deltas and checksums that this state consists of, also of those that older versions
+    wrote."""
     shard_count: int
     """Into how many parts the state is cut."""
     counts: dict[str, int]
@@ -414,7 +525,7 @@ def summary(decision: Decision) -> dict[str, Any]:
         "rows": sum(decision.inputs.rows),
         "kept": kept_rows(decision),
         "entries": decision.entries,
-        "state_bytes": sum(decision.shards.bytes),
+        "state_bytes": decision.state_bytes,
         "report": report,
     }
 
@@ -425,6 +536,7 @@ def summary(decision: Decision) -> dict[str, Any]:
 def to_json(value: Settings | Decision | dict[str, Any]) -> bytes:
     """The text of a file in a state, a field or a column a line; equal values give equal bytes."""
     fields = value if isinstance(value, dict) else vars(value)
+    fields = {name: it for name, it in fields.items() if it is not None or name != "checksums"}
     lines = (f" {json.dumps(name)}: {_text(it)}" for name, it in fields.items())
     return ("{\n" + ",\n".join(lines) + "\n}\n").encode()
 
@@ -441,9 +553,11 @@ def decision_from_json(data: bytes, path: object) -> Decision:
     fields = fields_from_json(data, path)
     parts: dict[str, Any] = {
         "shards": Shards,
+        "checksums": Checksums,
         "ledger": LedgerFiles,
         "inputs": Inputs,
         "quarantined": Quarantined,
+        "deferred": Deferred,
         "outputs": Outputs,
         "marked": Marked,
         "side_files": SideFiles,
@@ -471,7 +585,7 @@ def sha256(data: bytes) -> str:
 
 def _text(value: Any) -> str:
     """One line, but for lists of many."""
-    if isinstance(value, Lists | Shards):
+    if isinstance(value, Lists | Shards | Checksums):
         lines = (f"  {json.dumps(name)}: {json.dumps(column)}" for name, column in vars(value).items())
         return "{\n" + ",\n".join(lines) + "\n }"
     return json.dumps(value)

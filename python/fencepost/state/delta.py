@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import time
 from collections.abc import Iterable
 from datetime import date
 from functools import partial
@@ -296,9 +297,9 @@ class DeltaSink(RunFolders):
         from deltalake.transaction import AddAction
 
         self._place(decision)
-        outputs = decision.outputs
+        outputs, now_ms = decision.outputs, time.time_ns() // 1_000_000
         return [
-            AddAction(name, size, hive_values(prepared), decision.decided_ms, True, self._stats(table, name, rows))
+            AddAction(name, size, hive_values(prepared), now_ms, True, self._stats(table, name, rows))
             for name, prepared, size, rows in zip(
                 self.names(decision), outputs.name, outputs.bytes, outputs.rows, strict=True
             )
@@ -312,7 +313,11 @@ class DeltaSink(RunFolders):
         return json.dumps({"numRecords": rows} | _bounds(self.location / name, integers))
 
     def _place(self, decision: Decision) -> None:
-        """Move the version's files to where the table will name them. May be done again, by anyone."""
+        """Move the version's files to where the table will name them. May be done again, by anyone.
+
+        VACUUM removes files that no version of the table names, but for young ones. So their age begins here: a version
+        may be decided long before it is committed.
+        """
         prepared = self.path / str(decision.prepared)
         outputs, names = decision.outputs, self.names(decision)
         folders = {(self.location / name).parent for name in names}
@@ -321,12 +326,14 @@ class DeltaSink(RunFolders):
         for name, final, size in zip(outputs.name, names, outputs.bytes, strict=True):
             target = self.location / final
             try:
+                os.utime(prepared / name)
                 os.rename(prepared / name, target)
             except FileNotFoundError:
                 if not target.exists() or target.stat().st_size != size:
                     raise SinkChangedError(
                         f"{target}: not what version {decision.version} decided, and it cannot be taken from {prepared}"
                     ) from None
+                os.utime(target)
         for folder in folders | {self.location}:
             self.disk.seal(folder)
 

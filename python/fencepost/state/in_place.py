@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote, urlparse
@@ -94,23 +95,27 @@ class InPlace(DeltaSink):
     def _write(self, table: DeltaTable, decision: Decision, wanted: str, state: str) -> None:
         from deltalake.exceptions import CommitFailedError
 
-        version = table.version() + 1
-        changes = self._checked_changes(table, decision) if wanted == APPLIED and len(decision.marked) else []
-        commit = [*_heading(decision, state, wanted), *(action for actions in changes for action in actions)]
+        version, now_ms = table.version() + 1, time.time_ns() // 1_000_000
+        has_changes = wanted == APPLIED and len(decision.marked)
+        changes = self._checked_changes(table, decision, now_ms) if has_changes else []
+        heading = _heading(decision, state, wanted, now_ms)
+        commit = [*heading, *(action for actions in changes for action in actions)]
         if not put_commit(self.disk, self.location, version, commit):
             raise CommitFailedError(f"version {version} is there")
         if changes:
             self._check_read_back(version, decision)
 
-    def _checked_changes(self, table: DeltaTable, decision: Decision) -> list[list[Action]]:
+    def _checked_changes(self, table: DeltaTable, decision: Decision, now_ms: int) -> list[list[Action]]:
         """What the commit says of each file that loses rows, which are at their places.
 
-        Raises SinkChangedError where they are there no more: others have given the version up.
+        `now_ms`: the time of the commit, from which VACUUM counts how long a file that goes is kept for readers: a
+        version may be decided long before it is committed. Raises SinkChangedError where they are there no more: others
+        have given the version up.
         """
         self._place(decision)
         try:
             live = live_files(self.location, table.version())
-            changes = self._changes(table, live, decision)
+            changes = self._changes(table, live, decision, now_ms)
             self._check(table, live, changes, decision)
         except SourceError as error:
             raise SinkChangedError(str(error)) from error
@@ -118,7 +123,7 @@ class InPlace(DeltaSink):
             raise SinkError(f"{self.location}: its log cannot be read: {error}") from error
         return changes
 
-    def _changes(self, table: DeltaTable, live: Live, decision: Decision) -> list[list[Action]]:
+    def _changes(self, table: DeltaTable, live: Live, decision: Decision, now_ms: int) -> list[list[Action]]:
         """For each file that loses rows: that it goes, and what comes in its place, if any row is left."""
         outputs, found = decision.outputs, []
         files = zip(self.names(decision), outputs.bytes, outputs.rows, strict=True)
@@ -131,10 +136,10 @@ class InPlace(DeltaSink):
                 new = [{**old, "dataChange": True, "stats": json.dumps(stats), "deletionVector": vector}]
             elif vector is None and it["ordinal"] in of_ordinal:
                 name, size, left = of_ordinal[it["ordinal"]]
-                own = {"path": quote(name), "size": size, "modificationTime": decision.decided_ms, "dataChange": True}
+                own = {"path": quote(name), "size": size, "modificationTime": now_ms, "dataChange": True}
                 kept: Action = {field: old[field] for field in ("partitionValues", "tags") if field in old}
                 new = [{**own, **kept, "stats": self._stats(table, name, left)}]
-            found.append([{"remove": _removed(old, decision.decided_ms)}, *({"add": action} for action in new)])
+            found.append([{"remove": _removed(old, now_ms)}, *({"add": action} for action in new)])
         return found
 
     def _check(self, table: DeltaTable, live: Live, changes: list[list[Action]], decision: Decision) -> None:
@@ -197,10 +202,10 @@ def allows_vectors(table: DeltaTable) -> bool:
     return listed and settings.get("delta.enableDeletionVectors") == "true"
 
 
-def _heading(decision: Decision, state: str, wanted: str) -> list[Action]:
+def _heading(decision: Decision, state: str, wanted: str, now_ms: int) -> list[Action]:
     """What a commit says of itself, and the transactions by which it is known (`ABANDONED_APP`)."""
     info = {
-        "timestamp": decision.decided_ms,
+        "timestamp": now_ms,
         "operation": "DEDUPLICATE",
         "operationParameters": {},
         "isBlindAppend": False,
@@ -210,7 +215,7 @@ def _heading(decision: Decision, state: str, wanted: str) -> list[Action]:
         "fencepost.version": str(decision.version),
     }
     apps = [state] if wanted == APPLIED else [state, state + ABANDONED_APP]
-    marks = [{"appId": app, "version": decision.version, "lastUpdated": decision.decided_ms} for app in apps]
+    marks = [{"appId": app, "version": decision.version, "lastUpdated": now_ms} for app in apps]
     return [{"commitInfo": info}, *({"txn": mark} for mark in marks)]
 
 

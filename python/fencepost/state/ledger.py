@@ -1,8 +1,10 @@
 """Which inputs were read: the difference between a listing and it is what is new.
 
-A file is known by path, bytes and what else its store tells: mtime and inode, or an etag. The ledger lies in Arrow
-files that are merged like the levels of a log: each has at least twice as many files as the one after it, so a million
-inputs stand in a score of files, and each is written anew as often.
+A file is known by path, bytes and what else its store tells: mtime and the checksum of its footer, or an etag. The
+inode is no part of that, because mounts of object stores, copies and restores draw it anew; where it is the same, the
+footer need not be read. The ledger lies in Arrow files that are merged like the levels of a log: each has at least
+twice as many files as the one after it, so a million inputs stand in a score of files, and each is written anew as
+often.
 """
 
 from __future__ import annotations
@@ -18,16 +20,21 @@ from fencepost.state.stores import Store
 ArrowTable: TypeAlias = Any
 """A `pyarrow.Table`; pyarrow is imported where it is needed."""
 
-COLUMNS = ("path", "bytes", "mtime_ns", "inode", "etag")
+IDENTITY = ("path", "bytes", "mtime_ns", "etag")
+COLUMNS = (*IDENTITY, "inode", "footer_crc")
+UNKNOWN_CRC = -1
+"""Of a footer that cannot be read, and in ledgers from before footers were noted."""
 
 
 def file_table(files: Inputs | Quarantined | dict[str, Any]) -> ArrowTable:
-    """A table of files with the columns that tell them apart, from lists or arrays by name."""
+    """A table of files with the columns that tell them apart, from lists or arrays by name. Footers may be unknown."""
     import pyarrow as pa  # type: ignore[import-untyped]
 
     columns = vars(files) if isinstance(files, Inputs | Quarantined) else files
     kinds = {"path": pa.string(), "etag": pa.string(), "inode": pa.uint64()}
-    return pa.table({name: pa.array(columns[name], kinds.get(name, pa.int64())) for name in COLUMNS})
+    footers = columns.get("footer_crc", [UNKNOWN_CRC] * len(columns["path"]))
+    arrays = columns | {"footer_crc": footers}
+    return pa.table({name: pa.array(arrays[name], kinds.get(name, pa.int64())) for name in COLUMNS})
 
 
 def read_ledger(store: Store, files: LedgerFiles | None) -> ArrowTable:
@@ -38,18 +45,26 @@ def read_ledger(store: Store, files: LedgerFiles | None) -> ArrowTable:
     return pa.concat_tables(tables) if tables else file_table({name: [] for name in COLUMNS})
 
 
-def new_files(ledger: ArrowTable, listing: ArrowTable) -> Any:
-    """The places in a listing, ascending, of the files that the ledger does not name."""
+def new_files(ledger: ArrowTable, listing: ArrowTable) -> tuple[list[int], dict[int, set[int]]]:
+    """(places in a listing, ascending, of the files that the ledger does not name; places of those that it names with
+    other inodes, to the checksums of footers by which they are the same files).
+
+    A file whose footer is unknown to the ledger is the same one.
+    """
     import numpy as np
     import pyarrow as pa  # type: ignore[import-untyped]
-    import pyarrow.compute as pc
 
-    places = pa.array(np.arange(len(listing)))
+    numbered = listing.select([*IDENTITY, "inode"]).append_column("place", pa.array(np.arange(len(listing))))
     if not len(ledger):
-        return places
-    numbered = listing.select(COLUMNS).append_column("place", places)
-    found = numbered.join(ledger, keys=list(COLUMNS), join_type="left anti")
-    return pc.take(found["place"], pc.sort_indices(found["place"])).combine_chunks()
+        return numbered["place"].to_pylist(), {}
+    known = ledger.select(COLUMNS)
+    new = sorted(numbered.join(known, keys=list(IDENTITY), join_type="left anti")["place"].to_pylist())
+    moved = numbered.join(known, keys=[*IDENTITY, "inode"], join_type="left anti").drop_columns(["inode"])
+    footers: dict[int, set[int]] = {}
+    suspects = moved.join(known.drop_columns(["inode"]), keys=list(IDENTITY), join_type="inner")
+    for place, crc in zip(suspects["place"].to_pylist(), suspects["footer_crc"].to_pylist(), strict=True):
+        footers.setdefault(place, set()).add(crc)
+    return new, {place: crcs for place, crcs in footers.items() if UNKNOWN_CRC not in crcs}
 
 
 def extend_ledger(
@@ -91,4 +106,7 @@ def _read(store: Store, name: str, expected: str) -> ArrowTable:
     if sha256(data) != expected:
         reason = f"its SHA-256 is {sha256(data)}, decided was {expected}"
         raise SnapshotError(f"{store.uri}/{name}: {reason}", reason=reason)
-    return pa.ipc.open_file(pa.py_buffer(data)).read_all()
+    table = pa.ipc.open_file(pa.py_buffer(data)).read_all()
+    if "footer_crc" not in table.column_names:
+        table = table.append_column("footer_crc", pa.array([UNKNOWN_CRC] * len(table), pa.int64()))
+    return table.select(COLUMNS)

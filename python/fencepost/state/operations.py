@@ -8,7 +8,7 @@ is shown as a run shows it (`changelog.py`).
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,18 @@ from fencepost.errors import PolicyError, SinkError, SnapshotError, StateConflic
 from fencepost.policy import Columns
 from fencepost.state.changelog import changes, corrections
 from fencepost.state.commit import Sink, commit, recover
-from fencepost.state.decision import ABANDONED, APPLIED, Decision, LedgerFiles, Settings, Shard, Shards
+from fencepost.state.decision import (
+    ABANDONED,
+    APPLIED,
+    Checksums,
+    Decision,
+    Deferred,
+    LedgerFiles,
+    Settings,
+    Shard,
+    Shards,
+    SumPiece,
+)
 from fencepost.state.disk import Disk
 from fencepost.state.segments import SegmentWriter, advance, held_positions, load_table
 
@@ -52,13 +63,17 @@ def rollback(state: State, version: int, *, accept_duplicates: bool = False, sin
     known, wanted = _lineage(state, before.version), _lineage(state, version)
     # In folders people remove rows that nobody wants any more; a table says when rows were taken back.
     asked = wanted - known if sink_version is None else {it for it in wanted if it >= before.oldest}
+    _check_looks(state, asked)
     lost = [it for it in asked if not _is_whole(sink, state.version(it))]
     if lost:
         raise SinkError(
             f"{state.uri}: version {version} takes rows for written that are no longer in the sink (versions "
             f"{_listed(lost)}): put their files back, or go back to a version before those"
         )
-    shown = [it for it in sorted(known - wanted) if sink.shown(state.version(it))]
+    over = sorted(known - wanted)
+    if not accept_duplicates:
+        _check_looks(state, over)
+    shown = [it for it in over if not state.is_collected(it) and sink.shown(state.version(it))]
     if shown and not accept_duplicates:
         raise SinkError(
             f"{state.uri}: after a rollback to version {version} the inputs of later versions are read again, but "
@@ -71,13 +86,14 @@ def rollback(state: State, version: int, *, accept_duplicates: bool = False, sin
         carried: dict[str, Any] = {
             name: getattr(target, name)
             for name in (
-                *("shard_count", "shards", "ledger", "source_position", "clock_ms", "horizon_ms", "key_types"),
-                "order_by",
+                *("shard_count", "shards", "checksums", "ledger", "deferred", "source_position", "clock_ms"),
+                *("horizon_ms", "key_types", "order_by"),
             )
         }
     else:
-        nothing = ("source_position", "clock_ms", "horizon_ms")
-        carried = {"shards": Shards(), "ledger": LedgerFiles(), "key_types": {}} | dict.fromkeys(nothing)
+        nothing = ("checksums", "source_position", "clock_ms", "horizon_ms")
+        begun: dict[str, Any] = {"shards": Shards(), "ledger": LedgerFiles(), "deferred": Deferred(), "key_types": {}}
+        carried = begun | dict.fromkeys(nothing)
     lines = corrections(sink.changelog(), _missing(state, carried["shards"]), next_version)
     report = {"rolled_back_to": version, "duplicates_accepted_of": shown}
     try:
@@ -116,6 +132,7 @@ def reshard(state: State, count: int, *, sink: Sink | None = None) -> Decision:
             old = _caught_up(state, before, version, found, lines)
             for shard, table in _dealt(state, before, old, count, Path(folder)):
                 changed.append(advance(table, None, shard, files.writer(), held_positions(table)))
+            checksums = _dealt_checksums(state, before, count, Path(folder), files)
         shards = Shards.of(changed)
         found.check(shards)
         report = {"shards_before": before.shard_count, "shards": count}
@@ -127,6 +144,7 @@ def reshard(state: State, count: int, *, sink: Sink | None = None) -> Decision:
             sink_version=sink.look(before),
             shard_count=count,
             shards=shards,
+            checksums=checksums,
             report=report,
             **_prepared(sink, version, attempt, lines),
         )
@@ -157,6 +175,7 @@ def evict(state: State, now_ms: int | None, max_idle_ms: int, *, sink: Sink | No
     attempt = uuid4().hex
     changed: list[Shard] = []
     lines: list[Any] = []
+    sums: dict[int, Sequence[SumPiece]] = {}
     evicted = 0
     try:
         with _Files(state, version, attempt) as files:
@@ -166,6 +185,8 @@ def evict(state: State, now_ms: int | None, max_idle_ms: int, *, sink: Sink | No
                 evicted += _catch_up(table, horizon_ms)
                 lines += changes(missing, table, version)
                 changed.append(advance(table, shard, shard.shard, files.writer(), held_positions(table)))
+                if before.checksums is not None:
+                    sums[shard.shard] = _living_checksums(state, before.checksums.get(shard.shard), table, files)
         decision = state.follow(
             version,
             before,
@@ -173,6 +194,7 @@ def evict(state: State, now_ms: int | None, max_idle_ms: int, *, sink: Sink | No
             kind="evict",
             sink_version=sink.look(before),
             shards=before.shards.replaced(changed),
+            checksums=None if before.checksums is None else before.checksums.replaced(sums),
             clock_ms=clock_ms,
             horizon_ms=horizon_ms,
             report={"evicted": evicted, "max_idle_ms": max_idle_ms},
@@ -231,7 +253,8 @@ def collect_garbage(state: State, keep_versions: int | None = None, *, sink: Sin
     rubbish = set(state.orphans(range(1, done + 1)))
     if before.oldest > 1:
         rubbish |= _outlived(state, before, done)
-    state.store.delete(sorted(rubbish))
+    # Bodies last: what else is to be removed stands in them.
+    state.store.delete(sorted(rubbish, key=lambda name: (name.startswith("body/"), name)))
     sink.collect_garbage(done)
     return len(rubbish)
 
@@ -309,6 +332,17 @@ def _lineage(state: State, version: int) -> set[int]:
         found.add(version)
         version = state.builds_on(version)
     return found
+
+
+def _check_looks(state: State, versions: Iterable[int]) -> None:
+    """Refuse to look for the rows of versions of which only the log is left. Raises SnapshotError."""
+    collected = [it for it in versions if state.is_collected(it)]
+    if collected:
+        reason = (
+            f"which files versions {_listed(collected)} have written is not known any more: their decisions were "
+            "collected, since they are older than what is kept to go back to. Begin again with a new state and sink"
+        )
+        raise SnapshotError(f"{state.uri}: {reason}", reason=reason)
 
 
 def _is_whole(sink: Sink, decision: Decision) -> bool:
@@ -424,6 +458,39 @@ def _dealt(
         yield shard, StateTable.from_entries(rows, policy, keep=settings.keep, horizon_ms=before.horizon_ms)
 
 
+def _dealt_checksums(state: State, before: Decision, count: int, folder: Path, files: _Files) -> Checksums | None:
+    """The checksums of kept rows as the new shards have them: a piece each.
+
+    Memory: those of one shard before, or of one after, at 32 bytes a row.
+    """
+    if before.checksums is None:
+        return None
+    from fencepost.state.checksums import add, dealt, decode, encode, joined, read_sums
+
+    settings = state.agreed()
+    parts: dict[int, list[Path]] = {}
+    for old in dict.fromkeys(before.checksums.shard):
+        kept = joined([read_sums(state.store, it.piece) for it in before.checksums.get(old)])
+        for new, some in dealt(kept, count, _key_columns(kept.ranges.schema, settings)):
+            path = folder / f"{old}-{new}.sums"
+            path.write_bytes(encode(some))
+            parts.setdefault(new, []).append(path)
+    changed = {}
+    for new in sorted(parts):
+        some = joined([decode(path.read_bytes(), str(path)) for path in parts[new]])
+        changed[new] = add(some, files.writer())
+    return Checksums.of(before.checksums.columns, changed)
+
+
+def _living_checksums(
+    state: State, before: Sequence[SumPiece], table: StateTable, files: _Files
+) -> tuple[SumPiece, ...]:
+    """A shard's checksums without those of entries that are no longer in its table."""
+    from fencepost.state.checksums import Living, compacted
+
+    return compacted(state.store, before, Living(table=lambda: table, rows_max=None), files.writer())
+
+
 def _read_batch(path: Path, number: int) -> Any:
     import pyarrow as pa
 
@@ -439,4 +506,5 @@ def _key_columns(schema: Any, settings: Settings) -> Columns:
         return role if role in schema.names else parts
 
     has_epochs = settings.columns.get("epoch") is not None
-    return Columns(pid=names("pid"), epoch="epoch" if has_epochs else None, partition=names("partition"), seq="last")
+    partition = names("partition") or None  # checksums have none where rows have none
+    return Columns(pid=names("pid"), epoch="epoch" if has_epochs else None, partition=partition, seq="last")

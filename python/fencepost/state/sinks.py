@@ -18,7 +18,9 @@ import dataclasses
 import json
 import os
 import re
+import threading
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 from uuid import uuid4
@@ -98,7 +100,12 @@ class RunFolders:
             foreign = sorted(name for name in names if name != PREPARE and not name.startswith(f"{MARKER}."))
             if foreign:
                 raise SinkError(f"{self.path}: not empty and not a fencepost sink (it holds {', '.join(foreign[:5])})")
-        elif settings is None or self._owner() != settings.id:
+        elif settings is None:
+            raise SinkError(
+                f"{self.path}: belongs to a state (id {self._owner()}), and the state {state.uri} is empty: it was "
+                "lost, or another place is given. Put it back, or begin with a new sink; a sink has one state for ever"
+            )
+        elif self._owner() != settings.id:
             raise SinkError(f"{self.path}: belongs to another state (id {self._owner()}); a sink has one for ever")
         runs = {int(match[1]) for name in names if (match := re.fullmatch(r"run=(\d+)", name))}
         gone = set(range(1, done + 1)) - runs
@@ -110,6 +117,13 @@ class RunFolders:
         unknown = runs - set(range(1, decided + 1))
         if unknown:
             raise SinkChangedError(f"{self.path}: run={min(unknown)} is there, though no such version was decided")
+
+    def probe(self, folder: Path) -> None:
+        """Refuse a file system on which versions would not appear at once. `folder`: where the probe may write.
+
+        Raises SinkError.
+        """
+        check_renames(folder / "probe", self.disk)
 
     def claim(self, state_id: str) -> None:
         """Say whose folder it is. Raises SinkError if another state was faster."""
@@ -285,6 +299,64 @@ class RunFolders:
     @staticmethod
     def _holds(target: Path, decision: Decision) -> bool:
         return _sizes(target) == _wanted(decision)
+
+
+PROBE_FILES = 4
+"""Files of the folder that is renamed by way of trial: where renames are copies, so many take long enough to see."""
+
+
+def check_renames(folder: Path, disk: Disk) -> None:
+    """Refuse a file system that does not show a renamed folder at once, or puts one in the place of another's content.
+
+    So do mounts of object stores without renames of folders. Raises SinkError.
+    """
+    places = [folder / name for name in ("first", "second", "shown")]
+    first, second, shown = places
+    names = [f"{number}.probe" for number in range(PROBE_FILES)]
+    try:
+        for place in (first, second):
+            place.mkdir(parents=True)
+            for name in names:
+                (place / name).write_text(place.name)
+        disk.put(folder / "link", b"")
+        seen = _rename_watched(first, shown)
+        if seen - {PROBE_FILES} or os.path.lexists(first) or sorted(os.listdir(shown)) != names:
+            raise SinkError(_unfit(folder, f"a renamed folder appears file by file (seen: {sorted(seen)} files)"))
+        with suppress(OSError):
+            os.rename(second, shown)
+        if not os.path.lexists(second) or any((shown / name).read_text() != "first" for name in names):
+            raise SinkError(_unfit(folder, "a renamed folder takes the place of one that has content"))
+    except OSError as error:
+        raise SinkError(_unfit(folder, f"{error.strerror} (error {error.errno})")) from error
+    finally:
+        disk.remove(folder)
+
+
+def _unfit(folder: Path, problem: str) -> str:
+    return (
+        f"{folder}: this file system cannot hold a sink: {problem}. A version must appear by one rename of its folder, "
+        "and links must work. Use a local disk, NFS, or a table (Delta, SQL) as the sink"
+    )
+
+
+def _rename_watched(source: Path, target: Path) -> set[int]:
+    """Rename a folder; gives how many files another one sees in the target meanwhile."""
+    seen: set[int] = set()
+    is_over = threading.Event()
+
+    def watch() -> None:
+        while not is_over.is_set():
+            with suppress(OSError):
+                seen.add(len(os.listdir(target)))
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    try:
+        os.rename(source, target)
+    finally:
+        is_over.set()
+        watcher.join()
+    return seen
 
 
 def without_rows(decision: Decision) -> Decision:

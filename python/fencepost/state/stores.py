@@ -10,6 +10,7 @@ A store that is passed to another process opens its connections there.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import threading
@@ -29,6 +30,8 @@ TRIES_MAX = 8  # of one call to a remote store, above those of its client
 PAUSE_SECONDS = 0.05  # before the second try; it doubles, up to PAUSE_SECONDS_MAX
 PAUSE_SECONDS_MAX = 2.0
 LISTED_AT_ONCE = 1_000
+NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
+"""What file systems without hard links say."""
 
 _REMOTE = ("s3", "s3a", "gs", "az", "azure", "abfs", "abfss", "adl")
 _CLIENT_OPTIONS = ("allow_http", "connect_timeout", "proxy_url", "root_certificate", "timeout", "user_agent")
@@ -83,13 +86,18 @@ def open_store(uri: str | os.PathLike[str], *, sync: bool = True, options: Mappi
 
     `sync=False`: local files are not synced. `options`: of a remote store, names as obstore has them (`endpoint`,
     `region`, `access_key_id`, ...; `allow_http` and `timeout` of its client); what is not given comes from the
-    environment. Remote stores need `fencepost[lake]`.
+    environment. Remote stores need `fencepost[lake]`. Raises StoreError for a URI with a password in it.
     """
     text = os.fspath(uri)
     match = re.match(r"([a-z][a-z0-9+.-]*)://", text)
     if match is None:
         return LocalStore(text, sync=sync)
     scheme, rest = match[1], text[match.end() :]
+    if re.match(r"[^/]*:[^/]*@", rest):
+        raise StoreError(
+            f"{scheme}://...@{rest.partition('@')[2]}: the URI has credentials in it, and a state writes down the URIs "
+            "it knows: give them as options, or in the environment"
+        )
     if scheme == "file":
         if not rest.startswith("/"):
             raise StoreError(f"{text}: a file:// URI has three slashes and an absolute path")
@@ -113,6 +121,14 @@ def check_exclusion(store: Store) -> None:
     try:
         first, second = store.put(name, b"first"), store.put(name, b"second")
         found = store.read(name)
+    except OSError as error:
+        if error.errno not in NO_LINKS:
+            raise
+        raise StoreError(
+            f"{store.uri}: this file system cannot hold a state: {error.strerror} (error {error.errno}). A decision "
+            "must appear by a hard link. Use a local disk or NFS, or an object store by its URI (s3://, gs://, az://)",
+            errno=error.errno,
+        ) from error
     finally:
         store.delete([name])
     if not first or second or found != b"first":

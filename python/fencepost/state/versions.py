@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import fencepost
 from fencepost._native import StateTable
 from fencepost.errors import SnapshotError, StateConflictError
-from fencepost.state import ledger, operations
+from fencepost.state import ledger, operations, retention
 from fencepost.state.decision import (
     ABANDONED,
     APPLIED,
@@ -42,8 +42,8 @@ READERS = 16  # threads that wait for a store where many small files are read
 DECISION_BYTES_MAX = 65_536  # what is larger goes to a body: some stores bound a conditional put
 # What a decision has from the one it goes on from, unless it says otherwise.
 CARRIED = (
-    *("shard_count", "shards", "ledger", "source_position", "clock_ms", "horizon_ms", "key_types", "oldest", "policy"),
-    "order_by",
+    *("shard_count", "shards", "checksums", "ledger", "deferred", "source_position", "clock_ms", "horizon_ms"),
+    *("key_types", "oldest", "collected", "policy", "order_by"),
 )
 
 
@@ -137,9 +137,33 @@ class State:
 
     def builds_on(self, version: int) -> int:
         """`Decision.builds_on`, by the log alone: also of versions whose files were collected."""
+        return int(self._summary(version)["builds_on"])
+
+    def decided_ms(self, version: int) -> int:
+        """`Decision.decided_ms`, by the log alone: also of versions whose files were collected."""
+        return int(self._summary(version)["decided_ms"])
+
+    def glance(self, version: int) -> Version:
+        """What the log says of a version: also of one whose decision was collected."""
+        return self._glance(version, self._logged(version), self.log_hash(version - 1), self._mark(version))
+
+    def is_collected(self, version: int) -> bool:
+        """Whether only the log is left of a version, since none can go back to it any more."""
+        return self._is_collected(self._header(version, self._logged(version), self.log_hash(version - 1)))
+
+    def files_of(self, version: int) -> set[str] | None:
+        """The segment files that a version needs; None where its body was collected."""
+        logged = self._logged(version)
+        header = self._header(version, logged, self.log_hash(version - 1))
+        if self._is_collected(header):
+            return None
+        data = self._read(header["body"], header["sha256"]) if "body" in header else logged
+        return decision_from_json(data, self._place(f"log/{version}.json")).files()
+
+    def body_of(self, version: int) -> str | None:
+        """The name of a version's body, if it has one, whether or not it was collected."""
         header = self._header(version, self._logged(version), self.log_hash(version - 1))
-        found: int = header.get("summary", header)["builds_on"]
-        return found
+        return header.get("body")
 
     def head(self) -> tuple[int, Decision | None]:
         """(the number of the next version, the newest version that is applied: what the next one builds on).
@@ -249,7 +273,10 @@ class State:
             "decided_ms": time.time_ns() // 1_000_000,
             "fencepost": fencepost.__version__,
         }
-        return Decision(**(carried | own | changes))
+        fields = carried | own | changes
+        collected = fields.get("collected", 1)
+        fields["breaks"] = retention.breaks_behind(self, before, version, fields["builds_on"], collected)
+        return Decision(**fields)
 
     def log_hash(self, version: int) -> str | None:
         """What decision version + 1 must give as its `previous`."""
@@ -397,6 +424,11 @@ class State:
                 # Losing tasks of the winning attempt write there as well.
                 named = self.version(version).files()
                 yield from (name for name in segments if name.startswith(f"{winner}/") and name not in named)
+
+    def _summary(self, version: int) -> dict[str, Any]:
+        header = self._header(version, self._logged(version), self.log_hash(version - 1))
+        told: dict[str, Any] = header.get("summary", header)
+        return told
 
     def _is_collected(self, header: dict[str, Any]) -> bool:
         return "body" in header and not self.store.exists(header["body"])

@@ -1,5 +1,6 @@
 """A folder, or a prefix of an object store, of Parquet files; what counts of them is what its log lists.
 
+    _partitions.json                   how many partitions there are, stored by the first writer
     _log/00000000000000000007.json     one entry: batches, a lease, a fence or a marker
     data/partition=3/7-0-1200-<nonce>.parquet
 
@@ -13,18 +14,21 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import uuid4
 
 from fencepost import BrokerTable, Verdict
 from fencepost.errors import BatchError, FencedError, PolicyError, SourceError
 from fencepost.producer.answers import Answer
-from fencepost.producer.sequencer import Identity
+from fencepost.producer.sequencer import EPOCH_MAX, Identity
 from fencepost.producer.transport import SequencedBatch
 from fencepost.state.stores import Store, check_exclusion, is_local, open_store
+from fencepost.transports import schemas
+from fencepost.transports.counts import stored_in
 from fencepost.transports.cursors import above
 from fencepost.transports.judging import LEASES_FROM, Judged, judge, last_written, mark, new_table
 
@@ -32,7 +36,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 VERSION = 1
-LOG, DATA = "_log", "data"
+LOG, DATA, COUNT = "_log", "data", "_partitions.json"
+_PARTITION = re.compile(rf"{DATA}/partition=(\d+)/")
 LAST_EPOCH = 2**15 - 2
 """The last epoch that a lease gives; then comes a fresh pid. The one above is for fences and markers."""
 
@@ -63,6 +68,36 @@ class LandedBatch:
     transactional: bool = False
     cursor: str | None = None
     """In cursor mode the producer's name, by which its positions are known."""
+    schema: str | None = None
+    """The application's columns of the folder from here on, where they are new (`schemas.to_text`)."""
+
+
+class Lease(NamedTuple):
+    """What an entry says of a lease: who has a name, or a pid without one."""
+
+    pid: int
+    epoch: int
+    name: str | None
+    is_taken_over: bool
+    """Whether it was taken from another producer. False: it is the next epoch of the one that had it."""
+
+
+class Fence(NamedTuple):
+    """What an entry says of a fence: the lowest epoch of a pid from here on, in these partitions or (None) in all."""
+
+    pid: int
+    epoch: int
+    partitions: tuple[int, ...] | None
+
+
+class Marker(NamedTuple):
+    """What an entry says of the end of a transaction in a partition."""
+
+    pid: int
+    epoch: int
+    partition: int
+    outcome: str
+    coordinator_epoch: int
 
 
 class LandingState:
@@ -72,6 +107,8 @@ class LandingState:
         self.next_entry = 0
         self.next_pid = LEASES_FROM
         self.leases: dict[str, Identity] = {}
+        self.schema: pa.Schema | None = None
+        self._followed: dict[str, Identity | None] = {}  # of each lease, whose next epoch it is
         self.refused: list[tuple[LandedBatch, Verdict]] = []
         self._table: BrokerTable = new_table()
         self._floors: dict[tuple[int, int | None], int] = {}
@@ -85,21 +122,25 @@ class LandingState:
         return [batch for batches in self._open.values() for batch in batches]
 
     def apply(self, entry: Mapping[str, Any]) -> list[LandedBatch]:
-        """Take the next entry, and give the batches that it lets be seen."""
+        """Take the next entry, and give the batches that it lets be seen.
+
+        Raises KeyError, TypeError, ValueError or BatchError for what is no entry. Everything is as before then, so
+        that the same entry is read again.
+        """
+        seen = self._accept(read_entry(entry))
         self.next_entry += 1
-        kind = entry["kind"]
-        if kind == "batch":
-            return self._take(_batch_of(entry))
-        if kind == "lease":
-            self._lease(entry)
-        elif kind == "fence":
-            partitions = [None] if entry["partitions"] is None else entry["partitions"]
-            for number in partitions:
-                self._raise_floor(entry["pid"], number, entry["epoch"])
-        elif kind == "marker":
-            return self._decide(entry)
+        return seen
+
+    def _accept(self, said: LandedBatch | Lease | Fence | Marker) -> list[LandedBatch]:
+        if isinstance(said, LandedBatch):
+            return self._take(said)
+        if isinstance(said, Marker):
+            return self._decide(said)
+        if isinstance(said, Lease):
+            self._lease(said)
         else:
-            raise KeyError(f"kind {kind!r}")
+            for number in (None,) if said.partitions is None else said.partitions:
+                self._raise_floor(said.pid, number, said.epoch)
         return []
 
     def judge(self, batch: SequencedBatch | LandedBatch, *, check: bool = False) -> Judged:
@@ -117,9 +158,9 @@ class LandingState:
         """The lowest epoch that a partition takes of a producer."""
         return max(self._floors.get((pid, None), 0), self._floors.get((pid, partition), 0))
 
-    def is_taken_over(self, lease: Identity) -> bool:
-        """Whether it was taken from another one: that raises the floor everywhere, one's own next epoch does not."""
-        return self._floors.get((lease.pid, None), 0) >= lease.epoch
+    def follows(self, name: str, before: Identity) -> bool:
+        """Whether the lease of a name is the one that was given to `before`, on asking for its own next."""
+        return self._followed.get(name) == before
 
     def cursor(self, name: str, partition: int) -> int | None:
         """The highest position that a partition has of a producer in cursor mode."""
@@ -130,9 +171,9 @@ class LandingState:
         known = sorted(self._partitions) if partitions is None else partitions
         return {number: last for number in known if (last := last_written(self._table, number, pid)) is not None}
 
-    def mark(self, entry: Mapping[str, Any], *, check: bool = False) -> Verdict:
+    def mark(self, marker: Marker, *, check: bool = False) -> Verdict:
         """What becomes of a marker. `check`: and leave everything as it is."""
-        of = (entry["partition"], entry["pid"], entry["epoch"], entry["outcome"], entry["coordinator_epoch"])
+        of = (marker.partition, marker.pid, marker.epoch, marker.outcome, marker.coordinator_epoch)
         return mark(self._table, *of, check=check).verdict
 
     def _take(self, batch: LandedBatch) -> list[LandedBatch]:
@@ -143,6 +184,8 @@ class LandingState:
             return []
         self.judge(batch)
         self._partitions.add(batch.partition)
+        if batch.schema is not None:
+            self.schema = schemas.from_text(batch.schema)
         if batch.transactional:
             self._open.setdefault((batch.pid, batch.partition), []).append(batch)
             return []
@@ -158,18 +201,19 @@ class LandingState:
             return Judged(Verdict.OUT_OF_ORDER, None)  # the transport cuts off what is there
         offset = self._table.log_end(batch.partition)
         if not check:
-            self._cursors[key] = batch.last_seq
             self._table.set_log_end(batch.partition, offset + batch.count)
+            self._cursors[key] = batch.last_seq
         return Judged(Verdict.ACCEPTED, offset)
 
-    def _lease(self, entry: Mapping[str, Any]) -> None:
-        identity, name = Identity(entry["pid"], entry["epoch"]), entry["name"]
+    def _lease(self, lease: Lease) -> None:
+        identity = Identity(lease.pid, lease.epoch)
         self.next_pid = max(self.next_pid, identity.pid + 1)
-        if name is None:
+        if lease.name is None:
             return
-        before = self.leases.get(name)
-        self.leases[name] = identity
-        if entry["is_taken_over"] and before is not None:
+        before = self.leases.get(lease.name)
+        self.leases[lease.name] = identity
+        self._followed[lease.name] = None if lease.is_taken_over else before
+        if lease.is_taken_over and before is not None:
             # Of its own next epoch a producer fences partition by partition: others may be in flight.
             self._raise_floor(before.pid, None, identity.epoch if identity.pid == before.pid else LAST_EPOCH + 1)
 
@@ -177,52 +221,63 @@ class LandingState:
         key = (pid, partition)
         self._floors[key] = max(self._floors.get(key, 0), epoch)
 
-    def _decide(self, entry: Mapping[str, Any]) -> list[LandedBatch]:
-        if not self.mark(entry).is_kept:
+    def _decide(self, marker: Marker) -> list[LandedBatch]:
+        if not self.mark(marker).is_kept:
             return []
-        batches = self._open.pop((entry["pid"], entry["partition"]), [])
-        return batches if entry["outcome"] == "commit" else []
+        batches = self._open.pop((marker.pid, marker.partition), [])
+        return batches if marker.outcome == "commit" else []
 
 
 class LandingTransport:
     """Writes batches of a `SequencedProducer` to a landing folder, a Parquet file each.
 
     `folder`: a path, or a URI of an object store (`options` as for `fencepost.state.open`) that knows puts that must
-    not replace anything. `partitions`: how many there are. `sync=False`: local files are not synced, for tests and
-    scratch data. It is a registry too: `init_producer` hands out leases, so a producer needs nothing but a name.
+    not replace anything. Its rows have the columns of the first batch, or of `schema` if given: an Arrow schema of the
+    application's columns. `partitions`: how many there are; the folder stores the number, for ever, and None takes it
+    (1 for a new folder). `sync=False`: local files are not synced, for tests and scratch data. It is a registry too:
+    `init_producer` hands out leases, so a producer needs nothing but a name.
 
-    Usable from several threads and processes. Raises StoreError for a store that does not answer or lets two writers
-    put one name, SourceError (path) for a log that is none.
+    Usable from several threads and processes. Raises PolicyError for another number of partitions than the folder's,
+    StoreError for a store that does not answer or lets two writers put one name, SourceError (path) for a log that is
+    none.
     """
 
     def __init__(
         self,
         folder: str | os.PathLike[str],
         *,
-        partitions: int = 1,
+        partitions: int | None = None,
+        schema: pa.Schema | None = None,
         compression: str = "zstd",
         sync: bool = True,
         options: Mapping[str, Any] | None = None,
     ) -> None:
-        self.partitions, self.compression = partitions, compression
+        self.compression, self._schema = compression, schema
         self._log = LandingLog(open_store(folder, sync=sync, options=options))
         if not is_local(folder):
             check_exclusion(self._log.store)
+        self.partitions = stored_in(self._log.store, COUNT, self._log.store.uri, partitions, self._used_partitions)
         self._lock = threading.Lock()
 
     def send(self, batch: SequencedBatch) -> Answer:
-        """Write a batch and list it, or say why not."""
-        with self._lock:
-            batch = self._unwritten(batch)
-            answer = self._seen(batch)
-        if answer is not None:
-            return answer
-        file = self._write(batch)
-        with self._lock:
-            answer, is_listed = self._list(batch, file)
-        if not is_listed:
-            self._log.store.delete([file.path])
-        return answer
+        """Write a batch and list it, or say why not.
+
+        Raises BatchError (column, row) for rows of other columns or types than the folder's. Nothing is written then.
+        """
+        while True:
+            with self._lock:
+                left = self._unwritten(batch)
+                answer = self._seen(left)
+                if answer is not None:
+                    return answer
+                left, schema = self._conformed(left)
+            file = self._write(left)
+            with self._lock:
+                answer, is_listed = self._list(left, file, schema)
+            if not is_listed:
+                self._log.store.delete([file.path])
+            if answer is not None:
+                return answer
 
     def init_producer(
         self, transactional_id: str | None = None, timeout_ms: int = 60_000, expected: Identity | None = None
@@ -267,21 +322,23 @@ class LandingTransport:
         Again, nothing happens, and a marker that comes when the producer has gone on is FENCED and changes nothing: the
         coordinator need not know.
         """
-        entry = {
-            "kind": "marker", "pid": pid, "epoch": epoch, "partition": partition, "outcome": outcome,
-            "coordinator_epoch": coordinator_epoch,
-        }  # fmt: skip
+        marker = Marker(pid, epoch, partition, outcome, coordinator_epoch)
         with self._lock:
             while True:
                 self._log.refresh()
                 written = self._log.state.written(pid, [partition]).get(partition)
                 if written is not None and written[0] == epoch:
                     return Verdict.DUPLICATE  # markers alone bring an epoch that no batch has
-                verdict = self._log.state.mark(entry, check=True)
-                if not verdict.is_kept or self._log.put(entry):
+                verdict = self._log.state.mark(marker, check=True)
+                if not verdict.is_kept or self._log.put({"kind": "marker", **marker._asdict()}):
                     return verdict
 
     # One step each
+
+    def _used_partitions(self) -> int:
+        """How many partitions the folder's files show."""
+        found = (_PARTITION.match(name) for name in self._log.store.list(DATA))
+        return max((int(it[1]) + 1 for it in found if it), default=0)
 
     def _seen(self, batch: SequencedBatch) -> Answer | None:
         """The answer where nothing is to be written."""
@@ -310,17 +367,32 @@ class LandingTransport:
         writer.close()
         return LandedFile(path, data.nbytes, batch.count)
 
-    def _list(self, batch: SequencedBatch, file: LandedFile) -> tuple[Answer, bool]:
-        """Put the entry, unless another one before it has changed what is true."""
+    def _conformed(self, batch: SequencedBatch) -> tuple[SequencedBatch, pa.Schema]:
+        """A batch with the folder's columns, and what these are once it is listed. Raises BatchError (column, row)."""
+        place, rows = self._log.store.uri, batch.rows
+        if self._schema is not None:
+            rows = schemas.conform(rows, self._schema, place)
+        schema = schemas.learnt(self._log.state.schema, rows)
+        return replace(batch, rows=schemas.conform(rows, schema, place)), schema
+
+    def _list(self, batch: SequencedBatch, file: LandedFile, schema: pa.Schema) -> tuple[Answer | None, bool]:
+        """Put the entry, unless another one before it has changed what is true. No answer: the columns are others."""
         while True:
             answer = self._seen(batch)
             if answer is not None:
                 return answer, False
+            try:
+                is_same = self._conformed(batch)[1] == schema
+            except BatchError:
+                is_same = False  # the next try says why
+            if not is_same:
+                return None, False
             offset = self._log.state.judge(batch, check=True).offset
             assert offset is not None
+            said = None if schema == self._log.state.schema else schemas.to_text(schema)
             landed = LandedBatch(
                 batch.partition, batch.pid, batch.epoch, batch.first_seq, batch.last_seq, batch.count, offset, (file,),
-                batch.transactional, batch.cursor,
+                batch.transactional, batch.cursor, said,
             )  # fmt: skip
             if self._log.put({"kind": "batch", **asdict(landed)}):
                 return Answer(Verdict.ACCEPTED, offset), True
@@ -330,7 +402,7 @@ class LandingTransport:
         state = self._log.state
         before = None if name is None else state.leases.get(name)
         if expected is not None and before != Identity(expected.pid, expected.epoch):
-            if before == Identity(expected.pid, expected.epoch + 1) and not state.is_taken_over(before):
+            if before is not None and state.follows(str(name), Identity(expected.pid, expected.epoch)):
                 return None  # the same call once more, whose answer was lost
             raise FencedError(f"{name!r} was taken over: it has {before}, not {expected}")
         entry = {"kind": "lease", "name": name, "is_taken_over": expected is None}
@@ -363,7 +435,14 @@ class LandingLog:
             yield entry, self._apply(name, entry)
 
     def put(self, entry: Mapping[str, Any]) -> bool:
-        """Make an entry the next one. False: another came first, and has to be read."""
+        """Make an entry the next one. False: another came first, and has to be read.
+
+        Raises PolicyError for one that could not be read again, and StoreError.
+        """
+        try:
+            read_entry(entry)
+        except ValueError as problem:  # nobody could read on behind it
+            raise PolicyError(f"{entry['kind']}: {problem}; nothing was written") from problem
         data = json.dumps({"version": VERSION, **entry, "nonce": uuid4().hex}, separators=(",", ":")).encode()
         name = entry_name(self.state.next_entry)
         if not self.store.put(name, data):
@@ -396,13 +475,57 @@ def entry_name(number: int) -> str:
     return f"{LOG}/{number:020}.json"
 
 
+def read_entry(entry: Mapping[str, Any]) -> LandedBatch | Lease | Fence | Marker:
+    """What an entry says, each value of its type. Raises KeyError, TypeError or ValueError."""
+    kind = entry["kind"]
+    if kind == "batch":
+        return _batch_of(entry)
+    pid, epoch = _integer(entry, "pid"), _integer(entry, "epoch", EPOCH_MAX)
+    if kind == "lease":
+        return Lease(pid, epoch, _of_type(entry, "name", str | None), _of_type(entry, "is_taken_over", bool))
+    if kind == "fence":
+        listed = _of_type(entry, "partitions", list | None)
+        if listed is not None and not all(isinstance(it, int) and 0 <= it < 2**31 for it in listed):
+            raise ValueError(f"partitions {listed!r}: a list of 0 to {2**31 - 1} was expected, or null")
+        return Fence(pid, epoch, None if listed is None else tuple(listed))
+    if kind == "marker":
+        if entry["outcome"] not in ("commit", "abort"):
+            raise ValueError(f"outcome {entry['outcome']!r} is neither 'commit' nor 'abort'")
+        partition = _integer(entry, "partition", 2**31 - 1)
+        return Marker(pid, epoch, partition, entry["outcome"], _integer(entry, "coordinator_epoch", 2**31 - 1))
+    raise ValueError(f"kind {kind!r}")
+
+
 def _batch_of(entry: Mapping[str, Any]) -> LandedBatch:
-    fields = {name: entry[name] for name in LandedBatch.__dataclass_fields__}
-    fields["cursor"] = fields["cursor"] or None
-    if not isinstance(fields["cursor"], str | None):
-        # By a version from before there were names: whose position it is cannot be told.
-        raise ValueError(f"cursor {fields['cursor']!r} is no producer's name")
-    return LandedBatch(**{**fields, "files": tuple(LandedFile(**file) for file in entry["files"])})
+    of_files = [
+        LandedFile(_of_type(it, "path", str), _integer(it, "bytes"), _integer(it, "rows")) for it in entry["files"]
+    ]
+    cursor = entry["cursor"] or None
+    if not isinstance(cursor, str | None):
+        # By a version from before there were names: whose position it is cannot be known.
+        raise ValueError(f"cursor {cursor!r} is no producer's name")
+    schema = entry.get("schema")
+    if schema is not None:
+        schemas.from_text(_of_type(entry, "schema", str))
+    return LandedBatch(
+        _integer(entry, "partition", 2**31 - 1), _integer(entry, "pid"), _integer(entry, "epoch", EPOCH_MAX),
+        _integer(entry, "first_seq"), _integer(entry, "last_seq"), _integer(entry, "count"), _integer(entry, "offset"),
+        tuple(of_files), _of_type(entry, "transactional", bool), cursor, schema,
+    )  # fmt: skip
+
+
+def _integer(entry: Mapping[str, Any], name: str, most: int = 2**63 - 1) -> int:
+    value = entry[name]
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most:
+        raise ValueError(f"{name} {value!r}: 0 to {most} was expected")
+    return value
+
+
+def _of_type(entry: Mapping[str, Any], name: str, kind: Any) -> Any:
+    value = entry[name]
+    if not isinstance(value, kind):
+        raise ValueError(f"{name} {value!r} is of type {type(value).__name__}")
+    return value
 
 
 # Reading
@@ -430,11 +553,20 @@ class Landing:
         return sum(batch.count for batch in self.batches)
 
     def read(self) -> pa.Table:
-        """All rows that are seen, with pid, epoch, partition and seq in front. Raises what `tables` raises."""
+        """All rows that are seen, with pid, epoch, partition and seq in front.
+
+        Raises what `tables` raises, and SourceError where files have one column in types that do not go together: an
+        older version listed them. `tables` gives them one by one.
+        """
         import pyarrow as pa
 
         tables = list(self.tables())
-        return pa.concat_tables(tables, promote_options="default") if tables else pa.table({})
+        try:
+            return pa.concat_tables(tables, promote_options="default") if tables else pa.table({})
+        except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+            raise SourceError(
+                f"{self.store.uri}: its files do not go together ({error})", path=self.store.uri
+            ) from error
 
     def tables(self) -> Iterator[pa.Table]:
         """The rows of one batch after the other.

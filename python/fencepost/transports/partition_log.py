@@ -15,10 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 from fencepost import Verdict
 from fencepost.errors import BatchError, FencedError, PoisonedError, PolicyError, StoreError
+from fencepost.kafka.source import topic_and_partition
 from fencepost.producer.answers import Answer, ErrorCode
 from fencepost.producer.sequencer import step
 from fencepost.producer.stamping import IDENTITY
 from fencepost.producer.transport import SequencedBatch
+from fencepost.state.stores import LocalStore
+from fencepost.transports.counts import stored_in
 from fencepost.transports.cursors import above, pid_of
 
 if TYPE_CHECKING:
@@ -33,7 +36,8 @@ class PartitionLogTransport:
     """Appends batches of a `SequencedProducer` to logs in Kafka's formats.
 
     `logs`: a list of open `PartitionLog`, by partition, or a folder with one for each of `partitions` in it
-    (`<topic>-0`, ...), which are opened here and closed by `close`. `value`: the column with the records' values
+    (`<topic>-0`, ...), which are opened here and closed by `close`. The folder stores how many there are, for ever, in
+    `<topic>.partitions.json`; None takes that number (1 for a new folder). `value`: the column with the records' values
     (binary or text); without one a value is the row as JSON, without the identity, which stands in the batch headers.
     `key`: the column with their keys; `timestamp`: int64 ms or an Arrow timestamp. More options go to `PartitionLog`;
     `first` is "zero" unless given, so that no batch of a new producer is taken because the one before it failed. Cursor
@@ -44,7 +48,8 @@ class PartitionLogTransport:
     whether somebody has replaced it.
 
     Batches that come while a partition's log syncs share the next sync. Answers are futures, so five batches of a
-    partition are in flight. Raises what opening a log raises.
+    partition are in flight. Raises what opening a log raises, and PolicyError for another number of partitions than the
+    folder's; no log is opened then.
     """
 
     def __init__(
@@ -59,12 +64,15 @@ class PartitionLogTransport:
         **options: Any,
     ) -> None:
         if isinstance(logs, str | os.PathLike):
-            self._writers = _open(Path(logs), topic, 1 if partitions is None else partitions, options)
+            self._writers = _open(Path(logs), topic, _count(Path(logs), topic, partitions), options)
             self._owns = True
         else:
-            if options or partitions not in (None, len(logs)):
-                raise PolicyError(f"{len(logs)} open logs: partitions and options are theirs")
-            self._writers, self._owns = [LogWriter(log, None) for log in logs], False
+            opened: list[Any] = list(logs)
+            if options or partitions not in (None, len(opened)):
+                raise PolicyError(f"{len(opened)} open logs: partitions and options are theirs")
+            for folder, name in {(it.path.parent, it.topic) for it in opened if getattr(it, "topic", None)}:
+                _count(folder, name, len(opened))
+            self._writers, self._owns = [LogWriter(log, None) for log in opened], False
         self.partitions = len(self._writers)
         self._key, self._value, self._timestamp = key, value, timestamp
 
@@ -99,8 +107,7 @@ class PartitionLogTransport:
         if epoch == 0:
             return found  # nobody came before
         for number in range(self.partitions) if partitions is None else partitions:
-            verdict = self.write_marker(pid, epoch, number, "abort")
-            if verdict is Verdict.FENCED:
+            if not self._writers[number].shut_out_below(pid, epoch):
                 raise FencedError(f"pid {pid} epoch {epoch}, partition {number}: a higher epoch has written there")
             # Behind the marker: what is not there by now does not come any more.
             last = None if partitions is None else self._writers[number].last_of(pid)
@@ -206,13 +213,27 @@ class LogWriter:
                 self._epochs[pid] = epoch
             return verdict
 
+    def shut_out_below(self, pid: int, epoch: int) -> bool:
+        """Take nothing of a producer below an epoch from here on; whether no higher one has written. Raises StoreError.
+
+        A coordinator that took over has left its epoch in the log, and a marker with a lower one is refused. This
+        marker is of no coordinator, so it repeats what is there.
+        """
+        with self._lock:
+            verdict = self.mark(pid, epoch, "abort", 0)
+            if verdict is Verdict.COORDINATOR_FENCED:
+                verdict = self.mark(pid, epoch, "abort", _coordinator_epoch_in(self.opened().path, pid))
+            if verdict is Verdict.COORDINATOR_FENCED:
+                raise StoreError(f"pid {pid} epoch {epoch}: the log refuses a fence for want of its coordinator epoch")
+            return verdict is not Verdict.FENCED
+
     def admits(self, pid: int, epoch: int) -> bool:
         """Whether nobody has replaced this producer in the log; a marker asks, once. Raises StoreError."""
         with self._lock:
             known = self._epochs.get(pid, NONE)
             if known >= epoch:
                 return known == epoch
-            return self.mark(pid, epoch, "abort", 0) is not Verdict.FENCED
+            return self.shut_out_below(pid, epoch)
 
     def cursor(self, pid: int) -> int | None:
         """The last sequence that the log has of a pid, None if it has none: read from its records, once."""
@@ -336,6 +357,31 @@ def _last_in(path: Path, pid: int) -> tuple[int, int] | None:
         if len(own):
             last = (own["epoch"][-1].as_py(), own["last_seq"][-1].as_py())
     return last
+
+
+def _coordinator_epoch_in(path: Path, pid: int) -> int:
+    """The highest coordinator epoch of a producer's markers in a folder's log: all its batch headers are read."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    from fencepost.kafka import read_batches
+
+    found = 0
+    for some in pa.RecordBatchReader.from_stream(read_batches(path)):
+        own = some.filter(pc.equal(some["pid"], pid))
+        found = max(found, pc.max(own["coordinator_epoch"]).as_py() or 0)
+    return found
+
+
+def _count(folder: Path, topic: str, partitions: int | None) -> int:
+    """How many logs the topic has in this folder, stored there."""
+
+    def used() -> int:
+        found = (topic_and_partition(it.name) for it in folder.iterdir()) if folder.is_dir() else ()
+        return max((number + 1 for name, number in found if name == topic and number is not None), default=0)
+
+    place = f"topic {topic!r} in {folder}"
+    return stored_in(LocalStore(folder), f"{topic}.partitions.json", place, partitions, used)
 
 
 def _open(folder: Path, topic: str, partitions: int, options: dict[str, Any]) -> list[LogWriter]:

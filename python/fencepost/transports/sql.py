@@ -8,12 +8,14 @@ partition: so a retry after a lost connection finds what became of the first try
     events_producers    what a partition remembers of a producer: a `BrokerTable` of one entry
     events_cursors      the highest position of each name in cursor mode, by partition
     events_floors       the lowest epoch that is taken of a producer, in a partition or in all of them (-1)
-    events_leases       who has which name; the row without a name counts pids
+    events_leases       who has which name, and whose next epoch that is; the row without a name counts pids
+    events_layout       one row: how many partitions there are
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sqlalchemy import (
@@ -28,23 +30,28 @@ from sqlalchemy import (
     Table,
     UniqueConstraint,
     exc,
+    func,
     inspect,
     select,
 )
 
 from fencepost import BrokerTable, Verdict
-from fencepost.errors import BatchError, FencedError, PolicyError, SchemaError, SourceError, StoreError
+from fencepost.errors import BatchError, FencedError, PolicyError, SchemaError, SinkError, SourceError, StoreError
 from fencepost.producer.answers import Answer, ErrorCode
 from fencepost.producer.sequencer import Identity
 from fencepost.producer.transport import SequencedBatch
-from fencepost.sql.database import Database, Int64
+from fencepost.sql import rows as bulk
+from fencepost.sql.database import Database, Int64, outages
+from fencepost.sql.target import Target
+from fencepost.transports.counts import checked
 from fencepost.transports.cursors import above
 from fencepost.transports.judging import LEASES_FROM, Judged, judge, last_written, mark, new_table
+from fencepost.transports.schemas import NOTHING, conform
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 LOG_COLUMNS = ("pid", "epoch", "partition", "seq", "log_offset")
 """What the table needs beside the application's columns: integers, log_offset and seq with 64 bits."""
 LAST_EPOCH = 2**15 - 2
@@ -62,31 +69,45 @@ class SqlTransport:
 
     `engine`: SQLAlchemy 2, SQLite or PostgreSQL (psycopg 3). `table`: its name, or a `sqlalchemy.Table`; it has the
     application's columns and `LOG_COLUMNS`, and partition with log_offset is unique. `schema`: an Arrow schema of the
-    application's columns, by which a table that is not there is made. `partitions`: how many there are. It is a
-    registry too: `init_producer` hands out leases.
+    application's columns, by which a table that is not there is made; every batch is held against it, and in any case
+    against the table's columns. `partitions`: how many there are; the tables store the number, for ever, and None takes
+    it (1 for a new table). It is a registry too: `init_producer` hands out leases.
 
-    Raises SchemaError for a table without the columns, or tables of a newer version; nothing is made then.
+    Raises SchemaError for a table without the columns, or tables of a newer version; nothing is made then. PolicyError
+    for another number of partitions than the table's. StoreError, here and in every call, for a database that does not
+    answer.
     """
 
     def __init__(
-        self, engine: Engine, table: str | Table, *, schema: pa.Schema | None = None, partitions: int = 1
+        self, engine: Engine, table: str | Table, *, schema: pa.Schema | None = None, partitions: int | None = None
     ) -> None:
-        self.partitions = partitions
         self._database = Database(engine)
         self._tables = open_tables(self._database, table, schema)
+        self._target = Target(engine, self._tables.rows)
+        self._schema = schema
+        self.partitions = self._database.settled(lambda connection: self._count(connection, partitions))
 
     def send(self, batch: SequencedBatch) -> Answer:
-        """Write a batch and list it in one transaction, or say why not. Raises StoreError for a database that fails."""
+        """Write a batch and list it in one transaction, or say why not.
+
+        Raises BatchError (column, row) for rows that do not go into the table, StoreError for a database that does not
+        answer. What the database refuses for good (a missing table, a missing right, a trigger) is an answer that no
+        producer tries again.
+        """
+        batch = self._converted(batch)
         try:
             return self._database.transaction(lambda connection: self._append(connection, batch))
-        except _OF_VALUES as error:
-            return Answer(ErrorCode.INVALID_RECORD, message=_short(error))
-        except exc.DBAPIError as error:
-            if _is_of_values(error):
-                return Answer(ErrorCode.INVALID_RECORD, message=_short(error))
-            raise StoreError(f"{self._tables.rows.name}: {_short(error)}") from error
-        except exc.StatementError as error:  # a value that a column's type refuses before the driver has seen it
-            return Answer(ErrorCode.INVALID_RECORD, message=_short(error))
+        except exc.IntegrityError as error:  # of the commit; others name their row
+            raise bulk.refused_at_commit(self._tables.rows.name, error) from error
+        except (StoreError, exc.DBAPIError) as error:
+            cause = error.__cause__ if isinstance(error, StoreError) else error
+            told = f"{self._tables.rows.name}: {_short(cause or error)}"
+            code = _refusal(cause, self._database.is_sqlite)
+            if code is None and isinstance(error, StoreError):
+                raise
+            if code is None:
+                raise StoreError(told) from error
+            return Answer(code, message=f"{told}. Mend the table or its rights: the database refuses this for good")
 
     def init_producer(
         self, transactional_id: str | None = None, timeout_ms: int = 60_000, expected: Identity | None = None
@@ -235,23 +256,39 @@ class SqlTransport:
         end = partitions.update().where(partitions.c.partition == partition)
         connection.execute(end.values(log_end=log_end))
 
+    def _converted(self, batch: SequencedBatch) -> SequencedBatch:
+        """With the rows as the table takes them, but for their offsets. Raises BatchError (column, row)."""
+        import numpy as np
+
+        name = f"the table {self._tables.rows.name!r}"
+        rows = batch.rows if self._schema is None else conform(batch.rows, self._schema, name)
+        for column in rows.column_names:
+            if column not in self._tables.rows.c:
+                raise BatchError(f"column '{column}': {name} has no such column; {NOTHING}", column=column)
+        rows = rows.append_column("log_offset", [np.zeros(len(rows), np.int64)])
+        try:
+            return replace(batch, rows=self._target.convert(rows))
+        except SinkError as error:  # a column that the table generates, or must have
+            raise BatchError(str(error)) from error
+
     def _insert(self, connection: Connection, batch: SequencedBatch, log_end: int) -> None:
         import numpy as np
 
         offsets = np.arange(log_end, log_end + batch.count)
-        rows = batch.rows.append_column("log_offset", [offsets])
-        missing = [name for name in rows.column_names if name not in self._tables.rows.c]
-        if missing:
-            problem = f"the table {self._tables.rows.name!r} has no column {missing[0]!r}"
-            raise BatchError(problem, column=missing[0])
-        try:
-            if self._database.is_sqlite:
-                connection.execute(self._tables.rows.insert(), rows.to_pylist())
-            else:
-                _copy(connection, self._tables.rows, rows)
-        except (OverflowError, TypeError) as error:
-            # Drivers have these for a value that no column can take.
-            raise BatchError(f"the table {self._tables.rows.name!r} cannot take a value: {_short(error)}") from error
+        at = batch.rows.column_names.index("log_offset")
+        self._target.write(connection, batch.rows.set_column(at, "log_offset", [offsets]))
+
+    # Partitions
+
+    def _count(self, connection: Connection, given: int | None) -> int:
+        """The number of partitions, stored where it is not yet."""
+        layout, partitions = self._tables.layout, self._tables.partitions
+        stored = connection.execute(select(layout.c.partitions)).scalar()
+        last = connection.execute(select(func.max(partitions.c.partition))).scalar()
+        count = checked(f"the table {self._tables.rows.name!r}", given, stored, 0 if last is None else last + 1)
+        insert_missing(connection, layout, {"id": 1, "partitions": count})
+        stored = connection.execute(select(layout.c.partitions)).scalar_one()
+        return checked(f"the table {self._tables.rows.name!r}", count, stored, 0)
 
     # Leases
 
@@ -264,11 +301,12 @@ class SqlTransport:
             raise PolicyError("a lease without a name")
         counter = select(leases.c.pid).where(leases.c.name == "").with_for_update()
         connection.execute(counter)
-        row = connection.execute(select(leases.c.pid, leases.c.epoch).where(leases.c.name == name)).first()
+        row = connection.execute(select(leases).where(leases.c.name == name)).first()
         before = None if row is None else Identity(row.pid, row.epoch)
-        if expected is not None and before != Identity(expected.pid, expected.epoch):
-            if before == Identity(expected.pid, expected.epoch + 1) and not self._is_taken_over(connection, before):
-                return before  # the same call once more, whose answer was lost
+        known = None if expected is None else Identity(expected.pid, expected.epoch)
+        if known is not None and before != known:
+            if row is not None and (row.follows_pid, row.follows_epoch) == known:
+                return Identity(row.pid, row.epoch)  # the same call once more, whose answer was lost
             raise FencedError(f"{name!r} was taken over: it has {before}, not {expected}")
         if before is None:
             found = Identity(self._new_pid(connection), 0)
@@ -277,17 +315,12 @@ class SqlTransport:
         found = before._replace(epoch=before.epoch + 1)
         if before.epoch >= LAST_EPOCH:
             found = Identity(self._new_pid(connection), 0)
-        connection.execute(leases.update().where(leases.c.name == name).values(pid=found.pid, epoch=found.epoch))
-        if expected is None:
+        follows = dict(zip(("follows_pid", "follows_epoch"), known or (None, None), strict=True))
+        connection.execute(leases.update().where(leases.c.name == name).values(**found._asdict(), **follows))
+        if known is None:
             # Of its own next epoch a producer fences partition by partition: others may be in flight.
             self._raise_floor(connection, before.pid, EVERYWHERE, before.epoch + 1)
         return found
-
-    def _is_taken_over(self, connection: Connection, lease: Identity) -> bool:
-        """Whether it was taken from another one: that raises the floor everywhere, one's own next epoch does not."""
-        floors = self._tables.floors
-        one = select(floors.c.epoch).where(floors.c.pid == lease.pid, floors.c.partition == EVERYWHERE)
-        return int(connection.execute(one).scalar() or 0) >= lease.epoch
 
     def _new_pid(self, connection: Connection) -> int:
         leases = self._tables.leases
@@ -400,10 +433,16 @@ class Tables(NamedTuple):
     cursors: Table
     floors: Table
     leases: Table
+    layout: Table
 
 
 def open_tables(database: Database, table: str | Table, schema: pa.Schema | None) -> Tables:
     """The tables, made where they are missing and a schema says how. Raises SchemaError."""
+    with outages(database.engine):
+        return _open_tables(database, table, schema)
+
+
+def _open_tables(database: Database, table: str | Table, schema: pa.Schema | None) -> Tables:
     name = table if isinstance(table, str) else table.name
     if len(name) > NAME_MAX:
         raise SchemaError(f"the table's name has {len(name)} characters, at most {NAME_MAX}: others are named after it")
@@ -421,7 +460,19 @@ def open_tables(database: Database, table: str | Table, schema: pa.Schema | None
     tables = Tables(rows, *_beside(name, beside))
     if isinstance(table, str) and not inspect(database.engine).has_table(name):
         rows.to_metadata(beside)
-    database.create_tables(f"transport {name}", SCHEMA_VERSION, beside)
+
+    def upgrade(connection: Connection, found: int) -> None:
+        if found != 2:
+            raise SchemaError(
+                f"the tables of 'transport {name}' have version {found}, this package knows {SCHEMA_VERSION}: they are "
+                "older than it can read"
+            )
+        for column in ("follows_pid BIGINT", "follows_epoch INTEGER"):
+            alter = f"ALTER TABLE {bulk.quoted(connection, tables.leases)} ADD COLUMN {column}"
+            connection.execute(bulk.statement(alter))
+        tables.layout.create(connection)
+
+    database.create_tables(f"transport {name}", SCHEMA_VERSION, beside, upgrade)
     return tables
 
 
@@ -472,6 +523,15 @@ def _beside(name: str, metadata: MetaData) -> list[Table]:
             Column("name", String(255), primary_key=True),
             Column("pid", Int64, nullable=False),
             Column("epoch", Integer, nullable=False),
+            # Whose own next epoch it is; null where it was taken over.
+            Column("follows_pid", Int64),
+            Column("follows_epoch", Integer),
+        ),
+        Table(
+            f"{name}_layout",
+            metadata,
+            Column("id", Integer, primary_key=True, autoincrement=False),
+            Column("partitions", Integer, nullable=False),
         ),
     ]
 
@@ -547,31 +607,27 @@ def insert_missing(connection: Connection, table: Table, values: dict[str, Any])
     connection.execute(insert(table).values(**values).on_conflict_do_nothing())
 
 
-def _copy(connection: Connection, table: Table, rows: pa.Table) -> None:
-    """PostgreSQL's bulk way in, on the connection that holds the transaction."""
-    quote = connection.dialect.identifier_preparer
-    columns = ", ".join(quote.quote(name) for name in rows.column_names)
-    statement = f"COPY {quote.format_table(table)} ({columns}) FROM STDIN"
-    driver = connection.connection.dbapi_connection
-    assert driver is not None
-    try:
-        with driver.cursor() as cursor, cursor.copy(statement) as copy:  # type: ignore[attr-defined]
-            for row in zip(*(column.to_pylist() for column in rows.columns), strict=True):
-                copy.write_row(row)
-    except Exception as error:
-        dbapi = connection.dialect.dbapi
-        if dbapi is None or not isinstance(error, dbapi.Error):
-            raise
-        raise exc.DBAPIError.instance(statement, None, error, dbapi.Error, dialect=connection.dialect) from error
+def _refusal(error: BaseException | None, is_sqlite: bool) -> ErrorCode | None:
+    """The answer where the database refuses a statement for good; None where the same may succeed later."""
+    of_driver = getattr(error, "orig", None)
+    if is_sqlite:
+        return _SQLITE_REFUSALS.get(getattr(of_driver, "sqlite_errorcode", 0) & 0xFF)
+    state = getattr(of_driver, "sqlstate", None) or ""
+    return _REFUSALS.get(state) or _REFUSALS.get(state[:2])
 
 
-_OF_VALUES = (exc.IntegrityError, exc.DataError)
-
-
-def _is_of_values(error: exc.DBAPIError) -> bool:
-    """Whether SQLite has refused a value that it has no type for: by version an InterfaceError or ProgrammingError."""
-    told = str(error.orig)
-    return "type" in told and "is not supported" in told and "binding parameter" in told
+# By SQLSTATE or its class: rights, values and what a trigger raises, statements, limits of the server.
+_REFUSALS = {
+    "42501": ErrorCode.TOPIC_AUTHORIZATION_FAILED,
+    **dict.fromkeys(("22", "23", "P0"), ErrorCode.INVALID_RECORD),
+    **dict.fromkeys(("0A", "38", "39", "3F", "42", "54"), ErrorCode.INVALID_REQUEST),
+}
+# SQLITE_PERM, READONLY and AUTH; TOOBIG, CONSTRAINT and MISMATCH; ERROR (of the statement), CORRUPT and NOTADB.
+_SQLITE_REFUSALS = {
+    **dict.fromkeys((3, 8, 23), ErrorCode.TOPIC_AUTHORIZATION_FAILED),
+    **dict.fromkeys((18, 19, 20), ErrorCode.INVALID_RECORD),
+    **dict.fromkeys((1, 11, 26), ErrorCode.INVALID_REQUEST),
+}
 
 
 def _short(error: BaseException) -> str:

@@ -67,7 +67,8 @@ fn part_column(kind: PartKind, at: usize, parts: &[PartKind], dictionary: &Dicti
             Arc::new(out.finish())
         }
         PartKind::FixedBinary(count) => {
-            let mut out = FixedSizeBinaryBuilder::new(count as i32);
+            // Without a capacity it makes room for a thousand values, however long they are.
+            let mut out = FixedSizeBinaryBuilder::with_capacity(numbers.len(), count as i32);
             values.for_each(|value| out.append_value(bytes(value)).expect("of that length when it was numbered"));
             Arc::new(out.finish())
         }
@@ -107,8 +108,63 @@ fn identity_columns(
     columns
 }
 
+/// Rows of one batch at the most, and bytes of its keys: the offsets of Arrow's strings are 32 bits wide.
+const BATCH_ROWS: usize = 1 << 16;
+const BATCH_BYTES: usize = 1 << 30;
+
+/// Items as batches, so many at a time that few exist twice. At least one batch, which may be empty. `weight`: how
+/// much of what 32-bit offsets count the item brings, in bytes of keys or in items of a list.
+pub(crate) fn in_batches<T>(
+    items: impl Iterator<Item = T>,
+    weight: impl Fn(&T) -> usize,
+    batch: impl Fn(&[T]) -> RecordBatch,
+) -> Vec<RecordBatch> {
+    let mut items = items.peekable();
+    let mut batches = Vec::new();
+    loop {
+        let (mut some, mut total) = (Vec::new(), 0_usize);
+        while let Some(item) = items.next_if(|item| {
+            total = total.saturating_add(weight(item));
+            some.is_empty() || (some.len() < BATCH_ROWS && total <= BATCH_BYTES)
+        }) {
+            some.push(item);
+        }
+        if some.is_empty() && !batches.is_empty() {
+            return batches;
+        }
+        batches.push(batch(&some));
+    }
+}
+
+/// Bytes of a key where it is not of plain integers.
+pub(crate) fn bytes_of_key(keys: &Keys, pid: i64, partition: i32) -> usize {
+    keys.pid.bytes_of(pid).saturating_add(keys.partition.bytes_of(partition.into()))
+}
+
+/// Missing ranges as batches of [`missing_batch`].
+pub(crate) fn missing_batches(
+    keys: &Keys,
+    has_epochs: bool,
+    missing: impl Iterator<Item = Missing>,
+) -> Vec<RecordBatch> {
+    let weight = |it: &Missing| bytes_of_key(keys, it.pid, it.partition);
+    in_batches(missing, weight, |some| missing_batch(keys, has_epochs, some))
+}
+
+/// Stale rows as batches: key columns, epoch, count.
+pub(crate) fn stale_batches(keys: &Keys, has_epochs: bool, stale: &[Stale]) -> Vec<RecordBatch> {
+    let weight = |it: &Stale| bytes_of_key(keys, it.pid, it.partition);
+    in_batches(stale.iter().copied(), weight, |some| stale_batch(keys, has_epochs, some))
+}
+
+/// Producers as batches of [`producers_batch`].
+pub(crate) fn producers_batches(keys: &Keys, entries: impl Iterator<Item = ProducerEntry>) -> Vec<RecordBatch> {
+    let weight = |it: &ProducerEntry| bytes_of_key(keys, it.pid, it.partition);
+    in_batches(entries, weight, |some| producers_batch(keys, some))
+}
+
 /// Key columns, epoch, first_seq, last_seq, count.
-pub(crate) fn missing_batch(keys: &Keys, has_epochs: bool, missing: &[Missing]) -> RecordBatch {
+fn missing_batch(keys: &Keys, has_epochs: bool, missing: &[Missing]) -> RecordBatch {
     let mut columns = identity_columns(keys, has_epochs, missing.iter().map(|it| (it.pid, it.partition, it.epoch)));
     columns.push(ints("first_seq", missing.iter().map(|it| it.first_seq)));
     columns.push(ints("last_seq", missing.iter().map(|it| it.last_seq)));
@@ -116,15 +172,14 @@ pub(crate) fn missing_batch(keys: &Keys, has_epochs: bool, missing: &[Missing]) 
     batch(columns, HashMap::new())
 }
 
-/// Key columns, epoch, count.
-pub(crate) fn stale_batch(keys: &Keys, has_epochs: bool, stale: &[Stale]) -> RecordBatch {
+fn stale_batch(keys: &Keys, has_epochs: bool, stale: &[Stale]) -> RecordBatch {
     let mut columns = identity_columns(keys, has_epochs, stale.iter().map(|it| (it.pid, it.partition, it.epoch)));
     columns.push(ints("count", stale.iter().map(|it| it.rows as i64)));
     batch(columns, HashMap::new())
 }
 
 /// What is remembered of producers by a table of produce batches.
-pub(crate) fn producers_batch(keys: &Keys, entries: &[ProducerEntry]) -> RecordBatch {
+fn producers_batch(keys: &Keys, entries: &[ProducerEntry]) -> RecordBatch {
     let mut columns = identity_columns(keys, true, entries.iter().map(|it| (it.pid, it.partition, it.epoch)));
     let known = |number: i64| (number != -1).then_some(number);
     let coordinators: Int32Array = entries.iter().map(|it| Some(it.coordinator_epoch).filter(|&it| it != -1)).collect();

@@ -10,7 +10,7 @@ use arrow_array::types::{Int8Type, Int16Type, Int32Type, Int64Type};
 use arrow_array::{Array, ArrayRef};
 use arrow_buffer::ScalarBuffer;
 use arrow_schema::DataType;
-use fencepost_core::{Column, Control, KeyKind, Keys, Origin, Origins, ProduceBatches};
+use fencepost_core::{self as core, Column, Control, KeyKind, Keys, Origin, Origins, ProduceBatches};
 use pyo3::prelude::*;
 
 /// The columns of each role, by their names in the input: those of a Python `BatchColumns`.
@@ -129,11 +129,12 @@ impl Produced {
     }
 
     /// Numbers the partitions that are not plain integers.
-    pub(crate) fn number(&self, keys: &mut Keys) -> Vec<ScalarBuffer<i32>> {
+    pub(crate) fn number(&self, keys: &mut Keys) -> core::Result<Vec<ScalarBuffer<i32>>> {
         let number = |chunk: &Chunk| match &chunk.partition {
-            Parts::Plain(values) => values.clone(),
+            Parts::Plain(values) => Ok(values.clone()),
             Parts::Several(parts) => {
-                number_keys(parts, chunk.rows, &mut keys.partition.dictionary, |_| false, |it| it).into()
+                let dictionary = &mut keys.partition.dictionary;
+                Ok(number_keys(parts, chunk.rows, dictionary, |_| false, |it| it)?.into())
             }
         };
         self.chunks.iter().map(number).collect()

@@ -1,11 +1,11 @@
 //! `fencepost.BrokerTable`.
 
-use crate::arrow_out::producers_batch;
+use crate::arrow_out::producers_batches;
 use crate::batches::{BatchNames, Produced};
 use crate::failure::Failure;
 use crate::keys::KeyValue;
 use crate::rows::Rows;
-use crate::table::{READ_BYTES, in_batches};
+use crate::table::READ_BYTES;
 use crate::verdicts::Verdicts;
 use fencepost_core::{self as core, BrokerOptions, Error, KeyKind, ProduceBatches, ProducerEntry};
 use fencepost_kafka as kafka;
@@ -79,19 +79,7 @@ impl BrokerTable {
         // Before the table is locked: a stream may be a Python generator that asks this table something.
         let produced = py.detach(|| Produced::read(&names, rows, needs_partitions));
         let produced = produced.map_err(|failure| failure.raise(py))?;
-        self.with(py, |table| {
-            let before = table.keys().mark();
-            let judged = judge_produced(table, &produced, call).map_err(|error| match error {
-                Error::Batch { column, row, problem } => Failure::batch(&names.of_role(column), row, problem),
-                other => Failure::from(other),
-            });
-            let verdicts = judged.map(|judged| Verdicts::of_batches(judged, table.keys()));
-            // Where nothing was accepted either, no key is in use: the next call may bring keys of another type.
-            if verdicts.is_err() || !keeps_keys || table.is_blank() {
-                table.keys_mut().go_back(before);
-            }
-            verdicts
-        })
+        self.with(py, |table| judge_and_keep(table, &produced, &names, keeps_keys, call))
     }
 
     /// A partition as the table has numbered it, a new number if it has none and `is_new` allows it.
@@ -101,14 +89,35 @@ impl BrokerTable {
     }
 }
 
+/// Judges batches with `call`. What it learns of partitions is kept only if `keeps_keys` and nothing fails.
+pub(crate) fn judge_and_keep(
+    table: &mut core::BrokerTable,
+    produced: &Produced,
+    names: &BatchNames,
+    keeps_keys: bool,
+    call: Call,
+) -> Result<Verdicts, Failure> {
+    let before = table.keys().mark();
+    let judged = judge_produced(table, produced, call).map_err(|error| match error {
+        Error::Batch { column, row, problem } => Failure::batch(&names.of_role(column), row, problem),
+        other => Failure::from(other),
+    });
+    let verdicts = judged.map(|judged| Verdicts::of_batches(judged, table.keys()));
+    // Where nothing was accepted either, no key is in use: the next call may bring keys of another type.
+    if verdicts.is_err() || !keeps_keys || table.is_blank() {
+        table.keys_mut().go_back(before);
+    }
+    verdicts
+}
+
 /// What judges batches.
-type Call = fn(&mut core::BrokerTable, &[ProduceBatches<'_>]) -> core::Result<core::BrokerJudged>;
+pub(crate) type Call = fn(&mut core::BrokerTable, &[ProduceBatches<'_>]) -> core::Result<core::BrokerJudged>;
 
 fn judge_produced(table: &mut core::BrokerTable, produced: &Produced, call: Call) -> core::Result<core::BrokerJudged> {
     if let Some(partition) = produced.partition_kind() {
         table.keys_mut().fix(KeyKind::Plain, partition)?;
     }
-    let partitions = produced.number(table.keys_mut());
+    let partitions = produced.number(table.keys_mut())?;
     call(table, &produced.batches(&partitions))
 }
 
@@ -182,9 +191,11 @@ impl BrokerTable {
             if !table.follows_log_ends() {
                 return Err(Failure::Policy("set_log_end: this table is given its offsets (offsets='given')".into()));
             }
+            let before = table.keys().mark();
             table.keys_mut().fix(KeyKind::Plain, kind)?;
-            let number = partition.number_or_new(&mut table.keys_mut().partition)?;
-            Ok(table.set_log_end(number, offset)?)
+            let number = partition.number_or_new(&mut table.keys_mut().partition);
+            let set = number.and_then(|number| Ok(table.set_log_end(number, offset)?));
+            set.inspect_err(|_| table.keys_mut().go_back(before))
         })
     }
 
@@ -224,8 +235,7 @@ impl BrokerTable {
     /// first_seq, last_seq (int32; null of batches without), first_offset, last_offset (int64; null where not known),
     /// oldest first).
     fn entries(&self, py: Python<'_>) -> PyResult<PyTable> {
-        let batches =
-            self.with(py, |table| Ok(in_batches(table.entries(), |some| producers_batch(table.keys(), some))))?;
+        let batches = self.with(py, |table| Ok(producers_batches(table.keys(), table.entries())))?;
         PyTable::try_new(batches.clone(), batches[0].schema())
     }
 

@@ -37,7 +37,13 @@ pub(crate) enum Failure {
         path: String,
         state: String,
     },
-    /// A file that cannot be read.
+    /// A file that the system does not give: storage, network, rights or limits.
+    Read {
+        error: std::io::Error,
+        path: String,
+        message: String,
+    },
+    /// A file whose content cannot be read.
     Source {
         path: String,
         position: Option<u64>,
@@ -119,6 +125,16 @@ impl Failure {
                 fields.set_item("path", path)?;
                 fields.set_item("position", position)
             }),
+            Failure::Read { error, path, .. } if error.kind() == std::io::ErrorKind::NotFound => {
+                Failure::Io(error, path).raise(py)
+            }
+            Failure::Read { error, path, message } => {
+                let message = format!("{message}. Check the storage and the rights, then run again");
+                error_of(py, "StoreError", message, |fields| {
+                    fields.set_item("path", path)?;
+                    fields.set_item("errno", error.raw_os_error())
+                })
+            }
             Failure::Value(message) => pyo3::exceptions::PyValueError::new_err(message),
             Failure::Poisoned => {
                 let message = "an earlier call on this table broke off midway; restore it from its last snapshot";
@@ -175,6 +191,7 @@ impl From<lake::Error> for Failure {
             lake::Error::Source { path, position, .. } => {
                 Failure::Source { path: path.display().to_string(), position, message }
             }
+            lake::Error::Read { path, error } => Failure::Read { error, path: path.display().to_string(), message },
             lake::Error::Column { name, .. } => Failure::Batch { column: Some(name), row: None, message },
             lake::Error::Sink { path, error } => Failure::Io(error, path.display().to_string()),
             lake::Error::Ranges(_) | lake::Error::Stopped => Failure::Value(message),

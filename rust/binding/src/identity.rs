@@ -13,7 +13,9 @@ use arrow_array::{
 use arrow_buffer::ScalarBuffer;
 use arrow_cast::{CastOptions, cast_with_options};
 use arrow_schema::{DataType, TimeUnit};
-use fencepost_core::{Batch, Dictionary, KeyKind, Keys, PartKind, Seqs, encode_bytes, encode_int};
+use fencepost_core::{
+    self as core, Batch, Dictionary, KEY_BYTES_MAX, KeyKind, Keys, PartKind, Seqs, encode_bytes, encode_int,
+};
 use pyo3::prelude::*;
 use std::sync::Arc;
 
@@ -89,6 +91,9 @@ enum SeqColumn {
     I64(ScalarBuffer<i64>),
 }
 
+/// Bytes of one part of a key, at the most. 64 of them, each of zeros, which take two bytes, make the longest key.
+const VALUE_BYTES_MAX: usize = KEY_BYTES_MAX / 256;
+
 /// A pid or a partition.
 pub(crate) enum Parts<T: arrow_buffer::ArrowNativeType> {
     /// One integer column; -1 where a pid is null.
@@ -143,29 +148,8 @@ impl Identity {
     }
 
     /// Numbers the keys that are not plain integers, and gives the columns as the core takes them.
-    pub(crate) fn number(&self, keys: &mut Keys) -> Vec<NumberedChunk<'_>> {
-        let number = |chunk: &'_ Chunk| {
-            let pid = match &chunk.pid {
-                Parts::Plain(values) => values.clone(),
-                Parts::Several(parts) => {
-                    let is_untracked = |row| chunk.pid.is_untracked(row);
-                    number_keys(parts, chunk.rows, &mut keys.pid.dictionary, is_untracked, i64::from).into()
-                }
-            };
-            let partition = match &chunk.partition {
-                Parts::Plain(values) => values.clone(),
-                Parts::Several(parts) => {
-                    number_keys(parts, chunk.rows, &mut keys.partition.dictionary, |row| pid[row] == -1, |it| it).into()
-                }
-            };
-            (pid, partition)
-        };
-        let numbered: Vec<_> = self.chunks.iter().map(number).collect();
-        numbered
-            .into_iter()
-            .zip(&self.chunks)
-            .map(|((pid, partition), chunk)| NumberedChunk { pid, partition, chunk })
-            .collect()
+    pub(crate) fn number(&self, keys: &mut Keys) -> core::Result<Vec<NumberedChunk<'_>>> {
+        self.chunks.iter().map(|chunk| chunk.number(keys)).collect()
     }
 }
 
@@ -204,14 +188,14 @@ impl NumberedChunk<'_> {
 }
 
 /// The number of each row's key; -1 where the row is untracked. Neighbours often share a key, and then
-/// it is looked up once.
+/// it is looked up once. Errors leave what was numbered before: go back to a mark of the keys.
 pub(crate) fn number_keys<T: From<i32> + Copy>(
     parts: &[Part],
     rows: usize,
     dictionary: &mut Dictionary,
     is_untracked: impl Fn(usize) -> bool,
     widen: impl Fn(i32) -> T,
-) -> Vec<T> {
+) -> core::Result<Vec<T>> {
     let mut numbers = Vec::with_capacity(rows);
     let mut bytes = Vec::new();
     let mut before: Option<(usize, i32)> = None;
@@ -222,17 +206,35 @@ pub(crate) fn number_keys<T: From<i32> + Copy>(
             _ => {
                 bytes.clear();
                 parts.iter().for_each(|part| part.encode(row, &mut bytes));
-                let number = dictionary.intern(&bytes) as i32;
+                let number = dictionary.intern(&bytes)? as i32;
                 before = Some((row, number));
                 number
             }
         };
         numbers.push(widen(number));
     }
-    numbers
+    Ok(numbers)
 }
 
 impl Chunk {
+    fn number(&self, keys: &mut Keys) -> core::Result<NumberedChunk<'_>> {
+        let pid = match &self.pid {
+            Parts::Plain(values) => values.clone(),
+            Parts::Several(parts) => {
+                let is_untracked = |row| self.pid.is_untracked(row);
+                number_keys(parts, self.rows, &mut keys.pid.dictionary, is_untracked, i64::from)?.into()
+            }
+        };
+        let partition = match &self.partition {
+            Parts::Plain(values) => values.clone(),
+            Parts::Several(parts) => {
+                let dictionary = &mut keys.partition.dictionary;
+                number_keys(parts, self.rows, dictionary, |row| pid[row] == -1, |it| it)?.into()
+            }
+        };
+        Ok(NumberedChunk { pid, partition, chunk: self })
+    }
+
     /// `columns`: pid, partition, and unless only keys are read, epoch if there is one, seq, and timestamp if it
     /// is kept.
     fn convert(names: &ColumnNames, columns: &[ArrayRef], rows_before: usize) -> Result<Chunk, Failure> {
@@ -268,18 +270,8 @@ impl Chunk {
             reader.read::<UInt32Type>(column, "1..=4294967295")
         });
         let length = length.transpose()?;
-        let timestamp = match (timestamp, &length) {
-            (Some(of_runs), Some(lengths)) => Some(of_rows(&of_runs, lengths)),
-            (timestamp, _) => timestamp,
-        };
         Ok(Chunk { rows, is_keyless, pid, partition, epoch, seq, timestamp, length })
     }
-}
-
-/// The timestamp of each row, from that of each run.
-fn of_rows(of_runs: &[i64], lengths: &[u32]) -> ScalarBuffer<i64> {
-    let rows = of_runs.iter().zip(lengths).flat_map(|(&time, &length)| std::iter::repeat_n(time, length as usize));
-    rows.collect::<Vec<_>>().into()
 }
 
 fn convert_pid(names: &[String], columns: &[ArrayRef], rows_before: usize) -> Result<Parts<i64>, Failure> {
@@ -507,17 +499,55 @@ impl Part {
                 Ok(Part::Int(cast.as_primitive().clone()))
             }
             DataType::Utf8 | DataType::LargeUtf8 | DataType::Utf8View => {
-                Ok(Part::Utf8(cast(name, column, &DataType::Utf8View)?.as_string_view().clone()))
+                let part = Part::Utf8(cast(name, column, &DataType::Utf8View)?.as_string_view().clone());
+                part.check_bytes(name, rows_before, is_untracked)
             }
             DataType::Binary | DataType::LargeBinary | DataType::BinaryView => {
-                Ok(Part::Binary(cast(name, column, &DataType::BinaryView)?.as_binary_view().clone()))
+                let part = Part::Binary(cast(name, column, &DataType::BinaryView)?.as_binary_view().clone());
+                part.check_bytes(name, rows_before, is_untracked)
             }
-            kind @ DataType::FixedSizeBinary(_) => {
+            kind @ DataType::FixedSizeBinary(width) => {
+                if *width as usize > VALUE_BYTES_MAX {
+                    let problem = format!("values of {width} bytes; a part of a key has at most {VALUE_BYTES_MAX}");
+                    return Err(Failure::batch(name, None, problem));
+                }
                 Ok(Part::Fixed(cast(name, column, kind)?.as_fixed_size_binary().clone()))
             }
             DataType::Null => Ok(Part::Int(Int64Array::new_null(column.len()))),
             _ => Err(wrong_type(name, column.data_type(), "integers, strings or binary")),
         }
+    }
+
+    /// What lies in Arrow's buffers was checked by nobody: texts that are not UTF-8 could not be given back, and
+    /// neither could values that no Arrow array holds.
+    fn check_bytes(
+        self,
+        name: &str,
+        rows_before: usize,
+        is_untracked: &dyn Fn(usize) -> bool,
+    ) -> Result<Part, Failure> {
+        let (values, is_text) = match &self {
+            Part::Utf8(values) => (values.clone().to_binary_view(), true),
+            Part::Binary(values) => (values.clone(), false),
+            Part::Int(_) | Part::Fixed(_) => return Ok(self),
+        };
+        let mut before = None;
+        for (row, &view) in values.views().iter().enumerate() {
+            // Neighbours are often the same bytes at the same place.
+            if values.is_null(row) || is_untracked(row) || before.replace(view) == Some(view) {
+                continue;
+            }
+            let value = values.value(row);
+            let problem = if value.len() > VALUE_BYTES_MAX {
+                format!("a value of {} bytes; a part of a key has at most {VALUE_BYTES_MAX}", value.len())
+            } else if is_text && std::str::from_utf8(value).is_err() {
+                "a text that is not UTF-8; give such bytes as binary".to_string()
+            } else {
+                continue;
+            };
+            return Err(Failure::batch(name, Some(rows_before + row), problem));
+        }
+        Ok(self)
     }
 
     fn kind(&self) -> PartKind {

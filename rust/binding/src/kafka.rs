@@ -14,6 +14,7 @@ use pyo3_arrow::{PyRecordBatch, PyRecordBatchReader, PyTable};
 use std::collections::{HashMap, VecDeque};
 use std::fs::File;
 use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -30,7 +31,11 @@ const INDEX_BYTES_MAX: u64 = 256 << 20;
 enum Stop {
     Damage(kafka::Error),
     Interrupt(PyErr),
+    /// An earlier read panicked.
+    Broken,
 }
+
+const BROKEN: &str = "an earlier read of this stream broke off midway; read it anew";
 
 impl From<kafka::Error> for Stop {
     fn from(error: kafka::Error) -> Stop {
@@ -50,6 +55,7 @@ impl Stop {
         match self {
             Stop::Damage(error) => Failure::from(error).raise(py),
             Stop::Interrupt(error) => error,
+            Stop::Broken => PyValueError::new_err(BROKEN),
         }
     }
 
@@ -61,6 +67,7 @@ impl Stop {
                 Python::attach(|py| interrupt_again(py, &error));
                 ArrowError::ExternalError("interrupted".into())
             }
+            Stop::Broken => ArrowError::ExternalError(BROKEN.into()),
         }
     }
 }
@@ -88,10 +95,15 @@ struct Rows {
     /// To be told behind the rows that were given last.
     damage: Option<kafka::Error>,
     is_done: bool,
+    /// Whether a read began and did not end: it panicked, and what is missing must not look like the end.
+    is_broken: bool,
 }
 
 impl Rows {
     fn next(&mut self) -> Result<Option<RecordBatch>, Stop> {
+        if self.is_broken {
+            return Err(Stop::Broken);
+        }
         if let Some(ahead) = self.ahead.pop_front() {
             return Ok(Some(ahead));
         }
@@ -103,7 +115,10 @@ impl Rows {
         }
         self.is_done = true;
         check_signals()?;
-        let (rows, damage) = (self.pull)()?;
+        self.is_broken = true;
+        let read = (self.pull)();
+        self.is_broken = false;
+        let (rows, damage) = read?;
         self.is_done = rows.is_none() || damage.is_some();
         match damage {
             Some(damage) if rows.is_none() => return Err(damage.into()),
@@ -146,7 +161,7 @@ pub(crate) struct KafkaStream {
 
 impl KafkaStream {
     fn new(schema: SchemaRef, findings: Findings, pull: Pull) -> KafkaStream {
-        let rows = Rows { pull, ahead: VecDeque::new(), damage: None, is_done: false };
+        let rows = Rows { pull, ahead: VecDeque::new(), damage: None, is_done: false, is_broken: false };
         KafkaStream { schema, rows: Arc::new(Mutex::new(rows)), findings }
     }
 }
@@ -186,6 +201,16 @@ impl KafkaStream {
     }
 }
 
+/// What a stream gives. A panic becomes an error: it must not leave through the C functions that readers of an Arrow
+/// stream call, which would end the process.
+fn without_panic<T>(pull: impl FnOnce() -> Option<Result<T, ArrowError>>) -> Option<Result<T, ArrowError>> {
+    catch_unwind(AssertUnwindSafe(pull)).unwrap_or_else(|panic| {
+        let said = panic.downcast_ref::<String>().map(String::as_str);
+        let said = said.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no reason given");
+        Some(Err(ArrowError::ExternalError(format!("the stream broke off: {said}").into())))
+    })
+}
+
 /// The stream for a reader that may hold the interpreter or not.
 struct Export {
     schema: SchemaRef,
@@ -197,7 +222,7 @@ impl Iterator for Export {
 
     fn next(&mut self) -> Option<Self::Item> {
         let pull = || self.rows.lock().unwrap_or_else(PoisonError::into_inner).next();
-        Python::attach(|py| py.detach(pull)).map_err(Stop::into_arrow).transpose()
+        without_panic(|| Python::attach(|py| py.detach(pull)).map_err(Stop::into_arrow).transpose())
     }
 }
 

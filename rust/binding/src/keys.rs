@@ -1,7 +1,7 @@
 //! One key, given from Python.
 
 use crate::failure::Failure;
-use fencepost_core::{KeyKind, KeySpace, PartKind, encode_bytes, encode_int};
+use fencepost_core::{KEY_BYTES_MAX, KeyKind, KeySpace, PartKind, encode_bytes, encode_int};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyInt, PyString, PyTuple};
 
@@ -66,7 +66,11 @@ impl KeyValue {
                 .ok()
                 .filter(|&value| value >= 0)
                 .ok_or_else(|| Failure::batch("partition", None, format!("value {value} is outside 0..=2147483647"))),
-            KeyValue::Encoded(bytes) => Ok(space.dictionary.intern(bytes) as i32),
+            KeyValue::Encoded(bytes) if bytes.len() > KEY_BYTES_MAX => {
+                let problem = format!("a key of {} bytes; at most {KEY_BYTES_MAX} are allowed", bytes.len());
+                Err(Failure::batch("partition", None, problem))
+            }
+            KeyValue::Encoded(bytes) => Ok(space.dictionary.intern(bytes)? as i32),
         }
     }
 

@@ -1,4 +1,6 @@
 //! The extension module `fencepost._native`: Arrow in, interpreter released, core called, Arrow out.
+//!
+//! As a library it has what needs no interpreter: [`library`].
 
 mod arrow_out;
 mod batches;
@@ -9,6 +11,7 @@ mod identity;
 mod kafka;
 mod kafka_columns;
 mod keys;
+pub mod library;
 mod log_rows;
 mod parquet;
 mod partition_log;
@@ -32,6 +35,7 @@ use std::sync::Arc;
 
 /// Pages of Parquet files are buffers of a megabyte that come and go. The system's allocator gives each back to the
 /// system, and rewriting a file then spends two fifths of its time in page faults.
+#[cfg(feature = "allocator")]
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 

@@ -7,7 +7,7 @@ use crate::rows::Rows;
 use arrow_array::types::{Int16Type, Int32Type, Int64Type};
 use arrow_array::{Array, ArrayRef};
 use arrow_buffer::ScalarBuffer;
-use fencepost_core::{Column, Error, KeyKind, Keys, LogRows};
+use fencepost_core::{self as core, Column, Error, KeyKind, Keys, LogRows};
 use pyo3::prelude::*;
 
 /// What the core takes for the partition of rows that name none.
@@ -159,11 +159,12 @@ impl LogChunk {
     }
 
     /// Numbers partitions that are not plain integers.
-    pub(crate) fn number(&self, keys: &mut Keys) -> ScalarBuffer<i32> {
+    pub(crate) fn number(&self, keys: &mut Keys) -> core::Result<ScalarBuffer<i32>> {
         match &self.partition {
-            Parts::Plain(values) => values.clone(),
+            Parts::Plain(values) => Ok(values.clone()),
             Parts::Several(parts) => {
-                number_keys(parts, self.rows, &mut keys.partition.dictionary, |_| false, |number| number).into()
+                let dictionary = &mut keys.partition.dictionary;
+                Ok(number_keys(parts, self.rows, dictionary, |_| false, |number| number)?.into())
             }
         }
     }

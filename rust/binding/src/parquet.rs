@@ -21,6 +21,8 @@ pub(crate) struct Rewritten {
     bytes: u64,
     /// CRC-32 of its footer.
     footer_crc: u32,
+    /// CRC-32 of the footer of the file that the rows are from.
+    source_crc: u32,
     /// Row groups that were copied as bytes.
     groups_copied: u64,
     /// Row groups that were written anew.
@@ -32,8 +34,8 @@ pub(crate) struct Rewritten {
 /// ``first_rows``, ``counts``: arrays of integers of one length, a range of rows each; sorted and disjoint.
 /// ``target`` must not exist; it is not synced. Row groups of which every row stays are copied as bytes, those of
 /// which none stays are left out. Memory: some thousand rows of a column, and its pages where it has a dictionary.
-/// Raises SourceError (path, position), ValueError for other ranges, OSError where the target cannot be written;
-/// then there is none. The interpreter is released.
+/// Raises SourceError (path, position), StoreError (path, errno) where storage does not give the source,
+/// FileNotFoundError, ValueError for other ranges, OSError where the target cannot be written; then there is none. The interpreter is released.
 #[pyfunction]
 #[pyo3(signature = (source, target, first_rows, counts, *, keep=false))]
 pub(crate) fn rewrite(
@@ -57,9 +59,9 @@ pub(crate) fn rewrite(
     if let Some(interrupt) = interrupt {
         return Err(interrupt);
     }
-    let lake::Rewritten { rows, bytes, footer_crc, groups_copied, groups_rewritten } =
+    let lake::Rewritten { rows, bytes, footer_crc, source_crc, groups_copied, groups_rewritten } =
         written.map_err(|failure| failure.raise(py))?;
-    Ok(Rewritten { rows, bytes, footer_crc, groups_copied, groups_rewritten })
+    Ok(Rewritten { rows, bytes, footer_crc, source_crc, groups_copied, groups_rewritten })
 }
 
 fn rows_of(array: AnyArray, name: &str) -> Result<Vec<u64>, Failure> {
@@ -95,7 +97,8 @@ pub(crate) struct ParquetFooter {
 
 /// Reads a local Parquet file's footer, and the bounds of some integer columns by their names.
 ///
-/// Raises SourceError (path, position), and BatchError for a column that is not there or not plain.
+/// Raises SourceError (path, position), StoreError (path, errno) where storage does not give the file,
+/// FileNotFoundError, and BatchError for a column that is not there or not plain.
 #[pyfunction]
 #[pyo3(signature = (path, columns=vec![]), text_signature = "(path, columns=())")]
 pub(crate) fn parquet_footer(py: Python<'_>, path: PathBuf, columns: Vec<String>) -> PyResult<ParquetFooter> {

@@ -1,7 +1,7 @@
 //! Anything tabular: a stream or a batch by the PyCapsule protocol, or a mapping of names to arrays.
 
 use crate::failure::Failure;
-use arrow_array::{ArrayRef, RecordBatch, RecordBatchIterator, RecordBatchReader, new_empty_array};
+use arrow_array::{Array, ArrayRef, RecordBatch, RecordBatchIterator, RecordBatchReader, make_array, new_empty_array};
 use arrow_schema::{DataType, Field, Schema, SchemaRef};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
@@ -21,6 +21,8 @@ pub(crate) enum Rows {
 pub(crate) struct Column {
     kind: DataType,
     chunks: Vec<ArrayRef>,
+    /// Whether the values lie in memory that other threads of Python may write.
+    is_writable: bool,
 }
 
 /// The columns that were asked for, chunk by chunk: all chunks have the same columns in that order.
@@ -59,7 +61,11 @@ impl Rows {
 
     pub(crate) fn of_batch(batch: RecordBatch) -> Rows {
         let schema = batch.schema();
-        Rows::Stream(Box::new(RecordBatchIterator::new([Ok(batch)], schema)))
+        Rows::of_batches(schema, vec![batch])
+    }
+
+    pub(crate) fn of_batches(schema: SchemaRef, batches: Vec<RecordBatch>) -> Rows {
+        Rows::Stream(Box::new(RecordBatchIterator::new(batches.into_iter().map(Ok), schema)))
     }
 
     /// The named columns. Every name must be there once.
@@ -134,8 +140,11 @@ fn not_tabular(rows: &Bound<'_, PyAny>, why: &str) -> PyErr {
 
 fn take_column(name: &str, values: &Bound<'_, PyAny>) -> PyResult<Column> {
     let is_arrow = values.hasattr("__arrow_c_array__")? || values.hasattr("__arrow_c_stream__")?;
-    let found = if is_arrow { values.extract::<AnyArray>() } else { take_buffer(values) };
-    let Ok(found) = found else {
+    let found = match is_arrow {
+        true => values.extract::<AnyArray>().map(|found| (found, false)),
+        false => take_buffer(values),
+    };
+    let Ok((found, is_writable)) = found else {
         let kind = values.get_type().fully_qualified_name()?;
         let dtype = values.getattr("dtype").map(|dtype| format!(" of dtype {dtype}")).unwrap_or_default();
         let problem = format!(
@@ -145,11 +154,12 @@ fn take_column(name: &str, values: &Bound<'_, PyAny>) -> PyResult<Column> {
         return Err(Failure::batch(name, None, problem).raise(values.py()));
     };
     let (chunks, field) = found.into_chunked_array()?.into_inner();
-    Ok(Column { kind: field.data_type().clone(), chunks })
+    Ok(Column { kind: field.data_type().clone(), chunks, is_writable })
 }
 
-/// Numbers by the buffer protocol: used where they lie if they lie as Arrow's do, else NumPy puts them so.
-fn take_buffer(values: &Bound<'_, PyAny>) -> PyResult<AnyArray> {
+/// Numbers by the buffer protocol: used where they lie if they lie as Arrow's do, else NumPy puts them so. And whether
+/// that is memory which may be written meanwhile.
+fn take_buffer(values: &Bound<'_, PyAny>) -> PyResult<(AnyArray, bool)> {
     let view = PyMemoryView::from(values)?;
     // A mask is not part of the buffer: what it hides would be judged.
     if view.getattr("ndim")?.extract::<usize>()? != 1 || values.hasattr("mask")? {
@@ -157,15 +167,15 @@ fn take_buffer(values: &Bound<'_, PyAny>) -> PyResult<AnyArray> {
     }
     let format = view.getattr("format")?.extract::<String>()?;
     if format == "?" {
-        return take_flags(values);
+        return take_flags(values).map(|found| (found, false));
     }
     // PyO3 0.30 takes '>' for the native byte order, so the format is looked at here.
     let is_swapped = format.starts_with(['>', '!']);
     if !is_swapped && let Ok(found) = values.extract::<AnyArray>() {
-        return Ok(found);
+        return Ok((found, !view.getattr("readonly")?.extract::<bool>()?));
     }
     let native = values.getattr("dtype")?.call_method1("newbyteorder", ("=",))?;
-    values.call_method1("astype", (native, "C"))?.extract::<AnyArray>()
+    Ok((values.call_method1("astype", (native, "C"))?.extract::<AnyArray>()?, false))
 }
 
 /// NumPy has a byte for a boolean, Arrow a bit.
@@ -179,9 +189,11 @@ fn take_flags(values: &Bound<'_, PyAny>) -> PyResult<AnyArray> {
 }
 
 impl Column {
+    /// The values as one array that nobody writes to: validated and judged, they are read more than once.
     fn one_array(&self) -> Result<ArrayRef, Failure> {
         match &self.chunks[..] {
             [] => Ok(new_empty_array(&self.kind)),
+            [one] if self.is_writable => copied(one),
             [one] => Ok(one.clone()),
             several => {
                 let several: Vec<_> = several.iter().map(|chunk| chunk.as_ref()).collect();
@@ -189,6 +201,22 @@ impl Column {
             }
         }
     }
+}
+
+/// Numbers in memory of their own. `Failure::Memory` where there is none.
+fn copied(numbers: &ArrayRef) -> Result<ArrayRef, Failure> {
+    let data = numbers.to_data();
+    let (Some(width), [buffer]) = (data.data_type().primitive_width(), data.buffers()) else {
+        unreachable!("NumPy's arrays are of numbers")
+    };
+    let bytes = &buffer[data.offset() * width..][..data.len() * width];
+    let mut copy = Vec::new();
+    let count = bytes.len();
+    let refused = |_| Failure::Memory(format!("the rows need {count} bytes more, and the system gives none"));
+    copy.try_reserve_exact(count).map_err(refused)?;
+    copy.extend_from_slice(bytes);
+    let copy = data.into_builder().offset(0).buffers(vec![copy.into()]).align_buffers(true);
+    Ok(make_array(copy.build()?))
 }
 
 fn positions(found: &[&str], names: &[&str]) -> Result<Vec<usize>, Failure> {

@@ -24,7 +24,7 @@ const BATCH_ROWS: usize = 1 << 16;
 
 /// The value of a column that stands in a folder's name.
 #[derive(FromPyObject)]
-enum Constant {
+pub(crate) enum Constant {
     Int(i64),
     Text(String),
 }
@@ -38,7 +38,8 @@ enum Constant {
 /// ``policy``: whose sequence space holds the values, all that the column's type can hold if None.
 ///
 /// Usable from several threads, one call at a time; the interpreter is released meanwhile. Raises BatchError (column,
-/// row of the file) for what StateTable.apply would refuse, and SourceError (path, position).
+/// row of the file) for what StateTable.apply would refuse, SourceError (path, position), StoreError (path, errno)
+/// where storage does not give the file, and FileNotFoundError.
 #[pyclass(frozen, module = "fencepost._native")]
 pub(crate) struct RunScan {
     scan: Mutex<Scan>,
@@ -163,16 +164,16 @@ impl RunScan {
 }
 
 /// What a scan was asked for.
-struct Asked {
-    names: ColumnNames,
-    order_by: Vec<String>,
-    by_row: bool,
-    shards: u32,
-    ordinal: u32,
-    seq_max: i64,
+pub(crate) struct Asked {
+    pub(crate) names: ColumnNames,
+    pub(crate) order_by: Vec<String>,
+    pub(crate) by_row: bool,
+    pub(crate) shards: u32,
+    pub(crate) ordinal: u32,
+    pub(crate) seq_max: i64,
 }
 
-struct Scan {
+pub(crate) struct Scan {
     path: PathBuf,
     asked: Asked,
     columns: lake::Columns,
@@ -188,7 +189,7 @@ struct Scan {
     /// The run that the last row belongs to, where the next row may go on with it.
     open: Option<OpenRun>,
     runs: u64,
-    untracked: u64,
+    pub(crate) untracked: u64,
     newest_timestamp: Option<i64>,
     scratch: Scratch,
 }
@@ -248,7 +249,7 @@ struct Scratch {
 }
 
 impl Scan {
-    fn open(
+    pub(crate) fn open(
         file: &lake::ParquetFile,
         asked: Asked,
         constants: HashMap<String, Option<Constant>>,
@@ -298,7 +299,7 @@ impl Scan {
     }
 
     /// Takes in the next rows; false at the end of the file.
-    fn step(&mut self) -> Result<bool, Failure> {
+    pub(crate) fn step(&mut self) -> Result<bool, Failure> {
         if self.is_broken {
             let message = format!("{}: an earlier call broke off here", self.path.display());
             return Err(Failure::Source { path: self.path.display().to_string(), position: None, message });
@@ -331,7 +332,7 @@ impl Scan {
         }
         let identity = Identity::of_columns(&self.asked.names, identity, rows_before)?;
         let mut keys = Keys::default();
-        let numbered = identity.number(&mut keys);
+        let numbered = identity.number(&mut keys)?;
         let (Some(chunk), Some(numbered)) = (identity.chunks().first(), numbered.first()) else { return Ok(()) };
         let batch = numbered.batch();
         let mut scratch = std::mem::take(&mut self.scratch);
@@ -532,7 +533,7 @@ impl Scan {
     }
 
     /// What is held, shard by shard; then nothing is.
-    fn give(&mut self) -> Result<Vec<(u32, RecordBatch)>, Failure> {
+    pub(crate) fn give(&mut self) -> Result<Vec<(u32, RecordBatch)>, Failure> {
         self.open = None;
         self.runs_held = 0;
         let held: Vec<Held> = self.held.iter_mut().map(std::mem::take).collect();

@@ -1,4 +1,4 @@
-use crate::arrow_out::{entries_batch, entries_of, has_epochs, key_names, missing_batch};
+use crate::arrow_out::{bytes_of_key, entries_batch, entries_of, has_epochs, in_batches, key_names, missing_batches};
 use crate::failure::Failure;
 use crate::identity::{ColumnNames, Identity};
 use crate::keys::KeyValue;
@@ -112,27 +112,36 @@ impl StateTable {
         let rows = Rows::take(rows, Some(&names.all()))?;
         // Before the table is locked: a stream may be a Python generator that asks this table something.
         let identity = py.detach(|| Identity::read(&names, rows)).map_err(|failure| failure.raise(py))?;
-        self.with(py, |table| {
-            let before = table.keys().mark();
-            let judged = judge_identity(table, &identity, call).map_err(|error| Failure::of_core(error, &names));
-            let verdicts = judged.map(|judged| Verdicts::new(judged, table));
-            // Where no row was accepted either, no key is in use: the next call may bring keys of other types.
-            if verdicts.is_err() || !keeps_keys || table.is_empty() {
-                table.keys_mut().go_back(before);
-            }
-            verdicts
-        })
+        self.with(py, |table| judge_and_keep(table, &identity, &names, keeps_keys, call))
     }
 }
 
+/// Judges rows with `call`. What it learns of keys is kept only if `keeps_keys` and nothing fails.
+pub(crate) fn judge_and_keep(
+    table: &mut core::StateTable,
+    identity: &Identity,
+    names: &ColumnNames,
+    keeps_keys: bool,
+    call: Call,
+) -> Result<Verdicts, Failure> {
+    let before = table.keys().mark();
+    let judged = judge_identity(table, identity, call).map_err(|error| Failure::of_core(error, names));
+    let verdicts = judged.map(|judged| Verdicts::new(judged, table));
+    // Where no row was accepted either, no key is in use: the next call may bring keys of other types.
+    if verdicts.is_err() || !keeps_keys || table.is_empty() {
+        table.keys_mut().go_back(before);
+    }
+    verdicts
+}
+
 /// What judges batches; their lines' lengths are given where rows are gathered into runs.
-type Call = fn(&mut core::StateTable, &[core::Batch<'_>], &[&[u32]]) -> core::Result<core::Judged>;
+pub(crate) type Call = fn(&mut core::StateTable, &[core::Batch<'_>], &[&[u32]]) -> core::Result<core::Judged>;
 
 fn judge_identity(table: &mut core::StateTable, identity: &Identity, call: Call) -> core::Result<core::Judged> {
     if let Some((pid, partition)) = identity.key_kinds() {
         table.keys_mut().fix(pid, partition)?;
     }
-    let chunks = identity.number(table.keys_mut());
+    let chunks = identity.number(table.keys_mut())?;
     let batches: Vec<_> = chunks.iter().map(|chunk| chunk.batch()).collect();
     let lengths: Vec<_> = chunks.iter().map(|chunk| chunk.lengths()).collect();
     call(table, &batches, &lengths)
@@ -190,7 +199,8 @@ impl StateTable {
     /// first, its identity columns only), or a mapping of column name to NumPy or Arrow array. Integers
     /// of any width; pid and partition also strings or binary. Tables that keep timestamps read one a row:
     /// integers, which are milliseconds, or Arrow timestamps of any unit, of which the millisecond that has begun
-    /// counts. ``columns``: a Columns, or the name of a preset (``Columns.preset``), the policy's unless
+    /// counts. Arrays that may be written (NumPy's flag ``writeable``) are copied first; others must not change
+    /// during the call. ``columns``: a Columns, or the name of a preset (``Columns.preset``), the policy's unless
     /// given. Gives the Verdicts, one a row.
     ///
     /// Raises BatchError naming column, row, value and allowed range; CapacityError; PolicyError for
@@ -205,7 +215,7 @@ impl StateTable {
     ///
     /// ``rows``: as for ``apply``, a line a run: the identity of its first row; the others have the sequence numbers
     /// that follow, and the same timestamp where those are kept. ``lengths``: the column that says how many rows a
-    /// run has (integers from 1 on). Gives the Verdicts, one a *row*: as many as the lengths add up to.
+    /// run has (integers from 1 on). Gives the Verdicts, one a *row*: as many as the lengths add up to, a byte each.
     ///
     /// Raises as ``apply`` does; the rows that errors name are lines.
     #[pyo3(signature = (rows, lengths="_length", columns=None))]
@@ -285,9 +295,7 @@ impl StateTable {
     /// Every hole still open as an Arrow table, in key order: the key columns, epoch (int16), first_seq,
     /// last_seq and count (int64). Empty where gaps="normal".
     fn missing(&self, py: Python<'_>) -> PyResult<PyTable> {
-        let batches = self.with(py, |table| {
-            Ok(in_batches(table.missing(), |some| missing_batch(table.keys(), has_epochs(table), some)))
-        })?;
+        let batches = self.with(py, |table| Ok(missing_batches(table.keys(), has_epochs(table), table.missing())))?;
         PyTable::try_new(batches.clone(), batches[0].schema())
     }
 
@@ -358,10 +366,10 @@ impl StateTable {
                 (self.lock()?, theirs)
             };
             let overlap = ours.merge(&theirs)?;
-            Ok(missing_batch(ours.keys(), has_epochs(&ours), &overlap))
+            Ok(missing_batches(ours.keys(), has_epochs(&ours), overlap.into_iter()))
         });
         let overlap = overlap.map_err(|failure: Failure| failure.raise(py))?;
-        PyTable::try_new(vec![overlap.clone()], overlap.schema())
+        PyTable::try_new(overlap.clone(), overlap[0].schema())
     }
 
     /// The table as bytes, with a checksum. Equal tables give equal bytes. docs/snapshot-format.md describes
@@ -413,12 +421,8 @@ impl StateTable {
         policy: Option<&Bound<'_, PyAny>>,
         deltas: Vec<PyBackedBytes>,
     ) -> PyResult<StateTable> {
-        let core = py.detach(|| {
-            let mut table = core::StateTable::restore(snapshot)?;
-            deltas.iter().try_for_each(|delta| table.apply_delta(delta))?;
-            Ok(table)
-        });
-        let core = core.map_err(|error: core::Error| Failure::from(error).raise(py))?;
+        let core = py.detach(|| restore(snapshot, deltas.iter().map(|delta| &delta[..])));
+        let core = core.map_err(|error| Failure::from(error).raise(py))?;
         StateTable::wrap(py, core)?.expect_policy(py, policy, None)
     }
 
@@ -533,25 +537,17 @@ impl StateTable {
     }
 }
 
-/// Rows of one batch of `entries()` and `missing()`.
-const BATCH_ROWS: usize = 1 << 16;
-
-/// Items as batches, so many at a time that few exist twice. At least one batch, which may be empty.
-pub(crate) fn in_batches<T>(
-    mut items: impl Iterator<Item = T>,
-    batch: impl Fn(&[T]) -> RecordBatch,
-) -> Vec<RecordBatch> {
-    let mut batches = Vec::new();
-    loop {
-        let some: Vec<_> = items.by_ref().take(BATCH_ROWS).collect();
-        if some.is_empty() && !batches.is_empty() {
-            return batches;
-        }
-        batches.push(batch(&some));
+/// The table that a snapshot holds, and the deltas that followed it.
+pub(crate) fn restore<'a>(snapshot: &[u8], deltas: impl Iterator<Item = &'a [u8]>) -> core::Result<core::StateTable> {
+    let mut table = core::StateTable::restore(snapshot)?;
+    for delta in deltas {
+        table.apply_delta(delta)?;
     }
+    Ok(table)
 }
 
-fn entries_batches(table: &core::StateTable) -> Vec<RecordBatch> {
+/// What `entries` gives.
+pub(crate) fn entries_batches(table: &core::StateTable) -> Vec<RecordBatch> {
     let mut metadata = HashMap::from([
         ("fencepost.policy".to_string(), table.policy().to_string()),
         ("fencepost.columns".to_string(), table.label().to_string()),
@@ -560,7 +556,9 @@ fn entries_batches(table: &core::StateTable) -> Vec<RecordBatch> {
     if let Some(horizon_ms) = table.horizon_ms() {
         metadata.insert("fencepost.horizon".into(), horizon_ms.to_string());
     }
-    in_batches(table.entries(), |some| entries_batch(table, some, metadata.clone()))
+    let keys = table.keys();
+    let weight = |it: &Entry| bytes_of_key(keys, it.pid, it.partition).saturating_add(it.holes.len());
+    in_batches(table.entries(), weight, |some| entries_batch(table, some, metadata.clone()))
 }
 
 fn options_json(table: &core::StateTable) -> String {
@@ -592,7 +590,8 @@ fn load_delta(table: &mut core::StateTable, path: &Path) -> Result<(), Failure> 
     table.apply_delta(&bytes).map_err(|error| Failure::from(error).in_file(path))
 }
 
-fn insert_entries(
+/// Puts the entries that batches tell into an empty table.
+pub(crate) fn insert_entries(
     mut table: core::StateTable,
     schema: &SchemaRef,
     batches: Batches,
@@ -615,7 +614,7 @@ fn insert_entries(
         if let Some((pid, partition)) = keys.key_kinds().filter(|_| rows > 0) {
             table.keys_mut().fix(pid, partition).map_err(|error| Failure::of_core(error, &names))?;
         }
-        let numbered = keys.number(table.keys_mut());
+        let numbered = keys.number(table.keys_mut())?;
         let numbers = numbered.iter().flat_map(|chunk| chunk.keys());
         for (row, (entry, (pid, partition))) in entries.into_iter().zip(numbers).enumerate() {
             let inserted = table.insert(&Entry { pid, partition, ..entry });

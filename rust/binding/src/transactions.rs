@@ -1,4 +1,4 @@
-use crate::arrow_out::{batch, ints, key_columns, optional_ints};
+use crate::arrow_out::{batch, in_batches, ints, key_columns, optional_ints};
 use crate::failure::Failure;
 use crate::keys::KeyValue;
 use crate::log_rows::{LogChunk, LogColumns, NO_PARTITION};
@@ -125,8 +125,8 @@ impl TransactionIndex {
     /// "committed" or "aborted"). With it, whoever keeps outcomes mends those that were open: rows of that pid within
     /// these offsets.
     fn resolved(&self, py: Python<'_>) -> PyResult<PyTable> {
-        let batch = self.with(py, |followed| Ok(resolved_batch(&followed.index, &followed.resolved)))?;
-        PyTable::try_new(vec![batch.clone()], batch.schema())
+        let batches = self.with(py, |followed| Ok(resolved_batches(&followed.index, &followed.resolved)))?;
+        PyTable::try_new(batches.clone(), batches[0].schema())
     }
 
     /// The transactions without a marker, as an Arrow table in the order of partition and first offset: the partition,
@@ -136,8 +136,8 @@ impl TransactionIndex {
     /// To Kafka a transaction is late, and most likely hangs, once its last timestamp is more than 20 minutes old: the
     /// longest time-out that a broker allows (transaction.max.timeout.ms, 15 minutes) and 5 more.
     fn open(&self, py: Python<'_>) -> PyResult<PyTable> {
-        let batch = self.with(py, |followed| Ok(open_batch(&followed.index)))?;
-        PyTable::try_new(vec![batch.clone()], batch.schema())
+        let batches = self.with(py, |followed| Ok(open_batches(&followed.index)))?;
+        PyTable::try_new(batches.clone(), batches[0].schema())
     }
 
     /// Up to where everything in a partition is decided: its first unstable offset, or the end of its log. None where
@@ -188,7 +188,7 @@ fn follow(index: &mut core::TransactionIndex, chunks: &[LogChunk]) -> core::Resu
     if let Some(first) = chunks.first() {
         index.keys_mut().fix(KeyKind::Plain, first.key_kind())?;
     }
-    let partitions: Vec<_> = chunks.iter().map(|chunk| chunk.number(index.keys_mut())).collect();
+    let partitions = chunks.iter().map(|chunk| chunk.number(index.keys_mut())).collect::<core::Result<Vec<_>>>()?;
     let rows: Vec<_> = chunks.iter().zip(&partitions).map(|(chunk, partition)| chunk.rows(partition)).collect();
     index.apply(&rows)
 }
@@ -245,6 +245,11 @@ fn partition_columns(keys: &Keys, numbers: impl Iterator<Item = i32>) -> Vec<(Fi
     }
 }
 
+fn resolved_batches(index: &core::TransactionIndex, resolved: &[Resolved]) -> Vec<RecordBatch> {
+    let key_bytes = |it: &Resolved| index.keys().partition.bytes_of(it.partition.into());
+    in_batches(resolved.iter().copied(), key_bytes, |some| resolved_batch(index, some))
+}
+
 fn resolved_batch(index: &core::TransactionIndex, resolved: &[Resolved]) -> RecordBatch {
     let mut columns = partition_columns(index.keys(), resolved.iter().map(|it| it.partition));
     columns.push(ints("pid", resolved.iter().map(|it| it.pid)));
@@ -255,8 +260,12 @@ fn resolved_batch(index: &core::TransactionIndex, resolved: &[Resolved]) -> Reco
     batch(columns, HashMap::new())
 }
 
-fn open_batch(index: &core::TransactionIndex) -> RecordBatch {
-    let open: Vec<_> = index.open().collect();
+fn open_batches(index: &core::TransactionIndex) -> Vec<RecordBatch> {
+    let key_bytes = |it: &core::OpenTransaction| index.keys().partition.bytes_of(it.partition.into());
+    in_batches(index.open(), key_bytes, |some| open_batch(index, some))
+}
+
+fn open_batch(index: &core::TransactionIndex, open: &[core::OpenTransaction]) -> RecordBatch {
     let mut columns = partition_columns(index.keys(), open.iter().map(|it| it.partition));
     columns.push(ints("pid", open.iter().map(|it| it.pid)));
     let epochs = Int16Array::from_iter_values(open.iter().map(|it| it.epoch));

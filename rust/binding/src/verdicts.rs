@@ -1,4 +1,4 @@
-use crate::arrow_out::{has_epochs, missing_batch, stale_batch};
+use crate::arrow_out::{has_epochs, missing_batches, stale_batches};
 use crate::failure::Failure;
 use arrow_array::builder::Int64Builder;
 use arrow_array::{ArrayRef, BooleanArray, Int64Array, RecordBatch, UInt8Array};
@@ -24,15 +24,15 @@ pub(crate) struct Verdicts {
     expected: Vec<(u64, i64)>,
     /// Of produce batches, where any has one; -1 where it has none.
     offsets: Option<Vec<i64>>,
-    missing: RecordBatch,
-    stale: RecordBatch,
+    missing: Vec<RecordBatch>,
+    stale: Vec<RecordBatch>,
 }
 
 impl Verdicts {
     pub(crate) fn new(judged: Judged, table: &StateTable) -> Verdicts {
         Verdicts {
-            missing: missing_batch(table.keys(), has_epochs(table), &judged.missing),
-            stale: stale_batch(table.keys(), has_epochs(table), &judged.stale),
+            missing: missing_batches(table.keys(), has_epochs(table), judged.missing.into_iter()),
+            stale: stale_batches(table.keys(), has_epochs(table), &judged.stale),
             verdict: UInt8Array::new(ScalarBuffer::from(judged.verdicts), None),
             counts: judged.counts,
             stale_epoch: judged.stale_epoch,
@@ -46,8 +46,8 @@ impl Verdicts {
     pub(crate) fn of_batches(judged: BrokerJudged, keys: &Keys) -> Verdicts {
         let BrokerJudged { verdicts, counts, expected, offsets } = judged;
         Verdicts {
-            missing: missing_batch(keys, true, &[]),
-            stale: stale_batch(keys, true, &[]),
+            missing: missing_batches(keys, true, std::iter::empty()),
+            stale: stale_batches(keys, true, &[]),
             verdict: UInt8Array::new(ScalarBuffer::from(verdicts), None),
             counts,
             stale_epoch: counts[Verdict::Fenced as usize],
@@ -55,6 +55,11 @@ impl Verdicts {
             expected,
             offsets: Some(offsets),
         }
+    }
+
+    /// One a row.
+    pub(crate) fn codes(&self) -> &[u8] {
+        self.verdict.values()
     }
 
     /// Null where a row has none.
@@ -115,7 +120,7 @@ impl Verdicts {
     /// Arrow table of those rows by producer: the key columns, epoch (int16) and count (int64), in key order.
     #[getter]
     fn stale(&self) -> PyResult<PyTable> {
-        PyTable::try_new(vec![self.stale.clone()], self.stale.schema())
+        PyTable::try_new(self.stale.clone(), self.stale[0].schema())
     }
 
     /// Rows that only the border of the wrap could place on a lap.
@@ -128,7 +133,7 @@ impl Verdicts {
     /// epoch (int16), first_seq, last_seq and count (int64), in key order.
     #[getter]
     fn missing(&self) -> PyResult<PyTable> {
-        PyTable::try_new(vec![self.missing.clone()], self.missing.schema())
+        PyTable::try_new(self.missing.clone(), self.missing[0].schema())
     }
 
     /// Arrow int64, one a row: for OUT_OF_ORDER rows the sequence that would have been accepted, else null.

@@ -9,6 +9,7 @@ mod judge;
 mod line;
 mod shelf;
 
+use crate::error::make_room;
 use crate::keys::{KeyKind, Keys};
 use crate::lines::CHUNK;
 use crate::{Error, Result, Verdict};
@@ -129,7 +130,7 @@ pub struct BrokerTable {
     shelves: Shelves,
     /// The next offset of each partition, where that matters.
     log_ends: FxHashMap<i32, i64>,
-    /// Whether any row had a timestamp: without, nothing can be idle.
+    /// Whether any accepted batch had a timestamp: without one, no producer can be idle.
     has_times: bool,
     is_half_done: bool,
 }
@@ -194,7 +195,7 @@ impl BrokerTable {
             + size_of::<BrokerTable>()
     }
 
-    /// Whether any batch had a timestamp: without, nothing is known to be idle.
+    /// Whether any accepted batch had a timestamp: without one, no producer is known to be idle.
     pub(crate) fn has_times(&self) -> bool {
         self.has_times
     }
@@ -256,11 +257,14 @@ impl BrokerTable {
         self.validate(batches)?;
         let needed = batches.iter().fold(self.shelves.kind(), |kind, batches| kind.max(shelf::Kind::of(batches)));
         let needed = if self.options.assigns_offsets { shelf::Kind::Offsets } else { needed };
+        let rows = batches.iter().map(ProduceBatches::len).sum();
+        let call = Call::new(rows, needed == shelf::Kind::Offsets, self.follows_log_ends())?;
         self.shelves.widen(needed)?;
-        self.has_times |= batches.iter().any(|batches| batches.timestamp.is_some());
-        let judged = self.judge(batches);
+        let judged = self.judge(batches, call);
         self.is_half_done = judged.is_err();
-        judged
+        let judged = judged?;
+        self.has_times = self.has_times || accepts_a_time(batches, &judged.verdicts);
+        Ok(judged)
     }
 
     /// The same verdicts, the table untouched: judges on a copy of what the batches touch.
@@ -286,9 +290,17 @@ impl BrokerTable {
             valid.map_err(|error| error.after(from))?;
             from += batches.len();
         }
-        let end = self.log_ends.values().copied().max().unwrap_or(0);
-        let is_enough =
-            !self.options.assigns_offsets || end.checked_add((from as i64).saturating_mul(1 << 31)).is_some();
+        if self.follows_log_ends() { self.check_ends(batches) } else { Ok(()) }
+    }
+
+    /// Whether no log's end can grow above what 64 bits hold, whatever is accepted of the batches.
+    fn check_ends(&self, batches: &[ProduceBatches<'_>]) -> Result<()> {
+        let known = self.log_ends.values().copied().max().unwrap_or(0);
+        let (from_end, end) = batches.iter().fold((0, known), |(count, end), batches| {
+            let (more, brought) = batches.ends(self.options.assigns_offsets);
+            (count + more as i64, end.max(brought))
+        });
+        let is_enough = end.checked_add(from_end.saturating_mul(1 << 31)).is_some();
         if is_enough { Ok(()) } else { Err(Error::Policy(format!("a log that ends at {end} takes no more batches"))) }
     }
 
@@ -297,16 +309,10 @@ impl BrokerTable {
         self.options.assigns_offsets || self.rules.begins_at_zero_in_new_partitions
     }
 
-    fn judge(&mut self, batches: &[ProduceBatches<'_>]) -> Result<BrokerJudged> {
-        let rows = batches.iter().map(ProduceBatches::len).sum();
-        let mut call = Call { follows: self.follows_log_ends(), ..Call::new(rows) };
+    fn judge(&mut self, batches: &[ProduceBatches<'_>], mut call: Call) -> Result<BrokerJudged> {
         let BrokerTable { options, rules, shelves, log_ends, .. } = self;
-        with_shelf!(shelves, shelf => {
-            call.tells_offsets = shelf.keeps_offsets();
-            call.judged.offsets.reserve(if call.tells_offsets { rows } else { 0 });
-            for batches in batches {
-                shelf.judge(batches, rules, options.assigns_offsets, log_ends, &mut call)?;
-            }
+        with_shelf!(shelves, shelf => for batches in batches {
+            shelf.judge(batches, rules, options.assigns_offsets, log_ends, &mut call)?;
         });
         Ok(call.judged)
     }
@@ -385,6 +391,17 @@ impl ProducerEntry {
     }
 }
 
+/// Whether any batch that has a timestamp was accepted. A refused one leaves no trace (I3).
+fn accepts_a_time(batches: &[ProduceBatches<'_>], verdicts: &[u8]) -> bool {
+    let mut from = 0;
+    batches.iter().any(|batches| {
+        let own = &verdicts[from..from + batches.len()];
+        from += batches.len();
+        let mut timed = batches.timestamp.into_iter().flatten().zip(own);
+        timed.any(|(&timestamp, &verdict)| timestamp != -1 && verdict == Verdict::Accepted as u8)
+    })
+}
+
 fn entry(pid: i64, partition: i32, producer: &Producer) -> ProducerEntry {
     ProducerEntry {
         pid,
@@ -408,9 +425,12 @@ struct Call {
 }
 
 impl Call {
-    fn new(rows: usize) -> Call {
-        let verdicts = Vec::with_capacity(rows);
-        Call { judged: BrokerJudged { verdicts, ..BrokerJudged::default() }, tells_offsets: false, follows: false }
+    /// With room for what is said of each row.
+    fn new(rows: usize, tells_offsets: bool, follows: bool) -> Result<Call> {
+        let mut judged = BrokerJudged::default();
+        make_room(&mut judged.verdicts, rows)?;
+        make_room(&mut judged.offsets, if tells_offsets { rows } else { 0 })?;
+        Ok(Call { judged, tells_offsets, follows })
     }
 
     #[inline(always)]

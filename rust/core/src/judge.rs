@@ -20,7 +20,8 @@ pub(crate) struct Span {
     pub(crate) holes: Holes,
     /// What can no longer be told: the hull of the holes that became final.
     pub(crate) final_range: Option<(i64, i64)>,
-    /// The highest of its accepted rows; means nothing where timestamps are not kept.
+    /// The highest timestamp of its accepted rows; where a higher epoch replaces a lower one, of the rows of all
+    /// epochs. Not used where timestamps are not kept.
     pub(crate) last_timestamp: i64,
 }
 
@@ -236,7 +237,13 @@ impl Rules {
                 sink.out_of_order(0, run.rows, Some(0));
                 return entry;
             }
-            return self.begin(run, sink).or(entry);
+            // A key is as old as its newest accepted row of any epoch. With the age of the present epoch alone, an
+            // eviction could forget rows above the horizon, and they would be accepted again.
+            let last_timestamp = known.last_timestamp;
+            return match self.begin(run, sink) {
+                Some(begun) => Some(Span { last_timestamp: begun.last_timestamp.max(last_timestamp), ..begun }),
+                None => entry,
+            };
         }
         match entry {
             None if run.is_old => {

@@ -4,9 +4,16 @@
 //! several columns) is encoded into bytes whose order is the order of the values, and the bytes are
 //! numbered by a [`Dictionary`]. Two keys are the same if and only if their bytes are: never by hash.
 
+use crate::error::make_room;
 use crate::lines::BLOCK;
 use crate::{Column, Error, Result};
 use std::cmp::Ordering;
+
+/// Parts of a key at the most.
+pub const KEY_PARTS_MAX: usize = 64;
+
+/// Bytes of an encoded key at the most: what the arrays that keys are returned in can hold of one value.
+pub const KEY_BYTES_MAX: usize = 1 << 30;
 
 /// The type of one part of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -211,29 +218,38 @@ impl Dictionary {
         self.bytes.capacity() + self.ends.capacity() * size_of::<usize>() + self.slots.capacity() * size_of::<u32>()
     }
 
-    /// The number of a string, a new one if it has none.
-    pub fn intern(&mut self, bytes: &[u8]) -> u32 {
+    /// The number of a string, a new one if it has none. `Error::Memory` and `Error::Capacity` change nothing.
+    pub fn intern(&mut self, bytes: &[u8]) -> Result<u32> {
         if (self.len() + 1) * 2 > self.slots.len() {
-            self.grow();
+            self.grow()?;
         }
         let slot = self.slot(bytes);
         if self.slots[slot] == 0 {
-            assert!(self.len() < i32::MAX as usize, "partition numbers are 31 bits wide");
+            self.make_room(bytes)?;
             self.bytes.extend_from_slice(bytes);
             self.ends.push(self.bytes.len());
             self.slots[slot] = self.len() as u32;
         }
-        self.slots[slot] - 1
+        Ok(self.slots[slot] - 1)
+    }
+
+    /// Room for one more string. Partition numbers are 31 bits wide.
+    fn make_room(&mut self, bytes: &[u8]) -> Result<()> {
+        if self.len() >= i32::MAX as usize {
+            return Err(Error::Capacity { limit: i32::MAX as u64, needed: self.len() as u64 + 1, what: "keys" });
+        }
+        make_room(&mut self.bytes, bytes.len())?;
+        make_room(&mut self.ends, 1)
     }
 
     /// The strings that `used` says, numbered anew, and the new number of each.
-    pub(crate) fn kept(&self, used: &[bool]) -> (Dictionary, Vec<u32>) {
+    pub(crate) fn kept(&self, used: &[bool]) -> Result<(Dictionary, Vec<u32>)> {
         let mut kept = Dictionary::default();
         let number = |(number, &is_used): (usize, &bool)| {
-            if is_used { kept.intern(self.bytes(number as u32)) } else { u32::MAX }
+            if is_used { kept.intern(self.bytes(number as u32)) } else { Ok(u32::MAX) }
         };
-        let numbers = used.iter().enumerate().map(number).collect();
-        (kept, numbers)
+        let numbers = used.iter().enumerate().map(number).collect::<Result<_>>()?;
+        Ok((kept, numbers))
     }
 
     /// Forgets every number from `count` on.
@@ -243,7 +259,8 @@ impl Dictionary {
         }
         self.ends.truncate(count);
         self.bytes.truncate(self.ends.last().copied().unwrap_or(0));
-        self.rebuild(self.slots.len());
+        self.slots.fill(0);
+        self.fill_slots();
     }
 
     /// The slot that holds the string, or the free one where it would go.
@@ -257,12 +274,17 @@ impl Dictionary {
     }
 
     #[cold]
-    fn grow(&mut self) {
-        self.rebuild((self.slots.len() * 2).max(16));
+    fn grow(&mut self) -> Result<()> {
+        let count = (self.slots.len() * 2).max(16);
+        let mut slots = Vec::new();
+        make_room(&mut slots, count)?;
+        slots.resize(count, 0);
+        self.slots = slots;
+        self.fill_slots();
+        Ok(())
     }
 
-    fn rebuild(&mut self, slots: usize) {
-        self.slots = vec![0; slots];
+    fn fill_slots(&mut self) {
         for number in 0..self.len() as u32 {
             let slot = self.slot(self.bytes(number));
             self.slots[slot] = number + 1;
@@ -290,6 +312,14 @@ impl KeySpace {
         self.kind.is_some()
     }
 
+    /// Bytes of a key that is not a plain integer; 0 of one that is.
+    pub fn bytes_of(&self, number: i64) -> usize {
+        match self.kind() {
+            KeyKind::Plain => 0,
+            KeyKind::Parts(_) => self.dictionary.bytes(number as u32).len(),
+        }
+    }
+
     /// The order of two keys by value.
     #[inline]
     pub(crate) fn order(&self, one: i64, other: i64) -> Ordering {
@@ -314,6 +344,10 @@ impl KeySpace {
 
     fn fix(&mut self, column: Column, kind: KeyKind) -> Result<()> {
         match &self.kind {
+            None if matches!(&kind, KeyKind::Parts(parts) if parts.len() > KEY_PARTS_MAX) => {
+                let problem = format!("is of type {kind}: a key has at most {KEY_PARTS_MAX} parts");
+                Err(Error::Batch { column, row: None, problem })
+            }
             Some(fixed) if *fixed != kind => Err(Error::Batch {
                 column,
                 row: None,
@@ -403,11 +437,11 @@ mod tests {
         let mut dictionary = Dictionary::default();
         let name = |number: u32| format!("producer-{number}");
         for number in 0..10_000 {
-            assert_eq!(dictionary.intern(name(number).as_bytes()), number);
+            assert_eq!(dictionary.intern(name(number).as_bytes()), Ok(number));
         }
         dictionary.truncate(5_000);
         assert_eq!(dictionary.get(name(4_999).as_bytes()), Some(4_999));
         assert_eq!(dictionary.get(name(5_000).as_bytes()), None);
-        assert_eq!(dictionary.intern(b"other"), 5_000);
+        assert_eq!(dictionary.intern(b"other"), Ok(5_000));
     }
 }

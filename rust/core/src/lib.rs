@@ -53,8 +53,8 @@ pub use broker::{
 pub use entries::Entries;
 pub use error::{Error, Result};
 pub use keys::{
-    Dictionary, KeyKind, KeyMark, KeyRef, KeySpace, Keys, PartKind, PartValue, decode_parts, encode_bytes, encode_int,
-    shard_hash,
+    Dictionary, KEY_BYTES_MAX, KEY_PARTS_MAX, KeyKind, KeyMark, KeyRef, KeySpace, Keys, PartKind, PartValue,
+    decode_parts, encode_bytes, encode_int, shard_hash,
 };
 pub use policy::{Admit, Epochs, First, Gaps, Late, PRESETS, Policy, Preset};
 pub use runs::{Domain, find_runs};

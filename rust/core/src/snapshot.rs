@@ -20,7 +20,7 @@ pub(crate) mod order;
 pub(crate) mod rows;
 
 use crate::changes::{Eviction, Forgotten};
-use crate::keys::{KeyKind, KeySpace, Keys, PartKind, decode_parts};
+use crate::keys::{KEY_BYTES_MAX, KEY_PARTS_MAX, KeyKind, KeySpace, Keys, PartKind, decode_parts};
 use crate::lines::block_hash;
 use crate::{Dictionary, Error, Policy, Result, StateTable, Untracked};
 use frames::{Payload, Reader, Writer, refuse};
@@ -37,6 +37,8 @@ const DELTA: u8 = 1;
 /// Keys and bytes of a dictionary after which a frame ends.
 const FRAME_KEYS_MAX: usize = 4096;
 const FRAME_BYTES_MAX: usize = 1 << 16;
+/// Bytes of a key part of one length, at the most.
+const KEY_WIDTH_MAX: u32 = KEY_BYTES_MAX as u32;
 
 impl StateTable {
     /// Writes the table. Equal tables give equal bytes. Gives the checksum, by which a delta that
@@ -458,11 +460,10 @@ impl<'a, R: Read> Incoming<'a, R> {
 fn add_key(dictionary: &mut Dictionary, parts: &[PartKind], bytes: &[u8]) -> Result<()> {
     let count = dictionary.len() as u32;
     let is_sorted = count == 0 || dictionary.bytes(count - 1) < bytes;
-    if !is_sorted || decode_parts(parts, bytes).is_none() || count >= i32::MAX as u32 {
+    if !is_sorted || bytes.len() > KEY_BYTES_MAX || decode_parts(parts, bytes).is_none() || count >= i32::MAX as u32 {
         return refuse("the dictionary is out of order or holds what is no key");
     }
-    dictionary.intern(bytes);
-    Ok(())
+    dictionary.intern(bytes).map(drop)
 }
 
 fn read_header(mut payload: Payload<'_>) -> Result<Header> {
@@ -508,8 +509,8 @@ fn read_key_type(payload: &mut Payload<'_>) -> Result<KeyType> {
         [other] => return refuse(format!("a key type {other}, which does not exist")),
     }
     let count = payload.number()?;
-    if !(1..=64).contains(&count) {
-        return refuse(format!("keys of {count} parts, 1 to 64 are allowed"));
+    if !(1..=KEY_PARTS_MAX as u64).contains(&count) {
+        return refuse(format!("keys of {count} parts, 1 to {KEY_PARTS_MAX} are allowed"));
     }
     let part = |payload: &mut Payload<'_>| {
         let ([kind], bytes) = (payload.array()?, u32::from_le_bytes(payload.array()?));
@@ -517,7 +518,7 @@ fn read_key_type(payload: &mut Payload<'_>) -> Result<KeyType> {
             (0, 0) => PartKind::Int,
             (1, 0) => PartKind::Utf8,
             (2, 0) => PartKind::Binary,
-            (3, bytes) => PartKind::FixedBinary(bytes),
+            (3, bytes @ 0..=KEY_WIDTH_MAX) => PartKind::FixedBinary(bytes),
             _ => return refuse(format!("a key part of kind {kind} and {bytes} bytes, which does not exist")),
         })
     };

@@ -300,8 +300,8 @@ impl StateTable {
     }
 
     /// The same for rows that were gathered into runs: each line of a batch stands for as many rows as its
-    /// number in `lengths` says, whose sequence numbers go on from `seq`. Verdicts and timestamps are one a row; in
-    /// errors, rows are lines.
+    /// number in `lengths` says. Their sequence numbers continue from `seq`; they share the line's timestamp.
+    /// Verdicts are one a row; in errors, rows are lines.
     ///
     /// # Panics
     /// Where `lengths` are not one slice a batch.
@@ -414,8 +414,10 @@ impl StateTable {
         if count * 2 >= pids + partitions {
             return;
         }
-        let (pids, pid) = self.keys.pid.dictionary.kept(&used.0);
-        let (partitions, partition) = self.keys.partition.dictionary.kept(&used.1);
+        let kept = self.keys.pid.dictionary.kept(&used.0);
+        let Some((pids, pid)) = kept.ok() else { return };
+        let kept = self.keys.partition.dictionary.kept(&used.1);
+        let Some((partitions, partition)) = kept.ok() else { return };
         let translation = Translation { pid, partition };
         let is_renumbered = with_shelf!(&mut self.store, shelf => {
             let renumbered = shelf.renumbered(|pid, partition| translation.of(pid, partition));

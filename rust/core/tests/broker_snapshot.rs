@@ -126,7 +126,7 @@ fn partitions_of_any_type_come_back() {
         let number = |table: &mut BrokerTable, name: &str| {
             let mut bytes = Vec::new();
             encode_bytes(&mut bytes, name.as_bytes());
-            table.keys_mut().partition.dictionary.intern(&bytes) as i32
+            table.keys_mut().partition.dictionary.intern(&bytes).expect("memory") as i32
         };
         // Numbered in another order; one that is not used is not written.
         let numbers = names.map(|name| number(table, name));

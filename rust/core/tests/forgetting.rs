@@ -1,6 +1,6 @@
 //! Forgetting and merging against the naive oracle: every short history there is, and long ones from seeds.
 
-use fencepost_core::{Batch, Entry, KeyKind, PartKind, Policy, Seqs, StateTable, Verdict, encode_bytes};
+use fencepost_core::{Batch, Entry, Judged, KeyKind, PartKind, Policy, Seqs, StateTable, Verdict, encode_bytes};
 use fencepost_testkit::pair::{Columns, Pair, Rules};
 use fencepost_testkit::workload::{Random, Row, Shape, exhaustive, stream};
 
@@ -163,6 +163,50 @@ fn long_histories_are_remembered_as_the_oracle_remembers() {
     }
 }
 
+#[test]
+fn no_row_above_the_horizon_is_accepted_twice() {
+    let mut copies = 0;
+    for seed in 0..25 {
+        for (preset, fields) in [
+            ("any_order", &[("epochs", "fence")][..]),
+            ("any_order", &[]),
+            ("any_order", &[("epochs", "fence"), ("reach", "9")]),
+            ("in_order", &[]),
+            ("kafka", &[]),
+            ("strict", &[]),
+            ("watermark", &[]),
+        ] {
+            let rules = Rules::new(preset, &[&[("wrap", "none")], fields].concat(), true);
+            let random = &mut Random::new(seed);
+            let mut table = rules.table();
+            let mut accepted: Vec<(Row, i64)> = Vec::new();
+            for step in history(random, &rules, 1_500) {
+                match step {
+                    Step::Rows(rows) => {
+                        let judged = table.apply(&[Columns::of(rows.iter().copied()).batch(&rules)]);
+                        accepted.extend(accepted_of(&rows, judged.expect("valid rows")));
+                    }
+                    Step::Evict { now, idle } => drop(table.evict(now, idle).expect("timestamps are kept")),
+                    Step::Forget { .. } => continue,
+                }
+                let horizon = table.horizon_ms().unwrap_or(i64::MIN);
+                accepted.retain(|(_, timestamp)| *timestamp > horizon);
+                let copies_judged = table.check(&[Columns::of(accepted.iter().copied()).batch(&rules)]);
+                let twice = accepted_of(&accepted, copies_judged.expect("valid rows"));
+                assert!(twice.is_empty(), "seed {seed}, {preset} {fields:?}: accepted twice: {:?}", twice[0]);
+                copies += accepted.len();
+            }
+        }
+    }
+    assert!(copies > 100_000, "only {copies} copies");
+}
+
+/// The rows of a call that were accepted.
+fn accepted_of(rows: &[(Row, i64)], judged: Judged) -> Vec<(Row, i64)> {
+    let verdicts = rows.iter().zip(judged.verdicts);
+    verdicts.filter(|(_, verdict)| *verdict == Verdict::Accepted as u8).map(|(row, _)| *row).collect()
+}
+
 fn merged(tables: &[&StateTable]) -> StateTable {
     let mut all = StateTable::new(tables[0].policy()).expect("valid").with_keep_timestamp(tables[0].keeps_timestamp());
     tables.iter().for_each(|table| drop(all.merge(table).expect("tables of one policy")));
@@ -236,7 +280,8 @@ fn name_and_apply(table: &mut StateTable, names: std::ops::Range<u32>, timestamp
         encode_bytes(&mut bytes, format!("producer {it}").as_bytes());
         bytes
     };
-    let pid: Vec<i64> = names.map(|it| table.keys_mut().pid.dictionary.intern(&name(it)).into()).collect();
+    let pid: Vec<i64> =
+        names.map(|it| table.keys_mut().pid.dictionary.intern(&name(it)).expect("memory").into()).collect();
     let (partition, epoch, seq) = (vec![0; pid.len()], vec![0; pid.len()], vec![5; pid.len()]);
     let timestamp = vec![timestamp; pid.len()];
     let (epoch, seq, timestamp) = (Some(&epoch[..]), Seqs::I32(&seq), Some(&timestamp[..]));
@@ -288,7 +333,7 @@ fn a_refused_merge_names_the_key_and_the_reason() {
             table.keys_mut().fix(kind.clone(), KeyKind::Plain).expect("the first use");
             let mut bytes = Vec::new();
             encode_bytes(&mut bytes, b"a");
-            table.keys_mut().pid.dictionary.intern(&bytes);
+            table.keys_mut().pid.dictionary.intern(&bytes).expect("memory");
             let seq = Seqs::I64(&[seq]);
             let batch = Batch { pid: &[0], partition: &[3], epoch: Some(&[2]), seq, timestamp: None };
             table.apply(&[batch]).expect("a row");

@@ -118,8 +118,8 @@ fn keyed() -> StateTable {
         encode_bytes(&mut pid, format!("producer \u{e9} {}", number % 3).as_bytes());
         encode_int(&mut pid, i64::from(number) - 10);
         encode_bytes(&mut partition, &[number % 2, 0]);
-        let pid = table.keys_mut().pid.dictionary.intern(&pid).into();
-        let partition = table.keys_mut().partition.dictionary.intern(&partition) as i32;
+        let pid = table.keys_mut().pid.dictionary.intern(&pid).expect("memory").into();
+        let partition = table.keys_mut().partition.dictionary.intern(&partition).expect("memory") as i32;
         let hole = |first| Hole { first, last: first + i64::from(number), timestamp: None };
         table.insert(&Entry { pid, partition, last: 1000, holes: vec![hole(10), hole(100)], ..empty() }).expect("new");
     }

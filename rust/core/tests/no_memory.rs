@@ -1,6 +1,10 @@
-//! Where the system refuses memory: an error before the first change, never an abort.
+//! Where the system refuses memory that a call asks for before its first change: an error, and nothing has changed.
+//! `docs/state-table.md` says what is asked for in this way, and what is not.
 
-use fencepost_core::{Batch, Error, KeyKind, PartKind, Policy, Seqs, StateTable, encode_bytes};
+use fencepost_core::{
+    Batch, BrokerOptions, BrokerTable, Error, KeyKind, Origin, Origins, PartKind, Policy, ProduceBatches, Seqs,
+    StateTable, encode_bytes,
+};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -50,6 +54,8 @@ fn apply_new(table: &mut StateTable, pids: std::ops::Range<i64>) -> Result<u64, 
 fn refused_memory_is_an_error_and_changes_nothing() {
     a_call();
     a_call_of_many_rows();
+    a_call_of_many_batches();
+    keys();
     a_merge();
     a_delta();
     a_renumbering();
@@ -87,6 +93,58 @@ fn a_call_of_many_rows() {
         assert!(table.snapshot() == before);
         assert_eq!(table.apply(&[batch]).map(|judged| judged.verdicts.len()), Ok(pid.len()));
     }
+}
+
+/// The same of a table of produce batches.
+fn a_call_of_many_batches() {
+    let mut table =
+        BrokerTable::new(BrokerOptions { assigns_offsets: true, ..BrokerOptions::default() }).expect("valid");
+    let rows = LARGE as i32;
+    let (pid, partition, epoch) = (vec![1; LARGE], vec![3; LARGE], vec![0; LARGE]);
+    let (base_seq, count, timestamp) = ((0..rows).collect::<Vec<_>>(), vec![1; LARGE], vec![5; LARGE]);
+    let batches = ProduceBatches {
+        pid: &pid,
+        partition: &partition,
+        epoch: &epoch,
+        base_seq: &base_seq,
+        last_seq: None,
+        count: Some(&count),
+        offset: None,
+        last_offset: None,
+        timestamp: Some(&timestamp),
+        transactional: None,
+        control: None,
+        coordinator_epoch: None,
+        transaction_version: None,
+        origin: Origins::All(Origin::Client),
+    };
+    let before = table.snapshot();
+    REFUSES_LARGE.store(true, Ordering::Relaxed);
+    let error = table.apply(&[batches]);
+    REFUSES_LARGE.store(false, Ordering::Relaxed);
+    assert!(matches!(error, Err(Error::Memory { .. })) && !table.is_half_done(), "{error:?}");
+    assert!(table.snapshot() == before);
+    assert_eq!(table.apply(&[batches]).map(|judged| judged.counts[0]), Ok(LARGE as u64));
+}
+
+/// Keys are numbered before rows are judged; those of a call that is refused go back.
+fn keys() {
+    let mut table = StateTable::new(Policy::preset("any_order").expect("a preset")).expect("valid");
+    let text = KeyKind::Parts(vec![PartKind::Utf8]);
+    table.keys_mut().fix(text, KeyKind::Plain).expect("a table that was not used yet");
+    let before = table.keys().mark();
+    REFUSES_LARGE.store(true, Ordering::Relaxed);
+    let error = (0..LARGE).find_map(|name| {
+        let mut key = Vec::new();
+        encode_bytes(&mut key, format!("producer-{name}").as_bytes());
+        table.keys_mut().pid.dictionary.intern(&key).err()
+    });
+    REFUSES_LARGE.store(false, Ordering::Relaxed);
+    assert!(matches!(error, Some(Error::Memory { .. })), "{error:?}");
+    let known = table.keys().pid.dictionary.len();
+    assert!(known > 1000 && table.keys().pid.dictionary.get(b"producer-7\0\0") == Some(7));
+    table.keys_mut().go_back(before);
+    assert!(table.keys().pid.dictionary.is_empty());
 }
 
 fn a_merge() {
@@ -131,7 +189,7 @@ fn a_renumbering() {
     for name in 0..100 {
         let mut key = Vec::new();
         encode_bytes(&mut key, format!("producer-{name}").as_bytes());
-        table.keys_mut().pid.dictionary.intern(&key);
+        table.keys_mut().pid.dictionary.intern(&key).expect("memory");
     }
     apply_new(&mut table, 0..100).expect("memory");
     (0..90).for_each(|pid| assert_eq!(table.forget(pid, None), 1));

@@ -81,7 +81,7 @@ fn number(space: &mut KeySpace, cell: &Cell) -> i64 {
             _ => unreachable!("a key without null"),
         }
     }
-    space.dictionary.intern(&bytes).into()
+    space.dictionary.intern(&bytes).expect("memory").into()
 }
 
 fn cell(space: &KeySpace, number: i64) -> Cell {

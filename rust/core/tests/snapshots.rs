@@ -107,14 +107,14 @@ fn keyed(order: impl Iterator<Item = u32>) -> StateTable {
     let mut table = StateTable::new(preset("kafka")).expect("valid");
     let parts = KeyKind::Parts(vec![PartKind::Utf8, PartKind::Int]);
     table.keys_mut().fix(KeyKind::Parts(vec![PartKind::Utf8]), parts).expect("the first use");
-    table.keys_mut().pid.dictionary.intern(b"never used\0\0");
+    table.keys_mut().pid.dictionary.intern(b"never used\0\0").expect("memory");
     for key in order {
         let (mut pid, mut partition) = (Vec::new(), Vec::new());
         encode_bytes(&mut pid, format!("producer-{}", key / 50).as_bytes());
         encode_bytes(&mut partition, format!("topic-{}", key % 7).as_bytes());
         encode_int(&mut partition, i64::from(key % 50));
-        let pid = table.keys_mut().pid.dictionary.intern(&pid).into();
-        let partition = table.keys_mut().partition.dictionary.intern(&partition) as i32;
+        let pid = table.keys_mut().pid.dictionary.intern(&pid).expect("memory").into();
+        let partition = table.keys_mut().partition.dictionary.intern(&partition).expect("memory") as i32;
         let last = i64::from(key) * 7;
         table.insert(&Entry { pid, partition, first: last, last, ..empty() }).expect("a new key");
     }
@@ -373,7 +373,7 @@ fn deltas_bring_their_keys() {
     table.begin_changes(checksum);
     let mut key = Vec::new();
     encode_bytes(&mut key, b"another");
-    let pid = table.keys_mut().pid.dictionary.intern(&key).into();
+    let pid = table.keys_mut().pid.dictionary.intern(&key).expect("memory").into();
     table.insert(&Entry { pid, partition: 3, ..empty() }).expect("a new key");
     table.forget(1, Some(1));
     let mut delta = Vec::new();

@@ -4,10 +4,11 @@
 //! their levels. So no logical type and no nesting can come out as another.
 
 use crate::error::Fault;
+use crate::pages::{Pages, is_dense};
 use crate::plain;
 use crate::read_at::Source;
 use parquet::basic::{Compression, Encoding, PageType, Type};
-use parquet::column::page::{Page, PageMetadata, PageReader, PageWriter};
+use parquet::column::page::{PageReader, PageWriter};
 use parquet::column::reader::{ColumnReader, ColumnReaderImpl, get_column_reader};
 use parquet::column::writer::{
     ColumnCloseResult, ColumnWriter, ColumnWriterImpl, get_column_writer, get_typed_column_writer,
@@ -18,7 +19,6 @@ use parquet::data_type::{
 use parquet::errors::ParquetError;
 use parquet::file::metadata::ColumnChunkMetaData;
 use parquet::file::properties::{EnabledStatistics, WriterProperties, WriterVersion};
-use parquet::file::reader::SerializedPageReader;
 use parquet::file::statistics::Statistics;
 use std::ops::Range;
 use std::sync::Arc;
@@ -27,6 +27,8 @@ use std::sync::Arc;
 const BATCH_ROWS: usize = 8192;
 /// And their bytes, about.
 const BATCH_BYTES: u64 = 8 << 20;
+/// Values of lists after which a batch is written, however few rows they are.
+const BATCH_VALUES: usize = 1 << 20;
 
 pub(crate) type Outcome<T> = std::result::Result<T, Fault>;
 
@@ -50,7 +52,7 @@ impl Rewriting<'_> {
         }
         let properties = Arc::new(form.properties(self));
         let descriptor = self.column.column_descr_ptr();
-        let pages_in = Filled(self.pages().map_err(Fault::Source)?);
+        let pages_in = self.pages().map_err(Fault::Source)?;
         let reader = get_column_reader(descriptor.clone(), Box::new(pages_in));
         let writer = get_column_writer(descriptor, properties, pages);
         let mut closed = match reader {
@@ -71,8 +73,8 @@ impl Rewriting<'_> {
         Ok(closed)
     }
 
-    pub(crate) fn pages(&self) -> Result<SerializedPageReader<Source>, ParquetError> {
-        SerializedPageReader::new(Arc::new(self.source.clone()), self.column, self.rows as usize, None)
+    pub(crate) fn pages(&self) -> Result<Pages, ParquetError> {
+        Pages::open(self.source, self.column, self.rows)
     }
 
     fn copy_rows<T: DataType>(
@@ -89,16 +91,19 @@ impl Rewriting<'_> {
             definitions: vec![],
             repetitions: vec![],
         };
-        let rows_max = self.batch_rows();
+        let (rows_max, step_max) = (self.batch_rows(), self.step_rows());
         let mut at = 0;
         for range in self.kept {
-            let gap = (range.start - at) as usize;
-            if gap > 0 && reader.skip_records(gap).map_err(Fault::Source)? != gap {
-                return Err(self.too_few());
+            while at < range.start {
+                // Decoders of some encodings hold what they skip.
+                let gap = (range.start - at).min(step_max as u64) as usize;
+                if reader.skip_records(gap).map_err(Fault::Source)? != gap {
+                    return Err(self.too_few());
+                }
+                at += gap as u64;
             }
-            at = range.start;
             while at < range.end {
-                let wanted = ((range.end - at) as usize).min(rows_max - batch.rows);
+                let wanted = ((range.end - at) as usize).min(rows_max - batch.rows).min(step_max);
                 let Batch { definitions, repetitions, values, .. } = &mut batch;
                 let read = reader.read_records(wanted, Some(definitions), Some(repetitions), values);
                 let (rows, ..) = read.map_err(Fault::Source)?;
@@ -107,7 +112,7 @@ impl Rewriting<'_> {
                 }
                 at += rows as u64;
                 batch.rows += rows;
-                if batch.rows == rows_max {
+                if batch.rows == rows_max || batch.values.len().max(batch.definitions.len()) > BATCH_VALUES {
                     batch.write().map_err(Fault::Sink)?;
                 }
             }
@@ -118,44 +123,19 @@ impl Rewriting<'_> {
 
     /// As many rows as have about so many bytes.
     fn batch_rows(&self) -> usize {
-        let row_bytes = (self.column.uncompressed_size().max(0) as u64 / self.rows.max(1)).max(1);
+        let row_bytes = self.column.uncompressed_size().max(0) as u64 / self.rows.max(1);
+        let row_bytes = row_bytes.max(self.column.column_descr().type_length().max(1) as u64);
         ((BATCH_BYTES / row_bytes) as usize).clamp(1, BATCH_ROWS)
+    }
+
+    /// How many rows are read or skipped at a time.
+    fn step_rows(&self) -> usize {
+        if self.column.column_descr().max_rep_level() > 0 && is_dense(self.column) { 1 } else { BATCH_ROWS }
     }
 
     pub(crate) fn too_few(&self) -> Fault {
         let name = self.column.column_path();
         Fault::Source(ParquetError::EOF(format!("column {name} has fewer rows than the {} of its group", self.rows)))
-    }
-}
-
-/// A chunk's pages but those of no values, which writers leave behind where a record just fills one: the crate's readers
-/// take such a page for the chunk's end.
-struct Filled(SerializedPageReader<Source>);
-
-impl PageReader for Filled {
-    fn get_next_page(&mut self) -> Result<Option<Page>, ParquetError> {
-        self.peek_next_page()?;
-        self.0.get_next_page()
-    }
-
-    fn peek_next_page(&mut self) -> Result<Option<PageMetadata>, ParquetError> {
-        while self.0.peek_next_page()?.is_some_and(|it| !it.is_dict && it.num_levels == Some(0)) {
-            self.0.skip_next_page()?;
-        }
-        self.0.peek_next_page()
-    }
-
-    fn skip_next_page(&mut self) -> Result<(), ParquetError> {
-        self.peek_next_page()?;
-        self.0.skip_next_page()
-    }
-}
-
-impl Iterator for Filled {
-    type Item = Result<Page, ParquetError>;
-
-    fn next(&mut self) -> Option<Self::Item> {
-        self.get_next_page().transpose()
     }
 }
 

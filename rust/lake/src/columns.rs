@@ -2,21 +2,26 @@
 
 use crate::error::{Error, Result, guard};
 use crate::file::ParquetFile;
+use crate::pages::Pages;
 use crate::read_at::Source;
 use arrow_array::{ArrayRef, RecordBatchReader};
 use arrow_schema::{DataType, Field, Schema};
-use parquet::arrow::ProjectionMask;
-use parquet::arrow::arrow_reader::{
-    ArrowReaderMetadata, ArrowReaderOptions, ParquetRecordBatchReader, ParquetRecordBatchReaderBuilder,
-};
+use parquet::arrow::arrow_reader::{ArrowReaderMetadata, ArrowReaderOptions, ParquetRecordBatchReader, RowGroups};
+use parquet::arrow::{ProjectionMask, parquet_to_arrow_field_levels};
+use parquet::column::page::{PageIterator, PageReader};
+use parquet::file::metadata::{ParquetMetaData, RowGroupMetaData};
 use std::path::PathBuf;
 use std::sync::Arc;
+
+/// Bytes of the values of a column of a fixed length that are read at a time, nulls included.
+const FIXED_BYTES: usize = 64 << 20;
 
 /// Reads columns of the first level, batch by batch: a row group is never held whole.
 ///
 /// Text and binary come as views, which lie where the decoder put them; dictionaries come as their values.
 pub struct Columns {
     path: PathBuf,
+    source: Source,
     reader: Option<ParquetRecordBatchReader>,
     /// Where each wanted column stands in what the reader gives.
     places: Vec<usize>,
@@ -33,10 +38,11 @@ impl Columns {
         in_file_order.dedup();
         let place = |root: &usize| in_file_order.binary_search(root).unwrap_or_default();
         let places = roots.iter().map(place).collect();
-        let reader =
-            guard(file.path(), || open(file, &in_file_order, batch_rows).map_err(|error| file.decoding(None, &error)))?;
-        let path = file.path().into();
-        Ok(Columns { path, reader: Some(reader), places, rows: file.rows(), rows_read: 0 })
+        let reader = guard(file.path(), file.source(), || {
+            open(file, &in_file_order, batch_rows).map_err(|error| file.decoding(None, &error))
+        })?;
+        let (path, source) = (file.path().into(), file.source().clone());
+        Ok(Columns { path, source, reader: Some(reader), places, rows: file.rows(), rows_read: 0 })
     }
 
     /// The types in which the columns come, in the order of the names.
@@ -50,7 +56,7 @@ impl Columns {
     pub fn next_batch(&mut self) -> Result<Option<(usize, Vec<ArrayRef>)>> {
         let Some(mut reader) = self.reader.take() else { return Ok(None) };
         // The reader is put back only if it is sound.
-        let (batch, reader) = guard(&self.path, || {
+        let (batch, reader) = guard(&self.path, &self.source, || {
             let batch = reader.next().transpose().map_err(|error| Error::decoding(&self.path, None, &error))?;
             Ok((batch, reader))
         })?;
@@ -100,13 +106,62 @@ fn open(file: &ParquetFile, roots: &[usize], batch_rows: usize) -> parquet::erro
         let options = ArrowReaderOptions::new().with_schema(schema);
         metadata = ArrowReaderMetadata::try_new(file.metadata().clone(), options)?;
     }
-    let mask = ProjectionMask::roots(file.metadata().file_metadata().schema_descr(), roots.iter().copied());
-    let source: Source = file.source().clone();
-    ParquetRecordBatchReaderBuilder::new_with_metadata(source, metadata)
-        .with_projection(mask)
-        .with_batch_size(batch_rows)
-        .build()
+    let descriptor = file.metadata().file_metadata().schema_descr();
+    let mask = ProjectionMask::roots(descriptor, roots.iter().copied());
+    let leaves = (0..descriptor.num_columns()).filter(|&leaf| mask.leaf_included(leaf));
+    let value_bytes = leaves.map(|leaf| descriptor.column(leaf).type_length()).max().unwrap_or(0).max(1) as usize;
+    let rows = usize::try_from(file.rows()).unwrap_or(usize::MAX);
+    let batch_rows = batch_rows.min(rows).min(FIXED_BYTES / value_bytes).max(1);
+    let levels = parquet_to_arrow_field_levels(descriptor, mask, Some(metadata.schema().fields()))?;
+    let groups = Groups { source: file.source().clone(), metadata: file.metadata().clone() };
+    ParquetRecordBatchReader::try_new_with_row_groups(&levels, &groups, batch_rows, None)
 }
+
+/// The row groups of a file, whose pages are read by [`Pages`].
+struct Groups {
+    source: Source,
+    metadata: Arc<ParquetMetaData>,
+}
+
+impl RowGroups for Groups {
+    fn num_rows(&self) -> usize {
+        self.metadata.row_groups().iter().map(|group| group.num_rows() as usize).sum()
+    }
+
+    fn column_chunks(&self, column: usize) -> parquet::errors::Result<Box<dyn PageIterator>> {
+        let Groups { source, metadata } = self;
+        Ok(Box::new(Chunks { source: source.clone(), metadata: metadata.clone(), column, group: 0 }))
+    }
+
+    fn row_groups(&self) -> Box<dyn Iterator<Item = &RowGroupMetaData> + '_> {
+        Box::new(self.metadata.row_groups().iter())
+    }
+
+    fn metadata(&self) -> &ParquetMetaData {
+        &self.metadata
+    }
+}
+
+/// The chunks of a column, group by group.
+struct Chunks {
+    source: Source,
+    metadata: Arc<ParquetMetaData>,
+    column: usize,
+    group: usize,
+}
+
+impl Iterator for Chunks {
+    type Item = parquet::errors::Result<Box<dyn PageReader>>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let group = self.metadata.row_groups().get(self.group)?;
+        self.group += 1;
+        let pages = Pages::open(&self.source, group.column(self.column), group.num_rows() as u64);
+        Some(pages.map(|pages| Box::new(pages) as Box<dyn PageReader>))
+    }
+}
+
+impl PageIterator for Chunks {}
 
 /// The type to read a column as.
 fn as_read(kind: &DataType) -> DataType {

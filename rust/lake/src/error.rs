@@ -1,3 +1,4 @@
+use crate::read_at::Source;
 use parquet::errors::ParquetError;
 use std::fmt;
 use std::io;
@@ -10,7 +11,7 @@ pub type Result<T> = std::result::Result<T, Error>;
 /// What can go wrong with a file.
 #[derive(Debug)]
 pub enum Error {
-    /// The file cannot be read as what it claims to be.
+    /// The content is not what the file claims to be.
     Source {
         /// The file.
         path: PathBuf,
@@ -18,6 +19,13 @@ pub enum Error {
         position: Option<u64>,
         /// What is wrong.
         reason: String,
+    },
+    /// The system does not give the content: storage, network, rights or limits. It says nothing of the content.
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// What the system says.
+        error: io::Error,
     },
     /// A column is not there as it is asked for.
     Column {
@@ -49,6 +57,7 @@ impl fmt::Display for Error {
                 write!(f, "{}, byte {position}: {reason}", path.display())
             }
             Error::Column { path, name, problem } => write!(f, "{}: column '{name}': {problem}", path.display()),
+            Error::Read { path, error } => write!(f, "{}: cannot be read: {}", path.display(), said(error)),
             Error::Sink { path, error } => write!(f, "{}: {error}", path.display()),
             Error::Ranges(problem) => f.write_str(problem),
             Error::Stopped => f.write_str("stopped"),
@@ -61,6 +70,14 @@ impl std::error::Error for Error {}
 impl Error {
     pub(crate) fn source(path: &Path, position: Option<u64>, reason: impl fmt::Display) -> Error {
         Error::Source { path: path.into(), position, reason: reason.to_string() }
+    }
+
+    /// What came of a read outside of a decoder. A file that ends before its own end was cut short.
+    pub(crate) fn read(path: &Path, position: Option<u64>, error: io::Error) -> Error {
+        match error.kind() {
+            io::ErrorKind::UnexpectedEof => Error::source(path, position, "ends before its end: cut short meanwhile"),
+            _ => Error::Read { path: path.into(), error },
+        }
     }
 
     /// Of a decoder, whose messages begin in several ways that say nothing.
@@ -80,11 +97,21 @@ pub(crate) enum Fault {
     Sink(ParquetError),
 }
 
+/// Without the number, which callers give beside it.
+fn said(error: &io::Error) -> String {
+    let text = error.to_string();
+    text.split(" (os error").next().unwrap_or_default().into()
+}
+
 /// Does something that decodes bytes of a file, of which decoders may despair with a panic.
-pub(crate) fn guard<T>(path: &Path, decode: impl FnOnce() -> Result<T>) -> Result<T> {
-    catch_unwind(AssertUnwindSafe(decode)).unwrap_or_else(|panic| {
+///
+/// Decoders put errors of the system in words of theirs, or pass over them: where a read failed, that is what comes of
+/// it.
+pub(crate) fn guard<T>(path: &Path, source: &Source, decode: impl FnOnce() -> Result<T>) -> Result<T> {
+    let decoded = catch_unwind(AssertUnwindSafe(decode)).unwrap_or_else(|panic| {
         let said = panic.downcast_ref::<String>().map(String::as_str);
         let said = said.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no reason given");
         Err(Error::decoding(path, None, &format!("the decoder gave up: {said}")))
-    })
+    });
+    source.failure().map_or(decoded, |error| Err(Error::Read { path: path.into(), error }))
 }

@@ -1,10 +1,15 @@
 use crate::error::{Error, Result, guard};
 use crate::read_at::{ReadAt, Source};
+use crate::thrift::{self, Broken};
+use parquet::basic::Type;
 use parquet::errors::ParquetError;
 use parquet::file::metadata::{
-    PageIndexPolicy, ParquetMetaData, ParquetMetaDataOptions, ParquetMetaDataReader, ParquetStatisticsPolicy,
+    ColumnChunkMetaData, PageIndexPolicy, ParquetMetaData, ParquetMetaDataOptions, ParquetMetaDataReader,
+    ParquetStatisticsPolicy,
 };
-use std::fs::File;
+use parquet::file::reader::ChunkReader;
+use std::fs::{self, File};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -12,6 +17,8 @@ use std::sync::Arc;
 const TAIL_BYTES: u64 = 8;
 /// The magic at its beginning.
 const HEAD_BYTES: u64 = 4;
+/// Values of a fixed length may have so many bytes whatever the file has: all of them may be null.
+const FIXED_BYTES_MAX: u64 = 64 << 10;
 const MAGIC: [u8; 4] = *b"PAR1";
 const MAGIC_ENCRYPTED: [u8; 4] = *b"PARE";
 
@@ -35,18 +42,22 @@ impl ParquetFile {
     }
 
     pub(crate) fn open_with(path: &Path, statistics: ParquetStatisticsPolicy) -> Result<ParquetFile> {
-        let file = File::open(path).map_err(|error| unreadable(path, &error))?;
-        Self::read(path, Arc::new(file), statistics)
+        let file = open(path).map_err(|error| Error::Read { path: path.into(), error })?;
+        match file {
+            Some(file) => Self::read(path, Arc::new(file), statistics),
+            None => Err(Error::source(path, None, "cannot be read: it is not a regular file")),
+        }
     }
 
     fn read(path: &Path, reader: Arc<dyn ReadAt>, statistics: ParquetStatisticsPolicy) -> Result<ParquetFile> {
-        let source = Source::new(reader).map_err(|error| unreadable(path, &error))?;
-        let (start, footer) = read_footer(path, &source)?;
+        let source = Source::new(reader).map_err(|error| Error::read(path, None, error))?;
+        let (start, footer) = guard(path, &source, || read_footer(path, &source))?;
+        thrift::check_footer(&footer).map_err(|broken| Error::decoding(path, Some(start), &said(broken)))?;
         let options = ParquetMetaDataOptions::new()
             // A file that is written needs to say exactly what its pages are.
             .with_encoding_stats_as_mask(false)
             .with_column_stats_policy(statistics);
-        let metadata = guard(path, || {
+        let metadata = guard(path, &source, || {
             ParquetMetaDataReader::decode_metadata_with_options(&footer, Some(&options))
                 .map_err(|error| Error::decoding(path, Some(start), &error))
         })?;
@@ -96,7 +107,8 @@ impl ParquetFile {
 
     /// With the page indexes, where the file has them.
     pub(crate) fn with_page_indexes(mut self) -> Result<ParquetFile> {
-        let metadata = guard(&self.path, || {
+        let metadata = guard(&self.path, &self.source, || {
+            self.check_page_indexes()?;
             let metadata = ParquetMetaData::clone(&self.metadata);
             let mut reader =
                 ParquetMetaDataReader::new_with_metadata(metadata).with_page_index_policy(PageIndexPolicy::Optional);
@@ -107,6 +119,26 @@ impl ParquetFile {
         })?;
         self.metadata = Arc::new(metadata);
         Ok(self)
+    }
+
+    /// Checks the counts in page indexes, and that no two of them are the same bytes.
+    fn check_page_indexes(&self) -> Result<()> {
+        let mut bytes_left = self.bytes();
+        for column in self.metadata.row_groups().iter().flat_map(|group| group.columns()) {
+            for (start, length) in page_indexes(column) {
+                let fail = |problem: &str| Err(Error::decoding(&self.path, u64::try_from(start).ok(), &problem));
+                let (Ok(at), Ok(length)) = (u64::try_from(start), usize::try_from(length)) else {
+                    return fail("a page index lies outside the file");
+                };
+                let Some(left) = bytes_left.checked_sub(length as u64) else {
+                    return fail("page indexes have more bytes than the file");
+                };
+                bytes_left = left;
+                let index = self.source.get_bytes(at, length).map_err(|error| self.decoding(Some(at), &error))?;
+                thrift::check(&index).or_else(|broken| fail(&said(broken)))?;
+            }
+        }
+        Ok(())
     }
 
     pub(crate) fn decoding(&self, position: Option<u64>, error: &ParquetError) -> Error {
@@ -125,7 +157,15 @@ impl ParquetFile {
         if told != rows {
             return fail(format!("the footer says {told} rows, its row groups have {rows}"));
         }
-        let columns = self.metadata.file_metadata().schema_descr().num_columns();
+        let schema = self.metadata.file_metadata().schema_descr();
+        for column in schema.columns().iter().filter(|it| it.physical_type() == Type::FIXED_LEN_BYTE_ARRAY) {
+            let length = u64::try_from(column.type_length()).unwrap_or(u64::MAX);
+            if length > FIXED_BYTES_MAX.max(self.bytes()) {
+                let (path, length) = (column.path(), column.type_length());
+                return fail(format!("column {path} has values of {length} bytes, the file has {}", self.bytes()));
+            }
+        }
+        let columns = schema.num_columns();
         for (number, group) in groups.iter().enumerate() {
             if group.columns().len() != columns {
                 let found = group.columns().len();
@@ -148,6 +188,20 @@ impl ParquetFile {
     }
 }
 
+/// Where a chunk's page indexes begin and how long they are.
+fn page_indexes(column: &ColumnChunkMetaData) -> impl Iterator<Item = (i64, i32)> {
+    let of_columns = column.column_index_offset().zip(column.column_index_length());
+    let of_offsets = column.offset_index_offset().zip(column.offset_index_length());
+    of_columns.into_iter().chain(of_offsets)
+}
+
+fn said(broken: Broken) -> String {
+    match broken {
+        Broken::Short => String::from("it ends too early, or a count in it is too high"),
+        Broken::Wrong(problem) => problem,
+    }
+}
+
 /// Where the footer begins, and its bytes.
 fn read_footer(path: &Path, source: &Source) -> Result<(u64, Vec<u8>)> {
     let end = source.bytes();
@@ -158,7 +212,7 @@ fn read_footer(path: &Path, source: &Source) -> Result<(u64, Vec<u8>)> {
         return fail(NO_FOOTER);
     }
     let mut tail = [0; TAIL_BYTES as usize];
-    source.read(at, &mut tail).map_err(|error| unreadable(path, &error))?;
+    source.read(at, &mut tail).map_err(|error| Error::read(path, Some(at), error))?;
     let (length, magic) = tail.split_at(4);
     if magic == MAGIC_ENCRYPTED {
         return fail("its footer is encrypted, which is not supported");
@@ -171,12 +225,11 @@ fn read_footer(path: &Path, source: &Source) -> Result<(u64, Vec<u8>)> {
         return fail(&format!("a footer of {length} bytes is told, the file has {end}: cut short or damaged"));
     };
     let mut footer = vec![0; length as usize];
-    source.read(start, &mut footer).map_err(|error| unreadable(path, &error))?;
+    source.read(start, &mut footer).map_err(|error| Error::read(path, Some(start), error))?;
     Ok((start, footer))
 }
 
-fn unreadable(path: &Path, error: &std::io::Error) -> Error {
-    let text = error.to_string();
-    let text = text.split(" (os error").next().unwrap_or_default();
-    Error::source(path, None, format!("cannot be read: {text}"))
+/// The file; none where there is something else, such as a pipe, whose opening might wait for ever.
+fn open(path: &Path) -> io::Result<Option<File>> {
+    if fs::metadata(path)?.is_file() { File::open(path).map(Some) } else { Ok(None) }
 }

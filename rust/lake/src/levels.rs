@@ -10,36 +10,85 @@ fn width(max: i16) -> usize {
     (i16::BITS - max.leading_zeros()) as usize
 }
 
-/// Appends `count` levels.
-pub(crate) fn decode(mut bytes: &[u8], max: i16, count: usize, levels: &mut Vec<u8>) -> Result<(), String> {
-    let (width, end) = (width(max), levels.len() + count);
-    while levels.len() < end {
-        let header = varint(&mut bytes)?;
-        let wanted = end - levels.len();
-        let start = levels.len();
-        if header & 1 == 0 {
-            let length = (header >> 1) as usize;
-            let (&level, rest) = bytes.split_first().ok_or("a run of levels has no level")?;
-            if length == 0 {
-                return Err(String::from("a run of no levels"));
-            }
-            bytes = rest;
-            levels.resize(start + length.min(wanted), level);
-        } else {
-            let groups = (header >> 1) as usize;
-            let length = groups.saturating_mul(8).min(wanted);
-            let packed = bytes.get(..(length * width).div_ceil(8)).ok_or("packed levels end too early")?;
-            if length == 0 {
-                return Err(String::from("no packed levels"));
-            }
-            levels.extend((0..length).map(|place| unpack(packed, place * width, width)));
-            bytes = bytes.get(groups.saturating_mul(width)..).unwrap_or_default();
-        }
-        if let Some(level) = levels[start..].iter().find(|&&level| i16::from(level) > max) {
-            return Err(format!("a level is {level}, the highest is {max}"));
-        }
+/// Levels one after the other, none of them held: a run of a billion takes six bytes of a file.
+pub(crate) struct Levels<'a> {
+    bytes: &'a [u8],
+    max: i16,
+    /// Behind the run.
+    left: usize,
+    run: Run<'a>,
+}
+
+enum Run<'a> {
+    Same { level: u8, left: usize },
+    Packed { bytes: &'a [u8], at: usize, left: usize },
+}
+
+impl<'a> Levels<'a> {
+    /// `count` levels of at most `max`, which is at most [`MAX`].
+    pub(crate) fn new(bytes: &'a [u8], max: i16, count: usize) -> Levels<'a> {
+        Levels { bytes, max, left: count, run: Run::Same { level: 0, left: 0 } }
     }
-    Ok(())
+
+    /// The next level.
+    pub(crate) fn next(&mut self) -> Result<u8, String> {
+        self.some(1)?.map(|(level, _)| level).ok_or_else(|| String::from("levels end too early"))
+    }
+
+    /// The next levels that are known to be equal, and how many; none at the end.
+    pub(crate) fn next_run(&mut self) -> Result<Option<(u8, usize)>, String> {
+        self.some(usize::MAX)
+    }
+
+    fn some(&mut self, count_max: usize) -> Result<Option<(u8, usize)>, String> {
+        if let Run::Same { left: 0, .. } | Run::Packed { left: 0, .. } = self.run {
+            if self.left == 0 {
+                return Ok(None);
+            }
+            self.read_run()?;
+        }
+        let (level, count) = match &mut self.run {
+            Run::Same { level, left } => {
+                let count = count_max.min(*left);
+                *left -= count;
+                (*level, count)
+            }
+            Run::Packed { bytes, at, left } => {
+                let width = width(self.max);
+                let level = unpack(bytes, *at * width, width);
+                (*at, *left) = (*at + 1, *left - 1);
+                (level, 1)
+            }
+        };
+        if i16::from(level) > self.max {
+            return Err(format!("a level is {level}, the highest is {}", self.max));
+        }
+        Ok(Some((level, count)))
+    }
+
+    fn read_run(&mut self) -> Result<(), String> {
+        let header = varint(&mut self.bytes)?;
+        let count = (header >> 1) as usize;
+        if count == 0 {
+            return Err(String::from("a run of no levels"));
+        }
+        let left = if header & 1 == 0 {
+            let (&level, rest) = self.bytes.split_first().ok_or("a run of levels has no level")?;
+            self.bytes = rest;
+            let left = count.min(self.left);
+            self.run = Run::Same { level, left };
+            left
+        } else {
+            let width = width(self.max);
+            let left = count.saturating_mul(8).min(self.left);
+            let bytes = self.bytes.get(..(left * width).div_ceil(8)).ok_or("packed levels end too early")?;
+            self.bytes = self.bytes.get(count.saturating_mul(width)..).unwrap_or_default();
+            self.run = Run::Packed { bytes, at: 0, left };
+            left
+        };
+        self.left -= left;
+        Ok(())
+    }
 }
 
 /// The bits from `at` on, the lowest first.
@@ -103,6 +152,19 @@ fn put_varint(mut value: u32, out: &mut Vec<u8>) {
 mod tests {
     use super::*;
 
+    fn decode(bytes: &[u8], max: i16, count: usize) -> Result<Vec<u8>, String> {
+        let mut levels = Levels::new(bytes, max, count);
+        let all: Result<Vec<u8>, String> = (0..count).map(|_| levels.next()).collect();
+        assert!(all.is_err() || levels.next().is_err());
+        let mut runs = Levels::new(bytes, max, count);
+        let mut sum = 0;
+        while let Ok(Some((_, count))) = runs.next_run() {
+            sum += count;
+        }
+        assert!(all.is_err() || sum == count);
+        all
+    }
+
     #[test]
     fn levels_come_back_as_they_were() {
         for max in [1, 2, 3, 5, 8, 127, 255] {
@@ -118,10 +180,8 @@ mod tests {
                 levels.truncate(count);
                 let mut encoded = vec![];
                 encode(&levels, max, &mut encoded);
-                let mut decoded = vec![];
-                decode(&encoded, max, count, &mut decoded).unwrap();
-                assert_eq!(decoded, levels, "{max} {count}");
-                assert!(decode(&encoded[..1], max, count, &mut vec![]).is_err());
+                assert_eq!(decode(&encoded, max, count).unwrap(), levels, "{max} {count}");
+                assert!(decode(&encoded[..1], max, count).is_err());
             }
         }
     }
@@ -129,8 +189,7 @@ mod tests {
     #[test]
     fn an_array_of_packed_bits_is_what_the_format_says() {
         // 0 to 7 with three bits each: the example of the format's own page.
-        let mut levels = vec![];
-        decode(&[0x03, 0b1000_1000, 0b1100_0110, 0b1111_1010], 7, 8, &mut levels).unwrap();
+        let levels = decode(&[0x03, 0b1000_1000, 0b1100_0110, 0b1111_1010], 7, 8).unwrap();
         assert_eq!(levels, [0, 1, 2, 3, 4, 5, 6, 7]);
         let mut encoded = vec![];
         encode(&levels, 7, &mut encoded);
@@ -141,7 +200,7 @@ mod tests {
     fn lies_are_refused() {
         for bytes in [&[][..], &[0x00, 1], &[0x01], &[0x03], &[0x10], &[0x80, 0x80, 0x80, 0x80, 0x80, 0x80], &[0x10, 9]]
         {
-            assert!(decode(bytes, 1, 8, &mut vec![]).is_err(), "{bytes:?}");
+            assert!(decode(bytes, 1, 8).is_err(), "{bytes:?}");
         }
     }
 }

@@ -7,13 +7,17 @@
 mod bounds;
 mod chunk;
 mod columns;
+mod decompress;
+mod delta;
 mod error;
 mod file;
 mod levels;
+mod pages;
 mod plain;
 mod ranges;
 mod read_at;
 mod rewrite;
+mod thrift;
 
 pub use bounds::Bounds;
 pub use columns::Columns;

@@ -4,8 +4,8 @@
 
 use crate::chunk::{Form, Outcome, Rewriting};
 use crate::error::Fault;
-use crate::levels;
-use crate::read_at::Source;
+use crate::levels::{self, Levels};
+use crate::pages::Pages;
 use bytes::Bytes;
 use parquet::basic::{
     BoundaryOrder, Compression, ConvertedType, Encoding, EncodingMask, LogicalType, PageType, SortOrder, Type,
@@ -18,7 +18,6 @@ use parquet::file::metadata::{
     ColumnChunkMetaData, ColumnIndexBuilder, LevelHistogram, OffsetIndexBuilder, PageEncodingStats,
 };
 use parquet::file::properties::{EnabledStatistics, WriterVersion};
-use parquet::file::reader::SerializedPageReader;
 use parquet::file::statistics::{Statistics, ValueStatistics};
 use std::ops::Range;
 
@@ -34,7 +33,7 @@ const BOUND_BYTES: usize = 64;
 pub(crate) struct PlainPages {
     codec: Codec,
     first: Option<Page>,
-    others: SerializedPageReader<Source>,
+    others: Pages,
 }
 
 /// None: not byte strings in the order of their bytes, or not one a row, or not plain.
@@ -74,11 +73,11 @@ pub(crate) fn write(
     let PlainPages { codec, first: mut page, mut others } = source;
     let mut writer = Writer::new(chunk, form, codec, pages);
     let level_max = chunk.column.column_descr().max_def_level();
-    let (mut kept, mut start, mut levels) = (chunk.kept, 0, vec![]);
+    let (mut kept, mut start) = (chunk.kept, 0);
     while let Some(it) = page {
-        let values = values_of(&it, level_max, &mut levels).map_err(Fault::Source)?;
+        let (levels, values) = parts_of(&it, level_max).map_err(Fault::Source)?;
         let end = start + u64::from(it.num_values());
-        let rows = Rows { levels: (level_max > 0).then_some(&levels[..]), level_max, values, row: 0, at: 0 };
+        let rows = Rows { levels, level_max, values, row: 0, at: 0 };
         writer.take(rows, parts_within(kept, start..end))?;
         kept = &kept[kept.partition_point(|range| range.end <= end)..];
         start = end;
@@ -98,8 +97,8 @@ fn parts_within(kept: &[Range<u64>], page: Range<u64>) -> impl Iterator<Item = R
     })
 }
 
-/// The values of a page, without its levels, which go to `levels`.
-fn values_of<'a>(page: &'a Page, level_max: i16, levels: &mut Vec<u8>) -> Result<&'a [u8]> {
+/// The levels of a page, if it has any, and its values.
+fn parts_of(page: &Page, level_max: i16) -> Result<(Option<Levels<'_>>, &[u8])> {
     let count = page.num_values() as usize;
     if !is_known(page, level_max) {
         let problem = format!("a page has the encoding {} behind plain ones", page.encoding());
@@ -118,17 +117,13 @@ fn values_of<'a>(page: &'a Page, level_max: i16, levels: &mut Vec<u8>) -> Result
             rest.split_at_checked(u32::from_le_bytes(*length) as usize).ok_or_else(too_short)?
         }
     };
-    levels.clear();
-    if level_max > 0 {
-        levels::decode(of_levels, level_max, count, levels).map_err(ParquetError::General)?;
-    }
-    Ok(values)
+    Ok(((level_max > 0).then(|| Levels::new(of_levels, level_max, count)), values))
 }
 
 /// A page that is gone through row by row.
 struct Rows<'a> {
     /// None: every row has a value.
-    levels: Option<&'a [u8]>,
+    levels: Option<Levels<'a>>,
     level_max: i16,
     values: &'a [u8],
     row: usize,
@@ -136,19 +131,19 @@ struct Rows<'a> {
 }
 
 impl<'a> Rows<'a> {
-    /// The value of the next row; None: null.
-    fn next(&mut self) -> Result<Option<&'a [u8]>> {
-        let is_null = self.levels.is_some_and(|it| i16::from(it[self.row]) < self.level_max);
+    /// The next row's level, where there are levels, and its value; None: null.
+    fn next(&mut self) -> Result<(Option<u8>, Option<&'a [u8]>)> {
+        let level = self.levels.as_mut().map(Levels::next).transpose().map_err(ParquetError::General)?;
         self.row += 1;
-        if is_null {
-            return Ok(None);
+        if level.is_some_and(|level| i16::from(level) < self.level_max) {
+            return Ok((level, None));
         }
         let value = self.values[self.at..]
             .split_first_chunk::<4>()
             .and_then(|(length, rest)| rest.get(..u32::from_le_bytes(*length) as usize));
         let value = value.ok_or_else(|| ParquetError::EOF(String::from("a page ends before its values do")))?;
         self.at += 4 + value.len();
-        Ok(Some(value))
+        Ok((level, Some(value)))
     }
 }
 
@@ -237,16 +232,14 @@ impl<'a> Writer<'a> {
             }
             let (mut start, mut first) = (page.at, page.row);
             while page.row < rows.end {
-                let value = page.next().map_err(Fault::Source)?;
+                let (level, value) = page.next().map_err(Fault::Source)?;
+                self.levels.extend(level);
                 if let Some(value) = value.filter(|_| has_bounds) {
                     self.bounds.widen(value, value);
                 }
                 let bytes = self.page.len() - LEVELS_BYTES + page.at - start;
                 if bytes >= PAGE_BYTES || self.rows + page.row - first >= PAGE_ROWS || page.row == rows.end {
                     self.page.extend_from_slice(&page.values[start..page.at]);
-                    if let Some(levels) = page.levels {
-                        self.levels.extend_from_slice(&levels[first..page.row]);
-                    }
                     self.rows += page.row - first;
                     (start, first) = (page.at, page.row);
                     if bytes >= PAGE_BYTES || self.rows >= PAGE_ROWS {

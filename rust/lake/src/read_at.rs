@@ -50,11 +50,12 @@ pub(crate) struct Source {
     reader: Arc<dyn ReadAt>,
     bytes: u64,
     spare: Arc<Spare>,
+    failed: Arc<Mutex<Option<io::Error>>>,
 }
 
 impl Source {
     pub(crate) fn new(reader: Arc<dyn ReadAt>) -> io::Result<Source> {
-        Ok(Source { bytes: reader.bytes()?, reader, spare: Arc::default() })
+        Ok(Source { bytes: reader.bytes()?, reader, spare: Arc::default(), failed: Arc::default() })
     }
 
     pub(crate) fn bytes(&self) -> u64 {
@@ -62,7 +63,22 @@ impl Source {
     }
 
     pub(crate) fn read(&self, position: u64, buffer: &mut [u8]) -> io::Result<()> {
-        self.reader.read_exact_at(position, buffer)
+        self.reader.read_exact_at(position, buffer).map_err(|error| self.remember(error))
+    }
+
+    /// What the system said, if a read has failed since the last call.
+    pub(crate) fn failure(&self) -> Option<io::Error> {
+        self.failed.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
+    /// Keeps what the system said; gives the like of it for decoders. An end that comes too early is not the system's.
+    fn remember(&self, error: io::Error) -> io::Error {
+        if matches!(error.kind(), io::ErrorKind::UnexpectedEof | io::ErrorKind::Interrupted) {
+            return error;
+        }
+        let told = io::Error::new(error.kind(), error.to_string());
+        self.failed.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+        told
     }
 }
 
@@ -149,7 +165,8 @@ pub(crate) struct Cursor {
 
 impl Read for Cursor {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let count = self.source.reader.read_at(self.position, buffer)?;
+        let read = self.source.reader.read_at(self.position, buffer);
+        let count = read.map_err(|error| self.source.remember(error))?;
         self.position += count as u64;
         Ok(count)
     }

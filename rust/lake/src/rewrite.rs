@@ -31,6 +31,8 @@ pub struct Rewritten {
     pub bytes: u64,
     /// The CRC-32 of its footer.
     pub footer_crc: u32,
+    /// The CRC-32 of the footer of the file that the rows are from.
+    pub source_crc: u32,
     /// Row groups that were copied as bytes.
     pub groups_copied: u64,
     /// Row groups that were written anew.
@@ -66,7 +68,7 @@ pub fn rewrite(
     let sink = |error| Error::Sink { path: target.into(), error };
     let out = OpenOptions::new().write(true).create_new(true).open(target).map_err(sink)?;
     let mut out = Output { file: out, failed: None };
-    let written = guard(source, || {
+    let written = guard(source, file.source(), || {
         let mut rewrite = Rewrite {
             file: &file,
             target,
@@ -85,7 +87,9 @@ pub fn rewrite(
     // What the system said, before writers put it in words of theirs; those that are dropped keep an error of their
     // last bytes to themselves.
     let written = match out.failed.take() {
-        Some(error) if !matches!(written, Err(Error::Source { .. } | Error::Stopped)) => Err(sink(error)),
+        Some(error) if !matches!(written, Err(Error::Source { .. } | Error::Read { .. } | Error::Stopped)) => {
+            Err(sink(error))
+        }
         _ => written,
     };
     let written = written.and_then(|(groups_copied, groups_rewritten)| {
@@ -94,6 +98,7 @@ pub fn rewrite(
             rows: made.rows(),
             bytes: made.bytes(),
             footer_crc: made.footer_crc(),
+            source_crc: file.footer_crc(),
             groups_copied,
             groups_rewritten,
         })
@@ -208,7 +213,7 @@ impl Rewrite<'_, '_> {
         while at < start + bytes {
             let part = &mut buffer[..COPY_BYTES.min((start + bytes - at) as usize)];
             let read = self.file.source().read(at, part);
-            read.map_err(|error| Error::source(self.file.path(), Some(at), format!("cannot be read: {error}")))?;
+            read.map_err(|error| Error::read(self.file.path(), Some(at), error))?;
             self.out.write_all(part).map_err(|error| self.sink(error))?;
             at += part.len() as u64;
         }

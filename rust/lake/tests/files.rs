@@ -17,6 +17,7 @@ use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 const SCHEMA: &str = "
     message things {
@@ -252,7 +253,11 @@ impl ReadAt for Memory {
 }
 
 fn read_columns(bytes: Vec<u8>) -> Result<usize, Error> {
-    let file = ParquetFile::of_reader(Path::new("memory"), Arc::new(Memory(bytes)))?;
+    read_from(Arc::new(Memory(bytes)))
+}
+
+fn read_from(reader: Arc<dyn ReadAt>) -> Result<usize, Error> {
+    let file = ParquetFile::of_reader(Path::new("memory"), reader)?;
     let mut columns = Columns::open(&file, &["text", "seq"], 64)?;
     let mut rows = 0;
     while let Some((count, columns)) = columns.next_batch()? {
@@ -280,6 +285,63 @@ fn files_that_are_cut_short_or_damaged_are_errors() {
         failed += usize::from(read_columns(damaged).is_err());
     }
     assert!(failed > 300, "{failed} of {}", bytes.len());
+}
+
+/// Storage that fails from a read on.
+struct Failing {
+    memory: Memory,
+    fails_at: usize,
+    reads: AtomicUsize,
+    errno: i32,
+}
+
+impl ReadAt for Failing {
+    fn bytes(&self) -> io::Result<u64> {
+        self.memory.bytes()
+    }
+
+    fn read_at(&self, position: u64, buffer: &mut [u8]) -> io::Result<usize> {
+        if self.reads.fetch_add(1, Ordering::Relaxed) >= self.fails_at {
+            return Err(io::Error::from_raw_os_error(self.errno));
+        }
+        self.memory.read_at(position, buffer)
+    }
+}
+
+#[test]
+fn storage_that_fails_is_not_damage() {
+    let folder = Folder::new("storage");
+    let source = folder.path("source.parquet");
+    write_things(&source, &[20, 5], WriterProperties::builder().set_compression(Compression::SNAPPY).build());
+    let bytes = fs::read(&source).unwrap();
+    let failing = |fails_at, errno| {
+        let (memory, reads) = (Memory(bytes.clone()), AtomicUsize::new(0));
+        Arc::new(Failing { memory, fails_at, reads, errno })
+    };
+    let sound = failing(usize::MAX, 0);
+    assert_eq!(read_from(sound.clone()).unwrap(), 25);
+    let reads = sound.reads.load(Ordering::Relaxed);
+    assert!(reads > 10, "{reads}");
+    // EIO, ENOMEM, EACCES, ESTALE and ETIMEDOUT of Linux.
+    for errno in [5, 12, 13, 116, 110] {
+        for fails_at in 0..reads {
+            let error = read_from(failing(fails_at, errno)).unwrap_err();
+            let Error::Read { error: said, .. } = &error else { panic!("read {fails_at}: {error}") };
+            assert_eq!(said.raw_os_error(), Some(errno), "read {fails_at}");
+        }
+    }
+}
+
+#[test]
+fn what_is_not_a_file_is_not_waited_for() {
+    let folder = Folder::new("kinds");
+    let open = |path: &Path| ParquetFile::open(path).map(|_| ()).unwrap_err();
+    assert!(matches!(open(&folder.0), Error::Source { .. }));
+    let pipe = folder.path("pipe");
+    assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    assert!(matches!(open(&pipe), Error::Source { .. }));
+    let missing = open(&folder.path("missing"));
+    assert!(matches!(&missing, Error::Read { error, .. } if error.kind() == io::ErrorKind::NotFound), "{missing}");
 }
 
 const TEXTS: &str = "

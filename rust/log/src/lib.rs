@@ -9,6 +9,7 @@ mod error;
 mod log;
 mod producers;
 mod recovery;
+mod repair;
 mod segment;
 mod sync;
 mod transactions;

@@ -1,8 +1,8 @@
-use crate::disk::{Disk, Lock};
+use crate::disk::{Disk, Lock, LogFile};
 use crate::error::{Error, Result, reason};
 use crate::producers::to_kafka;
 use crate::recovery::{self, Recovered};
-use crate::segment::{Active, INDEX, LOG, SNAPSHOT, STATE, Upto, name_of, offset_of, position_of, refused};
+use crate::segment::{Active, Extent, INDEX, LOG, SNAPSHOT, STATE, Upto, name_of, offset_of, position_of, refused};
 use crate::sync::{Commit, Policy, Synced, Turn};
 use crate::transactions::Transactions;
 use fencepost_core::{BrokerJudged, BrokerOptions, BrokerTable, Control, Origin, Origins, ProduceBatches, Verdict};
@@ -28,7 +28,7 @@ pub struct Options {
     pub policy: Policy,
     /// Above this a segment takes no more batches.
     pub segment_bytes: u64,
-    /// Whether damage that no crash makes is cut off, with everything behind it, instead of refused.
+    /// Whether every segment is read, and everything from the first damage on is cut off instead of refused.
     pub cuts_damage: bool,
 }
 
@@ -115,17 +115,11 @@ struct Inner {
     end: i64,
     /// What a broker wrote last, if one did: it must not go back.
     leader_epoch: i32,
-    status: Status,
+    is_closed: bool,
     /// Given back when the log is closed.
     lock: Option<Lock>,
     /// Some batches of a call, one behind the other.
     buffer: Vec<u8>,
-}
-
-enum Status {
-    Open,
-    Poisoned(String),
-    Closed,
 }
 
 impl PartitionLog {
@@ -147,7 +141,7 @@ impl PartitionLog {
             active: opened.active,
             end,
             leader_epoch: opened.leader_epoch,
-            status: Status::Open,
+            is_closed: false,
             lock,
             buffer: Vec::new(),
         };
@@ -244,9 +238,7 @@ impl PartitionLog {
             };
             let synced = self.shared.sync_active(&mut inner);
             let done = synced.and_then(|()| self.shared.write_beside(&mut inner));
-            if matches!(inner.status, Status::Open) {
-                inner.status = Status::Closed;
-            }
+            inner.is_closed = true;
             done
         };
         self.shared.abandon();
@@ -282,18 +274,17 @@ impl Shared {
         }
         let panicked = |_| Error::Poisoned("an earlier call panicked; open the log again".into());
         let inner = self.inner.lock().map_err(panicked)?;
-        match &inner.status {
-            Status::Open => Ok(inner),
-            Status::Closed => Err(Error::Closed),
-            Status::Poisoned(reason) => Err(Error::Poisoned(reason.clone())),
+        if inner.is_closed {
+            return Err(Error::Closed);
         }
+        self.commit.failure().map_or(Ok(inner), |reason| Err(Error::Poisoned(reason)))
     }
 
     /// Gives back the lock, whatever became of the log.
     fn abandon(&self) {
         let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
         inner.lock = None;
-        inner.status = Status::Closed;
+        inner.is_closed = true;
     }
 
     /// How far readers see.
@@ -324,8 +315,9 @@ impl Shared {
                 aborted.extend(transactions.note(pid, control, is_transactional, judged.offsets[row]));
             }
         }
-        self.write(inner, batches, &kept, &aborted)?;
-        self.apply(inner, &columns, &judged, &aborted)?;
+        let before = inner.active.extent();
+        self.write(inner, batches, &kept, &aborted, before)?;
+        self.apply(inner, &columns, &judged, before)?;
         for &row in &kept {
             let (batch, last_offset) = (&batches[row], judged.offsets[row] + batches[row].last_offset_delta());
             inner.active.note(batch.bytes.len() as u64, last_offset, batch.timestamp);
@@ -366,7 +358,7 @@ impl Shared {
             // Empty, but with a later offset than what comes into the segment before it.
             match self.disk.remove(&name) {
                 Ok(()) => refused(&*self.disk, &name, error, &self.unchanged(inner)),
-                Err(_) => self.poison(inner, format!("{}: {}", self.disk.path(&name), reason(&error))),
+                Err(_) => self.commit.fail(&format!("{}: {}", self.disk.path(&name), reason(&error))),
             }
         })?;
         inner.bases.push(active.base);
@@ -405,40 +397,43 @@ impl Shared {
     }
 
     /// Writes the batches that are kept at the end of the segment, or none of their bytes.
-    fn write(&self, inner: &mut Inner, batches: &[Batch], kept: &[usize], aborted: &[AbortedTxn]) -> Result<()> {
-        let before = inner.active.bytes;
-        let wrote = write_batches(inner, kept.iter().map(|&row| &batches[row].bytes[..]));
+    fn write(
+        &self,
+        inner: &mut Inner,
+        batches: &[Batch],
+        kept: &[usize],
+        aborted: &[AbortedTxn],
+        before: Extent,
+    ) -> Result<()> {
         let entries: Vec<u8> = aborted.iter().flat_map(aborted::write).collect();
-        let (error, is_undone) = match wrote {
-            Ok(()) if entries.is_empty() => return Ok(()),
-            Ok(()) => match inner.active.add_aborted(&*self.disk, &entries) {
-                Ok(()) => return Ok(()),
-                Err(failed) => failed,
-            },
-            Err(error) => (error, true),
-        };
+        let wrote = write_batches(inner, kept.iter().map(|&row| &batches[row].bytes[..]))
+            .and_then(|()| inner.active.add_aborted(&*self.disk, &entries));
+        let Err(error) = wrote else { return Ok(()) };
         let path = self.disk.path(&name_of(inner.active.base, LOG));
-        if is_undone && inner.active.file.cut(before).is_ok() {
-            return Err(Error::io(error, path, self.unchanged(inner)));
-        }
-        Err(self.poison(inner, format!("{path}: {}, and what was written of it cannot be cut off", reason(&error))))
+        self.take_back(inner, before, &format!("{path}: {}", reason(&error)))?;
+        Err(Error::io(error, path, self.unchanged(inner)))
     }
 
     /// Advances the table by what was written.
-    fn apply(&self, inner: &mut Inner, columns: &Columns, judged: &BrokerJudged, aborted: &[AbortedTxn]) -> Result<()> {
-        let before = inner.active.bytes;
+    fn apply(&self, inner: &mut Inner, columns: &Columns, judged: &BrokerJudged, before: Extent) -> Result<()> {
         match inner.table.apply(&[columns.batches()]) {
             Ok(again) => assert_eq!(again, *judged, "check and apply agree"),
             Err(error) => {
-                let is_cut = inner.active.cut_aborted((aborted.len() * aborted::ENTRY_BYTES) as u64).is_ok()
-                    && inner.active.file.cut(before).is_ok();
-                if is_cut && !inner.table.is_half_done() {
-                    return Err(error.into());
-                }
-                return Err(self.poison(inner, error.to_string()));
+                self.take_back(inner, before, &error.to_string())?;
+                return Err(if inner.table.is_half_done() {
+                    self.commit.fail(&error.to_string())
+                } else {
+                    error.into()
+                });
             }
         }
         Ok(())
+    }
+
+    /// Cuts off what a call has written that failed, which is a sync of what other calls have written.
+    fn take_back(&self, inner: &mut Inner, before: Extent, what: &str) -> Result<()> {
+        let describe = |error: &io::Error| format!("{what}, and what was written cannot be cut off: {}", reason(error));
+        self.commit.take_turn(|| inner.active.cut(before), describe)
     }
 
     /// Syncs what was written, with the log locked.
@@ -446,13 +441,7 @@ impl Shared {
         if self.commit.synced() == inner.written() {
             return Ok(());
         }
-        match inner.active.sync() {
-            Ok(()) => {
-                self.commit.advance(inner.written());
-                Ok(())
-            }
-            Err(error) => Err(self.fail_to_sync(inner, &error)),
-        }
+        self.sync_files(&inner.active.files(), inner.written()).inspect_err(|_| self.cut_unsynced(inner))
     }
 
     /// Waits for a sync that covers an offset, or does it for everybody.
@@ -479,36 +468,35 @@ impl Shared {
             let inner = self.lock()?;
             (inner.active.files(), inner.written())
         };
-        let synced = files.iter().try_for_each(|file| file.sync());
-        match synced {
-            Ok(()) => self.commit.advance(written),
-            Err(error) => {
-                let mut inner = self.lock()?;
-                return Err(self.fail_to_sync(&mut inner, &error));
-            }
-        }
-        Ok(())
+        self.sync_files(&files, written).inspect_err(|_| {
+            self.cut_unsynced(&self.inner.lock().unwrap_or_else(PoisonError::into_inner));
+        })
     }
 
-    /// After a sync that failed, the system may have dropped what it could not write, and the next sync may succeed all
-    /// the same. So what was not on disk before is cut off.
-    fn fail_to_sync(&self, inner: &mut Inner, error: &io::Error) -> Error {
-        let synced = self.commit.synced();
-        let path = self.disk.path(&name_of(inner.active.base, LOG));
-        let is_cut = synced.base == inner.active.base && inner.active.file.cut(synced.bytes).is_ok();
-        let state = match is_cut {
-            true => format!("cut off behind offset {}, which is on disk", synced.end),
-            false => format!("only what is below offset {} is known to be on disk", synced.end),
+    /// Waits until files of a segment are on disk, and notes how much of the log that makes.
+    fn sync_files(&self, files: &[Arc<dyn LogFile>], written: Synced) -> Result<()> {
+        let describe = |error: &io::Error| {
+            let path = self.disk.path(&name_of(written.base, LOG));
+            let end = self.commit.synced().end;
+            format!("{path}: {}: only what is below offset {end} is known to be on disk", reason(error))
         };
-        self.poison(inner, format!("{path}: {}: {state}", reason(error)))
+        // Noted within the turn: a sync that fails next cuts off everything that is not noted.
+        let sync = || {
+            files.iter().try_for_each(|file| file.sync())?;
+            self.commit.advance(written);
+            Ok(())
+        };
+        self.commit.take_turn(sync, describe)
     }
 
-    fn poison(&self, inner: &mut Inner, what: String) -> Error {
-        let reason =
-            format!("{what}; nothing of this call is acknowledged, and nothing more is appended: open the log again");
-        inner.status = Status::Poisoned(reason.clone());
-        self.commit.fail(&reason);
-        Error::Poisoned(reason)
+    /// After a sync that failed: the system may have dropped what it could not write, and shows it all the same. What
+    /// cannot be cut off is written again by who opens the log.
+    fn cut_unsynced(&self, inner: &Inner) {
+        let synced = self.commit.synced();
+        // Once it is closed, another one may have opened it.
+        if !inner.is_closed && synced.base == inner.active.base {
+            let _ = inner.active.file.cut(synced.bytes);
+        }
     }
 
     fn unchanged(&self, inner: &Inner) -> String {

@@ -5,21 +5,26 @@
 //! below the offset of a state, for that was written once everything before it was on disk; and in segments before the
 //! last, which were synced when they were left.
 
-use crate::disk::{Disk, read_whole};
+use crate::disk::{Disk, LogFile, read_whole};
 use crate::error::{Error, Result};
 use crate::log::Options;
 use crate::producers::of_kafka;
+use crate::repair::{self, Cut};
 use crate::segment::{
-    Active, INDEX, LOG, SNAPSHOT, STATE, TIME_INDEX, TXN_INDEX, name_of, offset_of, refused, unopened,
+    Active, INDEX, LOG, SNAPSHOT, STATE, TIME_INDEX, TXN_INDEX, name_of, offset_of, offsets_of, refused, unopened,
 };
 use crate::transactions::Transactions;
 use fencepost_core::{self as core, BrokerTable, KeyKind, Origin, Origins, ProduceBatches, ProducerEntry};
 use fencepost_kafka::aborted::{self, AbortedTxn};
 use fencepost_kafka::{BatchColumns, Control, Error as Damage, Kind, RecoveryScan, snapshot};
+use std::io;
 use std::sync::Arc;
 
 /// Batches that are followed at a time.
 const CALL_ROWS: usize = 1 << 16;
+
+/// Bytes that are written again at a time.
+const WRITE_AGAIN_BYTES: u64 = 1 << 20;
 
 /// What opening a log came to.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -30,7 +35,7 @@ pub struct Recovered {
     pub passed_over: Vec<String>,
     /// Batches and markers that were followed from there on.
     pub batches: u64,
-    /// Bytes of a torn write that were cut off.
+    /// Bytes that were cut off: of a torn write, or from the first damage on.
     pub cut_bytes: u64,
 }
 
@@ -55,13 +60,9 @@ struct State {
 }
 
 pub(crate) fn open(disk: &dyn Disk, options: &Options) -> Result<Opened> {
+    let cut = if options.cuts_damage { repair::cut(disk)? } else { Cut::default() };
     let names = unopened(disk, "", disk.names())?;
-    let offsets = |ending: &str| {
-        let mut offsets: Vec<i64> = names.iter().filter_map(|name| offset_of(name, ending)).collect();
-        offsets.sort_unstable();
-        offsets
-    };
-    let (bases, states, snapshots) = (offsets(LOG), offsets(STATE), offsets(SNAPSHOT));
+    let [bases, states, snapshots] = [LOG, STATE, SNAPSHOT].map(|ending| offsets_of(&names, ending));
     let Some(&log_start) = bases.first() else { return begin(disk, options, states.iter().chain(&snapshots)) };
     // Whole tables first: a snapshot of the same offset says less.
     let mut files: Vec<(i64, bool)> = states.into_iter().map(|offset| (offset, true)).collect();
@@ -70,18 +71,19 @@ pub(crate) fn open(disk: &dyn Disk, options: &Options) -> Result<Opened> {
     files.sort_unstable();
     // What the files' names say holds even of those that are damaged.
     let promised = files.last().map_or(log_start, |&(offset, _)| offset);
-    let mut passed_over = Vec::new();
+    let mut passed_over = cut.states;
     loop {
         let state = newest_state(disk, &mut files, &mut passed_over)?;
         let state = state.unwrap_or(State { name: None, offset: log_start, entries: Vec::new() });
         let offset = state.offset;
         let mut replay = Replay::new(disk, options, state)?;
         replay.run(&bases)?;
-        if replay.end < promised && !options.cuts_damage {
+        if replay.end < promised {
             return Err(replay.lost(promised));
         }
         if replay.end >= offset {
             replay.recovered.passed_over = passed_over;
+            replay.recovered.cut_bytes += cut.bytes;
             return replay.finish(bases, &names);
         }
         passed_over.extend(replay.recovered.state);
@@ -137,10 +139,15 @@ fn damage(kind: Kind, position: Option<u64>, reason: String) -> Damage {
     Damage { path: String::new(), position, kind, reason }
 }
 
+/// The same damage, with what can be done about it.
+fn give_up(damage: Damage, offset: i64) -> Damage {
+    let what = format!("Nothing was changed; on_damage=\"cut\" gives up everything from offset {offset} on");
+    Damage { reason: format!("{}. {what}", damage.reason), ..damage }
+}
+
 /// Segments that are followed from a state on.
 struct Replay<'a> {
     disk: &'a dyn Disk,
-    options: &'a Options,
     from: i64,
     table: BrokerTable,
     transactions: Transactions,
@@ -154,7 +161,7 @@ struct Replay<'a> {
 }
 
 impl<'a> Replay<'a> {
-    fn new(disk: &'a dyn Disk, options: &'a Options, state: State) -> Result<Replay<'a>> {
+    fn new(disk: &'a dyn Disk, options: &Options, state: State) -> Result<Replay<'a>> {
         let mut table = BrokerTable::new(options.broker.clone())?;
         table.keys_mut().fix(KeyKind::Plain, KeyKind::Plain)?;
         let mut transactions = Transactions::default();
@@ -171,7 +178,6 @@ impl<'a> Replay<'a> {
         let (from, end) = (state.offset, state.offset);
         Ok(Replay {
             disk,
-            options,
             from,
             table,
             transactions,
@@ -192,7 +198,8 @@ impl<'a> Replay<'a> {
             if let Some(last) = last_offset.filter(|last| base != last + 1) {
                 let reason = format!("the segment begins at offset {base}, the one before it ends at {last}");
                 let kind = if base <= last { Kind::Overlap } else { Kind::Gap };
-                return Err(damage(kind, Some(0), reason).in_file(&self.disk.path(&name)).into());
+                let damage = give_up(damage(kind, Some(0), reason), last + 1);
+                return Err(damage.in_file(&self.disk.path(&name)).into());
             }
             let followed = self.follow(base, &name, at + 1 == bases.len());
             last_offset = Some(followed.map_err(|error| match error {
@@ -225,7 +232,8 @@ impl<'a> Replay<'a> {
                     self.recovered.cut_bytes = scan.bytes() - scan.position();
                     break;
                 }
-                Err(damage) => return Err(damage.into()),
+                Err(damage) if damage.kind == Kind::Unreadable => return Err(damage.into()),
+                Err(damage) => return Err(give_up(damage, scan.last_offset() + 1).into()),
             }
         }
         self.end = scan.last_offset() + 1;
@@ -238,17 +246,15 @@ impl<'a> Replay<'a> {
         if damage.kind == Kind::Unreadable {
             return Err(damage.into());
         }
-        if self.options.cuts_damage || damage.kind == Kind::Zeros {
+        if damage.kind == Kind::Zeros {
             return Ok(());
         }
         let Some((position, offset)) = scan.whole_behind()? else { return Ok(()) };
         let reason = format!(
-            "{}. Not the torn end of a write: at byte {position} follows a whole batch, from offset {offset} on. \
-             Nothing was changed; on_damage=\"cut\" gives up everything from offset {} on",
-            damage.reason,
-            scan.last_offset() + 1
+            "{}. Not the torn end of a write: at byte {position} follows a whole batch, from offset {offset} on",
+            damage.reason
         );
-        Err(Damage { reason, ..damage }.into())
+        Err(give_up(Damage { reason, ..damage }, scan.last_offset() + 1).into())
     }
 
     /// The state says more than is left of the log.
@@ -314,6 +320,9 @@ impl<'a> Replay<'a> {
         if self.recovered.cut_bytes > 0 {
             unopened(disk, &name, active.file.cut(active.bytes))?;
         }
+        if self.is_behind_state() {
+            unopened(disk, &name, write_again(&*active.file, active.position_of(self.from), active.bytes))?;
+        }
         // What a killed process left is in the system's memory, and may not be on disk.
         unopened(disk, &name, active.file.sync())?;
         let aborted = self.join_aborted(names, &mut active)?;
@@ -334,14 +343,17 @@ impl<'a> Replay<'a> {
         Ok(Opened { table, transactions, aborted, bases, active, end, leader_epoch, recovered })
     }
 
+    /// Whether something was written that no state shows to be on disk.
+    fn is_behind_state(&self) -> bool {
+        self.end > self.from
+    }
+
     /// Every aborted transaction: those before the state from the indexes, those behind it as the log says. The index of
-    /// the last segment is written anew where it says something else.
+    /// the last segment is written anew where it says something else, or may not be on disk.
     fn join_aborted(&self, names: &[String], active: &mut Active) -> Result<Vec<AbortedTxn>> {
         let mut all = Vec::new();
-        let mut bases: Vec<i64> = names.iter().filter_map(|name| offset_of(name, TXN_INDEX)).collect();
-        bases.sort_unstable();
         let mut found = None;
-        for base in bases.into_iter().filter(|&base| base <= active.base) {
+        for base in offsets_of(names, TXN_INDEX).into_iter().filter(|&base| base <= active.base) {
             let name = name_of(base, TXN_INDEX);
             let mut bytes = unopened(self.disk, &name, read_whole(self.disk, &name))?;
             if base == active.base {
@@ -356,7 +368,8 @@ impl<'a> Replay<'a> {
         let own = all.iter().filter(|entry| entry.last_offset >= active.base);
         let bytes: Vec<u8> = own.flat_map(aborted::write).collect();
         let name = name_of(active.base, TXN_INDEX);
-        if found.as_ref().is_some_and(|found| *found != bytes) || (found.is_none() && !bytes.is_empty()) {
+        let is_right = found.as_ref().map_or(bytes.is_empty(), |found| *found == bytes && !self.is_behind_state());
+        if !is_right {
             self.disk.put(&name, &bytes).map_err(|error| refused(self.disk, &name, error, "the log was not opened"))?;
         }
         if found.is_some() || !bytes.is_empty() {
@@ -364,6 +377,20 @@ impl<'a> Replay<'a> {
         }
         Ok(all)
     }
+}
+
+/// Writes bytes of a file over themselves. After a sync that failed, the system shows bytes that it counts as written and
+/// that are not on disk, and the next sync succeeds without them: so what that sync is to cover is written before it.
+fn write_again(file: &dyn LogFile, from: u64, upto: u64) -> io::Result<()> {
+    let mut buffer = vec![0; upto.saturating_sub(from).min(WRITE_AGAIN_BYTES) as usize];
+    let mut position = from;
+    while position < upto {
+        let bytes = &mut buffer[..(upto - position).min(WRITE_AGAIN_BYTES) as usize];
+        file.read_exact_at(position, bytes)?;
+        file.write_all_at(position, bytes)?;
+        position += bytes.len() as u64;
+    }
+    Ok(())
 }
 
 /// How many bytes of an index of aborted transactions are of markers before an offset.

@@ -31,6 +31,20 @@ pub(crate) fn offset_of(name: &str, ending: &str) -> Option<i64> {
     is_number.then(|| digits.parse().ok()).flatten()
 }
 
+/// How much of the last segment's files was written.
+#[derive(Clone, Copy)]
+pub(crate) struct Extent {
+    log_bytes: u64,
+    aborted_bytes: u64,
+}
+
+/// The offsets in names with an ending, in their order.
+pub(crate) fn offsets_of(names: &[String], ending: &str) -> Vec<i64> {
+    let mut offsets: Vec<i64> = names.iter().filter_map(|name| offset_of(name, ending)).collect();
+    offsets.sort_unstable();
+    offsets
+}
+
 /// The last segment.
 pub(crate) struct Active {
     pub(crate) base: i64,
@@ -89,37 +103,35 @@ impl Active {
         self.times.extend(self.newest.filter(|newest| newest.timestamp > last));
     }
 
-    /// Appends entries of aborted transactions; an error leaves the index as it was, or gives another error for which
-    /// that cannot be said.
-    pub(crate) fn add_aborted(
-        &mut self,
-        disk: &dyn Disk,
-        entries: &[u8],
-    ) -> std::result::Result<(), (io::Error, bool)> {
+    /// Appends entries of aborted transactions.
+    pub(crate) fn add_aborted(&mut self, disk: &dyn Disk, entries: &[u8]) -> io::Result<()> {
+        if entries.is_empty() {
+            return Ok(());
+        }
         if self.txn_index.is_none() {
-            let name = name_of(self.base, TXN_INDEX);
-            let created = disk.create(&name).and_then(|file| disk.sync().map(|()| file));
-            match created {
-                Ok(file) => self.txn_index = Some((file, 0)),
-                // An empty index says the same as none.
-                Err(error) => return Err((error, true)),
-            }
+            // If it fails, an empty index says the same as none.
+            let file = disk.create(&name_of(self.base, TXN_INDEX))?;
+            disk.sync()?;
+            self.txn_index = Some((file, 0));
         }
         let Some((file, bytes)) = &mut self.txn_index else { return Ok(()) };
-        if let Err(error) = file.write_all_at(*bytes, entries) {
-            let is_undone = file.cut(*bytes).is_ok();
-            return Err((error, is_undone));
-        }
+        file.write_all_at(*bytes, entries)?;
         *bytes += entries.len() as u64;
         Ok(())
     }
 
-    /// Takes back the last so many bytes of the index of aborted transactions.
-    pub(crate) fn cut_aborted(&mut self, entries_bytes: u64) -> io::Result<()> {
-        let Some((file, bytes)) = &mut self.txn_index else { return Ok(()) };
-        file.cut(*bytes - entries_bytes)?;
-        *bytes -= entries_bytes;
-        Ok(())
+    /// How much was written.
+    pub(crate) fn extent(&self) -> Extent {
+        Extent { log_bytes: self.bytes, aborted_bytes: self.txn_index.as_ref().map_or(0, |(_, bytes)| *bytes) }
+    }
+
+    /// Takes back what was written behind an extent and not noted, durably.
+    pub(crate) fn cut(&mut self, extent: Extent) -> io::Result<()> {
+        if let Some((file, bytes)) = &mut self.txn_index {
+            file.cut(extent.aborted_bytes)?;
+            *bytes = extent.aborted_bytes;
+        }
+        self.file.cut(extent.log_bytes)
     }
 
     /// The index of aborted transactions, whole.
@@ -130,11 +142,6 @@ impl Active {
     /// The files that are written: first the one that says which batches are not to be read.
     pub(crate) fn files(&self) -> Vec<Arc<dyn LogFile>> {
         self.txn_index.iter().map(|(file, _)| file.clone()).chain([self.file.clone()]).collect()
-    }
-
-    /// Waits until everything that was written is on disk.
-    pub(crate) fn sync(&self) -> io::Result<()> {
-        self.files().iter().try_for_each(|file| file.sync())
     }
 
     /// Writes the indexes of offsets and times, which nobody misses before the segment is left.

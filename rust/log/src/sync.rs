@@ -1,5 +1,7 @@
 //! When appended batches are on disk, and how threads share one wait for it.
 
+use crate::error::{Error, Result};
+use std::io;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -38,6 +40,8 @@ struct Progress {
 pub(crate) struct Commit {
     progress: Mutex<Progress>,
     changed: Condvar,
+    /// Held while a file of the log is synced. Who holds it waits for no other lock but that of the progress.
+    turn: Mutex<()>,
 }
 
 /// What a thread does that waits for an offset.
@@ -94,10 +98,37 @@ impl Commit {
         self.changed.notify_all();
     }
 
-    /// Nothing more will be.
-    pub(crate) fn fail(&self, reason: &str) {
-        self.progress().failure.get_or_insert_with(|| reason.into());
+    /// Runs what syncs a file of the log: one at a time, and nothing once one has failed.
+    ///
+    /// The system reports a failed sync to one caller, whichever it is, and the next sync succeeds without the bytes
+    /// (fsync(2)). So no other sync begins or returns between a failure and its note here. `describe` says what failed.
+    pub(crate) fn take_turn(
+        &self,
+        sync: impl FnOnce() -> io::Result<()>,
+        describe: impl FnOnce(&io::Error) -> String,
+    ) -> Result<()> {
+        let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        match self.failure() {
+            Some(failure) => Err(Error::Poisoned(failure)),
+            None => sync().map_err(|error| self.fail(&describe(&error))),
+        }
+    }
+
+    /// Why nothing will be synced any more.
+    pub(crate) fn failure(&self) -> Option<String> {
+        self.progress().failure.clone()
+    }
+
+    /// Nothing more will be synced or appended. Gives the error for this call; every other one gets the same.
+    pub(crate) fn fail(&self, what: &str) -> Error {
+        let mut progress = self.progress();
+        let reason = progress.failure.get_or_insert_with(|| {
+            format!("{what}; nothing of this call is acknowledged, and nothing more is appended: open the log again")
+        });
+        let error = Error::Poisoned(reason.clone());
+        drop(progress);
         self.changed.notify_all();
+        error
     }
 
     /// Ends the waiting of [`Commit::sleep`].

@@ -186,7 +186,7 @@ pub struct Oracle {
     options: Options,
     histories: BTreeMap<(i64, i64), Vec<Event>>,
     log_ends: BTreeMap<i64, i64>,
-    /// Whether any row had a timestamp.
+    /// Whether any accepted row had a timestamp.
     has_times: bool,
 }
 
@@ -221,8 +221,11 @@ impl Oracle {
             self.read(row).map_err(|column: &str| Refusal { column: column.to_string(), row: Some(number) })
         };
         let sensible = rows.iter().enumerate().map(read).collect::<Result<Vec<_>, _>>()?;
-        self.has_times |= rows.iter().any(|row| row.timestamp.is_some());
-        Ok(sensible.into_iter().map(|row| self.judge(row)).collect())
+        let answers: Vec<Answer> = sensible.into_iter().map(|row| self.judge(row)).collect();
+        self.has_times |= rows.iter().zip(&answers).any(|(row, answer)| {
+            answer.verdict == "ACCEPTED" && row.timestamp.is_some_and(|timestamp| timestamp != -1)
+        });
+        Ok(answers)
     }
 
     /// Drops who was idle, and says how many that were. Without any timestamp nobody is known to be.
@@ -464,7 +467,8 @@ impl Oracle {
         let stored = epoch(history);
         let must_rise = row.transaction_version >= 2
             && self.options.version >= (4, 2)
-            && (self.options.version == (4, 2) || open(history).is_some());
+            && open(history).is_some()
+            && (self.options.version == (4, 2) || stored != 32767);
         if row.origin == "replica" {
             "ACCEPTED"
         } else if row.epoch < stored || (must_rise && row.epoch == stored) {

@@ -231,6 +231,7 @@ pub(crate) struct Entry {
     jumps: Vec<(Range, i64)>,
     /// What is final, accepted or not.
     final_range: Option<Range>,
+    /// The highest accepted; under `Fence` of all epochs of the key.
     last_timestamp: Option<i64>,
 }
 
@@ -403,8 +404,11 @@ impl<K: Ord + Clone + Debug> Oracle<K> {
 
     /// The entry that is about to accept a row.
     fn entry(&mut self, row: &Tracked<K>, epoch: i64) -> &mut Entry {
-        let entry = self.keys.entry(row.key.clone()).or_default().entry(epoch).or_default();
-        entry.last_timestamp = entry.last_timestamp.max(Some(row.timestamp));
+        let epochs = self.keys.entry(row.key.clone()).or_default();
+        let replaced = epochs.values().filter(|_| self.policy.epochs == Epochs::Fence);
+        let newest = replaced.filter_map(|entry| entry.last_timestamp).max();
+        let entry = epochs.entry(epoch).or_default();
+        entry.last_timestamp = entry.last_timestamp.max(newest).max(Some(row.timestamp));
         entry
     }
 

@@ -186,9 +186,10 @@ impl<'a> ProduceBatches<'a> {
             && (is_data || origin != Origin::Client || control == Control::Other)
             && (!(is_data && (is_tracked || needs_partitions)) || self.has_count(row, has_offset))
             && if assigns {
-                origin != Origin::Replica || (self.offset(row) != NONE && self.has_fitting_offsets(row, is_data))
+                let fits = || self.offset(row) != NONE && self.has_fitting_offsets(row, is_data, true);
+                origin != Origin::Replica || fits()
             } else {
-                !is_tracked || self.has_fitting_offsets(row, is_data)
+                !(is_tracked || needs_partitions) || self.has_fitting_offsets(row, is_data, needs_partitions)
             }
             && self.coordinator_epoch.is_none_or(|epochs| epochs[row] >= -1);
         if is_fine { Ok(()) } else { Err(self.explain(row, needs_partitions, has_offset)) }
@@ -212,14 +213,41 @@ impl<'a> ProduceBatches<'a> {
         self.last_seq(row) >= 0 || self.count(row) >= 1 || is_told
     }
 
+    /// `moves_end`: the log's end is remembered, which lies one above the batch's last offset.
     #[inline(always)]
-    fn has_fitting_offsets(&self, row: usize, is_data: bool) -> bool {
+    fn has_fitting_offsets(&self, row: usize, is_data: bool, moves_end: bool) -> bool {
         let (offset, last_offset) = (self.offset(row), self.last_offset(row));
+        if moves_end && offset >= 0 && self.end(row).is_none() {
+            return false;
+        }
         if offset == NONE || !is_data {
             return offset >= NONE && (last_offset == NONE || (offset != NONE && last_offset >= offset));
         }
         let Some(last) = offset.checked_add(self.delta(row).into()).filter(|_| offset >= 0) else { return false };
         last_offset == NONE || last == last_offset
+    }
+
+    /// The offset behind a batch that has one; `None` where 64 bits do not hold it.
+    #[inline(always)]
+    fn end(&self, row: usize) -> Option<i64> {
+        let more = if self.control(row) == Control::Data { self.delta(row) } else { 0 };
+        self.offset(row).checked_add(i64::from(more) + 1)
+    }
+
+    /// Of valid rows: how many take their offset from the log's end, and the greatest end that the others bring.
+    pub(super) fn ends(&self, assigns: bool) -> (usize, i64) {
+        let brings_offset = |row: &usize| {
+            let is_asked = !assigns || self.origin(*row, self.control(*row)) == Origin::Replica;
+            is_asked && self.offset(*row) != NONE
+        };
+        let none_does = self.offset.is_none() || (assigns && matches!(self.origin, Origins::All(Origin::Client)));
+        if none_does {
+            return (self.len(), 0);
+        }
+        let bringing = (0..self.len()).filter(brings_offset);
+        let (count, end) =
+            bringing.fold((0, 0), |(count, end), row| (count + 1, self.end(row).map_or(end, |it| it.max(end))));
+        (self.len() - count, end)
     }
 
     /// What is wrong with a row that is known to be wrong.
@@ -249,10 +277,10 @@ impl<'a> ProduceBatches<'a> {
         if let Some(&epoch) = self.coordinator_epoch.map(|epochs| &epochs[row]).filter(|&&epoch| epoch < -1) {
             return at(Column::CoordinatorEpoch, format!("value {epoch} is outside 0..=2147483647"));
         }
-        self.explain_numbers(row, origin, has_offset)
+        self.explain_numbers(row, origin, has_offset, needs_partitions)
     }
 
-    fn explain_numbers(&self, row: usize, origin: Origin, has_offset: bool) -> Error {
+    fn explain_numbers(&self, row: usize, origin: Origin, has_offset: bool, moves_end: bool) -> Error {
         let at = |column, text: String| problem(column, Some(row), text);
         let (base_seq, last_seq) = (self.base_seq[row], self.last_seq(row));
         if self.control(row) == Control::Data && self.pid[row] >= 0 && !self.has_sequences(row, origin) {
@@ -275,6 +303,13 @@ impl<'a> ProduceBatches<'a> {
             let unless =
                 if last_offset == NONE { "a replica's batches bring theirs" } else { "the last offset is given" };
             return at(Column::Offset, format!("null, but {unless}"));
+        }
+        if moves_end && self.end(row).is_none() {
+            let most = i64::MAX - 1;
+            return at(
+                Column::Offset,
+                format!("value {offset} makes the batch end above {most}, the last offset of a log"),
+            );
         }
         if last_offset == NONE {
             return at(Column::Offset, format!("value {offset} leaves no offsets for the batch's records"));

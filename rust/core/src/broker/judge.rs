@@ -62,10 +62,10 @@ pub(super) struct Rules {
     begins_at_zero: bool,
     /// It does so in a partition that never held a record.
     pub(super) begins_at_zero_in_new_partitions: bool,
-    /// A marker of the second transaction protocol raises the epoch.
+    /// A marker of the second transaction protocol that ends a transaction raises the epoch.
     markers_raise_epoch: bool,
-    /// But for a retry, when nothing is open any more.
-    markers_may_be_retried: bool,
+    /// But for the last epoch, which nothing can raise.
+    last_epoch_is_raised: bool,
 }
 
 impl Rules {
@@ -76,7 +76,7 @@ impl Rules {
             begins_at_zero: options.begins_at_zero || !from(2, 5),
             begins_at_zero_in_new_partitions: from(4, 5),
             markers_raise_epoch: from(4, 2),
-            markers_may_be_retried: from(4, 3),
+            last_epoch_is_raised: !from(4, 3),
         }
     }
 
@@ -118,8 +118,11 @@ impl Rules {
     /// Epoch, then the coordinator's epoch; both but logged where a log is replayed.
     fn judge_marker(&self, known: Option<&Producer>, row: &Row) -> Judgement {
         let Some(known) = known.filter(|_| row.origin != Origin::Replica) else { return Judgement::Accepted };
-        let is_retry = self.markers_may_be_retried && row.epoch == known.epoch && !known.is_open;
-        let must_raise = self.markers_raise_epoch && row.transaction_version >= 2 && !is_retry;
+        let must_raise = self.markers_raise_epoch
+            && row.transaction_version >= 2
+            // Nothing is open: a retry.
+            && known.is_open
+            && (self.last_epoch_is_raised || row.epoch < i16::MAX);
         if row.epoch < known.epoch || (must_raise && row.epoch == known.epoch) {
             return Judgement::Refused(Verdict::Fenced);
         }

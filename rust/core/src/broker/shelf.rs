@@ -96,11 +96,6 @@ impl<B: Beside> Shelf<B> {
         self.lines.memory_bytes() + self.aside.memory_bytes(window)
     }
 
-    /// Whether offsets are remembered.
-    pub(super) fn keeps_offsets(&self) -> bool {
-        size_of::<B>() == size_of::<Offsets>()
-    }
-
     pub(super) fn for_each_key(&self, mut tell: impl FnMut(i64, i32)) {
         self.lines.for_each(|key, _| tell(key.pid, key.partition));
     }

@@ -26,7 +26,16 @@ pub(crate) struct Call<'a> {
     /// are kept.
     row: usize,
     key: Key,
-    pub(super) times: &'a [i64],
+    pub(super) times: Times<'a>,
+}
+
+/// The timestamps of a run's rows, where they are kept.
+#[derive(Clone, Copy)]
+pub(super) enum Times<'a> {
+    /// One a row.
+    Each(&'a [i64]),
+    /// The same for so many rows.
+    Shared(i64, usize),
 }
 
 impl<'a> Call<'a> {
@@ -46,7 +55,7 @@ impl<'a> Call<'a> {
             horizon_ms,
             row: 0,
             key: (0, 0, 0),
-            times: &[],
+            times: Times::Each(&[]),
         })
     }
 
@@ -107,13 +116,22 @@ impl Sink for Call<'_> {
     }
 
     fn timestamp(&self, row: i64) -> i64 {
-        self.times.get(row as usize).copied().unwrap_or(0)
+        match self.times {
+            Times::Each(times) => times.get(row as usize).copied().unwrap_or(0),
+            Times::Shared(time, _) => time,
+        }
     }
 
     fn newest_accepted(&self) -> Option<i64> {
         let verdicts = &self.judged.verdicts[self.batch_from + self.row..];
-        let accepted = self.times.iter().zip(verdicts).filter(|&(_, &verdict)| verdict == Verdict::Accepted as u8);
-        accepted.map(|(&time, _)| time).max()
+        let is_accepted = |verdict: u8| verdict == Verdict::Accepted as u8;
+        match self.times {
+            Times::Each(times) => {
+                let accepted = times.iter().zip(verdicts).filter(|&(_, &verdict)| is_accepted(verdict));
+                accepted.map(|(&time, _)| time).max()
+            }
+            Times::Shared(time, rows) => verdicts[..rows].iter().any(|&verdict| is_accepted(verdict)).then_some(time),
+        }
     }
 }
 

@@ -16,8 +16,9 @@ impl StateTable {
     /// order of pid, partition, epoch and position: of verdicts given before, one too many.
     ///
     /// On positions it is commutative, associative and idempotent. Under [`Epochs::Fence`] a key keeps its
-    /// higher epoch. What a policy's `reach` makes final becomes so when a row of its entry is judged or
-    /// entries are evicted, so that the order of several merges does not show.
+    /// higher epoch, with the later last timestamp of the two. What a policy's `reach` makes final becomes so
+    /// when a row of its entry is judged or entries are evicted, so that the order of several merges does not
+    /// show.
     ///
     /// [`Error::Policy`] and no change where the tables are of different rules or do not keep the same, where
     /// rows are not admitted in any order, and where a key that both know holds positions on both sides of
@@ -59,8 +60,10 @@ impl StateTable {
         if theirs.pid.kind.is_none() && (other.is_empty() || self.keys.pid.kind.is_none()) {
             return Ok(Translation::default());
         }
-        self.number(theirs)
-            .map_err(|error| Error::Policy(format!("tables with keys of different types cannot merge: {error}")))
+        self.number(theirs).map_err(|error| match error {
+            Error::Batch { .. } => Error::Policy(format!("tables with keys of different types cannot merge: {error}")),
+            other => other,
+        })
     }
 
     /// Gives the keys of another table numbers here.
@@ -69,11 +72,11 @@ impl StateTable {
             self.keys.fix(theirs.pid.kind().clone(), theirs.partition.kind().clone())?;
         }
         let numbers = |mine: &mut Dictionary, theirs: &Dictionary| {
-            (0..theirs.len() as u32).map(|number| mine.intern(theirs.bytes(number))).collect()
+            (0..theirs.len() as u32).map(|number| mine.intern(theirs.bytes(number))).collect::<Result<_>>()
         };
         Ok(Translation {
-            pid: numbers(&mut self.keys.pid.dictionary, &theirs.pid.dictionary),
-            partition: numbers(&mut self.keys.partition.dictionary, &theirs.partition.dictionary),
+            pid: numbers(&mut self.keys.pid.dictionary, &theirs.pid.dictionary)?,
+            partition: numbers(&mut self.keys.partition.dictionary, &theirs.partition.dictionary)?,
         })
     }
 
@@ -92,8 +95,13 @@ impl StateTable {
                 }
                 overlaps.extend(overlap(&mine, theirs).into_iter().map(|range| (key, range)));
                 changes.push(Change { pid, partition, known: Some(mine.epoch), span: union(&mine, theirs) });
-            } else if mine.epoch < theirs.epoch {
-                changes.push(Change { pid, partition, known: Some(mine.epoch), span: theirs.clone() });
+            } else {
+                let last_timestamp = mine.last_timestamp.max(theirs.last_timestamp);
+                let newest = if mine.epoch < theirs.epoch { theirs } else { &mine };
+                if *newest != mine || last_timestamp > mine.last_timestamp {
+                    let span = Span { last_timestamp, ..newest.clone() };
+                    changes.push(Change { pid, partition, known: Some(mine.epoch), span });
+                }
             }
         }));
         if let Some((pid, partition, epoch)) = ambiguous {

@@ -1,6 +1,6 @@
 //! Runs of a call, judged in chunks.
 
-use super::call::Call;
+use super::call::{Call, Times};
 use super::{Cuts, room_for};
 use crate::batch::{Batch, Seqs};
 use crate::dispatch::{Work, dispatch};
@@ -87,7 +87,11 @@ fn judge_runs<L: RowLine, S: Seq>(runs: Runs<'_, '_, L, S>) -> Result<()> {
             match times {
                 None => judge_run(shelf, rules, &searches[run], (key, row), of_key, call),
                 Some(times) => {
-                    judge_timed_run(shelf, rules, &searches[run], (key, row), of_key, &times[row..end], call);
+                    let times = match cut.is_gathered {
+                        true => Times::Shared(times[line], end - row),
+                        false => Times::Each(&times[row..end]),
+                    };
+                    judge_timed_run(shelf, rules, &searches[run], (key, row), of_key, times, call);
                 }
             }
         }
@@ -141,15 +145,23 @@ fn judge_timed_run<'a, L: RowLine>(
     search: &Search,
     (key, row): ((i64, i32), usize),
     run: Run,
-    times: &'a [i64],
+    times: Times<'a>,
     call: &mut Call<'a>,
 ) {
     let horizon = call.horizon_ms;
     let is_old = |time: i64| horizon.is_some_and(|horizon| time <= horizon);
+    let times = match times {
+        Times::Each(times) => times,
+        Times::Shared(time, _) => {
+            call.times = times;
+            let run = Run { newest: time, is_old: is_old(time), ..run };
+            return judge_run(shelf, rules, search, (key, row), run, call);
+        }
+    };
     let mut before = 0;
     for part in times.chunk_by(|&one, &next| is_old(one) == is_old(next)) {
         let newest = part.iter().copied().max().unwrap_or(0);
-        call.times = part;
+        call.times = Times::Each(part);
         let part = Run { seq: run.seq + before, rows: part.len() as i64, newest, is_old: is_old(part[0]), ..run };
         judge_run(shelf, rules, search, (key, row + before as usize), part, call);
         before += part.rows;

@@ -141,7 +141,15 @@ impl StateTable {
             self.retain(|_, _, _| false);
             self.drop_unused_keys();
         }
-        let translation = self.number(theirs).map_err(|error| Error::Snapshot(error.to_string()))?;
+        let before = self.keys.mark();
+        let translation = self.number(theirs).map_err(|error| {
+            self.is_half_done = forgotten.everything;
+            self.keys.go_back(before);
+            match error {
+                Error::Batch { .. } => Error::Snapshot(error.to_string()),
+                other => other,
+            }
+        })?;
         let gone: HashSet<_> = forgotten.gone.iter().map(|&(pid, partition)| translation.of(pid, partition)).collect();
         self.horizon_ms = forgotten.horizon_ms;
         if !gone.is_empty() || forgotten.eviction.is_some() {

@@ -114,7 +114,12 @@ impl<K: Ord + Clone + Debug> Oracle<K> {
         for (key, epoch, entry) in theirs {
             let place = merged.entry(key.clone()).or_default();
             let Some(ours) = ours.get(&(key, epoch)) else {
+                let known = place.last_key_value().and_then(|(_, entry)| entry.last_timestamp);
                 place.entry(epoch).or_insert_with(|| entry.clone());
+                if self.policy.epochs == Epochs::Fence {
+                    let mut newest = place.last_entry().expect("it was just put");
+                    newest.get_mut().last_timestamp = known.max(entry.last_timestamp);
+                }
                 continue;
             };
             if is_ambiguous(&self.policy, &[ours, entry]) {

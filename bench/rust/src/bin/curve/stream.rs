@@ -68,7 +68,7 @@ impl Rows {
         let number = |&end: &usize| {
             let name = &self.names[from..end];
             from = end;
-            i64::from(dictionary.intern(name))
+            i64::from(dictionary.intern(name).expect("memory"))
         };
         self.name_ends.iter().map(number).collect()
     }

@@ -1,5 +1,7 @@
 //! Logs on a disk that loses what was not synced, fails in the middle, and lies.
 
+mod damage;
+mod failed_syncs;
 mod simulated;
 
 use fencepost_core::{Control, Verdict};

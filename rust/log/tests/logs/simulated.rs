@@ -1,9 +1,12 @@
-//! A disk that forgets what was not synced, and fails when it is told to.
+//! A disk that forgets what was not synced, and fails when a test says so.
+//!
+//! A sync that fails behaves as on Linux (fsync(2), and the `errseq_t` of a file): the pages it was to write count as
+//! written although they are not on disk, one caller gets the error, and the next sync succeeds without them.
 
 use fencepost_kafka::ReadAt;
 use fencepost_log::{Disk, LogFile};
 use fencepost_testkit::workload::Random;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
@@ -16,9 +19,42 @@ pub(crate) const SECTOR: usize = 32;
 struct Content {
     seen: Vec<u8>,
     durable: Vec<u8>,
+    /// Sectors that were written since a sync took them to write them back.
+    dirty: BTreeSet<usize>,
+    /// Whether a sync failed to write back, and no caller was given the error yet.
+    has_error: bool,
 }
 
-#[derive(Debug, Default)]
+impl Content {
+    fn on_disk(bytes: &[u8]) -> Content {
+        Content { seen: bytes.to_vec(), durable: bytes.to_vec(), ..Content::default() }
+    }
+
+    /// Copies sectors to the disk.
+    fn write_back(&mut self, seen: &[u8], sectors: &BTreeSet<usize>) {
+        self.durable.resize(seen.len(), 0);
+        for from in sectors.iter().map(|sector| sector * SECTOR).filter(|&from| from < seen.len()) {
+            let upto = (from + SECTOR).min(seen.len());
+            self.durable[from..upto].copy_from_slice(&seen[from..upto]);
+        }
+    }
+}
+
+/// Where a sync of a file may be held by a test.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Moment {
+    /// The disk has not begun.
+    Begun,
+    /// The disk has done its work, or failed, and the caller does not know it yet.
+    Done,
+    /// The caller is about to get the result.
+    Told,
+}
+
+/// Called in the thread that syncs, with whether the disk failed.
+pub(crate) type Pause = Arc<dyn Fn(Moment, bool) + Send + Sync>;
+
+#[derive(Default)]
 struct Sim {
     files: Vec<Content>,
     names: BTreeMap<String, usize>,
@@ -29,6 +65,7 @@ struct Sim {
     fails: Option<Fault>,
     syncs: u64,
     sync_time: Duration,
+    pause: Option<Pause>,
 }
 
 /// Which operation fails, counted from the first, and whether those behind it do.
@@ -71,6 +108,11 @@ impl SimDisk {
         self.sim().sync_time = time;
     }
 
+    /// Lets a test hold syncs of files.
+    pub(crate) fn set_pause(&self, pause: Option<Pause>) {
+        self.sim().pause = pause;
+    }
+
     pub(crate) fn fail(&self, fault: Option<Fault>) {
         let mut sim = self.sim();
         sim.operations = 0;
@@ -86,7 +128,7 @@ impl SimDisk {
     /// Puts other bytes into a file, on disk.
     pub(crate) fn set_bytes(&self, name: &str, bytes: &[u8]) {
         let mut sim = self.sim();
-        let content = Content { seen: bytes.to_vec(), durable: bytes.to_vec() };
+        let content = Content::on_disk(bytes);
         let file = sim.names.get(name).copied();
         let file = file.unwrap_or(sim.files.len());
         let count = sim.files.len().max(file + 1);
@@ -130,19 +172,19 @@ impl SimDisk {
 }
 
 fn torn(content: &Content, random: &mut Random) -> Content {
-    let Content { seen, durable } = content;
+    let Content { seen, durable, dirty, .. } = content;
     let (short, long) = (seen.len().min(durable.len()), seen.len().max(durable.len()));
-    let length = if seen == durable { long } else { short + random.below((long - short) as u64 + 1) as usize };
+    let length = short + random.below((long - short) as u64 + 1) as usize;
     let mut bytes = durable.clone();
     bytes.resize(length, 0);
     let percent = [0, 50, 95, 100][random.below(4) as usize];
-    for from in (0..length.min(seen.len())).step_by(SECTOR) {
+    for from in dirty.iter().map(|sector| sector * SECTOR) {
         let upto = (from + SECTOR).min(length).min(seen.len());
-        if random.chance(percent) {
+        if from < upto && random.chance(percent) {
             bytes[from..upto].copy_from_slice(&seen[from..upto]);
         }
     }
-    Content { seen: bytes.clone(), durable: bytes }
+    Content::on_disk(&bytes)
 }
 
 impl Sim {
@@ -194,7 +236,7 @@ impl Disk for SimDisk {
         let mut sim = self.sim();
         sim.begin()?;
         let file = sim.files.len();
-        sim.files.push(Content { seen: bytes.to_vec(), durable: bytes.to_vec() });
+        sim.files.push(Content::on_disk(bytes));
         sim.name(name, Some(file));
         Ok(())
     }
@@ -231,31 +273,55 @@ impl LogFile for SimFile {
         let mut sim = self.disk.sim();
         let done = sim.begin();
         let some = if done.is_ok() { bytes } else { &bytes[..bytes.len() / 2] };
-        let seen = &mut sim.files[self.file].seen;
-        seen.resize(seen.len().max(position as usize + some.len()), 0);
-        seen[position as usize..][..some.len()].copy_from_slice(some);
+        let content = &mut sim.files[self.file];
+        let (from, upto) = (position as usize, position as usize + some.len());
+        content.seen.resize(content.seen.len().max(upto), 0);
+        content.seen[from..upto].copy_from_slice(some);
+        content.dirty.extend(from / SECTOR..upto.div_ceil(SECTOR));
         done
     }
 
     fn cut(&self, bytes: u64) -> io::Result<()> {
         let mut sim = self.disk.sim();
         sim.begin()?;
-        let content = &mut sim.files[self.file];
-        content.seen.truncate(bytes as usize);
-        content.durable.clone_from(&content.seen);
-        Ok(())
+        sim.files[self.file].seen.truncate(bytes as usize);
+        drop(sim);
+        self.write_back()
     }
 
-    /// One that fails leaves the system's memory clean all the same, and the disk as it was. What is written meanwhile is
-    /// not part of it.
     fn sync(&self) -> io::Result<()> {
+        self.disk.sim().syncs += 1;
+        self.write_back()
+    }
+}
+
+impl SimFile {
+    /// What is written meanwhile is not part of it.
+    fn write_back(&self) -> io::Result<()> {
         let mut sim = self.disk.sim();
-        sim.syncs += 1;
-        sim.begin()?;
-        let (seen, time) = (sim.files[self.file].seen.clone(), sim.sync_time);
+        let is_failing = sim.begin().is_err();
+        let content = &mut sim.files[self.file];
+        let (seen, dirty) = (content.seen.clone(), std::mem::take(&mut content.dirty));
+        let (time, pause) = (sim.sync_time, sim.pause.clone());
         drop(sim);
+        let hold = |moment| pause.iter().for_each(|pause| pause(moment, is_failing));
+        hold(Moment::Begun);
         std::thread::sleep(time);
-        self.disk.sim().files[self.file].durable = seen;
-        Ok(())
+        let mut sim = self.disk.sim();
+        let content = &mut sim.files[self.file];
+        if is_failing {
+            content.has_error = true;
+            // Some of it reached the disk.
+            let mut random = Random::new(seen.len() as u64);
+            let percent = [0, 50, 90][random.below(3) as usize];
+            content.write_back(&seen, &dirty.into_iter().filter(|_| random.chance(percent)).collect());
+        } else {
+            content.write_back(&seen, &dirty);
+        }
+        drop(sim);
+        hold(Moment::Done);
+        let has_error = std::mem::take(&mut self.disk.sim().files[self.file].has_error);
+        hold(Moment::Told);
+        if has_error { Err(io::Error::from_raw_os_error(5)) } else { Ok(()) }
     }
 }

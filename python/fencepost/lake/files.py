@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
-from fencepost.errors import BatchError, SourceError
+from fencepost.errors import BatchError, SourceError, StoreError
+from fencepost.findings import IGNORED_MAX
 from fencepost.state.disk import opened_folder
 from fencepost.state.hive import hive_values
 from fencepost.state.vectors import Bitmap
 
-IGNORED_MAX = 100
+T = TypeVar("T")
+
+PAUSES_SECONDS = (0.05, 0.5)
+"""Before the second and the third try at a file that storage does not give."""
+PERMANENT = {
+    *(errno.EACCES, errno.EPERM, errno.EROFS, errno.EINVAL),
+    *(errno.EISDIR, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG),
+}
+"""Errors that no other try can mend."""
 Constants = dict[str, int | str | None]
 """Columns whose one value for a whole file stands in the names of its folders."""
 
@@ -47,7 +58,7 @@ class Files:
         """Add a file; None: it is gone."""
         self.paths.append(path)
         self.vectors.append(vector)
-        for column, value in zip((self.bytes, self.mtime_ns, self.inode), identity_of(stat), strict=True):
+        for column, value in zip((self.bytes, self.mtime_ns, self.inode), _facts_of(stat), strict=True):
             column.append(value)
 
     def take(self, places: Sequence[int]) -> Files:
@@ -71,21 +82,69 @@ class Files:
     def full_path(self, place: int) -> str:
         return os.path.join(self.root, self.paths[place])
 
-    def identity(self, place: int) -> tuple[int, int, int]:
-        """Bytes, mtime_ns and inode: another one under the same path is another file."""
-        return self.bytes[place], self.mtime_ns[place], self.inode[place]
+    def identity(self, place: int) -> tuple[int, int]:
+        """Bytes and mtime_ns: another one under the same path is another file. Mounts draw inodes anew."""
+        return self.bytes[place], self.mtime_ns[place]
 
 
-def identity_of(stat: os.stat_result | None) -> tuple[int, int, int]:
+def identity_of(stat: os.stat_result) -> tuple[int, int]:
     """See `Files.identity`."""
-    return (stat.st_size, stat.st_mtime_ns, stat.st_ino) if stat else (0, 0, 0)
+    return stat.st_size, stat.st_mtime_ns
+
+
+def _facts_of(stat: os.stat_result | None) -> tuple[int, int, int]:
+    return (*identity_of(stat), stat.st_ino) if stat else (0, 0, 0)
+
+
+# Storage
+
+
+def stat_of(path: str) -> os.stat_result:
+    """The file's, as it is now. Raises FileNotFoundError, and StoreError (path, errno) where storage does not say."""
+    with from_storage(path):
+        return os.stat(path)
+
+
+@contextmanager
+def from_storage(path: str, what: str = "read", *, other_than: Collection[int] = ()) -> Iterator[None]:
+    """Around a call of the system for a source: its errors say nothing of the content.
+
+    `other_than`: errors of something else. Raises StoreError (path, errno), FileNotFoundError.
+    """
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        if error.errno in other_than:
+            raise
+        text = f"{path}: cannot be {what}: {error.strerror}. Check the storage and the rights, then run again"
+        raise StoreError(text, path=path, errno=error.errno) from error
+
+
+def persist(attempt: Callable[[], T]) -> T:
+    """The result of the first try that has one: what storage does not give now it may give a moment later.
+
+    Raises the StoreError of the last try, and at once what no other try can mend.
+    """
+    for pause in PAUSES_SECONDS:
+        try:
+            return attempt()
+        except StoreError as error:
+            if error.errno in PERMANENT:
+                raise
+        time.sleep(pause)
+    return attempt()
+
+
+# Listing
 
 
 def list_files(root: str) -> Files:
     """The `*.parquet` files of a folder and its subfolders, by name; names beginning with `_` or `.` are not looked at.
 
-    Of the others the first IGNORED_MAX are told. Raises SourceError where there is no folder, or one that cannot be
-    listed.
+    Of the others the first IGNORED_MAX are told. Raises SourceError where there is no folder, StoreError where one
+    cannot be listed.
     """
     if not os.path.isdir(root):
         raise SourceError(f"{root}: no such folder", path=root)
@@ -97,10 +156,24 @@ def list_files(root: str) -> Files:
 
 
 def _walk(folder: str, prefix: str, ignored: list[str]) -> list[tuple[str, int, int, int]]:
-    """(path, bytes, mtime_ns, inode) of each file; looked at by name within its open folder, not by its whole path."""
-    found, subfolders = [], []
+    """(path, bytes, mtime_ns, inode) of each file."""
+    found, subfolders, others = persist(lambda: _list_folder(folder, prefix))
+    ignored += others[: IGNORED_MAX - len(ignored)]
+    for name in subfolders:
+        found += _walk(f"{folder}/{name}", f"{prefix}{name}/", ignored)
+    return found
+
+
+Listed = tuple[list[tuple[str, int, int, int]], list[str], list[str]]
+
+
+def _list_folder(folder: str, prefix: str) -> Listed:
+    """Files, subfolders, and files of other names; by name within the open folder, not by whole paths."""
+    found: list[tuple[str, int, int, int]] = []
+    subfolders: list[str] = []
+    others: list[str] = []
     try:
-        with opened_folder(folder) as handle, os.scandir(handle) as entries:
+        with from_storage(folder, "listed"), opened_folder(folder) as handle, os.scandir(handle) as entries:
             for entry in entries:
                 name = entry.name
                 if name.startswith(("_", ".")):
@@ -110,16 +183,14 @@ def _walk(folder: str, prefix: str, ignored: list[str]) -> list[tuple[str, int, 
                     subfolders.append(name)
                 elif name.endswith(".parquet"):
                     try:
-                        found.append((prefix + name, *identity_of(entry.stat())))
+                        found.append((prefix + name, *_facts_of(entry.stat())))
                     except FileNotFoundError:
                         continue  # gone before anybody read it
-                elif len(ignored) < IGNORED_MAX:
-                    ignored.append(prefix + name)
-    except OSError as error:
-        raise SourceError(f"{folder}: cannot be listed: {error.strerror}", path=folder) from error
-    for name in subfolders:
-        found += _walk(f"{folder}/{name}", f"{prefix}{name}/", ignored)
-    return found
+                elif len(others) < IGNORED_MAX:
+                    others.append(prefix + name)
+    except FileNotFoundError as error:
+        raise SourceError(f"{folder}: vanished while it was listed; run again", path=folder) from error
+    return found, subfolders, others
 
 
 def _check_name(folder: str, name: str) -> None:
@@ -132,41 +203,52 @@ def _check_name(folder: str, name: str) -> None:
         ) from error
 
 
-def constants_of(files: Files, names: Sequence[str], types: Mapping[str, str] | None = None) -> list[Constants]:
+def constants_of(
+    files: Files,
+    names: Sequence[str],
+    types: Mapping[str, str] | None = None,
+    bad: dict[str, str] | None = None,
+) -> list[Constants]:
     """For each file, which of the columns its folders give.
 
     `types`: of columns that earlier files had (`Decision.key_types`). A new column is of numbers where the folders of
-    all files give numbers, else of text, so that no two files disagree about a type. Raises BatchError.
+    all files give numbers, else of text, so that no two files disagree about a type. `bad`: gets full path and reason
+    of files whose folders do not fit; without it, that of the first is raised as BatchError.
     """
     folders = files.folders()
     values = {folder: hive_values(folder) for folder in dict.fromkeys(folders)}
     wanted = [name for name in names if any(name in it for it in values.values())]
-    for name in wanted:
-        folder = next((folder for folder, it in values.items() if name not in it), None)
-        if folder is not None:
-            raise BatchError(
-                f"{files.full_path(folders.index(folder))}: column '{name}': missing in the names of its folders, "
-                "where other files have it",
-                column=name,
-            )
     known = types or {}
-    numeric = {name: all(_is_number(it[name]) for it in values.values()) for name in wanted}
-    for name in wanted:
-        if known.get(name) == "integer" and not numeric[name]:
-            folder, value = next((folder, it[name]) for folder, it in values.items() if not _is_number(it[name]))
-            raise BatchError(
-                f"{files.full_path(folders.index(folder))}: column '{name}': {value!r} in the names of its folders is "
-                "no integer of 64 bits without leading zeros, and this state's keys have integers there since its "
-                "first rows; text needs a state of its own",
-                column=name,
-            )
+    problems = {folder: it for folder, found in values.items() if (it := _misfit(found, wanted, known)) is not None}
+    for place, folder in enumerate(folders):
+        if folder in problems:
+            name, problem = problems[folder]
+            text = f"{files.full_path(place)}: column '{name}': {problem}"
+            if bad is None:
+                raise BatchError(text, column=name)
+            bad[files.full_path(place)] = text
+    fit = {folder: it for folder, it in values.items() if folder not in problems}
+    numeric = {name: all(_is_number(it[name]) for it in fit.values()) for name in wanted}
 
     def typed(name: str, value: str | None) -> int | str | None:
         is_integer = known.get(name, "integer") == "integer" and numeric[name]
         return int(value) if value is not None and is_integer else value
 
-    constants = {folder: {name: typed(name, it[name]) for name in wanted} for folder, it in values.items()}
-    return [constants[folder] for folder in folders]
+    constants = {folder: {name: typed(name, it[name]) for name in wanted} for folder, it in fit.items()}
+    return [constants.get(folder, {}) for folder in folders]
+
+
+def _misfit(found: Mapping[str, str | None], wanted: Sequence[str], known: Mapping[str, str]) -> tuple[str, str] | None:
+    """Column and problem of a folder that does not give what it has to."""
+    for name in wanted:
+        if name not in found:
+            return name, "missing in the names of its folders, where other files have it"
+        if known.get(name) == "integer" and not _is_number(found[name]):
+            return name, (
+                f"{found[name]!r} in the names of its folders is no integer of 64 bits without leading zeros, and this "
+                "state's keys have integers there since its first rows; text needs a state of its own"
+            )
+    return None
 
 
 def _is_number(value: str | None) -> bool:
@@ -190,12 +272,12 @@ def unchanged(files: Files, place: int) -> Iterator[None]:
 
 def _check_unchanged(files: Files, place: int, path: str) -> None:
     try:
-        now = identity_of(os.stat(path))
+        now = identity_of(persist(lambda: stat_of(path)))
     except FileNotFoundError as error:
         raise ChangedError(f"{path}: vanished while the job ran; run again", path=path) from error
     if now != files.identity(place):
         raise ChangedError(
-            f"{path}: changed while it was read (bytes, mtime_ns, inode: {files.identity(place)}, now {now}); run "
+            f"{path}: changed while it was read (bytes, mtime_ns: {files.identity(place)}, now {now}); run "
             "again when its writer is done",
             path=path,
         )

@@ -1,0 +1,45 @@
+use crate::memory::bounded;
+use _native::library as binding;
+use fencepost_core::StateTable;
+
+/// What a call may hold whatever the bytes are, and for each of them.
+const BYTES_FREE: usize = 1 << 20;
+const BYTES_PER_BYTE: usize = 1 << 10;
+const MAGIC: &[u8] = b"FPSTATE\0";
+
+/// Any bytes as a snapshot and perhaps a delta behind it, as they are and with right checksums: refused, or restored,
+/// and then its missing ranges and entries can be given, and make the same table.
+pub fn restore(bytes: &[u8]) {
+    check(bytes);
+    check(&crate::seal(bytes));
+}
+
+fn check(bytes: &[u8]) {
+    let limit = BYTES_FREE + BYTES_PER_BYTE * bytes.len();
+    let delta = bytes.windows(MAGIC.len()).skip(1).position(|it| it == MAGIC).map_or(bytes.len(), |at| at + 1);
+    let (snapshot, delta) = bytes.split_at(delta);
+    let deltas = if delta.is_empty() { &[][..] } else { &[delta][..] };
+    let Ok(table) = bounded(limit, || binding::restore(snapshot, deltas)) else { return };
+    // Each range and entry names its key in full.
+    let keys = &table.keys();
+    let key_bytes = |pid: i64, partition: i32| 64 + keys.pid.bytes_of(pid) + keys.partition.bytes_of(partition.into());
+    let named: usize = table.missing().map(|it| key_bytes(it.pid, it.partition)).sum();
+    let missing = bounded(limit + 8 * named, || binding::missing(&table));
+    assert_eq!(missing.iter().map(|batch| batch.num_rows()).sum::<usize>(), table.missing().count());
+    let named: usize = table.entries().map(|it| 64 * (1 + it.holes.len()) + key_bytes(it.pid, it.partition)).sum();
+    let entries = bounded(limit + 8 * named, || binding::entries(&table));
+    let empty = StateTable::new(table.policy()).expect("a policy that a table has");
+    let empty = empty
+        .with_untracked(table.untracked())
+        .with_entries_max(table.entries_max())
+        .with_keep_timestamp(table.keeps_timestamp())
+        .with_label(table.label().into())
+        .with_horizon_ms(table.horizon_ms());
+    let schema = entries[0].schema();
+    let again = bounded(2 * limit + 32 * named, || binding::insert(empty, &schema, entries.clone()));
+    match again {
+        Ok(again) => assert!(binding::entries(&again) == entries, "entries do not come back"),
+        // Snapshots take integers as parts of keys that rows may not have.
+        Err(refused) => assert!(refused.0.contains("is outside 0..="), "its own entries: {}", refused.0),
+    }
+}

@@ -1,0 +1,110 @@
+"""What `fencepost kafka export` reads, and what of it is not there or cannot be read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import PurePosixPath
+from typing import Any, cast
+
+import pyarrow as pa
+
+from fencepost.errors import SourceError
+from fencepost.kafka import PartitionAudit, audit
+from fencepost.kafka.source import EmptyLogError, Log, find_partitions, open_log, topic_and_partition
+from fencepost.lake.segments import OWN_TOPICS, Isolation, Part, look, open_partitions
+
+
+class Source:
+    """Partitions to export. `missing` says, a line each, what is not exported because it is not there or is damaged.
+
+    Raises SourceError where there is no segment; unless `salvages`, also for damage.
+    """
+
+    def __init__(self, source: str, isolation: str, cleanup_policy: Mapping[str, str], salvages: bool) -> None:
+        self.isolation = cast(Isolation, isolation)
+        self.salvages = salvages
+        self.missing: list[str] = []
+        self.damaged: set[str] = set()
+        """Segments whose headers are damaged."""
+        self.logs: list[Log] = open_partitions(source)
+        if not self.logs:
+            raise SourceError(f"{source}: no segments (*.log) in any of the partitions' folders here", path=source)
+        if not any(log.folder == source for log in self.logs):
+            self.missing += _without_segments(source)
+        for log in self.logs:
+            path = log.folder or log.segments[0].path
+            self._note(*audit(path, now_ms="newest", cleanup_policy=cleanup_policy).partitions)
+
+    def _note(self, found: PartitionAudit) -> None:
+        if found.batches == 0:
+            self.missing.append(f"{found.path}: no batch in {found.segments} segments")
+        for it in [] if found.compacted else found.holes.to_pylist():
+            begin, end, count = it["first_offset"], it["last_offset"], it["count"]
+            self.missing.append(f"{found.path}: offsets {begin} to {end} ({count:,}) are in no segment or batch")
+        for kind, path, position, reason in found.damage:
+            if kind not in ("gap", "index", "snapshot"):
+                self.damaged.add(path)
+                if self.salvages:
+                    place = "" if position is None else f", byte {position}"
+                    self.missing.append(f"{path}{place}: {reason}")
+
+    def parts(self) -> list[Part]:
+        """The segments, and what is seen of each."""
+        found = []
+        for log in self.logs:
+            for part in look(log, self.isolation, salvages=self.salvages).parts():
+                is_cut = self.salvages and part.segment.path in self.damaged
+                part = _before_damage(part) if is_cut else part
+                found += [part] if part.end > (part.segment.base_offset or 0) else []
+        return found
+
+    def rows(self, part: Part, rows: str) -> Iterator[Any]:
+        """The rows of a part. With `salvages`, those of batches that cannot be read are left out, and noted."""
+        if rows == "batches":
+            yield from part.batches()
+            return
+        conditions: list[tuple[str, str, Any]] = []
+        while True:
+            try:
+                yield from part.records(conditions)
+                return
+            except SourceError as error:
+                last = _last_offset_at(part, error.position)
+                if not self.salvages or last is None:
+                    raise
+                self.missing.append(str(error))
+                conditions = [("offset", ">", last)]
+
+
+def _without_segments(source: str) -> list[str]:
+    """Folders of partitions that are exported and hold no segment."""
+    found = []
+    for folder in find_partitions(source):
+        name = PurePosixPath(folder).name
+        topic, partition = topic_and_partition(name)
+        try:
+            open_log(folder)
+        except EmptyLogError as error:
+            # Not those that a broker removes or moves.
+            found += [str(error)] if topic not in OWN_TOPICS and name == f"{topic}-{partition}" else []
+    return found
+
+
+def _before_damage(part: Part) -> Part:
+    """What can be read of a segment whose headers are damaged."""
+    from fencepost.kafka import read_batches
+
+    end = part.segment.base_offset or 0
+    for batch in read_batches(part.segment.path, damage="report"):
+        end = pa.record_batch(batch)["last_offset"][-1].as_py() + 1
+    return replace(part, end=min(part.end, end), is_whole=False)
+
+
+def _last_offset_at(part: Part, position: int | None) -> int | None:
+    """The last offset of the batch at a byte; None where there is no such batch."""
+    for rows in part.batches():
+        for batch in rows.to_pylist():
+            if position is not None and batch["position"] <= position < batch["position"] + batch["bytes"]:
+                return int(batch["last_offset"])
+    return None

@@ -1,0 +1,109 @@
+"""What a run checks before it decides: no row is missing from the verdicts, and nothing looks like a mistake."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import pyarrow as pa  # type: ignore[import-untyped]
+
+import fencepost
+from fencepost.errors import PolicyError, SourceError
+from fencepost.findings import reset_rule
+from fencepost.lake.conflicts import joined, listed
+from fencepost.lake.judge import Judged
+from fencepost.state.decision import Marked, Outputs
+
+if TYPE_CHECKING:
+    from fencepost.lake.found import Found
+    from fencepost.lake.run import Run
+
+_NOT_REFUSED = ("ACCEPTED", "UNTRACKED", "DUPLICATE", "CONFLICT")
+
+
+def check_verdicts(run: Run, found: Found, judged: list[Judged]) -> dict[str, int]:
+    """Rows by verdict, which must add up to the rows read. Raises PolicyError where people should look first."""
+    total = Counter(UNTRACKED=found.untracked) + found.refused
+    for shard in judged:
+        total.update(shard.counts)
+    counts = {verdict.name: total[verdict.name] for verdict in fencepost.Verdict if total[verdict.name]}
+    _check_read(run, found)
+    rows = int(found.rows.sum())
+    if sum(counts.values()) != rows:
+        raise AssertionError(f"{rows} rows were read, but the verdicts are {counts}")
+    _check_refused(run, counts, rows)
+    _check_noted(run, counts.get("ACCEPTED", 0), judged)
+    _check_conflicts(run, counts.get("CONFLICT", 0), judged)
+    _check_resets(run, [table for shard in judged for table in shard.resets if len(table)])
+    return counts
+
+
+def _check_read(run: Run, found: Found) -> None:
+    """Later runs must read what this one leaves out."""
+    unread = run.source.unread(found, is_rebase=run.is_rebase)
+    if unread:
+        text = f"{run.source.place}: {len(unread)} files cannot be read, and their rows would be new later: "
+        raise SourceError(text + ", ".join(unread[:10]), path=f"{run.source.place}/{unread[0]}")
+
+
+def _check_refused(run: Run, counts: dict[str, int], rows: int) -> None:
+    refused = {name: count for name, count in counts.items() if name not in _NOT_REFUSED}
+    share = sum(refused.values()) / rows if rows else 0
+    if share > run.job.rejected_max:
+        listed = ", ".join(f"{count:,} {name}" for name, count in refused.items())
+        forgotten = "The state has forgotten everything up to its horizon, and they are older: see max_idle_ms."
+        others = "Does order_by give the true order, and does the policy fit?"
+        raise PolicyError(
+            f"{share:.1%} of {rows:,} new rows would be refused ({listed}), more than rejected_max="
+            f"{run.job.rejected_max:.1%}; nothing was written. {forgotten if 'FORGOTTEN' in refused else others}"
+        )
+    if run.is_seed and (refused or counts.get("DUPLICATE") or counts.get("CONFLICT")):
+        listed = ", ".join(
+            f"{count:,} {name}" for name, count in counts.items() if name not in ("ACCEPTED", "UNTRACKED")
+        )
+        raise SourceError(
+            f"{run.source.place}: not clean, so no state can be made of it without a look at its rows ({listed}); "
+            "run() writes a clean copy",
+            path=run.source.place,
+        )
+
+
+def _check_noted(run: Run, accepted: int, judged: list[Judged]) -> None:
+    """Each accepted row must leave a checksum, where they are kept."""
+    noted = sum(it.kept.noted for it in judged if it.kept is not None)
+    if run.checksums is not None and noted != accepted:
+        raise AssertionError(f"{accepted} rows were accepted, checksums of {noted} were kept")
+
+
+def _check_conflicts(run: Run, count: int, judged: list[Judged]) -> None:
+    if not count or run.job.on_conflict != "stop":
+        return
+    raise PolicyError(
+        f"{count:,} rows repeat the identity of another row with other content "
+        f"({listed(joined([it.conflicts for it in judged]))}); nothing was written. Did a counter begin anew, or "
+        "do the columns not give the identity? Columns that differ in copies are left out by "
+        "compare_content=[columns]; on_conflict='quarantine' writes such rows to _rejects"
+    )
+
+
+def _check_resets(run: Run, resets: list[pa.Table]) -> None:
+    count = sum(map(len, resets))
+    if not count or run.job.on_reset == "report":
+        return
+    worst = pa.concat_tables(resets, promote_options="permissive").sort_by([("retimed", "descending")])
+    listed = "; ".join(str(line) for line in worst.slice(0, 3).to_pylist())
+    raise PolicyError(
+        f"{count} keys seem to have begun to number anew: {reset_rule(run.job.reset_rows_min)} ({listed}); "
+        "nothing was written. Was a topic recreated, a cluster rebuilt, or a device reset? Then give it a scope "
+        "and a state of its own. Are the timestamps not those of the events? on_reset='report' drops such repeats"
+    )
+
+
+def check_kept(run: Run, counts: dict[str, int], outputs: Outputs, marked: Marked) -> None:
+    """Rows that are kept must be written, or where files stay where they are, all others must be taken out."""
+    kept = counts.get("ACCEPTED", 0) + counts.get("UNTRACKED", 0)
+    refused = sum(counts.values()) - kept
+    if not run.job.is_in_place and sum(outputs.rows) != kept:
+        raise AssertionError(f"{kept} rows are kept, the outputs have {sum(outputs.rows)}")
+    if run.job.is_in_place and sum(marked.refused) != refused:
+        raise AssertionError(f"{refused} rows are refused, {sum(marked.refused)} are taken out")

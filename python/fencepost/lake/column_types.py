@@ -1,0 +1,90 @@
+"""The types of the columns that files are judged by: the same in all files of a run, those of keys for ever."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import pyarrow as pa  # type: ignore[import-untyped]
+
+from fencepost.errors import BatchError
+from fencepost.lake.scan import FILE, Exchange, open_exchange
+from fencepost.policy import Columns
+
+Paths = Callable[[int], str]
+"""Ordinal of a file to its full path."""
+
+
+def check_types(
+    exchanges: Sequence[Exchange],
+    path_of: Paths,
+    columns: Columns,
+    known: Mapping[str, str],
+    order_by: Sequence[str],
+    *,
+    sets_aside: bool,
+) -> tuple[dict[str, str], dict[str, str]]:
+    """(types of the parts of keys from now on, full path to reason of the files that do not fit).
+
+    `known`: those types so far (`Decision.key_types`). Integers and texts may be of any width. Raises BatchError for
+    the first file that does not fit, unless such files are set aside (`sets_aside`); also then where no file has ever
+    been read, so that nobody can tell which of two types is the right one. Raises it for an `order_by` without order.
+    """
+    misfits: dict[str, str] = {}
+    expected = dict(known)
+    first: dict[str, Exchange] = {}  # whose type a column must have, unless the state says it
+    for exchange in exchanges:
+        misfits_here = (it for it in exchange.schema if expected.get(it.name) not in (None, type_name(it.type)))
+        misfit = next(misfits_here, None)
+        if misfit is not None:
+            kind = expected[misfit.name]
+            if misfit.name in first:
+                reason = f"in {_paths(first[misfit.name], path_of)[0]} it is {kind}"
+            else:
+                reason = (
+                    f"this state's keys have {kind} there since its first rows, another type needs a state of its own"
+                )
+            problem = f"column '{misfit.name}': {type_name(misfit.type)}; {reason}"
+            paths = _paths(exchange, path_of)
+            if not (known and sets_aside):
+                raise BatchError(f"{paths[0]}: {problem}", column=misfit.name)
+            misfits |= {path: f"{path}: {problem}" for path in paths}
+            continue
+        for field in exchange.schema:
+            if field.name in order_by and not _has_order(field.type):
+                text = f"column '{field.name}': {field.type} has no order for order_by"
+                raise BatchError(f"{_paths(exchange, path_of)[0]}: {text}", column=field.name)
+            if field.name not in expected:
+                expected[field.name], first[field.name] = type_name(field.type), exchange
+    keys = (*columns.parts("pid"), *columns.parts("partition"))
+    return {**known, **{name: expected[name] for name in keys if name in expected}}, misfits
+
+
+def _paths(exchange: Exchange, path_of: Paths) -> list[str]:
+    """The files whose runs are in it. Reads the exchange: for messages only."""
+    file = open_exchange(exchange.path)
+    columns = (file.get_batch(place).column(FILE) for place in range(file.num_record_batches))
+    return [path_of(it) for it in sorted({ordinal for column in columns for ordinal in column.unique().to_pylist()})]
+
+
+_NAMES = ("integer", "string", "binary")
+
+
+def type_name(kind: pa.DataType) -> str:
+    """What a type is as a part of a key: of integers and text, width does not count."""
+    for name, is_one in zip(_NAMES, (pa.types.is_integer, _is_text, _is_binary), strict=True):
+        if is_one(kind):
+            return name
+    return str(kind)
+
+
+def _has_order(kind: pa.DataType) -> bool:
+    """Whether Arrow sorts by it."""
+    return not (pa.types.is_nested(kind) or pa.types.is_float16(kind) or pa.types.is_null(kind))
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
+
+
+def _is_binary(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind))

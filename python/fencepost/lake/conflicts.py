@@ -1,0 +1,238 @@
+"""Stage 2b, where content is compared: a repeat whose other columns are not those of the row it repeats is a CONFLICT.
+
+Judging gives the pairs of rows of this run that have one identity. A task per task of judging reads both rows of its
+pairs and compares their checksums (`fencepost.content`). Repeats of what an earlier run has kept have no second row at
+hand. They are compared where that run has kept a checksum (`kept_content.py`), and counted as not compared otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+from uuid import uuid4
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa  # type: ignore[import-untyped]
+
+from fencepost import Verdict
+from fencepost.content import checksums
+from fencepost.lake.files import Files, unchanged
+from fencepost.lake.kept_content import Keeping, Kept, Ranges, Sums, compare_and_keep, read_rows
+from fencepost.lake.repeats import Stretches, find_repeats
+from fencepost.lake.scan import FILE, ROW
+from fencepost.policy import Columns, Policy
+from fencepost.state.stores import Store
+
+OnConflict = Literal["stop", "quarantine", "drop"]
+
+PAIRS = pa.schema([("file", pa.uint32()), ("row", pa.uint64()), ("kept_file", pa.uint32()), ("kept_row", pa.uint64())])
+"""A repeat and the row it repeats: ordinals of files, and rows in them."""
+SAMPLES_MAX = 10
+"""Conflicts that a task shows."""
+TEXT_MAX = 60
+"""Characters of a value that a sample shows."""
+
+Rows = npt.NDArray[np.int64]
+
+
+def find_pairs(
+    shard: int, runs: pa.Table, codes: npt.NDArray[np.uint8], policy: Policy, others: Ranges | None
+) -> pa.Table:
+    """The pairs of a shard's rows. `codes`: a verdict for each row of the runs; `others` gets the other repeats."""
+    some = Stretches.of(runs, codes, [Verdict.ACCEPTED, Verdict.DUPLICATE])
+    files, rows = runs[FILE].to_numpy()[some.runs], runs[ROW].to_numpy()[some.runs] + some.offsets.astype(np.uint64)
+    found = []
+    for repeats in find_repeats(runs, some, policy):
+        if others is not None:
+            others.add_repeats(shard, runs, policy, some, repeats)
+        has_kept = repeats.kept >= 0
+        stretch, kept = repeats.stretch[has_kept], repeats.kept[has_kept]
+        columns = [
+            files[stretch],
+            rows[stretch] + repeats.offsets[has_kept].astype(np.uint64),
+            files[kept],
+            rows[kept] + repeats.kept_offsets[has_kept].astype(np.uint64),
+        ]
+        found.append(pa.table(columns, schema=PAIRS))
+    return pa.concat_tables(found) if found else PAIRS.empty_table()
+
+
+def write_pairs(tables: list[pa.Table], folder: str) -> str:
+    """An Arrow IPC file of pairs, for a task to read."""
+    path = Path(folder) / f"{uuid4().hex}.pairs"
+    with pa.ipc.new_file(path, PAIRS) as file:
+        for table in tables:
+            file.write_table(table)
+    return str(path)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareItem:
+    files: Files
+    """As the first pass found them; a file's place is its ordinal."""
+    pairs: str | None
+    losers: str | None
+    columns: Columns
+    wanted: tuple[str, ...]
+    """The columns to compare; (): all that are not of the identity."""
+    folder: str
+    """Where the losers go."""
+    keeping: Keeping | None
+    """Where checksums are kept from run to run."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compared:
+    losers: str | None
+    """An Arrow IPC file as the judge wrote it, conflicts with their own verdict."""
+    pairs: int
+    """Repeats that were compared."""
+    conflicts: int
+    samples: pa.Table
+    """Some of the conflicts: identity columns, file, row, kept_file, kept_row, column (the first that differs), found,
+    kept (its two values, as texts). The last five are null where an earlier run has kept the row."""
+    kept: Kept | None
+    """Where checksums are kept from run to run."""
+
+
+def compare(store: Store, item: CompareItem) -> Compared:
+    """Compare the rows of the pairs, and repeats of earlier runs' rows where these have kept checksums.
+
+    Memory: a row group's content columns, 40 bytes a pair, and that of `kept_content.compare_and_keep`. Raises
+    BatchError for a column that cannot be compared, ChangedError where a file is no longer what the first pass read,
+    SnapshotError.
+    """
+    pairs = PAIRS.empty_table()
+    if item.pairs is not None:
+        pairs = pa.ipc.open_file(pa.memory_map(item.pairs)).read_all()
+    sums = None if item.keeping is None else Sums(item.keeping.summed)
+    content = Content(item.files, item.columns, item.wanted, sums)
+    conflicts, kept, compared = content.conflicts(pairs), None, len(pairs)
+    if item.keeping is not None and sums is not None:
+        kept, others = compare_and_keep(store, item.keeping, sums)
+        conflicts = pa.concat_tables([conflicts, others], promote_options="default")
+        compared += kept.compared
+    losers = item.losers
+    if len(conflicts):
+        losers = str(Path(item.folder) / f"{uuid4().hex}.losers")
+        table = pa.ipc.open_file(pa.memory_map(item.losers)).read_all()
+        with pa.ipc.new_file(losers, table.schema) as file:
+            file.write_table(mark(table, conflicts))
+    samples = content.samples(conflicts)
+    return Compared(losers=losers, pairs=compared, conflicts=len(conflicts), samples=samples, kept=kept)
+
+
+@dataclass(frozen=True)
+class Content:
+    """The content of files' rows. `wanted`: the columns to compare; (): all that are not of the identity."""
+
+    files: Files
+    columns: Columns
+    wanted: tuple[str, ...]
+    sums: Sums | None = None
+    """The checksums of all rows, where they are at hand."""
+
+    def conflicts(self, pairs: pa.Table) -> pa.Table:
+        """Those of the PAIRS whose rows differ."""
+        repeats = self._checksums(pairs["file"].to_numpy(), pairs["row"].to_numpy())
+        kept = self._checksums(pairs["kept_file"].to_numpy(), pairs["kept_row"].to_numpy())
+        return pairs.filter(pa.array(repeats != kept))
+
+    def samples(self, conflicts: pa.Table) -> pa.Table:
+        """See `Compared.samples`."""
+        found = [self._sample(line) for line in conflicts.slice(0, SAMPLES_MAX).to_pylist()]
+        return pa.Table.from_pylist(found) if found else pa.table({})
+
+    def _checksums(self, files: npt.NDArray[Any], rows: npt.NDArray[Any]) -> npt.NDArray[np.uint64]:
+        if self.sums is not None:
+            return self.sums.of(files, rows)
+        found = np.zeros(len(rows), np.uint64)
+        order = np.argsort(files, kind="stable")
+        for some in np.split(order, np.flatnonzero(np.diff(files[order])) + 1) if len(order) else ():
+            ordinal = int(files[some[0]])
+            numbers, places = np.unique(rows[some], return_inverse=True)
+            with unchanged(self.files, ordinal):
+                sums = [checksums(part, part.column_names) for part in self._read(ordinal, numbers.astype(np.int64))]
+            found[some] = np.concatenate(sums)[places.reshape(-1)]
+        return found
+
+    def _read(self, ordinal: int, rows: Rows, more: tuple[str, ...] = ()) -> Iterator[pa.Table]:
+        return read_rows(self.files.full_path(ordinal), rows, self.columns, self.wanted, more)
+
+    def _sample(self, line: dict[str, Any]) -> dict[str, Any]:
+        """A conflict as people see it."""
+        identity = self.columns.names
+        one = next(self._read(line["file"], np.array([line["row"]]), identity))
+        shown = {name: _text(one, name) for name in identity}
+        shown |= {"file": self.files.paths[line["file"]], "row": line["row"]}
+        if line["kept_file"] is None:
+            return shown | dict.fromkeys(("kept_file", "kept_row", "column", "found", "kept"))
+        other = next(self._read(line["kept_file"], np.array([line["kept_row"]]), identity))
+        shown |= {"kept_file": self.files.paths[line["kept_file"]], "kept_row": line["kept_row"]}
+        compared = dict.fromkeys(self.wanted or (*one.column_names, *other.column_names))
+        differ = [name for name in compared if _sum(one, name) != _sum(other, name)]
+        differ = [name for name in differ if name in self.wanted or name not in identity]
+        first = differ[0] if differ else ""
+        return shown | {"column": first, "found": _text(one, first), "kept": _text(other, first)}
+
+
+def mark(losers: pa.Table, conflicts: pa.Table) -> pa.Table:
+    """The ranges of refused rows, sorted by file and row, with the verdict CONFLICT for these rows."""
+    file, row, count, verdict = (losers[name].to_numpy() for name in losers.column_names)
+    order = np.lexsort((conflicts["row"].to_numpy(), conflicts["file"].to_numpy()))
+    files, rows = conflicts["file"].to_numpy()[order], conflicts["row"].to_numpy()[order]
+    # The range that holds each conflict, and the cuts before and behind it.
+    of = np.array([_place(file, row, *it) for it in _ends(files, rows, file)], np.int64)
+    firsts = np.concatenate([row, rows, rows + np.uint64(1)])
+    of_range = np.concatenate([np.arange(len(row)), of, of])
+    is_conflict = np.concatenate([np.zeros(len(row), bool), np.ones(len(rows), bool), np.zeros(len(rows), bool)])
+    ends = (row + count)[of_range]
+    order = np.lexsort((is_conflict, firsts, of_range))
+    firsts, of_range, is_conflict, ends = firsts[order], of_range[order], is_conflict[order], ends[order]
+    nexts = np.append(firsts[1:], 0)
+    is_last = np.append(of_range[1:] != of_range[:-1], True)
+    counts = np.where(is_last, ends, nexts) - firsts
+    is_any = (counts > 0) & (firsts < ends)
+    verdicts = np.where(is_conflict, np.uint8(Verdict.CONFLICT), verdict[of_range])[is_any]
+    columns = [file[of_range][is_any], firsts[is_any], counts[is_any].astype(np.uint64), verdicts]
+    return pa.table(columns, schema=losers.schema)
+
+
+def _ends(files: npt.NDArray[Any], rows: npt.NDArray[Any], file: npt.NDArray[Any]) -> list[tuple[int, int, int]]:
+    low, high = np.searchsorted(file, files, "left"), np.searchsorted(file, files, "right")
+    return list(zip(low.tolist(), high.tolist(), rows.tolist(), strict=True))
+
+
+def _place(file: npt.NDArray[Any], row: npt.NDArray[Any], low: int, high: int, wanted: int) -> int:
+    return low + int(np.searchsorted(row[low:high], wanted, "right")) - 1
+
+
+def _sum(rows: pa.Table, name: str) -> int:
+    return int(checksums(rows, [name] if name in rows.column_names else [])[0])
+
+
+def _text(rows: pa.Table, name: str) -> str:
+    value = rows[name][0].as_py() if name in rows.column_names else None
+    text = value.hex() if isinstance(value, bytes) else str(value)
+    return text if len(text) <= TEXT_MAX else f"{text[: TEXT_MAX - 1]}…"
+
+
+def listed(samples: pa.Table) -> str:
+    """The first conflicts in a line of text."""
+    return "; ".join(map(_line, samples.slice(0, 3).to_pylist()))
+
+
+def _line(sample: dict[str, Any]) -> str:
+    place = f"{sample['file']}, row {sample['row']}"
+    if sample["kept_file"] is None:
+        return f"{place}: its checksum differs from that of the row that an earlier run has kept"
+    kept = f"{sample['kept_file']}, row {sample['kept_row']}, has {sample['kept']}"
+    return f"{place}: column '{sample['column']}' has {sample['found']}, where {kept}"
+
+
+def joined(samples: list[pa.Table]) -> pa.Table:
+    some = [table for table in samples if table.num_columns]
+    return pa.concat_tables(some, promote_options="permissive") if some else pa.table({})

@@ -1,0 +1,171 @@
+"""The decision of a run, made of what its tasks have found and written."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fencepost.lake.checks import check_kept
+from fencepost.lake.found import Found
+from fencepost.lake.judge import Judged
+from fencepost.lake.write import Written
+from fencepost.state.changelog import corrections, write_lines
+from fencepost.state.decision import Decision, Deferred, Inputs, Marked, Outputs, Shards, SideFiles
+from fencepost.state.hive import hive_folders
+from fencepost.state.ledger import file_table
+from fencepost.state.retention import next_oldest
+
+if TYPE_CHECKING:
+    from fencepost.lake.run import Run
+
+
+def make_decision(
+    run: Run, found: Found, judged: list[Judged], written: list[Written], counts: dict[str, int]
+) -> Decision | None:
+    """What is to be decided, once all it names is durable, and state and sink say whose they are.
+
+    None where every file has to be looked at again, as is known.
+    """
+    job = run.job
+    known = run.base.deferred if run.base else Deferred()
+    if not len(found.read) and not len(found.quarantined) and not run.has_moved and found.deferred == known:
+        return None
+    ordinals = np.cumsum(found.is_read) - 1
+    outputs, winners = _outputs(found, written, ordinals)
+    sides, side_winners = _side_files(run, found, judged, written, ordinals)
+    marked = Marked.of(it | {"ordinal": int(ordinals[it["ordinal"]])} for group in written for it in group.marked)
+    if not run.is_seed:
+        check_kept(run, counts, outputs, marked)
+    sink_version = _checked_rows(run, outputs, written)
+    if staged := _staged(run, outputs, winners):
+        sink_version = {**(sink_version or {}), **staged}
+    with run.step("collect"):
+        names = winners | side_winners
+        prepared = job.sink.collect(run.folder, names) if names else None
+        inputs = _inputs(found)
+        listed = [file_table(Inputs())]
+        if run.source.has_ledger:
+            listed = [file_table(inputs), file_table(found.quarantined), run.news.seen_again]
+        ledger = job.state.extend_ledger(run.base, run.version, run.attempt, listed)
+        if run.version == 1:
+            job.sink.claim(job.state.create(job.settings()).id)
+    shards = (run.base.shards if run.base else Shards()).replaced(it for task in judged for it in task.shards)
+    kept = {shard: pieces for it in judged if it.kept for shard, pieces in it.kept.pieces.items()}
+    return job.state.follow(
+        run.version,
+        run.before,
+        run.attempt,
+        kind="seed" if run.is_seed else "rebase" if run.is_rebase else "run",
+        builds_on=run.base.version if run.base else 0,
+        inputs=inputs,
+        quarantined=found.quarantined,
+        deferred=found.deferred,
+        outputs=outputs,
+        marked=marked,
+        side_files=sides,
+        prepared=prepared,
+        sink_version=sink_version,
+        source_position=run.news.position if run.source.is_own else None,
+        shard_count=run.shards,
+        shards=shards,
+        checksums=None if run.checksums is None else run.checksums.replaced(kept),
+        ledger=ledger,
+        oldest=next_oldest(job.state, run.before, run.version, job.retention, time.time_ns() // 1_000_000),
+        collected=run.collected,
+        clock_ms=run.clock_ms,
+        horizon_ms=run.eviction.horizon_after,
+        key_types=run.key_types,
+        counts=counts,
+        missing_ranges=sum(it.missing_ranges for it in judged),
+        missing_rows=sum(it.missing_rows for it in judged),
+        stale_epoch=sum(it.stale_epoch for it in judged) + found.stale_epoch,
+        border=sum(it.border for it in judged),
+        policy=job.policy.rules,
+        order_by=None if job.order_by is None else list(job.order_by),
+        plan=run.plan,
+        report={"deferred": found.deferred.damaged[:100], "vanished": (run.vanished + found.vanished)[:100]}
+        | ({"seeded_from": run.source.place} if run.is_seed else {}),
+    )
+
+
+def _checked_rows(run: Run, outputs: Outputs, written: list[Written]) -> dict[str, Any] | None:
+    """What the decision says of the sink, which can take the rows."""
+    schemas = {schema: path for group in reversed(written) for schema, path in group.schemas.items()}
+    if not schemas:
+        return run.sink_version
+    folders = dict.fromkeys(name.rpartition("/")[0] + "/" for name in outputs.name)
+    more = run.job.sink.check_rows(schemas, folders)
+    return {**(run.sink_version or {}), **more} or None
+
+
+def _staged(run: Run, outputs: Outputs, winners: dict[str, str]) -> dict[str, Any]:
+    """What tasks have brought nearer to the sink, where it asks for that."""
+    sink, engine = run.job.sink, run.job.engine
+    work, items = sink.staging(run.version, run.attempt, outputs, winners, engine.slots)
+    return sink.staged(run.tasks("stage", work, items)) if items else {}
+
+
+def _side_files(
+    run: Run, found: Found, judged: list[Judged], written: list[Written], ordinals: npt.NDArray[np.int64]
+) -> tuple[SideFiles, dict[str, str]]:
+    """The files of refused rows and of changes in what is missing, and where they lie now."""
+    import pyarrow.parquet as pq  # type: ignore[import-untyped]
+
+    rows: list[dict[str, Any]] = []
+    places: dict[str, str] = {}
+    for group in written:
+        for ordinal, verdict, path, count, size, crc in group.rejects:
+            hive = hive_folders(found.files.paths[ordinal])
+            name = f"_rejects/verdict={verdict}/{hive}part-{ordinals[ordinal]:05}.parquet"
+            places[name] = path
+            rows.append({"table": "rejects", "name": name, "rows": count, "bytes": size, "footer_crc": crc})
+    lines = [pq.read_table(it.changelog) for it in judged if it.changelog is not None]
+    if run.is_rebase:
+        now = [it.drop_columns(["version", "change"]) for it in lines]  # all that is missing: nothing was known
+        lines = corrections(run.job.sink.changelog(), now, run.version)
+    if lines:
+        row, missing = write_lines(lines, run.folder, run.job.disk)
+        places[row["name"]] = str(missing)
+        rows.append(row)
+    return SideFiles.of(rows), places
+
+
+def _inputs(found: Found) -> Inputs:
+    crcs = np.array(found.footer_crc, np.int64)
+    return Inputs(
+        path=found.read.paths,
+        bytes=found.read.bytes,
+        mtime_ns=found.read.mtime_ns,
+        inode=found.read.inode,
+        etag=[""] * len(found.read),
+        rows=found.rows[found.is_read].tolist(),
+        footer_crc=crcs[found.is_read].tolist(),
+    )
+
+
+def _outputs(found: Found, written: list[Written], ordinals: npt.NDArray[np.int64]) -> tuple[Outputs, dict[str, str]]:
+    """The files with kept rows, and where they lie now."""
+    paths = [path for group in written for path in group.paths]
+    places = [place for place, path in enumerate(paths) if path is not None]
+    columns: dict[str, list[Any]] = {"name": [], "ordinal": ordinals[places].tolist() if places else []}
+    for column in ("rows", "bytes", "footer_crc"):
+        values = [it for group in written for it in getattr(group, column)]
+        columns[column] = [values[place] for place in places]
+    folders = found.files.folders()
+    hive = {folder: hive_folders(folder) for folder in dict.fromkeys(folders)}
+    columns["name"] = [
+        f"{hive[folders[place]]}part-{ordinal:05}.parquet"
+        for place, ordinal in zip(places, columns["ordinal"], strict=True)
+    ]
+    winners = {name: str(paths[place]) for name, place in zip(columns["name"], places, strict=True)}
+    for group in written:
+        for first, path, size in group.vectors:
+            facts = {"name": os.path.basename(path), "ordinal": int(ordinals[first]), "rows": 0, "bytes": size}
+            for column, value in (facts | {"footer_crc": 0}).items():
+                columns[column].append(value)
+            winners[facts["name"]] = path
+    return Outputs(**columns), winners

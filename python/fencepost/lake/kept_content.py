@@ -1,0 +1,394 @@
+"""Checksums of kept rows from run to run (`DedupJob(keep_checksums=...)`).
+
+Stage 2a, a task per group of files, writes the checksum of every row of its files. Judging writes the ranges of
+accepted rows and of repeats whose kept row is not of this run, shard by shard. Stage 2b (`conflicts.py`) compares these
+repeats with the checksums that earlier runs have kept, and keeps those of the accepted rows
+(`fencepost.state.checksums`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa  # type: ignore[import-untyped]
+
+from fencepost import StateTable, Verdict
+from fencepost.content import checksums, content_columns
+from fencepost.errors import BatchError, SnapshotError, SourceError, StoreError
+from fencepost.lake.engine import check_stopped
+from fencepost.lake.files import Files, unchanged
+from fencepost.lake.repeats import NOT_HERE, Repeats, Stretches, key_columns
+from fencepost.lake.scan import FILE, ROW
+from fencepost.policy import Columns, Policy
+from fencepost.resets import ROWS_TOGETHER, Numbers
+from fencepost.state.checksums import COUNT, SEQ, KeptSums, Living, advance, find
+from fencepost.state.decision import Checksums, Decision, Shard, SumPiece
+from fencepost.state.segments import SegmentWriter, load_table
+from fencepost.state.stores import Store
+
+SHARD = "_shard"
+"""Column of ranges that a task of judging hands on, beside those of `KeptSums.ranges`, FILE and ROW (of the first
+row)."""
+
+PLACES = pa.schema([("file", pa.uint32()), ("row", pa.uint64())])
+
+Hashes = npt.NDArray[np.uint64]
+
+
+# The settings
+
+
+def kept_columns(wanted: tuple[str, ...]) -> list[str]:
+    """`Checksums.columns` of the columns that a job compares."""
+    return sorted(set(wanted))
+
+
+def rows_max(keep_checksums: int | str, policy: Policy) -> int | None:
+    """Of how many of the newest positions of a key checksums are kept; None for all."""
+    bounds = [] if isinstance(keep_checksums, str) else [keep_checksums]
+    bounds += [] if policy.reach is None else [policy.reach + 1]
+    return min(bounds, default=None)
+
+
+def checked(
+    uri: str,
+    keep_checksums: int | str | None,
+    compared: tuple[str, ...] | None,
+    newest: Decision | None,
+    base: Decision | None,
+) -> Checksums | None:
+    """The checksums that a run goes on with; None where it keeps none.
+
+    `newest`: the version before; `base`: the one whose state it continues, None where it begins anew. Raises
+    SnapshotError where checksums would no longer be what they were said to be.
+    """
+    known = newest.checksums if newest else None
+    if keep_checksums is None and known is not None:
+        reason = f"it keeps checksums of {_named(known.columns)}, and this job has no keep_checksums"
+        advice = "Rows of a run without them would be compared with older rows. keep_checksums=0 drops them"
+        raise SnapshotError(f"{uri}: {reason}. {advice}", reason=reason)
+    if keep_checksums in (None, 0) or compared is None:
+        return None
+    columns = kept_columns(compared)
+    known = base.checksums if base else None
+    if known is not None and known.columns != columns:
+        reason = f"it keeps checksums of {_named(known.columns)}, this job compares {_named(columns)}"
+        advice = "Compare the same columns; or drop the checksums by a run with keep_checksums=0, and keep others then"
+        raise SnapshotError(f"{uri}: {reason}. {advice}", reason=reason)
+    return known or Checksums(columns=columns)
+
+
+def _named(columns: list[str]) -> str:
+    return ", ".join(f"column '{name}'" for name in columns) or "all columns but those of the identity"
+
+
+# Stage 2a: a checksum for each row of each file
+
+
+@dataclass(frozen=True, kw_only=True)
+class SumItem:
+    files: Files
+    """As the first pass found them."""
+    first: int
+    """The ordinal of the first of them."""
+    is_read: list[bool]
+    columns: Columns
+    wanted: tuple[str, ...]
+    """The columns to compare; (): all that are not of the identity."""
+    folder: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summed:
+    """A file of checksums: where those of each input file begin (int64, one more than there are files), then the
+    checksums of their rows (uint64)."""
+
+    path: str
+    first: int
+    """The ordinal of the first input file."""
+    count: int
+    """How many input files."""
+
+
+def sum_rows(item: SumItem) -> Summed:
+    """The checksum of each row. Memory: a row group's content columns.
+
+    Raises BatchError for a column that cannot be compared, SourceError, StoreError, ChangedError.
+    """
+    path = Path(item.folder) / f"{uuid4().hex}.sums"
+    starts = np.zeros(len(item.files) + 1, np.int64)
+    with open(path, "xb") as file:
+        file.write(starts.tobytes())
+        for place in range(len(item.files)):
+            rows = 0
+            if item.is_read[place]:
+                check_stopped()
+                for sums in _sums_of(item, place):
+                    file.write(sums.tobytes())
+                    rows += len(sums)
+            starts[place + 1] = starts[place] + rows
+        file.seek(0)
+        file.write(starts.tobytes())
+    return Summed(path=str(path), first=item.first, count=len(item.files))
+
+
+def _sums_of(item: SumItem, place: int) -> Iterator[Hashes]:
+    path = item.files.full_path(place)
+    with unchanged(item.files, place):
+        for part in read_rows(path, None, item.columns, item.wanted):
+            try:
+                yield checksums(part, part.column_names)
+            except BatchError as error:
+                raise BatchError(f"{path}: {error}", column=error.column) from error
+
+
+def read_rows(
+    path: str, rows: Numbers | None, columns: Columns, wanted: tuple[str, ...], more: tuple[str, ...] = ()
+) -> Iterator[pa.Table]:
+    """The content columns of some rows of a file, ascending, a table for each row group that has any of them.
+
+    `rows`: None for all. `more`: columns that are read beside them, where the file has them. Raises BatchError,
+    SourceError, StoreError.
+    """
+    import pyarrow.parquet as pq  # type: ignore[import-untyped]
+
+    try:
+        with pq.ParquetFile(path) as file:
+            names = file.schema_arrow.names
+            read = content_columns(names, columns.names, wanted)
+            read += [name for name in more if name in names and name not in read]
+            first = 0
+            for group in range(file.metadata.num_row_groups):
+                count = file.metadata.row_group(group).num_rows
+                low, high = (0, count) if rows is None else np.searchsorted(rows, [first, first + count])
+                if low < high:
+                    table = file.read_row_group(group, columns=read) if read else pa.table({"": pa.nulls(count)})
+                    yield table if rows is None else table.take(pa.array(rows[low:high] - first))
+                first += count
+    except FileNotFoundError:
+        raise
+    except BatchError as error:
+        raise BatchError(f"{path}: {error}", column=error.column) from error
+    except (pa.ArrowInvalid, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:  # pyarrow gives none for damage
+            text = f"{path}: cannot be read: {error}. Check the storage and the rights, then run again"
+            raise StoreError(text, path=path, errno=error.errno) from error
+        raise SourceError(f"{path}: its content cannot be read: {error}", path=path) from error
+
+
+class Sums:
+    """The checksums of all rows of a run, mapped into memory."""
+
+    def __init__(self, summed: Sequence[Summed]) -> None:
+        found = sorted(summed, key=lambda it: it.first)
+        self._firsts = np.array([it.first for it in found], np.int64)
+        words = [_mapped(it.path) for it in found]
+        self._starts = [words[place][: it.count + 1] for place, it in enumerate(found)]
+        self._sums = [words[place][it.count + 1 :].view(np.uint64) for place, it in enumerate(found)]
+
+    def of(self, files: npt.NDArray[Any], rows: npt.NDArray[Any]) -> Hashes:
+        """Of each row: `files` are ordinals."""
+        found = np.zeros(len(rows), np.uint64)
+        task = np.searchsorted(self._firsts, files.astype(np.int64), side="right") - 1
+        for number in np.unique(task).tolist():
+            some = np.flatnonzero(task == number)
+            starts = self._starts[number][files[some].astype(np.int64) - self._firsts[number]]
+            found[some] = self._sums[number][starts + rows[some].astype(np.int64)]
+        return found
+
+
+def _mapped(path: str) -> Numbers:
+    """A file of numbers. No descriptor stays open: a task may need many files."""
+    with pa.memory_map(path) as file:
+        return np.frombuffer(file.read_buffer(), np.int64)
+
+
+# What judging hands on
+
+
+@dataclass(kw_only=True)
+class Ranges:
+    """Ranges of rows that a task of judging hands on."""
+
+    accepted: list[pa.Table] = field(default_factory=list)
+    alone: list[pa.Table] = field(default_factory=list)
+    """Repeats whose kept row is not of this run."""
+
+    def add(self, shard: int, runs: pa.Table, codes: npt.NDArray[np.uint8], policy: Policy) -> None:
+        """The accepted rows of a shard. `codes`: a verdict for each row of the runs."""
+        some = Stretches.of(runs, codes, [Verdict.ACCEPTED])
+        self.accepted.append(_ranges(shard, runs, policy, some.runs, some.offsets, some.counts))
+
+    def add_repeats(self, shard: int, runs: pa.Table, policy: Policy, some: Stretches, repeats: Repeats) -> None:
+        """Those of the repeats whose kept row is not of this run. `some`: what their stretches are places in."""
+        if policy.admit == "forward" and policy.late == "duplicate" and policy.wrap is not None:
+            return  # a DUPLICATE may never have been kept, and its number may be that of a row of an earlier lap
+        alone = np.flatnonzero(repeats.kept == NOT_HERE)
+        stretch, offsets = repeats.stretch[alone], repeats.offsets[alone]
+        is_first = np.ones(len(alone), bool)
+        is_first[1:] = (stretch[1:] != stretch[:-1]) | (offsets[1:] != offsets[:-1] + 1)
+        firsts = np.flatnonzero(is_first)
+        counts = np.diff(np.append(firsts, len(alone)))
+        stretch, offsets = stretch[firsts], offsets[firsts]
+        if len(firsts):
+            begin = some.offsets[stretch] + offsets
+            self.alone.append(_ranges(shard, runs, policy, some.runs[stretch], begin, counts))
+
+    def write(self, folder: str) -> tuple[str | None, str | None]:
+        """The files of the accepted rows and of the repeats; None where there are none."""
+        return _written(self.accepted, folder), _written(self.alone, folder)
+
+
+def _ranges(shard: int, runs: pa.Table, policy: Policy, places: Numbers, offsets: Numbers, counts: Numbers) -> pa.Table:
+    keys = pa.table(key_columns(runs, policy, by_epoch=True)).take(pa.array(places))
+    seqs = runs[policy.columns.seq].to_numpy().astype(np.int64)[places] + offsets
+    columns = {
+        SEQ: seqs if policy.wrap is None else seqs % policy.wrap,
+        COUNT: counts.astype(np.int64),
+        FILE: runs[FILE].to_numpy()[places],
+        ROW: runs[ROW].to_numpy()[places] + offsets.astype(np.uint64),
+        SHARD: np.full(len(places), shard, np.int64),
+    }
+    for name, values in columns.items():
+        keys = keys.append_column(name, pa.array(values))
+    return keys
+
+
+def _written(tables: list[pa.Table], folder: str) -> str | None:
+    if not any(map(len, tables)):
+        return None
+    table = pa.concat_tables(tables, promote_options="permissive").replace_schema_metadata(None)
+    path = Path(folder) / f"{uuid4().hex}.ranges"
+    with pa.ipc.new_file(path, table.schema) as file:
+        file.write_table(table)
+    return str(path)
+
+
+# Stage 2b
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardSums:
+    """A shard that a run has judged."""
+
+    after: Shard
+    """Its state after the run."""
+    state_before: Shard | None
+    """Its state before the run."""
+    before: tuple[SumPiece, ...]
+    """Its checksums before the run."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Keeping:
+    """What a task needs to compare with checksums of earlier runs, and to keep those of this one."""
+
+    summed: list[Summed]
+    accepted: str | None
+    """Files of `Ranges`."""
+    alone: str | None
+    shards: list[ShardSums]
+    policy: Policy
+    keep: tuple[str, ...]
+    """What tables keep, as in `Settings.keep`."""
+    rows_max: int | None
+    version: int
+    attempt: str
+
+
+@dataclass(kw_only=True)
+class Kept:
+    """What a task has compared and kept."""
+
+    compared: int = 0
+    """Repeats of rows of earlier runs that were compared."""
+    noted: int = 0
+    """Accepted rows whose checksums were kept."""
+    pieces: dict[int, tuple[SumPiece, ...]] = field(default_factory=dict)
+    """Of the shards that have accepted rows."""
+    bytes_read: int = 0
+    bytes_written: int = 0
+
+
+def compare_and_keep(store: Store, item: Keeping, sums: Sums) -> tuple[Kept, pa.Table]:
+    """Compare repeats with what earlier runs have kept, then keep the checksums of accepted rows.
+
+    Gives the conflicts, too: file and row. Memory: the accepted rows of a shard at 40 bytes, and the checksums that are
+    merged with theirs at 32. Raises SnapshotError.
+    """
+    kept = Kept()
+    conflicts: list[pa.Table] = [PLACES.empty_table()]
+    accepted, alone = _by_shard(item.accepted), _by_shard(item.alone)
+    with SegmentWriter(store, item.version, item.attempt) as writer:
+        for shard in item.shards:
+            number = shard.after.shard
+            if number in alone and shard.before:
+                conflicts += _compare(store, item, shard, alone[number], sums, kept)
+            if number in accepted:
+                _keep(store, item, shard, accepted[number], sums, kept, writer)
+    return kept, pa.concat_tables(conflicts)
+
+
+def _compare(
+    store: Store, item: Keeping, shard: ShardSums, alone: pa.Table, sums: Sums, kept: Kept
+) -> Iterator[pa.Table]:
+    living = _living(store, item, shard.state_before) if item.rows_max is not None and shard.state_before else None
+    has_sum, known, bytes_read = find(store, shard.before, alone, item.policy.wrap, living)
+    kept.bytes_read += bytes_read
+    counts = alone[COUNT].to_numpy()
+    ends = np.cumsum(counts)
+    file, row = alone[FILE].to_numpy(), alone[ROW].to_numpy()
+    for first in range(0, len(known), ROWS_TOGETHER):
+        places = np.flatnonzero(has_sum[first : first + ROWS_TOGETHER]) + first
+        line = np.searchsorted(ends, places, side="right")
+        files, rows = file[line], row[line] + (places - (ends - counts)[line]).astype(np.uint64)
+        is_other = sums.of(files, rows).astype(np.uint32) != known[places]
+        kept.compared += len(places)
+        yield pa.table([files[is_other], rows[is_other]], schema=PLACES)
+
+
+def _keep(
+    store: Store, item: Keeping, shard: ShardSums, accepted: pa.Table, sums: Sums, kept: Kept, writer: SegmentWriter
+) -> None:
+    counts = accepted[COUNT].to_numpy()
+    offsets = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
+    rows = np.repeat(accepted[ROW].to_numpy(), counts) + offsets.astype(np.uint64)
+    new = KeptSums(
+        accepted.drop_columns([FILE, ROW, SHARD]),
+        sums.of(np.repeat(accepted[FILE].to_numpy(), counts), rows).astype(np.uint32),
+    )
+    pieces = advance(store, shard.before, new, writer, _living(store, item, shard.after), item.policy.wrap)
+    kept.noted += len(new.sums)
+    kept.pieces[shard.after.shard] = pieces
+    kept.bytes_read += sum(it.piece.bytes for it in shard.before if it not in pieces)
+    kept.bytes_written += sum(it.piece.bytes for it in pieces if it not in shard.before)
+
+
+def _living(store: Store, item: Keeping, shard: Shard) -> Living | None:
+    """None where the state forgets no row that it has accepted."""
+    policy = item.policy
+    if item.rows_max is None and policy.admit != "next" and policy.epochs != "fence" and not item.keep:
+        return None
+
+    @cache
+    def table() -> StateTable:
+        return load_table(store, shard.pieces, policy, keep=item.keep)
+
+    return Living(table=table, rows_max=item.rows_max)
+
+
+def _by_shard(path: str | None) -> dict[int, pa.Table]:
+    if path is None:
+        return {}
+    ranges = pa.ipc.open_file(pa.memory_map(path)).read_all()
+    shard = ranges[SHARD].to_numpy()
+    borders = [0, *(np.flatnonzero(np.diff(shard)) + 1).tolist(), len(shard)]
+    return {int(shard[first]): ranges.slice(first, end - first) for first, end in pairwise(borders) if first < end}

@@ -1,0 +1,256 @@
+"""What a run reads: a folder of files, a Delta table, a Kafka log, or the batch of a stream.
+
+A source lists what is new as files. From there on all kinds are alike: the tasks of a run read files.
+
+| source | what is new | what remembers what was read |
+|---|---|---|
+| `Folder` | files that the ledger does not have | the ledger of the state |
+| `DeltaTable` | files that commits after the position have added | the position: a version of the table |
+| `LogOfKafka` | records behind the position, written to files by tasks | the position: offsets by partition |
+| `Batch` | all files of the folder that a stream has written | the position of the stream behind the batch |
+
+To add a kind, write a class with the members of `Source`, and let `open_source` return it.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import pyarrow as pa  # type: ignore[import-untyped]
+
+from fencepost.errors import SourceError
+from fencepost.lake.delta import list_appended
+from fencepost.lake.files import Files, list_files
+from fencepost.lake.kafka_log import ExportItem, KafkaLog, export, find_new
+from fencepost.lake.left_out import Adds
+from fencepost.lake.plan import groups_of_files
+from fencepost.lake.scan import FooterItem, footers
+from fencepost.state.decision import Inputs
+from fencepost.state.delta import is_delta
+from fencepost.state.ledger import file_table, new_files
+
+if TYPE_CHECKING:
+    from fencepost.lake.found import Found
+    from fencepost.lake.job import DedupJob
+    from fencepost.lake.run import Run
+
+Position = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class News:
+    """What is new in a source."""
+
+    files: Files
+    position: Position | None = None
+    """The position behind the files. None: the source has none."""
+    adds: Adds = field(default_factory=dict)
+    """Path to the action by which a Delta table names a file."""
+    damaged: Mapping[str, str] = field(default_factory=dict)
+    """Files whose damage shows in the listing: full path to reason."""
+    ignored: tuple[str, ...] = ()
+    """Files that were not read because of their names."""
+    seen_again: pa.Table = field(default_factory=lambda: file_table(Inputs()))
+    """Files of the ledger that have other inodes now. Once they are noted, their footers need not be read again."""
+
+
+class Source(Protocol):
+    """A kind of source."""
+
+    @property
+    def place(self) -> str:
+        """The path, or the name that the state knows the source by."""
+
+    @property
+    def is_own(self) -> bool:
+        """Whether the position is one of the job's own source. Other sources are read once."""
+
+    @property
+    def has_ledger(self) -> bool:
+        """Whether the state's ledger lists the files that were read."""
+
+    def find_new(self, run: Run) -> News:
+        """List what is new since `run.base`. Raises SourceError, StoreError."""
+
+    def unread(self, found: Found, *, is_rebase: bool) -> list[str]:
+        """The files that this run leaves out and no later run reads: the run stops because of them."""
+
+
+@dataclass(frozen=True)
+class Given:
+    """What a run reads in place of what is new in the job's source. It is read whole."""
+
+    folder: str
+    is_seed: bool = False
+    """Whether the rows are judged, and what is missing is listed, but no row is written."""
+    is_rebase: bool = False
+    """Whether the state begins anew with these rows."""
+    position: Position | None = None
+    """`Decision.source_position` behind a folder that a stream has written."""
+
+
+def open_source(job: DedupJob, given: Given | None) -> Source:
+    """The source of a run."""
+    if given and given.position is not None:
+        return Batch(given.folder, given.position)
+    place = given.folder if given else job.source
+    is_own = place == job.source
+    if is_own and job.log is not None:
+        return LogOfKafka(job.log)
+    return DeltaTable(place, is_own=is_own) if is_delta(place) else Folder(place, is_own=is_own)
+
+
+def list_of(files: Files, footer_crc: list[int] | None = None) -> pa.Table:
+    """Files as the ledger lists them."""
+    columns = {"path": files.paths, "bytes": files.bytes, "mtime_ns": files.mtime_ns, "inode": files.inode}
+    known = {} if footer_crc is None else {"footer_crc": footer_crc}
+    return file_table(columns | known | {"etag": [""] * len(files)})
+
+
+def _left_out(found: Found) -> list[str]:
+    return [*found.deferred.path, *found.quarantined.path, *found.vanished]
+
+
+@dataclass(frozen=True)
+class Folder:
+    """A folder of Parquet files."""
+
+    place: str
+    is_own: bool = field(kw_only=True)
+
+    @property
+    def has_ledger(self) -> bool:
+        return self.is_own
+
+    def find_new(self, run: Run) -> News:
+        if self.is_own and run.base and run.base.source_position is not None:
+            version = run.base.source_position["version"]
+            text = f"{self.place}: was read as a Delta table up to version {version}, and is not one any more"
+            raise SourceError(text, path=self.place)
+        listed = list_files(self.place)
+        new, moved = new_files(run.job.state.ledger(run.base), list_of(listed))
+        crcs = self._footers(run, listed, sorted(moved))
+        same = [place for place, crc in crcs.items() if crc in moved[place]]
+        new = sorted([*new, *(place for place, crc in crcs.items() if crc is not None and crc not in moved[place])])
+        return News(
+            files=listed.take(new) if len(new) < len(listed) else listed,
+            ignored=listed.ignored,
+            seen_again=list_of(listed.take(same), [crcs[place] or 0 for place in same]),
+        )
+
+    def _footers(self, run: Run, listed: Files, places: list[int]) -> dict[int, int | None]:
+        """The checksums of the footers of files that have other inodes than when they were read. None: it is gone."""
+        if not places:
+            return {}
+        groups = [places[first:end] for first, end in groups_of_files([0] * len(places), run.job.engine.slots)]
+        items = [FooterItem(paths=[listed.full_path(place) for place in group]) for group in groups]
+        run.job.disk.make_folder(run.folder)
+        try:
+            found = run.tasks("look", footers, items)
+        finally:
+            run.job.disk.remove(run.folder)
+        return dict(zip(places, (crc for some in found for crc in some), strict=True))
+
+    def unread(self, found: Found, *, is_rebase: bool) -> list[str]:
+        return [] if self.is_own else _left_out(found)
+
+
+@dataclass(frozen=True)
+class DeltaTable:
+    """A Delta table, which may be the sink too."""
+
+    place: str
+    is_own: bool = field(kw_only=True)
+    has_ledger = False
+
+    def find_new(self, run: Run) -> News:
+        job, base = run.job, run.base if self.is_own else None
+        position = base.source_position if base else None
+        if base and position is None and len(base.ledger):
+            text = f"{self.place}: was read as a folder of files, now it is a Delta table: it needs a state of its own"
+            raise SourceError(text, path=self.place)
+        if job.is_in_place and position is None and run.version > 1:
+            job.check_rewritten()  # the first version was given up: its files may have been others
+        own = job.state.agreed().id if job.is_in_place and run.before else None
+        pending = [add for add in base.deferred.add if add is not None] if base and position else []
+        files, position, adds, damaged = list_appended(self.place, position, own, pending)
+        return News(files=files, position=position, adds=adds, damaged=damaged)
+
+    def unread(self, found: Found, *, is_rebase: bool) -> list[str]:
+        if not self.is_own:
+            return _left_out(found)
+        bad = [*found.deferred.path, *found.quarantined.path] if is_rebase else []
+        return [*bad, *found.vanished]
+
+
+@dataclass(frozen=True)
+class LogOfKafka:
+    """Partitions of a Kafka log. Tasks write what is new to files in the folder of the attempt."""
+
+    log: KafkaLog
+    is_own = True
+    has_ledger = False
+
+    @property
+    def place(self) -> str:
+        return self.log.name
+
+    def find_new(self, run: Run) -> News:
+        before = run.base.source_position if run.base else None
+        news = find_new(self.log, before)
+        for problem in news.problems:
+            if run.job.on_reset == "stop":
+                raise SourceError(f"{problem}; on_reset='report' goes on with what there is", path=self.log.place)
+            warnings.warn(problem, RuntimeWarning, stacklevel=2)
+        position = news.position()
+        if position == before:
+            return News(files=Files(str(run.folder / "log")), position=position)
+        run.job.disk.make_folder(run.folder)
+        items = [
+            ExportItem(
+                part=part.detached(), since=since, folder=str(run.folder), batch_bytes_max=self.log.batch_bytes_max
+            )
+            for part, since in news.parts
+        ]
+        try:
+            return News(files=self._export(run, items), position=position)
+        except BaseException:
+            run.discard()
+            raise
+
+    def _export(self, run: Run, items: list[ExportItem]) -> Files:
+        files = Files(str(run.folder / "log"))
+        done = run.tasks("export", partial(export, self.log.options), items)
+        for item, exported in zip(items, done, strict=True):
+            if exported.rows:
+                path = f"{item.part.topic}-{item.part.partition}/{item.part.segment.base_offset:020}.parquet"
+                full_path = Path(files.root, path)
+                full_path.parent.mkdir(parents=True, exist_ok=True)
+                os.rename(exported.path, full_path)
+                files.append(path, full_path.stat())
+        return files
+
+    def unread(self, found: Found, *, is_rebase: bool) -> list[str]:
+        return _left_out(found)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A folder that a stream has written for one of its batches."""
+
+    place: str
+    position: Position
+    is_own = True
+    has_ledger = False
+
+    def find_new(self, run: Run) -> News:
+        return News(files=list_files(self.place), position=self.position)
+
+    def unread(self, found: Found, *, is_rebase: bool) -> list[str]:
+        return _left_out(found)

@@ -1,0 +1,72 @@
+"""How many partitions a place has: stored when it is first used, and the same from then on.
+
+Under another count keys move. A row that is read again, or is sent by a second producer, would come to a partition that
+does not know its sequence, and would be written twice.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+from fencepost.errors import PolicyError, SourceError
+from fencepost.state.stores import Store
+
+VERSION = 1
+COUNT_MAX = 2**31 - 1
+
+
+def checked(place: str, given: int | None, stored: int | None, used: int) -> int:
+    """The number of partitions of a place.
+
+    `given`: what the caller says, None for whatever the place has. `stored`: what the place says, None if it is new or
+    an older version wrote it. `used`: how many partitions what lies there shows, 0 for none; counts where nothing is
+    stored. One partition where nobody says anything. Raises PolicyError for another count than the place's.
+    """
+    if given is not None and (isinstance(given, bool) or not isinstance(given, int) or not 1 <= given <= COUNT_MAX):
+        raise PolicyError(f"partitions={given!r}: 1 to {COUNT_MAX}, or None for as many as {place} has")
+    if stored is not None:
+        if given not in (None, stored):
+            raise PolicyError(
+                f"partitions={given}: {place} has {stored} partitions, for ever, since under another count keys move "
+                f"and rows that come again are not known. Leave partitions= out, or write to another place"
+            )
+        return stored
+    if used > (given or 1):
+        has = f"partitions={given}" if given is not None else "partitions is not given"
+        raise PolicyError(
+            f"{has}: {place} stores no count, and has rows of partition {used - 1}. Give the count with which it was "
+            f"written, at least partitions={used}; it is stored then"
+        )
+    return given or 1
+
+
+def stored_in(store: Store, name: str, place: str, given: int | None, used: Callable[[], int]) -> int:
+    """The number of partitions by an object of a store, which is put where it is missing.
+
+    `used` is called only then. Raises PolicyError as `checked`, SourceError (path) for an object that says no count,
+    StoreError.
+    """
+    path = f"{store.uri}/{name}"
+    stored = _read(store, name, path)
+    count = checked(place, given, stored, 0 if stored is not None else used())
+    if stored is None:
+        data = json.dumps({"version": VERSION, "partitions": count}).encode()
+        if not store.put(name, data):  # somebody else was first
+            count = checked(place, given, _read(store, name, path), 0)
+    return count
+
+
+def _read(store: Store, name: str, path: str) -> int | None:
+    try:
+        found = json.loads(store.read(name))
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        raise SourceError(f"{path}: no count of partitions: {error}", path=path) from error
+    version, count = (found.get(it) if isinstance(found, dict) else None for it in ("version", "partitions"))
+    if version != VERSION:
+        raise SourceError(f"{path}: version {version!r}, but this package reads {VERSION}", path=path)
+    if not isinstance(count, int) or not 1 <= count <= COUNT_MAX:
+        raise SourceError(f"{path}: partitions {count!r} is no count: 1 to {COUNT_MAX}", path=path)
+    return count

@@ -1,0 +1,460 @@
+//! The pages of a chunk of a column. Every number of a page header that a decoder would take for a size is checked
+//! first: against the chunk, or against the page's bytes.
+//!
+//! The crate's own reader allocates what headers claim.
+
+use crate::decompress::Decompressor;
+use crate::delta;
+use crate::levels::{self, Levels};
+use crate::read_at::Source;
+use crate::thrift::{self, Broken, Header, Kind};
+use bytes::Bytes;
+use parquet::basic::{Encoding, Type};
+use parquet::column::page::{Page, PageMetadata, PageReader};
+use parquet::errors::{ParquetError, Result};
+use parquet::file::metadata::ColumnChunkMetaData;
+use parquet::file::reader::ChunkReader;
+
+/// What is read at first of a page header. Most have some dozen bytes, those with long statistics more.
+const HEADER_BYTES: u64 = 512;
+/// A chunk is dense where its values would take more than this once decoded, and their bytes do not account for it:
+/// a run of a billion values takes six.
+const DENSE_BYTES: u64 = 128 << 20;
+const DENSE_RATIO: u64 = 64;
+/// What a decoder holds of a value and its levels.
+const VALUE_BYTES: u64 = 40;
+/// Values of one page of deltas whose lengths decoders hold all at once.
+const DELTAS_MAX: u64 = 16 << 20;
+
+/// Reads the pages of a chunk, but for those of no values, which writers leave behind where a record just fills one:
+/// the crate's readers take such a page for the chunk's end.
+pub(crate) struct Pages {
+    source: Source,
+    decompressor: Decompressor,
+    column: ColumnChunkMetaData,
+    at: u64,
+    end: u64,
+    /// Of the next page, which begins at `at`.
+    header: Option<Header>,
+    values_left: u64,
+    /// Values of the row that the last page ended in.
+    row_values: u64,
+}
+
+impl Pages {
+    /// `rows`: of the row group.
+    pub(crate) fn open(source: &Source, column: &ColumnChunkMetaData, rows: u64) -> Result<Pages> {
+        let (start, bytes) = column.byte_range();
+        let is_flat = column.column_descr().max_rep_level() == 0;
+        Ok(Pages {
+            source: source.clone(),
+            decompressor: Decompressor::of(column.compression())?,
+            column: column.clone(),
+            at: start,
+            end: start + bytes,
+            header: None,
+            values_left: if is_flat { rows } else { column.num_values().max(0) as u64 },
+            row_values: 0,
+        })
+    }
+
+    /// The header of the next page, `at` behind it.
+    fn next_header(&mut self) -> Result<Option<Header>> {
+        while self.header.is_none() && self.at < self.end {
+            let header = self.read_header()?;
+            self.at += header.bytes as u64;
+            if header.compressed as u64 > self.end - self.at {
+                let problem = format!("a page of {} bytes is longer than its chunk", header.compressed);
+                return Err(ParquetError::EOF(problem));
+            }
+            match header.kind {
+                Kind::First { values: 0, .. } | Kind::Second { values: 0, .. } | Kind::Index => {
+                    self.at += header.compressed as u64;
+                }
+                _ => self.header = Some(header),
+            }
+        }
+        Ok(self.header)
+    }
+
+    fn read_header(&self) -> Result<Header> {
+        let bytes_max = self.end - self.at;
+        let mut length = HEADER_BYTES.min(bytes_max);
+        loop {
+            let bytes = self.source.get_bytes(self.at, length as usize)?;
+            match thrift::header(&bytes) {
+                Ok(header) => return Ok(header),
+                Err(Broken::Short) if length < bytes_max => length = (2 * length).min(bytes_max),
+                Err(Broken::Short) => {
+                    return Err(ParquetError::EOF("the header of a page is longer than its chunk".into()));
+                }
+                Err(Broken::Wrong(problem)) => return Err(ParquetError::General(problem)),
+            }
+        }
+    }
+
+    fn read_page(&mut self, header: &Header) -> Result<Page> {
+        let packed = self.source.get_bytes(self.at, header.compressed)?;
+        self.at += header.compressed as u64;
+        if header.crc.is_some_and(|crc| crc != crc32fast::hash(&packed)) {
+            return Err(ParquetError::General("the CRC checksum of a page is wrong".into()));
+        }
+        let (levels_bytes, is_compressed) = match header.kind {
+            Kind::Second { definitions, repetitions, is_compressed, .. } => {
+                (definitions as usize + repetitions as usize, is_compressed)
+            }
+            _ => (0, true),
+        };
+        let buf = match is_compressed && !self.decompressor.is_none() {
+            true => self.decompress(&packed, levels_bytes, header.uncompressed)?,
+            false => packed,
+        };
+        if levels_bytes > buf.len() {
+            return Err(ParquetError::EOF("a page ends before its levels do".into()));
+        }
+        self.take_in(header, &buf)?;
+        Ok(page(header.kind, buf))
+    }
+
+    /// Levels of pages of the second version are not compressed.
+    fn decompress(&mut self, packed: &Bytes, levels_bytes: usize, uncompressed: usize) -> Result<Bytes> {
+        let (Some((levels, packed)), Some(count)) =
+            (packed.split_at_checked(levels_bytes), uncompressed.checked_sub(levels_bytes))
+        else {
+            return Err(ParquetError::EOF("a page ends before its levels do".into()));
+        };
+        let mut out = levels.to_vec();
+        // A page of nulls may have no values to decompress.
+        if count > 0 {
+            self.decompressor.append(packed, count, &mut out)?;
+        }
+        Ok(out.into())
+    }
+
+    /// Checks what a page claims of its values.
+    fn take_in(&mut self, header: &Header, buf: &Bytes) -> Result<()> {
+        let (values, encoding) = match header.kind {
+            Kind::Dictionary { values, .. } => return self.check_dictionary(values.into(), buf),
+            Kind::First { values, encoding, .. } | Kind::Second { values, encoding, .. } => (values, encoding),
+            Kind::Index => return Ok(()),
+        };
+        let values = u64::from(values);
+        self.values_left = self.values_left.checked_sub(values).ok_or_else(|| {
+            ParquetError::General(format!("a page has {values} values, its chunk only {} more", self.values_left))
+        })?;
+        let (repetitions, of_values) = self.parts(header.kind, buf)?;
+        if self.column.column_descr().max_rep_level() > 0 && is_dense(&self.column) {
+            self.check_rows(values, repetitions)?;
+        }
+        let limit = values.min(DELTAS_MAX.max(DENSE_RATIO * header.compressed as u64));
+        match encoding {
+            Encoding::DELTA_LENGTH_BYTE_ARRAY => delta::check(of_values, 1, limit),
+            Encoding::DELTA_BYTE_ARRAY => delta::check(of_values, 2, limit),
+            _ => Ok(()),
+        }
+    }
+
+    /// Values of dictionaries are plain.
+    fn check_dictionary(&self, values: u64, buf: &Bytes) -> Result<()> {
+        let descriptor = self.column.column_descr();
+        let bits = match descriptor.physical_type() {
+            Type::BOOLEAN => 1,
+            Type::INT32 | Type::FLOAT | Type::BYTE_ARRAY => 32,
+            Type::INT64 | Type::DOUBLE => 64,
+            Type::INT96 => 96,
+            Type::FIXED_LEN_BYTE_ARRAY => 8 * descriptor.type_length().max(1) as u64,
+        };
+        if values > 8 * buf.len() as u64 / bits {
+            let problem = format!("a dictionary has {values} values, {} bytes cannot hold them", buf.len());
+            return Err(ParquetError::General(problem));
+        }
+        Ok(())
+    }
+
+    /// The repetition levels of a data page, where they are runs, and its values.
+    fn parts<'a>(&self, kind: Kind, buf: &'a Bytes) -> Result<(Option<&'a [u8]>, &'a [u8])> {
+        let descriptor = self.column.column_descr();
+        let (max_repetition, max_definition) = (descriptor.max_rep_level(), descriptor.max_def_level());
+        match kind {
+            Kind::First { values, definitions, repetitions, .. } => {
+                let (of_repetitions, rest) = first_levels(buf, max_repetition, repetitions, values)?;
+                let (_, of_values) = first_levels(rest, max_definition, definitions, values)?;
+                Ok((of_repetitions, of_values))
+            }
+            Kind::Second { definitions, repetitions, .. } => {
+                let (of_repetitions, rest) = buf.split_at(repetitions as usize);
+                Ok((Some(of_repetitions), &rest[definitions as usize..]))
+            }
+            Kind::Dictionary { .. } | Kind::Index => Ok((None, buf)),
+        }
+    }
+
+    /// No row of a dense chunk may have so many values that they cannot be held.
+    fn check_rows(&mut self, values: u64, repetitions: Option<&[u8]>) -> Result<()> {
+        let values_max = DENSE_BYTES / value_bytes(&self.column);
+        let max = self.column.column_descr().max_rep_level();
+        let mut longest = self.row_values;
+        match repetitions.filter(|_| max <= levels::MAX) {
+            None => longest = longest.max(values),
+            Some(repetitions) => {
+                let mut levels = Levels::new(repetitions, max, values as usize);
+                while let Some((level, count)) = levels.next_run().map_err(ParquetError::General)? {
+                    self.row_values = if level == 0 { 1 } else { self.row_values.saturating_add(count as u64) };
+                    longest = longest.max(self.row_values);
+                }
+            }
+        }
+        if longest > values_max {
+            let bytes = self.column.compressed_size();
+            let problem = format!("a row has {longest} values, and all rows of its chunk have {bytes} bytes");
+            return Err(ParquetError::General(problem));
+        }
+        Ok(())
+    }
+}
+
+/// Whether the chunk claims far more values than its bytes account for. Its rows are then read one by one.
+pub(crate) fn is_dense(column: &ColumnChunkMetaData) -> bool {
+    let values = column.num_values().max(0) as u64;
+    values.saturating_mul(value_bytes(column)) > DENSE_BYTES
+        && values > DENSE_RATIO.saturating_mul(column.compressed_size().max(0) as u64)
+}
+
+fn value_bytes(column: &ColumnChunkMetaData) -> u64 {
+    VALUE_BYTES.max(column.column_descr().type_length().max(0) as u64)
+}
+
+/// The levels at the beginning of a page of the first version, where they are runs, and what is behind them.
+fn first_levels(buf: &[u8], max: i16, encoding: Encoding, values: u32) -> Result<(Option<&[u8]>, &[u8])> {
+    let too_short = || ParquetError::EOF("a page ends before its levels do".into());
+    if max == 0 {
+        return Ok((None, buf));
+    }
+    if encoding == Encoding::RLE {
+        let (length, rest) = buf.split_first_chunk::<4>().ok_or_else(too_short)?;
+        let parts = rest.split_at_checked(u32::from_le_bytes(*length) as usize).ok_or_else(too_short)?;
+        return Ok((Some(parts.0), parts.1));
+    }
+    // Bits without runs: the only other encoding, of old files.
+    let bits = u64::from(values) * u64::from(i16::BITS - max.leading_zeros());
+    let parts = buf.split_at_checked(bits.div_ceil(8) as usize).ok_or_else(too_short)?;
+    Ok((None, parts.1))
+}
+
+fn page(kind: Kind, buf: Bytes) -> Page {
+    match kind {
+        Kind::Dictionary { values, encoding, is_sorted } => {
+            Page::DictionaryPage { buf, num_values: values, encoding, is_sorted }
+        }
+        Kind::First { values, encoding, definitions, repetitions } => Page::DataPage {
+            buf,
+            num_values: values,
+            encoding,
+            def_level_encoding: definitions,
+            rep_level_encoding: repetitions,
+            statistics: None,
+        },
+        Kind::Second { values, nulls, rows, encoding, definitions, repetitions, is_compressed } => Page::DataPageV2 {
+            buf,
+            num_values: values,
+            encoding,
+            num_nulls: nulls,
+            num_rows: rows,
+            def_levels_byte_len: definitions,
+            rep_levels_byte_len: repetitions,
+            is_compressed,
+            statistics: None,
+        },
+        Kind::Index => unreachable!("pages of an index are passed over"),
+    }
+}
+
+impl PageReader for Pages {
+    fn get_next_page(&mut self) -> Result<Option<Page>> {
+        let Some(header) = self.next_header()? else { return Ok(None) };
+        self.header = None;
+        self.read_page(&header).map(Some)
+    }
+
+    fn peek_next_page(&mut self) -> Result<Option<PageMetadata>> {
+        Ok(self.next_header()?.map(|header| match header.kind {
+            Kind::First { values, .. } => {
+                PageMetadata { num_rows: None, num_levels: Some(values as usize), is_dict: false }
+            }
+            Kind::Second { values, rows, .. } => {
+                PageMetadata { num_rows: Some(rows as usize), num_levels: Some(values as usize), is_dict: false }
+            }
+            Kind::Dictionary { .. } | Kind::Index => PageMetadata { num_rows: None, num_levels: None, is_dict: true },
+        }))
+    }
+
+    fn skip_next_page(&mut self) -> Result<()> {
+        if let Some(header) = self.next_header()? {
+            self.header = None;
+            self.at += header.compressed as u64;
+            if let Kind::First { values, .. } | Kind::Second { values, .. } = header.kind {
+                self.values_left = self.values_left.saturating_sub(values.into());
+            }
+            self.row_values = 0;
+        }
+        Ok(())
+    }
+}
+
+impl Iterator for Pages {
+    type Item = Result<Page>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        self.get_next_page().transpose()
+    }
+}
+
+#[cfg(test)]
+#[expect(clippy::unwrap_used, reason = "tests")]
+mod tests {
+    use super::*;
+    use crate::read_at::ReadAt;
+    use parquet::basic::Compression;
+    use parquet::column::writer::ColumnWriter;
+    use parquet::data_type::ByteArray;
+    use parquet::file::properties::{WriterProperties, WriterVersion};
+    use parquet::file::reader::{FileReader, SerializedFileReader, SerializedPageReader};
+    use parquet::file::writer::SerializedFileWriter;
+    use parquet::schema::parser::parse_message_type;
+    use std::io;
+    use std::sync::Arc;
+
+    const SCHEMA: &str = "
+        message things { required int64 seq; optional binary text (STRING); repeated int32 many; required boolean flag; }
+    ";
+    const ROWS: usize = 3000;
+
+    fn write(properties: WriterProperties) -> Vec<u8> {
+        let schema = Arc::new(parse_message_type(SCHEMA).unwrap());
+        let mut bytes = vec![];
+        let mut writer = SerializedFileWriter::new(&mut bytes, schema, Arc::new(properties)).unwrap();
+        let mut group = writer.next_row_group().unwrap();
+        while let Some(mut column) = group.next_column().unwrap() {
+            let levels: Vec<i16> = (0..ROWS).map(|row| i16::from(row % 3 != 0)).collect();
+            match column.untyped() {
+                ColumnWriter::Int64ColumnWriter(it) => {
+                    it.write_batch(&(0..ROWS as i64).collect::<Vec<_>>(), None, None).unwrap();
+                }
+                ColumnWriter::ByteArrayColumnWriter(it) => {
+                    let present = (0..ROWS).filter(|row| row % 3 != 0);
+                    let values: Vec<_> = present.map(|row| ByteArray::from(format!("text {row}").as_str())).collect();
+                    it.write_batch(&values, Some(&levels), None).unwrap();
+                }
+                ColumnWriter::Int32ColumnWriter(it) => {
+                    let repetitions: Vec<i16> = (0..ROWS).map(|item| i16::from(item % 4 > 0)).collect();
+                    let values: Vec<i32> = (0..ROWS as i32).map(|item| item % 7).collect();
+                    it.write_batch(&values, Some(&vec![1; ROWS]), Some(&repetitions)).unwrap();
+                    let rest = ROWS - ROWS / 4;
+                    it.write_batch(&[], Some(&vec![0; rest]), Some(&vec![0; rest])).unwrap();
+                }
+                ColumnWriter::BoolColumnWriter(it) => {
+                    it.write_batch(&(0..ROWS).map(|row| row % 5 == 0).collect::<Vec<_>>(), None, None).unwrap();
+                }
+                _ => unreachable!("no other type"),
+            }
+            column.close().unwrap();
+        }
+        group.close().unwrap();
+        writer.close().unwrap();
+        bytes
+    }
+
+    fn forms() -> Vec<WriterProperties> {
+        let mut forms = vec![];
+        for codec in [
+            Compression::UNCOMPRESSED,
+            Compression::SNAPPY,
+            Compression::GZIP(Default::default()),
+            Compression::BROTLI(Default::default()),
+            Compression::LZ4,
+            Compression::LZ4_RAW,
+            Compression::ZSTD(Default::default()),
+        ] {
+            for version in [WriterVersion::PARQUET_1_0, WriterVersion::PARQUET_2_0] {
+                for encoding in [
+                    None,
+                    Some(Encoding::PLAIN),
+                    Some(Encoding::DELTA_BYTE_ARRAY),
+                    Some(Encoding::DELTA_LENGTH_BYTE_ARRAY),
+                ] {
+                    let mut form = WriterProperties::builder()
+                        .set_compression(codec)
+                        .set_writer_version(version)
+                        .set_data_page_row_count_limit(700)
+                        .set_write_batch_size(100);
+                    if let Some(encoding) = encoding {
+                        let text = parquet::schema::types::ColumnPath::from("text");
+                        form = form.set_dictionary_enabled(false).set_column_encoding(text, encoding);
+                    }
+                    forms.push(form.build());
+                }
+            }
+        }
+        forms
+    }
+
+    struct Memory(Bytes);
+
+    impl ReadAt for Memory {
+        fn bytes(&self) -> io::Result<u64> {
+            Ok(self.0.len() as u64)
+        }
+
+        fn read_at(&self, position: u64, buffer: &mut [u8]) -> io::Result<usize> {
+            let rest = &self.0[position as usize..];
+            let count = rest.len().min(buffer.len());
+            buffer[..count].copy_from_slice(&rest[..count]);
+            Ok(count)
+        }
+    }
+
+    /// What pages are given, beside their bytes.
+    fn told(page: &Page) -> (i32, u32, Encoding, Vec<u8>, String) {
+        let more = match page {
+            Page::DataPage { def_level_encoding, rep_level_encoding, .. } => {
+                format!("{def_level_encoding} {rep_level_encoding}")
+            }
+            Page::DataPageV2 {
+                num_nulls, num_rows, def_levels_byte_len, rep_levels_byte_len, is_compressed, ..
+            } => {
+                format!("{num_nulls} {num_rows} {def_levels_byte_len} {rep_levels_byte_len} {is_compressed}")
+            }
+            Page::DictionaryPage { is_sorted, .. } => format!("{is_sorted}"),
+        };
+        (page.page_type() as i32, page.num_values(), page.encoding(), page.buffer().to_vec(), more)
+    }
+
+    #[test]
+    fn pages_are_those_that_the_crate_reads() {
+        let mut count = 0;
+        for form in forms() {
+            let bytes = Bytes::from(write(form));
+            let theirs = SerializedFileReader::new(bytes.clone()).unwrap();
+            let source = Source::new(Arc::new(Memory(bytes))).unwrap();
+            let group = theirs.metadata().row_group(0);
+            for column in group.columns() {
+                let mut pages = Pages::open(&source, column, ROWS as u64).unwrap();
+                let file = Arc::new(source.clone());
+                let mut others = SerializedPageReader::new(file, column, ROWS, None).unwrap();
+                loop {
+                    let peeked = |it: Option<PageMetadata>| it.map(|it| (it.num_rows, it.num_levels, it.is_dict));
+                    let peeks = (pages.peek_next_page().unwrap(), others.peek_next_page().unwrap());
+                    assert_eq!(peeked(peeks.0), peeked(peeks.1));
+                    let (page, other) = (pages.get_next_page().unwrap(), others.get_next_page().unwrap());
+                    assert!(page.as_ref().map(told) == other.as_ref().map(told), "{}", column.column_path());
+                    if page.is_none() {
+                        break;
+                    }
+                    count += 1;
+                }
+                assert_eq!(pages.values_left, 0, "{}", column.column_path());
+            }
+        }
+        assert!(count > 500, "{count}");
+    }
+}

@@ -1,0 +1,55 @@
+"""Databases whose tables were made by the first version: they are brought to this one, or it is said what to do."""
+
+from __future__ import annotations
+
+import coordinator_first_tables as first
+import fencepost as fp
+import pytest
+from fencepost.sql import ProducerIdentity, ProducerRegistry, Recovered, TransactionCoordinator
+from fencepost.sql.transaction import State
+from sqlalchemy import Engine, text
+
+WAITING = (State.ONGOING, State.PREPARE_COMMIT, State.PREPARE_ABORT)
+
+
+def make(engine: Engine, *producers: tuple[str, int, int, list[str], bool]) -> None:
+    with engine.begin() as connection:
+        first.create(connection)
+        for it in producers:
+            first.add_producer(connection, *it)
+
+
+def test_what_the_first_version_knew_is_known(engine: Engine) -> None:
+    make(
+        engine,
+        ("done", 7, State.COMPLETE_COMMIT, [], True),
+        ("idle", 8, State.EMPTY, [], False),
+        ("open", 9, State.ONGOING, ["out"], False),
+    )
+    coordinator = TransactionCoordinator(engine, routes={"out": None})
+    assert coordinator.decision(7, 4) == "commit"
+    assert coordinator.positions("stage").decided == {"input-0": 100}
+    assert coordinator.recover() == Recovered(0, 1), "nobody waits for its markers, and it is open for too long"
+    assert coordinator.init_producer("done") == ProducerIdentity(7, 6)
+    after = coordinator.abort(ProducerIdentity(9, 5))
+    coordinator.add_partitions(after, [("out", 0)])
+    assert coordinator.commit(after) == ProducerIdentity(9, 7)
+    assert coordinator.init_producer("new").pid >= 1000, "no pid twice"
+    assert ProducerRegistry(engine).init_producer("idle") == ProducerIdentity(8, 6)
+
+
+@pytest.mark.parametrize("state", WAITING)
+def test_transactions_that_wait_for_markers_are_refused(engine: Engine, state: State) -> None:
+    """Nobody can say whose they are; what was made stays as it is, for the version that can."""
+    make(engine, ("done", 7, State.COMPLETE_COMMIT, [], True), ("stuck", 8, state, ["clicks", "views"], True))
+    for _ in range(2):
+        with pytest.raises(
+            fp.SchemaError, match=r"version 1, and .* wait for markers: stuck \(1 in all\). Stop"
+        ) as told:
+            TransactionCoordinator(engine)
+        assert str(told.value).endswith("Nothing has changed")
+    with engine.begin() as connection:
+        assert connection.execute(text("SELECT version FROM fencepost_schema")).scalar_one() == 1
+        # As the first version leaves it once the markers are written.
+        connection.execute(text("UPDATE fencepost_producers SET state = 4, partitions = '[]'"))
+    assert TransactionCoordinator(engine).init_producer("stuck") == ProducerIdentity(8, 6)

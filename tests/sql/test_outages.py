@@ -1,0 +1,413 @@
+"""A database that is away is an outage, not the end: every door says so by one error, and goes on once it is back."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import fencepost as fp
+import psycopg
+import pyarrow as pa
+import pytest
+import sqlalchemy as sa
+from coordinator_doors import Route
+from fencepost.sql import ProducerRegistry, SqlSink, StagedTable, TransactionCoordinator
+from fencepost.sql.database import Database
+from fencepost.transports import SqlTransport, read_committed
+from sqlalchemy import text
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from postgres import PostgresServer
+
+SCHEMA = pa.schema({"value": pa.int64()})
+QUICK = {"retry_backoff_ms": 5, "retry_backoff_max_ms": 50, "request_timeout_ms": 1_000, "delivery_timeout_ms": 2_000}
+WAITING_MAX = 3
+ROWS = {"pid": [1], "epoch": [0], "partition": [0], "seq": [0]}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[PostgresServer]:
+    """Of its own, for it is stopped and started."""
+    with PostgresServer() as running:
+        yield running
+
+
+@pytest.fixture
+def engine(server: PostgresServer) -> Iterator[sa.Engine]:
+    made = sa.create_engine(server.new_database())
+    with made.begin() as connection:
+        connection.execute(text("CREATE TABLE sunk (pid bigint, epoch int, partition int, seq bigint)"))
+    yield made
+    made.dispose()
+
+
+Call = Callable[[], object]
+
+
+class Doors:
+    """Every call that asks the database, made while it was there. `makers`: those that open it."""
+
+    def __init__(self, engine: sa.Engine, folder: Path) -> None:
+        url, rows = engine.url, pa.table(ROWS)
+        self.makers: dict[str, Call] = {
+            "ProducerRegistry": lambda: ProducerRegistry(engine),
+            "TransactionCoordinator": lambda: TransactionCoordinator(engine),
+            "SqlTransport": lambda: SqlTransport(engine, "events", schema=SCHEMA),
+            "SqlSink": lambda: SqlSink(engine, "sunk", "c"),
+            "StagedTable": lambda: StagedTable(url, "sunk", folder),
+            "SequencedProducer": lambda: fp.SequencedProducer(SqlTransport(engine, "events"), name="p").close(),
+        }
+        registry, transport = ProducerRegistry(engine), SqlTransport(engine, "events", schema=SCHEMA)
+        coordinator = TransactionCoordinator(engine, registry, routes={"events": transport})
+        sink = SqlSink(engine, "sunk", "c")
+        mine = coordinator.init_producer("mine")
+        coordinator.begin(mine)
+        coordinator.add_partitions(mine, [("events", 0)])
+        staged = StagedTable(url, "sunk", folder)
+        self.calls: dict[str, Call] = {
+            "registry.init_producer": lambda: registry.init_producer("x"),
+            "registry.expire": registry.expire,
+            "coordinator.init_producer": lambda: coordinator.init_producer("y"),
+            "coordinator.begin": lambda: coordinator.begin(coordinator.init_producer("z")),
+            "coordinator.add_partitions": lambda: coordinator.add_partitions(mine, [("events", 1)]),
+            "coordinator.add_offsets": lambda: coordinator.add_offsets(mine, "g", {0: (0, 1)}),
+            "coordinator.verify": lambda: coordinator.verify(mine, [("events", 0)]),
+            "coordinator.decision": lambda: coordinator.decision(0, 0),
+            "coordinator.positions": lambda: coordinator.positions("g"),
+            "coordinator.advance": lambda: coordinator.advance("g", 1),
+            "coordinator.forget_decisions": lambda: coordinator.forget_decisions(1_000_000),
+            "coordinator.reap": coordinator.reap,
+            "coordinator.recover": coordinator.recover,
+            "coordinator.commit": lambda: coordinator.commit(mine),
+            "coordinator.abort": lambda: coordinator.abort(coordinator.init_producer("w")),
+            "transport.init_producer": lambda: transport.init_producer("x"),
+            "transport.fence": lambda: transport.fence(1, 0, [0]),
+            "transport.cursor": lambda: transport.cursor("x", 0),
+            "transport.write_marker": lambda: transport.write_marker(1, 1, 0, "abort"),
+            "read_committed": lambda: read_committed(engine, "events"),
+            "sink.apply": lambda: sink.apply(rows),
+            "sink.handle": lambda: sink.handle(rows, lambda connection, kept: None),
+            "sink.positions": sink.positions,
+            "sink.forget_positions": lambda: sink.forget_positions("t"),
+            "sink.metrics": sink.metrics,
+            "sink.reconcile": lambda: sink.reconcile(rows),
+            "sink.for_job": lambda: sink.for_job(folder / "state"),
+            "staged.row": staged._row,
+        }
+
+
+def test_every_door_says_that_the_database_is_away(engine: sa.Engine, server: PostgresServer, tmp_path: Path) -> None:
+    doors = Doors(engine, tmp_path / "sink")
+    server.halt("immediate")
+    try:
+        for name, call in (doors.makers | doors.calls).items():
+            with pytest.raises(fp.StoreError, match=r"does not answer or cannot go on \(.+\)") as caught:
+                call()
+            assert isinstance(caught.value.__cause__, sa.exc.DBAPIError), name
+    finally:
+        server.start_again()
+    for call in (doors.makers | doors.calls).values():
+        call()
+
+
+def test_errors_of_statements_stay_what_they_are(new_engine: Callable[[], sa.Engine]) -> None:
+    database = Database(new_engine())
+    for statement in ("SELECT nothing", "SELEC 1", "SELECT * FROM nowhere", "DEALLOCATE nothing"):
+        with pytest.raises(sa.exc.DBAPIError):
+            database.transaction(lambda connection, it=statement: connection.execute(text(it)))
+
+
+def test_a_statement_that_takes_too_long_is_an_outage(engine: sa.Engine) -> None:
+    """As is every other that the server ends for reasons of its own."""
+
+    def work(connection: sa.Connection) -> None:
+        connection.execute(text("SET LOCAL statement_timeout = 1"))
+        connection.execute(text("SELECT pg_sleep(60)"))
+
+    with pytest.raises(fp.StoreError, match="canceling statement due to statement timeout"):
+        Database(engine).transaction(work)
+
+
+def test_a_file_that_cannot_be_opened_is_an_outage(tmp_path: Path) -> None:
+    engine = sa.create_engine(f"sqlite:///{tmp_path}/missing/stage.db")
+    for make in (ProducerRegistry, TransactionCoordinator, lambda it: SqlSink(it, "t", "c")):
+        with pytest.raises(fp.StoreError, match="unable to open database file"):
+            make(engine)
+    (tmp_path / "missing").mkdir()
+    ProducerRegistry(engine)
+    engine.dispose()
+
+
+def test_a_password_is_not_told() -> None:
+    engine = sa.create_engine("postgresql+psycopg://me:secret@/db?host=/nowhere")
+    with pytest.raises(fp.StoreError) as caught:
+        ProducerRegistry(engine)
+    assert "secret" not in str(caught.value)
+
+
+def test_a_pool_without_a_free_connection_is_an_outage(server: PostgresServer) -> None:
+    engine = sa.create_engine(server.new_database(), pool_size=1, max_overflow=0, pool_timeout=0.01)
+    database = Database(engine)
+    with engine.connect(), pytest.raises(fp.StoreError, match="QueuePool limit"):
+        database.transaction(lambda connection: None)
+    engine.dispose()
+
+
+# Producers under load
+
+
+class Feeder:
+    """Sends values one after the other, each once, some at a time, and notes the outcome of each."""
+
+    def __init__(self, producer: fp.SequencedProducer) -> None:
+        self.producer = producer
+        self.is_over = threading.Event()
+        self.changed = threading.Condition()
+        self.outcomes: dict[int, BaseException | None] = {}
+        self.thread = threading.Thread(target=self._run)
+        self.thread.start()
+
+    def _run(self) -> None:
+        value = 0
+        while not self.is_over.is_set():
+            with self.changed:
+                # No faster than the database takes them: what queues for longer than the time-out fails without outage.
+                if not self.changed.wait_for(lambda sent=value: sent - len(self.outcomes) < WAITING_MAX, 0.1):
+                    continue
+            [delivery] = self.producer.send({"value": [value]})
+            delivery.add_done_callback(lambda done, value=value: self._note(value, done.exception()))
+            value += 1
+
+    def _note(self, value: int, error: BaseException | None) -> None:
+        with self.changed:
+            self.outcomes[value] = error
+            self.changed.notify_all()
+
+    def wait(self, is_one: Callable[[BaseException | None], bool], count: int = 1) -> None:
+        """Until so many more outcomes are of a kind."""
+        with self.changed:
+            before = set(self.outcomes)
+            assert self.changed.wait_for(
+                lambda: sum(is_one(it) for value, it in self.outcomes.items() if value not in before) >= count, 60
+            ), f"{len(self.outcomes)} outcomes, the last {list(self.outcomes.values())[-3:]}"
+
+    def stop(self) -> None:
+        self.is_over.set()
+        self.thread.join(30)
+        assert not self.thread.is_alive()
+
+
+def is_expired(error: BaseException | None) -> bool:
+    return isinstance(error, fp.DeliveryError)
+
+
+def is_delivered(error: BaseException | None) -> bool:
+    return error is None
+
+
+@pytest.mark.parametrize("kind", ["no name", "lease", "registry"])
+def test_a_producer_outlives_an_outage_that_is_longer_than_its_time_out(
+    engine: sa.Engine, server: PostgresServer, kind: str
+) -> None:
+    transport = SqlTransport(engine, "events", schema=SCHEMA)
+    options: dict[str, Any] = {} if kind == "no name" else {"name": "gate 7"}
+    if kind == "registry":
+        options["registry"] = ProducerRegistry(engine)
+    threads = threading.active_count()
+    with fp.SequencedProducer(transport, **options, **QUICK) as producer:
+        feeder = Feeder(producer)
+        try:
+            for _ in range(2):
+                feeder.wait(is_delivered, 5)
+                server.halt("immediate")
+                feeder.wait(is_expired, 3)
+                server.start_again()
+            feeder.wait(is_delivered, 5)
+        finally:
+            feeder.stop()
+        with pytest.raises(fp.DeliveryError):
+            producer.flush(60)
+    assert threading.active_count() == threads
+    assert {type(it) for it in feeder.outcomes.values()} == {type(None), fp.DeliveryError}
+    found = read_committed(engine, "events")["value"].to_pylist()
+    assert len(found) == len(set(found)), "none is there twice"
+    assert not {it for it, error in feeder.outcomes.items() if error is None} - set(found), (
+        "what was delivered is there"
+    )
+    refused = {it for it, error in feeder.outcomes.items() if getattr(error, "is_refused", False)}
+    assert not refused & set(found), "what was refused is not"
+
+
+def test_transactions_under_load_survive_outages(engine: sa.Engine, server: PostgresServer) -> None:
+    """Who runs again what was aborted, and asks what is unknown, has every value once."""
+    transport = SqlTransport(engine, "events", schema=SCHEMA)
+    coordinator = TransactionCoordinator(engine, routes={"events": transport})
+    failures: list[str] = []
+    committed, is_over = [0], threading.Event()
+    changed = threading.Condition()
+
+    def settle(producer: fp.SequencedProducer) -> bool:
+        """Whether the transaction that an outage has met is committed: asks until somebody knows."""
+        while True:
+            try:
+                producer.commit()
+            except (fp.StoreError, fp.OutcomeUnknownError, fp.ConcurrentTransactionError):
+                is_over.wait(0.02)
+            except (fp.TransactionAbortableError, fp.TransactionStateError, fp.PolicyError):
+                return False
+            else:
+                return True
+
+    def work() -> None:
+        with fp.SequencedProducer(
+            transport, name="stage", coordinator=coordinator, topic="events", transaction_timeout_ms=900_000, **QUICK
+        ) as producer:
+            while not is_over.is_set():
+                try:
+                    with producer.transaction():
+                        producer.send({"value": [committed[0]]})
+                    is_committed = True
+                except (fp.OutcomeUnknownError, fp.ConcurrentTransactionError) as error:
+                    failures.append(type(error).__name__)
+                    is_committed = settle(producer)
+                except fp.FencepostError as error:
+                    failures.append(type(error).__name__)
+                    is_committed = False
+                    is_over.wait(0.02)
+                if is_committed:
+                    with changed:
+                        committed[0] += 1
+                        changed.notify_all()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        for _ in range(4):
+            until, seen = committed[0] + 5, len(failures)
+            with changed:
+                assert changed.wait_for(lambda until=until: committed[0] >= until, 60), failures[-3:]
+            server.halt("immediate")
+            while len(failures) == seen and thread.is_alive():
+                is_over.wait(0.01)
+            server.start_again()
+        with changed:
+            assert changed.wait_for(lambda until=committed[0] + 5: committed[0] >= until, 60), failures[-3:]
+    finally:
+        is_over.set()
+        thread.join(60)
+    assert not thread.is_alive()
+    assert len(failures) >= 4
+    assert read_committed(engine, "events")["value"].to_pylist() == list(range(committed[0]))
+
+
+def test_an_outage_masks_nothing_and_leaves_no_threads(engine: sa.Engine, server: PostgresServer) -> None:
+    transport = SqlTransport(engine, "events", schema=SCHEMA)
+    coordinator = TransactionCoordinator(engine, routes={"events": transport})
+    threads = set(threading.enumerate())
+
+    def make() -> fp.SequencedProducer:
+        return fp.SequencedProducer(transport, name="stage", coordinator=coordinator, topic="events", **QUICK)
+
+    def break_off(producer: fp.SequencedProducer, value: int) -> None:
+        producer.send({"value": [value]})
+        producer.flush(30)
+        server.halt("immediate")
+        raise ZeroDivisionError
+
+    try:
+        with pytest.raises(ZeroDivisionError), make() as producer, producer.transaction():
+            break_off(producer, 1)
+        assert set(threading.enumerate()) == threads
+        server.start_again()
+        producer = make()
+        producer.begin()
+        with pytest.raises(ZeroDivisionError), producer:
+            break_off(producer, 2)
+        assert set(threading.enumerate()) == threads
+        server.start_again()
+        producer = make()
+        producer.begin()
+        producer.send({"value": [3]})
+        producer.flush(30)
+        server.halt("immediate")
+        with pytest.raises(fp.StoreError):
+            producer.close()
+        assert set(threading.enumerate()) == threads
+    finally:
+        server.start_again()
+    with make() as producer, producer.transaction():
+        producer.send({"value": [4]})
+    assert read_committed(engine, "events")["value"].to_pylist() == [4]
+
+
+def test_what_an_abort_has_begun_is_not_committed(engine: sa.Engine, server: PostgresServer) -> None:
+    """The next begin aborts what an outage has left; a commit would show what was sent without what was dropped."""
+    transport = SqlTransport(engine, "events", schema=SCHEMA)
+    coordinator = TransactionCoordinator(engine, routes={"events": transport})
+    with fp.SequencedProducer(transport, name="stage", coordinator=coordinator, topic="events", **QUICK) as producer:
+        producer.begin()
+        producer.send({"value": [1]})
+        producer.flush(30)
+        server.halt("immediate")
+        try:
+            with pytest.raises(fp.StoreError):
+                producer.abort()
+            with pytest.raises(fp.TransactionAbortableError, match="call abort again"):
+                producer.commit()
+            with pytest.raises(fp.StoreError):
+                producer.begin()
+        finally:
+            server.start_again()
+        with producer.transaction():
+            producer.send({"value": [2]})
+    assert read_committed(engine, "events")["value"].to_pylist() == [2]
+
+
+def test_an_outcome_that_is_unknown_stays_so_in_an_outage(engine: sa.Engine, server: PostgresServer) -> None:
+    """The commit happened, its answer was lost, and then nobody answers: not an error that says that it did not."""
+    transport = SqlTransport(engine, "events", schema=SCHEMA)
+    coordinator = TransactionCoordinator(engine, routes={"events": transport})
+    commit = engine.dialect.do_commit
+
+    def lose(connection: Any) -> None:
+        commit(connection)
+        engine.dialect.do_commit = commit  # type: ignore[method-assign]
+        server.halt("immediate")
+        connection.driver_connection.close()
+        raise psycopg.OperationalError("the answer was lost")
+
+    def send_and_lose(producer: fp.SequencedProducer) -> None:
+        producer.send({"value": [1]})
+        producer.flush(30)
+        engine.dialect.do_commit = lose  # type: ignore[method-assign]
+
+    with fp.SequencedProducer(transport, name="stage", coordinator=coordinator, topic="events", **QUICK) as producer:
+        try:
+            with pytest.raises(fp.OutcomeUnknownError), producer.transaction():
+                send_and_lose(producer)
+            with pytest.raises(fp.OutcomeUnknownError, match="The next try"):
+                producer.commit()
+        finally:
+            server.start_again()
+        producer.commit()
+        with producer.transaction():
+            producer.send({"value": [2]})
+    assert read_committed(engine, "events")["value"].to_pylist() == [1, 2]
+
+
+def test_a_decision_that_could_not_be_completed_is_not_called_undone(engine: sa.Engine, server: PostgresServer) -> None:
+    """The database goes away while markers are written: what is decided stands, and the error says so."""
+    coordinator = TransactionCoordinator(engine, routes={"out": Route(lambda *_: server.halt("immediate"))})
+    identity = coordinator.init_producer("stage")
+    coordinator.add_partitions(identity, [("out", 0)])
+    try:
+        with pytest.raises(fp.ConcurrentTransactionError, match="is decided, and the database was lost"):
+            coordinator.commit(identity)
+    finally:
+        server.start_again()
+    again = TransactionCoordinator(engine, routes={"out": Route(lambda *_: None)})
+    assert again.commit(identity).epoch == identity.epoch + 1

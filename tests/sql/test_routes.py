@@ -1,0 +1,177 @@
+"""Several services on one database of transactions: markers go where they belong, and only there."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import fencepost as fp
+import pyarrow as pa
+import pytest
+import sqlalchemy as sa
+from coordinator_mutants import ROUTE_MUTANTS, route_mutant
+from fencepost import kafka
+from fencepost.sql import Left, Recovered, TransactionCoordinator
+from fencepost.sql import transaction_tables as tables
+from fencepost.transports import LandingTransport, PartitionLogTransport, SqlTransport, read_committed, read_landing
+from services import simulate
+
+NewEngine = Callable[[], sa.Engine]
+SEEDS = range(12)
+
+
+class Output:
+    """A transport, and how to read what is committed there."""
+
+    def __init__(self, transport: Any, read: Callable[[], list[int]]) -> None:
+        self.transport, self.read = transport, read
+
+
+def make_output(kind: str, name: str, engine: sa.Engine, folder: Path) -> Output:
+    path = folder / name
+    if kind == "sql":
+        transport = SqlTransport(engine, name, schema=pa.schema({"value": pa.int64()}))
+        return Output(transport, lambda: read_committed(engine, name)["value"].to_pylist())
+    if kind == "landing":
+        return Output(
+            LandingTransport(path, sync=False),
+            lambda: [it for table in read_landing(path).tables() for it in table["value"].to_pylist()],
+        )
+
+    def read_log() -> list[int]:
+        found = pa.table(kafka.read_records(path / "events-0", "read_committed"))
+        return [int(it) for it in found["value"].to_pylist()]
+
+    return Output(PartitionLogTransport(path, value="value"), read_log)
+
+
+@pytest.fixture(params=["sql", "landing", "log"])
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def outputs(kind: str, new_engine: NewEngine, tmp_path: Path) -> Iterator[dict[str, Output]]:
+    """Those of two services: they know nothing of each other, but for the database."""
+    made = {name: make_output(kind, name, new_engine(), tmp_path) for name in ("clicks", "sales")}
+    yield made
+    for it in made.values():
+        getattr(it.transport, "close", lambda: None)()
+
+
+def rows(kind: str, value: int) -> dict[str, Any]:
+    return {"value": [str(value) if kind == "log" else value]}
+
+
+def pass_time_out(coordinator: TransactionCoordinator) -> None:
+    late = tables.PRODUCERS.update().values(started_ms=tables.PRODUCERS.c.started_ms - 100_000)
+    coordinator.database.transaction(lambda connection: connection.execute(late))
+
+
+def producer_of(coordinator: TransactionCoordinator, topic: str, output: Output) -> fp.SequencedProducer:
+    return fp.SequencedProducer(output.transport, name=topic, coordinator=coordinator, topic=topic)
+
+
+def test_who_recovers_leaves_the_transactions_of_others(
+    kind: str, outputs: dict[str, Output], new_engine: NewEngine
+) -> None:
+    """B stalls past its time-out while A recovers. A's markers stood in A's own output, and B's rows came twice."""
+    clicks, sales = (
+        TransactionCoordinator(new_engine(), routes={topic: outputs[topic].transport}) for topic in ("clicks", "sales")
+    )
+    with producer_of(sales, "sales", outputs["sales"]) as producer:
+        producer.begin()
+        producer.send(rows(kind, 1))
+        producer.flush(30)
+        pass_time_out(clicks)
+        left = Recovered(0, 0, (Left("sales", ("sales",)),))
+        assert clicks.recover() == left
+        assert clicks.reap() == left
+        assert sales.reap() == Recovered(0, 1), "who has a route does it"
+        with pytest.raises(fp.TransactionStateError, match="decided otherwise"):
+            producer.commit()
+        producer.abort()
+        with producer.transaction():
+            producer.send(rows(kind, 1))
+    assert {name: it.read() for name, it in outputs.items()} == {"clicks": [], "sales": [1]}
+
+
+def test_one_transaction_of_several_transports(kind: str, outputs: dict[str, Output], engine: sa.Engine) -> None:
+    """Each has a producer id of the same transaction: what the coordinator decides is told to all."""
+    coordinator = TransactionCoordinator(engine, routes={name: it.transport for name, it in outputs.items()})
+    identity = coordinator.init_producer("stage")
+    for value, decide in ((1, coordinator.abort), (2, coordinator.commit)):
+        coordinator.add_partitions(identity, [(name, 0) for name in outputs])
+        for it in outputs.values():
+            write(it.transport, identity, rows(kind, value))
+        assert all(2 not in it.read() for it in outputs.values())
+        identity = decide(identity)
+    assert {name: it.read() for name, it in outputs.items()} == {"clicks": [2], "sales": [2]}
+
+
+def write(transport: Any, identity: Any, columns: dict[str, Any]) -> None:
+    """One row as the first batch of an identity in partition 0."""
+    from fencepost.producer import SequencedBatch
+    from fencepost.producer.stamping import stamp
+
+    stamped = stamp(pa.table(columns), identity.pid, identity.epoch, 0, 0)
+    answer = transport.send(SequencedBatch(0, identity.pid, identity.epoch, 0, 0, 1, stamped, transactional=True))
+    answer = answer.result(30) if hasattr(answer, "result") else answer
+    assert answer.error is fp.Verdict.ACCEPTED
+
+
+@pytest.mark.parametrize("outcome", ["commit", "abort"])
+def test_markers_of_some_topics_are_written_by_one_and_the_rest_by_another(
+    kind: str, outputs: dict[str, Output], new_engine: NewEngine, outcome: str
+) -> None:
+    """What is decided is decided for each partition by itself, so it may be told by whoever can."""
+    both, clicks, sales = (
+        TransactionCoordinator(new_engine(), routes={name: outputs[name].transport for name in names})
+        for names in (("clicks", "sales"), ("clicks",), ("sales",))
+    )
+    identity = both.init_producer("stage")
+    both.add_partitions(identity, [("clicks", 0), ("sales", 0)])
+    for it in outputs.values():
+        write(it.transport, identity, rows(kind, 1))
+    decide = clicks.commit if outcome == "commit" else clicks.abort
+    for _ in range(2):
+        with pytest.raises(fp.ConcurrentTransactionError, match=r"markers for 'sales' have no route here"):
+            decide(identity)
+    seen = [1] if outcome == "commit" else []
+    assert (outputs["clicks"].read(), outputs["sales"].read()) == (seen, [])
+    assert clicks.recover() == Recovered(0, 0, (Left("stage", ("sales",)),))
+    assert sales.recover() == Recovered(1, 0)
+    assert (outputs["clicks"].read(), outputs["sales"].read()) == (seen, seen)
+    assert both.init_producer("stage").epoch == identity.epoch + 2
+
+
+# The model
+
+
+def test_services_of_one_database_lose_and_double_nothing() -> None:
+    faults = Counter[str]()
+    for seed in SEEDS:
+        faults += run(seed)
+    kinds = {"killed", "killed within a call", "stalled", "recovered", "left to others", "marker lost", "answer lost"}
+    assert {it: count for it, count in faults.items() if count >= 3}.keys() == kinds, faults
+
+
+@pytest.mark.parametrize("name", ROUTE_MUTANTS)
+def test_broken_routing_is_found_out(name: str) -> None:
+    module = route_mutant(name)
+    for seed in SEEDS:
+        try:
+            run(seed, module)
+        except (AssertionError, fp.FencepostError):
+            return
+    pytest.fail(f"{len(SEEDS)} runs without a complaint")
+
+
+def run(seed: int, *module: Any) -> Counter[str]:
+    engine = sa.create_engine("sqlite://")
+    try:
+        return simulate(engine, seed, *module)
+    finally:
+        engine.dispose()
