@@ -23,10 +23,13 @@ HOST = $(shell rustc -vV | sed -n 's/^host: //p')
 # The sanitizers come with the stable compiler too; only their flags are not stable.
 NIGHTLY := RUSTC_BOOTSTRAP=1
 # What libFuzzer needs to see which branches an input takes, and which values it compares.
-COVERAGE := --cfg fuzzing -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
+COVERAGE := -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
 	-Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
 	-Cllvm-args=-sanitizer-coverage-trace-compares -Ccodegen-units=1
 FUZZ_SECONDS ?= 3600
+# Empty: without AddressSanitizer, which leaves time for more inputs.
+SANITIZE ?= -Zsanitizer=address
+FUZZ_DIR := target/fuzz$(if $(SANITIZE),,-quick)
 # The decoders of Kafka's files.
 LOG_TARGETS := log_headers log_records log_payload log_snapshot log_aborted log_index
 # The binding, without an interpreter: Arrow and Parquet.
@@ -41,7 +44,7 @@ define newline
 
 endef
 # Runs a target on the committed corpus and on what earlier runs found; what breaks it is left beside that.
-libfuzzer = mkdir -p target/fuzz/found/$(1) && $(TIMED) target/fuzz/$(HOST)/debug/$(1) -print_final_stats=1 -verbosity=0 \
+libfuzzer = mkdir -p target/fuzz/found/$(1) && $(TIMED) $(FUZZ_DIR)/$(HOST)/fuzz/$(1) -print_final_stats=1 -verbosity=0 \
 	-artifact_prefix=target/fuzz/found/$(1)- $(2) target/fuzz/found/$(1) fuzz/corpus/$(1)
 
 # A folder that a build was to fill is there only when it did: one that was broken off must not look done.
@@ -100,9 +103,8 @@ test-python test-jobs test-bench test-bench-part test-spark test-spark43 test-sp
 
 lint: $(VENV)/tests ## Formatting, clippy, ruff, mypy
 	$(TIMED) cargo fmt --all --check
-	$(TIMED) cargo clippy --locked --workspace --all-targets -- -D warnings
-	$(TIMED) cargo fmt --manifest-path fuzz/Cargo.toml --check
-	cd fuzz && $(TIMED) cargo clippy --locked --no-default-features --features binding --all-targets --target-dir ../target -- -D warnings
+	$(TIMED) cargo clippy --locked --workspace --exclude fencepost-fuzz --all-targets -- -D warnings
+	$(TIMED) cargo clippy --locked --package fencepost-fuzz --all-targets -- -D warnings
 	$(TIMED) $(BIN)/ruff check .
 	$(TIMED) $(BIN)/ruff format --check .
 	$(TIMED) $(BIN)/mypy python/fencepost spark_udf/fencepost_spark
@@ -134,8 +136,7 @@ miri: tools ## The core's unit tests under Miri
 	MIRIFLAGS=-Zmiri-disable-isolation cargo +nightly miri test --locked --package fencepost-core --lib --target-dir target/miri
 
 test-fuzz-part: tools ## The fuzz targets over the corpus and over random changes of it
-	cd fuzz && $(TIMED) cargo test --locked --no-default-features --features binding --target-dir ../target --tests \
-		-- $(RUST_TIMES)
+	$(TIMED) cargo test --locked --package fencepost-fuzz --tests -- $(RUST_TIMES)
 
 test-fuzz: test-fuzz-part fuzz-targets ## The same, and some thousand runs of libFuzzer under AddressSanitizer
 	$(call libfuzzer,snapshot,-runs=20000 -seed=1)
@@ -152,12 +153,13 @@ fuzz: fuzz-targets ## Look for inputs that break the core: FUZZ_SECONDS (3600) f
 
 fuzz-corpus: tools ## Write the fuzz targets' corpus anew, after a change of the snapshot format or of a target
 	rm -f fuzz/corpus/*/seed-*
-	cd fuzz && cargo test --locked --no-default-features --features binding --target-dir ../target -- --ignored write_the_corpus
+	cargo test --locked --package fencepost-fuzz -- --ignored write_the_corpus
 
 fuzz-targets: tools
 	@command -v c++ >/dev/null || { echo "A C++ compiler is missing, which libFuzzer is built with: apt-get install build-essential"; exit 1; }
-	cd fuzz && $(NIGHTLY) RUSTFLAGS="$(COVERAGE) -Zsanitizer=address" $(TIMED) cargo build --locked --features binding --bins \
-		--target $(HOST) --target-dir ../target/fuzz
+	$(NIGHTLY) RUSTFLAGS="--cfg fuzzing $(SANITIZE)" COVERAGE="$(COVERAGE)" \
+		RUSTC_WORKSPACE_WRAPPER=$(abspath fuzz/instrument.sh) $(TIMED) cargo build --locked --profile fuzz --package fencepost-fuzz \
+		--features libfuzzer --bins --target $(HOST) --target-dir $(FUZZ_DIR)
 
 test-free-threaded: dist/native-free-threaded ## The thread tests on a CPython without the global lock
 	$(UV) venv --quiet --allow-existing --python $(FREE_THREADED) .venv-free-threaded
@@ -167,7 +169,7 @@ test-free-threaded: dist/native-free-threaded ## The thread tests on a CPython w
 	.venv-free-threaded/bin/python -m pytest tests/test_threads.py --deselect tests/test_threads.py::test_the_measure_tells_a_held_interpreter
 
 # Jobs and their states. What is in neither list is in test-python.
-JOB_TESTS := $(wildcard $(patsubst %,tests/test_%.py,lake* delta* faults in_place kept_content operations protocol retention secrets segments \
+JOB_TESTS := $(wildcard $(patsubst %,tests/test_%.py,lake* delta* faults in_place kept_content object_sources operations protocol retention secrets segments \
 	state stores task_plan vectors))
 BENCH_TESTS := tests/test_bench.py
 test-python: $(VENV)/tests ## Everything in Python that has no suite of its own
@@ -237,7 +239,6 @@ develop: $(VENV)/dependencies ## Install editable: Python changes show at once, 
 
 format: $(VENV)/dependencies ## Put every file in its form
 	cargo fmt --all
-	cargo fmt --manifest-path fuzz/Cargo.toml
 	$(BIN)/ruff check --fix --quiet .
 	$(BIN)/ruff format --quiet .
 

@@ -3,9 +3,9 @@
 //! libFuzzer calls them from `fuzz_targets`, and `tests/corpus.rs` calls them on the corpus and on what
 //! comes of it by chance, without libFuzzer.
 
-#[cfg(feature = "binding")]
 pub mod binding;
 mod broker;
+mod bytes;
 mod follower;
 pub mod log;
 mod memory;

@@ -1,3 +1,4 @@
+use crate::bytes::Bytes;
 use crate::follower::Follower;
 use fencepost_core::{Policy, StateTable};
 use fencepost_testkit::pair::{Columns, Pair, Rules};
@@ -152,21 +153,6 @@ impl Side {
     fn end(&mut self) {
         let is_same = self.catch_up().snapshot() == self.pair.table.snapshot();
         assert!(is_same || self.rules.core.intervals_max.is_some(), "equal tables, other bytes");
-    }
-}
-
-/// Bytes that never end: zeros follow.
-struct Bytes<'a>(&'a [u8]);
-
-impl Bytes<'_> {
-    fn next(&mut self) -> u8 {
-        let Some((&first, rest)) = self.0.split_first() else { return 0 };
-        self.0 = rest;
-        first
-    }
-
-    fn wide(&mut self) -> u64 {
-        u64::from_le_bytes(std::array::from_fn(|_| self.next()))
     }
 }
 

@@ -1,6 +1,6 @@
 //! Columns of any type that Arrow has for integers, texts and bytes, and of some that are refused.
 
-use super::Bytes;
+use crate::bytes::Bytes;
 use arrow_array::types::{Int8Type, Int32Type};
 use arrow_array::{
     Array, ArrayRef, BooleanArray, DictionaryArray, FixedSizeBinaryArray, Float64Array, Int32Array, Int64Array,

@@ -43,15 +43,14 @@ pub fn parquet(bytes: &[u8]) {
     let (first, count) = (u64::from(options[1]), u64::from(options[2]));
     let first = first.min(opened.rows());
     let ranges = RowRanges::new(&[first], &[count.min(opened.rows() - first)]).expect("one range");
-    let [source, target] = ["source", "target"].map(Temporary::new);
-    std::fs::write(&source.0, file).expect("a folder to write to");
-    let written = bounded(limit, || rewrite(&source.0, &target.0, &ranges, of.keeps, &mut || true));
+    let (rows_before, target) = (opened.rows(), Temporary::new("target"));
+    let written = bounded(limit, || rewrite(opened, &target.0, &ranges, of.keeps, &mut || true));
     let Ok(written) = written else {
         assert!(!target.0.exists(), "what is left of a file that was not written");
         return;
     };
     let is_kept = |row: u64| (first..first + count).contains(&row) == of.keeps;
-    assert_eq!(written.rows, (0..opened.rows()).filter(|&row| is_kept(row)).count() as u64);
+    assert_eq!(written.rows, (0..rows_before).filter(|&row| is_kept(row)).count() as u64);
     if let Ok(scanned) = scanned
         && scanned.is_end
     {
