@@ -503,7 +503,7 @@ def test_a_store_that_fails_is_told(tmp_path: Path) -> None:
         def read(self, offset: int, length: int) -> bytes:
             raise fp.StoreError("the store is away")
 
-    with pytest.raises(fp.SourceError, match="object, byte 0: cannot be read: the store is away"):
+    with pytest.raises(fp.StoreError, match="object, byte 0: cannot be read: the store is away"):
         pa.table(fp._native.kafka_batches([("object", None, Failing(b"x" * 100))]))
 
 

@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 
 from fencepost import _native
 from fencepost._native import BrokerTable, TransactionIndex
-from fencepost.errors import PolicyError, SourceError
+from fencepost.errors import PolicyError, SourceError, StoreError
 from fencepost.kafka.finding import Finding
 from fencepost.kafka.report import CLEANUP_POLICIES, LogAudit, PartitionAudit
 from fencepost.kafka.sequences import MAX, Sequences
@@ -102,12 +102,10 @@ class _Partition:
         """Follows the partition. `goes_on`: what cannot be read is a finding, for others are asked for too."""
         try:
             self._read()
-        except SourceError as error:
+        except (SourceError, StoreError) as error:
             if not goes_on:
                 raise
-            where = error.path or self.path
-            reason = str(error).removeprefix(where).lstrip(":, ")
-            self.damage.append(Finding("unreadable", where, error.position, reason))
+            self.damage.append(_finding("unreadable", error.path or self.path, error))
         return self._told()
 
     def _read(self) -> None:
@@ -174,9 +172,8 @@ class _Partition:
         path = f"{self.log.folder}/{name}"
         try:
             return pa.table(read_snapshot(path, options=self.options))
-        except SourceError as error:
-            reason = str(error).removeprefix(path).lstrip(":, ")
-            self.damage.append(Finding("snapshot", path, error.position, reason))
+        except (SourceError, StoreError) as error:
+            self.damage.append(_finding("snapshot", path, error))
             return None
 
     def _note(self, rows: pa.Table) -> pa.Table:
@@ -242,8 +239,8 @@ class _Partition:
                 for _ in _native.kafka_records([told], None, None):
                     pass
                 return
-            except SourceError as error:
-                if error.position is None:
+            except (SourceError, StoreError) as error:
+                if isinstance(error, StoreError) or error.position is None:
                     position, length = None, None
                 else:
                     position = start + error.position
@@ -344,8 +341,8 @@ class _Partition:
             path = f"{self.log.folder}/{name}"
             try:
                 told += pa.table(read_aborted(path, options=self.options)).to_pylist()
-            except SourceError as error:
-                self.damage.append(Finding("index", path, error.position, str(error).removeprefix(path).lstrip(":, ")))
+            except (SourceError, StoreError) as error:
+                self.damage.append(_finding("index", path, error))
         in_index = {tuple(it.values()) for it in told}
         in_log = {tuple(it.values()) for it in aborted.to_pylist()} if names else in_index
         only = [(*it, "index") for it in sorted(in_index - in_log)] + [(*it, "log") for it in sorted(in_log - in_index)]
@@ -476,6 +473,12 @@ def _calls(stream: Any) -> Iterator[pa.Table]:
             batches, rows = [], 0
     if batches:
         yield pa.Table.from_batches(batches)
+
+
+def _finding(kind: str, path: str, error: SourceError | StoreError) -> Finding:
+    """A file that cannot be read, or is not what it claims to be."""
+    position = error.position if isinstance(error, SourceError) else None
+    return Finding(kind, path, position, str(error).removeprefix(path).lstrip(":, "))
 
 
 def _told_of(rows: pa.Table) -> pa.Table:

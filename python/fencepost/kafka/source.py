@@ -72,7 +72,7 @@ class Log:
 
 
 def open_log(source: str | os.PathLike[str], options: Options = None) -> Log:
-    """Lists what there is; no segment is opened. Raises SourceError, and EmptyLogError of a folder without any."""
+    """List the segments; none is opened. Raises SourceError, StoreError, and EmptyLogError of a folder without any."""
     text = os.fspath(source)
     return _open_local(Path(_local_path(text))) if is_local(text) else _open_remote(text.rstrip("/"), options)
 
@@ -127,7 +127,7 @@ def _by_topic(where: str, names: Iterable[str], nameless: set[str]) -> list[str]
 
 
 def read_whole(source: str | os.PathLike[str], options: Options = None) -> bytes:
-    """A small file. Raises SourceError."""
+    """A small file. Raises SourceError where it is not there, StoreError where storage does not give it."""
     text = os.fspath(source)
     try:
         if is_local(text):
@@ -168,9 +168,15 @@ def _local_path(text: str) -> str:
     return text
 
 
-def _unreadable(path: str, error: Exception) -> SourceError:
-    reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-    return SourceError(f"{path}: cannot be read: {reason}", path=path)
+def _unreadable(path: str, error: OSError | StoreError) -> SourceError | StoreError:
+    """A file that is not there is a SourceError. All other errors are of storage, and say nothing about the content."""
+    if isinstance(error, FileNotFoundError):
+        return SourceError(f"{path}: cannot be read: No such file or directory", path=path)
+    if isinstance(error, StoreError):
+        return error
+    reason = error.strerror or str(error)
+    text = f"{path}: cannot be read: {reason}. Check the storage and the rights, then run again"
+    return StoreError(text, path=path, errno=error.errno)
 
 
 def _open_local(path: Path) -> Log:

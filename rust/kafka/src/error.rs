@@ -4,7 +4,7 @@ use std::io;
 /// A result of this crate.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// A file that is not what it claims to be.
+/// A file that is not what it claims to be, or that storage does not give.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Error {
     /// The file, empty where bytes were decoded that nobody gave a name.
@@ -20,8 +20,10 @@ pub struct Error {
 /// What sort of damage a file has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// It cannot be read at all, or became shorter meanwhile.
+    /// It is not there, or became shorter while it was read.
     Unreadable,
+    /// Storage does not give it: this says nothing about the content. The number of the system's error, if it has one.
+    Storage(Option<i32>),
     /// It ends inside a batch or an entry.
     Torn,
     /// Nothing but zeros to its end.
@@ -52,7 +54,7 @@ impl Kind {
     /// As text, for reports.
     pub fn name(self) -> &'static str {
         match self {
-            Kind::Unreadable => "unreadable",
+            Kind::Unreadable | Kind::Storage(_) => "unreadable",
             Kind::Torn => "torn",
             Kind::Zeros => "zeros",
             Kind::Version => "version",
@@ -78,7 +80,16 @@ impl Error {
     pub(crate) fn io(error: &io::Error) -> Error {
         let text = error.to_string();
         let text = text.split(" (os error").next().unwrap_or_default();
-        Error::new(Kind::Unreadable, None, format!("cannot be read: {text}"))
+        let kind = match error.kind() {
+            io::ErrorKind::NotFound => Kind::Unreadable,
+            _ => Kind::Storage(error.raw_os_error()),
+        };
+        Error::new(kind, None, format!("cannot be read: {text}"))
+    }
+
+    /// Whether bytes are missing that may be right: no repair may act on it.
+    pub fn is_unread(&self) -> bool {
+        matches!(self.kind, Kind::Unreadable | Kind::Storage(_))
     }
 
     /// The same, of a file.

@@ -232,7 +232,7 @@ impl<'a> Replay<'a> {
                     self.recovered.cut_bytes = scan.bytes() - scan.position();
                     break;
                 }
-                Err(damage) if damage.kind == Kind::Unreadable => return Err(damage.into()),
+                Err(damage) if damage.is_unread() => return Err(damage.into()),
                 Err(damage) => return Err(give_up(damage, scan.last_offset() + 1).into()),
             }
         }
@@ -243,7 +243,7 @@ impl<'a> Replay<'a> {
 
     /// Whether damage can be what a crash leaves of the last write.
     fn check_is_torn(&self, scan: &RecoveryScan, damage: Damage) -> Result<()> {
-        if damage.kind == Kind::Unreadable {
+        if damage.is_unread() {
             return Err(damage.into());
         }
         if damage.kind == Kind::Zeros {

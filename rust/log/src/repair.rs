@@ -6,7 +6,7 @@
 use crate::disk::Disk;
 use crate::error::Result;
 use crate::segment::{INDEX, LOG, SNAPSHOT, STATE, TIME_INDEX, TXN_INDEX, name_of, offsets_of, refused, unopened};
-use fencepost_kafka::{BatchColumns, Kind, ReadAt, RecoveryScan};
+use fencepost_kafka::{BatchColumns, ReadAt, RecoveryScan};
 use std::sync::Arc;
 
 /// Batches that are read at a time.
@@ -72,7 +72,7 @@ fn find_end(disk: &dyn Disk, bases: &[i64]) -> Result<End> {
             match scan.read(&mut columns, CALL_ROWS) {
                 Ok(true) => {}
                 Ok(false) => break true,
-                Err(damage) if damage.kind == Kind::Unreadable => return Err(damage.in_file(&disk.path(&name)).into()),
+                Err(damage) if damage.is_unread() => return Err(damage.in_file(&disk.path(&name)).into()),
                 Err(_) => break false,
             }
         };
