@@ -20,13 +20,15 @@ LIES = (
     "late and dropped",
     "dropped, then late",
 )
+FAULTS_OF_READS = ("503", "dropped", "cut", "cut and closed")
 
 
 class Liar:
     """A proxy. `lies`: what it may do to conditional puts, drawn by `seed`, as often as the truth.
 
-    `names`: it lies about these only, by how they end. `lies_max`: how often it lies. `late_seconds`: how late a put
-    arrives that is late; None: when `may_arrive` is set.
+    `verb`: it lies about these requests instead, in the way of FAULTS_OF_READS. `names`: it lies about these only, by
+    how they end. `lies_max`: how often it lies. `late_seconds`: how late a put arrives that is late; None: when
+    `may_arrive` is set.
     """
 
     def __init__(
@@ -36,12 +38,14 @@ class Liar:
         seed: int = 0,
         share: float = 0.5,
         *,
+        verb: str = "",
         names: str = "",
         lies_max: float = math.inf,
         late_seconds: float | None = 0.1,
     ) -> None:
         self.target = endpoint.removeprefix("http://")
         self.lies, self.share, self.names = lies, share, names
+        self.verb = verb
         self.lies_max, self.late_seconds = lies_max, late_seconds
         self.may_arrive = threading.Event()
         self.told: Counter[str] = Counter()
@@ -76,10 +80,11 @@ class Liar:
             def pass_on(self) -> None:
                 body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
                 is_conditional = self.command == "PUT" and "If-None-Match" in self.headers
-                lie = liar.lie(is_conditional and self.path.endswith(liar.names))
-                if lie == "dropped before":
+                is_wanted = self.command == liar.verb if liar.verb else is_conditional
+                lie = liar.lie(is_wanted and self.path.partition("?")[0].endswith(liar.names))
+                if lie in ("dropped before", "dropped"):
                     return self.drop()
-                if lie in ("409", "503 before"):
+                if lie in ("409", "503 before", "503"):
                     return self.reply(int(lie[:3]), {}, b"")
                 headers = {name.lower(): value for name, value in self.headers.items()}
                 if lie == "dropped, then late":
@@ -95,6 +100,11 @@ class Liar:
                     return self.drop()
                 if lie == "503 after":
                     return self.reply(503, {}, b"")
+                if lie == "cut":  # whole, as far as its headers tell
+                    return self.reply(status, found, data[: len(data) // 2])
+                if lie == "cut and closed":
+                    self.close_connection = True
+                    return self.reply(status, found, data[: len(data) // 2], len(data))
                 return self.reply(status, found, data)
 
             def ask(self, body: bytes, headers: dict[str, str]) -> tuple[int, dict[str, str], bytes]:
@@ -110,13 +120,13 @@ class Liar:
                 with suppress(OSError):  # the store is gone by then
                     self.ask(body, headers)
 
-            def reply(self, status: int, headers: dict[str, str], data: bytes) -> None:
+            def reply(self, status: int, headers: dict[str, str], data: bytes, bytes_told: int = 0) -> None:
                 self.send_response(status)
                 for name, value in headers.items():
                     if name.lower() not in ("content-length", "transfer-encoding", "connection", "server", "date"):
                         self.send_header(name, value)
                 length = headers.get("Content-Length") if self.command == "HEAD" else None
-                self.send_header("Content-Length", length or str(len(data)))
+                self.send_header("Content-Length", length or str(bytes_told or len(data)))
                 with suppress(OSError):  # who asked has given up
                     self.end_headers()
                     self.wfile.write(data)

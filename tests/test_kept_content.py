@@ -235,10 +235,11 @@ def test_a_file_whose_content_cannot_be_read_is_left_out(tmp_path: Path, monkeyp
     damaged = land(tmp_path / "source", "b.parquet", amounts([5], [1]))
     read = kept_content.read_rows
 
-    def fail(path: str, *arguments: Any) -> Any:
+    def fail(storage: Any, files: Any, place: int, *arguments: Any) -> Any:
+        path = files.full_path(place)
         if path == str(damaged):
             raise SourceError(f"{path}: its content cannot be read", path=path)
-        return read(path, *arguments)
+        return read(storage, files, place, *arguments)
 
     monkeypatch.setattr(kept_content, "read_rows", fail)
     report = run(tmp_path, "c", [0, 1], [1, 2])

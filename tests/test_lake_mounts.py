@@ -60,7 +60,7 @@ class Looking(LocalEngine):
 
     def run(self, stage: str, work: Any, items: Any, *arguments: Any) -> Any:
         if stage == "look":
-            self.looked += sum(len(item.paths) for item in items)
+            self.looked += sum(len(item.files) for item in items)
         return super().run(stage, work, items, *arguments)
 
 

@@ -14,7 +14,9 @@ from typing import Any
 import fencepost as fp
 import pyarrow as pa  # type: ignore[import-untyped]
 import pytest
-from fencepost.lake import audit, files
+from fencepost.lake import audit
+from fencepost.lake.files import Facts
+from fencepost.lake.storage import PAUSES_SECONDS, LocalStorage, from_storage
 from test_lake import first_of_each, hashes, land, land_some, make_job, make_rows, read_sink, read_source
 
 PROGRAM = Path(__file__).with_name("storage_runs.py")
@@ -52,7 +54,7 @@ def test_no_error_of_storage_is_damage(tmp_path: Path, calls: str, name: str) ->
     os.utime(bad, (0, 0))
     before = hashes(tmp_path / "source")
     found = run_case("under_faults", tmp_path, *injecting(tmp_path, bad, calls, f"error={name}"))
-    assert injected(tmp_path) >= len(found) * (1 if name == "EACCES" else len(files.PAUSES_SECONDS) + 1)
+    assert injected(tmp_path) >= len(found) * (1 if name == "EACCES" else len(PAUSES_SECONDS) + 1)
     for outcome in found:
         facts = (outcome.get("error"), outcome.get("path"), outcome.get("errno"))
         assert facts == ("StoreError", str(bad), getattr(errno, name)), outcome
@@ -125,15 +127,15 @@ def test_what_is_no_file_is_not_waited_for(tmp_path: Path, kind: str) -> None:
 def test_a_file_that_vanishes_between_listing_and_opening(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     land_some(tmp_path)
     gone = tmp_path / "source" / "2.parquet"
-    real = files.stat_of
+    real = LocalStorage.look
 
-    def vanishing(path: str) -> os.stat_result:
-        found = real(path)
+    def vanishing(self: LocalStorage, path: str) -> Facts:
+        found = real(self, path)
         if path == str(gone):
             gone.unlink()
         return found
 
-    monkeypatch.setattr("fencepost.lake.scan.stat_of", vanishing)
+    monkeypatch.setattr(LocalStorage, "look", vanishing)
     report = make_job(tmp_path, settle_ms=0).run()
     assert (report.files, report.vanished, report.quarantined) == (3, ("2.parquet",), ())
 
@@ -143,12 +145,12 @@ def test_an_audit_says_the_same(tmp_path: Path) -> None:
     rows = pa.table({"pid": [1], "epoch": [0], "partition": [0], "seq": [0]})
     path = land(tmp_path / "source", "a.parquet", rows)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(files, "stat_of", _failing)
+        patch.setattr(LocalStorage, "look", _failing)
         with pytest.raises(fp.StoreError) as caught:
             audit(tmp_path / "source")
     assert (caught.value.path, caught.value.errno) == (str(path), errno.ESTALE)
 
 
-def _failing(path: str) -> os.stat_result:
-    with files.from_storage(path):
+def _failing(self: LocalStorage, path: str) -> Facts:
+    with from_storage(path):
         raise OSError(errno.ESTALE, "Stale file handle")

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import obstore
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from fencepost.state.stores import open_store
 from kafka_copies import DATA
@@ -82,6 +84,29 @@ def test_nothing_that_a_killed_run_leaves_has_a_credential(tmp_path: Path, endpo
         assert files_with(SECRETS, objects_of(endpoint)) == []
     assert any(name.startswith(f"{engine}/done/") for name, _ in objects_of(endpoint))
     assert plans == ({"export", "scan", "judge", "write"} if engine == "processes" else set())
+
+
+def test_nothing_has_a_credential_of_a_source(tmp_path: Path, endpoint: str) -> None:
+    store = open_store(f"s3://{BUCKET}/landing", options=options_of(endpoint))
+    pq.write_table(
+        pa.table({"pid": [1] * 9, "epoch": [0] * 9, "partition": [0] * 9, "seq": [*range(9)]}), tmp_path / "x"
+    )
+    for name in ("a.parquet", "b.parquet"):
+        store.put(name, (tmp_path / "x").read_bytes())
+    told = {
+        "engine": "processes",
+        "source": f"s3://{BUCKET}/landing",
+        "source_options": options_of(endpoint),
+        "state": str(tmp_path / "state"),
+        "sink": str(tmp_path / "sink"),
+    }
+    plans: set[str] = set()
+    for step in ("write", "decide"):
+        start_killed({**told, "step": step})
+        left = dict(contents_of(tmp_path))
+        plans |= {Path(name).name.partition("-")[0] for name in left if name.endswith(".plan")}
+        assert files_with(SECRETS, left.items()) == []
+    assert {"scan", "write"} <= plans
 
 
 @pytest.mark.parametrize("secret", SECRETS)

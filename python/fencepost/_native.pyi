@@ -172,7 +172,7 @@ def filter_rows(table: ArrowStreamExportable, mask: ArrowArrayExportable) -> Arr
 
 @final
 class RunScan:
-    """The rows of a local Parquet file as runs, dealt to shards.
+    """The rows of a Parquet file as runs, dealt to shards.
 
     A run is rows that follow each other in the file, with the same key and epoch, sequence numbers that follow each
     other, and the same timestamp and values of `order_by` where those are read; with `by_row` each row is one.
@@ -192,6 +192,7 @@ class RunScan:
         constants: Mapping[str, int | str | None] | None = None,
         ordinal: int = 0,
         policy: str | Policy | None = None,
+        object: Any = None,
     ) -> RunScan: ...
     def next(self, runs_max: int) -> list[tuple[int, ArrowArrayExportable]] | None:
         """The next runs, `runs_max` or somewhat more unless the file ends; None at its end.
@@ -250,6 +251,7 @@ def rewrite(
     counts: Any,
     *,
     keep: bool = False,
+    object: Any = None,
 ) -> Rewritten:
     """A Parquet file without these ranges of rows, or with `keep` only these, everything else as it is.
 
@@ -257,8 +259,8 @@ def rewrite(
     exist; it is not synced. Raises SourceError (path, position), ValueError for other ranges, OSError for the target.
     """
 
-def parquet_footer(path: str | PathLike[str], columns: Sequence[str] = ()) -> ParquetFooter:
-    """Reads a local Parquet file's footer, and the bounds of some integer columns, a row group each."""
+def parquet_footer(path: str | PathLike[str], columns: Sequence[str] = (), *, object: Any = None) -> ParquetFooter:
+    """Reads a Parquet file's footer, and the bounds of some integer columns, a row group each."""
 
 @final
 class KafkaStream:

@@ -30,15 +30,16 @@ class DedupJob(lake.DedupJob):
         spark: SparkSession | None = None,
         **same: Any,
     ) -> None:
-        """``source``, ``state``, ``sink``: folders; ``state`` may be the URI of an object store, ``source`` a
-        ``fencepost.lake.KafkaLog``.
+        """``source``, ``state``, ``sink``: folders; ``source`` and ``state`` may be URIs of object stores, ``source``
+        may be a ``fencepost.lake.KafkaLog``.
 
         ``spark``: the session that runs the tasks, the active one unless given. It takes the place of ``engine``.
 
         ``same``: passed on to ``fencepost.lake.DedupJob``, whose defaults hold: ``policy``, ``columns``, ``scope``,
         ``order_by``, ``rejected_max``, ``rejects``, ``max_idle_ms``, ``settle_ms``, ``clock_gap_max_ms``, ``on_reset``,
         ``reset_rows_min``, ``compare_content``, ``on_conflict``, ``keep_checksums``, ``plan``, ``shards``, ``layout``,
-        ``source_immutable``, ``sync``, ``state_options``, ``keep_versions`` and ``keep_versions_ms``.
+        ``source_immutable``, ``sync``, ``state_options``, ``source_options``,
+        ``keep_versions`` and ``keep_versions_ms``.
 
         Raises what ``fencepost.lake.DedupJob`` raises, and RuntimeError where there is no session.
         """

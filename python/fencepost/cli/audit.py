@@ -15,7 +15,13 @@ from fencepost.findings import FINDINGS, RESET_ROWS_MIN, SHOWN_MAX, AuditReport
 
 
 def audit_command(
-    source: Annotated[str, typer.Argument(metavar="SOURCE", help="A folder of Parquet files, or one file.")],
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="SOURCE",
+            help="A folder or object-store prefix (s3://, gs://, az://) of Parquet files, or one file.",
+        ),
+    ],
     policy: identity.PolicyName = None,
     policy_file: identity.PolicyFile = None,
     fields: identity.Fields = None,
@@ -32,6 +38,7 @@ def audit_command(
     ] = None,
     reset_rows_min: identity.ResetRowsMin = None,
     compare_content: identity.CompareContent = None,
+    source_option: identity.SourceOption = None,
     allow_empty: Annotated[
         bool, typer.Option("--allow-empty", help="A source without rows is no error (exit code 4 unless given).")
     ] = False,
@@ -65,6 +72,7 @@ def audit_command(
                 compare_content=identity.compared(compare_content) or False,
                 reset_rows_min=reset_rows_min or RESET_ROWS_MIN,
                 progress=show,
+                source_options=identity.pairs("--source-option", source_option),
             )
     except PolicyError as problem:
         raise typer.BadParameter(str(problem)) from None

@@ -15,7 +15,13 @@ _DURATION = "e.g. 7d, 12h, 30m, 45s."
 
 
 def dedup_command(
-    source: Annotated[str, typer.Argument(metavar="SOURCE", help="A folder of Parquet files, or a Delta table.")],
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="SOURCE",
+            help="A folder or object-store prefix (s3://, gs://, az://) of Parquet files, or a Delta table.",
+        ),
+    ],
     state: Annotated[str, typer.Argument(metavar="STATE", help="What is remembered from run to run: its own folder.")],
     sink: Annotated[
         str,
@@ -113,6 +119,7 @@ def dedup_command(
         list[str] | None,
         typer.Option(metavar="NAME=VALUE", help="Of the object store that the state lies in; may be repeated."),
     ] = None,
+    source_option: identity.SourceOption = None,
     keep_versions: Annotated[
         str | None,
         typer.Option(
@@ -163,7 +170,8 @@ def dedup_command(
             "threads": threads,
             "source_immutable": source_immutable or None,
             "sync": False if no_sync else None,
-            "state_options": dict(map(_pair, state_option)) if state_option else None,
+            "state_options": identity.pairs("--state-option", state_option),
+            "source_options": identity.pairs("--source-option", source_option),
             **_retention(keep_versions, keep_versions_for),
         },
     )
@@ -179,10 +187,3 @@ def _retention(versions: str | None, duration: str | None) -> dict[str, object]:
     if versions == "all":
         return {"keeps_all_versions": True}
     return {"keep_versions": number_or_all("--keep-versions", versions), "keep_versions_ms": milliseconds(duration)}
-
-
-def _pair(text: str) -> tuple[str, str]:
-    name, sign, value = text.partition("=")
-    if not (name and sign):
-        raise typer.BadParameter(f"--state-option {text}: NAME=VALUE was expected")
-    return name, value

@@ -31,6 +31,14 @@ PolicyFile = Annotated[
         help='JSON or TOML: fields of a policy, "preset" (any_order) for the others, "columns" (by role, or a preset).'
     ),
 ]
+SourceOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME=VALUE",
+        help="Of the object store that SOURCE is in, such as region=eu-central-1; may be repeated. What is not given "
+        "comes from the environment, which is the place for credentials.",
+    ),
+]
 Fields = Annotated[
     list[str] | None,
     typer.Option(
@@ -94,6 +102,15 @@ SHARDS_HELP = (
 LAYOUT_HELP = (
     "delta for a SINK that is to be a Delta table, run for folders; whichever it is already unless given, else folders."
 )
+
+
+def pairs(name: str, texts: list[str] | None) -> dict[str, str] | None:
+    """What an option says that is given as NAME=VALUE, perhaps several times. Raises a usage error."""
+    found = [text.partition("=") for text in texts or ()]
+    for key, sign, value in found:
+        if not (key and sign):
+            raise typer.BadParameter(f"{name} {key}{sign}{value}: NAME=VALUE was expected")
+    return {key: value for key, _, value in found} or None
 
 
 def compared(names: list[str] | None) -> bool | list[str] | None:

@@ -22,6 +22,7 @@ import fencepost
 from fencepost import StateTable, Verdict
 from fencepost.lake.judge import LOSERS, SHOWN_MAX, row_losers, sorted_losers
 from fencepost.lake.scan import FILE, LENGTH, ROW, Exchange, ScanItem, Scanned, open_exchange, scan, write_exchange
+from fencepost.lake.storage import Storage
 from fencepost.lake.write import Rejects, WriteItem, Written, write
 from fencepost.policy import Policy
 from fencepost.state.disk import Disk
@@ -59,10 +60,10 @@ def can_align(policy: Policy, timestamp: bool, order_by: tuple[str, ...]) -> str
     return "rows are put in an order first" if order_by else ""
 
 
-def align(item: AlignItem) -> Aligned:
+def align(storage: Storage, item: AlignItem) -> Aligned:
     """See above. Memory: what the files' keys take as a table. Raises BatchError, ChangedError, SourceError."""
     reading = item.scan.reading
-    scanned = scan(dataclasses.replace(item.scan, reading=dataclasses.replace(reading, shards=1)))
+    scanned = scan(storage, dataclasses.replace(item.scan, reading=dataclasses.replace(reading, shards=1)))
     aligned = Aligned(scanned=scanned)
     table = StateTable(reading.policy)
     losers = []
@@ -81,17 +82,18 @@ def align(item: AlignItem) -> Aligned:
     claims, aligned.problem = _claims(table, item.scan, border)
     if not aligned.problem:
         scanned.exchanges = [_deal(claims, item.scan)] if len(claims) else []
-        aligned.written = _write(item, scanned, [it for it in losers if len(it)])
+        aligned.written = _write(storage, item, scanned, [it for it in losers if len(it)])
     return aligned
 
 
-def _write(item: AlignItem, scanned: Scanned, losers: list[pa.Table]) -> Written:
+def _write(storage: Storage, item: AlignItem, scanned: Scanned, losers: list[pa.Table]) -> Written:
     paths = []
     if losers:
         paths = [str(Path(item.scan.folder) / f"{uuid4().hex}.losers")]
         with pa.ipc.new_file(paths[0], LOSERS) as file:
             file.write_table(sorted_losers(losers))
     return write(
+        storage,
         WriteItem(
             files=scanned.files,
             first=scanned.first,
@@ -105,7 +107,7 @@ def _write(item: AlignItem, scanned: Scanned, losers: list[pa.Table]) -> Written
             disk=item.disk,
             may_link=item.may_link,
             tells_schemas=item.tells_schemas,
-        )
+        ),
     )
 
 

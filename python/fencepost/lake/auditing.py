@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
@@ -31,11 +31,13 @@ from fencepost.lake.column_types import type_name
 from fencepost.lake.conflicts import PAIRS, Content
 from fencepost.lake.delta import list_appended
 from fencepost.lake.engine import LocalEngine, check_stopped
-from fencepost.lake.files import Constants, Files, constants_of, list_files, unchanged
+from fencepost.lake.files import Constants, Files, constants_of
 from fencepost.lake.order import calm_order
 from fencepost.lake.scan import FILE, LENGTH, ROW, check_names
+from fencepost.lake.storage import LocalStorage, Storage, open_storage, unchanged
 from fencepost.policy import Columns, Policy, resolve, resolve_columns
 from fencepost.state.delta import is_delta
+from fencepost.state.stores import is_local
 
 Progress = Callable[[str, int, int], None]
 ORDER = "file names, then rows"
@@ -57,8 +59,12 @@ def audit(
     reset_rows_min: int = RESET_ROWS_MIN,
     compare_content: bool | Sequence[str] = False,
     progress: Progress | None = None,
+    source_options: Mapping[str, Any] | None = None,
 ) -> AuditReport:
     """What the rows of a Parquet folder, or of one file, say about their producers. Nothing is written.
+
+    `source`: also a prefix of an object store, or one object (`s3://`, `gs://`, `az://`; `source_options`: see
+    `fencepost.state.open_store`).
 
     `policy`, `columns`: as in `DedupJob`; rows are judged in the order of file names, then rows, also under policies
     that depend on order. Suspected resets are looked for where `columns` name a timestamp column; `reset_rows_min` as
@@ -79,10 +85,12 @@ def audit(
     policy = policy.replace(columns=columns)
     engine = LocalEngine(threads)
     show = progress or (lambda step, done, total: None)
-    files = _list(os.path.abspath(source))
+    place = os.fspath(source)
+    place = os.path.abspath(place.removeprefix("file://")) if is_local(place) else place.rstrip("/")
+    storage, files = _list(place, source_options)
     keep = ("timestamp",) if columns.timestamp is not None else ()
     constants = constants_of(files, columns.read(keep), files.types)
-    reading = _Reading(files, constants, policy, columns, engine.slots)
+    reading = _Reading(storage, files, constants, policy, columns, engine.slots)
     waiting = [_Lane(place, reading) for place in range(len(files))]
     compared = columns_to_compare(compare_content)
     shards = [_Shard(policy, columns, number, files, compared is not None) for number in range(engine.slots)]
@@ -113,7 +121,7 @@ def audit(
     facts: dict[str, Any] = {}
     if compared is not None:
         unread = [lane.place for lane, _ in problems]
-        facts = _compared(engine, shards, Content(files, columns, compared), starts, unread)
+        facts = _compared(engine, shards, Content(storage, files, columns, compared), starts, unread)
     auditor = shards[0].auditor
     for shard in shards[1:]:
         auditor.merge(shard.auditor)
@@ -124,7 +132,7 @@ def audit(
         order=ORDER,
         producers_max=producers_max,
         reset_rows_min=reset_rows_min,
-        source=os.path.abspath(source),
+        source=place,
         files=len(files) - len(problems),
         bytes=total,
         unreadable=tuple((files.paths[lane.place], lane.reason) for lane, _ in problems),
@@ -156,33 +164,36 @@ def _compared(
     return {"content_compared": sum(map(len, pairs)), "conflicts": content.samples(shown)}
 
 
-def _list(root: str) -> Files:
+def _list(root: str, options: Mapping[str, Any] | None) -> tuple[Storage, Files]:
     """The files of a folder, of the runs of a sink one after the other, or the one file that was named."""
-    if os.path.isfile(root):
-        folder, name = os.path.split(root)
-        files = Files(folder)
-        files.append(name, os.stat(root))
-        return files
-    if is_delta(root):
+    if os.path.isfile(root) or (not is_local(root) and root.endswith(".parquet")):
+        folder, _, name = root.rpartition("/")
+        storage = open_storage(folder or "/", options)
+        files = Files(folder or "/")
+        files.append(name, storage.look(root))
+        return storage, files
+    if is_local(root) and is_delta(root):
         files, _, _, bad = list_appended(root, None)
         if bad:
             path, problem = next(iter(bad.items()))
             raise SourceError(problem, path=path)
         if any(files.vectors):
             raise SourceError(f"{root}: has files with deletion vectors, which an audit does not read yet", path=root)
-        return files
-    files = list_files(root)
+        return LocalStorage(), files
+    storage = open_storage(root, options)
+    files = storage.list(root)
     ignored = files.ignored
     runs = [re.match(r"run=(\d+)/", path) for path in files.paths]
     # Numbers in names: run=10 comes after run=9.
     ordered = files.take(sorted(range(len(files)), key=lambda at: int(it[1]) if (it := runs[at]) else 0))
-    return dataclasses.replace(ordered, ignored=ignored)
+    return storage, dataclasses.replace(ordered, ignored=ignored)
 
 
 @dataclass(frozen=True)
 class _Reading:
     """How all files are read."""
 
+    storage: Storage
     files: Files
     constants: list[Constants]
     policy: Policy
@@ -191,14 +202,16 @@ class _Reading:
 
     def dealt(self, lane: _Lane) -> Iterator[Dealt]:
         """The runs of a file, RUNS at a time. All reading of rows happens here."""
-        with unchanged(self.files, lane.place):
+        path = self.files.full_path(lane.place)
+        with unchanged(self.storage, self.files, lane.place):
             scan = RunScan(
-                self.files.full_path(lane.place),
+                path,
                 self.columns,
                 self.shards,
                 timestamp=self.columns.timestamp is not None,
                 constants=self.constants[lane.place],
                 policy=self.policy,
+                object=self.storage.object(path, self.files.facts(lane.place)),
             )
             while (dealt := scan.next(RUNS)) is not None:
                 check_stopped()

@@ -19,10 +19,11 @@ import pyarrow as pa  # type: ignore[import-untyped]
 
 from fencepost import Verdict
 from fencepost.content import checksums
-from fencepost.lake.files import Files, unchanged
+from fencepost.lake.files import Files
 from fencepost.lake.kept_content import Keeping, Kept, Ranges, Sums, compare_and_keep, read_rows
 from fencepost.lake.repeats import Stretches, find_repeats
 from fencepost.lake.scan import FILE, ROW
+from fencepost.lake.storage import Storage, unchanged
 from fencepost.policy import Columns, Policy
 from fencepost.state.stores import Store
 
@@ -98,7 +99,7 @@ class Compared:
     """Where checksums are kept from run to run."""
 
 
-def compare(store: Store, item: CompareItem) -> Compared:
+def compare(store: Store, storage: Storage, item: CompareItem) -> Compared:
     """Compare the rows of the pairs, and repeats of earlier runs' rows where these have kept checksums.
 
     Memory: a row group's content columns, 40 bytes a pair, and that of `kept_content.compare_and_keep`. Raises
@@ -109,7 +110,7 @@ def compare(store: Store, item: CompareItem) -> Compared:
     if item.pairs is not None:
         pairs = pa.ipc.open_file(pa.memory_map(item.pairs)).read_all()
     sums = None if item.keeping is None else Sums(item.keeping.summed)
-    content = Content(item.files, item.columns, item.wanted, sums)
+    content = Content(storage, item.files, item.columns, item.wanted, sums)
     conflicts, kept, compared = content.conflicts(pairs), None, len(pairs)
     if item.keeping is not None and sums is not None:
         kept, others = compare_and_keep(store, item.keeping, sums)
@@ -129,6 +130,7 @@ def compare(store: Store, item: CompareItem) -> Compared:
 class Content:
     """The content of files' rows. `wanted`: the columns to compare; (): all that are not of the identity."""
 
+    storage: Storage
     files: Files
     columns: Columns
     wanted: tuple[str, ...]
@@ -154,13 +156,13 @@ class Content:
         for some in np.split(order, np.flatnonzero(np.diff(files[order])) + 1) if len(order) else ():
             ordinal = int(files[some[0]])
             numbers, places = np.unique(rows[some], return_inverse=True)
-            with unchanged(self.files, ordinal):
+            with unchanged(self.storage, self.files, ordinal):
                 sums = [checksums(part, part.column_names) for part in self._read(ordinal, numbers.astype(np.int64))]
             found[some] = np.concatenate(sums)[places.reshape(-1)]
         return found
 
     def _read(self, ordinal: int, rows: Rows, more: tuple[str, ...] = ()) -> Iterator[pa.Table]:
-        return read_rows(self.files.full_path(ordinal), rows, self.columns, self.wanted, more)
+        return read_rows(self.storage, self.files, ordinal, rows, self.columns, self.wanted, more)
 
     def _sample(self, line: dict[str, Any]) -> dict[str, Any]:
         """A conflict as people see it."""

@@ -141,7 +141,7 @@ def _inputs(found: Found) -> Inputs:
         bytes=found.read.bytes,
         mtime_ns=found.read.mtime_ns,
         inode=found.read.inode,
-        etag=[""] * len(found.read),
+        etag=found.read.etag,
         rows=found.rows[found.is_read].tolist(),
         footer_crc=crcs[found.is_read].tolist(),
     )

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote
 
 from fencepost.errors import SourceError
-from fencepost.lake.files import Files, persist, stat_of
+from fencepost.lake.files import Files
+from fencepost.lake.storage import LocalStorage, persist
 from fencepost.state.delta import open_table
 from fencepost.state.delta_log import LOG, Action, info_of, live_files, read_commit
 from fencepost.state.hive import hive_values
@@ -210,7 +211,7 @@ def _appended(
     for action in added:
         path, size = action["path"], action["size"]
         try:
-            stat = persist(partial(stat_of, os.path.join(root, path)))
+            facts = persist(partial(LocalStorage().look, os.path.join(root, path)))
         except FileNotFoundError:
             if path in dropped:
                 continue
@@ -219,9 +220,9 @@ def _appended(
                 f"moved (OPTIMIZE, then VACUUM), nobody can tell which of those in the new file are new: {remedy}",
                 path=f"{root}/{path}",
             ) from None
-        if stat.st_size != size:
+        if facts.bytes != size:
             full_path = os.path.join(root, path)
-            found.bad[full_path] = f"{full_path}: {stat.st_size} bytes, the table says {size}"
+            found.bad[full_path] = f"{full_path}: {facts.bytes} bytes, the table says {size}"
         in_names = hive_values(path)
         wanted = action.get("partitionValues", in_names)  # the library gives those of a snapshot with their types
         if in_names != {name: it or None for name, it in wanted.items()} or in_names.keys() != set(partitions):
@@ -230,7 +231,7 @@ def _appended(
                 f"{[*wanted.values()]}, do not stand in the names of its folders",
                 path=f"{root}/{path}",
             )
-        files.append(path, stat, action["vector"])
+        files.append(path, facts, action["vector"])
         found.adds[path] = {name: it for name, it in action.items() if name not in ("stats", "vector")}
     return found
 

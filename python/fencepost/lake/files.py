@@ -1,37 +1,39 @@
-"""A folder of Parquet files: which files there are, and whether one is still what it was."""
+"""Files of a source, as tables: what they are known by, and what the names of their folders say."""
 
 from __future__ import annotations
 
-import errno
 import os
 import re
-import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, NamedTuple
 
-from fencepost.errors import BatchError, SourceError, StoreError
-from fencepost.findings import IGNORED_MAX
-from fencepost.state.disk import opened_folder
+from fencepost.errors import BatchError
 from fencepost.state.hive import hive_values
 from fencepost.state.vectors import Bitmap
 
-T = TypeVar("T")
-
-PAUSES_SECONDS = (0.05, 0.5)
-"""Before the second and the third try at a file that storage does not give."""
-PERMANENT = {
-    *(errno.EACCES, errno.EPERM, errno.EROFS, errno.EINVAL),
-    *(errno.EISDIR, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG),
-}
-"""Errors that no other try can mend."""
 Constants = dict[str, int | str | None]
 """Columns whose one value for a whole file stands in the names of its folders."""
 
 
-class ChangedError(SourceError):
-    """A file is no longer what was read of it: the run plans anew."""
+class Facts(NamedTuple):
+    """What a file is known by, next to its path."""
+
+    bytes: int
+    mtime_ns: int
+    """0 in object stores: a copy of an object has another time, and the same etag."""
+    inode: int = 0
+    etag: str = ""
+    """Of an object in a store."""
+
+    @classmethod
+    def of(cls, stat: os.stat_result) -> Facts:
+        return cls(stat.st_size, stat.st_mtime_ns, stat.st_ino)
+
+    @property
+    def identity(self) -> tuple[int, int, str]:
+        """Other values under the same path mean another file. Mounts assign new inodes, so inodes do not count."""
+        return self.bytes, self.mtime_ns, self.etag
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,7 @@ class Files:
     bytes: list[int] = field(default_factory=list)
     mtime_ns: list[int] = field(default_factory=list)
     inode: list[int] = field(default_factory=list)
+    etag: list[str] = field(default_factory=list)
     vectors: list[Bitmap | None] = field(default_factory=list)
     """Which of its rows are gone, as bitmaps (`fencepost.state.vectors`)."""
     ignored: tuple[str, ...] = ()
@@ -54,11 +57,13 @@ class Files:
     def __len__(self) -> int:
         return len(self.paths)
 
-    def append(self, path: str, stat: os.stat_result | None, vector: Bitmap | None = None) -> None:
+    def append(self, path: str, facts: Facts | None, vector: Bitmap | None = None) -> None:
         """Add a file; None: it is gone."""
         self.paths.append(path)
         self.vectors.append(vector)
-        for column, value in zip((self.bytes, self.mtime_ns, self.inode), _facts_of(stat), strict=True):
+        values: tuple[Any, ...] = facts or Facts(0, 0)
+        columns: tuple[list[Any], ...] = (self.bytes, self.mtime_ns, self.inode, self.etag)
+        for column, value in zip(columns, values, strict=True):
             column.append(value)
 
     def take(self, places: Sequence[int]) -> Files:
@@ -73,7 +78,7 @@ class Files:
             column.extend(more)
 
     def _columns(self) -> tuple[list[Any], ...]:
-        return self.paths, self.bytes, self.mtime_ns, self.inode, self.vectors
+        return self.paths, self.bytes, self.mtime_ns, self.inode, self.etag, self.vectors
 
     def folders(self) -> list[str]:
         """The folder of each, relative to the root: "" or with a slash at its end. Many files share one."""
@@ -82,125 +87,12 @@ class Files:
     def full_path(self, place: int) -> str:
         return os.path.join(self.root, self.paths[place])
 
-    def identity(self, place: int) -> tuple[int, int]:
-        """Bytes and mtime_ns: another one under the same path is another file. Mounts draw inodes anew."""
-        return self.bytes[place], self.mtime_ns[place]
+    def facts(self, place: int) -> Facts:
+        return Facts(self.bytes[place], self.mtime_ns[place], self.inode[place], self.etag[place])
 
-
-def identity_of(stat: os.stat_result) -> tuple[int, int]:
-    """See `Files.identity`."""
-    return stat.st_size, stat.st_mtime_ns
-
-
-def _facts_of(stat: os.stat_result | None) -> tuple[int, int, int]:
-    return (*identity_of(stat), stat.st_ino) if stat else (0, 0, 0)
-
-
-# Storage
-
-
-def stat_of(path: str) -> os.stat_result:
-    """The file's, as it is now. Raises FileNotFoundError, and StoreError (path, errno) where storage does not say."""
-    with from_storage(path):
-        return os.stat(path)
-
-
-@contextmanager
-def from_storage(path: str, what: str = "read", *, other_than: Collection[int] = ()) -> Iterator[None]:
-    """Around a call of the system for a source: its errors say nothing of the content.
-
-    `other_than`: errors of something else. Raises StoreError (path, errno), FileNotFoundError.
-    """
-    try:
-        yield
-    except FileNotFoundError:
-        raise
-    except OSError as error:
-        if error.errno in other_than:
-            raise
-        text = f"{path}: cannot be {what}: {error.strerror}. Check the storage and the rights, then run again"
-        raise StoreError(text, path=path, errno=error.errno) from error
-
-
-def persist(attempt: Callable[[], T]) -> T:
-    """The result of the first try that has one: what storage does not give now it may give a moment later.
-
-    Raises the StoreError of the last try, and at once what no other try can mend.
-    """
-    for pause in PAUSES_SECONDS:
-        try:
-            return attempt()
-        except StoreError as error:
-            if error.errno in PERMANENT:
-                raise
-        time.sleep(pause)
-    return attempt()
-
-
-# Listing
-
-
-def list_files(root: str) -> Files:
-    """The `*.parquet` files of a folder and its subfolders, by name; names beginning with `_` or `.` are not looked at.
-
-    Of the others the first IGNORED_MAX are told. Raises SourceError where there is no folder, StoreError where one
-    cannot be listed.
-    """
-    if not os.path.isdir(root):
-        raise SourceError(f"{root}: no such folder", path=root)
-    # Paths differ, so nothing behind them is compared.
-    ignored: list[str] = []
-    found = sorted(_walk(root, "", ignored))
-    columns = [*map(list, zip(*found, strict=True)), [None] * len(found)] if found else []
-    return Files(root, *columns, ignored=tuple(ignored))  # type: ignore[arg-type, misc]
-
-
-def _walk(folder: str, prefix: str, ignored: list[str]) -> list[tuple[str, int, int, int]]:
-    """(path, bytes, mtime_ns, inode) of each file."""
-    found, subfolders, others = persist(lambda: _list_folder(folder, prefix))
-    ignored += others[: IGNORED_MAX - len(ignored)]
-    for name in subfolders:
-        found += _walk(f"{folder}/{name}", f"{prefix}{name}/", ignored)
-    return found
-
-
-Listed = tuple[list[tuple[str, int, int, int]], list[str], list[str]]
-
-
-def _list_folder(folder: str, prefix: str) -> Listed:
-    """Files, subfolders, and files of other names; by name within the open folder, not by whole paths."""
-    found: list[tuple[str, int, int, int]] = []
-    subfolders: list[str] = []
-    others: list[str] = []
-    try:
-        with from_storage(folder, "listed"), opened_folder(folder) as handle, os.scandir(handle) as entries:
-            for entry in entries:
-                name = entry.name
-                if name.startswith(("_", ".")):
-                    continue
-                _check_name(folder, name)
-                if entry.is_dir():
-                    subfolders.append(name)
-                elif name.endswith(".parquet"):
-                    try:
-                        found.append((prefix + name, *_facts_of(entry.stat())))
-                    except FileNotFoundError:
-                        continue  # gone before anybody read it
-                elif len(others) < IGNORED_MAX:
-                    others.append(prefix + name)
-    except FileNotFoundError as error:
-        raise SourceError(f"{folder}: vanished while it was listed; run again", path=folder) from error
-    return found, subfolders, others
-
-
-def _check_name(folder: str, name: str) -> None:
-    try:
-        name.encode()
-    except UnicodeEncodeError as error:
-        path = os.fsencode(f"{folder}/{name}").decode(errors="backslashreplace")
-        raise SourceError(
-            f"{path}: the name is not UTF-8, so no state can remember it; rename it", path=path
-        ) from error
+    def identity(self, place: int) -> tuple[int, int, str]:
+        """See `Facts.identity`."""
+        return self.facts(place).identity
 
 
 def constants_of(
@@ -256,28 +148,3 @@ def _is_number(value: str | None) -> bool:
     if value is None:
         return True
     return re.fullmatch(r"0|-?[1-9]\d*", value) is not None and -(2**63) <= int(value) < 2**63
-
-
-@contextmanager
-def unchanged(files: Files, place: int) -> Iterator[None]:
-    """While a task reads a file: ChangedError if it is not, or not for as long as that, the file it was."""
-    path = files.full_path(place)
-    try:
-        _check_unchanged(files, place, path)
-        yield
-    except FileNotFoundError as error:
-        raise ChangedError(f"{path}: vanished while the job ran; run again", path=path) from error
-    _check_unchanged(files, place, path)
-
-
-def _check_unchanged(files: Files, place: int, path: str) -> None:
-    try:
-        now = identity_of(persist(lambda: stat_of(path)))
-    except FileNotFoundError as error:
-        raise ChangedError(f"{path}: vanished while the job ran; run again", path=path) from error
-    if now != files.identity(place):
-        raise ChangedError(
-            f"{path}: changed while it was read (bytes, mtime_ns: {files.identity(place)}, now {now}); run "
-            "again when its writer is done",
-            path=path,
-        )

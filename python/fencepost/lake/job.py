@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Literal, get_args
 from uuid import uuid4
 
@@ -34,6 +33,7 @@ from fencepost.lake.report import RunReport
 from fencepost.lake.run import Run
 from fencepost.lake.scan import check_names
 from fencepost.lake.sources import Given
+from fencepost.lake.storage import open_storage
 from fencepost.lake.write import Rejects
 from fencepost.policy import Columns, Policy, resolve, resolve_columns
 from fencepost.state.decision import Settings
@@ -56,13 +56,14 @@ ROLES = ("pid", "epoch", "partition", "seq", "timestamp")
 class DedupJob:
     """Keeps each event of a Parquet folder, a Delta table or Kafka's log once, from run to run.
 
-    `source`: a folder of Parquet files, of which each run reads those that no earlier run has read, a Delta table,
-    of which each run reads what was appended since, or a `KafkaLog`, likewise. `state`: a folder or the
-    URI of an object store (`fencepost.state.open_store`) that the job makes and owns. `sink`: a folder that it makes
-    and owns; version n appears in it at once as `run=<n>/`, one file per input file of which rows are kept, in the
-    Hive-style folders that it came from, or as one transaction of a Delta table. None of the three may lie in another,
-    but a Delta table may be both source and sink: then rows that are not kept are taken out of it, where it stands.
-    `sink` may also be a sink itself, such as those of `fencepost.state.sinks`, or a `fencepost.sql.SqlSink`.
+    `source`: a folder of Parquet files, or a prefix of an object store (`s3://`, `gs://`, `az://`) with such files, of
+    which each run reads those that no earlier run has read; a Delta table in a local folder, of which each run reads
+    what was appended since; or a `KafkaLog`, likewise. `state`: a folder or the URI of an object store
+    (`fencepost.state.open_store`) that the job makes and owns. `sink`: a folder that it makes and owns; version n
+    appears in it at once as `run=<n>/`, one file per input file of which rows are kept, in the Hive-style folders that
+    it came from, or as one transaction of a Delta table. None of the three may lie in another, but a Delta table may be
+    both source and sink: then rows that are not kept are taken out of it, where it stands. `sink` may also be a sink
+    itself, such as those of `fencepost.state.sinks`, or a `fencepost.sql.SqlSink`.
 
     `policy`: a preset name or a Policy. `columns`: where the identity stands, a Columns or the name of a preset
     (`Columns.preset`), the policy's columns unless given; they may stand in the names of Hive-style folders. `scope`:
@@ -110,7 +111,8 @@ class DedupJob:
     table, "run" for folders; unless given, whichever the sink is already, and folders where there is none. `engine`:
     where tasks run, threads of this process unless given. `source_immutable`: files of the source never change once
     they are there, so outputs that are equal to their inputs may be hard links. `sync=False`: do not wait for disks; a
-    power loss may then cost the state. `state_options`: of the state's object store, see `fencepost.state.open_store`.
+    power loss may then cost the state. `state_options`, `source_options`: of the object stores that state and source
+    are in, see `fencepost.state.open_store`.
 
     `keep_versions`, `keep_versions_ms`: which versions of the state can be gone back to (`State.rollback`), 100 and a
     week unless given: the so many newest, and those that were the newest at some time in the last so many milliseconds,
@@ -148,6 +150,7 @@ class DedupJob:
         source_immutable: bool = False,
         sync: bool = True,
         state_options: dict[str, object] | None = None,
+        source_options: dict[str, object] | None = None,
         keep_versions: int | None = KEEP_VERSIONS,
         keep_versions_ms: int = KEEP_VERSIONS_MS,
     ) -> None:
@@ -185,7 +188,8 @@ class DedupJob:
                 raise ValueError(f"{name}={value}: milliseconds from 0 on were expected")
         if max_idle_ms is None and clock_gap_max_ms is not None:
             raise ValueError(f"clock_gap_max_ms={clock_gap_max_ms}: without max_idle_ms there is no clock")
-        self.source = source.name if isinstance(source, KafkaLog) else _local_folder("source", source)
+        self.source = source.name if isinstance(source, KafkaLog) else _place(source)
+        self.source_options = source_options
         self.policy, self.scope, self.shards = policy, scope, shards
         self.rejected_max, self.rejects, self.on_reset = rejected_max, rejects, on_reset
         self.reset_rows_min = reset_rows_min
@@ -205,7 +209,9 @@ class DedupJob:
         self.disk = Disk(sync)
         uri = os.path.abspath(_local_folder("state", state)) if is_local(state) else os.fspath(state)
         self.state = State(open_store(uri, sync=sync, options=state_options))
-        if is_delta(self.source):
+        if not isinstance(source, KafkaLog):
+            open_storage(self.source, source_options)  # so that wrong options show here
+        if is_local(self.source) and is_delta(self.source):
             check_library(self.source)
         if isinstance(sink, ForJobs):
             sink = sink.for_job(state)
@@ -214,12 +220,8 @@ class DedupJob:
             raise SinkError(
                 f"{self.sink.location}: in place, source and sink are one table; the source is {self.source}"
             )
-        remembered = {"state": Path(uri)} if is_local(state) else {}
-        shown = {} if self.is_in_place else {"sink": self.sink.location}
-        read = Path(self.log.place if self.log else self.source)
-        _check_apart(
-            **({"source": read} if is_local(self.log.path if self.log else read) else {}), **remembered, **shown
-        )
+        shown = {} if self.is_in_place else {"sink": str(self.sink.location)}
+        _check_apart(source=self.log.place if self.log else self.source, state=uri, **shown)
 
     @property
     def is_in_place(self) -> bool:
@@ -246,7 +248,7 @@ class DedupJob:
         Raises as `run` does, SnapshotError where there is a state already, and SourceError where the data are not
         clean: rows that would be refused, or files of `clean` that cannot be read.
         """
-        folder = self.source if clean is None else _local_folder("clean", clean)
+        folder = self.source if clean is None else _place(clean)
         return Run(self, progress, Given(folder=folder, is_seed=True)).run()
 
     def rebase(self, progress: Progress | None = None) -> RunReport:
@@ -307,6 +309,12 @@ def _check_keep_checksums(value: object, is_compared: bool) -> None:
         raise PolicyError(f"keep_checksums={value!r}: checksums are of what is compared: give compare_content, too")
 
 
+def _place(source: str | os.PathLike[str]) -> str:
+    """A source as the state knows it."""
+    text = os.fspath(source)
+    return os.path.abspath(text.removeprefix("file://")) if is_local(text) else text.rstrip("/")
+
+
 def _local_folder(name: str, place: str | os.PathLike[str]) -> str:
     if not is_local(place):
         raise SinkError(f"{name} {os.fspath(place)}: only local folders, or mounted ones, can be a {name} yet")
@@ -322,13 +330,13 @@ def _open_sink(place: str | os.PathLike[str], layout: Layout | None, source: str
     return open_sink(folder, layout or ("delta" if is_delta_sink(folder) else "run"), disk)
 
 
-def _check_apart(**folders: Path) -> None:
+def _check_apart(**places: str) -> None:
     """What lies in the source would be read as input, and a job cleans up in its own folders."""
-    named = [(name, Path(os.path.realpath(folder))) for name, folder in folders.items()]
-    for name, folder in named:
+    named = [(name, os.path.realpath(place) if is_local(place) else place) for name, place in places.items()]
+    for name, place in named:
         for other, outer in named:
-            if name != other and folder.is_relative_to(outer):
-                raise SinkError(f"{name} {folder} lies in {other} {outer}; each of the three needs its own folder")
+            if name != other and f"{place}/".startswith(f"{outer.rstrip('/')}/"):
+                raise SinkError(f"{name} {place} lies in {other} {outer}; each of the three needs its own folder")
 
 
 def _plain(names: object) -> object:

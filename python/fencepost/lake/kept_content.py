@@ -24,9 +24,10 @@ from fencepost import StateTable, Verdict
 from fencepost.content import checksums, content_columns
 from fencepost.errors import BatchError, SnapshotError, SourceError, StoreError
 from fencepost.lake.engine import check_stopped
-from fencepost.lake.files import Files, unchanged
+from fencepost.lake.files import Files
 from fencepost.lake.repeats import NOT_HERE, Repeats, Stretches, key_columns
 from fencepost.lake.scan import FILE, ROW
+from fencepost.lake.storage import Storage, unchanged
 from fencepost.policy import Columns, Policy
 from fencepost.resets import ROWS_TOGETHER, Numbers
 from fencepost.state.checksums import COUNT, SEQ, KeptSums, Living, advance, find
@@ -118,7 +119,7 @@ class Summed:
     """How many input files."""
 
 
-def sum_rows(item: SumItem) -> Summed:
+def sum_rows(storage: Storage, item: SumItem) -> Summed:
     """The checksum of each row. Memory: a row group's content columns.
 
     Raises BatchError for a column that cannot be compared, SourceError, StoreError, ChangedError.
@@ -131,7 +132,7 @@ def sum_rows(item: SumItem) -> Summed:
             rows = 0
             if item.is_read[place]:
                 check_stopped()
-                for sums in _sums_of(item, place):
+                for sums in _sums_of(storage, item, place):
                     file.write(sums.tobytes())
                     rows += len(sums)
             starts[place + 1] = starts[place] + rows
@@ -140,10 +141,10 @@ def sum_rows(item: SumItem) -> Summed:
     return Summed(path=str(path), first=item.first, count=len(item.files))
 
 
-def _sums_of(item: SumItem, place: int) -> Iterator[Hashes]:
+def _sums_of(storage: Storage, item: SumItem, place: int) -> Iterator[Hashes]:
     path = item.files.full_path(place)
-    with unchanged(item.files, place):
-        for part in read_rows(path, None, item.columns, item.wanted):
+    with unchanged(storage, item.files, place):
+        for part in read_rows(storage, item.files, place, None, item.columns, item.wanted):
             try:
                 yield checksums(part, part.column_names)
             except BatchError as error:
@@ -151,7 +152,13 @@ def _sums_of(item: SumItem, place: int) -> Iterator[Hashes]:
 
 
 def read_rows(
-    path: str, rows: Numbers | None, columns: Columns, wanted: tuple[str, ...], more: tuple[str, ...] = ()
+    storage: Storage,
+    files: Files,
+    place: int,
+    rows: Numbers | None,
+    columns: Columns,
+    wanted: tuple[str, ...],
+    more: tuple[str, ...] = (),
 ) -> Iterator[pa.Table]:
     """The content columns of some rows of a file, ascending, a table for each row group that has any of them.
 
@@ -160,8 +167,9 @@ def read_rows(
     """
     import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
+    path = files.full_path(place)
     try:
-        with pq.ParquetFile(path) as file:
+        with pq.ParquetFile(storage.open(path, files.facts(place))) as file:
             names = file.schema_arrow.names
             read = content_columns(names, columns.names, wanted)
             read += [name for name in more if name in names and name not in read]

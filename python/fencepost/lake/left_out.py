@@ -70,7 +70,7 @@ class LeftOut:
                 vanished.append(path)
             if status[place] != "left out":
                 continue
-            size, mtime_ns = files.identity(place)
+            size, mtime_ns, etag = files.identity(place)
             row: dict[str, Any] = {"path": path, "bytes": size, "mtime_ns": mtime_ns, "reason": reasons[place]}
             is_waiting = files.full_path(place) in self.waiting
             # A clock that was ahead when the file was seen says nothing of how long that is ago.
@@ -80,7 +80,7 @@ class LeftOut:
             elif self.on_bad_file == "stop":
                 raise _stopping(files.full_path(place), reasons[place])
             else:
-                quarantined.append(row | {"inode": files.inode[place], "etag": ""})
+                quarantined.append(row | {"inode": files.inode[place], "etag": etag})
         return vanished, Deferred.of(deferred), Quarantined.of(quarantined)
 
     def hold_back(self, files: Files, status: Sequence[Status], deferred: Deferred, *, is_sorted: bool) -> None:

@@ -20,6 +20,7 @@ import numpy as np
 from fencepost._native import parquet_footer
 from fencepost.errors import FencepostError
 from fencepost.lake.files import Files
+from fencepost.lake.storage import Storage
 from fencepost.policy import Columns
 from fencepost.state.decision import Decision
 
@@ -74,7 +75,7 @@ def _groups(weights: np.ndarray, target: float) -> Iterator[tuple[int, int]]:  #
 
 
 def choose(
-    wanted: Plan | None, problem: str, before: Decision | None, files: Files, columns: Columns
+    wanted: Plan | None, problem: str, before: Decision | None, storage: Storage, files: Files, columns: Columns
 ) -> tuple[Plan, str]:
     """(plan, why). `problem`: why the aligned plan is none; "" if it may be one."""
     if not len(files):
@@ -87,14 +88,14 @@ def choose(
         return "interval", problem
     if before is not None and before.plan.get("name") != "aligned":
         return "interval", f"version {before.version} was not aligned either"
-    return _by_statistics(files, columns)
+    return _by_statistics(storage, files, columns)
 
 
-def _by_statistics(files: Files, columns: Columns) -> tuple[Plan, str]:
+def _by_statistics(storage: Storage, files: Files, columns: Columns) -> tuple[Plan, str]:
     if len(files) > FOOTERS_MAX:
         return "interval", f"more than {FOOTERS_MAX} files: their footers were not looked at"
     names = (*columns.parts("partition"), *columns.parts("pid"))
-    bounds = [_bounds(files.full_path(place), names) for place in range(len(files))]
+    bounds = [_bounds(storage, files, place, names) for place in range(len(files))]
     for name in names:
         known = sorted(of_file[name] for of_file in bounds if name in of_file)
         if len(known) == len(files) and all(one[1] < other[0] for one, other in pairwise(known)):
@@ -102,10 +103,11 @@ def _by_statistics(files: Files, columns: Columns) -> tuple[Plan, str]:
     return "interval", "files may share keys, as their statistics say"
 
 
-def _bounds(path: str, names: tuple[str, ...]) -> dict[str, tuple[int, int]]:
+def _bounds(storage: Storage, files: Files, place: int, names: tuple[str, ...]) -> dict[str, tuple[int, int]]:
     """The lowest and highest value of integer columns in a file, as far as its statistics tell."""
+    path = files.full_path(place)
     try:
-        found = parquet_footer(path, names).bounds
+        found = parquet_footer(path, names, object=storage.object(path, files.facts(place))).bounds
     except (FencepostError, OSError):
         return {}  # the scan will say what is wrong, if anything is
     known = {name: [it for it in groups if it is not None] for name, groups in found.items()}

@@ -21,7 +21,7 @@ from fencepost.lake.column_types import check_types
 from fencepost.lake.conflicts import CompareItem, compare
 from fencepost.lake.deciding import make_decision
 from fencepost.lake.engine import Engine, LocalEngine, run_stage
-from fencepost.lake.files import ChangedError, Files, constants_of
+from fencepost.lake.files import Files, constants_of
 from fencepost.lake.found import Found
 from fencepost.lake.judge import Eviction, Judged, JudgeItem, Parts, judge
 from fencepost.lake.kept_content import Keeping, ShardSums, SumItem, Summed, checked, rows_max, sum_rows
@@ -37,6 +37,7 @@ from fencepost.lake.plan import (
 from fencepost.lake.report import RunReport, make_report
 from fencepost.lake.scan import Exchange, Reading, ScanItem, Scanned, scan
 from fencepost.lake.sources import Given, News, open_source
+from fencepost.lake.storage import ChangedError
 from fencepost.lake.write import InPlace, WriteItem, Written, write
 from fencepost.state.commit import commit, conflict, recover
 from fencepost.state.decision import ABANDONED, Checksums, Decision
@@ -69,6 +70,7 @@ class Run:
         self.is_seed = given is not None and given.is_seed
         self.is_rebase = given is not None and given.is_rebase
         self.source = open_source(job, given)
+        self.storage = self.source.storage
         self.tell = progress or (lambda step, done, total: None)
         self.began = time.perf_counter()
         self.seconds: dict[str, float] = {}
@@ -223,12 +225,12 @@ class Run:
         job = self.job
         reading = self.reading()
         problem = self.problem_of_aligned(reading)
-        name, reason = choose(job.plan, problem, self.before, files, job.policy.columns)
+        name, reason = choose(job.plan, problem, self.before, self.storage, files, job.policy.columns)
         self.plan = {"name": name, "reason": reason}
         items = self.scan_items(files, reading)
         if name == "aligned" and (done := self.prepare_aligned(items, files)) is not None:
             return done
-        found = self.found(files, self.tasks("scan", scan, items))
+        found = self.found(files, self.tasks("scan", partial(scan, self.storage), items))
         judged = self.judge(found, reading)
         self.compare(found, judged, self.sums(items, found))
         with self.step("check"):
@@ -249,7 +251,7 @@ class Run:
     def prepare_aligned(self, items: list[ScanItem], files: Files) -> Prepared | None:
         """None where files do not hold whole keys after all."""
         job = self.job
-        aligned = self.tasks("align", align, [self.align_item(item) for item in items])
+        aligned = self.tasks("align", partial(align, self.storage), [self.align_item(item) for item in items])
         problems = [it.problem for it in aligned if it.problem]
         if problems:
             self.fall_back(problems[0])
@@ -387,7 +389,7 @@ class Run:
         with self.bad_content():
             return self.tasks(
                 "sum",
-                sum_rows,
+                partial(sum_rows, self.storage),
                 [
                     SumItem(
                         files=found.files.slice(first, end),
@@ -429,7 +431,8 @@ class Run:
             for it in paired
         ]
         with self.bad_content():
-            done = self.tasks("compare", partial(compare, job.state.store), items) if items else []
+            work = partial(compare, job.state.store, self.storage)
+            done = self.tasks("compare", work, items) if items else []
         for it, compared in zip(paired, done, strict=True):
             it.losers, it.conflicts = compared.losers, compared.samples
             it.paired, it.kept = compared.pairs, compared.kept
@@ -485,7 +488,7 @@ class Run:
         rows, crcs, is_read = found.rows.tolist(), found.footer_crc, found.is_read.tolist()
         written = self.tasks(
             "write",
-            write,
+            partial(write, self.storage),
             [
                 WriteItem(
                     files=found.files.slice(first, end),

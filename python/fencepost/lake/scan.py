@@ -9,7 +9,6 @@ identity are kept and go nowhere.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,7 +21,8 @@ import pyarrow as pa  # type: ignore[import-untyped]
 
 from fencepost._native import RunScan, parquet_footer
 from fencepost.errors import BatchError, SourceError
-from fencepost.lake.files import Constants, Files, identity_of, persist, stat_of
+from fencepost.lake.files import Constants, Facts, Files
+from fencepost.lake.storage import Storage, persist
 from fencepost.policy import Policy
 from fencepost.state.vectors import Bitmap, ranges_of
 
@@ -69,7 +69,7 @@ class Reading:
     def runs_together(self) -> int:
         return max(RUNS_TOGETHER, RUNS_OF_A_SHARD * self.shards)
 
-    def open(self, path: str, constants: Constants, ordinal: int) -> RunScan:
+    def open(self, storage: Storage, path: str, facts: Facts, constants: Constants, ordinal: int) -> RunScan:
         return RunScan(
             path,
             self.policy.columns,
@@ -80,6 +80,7 @@ class Reading:
             constants=constants,
             ordinal=ordinal,
             policy=self.policy,
+            object=storage.object(path, facts),
         )
 
 
@@ -135,13 +136,11 @@ class Scanned:
     def is_read(self) -> list[bool]:
         return [status == "read" for status in self.status]
 
-    def add(
-        self, path: str, stat: os.stat_result | None, vector: Bitmap | None, read: _Read | None, reason: str
-    ) -> None:
+    def add(self, path: str, facts: Facts | None, vector: Bitmap | None, read: _Read | None, reason: str) -> None:
         """A file that was read, or could not be, or has vanished."""
-        self.status.append("vanished" if stat is None else "read" if read else "left out")
+        self.status.append("vanished" if facts is None else "read" if read else "left out")
         self.reason.append(reason)
-        self.files.append(path, stat, vector)
+        self.files.append(path, facts, vector)
         self.rows.append(read.rows if read else 0)
         self.untracked.append(read.untracked if read else 0)
         self.footer_crc.append(read.scan.footer_crc if read else 0)
@@ -150,7 +149,7 @@ class Scanned:
             self.newest_ms = max(newest, self.newest_ms or newest)
 
 
-def scan(item: ScanItem) -> Scanned:
+def scan(storage: Storage, item: ScanItem) -> Scanned:
     """Read the identity columns of some files and deal their runs to shards.
 
     Memory: `Reading.runs_together` runs. Raises BatchError (column, row, file), StoreError where storage does not give
@@ -159,70 +158,73 @@ def scan(item: ScanItem) -> Scanned:
     found = Scanned(item.first, files=Files(item.files.root))
     with _Writer(item.folder, item.reading.runs_together) as writer:
         for place in range(len(item.files)):
-            _scan_file(item, place, found, writer)
+            _scan_file(storage, item, place, found, writer)
     found.exchanges = writer.exchanges
     return found
 
 
-def _scan_file(item: ScanItem, place: int, found: Scanned, writer: _Writer) -> None:
+def _scan_file(storage: Storage, item: ScanItem, place: int, found: Scanned, writer: _Writer) -> None:
     path = item.files.full_path(place)
-    stat: os.stat_result | None
+    facts: Facts | None
     read: _Read | None = None
     reason = item.left_out.get(path, "")
     try:
         if reason:
-            stat = persist(lambda: stat_of(path))
+            facts = persist(lambda: storage.look(path))
         else:
-            stat, read, reason = persist(lambda: _read_file(item, place, found, writer))
+            facts, read, reason = persist(lambda: _read_file(storage, item, place, found, writer))
     except FileNotFoundError:
-        stat, reason = None, "vanished"
-    found.add(item.files.paths[place], stat, item.files.vectors[place], read, reason)
+        facts, reason = None, "vanished"
+    found.add(item.files.paths[place], facts, item.files.vectors[place], read, reason)
 
 
-def _read_file(item: ScanItem, place: int, found: Scanned, writer: _Writer) -> tuple[os.stat_result, _Read | None, str]:
+def _read_file(
+    storage: Storage, item: ScanItem, place: int, found: Scanned, writer: _Writer
+) -> tuple[Facts, _Read | None, str]:
     """(the file as it was, what was read of it, ""); or None, and why."""
     path = item.files.full_path(place)
     for _ in range(TRIES):
-        stat = stat_of(path)
+        facts = storage.look(path)
         try:
-            read = _Read(item, place)
+            read = _Read(storage, item, place, facts)
             last = read.all_but_last(writer)
-            if identity_of(stat) == identity_of(stat_of(path)):
+            if facts.identity == storage.look(path).identity:
                 writer.keep(last)
-                return stat, read, ""
+                return facts, read, ""
         except SourceError as error:
-            return stat, None, str(error)
+            return facts, None, str(error)
         except BatchError as error:
             if not item.sets_aside:
                 raise
             found.misfit = found.misfit or error
-            return stat, None, str(error)
+            return facts, None, str(error)
         finally:
             writer.forget()
-    return stat, None, f"{path}: changed each time it was read, {TRIES} times"
+    return facts, None, f"{path}: changed each time it was read, {TRIES} times"
 
 
 @dataclass(frozen=True, kw_only=True)
 class FooterItem:
     """Files whose footers a task reads."""
 
-    paths: list[str]
+    files: Files
 
 
-def footers(item: FooterItem) -> list[int | None]:
+def footers(storage: Storage, item: FooterItem) -> list[int | None]:
     """The checksum of each file's footer; None for a file that is gone, UNREADABLE_CRC where there is none.
 
     Raises StoreError where storage does not give a file.
     """
-    return [_footer(path) for path in item.paths]
+    return [_footer(storage, item.files, place) for place in range(len(item.files))]
 
 
 UNREADABLE_CRC = -2
 
 
-def _footer(path: str) -> int | None:
+def _footer(storage: Storage, files: Files, place: int) -> int | None:
+    path = files.full_path(place)
     try:
-        return persist(lambda: parquet_footer(path)).footer_crc
+        return persist(lambda: parquet_footer(path, object=storage.object(path, files.facts(place)))).footer_crc
     except FileNotFoundError:
         return None
     except SourceError:
@@ -232,10 +234,10 @@ def _footer(path: str) -> int | None:
 class _Read:
     """A file that is being read."""
 
-    def __init__(self, item: ScanItem, place: int) -> None:
+    def __init__(self, storage: Storage, item: ScanItem, place: int, facts: Facts) -> None:
         self.path = item.files.full_path(place)
         self.reading = item.reading
-        self.scan = item.reading.open(self.path, item.constants[place], item.first + place)
+        self.scan = item.reading.open(storage, self.path, facts, item.constants[place], item.first + place)
         vector = item.files.vectors[place]
         self.gone: tuple[Rows, Rows] | None = None if vector is None else ranges_of(vector)
         self.gone_of_runs = 0

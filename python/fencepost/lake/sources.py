@@ -1,10 +1,10 @@
-"""What a run reads: a folder of files, a Delta table, a Kafka log, or the batch of a stream.
+"""What a run reads: a folder or prefix of files, a Delta table, a Kafka log, or the batch of a stream.
 
 A source lists what is new as files. From there on all kinds are alike: the tasks of a run read files.
 
 | source | what is new | what remembers what was read |
 |---|---|---|
-| `Folder` | files that the ledger does not have | the ledger of the state |
+| `Folder`, also a prefix of an object store | files that the ledger does not have | the ledger of the state |
 | `DeltaTable` | files that commits after the position have added | the position: a version of the table |
 | `LogOfKafka` | records behind the position, written to files by tasks | the position: offsets by partition |
 | `Batch` | all files of the folder that a stream has written | the position of the stream behind the batch |
@@ -26,14 +26,16 @@ import pyarrow as pa  # type: ignore[import-untyped]
 
 from fencepost.errors import SourceError
 from fencepost.lake.delta import list_appended
-from fencepost.lake.files import Files, list_files
+from fencepost.lake.files import Facts, Files
 from fencepost.lake.kafka_log import ExportItem, KafkaLog, export, find_new
 from fencepost.lake.left_out import Adds
 from fencepost.lake.plan import groups_of_files
 from fencepost.lake.scan import FooterItem, footers
+from fencepost.lake.storage import LocalStorage, Storage, open_storage
 from fencepost.state.decision import Inputs
 from fencepost.state.delta import is_delta
 from fencepost.state.ledger import file_table, new_files
+from fencepost.state.stores import is_local
 
 if TYPE_CHECKING:
     from fencepost.lake.found import Found
@@ -66,6 +68,10 @@ class Source(Protocol):
     @property
     def place(self) -> str:
         """The path, or the name that the state knows the source by."""
+
+    @property
+    def storage(self) -> Storage:
+        """How its files are reached."""
 
     @property
     def is_own(self) -> bool:
@@ -103,14 +109,16 @@ def open_source(job: DedupJob, given: Given | None) -> Source:
     is_own = place == job.source
     if is_own and job.log is not None:
         return LogOfKafka(job.log)
-    return DeltaTable(place, is_own=is_own) if is_delta(place) else Folder(place, is_own=is_own)
+    if is_local(place) and is_delta(place):
+        return DeltaTable(place, is_own=is_own)
+    return Folder(place, open_storage(place, job.source_options), is_own=is_own)
 
 
 def list_of(files: Files, footer_crc: list[int] | None = None) -> pa.Table:
     """Files as the ledger lists them."""
     columns = {"path": files.paths, "bytes": files.bytes, "mtime_ns": files.mtime_ns, "inode": files.inode}
     known = {} if footer_crc is None else {"footer_crc": footer_crc}
-    return file_table(columns | known | {"etag": [""] * len(files)})
+    return file_table(columns | known | {"etag": files.etag})
 
 
 def _left_out(found: Found) -> list[str]:
@@ -119,9 +127,10 @@ def _left_out(found: Found) -> list[str]:
 
 @dataclass(frozen=True)
 class Folder:
-    """A folder of Parquet files."""
+    """A folder of Parquet files, or a prefix of an object store with such files beneath it."""
 
     place: str
+    storage: Storage
     is_own: bool = field(kw_only=True)
 
     @property
@@ -133,7 +142,7 @@ class Folder:
             version = run.base.source_position["version"]
             text = f"{self.place}: was read as a Delta table up to version {version}, and is not one any more"
             raise SourceError(text, path=self.place)
-        listed = list_files(self.place)
+        listed = self.storage.list(self.place)
         new, moved = new_files(run.job.state.ledger(run.base), list_of(listed))
         crcs = self._footers(run, listed, sorted(moved))
         same = [place for place, crc in crcs.items() if crc in moved[place]]
@@ -149,10 +158,10 @@ class Folder:
         if not places:
             return {}
         groups = [places[first:end] for first, end in groups_of_files([0] * len(places), run.job.engine.slots)]
-        items = [FooterItem(paths=[listed.full_path(place) for place in group]) for group in groups]
+        items = [FooterItem(files=listed.take(group)) for group in groups]
         run.job.disk.make_folder(run.folder)
         try:
-            found = run.tasks("look", footers, items)
+            found = run.tasks("look", partial(footers, self.storage), items)
         finally:
             run.job.disk.remove(run.folder)
         return dict(zip(places, (crc for some in found for crc in some), strict=True))
@@ -167,6 +176,7 @@ class DeltaTable:
 
     place: str
     is_own: bool = field(kw_only=True)
+    storage = LocalStorage()
     has_ledger = False
 
     def find_new(self, run: Run) -> News:
@@ -194,6 +204,7 @@ class LogOfKafka:
     """Partitions of a Kafka log. Tasks write what is new to files in the folder of the attempt."""
 
     log: KafkaLog
+    storage = LocalStorage()
     is_own = True
     has_ledger = False
 
@@ -233,7 +244,7 @@ class LogOfKafka:
                 full_path = Path(files.root, path)
                 full_path.parent.mkdir(parents=True, exist_ok=True)
                 os.rename(exported.path, full_path)
-                files.append(path, full_path.stat())
+                files.append(path, Facts.of(full_path.stat()))
         return files
 
     def unread(self, found: Found, *, is_rebase: bool) -> list[str]:
@@ -246,11 +257,12 @@ class Batch:
 
     place: str
     position: Position
+    storage = LocalStorage()
     is_own = True
     has_ledger = False
 
     def find_new(self, run: Run) -> News:
-        return News(files=list_files(self.place), position=self.position)
+        return News(files=self.storage.list(self.place), position=self.position)
 
     def unread(self, found: Found, *, is_rebase: bool) -> list[str]:
         return _left_out(found)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -19,8 +18,9 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 from fencepost import Verdict
 from fencepost._native import Rewritten, parquet_footer, rewrite
 from fencepost.errors import SourceError
-from fencepost.lake.files import ChangedError, Files, from_storage, persist, unchanged
+from fencepost.lake.files import Files
 from fencepost.lake.scan import open_exchange
+from fencepost.lake.storage import ChangedError, Storage, persist, unchanged
 from fencepost.state.disk import Disk
 from fencepost.state.vectors import Bitmap, VectorFile, ranges_of, rows_of
 
@@ -33,9 +33,6 @@ Rejects = Literal["copy", "all", "none"]
 InPlace = Literal["vectors", "files"]
 """How files lose rows where they stand: by deletion vectors, or by files that take their places. Those that lose none
 have no output."""
-
-FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-"""Errors of the target where a file is copied."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +83,7 @@ class Written:
     groups_rewritten: int = 0
 
 
-def write(item: WriteItem) -> Written:
+def write(storage: Storage, item: WriteItem) -> Written:
     """Write the kept rows of some files: a file that loses none is carried over whole, of others the row groups that
     lose none are copied as bytes.
 
@@ -101,9 +98,9 @@ def write(item: WriteItem) -> Written:
             if item.in_place and not len(losers[place]):
                 _add_output(written, None, (0, 0, 0))
             elif vectors is not None:
-                _mark(item, place, losers[place], written, vectors)
+                _mark(storage, item, place, losers[place], written, vectors)
             else:
-                write_file(item, place, losers[place], written)
+                write_file(storage, item, place, losers[place], written)
         except ChangedError:
             raise
         except SourceError as error:  # the others are looked at all the same: they are planned anew only once
@@ -126,23 +123,23 @@ def losers_of(paths: list[str], first: int, end: int) -> list[pa.Table]:
     return [table.slice(low, high - low) for low, high in pairwise(borders)]
 
 
-def write_file(item: WriteItem, place: int, losers: pa.Table, written: Written) -> None:
+def write_file(storage: Storage, item: WriteItem, place: int, losers: pa.Table, written: Written) -> None:
     """One file's kept rows, and those that are set aside."""
     ordinal, rows = item.first + place, item.rows[place]
     refused = pc.sum(losers["count"]).as_py() or 0
     not_kept = _with_gone(losers, item.files.vectors[place])
     path: str | None = None
     facts = (0, 0, 0)
-    with unchanged(item.files, place) if item.is_read[place] else nullcontext():
+    with unchanged(storage, item.files, place) if item.is_read[place] else nullcontext():
         if rows and refused < rows:
             target = _target(item, f"part-{ordinal:05}")
             if len(not_kept):
-                done = _rewrite(item, place, target, not_kept)
+                done = _rewrite(storage, item, place, target, not_kept)
                 facts = done.rows, done.bytes, done.footer_crc
                 written.groups_copied += done.groups_copied
                 written.groups_rewritten += done.groups_rewritten
             else:
-                facts = _carry_over(item, place, target)
+                facts = _carry_over(storage, item, place, target)
             path = str(target)
             if facts[0] != rows - refused:
                 raise AssertionError(f"{target} has {facts[0]} rows, {rows} were read and {refused} are not kept")
@@ -150,18 +147,22 @@ def write_file(item: WriteItem, place: int, losers: pa.Table, written: Written) 
             if item.tells_schemas:
                 written.schemas.setdefault(_schema(target), item.files.full_path(place))
         written.carried += rows > 0 and not len(not_kept)
-        _set_aside_all(item, place, losers, written)
+        _set_aside_all(storage, item, place, losers, written)
     if item.in_place:
         written.marked.append(_marked(item, place, refused, None))
     _add_output(written, path, facts)
 
 
-def _mark(item: WriteItem, place: int, losers: pa.Table, written: Written, vectors: VectorFile) -> None:
+def _mark(
+    storage: Storage, item: WriteItem, place: int, losers: pa.Table, written: Written, vectors: VectorFile
+) -> None:
     """Note which of a file's rows are not kept, and write those that are set aside."""
-    with unchanged(item.files, place):
-        footer = persist(lambda: parquet_footer(item.files.full_path(place)))
+    path = item.files.full_path(place)
+    with unchanged(storage, item.files, place):
+        object_ = storage.object(path, item.files.facts(place))
+        footer = persist(lambda: parquet_footer(path, object=object_))
         _check_footer(item, place, footer.footer_crc)
-        _set_aside_all(item, place, losers, written)
+        _set_aside_all(storage, item, place, losers, written)
     vector = vectors.add(item.files.vectors[place], *_ranges(losers))
     written.marked.append(_marked(item, place, pc.sum(losers["count"]).as_py(), vector))
     _add_output(written, None, (0, 0, 0))
@@ -207,13 +208,12 @@ def _target(item: WriteItem, name: str) -> Path:
     return Path(item.folder) / f"{name}-{uuid4().hex[:12]}.parquet"
 
 
-def _carry_over(item: WriteItem, place: int, target: Path) -> tuple[int, int, int]:
+def _carry_over(storage: Storage, item: WriteItem, place: int, target: Path) -> tuple[int, int, int]:
     source = item.files.full_path(place)
 
     def attempt() -> None:
         try:
-            with from_storage(source, "copied", other_than=FULL):
-                item.disk.carry_over(Path(source), target, may_link=item.may_link)
+            storage.copy(source, item.files.facts(place), target, item.disk, may_link=item.may_link)
         except BaseException:
             target.unlink(missing_ok=True)
             raise
@@ -224,22 +224,26 @@ def _carry_over(item: WriteItem, place: int, target: Path) -> tuple[int, int, in
     return footer.rows, os.path.getsize(target), footer.footer_crc
 
 
-def _rewrite(item: WriteItem, place: int, target: Path, losers: pa.Table, *, keep: bool = False) -> Rewritten:
-    done = persist(lambda: rewrite(item.files.full_path(place), str(target), *_ranges(losers), keep=keep))
+def _rewrite(
+    storage: Storage, item: WriteItem, place: int, target: Path, losers: pa.Table, *, keep: bool = False
+) -> Rewritten:
+    path = item.files.full_path(place)
+    object_ = storage.object(path, item.files.facts(place))
+    done = persist(lambda: rewrite(path, str(target), *_ranges(losers), keep=keep, object=object_))
     _check_footer(item, place, done.source_crc)
     return done
 
 
-def _set_aside_all(item: WriteItem, place: int, losers: pa.Table, written: Written) -> None:
+def _set_aside_all(storage: Storage, item: WriteItem, place: int, losers: pa.Table, written: Written) -> None:
     dropped = {Verdict.CONFLICT} if item.drops_conflicts else set()
     for verdict in [it for it in _set_aside(losers, item.rejects) if it not in dropped]:
-        _reject(item, place, losers.filter(pc.equal(losers["verdict"], verdict)), verdict, written)
+        _reject(storage, item, place, losers.filter(pc.equal(losers["verdict"], verdict)), verdict, written)
 
 
-def _reject(item: WriteItem, place: int, losers: pa.Table, verdict: int, written: Written) -> None:
+def _reject(storage: Storage, item: WriteItem, place: int, losers: pa.Table, verdict: int, written: Written) -> None:
     ordinal, name = item.first + place, Verdict(verdict).name
     target = _target(item, f"reject-{name}-{ordinal:05}")
-    done = _rewrite(item, place, target, losers, keep=True)
+    done = _rewrite(storage, item, place, target, losers, keep=True)
     item.disk.seal(target)
     written.rejects.append((ordinal, name, str(target), done.rows, done.bytes, done.footer_crc))
 

@@ -15,7 +15,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import IO, Any, ClassVar, Protocol, TypeVar
@@ -377,6 +377,45 @@ class RemoteStore:
             return [entry["path"] for page in pages for entry in page]
 
         return self._persist("list", prefix, attempt)
+
+    def listing(self) -> Sequence[tuple[str, int, str]]:
+        """(name, bytes, etag) of all objects."""
+
+        def attempt() -> Sequence[tuple[str, int, str]]:
+            pages = self._client.list(self._store, chunk_size=LISTED_AT_ONCE)
+            return [(entry["path"], entry["size"], entry["e_tag"] or "") for page in pages for entry in page]
+
+        return self._persist("list", "", attempt)
+
+    def head(self, name: str) -> tuple[int, str]:
+        """(bytes, etag). Raises FileNotFoundError."""
+
+        def attempt() -> tuple[int, str]:
+            try:
+                found = self._client.head(self._store, name)
+            except (self._errors.NotFoundError, FileNotFoundError):
+                raise FileNotFoundError(f"{self._uri}/{name}") from None
+            return int(found["size"]), found["e_tag"] or ""
+
+        return self._persist("look at", name, attempt)
+
+    def read_exactly(self, name: str, offset: int, length: int, etag: str) -> bytes:
+        """A range of an object, if it still has this etag. Raises FileNotFoundError, and StoreError if it changed."""
+
+        def attempt() -> bytes:
+            options = {"range": (offset, offset + length), **({"if_match": etag} if etag else {})}
+            try:
+                data = bytes(self._client.get(self._store, name, options=options).bytes())
+            except (self._errors.NotFoundError, FileNotFoundError):
+                raise FileNotFoundError(f"{self._uri}/{name}") from None
+            except self._errors.PreconditionError:
+                text = f"{self._uri}/{name}: changed while it was read (its etag was {etag}); run again"
+                raise StoreError(text, path=f"{self._uri}/{name}") from None
+            if len(data) != length:
+                raise OSError(f"{len(data)} bytes came where {length} were asked for")
+            return data
+
+        return self._persist("read", name, attempt) if length else b""
 
     def delete(self, names: Iterable[str]) -> None:
         wanted = list(names)

@@ -2,11 +2,12 @@
 
 use crate::failure::Failure;
 use crate::kafka_columns::{BatchArrays, RecordArrays};
+use crate::objects::{Blocks, Object, interrupt_again};
 use arrow_array::{Int16Array, Int32Array, Int64Array, RecordBatch, RecordBatchReader};
 use arrow_schema::{ArrowError, DataType, Field, Schema, SchemaRef};
 use fencepost_kafka as kafka;
 use kafka::index::IndexCheck;
-use pyo3::exceptions::{PyKeyboardInterrupt, PyValueError};
+use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
 use pyo3::types::PyCapsule;
@@ -22,8 +23,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 const BATCH_ROWS: usize = 1 << 16;
 /// What is read before the first row of a stream is given.
 const AHEAD_BYTES: usize = 16 << 20;
-/// What is asked of an object store at a time.
-const BLOCK_BYTES: u64 = 4 << 20;
 /// Longer offset indexes there are not: brokers take 10 MB, unless told otherwise.
 const INDEX_BYTES_MAX: u64 = 256 << 20;
 
@@ -46,7 +45,13 @@ impl From<kafka::Error> for Stop {
 impl From<kafka::Error> for Failure {
     fn from(error: kafka::Error) -> Failure {
         let message = error.to_string();
-        Failure::Source { path: error.path, position: error.position, message }
+        match error.kind {
+            kafka::Kind::Storage(errno) => {
+                let system = errno.map_or_else(|| io::Error::other(error.reason), io::Error::from_raw_os_error);
+                Failure::Read { error: system, path: error.path, message }
+            }
+            _ => Failure::Source { path: error.path, position: error.position, message },
+        }
     }
 }
 
@@ -69,14 +74,6 @@ impl Stop {
             }
             Stop::Broken => ArrowError::ExternalError(BROKEN.into()),
         }
-    }
-}
-
-/// A KeyboardInterrupt that was raised where nobody can pass it on is raised once more, later.
-fn interrupt_again(py: Python<'_>, error: &PyErr) {
-    if error.is_instance_of::<PyKeyboardInterrupt>(py) {
-        let again = py.import("_thread").and_then(|thread| thread.call_method0("interrupt_main"));
-        again.map(drop).unwrap_or_else(|error| error.write_unraisable(py, None));
     }
 }
 
@@ -242,58 +239,9 @@ fn segment((path, base_offset, object): NamedSegment) -> kafka::Segment {
             let path = path.clone();
             Box::new(move || Ok(Box::new(File::open(&path)?)))
         }
-        Some(object) => Box::new(move || {
-            let bytes = ask(|py| object.bind(py).call_method0("size")?.extract())?;
-            let object = Python::attach(|py| object.clone_ref(py));
-            Ok(Box::new(Object { object, bytes, block: Mutex::default() }))
-        }),
+        Some(object) => Box::new(move || Ok(Box::new(Object::open(&object, Blocks::SEQUENTIAL)?))),
     };
     kafka::Segment { path, base_offset, open }
-}
-
-/// Asks Python for something of a file.
-fn ask<T>(question: impl FnOnce(Python<'_>) -> PyResult<T>) -> io::Result<T> {
-    Python::attach(|py| {
-        question(py).map_err(|error| {
-            // To make a text of it is a call that would meet the interrupt.
-            let text = error.value(py).to_string();
-            interrupt_again(py, &error);
-            io::Error::other(text)
-        })
-    })
-}
-
-/// An object of a store, read block by block: a request takes as long as some megabytes.
-struct Object {
-    object: Py<PyAny>,
-    bytes: u64,
-    block: Mutex<(u64, Option<PyBackedBytes>)>,
-}
-
-impl kafka::ReadAt for Object {
-    fn bytes(&self) -> io::Result<u64> {
-        Ok(self.bytes)
-    }
-
-    fn read_at(&self, position: u64, buffer: &mut [u8]) -> io::Result<usize> {
-        let mut block = self.block.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_there = |(start, bytes): &(u64, Option<PyBackedBytes>)| {
-            bytes.as_ref().is_some_and(|bytes| (*start..*start + bytes.len() as u64).contains(&position))
-        };
-        if !is_there(&block) {
-            let length = self.bytes.saturating_sub(position).min(BLOCK_BYTES.max(buffer.len() as u64));
-            let read = |py: Python<'_>| {
-                let bytes = self.object.bind(py).call_method1("read", (position, length))?;
-                Ok(bytes.extract::<PyBackedBytes>()?)
-            };
-            *block = (position, Some(ask(read)?));
-        }
-        let (start, bytes) = &*block;
-        let rest = bytes.as_deref().and_then(|bytes| bytes.get((position - start) as usize..)).unwrap_or_default();
-        let count = rest.len().min(buffer.len());
-        buffer[..count].copy_from_slice(&rest[..count]);
-        Ok(count)
-    }
 }
 
 /// The batch headers of segments in the order of their offsets, one row each; see ``fencepost.kafka.read_batches``.

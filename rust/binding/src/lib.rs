@@ -13,6 +13,7 @@ mod kafka_columns;
 mod keys;
 pub mod library;
 mod log_rows;
+mod objects;
 mod parquet;
 mod partition_log;
 mod rows;

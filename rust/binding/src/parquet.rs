@@ -1,6 +1,7 @@
 //! Parquet files for Python: footers, and files without some of their rows.
 
 use crate::failure::Failure;
+use crate::objects::{Blocks, Object};
 use arrow_array::cast::AsArray;
 use arrow_array::types::UInt64Type;
 use arrow_array::{Array, ArrayRef};
@@ -10,7 +11,8 @@ use fencepost_lake as lake;
 use pyo3::prelude::*;
 use pyo3_arrow::input::AnyArray;
 use std::collections::HashMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// What ``rewrite`` wrote.
 #[pyclass(frozen, get_all, module = "fencepost._native")]
@@ -36,8 +38,9 @@ pub(crate) struct Rewritten {
 /// which none stays are left out. Memory: some thousand rows of a column, and its pages where it has a dictionary.
 /// Raises SourceError (path, position), StoreError (path, errno) where storage does not give the source,
 /// FileNotFoundError, ValueError for other ranges, OSError where the target cannot be written; then there is none. The interpreter is released.
+/// ``object``: the source, as of RunScan.
 #[pyfunction]
-#[pyo3(signature = (source, target, first_rows, counts, *, keep=false))]
+#[pyo3(signature = (source, target, first_rows, counts, *, keep=false, object=None))]
 pub(crate) fn rewrite(
     py: Python<'_>,
     source: PathBuf,
@@ -45,6 +48,7 @@ pub(crate) fn rewrite(
     first_rows: AnyArray,
     counts: AnyArray,
     keep: bool,
+    object: Option<Py<PyAny>>,
 ) -> PyResult<Rewritten> {
     let mut interrupt = None;
     let written = py.detach(|| {
@@ -54,7 +58,8 @@ pub(crate) fn rewrite(
             interrupt = Python::attach(|py| py.check_signals().err());
             interrupt.is_none()
         };
-        lake::rewrite(&source, &target, &ranges, keep, &mut goes_on).map_err(Failure::from)
+        let file = open(&source, object.as_ref(), Blocks::WHOLE)?;
+        lake::rewrite(file, &target, &ranges, keep, &mut goes_on).map_err(Failure::from)
     });
     if let Some(interrupt) = interrupt {
         return Err(interrupt);
@@ -62,6 +67,20 @@ pub(crate) fn rewrite(
     let lake::Rewritten { rows, bytes, footer_crc, source_crc, groups_copied, groups_rewritten } =
         written.map_err(|failure| failure.raise(py))?;
     Ok(Rewritten { rows, bytes, footer_crc, source_crc, groups_copied, groups_rewritten })
+}
+
+/// A file of this machine, or an object of a store, whose name the path is then.
+pub(crate) fn open(path: &Path, object: Option<&Py<PyAny>>, blocks: Blocks) -> lake::Result<lake::ParquetFile> {
+    match reader(path, object, blocks)? {
+        None => lake::ParquetFile::open(path),
+        Some(reader) => lake::ParquetFile::of_reader(path, reader),
+    }
+}
+
+fn reader(path: &Path, object: Option<&Py<PyAny>>, blocks: Blocks) -> lake::Result<Option<Arc<dyn lake::ReadAt>>> {
+    let opened = object.map(|object| Object::open(object, blocks)).transpose();
+    let opened = opened.map_err(|error| lake::Error::Read { path: path.into(), error })?;
+    Ok(opened.map(|object| Arc::new(object) as Arc<dyn lake::ReadAt>))
 }
 
 fn rows_of(array: AnyArray, name: &str) -> Result<Vec<u64>, Failure> {
@@ -95,15 +114,23 @@ pub(crate) struct ParquetFooter {
     bounds: HashMap<String, lake::Bounds>,
 }
 
-/// Reads a local Parquet file's footer, and the bounds of some integer columns by their names.
+/// Reads a Parquet file's footer, and the bounds of some integer columns by their names.
 ///
 /// Raises SourceError (path, position), StoreError (path, errno) where storage does not give the file,
-/// FileNotFoundError, and BatchError for a column that is not there or not plain.
+/// FileNotFoundError, and BatchError for a column that is not there or not plain. ``object``: as of RunScan.
 #[pyfunction]
-#[pyo3(signature = (path, columns=vec![]), text_signature = "(path, columns=())")]
-pub(crate) fn parquet_footer(py: Python<'_>, path: PathBuf, columns: Vec<String>) -> PyResult<ParquetFooter> {
+#[pyo3(signature = (path, columns=vec![], *, object=None), text_signature = "(path, columns=(), *, object=None)")]
+pub(crate) fn parquet_footer(
+    py: Python<'_>,
+    path: PathBuf,
+    columns: Vec<String>,
+    object: Option<Py<PyAny>>,
+) -> PyResult<ParquetFooter> {
     let names: Vec<&str> = columns.iter().map(String::as_str).collect();
-    let read = py.detach(|| lake::ParquetFile::open_for_bounds(&path, &names));
+    let read = py.detach(|| {
+        let reader = reader(&path, object.as_ref(), Blocks::COLUMNS)?;
+        lake::ParquetFile::open_for_bounds(&path, reader.as_ref(), &names)
+    });
     let (file, bounds) = read.map_err(|error| Failure::from(error).raise(py))?;
     Ok(ParquetFooter {
         rows: file.rows(),

@@ -2,6 +2,8 @@
 
 use crate::failure::Failure;
 use crate::identity::{Chunk, ColumnNames, Identity, Parts};
+use crate::objects::Blocks;
+use crate::parquet::open;
 use crate::{key_ref, shard_of};
 use arrow_array::{
     Array, ArrayRef, Int16Array, Int32Array, Int64Array, NullArray, RecordBatch, StringViewArray, UInt32Array,
@@ -29,13 +31,14 @@ pub(crate) enum Constant {
     Text(String),
 }
 
-/// Reads a local Parquet file's identity columns and gives its rows as runs, shard by shard.
+/// Reads a Parquet file's identity columns and gives its rows as runs, shard by shard.
 ///
 /// A run is rows that follow each other in the file, with the same key and epoch, sequence numbers that follow each
 /// other, and the same timestamp and values of ``order_by`` where those are read; with ``by_row`` each row is one.
 /// ``columns``: a Columns. ``shards``: how many there are; a key's is that of ``fencepost.shards``. ``constants``:
 /// values of columns that are not read from the file. ``ordinal``: the file's number, given back as ``_file``.
-/// ``policy``: whose sequence space holds the values, all that the column's type can hold if None.
+/// ``policy``: whose sequence space holds the values, all that the column's type can hold if None. ``object``: what
+/// the file is read from, with ``size()`` and ``read(offset, length)``; the path is only its name then.
 ///
 /// Usable from several threads, one call at a time; the interpreter is released meanwhile. Raises BatchError (column,
 /// row of the file) for what StateTable.apply would refuse, SourceError (path, position), StoreError (path, errno)
@@ -54,10 +57,10 @@ impl RunScan {
     #[pyo3(
         signature = (
             path, columns, shards, *, timestamp=false, order_by=vec![], by_row=false, constants=None, ordinal=0,
-            policy=None
+            policy=None, object=None
         ),
         text_signature = "(path, columns, shards, *, timestamp=False, order_by=(), by_row=False, constants=None, \
-            ordinal=0, policy=None)"
+            ordinal=0, policy=None, object=None)"
     )]
     #[expect(clippy::too_many_arguments, reason = "keywords in Python")]
     fn new(
@@ -71,6 +74,7 @@ impl RunScan {
         constants: Option<HashMap<String, Option<Constant>>>,
         ordinal: u32,
         policy: Option<&Bound<'_, PyAny>>,
+        object: Option<Py<PyAny>>,
     ) -> PyResult<RunScan> {
         if shards == 0 {
             return Err(pyo3::exceptions::PyValueError::new_err("shards=0: at least one shard is needed"));
@@ -86,7 +90,7 @@ impl RunScan {
         let names = ColumnNames::of(columns)?.keeping_timestamps(timestamp);
         let asked = Asked { names, order_by, by_row, shards, ordinal, seq_max };
         let opened = py.detach(|| {
-            let file = lake::ParquetFile::open(&path)?;
+            let file = open(&path, object.as_ref(), Blocks::COLUMNS)?;
             Ok((Scan::open(&file, asked, constants.unwrap_or_default())?, file))
         });
         let (scan, file) = opened.map_err(|failure: Failure| failure.raise(py))?;

@@ -2,19 +2,31 @@
 
 use crate::error::{Error, Result};
 use crate::file::ParquetFile;
+use crate::read_at::ReadAt;
 use parquet::basic::{ConvertedType, LogicalType};
 use parquet::file::metadata::ParquetStatisticsPolicy;
 use parquet::file::statistics::Statistics;
 use parquet::schema::types::ColumnDescriptor;
 use std::path::Path;
+use std::sync::Arc;
 
 /// Least and greatest value of an integer column, a row group each; none where the footer does not tell.
 pub type Bounds = Vec<Option<(i64, i64)>>;
 
 impl ParquetFile {
     /// Opens a file to ask for the bounds of these columns alone: the statistics of others are not decoded.
-    pub fn open_for_bounds(path: &Path, columns: &[&str]) -> Result<(ParquetFile, Vec<Bounds>)> {
-        let file = ParquetFile::open_with(path, ParquetStatisticsPolicy::SkipAll)?;
+    ///
+    /// `reader`: of something else than a file of this machine.
+    pub fn open_for_bounds(
+        path: &Path,
+        reader: Option<&Arc<dyn ReadAt>>,
+        columns: &[&str],
+    ) -> Result<(ParquetFile, Vec<Bounds>)> {
+        let open = |statistics| match reader {
+            None => ParquetFile::open_with(path, statistics),
+            Some(reader) => ParquetFile::read(path, reader.clone(), statistics),
+        };
+        let file = open(ParquetStatisticsPolicy::SkipAll)?;
         let schema = file.metadata().file_metadata().schema_descr();
         let leaves = columns.iter().map(|&name| {
             let is_it = |column: &&std::sync::Arc<ColumnDescriptor>| column.path().parts() == [name];
@@ -28,7 +40,7 @@ impl ParquetFile {
         if leaves.is_empty() {
             return Ok((file, vec![]));
         }
-        let file = ParquetFile::open_with(path, ParquetStatisticsPolicy::skip_except(&leaves))?;
+        let file = open(ParquetStatisticsPolicy::skip_except(&leaves))?;
         let bounds = leaves.iter().map(|&leaf| file.bounds(leaf)).collect();
         Ok((file, bounds))
     }

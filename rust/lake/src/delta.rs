@@ -2,56 +2,103 @@
 
 use parquet::errors::{ParquetError, Result};
 
-/// Checks that each of the `streams` of lengths that these bytes begin with has at most `count_max` of them.
-pub(crate) fn check(mut bytes: &[u8], streams: usize, count_max: u64) -> Result<()> {
-    // A page of nulls may have none.
-    for number in 1..=if bytes.is_empty() { 0 } else { streams } {
-        let too_short = || ParquetError::EOF("a page ends before its deltas do".into());
-        let stream = Stream::read(&mut bytes).ok_or_else(too_short)?;
-        if stream.count > count_max {
-            let problem = format!("a page has {} deltas, at most {count_max} are possible", stream.count);
-            return Err(ParquetError::General(problem));
-        }
-        if number < streams {
-            bytes = stream.skip(bytes).ok_or_else(too_short)?;
-        }
+/// Checks a page of `DELTA_LENGTH_BYTE_ARRAY`: it has at most `count_max` values.
+pub(crate) fn check_lengths(mut bytes: &[u8], count_max: u64) -> Result<()> {
+    if !bytes.is_empty() {
+        Stream::read(&mut bytes, count_max)?;
     }
     Ok(())
 }
 
+/// Checks a page of `DELTA_BYTE_ARRAY`: it has at most `count_max` values, which take at most `bytes_max`. Each value
+/// may repeat all of the one before it, so a page of some bytes can have any number of them decoded.
+pub(crate) fn check_prefixed(mut bytes: &[u8], count_max: u64, bytes_max: u64) -> Result<()> {
+    if bytes.is_empty() {
+        return Ok(()); // a page of nulls
+    }
+    let mut length = 0_u64;
+    for _ in ["prefixes", "suffixes"] {
+        let stream = Stream::read(&mut bytes, count_max)?;
+        length = length.saturating_add(stream.sum(&mut bytes).ok_or_else(too_short)?);
+    }
+    if length > bytes_max {
+        let problem = format!("a page has values of {length} bytes, at most {bytes_max} are possible");
+        return Err(ParquetError::General(problem));
+    }
+    Ok(())
+}
+
+fn too_short() -> ParquetError {
+    ParquetError::EOF("a page ends before its deltas do".into())
+}
+
+/// Lengths of 32 bits, as deltas.
 struct Stream {
     count: u64,
+    first: i32,
     /// Blocks have as many smaller ones, of so many deltas each.
     parts: u64,
     part_count: u64,
 }
 
 impl Stream {
-    fn read(bytes: &mut &[u8]) -> Option<Stream> {
-        let (block, parts, count) = (varint(bytes)?, varint(bytes)?, varint(bytes)?);
-        varint(bytes)?;
-        Some(Stream { count, parts, part_count: block.checked_div(parts)? })
+    fn read(bytes: &mut &[u8], count_max: u64) -> Result<Stream> {
+        let mut numbers = || Some([varint(bytes)?, varint(bytes)?, varint(bytes)?, varint(bytes)?]);
+        let [block, parts, count, first] = numbers().ok_or_else(too_short)?;
+        if count > count_max {
+            let problem = format!("a page has {count} deltas, at most {count_max} are possible");
+            return Err(ParquetError::General(problem));
+        }
+        let part_count = block.checked_div(parts).ok_or_else(too_short)?;
+        Ok(Stream { count, first: zigzag(first) as i32, parts, part_count })
     }
 
-    /// What is behind the stream whose blocks these bytes begin with.
-    fn skip<'a>(&self, mut bytes: &'a [u8]) -> Option<&'a [u8]> {
-        // The first value is in front of the blocks.
+    /// The sum of the lengths, whose blocks these bytes begin with; leaves what is behind. Lengths below 0 count as 0:
+    /// decoders refuse them.
+    fn sum(&self, bytes: &mut &[u8]) -> Option<u64> {
+        let as_length = |value: i32| u64::from(value.max(0).cast_unsigned());
         let mut left = self.count.saturating_sub(1);
+        let (mut value, mut sum) = (self.first, if self.count > 0 { as_length(self.first) } else { 0 });
         while left > 0 {
-            varint(&mut bytes)?;
-            let (widths, mut rest) = bytes.split_at_checked(usize::try_from(self.parts).ok()?)?;
-            for &width in widths.iter() {
+            let least = zigzag(varint(bytes)?);
+            let (widths, rest) = bytes.split_at_checked(usize::try_from(self.parts).ok()?)?;
+            *bytes = rest;
+            for &width in widths.iter().take_while(|_| self.part_count > 0) {
                 if left == 0 {
                     break;
                 }
                 let length = u64::from(width).checked_mul(self.part_count)? / 8;
-                rest = rest.get(usize::try_from(length).ok()?..)?;
+                let (packed, rest) = bytes.split_at_checked(usize::try_from(length).ok()?)?;
+                *bytes = rest;
+                for at in 0..left.min(self.part_count) {
+                    let delta = unpack(packed, at, width)?;
+                    value = value.wrapping_add(least.wrapping_add_unsigned(delta) as i32);
+                    sum = sum.saturating_add(as_length(value));
+                }
                 left = left.saturating_sub(self.part_count);
             }
-            bytes = rest;
+            if self.part_count == 0 || widths.is_empty() {
+                return None; // never ends
+            }
         }
-        Some(bytes)
+        Some(sum)
     }
+}
+
+/// The number at a place among numbers of `width` bits each.
+fn unpack(packed: &[u8], at: u64, width: u8) -> Option<u64> {
+    if width > 64 {
+        return None;
+    }
+    let bit = at * u64::from(width);
+    let (first, shift) = ((bit / 8) as usize, bit % 8);
+    let wide =
+        packed[first.min(packed.len())..].iter().take(9).rev().fold(0_u128, |sum, &byte| sum << 8 | u128::from(byte));
+    Some((wide >> shift & ((1 << width) - 1)) as u64)
+}
+
+fn zigzag(value: u64) -> i64 {
+    (value >> 1).cast_signed() ^ -(value & 1).cast_signed()
 }
 
 fn varint(bytes: &mut &[u8]) -> Option<u64> {
@@ -77,12 +124,41 @@ mod tests {
     #[test]
     fn both_streams_are_found() {
         let two = [STREAM, STREAM].concat();
-        assert!(check(&two, 2, 6).is_ok());
-        assert!(check(&two, 2, 5).is_err_and(|error| error.to_string().contains("6 deltas")));
+        assert!(check_prefixed(&two, 6, 1000).is_ok());
+        assert!(check_prefixed(&two, 5, 1000).is_err_and(|error| error.to_string().contains("6 deltas")));
         let mut other = two.clone();
         other[18 + 3] = 7;
-        assert!(check(&other, 2, 6).is_err_and(|error| error.to_string().contains("7 deltas")));
-        assert!(check(&other, 1, 6).is_ok());
-        assert!(check(&two[..20], 2, 6).is_err() && check(&[], 2, 0).is_ok());
+        assert!(check_prefixed(&other, 6, 1000).is_err_and(|error| error.to_string().contains("7 deltas")));
+        assert!(check_lengths(&other, 6).is_ok() && check_lengths(&other, 5).is_err());
+        assert!(check_prefixed(&two[..20], 6, 1000).is_err());
+        assert!(check_prefixed(&[], 0, 0).is_ok() && check_lengths(&[], 0).is_ok());
+    }
+
+    /// From 7 on, deltas of 2 bits: 1, 0, 0, 0 of the byte 1, and 2 of the byte 2.
+    #[test]
+    fn lengths_are_summed() {
+        let two = [STREAM, STREAM].concat();
+        let sum = 7 + 8 + 8 + 8 + 8 + 10;
+        assert!(check_prefixed(&two, 6, 2 * sum).is_ok());
+        let refused = check_prefixed(&two, 6, 2 * sum - 1).expect_err("one byte more");
+        assert!(refused.to_string().contains("values of 98 bytes, at most 97"), "{refused}");
+    }
+
+    #[test]
+    fn numbers_of_any_width_are_unpacked() {
+        for width in 0..=64_u8 {
+            let numbers: Vec<u64> =
+                (0..32).map(|at| u64::MAX.wrapping_mul(at * 77 + 5) & ((1_u128 << width) - 1) as u64).collect();
+            let mut packed = vec![0_u8; 4 * usize::from(width)];
+            for (at, number) in numbers.iter().enumerate() {
+                for bit in (0..usize::from(width)).filter(|bit| number >> bit & 1 == 1) {
+                    let place = at * usize::from(width) + bit;
+                    packed[place / 8] |= 1 << (place % 8);
+                }
+            }
+            let found: Vec<u64> = (0..32).map(|at| unpack(&packed, at, width).expect("a width")).collect();
+            assert_eq!(found, numbers, "{width}");
+        }
+        assert_eq!(unpack(&[], 0, 65), None);
     }
 }

@@ -49,7 +49,11 @@ impl ParquetFile {
         }
     }
 
-    fn read(path: &Path, reader: Arc<dyn ReadAt>, statistics: ParquetStatisticsPolicy) -> Result<ParquetFile> {
+    pub(crate) fn read(
+        path: &Path,
+        reader: Arc<dyn ReadAt>,
+        statistics: ParquetStatisticsPolicy,
+    ) -> Result<ParquetFile> {
         let source = Source::new(reader).map_err(|error| Error::read(path, None, error))?;
         let (start, footer) = guard(path, &source, || read_footer(path, &source))?;
         thrift::check_footer(&footer).map_err(|broken| Error::decoding(path, Some(start), &said(broken)))?;

@@ -23,6 +23,8 @@ const DENSE_BYTES: u64 = 128 << 20;
 const DENSE_RATIO: u64 = 64;
 /// What a decoder holds of a value and its levels.
 const VALUE_BYTES: u64 = 40;
+/// What the values of a page may take once decoded of which each repeats the beginning of the one before it.
+const PREFIXED_BYTES: u64 = 256 << 20;
 /// Values of one page of deltas whose lengths decoders hold all at once.
 const DELTAS_MAX: u64 = 16 << 20;
 
@@ -148,8 +150,11 @@ impl Pages {
         }
         let limit = values.min(DELTAS_MAX.max(DENSE_RATIO * header.compressed as u64));
         match encoding {
-            Encoding::DELTA_LENGTH_BYTE_ARRAY => delta::check(of_values, 1, limit),
-            Encoding::DELTA_BYTE_ARRAY => delta::check(of_values, 2, limit),
+            Encoding::DELTA_LENGTH_BYTE_ARRAY => delta::check_lengths(of_values, limit),
+            Encoding::DELTA_BYTE_ARRAY => {
+                let bytes_max = PREFIXED_BYTES.max(DENSE_RATIO * header.compressed as u64);
+                delta::check_prefixed(of_values, limit, bytes_max)
+            }
             _ => Ok(()),
         }
     }

@@ -42,7 +42,7 @@ pub struct Rewritten {
 /// Bytes that are copied at a time.
 const COPY_BYTES: usize = 1 << 20;
 
-/// Writes `source` without these rows, or with `keeps` only these, to `target`, which must not exist.
+/// Writes a file without these rows, or with `keeps` only these, to `target`, which must not exist.
 ///
 /// Schema, key-value metadata, the cut into row groups (but for those that come out empty), sorting columns, codecs,
 /// versions of data pages, dictionaries, encodings, statistics and bloom filters stay as they are. Page indexes stay
@@ -53,22 +53,21 @@ const COPY_BYTES: usize = 1 << 20;
 /// `goes_on` is asked between chunks; where it says no, [`Error::Stopped`] is what comes of it. Whatever fails, there
 /// is no target then. It is not synced.
 pub fn rewrite(
-    source: &Path,
+    file: ParquetFile,
     target: &Path,
     rows: &RowRanges,
     keeps: bool,
     goes_on: &mut dyn FnMut() -> bool,
 ) -> Result<Rewritten> {
-    let file = ParquetFile::open(source)?;
     if rows.end() > file.rows() {
         let problem = format!("a range ends at row {}, the file has {}", rows.end(), file.rows());
-        return Err(Error::Ranges(format!("{}: {problem}", source.display())));
+        return Err(Error::Ranges(format!("{}: {problem}", file.path().display())));
     }
     let file = file.with_page_indexes()?;
     let sink = |error| Error::Sink { path: target.into(), error };
     let out = OpenOptions::new().write(true).create_new(true).open(target).map_err(sink)?;
     let mut out = Output { file: out, failed: None };
-    let written = guard(source, file.source(), || {
+    let written = guard(file.path(), file.source(), || {
         let mut rewrite = Rewrite {
             file: &file,
             target,

@@ -162,6 +162,10 @@ fn forms() -> Vec<(&'static str, WriterProperties)> {
     ]
 }
 
+fn opened(path: &Path) -> ParquetFile {
+    ParquetFile::open(path).unwrap()
+}
+
 #[test]
 fn rows_are_taken_out_of_every_physical_type() {
     let folder = Folder::new("types");
@@ -173,7 +177,7 @@ fn rows_are_taken_out_of_every_physical_type() {
         // The second row group stays whole, the third goes.
         let ranges = RowRanges::new(&[3, 50, 299, 500, 520], &[1, 100, 1, 1, 3]).unwrap();
         let is_lost = |row: usize| [3..4, 50..150, 299..300, 500..501, 520..523].iter().any(|it| it.contains(&row));
-        let written = rewrite(&source, &target, &ranges, false, &mut || true).unwrap();
+        let written = rewrite(opened(&source), &target, &ranges, false, &mut || true).unwrap();
         let kept: Vec<&String> = (0..601).filter(|&row| !is_lost(row)).map(|row| &before[row]).collect();
         assert_eq!(rows(&target).iter().collect::<Vec<_>>(), kept, "{name}");
         assert_eq!((written.groups_copied, written.groups_rewritten), (1, 2), "{name}");
@@ -207,11 +211,11 @@ fn only_some_rows_and_no_rows() {
     let (source, target) = (folder.path("source.parquet"), folder.path("target.parquet"));
     write_things(&source, &[10, 10], WriterProperties::default());
     let before = rows(&source);
-    let written = rewrite(&source, &target, &RowRanges::new(&[9], &[2]).unwrap(), true, &mut || true).unwrap();
+    let written = rewrite(opened(&source), &target, &RowRanges::new(&[9], &[2]).unwrap(), true, &mut || true).unwrap();
     assert_eq!(rows(&target), before[9..11]);
     assert_eq!(written.bytes, fs::metadata(&target).unwrap().len());
     fs::remove_file(&target).unwrap();
-    let written = rewrite(&source, &target, &RowRanges::default(), true, &mut || true).unwrap();
+    let written = rewrite(opened(&source), &target, &RowRanges::default(), true, &mut || true).unwrap();
     assert_eq!((written.rows, rows(&target).len()), (0, 0));
 }
 
@@ -226,12 +230,12 @@ fn who_stops_leaves_nothing_and_what_is_there_is_not_touched() {
             left -= 1;
             left >= 0
         };
-        let stopped = rewrite(&source, &target, &RowRanges::new(&[1], &[1]).unwrap(), false, &mut goes_on);
+        let stopped = rewrite(opened(&source), &target, &RowRanges::new(&[1], &[1]).unwrap(), false, &mut goes_on);
         assert!(matches!(stopped, Err(Error::Stopped)));
         assert!(!target.exists());
     }
     fs::write(&target, "theirs").unwrap();
-    let refused = rewrite(&source, &target, &RowRanges::default(), false, &mut || true);
+    let refused = rewrite(opened(&source), &target, &RowRanges::default(), false, &mut || true);
     assert!(matches!(refused, Err(Error::Sink { .. })));
     assert_eq!(fs::read(&target).unwrap(), b"theirs");
 }
@@ -404,7 +408,7 @@ fn plain_texts_are_told_of_as_another_writer_would() {
         );
         write_texts(&expected, &kept, longest, properties().build());
         let ranges = RowRanges::new(&lost, &vec![1; lost.len()]).unwrap();
-        rewrite(&source, &target, &ranges, false, &mut || true).unwrap();
+        rewrite(opened(&source), &target, &ranges, false, &mut || true).unwrap();
         assert_eq!(rows(&target), rows(&expected));
         let [found, expected] = [with_page_indexes(&target), with_page_indexes(&expected)];
         assert_eq!(found.column_index(), expected.column_index(), "{version:?} {codec}");
@@ -429,7 +433,7 @@ fn bounds_of_pages_hold_for_their_rows() {
     write_texts(&source, &all, 40, properties.set_compression(Compression::SNAPPY).build());
     let lost: Vec<u64> = (0..10_000).map(|it| it * 10).collect();
     let ranges = RowRanges::new(&lost, &vec![3; lost.len()]).unwrap();
-    rewrite(&source, &target, &ranges, false, &mut || true).unwrap();
+    rewrite(opened(&source), &target, &ranges, false, &mut || true).unwrap();
     let kept: Vec<usize> = all.into_iter().filter(|row| row % 10 > 2).collect();
     let metadata = with_page_indexes(&target);
     let (index, pages) = (&metadata.column_index().unwrap()[0][1], &metadata.offset_index().unwrap()[0][1]);

@@ -1,0 +1,313 @@
+"""How the files of a source are reached: on disks of this machine, or in an object store.
+
+Tasks list, look at, read and copy files through a `Storage` only. To add a kind of storage, write a class with the
+members of `Storage`, and let `open_storage` return it.
+
+Errors of storage say nothing about the content of a file: they are a StoreError, and the run stops.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, Protocol, TypeVar
+
+from fencepost.errors import SourceError, StoreError
+from fencepost.findings import IGNORED_MAX
+from fencepost.lake.files import Facts, Files
+from fencepost.state.disk import Disk, opened_folder
+from fencepost.state.stores import RemoteStore, is_local, open_store
+
+T = TypeVar("T")
+
+PAUSES_SECONDS = (0.05, 0.5)
+"""Before the second and the third try at a file that storage does not give."""
+PERMANENT = {
+    *(errno.EACCES, errno.EPERM, errno.EROFS, errno.EINVAL),
+    *(errno.EISDIR, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG),
+}
+"""Errors that no other try can mend."""
+FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+"""Errors of the target where a file is copied."""
+COPY_BYTES = 16 << 20
+"""One request of a copy from an object store."""
+
+
+class ChangedError(SourceError):
+    """A file is no longer what was read of it: the run plans anew."""
+
+
+class Storage(Protocol):
+    """The calls. All raise StoreError (path) where storage does not answer, and FileNotFoundError."""
+
+    def list(self, root: str) -> Files:
+        """The `*.parquet` files beneath a root, sorted by path. Names that begin with `_` or `.` are skipped, folders
+        too; of other names the first IGNORED_MAX are listed in `Files.ignored`. Raises SourceError if there is no such
+        root."""
+
+    def look(self, path: str) -> Facts:
+        """What the file is known by now."""
+
+    def object(self, path: str, facts: Facts) -> Any:
+        """What native code reads the file from, with `size()` and `read(offset, length)`; None: from its path."""
+
+    def open(self, path: str, facts: Facts) -> str | IO[bytes]:
+        """What pyarrow reads the file from."""
+
+    def copy(self, path: str, facts: Facts, target: Path, disk: Disk, *, may_link: bool) -> None:
+        """Copy the file to a new local file. Raises OSError for the target. `may_link`: see `Disk.carry_over`."""
+
+
+def open_storage(root: str, options: Mapping[str, Any] | None = None) -> Storage:
+    """The storage of a source. `options`: of an object store, as for `fencepost.state.open_store`.
+
+    Raises StoreError for a URI of an unknown scheme or with credentials in it.
+    """
+    if is_local(root):
+        return LocalStorage()
+    store = open_store(root, options=options)
+    if not isinstance(store, RemoteStore):
+        raise StoreError(f"{root}: a source is a local folder or a prefix of an object store (s3://, gs://, az://)")
+    return ObjectStorage(store)
+
+
+@contextmanager
+def unchanged(storage: Storage, files: Files, place: int) -> Iterator[None]:
+    """While a task reads a file: ChangedError if it is not, or not for as long as that, the file it was."""
+    path = files.full_path(place)
+    try:
+        _check_unchanged(storage, files, place, path)
+        yield
+    except FileNotFoundError as error:
+        raise ChangedError(f"{path}: vanished while the job ran; run again", path=path) from error
+    except StoreError:
+        _check_unchanged(storage, files, place, path)  # a store refuses ranges of an object that was replaced
+        raise
+    _check_unchanged(storage, files, place, path)
+
+
+def _check_unchanged(storage: Storage, files: Files, place: int, path: str) -> None:
+    try:
+        now = persist(lambda: storage.look(path)).identity
+    except FileNotFoundError as error:
+        raise ChangedError(f"{path}: vanished while the job ran; run again", path=path) from error
+    if now != files.identity(place):
+        raise ChangedError(
+            f"{path}: changed while it was read (bytes, mtime_ns, etag: {files.identity(place)}, now {now}); run "
+            "again when its writer is done",
+            path=path,
+        )
+
+
+def persist(attempt: Callable[[], T]) -> T:
+    """The result of the first try that has one: what storage does not give now it may give a moment later.
+
+    Raises the StoreError of the last try, and at once what no other try can mend.
+    """
+    for pause in PAUSES_SECONDS:
+        try:
+            return attempt()
+        except StoreError as error:
+            if error.errno in PERMANENT:
+                raise
+        time.sleep(pause)
+    return attempt()
+
+
+# Local files
+
+
+@contextmanager
+def from_storage(path: str, what: str = "read", *, other_than: Collection[int] = ()) -> Iterator[None]:
+    """Around a call of the system for a source: its errors say nothing of the content.
+
+    `other_than`: errors of something else. Raises StoreError (path, errno), FileNotFoundError.
+    """
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        if error.errno in other_than:
+            raise
+        text = f"{path}: cannot be {what}: {error.strerror}. Check the storage and the rights, then run again"
+        raise StoreError(text, path=path, errno=error.errno) from error
+
+
+@dataclass(frozen=True)
+class LocalStorage:
+    """Local folders, or mounted ones."""
+
+    def list(self, root: str) -> Files:
+        if not os.path.isdir(root):
+            raise SourceError(f"{root}: no such folder", path=root)
+        ignored: list[str] = []
+        return _files(root, _walk(root, "", ignored), ignored)
+
+    def look(self, path: str) -> Facts:
+        with from_storage(path):
+            return Facts.of(os.stat(path))
+
+    def object(self, path: str, facts: Facts) -> None:
+        return None
+
+    def open(self, path: str, facts: Facts) -> str:
+        return path
+
+    def copy(self, path: str, facts: Facts, target: Path, disk: Disk, *, may_link: bool) -> None:
+        with from_storage(path, "copied", other_than=FULL):
+            disk.carry_over(Path(path), target, may_link=may_link)
+
+
+Found = tuple[str, Facts]
+
+
+def _files(root: str, found: list[Found], ignored: list[str]) -> Files:
+    files = Files(root, ignored=tuple(ignored))
+    for path, facts in sorted(found):
+        files.append(path, facts)
+    return files
+
+
+def _walk(folder: str, prefix: str, ignored: list[str]) -> list[Found]:
+    found, subfolders, others = persist(lambda: _list_folder(folder, prefix))
+    ignored += others[: IGNORED_MAX - len(ignored)]
+    for name in subfolders:
+        found += _walk(f"{folder}/{name}", f"{prefix}{name}/", ignored)
+    return found
+
+
+def _list_folder(folder: str, prefix: str) -> tuple[list[Found], list[str], list[str]]:
+    """Files, subfolders, and files of other names; by name within the open folder, not by whole paths."""
+    found: list[Found] = []
+    subfolders: list[str] = []
+    others: list[str] = []
+    try:
+        with from_storage(folder, "listed"), opened_folder(folder) as handle, os.scandir(handle) as entries:
+            for entry in entries:
+                name = entry.name
+                if name.startswith(("_", ".")):
+                    continue
+                _check_name(folder, name)
+                if entry.is_dir():
+                    subfolders.append(name)
+                elif name.endswith(".parquet"):
+                    try:
+                        found.append((prefix + name, Facts.of(entry.stat())))
+                    except FileNotFoundError:
+                        continue  # gone before anybody read it
+                elif len(others) < IGNORED_MAX:
+                    others.append(prefix + name)
+    except FileNotFoundError as error:
+        raise SourceError(f"{folder}: vanished while it was listed; run again", path=folder) from error
+    return found, subfolders, others
+
+
+def _check_name(folder: str, name: str) -> None:
+    try:
+        name.encode()
+    except UnicodeEncodeError as error:
+        path = os.fsencode(f"{folder}/{name}").decode(errors="backslashreplace")
+        raise SourceError(
+            f"{path}: the name is not UTF-8, so no state can remember it; rename it", path=path
+        ) from error
+
+
+# Object stores
+
+
+@dataclass(frozen=True)
+class ObjectStorage:
+    """A prefix of an object store. Reads ask for the object that was listed, by its etag."""
+
+    store: RemoteStore
+
+    def list(self, root: str) -> Files:
+        found: list[Found] = []
+        ignored: list[str] = []
+        is_empty = True
+        for name, size, etag in self.store.listing():
+            is_empty = False
+            parts = name.split("/")
+            if parts[0] == "_delta_log":
+                text = f"{root}: a Delta table; on an object store, Delta tables cannot be a source yet"
+                raise SourceError(text, path=root)
+            if any(part.startswith(("_", ".")) for part in parts):
+                continue
+            if name.endswith(".parquet"):
+                found.append((name, Facts(size, 0, etag=etag)))
+            elif len(ignored) < IGNORED_MAX:
+                ignored.append(name)
+        if is_empty:
+            raise SourceError(f"{root}: no objects beneath this prefix; check its name", path=root)
+        return _files(root, found, sorted(ignored))
+
+    def look(self, path: str) -> Facts:
+        size, etag = self.store.head(self._name(path))
+        return Facts(size, 0, etag=etag)
+
+    def object(self, path: str, facts: Facts) -> Ranges:
+        return Ranges(self.store, self._name(path), facts)
+
+    def open(self, path: str, facts: Facts) -> IO[bytes]:
+        return io.BufferedReader(_Reader(self.object(path, facts)), 1 << 20)
+
+    def copy(self, path: str, facts: Facts, target: Path, disk: Disk, *, may_link: bool) -> None:
+        ranges = self.object(path, facts)
+        with open(target, "xb") as file:
+            for offset in range(0, facts.bytes, COPY_BYTES):
+                file.write(ranges.read(offset, min(COPY_BYTES, facts.bytes - offset)))
+
+    def _name(self, path: str) -> str:
+        return path.removeprefix(f"{self.store.uri}/")
+
+
+@dataclass(frozen=True)
+class Ranges:
+    """An object as it was listed."""
+
+    store: RemoteStore
+    name: str
+    facts: Facts
+
+    def size(self) -> int:
+        return self.facts.bytes
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Raises StoreError where the object has changed, and where the answer is not as long as that."""
+        return self.store.read_exactly(self.name, offset, length, self.facts.etag)
+
+
+class _Reader(io.RawIOBase):
+    """For readers that know files only."""
+
+    def __init__(self, ranges: Ranges) -> None:
+        self.ranges = ranges
+        self.position = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        start = {os.SEEK_SET: 0, os.SEEK_CUR: self.position, os.SEEK_END: self.ranges.size()}[whence]
+        self.position = start + offset
+        return self.position
+
+    def tell(self) -> int:
+        return self.position
+
+    def readinto(self, buffer: Any) -> int:
+        count = max(0, min(len(buffer), self.ranges.size() - self.position))
+        if count:
+            buffer[:count] = self.ranges.read(self.position, count)
+            self.position += count
+        return count

@@ -1,0 +1,32 @@
+"""Jobs on Spark whose source is a prefix of an object store: tasks read it by themselves."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from fencepost import lake
+from fencepost.state.stores import open_store
+from fencepost_spark import DedupJob
+from pyspark.sql import SparkSession
+from s3_server import BUCKET, serve_s3
+from test_secrets import options_of
+from test_spark_job import LANDING_ZONE, POLICIES, landed, sink_rows
+
+
+def test_rows_are_those_of_a_folder(spark: SparkSession, tmp_path: Path) -> None:
+    policy, options, _ = POLICIES[1]
+    with serve_s3() as endpoint:
+        uri = f"s3a://{BUCKET}/{os.urandom(8).hex()}"
+        store = open_store(uri, options=options_of(endpoint))
+        for file in landed():
+            store.put(file.name, file.read_bytes())
+        report = DedupJob(
+            uri, tmp_path / "state", tmp_path / "far", policy=policy, source_options=options_of(endpoint), **options
+        ).run()
+    near = lake.DedupJob(
+        LANDING_ZONE / "landing", tmp_path / "other", tmp_path / "near", policy=policy, **options
+    ).run()
+    assert report.counts == near.counts
+    assert report.plan == near.plan
+    assert sink_rows(tmp_path / "far") == sink_rows(tmp_path / "near")

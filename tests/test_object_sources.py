@@ -1,0 +1,264 @@
+"""Jobs and audits whose files are in an object store, next to the same files in a folder."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import fencepost as fp
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from fencepost.lake import DedupJob, LocalEngine, audit
+from fencepost.lake import storage as storages
+from fencepost.lake.plan import PLANS
+from fencepost.lake.storage import ObjectStorage, open_storage
+from fencepost.state import stores
+from liar import FAULTS_OF_READS, Liar
+from s3_server import BUCKET, serve_s3
+
+OPTIONS = {"region": "us-east-1", "access_key_id": "a", "secret_access_key": "the-secret", "allow_http": True}
+KEEP = {"policy": "any_order", "settle_ms": 0}
+
+
+@pytest.fixture(scope="module")
+def endpoint() -> Iterator[str]:
+    with serve_s3() as endpoint:
+        yield endpoint
+
+
+@pytest.fixture(autouse=True)
+def be_quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stores, "PAUSE_SECONDS", 0.001)
+    monkeypatch.setattr(storages, "PAUSES_SECONDS", (0.001, 0.001))
+
+
+class Landing:
+    """The same files in a folder and beneath a prefix."""
+
+    def __init__(self, folder: Path, endpoint: str) -> None:
+        self.folder = folder / "landing"
+        self.uri = f"s3://{BUCKET}/{os.urandom(8).hex()}/landing"
+        self.options = {**OPTIONS, "endpoint": endpoint}
+        store = stores.open_store(self.uri, options=self.options)
+        assert isinstance(store, stores.RemoteStore)
+        self.store = store
+
+    def land(self, name: str, rows: pa.Table, **options: Any) -> None:
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pq.write_table(rows, path, **options)
+        self.put(name, path.read_bytes())
+
+    def put(self, name: str, data: bytes) -> None:
+        self.store._client.put(self.store._store, name, data)
+
+
+@pytest.fixture
+def landing(tmp_path: Path, endpoint: str) -> Landing:
+    return Landing(tmp_path, endpoint)
+
+
+def rows(first: int, count: int, pid: int = 1, **more: Any) -> pa.Table:
+    numbers = range(first, first + count)
+    columns = {"pid": [pid] * count, "epoch": [0] * count, "partition": [0] * count, "seq": [*numbers]}
+    return pa.table({**columns, "payload": [f"{pid}-{number}" * 20 for number in numbers], **more})
+
+
+def job(landing: Landing, root: Path, *, remote: bool, **options: Any) -> DedupJob:
+    source = landing.uri if remote else landing.folder
+    given = {"source_options": landing.options} if remote else {}
+    return DedupJob(source, root / "state", root / "sink", **{**KEEP, **given, **options})
+
+
+def shown(root: Path) -> dict[str, list[dict[str, Any]]]:
+    """What a sink holds, file by file."""
+    files = sorted((root / "sink").glob("run=*/**/*.parquet"))
+    return {str(it.relative_to(root / "sink")): pq.ParquetFile(it).read().to_pylist() for it in files}
+
+
+def both(landing: Landing, tmp_path: Path, **options: Any) -> tuple[Any, Any]:
+    """Reports of a run on either; what they keep is the same."""
+    reports = [job(landing, tmp_path / name, remote=name == "far", **options).run() for name in ("near", "far")]
+    assert shown(tmp_path / "near") == shown(tmp_path / "far")
+    assert reports[0].counts == reports[1].counts
+    return reports[0], reports[1]
+
+
+@pytest.mark.parametrize("plan", [None, *PLANS])
+def test_rows_are_those_of_a_folder(landing: Landing, tmp_path: Path, plan: Any) -> None:
+    landing.land("day=1/a.parquet", rows(0, 3000), row_group_size=700, use_dictionary=["payload"])
+    landing.land("day=1/b.parquet", rows(2500, 1500), row_group_size=400, compression="zstd")
+    landing.land("day=2/clean.parquet", rows(0, 500, pid=2))
+    _, far = both(landing, tmp_path, plan=plan)
+    assert (far.files, far.counts["DUPLICATE"]) == (3, 500)
+    assert both(landing, tmp_path, plan=plan)[1].version is None, "nothing is new"
+    landing.land("day=2/late.parquet", rows(400, 300, pid=2))
+    _, far = both(landing, tmp_path, plan=plan)
+    assert (far.files, far.counts) == (1, {"ACCEPTED": 200, "DUPLICATE": 100})
+
+
+def test_content_is_compared(landing: Landing, tmp_path: Path) -> None:
+    landing.land("a.parquet", rows(0, 1000), row_group_size=300)
+    landing.land("b.parquet", rows(500, 1000).set_column(4, "payload", pa.array(["other"] * 1000)))
+    options = {"compare_content": True, "on_conflict": "quarantine", "keep_checksums": "all"}
+    _, far = both(landing, tmp_path, **options)
+    assert far.counts["CONFLICT"] == 500
+    landing.land("c.parquet", rows(0, 10).set_column(4, "payload", pa.array(["third"] * 10)))
+    assert both(landing, tmp_path, **options)[1].counts == {"CONFLICT": 10}
+
+
+def test_an_audit(landing: Landing) -> None:
+    landing.land("a.parquet", rows(0, 1000))
+    landing.land("b.parquet", rows(900, 1000).slice(50))
+    near, far = audit(landing.folder), audit(landing.uri, source_options=landing.options)
+    assert far.counts == near.counts == {"ACCEPTED": 1900, "DUPLICATE": 50}
+    assert far.source == landing.uri
+    one = audit(f"{landing.uri}/b.parquet", source_options=landing.options)
+    assert (one.files, one.rows) == (1, 950)
+
+
+def test_a_copy_with_the_same_content_is_not_new(landing: Landing, tmp_path: Path) -> None:
+    """Rows without identity would be kept twice."""
+    untracked = rows(0, 50).set_column(0, "pid", pa.array([None] * 50, pa.int64()))
+    landing.land("a.parquet", untracked)
+    assert job(landing, tmp_path, remote=True).run().counts == {"UNTRACKED": 50}
+    landing.put("a.parquet", (landing.folder / "a.parquet").read_bytes())
+    assert job(landing, tmp_path, remote=True).run().version is None
+    landing.land("a.parquet", untracked.slice(10))
+    assert job(landing, tmp_path, remote=True).run().counts == {"UNTRACKED": 40}
+
+
+def test_names_that_are_passed_over(landing: Landing, tmp_path: Path) -> None:
+    landing.land("a.parquet", rows(0, 10))
+    for name in ("_temporary/b.parquet", "day=1/.c.parquet", "day=1/d.csv", "e.PARQUET"):
+        landing.put(name, b"no Parquet file")
+    report = job(landing, tmp_path, remote=True).run()
+    assert (report.files, sorted(report.ignored)) == (1, ["day=1/d.csv", "e.PARQUET"])
+
+
+def test_damage_is_content(landing: Landing, tmp_path: Path) -> None:
+    landing.land("a.parquet", rows(0, 10))
+    landing.put("b.parquet", b"no Parquet file" * 100)
+    landing.put("c.parquet", b"")
+    landing.put("d.parquet", (landing.folder / "a.parquet").read_bytes()[:-7])
+    report = job(landing, tmp_path, remote=True).run()
+    assert report.files == 1
+    assert [path for path, _ in report.quarantined] == ["b.parquet", "c.parquet", "d.parquet"]
+    assert all(reason.startswith(landing.uri) for _, reason in report.quarantined)
+
+
+@pytest.mark.parametrize("step", ["scan", "write"])
+def test_a_file_that_is_replaced_meanwhile(landing: Landing, tmp_path: Path, step: str) -> None:
+    landing.land("a.parquet", rows(0, 1000), row_group_size=100)
+    landing.land("b.parquet", rows(900, 500), row_group_size=100)
+
+    class Replacing(LocalEngine):
+        def run(self, stage: str, *arguments: Any) -> Any:
+            if stage == step and (tmp_path / "new").exists():
+                landing.put("b.parquet", (tmp_path / "new").read_bytes())
+                (tmp_path / "new").unlink()
+            return super().run(stage, *arguments)
+
+    pq.write_table(rows(950, 700), tmp_path / "new")
+    report = job(landing, tmp_path, remote=True, engine=Replacing(1)).run()
+    assert report.counts == {"ACCEPTED": 1650, "DUPLICATE": 50}
+    assert sum(map(len, shown(tmp_path).values())) == 1650
+
+
+@pytest.mark.parametrize("step", ["scan", "write"])
+def test_a_file_that_vanishes_meanwhile(landing: Landing, tmp_path: Path, step: str) -> None:
+    landing.land("a.parquet", rows(0, 1000))
+    landing.land("b.parquet", rows(900, 500))
+
+    class Removing(LocalEngine):
+        def run(self, stage: str, *arguments: Any) -> Any:
+            if stage == step:
+                landing.store.delete(["b.parquet"])
+            return super().run(stage, *arguments)
+
+    report = job(landing, tmp_path, remote=True, engine=Removing(1)).run()
+    assert report.counts == {"ACCEPTED": 1000}
+    assert [it.rpartition("/")[2] for it in report.vanished] == ["b.parquet"]
+
+
+@pytest.mark.parametrize("fault", FAULTS_OF_READS)
+@pytest.mark.parametrize("share", [0.3, 1.0])
+def test_answers_that_are_wrong(landing: Landing, tmp_path: Path, fault: str, share: float) -> None:
+    """Throttling and broken answers are tried again; where nothing else comes, the run stops and changes nothing."""
+    for number in range(4):
+        landing.land(f"{number}.parquet", rows(900 * number, 1000), row_group_size=100)
+    with Liar(landing.options["endpoint"], (fault,), share=share, verb="GET", names=".parquet") as liar:
+        landing.options = {**landing.options, "endpoint": liar.endpoint}
+        if share < 1:
+            assert job(landing, tmp_path, remote=True).run().counts == {"ACCEPTED": 3700, "DUPLICATE": 300}
+        else:
+            with pytest.raises(fp.StoreError, match=landing.uri) as caught:
+                job(landing, tmp_path, remote=True).run()
+            assert "the-secret" not in str(caught.value)
+            assert not (tmp_path / "sink").exists() or not shown(tmp_path)
+        assert liar.told[fault] > 0
+    landing.options = {**landing.options, "endpoint": f"http://{liar.target}"}
+    report = job(landing, tmp_path, remote=True).run()
+    assert report.version is None if share < 1 else report.counts == {"ACCEPTED": 3700, "DUPLICATE": 300}
+
+
+def test_few_requests_and_few_bytes(landing: Landing, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An audit reads identity columns only, a row group of them by a few requests."""
+    payload = pa.array([os.urandom(200) for _ in range(20_000)])
+    landing.land("a.parquet", rows(0, 20_000).set_column(4, "payload", payload), row_group_size=10_000)
+    asked: list[tuple[int, int]] = []
+    real = storages.Ranges.read
+
+    def counted(self: storages.Ranges, offset: int, length: int) -> bytes:
+        asked.append((offset, length))
+        return real(self, offset, length)
+
+    monkeypatch.setattr(storages.Ranges, "read", counted)
+    assert audit(landing.uri, source_options=landing.options).rows == 20_000
+    size = (landing.folder / "a.parquet").stat().st_size
+    assert size > 4_000_000
+    assert len(asked) <= 5
+    assert sum(length for _, length in asked) < size
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        (f"s3://{BUCKET}/nothing-here", "no objects beneath this prefix"),
+        ("hdfs://host/folder", "no store for hdfs://"),
+        ("memory://somewhere", "a local folder or a prefix of an object store"),
+        ("s3://key:the-secret@bucket/x", "the URI has credentials in it"),
+    ],
+)
+def test_sources_that_are_refused(endpoint: str, tmp_path: Path, source: str, message: str) -> None:
+    options = {**OPTIONS, "endpoint": endpoint}
+    with pytest.raises((fp.SourceError, fp.StoreError), match=message) as caught:
+        DedupJob(source, tmp_path / "state", tmp_path / "sink", source_options=options).run()
+    assert "the-secret" not in str(caught.value)
+
+
+def test_a_delta_table_is_refused_by_name(landing: Landing, tmp_path: Path) -> None:
+    landing.land("a.parquet", rows(0, 10))
+    landing.put("_delta_log/00000000000000000000.json", b"{}")
+    with pytest.raises(fp.SourceError, match="Delta tables cannot be a source yet"):
+        job(landing, tmp_path, remote=True).run()
+
+
+def test_state_in_the_source_is_refused(landing: Landing, tmp_path: Path) -> None:
+    options = {"source_options": landing.options, "state_options": landing.options}
+    with pytest.raises(fp.SinkError, match=r"state s3://.* lies in source"):
+        DedupJob(landing.uri, f"{landing.uri}/state", tmp_path / "sink", **options)
+    DedupJob(landing.uri, f"{landing.uri}-state", tmp_path / "sink", **options)
+
+
+def test_no_credential_is_written_down(landing: Landing, tmp_path: Path) -> None:
+    landing.land("a.parquet", rows(0, 10))
+    job(landing, tmp_path, remote=True).run()
+    files = [it for folder in ("state", "sink") for it in (tmp_path / folder).rglob("*") if it.is_file()]
+    assert files
+    assert not [it for it in files if b"the-secret" in it.read_bytes()]
+    assert "the-secret" not in repr(open_storage(landing.uri, landing.options))
+    assert isinstance(open_storage(landing.uri, landing.options), ObjectStorage)
