@@ -6,6 +6,7 @@ import http.client
 import math
 import random
 import threading
+import time
 from collections import Counter
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -92,7 +93,7 @@ class Liar:
                     return self.drop()
                 if lie.startswith("late"):
                     liar.may_arrive.wait(liar.late_seconds)
-                if lie == "ignored":
+                if lie == "ignored" or (lie == "checked before" and not self.is_there(headers)):
                     del headers["if-none-match"]
                 status, found, data = self.ask(body, headers)
                 liar.arrived[lie] += 1
@@ -106,6 +107,17 @@ class Liar:
                     self.close_connection = True
                     return self.reply(status, found, data[: len(data) // 2], len(data))
                 return self.reply(status, found, data)
+
+            def is_there(self, headers: dict[str, str]) -> bool:
+                """As careless servers look, and put a moment later."""
+                connection = http.client.HTTPConnection(liar.target, timeout=20)
+                connection.request(
+                    "HEAD", self.path, headers={name: headers[name] for name in ("host", "authorization")}
+                )
+                found = connection.getresponse().status == 200
+                connection.close()
+                time.sleep(0.02)
+                return found
 
             def ask(self, body: bytes, headers: dict[str, str]) -> tuple[int, dict[str, str], bytes]:
                 connection = http.client.HTTPConnection(liar.target, timeout=20)

@@ -375,6 +375,28 @@ def test_pids_may_be_strings_or_binary(kind: str, policy: str) -> None:
         assert Verdict.ACCEPTED not in again
 
 
+@pytest.mark.parametrize(
+    "kind", ["string", "large_string", "string_view", "binary", "large_binary", "binary_view", "fixed"]
+)
+@pytest.mark.parametrize("is_run_end", [False, True], ids=["", "run-ends"])
+def test_a_null_may_stand_in_the_dictionary_itself(kind: str, is_run_end: bool, policy: str) -> None:
+    """As `dictionary_encode(null_encoding="encode")` puts it: it is not the key ''."""
+    values = as_strings(kind)
+    assert isinstance(values, pa.Array)
+    places = [NAMES.index(name) for name in NAMES]
+    pids = pa.DictionaryArray.from_arrays(pa.array(places, pa.int8()), values[:6])
+    assert (pids.null_count, pids.dictionary.null_count) == (0, 1)
+    if is_run_end:
+        pids = pa.RunEndEncodedArray.from_arrays(pa.array(range(1, len(pids) + 1), pa.int32()), pids)
+    assert codes(ROWS.set_column(0, "pid", pids), policy) == VERDICTS[policy]
+    with pytest.raises(fp.BatchError, match="column 'pid', row 5: carries no producer"):
+        fp.StateTable(policy, untracked="fail").apply(ROWS.set_column(0, "pid", pids))
+    with pytest.raises(fp.BatchError, match="column 'partition', row 5: null"):
+        fp.StateTable(policy).apply(
+            ROWS.set_column(0, "pid", pa.array([1] * len(ROWS))).set_column(2, "partition", pids)
+        )
+
+
 @pytest.mark.parametrize("kind", STRINGS)
 def test_partitions_may_be_strings_or_binary(kind: str, policy: str) -> None:
     rows = ROWS.set_column(2, "partition", as_strings(kind))

@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import fencepost as fp
 import pyarrow as pa  # type: ignore[import-untyped]
@@ -352,3 +353,38 @@ def test_a_decision_from_before_there_was_a_list(tmp_path: Path) -> None:
     fields = json.loads(to_json(newest(tmp_path)))
     del fields["deferred"]
     assert decision_from_json(json.dumps(fields).encode(), "x").deferred == Deferred()
+
+
+@pytest.mark.parametrize("kind", ["damaged", "wrong values"])
+def test_a_good_file_in_the_place_of_a_quarantined_one(tmp_path: Path, kind: str) -> None:
+    """With the same name, size and time: as a copy that was begun anew, or a restore, leaves it."""
+    good = land(tmp_path / "good", "b.parquet", make_rows(5)).read_bytes()
+    # Stored as plain integers, a sequence number is changed in place.
+    rows = pa.table({"pid": [9, 9], "epoch": [0, 0], "partition": [0, 0], "seq": [77_777_777, 88_888_888]})
+    if kind == "wrong values":
+        good = land(tmp_path / "good", "b.parquet", rows, use_dictionary=False, compression="none").read_bytes()
+        bad = good.replace((77_777_777).to_bytes(8, "little"), (-7).to_bytes(8, "little", signed=True))
+    else:
+        bad = good[:-64] + bytes(64)
+    assert (len(bad), bad == good) == (len(good), False)
+    land_some(tmp_path, [0])
+    path = tmp_path / "source" / "b.parquet"
+    put(path, bad)
+    report = make_job(tmp_path, settle_ms=0, on_bad_file="quarantine").run()
+    assert [name for name, _ in report.quarantined] == ["b.parquet"]
+    put(path, bad)  # a remount: another inode, and nothing new
+    report = make_job(tmp_path, settle_ms=0, on_bad_file="quarantine").run()
+    assert (report.version, report.quarantined) == (None, ())
+    put(path, good)
+    report = make_job(tmp_path, settle_ms=0, on_bad_file="quarantine").run()
+    assert (report.files, report.quarantined) == (1, ())
+    assert report.kept > 0
+
+
+def put(path: Path, data: bytes) -> None:
+    """Replace a file by one of another inode and the same time."""
+    fresh = path.with_name(".fresh")
+    fresh.write_bytes(data)
+    os.utime(fresh, ns=(10**18, 10**18))
+    os.link(fresh, path.with_name(f".{uuid4().hex}"))  # so that no later file gets its inode
+    os.replace(fresh, path)

@@ -105,6 +105,8 @@ def test_rows_without_a_key_stay_together() -> None:
     assert found[0] == [1, 3]
     assert dealt(router, pa.table({"k": pa.array([None], pa.string()), "v": [4]})) == {1: [4]}
     assert dealt(router, pa.table({"k": pa.array([None]).cast(pa.string()).dictionary_encode(), "v": [4]})) == {2: [4]}
+    inside = pa.DictionaryArray.from_arrays([0, 1, 0], pa.array([None, "a"]))
+    assert dealt(Router(1000, key="k"), pa.table({"k": inside, "v": [1, 2, 3]})) == found, "a null in the dictionary"
     assert dealt(router, to_table([{"k": None, "v": 5}, {"k": None, "v": 6}])) == {3: [5, 6]}, "a column without a type"
 
 

@@ -164,12 +164,16 @@ def test_a_reply_that_never_comes(endpoint: str) -> None:
         assert writers[0].read("log/1.json") == found
 
 
-def test_a_store_that_ignores_conditions_is_refused(endpoint: str) -> None:
-    with Liar(endpoint, ("ignored",), share=1) as liar:
+@pytest.mark.parametrize("lie", ["ignored", "checked before"])
+def test_a_store_with_several_winners_is_refused(endpoint: str, lie: str) -> None:
+    """One that looks and then puts refuses the second of two puts in turn: only puts at once show what it is."""
+    with Liar(endpoint, (lie,), share=1) as liar:
         store = s3(liar.endpoint)
-        with pytest.raises(fp.StoreError, match=rf"^{store.uri}: two puts of one new name must not both succeed"):
+        is_exclusive = lie == "checked before"
+        assert [store.put("log/1", data) for data in (b"first", b"second")] == [True, not is_exclusive]
+        with pytest.raises(fp.StoreError, match=rf"^{store.uri}: of several puts of one new name exactly one must"):
             check_exclusion(store)
-        assert liar.told["ignored"] == 2
+        assert liar.told[lie] > 2
         assert store.list("probe") == []
 
 

@@ -52,6 +52,12 @@ impl Form {
         self.kind < 10
     }
 
+    /// Whether the values are texts, plain or in a dictionary, which may hold nulls itself.
+    pub(super) fn is_text(self) -> bool {
+        matches!(self.kind, 10 | 11 if matches!(TEXTS[usize::from(self.detail) % 6], DataType::Utf8 | DataType::LargeUtf8 | DataType::Utf8View))
+            || self.kind == 12
+    }
+
     /// Whether sequence numbers of this form have 32 bits.
     pub(super) fn is_narrow(self) -> bool {
         match self.kind {
@@ -107,12 +113,12 @@ fn dictionary<K: arrow_array::types::ArrowDictionaryKeyType<Native = i8>>(
     values: &Int64Array,
     detail: usize,
 ) -> ArrayRef {
+    let narrow = cast(values, &INTEGERS[detail % 8]).expect("a cast that Arrow has");
     if values.len() > 100 {
-        return Arc::new(values.clone());
+        return narrow;
     }
     let keys = PrimitiveArray::<K>::from_iter((0..values.len()).map(|at| values.is_valid(at).then_some(at as i8)));
-    let kind = &INTEGERS[detail % 8];
-    Arc::new(DictionaryArray::new(keys, cast(values, kind).expect("a cast that Arrow has")))
+    Arc::new(DictionaryArray::new(keys, narrow))
 }
 
 fn fixed(values: &Int64Array, width: usize) -> ArrayRef {

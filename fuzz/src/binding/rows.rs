@@ -135,6 +135,9 @@ impl Stream {
         let kinds = [DataType::Int64, DataType::Int16, DataType::Int32, seq, DataType::Int64];
         let named = NAMES.iter().zip(&values.columns).zip(self.forms.iter().zip(kinds));
         let columns = named.map(|((name, values), (form, kind))| {
+            if form.is_text() {
+                return (*name, cast(&form.array(values), &DataType::Utf8).expect("texts"));
+            }
             let fits = cast(&form.array(values), &DataType::Int64).expect("integers");
             // What the role's type cannot hold is refused in the one form as in the other.
             let narrow = cast(&fits, &kind).expect("integers");
@@ -143,10 +146,11 @@ impl Stream {
         batch(columns.chain(more))
     }
 
-    /// Whether every column that is read holds integers, so that no key is encoded.
+    /// Whether every column that is read holds integers, or texts as a key.
     fn is_plain(&self) -> bool {
         let Columns { pid, partition, .. } = &self.columns;
-        pid.len() == 1 && partition.len() < 2 && self.forms[..MORE].iter().all(|form| form.is_integer())
+        let fits = |at: usize| self.forms[at].is_integer() || matches!(at, PID | PARTITION) && self.forms[at].is_text();
+        pid.len() == 1 && partition.len() < 2 && (0..MORE).all(fits)
     }
 
     /// `beside`: what the call is compared with.
@@ -207,6 +211,13 @@ impl Stream {
             let length = [&lengths[lengths.len() - 1][..], &[Some(1)]].concat();
             lines.pop();
             lines.push(self.batch(&bad, Some(("length", form.array(&length)))));
+            let is_untracked = |name: &str| {
+                let parts = lines.last().and_then(|line| line.column_by_name(name));
+                parts.and_then(|it| it.logical_nulls()).is_some_and(|nulls| nulls.is_null(last.rows))
+            };
+            if self.columns.pid.iter().any(|name| is_untracked(name)) {
+                return; // nothing else of the line is looked at
+            }
         }
         let before = table.snapshot();
         let limit = BYTES_FREE + BYTES_PER_BYTE * bytes;

@@ -10,8 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from fencepost.lake.checks import check_kept
+from fencepost.lake.files import Files
 from fencepost.lake.found import Found
 from fencepost.lake.judge import Judged
+from fencepost.lake.scan import UNREADABLE_CRC, FooterItem, footers
 from fencepost.lake.write import Written
 from fencepost.state.changelog import corrections, write_lines
 from fencepost.state.decision import Decision, Deferred, Inputs, Marked, Outputs, Shards, SideFiles
@@ -49,7 +51,7 @@ def make_decision(
         inputs = _inputs(found)
         listed = [file_table(Inputs())]
         if run.source.has_ledger:
-            listed = [file_table(inputs), file_table(found.quarantined), run.news.seen_again]
+            listed = [file_table(inputs), _quarantined(run, found), run.news.seen_again]
         ledger = job.state.extend_ledger(run.base, run.version, run.attempt, listed)
         if run.version == 1:
             job.sink.claim(job.state.create(job.settings()).id)
@@ -132,6 +134,25 @@ def _side_files(
         places[row["name"]] = str(missing)
         rows.append(row)
     return SideFiles.of(rows), places
+
+
+def _quarantined(run: Run, found: Found) -> Any:
+    """The quarantined files as the ledger lists them. The checksum of the footer tells such a file from a good one that
+    takes its place with the same size and time."""
+    aside = found.quarantined
+    files = Files(found.files.root, aside.path, aside.bytes, aside.mtime_ns, aside.inode, aside.etag)
+    crcs = [
+        crc if crc is not None and _is_as_found(run, files, place) else UNREADABLE_CRC
+        for place, crc in enumerate(footers(run.storage, FooterItem(files=files)))
+    ]
+    return file_table(vars(aside) | {"footer_crc": crcs})
+
+
+def _is_as_found(run: Run, files: Files, place: int) -> bool:
+    try:
+        return run.storage.look(files.full_path(place)) == files.facts(place)
+    except FileNotFoundError:
+        return False
 
 
 def _inputs(found: Found) -> Inputs:

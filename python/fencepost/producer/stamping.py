@@ -189,7 +189,8 @@ class Router:
         for chunk in pieces:
             if pa.types.is_dictionary(chunk.type):
                 own, index = chunk.dictionary, chunk.indices
-                of_values = self._partitions_of(own)
+                # A null may stand in the dictionary, too.
+                of_values = np.where(np.asarray(own.is_null()), sticky, self._partitions_of(own))
                 part = of_values[np.asarray(index.fill_null(0))] if len(own) else np.full(len(chunk), sticky)
             else:
                 part = self._partitions_of(chunk)

@@ -49,7 +49,7 @@ def new_files(ledger: ArrowTable, listing: ArrowTable) -> tuple[list[int], dict[
     """(places in a listing, ascending, of the files that the ledger does not name; places of those that it names with
     other inodes, to the checksums of footers by which they are the same files).
 
-    A file whose footer is unknown to the ledger is the same one.
+    A file whose footer is unknown to the ledger is the same one: ledgers from before footers were noted have no other.
     """
     import numpy as np
     import pyarrow as pa  # type: ignore[import-untyped]

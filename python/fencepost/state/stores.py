@@ -16,6 +16,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 from typing import IO, Any, ClassVar, Protocol, TypeVar
@@ -30,6 +31,8 @@ TRIES_MAX = 8  # of one call to a remote store, above those of its client
 PAUSE_SECONDS = 0.05  # before the second try; it doubles, up to PAUSE_SECONDS_MAX
 PAUSE_SECONDS_MAX = 2.0
 LISTED_AT_ONCE = 1_000
+PROBE_WRITERS, PROBE_ROUNDS = 8, 4
+"""How many writers put at once when a store is probed, and how often where it is remote."""
 NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 """What file systems without hard links say."""
 
@@ -116,27 +119,47 @@ def is_local(uri: str | os.PathLike[str]) -> bool:
 
 
 def check_exclusion(store: Store) -> None:
-    """Refuse a store that lets two writers put the same name. Raises StoreError."""
-    name = f"probe/{uuid4().hex}"
-    try:
-        first, second = store.put(name, b"first"), store.put(name, b"second")
-        found = store.read(name)
-    except OSError as error:
-        if error.errno not in NO_LINKS:
-            raise
-        raise StoreError(
-            f"{store.uri}: this file system cannot hold a state: {error.strerror} (error {error.errno}). A decision "
-            "must appear by a hard link. Use a local disk or NFS, or an object store by its URI (s3://, gs://, az://)",
-            errno=error.errno,
-        ) from error
-    finally:
-        store.delete([name])
-    if not first or second or found != b"first":
-        raise StoreError(
-            f"{store.uri}: two puts of one new name must not both succeed, and here they do (or none does): the store "
-            "ignores conditional puts, and two jobs would write over each other's decisions. Use another store for the "
-            "state"
-        )
+    """Refuse a store that lets several writers put the same name. Raises StoreError.
+
+    The writers put at the same time, because some stores refuse the second of two puts in turn, and accept several at
+    once. Such a probe can refute a store, and never prove one.
+    """
+    rounds = PROBE_ROUNDS if isinstance(store, RemoteStore) else 1
+    for _ in range(rounds):
+        name = f"probe/{uuid4().hex}"
+        try:
+            won = _put_at_once(store, name)
+            found = store.read(name)
+        except OSError as error:
+            if error.errno not in NO_LINKS:
+                raise
+            raise StoreError(
+                f"{store.uri}: this file system cannot hold a state: {error.strerror} (error {error.errno}). A "
+                "decision must appear by a hard link. Use a local disk or NFS, or an object store by its URI (s3://, "
+                "gs://, az://)",
+                errno=error.errno,
+            ) from error
+        finally:
+            store.delete([name])
+        if won != [found]:
+            raise StoreError(
+                f"{store.uri}: of several puts of one new name exactly one must succeed, and here {len(won)} of "
+                f"{PROBE_WRITERS} did: the store does not keep conditional puts apart, and two jobs would write over "
+                "each other's decisions. Use another store for the state"
+            )
+
+
+def _put_at_once(store: Store, name: str) -> list[bytes]:
+    """What was put by those writers that succeeded."""
+    start = threading.Barrier(PROBE_WRITERS)
+
+    def put(data: bytes) -> bool:
+        start.wait()
+        return store.put(name, data)
+
+    everyone = [b"writer %d" % number for number in range(PROBE_WRITERS)]
+    with ThreadPoolExecutor(PROBE_WRITERS) as pool:
+        return [data for data, is_mine in zip(everyone, pool.map(put, everyone), strict=True) if is_mine]
 
 
 class LocalStore:

@@ -8,11 +8,12 @@ use crate::rows::{Chunks, Rows};
 use arrow_array::cast::AsArray;
 use arrow_array::types::{ArrowPrimitiveType, Int16Type, Int32Type, Int64Type, UInt32Type};
 use arrow_array::{
-    Array, ArrayRef, BinaryViewArray, FixedSizeBinaryArray, Int64Array, PrimitiveArray, StringViewArray,
+    Array, ArrayRef, BinaryViewArray, BooleanArray, FixedSizeBinaryArray, Int64Array, PrimitiveArray, StringViewArray,
 };
 use arrow_buffer::ScalarBuffer;
 use arrow_cast::{CastOptions, cast_with_options};
 use arrow_schema::{DataType, TimeUnit};
+use arrow_select::nullif::nullif;
 use fencepost_core::{
     self as core, Batch, Dictionary, KEY_BYTES_MAX, KeyKind, Keys, PartKind, Seqs, encode_bytes, encode_int,
 };
@@ -445,7 +446,15 @@ pub(crate) fn wrong_type(name: &str, kind: &DataType, wanted: &str) -> Failure {
 /// Casts; what does not fit becomes null.
 pub(crate) fn cast(name: &str, column: &ArrayRef, to: &DataType) -> Result<ArrayRef, Failure> {
     let options = CastOptions { safe: true, ..CastOptions::default() };
-    cast_with_options(column, to, &options).map_err(|_| wrong_type(name, column.data_type(), &format!("{to}")))
+    let wrong = |_| wrong_type(name, column.data_type(), &format!("{to}"));
+    let cast = cast_with_options(column, to, &options).map_err(wrong)?;
+    // Casts of dictionaries to views look at the nulls of the keys, and not at those of the values.
+    match column.logical_nulls() {
+        Some(nulls) if nulls.null_count() > cast.null_count() => {
+            nullif(&cast, &BooleanArray::new(!nulls.inner(), None)).map_err(wrong)
+        }
+        _ => Ok(cast),
+    }
 }
 
 impl<T: arrow_buffer::ArrowNativeType> Parts<T> {
