@@ -353,9 +353,9 @@ class SqlSink:
             row = int(is_conflict.argmax())
             identity = ", ".join(f"{name} {shown(rows[name][row].as_py())}" for name in self._claims.identity)
             raise BatchError(
-                f"row {row}: {identity}: repeats a row of table {self._target_name()} with other content, as do "
-                f"{int(is_conflict.sum()):,} rows of this call; {NOTHING}. Did a counter begin anew, or do the columns "
-                "not give the identity? on_conflict='quarantine' hands such rows to refused=",
+                f"row {row}: {identity}: repeats a row of table {self._target_name()} with other content "
+                f"(rows of this call that do: {int(is_conflict.sum()):,}); {NOTHING}. Did a counter begin anew, or "
+                "do the columns not give the identity? on_conflict='quarantine' hands such rows to refused=",
                 row=row,
             )
         return pa.array(verdicts), not_compared
