@@ -6,7 +6,7 @@ mod inputs;
 use _native::library::{Columns, apply, missing, restore, scan};
 use arrow_array::{ArrayRef, Int16Array, Int32Array, Int64Array, RecordBatch, StringArray};
 use fencepost_core::Epochs;
-use fencepost_fuzz::{Named, POLICIES, binding, bounded, seal};
+use fencepost_fuzz::{Named, POLICIES, binding, bounded};
 use fencepost_lake::{ParquetFile, ReadAt};
 use fencepost_testkit::pair::Rules;
 use fencepost_testkit::workload::Random;
@@ -89,29 +89,6 @@ fn the_corpus_is_restored() {
         holes += missing(&table).iter().map(RecordBatch::num_rows).sum::<usize>();
     }
     assert!(holes > 5, "{holes}");
-}
-
-/// With a right checksum, too: entries must go into a table as they come out of one.
-#[test]
-fn a_key_that_no_row_can_have_is_refused() {
-    let columns = Columns {
-        pid: vec!["pid".into(), "name".into()],
-        epoch: None,
-        partition: vec![],
-        seq: "seq".into(),
-        timestamp: None,
-    };
-    let mut table = Rules::new("any_order", &[("epochs", "ignore")], false).table();
-    apply(&mut table, vec![rows().slice(0, 5)], &columns).expect("valid rows");
-    let snapshot = table.snapshot();
-    let key = [&0_u64.to_be_bytes()[..], b"name 0"].concat();
-    let sign = snapshot.windows(key.len()).position(|it| it[1..] == key[1..]).expect("the key of the first row");
-    assert_eq!(snapshot[sign], 0x80, "a positive integer");
-    let mut negative = snapshot.clone();
-    negative[sign] = 0x7f;
-    let refused = restore(&seal(&negative), &[]).err().expect("no row has this key");
-    assert!(refused.0.contains("holds what is no key"), "{}", refused.0);
-    assert!(restore(&seal(&snapshot), &[]).is_ok());
 }
 
 /// A page that claims two gibibytes: the crate's own reader allocates them, which the limit must not let pass.

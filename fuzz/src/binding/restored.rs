@@ -37,7 +37,10 @@ fn check(bytes: &[u8]) {
         .with_horizon_ms(table.horizon_ms());
     let schema = entries[0].schema();
     let again = bounded(2 * limit + 32 * named, || binding::insert(empty, &schema, entries.clone()));
-    let again = again.unwrap_or_else(|refused| panic!("its own entries: {}", refused.0));
-    // No entry tells what the parts of keys are.
-    assert!(table.is_empty() || binding::entries(&again) == entries, "entries do not come back");
+    match again {
+        // Without an entry, nothing says what the parts of keys are.
+        Ok(again) => assert!(table.is_empty() || binding::entries(&again) == entries, "entries do not come back"),
+        // Snapshots take integers as parts of keys that rows may not have.
+        Err(refused) => assert!(refused.0.contains("is outside 0..="), "its own entries: {}", refused.0),
+    }
 }

@@ -20,7 +20,7 @@ pub(crate) mod order;
 pub(crate) mod rows;
 
 use crate::changes::{Eviction, Forgotten};
-use crate::keys::{KEY_BYTES_MAX, KEY_PARTS_MAX, KeyKind, KeySpace, Keys, PartKind, PartValue, decode_parts};
+use crate::keys::{KEY_BYTES_MAX, KEY_PARTS_MAX, KeyKind, KeySpace, Keys, PartKind, decode_parts};
 use crate::lines::block_hash;
 use crate::{Dictionary, Error, Policy, Result, StateTable, Untracked};
 use frames::{Payload, Reader, Writer, refuse};
@@ -416,11 +416,10 @@ impl<'a, R: Read> Incoming<'a, R> {
     }
 
     fn dictionaries(&mut self, pid: KeyType, partition: KeyType) -> Result<(KeySpace, KeySpace)> {
-        Ok((self.dictionary(pid, i64::MAX)?, self.dictionary(partition, i32::MAX.into())?))
+        Ok((self.dictionary(pid)?, self.dictionary(partition)?))
     }
 
-    /// `int_max`: what integers among the parts of a key may be at most.
-    fn dictionary(&mut self, (kind, keys): KeyType, int_max: i64) -> Result<KeySpace> {
+    fn dictionary(&mut self, (kind, keys): KeyType) -> Result<KeySpace> {
         let mut space = KeySpace { kind, dictionary: Dictionary::default() };
         let Some(KeyKind::Parts(parts)) = &space.kind else { return Ok(space) };
         let mut lengths = Vec::new();
@@ -434,7 +433,7 @@ impl<'a, R: Read> Incoming<'a, R> {
             columns::read(&mut payload, count as usize, 1, &mut lengths)?;
             for &length in &lengths {
                 let bytes = payload.bytes(usize::try_from(length).unwrap_or(usize::MAX))?;
-                add_key(&mut space.dictionary, parts, int_max, bytes)?;
+                add_key(&mut space.dictionary, parts, bytes)?;
             }
             payload.end()?;
         }
@@ -458,12 +457,10 @@ impl<'a, R: Read> Incoming<'a, R> {
     }
 }
 
-fn add_key(dictionary: &mut Dictionary, parts: &[PartKind], int_max: i64, bytes: &[u8]) -> Result<()> {
+fn add_key(dictionary: &mut Dictionary, parts: &[PartKind], bytes: &[u8]) -> Result<()> {
     let count = dictionary.len() as u32;
     let is_sorted = count == 0 || dictionary.bytes(count - 1) < bytes;
-    let fits = |part: &PartValue| !matches!(part, PartValue::Int(value) if !(0..=int_max).contains(value));
-    let is_key = decode_parts(parts, bytes).is_some_and(|values| values.iter().all(fits));
-    if !is_sorted || bytes.len() > KEY_BYTES_MAX || !is_key || count >= i32::MAX as u32 {
+    if !is_sorted || bytes.len() > KEY_BYTES_MAX || decode_parts(parts, bytes).is_none() || count >= i32::MAX as u32 {
         return refuse("the dictionary is out of order or holds what is no key");
     }
     dictionary.intern(bytes).map(drop)

@@ -73,7 +73,7 @@ impl BrokerTable {
         let mut table = BrokerTable::new(options)?;
         let mut input = Incoming { frames };
         let pid = table.keys().pid.clone();
-        let partition = input.dictionary(partition, i32::MAX.into())?;
+        let partition = input.dictionary(partition)?;
         let bounds = KeyBounds::new(&pid, &partition);
         table.keys_mut().partition = partition;
         read_ends(&mut input, ends, &bounds, &mut table)?;
