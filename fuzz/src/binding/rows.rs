@@ -157,7 +157,7 @@ impl Stream {
     fn apply(&self, table: &mut StateTable, values: &[Values], beside: u8, bytes: usize) {
         let batches: Vec<RecordBatch> = values.iter().map(|values| self.batch(values, None)).collect();
         let before = table.snapshot();
-        let looked = (beside % 3 == 0).then(|| binding::check(table, batches.clone(), &self.columns));
+        let looked = beside.is_multiple_of(3).then(|| binding::check(table, batches.clone(), &self.columns));
         assert!(looked.is_none() || table.snapshot() == before, "a look ahead shows");
         let limit = BYTES_FREE + BYTES_PER_BYTE * bytes;
         let judged = bounded(limit, || binding::apply(table, batches.clone(), &self.columns));

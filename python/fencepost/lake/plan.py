@@ -48,7 +48,7 @@ JUDGE_RUNS, JUDGE_STATE_BYTES = 1 << 20, 64 << 20
 
 FOOTERS_MAX = 256
 """Files up to which the driver looks at their statistics, to see whether they hold whole keys."""
-FOOTERS_AT_ONCE = 16
+FOOTERS_AT_ONCE = 8
 
 
 def groups_of_files(sizes: Sequence[int], slots: int) -> list[tuple[int, int]]:

@@ -32,7 +32,7 @@ PAUSE_SECONDS = 0.05  # before the second try; it doubles, up to PAUSE_SECONDS_M
 PAUSE_SECONDS_MAX = 2.0
 LISTED_AT_ONCE = 1_000
 PROBE_WRITERS, PROBE_ROUNDS = 8, 4
-"""How many writers put at once when a store is probed, and how often where it is remote."""
+"""How many writers put at once when a remote store is probed, and how often."""
 NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 """What file systems without hard links say."""
 
@@ -121,14 +121,14 @@ def is_local(uri: str | os.PathLike[str]) -> bool:
 def check_exclusion(store: Store) -> None:
     """Refuse a store that lets several writers put the same name. Raises StoreError.
 
-    The writers put at the same time, because some stores refuse the second of two puts in turn, and accept several at
-    once. Such a probe can refute a store, and never prove one.
+    Writers of a remote store put at the same time: some stores refuse the second of two puts in turn, and accept several
+    at once. Such a probe can refute a store, and never prove one.
     """
-    rounds = PROBE_ROUNDS if isinstance(store, RemoteStore) else 1
-    for _ in range(rounds):
+    is_remote = isinstance(store, RemoteStore)
+    for _ in range(PROBE_ROUNDS if is_remote else 1):
         name = f"probe/{uuid4().hex}"
         try:
-            won = _put_at_once(store, name)
+            won = _put_at_once(store, name) if is_remote else _put_in_turn(store, name)
             found = store.read(name)
         except OSError as error:
             if error.errno not in NO_LINKS:
@@ -143,14 +143,19 @@ def check_exclusion(store: Store) -> None:
             store.delete([name])
         if won != [found]:
             raise StoreError(
-                f"{store.uri}: of several puts of one new name exactly one must succeed, and here {len(won)} of "
-                f"{PROBE_WRITERS} did: the store does not keep conditional puts apart, and two jobs would write over "
-                "each other's decisions. Use another store for the state"
+                f"{store.uri}: of several puts of one new name exactly one must succeed, and here {len(won)} did: the "
+                "store does not keep conditional puts apart, and two jobs would write over each other's decisions. Use "
+                "another store for the state"
             )
 
 
-def _put_at_once(store: Store, name: str) -> list[bytes]:
+def _put_in_turn(store: Store, name: str) -> list[bytes]:
     """What was put by those writers that succeeded."""
+    return [data for data in (b"first", b"second") if store.put(name, data)]
+
+
+def _put_at_once(store: Store, name: str) -> list[bytes]:
+    """The same of writers that do not wait for each other."""
     start = threading.Barrier(PROBE_WRITERS)
 
     def put(data: bytes) -> bool:
@@ -159,7 +164,12 @@ def _put_at_once(store: Store, name: str) -> list[bytes]:
 
     everyone = [b"writer %d" % number for number in range(PROBE_WRITERS)]
     with ThreadPoolExecutor(PROBE_WRITERS) as pool:
-        return [data for data, is_mine in zip(everyone, pool.map(put, everyone), strict=True) if is_mine]
+        try:
+            done = [pool.submit(put, data) for data in everyone]
+        except BaseException:
+            start.abort()  # those that have begun would wait for ever for a thread that could not be started
+            raise
+    return [data for data, it in zip(everyone, done, strict=True) if it.result()]
 
 
 class LocalStore:
