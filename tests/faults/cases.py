@@ -83,7 +83,8 @@ def finish(world: World, drive: Drive, *, collect: bool = False, **how: Any) -> 
 
 def _next_only(world: World, left: list[str]) -> bool:
     """Whether something is left over, all of it of the version after the newest."""
-    numbers = {int(it) for name in left for it in re.findall(r"^(?:_prepare|segments|body|log)/(\d+)", name)[:1] or ["0"]}
+    named = (re.findall(r"^(?:_prepare|segments|body|log)/(\d+)", name)[:1] or ["0"] for name in left)
+    numbers = {int(it) for found in named for it in found}
     return numbers == {world.decided() + 1}
 
 

@@ -121,8 +121,8 @@ def is_local(uri: str | os.PathLike[str]) -> bool:
 def check_exclusion(store: Store) -> None:
     """Refuse a store that lets several writers put the same name. Raises StoreError.
 
-    Writers of a remote store put at the same time: some stores refuse the second of two puts in turn, and accept several
-    at once. Such a probe can refute a store, and never prove one.
+    Writers of a remote store put at the same time: some stores refuse the second of two puts in turn, and accept
+    several at once. Such a probe can refute a store, and never prove one.
     """
     is_remote = isinstance(store, RemoteStore)
     for _ in range(PROBE_ROUNDS if is_remote else 1):
