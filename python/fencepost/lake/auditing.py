@@ -37,7 +37,7 @@ from fencepost.lake.scan import FILE, LENGTH, ROW, check_names
 from fencepost.lake.storage import LocalStorage, Storage, open_storage, unchanged
 from fencepost.policy import Columns, Policy, resolve, resolve_columns
 from fencepost.state.delta import is_delta
-from fencepost.state.stores import is_local
+from fencepost.state.stores import absolute, is_local
 
 Progress = Callable[[str, int, int], None]
 ORDER = "file names, then rows"
@@ -85,8 +85,7 @@ def audit(
     policy = policy.replace(columns=columns)
     engine = LocalEngine(threads)
     show = progress or (lambda step, done, total: None)
-    place = os.fspath(source)
-    place = os.path.abspath(place.removeprefix("file://")) if is_local(place) else place.rstrip("/")
+    place = absolute(source)
     storage, files = _list(place, source_options)
     keep = ("timestamp",) if columns.timestamp is not None else ()
     constants = constants_of(files, columns.read(keep), files.types)

@@ -41,7 +41,7 @@ from fencepost.state.delta import check_library, is_delta, is_delta_sink
 from fencepost.state.disk import Disk
 from fencepost.state.retention import KEEP_VERSIONS, KEEP_VERSIONS_MS, Retention
 from fencepost.state.sinks import IN_PLACE, ForJobs, RunFolders, open_sink
-from fencepost.state.stores import is_local, open_store
+from fencepost.state.stores import absolute, is_local, open_store
 from fencepost.state.versions import State
 
 Progress = Callable[[str, int, int], None]
@@ -188,7 +188,7 @@ class DedupJob:
                 raise ValueError(f"{name}={value}: milliseconds from 0 on were expected")
         if max_idle_ms is None and clock_gap_max_ms is not None:
             raise ValueError(f"clock_gap_max_ms={clock_gap_max_ms}: without max_idle_ms there is no clock")
-        self.source = source.name if isinstance(source, KafkaLog) else _place(source)
+        self.source = source.name if isinstance(source, KafkaLog) else absolute(source)
         self.source_options = source_options
         self.policy, self.scope, self.shards = policy, scope, shards
         self.rejected_max, self.rejects, self.on_reset = rejected_max, rejects, on_reset
@@ -248,7 +248,7 @@ class DedupJob:
         Raises as `run` does, SnapshotError where there is a state already, and SourceError where the data are not
         clean: rows that would be refused, or files of `clean` that cannot be read.
         """
-        folder = self.source if clean is None else _place(clean)
+        folder = self.source if clean is None else absolute(clean)
         return Run(self, progress, Given(folder=folder, is_seed=True)).run()
 
     def rebase(self, progress: Progress | None = None) -> RunReport:
@@ -307,12 +307,6 @@ def _check_keep_checksums(value: object, is_compared: bool) -> None:
         raise ValueError(f"keep_checksums={value!r}: 'all', or a number of rows from 0 on, was expected")
     if value not in (None, 0) and not is_compared:
         raise PolicyError(f"keep_checksums={value!r}: checksums are of what is compared: give compare_content, too")
-
-
-def _place(source: str | os.PathLike[str]) -> str:
-    """A source as the state knows it."""
-    text = os.fspath(source)
-    return os.path.abspath(text.removeprefix("file://")) if is_local(text) else text.rstrip("/")
 
 
 def _local_folder(name: str, place: str | os.PathLike[str]) -> str:

@@ -22,7 +22,7 @@ from fencepost.errors import SourceError
 from fencepost.kafka import BATCH_BYTES_MAX
 from fencepost.kafka.source import Log, Options, read_whole
 from fencepost.lake.segments import Isolation, Part, View, look, open_partitions, records_schema
-from fencepost.state.stores import is_local
+from fencepost.state.stores import absolute
 
 Position = dict[str, Any]
 """{"offsets": {topic: {partition: the offset to go on from}}, "ids": {topic: its id}}; partitions as text, as JSON has
@@ -55,8 +55,7 @@ class KafkaLog:
     @property
     def place(self) -> str:
         """The absolute path, or the URI."""
-        text = os.fspath(self.path)
-        return os.path.abspath(text.removeprefix("file://")) if is_local(text) else text.rstrip("/")
+        return absolute(self.path)
 
     @property
     def name(self) -> str:

@@ -118,6 +118,12 @@ def is_local(uri: str | os.PathLike[str]) -> bool:
     return text.startswith("file://") or "://" not in text
 
 
+def absolute(uri: str | os.PathLike[str]) -> str:
+    """The absolute path of a local folder or file, or a URI without a slash at its end."""
+    text = os.fspath(uri)
+    return os.path.abspath(text.removeprefix("file://")) if is_local(text) else text.rstrip("/")
+
+
 def check_exclusion(store: Store) -> None:
     """Refuse a store that lets several writers put the same name. Raises StoreError.
 
@@ -396,13 +402,7 @@ class RemoteStore:
         return self._persist("read", name, attempt)
 
     def size(self, name: str) -> int:
-        def attempt() -> int:
-            try:
-                return int(self._client.head(self._store, name)["size"])
-            except (self._errors.NotFoundError, FileNotFoundError):
-                raise FileNotFoundError(f"{self._uri}/{name}") from None
-
-        return self._persist("look at", name, attempt)
+        return self.head(name)[0]
 
     def list(self, prefix: str) -> list[str]:
         def attempt() -> list[str]:
@@ -471,14 +471,11 @@ class RemoteStore:
         """What an object store shows is durable."""
 
     def exists(self, name: str) -> bool:
-        def attempt() -> bool:
-            try:
-                self._client.head(self._store, name)
-            except (self._errors.NotFoundError, FileNotFoundError):
-                return False
-            return True
-
-        return self._persist("look at", name, attempt)
+        try:
+            self.head(name)
+        except FileNotFoundError:
+            return False
+        return True
 
     def writer(self, name: str) -> Writer:
         return _RemoteWriter(self, name)
