@@ -28,6 +28,7 @@ from fencepost.lake.scan import Exchange, ScanItem, Scanned
 from fencepost.lake.task_plan import read_item
 from fencepost.lake.write import WriteItem, Written
 from fencepost.state.decision import Piece, Shard
+from fencepost.state.scratch import Scratch
 from fencepost.state.segments import CACHE
 
 from bench.lake import ONE_ROW, PARTITIONS, WIDE, Numbers, land
@@ -194,34 +195,34 @@ class Simulated:
         self.rows, self.runs, self.all_rows = rows, runs, files * rows
 
     def run(self, stage: str, work: Any, items: Any, progress: Any = None) -> list[Any]:
-        _, kind, path = work.args
-        return [(0.0, getattr(self, stage)(read_item(path, place, kind))) for place in items]
+        _, kind, scratch, plan = work.args
+        return [(0.0, getattr(self, stage)(scratch, read_item(scratch, plan, place, kind))) for place in items]
 
-    def scan(self, item: ScanItem) -> Scanned:
+    def scan(self, _: Scratch, item: ScanItem) -> Scanned:
         count, shards = len(item.files), item.reading.shards
         found = Scanned(item.first, files=item.files, status=["read"] * count, reason=[""] * count)
         found.rows, found.untracked, found.footer_crc = [self.rows] * count, [0] * count, [7] * count
         of_shard = np.full(shards, count * self.rows // shards)
         runs = np.full(shards, count * self.runs // shards)
         schema = pa.schema([("pid", pa.int64()), ("partition", pa.int32())])
-        runs_file = f"{item.folder}/{item.first}"
-        numbers = np.arange(shards, dtype=np.uint32)
-        found.exchanges = [Exchange(path=runs_file, schema=schema, shards=numbers, runs=runs, rows=of_shard)]
+        numbers, offsets = np.arange(shards, dtype=np.uint32), np.arange(shards + 1) * 1000
+        exchange = {"shards": numbers, "runs": runs, "rows": of_shard, "offsets": offsets}
+        found.exchanges = [Exchange(name=str(item.first), schema=schema, **exchange)]
         return found
 
-    def judge(self, item: JudgeItem) -> Judged:
+    def judge(self, _: Scratch, item: JudgeItem) -> Judged:
         shards = np.unique(item.parts.shard).tolist()
         piece = Piece("segments/1/simulated", 0, 1 << 20, "0" * 64)
         after = [Shard(shard=shard, entries=25_000, positions=1, pieces=(piece,)) for shard in shards]
         rows = self.all_rows * len(shards) // item.reading.shards
         return Judged(shards=after, counts={"ACCEPTED": rows})
 
-    def write(self, item: WriteItem) -> Written:
+    def write(self, scratch: Scratch, item: WriteItem) -> Written:
         count = len(item.files)
-        paths = [f"{item.folder}/{item.first + place}.parquet" for place in range(count)]
-        for path in paths:
-            open(path, "xb").close()
-        return Written(paths=paths, rows=item.rows, bytes=[0] * count, footer_crc=[7] * count)
+        names: list[str | None] = [f"{item.first + place}.parquet" for place in range(count)]
+        for name in names:
+            open(scratch.place(str(name)), "xb").close()
+        return Written(names=names, rows=item.rows, bytes=[0] * count, footer_crc=[7] * count)
 
 
 def driver(files: int, shards: int, rounds: int, data: Path) -> dict[str, Any]:

@@ -68,9 +68,9 @@ def with_few_descriptors(root: Path) -> list[dict[str, Any]]:
     exchanges: list[int] = []
     by_shard = judge._by_shard
 
-    def counted(item: judge.JudgeItem) -> Any:
+    def counted(scratch: Any, item: judge.JudgeItem) -> Any:
         exchanges.append(len(item.parts.names))
-        return by_shard(item)
+        return by_shard(scratch, item)
 
     judge._by_shard = counted
     resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))

@@ -210,13 +210,13 @@ def test_few_requests_and_few_bytes(landing: Landing, monkeypatch: pytest.Monkey
     payload = pa.array([os.urandom(200) for _ in range(20_000)])
     landing.land("a.parquet", rows(0, 20_000).set_column(4, "payload", payload), row_group_size=10_000)
     asked: list[tuple[int, int]] = []
-    real = storages.Ranges.read
+    real = stores.Ranges.read
 
-    def counted(self: storages.Ranges, offset: int, length: int) -> bytes:
+    def counted(self: stores.Ranges, offset: int, length: int) -> bytes:
         asked.append((offset, length))
         return real(self, offset, length)
 
-    monkeypatch.setattr(storages.Ranges, "read", counted)
+    monkeypatch.setattr(stores.Ranges, "read", counted)
     assert audit(landing.uri, source_options=landing.options).rows == 20_000
     size = (landing.folder / "a.parquet").stat().st_size
     assert size > 4_000_000

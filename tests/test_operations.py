@@ -94,12 +94,12 @@ class World:
         text = "".join(f"{row}\n" for row in sorted(kept))
         folder.mkdir(parents=True)
         (folder / "kept").write_text(text)
-        names, sides = {"kept.txt": str(folder / "kept")} if kept else {}, []
+        names, sides = {"kept.txt": "kept"} if kept else {}, []
         if lines:
-            side, path = write_lines(lines, folder, self.sink.disk)
-            names[side["name"]] = str(path)
+            side, name_of_lines = write_lines(lines, self.sink.scratch(version, attempt))
+            names[side["name"]] = name_of_lines
             sides.append(side)
-        prepared = self.sink.collect(folder, names) if names else None
+        prepared = self.sink.collect(version, attempt, names) if names else None
         outputs = Outputs(name=["kept.txt"], ordinal=[0], rows=[len(kept)], bytes=[len(text)], footer_crc=[0])
         decision = self.state.follow(
             version,

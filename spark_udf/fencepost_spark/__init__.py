@@ -10,7 +10,8 @@ Six doors, from the most convenient to the fastest:
 - ``SparkEngine(spark)``: what that job runs its tasks on.
 
 For what is read from Kafka, ``from_headers(df)`` makes columns of the headers that hold an identity, and
-``kafka_options(options)`` warns, with a ``KafkaWarning``, of options that can cost or add rows.
+``kafka_options(options)`` warns, with a ``KafkaWarning``, of options that can cost or add rows. ``read_sink(sink)`` is
+what a job has written, as a DataFrame.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -21,7 +22,7 @@ from fencepost_spark.frames import deduplicate
 from fencepost_spark.verdicts import verdict_udf
 
 if TYPE_CHECKING:
-    from fencepost_spark.jobs import DedupJob
+    from fencepost_spark.jobs import DedupJob, read_sink
     from fencepost_spark.kafka import KafkaWarning, from_headers, kafka_options
     from fencepost_spark.sql import register
     from fencepost_spark.streams import foreach_batch
@@ -35,6 +36,7 @@ __all__ = [
     "foreach_batch",
     "from_headers",
     "kafka_options",
+    "read_sink",
     "register",
     "verdict_udf",
 ]
@@ -42,10 +44,10 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     # These and what they need are for the driver: a worker that judges rows does not import them.
-    if name == "DedupJob":
-        from fencepost_spark.jobs import DedupJob
+    if name in ("DedupJob", "read_sink"):
+        from fencepost_spark import jobs
 
-        return DedupJob
+        return getattr(jobs, name)
     if name in ("KafkaWarning", "from_headers", "kafka_options"):
         from fencepost_spark import kafka
 

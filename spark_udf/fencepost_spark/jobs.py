@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from fencepost import lake
-from fencepost.state.sinks import RunFolders
-from pyspark.sql import SparkSession
+from fencepost import SinkError, lake
+from fencepost.state.commit import Sink
+from fencepost.state.stores import absolute, is_local
+from pyspark.sql import DataFrame, SparkSession
 
 from fencepost_spark.engine import SparkEngine
 
@@ -17,30 +18,51 @@ Path = str | os.PathLike[str]
 class DedupJob(lake.DedupJob):
     """``fencepost.lake.DedupJob`` with its tasks on Spark: the same arguments, report, verdicts, state and output.
 
-    Every worker must see the three folders under the same paths. What the arguments mean is told at
-    ``fencepost.lake.DedupJob``.
+    Every worker must reach the three places under the same paths or URIs; where all are in object stores, workers need
+    share no disk. What the arguments mean is told at ``fencepost.lake.DedupJob``.
     """
 
     def __init__(
         self,
         source: Path | lake.KafkaLog,
         state: Path,
-        sink: Path | RunFolders,
+        sink: Path | Sink,
         *,
         spark: SparkSession | None = None,
         **same: Any,
     ) -> None:
-        """``source``, ``state``, ``sink``: folders; ``source`` and ``state`` may be URIs of object stores, ``source``
-        may be a ``fencepost.lake.KafkaLog``.
+        """``source``, ``state``, ``sink``: folders, or URIs of object stores; ``source`` may be a
+        ``fencepost.lake.KafkaLog``.
 
         ``spark``: the session that runs the tasks, the active one unless given. It takes the place of ``engine``.
 
         ``same``: passed on to ``fencepost.lake.DedupJob``, whose defaults hold: ``policy``, ``columns``, ``scope``,
         ``order_by``, ``rejected_max``, ``rejects``, ``max_idle_ms``, ``settle_ms``, ``clock_gap_max_ms``, ``on_reset``,
         ``reset_rows_min``, ``compare_content``, ``on_conflict``, ``keep_checksums``, ``plan``, ``shards``, ``layout``,
-        ``source_immutable``, ``sync``, ``state_options``, ``source_options``,
+        ``source_immutable``, ``sync``, ``state_options``, ``source_options``, ``sink_options``,
         ``keep_versions`` and ``keep_versions_ms``.
 
         Raises what ``fencepost.lake.DedupJob`` raises, and RuntimeError where there is no session.
         """
         super().__init__(source, state, sink, engine=SparkEngine(spark), **same)
+
+
+def read_sink(sink: Path, options: dict[str, Any] | None = None, *, spark: SparkSession | None = None) -> DataFrame:
+    """The kept rows of all versions of a sink that are there as a whole; ``run`` is the number of the version.
+
+    ``sink``, ``options``: a folder or the URI of an object store, and its options, as of ``DedupJob``. Spark reads the
+    files by itself, those of S3 as ``s3a://``, so its own settings must reach them too. Raises SinkError where there is
+    no sink of files, or no row was kept yet.
+    """
+    files = lake.shown_files(sink, options)
+    if not files:
+        raise SinkError(f"{os.fspath(sink)}: no rows were kept yet, so nobody knows their columns")
+    session = spark or SparkSession.active()
+    root = _for_spark(absolute(sink))
+    return session.read.option("basePath", root).parquet(*map(_for_spark, files))
+
+
+def _for_spark(place: str) -> str:
+    if is_local(place):
+        return f"file://{place}"
+    return f"s3a://{place.removeprefix('s3://')}" if place.startswith("s3://") else place

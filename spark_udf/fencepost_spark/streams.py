@@ -23,9 +23,11 @@ from fencepost.errors import PolicyError, SourceError
 from fencepost.lake import DedupJob, Engine, LocalEngine, RunReport
 from fencepost.lake.run import Run
 from fencepost.lake.sources import Given
+from fencepost.state.commit import Sink
 from fencepost.state.decision import Decision
 from fencepost.state.disk import Disk
 from fencepost.state.sinks import ForJobs, RunFolders
+from fencepost.state.stores import is_local
 from py4j.protocol import Py4JError
 from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql.utils import is_remote
@@ -54,7 +56,7 @@ PATTERN = "*?[]{}\\"
 
 def foreach_batch(
     state: Place,
-    sink: Place | RunFolders | ForJobs | OwnSink,
+    sink: Place | Sink | ForJobs | OwnSink,
     *,
     folder: Place | None = None,
     adopt_checkpoint: bool = False,
@@ -65,7 +67,8 @@ def foreach_batch(
 
     ``state``, ``sink``: as of ``fencepost.lake.DedupJob``, which takes ``options`` too (``policy``, ``columns``,
     ``scope``, ``order_by``, ``layout`` and so on) and checks them here. A batch lies in ``<sink>.batches`` while it is
-    judged; workers must see that folder. ``engine``: ``SparkEngine`` unless given, or threads of the driver where
+    judged; workers must see that folder. For a sink in an object store give ``folder``, batches then lie in
+    ``<folder>.batches``. ``engine``: ``SparkEngine`` unless given, or threads of the driver where
     Spark's master is local.
 
     Batch *b* of a query is decided once, with the query's id, which its checkpoint holds, where the batch ends in each
@@ -108,12 +111,19 @@ def foreach_batch(
         if strange := set(PATTERN).intersection(os.path.abspath(os.fspath(folder))):
             raise ValueError(f"folder={os.fspath(folder)!r}: Spark takes {' '.join(sorted(strange))} for a pattern")
         return BatchWriter(state, place, sink, adopt_checkpoint, topics, options)
-    if folder is not None:
-        raise ValueError(f"folder={os.fspath(folder)!r}: only a function as sink needs one")
-    if isinstance(sink, ForJobs):
-        sink = sink.for_job(state)
-    place = sink.path if isinstance(sink, RunFolders) else sink
-    return BatchWriter(state, place, sink if isinstance(sink, RunFolders) else None, adopt_checkpoint, topics, options)
+    shows = sink.for_job(state) if isinstance(sink, ForJobs) else sink
+    beside = _folder_of(shows)
+    if beside is not None and folder is not None:
+        raise ValueError(f"folder={os.fspath(folder)!r}: this sink has a folder, only one without needs another")
+    if beside is None and folder is None:
+        raise ValueError("folder=None: a sink in an object store needs a folder, which workers see, for its batches")
+    return BatchWriter(state, beside or folder or "", shows, adopt_checkpoint, topics, options)
+
+
+def _folder_of(sink: Place | Sink) -> Place | None:
+    if isinstance(sink, RunFolders):
+        return sink.path
+    return sink if isinstance(sink, str | os.PathLike) and is_local(sink) else None
 
 
 class BatchWriter:
@@ -123,7 +133,7 @@ class BatchWriter:
         self,
         state: Place,
         place: Place,
-        shows: RunFolders | OwnSink | None,
+        shows: Place | Sink | OwnSink,
         adopts: bool,
         describe: Describe | None,
         options: dict[str, Any],
@@ -132,11 +142,7 @@ class BatchWriter:
         path = Path(os.path.abspath(os.fspath(place).removeprefix("file://")))
         self._batches = path.with_name(f"{path.name}.batches")
         self._chooses_engine = "engine" not in options
-        sink: Place | RunFolders = path
-        if isinstance(shows, RunFolders):
-            sink = shows
-        elif shows is not None:
-            sink = CalledSink(path, Disk(options.get("sync", True)), shows)
+        sink = CalledSink(path, Disk(options.get("sync", True)), shows) if callable(shows) else shows
         self._job = DedupJob(self._batches, state, sink, source_immutable=True, **options)
         self.report: RunReport | None = None
         """The RunReport of the last batch that was judged."""

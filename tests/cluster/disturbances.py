@@ -40,6 +40,24 @@ class DisturbedEngine:
         return self.engine.run(stage, disturbed, items, progress)
 
 
+class EngineAtHome:
+    """SparkEngine whose tasks see no folder of anybody else's."""
+
+    name = "spark"
+    in_process = False
+
+    def __init__(self, spark: SparkSession, home: Path, marks: Path) -> None:
+        from fencepost_spark import SparkEngine
+
+        self.engine, self.home, self.marks = SparkEngine(spark), home, marks
+        self.slots = self.engine.slots
+        self.stages: list[str] = []
+
+    def run(self, stage: str, work: Callable[[Any], Any], items: Sequence[Any], progress: Any = None) -> list[Any]:
+        self.stages.append(stage)
+        return self.engine.run(stage, AtHome(work, self.home, self.marks), items, progress)
+
+
 class Disturbed:
     """Done, and not told for a while: what it wrote lies there beside what another attempt writes."""
 
@@ -93,6 +111,28 @@ class Deadly:
         elif not any(self.marks.iterdir()):  # one core: no other task of the host looks at the same time
             leave_mark(self.marks)
             kill(self.victim)
+
+
+class AtHome:
+    """Each worker has files of its own only: what a task writes on its disk is gone when it is done."""
+
+    def __init__(self, work: Callable[[Any], Any], home: Path, marks: Path) -> None:
+        self.work, self.home, self.marks = work, home, marks
+
+    def __call__(self, item: Any) -> Any:
+        import tempfile
+
+        own = self.home / host()
+        own.mkdir(parents=True, exist_ok=True)
+        tempfile.tempdir = str(own)
+        try:
+            done = self.work(item)
+        finally:
+            tempfile.tempdir = None
+        assert not any(own.iterdir()), "a task leaves something behind"
+        own.rmdir()
+        (self.marks / host()).touch()
+        return done
 
 
 class PassOn:

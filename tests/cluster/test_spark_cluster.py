@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import random
 import re
 from pathlib import Path
 from typing import Any, cast
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from conftest import PYTHON, ROOT, SHIPPED
 from disturbances import (
@@ -15,6 +18,7 @@ from disturbances import (
     Deadly,
     Disturbance,
     DisturbedEngine,
+    EngineAtHome,
     PassOn,
     Slow,
     Together,
@@ -27,11 +31,14 @@ from faults.mutants import MUTANTS
 from faults.spark import small_tasks
 from faults.world import demand, job, visible
 from fencepost import SinkChangedError
-from fencepost.lake import DedupJob
+from fencepost.lake import DedupJob, dataset
 from fencepost.state.sinks import RunFolders
+from fencepost.state.stores import open_store
 from fencepost_spark import SparkEngine, deduplicate, register
 from pyspark.sql import DataFrame, SparkSession
+from s3_server import BUCKET, serve_s3
 from standalone import HOSTS, Cluster, read_json, wait_until
+from test_secrets import options_of
 
 DDL = "pid long, epoch short, partition int, seq int, copy int"
 KEPT = [(pid, pid % 2, partition, seq, 0) for pid in range(5) for partition in range(3) for seq in range(100)]
@@ -125,6 +132,31 @@ def test_a_run_outlives_what_it_runs_on(
     wait_until(attempts.failed, "no task was lost")
 
 
+def test_workers_that_share_no_folder(spark: SparkSession, tmp_path: Path, marks: Path) -> None:
+    """Source, state and sink are in an object store; so is what tasks hand on."""
+    with serve_s3() as endpoint:
+        root, options = f"s3://{BUCKET}/{os.urandom(8).hex()}", options_of(endpoint)
+        source = open_store(f"{root}/source", options=options)
+        for number in range(6):
+            path = tmp_path / "source" / f"{number}.parquet"
+            path.parent.mkdir(exist_ok=True)
+            numbers = range(900 * number, 900 * number + 1000)
+            columns = {name: [0] * 1000 for name in ("pid", "epoch", "partition")} | {"seq": [*numbers]}
+            pq.write_table(pa.table(columns), path, row_group_size=300)
+            source.put(path.name, path.read_bytes())
+        engine = EngineAtHome(spark, tmp_path / "homes", marks)
+        given = dict.fromkeys(("source_options", "state_options", "sink_options"), options)
+        places = [f"{root}/{name}" for name in ("source", "state", "sink")]
+        with small_tasks():
+            far = DedupJob(*places, engine=engine, shards=4, plan="interval", **given).run()  # type: ignore[arg-type]
+        near = DedupJob(*[tmp_path / name for name in ("source", "state", "sink")], shards=4).run()
+        assert far.counts == near.counts == {"ACCEPTED": 5500, "DUPLICATE": 500}
+        rows = dataset(f"{root}/sink", options).to_table()
+        assert sorted(rows["seq"].to_pylist()) == [*range(5500)]
+    assert engine.stages == ["scan", "judge", "write"]
+    assert {mark.name for mark in marks.iterdir()} == set(HOSTS)
+
+
 def test_a_frame_with_attempts_beside_each_other(spark: SparkSession, marks: Path) -> None:
     attempts = Attempts(spark)
     assert collected(deduplicate(pass_on(frame(spark), Slow(marks)))) == KEPT
@@ -153,7 +185,7 @@ def test_the_page_says_what_is_done_here() -> None:
     page = (ROOT / "docs" / "cluster.md").read_text()
     (installed,) = re.findall(r"pip install (.*)", page)
     needed = [line for line in (ROOT / "requirements" / "workers.in").read_text().splitlines() if line.isalnum()]
-    assert len(needed) == 2
+    assert len(needed) == 3
     assert set(installed.split()) == {*needed, "fencepost-*.whl", "fencepost_spark-*.whl", "venv-pack"}
     for setting in (SHIPPED, PYTHON):
         assert setting in page

@@ -104,9 +104,9 @@ def collects_all(job: DedupJob) -> None:
     """Every file that tasks wrote is shown, whichever attempt it came from."""
     real = RunFolders.collect
 
-    def collect(sink: RunFolders, folder: Path, winners: dict[str, str]) -> str:
-        prepared = real(sink, folder, winners)
-        for path in folder.glob("part-*.parquet"):
+    def collect(sink: RunFolders, version: int, attempt: str, winners: dict[str, str]) -> str:
+        prepared = real(sink, version, attempt, winners)
+        for path in sink.prepare_folder(version, attempt).glob("part-*.parquet"):
             os.rename(path, sink.path / prepared / path.name)
         return prepared
 

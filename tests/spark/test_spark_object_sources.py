@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fencepost import lake
 from fencepost.state.stores import open_store
-from fencepost_spark import DedupJob
+from fencepost_spark import DedupJob, read_sink
 from pyspark.sql import SparkSession
 from s3_server import BUCKET, serve_s3
 from test_secrets import options_of
@@ -24,9 +24,18 @@ def test_rows_are_those_of_a_folder(spark: SparkSession, tmp_path: Path) -> None
         report = DedupJob(
             uri, tmp_path / "state", tmp_path / "far", policy=policy, source_options=options_of(endpoint), **options
         ).run()
+        sink = f"s3://{BUCKET}/{os.urandom(8).hex()}"
+        given = {"source_options": options_of(endpoint), "sink_options": options_of(endpoint)}
+        DedupJob(uri, tmp_path / "third", sink, policy=policy, **given, **options).run()
+        far = lake.dataset(sink, options_of(endpoint)).to_table()
     near = lake.DedupJob(
         LANDING_ZONE / "landing", tmp_path / "other", tmp_path / "near", policy=policy, **options
     ).run()
     assert report.counts == near.counts
     assert report.plan == near.plan
     assert sink_rows(tmp_path / "far") == sink_rows(tmp_path / "near")
+    rows = read_sink(tmp_path / "near")
+    assert sorted(map(str, far.to_pylist())) == sorted(map(str, lake.dataset(tmp_path / "near").to_table().to_pylist()))
+    assert rows.columns == far.column_names
+    assert rows.count() == len(far) == near.kept
+    assert [it.run for it in rows.select("run").distinct().collect()] == [1]

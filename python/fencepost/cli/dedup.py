@@ -27,7 +27,8 @@ def dedup_command(
         str,
         typer.Argument(
             metavar="SINK",
-            help="Where the kept rows go: its own folder, or SOURCE again to deduplicate a Delta table in place.",
+            help="Where the kept rows go: its own folder or object-store prefix, or SOURCE again to deduplicate a "
+            "Delta table in place.",
         ),
     ],
     policy: identity.PolicyName = None,
@@ -120,6 +121,7 @@ def dedup_command(
         typer.Option(metavar="NAME=VALUE", help="Of the object store that the state lies in; may be repeated."),
     ] = None,
     source_option: identity.SourceOption = None,
+    sink_option: identity.SinkOption = None,
     keep_versions: Annotated[
         str | None,
         typer.Option(
@@ -172,6 +174,7 @@ def dedup_command(
             "sync": False if no_sync else None,
             "state_options": identity.pairs("--state-option", state_option),
             "source_options": identity.pairs("--source-option", source_option),
+            "sink_options": identity.pairs("--sink-option", sink_option),
             **_retention(keep_versions, keep_versions_for),
         },
     )

@@ -39,6 +39,10 @@ SourceOption = Annotated[
         "comes from the environment, which is the place for credentials.",
     ),
 ]
+SinkOption = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAME=VALUE", help="Likewise of the object store that SINK is in; may be repeated."),
+]
 Fields = Annotated[
     list[str] | None,
     typer.Option(

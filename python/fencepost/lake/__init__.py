@@ -2,7 +2,10 @@
 
 Needs `fencepost[lake]` (pyarrow, numpy). The steps of a run are in `run`; what tasks do is in `scan`, `judge`,
 `write` and `aligned`; how a run commits is in `fencepost.state`. `audit` looks at files and writes nothing.
+`dataset` and `shown_files` are for those who read what a job has written.
 """
+
+from typing import TYPE_CHECKING, Any
 
 from fencepost.lake.auditing import audit
 from fencepost.lake.engine import Engine, LocalEngine
@@ -10,4 +13,16 @@ from fencepost.lake.job import DedupJob
 from fencepost.lake.kafka_log import KafkaLog
 from fencepost.lake.report import RunReport
 
-__all__ = ["DedupJob", "Engine", "KafkaLog", "LocalEngine", "RunReport", "audit"]
+if TYPE_CHECKING:
+    from fencepost.lake.reading import dataset, shown_files
+
+__all__ = ["DedupJob", "Engine", "KafkaLog", "LocalEngine", "RunReport", "audit", "dataset", "shown_files"]
+
+
+def __getattr__(name: str) -> Any:
+    # These need pyarrow.dataset, which a run does not.
+    if name in ("dataset", "shown_files"):
+        from fencepost.lake import reading
+
+        return getattr(reading, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

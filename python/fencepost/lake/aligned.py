@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import numpy as np
 import numpy.typing as npt
@@ -20,20 +18,28 @@ import pyarrow as pa  # type: ignore[import-untyped]
 
 import fencepost
 from fencepost import StateTable, Verdict
-from fencepost.lake.judge import LOSERS, SHOWN_MAX, row_losers, sorted_losers
-from fencepost.lake.scan import FILE, LENGTH, ROW, Exchange, ScanItem, Scanned, open_exchange, scan, write_exchange
-from fencepost.lake.storage import Storage
-from fencepost.lake.write import Rejects, WriteItem, Written, write
+from fencepost.lake.judge import SHOWN_MAX, row_losers, sorted_losers
+from fencepost.lake.scan import (
+    FILE,
+    LENGTH,
+    ROW,
+    Exchange,
+    ScanItem,
+    Scanned,
+    read_batch,
+    scan,
+    write_exchange,
+    write_table,
+)
+from fencepost.lake.write import Places, Rejects, WriteItem, Written, write
 from fencepost.policy import Policy
-from fencepost.state.disk import Disk
+from fencepost.state.scratch import Scratch
 
 
 @dataclass(frozen=True, kw_only=True)
 class AlignItem:
     scan: ScanItem
     rejects: Rejects
-    outputs: str
-    disk: Disk
     may_link: bool
     tells_schemas: bool
 
@@ -60,17 +66,18 @@ def can_align(policy: Policy, timestamp: bool, order_by: tuple[str, ...]) -> str
     return "rows are put in an order first" if order_by else ""
 
 
-def align(storage: Storage, item: AlignItem) -> Aligned:
+def align(places: Places, item: AlignItem) -> Aligned:
     """See above. Memory: what the files' keys take as a table. Raises BatchError, ChangedError, SourceError."""
-    reading = item.scan.reading
-    scanned = scan(storage, dataclasses.replace(item.scan, reading=dataclasses.replace(reading, shards=1)))
+    reading, scratch = item.scan.reading, places.scratch
+    in_one = dataclasses.replace(item.scan, reading=dataclasses.replace(reading, shards=1))
+    scanned = scan(places.storage, scratch, in_one)
     aligned = Aligned(scanned=scanned)
     table = StateTable(reading.policy)
     losers = []
     border = 0
     for exchange in scanned.exchanges:
-        file = open_exchange(exchange.path)
-        runs = pa.Table.from_batches([file.get_batch(0)])
+        (data,) = scratch.read_ranges([(exchange.name, *exchange.offsets[:2].tolist())])
+        runs = pa.Table.from_batches([read_batch(data, exchange.schema)])
         verdicts = table.apply_runs(runs, LENGTH, reading.policy.columns)
         losers.append(row_losers(runs, np.asarray(pa.array(verdicts.verdict))))
         for verdict, count in verdicts.counts.items():
@@ -81,30 +88,23 @@ def align(storage: Storage, item: AlignItem) -> Aligned:
         aligned.stale.append(pa.table(verdicts.stale).slice(0, SHOWN_MAX))
     claims, aligned.problem = _claims(table, item.scan, border)
     if not aligned.problem:
-        scanned.exchanges = [_deal(claims, item.scan)] if len(claims) else []
-        aligned.written = _write(storage, item, scanned, [it for it in losers if len(it)])
+        scanned.exchanges = [_deal(claims, item.scan, scratch)] if len(claims) else []
+        aligned.written = _write(places, item, scanned, [it for it in losers if len(it)])
     return aligned
 
 
-def _write(storage: Storage, item: AlignItem, scanned: Scanned, losers: list[pa.Table]) -> Written:
-    paths = []
-    if losers:
-        paths = [str(Path(item.scan.folder) / f"{uuid4().hex}.losers")]
-        with pa.ipc.new_file(paths[0], LOSERS) as file:
-            file.write_table(sorted_losers(losers))
+def _write(places: Places, item: AlignItem, scanned: Scanned, losers: list[pa.Table]) -> Written:
     return write(
-        storage,
+        places,
         WriteItem(
             files=scanned.files,
             first=scanned.first,
             rows=scanned.rows,
             footer_crc=scanned.footer_crc,
             is_read=scanned.is_read,
-            losers=paths,
+            losers=[write_table(places.scratch, "losers", sorted_losers(losers))] if losers else [],
             rejects=item.rejects,
             drops_conflicts=False,
-            folder=item.outputs,
-            disk=item.disk,
             may_link=item.may_link,
             tells_schemas=item.tells_schemas,
         ),
@@ -164,7 +164,7 @@ def _intervals(entries: pa.Table, first: Positions, last: Positions) -> tuple[Po
     return places[order][is_held], lows[is_held], highs[is_held]
 
 
-def _deal(claims: pa.Table, item: ScanItem) -> Exchange:
+def _deal(claims: pa.Table, item: ScanItem, scratch: Scratch) -> Exchange:
     """The claims by shard, as an exchange file."""
     reading = item.reading
     shards = pa.array(fencepost.shards(claims, reading.shards, columns=reading.policy.columns)).to_numpy()
@@ -176,4 +176,4 @@ def _deal(claims: pa.Table, item: ScanItem) -> Exchange:
         int(shard): sorted_claims.slice(first, end - first).to_batches()[0]
         for shard, first, end in zip(numbers, firsts, ends, strict=True)
     }
-    return write_exchange(item.folder, batches)
+    return write_exchange(scratch, batches)

@@ -7,16 +7,16 @@ from collections.abc import Callable, Mapping, Sequence
 import pyarrow as pa  # type: ignore[import-untyped]
 
 from fencepost.errors import BatchError
-from fencepost.lake.scan import FILE, Exchange, open_exchange
+from fencepost.lake.scan import Exchange
 from fencepost.policy import Columns
 
-Paths = Callable[[int], str]
-"""Ordinal of a file to its full path."""
+Paths = Callable[[Exchange], list[str]]
+"""The files whose runs are in an exchange, by full path. Asked for messages only."""
 
 
 def check_types(
     exchanges: Sequence[Exchange],
-    path_of: Paths,
+    paths_of: Paths,
     columns: Columns,
     known: Mapping[str, str],
     order_by: Sequence[str],
@@ -38,13 +38,13 @@ def check_types(
         if misfit is not None:
             kind = expected[misfit.name]
             if misfit.name in first:
-                reason = f"in {_paths(first[misfit.name], path_of)[0]} it is {kind}"
+                reason = f"in {paths_of(first[misfit.name])[0]} it is {kind}"
             else:
                 reason = (
                     f"this state's keys have {kind} there since its first rows, another type needs a state of its own"
                 )
             problem = f"column '{misfit.name}': {type_name(misfit.type)}; {reason}"
-            paths = _paths(exchange, path_of)
+            paths = paths_of(exchange)
             if not (known and sets_aside):
                 raise BatchError(f"{paths[0]}: {problem}", column=misfit.name)
             misfits |= {path: f"{path}: {problem}" for path in paths}
@@ -52,18 +52,11 @@ def check_types(
         for field in exchange.schema:
             if field.name in order_by and not _has_order(field.type):
                 text = f"column '{field.name}': {field.type} has no order for order_by"
-                raise BatchError(f"{_paths(exchange, path_of)[0]}: {text}", column=field.name)
+                raise BatchError(f"{paths_of(exchange)[0]}: {text}", column=field.name)
             if field.name not in expected:
                 expected[field.name], first[field.name] = type_name(field.type), exchange
     keys = (*columns.parts("pid"), *columns.parts("partition"))
     return {**known, **{name: expected[name] for name in keys if name in expected}}, misfits
-
-
-def _paths(exchange: Exchange, path_of: Paths) -> list[str]:
-    """The files whose runs are in it. Reads the exchange: for messages only."""
-    file = open_exchange(exchange.path)
-    columns = (file.get_batch(place).column(FILE) for place in range(file.num_record_batches))
-    return [path_of(it) for it in sorted({ordinal for column in columns for ordinal in column.unique().to_pylist()})]
 
 
 _NAMES = ("integer", "string", "binary")

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
-from uuid import uuid4
 
 import numpy as np
 import numpy.typing as npt
@@ -22,9 +20,10 @@ from fencepost.content import checksums
 from fencepost.lake.files import Files
 from fencepost.lake.kept_content import Keeping, Kept, Ranges, Sums, compare_and_keep, read_rows
 from fencepost.lake.repeats import Stretches, find_repeats
-from fencepost.lake.scan import FILE, ROW
+from fencepost.lake.scan import FILE, ROW, read_table, write_table
 from fencepost.lake.storage import Storage, unchanged
 from fencepost.policy import Columns, Policy
+from fencepost.state.scratch import Scratch
 from fencepost.state.stores import Store
 
 OnConflict = Literal["stop", "quarantine", "drop"]
@@ -61,15 +60,6 @@ def find_pairs(
     return pa.concat_tables(found) if found else PAIRS.empty_table()
 
 
-def write_pairs(tables: list[pa.Table], folder: str) -> str:
-    """An Arrow IPC file of pairs, for a task to read."""
-    path = Path(folder) / f"{uuid4().hex}.pairs"
-    with pa.ipc.new_file(path, PAIRS) as file:
-        for table in tables:
-            file.write_table(table)
-    return str(path)
-
-
 @dataclass(frozen=True, kw_only=True)
 class CompareItem:
     files: Files
@@ -79,8 +69,6 @@ class CompareItem:
     columns: Columns
     wanted: tuple[str, ...]
     """The columns to compare; (): all that are not of the identity."""
-    folder: str
-    """Where the losers go."""
     keeping: Keeping | None
     """Where checksums are kept from run to run."""
 
@@ -99,7 +87,7 @@ class Compared:
     """Where checksums are kept from run to run."""
 
 
-def compare(store: Store, storage: Storage, item: CompareItem) -> Compared:
+def compare(store: Store, storage: Storage, scratch: Scratch, item: CompareItem) -> Compared:
     """Compare the rows of the pairs, and repeats of earlier runs' rows where these have kept checksums.
 
     Memory: a row group's content columns, 40 bytes a pair, and that of `kept_content.compare_and_keep`. Raises
@@ -108,20 +96,18 @@ def compare(store: Store, storage: Storage, item: CompareItem) -> Compared:
     """
     pairs = PAIRS.empty_table()
     if item.pairs is not None:
-        pairs = pa.ipc.open_file(pa.memory_map(item.pairs)).read_all()
-    sums = None if item.keeping is None else Sums(item.keeping.summed)
+        pairs = read_table(scratch, item.pairs)
+    sums = None if item.keeping is None else Sums(scratch, item.keeping.summed)
     content = Content(storage, item.files, item.columns, item.wanted, sums)
     conflicts, kept, compared = content.conflicts(pairs), None, len(pairs)
     if item.keeping is not None and sums is not None:
-        kept, others = compare_and_keep(store, item.keeping, sums)
+        kept, others = compare_and_keep(store, scratch, item.keeping, sums)
         conflicts = pa.concat_tables([conflicts, others], promote_options="default")
         compared += kept.compared
     losers = item.losers
     if len(conflicts):
-        losers = str(Path(item.folder) / f"{uuid4().hex}.losers")
-        table = pa.ipc.open_file(pa.memory_map(item.losers)).read_all()
-        with pa.ipc.new_file(losers, table.schema) as file:
-            file.write_table(mark(table, conflicts))
+        assert item.losers is not None, "conflicts are among the rows that are not kept"
+        losers = write_table(scratch, "losers", mark(read_table(scratch, item.losers), conflicts))
     samples = content.samples(conflicts)
     return Compared(losers=losers, pairs=compared, conflicts=len(conflicts), samples=samples, kept=kept)
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa  # type: ignore[import-untyped]
 
 from fencepost.lake.checks import check_kept
 from fencepost.lake.files import Files
@@ -47,7 +47,7 @@ def make_decision(
         sink_version = {**(sink_version or {}), **staged}
     with run.step("collect"):
         names = winners | side_winners
-        prepared = job.sink.collect(run.folder, names) if names else None
+        prepared = job.sink.collect(run.version, run.attempt, names) if names else None
         inputs = _inputs(found)
         listed = [file_table(Inputs())]
         if run.source.has_ledger:
@@ -114,24 +114,24 @@ def _staged(run: Run, outputs: Outputs, winners: dict[str, str]) -> dict[str, An
 def _side_files(
     run: Run, found: Found, judged: list[Judged], written: list[Written], ordinals: npt.NDArray[np.int64]
 ) -> tuple[SideFiles, dict[str, str]]:
-    """The files of refused rows and of changes in what is missing, and where they lie now."""
+    """The files of refused rows and of changes in what is missing, and their names until now."""
     import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
     rows: list[dict[str, Any]] = []
     places: dict[str, str] = {}
     for group in written:
-        for ordinal, verdict, path, count, size, crc in group.rejects:
+        for ordinal, verdict, written_name, count, size, crc in group.rejects:
             hive = hive_folders(found.files.paths[ordinal])
             name = f"_rejects/verdict={verdict}/{hive}part-{ordinals[ordinal]:05}.parquet"
-            places[name] = path
+            places[name] = written_name
             rows.append({"table": "rejects", "name": name, "rows": count, "bytes": size, "footer_crc": crc})
-    lines = [pq.read_table(it.changelog) for it in judged if it.changelog is not None]
+    lines = [pq.read_table(pa.BufferReader(run.scratch.read(it.changelog))) for it in judged if it.changelog]
     if run.is_rebase:
         now = [it.drop_columns(["version", "change"]) for it in lines]  # all that is missing: nothing was known
         lines = corrections(run.job.sink.changelog(), now, run.version)
     if lines:
-        row, missing = write_lines(lines, run.folder, run.job.disk)
-        places[row["name"]] = str(missing)
+        row, missing = write_lines(lines, run.outputs)
+        places[row["name"]] = missing
         rows.append(row)
     return SideFiles.of(rows), places
 
@@ -169,9 +169,9 @@ def _inputs(found: Found) -> Inputs:
 
 
 def _outputs(found: Found, written: list[Written], ordinals: npt.NDArray[np.int64]) -> tuple[Outputs, dict[str, str]]:
-    """The files with kept rows, and where they lie now."""
-    paths = [path for group in written for path in group.paths]
-    places = [place for place, path in enumerate(paths) if path is not None]
+    """The files with kept rows, and their names until now."""
+    names = [name for group in written for name in group.names]
+    places = [place for place, name in enumerate(names) if name is not None]
     columns: dict[str, list[Any]] = {"name": [], "ordinal": ordinals[places].tolist() if places else []}
     for column in ("rows", "bytes", "footer_crc"):
         values = [it for group in written for it in getattr(group, column)]
@@ -182,11 +182,11 @@ def _outputs(found: Found, written: list[Written], ordinals: npt.NDArray[np.int6
         f"{hive[folders[place]]}part-{ordinal:05}.parquet"
         for place, ordinal in zip(places, columns["ordinal"], strict=True)
     ]
-    winners = {name: str(paths[place]) for name, place in zip(columns["name"], places, strict=True)}
+    winners = {name: str(names[place]) for name, place in zip(columns["name"], places, strict=True)}
     for group in written:
-        for first, path, size in group.vectors:
-            facts = {"name": os.path.basename(path), "ordinal": int(ordinals[first]), "rows": 0, "bytes": size}
+        for first, name, size in group.vectors:
+            facts = {"name": name, "ordinal": int(ordinals[first]), "rows": 0, "bytes": size}
             for column, value in (facts | {"footer_crc": 0}).items():
                 columns[column].append(value)
-            winners[facts["name"]] = path
+            winners[name] = name
     return Outputs(**columns), winners

@@ -8,12 +8,12 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from functools import partial
-from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import pyarrow as pa  # type: ignore[import-untyped]
 
 from fencepost.lake.task_plan import Place, read_item, write_plan
+from fencepost.state.scratch import Scratch
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -21,7 +21,7 @@ Progress = Callable[[int, int], None]
 
 
 class Engine(Protocol):
-    """Runs the tasks of a stage anywhere that sees the same folders.
+    """Runs the tasks of a stage anywhere that reaches the same folders and stores.
 
     `work` is a function of a module, or a `partial` of one whose arguments may hold credentials: the engine carries it
     to its tasks by a channel that nobody else reads or writes. Items and results are small and can be pickled. Results
@@ -113,22 +113,24 @@ def run_stage(
     stage: str,
     work: Callable[[T], R],
     items: Sequence[T],
-    folder: str | os.PathLike[str],
+    scratch: Scratch,
     progress: Progress | None = None,
 ) -> list[tuple[float, R]]:
     """(seconds, result) of each item of a stage whose items may be many and large: dataclasses of data.
 
-    Tasks of other processes read theirs from a plan in `folder` (`task_plan.py`), so an engine carries places in a
+    Tasks of other processes read theirs from a plan in `scratch` (`task_plan.py`), so an engine carries places in a
     file, not lists of files, and no task is sent what others have to do.
     """
     if engine.in_process or not items:
         return engine.run(stage, partial(_timed, work), items, progress)
-    path, places = write_plan(Path(folder), stage, items)
-    return engine.run(stage, partial(_work_by_plan, work, type(items[0]), str(path)), places, progress)
+    name, places = write_plan(scratch, stage, items)
+    return engine.run(stage, partial(_work_by_plan, work, type(items[0]), scratch, name), places, progress)
 
 
-def _work_by_plan(work: Callable[[Any], R], kind: type[Any], path: str, place: Place) -> tuple[float, R]:
-    return _timed(work, read_item(path, place, kind))
+def _work_by_plan(
+    work: Callable[[Any], R], kind: type[Any], scratch: Scratch, name: str, place: Place
+) -> tuple[float, R]:
+    return _timed(work, read_item(scratch, name, place, kind))
 
 
 def _timed(work: Callable[[T], R], item: T) -> tuple[float, R]:

@@ -36,11 +36,12 @@ from fencepost.lake.sources import Given
 from fencepost.lake.storage import open_storage
 from fencepost.lake.write import Rejects
 from fencepost.policy import Columns, Policy, resolve, resolve_columns
+from fencepost.state.commit import Sink
 from fencepost.state.decision import Settings
 from fencepost.state.delta import check_library, is_delta, is_delta_sink
 from fencepost.state.disk import Disk
 from fencepost.state.retention import KEEP_VERSIONS, KEEP_VERSIONS_MS, Retention
-from fencepost.state.sinks import IN_PLACE, ForJobs, RunFolders, open_sink
+from fencepost.state.sinks import IN_PLACE, ForJobs, open_sink
 from fencepost.state.stores import absolute, is_local, open_store
 from fencepost.state.versions import State
 
@@ -61,9 +62,11 @@ class DedupJob:
     what was appended since; or a `KafkaLog`, likewise. `state`: a folder or the URI of an object store
     (`fencepost.state.open_store`) that the job makes and owns. `sink`: a folder that it makes and owns; version n
     appears in it at once as `run=<n>/`, one file per input file of which rows are kept, in the Hive-style folders that
-    it came from, or as one transaction of a Delta table. None of the three may lie in another, but a Delta table may be
-    both source and sink: then rows that are not kept are taken out of it, where it stands. `sink` may also be a sink
-    itself, such as those of `fencepost.state.sinks`, or a `fencepost.sql.SqlSink`.
+    it came from, or as one transaction of a Delta table. Or a prefix of an object store, where the files of a version
+    appear one after the other, and then `run=<n>/_SUCCESS`, which lists them (`fencepost.lake.shown_files`). None of
+    the three may lie in another, but a Delta table may be both source and sink: then rows that are not kept are taken
+    out of it, where it stands. `sink` may also be a sink itself, such as those of `fencepost.state.sinks`, or a
+    `fencepost.sql.SqlSink`.
 
     `policy`: a preset name or a Policy. `columns`: where the identity stands, a Columns or the name of a preset
     (`Columns.preset`), the policy's columns unless given; they may stand in the names of Hive-style folders. `scope`:
@@ -111,8 +114,8 @@ class DedupJob:
     table, "run" for folders; unless given, whichever the sink is already, and folders where there is none. `engine`:
     where tasks run, threads of this process unless given. `source_immutable`: files of the source never change once
     they are there, so outputs that are equal to their inputs may be hard links. `sync=False`: do not wait for disks; a
-    power loss may then cost the state. `state_options`, `source_options`: of the object stores that state and source
-    are in, see `fencepost.state.open_store`.
+    power loss may then cost the state. `state_options`, `source_options`, `sink_options`: of the object stores that
+    they are in, see `fencepost.state.open_store`.
 
     `keep_versions`, `keep_versions_ms`: which versions of the state can be gone back to (`State.rollback`), 100 and a
     week unless given: the so many newest, and those that were the newest at some time in the last so many milliseconds,
@@ -126,7 +129,7 @@ class DedupJob:
         self,
         source: str | os.PathLike[str] | KafkaLog,
         state: str | os.PathLike[str],
-        sink: str | os.PathLike[str] | RunFolders | ForJobs,
+        sink: str | os.PathLike[str] | Sink | ForJobs,
         *,
         policy: str | Policy = "any_order",
         columns: Columns | str | None = None,
@@ -151,6 +154,7 @@ class DedupJob:
         sync: bool = True,
         state_options: dict[str, object] | None = None,
         source_options: dict[str, object] | None = None,
+        sink_options: dict[str, object] | None = None,
         keep_versions: int | None = KEEP_VERSIONS,
         keep_versions_ms: int = KEEP_VERSIONS_MS,
     ) -> None:
@@ -207,7 +211,7 @@ class DedupJob:
         self.plan, self.source_immutable = plan, source_immutable or self.log is not None
         self.retention = Retention(keep_versions, keep_versions_ms)
         self.disk = Disk(sync)
-        uri = os.path.abspath(_local_folder("state", state)) if is_local(state) else os.fspath(state)
+        uri = absolute(state)
         self.state = State(open_store(uri, sync=sync, options=state_options))
         if not isinstance(source, KafkaLog):
             open_storage(self.source, source_options)  # so that wrong options show here
@@ -215,7 +219,9 @@ class DedupJob:
             check_library(self.source)
         if isinstance(sink, ForJobs):
             sink = sink.for_job(state)
-        self.sink = sink if isinstance(sink, RunFolders) else _open_sink(sink, layout, self.source, self.disk)
+        if isinstance(sink, str | os.PathLike):
+            sink = _open_sink(absolute(sink), layout, self.source, self.disk, sink_options)
+        self.sink: Sink = sink
         if self.is_in_place and str(self.sink.location) != self.source:
             raise SinkError(
                 f"{self.sink.location}: in place, source and sink are one table; the source is {self.source}"
@@ -309,19 +315,13 @@ def _check_keep_checksums(value: object, is_compared: bool) -> None:
         raise PolicyError(f"keep_checksums={value!r}: checksums are of what is compared: give compare_content, too")
 
 
-def _local_folder(name: str, place: str | os.PathLike[str]) -> str:
-    if not is_local(place):
-        raise SinkError(f"{name} {os.fspath(place)}: only local folders, or mounted ones, can be a {name} yet")
-    return os.path.abspath(os.fspath(place).removeprefix("file://"))
-
-
-def _open_sink(place: str | os.PathLike[str], layout: Layout | None, source: str, disk: Disk) -> RunFolders:
-    folder = _local_folder("sink", place)
-    if folder == source:
-        if not is_delta(folder) or layout == "run":
-            raise SinkError(f"{folder}: only a Delta table can be both source and sink")
-        return open_sink(folder, IN_PLACE, disk)
-    return open_sink(folder, layout or ("delta" if is_delta_sink(folder) else "run"), disk)
+def _open_sink(place: str, layout: Layout | None, source: str, disk: Disk, options: dict[str, object] | None) -> Sink:
+    if place == source:
+        if not is_local(place) or not is_delta(place) or layout == "run":
+            raise SinkError(f"{place}: only a Delta table in a local folder can be both source and sink")
+        return open_sink(place, IN_PLACE, disk)
+    is_table = is_local(place) and is_delta_sink(place)
+    return open_sink(place, layout or ("delta" if is_table else "run"), disk, options)
 
 
 def _check_apart(**places: str) -> None:

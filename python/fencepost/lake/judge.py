@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -20,13 +19,14 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 
 from fencepost import StateTable, Verdict
-from fencepost.lake.conflicts import find_pairs, write_pairs
+from fencepost.lake.conflicts import find_pairs
 from fencepost.lake.kept_content import Kept, Ranges
 from fencepost.lake.order import calm_order
 from fencepost.lake.repeats import Stretches, find_resets
-from fencepost.lake.scan import FILE, LENGTH, ROW, Reading, open_exchange
+from fencepost.lake.scan import FILE, LENGTH, ROW, Reading, read_batch, write_table
 from fencepost.state.changelog import changes
 from fencepost.state.decision import Shard
+from fencepost.state.scratch import Scratch
 from fencepost.state.segments import SegmentWriter, advance, held_positions, load_table
 from fencepost.state.stores import Store
 
@@ -52,9 +52,15 @@ class Parts:
     shard: npt.NDArray[np.uint32]
     exchange: npt.NDArray[np.int32]
     """Place in `names`."""
-    batch: npt.NDArray[np.int32]
+    begin: npt.NDArray[np.int64]
+    end: npt.NDArray[np.int64]
+    """The bytes of the exchange file."""
     names: list[str]
-    """Of exchange files; every task is told all of them, so their folder is left out."""
+    """Of exchange files."""
+    schema: npt.NDArray[np.int32]
+    """Of each exchange file, a place in `schemas`."""
+    schemas: list[bytes]
+    """Arrow schemas, serialized."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,8 +72,6 @@ class JudgeItem:
     eviction: Eviction
     version: int
     attempt: str
-    scratch: str
-    """The folder of the exchange files, and of what the task hands on."""
 
 
 @dataclass(kw_only=True)
@@ -106,12 +110,12 @@ class Judged:
     bytes_written: int = 0
 
 
-def judge(store: Store, item: JudgeItem) -> Judged:
+def judge(store: Store, scratch: Scratch, item: JudgeItem) -> Judged:
     """Judge the runs of some shards, one shard after the other. `store`: the state's.
 
-    A shard's runs go to its table in one call: they are mapped into memory, not read, and only so is `missing` what
-    the whole run left open, not what a row of the next piece fills. Memory: one shard's table, a byte for each of its
-    rows. Raises BatchError, CapacityError, SnapshotError.
+    A shard's runs go to its table in one call: only so is `missing` what the whole run left open, not what a row of the
+    next piece fills. Memory: one shard's table, a byte for each of its rows; the runs of all shards too, where they
+    come from an object store (in a folder they are mapped). Raises BatchError, CapacityError, SnapshotError.
     """
     judged = Judged()
     losers: list[pa.Table] = []
@@ -119,21 +123,21 @@ def judge(store: Store, item: JudgeItem) -> Judged:
     changed: list[pa.Table] = []
     ranges = Ranges() if item.reading.keeps_checksums else None
     with SegmentWriter(store, item.version, item.attempt) as writer:
-        for before, runs in zip(item.shards, _by_shard(item), strict=True):
+        for before, runs in zip(item.shards, _by_shard(scratch, item), strict=True):
             lines, codes = _judge_shard(store, item, before, runs, writer, judged, changed)
             losers.append(row_losers(lines, codes))
             if ranges is not None:
                 ranges.add(runs[0], lines, codes, item.reading.policy)
             if item.reading.compares and (codes == Verdict.DUPLICATE).any():
                 pairs.append(find_pairs(runs[0], lines, codes, item.reading.policy, ranges))
-    _write_losers(losers, item, judged)
+    _write_losers(losers, scratch, judged)
     judged.paired = sum(map(len, pairs))
     if judged.paired:
-        judged.pairs = write_pairs(pairs, item.scratch)
+        judged.pairs = write_table(scratch, "pairs", pa.concat_tables(pairs))
     if ranges is not None:
-        judged.accepted, judged.alone = ranges.write(item.scratch)
+        judged.accepted, judged.alone = ranges.write(scratch)
     if changed:
-        _write_changes(changed, item, judged)
+        _write_changes(changed, scratch, judged)
     return judged
 
 
@@ -214,16 +218,33 @@ def _check_growth(table: StateTable, shard: int, before: int | None, after: int 
 # The runs
 
 
-def _by_shard(item: JudgeItem) -> Iterator[tuple[int, pa.Table]]:
+def _by_shard(scratch: Scratch, item: JudgeItem) -> Iterator[tuple[int, pa.Table]]:
     """(shard, its runs in their order)."""
     parts = item.parts
-    opened = [open_exchange(f"{item.scratch}/{name}") for name in parts.names]
+    read, first_bytes = _read(scratch, parts)
+    schemas = [pa.ipc.read_schema(pa.py_buffer(it)) for it in parts.schemas]
     borders = [0, *(np.flatnonzero(np.diff(parts.shard)) + 1), len(parts.shard)]
     for first, end in pairwise(borders):
         if first < end:
-            places = range(first, end)
-            batches = [opened[parts.exchange[place]].get_batch(int(parts.batch[place])) for place in places]
+            batches = []
+            for place in range(first, end):
+                exchange, begin = int(parts.exchange[place]), int(parts.begin[place])
+                data = read[exchange].slice(begin - first_bytes[exchange], int(parts.end[place]) - begin)
+                batches.append(read_batch(data, schemas[parts.schema[exchange]]))
             yield int(parts.shard[first]), _in_order(gather(batches), item.reading.order_by)
+
+
+def _read(scratch: Scratch, parts: Parts) -> tuple[dict[int, pa.Buffer], dict[int, int]]:
+    """What the task needs of each exchange file, and where in the file that begins. Its shards are neighbours, and so
+    are their bytes: one range of each file."""
+    order = np.argsort(parts.exchange, kind="stable")
+    exchanges, firsts = np.unique(parts.exchange[order], return_index=True)
+    begins = np.minimum.reduceat(parts.begin[order], firsts).tolist() if len(order) else []
+    ends = np.maximum.reduceat(parts.end[order], firsts).tolist() if len(order) else []
+    names = [parts.names[exchange] for exchange in exchanges]
+    read = scratch.read_ranges(list(zip(names, begins, ends, strict=True)))
+    numbers = exchanges.tolist()
+    return dict(zip(numbers, read, strict=True)), dict(zip(numbers, begins, strict=True))
 
 
 def gather(batches: list[pa.RecordBatch]) -> pa.Table:
@@ -264,16 +285,13 @@ def sorted_losers(tables: list[pa.Table]) -> pa.Table:
     return pa.table([file[first], row[first], counts, verdict[first]], schema=LOSERS)
 
 
-def _write_losers(tables: list[pa.Table], item: JudgeItem, judged: Judged) -> None:
+def _write_losers(tables: list[pa.Table], scratch: Scratch, judged: Judged) -> None:
     losers = sorted_losers([table for table in tables if len(table)])
     if not len(losers):
         return
-    path = Path(item.scratch) / f"{uuid4().hex}.losers"
-    with pa.ipc.new_file(path, LOSERS) as file:
-        file.write_table(losers)
+    judged.losers = write_table(scratch, "losers", losers)
     of_file = losers["file"].to_numpy()
     firsts = np.flatnonzero(np.append(True, of_file[1:] != of_file[:-1]))
-    judged.losers = str(path)
     judged.files = of_file[firsts]
     judged.refused = np.add.reduceat(losers["count"].to_numpy(), firsts).astype(np.int64)
 
@@ -281,13 +299,13 @@ def _write_losers(tables: list[pa.Table], item: JudgeItem, judged: Judged) -> No
 # What people want to know
 
 
-def _write_changes(changed: list[pa.Table], item: JudgeItem, judged: Judged) -> None:
+def _write_changes(changed: list[pa.Table], scratch: Scratch, judged: Judged) -> None:
     import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
     table = pa.concat_tables(changed, promote_options="permissive")
-    path = Path(item.scratch) / f"{uuid4().hex}.changes"
-    pq.write_table(table, path)
-    judged.changelog = str(path)
+    judged.changelog = f"{uuid4().hex}.changes"
+    with scratch.new(judged.changelog) as path:
+        pq.write_table(table, path)
     for kind in pc.value_counts(table["change"]).to_pylist():
         judged.changes[kind["values"]] = kind["counts"]
 

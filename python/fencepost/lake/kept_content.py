@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -26,12 +25,13 @@ from fencepost.errors import BatchError, SnapshotError, SourceError, StoreError
 from fencepost.lake.engine import check_stopped
 from fencepost.lake.files import Files
 from fencepost.lake.repeats import NOT_HERE, Repeats, Stretches, key_columns
-from fencepost.lake.scan import FILE, ROW
+from fencepost.lake.scan import FILE, ROW, read_table, write_table
 from fencepost.lake.storage import Storage, unchanged
 from fencepost.policy import Columns, Policy
 from fencepost.resets import ROWS_TOGETHER, Numbers
 from fencepost.state.checksums import COUNT, SEQ, KeptSums, Living, advance, find
 from fencepost.state.decision import Checksums, Decision, Shard, SumPiece
+from fencepost.state.scratch import Scratch
 from fencepost.state.segments import SegmentWriter, load_table
 from fencepost.state.stores import Store
 
@@ -104,7 +104,6 @@ class SumItem:
     columns: Columns
     wanted: tuple[str, ...]
     """The columns to compare; (): all that are not of the identity."""
-    folder: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,21 +111,21 @@ class Summed:
     """A file of checksums: where those of each input file begin (int64, one more than there are files), then the
     checksums of their rows (uint64)."""
 
-    path: str
+    name: str
     first: int
     """The ordinal of the first input file."""
     count: int
     """How many input files."""
 
 
-def sum_rows(storage: Storage, item: SumItem) -> Summed:
+def sum_rows(storage: Storage, scratch: Scratch, item: SumItem) -> Summed:
     """The checksum of each row. Memory: a row group's content columns.
 
     Raises BatchError for a column that cannot be compared, SourceError, StoreError, ChangedError.
     """
-    path = Path(item.folder) / f"{uuid4().hex}.sums"
+    name = f"{uuid4().hex}.sums"
     starts = np.zeros(len(item.files) + 1, np.int64)
-    with open(path, "xb") as file:
+    with scratch.new(name) as path, open(path, "xb") as file:
         file.write(starts.tobytes())
         for place in range(len(item.files)):
             rows = 0
@@ -138,7 +137,7 @@ def sum_rows(storage: Storage, item: SumItem) -> Summed:
             starts[place + 1] = starts[place] + rows
         file.seek(0)
         file.write(starts.tobytes())
-    return Summed(path=str(path), first=item.first, count=len(item.files))
+    return Summed(name=name, first=item.first, count=len(item.files))
 
 
 def _sums_of(storage: Storage, item: SumItem, place: int) -> Iterator[Hashes]:
@@ -193,12 +192,12 @@ def read_rows(
 
 
 class Sums:
-    """The checksums of all rows of a run, mapped into memory."""
+    """The checksums of all rows of a run; those in a folder are mapped into memory."""
 
-    def __init__(self, summed: Sequence[Summed]) -> None:
+    def __init__(self, scratch: Scratch, summed: Sequence[Summed]) -> None:
         found = sorted(summed, key=lambda it: it.first)
         self._firsts = np.array([it.first for it in found], np.int64)
-        words = [_mapped(it.path) for it in found]
+        words = [np.frombuffer(scratch.read(it.name), np.int64) for it in found]
         self._starts = [words[place][: it.count + 1] for place, it in enumerate(found)]
         self._sums = [words[place][it.count + 1 :].view(np.uint64) for place, it in enumerate(found)]
 
@@ -211,12 +210,6 @@ class Sums:
             starts = self._starts[number][files[some].astype(np.int64) - self._firsts[number]]
             found[some] = self._sums[number][starts + rows[some].astype(np.int64)]
         return found
-
-
-def _mapped(path: str) -> Numbers:
-    """A file of numbers. No descriptor stays open: a task may need many files."""
-    with pa.memory_map(path) as file:
-        return np.frombuffer(file.read_buffer(), np.int64)
 
 
 # What judging hands on
@@ -250,9 +243,9 @@ class Ranges:
             begin = some.offsets[stretch] + offsets
             self.alone.append(_ranges(shard, runs, policy, some.runs[stretch], begin, counts))
 
-    def write(self, folder: str) -> tuple[str | None, str | None]:
+    def write(self, scratch: Scratch) -> tuple[str | None, str | None]:
         """The files of the accepted rows and of the repeats; None where there are none."""
-        return _written(self.accepted, folder), _written(self.alone, folder)
+        return _written(self.accepted, scratch), _written(self.alone, scratch)
 
 
 def _ranges(shard: int, runs: pa.Table, policy: Policy, places: Numbers, offsets: Numbers, counts: Numbers) -> pa.Table:
@@ -270,14 +263,11 @@ def _ranges(shard: int, runs: pa.Table, policy: Policy, places: Numbers, offsets
     return keys
 
 
-def _written(tables: list[pa.Table], folder: str) -> str | None:
+def _written(tables: list[pa.Table], scratch: Scratch) -> str | None:
     if not any(map(len, tables)):
         return None
     table = pa.concat_tables(tables, promote_options="permissive").replace_schema_metadata(None)
-    path = Path(folder) / f"{uuid4().hex}.ranges"
-    with pa.ipc.new_file(path, table.schema) as file:
-        file.write_table(table)
-    return str(path)
+    return write_table(scratch, "ranges", table)
 
 
 # Stage 2b
@@ -326,7 +316,7 @@ class Kept:
     bytes_written: int = 0
 
 
-def compare_and_keep(store: Store, item: Keeping, sums: Sums) -> tuple[Kept, pa.Table]:
+def compare_and_keep(store: Store, scratch: Scratch, item: Keeping, sums: Sums) -> tuple[Kept, pa.Table]:
     """Compare repeats with what earlier runs have kept, then keep the checksums of accepted rows.
 
     Gives the conflicts, too: file and row. Memory: the accepted rows of a shard at 40 bytes, and the checksums that are
@@ -334,7 +324,7 @@ def compare_and_keep(store: Store, item: Keeping, sums: Sums) -> tuple[Kept, pa.
     """
     kept = Kept()
     conflicts: list[pa.Table] = [PLACES.empty_table()]
-    accepted, alone = _by_shard(item.accepted), _by_shard(item.alone)
+    accepted, alone = _by_shard(scratch, item.accepted), _by_shard(scratch, item.alone)
     with SegmentWriter(store, item.version, item.attempt) as writer:
         for shard in item.shards:
             number = shard.after.shard
@@ -393,10 +383,10 @@ def _living(store: Store, item: Keeping, shard: Shard) -> Living | None:
     return Living(table=table, rows_max=item.rows_max)
 
 
-def _by_shard(path: str | None) -> dict[int, pa.Table]:
-    if path is None:
+def _by_shard(scratch: Scratch, name: str | None) -> dict[int, pa.Table]:
+    if name is None:
         return {}
-    ranges = pa.ipc.open_file(pa.memory_map(path)).read_all()
+    ranges = read_table(scratch, name)
     shard = ranges[SHARD].to_numpy()
     borders = [0, *(np.flatnonzero(np.diff(shard)) + 1).tolist(), len(shard)]
     return {int(shard[first]): ranges.slice(first, end - first) for first, end in pairwise(borders) if first < end}

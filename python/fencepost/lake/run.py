@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import uuid4
 
@@ -35,13 +34,15 @@ from fencepost.lake.plan import (
     groups_of_shards,
 )
 from fencepost.lake.report import RunReport, make_report
-from fencepost.lake.scan import Exchange, Reading, ScanItem, Scanned, scan
+from fencepost.lake.scan import Exchange, Reading, ScanItem, Scanned, files_in, scan
 from fencepost.lake.sources import Given, News, open_source
 from fencepost.lake.storage import ChangedError
-from fencepost.lake.write import InPlace, WriteItem, Written, write
+from fencepost.lake.write import InPlace, Places, WriteItem, Written, write
 from fencepost.state.commit import commit, conflict, recover
 from fencepost.state.decision import ABANDONED, Checksums, Decision
+from fencepost.state.disk import Disk
 from fencepost.state.retention import release
+from fencepost.state.scratch import FolderScratch, Scratch
 
 if TYPE_CHECKING:
     from fencepost.lake.job import DedupJob
@@ -89,8 +90,10 @@ class Run:
         """What was kept before; None where none are kept."""
         self.shards = 0
         self.attempt = ""
-        self.folder = Path()
-        """What only this attempt's tasks write and read, outputs included."""
+        self.outputs: Scratch = FolderScratch("", job.disk)
+        """Where this attempt's tasks write for the sink."""
+        self.scratch: Scratch = self.outputs
+        """Where they write for each other."""
         self.plan: dict[str, Any] = {}
         self.stage = ""
         """The last step that was begun."""
@@ -106,6 +109,10 @@ class Run:
     def has_moved(self) -> bool:
         """Whether the position of the source has moved, perhaps without a new row."""
         return self.news.position != (self.base.source_position if self.base else None)
+
+    @property
+    def places(self) -> Places:
+        return Places(self.storage, self.scratch, self.outputs)
 
     @property
     def in_place(self) -> InPlace | None:
@@ -128,9 +135,14 @@ class Run:
         tries_left = TRIES
         while True:
             self.attempt = uuid4().hex
-            self.folder = self.job.sink.prepare_folder(self.version, self.attempt)
+            self.outputs = self.scratch = self.job.sink.scratch(self.version, self.attempt)
             try:
-                return self.try_once()
+                if isinstance(self.outputs, FolderScratch) or not self.job.engine.in_process:
+                    return self.try_once()
+                # Tasks of this process need no store to hand something on.
+                with TemporaryDirectory(prefix="fencepost-") as folder:
+                    self.scratch = FolderScratch(folder, Disk(sync=False))
+                    return self.try_once()
             except ChangedError as error:
                 tries_left -= 1
                 if not tries_left:
@@ -180,7 +192,7 @@ class Run:
         except StateConflictError:
             self.discard()
             raise
-        job.disk.remove(self.folder)
+        self.outputs.remove()
         return make_report(self, decision, found, judged, written)
 
     def scan_items(self, files: Files, reading: Reading) -> list[ScanItem]:
@@ -200,7 +212,6 @@ class Run:
                 left_out=self.left_out.of(some),
                 sets_aside=self.left_out.sets_misfits_aside,
                 reading=reading,
-                folder=str(self.folder),
             )
             for first, end, some in groups
         ]
@@ -210,10 +221,10 @@ class Run:
     def prepare(self, files: Files) -> Prepared:
         """Everything that the new version needs, written where nobody looks."""
         job = self.job
-        job.disk.make_folder(self.folder)
+        self.outputs.make()
         self.left_out = LeftOut(job.settle_ms, job.on_bad_file, self.base, bad=dict(self.news.damaged))
         if job.state.settings() is None:
-            job.sink.probe(self.folder)
+            job.sink.probe(self.version, self.attempt)
         while True:
             try:
                 return self.prepare_as_known(files)
@@ -230,7 +241,7 @@ class Run:
         items = self.scan_items(files, reading)
         if name == "aligned" and (done := self.prepare_aligned(items, files)) is not None:
             return done
-        found = self.found(files, self.tasks("scan", partial(scan, self.storage), items))
+        found = self.found(files, self.tasks("scan", partial(scan, self.storage, self.scratch), items))
         judged = self.judge(found, reading)
         self.compare(found, judged, self.sums(items, found))
         with self.step("check"):
@@ -251,7 +262,7 @@ class Run:
     def prepare_aligned(self, items: list[ScanItem], files: Files) -> Prepared | None:
         """None where files do not hold whole keys after all."""
         job = self.job
-        aligned = self.tasks("align", partial(align, self.storage), [self.align_item(item) for item in items])
+        aligned = self.tasks("align", partial(align, self.places), [self.align_item(item) for item in items])
         problems = [it.problem for it in aligned if it.problem]
         if problems:
             self.fall_back(problems[0])
@@ -298,8 +309,6 @@ class Run:
         return AlignItem(
             scan=item,
             rejects=job.rejects,
-            outputs=str(self.folder),
-            disk=job.disk,
             may_link=self.may_link,
             tells_schemas=job.sink.has_schema,
         )
@@ -328,7 +337,7 @@ class Run:
         columns, order_by = self.job.policy.columns, self.job.order_by or ()
         self.key_types, misfits = check_types(
             found.exchanges,
-            as_read.full_path,
+            lambda exchange: [as_read.full_path(it) for it in files_in(self.scratch, exchange)],
             columns,
             known,
             order_by,
@@ -366,19 +375,21 @@ class Run:
                 parts=Parts(
                     shard=parts.shard[borders[first] : borders[end]],
                     exchange=parts.exchange[borders[first] : borders[end]],
-                    batch=parts.batch[borders[first] : borders[end]],
+                    begin=parts.begin[borders[first] : borders[end]],
+                    end=parts.end[borders[first] : borders[end]],
                     names=parts.names,
+                    schema=parts.schema,
+                    schemas=parts.schemas,
                 ),
                 shards=before[first:end],
                 reading=reading,
                 eviction=self.eviction,
                 version=self.version,
                 attempt=self.attempt,
-                scratch=str(self.folder),
             )
             for first, end in groups_of_shards(runs.tolist(), state_bytes, engine.slots)
         ]
-        return self.tasks("judge", partial(judge, self.job.state.store), items, engine)
+        return self.tasks("judge", partial(judge, self.job.state.store, self.scratch), items, engine)
 
     def sums(self, items: list[ScanItem], found: Found) -> list[Summed]:
         """The checksums of all rows, where they are kept."""
@@ -389,7 +400,7 @@ class Run:
         with self.bad_content():
             return self.tasks(
                 "sum",
-                partial(sum_rows, self.storage),
+                partial(sum_rows, self.storage, self.scratch),
                 [
                     SumItem(
                         files=found.files.slice(first, end),
@@ -397,7 +408,6 @@ class Run:
                         is_read=is_read[first:end],
                         columns=self.job.policy.columns,
                         wanted=self.job.compare_content or (),
-                        folder=str(self.folder),
                     )
                     for first, end in groups
                 ],
@@ -425,13 +435,12 @@ class Run:
                 losers=it.losers,
                 columns=job.policy.columns,
                 wanted=job.compare_content or (),
-                folder=str(self.folder),
                 keeping=self.keeping(it, summed),
             )
             for it in paired
         ]
         with self.bad_content():
-            work = partial(compare, job.state.store, self.storage)
+            work = partial(compare, job.state.store, self.storage, self.scratch)
             done = self.tasks("compare", work, items) if items else []
         for it, compared in zip(paired, done, strict=True):
             it.losers, it.conflicts = compared.losers, compared.samples
@@ -488,7 +497,7 @@ class Run:
         rows, crcs, is_read = found.rows.tolist(), found.footer_crc, found.is_read.tolist()
         written = self.tasks(
             "write",
-            partial(write, self.storage),
+            partial(write, self.places),
             [
                 WriteItem(
                     files=found.files.slice(first, end),
@@ -499,8 +508,6 @@ class Run:
                     losers=losers,
                     rejects=job.rejects,
                     drops_conflicts=job.on_conflict == "drop",
-                    folder=str(self.folder),
-                    disk=job.disk,
                     may_link=self.may_link,
                     tells_schemas=job.sink.has_schema,
                     in_place=self.in_place,
@@ -515,14 +522,10 @@ class Run:
         """Leave out the files whose identity could be read and whose payload cannot. Raises ReplanError."""
         self.left_out.add_bad({path: reason for group in written for path, reason in group.damaged.items()})
 
-    # Check
-
-    # Decide
-
     def discard(self) -> None:
         """Remove what this attempt prepared: nothing refers to it."""
         self.job.state.discard(self.version, self.attempt)
-        self.job.disk.remove(self.folder)
+        self.outputs.remove()
 
     # Around the steps
 
@@ -530,7 +533,7 @@ class Run:
         engine = engine or self.job.engine
         with self.timed(step):
             began = time.perf_counter()
-            done = run_stage(engine, step, work, items, self.folder, lambda at, total: self.tell(step, at, total))
+            done = run_stage(engine, step, work, items, self.scratch, lambda at, total: self.tell(step, at, total))
             self.waited += time.perf_counter() - began
         self.task_seconds += sum(seconds for seconds, _ in done)
         return [result for _, result in done]
@@ -559,13 +562,21 @@ class Run:
 def _parts(exchanges: list[Exchange]) -> tuple[Parts, npt.NDArray[np.int64]]:
     """All record batches by shard, those of one in the order of the files; and how many runs each has."""
     if not exchanges:
-        return Parts(
-            shard=np.zeros(0, np.uint32), exchange=np.zeros(0, np.int32), batch=np.zeros(0, np.int32), names=[]
-        ), np.zeros(0, np.int64)
+        none, places = np.zeros(0, np.int64), np.zeros(0, np.int32)
+        shard = np.zeros(0, np.uint32)
+        return Parts(shard=shard, exchange=places, begin=none, end=none, names=[], schema=places, schemas=[]), none
     shard = np.concatenate([it.shards for it in exchanges])
     order = np.argsort(shard.astype(np.uint16), kind="stable")  # SHARDS_MAX fits, and of 16 bits this is a radix sort
     exchange = np.repeat(np.arange(len(exchanges), dtype=np.int32), [len(it.shards) for it in exchanges])
-    batch = np.concatenate([np.arange(len(it.shards), dtype=np.int32) for it in exchanges])
-    names = [os.path.basename(it.path) for it in exchanges]
-    parts = Parts(shard=shard[order], exchange=exchange[order], batch=batch[order], names=names)
+    schemas = [it.schema.serialize().to_pybytes() for it in exchanges]
+    known = {schema: place for place, schema in enumerate(dict.fromkeys(schemas))}
+    parts = Parts(
+        shard=shard[order],
+        exchange=exchange[order],
+        begin=np.concatenate([it.offsets[:-1] for it in exchanges])[order],
+        end=np.concatenate([it.offsets[1:] for it in exchanges])[order],
+        names=[it.name for it in exchanges],
+        schema=np.array([known[schema] for schema in schemas], np.int32),
+        schemas=list(known),
+    )
     return parts, np.concatenate([it.runs for it in exchanges])[order]

@@ -2,16 +2,16 @@
 
 A run is consecutive rows of one file with one key and epoch whose sequences follow each other, and with one value in
 every column that orders them or tells their time. A line of the exchange stands for one run: the identity of its first
-row, how many rows it has, and where they are. There is a record batch per shard, so the footer is the index: as many
-files as tasks instead of files × shards, and a shard's task maps just its own batches into memory. Rows without
-identity are kept and go nowhere.
+row, how many rows it has, and where they are. There is a record batch per shard, in their order: as many files as
+tasks instead of files × shards, and the task of some shards reads one range of each file. Rows without identity are
+kept and go nowhere.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from itertools import pairwise
 from typing import Literal
 from uuid import uuid4
 
@@ -24,6 +24,7 @@ from fencepost.errors import BatchError, SourceError
 from fencepost.lake.files import Constants, Facts, Files
 from fencepost.lake.storage import Storage, persist
 from fencepost.policy import Policy
+from fencepost.state.scratch import Scratch
 from fencepost.state.vectors import Bitmap, ranges_of
 
 Rows = npt.NDArray[np.uint64]
@@ -95,20 +96,20 @@ class ScanItem:
     sets_aside: bool
     """Whether a file of wrong columns, types or values is left out, rather than an error."""
     reading: Reading
-    folder: str
-    """Where exchange files go."""
 
 
 @dataclass(frozen=True)
 class Exchange:
-    """An Arrow IPC file of runs."""
+    """A file of record batches of runs, each as an Arrow IPC message; their schema is told here alone."""
 
-    path: str
+    name: str
     schema: pa.Schema
     shards: npt.NDArray[np.uint32]
     """The shard of each of its record batches, and how many runs and rows it has."""
     runs: npt.NDArray[np.int64]
     rows: npt.NDArray[np.int64]
+    offsets: npt.NDArray[np.int64]
+    """Where each of them begins in the file, and where the last one ends."""
 
 
 Status = Literal["read", "vanished", "left out"]
@@ -149,14 +150,14 @@ class Scanned:
             self.newest_ms = max(newest, self.newest_ms or newest)
 
 
-def scan(storage: Storage, item: ScanItem) -> Scanned:
+def scan(storage: Storage, scratch: Scratch, item: ScanItem) -> Scanned:
     """Read the identity columns of some files and deal their runs to shards.
 
     Memory: `Reading.runs_together` runs. Raises BatchError (column, row, file), StoreError where storage does not give
     a file.
     """
     found = Scanned(item.first, files=Files(item.files.root))
-    with _Writer(item.folder, item.reading.runs_together) as writer:
+    with _Writer(scratch, item.reading.runs_together) as writer:
         for place in range(len(item.files)):
             _scan_file(storage, item, place, found, writer)
     found.exchanges = writer.exchanges
@@ -332,8 +333,8 @@ class _Writer:
     Runs of a file that is not read to its end yet lie in exchange files of their own, so that they can be forgotten.
     """
 
-    def __init__(self, folder: str, runs_together: int) -> None:
-        self.folder, self.runs_together = folder, runs_together
+    def __init__(self, scratch: Scratch, runs_together: int) -> None:
+        self.scratch, self.runs_together = scratch, runs_together
         self.exchanges: list[Exchange] = []
         self.held: list[tuple[int, pa.RecordBatch]] = []
         self.runs = 0
@@ -381,29 +382,52 @@ class _Writer:
         for shard, batch in self.held:
             by_shard.setdefault(shard, []).append(batch)
         joined = {shard: pa.concat_batches(by_shard[shard]) for shard in sorted(by_shard)}
-        self.exchanges.append(write_exchange(self.folder, joined))
+        self.exchanges.append(write_exchange(self.scratch, joined))
         self.held, self.runs = [], 0
 
 
-def open_exchange(path: str | Path) -> pa.ipc.RecordBatchFileReader:
-    """A file that tasks hand on, mapped into memory. No descriptor stays open: a task may need thousands of files."""
-    with pa.memory_map(str(path)) as file:
-        mapped = file.read_buffer()
-    return pa.ipc.open_file(mapped)
-
-
-def write_exchange(folder: str, batches: dict[int, pa.RecordBatch]) -> Exchange:
+def write_exchange(scratch: Scratch, batches: dict[int, pa.RecordBatch]) -> Exchange:
     """An exchange file of these runs by shard, in ascending order."""
-    path = Path(folder) / f"{uuid4().hex}.runs"
-    with pa.ipc.new_file(path, next(iter(batches.values())).schema) as file:
+    name = f"{uuid4().hex}.runs"
+    schema = next(iter(batches.values())).schema
+    offsets = [0]
+    with scratch.new(name) as path, open(path, "xb") as file:
         for batch in batches.values():
-            file.write_batch(batch)
+            file.write(batch.serialize())
+            offsets.append(file.tell())
     runs = [len(batch) for batch in batches.values()]
     rows = [int(batch.column(LENGTH).to_numpy().sum(dtype=np.int64)) for batch in batches.values()]
     return Exchange(
-        path=str(path),
-        schema=next(iter(batches.values())).schema,
+        name=name,
+        schema=schema,
         shards=np.array(list(batches), np.uint32),
         runs=np.array(runs, np.int64),
         rows=np.array(rows, np.int64),
+        offsets=np.array(offsets, np.int64),
     )
+
+
+def read_batch(data: pa.Buffer, schema: pa.Schema) -> pa.RecordBatch:
+    """A record batch of an exchange file; it lies where the bytes lie."""
+    return pa.ipc.read_record_batch(data, schema)
+
+
+def files_in(scratch: Scratch, exchange: Exchange) -> list[int]:
+    """The ordinals of the files whose runs are in it."""
+    ends = exchange.offsets.tolist()
+    ranges = [(exchange.name, begin, end) for begin, end in pairwise(ends)]
+    batches = [read_batch(data, exchange.schema) for data in scratch.read_ranges(ranges)]
+    return sorted({ordinal for batch in batches for ordinal in batch.column(FILE).unique().to_pylist()})
+
+
+def write_table(scratch: Scratch, ending: str, table: pa.Table) -> str:
+    """An Arrow IPC file that a task hands on; gives its name."""
+    name = f"{uuid4().hex}.{ending}"
+    with scratch.new(name) as path, pa.ipc.new_file(path, table.schema) as file:
+        file.write_table(table)
+    return name
+
+
+def read_table(scratch: Scratch, name: str) -> pa.Table:
+    """What `write_table` has written."""
+    return pa.ipc.open_file(scratch.read(name)).read_all()

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import pyarrow as pa  # type: ignore[import-untyped]
 
-from fencepost.errors import SourceError
+from fencepost.errors import SinkError, SourceError
 from fencepost.lake.delta import list_appended
 from fencepost.lake.files import Facts, Files
 from fencepost.lake.kafka_log import ExportItem, KafkaLog, export, find_new
@@ -35,6 +35,7 @@ from fencepost.lake.storage import LocalStorage, Storage, open_storage
 from fencepost.state.decision import Inputs
 from fencepost.state.delta import is_delta
 from fencepost.state.ledger import file_table, new_files
+from fencepost.state.scratch import FolderScratch
 from fencepost.state.stores import is_local
 
 if TYPE_CHECKING:
@@ -159,11 +160,11 @@ class Folder:
             return {}
         groups = [places[first:end] for first, end in groups_of_files([0] * len(places), run.job.engine.slots)]
         items = [FooterItem(files=listed.take(group)) for group in groups]
-        run.job.disk.make_folder(run.folder)
+        run.outputs.make()
         try:
             found = run.tasks("look", partial(footers, self.storage), items)
         finally:
-            run.job.disk.remove(run.folder)
+            run.outputs.remove()
         return dict(zip(places, (crc for some in found for crc in some), strict=True))
 
     def unread(self, found: Found, *, is_rebase: bool) -> list[str]:
@@ -220,23 +221,25 @@ class LogOfKafka:
                 raise SourceError(f"{problem}; on_reset='report' goes on with what there is", path=self.log.place)
             warnings.warn(problem, RuntimeWarning, stacklevel=2)
         position = news.position()
+        if not isinstance(run.scratch, FolderScratch):
+            text = f"{self.place}: tasks of another process hand on a log's rows in a folder, and the sink"
+            raise SinkError(f"{text} {run.job.sink.location} has none: use a sink in a folder, or the local engine")
+        folder = run.scratch.folder
         if position == before:
-            return News(files=Files(str(run.folder / "log")), position=position)
-        run.job.disk.make_folder(run.folder)
+            return News(files=Files(f"{folder}/log"), position=position)
+        run.scratch.make()
         items = [
-            ExportItem(
-                part=part.detached(), since=since, folder=str(run.folder), batch_bytes_max=self.log.batch_bytes_max
-            )
+            ExportItem(part=part.detached(), since=since, folder=folder, batch_bytes_max=self.log.batch_bytes_max)
             for part, since in news.parts
         ]
         try:
-            return News(files=self._export(run, items), position=position)
+            return News(files=self._export(run, items, f"{folder}/log"), position=position)
         except BaseException:
             run.discard()
             raise
 
-    def _export(self, run: Run, items: list[ExportItem]) -> Files:
-        files = Files(str(run.folder / "log"))
+    def _export(self, run: Run, items: list[ExportItem], folder: str) -> Files:
+        files = Files(folder)
         done = run.tasks("export", partial(export, self.log.options), items)
         for item, exported in zip(items, done, strict=True):
             if exported.rows:

@@ -9,7 +9,6 @@ Errors of storage say nothing about the content of a file: they are a StoreError
 from __future__ import annotations
 
 import errno
-import io
 import os
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -22,7 +21,8 @@ from fencepost.errors import SourceError, StoreError
 from fencepost.findings import IGNORED_MAX
 from fencepost.lake.files import Facts, Files
 from fencepost.state.disk import Disk, opened_folder
-from fencepost.state.stores import RemoteStore, is_local, open_store
+from fencepost.state.scratch import Scratch
+from fencepost.state.stores import Ranges, RemoteStore, is_local, open_store
 
 T = TypeVar("T")
 
@@ -60,8 +60,11 @@ class Storage(Protocol):
     def open(self, path: str, facts: Facts) -> str | IO[bytes]:
         """What pyarrow reads the file from."""
 
-    def copy(self, path: str, facts: Facts, target: Path, disk: Disk, *, may_link: bool) -> None:
+    def copy(self, path: str, facts: Facts, target: Path, *, may_link: bool) -> None:
         """Copy the file to a new local file. Raises OSError for the target. `may_link`: see `Disk.carry_over`."""
+
+    def copy_within(self, path: str, facts: Facts, scratch: Scratch, name: str) -> bool:
+        """Let the store of both copy the file; False where there is none. It may be another file by then."""
 
 
 def open_storage(root: str, options: Mapping[str, Any] | None = None) -> Storage:
@@ -160,9 +163,12 @@ class LocalStorage:
     def open(self, path: str, facts: Facts) -> str:
         return path
 
-    def copy(self, path: str, facts: Facts, target: Path, disk: Disk, *, may_link: bool) -> None:
+    def copy(self, path: str, facts: Facts, target: Path, *, may_link: bool) -> None:
         with from_storage(path, "copied", other_than=FULL):
-            disk.carry_over(Path(path), target, may_link=may_link)
+            Disk().carry_over(Path(path), target, may_link=may_link)
+
+    def copy_within(self, path: str, facts: Facts, scratch: Scratch, name: str) -> bool:
+        return False
 
 
 Found = tuple[str, Facts]
@@ -253,61 +259,19 @@ class ObjectStorage:
         return Facts(size, 0, etag=etag)
 
     def object(self, path: str, facts: Facts) -> Ranges:
-        return Ranges(self.store, self._name(path), facts)
+        return self.store.object(self._name(path), facts.bytes, facts.etag)
 
     def open(self, path: str, facts: Facts) -> IO[bytes]:
-        return io.BufferedReader(_Reader(self.object(path, facts)), 1 << 20)
+        return self.object(path, facts).open()
 
-    def copy(self, path: str, facts: Facts, target: Path, disk: Disk, *, may_link: bool) -> None:
+    def copy(self, path: str, facts: Facts, target: Path, *, may_link: bool) -> None:
         ranges = self.object(path, facts)
         with open(target, "xb") as file:
             for offset in range(0, facts.bytes, COPY_BYTES):
                 file.write(ranges.read(offset, min(COPY_BYTES, facts.bytes - offset)))
 
+    def copy_within(self, path: str, facts: Facts, scratch: Scratch, name: str) -> bool:
+        return scratch.copy(self.store, self._name(path), facts.bytes, name)
+
     def _name(self, path: str) -> str:
         return path.removeprefix(f"{self.store.uri}/")
-
-
-@dataclass(frozen=True)
-class Ranges:
-    """An object as it was listed."""
-
-    store: RemoteStore
-    name: str
-    facts: Facts
-
-    def size(self) -> int:
-        return self.facts.bytes
-
-    def read(self, offset: int, length: int) -> bytes:
-        """Raises StoreError where the object has changed, and where the answer is not as long as that."""
-        return self.store.read_exactly(self.name, offset, length, self.facts.etag)
-
-
-class _Reader(io.RawIOBase):
-    """For readers that know files only."""
-
-    def __init__(self, ranges: Ranges) -> None:
-        self.ranges = ranges
-        self.position = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        start = {os.SEEK_SET: 0, os.SEEK_CUR: self.position, os.SEEK_END: self.ranges.size()}[whence]
-        self.position = start + offset
-        return self.position
-
-    def tell(self) -> int:
-        return self.position
-
-    def readinto(self, buffer: Any) -> int:
-        count = max(0, min(len(buffer), self.ranges.size() - self.position))
-        if count:
-            buffer[:count] = self.ranges.read(self.position, count)
-            self.position += count
-        return count

@@ -20,7 +20,6 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 from uuid import uuid4
@@ -28,6 +27,7 @@ from uuid import uuid4
 import numpy as np
 
 from fencepost.errors import StoreError
+from fencepost.state.scratch import Scratch
 
 Item = TypeVar("Item")
 
@@ -36,32 +36,31 @@ Item = TypeVar("Item")
 class Place:
     """Where an item is in a plan, and what it must be."""
 
-    offset: int
-    bytes: int
+    begin: int
+    end: int
     sha256: str
 
 
-def write_plan(folder: Path, stage: str, items: Sequence[Any]) -> tuple[Path, list[Place]]:
+def write_plan(scratch: Scratch, stage: str, items: Sequence[Any]) -> tuple[str, list[Place]]:
     """Write the items of a stage; gives the file and each item's place. Raises TypeError for what is not data."""
-    path = folder / f"{stage}-{uuid4().hex}.plan"
+    name = f"{stage}-{uuid4().hex}.plan"
     places = []
-    with open(path, "xb") as file:
+    with scratch.new(name) as path, open(path, "xb") as file:
         for item in items:
             data = json.dumps(item, default=_plain, separators=(",", ":")).encode() + b"\n"
-            places.append(Place(file.tell(), len(data), hashlib.sha256(data).hexdigest()))
+            begin = file.tell()
             file.write(data)
-    return path, places
+            places.append(Place(begin, file.tell(), hashlib.sha256(data).hexdigest()))
+    return name, places
 
 
-def read_item(path: str, place: Place, kind: type[Item]) -> Item:
+def read_item(scratch: Scratch, name: str, place: Place, kind: type[Item]) -> Item:
     """The item at a place of a plan. `kind`: its class, a dataclass.
 
     Raises StoreError where the file no longer holds what was written.
     """
-    with open(path, "rb") as file:
-        file.seek(place.offset)
-        data = file.read(place.bytes)
-    where = f"{path}, bytes {place.offset} to {place.offset + place.bytes}"
+    data = scratch.read_ranges([(name, place.begin, place.end)])[0].to_pybytes()
+    where = f"{scratch.place(name)}, bytes {place.begin} to {place.end}"
     found = hashlib.sha256(data).hexdigest()
     if found != place.sha256:
         raise StoreError(

@@ -6,7 +6,6 @@ import os
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, Literal
 from uuid import uuid4
 
@@ -19,9 +18,9 @@ from fencepost import Verdict
 from fencepost._native import Rewritten, parquet_footer, rewrite
 from fencepost.errors import SourceError
 from fencepost.lake.files import Files
-from fencepost.lake.scan import open_exchange
+from fencepost.lake.scan import read_table
 from fencepost.lake.storage import ChangedError, Storage, persist, unchanged
-from fencepost.state.disk import Disk
+from fencepost.state.scratch import Scratch
 from fencepost.state.vectors import Bitmap, VectorFile, ranges_of, rows_of
 
 Schemas = dict[bytes, str]
@@ -46,12 +45,10 @@ class WriteItem:
     is_read: list[bool]
     """Whether it was read at all; files that were not have no output."""
     losers: list[str]
-    """Arrow IPC files of LOSERS, in no order."""
+    """Files of LOSERS in the scratch, in no order."""
     rejects: Rejects
     drops_conflicts: bool
     """Whether conflicts are not set aside either."""
-    folder: str
-    disk: Disk
     may_link: bool
     """Whether the source never changes, so that an output may share its inode."""
     tells_schemas: bool
@@ -63,18 +60,18 @@ class WriteItem:
 class Written:
     """Outputs, under names that are their attempt's own; None where no row of a file is kept."""
 
-    paths: list[str | None] = field(default_factory=list)
+    names: list[str | None] = field(default_factory=list)
     rows: list[int] = field(default_factory=list)
     bytes: list[int] = field(default_factory=list)
     footer_crc: list[int] = field(default_factory=list)
     rejects: list[tuple[int, str, str, int, int, int]] = field(default_factory=list)
-    """(ordinal, name of the verdict, path, rows, bytes, footer CRC) of each file of refused rows."""
+    """(ordinal, name of the verdict, name, rows, bytes, footer CRC) of each file of refused rows."""
     schemas: Schemas = field(default_factory=dict)
     """Of the outputs, where they are to be told."""
     marked: list[dict[str, Any]] = field(default_factory=list)
     """The files that lose rows where they stand (`Marked`)."""
     vectors: list[tuple[int, str, int]] = field(default_factory=list)
-    """(ordinal of the first file, path, bytes) of each file of deletion vectors."""
+    """(ordinal of the first file, name, bytes) of each file of deletion vectors."""
     damaged: dict[str, str] = field(default_factory=dict)
     """Files whose rows cannot be copied, by full path, and why: nothing of this counts then."""
     carried: int = 0
@@ -83,38 +80,52 @@ class Written:
     groups_rewritten: int = 0
 
 
-def write(storage: Storage, item: WriteItem) -> Written:
+@dataclass(frozen=True)
+class Places:
+    """What a task reads from and writes to, by the engine's own channel."""
+
+    storage: Storage
+    """The source's."""
+    scratch: Scratch
+    """Where tasks hand on what the verdicts say."""
+    outputs: Scratch
+    """Where the sink will look for what is written."""
+
+
+def write(places: Places, item: WriteItem) -> Written:
     """Write the kept rows of some files: a file that loses none is carried over whole, of others the row groups that
     lose none are copied as bytes.
 
     Memory: some thousand rows. Raises ChangedError where a file is not what the first pass read, StoreError where
     storage does not give it.
     """
-    losers = losers_of(item.losers, item.first, item.first + len(item.files))
+    losers = losers_of(places.scratch, item.losers, item.first, item.first + len(item.files))
     written = Written()
-    vectors = VectorFile(Path(item.folder)) if item.in_place == "vectors" else None
+    vectors = VectorFile() if item.in_place == "vectors" else None
     for place in range(len(item.files)):
         try:
             if item.in_place and not len(losers[place]):
                 _add_output(written, None, (0, 0, 0))
             elif vectors is not None:
-                _mark(storage, item, place, losers[place], written, vectors)
+                _mark(places, item, place, losers[place], written, vectors)
             else:
-                write_file(storage, item, place, losers[place], written)
+                write_file(places, item, place, losers[place], written)
         except ChangedError:
             raise
         except SourceError as error:  # the others are looked at all the same: they are planned anew only once
             written.damaged[item.files.full_path(place)] = str(error)
     if vectors is not None and written.marked:
-        written.vectors.append((item.first, str(vectors.path), vectors.write(item.disk)))
+        with places.outputs.new(vectors.name, lasts=True) as path:
+            path.write_bytes(vectors.content)
+        written.vectors.append((item.first, vectors.name, len(vectors.content)))
     return written
 
 
-def losers_of(paths: list[str], first: int, end: int) -> list[pa.Table]:
+def losers_of(scratch: Scratch, names: list[str], first: int, end: int) -> list[pa.Table]:
     """For each ordinal from `first` to `end` its ranges of refused rows, by row."""
     found = []
-    for path in paths:
-        losers = open_exchange(path).read_all()
+    for name in names:
+        losers = read_table(scratch, name)
         low, high = np.searchsorted(losers["file"].to_numpy(), [first, end])
         found.append(losers.slice(low, high - low))
     table = pa.concat_tables(found) if found else pa.table({name: [] for name in ("file", "row", "count", "verdict")})
@@ -123,46 +134,42 @@ def losers_of(paths: list[str], first: int, end: int) -> list[pa.Table]:
     return [table.slice(low, high - low) for low, high in pairwise(borders)]
 
 
-def write_file(storage: Storage, item: WriteItem, place: int, losers: pa.Table, written: Written) -> None:
+def write_file(places: Places, item: WriteItem, place: int, losers: pa.Table, written: Written) -> None:
     """One file's kept rows, and those that are set aside."""
     ordinal, rows = item.first + place, item.rows[place]
     refused = pc.sum(losers["count"]).as_py() or 0
     not_kept = _with_gone(losers, item.files.vectors[place])
-    path: str | None = None
+    name: str | None = None
     facts = (0, 0, 0)
-    with unchanged(storage, item.files, place) if item.is_read[place] else nullcontext():
+    with unchanged(places.storage, item.files, place) if item.is_read[place] else nullcontext():
         if rows and refused < rows:
-            target = _target(item, f"part-{ordinal:05}")
+            name = _new_name(f"part-{ordinal:05}")
             if len(not_kept):
-                done = _rewrite(storage, item, place, target, not_kept)
+                done = _rewrite(places, item, place, name, not_kept)
                 facts = done.rows, done.bytes, done.footer_crc
                 written.groups_copied += done.groups_copied
                 written.groups_rewritten += done.groups_rewritten
             else:
-                facts = _carry_over(storage, item, place, target)
-            path = str(target)
+                facts = _carry_over(places, item, place, name)
             if facts[0] != rows - refused:
-                raise AssertionError(f"{target} has {facts[0]} rows, {rows} were read and {refused} are not kept")
-            item.disk.seal(target)
+                raise AssertionError(f"{name} has {facts[0]} rows, {rows} were read and {refused} are not kept")
             if item.tells_schemas:
-                written.schemas.setdefault(_schema(target), item.files.full_path(place))
+                written.schemas.setdefault(_schema(places.outputs, name), item.files.full_path(place))
         written.carried += rows > 0 and not len(not_kept)
-        _set_aside_all(storage, item, place, losers, written)
+        _set_aside_all(places, item, place, losers, written)
     if item.in_place:
         written.marked.append(_marked(item, place, refused, None))
-    _add_output(written, path, facts)
+    _add_output(written, name, facts)
 
 
-def _mark(
-    storage: Storage, item: WriteItem, place: int, losers: pa.Table, written: Written, vectors: VectorFile
-) -> None:
+def _mark(places: Places, item: WriteItem, place: int, losers: pa.Table, written: Written, vectors: VectorFile) -> None:
     """Note which of a file's rows are not kept, and write those that are set aside."""
     path = item.files.full_path(place)
-    with unchanged(storage, item.files, place):
-        object_ = storage.object(path, item.files.facts(place))
+    with unchanged(places.storage, item.files, place):
+        object_ = places.storage.object(path, item.files.facts(place))
         footer = persist(lambda: parquet_footer(path, object=object_))
         _check_footer(item, place, footer.footer_crc)
-        _set_aside_all(storage, item, place, losers, written)
+        _set_aside_all(places, item, place, losers, written)
     vector = vectors.add(item.files.vectors[place], *_ranges(losers))
     written.marked.append(_marked(item, place, pc.sum(losers["count"]).as_py(), vector))
     _add_output(written, None, (0, 0, 0))
@@ -174,9 +181,9 @@ def _marked(item: WriteItem, place: int, refused: int, vector: dict[str, Any] | 
     return {"path": item.files.paths[place], "ordinal": ordinal, "rows": rows, "refused": refused, "vector": vector}
 
 
-def _add_output(written: Written, path: str | None, facts: tuple[int, int, int]) -> None:
+def _add_output(written: Written, name: str | None, facts: tuple[int, int, int]) -> None:
     """Facts: rows, bytes, footer CRC."""
-    written.paths.append(path)
+    written.names.append(name)
     for column, value in zip((written.rows, written.bytes, written.footer_crc), facts, strict=True):
         column.append(value)
 
@@ -191,10 +198,11 @@ def _with_gone(losers: pa.Table, vector: Bitmap | None) -> pa.Table:
     return both.sort_by("row")
 
 
-def _schema(path: Path) -> bytes:
+def _schema(outputs: Scratch, name: str) -> bytes:
     import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
-    file = pq.ParquetFile(path)
+    ranges = outputs.object(name)
+    file = pq.ParquetFile(ranges.open() if ranges else outputs.place(name))
     schema = file.schema_arrow.remove_metadata()
     columns = [file.schema.column(place) for place in range(len(file.schema))]
     for name in (it.path for it in columns if it.physical_type == "INT96"):
@@ -204,48 +212,53 @@ def _schema(path: Path) -> bytes:
     return found
 
 
-def _target(item: WriteItem, name: str) -> Path:
-    return Path(item.folder) / f"{name}-{uuid4().hex[:12]}.parquet"
+def _new_name(stem: str) -> str:
+    return f"{stem}-{uuid4().hex[:12]}.parquet"
 
 
-def _carry_over(storage: Storage, item: WriteItem, place: int, target: Path) -> tuple[int, int, int]:
-    source = item.files.full_path(place)
+def _carry_over(places: Places, item: WriteItem, place: int, name: str) -> tuple[int, int, int]:
+    source, facts = item.files.full_path(place), item.files.facts(place)
+    storage, outputs = places.storage, places.outputs
+    if not persist(lambda: storage.copy_within(source, facts, outputs, name)):
+        with outputs.new(name, lasts=True) as target:
 
-    def attempt() -> None:
-        try:
-            storage.copy(source, item.files.facts(place), target, item.disk, may_link=item.may_link)
-        except BaseException:
-            target.unlink(missing_ok=True)
-            raise
+            def attempt() -> None:
+                try:
+                    storage.copy(source, facts, target, may_link=item.may_link)
+                except BaseException:
+                    target.unlink(missing_ok=True)
+                    raise
 
-    persist(attempt)
-    footer = parquet_footer(str(target))
+            persist(attempt)
+    ranges = outputs.object(name)
+    footer = parquet_footer(outputs.place(name), object=ranges)
     _check_footer(item, place, footer.footer_crc)
-    return footer.rows, os.path.getsize(target), footer.footer_crc
+    size = ranges.size() if ranges else os.path.getsize(outputs.place(name))
+    return footer.rows, size, footer.footer_crc
 
 
 def _rewrite(
-    storage: Storage, item: WriteItem, place: int, target: Path, losers: pa.Table, *, keep: bool = False
+    places: Places, item: WriteItem, place: int, name: str, losers: pa.Table, *, keep: bool = False
 ) -> Rewritten:
     path = item.files.full_path(place)
-    object_ = storage.object(path, item.files.facts(place))
-    done = persist(lambda: rewrite(path, str(target), *_ranges(losers), keep=keep, object=object_))
-    _check_footer(item, place, done.source_crc)
+    object_ = places.storage.object(path, item.files.facts(place))
+    with places.outputs.new(name, lasts=True) as target:
+        done = persist(lambda: rewrite(path, str(target), *_ranges(losers), keep=keep, object=object_))
+        _check_footer(item, place, done.source_crc)
     return done
 
 
-def _set_aside_all(storage: Storage, item: WriteItem, place: int, losers: pa.Table, written: Written) -> None:
+def _set_aside_all(places: Places, item: WriteItem, place: int, losers: pa.Table, written: Written) -> None:
     dropped = {Verdict.CONFLICT} if item.drops_conflicts else set()
     for verdict in [it for it in _set_aside(losers, item.rejects) if it not in dropped]:
-        _reject(storage, item, place, losers.filter(pc.equal(losers["verdict"], verdict)), verdict, written)
+        _reject(places, item, place, losers.filter(pc.equal(losers["verdict"], verdict)), verdict, written)
 
 
-def _reject(storage: Storage, item: WriteItem, place: int, losers: pa.Table, verdict: int, written: Written) -> None:
-    ordinal, name = item.first + place, Verdict(verdict).name
-    target = _target(item, f"reject-{name}-{ordinal:05}")
-    done = _rewrite(storage, item, place, target, losers, keep=True)
-    item.disk.seal(target)
-    written.rejects.append((ordinal, name, str(target), done.rows, done.bytes, done.footer_crc))
+def _reject(places: Places, item: WriteItem, place: int, losers: pa.Table, verdict: int, written: Written) -> None:
+    ordinal, of_verdict = item.first + place, Verdict(verdict).name
+    name = _new_name(f"reject-{of_verdict}-{ordinal:05}")
+    done = _rewrite(places, item, place, name, losers, keep=True)
+    written.rejects.append((ordinal, of_verdict, name, done.rows, done.bytes, done.footer_crc))
 
 
 def _set_aside(losers: pa.Table, rejects: Rejects) -> list[int]:

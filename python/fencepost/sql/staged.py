@@ -195,7 +195,8 @@ class StagedTable(RunFolders):
     ) -> tuple[Callable[[Any], Any], list[Any]]:
         """See `RunFolders`."""
         groups = groups_of_files(outputs.bytes, slots) if len(outputs) else []
-        paths = [winners[name] for name in outputs.name]
+        folder = self.prepare_folder(version, attempt)
+        paths = [f"{folder}/{winners[name]}" for name in outputs.name]
         name = f"{self._stage_name}_{version}_{attempt[:12]}"
         items = [StageItem(self._table, self._insert, name, paths[low:high]) for low, high in groups]
         return partial(stage, self._url), items

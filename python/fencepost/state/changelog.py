@@ -17,16 +17,18 @@ that the list of the state it goes back to. Files that are removed later are in 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 from uuid import uuid4
 
 from fencepost._native import StateTable, parquet_footer
-from fencepost.state.disk import Disk
+from fencepost.state.decision import SideFiles
+from fencepost.state.scratch import Scratch
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
+
+    from fencepost.state.commit import Sink
 
 ArrowTable: TypeAlias = Any
 """A `pyarrow.Table`; pyarrow is imported where it is needed."""
@@ -89,17 +91,25 @@ def corrections(shown: Iterable[ArrowTable], missing: Iterable[ArrowTable], vers
     return found
 
 
-def write_lines(lines: list[ArrowTable], folder: Path, disk: Disk) -> tuple[dict[str, Any], Path]:
-    """Write a version's file of changes, durably: what the decision says of it (`SideFiles`), and where it lies."""
+def write_lines(lines: list[ArrowTable], scratch: Scratch) -> tuple[dict[str, Any], str]:
+    """Write a version's file of changes, durably: what the decision says of it (`SideFiles`), and its name there."""
     import pyarrow as pa
     import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
-    path = folder / f"{uuid4().hex}.missing"
+    name = f"{uuid4().hex}.missing"
     table = pa.concat_tables(lines, promote_options="permissive")
-    pq.write_table(table, path)
-    disk.seal(path)
-    row = {"table": "missing", "name": NAME, "rows": len(table), "bytes": path.stat().st_size}
-    return row | {"footer_crc": parquet_footer(path).footer_crc}, path
+    with scratch.new(name, lasts=True) as path:
+        pq.write_table(table, path)
+        facts = {"bytes": path.stat().st_size, "footer_crc": parquet_footer(path).footer_crc}
+    return {"table": "missing", "name": NAME, "rows": len(table), **facts}, name
+
+
+def prepare(sink: Sink, version: int, attempt: str, lines: list[ArrowTable]) -> tuple[SideFiles, str]:
+    """See `Sink.prepare_changelog`."""
+    scratch = sink.scratch(version, attempt)
+    scratch.make()
+    row, name = write_lines(lines, scratch)
+    return SideFiles.of([row]), sink.collect(version, attempt, {row["name"]: name})
 
 
 def numbered(table: ArrowTable) -> npt.NDArray[np.int64]:

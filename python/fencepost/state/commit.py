@@ -11,10 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from fencepost.errors import StateConflictError
-from fencepost.state.decision import ABANDONED, Decision, SideFiles
+from fencepost.state.decision import ABANDONED, Decision, Outputs, SideFiles
+from fencepost.state.scratch import Scratch
 
 if TYPE_CHECKING:
     from fencepost.state.versions import State
@@ -23,10 +25,28 @@ if TYPE_CHECKING:
 class Sink(Protocol):
     """Where versions are shown. All calls may be made again, by anyone, at the same time too."""
 
+    @property
+    def layout(self) -> str:
+        """What its versions are shown by, one of `sinks.LAYOUTS` where it can be opened by its place."""
+
+    @property
+    def has_schema(self) -> bool:
+        """Whether all files must have the same columns, so that `check_rows` needs to know them."""
+
+    @property
+    def location(self) -> str | Path:
+        """What people know it by."""
+
     def check(self, state: State) -> None:
         """Refuse a sink that is not this state's, or no longer what it left behind. Changes nothing.
 
         Raises SinkError, SinkChangedError.
+        """
+
+    def probe(self, version: int, attempt: str) -> None:
+        """Refuse storage on which what is promised here would not hold, before the state's first decision.
+
+        Raises SinkError, StoreError.
         """
 
     def claim(self, state_id: str) -> None:
@@ -46,6 +66,22 @@ class Sink(Protocol):
         all. Gives what else the decision has to say of the sink (`Decision.sink_version`). Raises SinkError.
         """
 
+    def scratch(self, version: int, attempt: str) -> Scratch:
+        """Where an attempt's tasks write."""
+
+    def staging(
+        self, version: int, attempt: str, outputs: Outputs, winners: dict[str, str], slots: int
+    ) -> tuple[Callable[[Any], Any], list[Any]]:
+        """What tasks are to do with the winning files before they are decided: a function of a module, and its items,
+        for about so many slots. `winners`: final name to name in the scratch."""
+
+    def staged(self, results: list[Any]) -> dict[str, Any]:
+        """What the decision has to say of it, from what the tasks gave."""
+
+    def collect(self, version: int, attempt: str, winners: dict[str, str]) -> str:
+        """Keep the winning files, final name to name in the scratch, apart from what else tasks have written or still
+        write; gives their place for `apply` (`Decision.prepared`)."""
+
     def apply(self, decision: Decision) -> str:
         """Show a decided version. Gives APPLIED, or ABANDONED where it was fenced. Raises SinkChangedError."""
 
@@ -54,6 +90,9 @@ class Sink(Protocol):
 
         Raises SinkChangedError where it is shown in part.
         """
+
+    def names(self, decision: Decision) -> list[str]:
+        """Where a version's outputs are, relative to the sink."""
 
     def shown(self, decision: Decision) -> int:
         """How many of an applied version's output files are still there."""

@@ -276,7 +276,7 @@ def _sink_of(state: State) -> Sink:
     from fencepost.state.sinks import open_sink
 
     settings = state.agreed()
-    return open_sink(settings.sink, settings.layout, Disk())
+    return open_sink(settings.sink, settings.layout, Disk(), state.sink_options)
 
 
 def _commit(state: State, sink: Sink, decision: Decision) -> Decision:

@@ -19,7 +19,7 @@ import json
 import os
 import re
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -27,9 +27,11 @@ from uuid import uuid4
 
 from fencepost.errors import SinkChangedError, SinkError
 from fencepost.state import changelog
+from fencepost.state.commit import Sink
 from fencepost.state.decision import ABANDONED, APPLIED, Decision, Outputs, SideFiles
 from fencepost.state.disk import TEMPORARY, Disk, opened_folder
-from fencepost.state.stores import is_local
+from fencepost.state.scratch import FolderScratch
+from fencepost.state.stores import RemoteStore, is_local, open_store
 from fencepost.state.versions import State
 
 IN_PLACE = "in-place"
@@ -40,10 +42,13 @@ PREPARE = "_prepare"
 EMPTY_NAME, ABANDONED_NAME = "_empty", "_abandoned"
 
 
-def open_sink(uri: str, layout: str, disk: Disk) -> RunFolders:
-    """A sink by its place and layout, one of LAYOUTS. Raises SinkError where there is none for it."""
+def open_sink(uri: str, layout: str, disk: Disk, options: Mapping[str, Any] | None = None) -> Sink:
+    """A sink by its place and layout, one of LAYOUTS. `options`: of an object store, see `fencepost.state.open_store`.
+
+    Raises SinkError where there is none for it.
+    """
     if not is_local(uri):
-        raise SinkError(f"{uri}: only local folders can be sinks")
+        return _open_prefix(uri, layout, options)
     path = Path(uri.removeprefix("file://"))
     if layout == "run":
         return RunFolders(path, disk)
@@ -55,11 +60,22 @@ def open_sink(uri: str, layout: str, disk: Disk) -> RunFolders:
     return InPlace(path, disk) if layout == IN_PLACE else DeltaSink(path, disk)
 
 
+def _open_prefix(uri: str, layout: str, options: Mapping[str, Any] | None) -> Sink:
+    from fencepost.state.prefix import RunPrefixes
+
+    store = open_store(uri, options=options)
+    if not isinstance(store, RemoteStore):
+        raise SinkError(f"{uri}: a sink is a local folder or a prefix of an object store (s3://, gs://, az://)")
+    if layout != "run":
+        raise SinkError(f"{uri}: on an object store, only files can be written yet (layout='run'), no {layout} table")
+    return RunPrefixes(store)
+
+
 @runtime_checkable
 class ForJobs(Protocol):
     """What is no sink of a job, and knows one for it."""
 
-    def for_job(self, state: str | os.PathLike[str]) -> RunFolders:
+    def for_job(self, state: str | os.PathLike[str]) -> Sink:
         """The sink for the job with this state."""
 
 
@@ -118,12 +134,9 @@ class RunFolders:
         if unknown:
             raise SinkChangedError(f"{self.path}: run={min(unknown)} is there, though no such version was decided")
 
-    def probe(self, folder: Path) -> None:
-        """Refuse a file system on which versions would not appear at once. `folder`: where the probe may write.
-
-        Raises SinkError.
-        """
-        check_renames(folder / "probe", self.disk)
+    def probe(self, version: int, attempt: str) -> None:
+        """See `Sink`: a file system on which versions would not appear at once."""
+        check_renames(self.prepare_folder(version, attempt) / "probe", self.disk)
 
     def claim(self, state_id: str) -> None:
         """Say whose folder it is. Raises SinkError if another state was faster."""
@@ -132,6 +145,10 @@ class RunFolders:
         if not self.disk.put(self.path / MARKER, (json.dumps(marker) + "\n").encode()):
             raise SinkError(f"{self.path}: belongs to another state (id {self._owner()}), claimed meanwhile")
 
+    def scratch(self, version: int, attempt: str) -> FolderScratch:
+        """See `Sink`."""
+        return FolderScratch(str(self.prepare_folder(version, attempt)), self.disk)
+
     def prepare_folder(self, version: int, attempt: str) -> Path:
         """Where an attempt's tasks write."""
         return self.path / PREPARE / f"{version}-{attempt}"
@@ -139,27 +156,24 @@ class RunFolders:
     def staging(
         self, version: int, attempt: str, outputs: Outputs, winners: dict[str, str], slots: int
     ) -> tuple[Callable[[Any], Any], list[Any]]:
-        """What tasks are to do with the winning files before they are decided: a function of a module, and its items,
-        for about so many slots. None for a folder, to which they are as near as can be."""
+        """See `Sink`: nothing, they are as near as can be."""
         return len, []
 
     def staged(self, results: list[Any]) -> dict[str, Any]:
-        """What the decision has to say of it, from what the tasks gave."""
+        """See `Sink`."""
         return {}
 
-    def collect(self, folder: Path, winners: dict[str, str]) -> str:
-        """Bring the winning files, final name to path, into one folder under `folder`; gives its name for `apply`.
-
-        Tasks that lost may still write to `folder`; they know nothing of the one inside.
-        """
+    def collect(self, version: int, attempt: str, winners: dict[str, str]) -> str:
+        """See `Sink`: one folder has them all. Tasks that lost know nothing of it."""
+        folder = self.prepare_folder(version, attempt)
         prepared = folder / "run"
         self.disk.make_folder(prepared, self.path)
         folders = {name.rpartition("/")[0] for name in winners} - {""}
         for subfolder in sorted(folders):
             self.disk.make_folder(prepared / subfolder, prepared)
         root = str(prepared)
-        for name, path in winners.items():
-            os.rename(path, f"{root}/{name}")
+        for name, written in winners.items():
+            os.rename(f"{folder}/{written}", f"{root}/{name}")
         for subfolder in folders | {""}:
             self.disk.seal(prepared / subfolder)
         return prepared.relative_to(self.path).as_posix()
@@ -225,6 +239,12 @@ class RunFolders:
         """See `Sink`."""
         return len(_sizes(self._target(decision)).keys() & set(decision.outputs.name))
 
+    def shown_files(self) -> list[str]:
+        """The names of the files with kept rows of all versions."""
+        runs = [it for it in os.listdir(self.path) if re.fullmatch(r"run=\d+", it)]
+        found = [f"{run}/{name}" for run in runs for name in _sizes(self.path / run) if not name.startswith("_")]
+        return sorted(name for name in found if name.endswith(".parquet"))
+
     def changelog(self) -> Iterator[Any]:
         """See `Sink`."""
         import pyarrow.parquet as pq  # type: ignore[import-untyped]
@@ -237,10 +257,7 @@ class RunFolders:
 
     def prepare_changelog(self, version: int, attempt: str, lines: list[Any]) -> tuple[SideFiles, str]:
         """See `Sink`."""
-        folder = self.prepare_folder(version, attempt)
-        self.disk.make_folder(folder)
-        row, path = changelog.write_lines(lines, folder, self.disk)
-        return SideFiles.of([row]), self.collect(folder, {row["name"]: str(path)})
+        return changelog.prepare(self, version, attempt, lines)
 
     def discard(self, version: int, attempt: str) -> None:
         """See `Sink`."""

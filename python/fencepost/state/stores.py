@@ -11,12 +11,14 @@ A store that is passed to another process opens its connections there.
 from __future__ import annotations
 
 import errno
+import io
 import os
 import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import IO, Any, ClassVar, Protocol, TypeVar
@@ -31,6 +33,10 @@ TRIES_MAX = 8  # of one call to a remote store, above those of its client
 PAUSE_SECONDS = 0.05  # before the second try; it doubles, up to PAUSE_SECONDS_MAX
 PAUSE_SECONDS_MAX = 2.0
 LISTED_AT_ONCE = 1_000
+PART_BYTES, PARTS_AT_ONCE = 32 << 20, 2
+"""Of a file that goes to a remote store in parts: the bytes of one, and how many are under way."""
+COPY_BYTES_MAX = 5 << 30
+"""The most that a store copies by itself."""
 PROBE_WRITERS, PROBE_ROUNDS = 8, 4
 """How many writers put at once when a remote store is probed, and how often."""
 NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
@@ -124,15 +130,15 @@ def absolute(uri: str | os.PathLike[str]) -> str:
     return os.path.abspath(text.removeprefix("file://")) if is_local(text) else text.rstrip("/")
 
 
-def check_exclusion(store: Store) -> None:
-    """Refuse a store that lets several writers put the same name. Raises StoreError.
+def check_exclusion(store: Store, folder: str = "probe") -> None:
+    """Refuse a store that lets several writers put the same name. `folder`: where to try it. Raises StoreError.
 
     Writers of a remote store put at the same time: some stores refuse the second of two puts in turn, and accept
     several at once. Such a probe can refute a store, and never prove one.
     """
     is_remote = isinstance(store, RemoteStore)
     for _ in range(PROBE_ROUNDS if is_remote else 1):
-        name = f"probe/{uuid4().hex}"
+        name = f"{folder}/{uuid4().hex}"
         try:
             won = _put_at_once(store, name) if is_remote else _put_in_turn(store, name)
             found = store.read(name)
@@ -332,6 +338,8 @@ class RemoteStore:
     _client: Any
     _errors: Any
     _store: Any
+    _root: Any
+    """The bucket, without the prefix."""
 
     def __init__(self, uri: str, options: Mapping[str, Any] | None = None) -> None:
         self._uri = uri.rstrip("/")
@@ -344,6 +352,16 @@ class RemoteStore:
     def __setstate__(self, state: tuple[str, dict[str, Any]]) -> None:
         self._uri, self.options = state
         self._connect()
+
+    @property
+    def _root_uri(self) -> str:
+        scheme, _, rest = self._uri.partition("://")
+        return f"{scheme}://{rest.partition('/')[0]}"
+
+    def _full_name(self, name: str) -> str:
+        """Of an object, from the root of its bucket."""
+        prefix = self._uri.removeprefix(self._root_uri).strip("/")
+        return f"{prefix}/{name}" if prefix else name
 
     def _connect(self) -> None:
         try:
@@ -359,7 +377,8 @@ class RemoteStore:
         self._client = obstore
         try:
             connect: Any = stores.from_url
-            self._store = connect(self._uri, config=config, client_options=client, retry_config=retries)
+            how = {"config": config, "client_options": client, "retry_config": retries}
+            self._store, self._root = (connect(uri, **how) for uri in (self._uri, self._root_uri))
         except Exception as error:
             raise StoreError(f"{self._uri}: {_short(error)}") from error
 
@@ -405,20 +424,16 @@ class RemoteStore:
         return self.head(name)[0]
 
     def list(self, prefix: str) -> list[str]:
-        def attempt() -> list[str]:
-            pages = self._client.list(self._store, prefix=prefix, chunk_size=LISTED_AT_ONCE)
-            return [entry["path"] for page in pages for entry in page]
+        return [name for name, _, _ in self.listing(prefix)]
 
-        return self._persist("list", prefix, attempt)
-
-    def listing(self) -> Sequence[tuple[str, int, str]]:
-        """(name, bytes, etag) of all objects."""
+    def listing(self, prefix: str = "") -> Sequence[tuple[str, int, str]]:
+        """(name, bytes, etag) of all objects beneath a folder."""
 
         def attempt() -> Sequence[tuple[str, int, str]]:
-            pages = self._client.list(self._store, chunk_size=LISTED_AT_ONCE)
+            pages = self._client.list(self._store, prefix=prefix or None, chunk_size=LISTED_AT_ONCE)
             return [(entry["path"], entry["size"], entry["e_tag"] or "") for page in pages for entry in page]
 
-        return self._persist("list", "", attempt)
+        return self._persist("list", prefix, attempt)
 
     def head(self, name: str) -> tuple[int, str]:
         """(bytes, etag). Raises FileNotFoundError."""
@@ -449,6 +464,52 @@ class RemoteStore:
             return data
 
         return self._persist("read", name, attempt) if length else b""
+
+    def object(self, name: str, size: int, etag: str = "") -> Ranges:
+        """An object of so many bytes, to be read in pieces. With an etag, just this object is read."""
+        return Ranges(self, name, size, etag)
+
+    def upload(self, path: Path, name: str) -> None:
+        """Put a local file under a name that nobody else uses."""
+        size = path.stat().st_size
+
+        def attempt() -> None:
+            parts = {"chunk_size": PART_BYTES, "max_concurrency": PARTS_AT_ONCE}
+            self._client.put(self._store, name, path, use_multipart=size > PART_BYTES, **parts)
+            found = self.head(name)[0]
+            if found != size:
+                raise OSError(f"it has {found} bytes, {size} were written")
+
+        self._persist("write", name, attempt)
+
+    def copy(self, origin: RemoteStore, name: str, size: int, target: str) -> bool:
+        """Copy an object of so many bytes from a store to a name in this one, without its bytes passing here; False
+        where that cannot be. An object of the target's name is replaced. Raises FileNotFoundError."""
+        if (origin._root_uri, origin.options) != (self._root_uri, self.options) or size > COPY_BYTES_MAX:
+            return False
+
+        def attempt() -> bool:
+            try:
+                self._client.copy(self._root, origin._full_name(name), self._full_name(target))
+            except (self._errors.NotFoundError, FileNotFoundError):
+                raise FileNotFoundError(f"{origin.uri}/{name}") from None
+            return True
+
+        return self._persist("copy", name, attempt)
+
+    def names_at_top(self, prefix: str = "") -> Sequence[str]:
+        """The objects and folders that are right beneath a folder."""
+
+        def attempt() -> Sequence[str]:
+            found = self._client.list_with_delimiter(self._store, prefix or None)
+            paths = [*found["common_prefixes"], *(it["path"] for it in found["objects"])]
+            return [str(it).rpartition("/")[2] for it in paths]
+
+        return self._persist("list", prefix, attempt)
+
+    def sizes(self, prefix: str) -> Sequence[tuple[str, int]]:
+        """(name, bytes) of all objects beneath a folder, by their names within."""
+        return [(name.removeprefix(f"{prefix}/"), size) for name, size, _ in self.listing(prefix)]
 
     def delete(self, names: Iterable[str]) -> None:
         wanted = list(names)
@@ -503,6 +564,54 @@ class RemoteStore:
             time.sleep(pause)
             pause = min(2 * pause, PAUSE_SECONDS_MAX)
         raise AssertionError("the last try gives or raises")
+
+
+@dataclass(frozen=True)
+class Ranges:
+    """An object of a remote store, to be read in pieces."""
+
+    store: RemoteStore
+    name: str
+    length: int
+    etag: str
+
+    def size(self) -> int:
+        return self.length
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Raises StoreError where the object has changed, and where the answer is not as long as that."""
+        return self.store.read_exactly(self.name, offset, length, self.etag)
+
+    def open(self) -> IO[bytes]:
+        """For readers that know files only."""
+        return io.BufferedReader(_Reader(self), 1 << 20)
+
+
+class _Reader(io.RawIOBase):
+    def __init__(self, ranges: Ranges) -> None:
+        self.ranges = ranges
+        self.position = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        start = {os.SEEK_SET: 0, os.SEEK_CUR: self.position, os.SEEK_END: self.ranges.size()}[whence]
+        self.position = start + offset
+        return self.position
+
+    def tell(self) -> int:
+        return self.position
+
+    def readinto(self, buffer: Any) -> int:
+        count = max(0, min(len(buffer), self.ranges.size() - self.position))
+        if count:
+            buffer[:count] = self.ranges.read(self.position, count)
+            self.position += count
+        return count
 
 
 class _RemoteWriter:

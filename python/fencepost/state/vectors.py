@@ -11,13 +11,11 @@ from __future__ import annotations
 
 import os
 import zlib
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlparse
 from uuid import UUID, uuid4
 
 from fencepost.errors import FencepostError, SourceError
-from fencepost.state.disk import Disk
 
 if TYPE_CHECKING:
     import numpy as np
@@ -79,10 +77,10 @@ def ranges_of(bitmap: Bitmap) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.ui
 class VectorFile:
     """A file of deletion vectors, under a name by which a table's log can tell of it."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self) -> None:
         self._uuid = uuid4()
-        self.path = folder / f"deletion_vector_{self._uuid}.bin"
-        self._bytes = bytearray(b"\1")
+        self.name = f"deletion_vector_{self._uuid}.bin"
+        self.content = bytearray(b"\1")
 
     def add(
         self, before: Bitmap | None, firsts: npt.NDArray[np.uint64], counts: npt.NDArray[np.uint64]
@@ -98,8 +96,8 @@ class VectorFile:
             for first, end in zip(firsts.tolist(), (firsts + counts).tolist(), strict=True):
                 rows.add_range(first, end)
         data = MAGIC + rows.serialize()
-        offset = len(self._bytes)
-        self._bytes += len(data).to_bytes(4, "big") + data + zlib.crc32(data).to_bytes(4, "big")
+        offset = len(self.content)
+        self.content += len(data).to_bytes(4, "big") + data + zlib.crc32(data).to_bytes(4, "big")
         return {
             "storageType": "u",
             "pathOrInlineDv": to_z85(self._uuid.bytes),
@@ -107,11 +105,6 @@ class VectorFile:
             "sizeInBytes": len(data),
             "cardinality": len(rows),
         }
-
-    def write(self, disk: Disk) -> int:
-        """Write it, durably but for its name; gives its bytes."""
-        disk.write(self.path, bytes(self._bytes))
-        return len(self._bytes)
 
 
 def from_z85(text: str) -> bytes:

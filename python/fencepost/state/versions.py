@@ -47,12 +47,19 @@ CARRIED = (
 )
 
 
-def open(uri: str | os.PathLike[str], *, sync: bool = True, options: Mapping[str, Any] | None = None) -> State:
+def open(
+    uri: str | os.PathLike[str],
+    *,
+    sync: bool = True,
+    options: Mapping[str, Any] | None = None,
+    sink_options: Mapping[str, Any] | None = None,
+) -> State:
     """The state at a path or URI, to look at or to mend. Raises SnapshotError where there is none, StoreError.
 
-    `options`: of a remote store, see `open_store`. `sync=False`: local files are not synced.
+    `options`, `sink_options`: of the remote stores that state and sink are in, see `open_store`. `sync=False`: local
+    files are not synced.
     """
-    state = State(open_store(uri, sync=sync, options=options))
+    state = State(open_store(uri, sync=sync, options=options), sink_options)
     state.agreed()
     return state
 
@@ -60,8 +67,9 @@ def open(uri: str | os.PathLike[str], *, sync: bool = True, options: Mapping[str
 class State:
     """A state, whether or not anything was decided in it yet."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, sink_options: Mapping[str, Any] | None = None) -> None:
         self.store = store
+        self.sink_options = sink_options
         self._known: dict[str, Decision] = {}  # the newest one read, by the hash of its log file
 
     @property

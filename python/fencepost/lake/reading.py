@@ -1,0 +1,89 @@
+"""What a job has written, for those who read it: the kept rows of all versions that are there as a whole."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, Any
+
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.dataset as ds  # type: ignore[import-untyped]
+from pyarrow import fs
+
+from fencepost.errors import SinkError
+from fencepost.state.delta import is_delta_sink
+from fencepost.state.disk import Disk
+from fencepost.state.prefix import RunPrefixes
+from fencepost.state.sinks import RunFolders, open_sink
+from fencepost.state.stores import RemoteStore, absolute, is_local
+
+_HIVE = ds.HivePartitioning.discover(infer_dictionary=False)
+
+
+def shown_files(sink: str | os.PathLike[str], options: Mapping[str, Any] | None = None) -> list[str]:
+    """The paths or URIs of the files with kept rows of a sink, but for those of a version that is there in part only.
+
+    `options`: of an object store, see `fencepost.state.open_store`. Refused rows and lists of missing ranges are not
+    among them. Raises SinkError where there is no sink of files.
+    """
+    opened = _open(sink, options)
+    return [f"{opened.location}/{name}" for name in opened.shown_files()]
+
+
+def dataset(sink: str | os.PathLike[str], options: Mapping[str, Any] | None = None) -> ds.Dataset:
+    """The rows of `shown_files` as a pyarrow dataset; names of Hive-style folders are columns, `run` among them.
+
+    For polars: `polars.scan_pyarrow_dataset(dataset(sink))`. Raises as `shown_files` does.
+    """
+    opened = _open(sink, options)
+    names = opened.shown_files()
+    if isinstance(opened, RunFolders):
+        files: fs.FileSystem = fs.SubTreeFileSystem(str(opened.path), fs.LocalFileSystem())
+    else:
+        files = fs.PyFileSystem(_Objects(opened.store))
+    if not names:
+        return ds.dataset(pa.table({}))
+    return ds.dataset(names, format="parquet", filesystem=files, partitioning=_HIVE)
+
+
+def _open(sink: str | os.PathLike[str], options: Mapping[str, Any] | None) -> RunFolders | RunPrefixes:
+    place = absolute(sink)
+    if is_local(place) and is_delta_sink(place):
+        raise SinkError(f"{place}: a Delta table, which its own readers read")
+    if is_local(place) and not Path(place).is_dir():
+        raise SinkError(f"{place}: no such folder")
+    opened = open_sink(place, "run", Disk(), options)
+    assert isinstance(opened, RunFolders | RunPrefixes)
+    return opened
+
+
+class _Objects(fs.FileSystemHandler):  # type: ignore[misc]
+    """Arrow's view of the objects of a store, by their names. It only reads."""
+
+    def __init__(self, store: RemoteStore) -> None:
+        self.store = store
+
+    def get_type_name(self) -> str:
+        return "fencepost"
+
+    def normalize_path(self, path: str) -> str:
+        return path
+
+    def get_file_info(self, paths: list[str]) -> list[fs.FileInfo]:
+        return [fs.FileInfo(path, fs.FileType.File, size=self.store.size(path)) for path in paths]
+
+    def open_input_file(self, path: str) -> pa.NativeFile:
+        return pa.PythonFile(self._open(path), mode="r")
+
+    def open_input_stream(self, path: str) -> pa.NativeFile:
+        return pa.PythonFile(self._open(path), mode="r")
+
+    def _open(self, path: str) -> IO[bytes]:
+        return self.store.object(path, *self.store.head(path)).open()
+
+    def _refuse(self, *_: object, **__: object) -> Any:
+        raise NotImplementedError("the files of a sink are only read")
+
+    get_file_info_selector = create_dir = delete_dir = delete_dir_contents = delete_root_dir_contents = _refuse
+    delete_file = move = copy_file = open_output_stream = open_append_stream = _refuse

@@ -1,0 +1,537 @@
+"""Jobs whose output goes to an object store, next to the same output in a folder."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import json
+import os
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import fencepost as fp
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from fencepost import state as states
+from fencepost.lake import DedupJob, LocalEngine, dataset, shown_files
+from fencepost.lake import storage as storages
+from fencepost.lake.plan import PLANS
+from fencepost.state import prefix, stores
+from fencepost.state.prefix import RunPrefixes
+from fencepost.state.stores import RemoteStore, open_store
+from liar import FAULTS_OF_READS, Liar
+from s3_server import BUCKET, serve_s3
+from secret_runs import ProcessEngine
+from test_object_sources import OPTIONS, rows
+
+SECRET = b"the-secret"
+
+
+@pytest.fixture(scope="module")
+def endpoint() -> Iterator[str]:
+    with serve_s3() as endpoint:
+        yield endpoint
+
+
+@pytest.fixture(autouse=True)
+def be_quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stores, "PAUSE_SECONDS", 0.001)
+    monkeypatch.setattr(storages, "PAUSES_SECONDS", (0.001, 0.001))
+
+
+class Bucket:
+    """Source, state and sink, each beneath a prefix of its own; the source also in a folder."""
+
+    def __init__(self, folder: Path, endpoint: str) -> None:
+        self.folder = folder
+        self.root = f"s3://{BUCKET}/{os.urandom(8).hex()}"
+        self.options: dict[str, Any] = {**OPTIONS, "endpoint": endpoint}
+
+    def store(self, name: str) -> RemoteStore:
+        store = open_store(f"{self.root}/{name}", options=self.options)
+        assert isinstance(store, RemoteStore)
+        return store
+
+    def sink(self) -> RunPrefixes:
+        return RunPrefixes(self.store("sink"))
+
+    def state(self) -> Any:
+        return states.open(f"{self.root}/state", options=self.options, sink_options=self.options)
+
+    def land(self, name: str, table: pa.Table, **options: Any) -> None:
+        path = self.folder / "source" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pq.write_table(table, path, **options)
+        store = self.store("source")
+        store._client.put(store._store, name, path.read_bytes())
+
+    def job(self, *, sink_endpoint: str = "", **options: Any) -> DedupJob:
+        sink = {**self.options, "endpoint": sink_endpoint or self.options["endpoint"]}
+        given = {"source_options": self.options, "state_options": self.options, "sink_options": sink}
+        places = [f"{self.root}/{name}" for name in ("source", "state", "sink")]
+        return DedupJob(*places, **{"settle_ms": 0, **given, **options})  # type: ignore[arg-type]
+
+    def near(self, **options: Any) -> DedupJob:
+        places = [self.folder / name for name in ("source", "state", "sink")]
+        return DedupJob(*places, **{"settle_ms": 0, **options})
+
+    def listed(self) -> dict[str, bytes]:
+        """What lies in the sink, by name."""
+        store = self.store("sink")
+        return {name: store.read(name) for name, _, _ in store.listing()}
+
+    def check(self, versions: int) -> None:
+        """The sink has just what the folder has, version by version, and no rest."""
+        listed = self.listed()
+        wanted = {
+            str(it.relative_to(self.folder / "sink")): pq.ParquetFile(it).read()
+            for it in (self.folder / "sink").glob("run=*/**/*.parquet")
+        }
+        found = {
+            name: pq.ParquetFile(io.BytesIO(data)).read() for name, data in listed.items() if name.endswith(".parquet")
+        }
+        assert found.keys() == wanted.keys()
+        for name, table in wanted.items():
+            assert found[name].sort_by(table.column_names[0]).equals(table.sort_by(table.column_names[0])), name
+        others = {name for name in listed if not name.endswith(".parquet")}
+        numbers = range(1, versions + 1)
+        assert others == {
+            "_fencepost.json",
+            *(f"_versions/{number}.json" for number in numbers),
+            *(f"run={number}/_SUCCESS" for number in numbers),
+        }
+        assert not [name for name, data in listed.items() if SECRET in data]
+        shown = [name for name in sorted(wanted) if "/_" not in name]
+        assert shown_files(f"{self.root}/sink", self.options) == [f"{self.root}/sink/{name}" for name in shown]
+        near, far = dataset(self.folder / "sink"), dataset(f"{self.root}/sink", self.options)
+        assert sorted_rows(far.to_table()) == sorted_rows(near.to_table())
+
+
+def sorted_rows(table: pa.Table) -> list[dict[str, Any]]:
+    return sorted(table.to_pylist(), key=repr)
+
+
+@pytest.fixture
+def bucket(tmp_path: Path, endpoint: str) -> Bucket:
+    return Bucket(tmp_path, endpoint)
+
+
+def land_some(bucket: Bucket) -> None:
+    bucket.land("day=1/a.parquet", rows(0, 3000), row_group_size=700, use_dictionary=["payload"])
+    bucket.land("day=1/b.parquet", rows(2500, 1500), row_group_size=400, compression="zstd")
+    bucket.land("day=2/clean.parquet", rows(0, 500, pid=2))
+    bucket.land("day=2/repeats.parquet", rows(100, 50, pid=2))
+
+
+COUNTS = {"ACCEPTED": 4500, "DUPLICATE": 550}
+
+
+@pytest.mark.parametrize("plan", [None, *PLANS])
+def test_the_output_is_that_of_a_folder(bucket: Bucket, plan: Any) -> None:
+    land_some(bucket)
+    for job in (bucket.near(plan=plan), bucket.job(plan=plan)):
+        assert job.run().counts == COUNTS
+        assert job.run().version is None
+    bucket.check(1)
+    bucket.land("day=2/late.parquet", rows(400, 300, pid=2))
+    bucket.land("day=3/zombie.parquet", rows(0, 5, pid=2).set_column(1, "epoch", pa.array([-1] * 5)))
+    for job in (bucket.near(plan=plan, rejects="all"), bucket.job(plan=plan, rejects="all")):
+        with pytest.raises(fp.BatchError, match="epoch"):
+            job.run()
+    bucket.land("day=3/zombie.parquet", rows(900, 5, pid=2).set_column(1, "epoch", pa.array([3] * 5)))
+    reports = [job.run() for job in (bucket.near(plan=plan, rejects="all"), bucket.job(plan=plan, rejects="all"))]
+    assert reports[0].counts == reports[1].counts == {"ACCEPTED": 205, "DUPLICATE": 100}
+    assert reports[0].outputs == reports[1].outputs
+    bucket.check(2)
+
+
+@pytest.mark.parametrize("plan", ["interval", "aligned"])
+def test_workers_that_share_no_folder(bucket: Bucket, plan: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tasks in processes of their own, each with a folder of its own that is gone after it."""
+    monkeypatch.setattr("fencepost.lake.run.DRIVER_RUNS_MAX", -1)
+    monkeypatch.setattr("fencepost.lake.plan.TASK_BYTES", 1)
+    monkeypatch.setattr("fencepost.lake.plan.FILE_BYTES", 1)
+    land_some(bucket)
+    options: dict[str, Any] = {"compare_content": True, "keep_checksums": "all"} if plan == "interval" else {}
+    far = {**options, "plan": plan, "engine": ProcessEngine()}
+    assert bucket.near(**options).run().counts == bucket.job(**far).run().counts == COUNTS
+    bucket.check(1)
+    bucket.land("day=2/late.parquet", rows(400, 300, pid=2))
+    assert bucket.near(**options).run().counts == bucket.job(**far).run().counts
+    bucket.check(2)
+
+
+def test_a_source_on_this_disk(bucket: Bucket) -> None:
+    land_some(bucket)
+    job = DedupJob(
+        bucket.folder / "source",
+        bucket.folder / "own",
+        f"{bucket.root}/sink",
+        settle_ms=0,
+        sink_options=bucket.options,
+    )
+    assert job.run().counts == bucket.near().run().counts
+    bucket.check(1)
+
+
+def test_a_clean_file_does_not_pass_here(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The store copies it twice: to where it is prepared, and to its place."""
+    bucket.land("a.parquet", rows(0, 2000))
+    bucket.land("b.parquet", rows(0, 2000, pid=2))
+    uploads: list[str] = []
+    real = RemoteStore.upload
+    monkeypatch.setattr(
+        RemoteStore, "upload", lambda self, path, name: (uploads.append(name), real(self, path, name))[1]
+    )
+    bucket.near().run()
+    bucket.job().run()
+    assert [name for name in uploads if name.endswith(".parquet")] == []
+    bucket.check(1)
+
+
+def test_a_file_that_the_store_does_not_copy(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stores, "COPY_BYTES_MAX", 1000)
+    monkeypatch.setattr(stores, "PART_BYTES", 5 << 20)
+    monkeypatch.setattr(prefix, "STREAMED_BYTES", 1 << 20)
+    payload = pa.array([os.urandom(700) for _ in range(10_000)])
+    bucket.land("a.parquet", rows(0, 10_000).set_column(4, "payload", payload))
+    bucket.land("b.parquet", rows(0, 2, pid=2))
+    assert (bucket.folder / "source" / "a.parquet").stat().st_size > 6 << 20
+    bucket.near().run()
+    bucket.job().run()
+    bucket.check(1)
+
+
+# Interrupted
+
+
+class Killed(BaseException):
+    pass
+
+
+REQUESTS = ("put", "copy", "delete", "listing", "names_at_top", "upload", "read", "head")
+
+
+def killed_at(monkeypatch: pytest.MonkeyPatch, number: int, moment: str, uri: str) -> None:
+    """The driver dies at the request of this number, "before" or "after" the store has answered."""
+    lock, numbers = threading.Lock(), itertools.count(1)
+
+    def wrap(real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(self: RemoteStore, *arguments: Any, **named: Any) -> Any:
+            if not self.uri.startswith(uri):
+                return real(self, *arguments, **named)
+            with lock:
+                is_last = next(numbers) == number
+            if is_last and moment == "before":
+                raise Killed
+            try:
+                return real(self, *arguments, **named)
+            finally:
+                if is_last:
+                    raise Killed
+
+        return call
+
+    for name in REQUESTS:
+        monkeypatch.setattr(RemoteStore, name, wrap(getattr(RemoteStore, name)))
+
+
+def test_killed_at_every_request(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the driver's last request to the sink was, the next run ends as if nothing had happened."""
+    monkeypatch.setattr(stores, "PROBE_ROUNDS", 1)
+    monkeypatch.setattr(stores, "PROBE_WRITERS", 2)
+    bucket.land("a.parquet", rows(0, 30))
+    bucket.land("b.parquet", rows(20, 30))
+    bucket.near().run()
+    kills = 0
+    for step in itertools.count(2):
+        number, moment = step // 2, ("before", "after")[step % 2]
+        bucket.root = f"s3://{BUCKET}/{os.urandom(8).hex()}"
+        for name in ("a.parquet", "b.parquet"):
+            bucket.land(name, pq.read_table(bucket.folder / "source" / name))
+        with monkeypatch.context() as patch:
+            patch.setattr(prefix, "COPIES_AT_ONCE", 1)
+            killed_at(patch, number, moment, f"{bucket.root}/sink")
+            try:
+                bucket.job(engine=LocalEngine(1)).run()
+                break
+            except Killed:
+                kills += 1
+        bucket.job().run()
+        bucket.check(1)
+    assert kills > 30
+
+
+def show_only(sink: RunPrefixes, decision: Any, status: str) -> str:
+    """And leave what was prepared."""
+    sink._show(decision)
+    return status
+
+
+@pytest.mark.parametrize("prepared", ["there", "gone", "gone, and the files as well"])
+def test_finished_by_somebody_else(bucket: Bucket, monkeypatch: pytest.MonkeyPatch, prepared: str) -> None:
+    """A driver that is paused before any of its copies goes on when others have finished the version."""
+    land_some(bucket)
+    bucket.near().run()
+    real, paused = RunPrefixes._copy, threading.Event()
+
+    def others_first(self: RunPrefixes, *arguments: Any) -> None:
+        if not paused.is_set():
+            paused.set()
+            with monkeypatch.context() as patch:
+                if prepared == "there":
+                    patch.setattr(
+                        RunPrefixes, "_go_on", lambda sink, decision, status: (sink._show(decision), status)[1]
+                    )
+                assert bucket.job().run().version is None
+            if prepared != "there":
+                bucket.check(1)
+            if prepared == "gone, and the files as well":
+                bucket.store("sink").delete([name for name in bucket.listed() if name.startswith("run=1/day")])
+        return real(self, *arguments)
+
+    monkeypatch.setattr(prefix, "COPIES_AT_ONCE", 1)
+    monkeypatch.setattr(RunPrefixes, "_copy", others_first)
+    assert bucket.job().run().version == 1
+    assert paused.is_set()
+    if prepared == "gone, and the files as well":
+        assert sorted(bucket.listed()) == ["_fencepost.json", "_versions/1.json", "run=1/_SUCCESS"]
+        assert shown_files(f"{bucket.root}/sink", bucket.options) == []
+    else:
+        bucket.check(1)
+
+
+def decided(bucket: Bucket, monkeypatch: pytest.MonkeyPatch, dies_at: str) -> Any:
+    """The decision of a run that dies at a call of the sink."""
+    land_some(bucket)
+    bucket.near().run()
+
+    def die(*_: Any) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunPrefixes, dies_at, die)
+        with pytest.raises(Killed):
+            bucket.job().run()
+    return bucket.state().version(1)
+
+
+@pytest.mark.parametrize("dies_at", ["apply", "_show", "_copy"])
+def test_fenced(bucket: Bucket, monkeypatch: pytest.MonkeyPatch, dies_at: str) -> None:
+    """Whoever claims a version first says what becomes of it, for the one who is late as well."""
+    decision = decided(bucket, monkeypatch, dies_at)
+    status = bucket.sink().fence(decision)
+    assert status == ("abandoned" if dies_at == "apply" else "applied")
+    assert bucket.sink().apply(decision) == bucket.sink().fence(decision) == status
+    if status == "applied":
+        bucket.job().run()
+        bucket.check(1)
+    else:
+        assert sorted(bucket.listed()) == ["_fencepost.json", "_versions/1.json"]
+        assert bucket.job().run().version == 2
+        assert bucket.sink().shown_files()[0].startswith("run=2/")
+
+
+def test_drivers_and_fences_at_once(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    decision = decided(bucket, monkeypatch, "apply")
+    wanted = [RunPrefixes.apply, RunPrefixes.apply, RunPrefixes.fence, RunPrefixes.fence]
+    found: list[str] = []
+    threads = [threading.Thread(target=lambda act=act: found.append(act(bucket.sink(), decision))) for act in wanted]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 4
+    assert len(set(found)) == 1
+
+
+def test_files_that_are_not_those_that_were_decided(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file of the right size that is another one is replaced, one that is right is left."""
+    decision = decided(bucket, monkeypatch, "_show")
+    sink, store = bucket.sink(), bucket.store("sink")
+    first, second = decision.outputs.name[:2]
+    folder = decision.prepared.rpartition("/")[0]
+    written = json.loads(store.read(decision.prepared))
+    wrong = bytearray(store.read(f"{folder}/{written[first]}"))
+    wrong[-12] ^= 1
+    store._client.put(store._store, f"run=1/{first}", bytes(wrong))
+    store.copy(store, f"{folder}/{written[second]}", 1, f"run=1/{second}")
+    copied: list[str] = []
+    real = RunPrefixes._copy
+    monkeypatch.setattr(RunPrefixes, "_copy", lambda *it: (copied.append(it[-1]), real(*it))[1])
+    assert sink.apply(decision) == "applied"
+    assert f"run=1/{first}" in copied
+    assert f"run=1/{second}" not in copied
+    bucket.job().run()
+    bucket.check(1)
+
+
+@pytest.mark.parametrize("what", ["a file", "the list"])
+def test_what_was_prepared_is_gone(bucket: Bucket, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+    decision = decided(bucket, monkeypatch, "apply")
+    store = bucket.store("sink")
+    folder = decision.prepared.rpartition("/")[0]
+    store.delete([next(it for it in store.list(folder) if "part-" in it)] if what == "a file" else [decision.prepared])
+    for _ in range(2):
+        with pytest.raises(fp.SinkChangedError, match=r"run=1: .*cannot be taken from _prepare/1-"):
+            bucket.job().run()
+    assert not [name for name in bucket.listed() if name.endswith("_SUCCESS")]
+
+
+# Lies
+
+
+@pytest.mark.parametrize("fault", ["503", "dropped"])
+@pytest.mark.parametrize("verb", ["PUT", "POST", "HEAD"])
+def test_answers_that_do_not_come(bucket: Bucket, fault: str, verb: str) -> None:
+    land_some(bucket)
+    bucket.near().run()
+    with Liar(bucket.options["endpoint"], (fault,), share=0.3, verb=verb) as liar:
+        assert bucket.job(sink_endpoint=liar.endpoint).run().counts == COUNTS
+        assert liar.told[fault] > 0
+    bucket.check(1)
+
+
+@pytest.mark.parametrize("lie", ["503 after", "409", "dropped after", "late", "late and dropped", "dropped, then late"])
+def test_puts_of_which_nobody_knows(bucket: Bucket, lie: str) -> None:
+    land_some(bucket)
+    bucket.near().run()
+    with Liar(bucket.options["endpoint"], (lie,), share=0.5) as liar:
+        assert bucket.job(sink_endpoint=liar.endpoint).run().counts == COUNTS
+        assert liar.told[lie] > 0
+    bucket.check(1)
+
+
+@pytest.mark.parametrize("fault", FAULTS_OF_READS)
+def test_reads_that_are_wrong(bucket: Bucket, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What tasks hand on is read as it was written, or again."""
+    monkeypatch.setattr("fencepost.lake.run.DRIVER_RUNS_MAX", -1)
+    land_some(bucket)
+    bucket.near().run()
+    with Liar(bucket.options["endpoint"], (fault,), share=0.2, verb="GET") as liar:
+        job = bucket.job(sink_endpoint=liar.endpoint, engine=Apart())
+        assert job.run().counts == COUNTS
+        assert liar.told[fault] > 0
+    bucket.check(1)
+
+
+class Apart(LocalEngine):
+    """Tasks of this process that hand on by the store, as those of others do."""
+
+    in_process = False
+
+
+def test_an_upload_that_is_cut(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store that says of half a file that it has it: the run stops, and nothing is decided."""
+    land_some(bucket)
+    real = RemoteStore.head
+    monkeypatch.setattr(RemoteStore, "head", lambda self, name: (real(self, name)[0] - ("/part-" in name), ""))
+    with pytest.raises(fp.StoreError, match="bytes"):
+        bucket.job(source_options=bucket.options).run()
+    monkeypatch.undo()
+    assert not bucket.store("state").exists("state.json")
+    bucket.near().run()
+    bucket.job().run()
+    bucket.check(1)
+
+
+@pytest.mark.parametrize("lie", ["ignored", "checked before"])
+def test_a_store_with_several_winners_is_refused(bucket: Bucket, lie: str) -> None:
+    land_some(bucket)
+    with Liar(bucket.options["endpoint"], (lie,), share=1.0) as liar:
+        with pytest.raises(fp.StoreError, match="exactly one must succeed"):
+            bucket.job(sink_endpoint=liar.endpoint).run()
+        assert liar.told[lie] > 0
+    assert not [name for name in bucket.listed() if name.startswith("run=")]
+    bucket.near().run()
+    assert bucket.job().run().version == 1
+    bucket.check(1)
+
+
+# Not its own
+
+
+def test_sinks_that_are_refused(bucket: Bucket) -> None:
+    land_some(bucket)
+    bucket.store("sink").put("somebody/else.txt", b"")
+    with pytest.raises(fp.SinkError, match=r"not empty and not a fencepost sink \(it holds somebody\)"):
+        bucket.job().run()
+    for sink, message in (
+        ("memory://x", "a local folder or a prefix of an object store"),
+        ("hdfs://host/x", "no store for hdfs://"),
+        (f"{bucket.root}/source", "both source and sink"),
+        (f"{bucket.root}/source/sink", "lies in source"),
+    ):
+        with pytest.raises((fp.SinkError, fp.StoreError), match=message):
+            DedupJob(
+                f"{bucket.root}/source",
+                bucket.folder / "s",
+                sink,
+                source_options=bucket.options,
+                sink_options=bucket.options,
+            )
+    with pytest.raises(fp.SinkError, match="no delta table"):
+        bucket.job(layout="delta")
+
+
+def test_a_sink_of_another_state(bucket: Bucket) -> None:
+    land_some(bucket)
+    bucket.near().run()
+    bucket.job().run()
+    other = {"source_options": bucket.options, "sink_options": bucket.options}
+    with pytest.raises(fp.SinkError, match=r"belongs to a state .* is empty: it was lost"):
+        DedupJob(f"{bucket.root}/source", bucket.folder / "other", f"{bucket.root}/sink", **other).run()
+    bucket.check(1)
+
+
+def test_a_state_that_was_taken_back(bucket: Bucket) -> None:
+    land_some(bucket)
+    bucket.job().run()
+    state = bucket.store("state")
+    copy = {name: state.read(name) for name, _, _ in state.listing()}
+    bucket.land("new.parquet", rows(5000, 10))
+    bucket.job().run()
+    state.delete([name for name, _, _ in state.listing()])
+    for name, data in copy.items():
+        state.put(name, data)
+    with pytest.raises(fp.SinkChangedError, match="the state is older than the sink"):
+        bucket.job().run()
+
+
+@pytest.mark.parametrize("name", ["_fencepost.json", "_versions/1.json"])
+def test_what_says_whose_it_is_has_gone(bucket: Bucket, name: str) -> None:
+    land_some(bucket)
+    bucket.job().run()
+    bucket.store("sink").delete([name])
+    with pytest.raises(fp.SinkChangedError, match=name):
+        bucket.job().run()
+
+
+# Operations
+
+
+def test_operations_on_a_state(bucket: Bucket) -> None:
+    """Rollback, reshard and collection know the sink again by its options."""
+    land_some(bucket)
+    bucket.near().run()
+    bucket.job().run()
+    for opened in (bucket.state(), states.open(bucket.folder / "state")):
+        opened.reshard(4)
+        opened.rollback(1)
+        opened.collect_garbage()
+    bucket.check(3)
+    bucket.land("new.parquet", rows(5000, 10))
+    bucket.near().run()
+    bucket.job().run()
+    bucket.check(4)
+
+
+def test_few_requests_where_nothing_is_new(bucket: Bucket) -> None:
+    land_some(bucket)
+    bucket.job().run()
+    with Liar(bucket.options["endpoint"], ()) as liar:
+        bucket.job(sink_endpoint=liar.endpoint).run()
+        assert liar.told["truth"] <= 6
