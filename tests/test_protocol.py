@@ -19,26 +19,26 @@ DEEP = os.environ.get("FENCEPOST_MODEL") == "deep"
 SMALL = (
     ("run", Bounds(faults=2, starts=2, changes=1), 40_000),
     ("run", Bounds(faults=1, starts=3, changes=1), 12_000),
-    ("flat", Bounds(faults=1, starts=3, changes=1), 25_000),
+    ("prefix", Bounds(faults=1, starts=3, changes=1), 20_000),
     ("table", Bounds(faults=1, starts=3, changes=1), 10_000),
     ("run", Bounds(faults=1, starts=2, changes=0, free=True), 7_000),
-    ("flat", Bounds(faults=1, starts=2, changes=0, free=True), 11_000),
+    ("prefix", Bounds(faults=1, starts=2, changes=0, free=True), 11_000),
     ("table", Bounds(faults=1, starts=2, changes=0, free=True), 7_000),
 )
 LARGE = (
     ("run", Bounds(faults=2, starts=3, changes=1), 140_000),
-    ("flat", Bounds(faults=2, starts=3, changes=1), 280_000),
+    ("prefix", Bounds(faults=2, starts=3, changes=1), 280_000),
     ("table", Bounds(faults=2, starts=3, changes=1), 110_000),
     ("run", Bounds(faults=3, starts=2, changes=1), 220_000),
     ("run", Bounds(faults=2, starts=2, changes=0, free=True), 30_000),
-    ("flat", Bounds(faults=2, starts=2, changes=0, free=True), 45_000),
+    ("prefix", Bounds(faults=2, starts=2, changes=0, free=True), 45_000),
     ("table", Bounds(faults=2, starts=2, changes=0, free=True), 30_000),
 )
 WALKS = 4_000 if DEEP else 100
 KINDS = {"start", "abandon", "pause", "resume", "crash", "power", "step", "look", "collect", "land", "add"}
 KINDS_OF = {
     "run": KINDS | {"overwrite", "delete", "squat"},
-    "flat": KINDS | {"overwrite", "delete", "squat"},
+    "prefix": KINDS | {"overwrite", "delete", "squat", "remove"},
     "table": KINDS | {"compact"},
 }
 
@@ -61,7 +61,7 @@ def test_every_world_within_the_bounds(case: tuple[str, Bounds, int]) -> None:
     everything_happened(sink, bounds, seen)
 
 
-@pytest.mark.parametrize("sink", ["run", "flat", "table"])
+@pytest.mark.parametrize("sink", ["run", "prefix", "table"])
 def test_long_walks_where_anyone_acts_at_any_time(sink: str) -> None:
     bounds = Bounds(drivers=3, faults=6, starts=8, changes=4, abandons=2, free=True)
     seed = int(os.environ.get("FENCEPOST_SEED", "1"))
@@ -78,10 +78,10 @@ def test_long_walks_where_anyone_acts_at_any_time(sink: str) -> None:
 def everything_happened(sink: str, bounds: Bounds, seen: Exploration) -> None:
     """Every kind of action, every step of a driver and every outcome of a put."""
     impossible = {"squat"} if bounds.faults < 2 and not bounds.free else set()  # it takes someone who is interrupted
-    impossible |= set() if bounds.changes else {"add", "overwrite", "delete", "compact", "squat"}
+    impossible |= set() if bounds.changes else {"add", "overwrite", "delete", "compact", "squat", "remove"}
     assert set(seen.kinds) == KINDS_OF[sink] - impossible
-    flat_only, not_table = {"seal claim", "put file"}, {"seal sink"}
-    unused = {"run": flat_only, "flat": set(), "table": flat_only | not_table}[sink]
+    of_prefix, of_run = {"read claim", "copy", "mark", "clear"}, {"seal sink"}
+    unused = {"run": of_prefix, "prefix": of_run, "table": of_prefix | of_run}[sink]
     assert {STEPS[step] for step in seen.steps} == set(STEPS) - {STEPS[IDLE]} - unused
     assert set(seen.outcomes) == set(PUT_OUTCOMES)
 
@@ -118,7 +118,7 @@ def test_the_page_names_every_property_step_and_mutant() -> None:
         assert f"| `{check.__name__}` | " in page
     steps = page.partition("## The steps")[2].partition("Three kinds of sink")[0]
     unnamed = {step for step in STEPS if not re.search(rf"\b{step}\b", steps)}
-    assert unnamed == {"idle", "seal claim", "put file"}
+    assert unnamed == {"idle"}
 
 
 def test_a_trace_reads_line_by_line() -> None:

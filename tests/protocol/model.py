@@ -22,17 +22,19 @@ CONTENT = {A: 0b0101, B: 0b0011, C: 0b1100, A2: 0b0101}
 GONE, WRITTEN, SYNCED, SEALED, CORRUPT, MOVED = range(6)
 READABLE = (WRITTEN, SYNCED, SEALED)
 
+ABSENT, THERE, REMOVED, BACK = range(4)  # an output in the sink
+
 FENCE, FOREIGN = -1, -2  # who stands in the sink under a number, when it is no attempt
 ABANDONED = -1  # what done/<n> says, when it is no attempt
 
 # Where a driver stands: the step that it takes next.
 (
-    IDLE, HEAD, LIST, WRITE, SYNC, SEAL, DECIDE, READ_LOG, SEAL_LOG, APPLY, SEAL_CLAIM, PUT_FILE, SEAL_SINK, FINISH,
-    READ_DONE, SEAL_DONE, DISCARD, PUT_FENCE,
-) = range(18)  # fmt: skip
+    IDLE, HEAD, LIST, WRITE, SYNC, SEAL, DECIDE, READ_LOG, SEAL_LOG, APPLY, READ_CLAIM, COPY, MARK, CLEAR, SEAL_SINK,
+    FINISH, READ_DONE, SEAL_DONE, DISCARD, PUT_FENCE,
+) = range(20)  # fmt: skip
 STEPS = (
-    "idle", "head", "list", "write", "sync", "seal", "decide", "read log", "seal log", "apply", "seal claim",
-    "put file", "seal sink", "finish", "read done", "seal done", "discard", "put fence",
+    "idle", "head", "list", "write", "sync", "seal", "decide", "read log", "seal log", "apply", "read claim", "copy",
+    "mark", "clear", "seal sink", "finish", "read done", "seal done", "discard", "put fence",
 )  # fmt: skip
 
 RUN, ABANDON, RECOVER = range(3)  # what a driver is about
@@ -71,7 +73,9 @@ class Shown(NamedTuple):
     who: int
     durable: bool
     files: tuple[int, ...]
-    """Per output 0 (absent), 1 (its name would not survive a power loss) or 2."""
+    """Per output ABSENT, THERE, REMOVED by its user, or BACK after that."""
+    marked: bool = False
+    """Whether a prefix says that all files are there."""
 
 
 class Table(NamedTuple):
@@ -112,7 +116,7 @@ class World(NamedTuple):
     folders: tuple[int, ...]
     """segments/<n>, which attempts share: 0, 1 (its name would not survive a power loss) or 2."""
     flying: tuple[tuple[str, int, int], ...]
-    """Puts under way whose writer was told of an error: ("log" or "done", version, what they put)."""
+    """Puts under way whose writer was told of an error: ("log", "done" or "sink", version, what they put)."""
     drivers: tuple[Driver, ...]
     collector: int
     """The newest done version when the collector looked."""
@@ -177,7 +181,7 @@ def described(bits: int) -> str:
 
 
 class Protocol:
-    """The protocol as it is meant. `sink` is "run", "flat" or "table"."""
+    """The protocol as it is meant. `sink` is "run", "prefix" or "table"."""
 
     def __init__(self, sink: str, bounds: Bounds) -> None:
         self.sink, self.bounds = sink, bounds
@@ -389,7 +393,7 @@ class Protocol:
         return SEAL_LOG if outcome == OK else READ_LOG
 
     def put(self, w: World, name: str, version: int, value: int) -> Iterator[tuple[str, World]]:
-        """Put log/<version> or done/<version> if it is absent: all outcomes."""
+        """Put log/<version>, done/<version> or the claim of a prefix if it is absent: all outcomes."""
         lied = w._replace(faults=w.faults - 1)
         if getattr(w, name)[version - 1]:
             yield EXISTS, w
@@ -403,6 +407,9 @@ class Protocol:
             yield ERROR, lied
 
     def landed(self, w: World, name: str, version: int, value: int) -> World:
+        if name == "sink":
+            files = (ABSENT,) * len(w.attempts[value - 1].kept) if value > 0 else ()
+            return self.show(w, version, Shown(value, True, files))
         return w._replace(**{name: replaced(getattr(w, name), version - 1, (value, False))})
 
     def read_log(self, w, d):
@@ -434,7 +441,7 @@ class Protocol:
         seal = d._replace(step=SEAL_SINK, note=d.nonce)
         if shown is None and attempt.outputs in READABLE:
             w = self.change_attempt(w, d.nonce, outputs=MOVED)
-            shown = Shown(d.nonce, False, (1,) * len(attempt.kept))
+            shown = Shown(d.nonce, False, (THERE,) * len(attempt.kept))
             yield f"rename to run={d.version}", "", self.show(w, d.version, shown), seal
         elif shown is None:
             yield "the prepared folder is gone, stops", "", w, Driver()
@@ -453,36 +460,56 @@ class Protocol:
     def show(self, w: World, version: int, shown: Shown | None) -> World:
         return w._replace(sink=replaced(w.sink, version - 1, shown))
 
-    def apply_flat(self, w, d):
-        """The version's one name, which `abandon` puts too, comes first; then file by file."""
+    def apply_prefix(self, w, d):
+        """The version's one name, which `abandon` puts too, comes first; then file by file, then the mark."""
+        for outcome, world in self.put(w, "sink", d.version, d.nonce):
+            yield f"claim version {d.version}", outcome, world, self.after_claim(d, outcome)
+
+    def after_claim(self, d: Driver, outcome: str) -> Driver:
+        if outcome != OK:
+            return d._replace(step=READ_CLAIM)
+        return d._replace(step=CLEAR, note=ABANDONED) if d.about == ABANDON else d._replace(step=COPY, note=0)
+
+    def read_claim(self, w, d):
         shown = w.sink[d.version - 1]
-        claim = d._replace(step=SEAL_CLAIM)
         if shown is None:
-            empty = Shown(d.nonce, False, (0,) * len(w.attempts[d.nonce - 1].kept))
-            yield f"claim version {d.version}", "", self.show(w, d.version, empty), claim
+            yield "nothing there, once more", "", w, d._replace(step=PUT_FENCE if d.about == ABANDON else APPLY)
+        elif shown.who == FOREIGN:
+            yield "not of what was decided, stops", "", w, Driver()
+        elif shown.who == FENCE:
+            yield "abandoned", "", w, d._replace(step=CLEAR, note=ABANDONED)
+        elif shown.marked:
+            yield "applied, all is there", "", w, d._replace(step=CLEAR, note=d.nonce)
         else:
-            yield from self.find_shown(w, d, shown, claim)
+            yield "applied", "", w, d._replace(step=COPY, note=0)
 
-    def seal_claim(self, w, d):
-        w = self.show(w, d.version, w.sink[d.version - 1]._replace(durable=True))
-        yield f"of version {d.version}", "", w, d._replace(step=PUT_FILE, note=0)
-
-    def put_file(self, w, d):
+    def copy(self, w, d):
+        """It does not look whether the file is there: who looked, and was paused then, copies as well."""
         shown, attempt = w.sink[d.version - 1], w.attempts[d.nonce - 1]
         if d.note >= len(attempt.kept):
-            yield "all are there", "", w, d._replace(step=SEAL_SINK, note=d.nonce)
-        elif shown.files[d.note]:
-            yield f"{d.version}-{d.note} exists", "", w, d._replace(note=d.note + 1)
+            yield "all are there", "", w, d._replace(step=MARK)
         elif attempt.outputs in READABLE:
-            w = self.show(w, d.version, shown._replace(files=replaced(shown.files, d.note, 1)))
-            yield f"{d.version}-{d.note}", "", w, d._replace(note=d.note + 1)
+            was = shown.files[d.note]
+            files = replaced(shown.files, d.note, BACK if was in (REMOVED, BACK) else THERE)
+            world = self.show(w, d.version, shown._replace(files=files))
+            yield f"{d.version}-{d.note}", "", world, d._replace(note=d.note + 1)
+        elif shown.marked:
+            yield "what was prepared is gone, for all was there", "", w, d._replace(step=CLEAR, note=d.nonce)
         else:
             yield "the prepared file is gone, stops", "", w, Driver()
 
+    def mark(self, w, d):
+        shown = w.sink[d.version - 1]._replace(marked=True)
+        yield f"version {d.version}", "", self.show(w, d.version, shown), d._replace(step=CLEAR, note=d.nonce)
+
+    def clear(self, w, d):
+        """Remove what was prepared, before the version is done: nobody who was paused finds anything to copy then."""
+        w = self.change_attempt(w, d.nonce, outputs=GONE)
+        yield f"what attempt {d.nonce} prepared", "", w, d._replace(step=FINISH)
+
     def seal_sink(self, w, d):
         shown = w.sink[d.version - 1]
-        sealed = shown._replace(durable=True, files=tuple(2 if file else 0 for file in shown.files))
-        yield f"version {d.version}", "", self.show(w, d.version, sealed), d._replace(step=FINISH)
+        yield f"version {d.version}", "", self.show(w, d.version, shown._replace(durable=True)), d._replace(step=FINISH)
 
     def apply_table(self, w, d):
         """One commit, which carries the version and fails unless the table has the one before."""
@@ -532,6 +559,10 @@ class Protocol:
                 yield "the table has it", "", w, then._replace(step=FINISH)
             else:
                 yield "applied already: cannot be abandoned", "", w, Driver()
+            return
+        if self.sink == "prefix":
+            for outcome, world in self.put(w, "sink", d.version, FENCE):
+                yield f"version {d.version}", outcome, world, self.after_claim(d, outcome)
             return
         shown = w.sink[d.version - 1]
         if shown is None:
@@ -597,7 +628,14 @@ class Protocol:
                     source=w.source & ~judged | Z, sink=w.sink._replace(compacted=rows), changes=w.changes - 1
                 )
                 yield Action("compact", f"someone compacts {described(judged)} of the table into z", world)
-        elif w.faults:
+            return
+        if self.sink == "prefix":
+            for version, (entry, shown) in enumerate(zip(w.done, w.sink, strict=True), 1):
+                if entry and shown and THERE in shown.files:
+                    files = tuple(REMOVED if file == THERE else file for file in shown.files)
+                    world = self.show(w, version, shown._replace(files=files))._replace(changes=w.changes - 1)
+                    yield Action("remove", f"someone removes the files of version {version}, which is done", world)
+        if w.faults:
             version = newest(w.log)
             if version and w.sink[version - 1] is None:
                 world = self.show(w, version, Shown(FOREIGN, True, ()))._replace(faults=w.faults - 1)
@@ -641,9 +679,6 @@ class Protocol:
             for number, shown in enumerate(w.sink):
                 if shown and not shown.durable:
                     choices.append([("shown", number, None), ("shown", number, shown._replace(durable=True))])
-                for place, file in enumerate(shown.files if shown and shown.durable else ()):
-                    if file == 1:
-                        choices.append([("file", number, (place, 0)), ("file", number, (place, 2))])
         if not choices:
             return
         dark = w._replace(drivers=(Driver(),) * len(w.drivers), collector=0, faults=w.faults - 1)
@@ -662,17 +697,9 @@ class Protocol:
                     before = world.sink[number]
                     if after is None and before.who > 0 and world.attempts[before.who - 1].outputs == MOVED:
                         world = self.change_attempt(world, before.who, outputs=SEALED)
-                    if after is not None:
-                        after = after._replace(files=(2,) * len(after.files) if self.sink == "run" else after.files)
-                    else:
+                    if after is None:
                         lost.append(f"version {number + 1} in the sink")
                     world = self.show(world, number + 1, after)
-                else:
-                    place, status = after
-                    shown = world.sink[number]
-                    world = self.show(world, number + 1, shown._replace(files=replaced(shown.files, place, status)))
-                    if not status:
-                        lost.append(f"file {number + 1}-{place} in the sink")
             for number, folder in enumerate(world.folders):
                 if not folder and w.folders[number]:
                     for nonce, attempt in enumerate(world.attempts, 1):

@@ -8,8 +8,10 @@ from __future__ import annotations
 from protocol.model import (
     ABANDON,
     ABANDONED,
+    ABSENT,
     APPLIED_ERROR,
     APPLY,
+    COPY,
     DECIDE,
     DISCARD,
     ERROR,
@@ -23,12 +25,12 @@ from protocol.model import (
     MOVED,
     OK,
     OWN_EXISTS,
-    PUT_FILE,
     READABLE,
     RECOVER,
     SEAL_LOG,
     SEAL_SINK,
     SEALED,
+    THERE,
     Bounds,
     Driver,
     Protocol,
@@ -315,7 +317,7 @@ class RenamesFileByFile(Mutant):
         shown, attempt = w.sink[d.version - 1], w.attempts[d.nonce - 1]
         if shown is None or shown.who == d.nonce:
             shown = shown or Shown(d.nonce, True, (0,) * len(attempt.kept))
-            then = d._replace(step=PUT_FILE, note=0)
+            then = d._replace(step=COPY, note=0)
             yield f"make run={d.version}", "", self.show(w, d.version, shown), then
         else:
             yield from super().apply_run(w, d)
@@ -404,38 +406,66 @@ class BuildsOnAbandoned(Mutant):
 
 
 class FenceBesideFiles(Mutant):
-    """In the flat layout the fence is a marker of its own: a driver that is among the files does not meet it."""
+    """In a prefix the fence has a name of its own: a driver that is among the files does not meet it."""
 
-    sink = "flat"
+    sink = "prefix"
     caught_by = "abandoned_never_appears"
 
     def put_fence(self, w, d):
         shown = w.sink[d.version - 1]
         if shown is None or (shown.who > 0 and not any(shown.files)):
-            fence = Shown(FENCE, False, (0,) * len(w.attempts[d.nonce - 1].kept))
-            yield "a marker", "", self.show(w, d.version, fence), d._replace(step=SEAL_SINK, note=ABANDONED)
+            fence = Shown(FENCE, True, (ABSENT,) * len(w.attempts[d.nonce - 1].kept))
+            yield "a name of its own", "", self.show(w, d.version, fence), d._replace(step=FINISH, note=ABANDONED)
         else:
             yield from super().put_fence(w, d)
 
-    def put_file(self, w, d):
+    def copy(self, w, d):
         shown, attempt = w.sink[d.version - 1], w.attempts[d.nonce - 1]
         if shown.who == FENCE and d.note < len(attempt.kept) and attempt.outputs in READABLE:
-            # The model has one entry for marker and files: the file shows that the version is there.
-            files = replaced((0,) * len(attempt.kept), d.note, 1)
+            # The model has one entry for fence and files: the file shows that the version is there.
+            files = replaced((ABSENT,) * len(attempt.kept), d.note, THERE)
             world = self.show(w, d.version, Shown(d.nonce, True, files))
             yield f"{d.version}-{d.note}", "", world, d._replace(note=d.note + 1)
         else:
-            yield from super().put_file(w, d)
+            yield from super().copy(w, d)
 
 
-class FilesAreNotSynced(Mutant):
-    """In the flat layout the claim is synced, the files are not."""
+class BelievesTheClaimIsLost(Mutant):
+    """In a prefix an answer "exists" to a claim is taken for the fence of another, without reading."""
 
-    sink = "flat"
-    caught_by = "done_is_shown"
+    sink = "prefix"
+    caught_by = "abandoned_never_appears"
+    bounds = Bounds(faults=2, starts=3, changes=0)
 
-    def seal_sink(self, w, d):
-        yield "not synced", "", w, d._replace(step=FINISH)
+    def after_claim(self, d, outcome):
+        if outcome in (EXISTS, OWN_EXISTS) and d.about != ABANDON:
+            return d._replace(step=FINISH, note=ABANDONED)
+        return super().after_claim(d, outcome)
+
+
+class ClearsWhenDone(Mutant):
+    """In a prefix what was prepared stays until the version is done: who was paused copies it once more."""
+
+    sink = "prefix"
+    caught_by = "removed_stays_away"
+
+    def clear(self, w, d):
+        yield "nothing", "", w, d._replace(step=FINISH)
+
+
+class MarksFirst(Mutant):
+    """In a prefix the mark is put before the files."""
+
+    sink = "prefix"
+    bounds = Bounds(faults=0, starts=1, changes=0)
+    caught_by = "versions_are_whole"
+
+    def copy(self, w, d):
+        shown = w.sink[d.version - 1]
+        if shown.marked:
+            yield from super().copy(w, d)
+        else:
+            yield "the mark first", "", self.show(w, d.version, shown._replace(marked=True)), d
 
 
 class JudgesReAdds(Mutant):

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from protocol.model import (
     ABANDONED,
+    BACK,
     CONTENT,
     CORRUPT,
     DECIDE,
@@ -16,9 +17,11 @@ from protocol.model import (
     IDLE,
     LIST,
     READABLE,
+    REMOVED,
     SEAL,
     SHARDS,
     SYNC,
+    THERE,
     WRITE,
     Action,
     Driver,
@@ -48,8 +51,13 @@ def shown_rows(world: World, until: int | None = None) -> list[int]:
         for shown in world.sink[:until]
         if shown and shown.who > 0
         for rows, file in zip(world.attempts[shown.who - 1].kept, shown.files, strict=True)
-        if file
+        if file in (THERE, BACK)
     ]
+
+
+def someone_removed(world: World) -> bool:
+    """Whether rows are gone from the sink because someone wanted that."""
+    return not isinstance(world.sink, Table) and any(shown and REMOVED in shown.files for shown in world.sink)
 
 
 def is_shown(world: World, version: int, nonce: int) -> bool:
@@ -68,6 +76,8 @@ def identities_once(model: Protocol, world: World) -> str:
         if seen & bits:
             return f"identities {seen & bits:04b} are in the sink twice"
         seen |= bits
+    if someone_removed(world):
+        return ""
     nonce = applied(world, newest(world.done))
     lost = world.attempts[nonce - 1].state & ~seen if nonce else 0
     return f"identities {lost:04b} are decided and not in the sink" if lost else ""
@@ -78,6 +88,8 @@ def cardinality_is_rows(model: Protocol, world: World) -> str:
     done = newest(world.done)
     if isinstance(world.sink, Table) and world.sink.version != done:
         return ""  # A table cannot be read as it was at the version before.
+    if someone_removed(world):
+        return ""
     nonce = applied(world, done)
     state = model.stored_state(world, nonce).bit_count()
     rows = sum(bits.bit_count() for bits in shown_rows(world, done))
@@ -175,10 +187,21 @@ def abandoned_never_appears(model: Protocol, world: World) -> str:
 
 
 def versions_are_whole(model: Protocol, world: World) -> str:
-    """A reader of `run=` folders sees a version whole or not at all."""
-    for version, shown in enumerate(world.sink if model.sink == "run" else (), 1):
-        if shown and shown.who > 0 and not all(shown.files):
+    """A reader of `run=` folders, or of the marked ones in a prefix, sees a version whole or not at all."""
+    for version, shown in enumerate(world.sink if model.sink != "table" else (), 1):
+        if shown and shown.who > 0 and (model.sink == "run" or shown.marked) and not all(shown.files):
             return f"run={version} is seen in part"
+        done = world.done[version - 1]
+        if model.sink == "prefix" and done and done[0] != ABANDONED and not (shown and shown.marked):
+            return f"version {version} is done, and not marked"
+    return ""
+
+
+def removed_stays_away(model: Protocol, world: World) -> str:
+    """What someone removed of a version that is done is not put back, by whoever was paused."""
+    for version, shown in enumerate(world.sink if model.sink == "prefix" else (), 1):
+        if shown and BACK in shown.files:
+            return f"files of version {version} are there again, which someone had removed"
     return ""
 
 
@@ -216,5 +239,6 @@ STATE_PROPERTIES: tuple[Callable[[Protocol, World], str], ...] = (
     finishable_without_source,
     abandoned_never_appears,
     versions_are_whole,
+    removed_stays_away,
 )
 STEP_PROPERTIES: tuple[Callable[[Protocol, World, Action], str], ...] = (loser_changes_nothing,)
