@@ -159,11 +159,11 @@ def test_a_file_that_changes_before_it_is_compared_is_planned_anew(
     changed: list[int] = []
     compare = conflicts.compare
 
-    def change(store: Any, storage: Any, item: Any) -> Any:
+    def change(*arguments: Any) -> Any:
         if not changed:
             changed.append(1)
             os.utime(path, (1, 1))
-        return compare(store, storage, item)
+        return compare(*arguments)
 
     monkeypatch.setattr(lake.run, "compare", change)
     report = make_job(tmp_path, on_conflict="drop", **CONTENT).run()

@@ -146,9 +146,9 @@ def state_of_vectors(root: Path, rows: pa.Table, gone: np.ndarray[Any, Any]) -> 
     table = root / "table"
     version = table_of(root).version()
     (old,) = live_files(table, version).values()
-    file = VectorFile(table)
+    file = VectorFile()
     vector = file.add(None, gone.astype(np.uint64), np.ones(len(gone), np.uint64))
-    file.path.write_bytes(bytes(file._bytes))
+    (table / file.name).write_bytes(file.content)
     lines = [{"remove": {**old, "deletionTimestamp": 1}}, {"add": {**old, "deletionVector": vector}}]
     text = "\n".join(json.dumps(it) for it in lines)
     (table / LOG / f"{version + 1:020}.json").write_text(text)
@@ -719,10 +719,10 @@ def test_constraints_are_no_hindrance(tmp_path: Path, way: str) -> None:
 
 def test_only_tables_are_deduplicated_in_place(tmp_path: Path) -> None:
     (tmp_path / "table").mkdir()
-    with pytest.raises(fp.SinkError, match="only a Delta table can be both"):
+    with pytest.raises(fp.SinkError, match="only a Delta table in a local folder can be both"):
         make_job(tmp_path)
     append(tmp_path, 0)
-    with pytest.raises(fp.SinkError, match="only a Delta table can be both"):
+    with pytest.raises(fp.SinkError, match="only a Delta table in a local folder can be both"):
         make_job(tmp_path, layout="run")
     with pytest.raises(fp.PolicyError, match="only a Delta table that is both"):
         DedupJob(tmp_path / "table", tmp_path / "state", tmp_path / "sink").rebase()

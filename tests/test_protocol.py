@@ -27,7 +27,7 @@ SMALL = (
 )
 LARGE = (
     ("run", Bounds(faults=2, starts=3, changes=1), 140_000),
-    ("prefix", Bounds(faults=2, starts=3, changes=1), 280_000),
+    ("prefix", Bounds(faults=2, starts=3, changes=1), 260_000),
     ("table", Bounds(faults=2, starts=3, changes=1), 110_000),
     ("run", Bounds(faults=3, starts=2, changes=1), 220_000),
     ("run", Bounds(faults=2, starts=2, changes=0, free=True), 30_000),

@@ -114,7 +114,10 @@ class Deadly:
 
 
 class AtHome:
-    """Each worker has files of its own only: what a task writes on its disk is gone when it is done."""
+    """Each worker has files of its own only: what a task writes on its disk is gone when it is done.
+
+    No task begins before both hosts have one.
+    """
 
     def __init__(self, work: Callable[[Any], Any], home: Path, marks: Path) -> None:
         self.work, self.home, self.marks = work, home, marks
@@ -122,6 +125,8 @@ class AtHome:
     def __call__(self, item: Any) -> Any:
         import tempfile
 
+        (self.marks / host()).touch()
+        wait_for_marks(self.marks, 2)
         own = self.home / host()
         own.mkdir(parents=True, exist_ok=True)
         tempfile.tempdir = str(own)
@@ -131,7 +136,6 @@ class AtHome:
             tempfile.tempdir = None
         assert not any(own.iterdir()), "a task leaves something behind"
         own.rmdir()
-        (self.marks / host()).touch()
         return done
 
 

@@ -351,8 +351,10 @@ def test_arguments_that_make_no_sense(tmp_path: Path) -> None:
         foreach_batch(tmp_path / "state", lambda kept, version, attempt: None, folder=tmp_path / "a{b[c]")
     with pytest.raises(ValueError, match=r"a function \(kept, version, attempt\) was expected: too many positional"):
         foreach_batch(tmp_path / "state", lambda kept, version: None, folder=tmp_path / "kept")  # type: ignore[misc]
-    with pytest.raises(ValueError, match="only a function"):
+    with pytest.raises(ValueError, match="this sink has a folder"):
         writer(tmp_path, folder=tmp_path / "kept")
+    with pytest.raises(ValueError, match="a sink in an object store needs a folder"):
+        foreach_batch(tmp_path / "state", "s3://bucket/kept")
 
 
 def test_outside_a_query(spark: SparkSession, tmp_path: Path) -> None:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.dataset as ds  # type: ignore[import-untyped]
-from pyarrow import fs
 
 from fencepost.errors import SinkError
 from fencepost.state.delta import is_delta_sink
@@ -17,8 +16,6 @@ from fencepost.state.disk import Disk
 from fencepost.state.prefix import RunPrefixes
 from fencepost.state.sinks import RunFolders, open_sink
 from fencepost.state.stores import RemoteStore, absolute, is_local
-
-_HIVE = ds.HivePartitioning.discover(infer_dictionary=False)
 
 
 def shown_files(sink: str | os.PathLike[str], options: Mapping[str, Any] | None = None) -> list[str]:
@@ -38,13 +35,13 @@ def dataset(sink: str | os.PathLike[str], options: Mapping[str, Any] | None = No
     """
     opened = _open(sink, options)
     names = opened.shown_files()
-    if isinstance(opened, RunFolders):
-        files: fs.FileSystem = fs.SubTreeFileSystem(str(opened.path), fs.LocalFileSystem())
-    else:
-        files = fs.PyFileSystem(_Objects(opened.store))
     if not names:
         return ds.dataset(pa.table({}))
-    return ds.dataset(names, format="parquet", filesystem=files, partitioning=_HIVE)
+    hive = ds.HivePartitioning.discover(infer_dictionary=False)
+    if isinstance(opened, RunPrefixes):
+        return ds.dataset(names, format="parquet", filesystem=_file_system(opened.store), partitioning=hive)
+    paths = [f"{opened.path}/{name}" for name in names]
+    return ds.dataset(paths, format="parquet", partitioning=hive, partition_base_dir=str(opened.path))
 
 
 def _open(sink: str | os.PathLike[str], options: Mapping[str, Any] | None) -> RunFolders | RunPrefixes:
@@ -58,32 +55,28 @@ def _open(sink: str | os.PathLike[str], options: Mapping[str, Any] | None) -> Ru
     return opened
 
 
-class _Objects(fs.FileSystemHandler):  # type: ignore[misc]
+def _file_system(store: RemoteStore) -> Any:
     """Arrow's view of the objects of a store, by their names. It only reads."""
+    from pyarrow import fs
 
-    def __init__(self, store: RemoteStore) -> None:
-        self.store = store
+    class Objects(fs.FileSystemHandler):  # type: ignore[misc]
+        def get_type_name(self) -> str:
+            return "fencepost"
 
-    def get_type_name(self) -> str:
-        return "fencepost"
+        def normalize_path(self, path: str) -> str:
+            return path
 
-    def normalize_path(self, path: str) -> str:
-        return path
+        def get_file_info(self, paths: list[str]) -> list[Any]:
+            return [fs.FileInfo(path, fs.FileType.File, size=store.size(path)) for path in paths]
 
-    def get_file_info(self, paths: list[str]) -> list[fs.FileInfo]:
-        return [fs.FileInfo(path, fs.FileType.File, size=self.store.size(path)) for path in paths]
+        def open_input_file(self, path: str) -> pa.NativeFile:
+            return pa.PythonFile(store.object(path, *store.head(path)).open(), mode="r")
 
-    def open_input_file(self, path: str) -> pa.NativeFile:
-        return pa.PythonFile(self._open(path), mode="r")
+        def _refuse(self, *_: object, **__: object) -> Any:
+            raise NotImplementedError("the files of a sink are only read")
 
-    def open_input_stream(self, path: str) -> pa.NativeFile:
-        return pa.PythonFile(self._open(path), mode="r")
+        open_input_stream = open_input_file
+        get_file_info_selector = create_dir = delete_dir = delete_dir_contents = delete_root_dir_contents = _refuse
+        delete_file = move = copy_file = open_output_stream = open_append_stream = _refuse
 
-    def _open(self, path: str) -> IO[bytes]:
-        return self.store.object(path, *self.store.head(path)).open()
-
-    def _refuse(self, *_: object, **__: object) -> Any:
-        raise NotImplementedError("the files of a sink are only read")
-
-    get_file_info_selector = create_dir = delete_dir = delete_dir_contents = delete_root_dir_contents = _refuse
-    delete_file = move = copy_file = open_output_stream = open_append_stream = _refuse
+    return fs.PyFileSystem(Objects())
