@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from abc import ABCMeta
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.dataset as ds  # type: ignore[import-untyped]
+from pyarrow import fs
 
 from fencepost.errors import SinkError
 from fencepost.state.delta import is_delta_sink
@@ -39,7 +41,9 @@ def dataset(sink: str | os.PathLike[str], options: Mapping[str, Any] | None = No
         return ds.dataset(pa.table({}))
     hive = ds.HivePartitioning.discover(infer_dictionary=False)
     if isinstance(opened, RunPrefixes):
-        return ds.dataset(names, format="parquet", filesystem=_file_system(opened.store), partitioning=hive)
+        return ds.dataset(
+            names, format="parquet", filesystem=fs.PyFileSystem(_Objects(opened.store)), partitioning=hive
+        )
     paths = [f"{opened.path}/{name}" for name in names]
     return ds.dataset(paths, format="parquet", partitioning=hive, partition_base_dir=str(opened.path))
 
@@ -55,28 +59,27 @@ def _open(sink: str | os.PathLike[str], options: Mapping[str, Any] | None) -> Ru
     return opened
 
 
-def _file_system(store: RemoteStore) -> Any:
+class _Objects(fs.FileSystemHandler, metaclass=ABCMeta):  # type: ignore[misc]
     """Arrow's view of the objects of a store, by their names. It only reads."""
-    from pyarrow import fs
 
-    class Objects(fs.FileSystemHandler):  # type: ignore[misc]
-        def get_type_name(self) -> str:
-            return "fencepost"
+    def __init__(self, store: RemoteStore) -> None:
+        self.store = store
 
-        def normalize_path(self, path: str) -> str:
-            return path
+    def get_type_name(self) -> str:
+        return "fencepost"
 
-        def get_file_info(self, paths: list[str]) -> list[Any]:
-            return [fs.FileInfo(path, fs.FileType.File, size=store.size(path)) for path in paths]
+    def normalize_path(self, path: str) -> str:
+        return path
 
-        def open_input_file(self, path: str) -> pa.NativeFile:
-            return pa.PythonFile(store.object(path, *store.head(path)).open(), mode="r")
+    def get_file_info(self, paths: list[str]) -> list[Any]:
+        return [fs.FileInfo(path, fs.FileType.File, size=self.store.size(path)) for path in paths]
 
-        def _refuse(self, *_: object, **__: object) -> Any:
-            raise NotImplementedError("the files of a sink are only read")
+    def open_input_file(self, path: str) -> pa.NativeFile:
+        return pa.PythonFile(self.store.object(path, *self.store.head(path)).open(), mode="r")
 
-        open_input_stream = open_input_file
-        get_file_info_selector = create_dir = delete_dir = delete_dir_contents = delete_root_dir_contents = _refuse
-        delete_file = move = copy_file = open_output_stream = open_append_stream = _refuse
+    def _refuse(self, *_: object, **__: object) -> Any:
+        raise NotImplementedError("the files of a sink are only read")
 
-    return fs.PyFileSystem(Objects())
+    open_input_stream = open_input_file
+    get_file_info_selector = create_dir = delete_dir = delete_dir_contents = delete_root_dir_contents = _refuse
+    delete_file = move = copy_file = open_output_stream = open_append_stream = _refuse
