@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import itertools
 import json
@@ -499,6 +500,36 @@ def test_a_state_that_was_taken_back(bucket: Bucket) -> None:
         state.put(name, data)
     with pytest.raises(fp.SinkChangedError, match="the state is older than the sink"):
         bucket.job().run()
+
+
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("call", ["exists", "names_at_top"])
+def test_another_run_while_the_sink_is_checked(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch, version: int, call: str
+) -> None:
+    """What the other one has written is nobody else's, nor is the state older than the sink."""
+    land_some(bucket)
+    bucket.near().run()
+    if version == 2:
+        bucket.job().run()
+        bucket.land("more.parquet", rows(0, 10, pid=9))
+        bucket.near().run()
+    others: list[int | None] = []
+    real = getattr(RemoteStore, call)
+
+    def others_first(self: RemoteStore, *arguments: Any) -> Any:
+        if not others and self.uri.endswith("/sink"):
+            others.append(None)
+            others[0] = bucket.job().run().version
+        return real(self, *arguments)
+
+    monkeypatch.setattr(RemoteStore, call, others_first)
+    with contextlib.suppress(fp.StateConflictError):
+        bucket.job().run()
+    monkeypatch.undo()
+    assert others in ([version], []), "a first check asks for no claim"
+    bucket.job().run()
+    bucket.check(version)
 
 
 @pytest.mark.parametrize("name", ["_fencepost.json", "_versions/1.json"])

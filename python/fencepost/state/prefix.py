@@ -69,7 +69,9 @@ class RunPrefixes:
             raise SinkError(f"{self.location}: belongs to another state (id {owner}); a sink has one for ever")
         elif done and not self.store.exists(_claim_of(done)):
             raise SinkChangedError(f"{self.location}: {_claim_of(done)} is gone, though version {done} was written")
-        elif self.store.exists(_claim_of(decided + 1)):
+        elif (
+            self.store.exists(_claim_of(decided + 1)) and state.decided() == decided
+        ):  # nobody has decided it meanwhile
             raise SinkChangedError(
                 f"{self.location}: {_claim_of(decided + 1)} is there, though no such version was decided: the state "
                 "is older than the sink. Put back the newer one"
@@ -78,8 +80,9 @@ class RunPrefixes:
     def _check_new(self, done: int) -> None:
         if done:
             raise SinkChangedError(f"{self.location}: {MARKER} is gone, which said that the prefix is this state's")
-        foreign = sorted(name for name in self.store.names_at_top() if name != PREPARE)
-        if foreign:
+        names = self.store.names_at_top()
+        foreign = sorted(name for name in names if name != PREPARE)
+        if foreign and MARKER not in names:  # unless another run has claimed it meanwhile
             raise SinkError(f"{self.location}: not empty and not a fencepost sink (it holds {', '.join(foreign[:5])})")
 
     def probe(self, version: int, attempt: str) -> None:
