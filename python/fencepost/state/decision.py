@@ -410,7 +410,8 @@ class Decision:
     side_files: SideFiles = field(default_factory=SideFiles)
     """The files of tables beside the output: refused rows, changes in the list of missing ranges."""
     prepared: str | None = None
-    """Where outputs and side files lie until they are applied, relative to the sink; None where there are none."""
+    """Where outputs and side files lie until they are applied, relative to the sink: a folder, in an object store an
+    object that lists them. None where there are none."""
     source_position: dict[str, Any] | None = None
     """Of sources that are no folders: Delta versions, Kafka offsets, the stream's query and batch."""
     sink_version: dict[str, Any] | None = None

@@ -25,7 +25,7 @@ from fencepost.errors import FencepostError, SinkChangedError, SinkError, StoreE
 from fencepost.state import changelog
 from fencepost.state.decision import ABANDONED, APPLIED, Decision, Outputs, SideFiles
 from fencepost.state.scratch import PrefixScratch
-from fencepost.state.sinks import MARKER, PREPARE
+from fencepost.state.sinks import MARKER, PREPARE, check_owner
 from fencepost.state.stores import RemoteStore, check_exclusion
 from fencepost.state.versions import State
 
@@ -60,18 +60,12 @@ class RunPrefixes:
         decided, settings = state.decided(), state.settings()
         if owner is None:
             self._check_new(done)
-        elif settings is None:
-            raise SinkError(
-                f"{self.location}: belongs to a state (id {owner}), and the state {state.uri} is empty: it was lost, "
-                "or another place is given. Put it back, or begin with a new sink; a sink has one state for ever"
-            )
-        elif owner != settings.id:
-            raise SinkError(f"{self.location}: belongs to another state (id {owner}); a sink has one for ever")
-        elif done and not self.store.exists(_claim_of(done)):
+            return
+        check_owner(self.location, owner, state.uri, settings)
+        if done and not self.store.exists(_claim_of(done)):
             raise SinkChangedError(f"{self.location}: {_claim_of(done)} is gone, though version {done} was written")
-        elif (
-            self.store.exists(_claim_of(decided + 1)) and state.decided() == decided
-        ):  # nobody has decided it meanwhile
+        is_claimed = self.store.exists(_claim_of(decided + 1))
+        if is_claimed and state.decided() == decided:  # nor has another run decided it meanwhile
             raise SinkChangedError(
                 f"{self.location}: {_claim_of(decided + 1)} is there, though no such version was decided: the state "
                 "is older than the sink. Put back the newer one"
@@ -267,7 +261,8 @@ class RunPrefixes:
 
     def _sizes(self, decision: Decision) -> dict[str, int]:
         """The bytes of every file of a version, by its name within."""
-        return dict(self.store.sizes(f"run={decision.version}"))
+        folder = f"run={decision.version}"
+        return {name.removeprefix(f"{folder}/"): size for name, size, _ in self.store.listing(folder)}
 
     def _owner(self) -> str | None:
         data = self._read(MARKER)
@@ -290,11 +285,7 @@ def _json(value: Any) -> bytes:
 
 def _files(decision: Decision) -> dict[str, tuple[int, int]]:
     """Bytes and footer checksum of every file of a version, by its name."""
-    found: dict[str, tuple[int, int]] = {}
-    for table in (decision.outputs, decision.side_files):
-        facts = zip(table.bytes, table.footer_crc, strict=True)
-        found |= dict(zip(table.name, facts, strict=True))
-    return found
+    return {it["name"]: (it["bytes"], it["footer_crc"]) for it in _manifest(decision)["files"]}
 
 
 def _manifest(decision: Decision) -> dict[str, Any]:

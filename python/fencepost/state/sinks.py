@@ -28,7 +28,7 @@ from uuid import uuid4
 from fencepost.errors import SinkChangedError, SinkError
 from fencepost.state import changelog
 from fencepost.state.commit import Sink
-from fencepost.state.decision import ABANDONED, APPLIED, Decision, Outputs, SideFiles
+from fencepost.state.decision import ABANDONED, APPLIED, Decision, Outputs, Settings, SideFiles
 from fencepost.state.disk import TEMPORARY, Disk, opened_folder
 from fencepost.state.scratch import FolderScratch
 from fencepost.state.stores import RemoteStore, is_local, open_store
@@ -116,13 +116,8 @@ class RunFolders:
             foreign = sorted(name for name in names if name != PREPARE and not name.startswith(f"{MARKER}."))
             if foreign:
                 raise SinkError(f"{self.path}: not empty and not a fencepost sink (it holds {', '.join(foreign[:5])})")
-        elif settings is None:
-            raise SinkError(
-                f"{self.path}: belongs to a state (id {self._owner()}), and the state {state.uri} is empty: it was "
-                "lost, or another place is given. Put it back, or begin with a new sink; a sink has one state for ever"
-            )
-        elif self._owner() != settings.id:
-            raise SinkError(f"{self.path}: belongs to another state (id {self._owner()}); a sink has one for ever")
+        else:
+            check_owner(self.path, self._owner(), state.uri, settings)
         runs = {int(match[1]) for name in names if (match := re.fullmatch(r"run=(\d+)", name))}
         gone = set(range(1, done + 1)) - runs
         if gone:
@@ -316,6 +311,20 @@ class RunFolders:
     @staticmethod
     def _holds(target: Path, decision: Decision) -> bool:
         return _sizes(target) == _wanted(decision)
+
+
+def check_owner(sink: str | Path, owner: str | None, state: str, settings: Settings | None) -> None:
+    """Refuse a sink that belongs to another state than the one at hand. `owner`: the id that its marker names.
+
+    Raises SinkError.
+    """
+    if settings is None:
+        raise SinkError(
+            f"{sink}: belongs to a state (id {owner}), and the state {state} is empty: it was lost, or another place "
+            "is given. Put it back, or begin with a new sink; a sink has one state for ever"
+        )
+    if owner != settings.id:
+        raise SinkError(f"{sink}: belongs to another state (id {owner}); a sink has one for ever")
 
 
 PROBE_FILES = 4

@@ -507,10 +507,6 @@ class RemoteStore:
 
         return self._persist("list", prefix, attempt)
 
-    def sizes(self, prefix: str) -> Sequence[tuple[str, int]]:
-        """(name, bytes) of all objects beneath a folder, by their names within."""
-        return [(name.removeprefix(f"{prefix}/"), size) for name, size, _ in self.listing(prefix)]
-
     def delete(self, names: Iterable[str]) -> None:
         wanted = list(names)
 
