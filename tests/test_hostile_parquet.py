@@ -6,6 +6,7 @@ import io
 import os
 from pathlib import Path
 
+import fencepost as fp
 import numpy as np
 import parquet_bytes as raw
 import pyarrow as pa  # type: ignore[import-untyped]
@@ -20,6 +21,8 @@ SPARE_BYTES = 512 << 20
 MANY = 2**31 - 1
 NUMBERS = raw.integers(1, 1, 1)
 SEQS = raw.integers(0, 1, 2)
+# A block of deltas that are all 0.
+NO_DELTAS = raw.zigzag(0) + bytes(4)
 
 
 def good(name: str, body: bytes = NUMBERS) -> raw.Column:
@@ -117,8 +120,24 @@ HOSTILE = {
         "a page has 4611686018427387904 deltas, at most 3 are possible",
     ),
     "suffixes as deltas": (
-        file_with(text(raw.data_page(3, raw.deltas(1) + raw.deltas(1 << 40), encoding=raw.DELTA))),
+        file_with(text(raw.data_page(3, raw.deltas(3, NO_DELTAS) + raw.deltas(1 << 40), encoding=raw.DELTA))),
         "a page has 1099511627776 deltas, at most 3 are possible",
+    ),
+    "fewer values than rows": (
+        file_with(pid(raw.data_page(2, NUMBERS))),
+        "the pages of a chunk have 1 values fewer than its footer declares",
+    ),
+    "fewer deltas than values": (
+        file_with(pid(raw.data_page(3, raw.deltas(2, NO_DELTAS), encoding=raw.DELTA_PACKED))),
+        "a page has 2 deltas, but 3 values",
+    ),
+    "fewer lengths than values": (
+        file_with(text(raw.data_page(3, raw.deltas(2, NO_DELTAS), encoding=raw.DELTA_LENGTH))),
+        "a page has 2 deltas, but 3 values",
+    ),
+    "fewer prefixes than values": (
+        file_with(text(raw.data_page(3, 2 * raw.deltas(2, NO_DELTAS), encoding=raw.DELTA))),
+        "a page has 2 deltas, but 3 values",
     ),
     "statistics of a page": (
         file_with(pid(raw.data_page(3, NUMBERS, statistics={1: raw.Claimed(MANY, b"abc")}))),
@@ -197,6 +216,28 @@ def test_a_scan_refuses_what_a_file_cannot_hold(tmp_path: Path) -> None:
 
 def test_a_rewrite_refuses_what_a_file_cannot_hold(tmp_path: Path) -> None:
     check(REWRITE, HOSTILE | REWRITTEN, tmp_path)
+
+
+@pytest.mark.parametrize("encoding", ["plain", "lengths", "prefixes"])
+@pytest.mark.parametrize("claims", [(2, 2, 1), (1, 1, 1), (1, 1, 3)])
+def test_pages_that_no_row_is_taken_from_have_as_many_values_as_they_claim(
+    encoding: str, claims: tuple[int, ...], tmp_path: Path
+) -> None:
+    """Rows behind a page that claims one value too many would get the values of their neighbors."""
+    pages = []
+    for claim in claims:
+        body, kind = {
+            "plain": (raw.texts(*[b"x"] * claim), raw.PLAIN),
+            "lengths": (raw.deltas(claim, NO_DELTAS), raw.DELTA_LENGTH),
+            "prefixes": (2 * raw.deltas(claim, NO_DELTAS), raw.DELTA),
+        }[encoding]
+        pages.append(raw.data_page(claim, body, encoding=kind))
+    path = tmp_path / "a.parquet"
+    columns = [raw.Column(name, [raw.data_page(4, raw.integers(0, 1, 2, 3))]) for name in ("pid", "seq")]
+    path.write_bytes(raw.File([*columns, raw.Column("t", pages, raw.BYTE_ARRAY)], rows=4).bytes())
+    for row in range(4):
+        with pytest.raises(fp.SourceError, match=r"a page has . values, its chunk only|values fewer than its footer"):
+            rewrite(path, tmp_path / "b.parquet", np.array([row]), np.array([1]), keep=True)
 
 
 def test_jobs_and_audits_name_such_files(tmp_path: Path) -> None:

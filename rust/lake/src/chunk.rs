@@ -46,6 +46,7 @@ pub(crate) struct Rewriting<'a> {
 impl Rewriting<'_> {
     /// Writes the rows that stay, as much like the source as can be.
     pub(crate) fn write(&self, pages: Box<dyn PageWriter + '_>) -> Outcome<ColumnCloseResult> {
+        self.pages().and_then(Pages::check_count).map_err(Fault::Source)?;
         let form = Form::of(self).map_err(Fault::Source)?;
         if let Some(source) = plain::open(self, &form).map_err(Fault::Source)? {
             return plain::write(self, &form, source, pages);

@@ -1,24 +1,31 @@
 //! What pages of deltas say of themselves in front of their values: decoders hold all lengths of such a page at once.
 
 use parquet::errors::{ParquetError, Result};
+use std::ops::RangeInclusive;
 
-/// Checks a page of `DELTA_LENGTH_BYTE_ARRAY`: it has at most `count_max` values.
-pub(crate) fn check_lengths(mut bytes: &[u8], count_max: u64) -> Result<()> {
-    if !bytes.is_empty() {
-        Stream::read(&mut bytes, count_max)?;
+/// Checks a page of `DELTA_BINARY_PACKED` or `DELTA_LENGTH_BYTE_ARRAY`: it has as many values as `counts` allows, and at
+/// most `count_max`.
+pub(crate) fn check_count(mut bytes: &[u8], counts: RangeInclusive<u64>, count_max: u64) -> Result<()> {
+    if bytes.is_empty() {
+        return check_empty(&counts);
     }
-    Ok(())
+    Stream::read(&mut bytes, &counts, count_max).map(drop)
 }
 
-/// Checks a page of `DELTA_BYTE_ARRAY`: it has at most `count_max` values, which take at most `bytes_max`. Each value
-/// may repeat all of the one before it, so a page of some bytes can have any number of them decoded.
-pub(crate) fn check_prefixed(mut bytes: &[u8], count_max: u64, bytes_max: u64) -> Result<()> {
+/// The same for a page of `DELTA_BYTE_ARRAY`, whose values take at most `bytes_max`. Each value may repeat all of the
+/// one before it, so a page of some bytes can have any number of them decoded.
+pub(crate) fn check_prefixed(
+    mut bytes: &[u8],
+    counts: RangeInclusive<u64>,
+    count_max: u64,
+    bytes_max: u64,
+) -> Result<()> {
     if bytes.is_empty() {
-        return Ok(()); // a page of nulls
+        return check_empty(&counts);
     }
     let mut length = 0_u64;
     for _ in ["prefixes", "suffixes"] {
-        let stream = Stream::read(&mut bytes, count_max)?;
+        let stream = Stream::read(&mut bytes, &counts, count_max)?;
         length = length.saturating_add(stream.sum(&mut bytes).ok_or_else(too_short)?);
     }
     if length > bytes_max {
@@ -26,6 +33,11 @@ pub(crate) fn check_prefixed(mut bytes: &[u8], count_max: u64, bytes_max: u64) -
         return Err(ParquetError::General(problem));
     }
     Ok(())
+}
+
+/// A page of nulls may have no bytes.
+fn check_empty(counts: &RangeInclusive<u64>) -> Result<()> {
+    if counts.contains(&0) { Ok(()) } else { Err(too_short()) }
 }
 
 fn too_short() -> ParquetError {
@@ -42,12 +54,15 @@ struct Stream {
 }
 
 impl Stream {
-    fn read(bytes: &mut &[u8], count_max: u64) -> Result<Stream> {
+    fn read(bytes: &mut &[u8], counts: &RangeInclusive<u64>, count_max: u64) -> Result<Stream> {
         let mut numbers = || Some([varint(bytes)?, varint(bytes)?, varint(bytes)?, varint(bytes)?]);
         let [block, parts, count, first] = numbers().ok_or_else(too_short)?;
-        if count > count_max {
-            let problem = format!("a page has {count} deltas, at most {count_max} are possible");
-            return Err(ParquetError::General(problem));
+        if count > count_max.min(*counts.end()) {
+            let possible = count_max.min(*counts.end());
+            return Err(ParquetError::General(format!("a page has {count} deltas, at most {possible} are possible")));
+        }
+        if !counts.contains(&count) {
+            return Err(ParquetError::General(format!("a page has {count} deltas, but {} values", counts.start())));
         }
         let part_count = block.checked_div(parts).ok_or_else(too_short)?;
         Ok(Stream { count, first: zigzag(first) as i32, parts, part_count })
@@ -124,14 +139,19 @@ mod tests {
     #[test]
     fn both_streams_are_found() {
         let two = [STREAM, STREAM].concat();
-        assert!(check_prefixed(&two, 6, 1000).is_ok());
-        assert!(check_prefixed(&two, 5, 1000).is_err_and(|error| error.to_string().contains("6 deltas")));
+        assert!(check_prefixed(&two, 6..=6, 9, 1000).is_ok());
+        assert!(check_prefixed(&two, 0..=6, 6, 1000).is_ok());
+        assert!(check_prefixed(&two, 6..=6, 5, 1000).is_err_and(|error| error.to_string().contains("at most 5")));
+        assert!(check_prefixed(&two, 5..=5, 9, 1000).is_err_and(|error| error.to_string().contains("at most 5")));
+        assert!(check_prefixed(&two, 7..=7, 9, 1000).is_err_and(|error| error.to_string().contains("but 7 values")));
         let mut other = two.clone();
         other[18 + 3] = 7;
-        assert!(check_prefixed(&other, 6, 1000).is_err_and(|error| error.to_string().contains("7 deltas")));
-        assert!(check_lengths(&other, 6).is_ok() && check_lengths(&other, 5).is_err());
-        assert!(check_prefixed(&two[..20], 6, 1000).is_err());
-        assert!(check_prefixed(&[], 0, 0).is_ok() && check_lengths(&[], 0).is_ok());
+        assert!(check_prefixed(&other, 6..=6, 9, 1000).is_err_and(|error| error.to_string().contains("7 deltas")));
+        assert!(check_count(&other, 6..=6, 9).is_ok());
+        assert!(check_count(&other, 5..=5, 9).is_err() && check_count(&other, 7..=7, 9).is_err());
+        assert!(check_prefixed(&two[..20], 6..=6, 9, 1000).is_err());
+        assert!(check_prefixed(&[], 0..=0, 0, 0).is_ok() && check_count(&[], 0..=3, 0).is_ok());
+        assert!(check_prefixed(&[], 1..=1, 9, 9).is_err() && check_count(&[], 1..=1, 9).is_err());
     }
 
     /// From 7 on, deltas of 2 bits: 1, 0, 0, 0 of the byte 1, and 2 of the byte 2.
@@ -139,8 +159,8 @@ mod tests {
     fn lengths_are_summed() {
         let two = [STREAM, STREAM].concat();
         let sum = 7 + 8 + 8 + 8 + 8 + 10;
-        assert!(check_prefixed(&two, 6, 2 * sum).is_ok());
-        let refused = check_prefixed(&two, 6, 2 * sum - 1).expect_err("one byte more");
+        assert!(check_prefixed(&two, 6..=6, 6, 2 * sum).is_ok());
+        let refused = check_prefixed(&two, 6..=6, 6, 2 * sum - 1).expect_err("one byte more");
         assert!(refused.to_string().contains("values of 98 bytes, at most 97"), "{refused}");
     }
 

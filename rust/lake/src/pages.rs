@@ -14,6 +14,7 @@ use parquet::column::page::{Page, PageMetadata, PageReader};
 use parquet::errors::{ParquetError, Result};
 use parquet::file::metadata::ColumnChunkMetaData;
 use parquet::file::reader::ChunkReader;
+use std::ops::RangeInclusive;
 
 /// What is read at first of a page header. Most have some dozen bytes, those with long statistics more.
 const HEADER_BYTES: u64 = 512;
@@ -76,7 +77,28 @@ impl Pages {
                 _ => self.header = Some(header),
             }
         }
+        if self.header.is_none() && self.values_left > 0 {
+            let problem =
+                format!("the pages of a chunk have {} values fewer than its footer declares", self.values_left);
+            return Err(ParquetError::EOF(problem));
+        }
         Ok(self.header)
+    }
+
+    /// Checks by the headers alone that the chunk's pages have as many values as its footer declares. Readers decode no
+    /// page whose rows are all skipped, and place what follows by the count in its header.
+    pub(crate) fn check_count(mut self) -> Result<()> {
+        while self.next_header()?.is_some() {
+            self.skip_next_page()?;
+        }
+        Ok(())
+    }
+
+    fn count(&mut self, values: u32) -> Result<()> {
+        self.values_left = self.values_left.checked_sub(values.into()).ok_or_else(|| {
+            ParquetError::General(format!("a page has {values} values, its chunk only {} more", self.values_left))
+        })?;
+        Ok(())
     }
 
     fn read_header(&self) -> Result<Header> {
@@ -140,23 +162,40 @@ impl Pages {
             Kind::First { values, encoding, .. } | Kind::Second { values, encoding, .. } => (values, encoding),
             Kind::Index => return Ok(()),
         };
-        let values = u64::from(values);
-        self.values_left = self.values_left.checked_sub(values).ok_or_else(|| {
-            ParquetError::General(format!("a page has {values} values, its chunk only {} more", self.values_left))
-        })?;
-        let (repetitions, of_values) = self.parts(header.kind, buf)?;
+        self.count(values)?;
+        let Parts { repetitions, definitions, of_values } = self.parts(header.kind, buf)?;
         if self.column.column_descr().max_rep_level() > 0 && is_dense(&self.column) {
-            self.check_rows(values, repetitions)?;
+            self.check_rows(values.into(), repetitions)?;
         }
-        let limit = values.min(DELTAS_MAX.max(DENSE_RATIO * header.compressed as u64));
+        if !matches!(
+            encoding,
+            Encoding::DELTA_BINARY_PACKED | Encoding::DELTA_LENGTH_BYTE_ARRAY | Encoding::DELTA_BYTE_ARRAY
+        ) {
+            return Ok(());
+        }
+        let counts = self.present(values, definitions)?;
+        let ratio = DENSE_RATIO * header.compressed as u64;
         match encoding {
-            Encoding::DELTA_LENGTH_BYTE_ARRAY => delta::check_lengths(of_values, limit),
-            Encoding::DELTA_BYTE_ARRAY => {
-                let bytes_max = PREFIXED_BYTES.max(DENSE_RATIO * header.compressed as u64);
-                delta::check_prefixed(of_values, limit, bytes_max)
-            }
-            _ => Ok(()),
+            Encoding::DELTA_BINARY_PACKED => delta::check_count(of_values, counts, u64::MAX),
+            Encoding::DELTA_LENGTH_BYTE_ARRAY => delta::check_count(of_values, counts, DELTAS_MAX.max(ratio)),
+            _ => delta::check_prefixed(of_values, counts, DELTAS_MAX.max(ratio), PREFIXED_BYTES.max(ratio)),
         }
+    }
+
+    /// How many values of a data page are not null. A range where its levels are not runs.
+    fn present(&self, values: u32, definitions: Option<&[u8]>) -> Result<RangeInclusive<u64>> {
+        let max = self.column.column_descr().max_def_level();
+        let all = u64::from(values);
+        if max == 0 {
+            return Ok(all..=all);
+        }
+        let Some(definitions) = definitions.filter(|_| max <= levels::MAX) else { return Ok(0..=all) };
+        let mut levels = Levels::new(definitions, max, values as usize);
+        let mut present = 0;
+        while let Some((level, count)) = levels.next_run().map_err(ParquetError::General)? {
+            present += if i16::from(level) == max { count as u64 } else { 0 };
+        }
+        Ok(present..=present)
     }
 
     /// Values of dictionaries are plain.
@@ -176,21 +215,21 @@ impl Pages {
         Ok(())
     }
 
-    /// The repetition levels of a data page, where they are runs, and its values.
-    fn parts<'a>(&self, kind: Kind, buf: &'a Bytes) -> Result<(Option<&'a [u8]>, &'a [u8])> {
+    fn parts<'a>(&self, kind: Kind, buf: &'a Bytes) -> Result<Parts<'a>> {
         let descriptor = self.column.column_descr();
         let (max_repetition, max_definition) = (descriptor.max_rep_level(), descriptor.max_def_level());
         match kind {
             Kind::First { values, definitions, repetitions, .. } => {
-                let (of_repetitions, rest) = first_levels(buf, max_repetition, repetitions, values)?;
-                let (_, of_values) = first_levels(rest, max_definition, definitions, values)?;
-                Ok((of_repetitions, of_values))
+                let (repetitions, rest) = first_levels(buf, max_repetition, repetitions, values)?;
+                let (definitions, of_values) = first_levels(rest, max_definition, definitions, values)?;
+                Ok(Parts { repetitions, definitions, of_values })
             }
             Kind::Second { definitions, repetitions, .. } => {
-                let (of_repetitions, rest) = buf.split_at(repetitions as usize);
-                Ok((Some(of_repetitions), &rest[definitions as usize..]))
+                let (repetitions, rest) = buf.split_at(repetitions as usize);
+                let (definitions, of_values) = rest.split_at(definitions as usize);
+                Ok(Parts { repetitions: Some(repetitions), definitions: Some(definitions), of_values })
             }
-            Kind::Dictionary { .. } | Kind::Index => Ok((None, buf)),
+            Kind::Dictionary { .. } | Kind::Index => Ok(Parts { repetitions: None, definitions: None, of_values: buf }),
         }
     }
 
@@ -216,6 +255,13 @@ impl Pages {
         }
         Ok(())
     }
+}
+
+/// A data page: its levels, where they are runs, and its values.
+struct Parts<'a> {
+    repetitions: Option<&'a [u8]>,
+    definitions: Option<&'a [u8]>,
+    of_values: &'a [u8],
 }
 
 /// Whether the chunk claims far more values than its bytes account for. Its rows are then read one by one.
@@ -298,7 +344,7 @@ impl PageReader for Pages {
             self.header = None;
             self.at += header.compressed as u64;
             if let Kind::First { values, .. } | Kind::Second { values, .. } = header.kind {
-                self.values_left = self.values_left.saturating_sub(values.into());
+                self.count(values)?;
             }
             self.row_values = 0;
         }
