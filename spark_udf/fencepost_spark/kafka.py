@@ -8,6 +8,7 @@ Spark does not show them nothing is checked.
 from __future__ import annotations
 
 import json
+import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ from pyspark.sql import Column, DataFrame, SparkSession, functions
 
 from fencepost_spark.frames import check_frame, quoted, unused_name
 
+LEADER_SECONDS, PAUSE_SECONDS = 30.0, 0.1
+"""How long a partition may be without a leader, and how often brokers are asked meanwhile."""
 SECONDS = 30.0
 """How long a broker may take to answer."""
 INTEGER = r"\A-?[0-9]{1,19}\z"
@@ -322,28 +325,38 @@ def describe_topics(settings: Mapping[str, str]) -> Describe:
     """For ``foreach_batch(topics=...)``: asks the brokers for the ids of topics and where their logs begin.
 
     ``settings``: of a client of librdkafka, ``bootstrap.servers`` at least. Needs the package confluent-kafka, and
-    raises SourceError where it is not installed, or brokers do not answer.
+    raises SourceError where it is not installed, or brokers do not answer. While a partition has no leader, or another
+    one than the client knows, brokers are asked again for up to `LEADER_SECONDS`.
     """
     try:
-        from confluent_kafka import KafkaException, TopicCollection, TopicPartition, admin
+        from confluent_kafka import KafkaError, KafkaException, TopicCollection, TopicPartition, admin
     except ModuleNotFoundError as problem:
         raise SourceError("confluent-kafka is not installed: pip install confluent-kafka") from problem
     library: Any = admin  # which does not say of all its names that they are exported
     client = library.AdminClient(dict(settings))
     earliest = library.OffsetSpec.earliest()
 
-    def describe(names: Sequence[str]) -> dict[str, Topic]:
-        try:
-            asked = client.describe_topics(TopicCollection(list(names)), request_timeout=SECONDS)
-            topics = {name: it.result() for name, it in asked.items()}
-            places = [TopicPartition(name, it.id) for name, topic in topics.items() for it in topic.partitions]
-            begins = client.list_offsets(dict.fromkeys(places, earliest), request_timeout=SECONDS)
-            first = {(it.topic, it.partition): answer.result().offset for it, answer in begins.items()}
-        except KafkaException as problem:
-            raise SourceError(f"topics {', '.join(names)}: {problem}") from problem
+    moving = (KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE)
+
+    def ask(names: Sequence[str]) -> dict[str, Topic]:
+        asked = client.describe_topics(TopicCollection(list(names)), request_timeout=SECONDS)
+        topics = {name: it.result() for name, it in asked.items()}
+        places = [TopicPartition(name, it.id) for name, topic in topics.items() for it in topic.partitions]
+        begins = client.list_offsets(dict.fromkeys(places, earliest), request_timeout=SECONDS)
+        first = {(it.topic, it.partition): answer.result().offset for it, answer in begins.items()}
         return {
             name: Topic(str(topic.topic_id), {it.id: first[name, it.id] for it in topic.partitions})
             for name, topic in topics.items()
         }
+
+    def describe(names: Sequence[str]) -> dict[str, Topic]:
+        deadline = time.monotonic() + LEADER_SECONDS
+        while True:
+            try:
+                return ask(names)
+            except KafkaException as problem:
+                if problem.args[0].code() not in moving or time.monotonic() > deadline:
+                    raise SourceError(f"topics {', '.join(names)}: {problem}") from problem
+            time.sleep(PAUSE_SECONDS)
 
     return describe

@@ -5,14 +5,16 @@ from __future__ import annotations
 import warnings
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import fencepost as fp
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import pytest
 from broker import Broker
-from confluent_kafka import KafkaException
+from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka.admin import AdminClient
 from fencepost.lake import DedupJob
-from fencepost_spark import KafkaWarning, deduplicate, kafka_options
+from fencepost_spark import KafkaWarning, deduplicate, kafka, kafka_options
 from fencepost_spark.kafka import describe_topics
 from kafka_source import FORMAT
 from pyspark.sql import DataFrame, SparkSession
@@ -153,6 +155,26 @@ def test_brokers_tell_of_topics(broker: Broker) -> None:
     with pytest.raises(fp.SourceError, match=r"topics nothing: .*UNKNOWN_TOPIC_OR_PART") as caught:
         describe(["nothing"])
     assert isinstance(caught.value.__cause__, KafkaException)
+
+
+def test_a_leader_that_moves_is_waited_for(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    broker.create("moves")
+    broker.send("moves", "a")
+    codes = [KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE]
+    asked = AdminClient.list_offsets
+
+    def list_offsets(*args: Any, **options: Any) -> Any:
+        if codes:
+            raise KafkaException(KafkaError(codes.pop()))
+        return asked(*args, **options)
+
+    monkeypatch.setattr(AdminClient, "list_offsets", list_offsets)
+    (topic,) = describe_topics(broker.settings)(["moves"]).values()
+    assert (topic.first, codes) == ({0: 0}, [])
+    codes[:] = [KafkaError.NOT_LEADER_FOR_PARTITION] * 100
+    monkeypatch.setattr(kafka, "LEADER_SECONDS", 0)
+    with pytest.raises(fp.SourceError, match=r"topics moves: .*NOT_LEADER_FOR_PARTITION"):
+        describe_topics(broker.settings)(["moves"])
 
 
 def test_brokers_cannot_be_asked_without_the_client(monkeypatch: pytest.MonkeyPatch) -> None:
