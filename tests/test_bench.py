@@ -206,7 +206,7 @@ def in_own_process(code: str, folder: Path) -> Any:
 
 
 @pytest.mark.spark
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_every_contestant_on_spark_is_right(tmp_path: Path) -> None:
     code = (
         "import json, sys; from pathlib import Path; from bench.spark import contest; "
@@ -237,7 +237,7 @@ def test_the_driver_is_measured_without_tasks(tmp_path: Path) -> None:
 
 
 @pytest.mark.spark
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_every_job_over_files_is_right(tmp_path: Path) -> None:
     code = (
         "import json, sys; from pathlib import Path; from bench import costs, lake; data = Path(sys.argv[1]); "
@@ -258,7 +258,7 @@ def test_every_job_over_files_is_right(tmp_path: Path) -> None:
 
 
 @pytest.mark.spark
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_every_stream_is_right(tmp_path: Path) -> None:
     code = (
         "import json, sys; from pathlib import Path; from bench import streams; "

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.matrix
+
 ROOT = Path(__file__).parent.parent.parent
 sys.path.append(str(ROOT))  # `bench` is no part of what is installed
 

@@ -271,6 +271,7 @@ def test_clustered_tables_are_refused(spark: SparkSession, tmp_path: Path) -> No
         make_job(tmp_path).run()
 
 
+@pytest.mark.matrix
 def test_every_contestant_of_the_benchmark_is_right(tmp_path: Path) -> None:
     out = tmp_path / "delta.json"
     code = (

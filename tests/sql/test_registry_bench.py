@@ -5,11 +5,14 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import pytest
+
 sys.path.append(str(Path(__file__).parents[2]))  # `bench` is no part of what is installed
 
 from bench import registry, report
 
 
+@pytest.mark.matrix
 def test_every_contestant_is_right() -> None:
     part = registry.contest(rows=20 * registry.CLIENTS * registry.SHARE, rounds=2)
     results = report.collect("quick", registry=part)
