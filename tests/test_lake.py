@@ -289,8 +289,8 @@ def test_integers_of_different_widths_are_one_key(tmp_path: Path) -> None:
             rows = rows.set_column(at, name, rows[name].cast(kind))
         land(tmp_path / "source", f"{number}.parquet", rows)
         if number == 2:
-            make_job(tmp_path).run()
-    report = make_job(tmp_path).run()
+            make_job(tmp_path, schema="merge").run()
+    report = make_job(tmp_path, schema="merge").run()
     assert (report.version, report.kept, report.counts) == (2, 0, {"DUPLICATE": report.rows})
 
 

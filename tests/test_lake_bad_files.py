@@ -370,13 +370,13 @@ def test_a_good_file_in_the_place_of_a_quarantined_one(tmp_path: Path, kind: str
     land_some(tmp_path, [0])
     path = tmp_path / "source" / "b.parquet"
     put(path, bad)
-    report = make_job(tmp_path, settle_ms=0, on_bad_file="quarantine").run()
+    report = make_job(tmp_path, settle_ms=0, on_bad_file="quarantine", schema="merge").run()
     assert [name for name, _ in report.quarantined] == ["b.parquet"]
     put(path, bad)  # a remount: another inode, and nothing new
-    report = make_job(tmp_path, settle_ms=0, on_bad_file="quarantine").run()
+    report = make_job(tmp_path, settle_ms=0, on_bad_file="quarantine", schema="merge").run()
     assert (report.version, report.quarantined) == (None, ())
     put(path, good)
-    report = make_job(tmp_path, settle_ms=0, on_bad_file="quarantine").run()
+    report = make_job(tmp_path, settle_ms=0, on_bad_file="quarantine", schema="merge").run()
     assert (report.files, report.quarantined) == (1, ())
     assert report.kept > 0
 

@@ -74,6 +74,7 @@ DECISION = Decision(
     clock_ms=1_000,
     horizon_ms=900,
     key_types={"pid": "integer"},
+    schema="c2NoZW1h",
     oldest=3,
     collected=2,
     breaks=[[3, 1]],

@@ -2,7 +2,7 @@ from collections.abc import Mapping, Sequence
 from os import PathLike
 from typing import Any, final
 
-from fencepost.arrow import ArrowArrayExportable, ArrowStreamExportable, Rows
+from fencepost.arrow import ArrowArrayExportable, ArrowSchemaExportable, ArrowStreamExportable, Rows
 from fencepost.kafka.finding import Finding
 from fencepost.policy import BatchColumns, Columns, Policy
 from fencepost.verdict import Verdict
@@ -208,6 +208,8 @@ class RunScan:
     @property
     def footer_crc(self) -> int: ...
     @property
+    def schema(self) -> ArrowSchemaExportable: ...
+    @property
     def untracked(self) -> int: ...
     @property
     def runs(self) -> int: ...
@@ -241,6 +243,8 @@ class ParquetFooter:
     def row_groups(self) -> int: ...
     @property
     def footer_crc(self) -> int: ...
+    @property
+    def schema(self) -> ArrowSchemaExportable: ...
     @property
     def bounds(self) -> dict[str, list[tuple[int, int] | None]]: ...
 

@@ -21,5 +21,11 @@ class ArrowStreamExportable(Protocol):
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object: ...
 
 
+class ArrowSchemaExportable(Protocol):
+    """An Arrow schema: ``pyarrow.schema(it)``."""
+
+    def __arrow_c_schema__(self) -> object: ...
+
+
 Rows: TypeAlias = ArrowStreamExportable | ArrowArrayExportable | Mapping[str, Any]
 """Anything tabular; a mapping is of column name to NumPy or Arrow array."""

@@ -6,9 +6,11 @@ import os
 from typing import Any
 
 from fencepost import SinkError, lake
+from fencepost.lake.reading import merged_schema
 from fencepost.state.commit import Sink
 from fencepost.state.stores import absolute, is_local
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.pandas.types import from_arrow_schema
 
 from fencepost_spark.engine import SparkEngine
 
@@ -39,7 +41,7 @@ class DedupJob(lake.DedupJob):
         ``same``: passed on to ``fencepost.lake.DedupJob``, whose defaults hold: ``policy``, ``columns``, ``scope``,
         ``order_by``, ``rejected_max``, ``rejects``, ``max_idle_ms``, ``settle_ms``, ``clock_gap_max_ms``, ``on_reset``,
         ``reset_rows_min``, ``compare_content``, ``on_conflict``, ``keep_checksums``, ``plan``, ``shards``, ``layout``,
-        ``source_immutable``, ``sync``, ``state_options``, ``source_options``, ``sink_options``,
+        ``schema``, ``source_immutable``, ``sync``, ``state_options``, ``source_options``, ``sink_options``,
         ``keep_versions`` and ``keep_versions_ms``.
 
         Raises what ``fencepost.lake.DedupJob`` raises, and RuntimeError where there is no session.
@@ -59,7 +61,11 @@ def read_sink(sink: Path, options: dict[str, Any] | None = None, *, spark: Spark
         raise SinkError(f"{os.fspath(sink)}: no rows were kept yet, so nobody knows their columns")
     session = spark or SparkSession.active()
     root = _for_spark(absolute(sink))
-    return session.read.option("basePath", root).parquet(*map(_for_spark, files))
+    schema = merged_schema(sink, options)
+    reader = session.read.option("basePath", root)
+    if schema is not None:
+        reader = reader.schema(from_arrow_schema(schema))
+    return reader.parquet(*map(_for_spark, files))
 
 
 def _for_spark(place: str) -> str:

@@ -105,6 +105,13 @@ def dedup_command(
     ] = None,
     threads: Threads = None,
     layout: Annotated[str | None, option(identity.LAYOUT_HELP)] = None,
+    schema: Annotated[
+        str | None,
+        option(
+            "What a file does whose columns differ from those of the sink: strict (an error, the default), or merge "
+            "(new and missing columns and wider types are taken)."
+        ),
+    ] = None,
     rebase: Annotated[
         bool,
         typer.Option(
@@ -168,6 +175,7 @@ def dedup_command(
             "clock_gap_max_ms": milliseconds(clock_gap_max),
             "shards": shards,
             "layout": layout,
+            "schema": schema,
             "plan": plan,
             "threads": threads,
             "source_immutable": source_immutable or None,

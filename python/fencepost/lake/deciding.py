@@ -14,6 +14,7 @@ from fencepost.lake.files import Files
 from fencepost.lake.found import Found
 from fencepost.lake.judge import Judged
 from fencepost.lake.scan import UNREADABLE_CRC, FooterItem, footers
+from fencepost.lake.schemas import to_text
 from fencepost.lake.write import Written
 from fencepost.state.changelog import corrections, write_lines
 from fencepost.state.decision import Decision, Deferred, Inputs, Marked, Outputs, Shards, SideFiles
@@ -81,6 +82,7 @@ def make_decision(
         clock_ms=run.clock_ms,
         horizon_ms=run.eviction.horizon_after,
         key_types=run.key_types,
+        schema=None if run.schema is None else to_text(run.schema),
         counts=counts,
         missing_ranges=sum(it.missing_ranges for it in judged),
         missing_rows=sum(it.missing_rows for it in judged),

@@ -32,6 +32,7 @@ from fencepost.lake.plan import PLANS, SHARDS, Plan
 from fencepost.lake.report import RunReport
 from fencepost.lake.run import Run
 from fencepost.lake.scan import check_names
+from fencepost.lake.schemas import SchemaRule
 from fencepost.lake.sources import Given
 from fencepost.lake.storage import open_storage
 from fencepost.lake.write import Rejects
@@ -111,11 +112,15 @@ class DedupJob:
 
     `plan`: "interval", "row" or "aligned" (see plan.py), chosen by the run unless given. `shards`: into how many parts
     the state is cut, 16 at first unless given, later as many as it has. `layout`: "delta" for a sink that is a Delta
-    table, "run" for folders; unless given, whichever the sink is already, and folders where there is none. `engine`:
-    where tasks run, threads of this process unless given. `source_immutable`: files of the source never change once
-    they are there, so outputs that are equal to their inputs may be hard links. `sync=False`: do not wait for disks; a
-    power loss may then cost the state. `state_options`, `source_options`, `sink_options`: of the object stores that
-    they are in, see `fencepost.state.open_store`.
+    table, "run" for folders; unless given, whichever the sink is already, and folders where there is none. `schema`:
+    "strict" refuses a file whose columns or types differ from those of the sink's files, before anything is decided, as
+    a file of wrong columns (`on_bad_file`). "merge" also takes new and missing columns, which are null elsewhere, and
+    other widths of a type (`fencepost.lake.schemas`); no file is rewritten, `fencepost.lake.dataset` and
+    `fencepost_spark.read_sink` read all of them by one schema. For sinks of folders and prefixes: a table has columns
+    of its own. `engine`: where tasks run, threads of this process unless given. `source_immutable`: files of the source
+    never change once they are there, so outputs that are equal to their inputs may be hard links. `sync=False`: do not
+    wait for disks; a power loss may then cost the state. `state_options`, `source_options`, `sink_options`: of the
+    object stores that they are in, see `fencepost.state.open_store`.
 
     `keep_versions`, `keep_versions_ms`: which versions of the state can be gone back to (`State.rollback`), 100 and a
     week unless given: the so many newest, and those that were the newest at some time in the last so many milliseconds,
@@ -150,6 +155,7 @@ class DedupJob:
         plan: Plan | None = None,
         shards: int | None = None,
         layout: Layout | None = None,
+        schema: SchemaRule = "strict",
         source_immutable: bool = False,
         sync: bool = True,
         state_options: dict[str, object] | None = None,
@@ -178,6 +184,7 @@ class DedupJob:
         _check_one_of("on_bad_file", on_bad_file, (None, *get_args(OnBadFile)))
         _check_one_of("plan", plan, (None, *PLANS))
         _check_one_of("layout", layout, (None, *get_args(Layout)))
+        _check_one_of("schema", schema, get_args(SchemaRule))
         check_reset_rows_min(reset_rows_min)
         if not 0 <= rejected_max <= 1:
             raise ValueError(f"rejected_max={rejected_max}: a share from 0 to 1 was expected")
@@ -222,6 +229,12 @@ class DedupJob:
         if isinstance(sink, str | os.PathLike):
             sink = _open_sink(absolute(sink), layout, self.source, self.disk, sink_options)
         self.sink: Sink = sink
+        if schema != "strict" and not self.notes_schema:
+            raise SinkError(
+                f"{self.sink.location}: schema={schema!r} is for folders and prefixes: a table has columns of its own. "
+                "Add or widen them there"
+            )
+        self.schema = schema
         if self.is_in_place and str(self.sink.location) != self.source:
             raise SinkError(
                 f"{self.sink.location}: in place, source and sink are one table; the source is {self.source}"
@@ -233,6 +246,11 @@ class DedupJob:
     def is_in_place(self) -> bool:
         """Whether rows are taken out of the source."""
         return self.sink.layout == IN_PLACE
+
+    @property
+    def notes_schema(self) -> bool:
+        """Whether the state keeps the columns of the sink's files, for no table does."""
+        return not (self.sink.has_schema or self.is_in_place)
 
     def run(self, progress: Progress | None = None) -> RunReport:
         """Finish what was decided, then read what is new. `progress(step, done, total)` is called along the way.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from abc import ABCMeta
 from collections.abc import Mapping
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,9 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.dataset as ds  # type: ignore[import-untyped]
 from pyarrow import fs
 
+from fencepost._native import parquet_footer
 from fencepost.errors import SinkError
+from fencepost.lake.schemas import from_text, merged
 from fencepost.state.delta import is_delta_sink
 from fencepost.state.disk import Disk
 from fencepost.state.prefix import RunPrefixes
@@ -33,19 +36,46 @@ def shown_files(sink: str | os.PathLike[str], options: Mapping[str, Any] | None 
 def dataset(sink: str | os.PathLike[str], options: Mapping[str, Any] | None = None) -> ds.Dataset:
     """The rows of `shown_files` as a pyarrow dataset; names of Hive-style folders are columns, `run` among them.
 
+    The columns of all files, each of the widest type that a file has, as a job with `schema="merge"` writes them.
     For polars: `polars.scan_pyarrow_dataset(dataset(sink))`. Raises as `shown_files` does.
     """
     opened = _open(sink, options)
     names = opened.shown_files()
     if not names:
         return ds.dataset(pa.table({}))
-    hive = ds.HivePartitioning.discover(infer_dictionary=False)
+    schema = _merged_schema(opened, names)
     if isinstance(opened, RunPrefixes):
-        return ds.dataset(
-            names, format="parquet", filesystem=fs.PyFileSystem(_Objects(opened.store)), partitioning=hive
-        )
-    paths = [f"{opened.path}/{name}" for name in names]
-    return ds.dataset(paths, format="parquet", partitioning=hive, partition_base_dir=str(opened.path))
+        place: dict[str, Any] = {"filesystem": fs.PyFileSystem(_Objects(opened.store))}
+    else:
+        names = [f"{opened.path}/{name}" for name in names]
+        place = {"partition_base_dir": str(opened.path)}
+    place |= {"format": "parquet", "partitioning": ds.HivePartitioning.discover(infer_dictionary=False)}
+    found = ds.dataset(names, **place)
+    if schema is None:
+        return found
+    folders = [field for field in found.schema if field.name in found.partitioning.schema.names]
+    return ds.dataset(names, schema=pa.schema([*schema, *folders]), **place)
+
+
+def merged_schema(sink: str | os.PathLike[str], options: Mapping[str, Any] | None = None) -> pa.Schema | None:
+    """The columns of all of `shown_files`, but for those of folders; None where the first file has all of them.
+
+    Raises as `shown_files` does, and BatchError where no schema reads all files.
+    """
+    opened = _open(sink, options)
+    return _merged_schema(opened, opened.shown_files())
+
+
+def _merged_schema(opened: RunFolders | RunPrefixes, names: list[str]) -> pa.Schema | None:
+    first = _schema_of(opened, names[0])
+    noted = opened.schema()
+    schema = from_text(noted) if noted else reduce(merged, (_schema_of(opened, name) for name in names[1:]), first)
+    return None if schema == first else schema
+
+
+def _schema_of(opened: RunFolders | RunPrefixes, name: str) -> pa.Schema:
+    reader = opened.store.object(name, *opened.store.head(name)) if isinstance(opened, RunPrefixes) else None
+    return pa.schema(parquet_footer(f"{opened.location}/{name}", object=reader).schema)
 
 
 def _open(sink: str | os.PathLike[str], options: Mapping[str, Any] | None) -> RunFolders | RunPrefixes:

@@ -12,6 +12,7 @@ from uuid import uuid4
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa  # type: ignore[import-untyped]
 
 from fencepost.errors import SnapshotError, SourceError, StateConflictError
 from fencepost.lake.aligned import AlignItem, align, can_align
@@ -35,6 +36,7 @@ from fencepost.lake.plan import (
 )
 from fencepost.lake.report import RunReport, make_report
 from fencepost.lake.scan import Exchange, Reading, ScanItem, Scanned, files_in, scan
+from fencepost.lake.schemas import check_schemas, from_text
 from fencepost.lake.sources import Given, News, open_source
 from fencepost.lake.storage import ChangedError
 from fencepost.lake.write import InPlace, Places, WriteItem, Written, write
@@ -103,12 +105,19 @@ class Run:
         self.left_out = LeftOut(job.settle_ms, job.on_bad_file, None)
         self.clock_ms: int | None = None
         self.key_types: dict[str, str] = {}
+        self.schema: pa.Schema | None = None
+        """Of the sink's files, those of this run included; None where the sink has columns of its own."""
         self.eviction = Eviction(horizon_before=None, horizon_after=None)
 
     @property
     def has_moved(self) -> bool:
         """Whether the position of the source has moved, perhaps without a new row."""
         return self.news.position != (self.base.source_position if self.base else None)
+
+    @property
+    def known_schema(self) -> pa.Schema | None:
+        """Of the files that earlier runs wrote, where one has noted it."""
+        return from_text(self.before.schema) if self.before and self.before.schema else None
 
     @property
     def places(self) -> Places:
@@ -344,6 +353,11 @@ class Run:
             sets_aside=self.left_out.sets_misfits_aside,
         )
         self.left_out.add_bad(misfits)
+        if self.job.notes_schema and not self.is_seed:
+            self.schema, misfits = check_schemas(
+                scanned, self.known_schema, self.job.schema, sets_aside=self.left_out.sets_misfits_aside
+            )
+            self.left_out.add_bad(misfits)
         status = [it for group in scanned for it in group.status]
         reasons = [it for group in scanned for it in group.reason]
         found.vanished, found.deferred, found.quarantined = self.left_out.sort(as_read, status, reasons, self.news.adds)

@@ -130,6 +130,10 @@ class Scanned:
     rows: list[int] = field(default_factory=list)
     untracked: list[int] = field(default_factory=list)
     footer_crc: list[int] = field(default_factory=list)
+    schema: list[int] = field(default_factory=list)
+    """Which of `schemas` each file has; -1 where it was not read."""
+    schemas: list[pa.Schema] = field(default_factory=list)
+    """The distinct ones."""
     newest_ms: int | None = None
     exchanges: list[Exchange] = field(default_factory=list)
 
@@ -145,9 +149,15 @@ class Scanned:
         self.rows.append(read.rows if read else 0)
         self.untracked.append(read.untracked if read else 0)
         self.footer_crc.append(read.scan.footer_crc if read else 0)
+        self.schema.append(self._number_of(pa.schema(read.scan.schema)) if read else -1)
         newest = read.scan.newest_timestamp if read else None
         if newest is not None:
             self.newest_ms = max(newest, self.newest_ms or newest)
+
+    def _number_of(self, schema: pa.Schema) -> int:
+        if schema not in self.schemas:
+            self.schemas.append(schema)
+        return self.schemas.index(schema)
 
 
 def scan(storage: Storage, scratch: Scratch, item: ScanItem) -> Scanned:

@@ -425,6 +425,9 @@ class Decision:
     key_types: dict[str, str] = field(default_factory=dict)
     """Column to type of the parts of keys, fixed by the first rows that had one: integer, string, binary or
     fixed_size_binary[bytes]. Tables know their own keys' only, and a shard may have none."""
+    schema: str | None = None
+    """The columns of the sink's files, those of this version included: an Arrow schema as an IPC message, base64. None
+    where the sink has columns of its own, or no run has noted them. Its text is left out then."""
     oldest: int = 1
     """The oldest version that can be gone back to; the files of older ones may be collected."""
     collected: int = 1
@@ -537,7 +540,7 @@ def summary(decision: Decision) -> dict[str, Any]:
 def to_json(value: Settings | Decision | dict[str, Any]) -> bytes:
     """The text of a file in a state, a field or a column a line; equal values give equal bytes."""
     fields = value if isinstance(value, dict) else vars(value)
-    fields = {name: it for name, it in fields.items() if it is not None or name != "checksums"}
+    fields = {name: it for name, it in fields.items() if it is not None or name not in ("checksums", "schema")}
     lines = (f" {json.dumps(name)}: {_text(it)}" for name, it in fields.items())
     return ("{\n" + ",\n".join(lines) + "\n}\n").encode()
 

@@ -90,10 +90,12 @@ def rollback(state: State, version: int, *, accept_duplicates: bool = False, sin
                 *("horizon_ms", "key_types", "order_by"),
             )
         }
+        if not shown:  # else the columns of rows that stay count, too
+            carried["schema"] = target.schema
     else:
         nothing = ("checksums", "source_position", "clock_ms", "horizon_ms")
         begun: dict[str, Any] = {"shards": Shards(), "ledger": LedgerFiles(), "deferred": Deferred(), "key_types": {}}
-        carried = begun | dict.fromkeys(nothing)
+        carried = begun | dict.fromkeys(nothing if shown else (*nothing, "schema"))
     lines = corrections(sink.changelog(), _missing(state, carried["shards"]), next_version)
     report = {"rolled_back_to": version, "duplicates_accepted_of": shown}
     try:

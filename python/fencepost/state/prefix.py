@@ -259,6 +259,16 @@ class RunPrefixes:
         rows = [f"{run}/{it['name']}" for run, data in zip(whole, manifests, strict=True) for it in _rows_of(data)]
         return sorted(name for name in rows if name in there)
 
+    def schema(self) -> str | None:
+        """The columns of all files with kept rows, as the newest version that is there as a whole notes them."""
+        runs = [int(it[4:]) for it in self.store.names_at_top() if re.fullmatch(r"run=\d+", it)]
+        for run in sorted(runs, reverse=True):
+            data = self._read(f"run={run}/{SUCCESS}")
+            if data is not None:
+                schema: str | None = json.loads(data).get("schema")
+                return schema
+        return None
+
     def _sizes(self, decision: Decision) -> dict[str, int]:
         """The bytes of every file of a version, by its name within."""
         folder = f"run={decision.version}"
@@ -297,7 +307,8 @@ def _manifest(decision: Decision) -> dict[str, Any]:
         {"name": name, "table": table, "rows": rows, "bytes": size, "footer_crc": crc}
         for table, name, rows, size, crc in zip(tables, *columns, strict=True)
     ]
-    return {"format": 1, "version": decision.version, "attempt": decision.attempt, "files": files}
+    about = {"format": 1, "version": decision.version, "attempt": decision.attempt}
+    return about | ({} if decision.schema is None else {"schema": decision.schema}) | {"files": files}
 
 
 def _rows_of(manifest: bytes) -> list[dict[str, Any]]:

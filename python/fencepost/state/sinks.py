@@ -240,6 +240,10 @@ class RunFolders:
         found = [f"{run}/{name}" for run in runs for name in _sizes(self.path / run) if not name.startswith("_")]
         return sorted(name for name in found if name.endswith(".parquet"))
 
+    def schema(self) -> str | None:
+        """As `RunPrefixes.schema`: folders have no manifest."""
+        return None
+
     def changelog(self) -> Iterator[Any]:
         """See `Sink`."""
         import pyarrow.parquet as pq  # type: ignore[import-untyped]

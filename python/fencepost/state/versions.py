@@ -43,7 +43,7 @@ DECISION_BYTES_MAX = 65_536  # what is larger goes to a body: some stores bound 
 # What a decision has from the one it goes on from, unless it says otherwise.
 CARRIED = (
     *("shard_count", "shards", "checksums", "ledger", "deferred", "source_position", "clock_ms", "horizon_ms"),
-    *("key_types", "oldest", "collected", "policy", "order_by"),
+    *("key_types", "schema", "oldest", "collected", "policy", "order_by"),
 )
 
 

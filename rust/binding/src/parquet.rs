@@ -6,9 +6,10 @@ use arrow_array::cast::AsArray;
 use arrow_array::types::UInt64Type;
 use arrow_array::{Array, ArrayRef};
 use arrow_cast::{CastOptions, cast_with_options};
-use arrow_schema::DataType;
+use arrow_schema::{DataType, SchemaRef};
 use fencepost_lake as lake;
 use pyo3::prelude::*;
+use pyo3_arrow::PySchema;
 use pyo3_arrow::input::AnyArray;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -102,16 +103,30 @@ fn rows_of(array: AnyArray, name: &str) -> Result<Vec<u64>, Failure> {
 }
 
 /// What a Parquet file's footer says.
-#[pyclass(frozen, get_all, module = "fencepost._native")]
+#[pyclass(frozen, module = "fencepost._native")]
 pub(crate) struct ParquetFooter {
     /// Rows of the file.
+    #[pyo3(get)]
     rows: u64,
     /// How many row groups it has.
+    #[pyo3(get)]
     row_groups: usize,
     /// CRC-32 of the footer, which holds the place and length of everything else.
+    #[pyo3(get)]
     footer_crc: u32,
+    schema: SchemaRef,
     /// For each column that was asked for: least and greatest value of each row group, None where it is not told.
+    #[pyo3(get)]
     bounds: HashMap<String, lake::Bounds>,
+}
+
+#[pymethods]
+impl ParquetFooter {
+    /// All columns of the file, as an Arrow schema: of what the Parquet types say, each of them nullable.
+    #[getter]
+    fn schema(&self) -> PySchema {
+        PySchema::new(self.schema.clone())
+    }
 }
 
 /// Reads a Parquet file's footer, and the bounds of some integer columns by their names.
@@ -129,13 +144,16 @@ pub(crate) fn parquet_footer(
     let names: Vec<&str> = columns.iter().map(String::as_str).collect();
     let read = py.detach(|| {
         let reader = reader(&path, object.as_ref(), Blocks::COLUMNS)?;
-        lake::ParquetFile::open_for_bounds(&path, reader.as_ref(), &names)
+        let (file, bounds) = lake::ParquetFile::open_for_bounds(&path, reader.as_ref(), &names)?;
+        let schema = file.schema()?;
+        lake::Result::Ok((file, bounds, schema))
     });
-    let (file, bounds) = read.map_err(|error| Failure::from(error).raise(py))?;
+    let (file, bounds, schema) = read.map_err(|error| Failure::from(error).raise(py))?;
     Ok(ParquetFooter {
         rows: file.rows(),
         row_groups: file.row_groups(),
         footer_crc: file.footer_crc(),
+        schema: schema.into(),
         bounds: columns.into_iter().zip(bounds).collect(),
     })
 }

@@ -15,7 +15,7 @@ use arrow_select::take::take;
 use fencepost_core::{Batch, Domain, Error, Keys, Policy, Seqs, Untracked, find_runs};
 use fencepost_lake as lake;
 use pyo3::prelude::*;
-use pyo3_arrow::PyRecordBatch;
+use pyo3_arrow::{PyRecordBatch, PySchema};
 use std::collections::HashMap;
 use std::iter::repeat_n;
 use std::path::PathBuf;
@@ -49,6 +49,7 @@ pub(crate) struct RunScan {
     rows: u64,
     row_groups: usize,
     footer_crc: u32,
+    schema: SchemaRef,
 }
 
 #[pymethods]
@@ -91,14 +92,16 @@ impl RunScan {
         let asked = Asked { names, order_by, by_row, shards, ordinal, seq_max };
         let opened = py.detach(|| {
             let file = open(&path, object.as_ref(), Blocks::COLUMNS)?;
-            Ok((Scan::open(&file, asked, constants.unwrap_or_default())?, file))
+            let schema = file.schema()?;
+            Ok((Scan::open(&file, asked, constants.unwrap_or_default())?, file, schema))
         });
-        let (scan, file) = opened.map_err(|failure: Failure| failure.raise(py))?;
+        let (scan, file, schema) = opened.map_err(|failure: Failure| failure.raise(py))?;
         Ok(RunScan {
             scan: Mutex::new(scan),
             rows: file.rows(),
             row_groups: file.row_groups(),
             footer_crc: file.footer_crc(),
+            schema: schema.into(),
         })
     }
 
@@ -140,6 +143,12 @@ impl RunScan {
     #[getter]
     fn footer_crc(&self) -> u32 {
         self.footer_crc
+    }
+
+    /// All columns of the file, as an Arrow schema: of what the Parquet types say, each of them nullable.
+    #[getter]
+    fn schema(&self) -> PySchema {
+        PySchema::new(self.schema.clone())
     }
 
     /// Rows without a producer so far: they are in no run.

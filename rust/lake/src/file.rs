@@ -1,6 +1,8 @@
 use crate::error::{Error, Result, guard};
 use crate::read_at::{ReadAt, Source};
+use crate::schema;
 use crate::thrift::{self, Broken};
+use arrow_schema::Schema;
 use parquet::basic::Type;
 use parquet::errors::ParquetError;
 use parquet::file::metadata::{
@@ -98,6 +100,16 @@ impl ParquetFile {
     /// The CRC-32 of the footer, which holds the place and length of everything else.
     pub fn footer_crc(&self) -> u32 {
         self.footer_crc
+    }
+
+    /// The columns as Arrow types: of what the Parquet types say, not of what a writer noted of its own types.
+    ///
+    /// Every field may be null, and has no metadata: two files of the same columns have equal schemas.
+    pub fn schema(&self) -> Result<Schema> {
+        let descriptor = self.metadata.file_metadata().schema_descr();
+        guard(&self.path, &self.source, || {
+            schema::of(descriptor).map_err(|error| Error::decoding(&self.path, None, &error))
+        })
     }
 
     /// What the footer says.

@@ -17,6 +17,7 @@ mod plain;
 mod ranges;
 mod read_at;
 mod rewrite;
+mod schema;
 mod thrift;
 
 pub use bounds::Bounds;

@@ -1,0 +1,120 @@
+"""The columns of a sink's files: the same in all of them, or such that one schema reads them all.
+
+Data types are those of the Parquet files; whether a column may be null is not compared, nor is the order of columns.
+Types are widened where a wider one holds every value, as Delta and Iceberg do it: integers, floats, decimals of one
+scale; and a column of nulls alone to any type.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import Literal
+
+import pyarrow as pa  # type: ignore[import-untyped]
+
+from fencepost.errors import BatchError
+from fencepost.lake.scan import Scanned
+
+SchemaRule = Literal["strict", "merge"]
+
+_SIGNED = {8: pa.int8(), 16: pa.int16(), 32: pa.int32(), 64: pa.int64()}
+
+
+def check_schemas(
+    scanned: Iterable[Scanned], known: pa.Schema | None, rule: SchemaRule, *, sets_aside: bool
+) -> tuple[pa.Schema | None, dict[str, str]]:
+    """(schema of the sink from now on, full path to reason of the files that do not fit).
+
+    `known`: that schema so far, None before the first file. Raises BatchError (column) for the first file that does
+    not fit, unless such files are set aside; also then where no file came before, so that nobody can tell which of two
+    schemas is the right one.
+    """
+    schema, where, misfits = known, "the sink has", dict[str, str]()
+    for found, paths in _distinct(scanned):
+        first = next(iter(paths))
+        problem = _problem(schema, found, rule, where)
+        if problem is None:
+            if schema is None:
+                where = f"{first} has"
+            schema = found if schema is None else merged(schema, found)
+            continue
+        column, reason = problem
+        if known is None or not sets_aside:
+            raise BatchError(f"{first}: column '{column}': {reason}", column=column)
+        misfits |= {path: f"{path}: column '{column}': {reason}" for path in paths}
+    return schema, misfits
+
+
+def merged(first: pa.Schema, second: pa.Schema) -> pa.Schema:
+    """A schema with the columns of both, those of `first` before others; the wider of two types.
+
+    Raises BatchError (column) where no type holds the values of both.
+    """
+    fields = {field.name: field.type for field in first}
+    for field in second:
+        kind = _wider(fields.get(field.name, field.type), field.type)
+        if kind is None:
+            text = f"column '{field.name}': {fields[field.name]} and {field.type}, which no reader takes for one column"
+            raise BatchError(text, column=field.name)
+        fields[field.name] = kind
+    return pa.schema(list(fields.items()))
+
+
+def to_text(schema: pa.Schema) -> str:
+    """A schema as text for a decision: Arrow's IPC message, base64."""
+    return base64.b64encode(schema.serialize()).decode()
+
+
+def from_text(text: str) -> pa.Schema:
+    """What `to_text` has written."""
+    return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text)))
+
+
+def _distinct(scanned: Iterable[Scanned]) -> Iterator[tuple[pa.Schema, list[str]]]:
+    """Each schema of a task's files, and the full paths of the files that have it."""
+    for group in scanned:
+        for number, schema in enumerate(group.schemas):
+            places = (place for place, it in enumerate(group.schema) if it == number)
+            yield schema, [group.files.full_path(place) for place in places]
+
+
+def _problem(known: pa.Schema | None, found: pa.Schema, rule: SchemaRule, where: str) -> tuple[str, str] | None:
+    """(column, why a file of these columns cannot stand beside the others), or None."""
+    twice = next((name for name, count in Counter(found.names).items() if count > 1), None)
+    if twice is not None:
+        return twice, "stands in the file more than once"
+    if known is None:
+        return None
+    others = {field.name: field.type for field in known}
+    for field in found:
+        other = others.pop(field.name, None)
+        wider = None if other is None else _wider(other, field.type)
+        if other is not None and wider is None:
+            return field.name, f"{field.type}; {where} {other}. Another type needs another column, or another sink"
+        if other != field.type and rule == "strict":
+            reason = f"{field.type}; {where} {'no such column' if other is None else other}"
+            return field.name, f"{reason}. schema='merge' takes both"
+    if others and rule == "strict":
+        name, kind = next(iter(others.items()))
+        return name, f"missing; {where} {kind}. schema='merge' takes both"
+    return None
+
+
+def _wider(first: pa.DataType, second: pa.DataType) -> pa.DataType | None:
+    """The type that holds the values of both, or None."""
+    if first == second or pa.types.is_null(second):
+        return first
+    if pa.types.is_null(first):
+        return second
+    if pa.types.is_integer(first) and pa.types.is_integer(second):
+        if pa.types.is_signed_integer(first) == pa.types.is_signed_integer(second):
+            return max(first, second, key=lambda it: it.bit_width)
+        bits = (it.bit_width if pa.types.is_signed_integer(it) else 2 * it.bit_width for it in (first, second))
+        return _SIGNED.get(max(bits))
+    if pa.types.is_floating(first) and pa.types.is_floating(second):
+        return max(first, second, key=lambda it: it.bit_width)
+    if pa.types.is_decimal(first) and pa.types.is_decimal(second) and first.scale == second.scale:
+        return max(first, second, key=lambda it: (it.precision, it.bit_width))
+    return None

@@ -1,0 +1,81 @@
+//! The columns of a file as Arrow types.
+
+use arrow_schema::{DataType, Field, FieldRef, Fields, Schema};
+use parquet::arrow::parquet_to_arrow_schema;
+use parquet::errors::Result;
+use parquet::schema::types::SchemaDescriptor;
+use std::sync::Arc;
+
+/// Without what differs from writer to writer: whether a field may be null, and metadata such as numbers of fields.
+pub(crate) fn of(descriptor: &SchemaDescriptor) -> Result<Schema> {
+    let schema = parquet_to_arrow_schema(descriptor, None)?;
+    Ok(Schema::new(schema.fields().iter().map(bare).collect::<Fields>()))
+}
+
+fn bare(field: &FieldRef) -> FieldRef {
+    Arc::new(Field::new(field.name(), bare_type(field.data_type()), true))
+}
+
+fn bare_type(kind: &DataType) -> DataType {
+    match kind {
+        DataType::Struct(fields) => DataType::Struct(fields.iter().map(bare).collect()),
+        DataType::List(item) => DataType::List(bare(item)),
+        // Arrow wants keys that are never null.
+        DataType::Map(entries, is_sorted) => match entries.data_type() {
+            DataType::Struct(fields) if fields.len() == 2 => {
+                let value = bare(&fields[1]);
+                let key = Field::new(fields[0].name(), bare_type(fields[0].data_type()), false);
+                let entries = Field::new(entries.name(), DataType::Struct([Arc::new(key), value].into()), false);
+                DataType::Map(Arc::new(entries), *is_sorted)
+            }
+            _ => kind.clone(),
+        },
+        _ => kind.clone(),
+    }
+}
+
+#[cfg(test)]
+#[expect(clippy::unwrap_used, reason = "tests")]
+mod tests {
+    use super::*;
+    use parquet::schema::parser::parse_message_type;
+
+    fn schema(columns: &str) -> Schema {
+        let message = parse_message_type(&format!("message schema {{ {columns} }}")).unwrap();
+        of(&SchemaDescriptor::new(Arc::new(message))).unwrap()
+    }
+
+    #[test]
+    fn what_differs_from_writer_to_writer_makes_no_other_schema() {
+        let item = "optional group many (LIST) { repeated group list { REPETITION int32 element = 7; } }";
+        let of_two = |columns: &str| ["optional", "required"].map(|it| schema(&columns.replace("REPETITION", it)));
+        for columns in [
+            "REPETITION int64 seq = 3;",
+            "REPETITION group place { REPETITION double x; REPETITION binary name (STRING); }",
+            item,
+            "optional group pairs (MAP) { repeated group key_value { required int32 key; REPETITION int32 value; } }",
+        ] {
+            let [first, second] = of_two(columns);
+            assert_eq!(first, second, "{columns}");
+        }
+    }
+
+    #[test]
+    fn another_type_makes_another_schema() {
+        let columns = [
+            "optional int32 a;",
+            "optional int64 a;",
+            "optional int64 b;",
+            "optional int64 a (TIMESTAMP(MILLIS,true));",
+            "optional int64 a (TIMESTAMP(MICROS,true));",
+            "optional binary a;",
+            "optional binary a (STRING);",
+            "optional group a { optional int32 x; }",
+            "optional group a { optional int64 x; }",
+        ];
+        let schemas = columns.map(schema);
+        for (at, first) in schemas.iter().enumerate() {
+            assert!(!schemas[at + 1..].contains(first), "{}", columns[at]);
+        }
+    }
+}
