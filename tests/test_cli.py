@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import importlib.util
 import inspect
 import io
 import json
@@ -488,6 +489,16 @@ def test_the_parts_go_their_own_ways_in_a_process(job: tuple[Path, Path, Path]) 
     assert "…" not in ended.stdout
     ended = as_process("invent")
     assert (ended.returncode, ended.stdout, ended.stderr) == (2, "", "fencepost: No such command 'invent'.\n")
+
+
+def test_no_command_imports_pandas(job: tuple[Path, Path, Path]) -> None:
+    """Though it is installed: it would take longer than the job."""
+    assert importlib.util.find_spec("pandas")
+    program = "import sys; from fencepost import cli; code = cli.run(); print(code, 'pandas' in sys.modules)"
+    for arguments in (("dedup", *job, "-q"), ("audit", job[0]), ("state", "show", job[1])):
+        command = [sys.executable, "-c", program, *map(str, arguments)]
+        ended = subprocess.run(command, check=True, text=True, capture_output=True)
+        assert ended.stdout.splitlines()[-1] == "0 False", (arguments, ended.stderr)
 
 
 def on_terminal(*arguments: object) -> tuple[int, str, str]:

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from importlib.metadata import version
+from types import ModuleType
 from typing import Annotated
 
 try:
@@ -30,7 +32,17 @@ except ModuleNotFoundError as problem:
 except KeyboardInterrupt:  # before there is a command that could say so
     raise SystemExit("fencepost: interrupted") from None
 
-__all__ = ["EXIT_CLEAN", "EXIT_ERROR", "EXIT_FINDINGS", "EXIT_NOTHING", "EXIT_USAGE", "app", "generate_command", "main"]
+__all__ = [
+    "EXIT_CLEAN",
+    "EXIT_ERROR",
+    "EXIT_FINDINGS",
+    "EXIT_NOTHING",
+    "EXIT_USAGE",
+    "app",
+    "generate_command",
+    "main",
+    "run",
+]
 
 # Typer carries its own copy of click in newer versions and imports the real one in older: this is the base of either.
 _UsageProblem: type[Exception] = typer.BadParameter.__mro__[2]
@@ -53,8 +65,28 @@ app.command("generate")(generate_command)
 app.command("doctor")(doctor_command)
 
 
+def run() -> int:
+    """Run the command of this process; gives the exit code.
+
+    pyarrow imports pandas at its first conversion wherever it is installed, to look whether it was given any. Here it
+    never is, and the import takes longer than a small job.
+    """
+    if "pandas" not in sys.modules:
+        sys.meta_path.insert(0, _NoPandas)
+    return main()
+
+
+class _NoPandas:
+    """Finds no pandas."""
+
+    @staticmethod
+    def find_spec(name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> None:
+        if name == "pandas":
+            raise ModuleNotFoundError("the command line does not use pandas", name=name)
+
+
 def main(arguments: list[str] | None = None) -> int:
-    """Run one command; gives the exit code."""
+    """Run one command, given or of this process; gives the exit code."""
     try:
         exit_code = app(arguments, standalone_mode=False) or EXIT_CLEAN
         sys.stdout.flush()

@@ -2,7 +2,7 @@
 
 import sys
 
-from fencepost.cli import main
+from fencepost.cli import run
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run())
