@@ -42,7 +42,7 @@ class DedupJob(lake.DedupJob):
         ``order_by``, ``rejected_max``, ``rejects``, ``max_idle_ms``, ``settle_ms``, ``clock_gap_max_ms``, ``on_reset``,
         ``reset_rows_min``, ``compare_content``, ``on_conflict``, ``keep_checksums``, ``plan``, ``shards``, ``layout``,
         ``schema``, ``source_immutable``, ``sync``, ``state_options``, ``source_options``, ``sink_options``,
-        ``keep_versions`` and ``keep_versions_ms``.
+        ``keep_versions``, ``keep_versions_ms``, ``files_max`` and ``bytes_max``.
 
         Raises what ``fencepost.lake.DedupJob`` raises, and RuntimeError where there is no session.
         """

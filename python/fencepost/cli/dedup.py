@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import sys
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fencepost.cli import identity
 from fencepost.cli.identity import read_policy
 from fencepost.cli.jobs import make_job, milliseconds, number_or_all
-from fencepost.cli.terminal import Threads, option, steps
+from fencepost.cli.terminal import Threads, option, steps, stop_on_signals
+from fencepost.errors import StoreError
+
+if TYPE_CHECKING:
+    from fencepost.lake import DedupJob, RunReport
 
 _DURATION = "e.g. 7d, 12h, 30m, 45s."
 
@@ -120,6 +125,18 @@ def dedup_command(
             "after others have rewritten rows in it.",
         ),
     ] = False,
+    files_max: Annotated[int | None, option("Read at most so many new files a run, the first ones by name.")] = None,
+    bytes_max: Annotated[
+        int | None, option("Read new files of at most so many bytes a run, one file at least.")
+    ] = None,
+    watch: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DURATION",
+            help="Go on until SIGTERM or Ctrl-C: run while there is something new, then look again every so often, "
+            f"{_DURATION} Prints the report of each run.",
+        ),
+    ] = None,
     source_immutable: Annotated[
         bool, typer.Option("--source-immutable", help="Files of the source never change: the sink may share them.")
     ] = False,
@@ -183,15 +200,38 @@ def dedup_command(
             "state_options": identity.pairs("--state-option", state_option),
             "source_options": identity.pairs("--source-option", source_option),
             "sink_options": identity.pairs("--sink-option", sink_option),
+            "files_max": files_max,
+            "bytes_max": bytes_max,
             **_retention(keep_versions, keep_versions_for),
         },
     )
+    if watch is not None:
+        if rebase:
+            raise typer.BadParameter("--watch and --rebase: one of them")
+        _watch(job, milliseconds(watch) or 0, as_json=as_json, quiet=quiet)
+        return
     with steps(quiet) as show:
         report = job.rebase(show) if rebase else job.run(show)
+    _show(report, as_json=as_json, quiet=quiet)
+
+
+def _watch(job: DedupJob, interval_ms: int, *, as_json: bool, quiet: bool) -> None:
+    """Storage that is away ends no watch: it is said, and looked at again."""
+    with stop_on_signals() as stop:
+        while not stop.is_set():
+            try:
+                for report in job.watch(interval_ms, stop):
+                    _show(report, as_json=as_json, quiet=quiet)
+            except StoreError as problem:
+                print(f"fencepost: {problem}", file=sys.stderr, flush=True)
+                stop.wait(interval_ms / 1000)
+
+
+def _show(report: RunReport, *, as_json: bool, quiet: bool) -> None:
     if as_json:
-        print(report.to_json())
+        print(report.to_json(), flush=True)
     elif not quiet:
-        print(report)
+        print(report, flush=True)
 
 
 def _retention(versions: str | None, duration: str | None) -> dict[str, object]:

@@ -41,6 +41,26 @@ def quit_at_once() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
+@contextmanager
+def stop_on_signals() -> Iterator[threading.Event]:
+    """An event that SIGTERM or Ctrl-C sets. A second signal ends the process as if there were no such event."""
+    stop = threading.Event()
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+
+    def stop_once(number: int, _: object) -> None:
+        stop.set()
+        for known, handler in before.items():
+            signal.signal(known, handler)
+
+    for number in before:
+        signal.signal(number, stop_once)
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 def _quit(*_: object) -> None:
     os.write(2, b"fencepost: interrupted\n")
     os._exit(EXIT_ERROR)

@@ -16,13 +16,14 @@ what was written: whatever goes wrong, output and state are as they were.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from typing import Literal, get_args
 from uuid import uuid4
 
 import fencepost
 from fencepost.content import columns_to_compare
-from fencepost.errors import PolicyError, SinkError
+from fencepost.errors import PolicyError, SinkError, StateConflictError
 from fencepost.findings import RESET_ROWS_MIN, check_reset_rows_min
 from fencepost.lake.conflicts import OnConflict
 from fencepost.lake.engine import Engine, LocalEngine
@@ -127,6 +128,10 @@ class DedupJob:
     or in the last hour. Files of the state that only others need are removed as runs go on; output stays. Both may
     change from run to run. `keep_versions=None` keeps all.
 
+    `files_max`, `bytes_max`: a run reads no more new files, or files of no more bytes in all, than that, the first ones
+    by name, but one at least; later runs read the others (`RunReport.left`). Keeps a run over a backlog small. Only for
+    folders and prefixes. Deferred files come in any case.
+
     Raises PolicyError and ValueError for arguments that make no sense, BatchError for names of columns that are taken.
     """
 
@@ -163,6 +168,8 @@ class DedupJob:
         sink_options: dict[str, object] | None = None,
         keep_versions: int | None = KEEP_VERSIONS,
         keep_versions_ms: int = KEEP_VERSIONS_MS,
+        files_max: int | None = None,
+        bytes_max: int | None = None,
     ) -> None:
         policy = resolve(policy)
         self.log = source if isinstance(source, KafkaLog) else None
@@ -197,6 +204,9 @@ class DedupJob:
         ):
             if value is not None and value < 0:
                 raise ValueError(f"{name}={value}: milliseconds from 0 on were expected")
+        for name, value in (("files_max", files_max), ("bytes_max", bytes_max)):
+            if value is not None and value < 1:
+                raise ValueError(f"{name}={value}: at least 1 was expected")
         if max_idle_ms is None and clock_gap_max_ms is not None:
             raise ValueError(f"clock_gap_max_ms={clock_gap_max_ms}: without max_idle_ms there is no clock")
         self.source = source.name if isinstance(source, KafkaLog) else absolute(source)
@@ -222,8 +232,15 @@ class DedupJob:
         self.state = State(open_store(uri, sync=sync, options=state_options))
         if not isinstance(source, KafkaLog):
             open_storage(self.source, source_options)  # so that wrong options show here
-        if is_local(self.source) and is_delta(self.source):
+        is_table = is_local(self.source) and is_delta(self.source)
+        if is_table:
             check_library(self.source)
+        self.files_max, self.bytes_max = files_max, bytes_max
+        if (files_max or bytes_max) and (is_table or self.log is not None):
+            what = "files_max" if files_max else "bytes_max"
+            raise ValueError(
+                f"{what}: {self.source} is read up to a position; only files of a folder or prefix are counted"
+            )
         if isinstance(sink, ForJobs):
             sink = sink.for_job(state)
         if isinstance(sink, str | os.PathLike):
@@ -261,6 +278,25 @@ class DedupJob:
         (more refusals than `rejected_max`, suspected resets), StateConflictError (another run was faster: run again).
         """
         return Run(self, progress).run()
+
+    def watch(
+        self, interval_ms: int = 10_000, stop: threading.Event | None = None, progress: Progress | None = None
+    ) -> Iterator[RunReport]:
+        """Run as long as there is something new, then look again every `interval_ms`. Yields each run's report.
+
+        Runs that found nothing new yield nothing. Ends after the run under way once `stop` is set. Raises as `run`
+        does, but for StateConflictError: another run was faster, and what it left is looked for again.
+        """
+        stop = stop or threading.Event()
+        while not stop.is_set():
+            try:
+                report = self.run(progress)
+            except StateConflictError:
+                continue
+            if report.version is None:
+                stop.wait(interval_ms / 1000)
+            else:
+                yield report
 
     def seed(self, progress: Progress | None = None, *, clean: str | os.PathLike[str] | None = None) -> RunReport:
         """Make the state of data that is clean already, and write no row: the first version of a new state.

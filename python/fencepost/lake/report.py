@@ -74,6 +74,8 @@ class RunReport:
     looked at again."""
     vanished: tuple[str, ...]
     """Files that were listed and were gone, or another file, before they were read."""
+    left: int
+    """New files that the next run reads, because of `files_max` or `bytes_max`."""
     ignored: tuple[str, ...]
     """The first 100 files that were not looked at because their names do not end in .parquet, relative to the source;
     those that begin with _ or . are not among them."""
@@ -228,6 +230,8 @@ class RunReport:
             lines.append(
                 ("vanished", f"{len(self.vanished):,}", "files that were gone, or others, when they were read")
             )
+        if self.left:
+            lines.append(("left", f"{self.left:,}", "new files that the next run reads (files_max, bytes_max)"))
         if self.ignored:
             lines.append(ignored_line(self.ignored))
         return lines
@@ -279,6 +283,7 @@ def make_report(
         held_back=found.deferred.waiting if found else (),
         quarantined=tuple(zip(found.quarantined.path, found.quarantined.reason, strict=True)) if found else (),
         vanished=(*run.vanished, *(found.vanished if found else ())),
+        left=run.news.left,
         ignored=run.news.ignored,
         counts=counts,
         kept=counts.get("ACCEPTED", 0) + counts.get("UNTRACKED", 0),

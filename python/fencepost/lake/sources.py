@@ -59,6 +59,8 @@ class News:
     """Files whose damage shows in the listing: full path to reason."""
     ignored: tuple[str, ...] = ()
     """Files that were not read because of their names."""
+    left: int = 0
+    """New files that the next run reads: this one has as many as it may (`DedupJob.files_max`, `bytes_max`)."""
     seen_again: pa.Table = field(default_factory=lambda: file_table(Inputs()))
     """Files of the ledger that have other inodes now. Once they are noted, their footers need not be read again."""
 
@@ -126,6 +128,25 @@ def _left_out(found: Found) -> list[str]:
     return [*found.deferred.path, *found.quarantined.path, *found.vanished]
 
 
+def _first_of(run: Run, files: Files, places: list[int]) -> list[int]:
+    """Of these new files as many as a run may read, the first ones by name. At least one, and in any case those that
+    are deferred: else a bad file would keep out what follows it."""
+    files_max, bytes_max = run.job.files_max, run.job.bytes_max
+    if files_max is None and bytes_max is None:
+        return places
+    deferred = set(run.base.deferred.path) if run.base else set[str]()
+    taken, count, size = [], 0, 0
+    for place in places:
+        if files.paths[place] in deferred:
+            taken.append(place)
+            continue
+        count, size = count + 1, size + files.bytes[place]
+        is_first = count == 1
+        if is_first or ((files_max is None or count <= files_max) and (bytes_max is None or size <= bytes_max)):
+            taken.append(place)
+    return taken
+
+
 @dataclass(frozen=True)
 class Folder:
     """A folder of Parquet files, or a prefix of an object store with such files beneath it."""
@@ -148,9 +169,11 @@ class Folder:
         crcs = self._footers(run, listed, sorted(moved))
         same = [place for place, crc in crcs.items() if crc in moved[place]]
         new = sorted([*new, *(place for place, crc in crcs.items() if crc is not None and crc not in moved[place])])
+        taken = new if run.given else _first_of(run, listed, new)
         return News(
-            files=listed.take(new) if len(new) < len(listed) else listed,
+            files=listed.take(taken) if len(taken) < len(listed) else listed,
             ignored=listed.ignored,
+            left=len(new) - len(taken),
             seen_again=list_of(listed.take(same), [crcs[place] or 0 for place in same]),
         )
 
