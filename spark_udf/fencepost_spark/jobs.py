@@ -13,6 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from fencepost_spark.engine import SparkEngine
+from fencepost_spark.hadoop import store_options, with_options
 
 Path = str | os.PathLike[str]
 
@@ -21,7 +22,8 @@ class DedupJob(lake.DedupJob):
     """``fencepost.lake.DedupJob`` with its tasks on Spark: the same arguments, report, verdicts, state and output.
 
     Every worker must reach the three places under the same paths or URIs; where all are in object stores, workers need
-    share no disk. What the arguments mean is told at ``fencepost.lake.DedupJob``.
+    share no disk. Options of stores that are not given come from the session's Hadoop settings (`fs.s3a.*` and so on,
+    `fencepost_spark.hadoop`), and from the environment. What the arguments mean is told at ``fencepost.lake.DedupJob``.
     """
 
     def __init__(
@@ -44,22 +46,27 @@ class DedupJob(lake.DedupJob):
         ``schema``, ``source_immutable``, ``sync``, ``state_options``, ``source_options``, ``sink_options``,
         ``keep_versions``, ``keep_versions_ms``, ``files_max`` and ``bytes_max``.
 
-        Raises what ``fencepost.lake.DedupJob`` raises, and RuntimeError where there is no session.
+        Raises what ``fencepost.lake.DedupJob`` raises, RuntimeError where there is no session, and StoreError where the
+        session's settings name credentials that only Spark's connector can get.
         """
-        super().__init__(source, state, sink, engine=SparkEngine(spark), **same)
+        engine = SparkEngine(spark)
+        options = with_options(spark or SparkSession.getActiveSession(), same, source=source, state=state, sink=sink)
+        super().__init__(source, state, sink, engine=engine, **options)
 
 
 def read_sink(sink: Path, options: dict[str, Any] | None = None, *, spark: SparkSession | None = None) -> DataFrame:
     """The kept rows of all versions of a sink that are there as a whole; ``run`` is the number of the version.
 
-    ``sink``, ``options``: a folder or the URI of an object store, and its options, as of ``DedupJob``. Spark reads the
-    files by itself, those of S3 as ``s3a://``, so its own settings must reach them too. Raises SinkError where there is
-    no sink of files, or no row was kept yet.
+    ``sink``, ``options``: a folder or the URI of an object store, and its options, those of the session's Hadoop
+    settings unless given. Spark reads the files by itself, those of S3 as ``s3a://``, so its settings must reach them.
+    Raises SinkError where there is no sink of files, or no row was kept yet.
     """
+    session = spark or SparkSession.active()
+    if options is None:
+        options = store_options(os.fspath(sink), session)
     files = lake.shown_files(sink, options)
     if not files:
         raise SinkError(f"{os.fspath(sink)}: no rows were kept yet, so nobody knows their columns")
-    session = spark or SparkSession.active()
     root = _for_spark(absolute(sink))
     schema = merged_schema(sink, options)
     reader = session.read.option("basePath", root)

@@ -34,6 +34,7 @@ from pyspark.sql.utils import is_remote
 
 from fencepost_spark.content import Content, content_of, observed, read_content
 from fencepost_spark.engine import SparkEngine
+from fencepost_spark.hadoop import with_options
 from fencepost_spark.kafka import (
     Describe,
     KafkaSource,
@@ -143,6 +144,7 @@ class BatchWriter:
         self._batches = path.with_name(f"{path.name}.batches")
         self._chooses_engine = "engine" not in options
         sink = CalledSink(path, Disk(options.get("sync", True)), shows) if callable(shows) else shows
+        options = with_options(SparkSession.getActiveSession(), options, state=state, sink=sink)
         self._job = DedupJob(self._batches, state, sink, source_immutable=True, **options)
         self.report: RunReport | None = None
         """The RunReport of the last batch that was judged."""
