@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import credentials
 import fencepost as fp
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -18,8 +19,10 @@ from fencepost.lake.storage import ObjectStorage, open_storage
 from fencepost.state import stores
 from liar import FAULTS_OF_READS, Liar
 from s3_server import BUCKET, serve_s3
+from secret_runs import ProcessEngine
 
 OPTIONS = {"region": "us-east-1", "access_key_id": "a", "secret_access_key": "the-secret", "allow_http": True}
+BY_PROVIDER = {"region": "us-east-1", "allow_http": True, "credential_provider": "credentials:Provider"}
 KEEP = {"policy": "any_order", "settle_ms": 0}
 
 
@@ -98,6 +101,30 @@ def test_rows_are_those_of_a_folder(landing: Landing, tmp_path: Path, plan: Any)
     landing.land("day=2/late.parquet", rows(400, 300, pid=2))
     _, far = both(landing, tmp_path, plan=plan)
     assert (far.files, far.counts) == (1, {"ACCEPTED": 200, "DUPLICATE": 100})
+
+
+@pytest.mark.parametrize("engine", [LocalEngine, ProcessEngine])
+def test_credentials_come_from_a_provider(landing: Landing, tmp_path: Path, engine: Any) -> None:
+    """It is imported where it is needed, in processes of tasks too; there are no other credentials."""
+    landing.land("a.parquet", rows(0, 3000))
+    options = {**BY_PROVIDER, "endpoint": landing.options["endpoint"]}
+    credentials.asked.clear()
+    report = job(landing, tmp_path, remote=True, source_options=options, engine=engine(), plan="interval").run()
+    assert report.kept == 3000
+    assert credentials.asked
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("credentials", "credential_provider=credentials: AttributeError: module 'credentials' has no attribute ''"),
+        ("nowhere:Provider", "credential_provider=nowhere:Provider: ModuleNotFoundError: No module named 'nowhere'"),
+        ("credentials:broken", "credential_provider=credentials:broken: RuntimeError: no token in /var/run"),
+    ],
+)
+def test_a_provider_that_cannot_be_had_is_named(landing: Landing, tmp_path: Path, name: str, message: str) -> None:
+    with pytest.raises(fp.StoreError, match=message):
+        job(landing, tmp_path, remote=True, source_options={**BY_PROVIDER, "credential_provider": name})
 
 
 def test_content_is_compared(landing: Landing, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ A store that is passed to another process opens its connections there.
 from __future__ import annotations
 
 import errno
+import importlib
 import io
 import os
 import re
@@ -95,7 +96,10 @@ def open_store(uri: str | os.PathLike[str], *, sync: bool = True, options: Mappi
 
     `sync=False`: local files are not synced. `options`: of a remote store, names as obstore has them (`endpoint`,
     `region`, `access_key_id`, ...; `allow_http` and `timeout` of its client); what is not given comes from the
-    environment. Remote stores need `fencepost[lake]`. Raises StoreError for a URI with a password in it.
+    environment. `credential_provider` is "package.module:factory": every process that reaches the store imports it and
+    calls it without arguments for a provider, as obstore defines them (such as
+    "obstore.auth.boto3:Boto3CredentialProvider"), which is asked again when credentials expire. Remote stores need
+    `fencepost[lake]`. Raises StoreError for a URI with a password in it.
     """
     text = os.fspath(uri)
     match = re.match(r"([a-z][a-z0-9+.-]*)://", text)
@@ -332,6 +336,15 @@ class _MemoryWriter:
         self.parts.clear()
 
 
+def _provider(name: str) -> Any:
+    """What `name` ("package.module:factory") gives when it is called."""
+    module, _, factory = name.partition(":")
+    try:
+        return getattr(importlib.import_module(module), factory)()
+    except Exception as error:
+        raise StoreError(f"credential_provider={name}: {type(error).__name__}: {error}") from error
+
+
 class RemoteStore:
     """An object store. What its client says of a put is believed only if it is "done"."""
 
@@ -369,8 +382,9 @@ class RemoteStore:
             from obstore import store as stores
         except ImportError as error:
             raise StoreError(f"{self._uri}: remote stores need fencepost[lake] ({error})") from error
-        client = {name: value for name, value in self.options.items() if name in _CLIENT_OPTIONS}
-        config = {name: value for name, value in self.options.items() if name not in _CLIENT_OPTIONS}
+        config = dict(self.options)
+        client = {name: config.pop(name) for name in _CLIENT_OPTIONS if name in config}
+        provider = config.pop("credential_provider", None)
         # Few tries of the client, which knows less than `_persist`.
         retries = {"max_retries": 2, "retry_timeout": timedelta(seconds=30)}
         self._errors = obstore.exceptions
@@ -378,6 +392,8 @@ class RemoteStore:
         try:
             connect: Any = stores.from_url
             how = {"config": config, "client_options": client, "retry_config": retries}
+            if provider is not None:
+                how["credential_provider"] = _provider(provider)
             self._store, self._root = (connect(uri, **how) for uri in (self._uri, self._root_uri))
         except Exception as error:
             raise StoreError(f"{self._uri}: {_short(error)}") from error
