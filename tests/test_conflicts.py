@@ -127,7 +127,7 @@ def test_equal_rows_of_other_types_and_files_are_copies(tmp_path: Path) -> None:
     land(tmp_path / "source", "b.parquet", added.select([*reversed(added.column_names)]))
     smaller = rows.set_column(4, "amount", rows["amount"].cast(pa.int8()))
     land(tmp_path / "source", "c.parquet", smaller)
-    assert make_job(tmp_path, **CONTENT).run().counts == {"ACCEPTED": 3, "DUPLICATE": 6}
+    assert make_job(tmp_path, schema="merge", **CONTENT).run().counts == {"ACCEPTED": 3, "DUPLICATE": 6}
 
 
 def test_columns_that_do_not_exist_are_named(tmp_path: Path) -> None:
