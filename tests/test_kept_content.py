@@ -203,13 +203,13 @@ def test_added_columns_of_nulls_and_other_types_are_no_conflict(tmp_path: Path) 
     make_job(tmp_path, **KEEP).run()
     more = amounts([0, 1], [1, 2]).append_column("added", pa.array([None, 5]))
     land(tmp_path / "source", "b.parquet", more.set_column(4, "amount", more["amount"].cast(pa.int8())))
-    assert make_job(tmp_path, **DROP).run().counts == {"DUPLICATE": 1, "CONFLICT": 1}
+    assert make_job(tmp_path, schema="merge", **DROP).run().counts == {"DUPLICATE": 1, "CONFLICT": 1}
 
 
 def test_files_without_any_content(tmp_path: Path) -> None:
     land(tmp_path / "source", "a.parquet", amounts([0, 1], [None, None]).drop_columns(["amount"]))
     make_job(tmp_path, shards=2, **KEEP).run()
-    assert run(tmp_path, "b", [0, 1], [None, 1]).counts == {"DUPLICATE": 1, "CONFLICT": 1}
+    assert run(tmp_path, "b", [0, 1], [None, 1], schema="merge").counts == {"DUPLICATE": 1, "CONFLICT": 1}
 
 
 def test_content_that_has_no_checksum_is_named(tmp_path: Path) -> None:
@@ -327,8 +327,8 @@ def test_without_the_option_a_state_is_what_it_was(tmp_path: Path) -> None:
     assert list(json.loads((tmp_path / "state/log/1.json").read_text())) == [
         *("version", "previous", "builds_on", "attempt", "kind", "shard_count", "shards", "ledger", "inputs"),
         *("quarantined", "deferred", "outputs", "marked", "side_files", "prepared", "source_position"),
-        *("sink_version", "clock_ms", "horizon_ms", "key_types", "oldest", "collected", "breaks", "counts"),
-        *("missing_ranges", "missing_rows", "stale_epoch", "border", "plan", "report", "policy", "order_by"),
+        *("sink_version", "clock_ms", "horizon_ms", "key_types", "schema", "oldest", "collected", "breaks"),
+        *("counts", "missing_ranges", "missing_rows", "stale_epoch", "border", "plan", "report", "policy", "order_by"),
         *("decided_ms", "fencepost", "format", "semantics"),
     ]
     plain = tmp_path / "plain"
