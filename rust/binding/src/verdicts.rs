@@ -8,7 +8,7 @@ use fencepost_core::{BrokerJudged, Judged, Keys, StateTable, Verdict};
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyDict};
 use pyo3_arrow::{PyArray, PyTable};
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 /// The outcome of one call, row by row and in sum.
 ///
@@ -24,21 +24,24 @@ pub(crate) struct Verdicts {
     expected: Vec<(u64, i64)>,
     /// Of produce batches, where any has one; -1 where it has none.
     offsets: Option<Vec<i64>>,
-    missing: Vec<RecordBatch>,
+    missing: Listed,
     stale: Vec<RecordBatch>,
 }
 
+/// Batches that are made when they are first asked for.
+type Listed = LazyLock<Vec<RecordBatch>, Box<dyn FnOnce() -> Vec<RecordBatch> + Send>>;
+
 impl Verdicts {
-    pub(crate) fn new(judged: Judged, table: &StateTable) -> Verdicts {
+    pub(crate) fn new(mut judged: Judged, table: &StateTable) -> Verdicts {
         Verdicts {
-            missing: missing_batches(table.keys(), has_epochs(table), judged.missing.into_iter()),
             stale: stale_batches(table.keys(), has_epochs(table), &judged.stale),
-            verdict: UInt8Array::new(ScalarBuffer::from(judged.verdicts), None),
+            verdict: UInt8Array::new(ScalarBuffer::from(std::mem::take(&mut judged.verdicts)), None),
             counts: judged.counts,
             stale_epoch: judged.stale_epoch,
             border: judged.border,
-            expected: judged.expected,
+            expected: std::mem::take(&mut judged.expected),
             offsets: None,
+            missing: missing_of(judged, table),
         }
     }
 
@@ -46,7 +49,7 @@ impl Verdicts {
     pub(crate) fn of_batches(judged: BrokerJudged, keys: &Keys) -> Verdicts {
         let BrokerJudged { verdicts, counts, expected, offsets } = judged;
         Verdicts {
-            missing: missing_batches(keys, true, std::iter::empty()),
+            missing: listed(missing_batches(keys, true, std::iter::empty())),
             stale: stale_batches(keys, true, &[]),
             verdict: UInt8Array::new(ScalarBuffer::from(verdicts), None),
             counts,
@@ -69,6 +72,21 @@ impl Verdicts {
             Some(offsets) => offsets.iter().map(|&offset| (offset >= 0).then_some(offset)).collect(),
         }
     }
+}
+
+/// What a call left missing. Listed at once where keys are numbered: the table may forget or renumber them.
+fn missing_of(judged: Judged, table: &StateTable) -> Listed {
+    let has_epochs = has_epochs(table);
+    let list = move |keys: &Keys| missing_batches(keys, has_epochs, judged.missing(keys).into_iter());
+    if !table.keys().are_plain() {
+        return listed(list(table.keys()));
+    }
+    let keys = table.keys().clone();
+    LazyLock::new(Box::new(move || list(&keys)))
+}
+
+fn listed(batches: Vec<RecordBatch>) -> Listed {
+    LazyLock::new(Box::new(move || batches))
 }
 
 #[pymethods]
@@ -132,8 +150,9 @@ impl Verdicts {
     /// Arrow table of the ranges that rows of this call jumped over and none filled: the key columns,
     /// epoch (int16), first_seq, last_seq and count (int64), in key order.
     #[getter]
-    fn missing(&self) -> PyResult<PyTable> {
-        PyTable::try_new(self.missing.clone(), self.missing[0].schema())
+    fn missing(&self, py: Python<'_>) -> PyResult<PyTable> {
+        let batches = py.detach(|| LazyLock::force(&self.missing));
+        PyTable::try_new(batches.clone(), batches[0].schema())
     }
 
     /// Arrow int64, one a row: for OUT_OF_ORDER rows the sequence that would have been accepted, else null.

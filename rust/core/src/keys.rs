@@ -6,6 +6,7 @@
 
 use crate::error::make_room;
 use crate::lines::BLOCK;
+use crate::table::Key;
 use crate::{Column, Error, Result};
 use std::cmp::Ordering;
 
@@ -378,6 +379,17 @@ pub struct KeyMark {
 }
 
 impl Keys {
+    /// Whether keys are the integers that they came as, and no dictionary is needed to name or order them.
+    pub fn are_plain(&self) -> bool {
+        self.pid.dictionary.is_empty() && self.partition.dictionary.is_empty()
+    }
+
+    /// The order of keys by value: the numbers of a dictionary say nothing but who came first.
+    pub(crate) fn order(&self, one: Key, other: Key) -> Ordering {
+        let by_pid = self.pid.order(one.0, other.0);
+        by_pid.then_with(|| self.partition.order(one.1.into(), other.1.into())).then(one.2.cmp(&other.2))
+    }
+
     /// Fixes the types of keys at first use; later uses must agree.
     pub fn fix(&mut self, pid: KeyKind, partition: KeyKind) -> Result<()> {
         let before = self.mark();

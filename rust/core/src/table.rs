@@ -3,6 +3,7 @@
 pub(crate) mod call;
 mod merge;
 mod passes;
+mod skipped;
 mod stored;
 
 use crate::batch::Batch;
@@ -18,7 +19,7 @@ use crate::store::{Store, with_shelf};
 use crate::{Admit, Column, Epochs, Error, Policy, Result, Verdict};
 use merge::Translation;
 use passes::judge_batches;
-use std::cmp::Ordering;
+use skipped::Skipped;
 use std::collections::HashSet;
 
 /// What becomes of rows that carry no producer identity.
@@ -94,7 +95,7 @@ pub struct Stale {
 }
 
 /// What a call says of its rows.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Judged {
     /// The code of each row's [`Verdict`].
     pub verdicts: Vec<u8>,
@@ -106,12 +107,20 @@ pub struct Judged {
     pub stale: Vec<Stale>,
     /// Rows that only the border of the wrap could place on a lap.
     pub border: u64,
-    /// What rows of this call jumped over and none of them filled, in the order of pid, partition and
-    /// epoch (by value, see [`Keys`]).
-    pub missing: Vec<Missing>,
     /// For each row that is out of order, in row order: the row, and the sequence number that would
     /// have been accepted.
     pub expected: Vec<(u64, i64)>,
+    /// What rows of this call jumped over and filled.
+    skipped: Skipped,
+}
+
+impl Judged {
+    /// What rows of this call jumped over and none of them filled, in the order of pid, partition and epoch (by
+    /// value, see [`Keys`]). Made here, so that nobody pays for a list that nobody asks for. `keys`: those of the
+    /// table, before it forgets or renumbers any.
+    pub fn missing(&self, keys: &Keys) -> Vec<Missing> {
+        self.skipped.missing(keys)
+    }
 }
 
 /// What is remembered of producers, and the rules by which their rows are judged.
@@ -274,7 +283,7 @@ impl StateTable {
         let reports_missing = self.rules.reports_missing();
         let entries = self.entries_where(Vec::new(), |span| reports_missing && !span.holes.is_empty());
         entries.flat_map(move |Entry { pid, partition, epoch, holes, .. }| {
-            holes.into_iter().map(move |hole| self.missing_of((pid, partition, epoch), (hole.first, hole.last)))
+            holes.into_iter().map(move |hole| missing_of(&self.rules, (pid, partition, epoch), (hole.first, hole.last)))
         })
     }
 
@@ -591,17 +600,11 @@ impl StateTable {
             last_timestamp: timed(span.last_timestamp),
         }
     }
+}
 
-    fn missing_of(&self, (pid, partition, epoch): Key, (first, last): (i64, i64)) -> Missing {
-        let count = (last - first) as u64 + 1;
-        Missing { pid, partition, epoch, first_seq: self.rules.seq(first), last_seq: self.rules.seq(last), count }
-    }
-
-    /// The order of keys by value: the numbers of a dictionary say nothing but who came first.
-    fn order(&self, one: Key, other: Key) -> Ordering {
-        let by_pid = self.keys.pid.order(one.0, other.0);
-        by_pid.then_with(|| self.keys.partition.order(one.1.into(), other.1.into())).then(one.2.cmp(&other.2))
-    }
+fn missing_of(rules: &Rules, (pid, partition, epoch): Key, (first, last): (i64, i64)) -> Missing {
+    let count = (last - first) as u64 + 1;
+    Missing { pid, partition, epoch, first_seq: rules.seq(first), last_seq: rules.seq(last), count }
 }
 
 /// Lines that a chunk of so many runs can need: a run needs one for its key, and one for an epoch that

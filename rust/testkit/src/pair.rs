@@ -5,7 +5,7 @@
 
 use crate::oracle::{self, Oracle, Remembered, Tracked};
 use crate::workload::Row;
-use fencepost_core::{Admit, Batch, Entry, Epochs, Error, Judged, Missing, Policy, Seqs, StateTable, Verdict};
+use fencepost_core::{Admit, Batch, Entry, Epochs, Error, Judged, Keys, Missing, Policy, Seqs, StateTable, Verdict};
 use std::fmt::Debug;
 
 /// Producer and partition.
@@ -139,7 +139,8 @@ impl Pair {
         match judged {
             Ok(judged) if !self.oracle.is_full() => {
                 let verdicts = judged.verdicts.clone();
-                self.agree_mut("what is said", core_said(judged), |oracle| oracle_said(oracle.apply(&rows)))?;
+                let said = core_said(judged, self.table.keys());
+                self.agree_mut("what is said", said, |oracle| oracle_said(oracle.apply(&rows)))?;
                 Ok(verdicts)
             }
             Err(Error::Capacity { .. }) if self.oracle.is_full() => Ok(Vec::new()),
@@ -230,8 +231,8 @@ type Range = (Key, i64, i64, i64, i64);
 /// rows and border rows.
 type Said = (Vec<u8>, Vec<(u64, i64)>, Vec<Range>, u64, u64);
 
-fn core_said(judged: Judged) -> Said {
-    let missing = judged.missing.iter().map(of_core).collect();
+fn core_said(judged: Judged, keys: &Keys) -> Said {
+    let missing = judged.missing(keys).iter().map(of_core).collect();
     (judged.verdicts, judged.expected, missing, judged.stale_epoch, judged.border)
 }
 

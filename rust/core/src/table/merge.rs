@@ -1,7 +1,7 @@
 //! Tables that take in others.
 
-use super::call::Range;
-use super::{Key, Missing, StateTable, room_for};
+use super::skipped::{Range, by_value};
+use super::{Key, Missing, StateTable, missing_of, room_for};
 use crate::judge::Span;
 use crate::keys::Keys;
 use crate::lines::{CHUNK, RowLine};
@@ -36,8 +36,8 @@ impl StateTable {
         self.put_all(changes)?;
         self.horizon_ms = self.horizon_ms.max(other.horizon_ms);
         let mut overlaps = overlaps;
-        overlaps.sort_unstable_by(|one, other| self.order(one.0, other.0).then(one.1.cmp(&other.1)));
-        Ok(overlaps.into_iter().map(|(key, range)| self.missing_of(key, range)).collect())
+        overlaps.sort_unstable_by(by_value(&self.keys));
+        Ok(overlaps.into_iter().map(|(key, range)| missing_of(&self.rules, key, range)).collect())
     }
 
     fn check_mergeable(&self, other: &StateTable) -> Result<()> {
