@@ -1,5 +1,7 @@
 //! Entries that fit in no slot of a line.
 
+use crate::lines::prefetch;
+
 /// Entries that fit in no slot, by number. In blocks, so that growth copies nothing.
 #[derive(Default)]
 pub(crate) struct Aside<T> {
@@ -18,6 +20,20 @@ impl<T: Default> Aside<T> {
 
     pub(crate) fn get_mut(&mut self, number: u32) -> &mut T {
         &mut self.blocks[number as usize / Self::BLOCK][number as usize % Self::BLOCK]
+    }
+
+    /// Whether none was ever added.
+    #[inline]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.end == 0
+    }
+
+    /// Asks for an entry.
+    #[inline(always)]
+    pub(crate) fn ask_for(&self, number: u32) {
+        for byte in (0..size_of::<T>()).step_by(64) {
+            prefetch(std::ptr::from_ref(self.get(number)).cast::<u8>().wrapping_add(byte));
+        }
     }
 
     /// An entry moved out, to be put back or freed.

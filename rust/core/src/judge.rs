@@ -130,8 +130,8 @@ pub(crate) struct Rules {
     pub(crate) plain: PlainRules,
     wrap: Option<Wrap>,
     keeps_holes: bool,
-    /// Whether an entry with holes that goes on where it stands changes in nothing else.
-    pub(crate) aside_goes_on: bool,
+    /// Whether rows change nothing of an entry but its ends, its holes and its time.
+    changes_in_place: bool,
 }
 
 /// As much of the rules as the plainest runs need.
@@ -154,8 +154,8 @@ impl Rules {
             plain_below: wrap.map_or(i64::MAX, Wrap::upper_zone),
             remembered_max: if policy.admit == Admit::Next { policy.window as i64 } else { i64::MAX },
         };
-        let aside_goes_on = policy.admit != Admit::Next && policy.reach.is_none();
-        Rules { policy, plain, wrap, keeps_holes: policy.keeps_holes(), aside_goes_on }
+        let changes_in_place = policy.admit != Admit::Next && policy.reach.is_none();
+        Rules { policy, plain, wrap, keeps_holes: policy.keeps_holes(), changes_in_place }
     }
 
     /// The sequence number that stands at a position.
@@ -208,6 +208,30 @@ impl Rules {
         {
             entry.finalise(hull);
         }
+    }
+
+    /// Judges a run of a known entry in place, if its rows' sequence numbers are their positions and nothing is old,
+    /// final or of another epoch; if not, nothing has changed. Most runs of entries with holes are such.
+    #[inline]
+    pub(crate) fn judge_in_place(&self, entry: &mut Span, run: Run, sink: &mut impl Sink) -> bool {
+        let is_plain = self.changes_in_place
+            && !run.is_old
+            && run.epoch == entry.epoch
+            && entry.final_range.is_none()
+            && (0..self.plain.plain_below).contains(&entry.last)
+            && run.last_seq() < self.plain.plain_below;
+        if !is_plain {
+            return false;
+        }
+        if run.rows == 1 && (entry.first..=entry.last).contains(&run.seq) && !entry.holes.has(run.seq) {
+            sink.refuse(0, 1, Verdict::Duplicate);
+            return true;
+        }
+        self.admit(entry, run.seq, run.rows, 0, sink);
+        if let Some(newest) = sink.newest_accepted() {
+            entry.last_timestamp = entry.last_timestamp.max(newest);
+        }
+        true
     }
 
     /// Judges a run against the entry of its key (of its key and epoch where epochs are part of it)
@@ -310,10 +334,8 @@ impl Rules {
                 sink.refuse(offset, offset + rows, Verdict::Forgotten);
             } else if run.is_old {
                 self.old(&entry, position, rows, offset, sink);
-            } else if self.policy.admit == Admit::Any {
-                self.any(&mut entry, position, rows, offset, sink);
             } else {
-                self.forward(&mut entry, position, rows, offset, sink);
+                self.admit(&mut entry, position, rows, offset, sink);
             }
             self.settle(&mut entry);
             rest.rows -= rows;
@@ -361,6 +383,16 @@ impl Rules {
 
     fn is_too_far(&self, entry: &Span, position: i64) -> bool {
         self.policy.max_jump.is_some_and(|jump| position > entry.last && (position - entry.last) as u64 > jump)
+    }
+
+    /// Judges rows at positions that are neither old nor final.
+    #[inline]
+    fn admit(&self, entry: &mut Span, position: i64, rows: i64, offset: i64, sink: &mut impl Sink) {
+        if self.policy.admit == Admit::Any {
+            self.any(entry, position, rows, offset, sink);
+        } else {
+            self.forward(entry, position, rows, offset, sink);
+        }
     }
 
     /// `Any`: what was never accepted is accepted.

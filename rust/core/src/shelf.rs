@@ -8,19 +8,28 @@ use crate::table::call::Call;
 use crate::{Epochs, Result};
 use std::cmp::Reverse;
 
+/// An entry in two neighbouring cache lines, which are fetched as one.
+#[derive(Default)]
+#[repr(align(128))]
+struct Cell(Span);
+
+const _: () = assert!(size_of::<Cell>() == 128);
+
 /// A hash table of lines and what did not fit in them.
 ///
 /// A key's newest epoch lies in the line of its producer and partition; where every epoch counts by
 /// itself the epochs below it lie in lines of their own, so that the common look-up touches one line.
 pub(crate) struct Shelf<L: RowLine> {
     lines: Lines<L>,
-    aside: Aside<Span>,
+    aside: Aside<Cell>,
     entries: usize,
+    /// Of all entries.
+    holes: usize,
 }
 
 impl<L: RowLine> Shelf<L> {
     pub(crate) fn new() -> Shelf<L> {
-        Shelf { lines: Lines::new(), aside: Aside::default(), entries: 0 }
+        Shelf { lines: Lines::new(), aside: Aside::default(), entries: 0, holes: 0 }
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -28,7 +37,7 @@ impl<L: RowLine> Shelf<L> {
     }
 
     pub(crate) fn memory_bytes(&self) -> usize {
-        self.lines.memory_bytes() + self.aside.memory_bytes(|span| span.holes.memory_bytes())
+        self.lines.memory_bytes() + self.aside.memory_bytes(|Cell(span)| span.holes.memory_bytes())
     }
 
     /// The entry of a key: of the given epoch, or of its highest.
@@ -49,13 +58,13 @@ impl<L: RowLine> Shelf<L> {
         self.lines.for_each(|key, held| match held {
             Slot::Empty => {}
             Slot::Inline(span) => tell(key.pid, key.partition, &span.into()),
-            Slot::Aside(number) => tell(key.pid, key.partition, self.aside.get(number)),
+            Slot::Aside(number) => tell(key.pid, key.partition, self.aside(number)),
         });
     }
 
     /// How many holes its entries have.
     pub(crate) fn holes(&self) -> u64 {
-        self.aside.iter().map(|span| span.holes.len() as u64).sum()
+        self.holes as u64
     }
 
     pub(crate) fn lines(&self) -> &Lines<L> {
@@ -64,7 +73,7 @@ impl<L: RowLine> Shelf<L> {
 
     /// An entry that lies in no line.
     pub(crate) fn aside(&self, number: u32) -> &Span {
-        self.aside.get(number)
+        &self.aside.get(number).0
     }
 
     /// Adds a plain entry where there is none. `line`: that of the entry before, which has this one too
@@ -188,14 +197,18 @@ impl<L: RowLine> Shelf<L> {
         let before = self.entries;
         for segment in 0..self.lines.segments() {
             let mut older = Vec::new();
-            let (aside, entries) = (&mut self.aside, &mut self.entries);
+            let (aside, entries, holes) = (&mut self.aside, &mut self.entries, &mut self.holes);
             self.lines.retain(segment, |key, held| {
                 let is_kept = match held {
                     Slot::Empty => return false,
                     Slot::Inline(span) => keep(key.pid, key.partition, &mut span.into()),
                     Slot::Aside(number) => {
-                        let is_kept = keep(key.pid, key.partition, aside.get_mut(number));
-                        if !is_kept {
+                        let span = &mut aside.get_mut(number).0;
+                        *holes -= span.holes.len();
+                        let is_kept = keep(key.pid, key.partition, span);
+                        if is_kept {
+                            *holes += span.holes.len();
+                        } else {
                             aside.free(number);
                         }
                         is_kept
@@ -222,6 +235,7 @@ impl<L: RowLine> Shelf<L> {
             if self.lines.read(newest) == Slot::Empty {
                 let span = self.read(place).expect("it was just kept");
                 if let Slot::Aside(number) = self.lines.read(place) {
+                    self.take(number);
                     self.aside.free(number);
                 }
                 self.lines.clear(place);
@@ -263,7 +277,70 @@ impl<L: RowLine> Shelf<L> {
         plainly
     }
 
-    /// Judges a run whose slot alone could not tell.
+    /// Between the second pass and the third: asks for the entries that are kept aside, then for what those hold
+    /// beside the positions of the runs.
+    #[inline(always)]
+    pub(crate) fn ask_for_aside(
+        &self,
+        pids: &[i64],
+        partitions: &[i32],
+        searches: &[Search],
+        seq: impl Fn(usize) -> i64,
+    ) {
+        let (mut found, mut count) = ([(0, 0); CHUNK], 0);
+        for (run, search) in searches.iter().enumerate() {
+            if let Some((_, Slot::Aside(number))) = self.lines.read_near((pids[run], partitions[run]), search) {
+                self.aside.ask_for(number);
+                found[count] = (run as u32, number);
+                count += 1;
+            }
+        }
+        for &(run, number) in &found[..count] {
+            self.aside(number).holes.ask_for(seq(run as usize));
+        }
+    }
+
+    /// Whether an entry was ever kept aside.
+    #[inline]
+    pub(crate) fn has_aside(&self) -> bool {
+        !self.aside.is_empty()
+    }
+
+    /// Judges a run whose slot alone could not tell where the entry lies in it or is kept aside, and no other is
+    /// concerned. False, and nothing changed, where that is not plain to see.
+    #[inline]
+    pub(crate) fn judge_near(
+        &mut self,
+        rules: &Rules,
+        key: (i64, i32),
+        run: Run,
+        search: &Search,
+        call: &mut Call<'_>,
+    ) -> bool {
+        match self.lines.read_near(key, search) {
+            Some((place, Slot::Aside(number))) => {
+                let span = &mut self.aside.get_mut(number).0;
+                let holes = span.holes.len();
+                let is_judged = rules.judge_in_place(span, run, call);
+                self.holes = self.holes - holes + span.holes.len();
+                if is_judged && span.plain().is_some_and(|plain| self.lines.write_inline(place, plain)) {
+                    self.aside.free(number);
+                }
+                is_judged
+            }
+            Some((place, Slot::Inline(plain))) => {
+                let mut span = plain.into();
+                let is_judged = rules.judge_in_place(&mut span, run, call);
+                if is_judged {
+                    self.put_over(place, None, span);
+                }
+                is_judged
+            }
+            _ => false,
+        }
+    }
+
+    /// Judges a run in any case.
     #[cold]
     #[inline(never)]
     pub(crate) fn judge_beyond(&mut self, rules: &Rules, (pid, partition): (i64, i32), run: Run, call: &mut Call<'_>) {
@@ -292,8 +369,7 @@ impl<L: RowLine> Shelf<L> {
     /// Judges against what a place holds, or against nothing, and keeps what comes of it.
     fn judge_at(&mut self, rules: &Rules, key: EntryKey, run: Run, found: Option<(Place, Slot)>, call: &mut Call<'_>) {
         let (place, entry, number) = match found {
-            Some((_, Slot::Aside(number))) if self.goes_on_aside(rules, number, run) => return,
-            Some((place, Slot::Aside(number))) => (Some(place), Some(self.aside.take(number)), Some(number)),
+            Some((place, Slot::Aside(number))) => (Some(place), Some(self.take(number)), Some(number)),
             Some((place, Slot::Inline(span))) => (Some(place), Some(span.into()), None),
             Some((place, Slot::Empty)) => (Some(place), None, None),
             None => (None, None, None),
@@ -304,23 +380,6 @@ impl<L: RowLine> Shelf<L> {
             self.put_over(place, number, span);
             self.entries += usize::from(!was_known);
         }
-    }
-
-    /// Adds a run to an entry kept aside if it continues it plainly, as most runs of those do too: in
-    /// place, where the judge would have the entry moved out and in again.
-    fn goes_on_aside(&mut self, rules: &Rules, number: u32, run: Run) -> bool {
-        let span = self.aside.get_mut(number);
-        let goes_on = rules.aside_goes_on
-            && !run.is_old
-            && run.epoch == span.epoch
-            && span.last >= 0
-            && span.last.checked_add(1) == Some(run.seq)
-            && run.last_seq() < rules.plain.plain_below;
-        if goes_on {
-            span.last = run.last_seq();
-            span.last_timestamp = span.last_timestamp.max(run.newest);
-        }
-        goes_on
     }
 
     /// A higher epoch takes the newest place, the one that had it moves to a line of its own.
@@ -338,7 +397,7 @@ impl<L: RowLine> Shelf<L> {
         match held {
             Slot::Empty => None,
             Slot::Inline(span) => Some(span.epoch),
-            Slot::Aside(number) => Some(self.aside.get(*number).epoch),
+            Slot::Aside(number) => Some(self.aside(*number).epoch),
         }
     }
 
@@ -346,7 +405,7 @@ impl<L: RowLine> Shelf<L> {
         match self.lines.read(place) {
             Slot::Empty => None,
             Slot::Inline(span) => Some(span.into()),
-            Slot::Aside(number) => Some(self.aside.get(number).clone()),
+            Slot::Aside(number) => Some(self.aside(number).clone()),
         }
     }
 
@@ -364,8 +423,16 @@ impl<L: RowLine> Shelf<L> {
         self.put_over(place, number, span);
     }
 
+    /// An entry kept aside moved out, to be put back or freed.
+    fn take(&mut self, number: u32) -> Span {
+        let Cell(span) = self.aside.take(number);
+        self.holes -= span.holes.len();
+        span
+    }
+
     /// The same where the place holds an entry kept aside, or does not, as is known.
     fn put_over(&mut self, place: Place, number: Option<u32>, span: Span) {
+        number.into_iter().for_each(|number| drop(self.take(number)));
         if span.plain().is_some_and(|plain| self.lines.write_inline(place, plain)) {
             number.into_iter().for_each(|number| self.aside.free(number));
             return;
@@ -375,6 +442,7 @@ impl<L: RowLine> Shelf<L> {
             self.lines.write_aside(place, number);
             number
         });
-        *self.aside.get_mut(number) = span;
+        self.holes += span.holes.len();
+        self.aside.get_mut(number).0 = span;
     }
 }

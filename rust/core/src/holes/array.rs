@@ -1,6 +1,7 @@
 //! Ranges in a sorted array.
 
 use super::Range;
+use crate::lines::prefetch;
 
 /// An element of an array: a range, with what is kept beside it.
 pub(super) trait Item: Copy {
@@ -50,6 +51,18 @@ pub(super) fn find<T: Item>(items: &[T], position: i64) -> usize {
     items.partition_point(|item| item.last() < position)
 }
 
+/// Asks for the items that a search and an addition at the end read first.
+#[inline(always)]
+pub(super) fn ask_for<T: Item>(items: &[T]) {
+    prefetch(items.as_ptr().wrapping_add(items.len() / 2));
+    prefetch(items.as_ptr_range().end.wrapping_sub(1));
+}
+
+/// Whether a position lies in an item.
+pub(super) fn has<T: Item>(items: &[T], position: i64) -> bool {
+    items.get(find(items, position)).is_some_and(|item| item.first() <= position)
+}
+
 /// Whether a position lies above all items and does not continue the last.
 pub(super) fn ends_apart_from<T: Item>(items: &[T], position: i64) -> bool {
     items.last().is_some_and(|item| item.last() < position && item.last() + 1 < position)
@@ -85,10 +98,10 @@ pub(super) fn take<T: Item>(items: &mut Vec<T>, first: i64, last: i64) -> Option
     Some(piece)
 }
 
-/// Arrays double from one item on: most have one, and the smallest vector would have four.
+/// Arrays have room for a power of two from one item on: the smallest vector would have four.
 fn insert_at<T>(items: &mut Vec<T>, index: usize, item: T) {
     if items.len() == items.capacity() {
-        items.reserve_exact(items.len().max(1));
+        items.reserve_exact((items.len() + 1).next_power_of_two() - items.len());
     }
     items.insert(index, item);
 }

@@ -1,37 +1,91 @@
 //! Positions in a bitmap: bit 0 stands for the block's base, ranges are runs of ones.
 
+use crate::lines::prefetch;
+
 pub(super) const WORD_BITS: usize = u64::BITS as usize;
 
 /// Ends in offsets from the base, both included.
 pub(super) type Offsets = (usize, usize);
 
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub(super) struct Bits {
-    words: Vec<u64>,
+    words: Words,
     /// Runs of ones.
     runs: u32,
 }
 
+/// So few words lie within the block.
+pub(super) const FEW: usize = 5;
+
+#[derive(Clone, Debug)]
+enum Words {
+    Few([u64; FEW]),
+    Many(Vec<u64>),
+}
+
+impl Words {
+    #[inline]
+    fn all(&self) -> &[u64] {
+        match self {
+            Words::Few(words) => words,
+            Words::Many(words) => words,
+        }
+    }
+
+    #[inline]
+    fn all_mut(&mut self) -> &mut [u64] {
+        match self {
+            Words::Few(words) => words,
+            Words::Many(words) => words,
+        }
+    }
+}
+
 impl Bits {
     pub(super) fn with_words(words: usize) -> Bits {
-        Bits { words: vec![0; words], runs: 0 }
+        let words = if words <= FEW { Words::Few([0; FEW]) } else { Words::Many(vec![0; words]) };
+        Bits { words, runs: 0 }
+    }
+
+    /// Whether its words lie within the block.
+    #[inline]
+    pub(super) fn is_few(&self) -> bool {
+        matches!(self.words, Words::Few(_))
     }
 
     pub(super) fn runs(&self) -> usize {
         self.runs as usize
     }
 
+    /// How many words are in use.
+    #[inline]
     pub(super) fn words(&self) -> usize {
-        self.words.len()
+        match &self.words {
+            Words::Few(words) => words.iter().rposition(|&word| word != 0).map_or(0, |highest| highest + 1),
+            Words::Many(words) => words.len(),
+        }
     }
 
     /// Offsets below this have a bit.
+    #[inline]
     pub(super) fn end(&self) -> usize {
-        self.words.len() * WORD_BITS
+        self.words.all().len() * WORD_BITS
     }
 
+    /// Asks for the word of an offset.
+    #[inline(always)]
+    pub(super) fn ask_for(&self, offset: usize) {
+        if let Words::Many(words) = &self.words {
+            prefetch(words.as_ptr().wrapping_add(offset / WORD_BITS));
+        }
+    }
+
+    /// Bytes held beyond the struct itself.
     pub(super) fn memory_bytes(&self) -> usize {
-        self.words.capacity() * size_of::<u64>()
+        match &self.words {
+            Words::Few(_) => 0,
+            Words::Many(words) => words.capacity() * size_of::<u64>(),
+        }
     }
 
     /// The run that an offset lies in.
@@ -47,7 +101,7 @@ impl Bits {
 
     /// The highest one.
     pub(super) fn highest(&self) -> Option<usize> {
-        let (number, word) = self.words.iter().enumerate().rfind(|&(_, &word)| word != 0)?;
+        let (number, word) = self.words.all().iter().enumerate().rfind(|&(_, &word)| word != 0)?;
         Some(number * WORD_BITS + word.ilog2() as usize)
     }
 
@@ -61,7 +115,7 @@ impl Bits {
     /// Clears the lowest piece that lies in `first..=last`, and gives it.
     #[inline]
     pub(super) fn take(&mut self, (first, last): Offsets) -> Option<Offsets> {
-        let piece_first = self.next(first, 0).filter(|&it| it <= last)?;
+        let piece_first = self.next_within(first, last, 0).filter(|&it| it <= last)?;
         let piece_last = self.run_last(piece_first).min(last);
         let left = u32::from(piece_first > 0 && self.has(piece_first - 1)) + u32::from(self.has(piece_last + 1));
         self.runs = self.runs + left - 1;
@@ -71,31 +125,49 @@ impl Bits {
 
     /// Adds words of zeros below the base and above the end, with room for as many again up to `words_max`.
     pub(super) fn grow(&mut self, below: usize, above: usize, words_max: usize) {
-        let words = self.words.len() + below + above;
-        if words > self.words.capacity() {
-            self.words.reserve_exact(words.next_power_of_two().min(words_max) - self.words.len());
+        let used = self.words();
+        let count = used + below + above;
+        if let Words::Few(words) = &mut self.words {
+            if count <= FEW {
+                return words.rotate_right(below);
+            }
+            self.words = Words::Many(words[..used].to_vec());
+        }
+        let Words::Many(words) = &mut self.words else { return };
+        if count > words.capacity() {
+            words.reserve_exact(count.next_power_of_two().min(words_max) - used);
         }
         if below > 0 {
-            self.words.splice(0..0, std::iter::repeat_n(0, below));
+            words.splice(0..0, std::iter::repeat_n(0, below));
         }
-        self.words.resize(words, 0);
+        words.resize(count, 0);
     }
 
     /// Drops the lowest words, which are zeros.
-    pub(super) fn cut_below(&mut self, words: usize) {
-        self.words.drain(..words);
+    pub(super) fn cut_below(&mut self, count: usize) {
+        match &mut self.words {
+            Words::Few(words) => words.rotate_left(count),
+            Words::Many(words) => drop(words.drain(..count)),
+        }
     }
 
-    fn has(&self, offset: usize) -> bool {
-        self.words.get(offset / WORD_BITS).is_some_and(|word| word >> (offset % WORD_BITS) & 1 == 1)
+    #[inline]
+    pub(super) fn has(&self, offset: usize) -> bool {
+        self.words.all().get(offset / WORD_BITS).is_some_and(|word| word >> (offset % WORD_BITS) & 1 == 1)
     }
 
     /// The first one from an offset on, where `flip` is 0; the first zero, where it is all ones.
     #[inline]
     fn next(&self, offset: usize, flip: u64) -> Option<usize> {
+        self.next_within(offset, self.end() - 1, flip)
+    }
+
+    /// The same up to the word of an offset.
+    #[inline]
+    fn next_within(&self, offset: usize, last: usize, flip: u64) -> Option<usize> {
         let from = offset / WORD_BITS;
         let mut mask = u64::MAX << (offset % WORD_BITS);
-        for (number, &word) in self.words.iter().enumerate().skip(from) {
+        for (number, &word) in self.words.all()[..=last / WORD_BITS].iter().enumerate().skip(from) {
             let found = (word ^ flip) & mask;
             if found != 0 {
                 return Some(number * WORD_BITS + found.trailing_zeros() as usize);
@@ -112,7 +184,7 @@ impl Bits {
     fn run_first(&self, offset: usize) -> usize {
         let from = offset / WORD_BITS;
         let mut mask = u64::MAX >> (WORD_BITS - 1 - offset % WORD_BITS);
-        for (number, &word) in self.words[..=from].iter().enumerate().rev() {
+        for (number, &word) in self.words.all()[..=from].iter().enumerate().rev() {
             let zeros = !word & mask;
             if zeros != 0 {
                 return number * WORD_BITS + WORD_BITS - zeros.leading_zeros() as usize;
@@ -123,11 +195,12 @@ impl Bits {
     }
 
     fn for_each_mask(&mut self, (first, last): Offsets, mut change: impl FnMut(&mut u64, u64)) {
+        let words = self.words.all_mut();
         let (first_word, last_word) = (first / WORD_BITS, last / WORD_BITS);
         for number in first_word..=last_word {
             let from = if number == first_word { first % WORD_BITS } else { 0 };
             let to = if number == last_word { last % WORD_BITS } else { WORD_BITS - 1 };
-            change(&mut self.words[number], u64::MAX << from & u64::MAX >> (WORD_BITS - 1 - to));
+            change(&mut words[number], u64::MAX << from & u64::MAX >> (WORD_BITS - 1 - to));
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use super::Range;
 use super::array::{self, Item, Plain};
-use super::bits::{Bits, Offsets, WORD_BITS};
+use super::bits::{Bits, FEW, Offsets, WORD_BITS};
 
 /// Ranges that follow each other in a [`Directory`](super::directory::Directory).
 ///
@@ -12,8 +12,10 @@ use super::bits::{Bits, Offsets, WORD_BITS};
 /// Bits    0000110101110000...                      one timestamp for all, 1 bit a position
 /// ```
 ///
-/// An array becomes bits where it is full and they take no more bytes, and bits become an array again
-/// where it takes less than half: between the two lies a factor, so that no row pays for both in turn.
+/// Few bits, of 320 positions, lie within the block: most entries need no memory beside their own, and no miss more.
+/// Holes that lie farther apart are an array. An array becomes bits where it is full and they take no more bytes, and
+/// bits become an array again where it takes less than half: between the two lies a factor, so that no row pays for
+/// both in turn.
 #[derive(Clone, Debug)]
 pub(super) struct Block {
     /// No range begins below, and the block below has none that ends at it or above. Bits count from
@@ -42,8 +44,16 @@ const PACKED_MIN: usize = 16;
 
 impl Block {
     pub(super) fn new(range: Range) -> Block {
-        let items = vec![Plain { first: range.first, last: range.last }];
-        Block { key: range.first, timestamp: range.timestamp, body: Body::Plain(items) }
+        let is_short = words_between(range.first, range.last) <= FEW as u64;
+        let body = match is_short {
+            true => Body::Bits(Bits::with_words(FEW)),
+            false => Body::Plain(vec![Plain { first: range.first, last: range.last }]),
+        };
+        let mut block = Block { key: range.first, timestamp: range.timestamp, body };
+        if is_short {
+            block.set(range);
+        }
+        block
     }
 
     pub(super) fn key(&self) -> i64 {
@@ -105,6 +115,26 @@ impl Block {
             Body::Bits(bits) if position < self.base() => None,
             Body::Bits(bits) => bits.run_at(self.offset(position)).map(|run| self.range(run)),
             _ => self.at(self.cursor(position)).map(|(range, _)| range).filter(|range| range.first <= position),
+        }
+    }
+
+    /// Whether a position, not below the key, lies in a range.
+    #[inline]
+    pub(super) fn has(&self, position: i64) -> bool {
+        match &self.body {
+            Body::Plain(items) => array::has(items, position),
+            Body::Timed(items) => array::has(items, position),
+            Body::Bits(bits) => bits.has(self.offset(position)),
+        }
+    }
+
+    /// Asks for what a search for a position reads first.
+    #[inline(always)]
+    pub(super) fn ask_for(&self, position: i64) {
+        match &self.body {
+            Body::Plain(items) => array::ask_for(items),
+            Body::Timed(items) => array::ask_for(items),
+            Body::Bits(bits) => bits.ask_for(self.offset(position)),
         }
     }
 
@@ -256,14 +286,14 @@ impl Block {
         }
         let last = (last.wrapping_sub(base) as u64).min(bits.end() as u64 - 1);
         let piece = bits.take((first.max(base).wrapping_sub(base) as usize, last as usize))?;
-        if bits.words() as u64 > 2 * words_max(bits.runs()) {
+        if !bits.is_few() && bits.words() as u64 > 2 * words_max(bits.runs()) {
             self.unpack();
         }
         Some((base + piece.0 as i64, base + piece.1 as i64))
     }
 
     fn insert_in_bits(&mut self, range: Range) -> bool {
-        if self.set_covered(range) {
+        if self.set_covered(range) || self.insert_in_few(range) {
             return true;
         }
         if range.first < self.key || self.at(self.cursor(range.first)).is_none() {
@@ -272,6 +302,19 @@ impl Block {
         self.unpack();
         self.insert_in_array(range);
         true
+    }
+
+    /// Adds a range to few bits that do not reach it, where that takes no other block.
+    fn insert_in_few(&mut self, range: Range) -> bool {
+        let is_small = matches!(&self.body, Body::Bits(bits) if bits.is_few() && bits.runs() < PACKED_MIN);
+        if is_small {
+            self.tighten();
+            if !self.set_covered(range) {
+                self.unpack();
+                self.insert_in_array(range);
+            }
+        }
+        is_small
     }
 
     fn insert_in_array(&mut self, range: Range) {
@@ -326,7 +369,9 @@ impl Block {
         let below = words_between(key, self.base()) - 1;
         let had = bits.words() as u64;
         let words = words_between(key, last).max(below.saturating_add(had));
-        (words == had || words <= words_max(bits.runs() + ranges)).then(|| (below, words - had - below))
+        let is_short = bits.is_few() && bits.runs() + ranges < PACKED_MIN;
+        let words_max = if is_short { FEW as u64 } else { words_max(bits.runs() + ranges).max(FEW as u64) };
+        (words == had || words <= words_max).then(|| (below, words - had - below))
     }
 
     /// Turns bits into an array.

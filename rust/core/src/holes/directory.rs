@@ -1,6 +1,7 @@
 //! Blocks by position.
 
 use super::block::Block;
+use crate::lines::prefetch;
 use std::collections::VecDeque;
 
 /// Blocks, lowest first. Each range lies in one block: the last whose key is not above its first.
@@ -10,7 +11,8 @@ use std::collections::VecDeque;
 pub(super) enum Directory {
     #[default]
     Empty,
-    One(Box<Block>),
+    /// Within the entry: most have no more, and looking elsewhere would be another miss.
+    One(Block),
     Many(Box<Many>),
 }
 
@@ -62,11 +64,21 @@ impl Directory {
         }
     }
 
+    /// Asks for what a search for a position reads first.
+    #[inline(always)]
+    pub(super) fn ask_for(&self, position: i64) {
+        match self {
+            Directory::Empty => {}
+            Directory::One(block) => block.ask_for(position),
+            Directory::Many(many) => prefetch(&raw const **many),
+        }
+    }
+
     /// Bytes held beyond the struct itself.
     pub(super) fn memory_bytes(&self) -> usize {
         match self {
             Directory::Empty => 0,
-            Directory::One(block) => size_of::<Block>() + block.memory_bytes(),
+            Directory::One(block) => block.memory_bytes(),
             Directory::Many(many) => {
                 let blocks: usize = many.blocks.iter().map(Block::memory_bytes).sum();
                 size_of::<Many>() + many.blocks.capacity() * size_of::<Block>() + blocks
@@ -93,11 +105,11 @@ impl Directory {
     /// Puts a block before the one that has this index.
     pub(super) fn insert(&mut self, index: usize, block: Block) {
         *self = match std::mem::take(self) {
-            Directory::Empty => Directory::One(Box::new(block)),
+            Directory::Empty => Directory::One(block),
             Directory::One(only) => {
                 let ranges = only.len() + block.len();
                 let mut blocks = VecDeque::with_capacity(2);
-                blocks.push_back(*only);
+                blocks.push_back(only);
                 blocks.insert(index, block);
                 Directory::Many(Box::new(Many { blocks, ranges }))
             }

@@ -23,7 +23,7 @@ use directory::Directory;
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Holes(Directory);
 
-const _: () = assert!(size_of::<Holes>() == 16 && size_of::<Block>() == 48);
+const _: () = assert!(size_of::<Holes>() == 72 && size_of::<Block>() == 72);
 
 /// A range, and when it was opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,6 +58,19 @@ impl Holes {
         self.ranges_from(first)
             .take_while(move |range| first <= last && range.first <= last)
             .map(move |range| (range.first.max(first), range.last.min(last)))
+    }
+
+    /// Whether a position lies in a hole.
+    #[inline]
+    pub(crate) fn has(&self, position: i64) -> bool {
+        let block = self.0.count_up_to(position).checked_sub(1).and_then(|index| self.0.get(index));
+        block.is_some_and(|block| block.has(position))
+    }
+
+    /// Asks for what a search for a position reads first.
+    #[inline(always)]
+    pub(crate) fn ask_for(&self, position: i64) {
+        self.0.ask_for(position);
     }
 
     /// Bytes held beyond the struct itself, spare capacity included.

@@ -24,6 +24,7 @@ mod line;
 mod lone;
 mod segment;
 
+pub(crate) use groups::prefetch;
 pub(crate) use line::{Line, NextLine, Plainly, RowLine, Slot, SpanLine, WideLine};
 pub(crate) use lone::{LoneNext, LoneSpan, LoneWide};
 
@@ -457,6 +458,18 @@ impl<L: Line> Lines<L> {
 
 /// What is particular to entries that rows are judged by.
 impl<L: RowLine> Lines<L> {
+    /// Between the second step and the third: what the slot of a key holds, if its line lies where the second step
+    /// said, as nearly all do.
+    #[inline(always)]
+    pub(crate) fn read_near(&self, (pid, partition): (i64, i32), search: &Search) -> Option<(Place, Slot)> {
+        with_groups!(&self.segments[search.segment as usize].held, groups => {
+            let line = groups.near(search.number as usize, pid, partition)?;
+            let slot = groups.slot_of(partition);
+            let place = Place { segment: search.segment, line: search.number, slot: slot as u32 };
+            Some((place, line.read(slot)))
+        })
+    }
+
     /// Third step: judges a run of the key if its slot alone can tell. An unknown line is added where an
     /// entry may begin anywhere.
     #[inline(always)]

@@ -60,6 +60,7 @@ fn judge_runs<L: RowLine, S: Seq>(runs: Runs<'_, '_, L, S>) -> Result<()> {
     let mut bounds = [0; CHUNK + 1];
     let (mut pid, mut partition) = ([0; CHUNK], [0; CHUNK]);
     let mut searches = [Search::default(); CHUNK];
+    let mut unclear = CHUNK;
     for (number, chunk) in cut.starts.chunks(CHUNK).enumerate() {
         let runs = chunk.len().min(CHUNK);
         bounds[..runs].copy_from_slice(chunk);
@@ -73,6 +74,12 @@ fn judge_runs<L: RowLine, S: Seq>(runs: Runs<'_, '_, L, S>) -> Result<()> {
         for search in &mut searches[..runs] {
             shelf.go_on_searching(search);
         }
+        // Runs that need entries kept aside come together: where the chunk before had none, hardly one will now.
+        if unclear > 0 && shelf.has_aside() {
+            let seq_of = |run: usize| seq[cut.line(number * CHUNK + run, bounds[run])].wide();
+            shelf.ask_for_aside(&pid[..runs], &partition[..runs], &searches[..runs], seq_of);
+        }
+        unclear = 0;
         for run in 0..runs {
             let (row, end) = (bounds[run] as usize, bounds[run + 1] as usize);
             let key = (pid[run], partition[run]);
@@ -85,13 +92,14 @@ fn judge_runs<L: RowLine, S: Seq>(runs: Runs<'_, '_, L, S>) -> Result<()> {
             let epoch = epochs.map_or(0, |epochs| epochs[line]);
             let of_key = Run::plain(epoch, seq, (end - row) as i64);
             match times {
-                None => judge_run(shelf, rules, &searches[run], (key, row), of_key, call),
+                None => unclear += usize::from(judge_run(shelf, rules, &searches[run], (key, row), of_key, call)),
                 Some(times) => {
                     let times = match cut.is_gathered {
                         true => Times::Shared(times[line], end - row),
                         false => Times::Each(&times[row..end]),
                     };
-                    judge_timed_run(shelf, rules, &searches[run], (key, row), of_key, times, call);
+                    unclear +=
+                        usize::from(judge_timed_run(shelf, rules, &searches[run], (key, row), of_key, times, call));
                 }
             }
         }
@@ -99,7 +107,7 @@ fn judge_runs<L: RowLine, S: Seq>(runs: Runs<'_, '_, L, S>) -> Result<()> {
     Ok(())
 }
 
-/// Judges a run of a key that begins at `row`.
+/// Judges a run of a key that begins at `row`. Gives whether its slot alone could not tell.
 #[inline(always)]
 fn judge_run<L: RowLine>(
     shelf: &mut Shelf<L>,
@@ -108,24 +116,26 @@ fn judge_run<L: RowLine>(
     (key, row): ((i64, i32), usize),
     run: Run,
     call: &mut Call<'_>,
-) {
-    match shelf.judge_plainly(&rules.plain, key, run, search) {
+) -> bool {
+    let plainly = shelf.judge_plainly(&rules.plain, key, run, search);
+    match plainly {
         Plainly::WentOn | Plainly::Begun => {}
         Plainly::Repeated => call.fill(row, row + run.rows as usize, Verdict::Duplicate),
         Plainly::Unclear => {
             // One by one: a run whose address is taken here would be written to memory for every row.
             let Run { epoch, seq, rows, newest, is_old } = run;
-            judge_unclear(shelf, rules, (key.0, key.1, row), epoch, seq, rows, newest, is_old, call);
+            judge_unclear(shelf, rules, search, (key.0, key.1, row), epoch, seq, rows, newest, is_old, call);
         }
     }
+    plainly == Plainly::Unclear
 }
 
-#[cold]
 #[inline(never)]
 #[expect(clippy::too_many_arguments, reason = "a run taken apart, see judge_run")]
 fn judge_unclear<L: RowLine>(
     shelf: &mut Shelf<L>,
     rules: &Rules,
+    search: &Search,
     (pid, partition, row): (i64, i32, usize),
     epoch: i16,
     seq: i64,
@@ -135,10 +145,13 @@ fn judge_unclear<L: RowLine>(
     call: &mut Call<'_>,
 ) {
     call.begin_run(row, (pid, partition, epoch));
-    shelf.judge_beyond(rules, (pid, partition), Run { epoch, seq, rows, newest, is_old }, call);
+    let run = Run { epoch, seq, rows, newest, is_old };
+    if !shelf.judge_near(rules, (pid, partition), run, search, call) {
+        shelf.judge_beyond(rules, (pid, partition), run, call);
+    }
 }
 
-/// Judges a run whose rows have timestamps, cut where it crosses the horizon.
+/// Judges a run whose rows have timestamps, cut where it crosses the horizon. Gives whether a part of it was unclear.
 fn judge_timed_run<'a, L: RowLine>(
     shelf: &mut Shelf<L>,
     rules: &Rules,
@@ -147,7 +160,7 @@ fn judge_timed_run<'a, L: RowLine>(
     run: Run,
     times: Times<'a>,
     call: &mut Call<'a>,
-) {
+) -> bool {
     let horizon = call.horizon_ms;
     let is_old = |time: i64| horizon.is_some_and(|horizon| time <= horizon);
     let times = match times {
@@ -158,12 +171,13 @@ fn judge_timed_run<'a, L: RowLine>(
             return judge_run(shelf, rules, search, (key, row), run, call);
         }
     };
-    let mut before = 0;
+    let (mut before, mut is_unclear) = (0, false);
     for part in times.chunk_by(|&one, &next| is_old(one) == is_old(next)) {
         let newest = part.iter().copied().max().unwrap_or(0);
         call.times = Times::Each(part);
         let part = Run { seq: run.seq + before, rows: part.len() as i64, newest, is_old: is_old(part[0]), ..run };
-        judge_run(shelf, rules, search, (key, row + before as usize), part, call);
+        is_unclear |= judge_run(shelf, rules, search, (key, row + before as usize), part, call);
         before += part.rows;
     }
+    is_unclear
 }
