@@ -139,8 +139,10 @@ def test_a_key_type_that_changes_in_another_shard(
 def test_untracked_rows_have_no_type_of_key(tmp_path: Path) -> None:
     land(tmp_path / "source", "a.parquet", few(None, [0, 1]).set_column(0, "pid", pa.nulls(2, pa.int64())))
     assert make_job(tmp_path).run().counts == {"UNTRACKED": 2}
-    land(tmp_path / "source", "b.parquet", few("x", [0, 0]))
+    assert "pid" not in state.open(tmp_path / "state").version(1).key_types
+    land(tmp_path / "source", "b.parquet", few(7, [0, 0]))
     assert make_job(tmp_path).run().counts == {"ACCEPTED": 1, "DUPLICATE": 1}
+    assert state.open(tmp_path / "state").version(2).key_types["pid"] == "integer"
 
 
 def test_the_type_of_a_folders_key_is_that_of_the_first_run(tmp_path: Path) -> None:

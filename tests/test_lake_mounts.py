@@ -41,13 +41,13 @@ def test_a_remount_brings_nothing_new(tmp_path: Path) -> None:
     """Rows without identity would be kept a second time."""
     land(tmp_path / "source" / "day=1", "a.parquet", untracked(50))
     land_some(tmp_path)
-    make_job(tmp_path).run()
+    make_job(tmp_path, schema="merge").run()
     for _ in range(2):
         remount(tmp_path)
-        assert make_job(tmp_path).run().version is None
+        assert make_job(tmp_path, schema="merge").run().version is None
     assert list((tmp_path / "sink" / "_prepare").iterdir()) == []
     land(tmp_path / "source" / "day=1", "b.parquet", untracked(7, 50))
-    report = make_job(tmp_path).run()
+    report = make_job(tmp_path, schema="merge").run()
     assert (report.files, report.counts) == (1, {"UNTRACKED": 7})
 
 
