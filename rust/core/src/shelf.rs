@@ -64,6 +64,7 @@ impl<L: RowLine> Shelf<L> {
 
     /// How many holes its entries have.
     pub(crate) fn holes(&self) -> u64 {
+        debug_assert_eq!(self.holes, self.aside.iter().map(|Cell(span)| span.holes.len()).sum::<usize>());
         self.holes as u64
     }
 

@@ -58,6 +58,7 @@ impl<'a> Call<'a> {
     }
 
     /// The verdict of rows of the batch at hand that needs no judge.
+    #[inline]
     pub(super) fn fill(&mut self, row: usize, end: usize, verdict: Verdict) {
         let rows = self.batch_from + row..self.batch_from + end;
         self.judged.counts[verdict as usize] += rows.len() as u64;
@@ -68,6 +69,7 @@ impl<'a> Call<'a> {
         }
     }
 
+    #[inline]
     pub(super) fn begin_run(&mut self, row: usize, key: Key) {
         (self.row, self.key) = (row, key);
     }
@@ -113,7 +115,11 @@ impl Sink for Call<'_> {
         }
     }
 
+    #[inline]
     fn newest_accepted(&self) -> Option<i64> {
+        if matches!(self.times, Times::Each([])) {
+            return None; // timestamps are not kept
+        }
         let verdicts = &self.judged.verdicts[self.batch_from + self.row..];
         let is_accepted = |verdict: u8| verdict == Verdict::Accepted as u8;
         match self.times {
