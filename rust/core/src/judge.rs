@@ -154,7 +154,7 @@ impl Rules {
             plain_below: wrap.map_or(i64::MAX, Wrap::upper_zone),
             remembered_max: if policy.admit == Admit::Next { policy.window as i64 } else { i64::MAX },
         };
-        let changes_in_place = policy.admit != Admit::Next && policy.reach.is_none();
+        let changes_in_place = policy.reach.is_none();
         Rules { policy, plain, wrap, keeps_holes: policy.keeps_holes(), changes_in_place }
     }
 
@@ -211,7 +211,7 @@ impl Rules {
     }
 
     /// Judges a run of a known entry in place, if its rows' sequence numbers are their positions and nothing is old,
-    /// final or of another epoch; if not, nothing has changed. Most runs of entries with holes are such.
+    /// final or of another epoch; if not, nothing has changed. Most runs that a slot alone cannot judge are such.
     #[inline]
     pub(crate) fn judge_in_place(&self, entry: &mut Span, run: Run, sink: &mut impl Sink) -> bool {
         let is_plain = self.changes_in_place
@@ -227,7 +227,11 @@ impl Rules {
             sink.refuse(0, 1, Verdict::Duplicate);
             return true;
         }
-        self.admit(entry, run.seq, run.rows, 0, sink);
+        if self.policy.admit == Admit::Next {
+            self.next(entry, run, 0, sink);
+        } else {
+            self.admit(entry, run.seq, run.rows, 0, sink);
+        }
         if let Some(newest) = sink.newest_accepted() {
             entry.last_timestamp = entry.last_timestamp.max(newest);
         }
