@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import fencepost as fp
@@ -9,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from fencepost.lake.judge import row_losers, sorted_losers
-from fencepost.lake.order import calm_order
+from fencepost.lake.order import calm_order, overlapping
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -70,6 +71,26 @@ def test_nothing_depends_on_it(
     assert order is not None
     assert sorted(order.tolist()) == list(range(count))
     assert judged(fp.StateTable(policy), runs.take(pa.array(order))) == judged(fp.StateTable(policy), runs)
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    st.integers(0, 10_000),
+    st.sampled_from([2, 120]),
+    st.sampled_from([5, 60, 2_000]),
+    st.integers(1, 3),
+    st.sampled_from([1, 9]),
+)
+def test_runs_overlap_where_rows_are_repeated(seed: int, count: int, seqs: int, epochs: int, length: int) -> None:
+    runs = make_runs(seed, count, seqs, epochs, length)
+    places = overlapping(runs, fp.Policy.any_order().replace(wrap=None))
+    assert places is not None
+    rows = [
+        {(run["pid"], run["epoch"], run["partition"], run["seq"] + step) for step in range(run["_length"])}
+        for run in runs.to_pylist()
+    ]
+    times = Counter(row for run in rows for row in run)
+    assert sorted(places.tolist()) == [place for place, run in enumerate(rows) if any(times[row] > 1 for row in run)]
 
 
 @settings(deadline=None, max_examples=100)

@@ -36,6 +36,30 @@ def calm_order(runs: pa.Table, table: StateTable, is_calm: bool = False) -> Numb
     policy = table.policy
     if (len(table) and not is_calm) or not _is_order_free(policy) or len(table.keep):
         return None
+    positions = _positions(runs, policy)
+    return None if positions is None else _by_clusters(*positions)
+
+
+def overlapping(runs: pa.Table, policy: Policy) -> Numbers | None:
+    """Places of the runs that share a position with another one; None where positions do not tell it.
+
+    `policy`: one that admits any order.
+    """
+    positions = _positions(runs, policy)
+    if positions is None:
+        return None
+    first, more, *_ = positions
+    order, first = _sorted(first)
+    last = np.maximum.accumulate(first + more[order])
+    begins = np.append(True, first[1:] > last[:-1])
+    is_alone = begins & np.append(begins[1:], True)
+    together: Numbers = order[~is_alone]
+    return together
+
+
+def _positions(runs: pa.Table, policy: Policy) -> tuple[Numbers, Numbers, int, int] | None:
+    """(first position of each run among those of all keys, rows that follow its first, widths of epochs and of
+    sequences); None where these are no numbers, too many, or not the same in any order."""
     columns = policy.columns
     if len(columns.parts("pid")) != 1 or len(columns.parts("partition")) > 1:
         return None
@@ -52,9 +76,7 @@ def calm_order(runs: pa.Table, table: StateTable, is_calm: bool = False) -> Numb
     widths = [_width(column) for column in (*keys, epoch)] + [last + 1]
     if not len(seq) or np.prod([float(width) for width in widths]) >= 2.0**62:
         return None
-    first = _packed([*keys, epoch, seq], widths)
-    del keys, epoch, seq  # a shard's runs may be many: what is not needed any more goes before the rest is made
-    return _by_clusters(first, more, *widths[-2:])
+    return _packed([*keys, epoch, seq], widths), more, widths[-2], widths[-1]
 
 
 def _is_order_free(policy: Policy) -> bool:
