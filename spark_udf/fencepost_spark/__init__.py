@@ -2,7 +2,7 @@
 
 Six doors, from the most convenient to the fastest:
 
-- ``deduplicate(df)``: DataFrame in, the kept rows out, each run by itself.
+- ``deduplicate(df)``: DataFrame in, the kept rows out, each run by itself. ``way_of(df)`` says what it shuffles.
 - ``verdict_udf(...)``: the verdict of every row as a column, for whoever lays out the partitions.
 - ``DedupJob(source, state, sink)``: files in, files out, with state between runs; each row counts once whatever dies.
 - ``foreach_batch(state, sink)``: the same for the batches of a stream.
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from fencepost_spark.versions import __version__  # isort: skip  # first: it refuses to go on with another wheel
 from fencepost_spark.engine import SparkEngine
-from fencepost_spark.frames import deduplicate
+from fencepost_spark.frames import Way, deduplicate, way_of
 from fencepost_spark.verdicts import verdict_udf
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ __all__ = [
     "DedupJob",
     "KafkaWarning",
     "SparkEngine",
+    "Way",
     "__version__",
     "deduplicate",
     "foreach_batch",
@@ -39,6 +40,7 @@ __all__ = [
     "read_sink",
     "register",
     "verdict_udf",
+    "way_of",
 ]
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Literal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import pyarrow as pa  # type: ignore[import-untyped]
 from fencepost import BatchError, Columns, Policy, PolicyError, StateTable
@@ -16,6 +17,9 @@ from pyspark.sql.pandas.types import to_arrow_type
 from pyspark.sql.types import BinaryType, DataType, IntegralType, StringType, StructField, StructType
 
 from fencepost_spark.verdicts import check_settings, has_arrow_udf, verdict_udf
+
+if TYPE_CHECKING:
+    from fencepost_spark.plain_scan import PlainScan
 
 Order = str | Column
 
@@ -37,6 +41,10 @@ def deduplicate(
     key, ``order_by`` (else seq and epoch) and then by every other column. So which of several copies is kept follows
     from the rows alone: it is the first in that order, in every action and every retried task.
 
+    Over a plain scan of Parquet files the same rows are kept without such a shuffle, where the policy does not depend
+    on the order: tasks read the identity columns from the files (docs/dataframes.md). ``way_of`` says if that is so. A
+    file that is then not the file it was in this call fails the query.
+
     ``order_by``: a column, or several, that give the order of arrival, such as an offset. Policies whose verdicts
     depend on the order need it: all but those with ``admit="any"``, 2^31 sequence numbers or more, no ``max_jump``, no
     ``reach`` and epochs that do not fence. Rows that are equal there follow each other by epoch and seq.
@@ -54,35 +62,125 @@ def deduplicate(
     deterministic (but on Spark Connect, which does not tell); TypeError for what is not a DataFrame of Spark. In a
     task, a row outside the domain fails the query; the message names column, row and value.
     """
-    check_frame(df, "deduplicate(df)")
-    rules = resolve(policy)
-    mapped = resolve_columns(rules, columns)
-    check_settings(df.sparkSession)
-    order = _as_columns(order_by)
-    if df.isStreaming:
-        raise PolicyError("deduplicate() forgets everything between micro-batches, so it takes no streaming DataFrame")
-    if not order and rules.depends_on_order:
-        raise PolicyError(
-            f"the verdicts of this policy ({rules.rules}) depend on the order of the rows, which a DataFrame does not "
-            "have: pass order_by, the columns that give the order of arrival"
-        )
-    identity = _identity(df, rules, mapped)
-    _check_deterministic(df, identity, [] if co_located else order)
-    keys, after = ([identity[name] for name in names] for names in (_keys(mapped), _after_key(mapped)))
-    arrival = [*keys, *order, *after] if order else []
-    if not co_located:
-        df = _shuffle(df, mapped, identity)
-        arrival = arrival or [_place(mapped, identity), *keys, *after]
-    else:
-        if verify:
-            _check_keys(df, mapped, identity)
-        df = _guard_files(df, is_verified=verify)
+    call = Call.of(df, policy, columns, order_by, co_located, untracked)
+    if not co_located and (scan := call.plain_scan()[0]) is not None:
+        from fencepost_spark.copies import deduplicate_scan
+
+        return deduplicate_scan(df, scan, list(call.identity.values()), [*call.order, *_tie_breakers(df)])
+    if co_located and verify:
+        _check_keys(df, call.columns, call.identity)
+    laid_out = _guard_files(df, is_verified=verify) if co_located else _shuffle(df, call.columns, call.identity)
+    arrival = call.arrival
     if arrival:
-        df = df.sortWithinPartitions(*arrival, *_tie_breakers(df))
+        laid_out = laid_out.sortWithinPartitions(*arrival, *_tie_breakers(df))
+    return _judged(laid_out, call)
+
+
+class Way(NamedTuple):
+    """How ``deduplicate`` treats a frame."""
+
+    name: Literal["files", "shuffle", "co_located"]
+    reason: str
+
+
+def way_of(
+    df: DataFrame,
+    policy: str | Policy = "any_order",
+    columns: Columns | str | None = None,
+    order_by: Order | Sequence[Order] | None = None,
+    co_located: bool = False,
+    untracked: Literal["keep", "fail"] = "keep",
+) -> Way:
+    """How ``deduplicate`` with these arguments treats the frame, and why; runs no query.
+
+    "files": tasks read the identity columns from Parquet files, and only rows that have copies are shuffled.
+    "shuffle": all rows are shuffled. "co_located": none is.
+
+        >>> way_of(spark.read.parquet("events").where("pid > 7"))
+        Way(name='shuffle', reason='the plan of the frame is not a plain scan of files, it has a Filter')
+
+    Raises what ``deduplicate`` raises at once.
+    """
+    call = Call.of(df, policy, columns, order_by, co_located, untracked)
+    if co_located:
+        return Way("co_located", "asked for")
+    scan, reason = call.plain_scan()
+    return Way("shuffle" if scan is None else "files", reason)
+
+
+@dataclass(frozen=True)
+class Call:
+    """The arguments of ``deduplicate``, once they were checked."""
+
+    df: DataFrame
+    rules: Policy
+    columns: Columns
+    fields: dict[str, StructField]
+    """Of the identity columns, by the names that `columns` has for them."""
+    order: list[Column]
+    co_located: bool
+    untracked: Literal["keep", "fail"]
+
+    @classmethod
+    def of(
+        cls,
+        df: DataFrame,
+        policy: str | Policy,
+        columns: Columns | str | None,
+        order_by: Order | Sequence[Order] | None,
+        co_located: bool,
+        untracked: Literal["keep", "fail"],
+    ) -> Call:
+        check_frame(df, "deduplicate(df)")
+        rules = resolve(policy)
+        mapped = resolve_columns(rules, columns)
+        check_settings(df.sparkSession)
+        order = _as_columns(order_by)
+        if df.isStreaming:
+            raise PolicyError(
+                "deduplicate() forgets everything between micro-batches, so it takes no streaming DataFrame"
+            )
+        if not order and rules.depends_on_order:
+            raise PolicyError(
+                f"the verdicts of this policy ({rules.rules}) depend on the order of the rows, which a DataFrame does "
+                "not have: pass order_by, the columns that give the order of arrival"
+            )
+        call = cls(df, rules, mapped, identity_fields(df.schema, rules, mapped), order, co_located, untracked)
+        _check_deterministic(df, call.identity, [] if co_located else order)
+        return call
+
+    @property
+    def identity(self) -> dict[str, Column]:
+        """The identity columns by name."""
+        return {name: _column(field.name) for name, field in self.fields.items()}
+
+    @property
+    def arrival(self) -> list[Column]:
+        """The order of the rows in a task; none where they stay as they come."""
+        keys, after = (
+            [self.identity[name] for name in names] for names in (_keys(self.columns), _after_key(self.columns))
+        )
+        if self.order:
+            return [*keys, *self.order, *after]
+        return [] if self.co_located else [_place(self.columns, self.identity), *keys, *after]
+
+    def plain_scan(self) -> tuple[PlainScan | None, str]:
+        """The files that the rows are scanned from, where that is all; and why."""
+        from fencepost_spark.plain_scan import NotPlainError, plain_scan
+
+        try:
+            scan = plain_scan(self)
+        except NotPlainError as problem:
+            return None, str(problem)
+        return scan, f"{len(scan.files)} Parquet files with {scan.rows} rows are scanned, and no more"
+
+
+def _judged(df: DataFrame, call: Call) -> DataFrame:
+    """The rows that are kept, judged task by task in the order that they lie in."""
     verdict = unused_name(df, "verdict")
     kind: Literal["arrow", "pandas"] = "arrow" if has_arrow_udf() else "pandas"
-    judge = verdict_udf(rules, co_located=True, columns=mapped, kind=kind, untracked=untracked)
-    judged = df.select("*", judge(*(identity[name] for name in mapped.names)).alias(verdict))
+    judge = verdict_udf(call.rules, co_located=True, columns=call.columns, kind=kind, untracked=call.untracked)
+    judged = df.select("*", judge(*(call.identity[name] for name in call.columns.names)).alias(verdict))
     return judged.where(functions.col(verdict).isin(int(Verdict.ACCEPTED), int(Verdict.UNTRACKED))).drop(verdict)
 
 
@@ -119,11 +217,6 @@ def _keys(columns: Columns) -> tuple[str, ...]:
 
 def _after_key(columns: Columns) -> tuple[str, ...]:
     return (columns.seq,) if columns.epoch is None else (columns.epoch, columns.seq)
-
-
-def _identity(df: DataFrame, policy: Policy, columns: Columns) -> dict[str, Column]:
-    """The identity columns by name."""
-    return {name: _column(field.name) for name, field in identity_fields(df.schema, policy, columns).items()}
 
 
 def identity_fields(schema: StructType, policy: Policy, columns: Columns) -> dict[str, StructField]:

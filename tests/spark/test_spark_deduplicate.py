@@ -321,14 +321,14 @@ class TestCoLocated:
     def test_untracked_rows_go_where_they_went_before(self, spark: SparkSession) -> None:
         """Also where a column is drawn anew: a task that is tried again must not send them elsewhere."""
         from fencepost.policy import resolve
-        from fencepost_spark.frames import _identity, _shuffle
+        from fencepost_spark.frames import _shuffle
 
         rows = spark.range(40).selectExpr(
             "id", "cast(null as long) pid", "0 epoch", "0 partition", "cast(id as int) seq"
         )
         drawn = rows.withColumn("noise", F.udf(random.random, "double").asNondeterministic()())
         rules = resolve("any_order")
-        shuffled = _shuffle(drawn, rules.columns, _identity(drawn, rules, rules.columns))
+        shuffled = _shuffle(drawn, rules.columns, {name: F.col(name) for name in IDENTITY})
         tasks = [dict(shuffled.select("id", F.spark_partition_id()).collect()) for _ in range(2)]
         assert tasks[0] == tasks[1]
         assert len(set(tasks[0].values())) > 1

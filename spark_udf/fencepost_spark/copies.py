@@ -1,0 +1,248 @@
+"""`deduplicate(df)` over a plain scan of files, without a shuffle of whole rows.
+
+Most rows have an identity that no other row has, which tasks see in the identity columns alone, read natively. Which of
+several copies is the first follows from the other columns. Tasks read those of rows that have copies, column by column
+until they differ; where only Spark can compare them the copies are open.
+
+    files ── identity columns ──> runs ── by shard ──> words: bits of rows ──────── broadcast ─┐
+      └───── whole rows ───────────────────────┬── lost: not the first of its copies           │
+                                               ├── open: shuffled by identity, the first kept <┤
+                                               └── neither: kept where it is scanned <─────────┘
+
+All of this is one plan, which runs anew with each action. A file that is not the file it was when the plan was made
+fails the query.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.compute as pc  # type: ignore[import-untyped]
+import pyarrow.parquet as pq  # type: ignore[import-untyped]
+from fencepost import Policy, StateTable
+from fencepost.lake.judge import gather, row_losers, sorted_losers
+from fencepost.lake.order import Numbers, overlapping
+from fencepost.lake.plan import groups_of_files
+from fencepost.lake.scan import LENGTH
+from fencepost.lake.storage import ChangedError, LocalStorage, unchanged
+from pyspark.sql import Column, DataFrame, Window, functions
+
+from fencepost_spark.frames import quoted, unused_name
+from fencepost_spark.plain_scan import WORD_ROWS_BITS, PlainScan, bit_of, is_known, word_of
+from fencepost_spark.versions import __version__
+
+SHARD_ROWS = 1 << 22
+"""A task looks for copies among so many rows, which take 200 MB where each is a run of its own."""
+
+RUNS = pa.schema([("shard", pa.int32()), ("runs", pa.binary())])
+RUNS_DDL = "shard int, runs binary"
+WORDS = pa.schema([("word", pa.int64()), ("lost", pa.int64()), ("open", pa.int64())])
+WORDS_DDL = "word bigint not null, lost bigint not null, open bigint not null"
+
+ROW_BITS = 32
+"""Of a row's number, beneath the number of its file."""
+
+Batches = Iterator[pa.RecordBatch]
+Flags = npt.NDArray[np.bool_]
+
+
+def deduplicate_scan(df: DataFrame, scan: PlainScan, identity: Sequence[Column], order: Sequence[Column]) -> DataFrame:
+    """Of the rows of `df` that are copies of each other, the first in this order; and all others."""
+    columns = [functions.col(quoted(name)) for name in df.columns]
+    word, bit, place = (unused_name(df, name) for name in ("word", "bit", "place"))
+    words = _words(df, scan)
+    placed = df.where(is_known(df, scan)).select("*", word_of(df).alias(word), bit_of(df).alias(bit))
+    lost, opened = (functions.getbit(words[name], placed[bit]) == 1 for name in ("lost", "open"))
+    is_word = placed[word] == words["word"]
+    kept = placed.join(functions.broadcast(words), is_word & (lost | opened), "left_anti").select(*columns)
+    rows = kept.union(_checked(df, scan))  # in this order, for the columns are those of df then
+    if scan.has_all_ties:
+        return rows
+    copies = placed.join(functions.broadcast(words.where("open != 0")), is_word & opened, "left_semi").select(*columns)
+    first = functions.row_number().over(Window.partitionBy(*identity).orderBy(*order))
+    return rows.union(copies.select("*", first.alias(place)).where(functions.col(place) == 1).drop(place))
+
+
+def _checked(df: DataFrame, scan: PlainScan) -> DataFrame:
+    """No rows: a task that fails where a file is not the file it was.
+
+    Spark may keep what was exchanged in an earlier run of the plan, the words too; this task runs with each.
+    """
+    tasks = df.sparkSession.range(0, 1, 1, 1).mapInArrow(_in_worker("check_files", scan), "nothing boolean")
+    return tasks.select(*(functions.lit(None).cast(field.dataType).alias(field.name) for field in df.schema))
+
+
+def _words(df: DataFrame, scan: PlainScan) -> DataFrame:
+    """`WORDS` in which a bit is set, each once."""
+    spark = df.sparkSession
+    groups = groups_of_files(scan.files.bytes, spark.sparkContext.defaultParallelism)
+    shards = -(-scan.rows // SHARD_ROWS) or 1
+    tasks = spark.range(0, len(groups), 1, len(groups))
+    runs = tasks.mapInArrow(_in_worker("scan_files", scan, groups, shards), RUNS_DDL).repartition(shards, "shard")
+    words = runs.mapInArrow(_in_worker("find_copies", scan), WORDS_DDL)
+    return words.groupBy("word").agg(*(functions.bit_or(name).alias(name) for name in ("lost", "open")))
+
+
+def _in_worker(work: str, *arguments: Any) -> Callable[[Batches], Batches]:
+    driver = __version__
+    pickled = pickle.dumps(arguments)  # a worker of another version gets as far as the comparison
+
+    def run(batches: Batches) -> Batches:
+        from fencepost_spark.versions import check_worker
+
+        check_worker(driver)
+        from fencepost_spark import copies, engine
+
+        yield from getattr(copies, work)(batches, *pickle.loads(pickled))
+        engine.shorten_collections()
+
+    return run
+
+
+# In tasks
+
+
+def scan_files(batches: Batches, scan: PlainScan, groups: list[tuple[int, int]], shards: int) -> Batches:
+    """The runs of groups of files, as `RUNS`. Raises BatchError (column, row, file) and ChangedError."""
+    for batch in batches:
+        for group in batch.column(0).to_pylist():
+            for place in range(*groups[group]):
+                yield from _scan_file(scan, place, shards)
+
+
+def check_files(batches: Batches, scan: PlainScan) -> Batches:
+    """Nothing. Raises ChangedError."""
+    for _ in batches:
+        for place in range(len(scan.files)):
+            with unchanged(LocalStorage(), scan.files, place):
+                pass
+    yield from ()
+
+
+def _scan_file(scan: PlainScan, place: int, shards: int) -> Batches:
+    path, storage = scan.files.full_path(place), LocalStorage()
+    with unchanged(storage, scan.files, place):
+        reading = scan.reading(shards)
+        opened = reading.open(storage, path, scan.files.facts(place), {}, place)
+        if opened.footer_crc != scan.footer_crc[place]:
+            raise ChangedError(f"{path}: its footer changed", path=path)
+        while (dealt := opened.next(reading.runs_together)) is not None:
+            numbers, runs = zip(*((shard, _packed(pa.record_batch(batch))) for shard, batch in dealt), strict=True)
+            yield pa.record_batch([pa.array(numbers, pa.int32()), pa.array(runs, pa.binary())], schema=RUNS)
+
+
+def _packed(batch: pa.RecordBatch) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as stream:
+        stream.write_batch(batch)
+    return bytes(sink.getvalue())
+
+
+def find_copies(batches: Batches, scan: PlainScan) -> Batches:
+    """`WORDS` of the rows that have copies, shard by shard, from all runs of some shards. Raises ChangedError."""
+    of_shard: dict[int, list[pa.RecordBatch]] = {}
+    for batch in batches:
+        for shard, runs in zip(batch.column(0).to_pylist(), batch.column(1), strict=True):
+            of_shard.setdefault(shard, []).extend(pa.ipc.open_stream(runs.as_buffer()))
+    while of_shard:
+        _, found = of_shard.popitem()
+        rows = rows_with_copies(gather(found), scan.policy)
+        if not len(rows.row):
+            continue
+        lost, opened = order_copies(rows, partial(_read, scan), scan)
+        for first_words in scan.words:
+            yield _words_of(np.array(first_words)[rows.file], rows.row, lost, opened)
+
+
+class Rows(NamedTuple):
+    """Rows of files, by file and row, each once."""
+
+    file: Numbers
+    row: Numbers
+
+    def take(self, places: Numbers) -> Rows:
+        """Those at the given places, which ascend."""
+        return Rows(self.file[places], self.row[places])
+
+
+def rows_with_copies(runs: pa.Table, policy: Policy) -> Rows:
+    """The rows whose identity another row has too.
+
+    A table refuses all copies but the one that it has seen first. Forwards and backwards, it refuses all of them.
+    """
+    # No wrap: a sequence number is a position, and the same in whichever order rows come.
+    rules = Policy.any_order().replace(columns=policy.columns, epochs=policy.epochs, wrap=None)
+    places = overlapping(runs, rules)
+    if places is not None:
+        runs = runs.take(pa.array(places))
+    refused = []
+    for some in (runs, runs.take(pa.array(np.arange(len(runs))[::-1]))):
+        verdicts = StateTable(rules).apply_runs(some, LENGTH, rules.columns)
+        refused.append(row_losers(some, np.asarray(pa.array(verdicts.verdict))))
+    ranges = sorted_losers(refused)
+    file, first, count = (ranges[name].to_numpy().astype(np.int64) for name in ("file", "row", "count"))
+    within = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
+    places = np.unique(np.repeat(file << ROW_BITS | first, count) + within)
+    return Rows(places >> ROW_BITS, places & ((1 << ROW_BITS) - 1))
+
+
+def order_copies(rows: Rows, read: Callable[[Rows, str], pa.ChunkedArray], scan: PlainScan) -> tuple[Flags, Flags]:
+    """(whether a row is known not to be the first of its copies, whether only Spark can say).
+
+    `read`: gives a column of some rows.
+    """
+    copies = np.zeros(len(rows.row), np.int64)  # a number for each identity
+    for name in scan.policy.columns.names:
+        ranks = _ranks(read(rows, name))
+        copies = np.unique(copies * (len(rows.row) + 1) + ranks, return_inverse=True)[1]
+    lost, opened = np.zeros(len(copies), bool), np.zeros(len(copies), bool)
+    left = np.arange(len(copies))
+    for name in scan.ties:
+        if not len(left):
+            break
+        ranks = _ranks(read(rows.take(left), name))
+        lowest = np.full(copies.max() + 1, len(copies))
+        np.minimum.at(lowest, copies[left], ranks)
+        is_lowest = ranks == lowest[copies[left]]
+        lost[left[~is_lowest]] = True
+        left = left[is_lowest]
+        left = left[np.bincount(copies[left])[copies[left]] > 1]
+    if scan.has_all_ties:  # they are equal
+        lost[np.delete(left, np.unique(copies[left], return_index=True)[1])] = True
+    else:
+        opened[left] = True
+    return lost, opened
+
+
+def _ranks(values: pa.ChunkedArray) -> Numbers:
+    """Of each value its place in Spark's order: the same for equal ones, and 0 for nulls, which come first."""
+    ranks: Numbers = np.asarray(pc.rank(values, "ascending", tiebreaker="dense")).astype(np.int64)
+    ranks[np.asarray(values.is_null())] = 0
+    return ranks
+
+
+def _read(scan: PlainScan, rows: Rows, name: str) -> pa.ChunkedArray:
+    """A column of some rows, one file after the other. Raises ChangedError."""
+    kind, chunks = scan.types[name], []
+    files, firsts = np.unique(rows.file, return_index=True)
+    for file, of_file in zip(files.tolist(), np.split(rows.row, firsts[1:]), strict=True):
+        with unchanged(LocalStorage(), scan.files, file):
+            column = pq.ParquetFile(scan.files.full_path(file)).read([name])[name]
+        chunks += column.take(pa.array(of_file)).cast(kind).chunks
+    return pa.chunked_array(chunks, kind)
+
+
+def _words_of(first_words: Numbers, rows: Numbers, lost: Flags, opened: Flags) -> pa.RecordBatch:
+    """`WORDS` of some rows, each word once. `first_words`: of the file of each row."""
+    word = first_words | (rows >> WORD_ROWS_BITS)
+    bit = np.int64(1) << (rows & ((1 << WORD_ROWS_BITS) - 1))
+    order = np.argsort(word)
+    words, firsts = np.unique(word[order], return_index=True)
+    bits = (np.bitwise_or.reduceat((bit * flags)[order], firsts) for flags in (lost, opened))
+    return pa.record_batch([words, *bits], schema=WORDS)

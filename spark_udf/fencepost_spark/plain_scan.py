@@ -1,0 +1,361 @@
+"""Which DataFrames are plain scans of Parquet files, whose identity columns tasks can read from the files themselves.
+
+A frame that is not recognised is deduplicated in the general way, so whatever is in doubt is refused here, with the
+reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import unquote, urlsplit
+
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.parquet as pq  # type: ignore[import-untyped]
+from fencepost import Columns, FencepostError, Policy
+from fencepost.lake.column_types import type_name
+from fencepost.lake.files import Facts, Files
+from fencepost.lake.scan import Reading, check_names
+from fencepost.lake.storage import LocalStorage
+from pyspark.errors import AnalysisException
+from pyspark.sql import Column, DataFrame, functions
+from pyspark.sql.pandas.types import to_arrow_type
+from pyspark.sql.types import (
+    BinaryType,
+    BooleanType,
+    DataType,
+    DateType,
+    IntegralType,
+    StringType,
+    TimestampNTZType,
+    TimestampType,
+)
+
+from fencepost_spark.frames import is_orderable
+
+if TYPE_CHECKING:
+    from fencepost_spark.frames import Call
+
+FILES_MAX = 10_000
+"""The driver opens each file to read its footer, which takes about 0.3 ms."""
+FOOTERS_AT_ONCE = 8
+
+ROWS_MAX = 1 << 27
+"""Bits for each row go to every executor, those of 64 rows in 64 bytes of Spark's hash table, under both spellings of a
+file: 270 MB if all are needed."""
+
+SPELLINGS = ("file:/", "file:///")
+"""How a local file begins depends on where in Spark its name comes from; to trim it in each row costs too much."""
+
+WORD_ROWS_BITS = 6
+WORD_BITS = 22
+"""A row is bit `row % 64` of word `row / 64` of its file. A word is known by a hash of the file above its number, in
+these bits: as many as `ROWS_MAX` rows of one file need."""
+assert ROWS_MAX >> WORD_ROWS_BITS <= 1 << WORD_BITS
+
+PACKAGE = "org.apache.spark.sql.execution.datasources"
+RELATION, FILES_RELATION = f"{PACKAGE}.LogicalRelation", f"{PACKAGE}.HadoopFsRelation"
+PARQUET, LISTING = f"{PACKAGE}.parquet.ParquetFileFormat", f"{PACKAGE}.InMemoryFileIndex"
+PROJECT = "org.apache.spark.sql.catalyst.plans.logical.Project"
+ALIAS = "org.apache.spark.sql.catalyst.expressions.Alias"
+ATTRIBUTE = "org.apache.spark.sql.catalyst.expressions.AttributeReference"
+
+PASSES_OVER = ("ignoreCorruptFiles", "ignoreMissingFiles")
+"""Options, and settings, under which a scan leaves out files that cannot be read."""
+
+SORTED_ALIKE = (IntegralType, BooleanType, DateType, TimestampType, TimestampNTZType, BinaryType)
+"""Types of columns that Arrow sorts as Spark does, beside texts."""
+
+
+class NotPlainError(Exception):
+    """The frame is no plain scan; the text says why."""
+
+
+@dataclass(frozen=True)
+class PlainScan:
+    """The files of a plain scan, as they were when it was recognised."""
+
+    files: Files
+    footer_crc: list[int]
+    rows: int
+    words: list[list[int]]
+    """Of each file, its first word; a list for each of `SPELLINGS`."""
+    policy: Policy
+    """Its columns are named as in the files."""
+    types: dict[str, pa.DataType]
+    """Of the identity columns and `ties`, as Spark reads them."""
+    ties: list[str]
+    """Columns that put copies in order, one after the other, as far as Arrow can compare them."""
+    has_all_ties: bool
+    """Whether no other column puts them in order."""
+
+    def reading(self, shards: int) -> Reading:
+        return _reading(self.policy, shards)
+
+
+def plain_scan(call: Call) -> PlainScan:
+    """The files that the frame of a call is scanned from, where it is a plain scan. Raises NotPlainError."""
+    df = call.df
+    if call.rules.depends_on_order:
+        raise NotPlainError("the verdicts of the policy depend on the order of all rows")
+    if call.untracked == "fail":
+        raise NotPlainError("rows without identity are to fail in the task that reads them")
+    for field in call.fields.values():
+        if isinstance(field.dataType, StringType) and field.dataType != StringType():
+            raise NotPlainError(f"column '{field.name}' is {field.dataType.simpleString()}")
+    never_null = next((field.name for field in df.schema if not field.nullable), None)
+    if never_null is not None:
+        raise NotPlainError(f"column '{never_null}' is never null, so it is no column of files")
+    if not hasattr(df, "_jdf"):
+        raise NotPlainError("Spark Connect does not show the plan of a frame")
+    plan = df._jdf.queryExecution().optimizedPlan()
+    if not plan.deterministic():
+        raise NotPlainError("some columns are drawn anew with every use")
+    sources, relation = _traced(plan, df.columns)
+    _check_relation(df, relation)
+    columns = _renamed(call, sources)
+    try:
+        check_names(columns.names)
+        df.select(word_of(df)).schema  # noqa: B018  # the metadata of a file may not reach the frame
+    except (FencepostError, AnalysisException) as error:
+        raise NotPlainError(str(error)) from error
+    types = {sources[field.name] or "": to_arrow_type(field.dataType) for field in call.fields.values()}
+    return _opened(df, relation, call.rules.replace(columns=columns), types, *_ties(call, sources))
+
+
+def is_known(df: DataFrame, scan: PlainScan) -> Column:
+    """Whether the file of a row is one of the scan; it is an error if not. A scan may list its files anew."""
+    path = _metadata(df, "file_path")
+    problem = functions.concat(
+        functions.lit("fencepost: the file "),
+        path,
+        functions.lit(" was not there when deduplicate(df) was called: read the files anew and call it again"),
+    )
+    known = [word for words in scan.words for word in words]
+    return _first_word(path).isin(known) | functions.raise_error(problem).cast("boolean")
+
+
+def word_of(df: DataFrame) -> Column:
+    """The word that a row of a plain scan is in."""
+    row = functions.shiftright(_metadata(df, "row_index"), WORD_ROWS_BITS)
+    return _first_word(_metadata(df, "file_path")).bitwiseOR(row)
+
+
+def bit_of(df: DataFrame) -> Column:
+    """Which bit of its word it is."""
+    return _metadata(df, "row_index").bitwiseAND((1 << WORD_ROWS_BITS) - 1).cast("int")
+
+
+def _metadata(df: DataFrame, name: str) -> Column:
+    return df.metadataColumn("_metadata").getField(name)
+
+
+def _first_word(path: Column) -> Column:
+    """A hash of a file's path, with room for the number of a word."""
+    return functions.shiftleft(functions.xxhash64(path), WORD_BITS)
+
+
+# The plan
+
+
+def _traced(plan: Any, columns: list[str]) -> tuple[dict[str, str | None], Any]:
+    """What the columns of a frame are called in the files, None where they are not of them; and the relation."""
+    output = plan.output()
+    attributes: list[int | None] = [output.apply(place).exprId().id() for place in range(len(columns))]
+    while plan.getClass().getName() == PROJECT:
+        projected = dict(_projected(plan.projectList()))
+        attributes = [None if it is None else projected[it] for it in attributes]
+        plan = plan.child()
+    if plan.getClass().getName() != RELATION or plan.relation().getClass().getName() != FILES_RELATION:
+        raise NotPlainError(f"the plan of the frame is not a plain scan of files, it has a {plan.nodeName()}")
+    of_folders = list(plan.relation().partitionSchema().fieldNames())
+    output = plan.output()
+    read = {it.exprId().id(): it.name() for it in (output.apply(place) for place in range(output.size()))}
+    in_files = {attribute: name for attribute, name in read.items() if name not in of_folders}
+    sources = (None if attribute is None else in_files.get(attribute) for attribute in attributes)
+    return dict(zip(columns, sources, strict=True)), plan.relation()
+
+
+def _projected(columns: Any) -> Iterator[tuple[int, int | None]]:
+    """(id of a projected column, id of the column that it is; None where it is computed)."""
+    for place in range(columns.size()):
+        column = columns.apply(place)
+        source = column.child() if column.getClass().getName() == ALIAS else column
+        is_column = source.getClass().getName() == ATTRIBUTE
+        yield column.exprId().id(), source.exprId().id() if is_column else None
+
+
+def _check_relation(df: DataFrame, relation: Any) -> None:
+    kind, listing = (it.getClass().getName() for it in (relation.fileFormat(), relation.location()))
+    if kind != PARQUET:
+        raise NotPlainError(f"the files are read by {kind.rpartition('.')[2]}, not as plain Parquet")
+    if listing != LISTING:
+        raise NotPlainError(f"the files are listed by {listing.rpartition('.')[2]}, perhaps anew with each query")
+    if relation.bucketSpec().isDefined():
+        raise NotPlainError("the table is bucketed")
+    options = {name.lower(): value for name, value in _entries(relation.options())}
+    for name in PASSES_OVER:
+        if options.get(name.lower(), df.sparkSession.conf.get(f"spark.sql.files.{name}")) == "true":
+            raise NotPlainError(f"{name} lets Spark pass over files")
+    if df.sparkSession.conf.get("spark.sql.parquet.fieldId.read.enabled") == "true":
+        raise NotPlainError("spark.sql.parquet.fieldId.read.enabled lets columns have other names in the files")
+
+
+def _entries(options: Any) -> Iterator[tuple[str, str]]:
+    iterator = options.iterator()
+    while iterator.hasNext():
+        entry = iterator.next()
+        yield entry._1(), entry._2()
+
+
+def _renamed(call: Call, sources: Mapping[str, str | None]) -> Columns:
+    """The identity columns as the files name them."""
+    names = {}
+    for name, field in call.fields.items():
+        source = sources[field.name]
+        if source is None:
+            raise NotPlainError(f"column '{field.name}' is computed, or stands in the names of folders")
+        names[name] = source
+    if len(set(names.values())) < len(names):
+        raise NotPlainError("two identity columns are one column of the files")
+
+    def parts(role: str) -> tuple[str, ...] | None:
+        return tuple(names[name] for name in call.columns.parts(role)) or None
+
+    epoch = None if call.columns.epoch is None else names[call.columns.epoch]
+    return Columns(pid=parts("pid"), epoch=epoch, partition=parts("partition"), seq=names[call.columns.seq])
+
+
+def _ties(call: Call, sources: Mapping[str, str | None]) -> tuple[dict[str, pa.DataType], bool]:
+    """`PlainScan.ties` with their types, and `has_all_ties`, as far as the frame says it."""
+    ties: dict[str, pa.DataType] = {}
+    if call.order:
+        return ties, False
+    identity = [field.name for field in call.fields.values()]
+    for field in call.df.schema:
+        if field.name in identity or not is_orderable(field.dataType):
+            continue
+        source = sources[field.name]
+        if source is None or not _is_sorted_alike(field.dataType):
+            return ties, False
+        ties[source] = _arrow_type(field.dataType)
+    return ties, True
+
+
+def _is_sorted_alike(kind: DataType) -> bool:
+    return isinstance(kind, SORTED_ALIKE) or kind == StringType()
+
+
+def _arrow_type(kind: DataType) -> pa.DataType:
+    if isinstance(kind, TimestampType | TimestampNTZType):  # for which versions of PySpark want other arguments
+        return pa.timestamp("us", "UTC" if isinstance(kind, TimestampType) else None)
+    return to_arrow_type(kind)
+
+
+# The files
+
+
+class _Footer(NamedTuple):
+    facts: Facts
+    rows: int
+    crc: int
+    schema: pa.Schema
+
+
+def _opened(
+    df: DataFrame,
+    relation: Any,
+    policy: Policy,
+    types: Mapping[str, pa.DataType],
+    ties: Mapping[str, pa.DataType],
+    has_all_ties: bool,
+) -> PlainScan:
+    uris = _listed(df, relation)
+    words = _words(df, uris)
+    files, footers = Files(""), []
+    paths = [unquote(urlsplit(uri).path) for uri in uris]
+    with ThreadPoolExecutor(FOOTERS_AT_ONCE) as pool:
+        for path, footer in zip(paths, pool.map(lambda path: _footer(path, policy), paths), strict=True):
+            _check_types(path, footer.schema, types)
+            files.append(path, footer.facts)
+            footers.append(footer)
+    rows = sum(footer.rows for footer in footers)
+    if rows > ROWS_MAX:
+        raise NotPlainError(f"the files have {rows} rows, more than {ROWS_MAX}")
+    told = list(takewhile(lambda name: all(_has(it.schema, name, ties[name]) for it in footers), ties))
+    return PlainScan(
+        files=files,
+        footer_crc=[footer.crc for footer in footers],
+        rows=rows,
+        words=words,
+        policy=policy,
+        types={**types, **ties},
+        ties=told,
+        has_all_ties=has_all_ties and len(told) == len(ties),
+    )
+
+
+def _listed(df: DataFrame, relation: Any) -> list[str]:
+    uris = sorted(df.inputFiles())
+    if not uris:
+        raise NotPlainError("there are no files")
+    if relation.location().allFiles().size() != len(uris):
+        raise NotPlainError("a file is listed twice")
+    if len(uris) > FILES_MAX:
+        raise NotPlainError(f"there are {len(uris)} files, more than {FILES_MAX}")
+    remote = next((uri for uri in uris if urlsplit(uri).scheme != "file"), None)
+    if remote is not None:
+        raise NotPlainError(f"{remote}: not a local file")
+    return uris
+
+
+def _words(df: DataFrame, uris: list[str]) -> list[list[int]]:
+    spelled = [scheme + uri.removeprefix("file:").lstrip("/") for scheme in SPELLINGS for uri in uris]
+    listed = df.sparkSession.createDataFrame(pa.table({"path": spelled}))  # small: Spark runs no job for it
+    words = [row.word for row in listed.select(_first_word(functions.col("path")).alias("word")).collect()]
+    if len(set(words)) < len(words):
+        raise NotPlainError("two files have the same hash")
+    return [words[: len(uris)], words[len(uris) :]]
+
+
+def _footer(path: str, policy: Policy) -> _Footer:
+    storage = LocalStorage()
+    try:
+        facts = storage.look(path)
+        scan = _reading(policy, shards=1).open(storage, path, facts, {}, 0)
+        return _Footer(facts, scan.rows, scan.footer_crc, pq.read_schema(path))
+    except (FencepostError, OSError, pa.ArrowException) as error:
+        raise NotPlainError(str(error)) from error
+
+
+def _check_types(path: str, schema: pa.Schema, types: Mapping[str, pa.DataType]) -> None:
+    for name, wanted in types.items():
+        if not _has(schema, name, wanted):
+            raise NotPlainError(f"{path}: column '{name}' is {schema.field(name).type}, which Spark reads as {wanted}")
+
+
+def _has(schema: pa.Schema, name: str, wanted: pa.DataType) -> bool:
+    """Whether a file has the column, and values are equal there where they are in Spark."""
+    if len(schema.get_all_field_indices(name)) != 1:
+        return False
+    found = schema.field(name).type
+    found = found.value_type if pa.types.is_dictionary(found) else found
+    if pa.types.is_timestamp(found) and pa.types.is_timestamp(wanted):
+        return found.unit == wanted.unit and (found.tz is None) == (wanted.tz is None)
+    return found == wanted or (type_name(found) == type_name(wanted) in ("string", "binary"))
+
+
+def _reading(policy: Policy, shards: int) -> Reading:
+    return Reading(
+        policy=policy,
+        shards=shards,
+        timestamp=False,
+        order_by=(),
+        by_row=False,
+        reset_rows_min=0,
+        compares=False,
+        keeps_checksums=False,
+    )
