@@ -40,7 +40,7 @@ LIBRARIES = (
     "pyspark",
     "deltalake",
 )
-RUNS, RANDOM, NOOP, PARQUET = workload.RUNS.name, workload.RANDOM.name, spark.NOOP, spark.PARQUET
+RUNS, RANDOM, NOOP, GAPS, PARQUET = workload.RUNS.name, workload.RANDOM.name, spark.NOOP, spark.GAPS, spark.PARQUET
 APPLY, CO_LOCATED, JOB = "fencepost apply", spark.CO_LOCATED.name, spark.JOB
 PARTS = ("memory", "spark", "lake", "delta", "streams", "kafka", "partition_log", "registry", "producer", "sql")
 COLOURS = {"ours": "#c2410c", "peer": "#64748b", "limit": "#cbd5e1"}
@@ -80,7 +80,9 @@ class Results:
         if NOOP in self.contests:
             yield self.ratio_target(NOOP, CO_LOCATED, 3)
             yield self.ratio_target(NOOP, spark.ROW_INPUT.name, 4)
-            yield self.ratio_target(NOOP, spark.SHUFFLED.name, 1.3)
+            for contest in (NOOP, GAPS):
+                yield self.ratio_target(contest, spark.FILES.name, 2.5)
+                yield self.ratio_target(contest, spark.SHUFFLED.name, 1.1)
             yield self.ratio_target(PARQUET, CO_LOCATED, 2.5)
             yield self.ratio_target(PARQUET, JOB, 3)
         if delta.ALL_ROWS in self.contests:

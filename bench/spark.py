@@ -1,8 +1,8 @@
 """One run on Spark: the same Parquet files for everyone, alternated rounds, answers checked.
 
-Two contests: files to noop, and files to Parquet. An answer is (rows, sum of their sequences). Of what goes to noop
-it is taken in the first round, which is not counted, by an observation in the plan; a Parquet output is read again
-after every round.
+Three contests: files to noop, the same with gaps between all sequences, and files to Parquet. An answer is (rows, sum
+of their sequences). Of what goes to noop it is taken in the first round, which is not counted, by an observation in the
+plan; a Parquet output is read again after every round.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ DATA = Path(__file__).parent / ".data"
 COLUMNS = ("pid", "epoch", "partition", "seq")
 THREADS = 2
 NOOP = "Spark: files to noop"
+GAPS = "Spark: files to noop, gaps between all sequences"
 PARQUET = "Spark: files to Parquet"
 COLUMNAR_INPUT = "spark.sql.execution.arrow.pythonUDF.columnarInput.enabled"
 
@@ -82,6 +83,22 @@ def landing(rows: int, data: Path = DATA) -> Landing:
     return found
 
 
+STEP = 7
+
+
+def with_gaps(landed: Landing, folder: Path) -> Landing:
+    """The same rows with every sequence `STEP` times as high: no row goes on where the one before it ended."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    for file in landed.files.iterdir():
+        rows = pq.read_table(file)
+        place = rows.schema.get_field_index("seq")
+        seqs = pc.multiply_checked(rows["seq"], pa.scalar(STEP, rows["seq"].type))
+        pq.write_table(rows.set_column(place, rows.schema.field(place), seqs), folder / file.name)
+    (rows, seqs), (kept, kept_seqs) = landed.landed, landed.kept
+    return Landing(folder, (rows, seqs * STEP), (kept, kept_seqs * STEP))
+
+
 def answer_of(folder: Path) -> Answer:
     """The answer that lies in the Parquet files of a folder, its subfolders too, but for side tables."""
     files = [it for it in folder.rglob("*.parquet") if not any(part[0] == "_" for part in it.relative_to(folder).parts)]
@@ -99,6 +116,8 @@ def contest(
     with session(heap, scratch, settings) as spark:
         count = landed.landed[0]
         measurements = alternate(NOOP, _to_noop(spark, landed), count, rounds, settle, warm_up)
+        gappy = _with_gaps(spark, with_gaps(landed, scratch / "gaps"))
+        measurements += alternate(GAPS, gappy, count, rounds, settle, warm_up)
         measurements += alternate(PARQUET, _to_parquet(spark, landed, scratch), count, rounds, settle, warm_up)
         facts = {
             "master": spark.sparkContext.master,
@@ -188,10 +207,15 @@ def deduplicate_co_located(df: DataFrame) -> DataFrame:
     return deduplicate(df, co_located=True)
 
 
-def deduplicate_shuffled(df: DataFrame) -> DataFrame:
+def deduplicate_files(df: DataFrame) -> DataFrame:
     from fencepost_spark import deduplicate
 
     return deduplicate(df)
+
+
+def deduplicate_shuffled(df: DataFrame) -> DataFrame:
+    """What a frame takes that is no plain scan of files."""
+    return deduplicate_files(df.where("seq >= 0"))
 
 
 @dataclass(frozen=True)
@@ -216,12 +240,17 @@ ROW_INPUT = SparkPlan(
     "deduplicate(co_located=True), columnarInput off", deduplicate_co_located, role="ours", columnar_input=False
 )
 JOB = "DedupJob, Spark engine"
-SHUFFLED = SparkPlan("deduplicate()", deduplicate_shuffled, role="ours")
+FILES = SparkPlan("deduplicate()", deduplicate_files, role="ours")
+SHUFFLED = SparkPlan("deduplicate() behind a filter", deduplicate_shuffled, role="ours")
 
 
 def _to_noop(spark: SparkSession, landed: Landing) -> list[Contestant]:
-    plans = (CO_LOCATED, ROW_INPUT, SHUFFLED, DROP_DUPLICATES, ROW_NUMBER, TRIVIAL, SCAN)
+    plans = (CO_LOCATED, ROW_INPUT, FILES, SHUFFLED, DROP_DUPLICATES, ROW_NUMBER, TRIVIAL, SCAN)
     return [_noop_contestant(spark, landed, it) for it in plans]
+
+
+def _with_gaps(spark: SparkSession, landed: Landing) -> list[Contestant]:
+    return [_noop_contestant(spark, landed, it) for it in (FILES, SHUFFLED, DROP_DUPLICATES, SCAN)]
 
 
 def _noop_contestant(spark: SparkSession, landed: Landing, it: SparkPlan) -> Contestant:

@@ -116,13 +116,14 @@ def test_targets_are_judged() -> None:
         ("10.0 × (a peer)", True),
         ("10.0 × (a peer)", True),
     ]
-    ours = {spark.NOOP: (spark.CO_LOCATED.name, spark.ROW_INPUT.name, spark.SHUFFLED.name)}
+    ways = (spark.FILES.name, spark.SHUFFLED.name)
+    ours = {spark.NOOP: (spark.CO_LOCATED.name, spark.ROW_INPUT.name, *ways), spark.GAPS: ways}
     ours[spark.PARQUET] = (spark.CO_LOCATED.name, spark.JOB)
     facts = [measured(contest, name, "ours", 1.0) for contest, names in ours.items() for name in names]
-    facts += [measured(spark.NOOP, spark.DROP_DUPLICATES.name, "peer", 2.0)]
+    facts += [measured(contest, spark.DROP_DUPLICATES.name, "peer", 2.0) for contest in (spark.NOOP, spark.GAPS)]
     facts += [measured(spark.PARQUET, spark.DROP_DUPLICATES.name, "peer", 3.0)]
     targets = list(report.collect("quick", spark={"measurements": facts}).targets())
-    assert [target.is_met for target in targets] == [False, False, True, True, True]
+    assert [target.is_met for target in targets] == [False, False, False, True, False, True, True, True]
 
 
 def test_results_do_not_say_whose_machine_it_was() -> None:
@@ -214,9 +215,9 @@ def test_every_contestant_on_spark_is_right(tmp_path: Path) -> None:
         "Path(sys.argv[2]).write_text(json.dumps(part))"
     )
     results = report.collect("quick", spark=in_own_process(code, tmp_path))
-    assert [len(contest) for contest in results.contests.values()] == [7, 7]
+    assert [len(contest) for contest in results.contests.values()] == [8, 4, 7]
     assert results.wrong == []
-    assert len(list(results.targets())) == 5
+    assert len(list(results.targets())) == 8
 
 
 def test_what_a_state_costs_is_measured_on_the_same_rows(tmp_path: Path) -> None:
