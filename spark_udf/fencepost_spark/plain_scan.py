@@ -106,9 +106,6 @@ def plain_scan(call: Call) -> PlainScan:
     for field in call.fields.values():
         if isinstance(field.dataType, StringType) and field.dataType != StringType():
             raise NotPlainError(f"column '{field.name}' is {field.dataType.simpleString()}")
-    never_null = next((field.name for field in df.schema if not field.nullable), None)
-    if never_null is not None:
-        raise NotPlainError(f"column '{never_null}' is never null, so it is no column of files")
     if not hasattr(df, "_jdf"):
         raise NotPlainError("Spark Connect does not show the plan of a frame")
     plan = df._jdf.queryExecution().optimizedPlan()
@@ -117,6 +114,9 @@ def plain_scan(call: Call) -> PlainScan:
     sources, relation = _traced(plan, df.columns)
     _check_relation(df, relation)
     columns = _renamed(call, sources)
+    never_null = next((field.name for field in df.schema if not field.nullable), None)
+    if never_null is not None:
+        raise NotPlainError(f"column '{never_null}' is never null, so it is not a column of files")
     try:
         check_names(columns.names)
         df.select(word_of(df)).schema  # noqa: B018  # the metadata of a file may not reach the frame
@@ -198,10 +198,14 @@ def _check_relation(df: DataFrame, relation: Any) -> None:
         raise NotPlainError("the table is bucketed")
     options = {name.lower(): value for name, value in _entries(relation.options())}
     for name in PASSES_OVER:
-        if options.get(name.lower(), df.sparkSession.conf.get(f"spark.sql.files.{name}")) == "true":
+        if _is_on(options.get(name.lower(), df.sparkSession.conf.get(f"spark.sql.files.{name}"))):
             raise NotPlainError(f"{name} lets Spark pass over files")
-    if df.sparkSession.conf.get("spark.sql.parquet.fieldId.read.enabled") == "true":
+    if _is_on(df.sparkSession.conf.get("spark.sql.parquet.fieldId.read.enabled")):
         raise NotPlainError("spark.sql.parquet.fieldId.read.enabled lets columns have other names in the files")
+
+
+def _is_on(setting: str | None) -> bool:
+    return (setting or "").lower() == "true"
 
 
 def _entries(options: Any) -> Iterator[tuple[str, str]]:
