@@ -86,14 +86,14 @@ def rollback(state: State, version: int, *, accept_duplicates: bool = False, sin
         carried: dict[str, Any] = {
             name: getattr(target, name)
             for name in (
-                *("shard_count", "shards", "checksums", "ledger", "deferred", "source_position", "clock_ms"),
-                *("horizon_ms", "key_types", "order_by"),
+                *("shard_count", "shards", "checksums", "ledger", "listing", "deferred", "source_position"),
+                *("clock_ms", "horizon_ms", "key_types", "order_by"),
             )
         }
         if not shown:  # else the columns of rows that stay count, too
             carried["schema"] = target.schema
     else:
-        nothing = ("checksums", "source_position", "clock_ms", "horizon_ms")
+        nothing = ("checksums", "listing", "source_position", "clock_ms", "horizon_ms")
         begun: dict[str, Any] = {"shards": Shards(), "ledger": LedgerFiles(), "deferred": Deferred(), "key_types": {}}
         carried = begun | dict.fromkeys(nothing if shown else (*nothing, "schema"))
     lines = corrections(sink.changelog(), _missing(state, carried["shards"]), next_version)
@@ -268,7 +268,7 @@ def _begin(state: State, sink: Sink | None) -> tuple[Sink, int, Decision]:
     """The sink, the next version's number and the newest applied one, after what was decided before is finished."""
     sink = sink or _sink_of(state)
     recover(state, sink)
-    next_version, before = state.head()
+    next_version, before = state.root()
     if before is None:
         raise SnapshotError(f"{state.uri}: no version is done yet", reason="no version is done yet")
     return sink, next_version, before
