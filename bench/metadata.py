@@ -31,6 +31,7 @@ from fencepost.lake.scan import ScanItem, Scanned
 from fencepost.lake.sources import list_of
 from fencepost.lake.storage import LocalStorage
 from fencepost.lake.write import WriteItem, Written
+from fencepost.state import segments
 from fencepost.state.decision import Decision
 from fencepost.state.ledger import extend_ledger, new_files
 from fencepost.state.sinks import RunFolders
@@ -127,6 +128,7 @@ class Hidden(RunFolders):
 
 def measured(call: Callable[[], Any]) -> tuple[Cost, Any]:
     Counted.requests.clear()
+    segments.CACHE.clear()
     held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     began, cpu_began = time.perf_counter(), time.process_time()
     found = call()

@@ -27,9 +27,9 @@ ArrowTable: TypeAlias = Any
 
 IDENTITY = ("path", "bytes", "mtime_ns", "etag")
 COLUMNS = (*IDENTITY, "inode", "footer_crc")
-BLOCK_FILES, PART_FILES_MAX = 1 << 15, 1 << 21
+BLOCK_FILES, PART_FILES_MAX = 1 << 17, 1 << 21
 """Files of a block, and of the parts that are not merged any more."""
-BLOCKS_AT_ONCE = 16
+BLOCKS_AT_ONCE = 8
 """Blocks that are read at the same time, and compared with the listing together."""
 UNKNOWN_CRC = -1
 """Of a footer that cannot be read, and in ledgers from before footers were noted."""

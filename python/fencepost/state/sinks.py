@@ -117,13 +117,13 @@ class RunFolders:
             check_owner(self.path, self._owner(), state.uri, settings)
         # Not all folders: a year's versions are many.
         newest = range(max(1, done - CHECKED + 1), done + 1)
-        gone = next((it for it in newest if not os.path.lexists(self.path / f"run={it}")), None)
+        gone = next((it for it in newest if not os.path.lexists(f"{self.path}/run={it}")), None)
         if gone is not None:
             raise SinkChangedError(
                 f"{self.path}: run={gone} is gone, though version {gone} was written: put it back, or make "
                 "an empty folder of that name if nobody wants its rows any more"
             )
-        if os.path.lexists(self.path / f"run={decided + 1}") and state.decided() == decided:
+        if os.path.lexists(f"{self.path}/run={decided + 1}") and state.decided() == decided:
             raise SinkChangedError(
                 f"{self.path}: run={decided + 1} is there, though no such version was decided: the state is older than "
                 "the sink. Put back the newer one"
