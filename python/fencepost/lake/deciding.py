@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -77,6 +78,7 @@ def make_decision(
         shards=shards,
         checksums=None if run.checksums is None else run.checksums.replaced(kept),
         ledger=ledger,
+        listing=_listing(run, found),
         oldest=next_oldest(job.state, run.before, run.version, job.retention, time.time_ns() // 1_000_000),
         collected=run.collected,
         clock_ms=run.clock_ms,
@@ -94,6 +96,13 @@ def make_decision(
         report={"deferred": found.deferred.damaged[:100], "vanished": (run.vanished + found.vanished)[:100]}
         | ({"seeded_from": run.source.place} if run.is_seed else {}),
     )
+
+
+def _listing(run: Run, found: Found) -> str | None:
+    """`Decision.listing`: of what was listed, if all new files of it were read as they were listed, or quarantined."""
+    is_as_listed = found.files == replace(run.news.files, ignored=found.files.ignored, types=found.files.types)
+    is_complete = is_as_listed and not len(found.deferred) and not found.vanished
+    return run.news.listing if run.source.has_ledger and is_complete else None
 
 
 def _checked_rows(run: Run, outputs: Outputs, written: list[Written]) -> dict[str, Any] | None:
