@@ -24,7 +24,7 @@ from fencepost.state import prefix, stores
 from fencepost.state.prefix import RunPrefixes
 from fencepost.state.stores import RemoteStore, open_store
 from liar import FAULTS_OF_READS, Liar
-from s3_server import BUCKET, serve_s3
+from s3_server import BUCKET, serve_by_moto, serve_s3
 from secret_runs import ProcessEngine
 from test_object_sources import OPTIONS, rows
 
@@ -442,7 +442,7 @@ def test_an_upload_that_is_cut(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize("lie", ["ignored", "checked before"])
 def test_a_store_with_several_winners_is_refused(bucket: Bucket, lie: str) -> None:
     land_some(bucket)
-    with Liar(bucket.options["endpoint"], (lie,), share=1.0) as liar:
+    with serve_by_moto() as careless, Liar(careless, (lie,), share=1.0) as liar:
         with pytest.raises(fp.StoreError, match="exactly one must succeed"):
             bucket.job(sink_endpoint=liar.endpoint).run()
         assert liar.told[lie] > 0
@@ -549,6 +549,7 @@ def test_operations_on_a_state(bucket: Bucket) -> None:
     land_some(bucket)
     bucket.near().run()
     bucket.job().run()
+    bucket.job().state.collect_garbage()
     for opened in (bucket.state(), states.open(bucket.folder / "state")):
         opened.reshard(4)
         opened.rollback(1)
