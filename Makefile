@@ -55,6 +55,7 @@ built = rm -rf $@ $@.unfinished && $(1) $@.unfinished && mv $@.unfinished $@
 
 # Runs tests that need jars. Where they cannot be fetched it says what is left out; CI leaves nothing out.
 JARS_IF_MAVEN := $(if $(shell command -v $(MVN)),jars)
+S3A_IF_MAVEN := $(if $(shell command -v $(MVN)),.tools/s3a)
 with_jars = @if command -v $(MVN) >/dev/null; then $(TIMED) $(BIN)/python -m pytest $(1); \
 	elif [ -n "$$CI" ]; then echo "Maven is missing: apt-get install maven"; exit 1; \
 	else echo "SKIPPED: $(1), for Maven is missing: apt-get install maven"; fi
@@ -185,7 +186,7 @@ test-bench: java $(VENV)/tests ## The benchmarks with few rows: every answer is 
 	$(TIMED) $(BIN)/python -m pytest $(BENCH_TESTS)
 
 # Contestants of the benchmarks beside ours, and stubs of modules that are their own stubs.
-test-marked: java postgresql $(VENV)/tests $(JARS_IF_MAVEN) ## The tests that `make test` leaves out
+test-marked: java postgresql $(VENV)/tests $(JARS_IF_MAVEN) $(S3A_IF_MAVEN) ## The tests that `make test` leaves out
 	$(TIMED) $(BIN)/python -m pytest -m matrix tests/test_bench.py tests/test_package.py
 	$(TIMED) $(BIN)/python -m pytest -m matrix tests/sql
 	$(call with_jars,-m matrix tests/spark_delta)
@@ -238,10 +239,10 @@ test-spark43 test-spark43-part: java postgresql $(VENV43)/tests ## The Spark sui
 	PYSPARK_PYTHON=$(abspath $(VENV43)/bin/python) $(TIMED) $(VENV43)/bin/python -m pytest \
 		$(if $(findstring part,$@),$(SPARK43_PART),tests/spark $(patsubst %,--ignore=tests/spark/test_spark_%.py,secrets hadoop object_sources))
 
-bench: java $(S3_SERVER) $(VENV)/installed ## Minutes: small sizes, every contestant, answers checked
+bench: java $(S3_SERVER) $(S3A_IF_MAVEN) $(VENV)/installed ## Minutes: small sizes, every contestant, answers checked
 	FENCEPOST_S3_SERVER=$(abspath $(S3_SERVER)) $(BIN)/python bench/run.py --quick
 
-bench-full: java $(S3_SERVER) $(VENV)/installed bench-rust bench-curve ## Two hours: the sizes of the figures in bench/results
+bench-full: java $(S3_SERVER) $(S3A_IF_MAVEN) $(VENV)/installed bench-rust bench-curve ## Two hours: the sizes of the figures in bench/results
 	FENCEPOST_S3_SERVER=$(abspath $(S3_SERVER)) $(BIN)/python bench/run.py --full
 
 bench-rust: tools ## The core alone
@@ -286,6 +287,13 @@ jars: .tools/jars .tools/broker ## The jars that tests need beside those of PySp
 	mv $@.unfinished $@ && touch $@
 
 .tools/broker: tests/jars/broker/pom.xml
+	@command -v $(MVN) >/dev/null || { echo "Maven is missing: apt-get install maven"; exit 1; }
+	rm -rf $@ $@.unfinished
+	$(TIMED) $(MVN) -q -B -f $< dependency:copy-dependencies -DoutputDirectory=$(abspath $@.unfinished)
+	mv $@.unfinished $@ && touch $@
+
+# The benchmark of object stores has Spark's own way there beside ours.
+.tools/s3a: tests/jars/s3a/pom.xml
 	@command -v $(MVN) >/dev/null || { echo "Maven is missing: apt-get install maven"; exit 1; }
 	rm -rf $@ $@.unfinished
 	$(TIMED) $(MVN) -q -B -f $< dependency:copy-dependencies -DoutputDirectory=$(abspath $@.unfinished)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -249,6 +250,31 @@ def test_few_requests_and_few_bytes(landing: Landing, monkeypatch: pytest.Monkey
     assert size > 4_000_000
     assert len(asked) <= 5
     assert sum(length for _, length in asked) < size
+
+
+def test_row_groups_are_read_ahead(landing: Landing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One request for the identity columns of each row group, those of three at a time."""
+    payload = pa.array([os.urandom(2_000) for _ in range(6_000)])
+    landing.land("a.parquet", rows(0, 6_000).set_column(4, "payload", payload), row_group_size=1_000)
+    landing.land("b.parquet", rows(3_000, 6_000).set_column(4, "payload", payload), row_group_size=3_000)
+    sizes = {path.stat().st_size for path in landing.folder.iterdir()}
+    columns: list[int] = []
+    together = threading.Barrier(3)
+    real = stores.Ranges.read
+
+    def counted(self: stores.Ranges, offset: int, length: int) -> bytes:
+        if offset + length not in sizes and length < 1 << 20:  # no footer, no whole file
+            columns.append(length)
+            if len(columns) <= 3:
+                together.wait(60)
+        return real(self, offset, length)
+
+    monkeypatch.setattr(stores.Ranges, "read", counted)
+    report = job(landing, tmp_path, remote=True, engine=LocalEngine(1)).run()
+    assert report.counts == {"ACCEPTED": 9_000, "DUPLICATE": 3_000}
+    assert min(sizes) > 12_000_000
+    assert len(columns) == 6 + 2
+    assert sum(columns) < 200_000
 
 
 @pytest.mark.parametrize(

@@ -1002,5 +1002,4 @@ OBJECTIONS: list[tuple[str, Callable[..., None], dict[str, Any]]] = [
     ("shows_undecided", stored, {"act": killed_at_a_step, "step": "collect", "moment": "after"}),
     ("claims_nothing", stored, {"act": stopped_and_abandoned, "moment": "before"}),
     ("marks_first", stored, {"act": stopped, "step": "apply", "calls": 3}),
-    ("believes_exists", lying_sink, {"lies": ("503 after",), "seed": 0}),
 ]

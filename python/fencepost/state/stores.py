@@ -17,10 +17,12 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
+from itertools import islice
 from pathlib import Path
 from typing import IO, Any, ClassVar, Protocol, TypeVar
 from uuid import uuid4
@@ -34,8 +36,10 @@ TRIES_MAX = 8  # of one call to a remote store, above those of its client
 PAUSE_SECONDS = 0.05  # before the second try; it doubles, up to PAUSE_SECONDS_MAX
 PAUSE_SECONDS_MAX = 2.0
 LISTED_AT_ONCE = 1_000
-PART_BYTES, PARTS_AT_ONCE = 32 << 20, 2
+PART_BYTES, PARTS_AT_ONCE = 64 << 20, 2
 """Of a file that goes to a remote store in parts: the bytes of one, and how many are under way."""
+PIECES_AHEAD = 2
+"""Of an object that is read from its begin to its end: how many pieces are under way while one is used."""
 COPY_BYTES_MAX = 5 << 30
 """The most that a store copies by itself."""
 PROBE_WRITERS, PROBE_ROUNDS = 8, 4
@@ -594,9 +598,49 @@ class Ranges:
         """Raises StoreError where the object has changed, and where the answer is not as long as that."""
         return self.store.read_exactly(self.name, offset, length, self.etag)
 
+    def pieces(self, length: int) -> Iterator[bytes]:
+        """All of it, in pieces of so many bytes; the next ones are under way while one is used."""
+        spans = iter([(offset, min(length, self.length - offset)) for offset in range(0, self.length, length)])
+        with ThreadPoolExecutor(PIECES_AHEAD) as pool:
+            ahead = deque(pool.submit(self.read, *span) for span in islice(spans, PIECES_AHEAD))
+            while ahead:
+                data = ahead.popleft().result()
+                ahead.extend(pool.submit(self.read, *span) for span in islice(spans, 1))
+                yield data
+
     def open(self) -> IO[bytes]:
         """For readers that know files only."""
         return io.BufferedReader(_Reader(self), 1 << 20)
+
+
+class ReadAhead:
+    """An object as native code reads it, from its begin to its end: while a block is used the next one is under way.
+
+    What is read in another order is read all the same.
+    """
+
+    def __init__(self, ranges: Ranges) -> None:
+        self.ranges = ranges
+        self.pool = ThreadPoolExecutor(1)
+        self.ahead: tuple[tuple[int, int], Future[bytes]] | None = None
+
+    def __enter__(self) -> ReadAhead:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.pool.shutdown()
+
+    def size(self) -> int:
+        return self.ranges.size()
+
+    def read(self, offset: int, length: int) -> bytes:
+        """See `Ranges.read`."""
+        ahead, self.ahead = self.ahead, None
+        data = ahead[1].result() if ahead and ahead[0] == (offset, length) else self.ranges.read(offset, length)
+        following = offset + length, min(length, self.size() - offset - length)
+        if following[1] > 0:
+            self.ahead = following, self.pool.submit(self.ranges.read, *following)
+        return data
 
 
 class _Reader(io.RawIOBase):
@@ -631,7 +675,8 @@ class _RemoteWriter:
 
     def __init__(self, store: RemoteStore, name: str) -> None:
         self.store, self.name = store, name
-        self.file: Any = store._client.open_writer(store._store, name)
+        parts = {"buffer_size": PART_BYTES, "max_concurrency": PARTS_AT_ONCE}
+        self.file: Any = store._client.open_writer(store._store, name, **parts)
 
     def write(self, data: bytes, /) -> None:
         self._tell(lambda: self.file.write(data))
