@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from bisect import bisect_right
 from collections.abc import Collection
 from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -29,8 +30,12 @@ class ColumnsAhead:
 
     def __init__(self, ranges: Ranges, names: Collection[str]) -> None:
         self.ranges, self.names = ranges, frozenset(names)
-        self.groups: list[list[Span]] | None = None
-        """Of each row group, in the order of the file; None before the footer was read."""
+        self.tail: tuple[int, bytes] | None = None
+        """Where the end of the file begins, and its bytes."""
+        self.groups: list[list[Span]] = []
+        """Of each row group, in the order of the file."""
+        self.places: list[tuple[Span, int]] = []
+        """The same, each with the number of its row group, by first byte."""
         self.held: dict[Span, Future[bytes]] = {}
         self.pool = ThreadPoolExecutor(REQUESTS_AT_ONCE)
 
@@ -39,25 +44,27 @@ class ColumnsAhead:
 
     def read(self, offset: int, length: int) -> bytes:
         """See `Ranges.read`. May give less, as far as it is held."""
-        if self.groups is None and offset + length == self.size():
-            tail = self.ranges.read(offset, length)
-            self.groups = spans_of(tail, self.names)
-            return tail
-        for number, spans in enumerate(self.groups or ()):
-            for span in spans:
-                if span[0] <= offset < span[1]:
-                    self._ask(number)
-                    end = min(span[1], offset + length)
-                    return self.held[span].result()[offset - span[0] : end - span[0]]
-        return self.ranges.read(offset, length)
+        if self.tail is None and offset + length == self.size():
+            self._begin(offset, self.ranges.read(offset, length))
+        if self.tail is not None and offset == self.tail[0]:
+            return self.tail[1][:length]
+        place = bisect_right(self.places, ((offset, self.size()), len(self.groups))) - 1
+        if place < 0 or offset >= self.places[place][0][1]:
+            return self.ranges.read(offset, length)
+        span, group = self.places[place]
+        self._ask(group)
+        return self.held[span].result()[offset - span[0] : min(span[1], offset + length) - span[0]]
 
-    def _ask(self, number: int) -> None:
+    def _begin(self, offset: int, tail: bytes) -> None:
+        self.tail, self.groups = (offset, tail), spans_of(tail, self.names)
+        self.places = sorted((span, number) for number, spans in enumerate(self.groups) for span in spans)
+
+    def _ask(self, group: int) -> None:
         """Forget what lies before the row group ahead of this one, and ask for what is next."""
-        groups = self.groups or []
-        wanted = [span for spans in groups[max(0, number - 1) : number + 1 + GROUPS_AHEAD] for span in spans]
+        around = self.groups[max(0, group - 1) : group + 1 + GROUPS_AHEAD]
+        wanted = {span for spans in around for span in spans}
         self.held = {span: it for span, it in self.held.items() if span in wanted}
-        here = [span for spans in groups[number : number + 1 + GROUPS_AHEAD] for span in spans]
-        for start, end in here:
+        for start, end in (span for spans in self.groups[group : group + 1 + GROUPS_AHEAD] for span in spans):
             if (start, end) not in self.held:
                 self.held[start, end] = self.pool.submit(self.ranges.read, start, end - start)
 

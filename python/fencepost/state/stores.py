@@ -38,6 +38,8 @@ PAUSE_SECONDS_MAX = 2.0
 LISTED_AT_ONCE = 1_000
 PART_BYTES, PARTS_AT_ONCE = 64 << 20, 2
 """Of a file that goes to a remote store in parts: the bytes of one, and how many are under way."""
+TAIL_BYTES, TAILS_MAX = 64 << 10, 256
+"""Each step of a run reads the end of a file, where its footer is: such ends are kept, so many of the last ones."""
 PIECES_AHEAD = 2
 """Of an object that is read from its begin to its end: how many pieces are under way while one is used."""
 COPY_BYTES_MAX = 5 << 30
@@ -357,6 +359,8 @@ class RemoteStore:
     _store: Any
     _root: Any
     """The bucket, without the prefix."""
+    _tails: dict[tuple[str, str, int], bytes]
+    """The last ends of objects that were read, by name, etag and first byte."""
 
     def __init__(self, uri: str, options: Mapping[str, Any] | None = None) -> None:
         self._uri = uri.rstrip("/")
@@ -393,6 +397,7 @@ class RemoteStore:
         retries = {"max_retries": 2, "retry_timeout": timedelta(seconds=30)}
         self._errors = obstore.exceptions
         self._client = obstore
+        self._tails: dict[tuple[str, str, int], bytes] = {}
         try:
             connect: Any = stores.from_url
             how = {"config": config, "client_options": client, "retry_config": retries}
@@ -484,6 +489,16 @@ class RemoteStore:
             return data
 
         return self._persist("read", name, attempt) if length else b""
+
+    def read_tail(self, name: str, offset: int, length: int, etag: str) -> bytes:
+        """The same of the end of an object, which is kept: an etag stands for one content."""
+        key = name, etag, offset
+        tail = self._tails.get(key)
+        if tail is None:
+            tail = self._tails[key] = self.read_exactly(name, offset, length, etag)
+            for other in list(self._tails)[:-TAILS_MAX]:
+                self._tails.pop(other, None)
+        return tail
 
     def object(self, name: str, size: int, etag: str = "") -> Ranges:
         """An object of so many bytes, to be read in pieces. With an etag, just this object is read."""
@@ -596,7 +611,9 @@ class Ranges:
 
     def read(self, offset: int, length: int) -> bytes:
         """Raises StoreError where the object has changed, and where the answer is not as long as that."""
-        return self.store.read_exactly(self.name, offset, length, self.etag)
+        is_tail = self.etag and length <= TAIL_BYTES and offset + length == self.length
+        read = self.store.read_tail if is_tail else self.store.read_exactly
+        return read(self.name, offset, length, self.etag)
 
     def pieces(self, length: int) -> Iterator[bytes]:
         """All of it, in pieces of so many bytes; the next ones are under way while one is used."""
