@@ -3,10 +3,13 @@
 PYTHON ?= python3
 JAVA ?= java
 MVN ?= mvn
+GO ?= go
 VENV := .venv
 VENV43 := .venv-spark43
 BIN := $(VENV)/bin
 UV := .tools/bin/uv
+# An S3 server whose conditional puts are exact while many are answered at once.
+S3_SERVER := .tools/versitygw-1.8.0/versitygw
 # Spark's workers must run the Python that has the wheels.
 export PYSPARK_PYTHON := $(abspath $(BIN)/python)
 export PYTHONDONTWRITEBYTECODE := 1
@@ -52,6 +55,7 @@ built = rm -rf $@ $@.unfinished && $(1) $@.unfinished && mv $@.unfinished $@
 
 # Runs tests that need jars. Where they cannot be fetched it says what is left out; CI leaves nothing out.
 JARS_IF_MAVEN := $(if $(shell command -v $(MVN)),jars)
+S3A_IF_MAVEN := $(if $(shell command -v $(MVN)),.tools/s3a)
 with_jars = @if command -v $(MVN) >/dev/null; then $(TIMED) $(BIN)/python -m pytest $(1); \
 	elif [ -n "$$CI" ]; then echo "Maven is missing: apt-get install maven"; exit 1; \
 	else echo "SKIPPED: $(1), for Maven is missing: apt-get install maven"; fi
@@ -63,7 +67,7 @@ SPARK_SOURCES := Cargo.toml spark_udf/pyproject.toml spark_udf/hatch_build.py $(
 .DEFAULT_GOAL := help
 .PHONY: help demo demo-chain test test-matrix test-marked lint test-rust test-portable test-portable-part test-fuzz test-fuzz-part test-python test-jobs test-bench test-sql postgresql model \
 	faults test-spark test-spark43 test-spark43-part test-free-threaded asan asan-part miri fuzz test-spark-connect \
-	test-spark-connect-part test-spark-delta test-kafka test-cluster jars fuzz-corpus fuzz-targets bench bench-full bench-rust bench-curve wheels \
+	test-spark-connect-part test-spark-delta test-kafka test-cluster test-stores jars fuzz-corpus fuzz-targets bench bench-full bench-rust bench-curve wheels \
 	develop format requirements tools java clean
 
 help: ## Show every task
@@ -85,7 +89,7 @@ test-matrix: ## All of what `make test` runs in part: libFuzzer, benchmarks, the
 SUITES := java postgresql $(VENV)/tests $(JARS_IF_MAVEN) $(VENV43)/dependencies test-fuzz-part test-spark test-python test-jobs \
 	test-rust test-sql test-spark-delta test-cluster lint test-kafka test-spark43-part asan-part test-spark-connect-part \
 	test-bench test-portable-part
-MATRIX := java postgresql test-fuzz test-spark43 asan test-spark-connect test-portable test-marked
+MATRIX := java postgresql $(S3_SERVER) test-fuzz test-spark43 asan test-spark-connect test-portable test-marked test-stores
 
 # Suites at a time. Each waits for servers, JVMs and other processes: three leave a third of two cores idle.
 JOBS ?= 4
@@ -99,7 +103,7 @@ together = @$(PYTHON) .ci/suite.py --clear; \
 
 # The JVMs of tests are short-lived: their second compiler and a collector's threads would take a quarter of the time.
 test-python test-jobs test-bench test-marked test-spark test-spark43 test-spark43-part test-spark-delta \
-	test-spark-connect test-spark-connect-part test-kafka test-cluster: export JDK_JAVA_OPTIONS := -XX:TieredStopAtLevel=1 -XX:+UseSerialGC
+	test-spark-connect test-spark-connect-part test-kafka test-cluster test-stores: export JDK_JAVA_OPTIONS := -XX:TieredStopAtLevel=1 -XX:+UseSerialGC
 
 lint: $(VENV)/tests ## Formatting, clippy, ruff, mypy
 	$(TIMED) cargo fmt --all --check
@@ -186,7 +190,7 @@ test-bench: java $(VENV)/tests ## The benchmarks with few rows: every answer is 
 	$(TIMED) $(BIN)/python -m pytest $(BENCH_TESTS)
 
 # Contestants of the benchmarks beside ours, and stubs of modules that are their own stubs.
-test-marked: java postgresql $(VENV)/tests $(JARS_IF_MAVEN) ## The tests that `make test` leaves out
+test-marked: java postgresql $(VENV)/tests $(JARS_IF_MAVEN) $(S3A_IF_MAVEN) ## The tests that `make test` leaves out
 	$(TIMED) $(BIN)/python -m pytest -m matrix tests/test_bench.py tests/test_package.py
 	$(TIMED) $(BIN)/python -m pytest -m matrix tests/sql
 	$(call with_jars,-m matrix tests/spark_delta)
@@ -200,8 +204,8 @@ model: $(VENV)/dependencies ## The commit protocol's model in larger bounds than
 
 # Rounds of each family of faults; FAMILY: only families whose names have this.
 ROUNDS ?= 200
-faults: java postgresql $(VENV)/tests ## Kill, stop, starve and deceive real runs, and compare each with an undisturbed one: hours
-	PYTHONPATH=$(abspath tests) $(BIN)/python -m faults.run --rounds $(ROUNDS) $(FAMILY)
+faults: java postgresql $(S3_SERVER) $(VENV)/tests ## Kill, stop, starve and deceive real runs, and compare each with an undisturbed one: hours
+	FENCEPOST_S3_SERVER=$(abspath $(S3_SERVER)) PYTHONPATH=$(abspath tests) $(BIN)/python -m faults.run --rounds $(ROUNDS) $(FAMILY)
 
 test-spark: java postgresql $(VENV)/tests ## The Spark suite on the PySpark it is developed on
 	$(TIMED) $(BIN)/python -m pytest tests/spark
@@ -222,6 +226,11 @@ test-kafka: java $(VENV)/tests $(JARS_IF_MAVEN) ## Topics of a real broker, batc
 test-cluster: java $(VENV)/tests dist/environment.tar.gz ## A cluster of two workers, and the environment that is shipped to it
 	$(TIMED) $(BIN)/python -m pytest tests/cluster
 
+# What `make test` runs on moto.
+test-stores: java $(S3_SERVER) $(VENV)/tests dist/environment.tar.gz ## Jobs in object stores and a cluster without a shared disk, on a real S3 server
+	FENCEPOST_S3_SERVER=$(abspath $(S3_SERVER)) $(TIMED) $(BIN)/python -m pytest tests/test_object_sinks.py tests/test_object_sources.py \
+		tests/cluster/test_spark_cluster.py::test_workers_that_share_no_folder
+
 # Each door once: DataFrames, SQL, functions, jobs, streams, Kafka's log, a table of a database. The whole lacks what needs an
 # S3 server, which this environment does not have.
 SPARK43_PART := $(addprefix tests/spark/test_spark_,package.py engine.py job.py rules.py::test_the_book_holds[arrow-3] \
@@ -234,11 +243,11 @@ test-spark43 test-spark43-part: java postgresql $(VENV43)/tests ## The Spark sui
 	PYSPARK_PYTHON=$(abspath $(VENV43)/bin/python) $(TIMED) $(VENV43)/bin/python -m pytest \
 		$(if $(findstring part,$@),$(SPARK43_PART),tests/spark $(patsubst %,--ignore=tests/spark/test_spark_%.py,secrets hadoop object_sources))
 
-bench: java $(VENV)/installed ## Minutes: small sizes, every contestant, answers checked
-	$(BIN)/python bench/run.py --quick
+bench: java $(S3_SERVER) $(S3A_IF_MAVEN) $(VENV)/installed ## Minutes: small sizes, every contestant, answers checked
+	FENCEPOST_S3_SERVER=$(abspath $(S3_SERVER)) $(BIN)/python bench/run.py --quick
 
-bench-full: java $(VENV)/installed bench-rust bench-curve ## Two hours: the sizes of the figures in bench/results
-	$(BIN)/python bench/run.py --full
+bench-full: java $(S3_SERVER) $(S3A_IF_MAVEN) $(VENV)/installed bench-rust bench-curve ## Two hours: the sizes of the figures in bench/results
+	FENCEPOST_S3_SERVER=$(abspath $(S3_SERVER)) $(BIN)/python bench/run.py --full
 
 bench-rust: tools ## The core alone
 	cargo bench --locked -p fencepost-bench
@@ -267,6 +276,11 @@ tools:
 	@command -v cargo >/dev/null || { echo "Rust is missing: curl --proto '=https' --tlsv1.2 -sSf https://sh.rustup.rs | sh"; exit 1; }
 	@command -v cc >/dev/null || { echo "A C linker is missing: apt-get install build-essential"; exit 1; }
 
+# Three minutes, once.
+$(S3_SERVER):
+	@command -v $(GO) >/dev/null || { echo "Go is missing, which the S3 server of tests is built with: apt-get install golang"; exit 1; }
+	GOBIN=$(abspath $(@D)) $(TIMED) $(GO) install github.com/versity/versitygw/cmd/versitygw@v1.8.0
+
 jars: .tools/jars .tools/broker ## The jars that tests need beside those of PySpark
 
 .tools/jars: tests/jars/pom.xml
@@ -277,6 +291,13 @@ jars: .tools/jars .tools/broker ## The jars that tests need beside those of PySp
 	mv $@.unfinished $@ && touch $@
 
 .tools/broker: tests/jars/broker/pom.xml
+	@command -v $(MVN) >/dev/null || { echo "Maven is missing: apt-get install maven"; exit 1; }
+	rm -rf $@ $@.unfinished
+	$(TIMED) $(MVN) -q -B -f $< dependency:copy-dependencies -DoutputDirectory=$(abspath $@.unfinished)
+	mv $@.unfinished $@ && touch $@
+
+# The benchmark of object stores has Spark's own way there beside ours.
+.tools/s3a: tests/jars/s3a/pom.xml
 	@command -v $(MVN) >/dev/null || { echo "Maven is missing: apt-get install maven"; exit 1; }
 	rm -rf $@ $@.unfinished
 	$(TIMED) $(MVN) -q -B -f $< dependency:copy-dependencies -DoutputDirectory=$(abspath $@.unfinished)

@@ -63,6 +63,8 @@ class Shape:
     where: str = "everywhere"
     """Where repeats lie: everywhere, "files" (in one file in ten), "tail" (in the last tenth of each file)."""
     payload_bytes: int = 90
+    step: int = 1
+    """By how much sequences rise; above 1 no row goes on where the one before it ended."""
 
 
 WHOLE_KEYS = Shape(name="whole keys per file, repeats in every file", times=12)
@@ -107,8 +109,8 @@ def land(shape: Shape, rows: int, data: Path = DATA, seed: int = 1) -> Landed:
     first = occurrence(key) * shape.run
     home = (key % PARTITIONS) * FILES // PARTITIONS
     order, file = _deal(rng, shape, home, round(rows * shape.repeats / (1 + shape.repeats)) // shape.run)
-    landed = (len(order) * shape.run, _sum_of(first[order], shape.run))
-    kept = (fresh * shape.run, _sum_of(first, shape.run))
+    landed = (len(order) * shape.run, _sum_of(first[order], shape.run) * shape.step)
+    kept = (fresh * shape.run, _sum_of(first, shape.run) * shape.step)
     if not (folder / "complete").exists():
         tell(f"landing {shape.name}: {landed[0]:,} rows")
         shutil.rmtree(folder, ignore_errors=True)
@@ -161,7 +163,9 @@ def _write(path: Path, rng: np.random.Generator, key: Numbers, first: Numbers, s
                 "pid": pid,
                 "epoch": (pid % 3).astype(np.int16),
                 "partition": (key_of_row % PARTITIONS).astype(np.int32),
-                "seq": (np.repeat(firsts, shape.run) + np.tile(np.arange(shape.run), len(some))).astype(np.int32),
+                "seq": (shape.step * (np.repeat(firsts, shape.run) + np.tile(np.arange(shape.run), len(some)))).astype(
+                    np.int32
+                ),
                 "timestamp": (1_700_000_000_000 + start * shape.run + np.arange(rows)).astype(np.int64),
                 "payload": payload.cast(pa.binary()),
             }

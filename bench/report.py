@@ -22,6 +22,7 @@ from bench import (
     registry,
     spark,
     sql,
+    stores,
     streams,
     workload,
 )
@@ -42,7 +43,19 @@ LIBRARIES = (
 )
 RUNS, RANDOM, NOOP, GAPS, PARQUET = workload.RUNS.name, workload.RANDOM.name, spark.NOOP, spark.GAPS, spark.PARQUET
 APPLY, CO_LOCATED, JOB = "fencepost apply", spark.CO_LOCATED.name, spark.JOB
-PARTS = ("memory", "spark", "lake", "delta", "streams", "kafka", "partition_log", "registry", "producer", "sql")
+PARTS = (
+    "memory",
+    "spark",
+    "lake",
+    "delta",
+    "stores",
+    "streams",
+    "kafka",
+    "partition_log",
+    "registry",
+    "producer",
+    "sql",
+)
 COLOURS = {"ours": "#c2410c", "peer": "#64748b", "limit": "#cbd5e1"}
 
 
@@ -88,6 +101,8 @@ class Results:
         if delta.ALL_ROWS in self.contests:
             yield self.target_of(delta.ALL_ROWS, delta.VECTORS, delta.OVERWRITE, 30)
             yield self.target_of(delta.ALL_ROWS, delta.VECTORS, delta.DELETE, 30)
+        if "stores" in self.facts:
+            yield from stores.targets(self.contests, self.facts["stores"])
         if streams.STREAM in self.contests:
             yield self.target_of(streams.STREAM, streams.OURS, streams.ROCKSDB, 6)
             yield self.target_of(streams.STREAM, streams.OURS, streams.DEFAULT, 3)
@@ -227,6 +242,8 @@ def to_markdown(results: Results, chart: str | None = None) -> str:
     if targets:
         parts += ["## Figures to reach, stated for `--full`", table(("what", "target", "found", ""), targets, "lllc")]
     parts += lake_report.sections(results)
+    if "stores" in facts:
+        parts += stores.sections(facts["stores"])
     for contest, measurements in results.contests.items():
         parts += [f"## {contest}", *_contest_table(results, contest, list(measurements.values()))]
     if "doors" in facts:

@@ -5,6 +5,7 @@
     python bench/run.py --full --only lake      jobs over files alone, fifty minutes
     python bench/run.py --full --only spark     the doors for DataFrames, forty minutes
     python bench/run.py --full --only delta     Delta tables in place (make jars), a quarter of an hour
+    python bench/run.py --full --only stores    an S3 server beside the local disk, twenty minutes
     python bench/run.py --full --only streams   streams, a quarter of an hour
     python bench/run.py --full --only kafka     Kafka's log and its rules (make jars), minutes
     python bench/run.py --full --only registry  producer identities from PostgreSQL, minutes
@@ -35,7 +36,7 @@ sys.path[0] = str(ROOT)  # instead of this folder, whose modules would come befo
 from bench import report  # noqa: E402
 from bench.measure import tell  # noqa: E402
 
-LAKE, FRAMES, TABLES = ("lake",), ("spark",), ("delta", "streams")
+LAKE, FRAMES, TABLES = ("lake",), ("spark",), ("delta", "stores", "streams")
 WITHOUT_SPARK = ("kafka", "partition_log", "registry", "producer", "sql")
 """Parts that can be run by themselves; the results of each are files of their own then. Of a whole run only those of
 FRAMES are in one file with what is measured in memory."""
@@ -127,8 +128,8 @@ def _options() -> argparse.Namespace:
     which.add_argument(
         "--only",
         choices=[*LAKE, *FRAMES, *TABLES, *WITHOUT_SPARK],
-        help="one part: jobs over files and what they cost; DataFrames; Delta in place; streams; Kafka's log, our own; "
-        "producer identities; producers; events to PostgreSQL",
+        help="one part: jobs over files and what they cost; DataFrames; Delta in place; object stores; streams; "
+        "Kafka's log, our own; producer identities; producers; events to PostgreSQL",
     )
     parser.add_argument("--rows", type=int, help="instead of the mode's number, in every part")
     parser.add_argument("--results", type=Path, default=HERE / "results", help="where to write")

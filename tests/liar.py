@@ -51,6 +51,8 @@ class Liar:
         self.may_arrive = threading.Event()
         self.told: Counter[str] = Counter()
         self.arrived: Counter[str] = Counter()
+        self.asked: Counter[str] = Counter()
+        """Requests of S3 by kind: GET, HEAD, PUT, COPY, LIST, POST, DELETE."""
         self._random = random.Random(seed)
         self._lock = threading.Lock()
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
@@ -74,12 +76,18 @@ class Liar:
             self.told[lie] += 1
             return lie
 
+    def count(self, command: str, path: str, is_copy: bool) -> None:
+        is_list = command == "GET" and "list-type=" in path
+        with self._lock:
+            self.asked["LIST" if is_list else "COPY" if is_copy else command] += 1
+
     def _handler(liar) -> type[BaseHTTPRequestHandler]:
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
 
             def pass_on(self) -> None:
                 body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+                liar.count(self.command, self.path, "x-amz-copy-source" in self.headers)
                 is_conditional = self.command == "PUT" and "If-None-Match" in self.headers
                 is_wanted = self.command == liar.verb if liar.verb else is_conditional
                 lie = liar.lie(is_wanted and self.path.partition("?")[0].endswith(liar.names))

@@ -18,7 +18,7 @@ from fencepost.lake import LocalEngine
 ROOT = Path(__file__).parent.parent
 sys.path.append(str(ROOT))  # `bench` is no part of what is installed
 
-from bench import (  # noqa: E402  # noqa: E402
+from bench import (  # noqa: E402
     costs,
     curve,
     lake,
@@ -30,6 +30,7 @@ from bench import (  # noqa: E402  # noqa: E402
     report,
     retention,
     spark,
+    stores,
     workload,
 )
 from bench.compare import compare  # noqa: E402
@@ -248,6 +249,33 @@ def test_what_a_state_costs_is_measured_on_the_same_rows(tmp_path: Path) -> None
 def test_the_driver_is_measured_without_tasks(tmp_path: Path) -> None:
     found = costs.driver(files=50, shards=16, rounds=1, data=tmp_path)
     assert (found["files"], found["shards"], len(found["rounds"])) == (50, 16, 1)
+
+
+def test_a_job_in_a_store_is_right(tmp_path: Path) -> None:
+    part = stores.contest(ROWS, 1, tmp_path, shapes=[stores.REWRITTEN], with_spark=False)
+    results = report.collect("quick", stores=part)
+    assert {name: len(contest) for name, contest in results.contests.items()} == {stores.REWRITTEN.name: 2}
+    assert results.wrong == []
+    assert len(list(results.targets())) == 2
+    weighed = [it for it in part["costs"] if "requests" in it]
+    assert [it["is_right"] for it in weighed] == [True]
+    assert all(it["requests"]["GET"] > 0 < it["scratch_bytes"] for it in weighed)
+    assert "scratch, MB" in report.to_markdown(results)
+
+
+@pytest.mark.spark
+@pytest.mark.matrix
+@pytest.mark.skipif(not stores.JARS.is_dir(), reason="make .tools/s3a")
+def test_every_contestant_in_a_store_is_right(tmp_path: Path) -> None:
+    code = (
+        "import json, sys; from pathlib import Path; from bench.stores import contest; "
+        f"part = contest({ROWS}, 1, Path(sys.argv[1]), '1g', spark_sql_shuffle_partitions=2); "
+        "Path(sys.argv[2]).write_text(json.dumps({'stores': part}))"
+    )
+    results = report.collect("quick", **in_own_process(code, tmp_path))
+    assert {name: len(contest) for name, contest in results.contests.items()} == dict.fromkeys(stores.TIMES_MAX, 3)
+    assert results.wrong == []
+    assert len(list(results.targets())) == 6
 
 
 @pytest.mark.spark

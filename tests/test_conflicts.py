@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 from fencepost import auditor, lake
 from fencepost.lake import auditing, conflicts, repeats
-from fencepost.lake.judge import LOSERS
+from fencepost.lake.refused import LOSERS
 from test_lake import hashes, land, make_job, make_rows, read_sink
 
 KEY = ["pid", "epoch", "partition", "seq"]

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from faults.cases import CASES, OBJECTIONS
+from faults.cases import CASES, OBJECTIONS, killed_at_a_step, stored
 from faults.driver import Drive, go
 from faults.order import Disk, check_order, recorded
 from faults.world import Broken, World, check, job, leftovers, visible
+from s3_server import serve_s3
 
 QUICK = [
     "killed_at_a_step decide after row",
@@ -23,6 +25,10 @@ QUICK = [
     "full_by_limit 2500",
     "damaged segment flipped",
     "damaged settings missing",
+]
+STORED = [
+    "stored killed_at_a_step apply after",
+    "stored stopped_and_abandoned before",
 ]
 BROKEN = ["relists", "drops_ledger", "drops_checksums"]
 
@@ -39,6 +45,22 @@ def test_a_fault(tmp_path: Path, begin: str) -> None:
     case.act(tmp_path)
 
 
+@pytest.fixture(scope="module")
+def endpoint() -> Iterator[str]:
+    with serve_s3() as endpoint:
+        yield endpoint
+
+
+@pytest.mark.parametrize("begin", STORED)
+def test_a_fault_with_state_and_sink_in_an_object_store(tmp_path: Path, endpoint: str, begin: str) -> None:
+    CASES[pick(begin)].act(tmp_path, endpoint=endpoint)
+
+
+def test_a_broken_sink_in_an_object_store_is_objected_to(tmp_path: Path, endpoint: str) -> None:
+    with pytest.raises(Broken, match="what others see has changed before"):
+        stored(tmp_path, endpoint, killed_at_a_step, "collect", "after", mutant="shows_undecided")
+
+
 @pytest.mark.parametrize("mutant", BROKEN)
 def test_a_broken_job_is_objected_to(tmp_path: Path, mutant: str) -> None:
     name, act, facts = next(it for it in OBJECTIONS if it[0] == mutant)
@@ -47,9 +69,9 @@ def test_a_broken_job_is_objected_to(tmp_path: Path, mutant: str) -> None:
 
 
 def test_there_are_enough_cases_of_every_kind() -> None:
-    assert len(CASES) >= 180
+    assert len(CASES) >= 500
     kinds = {case.kind for case in CASES.values()}
-    assert len(kinds) == 16
+    assert len(kinds) == 17
     assert {act.__name__ for _, act, _ in OBJECTIONS} >= {
         "killed_at_a_step",
         "stopped",

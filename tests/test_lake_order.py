@@ -9,8 +9,8 @@ import fencepost as fp
 import numpy as np
 import pyarrow as pa
 import pytest
-from fencepost.lake.judge import row_losers, sorted_losers
 from fencepost.lake.order import calm_order, overlapping
+from fencepost.lake.refused import row_losers, sorted_losers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -11,6 +11,7 @@ import polars as pl
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import pytest
+from fencepost.state.scratch import FolderScratch
 from test_lake import hashes, land, make_job
 
 ROWS = 1000
@@ -102,3 +103,25 @@ def test_no_identity_column_is_touched(tmp_path: Path) -> None:
     make_job(tmp_path).run()
     assert pq.read_schema(written(tmp_path)).equals(pq.read_schema(source), check_metadata=True)
     assert len(hashes(tmp_path / "sink")) == 2
+
+
+def test_a_task_reads_the_refused_rows_of_its_files_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Together the tasks that write read each byte of what the tasks that judge have written once."""
+    monkeypatch.setattr("fencepost.lake.plan.TASK_BYTES", 1)
+    monkeypatch.setattr("fencepost.lake.plan.FILE_BYTES", 1)
+    monkeypatch.setattr("fencepost.lake.run.DRIVER_RUNS_MAX", -1)
+    for number in range(4):
+        seqs = [*range(100 * number, 100 * number + 100)] * (1 + number % 2)
+        rows = pa.table({"pid": [1] * len(seqs), "epoch": [0] * len(seqs), "partition": [0] * len(seqs), "seq": seqs})
+        land(tmp_path / "source", f"{number}.parquet", rows)
+    read: list[tuple[str, int, int]] = []
+    real = FolderScratch.read_ranges
+
+    def counted(self: FolderScratch, ranges: Any) -> Any:
+        read.extend(it for it in ranges if it[0].endswith(".losers"))
+        return real(self, ranges)
+
+    monkeypatch.setattr(FolderScratch, "read_ranges", counted)
+    report = make_job(tmp_path, plan="interval", shards=1).run()
+    assert report.counts == {"ACCEPTED": 400, "DUPLICATE": 200}
+    assert [(begin, end) for _, begin, end in sorted(read)] == [(0, 21), (21, 42)], "a range each of two files"

@@ -24,7 +24,7 @@ from fencepost.state import prefix, stores
 from fencepost.state.prefix import RunPrefixes
 from fencepost.state.stores import RemoteStore, open_store
 from liar import FAULTS_OF_READS, Liar
-from s3_server import BUCKET, OneAtATime, serve_s3
+from s3_server import BUCKET, OneAtATime, serve_by_moto, serve_s3
 from secret_runs import ProcessEngine
 from test_object_sources import OPTIONS, rows
 
@@ -442,7 +442,7 @@ def test_an_upload_that_is_cut(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize("lie", ["ignored", "checked before"])
 def test_a_store_with_several_winners_is_refused(bucket: Bucket, lie: str) -> None:
     land_some(bucket)
-    with Liar(bucket.options["endpoint"], (lie,), share=1.0) as liar:
+    with serve_by_moto() as careless, Liar(careless, (lie,), share=1.0) as liar:
         with pytest.raises(fp.StoreError, match="exactly one must succeed"):
             bucket.job(sink_endpoint=liar.endpoint).run()
         assert liar.told[lie] > 0
@@ -549,6 +549,7 @@ def test_operations_on_a_state(bucket: Bucket) -> None:
     land_some(bucket)
     bucket.near().run()
     bucket.job().run()
+    bucket.job().state.collect_garbage()
     for opened in (bucket.state(), states.open(bucket.folder / "state")):
         opened.reshard(4)
         opened.rollback(1)
@@ -568,7 +569,7 @@ def test_few_requests_where_nothing_is_new(bucket: Bucket) -> None:
         assert liar.told["truth"] <= 6
 
 
-def test_a_run_that_finds_nothing_new_makes_ten_requests(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_finds_nothing_new_makes_ten_requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of state and sink, whatever the history, and none that puts anything."""
     made: list[tuple[str, str]] = []
     real = OneAtATime.__call__
@@ -579,12 +580,14 @@ def test_a_run_that_finds_nothing_new_makes_ten_requests(bucket: Bucket, monkeyp
 
     monkeypatch.setattr(OneAtATime, "__call__", call)
     counts = []
-    for version in range(1, 7):
-        bucket.land(f"{version}.parquet", rows(version, 20))
-        assert bucket.job().run().version == version
-        made.clear()
-        assert bucket.job().run().version is None
-        assert {method for method, _ in made} == {"GET", "HEAD"}
-        counts.append(sum("source" not in place for _, place in made))
+    with serve_by_moto() as endpoint:
+        bucket = Bucket(tmp_path, endpoint)
+        for version in range(1, 7):
+            bucket.land(f"{version}.parquet", rows(version, 20))
+            assert bucket.job().run().version == version
+            made.clear()
+            assert bucket.job().run().version is None
+            assert {method for method, _ in made} == {"GET", "HEAD"}
+            counts.append(sum("source" not in place for _, place in made))
     assert len(set(counts)) == 1, counts
     assert 5 < counts[0] <= 10

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,11 @@ import fencepost as fp
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from fencepost import Columns
+from fencepost._native import RunScan
 from fencepost.lake import DedupJob, LocalEngine, audit
 from fencepost.lake import storage as storages
+from fencepost.lake.ahead import ColumnsAhead
 from fencepost.lake.plan import PLANS
 from fencepost.lake.storage import ObjectStorage, open_storage
 from fencepost.state import stores
@@ -249,6 +253,50 @@ def test_few_requests_and_few_bytes(landing: Landing, monkeypatch: pytest.Monkey
     assert size > 4_000_000
     assert len(asked) <= 5
     assert sum(length for _, length in asked) < size
+
+
+def test_row_groups_are_read_ahead(landing: Landing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One request for the identity columns of each row group, those of three at a time."""
+    payload = pa.array([os.urandom(2_000) for _ in range(6_000)])
+    landing.land("a.parquet", rows(0, 6_000).set_column(4, "payload", payload), row_group_size=1_000)
+    landing.land("b.parquet", rows(3_000, 6_000).set_column(4, "payload", payload), row_group_size=3_000)
+    sizes = {path.stat().st_size for path in landing.folder.iterdir()}
+    columns: list[int] = []
+    together = threading.Barrier(3)
+    real = stores.Ranges.read
+
+    def counted(self: stores.Ranges, offset: int, length: int) -> bytes:
+        if offset + length not in sizes and length < 1 << 20:  # no footer, no whole file
+            columns.append(length)
+            if len(columns) <= 3:
+                together.wait(60)
+        return real(self, offset, length)
+
+    monkeypatch.setattr(stores.Ranges, "read", counted)
+    report = job(landing, tmp_path, remote=True, engine=LocalEngine(1)).run()
+    assert report.counts == {"ACCEPTED": 9_000, "DUPLICATE": 3_000}
+    assert min(sizes) > 12_000_000
+    assert len(columns) == 6 + 2
+    assert sum(columns) < 200_000
+
+
+def test_columns_in_the_end_of_a_file(landing: Landing) -> None:
+    """The bytes that are read with the footer hold columns, too, and native code asks for them again."""
+    landing.land("a.parquet", rows(0, 4_000), row_group_size=100, compression="none")
+    path = landing.folder / "a.parquet"
+    size, ranges = path.stat().st_size, landing.store.object("a.parquet", path.stat().st_size)
+    names = ("pid", "epoch", "partition", "seq")
+    ahead, tail = ColumnsAhead(ranges, names), size - (64 << 10)
+    assert ahead.read(tail, size - tail) == path.read_bytes()[tail:]
+    spans = [span for spans in ahead.groups for span in spans]
+    assert len(spans) == 40
+    assert spans[-1][0] > tail
+    assert ahead.read(tail, size - tail) == path.read_bytes()[tail:], "whole, though it begins within columns"
+    for start, end in spans:
+        assert ahead.read(start, size) == path.read_bytes()[start:end]
+    scan = RunScan("a.parquet", Columns(), 1, object=ColumnsAhead(ranges, names))
+    batches = [batch for dealt in iter(lambda: scan.next(1), None) for _, batch in dealt]
+    assert sum(pa.record_batch(batch)["_length"].to_numpy().sum() for batch in batches) == 4_000
 
 
 @pytest.mark.parametrize(

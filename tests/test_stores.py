@@ -61,6 +61,30 @@ def test_ranges(store: Store) -> None:
     assert store.read("a", 8, 100) == b"89"
 
 
+def test_pieces_and_blocks_that_are_read_ahead(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who reads on finds the next block under way; in any other order the bytes are the same."""
+    store, data = s3(endpoint), os.urandom(1_000)
+    assert isinstance(store, RemoteStore)
+    store.put("a", data)
+    asked: list[tuple[int, int]] = []
+    real = stores.Ranges.read
+
+    def counted(self: stores.Ranges, offset: int, length: int) -> bytes:
+        asked.append((offset, length))
+        return real(self, offset, length)
+
+    monkeypatch.setattr(stores.Ranges, "read", counted)
+    assert list(store.object("a", 1_000).pieces(300)) == [data[at : at + 300] for at in range(0, 1_000, 300)]
+    assert sorted(asked) == [(0, 300), (300, 300), (600, 300), (900, 100)]
+    asked.clear()
+    with stores.ReadAhead(store.object("a", 1_000)) as ahead:
+        for offset, length in ((0, 400), (400, 400), (800, 200)):
+            assert ahead.read(offset, length) == data[offset : offset + length]
+        assert asked == [(0, 400), (400, 400), (800, 200)], "each once"
+        for offset, length in ((100, 300), (0, 300), (300, 200), (990, 10)):
+            assert ahead.read(offset, length) == data[offset : offset + length]
+
+
 def test_names(store: Store) -> None:
     assert store.list("log") == []
     for name in ("log/1", "log/10", "log/deep/er/2", "logbook/3", "top"):

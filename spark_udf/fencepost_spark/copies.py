@@ -26,9 +26,10 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 from fencepost import Policy, StateTable
-from fencepost.lake.judge import gather, row_losers, sorted_losers
+from fencepost.lake.judge import gather
 from fencepost.lake.order import Numbers, overlapping
 from fencepost.lake.plan import groups_of_files
+from fencepost.lake.refused import row_losers, sorted_losers
 from fencepost.lake.scan import LENGTH
 from fencepost.lake.storage import ChangedError, LocalStorage, unchanged
 from pyspark.sql import Column, DataFrame, Window, functions

@@ -37,6 +37,7 @@ from fencepost.state.stores import open_store
 from fencepost_spark import SparkEngine, deduplicate, register
 from pyspark.sql import DataFrame, SparkSession
 from s3_server import BUCKET, serve_s3
+from secret_runs import SECRETS
 from standalone import HOSTS, Cluster, read_json, wait_until
 from test_secrets import options_of
 
@@ -134,7 +135,7 @@ def test_a_run_outlives_what_it_runs_on(
 
 def test_workers_that_share_no_folder(spark: SparkSession, tmp_path: Path, marks: Path) -> None:
     """Source, state and sink are in an object store; so is what tasks hand on."""
-    with serve_s3() as endpoint:
+    with serve_s3(*SECRETS) as endpoint:
         root, options = f"s3://{BUCKET}/{os.urandom(8).hex()}", options_of(endpoint)
         source = open_store(f"{root}/source", options=options)
         for number in range(6):

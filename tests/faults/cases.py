@@ -22,6 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from fencepost import state
 from liar import LIES, Liar
+from s3_server import BUCKET, serve_by_moto
 
 from faults import order, workers
 from faults.driver import Drive, Driver, Outcome, go, make_job, settle, wait_until
@@ -30,6 +31,7 @@ from faults.world import (
     BEGIN_MS,
     CHANGES,
     HOUR_MS,
+    PLACE,
     SCHEMA,
     VARIATION,
     Broken,
@@ -38,6 +40,7 @@ from faults.world import (
     demand,
     leftovers,
     seeds,
+    server_at,
     visible,
 )
 
@@ -51,6 +54,12 @@ KEEPS = {"compare_content": True, "keep_checksums": "all", "on_conflict": "drop"
 """Options of a job that keeps checksums from run to run. Every repeat is a conflict in these worlds."""
 KEEPING_STEPS = ("judge", "sum", "compare", "write")
 DECIDED = {("decide", "after"), *((step, moment) for step in ("apply", "finish") for moment in ("before", "after"))}
+LIES_ABOUT = {
+    "PUT": ("503 after", "503 before", "dropped after", "dropped before", "late"),
+    "GET": ("503", "dropped", "cut and closed"),  # nothing tells who reads a whole object that is "cut"
+    "POST": ("503", "dropped"),
+    "HEAD": ("503", "dropped"),
+}
 IN_THE_DRIVER = ("recover", "list", "check", "collect", "decide", "apply", "finish")
 """Steps that begin with a call of their own."""
 
@@ -204,14 +213,14 @@ def stopped(
     finish(world, calm, collect=True)
 
 
-def stopped_and_abandoned(root: Path, moment: str, calls: int = 0) -> None:
+def stopped_and_abandoned(root: Path, moment: str, calls: int = 0, **more: Any) -> None:
     """SIGSTOP in Apply; others abandon the version, and read its input again; SIGCONT: it is shown never, or it was."""
-    calm = Drive()
+    calm = Drive(**more)
     world = prepare(root, calm)
     fault: dict[str, Any] = {"calls": calls, "calls_from": "apply"} if calls else {"at": ("apply", moment)}
     zombie = Driver(world, replace(calm, act="stop", **fault))
     zombie.wait_until_stopped()
-    was_shown = (world.sink / "run=2").exists()
+    was_shown = world.is_claimed(2)
     outcome = go(world, replace(calm, operation=("abandon", 2)))
     demand(outcome.error == ("StateConflictError" if was_shown else ""), f"abandon was told {outcome}")
     world.land(300)
@@ -632,27 +641,35 @@ def lying_store(
     with Liar(endpoint, lies, VARIATION.of(seed), share) as liar:
         options = _remote(root, liar.endpoint)
         drive = Drive(options=options, **more)
-        for round_ in range(3):
-            world.land(10 * round_ + 1, 10 * round_ + 2)
-            # A round in which the first one dies, else all of them decide at the same time.
-            fault: dict[str, Any] = {"at": (die, "before"), "act": "kill"} if die and round_ == 1 else {}
-            meeting = {"at": ("decide", "before"), "action": partial(_meet, drivers=drivers)}
-            others = meeting if drivers > 1 and not fault else {}
-            faults = [fault or others, *[others] * (drivers - 1)]
-            running = [Driver(world, replace(drive, **it)) for it in faults]
-            outcomes = [driver.wait() for driver in running]
-            for outcome in outcomes:
-                is_fine = outcome.kind != "error" or outcome.error in ("StateConflictError", "StoreError")
-                demand(is_fine, f"a lying store was told as {outcome.error}: {outcome.message}")
-            if others:
-                lost = sum(outcome.error == "StateConflictError" for outcome in outcomes)
-                tried("races under lies", _part(world) == drivers and lost == drivers - 1)
-        settle(world, drive)
-        demand(sum(liar.told[lie] for lie in lies) > 3, f"hardly a lie was told: {liar.told}")
-        for lie in lies:
-            tried("kinds of lies", liar.told[lie] > 0)
-            injected(f"store lied: {lie}", liar.told[lie])
+        _go_under_lies(world, drive, drivers, die)
+        _count_lies(liar, "store lied")
     _check_remote(world, options, endpoint)
+
+
+def _go_under_lies(world: World, drive: Drive, drivers: int, die: str) -> None:
+    for round_ in range(3):
+        world.land(10 * round_ + 1, 10 * round_ + 2)
+        # A round in which the first one dies, else all of them decide at the same time.
+        fault: dict[str, Any] = {"at": (die, "before"), "act": "kill"} if die and round_ == 1 else {}
+        meeting = {"at": ("decide", "before"), "action": partial(_meet, drivers=drivers)}
+        others = meeting if drivers > 1 and not fault else {}
+        faults = [fault or others, *[others] * (drivers - 1)]
+        running = [Driver(world, replace(drive, **it)) for it in faults]
+        outcomes = [driver.wait() for driver in running]
+        for outcome in outcomes:
+            is_fine = outcome.kind != "error" or outcome.error in ("StateConflictError", "StoreError")
+            demand(is_fine, f"a lying store was told as {outcome.error}: {outcome.message}")
+        if others:
+            lost = sum(outcome.error == "StateConflictError" for outcome in outcomes)
+            tried("races under lies", _part(world) == drivers and lost == drivers - 1)
+    settle(world, drive)
+
+
+def _count_lies(liar: Liar, what: str) -> None:
+    demand(sum(liar.told[lie] for lie in liar.lies) > 3, f"hardly a lie was told: {liar.told}")
+    for lie in liar.lies:
+        tried("kinds of lies", liar.told[lie] > 0)
+        injected(f"{what}: {lie}", liar.told[lie])
 
 
 def outcome_unknown(root: Path, endpoint: str, **more: Any) -> None:
@@ -667,7 +684,7 @@ def outcome_unknown(root: Path, endpoint: str, **more: Any) -> None:
         outcome = go(world, drive)
         demand(outcome.error == "StoreError", f"a decision without an answer was told as {outcome}")
         demand(not (world.sink / "run=2").exists(), "what is not known to be decided was shown")
-        opened = state.open(options["state"], options=_server(endpoint))
+        opened = state.open(options["state"], options=server_at(endpoint))
         demand(opened.decided() == 1, "the decision has landed before it was to arrive")
         injected("store lied: dropped, then late", liar.told["dropped, then late"])
         liar.may_arrive.set()
@@ -678,36 +695,83 @@ def outcome_unknown(root: Path, endpoint: str, **more: Any) -> None:
     _check_remote(world, options, endpoint)
 
 
-def _server(endpoint: str) -> dict[str, Any]:
-    """Options of a store."""
-    own = {"region": "us-east-1", "access_key_id": "a", "secret_access_key": "b", "allow_http": True}
-    return own | {"endpoint": endpoint}
-
-
 def _remote(root: Path, endpoint: str) -> dict[str, Any]:
     """Options of a job whose state is new and in a store."""
-    from s3_server import BUCKET
-
     uri = f"s3://{BUCKET}/{root.name}-{os.urandom(4).hex()}"
-    return {"state": uri, "state_options": _server(endpoint)}
+    return {"state": uri, "state_options": server_at(endpoint)}
 
 
 def _check_remote(world: World, options: dict[str, Any], endpoint: str) -> None:
-    opened = state.open(options["state"], options=_server(endpoint))
+    opened = state.open(options["state"], options=server_at(endpoint))
     opened.collect_garbage()
     check(world, options, opened=opened)
     demand(not leftovers(world, opened), f"left over: {leftovers(world, opened)}")
 
 
-def careless_store(root: Path, endpoint: str) -> None:
+def careless_store(root: Path) -> None:
     """A store that ignores conditions is refused before anything is decided."""
     world = World(root)
     world.land(1, 2)
-    with Liar(endpoint, ("ignored",), share=1) as liar:
+    with serve_by_moto() as endpoint, Liar(endpoint, ("ignored",), share=1) as liar:
         outcome = go(world, Drive(options=_remote(root, liar.endpoint)))
         injected("store lied: ignored", liar.told["ignored"])
     demand(outcome.error == "StoreError" and "exactly one must succeed" in outcome.message, f"not refused: {outcome}")
     demand(not list(world.sink.glob("run=*")), "something is shown")
+
+
+# -- State and sink in an object store
+
+
+@contextmanager
+def in_store(endpoint: str) -> Iterator[None]:
+    """Worlds that are made here have their state and their sink in an object store."""
+    PLACE.endpoint = endpoint
+    try:
+        yield
+    finally:
+        PLACE.endpoint = ""
+
+
+def stored(root: Path, endpoint: str, act: Callable[..., None], *arguments: Any, **named: Any) -> None:
+    """Another case, with state and sink in an object store."""
+    with in_store(endpoint):
+        act(root, *arguments, **named)
+
+
+def lying_sink(
+    root: Path,
+    endpoint: str,
+    lies: tuple[str, ...],
+    seed: int,
+    *,
+    verb: str = "",
+    share: float = 0.5,
+    drivers: int = 1,
+    die: str = "",
+    **more: Any,
+) -> None:
+    """State and sink behind a proxy that lies; `verb`: about these requests, copies and uploads among them."""
+    drive = Drive(**more)
+    with in_store(endpoint):
+        world = World(root)
+    with Liar(endpoint, lies, VARIATION.of(seed), share, verb=verb) as liar:
+        _go_under_lies(replace(world, endpoint=liar.endpoint), drive, drivers, die)
+        _count_lies(liar, f"sink lied about {verb or 'conditional puts'}")
+    finish(world, drive, collect=True)
+
+
+def careless_sink(root: Path, lie: str) -> None:
+    """A store in which several writers of a name may win is refused before anything is decided or shown."""
+    with serve_by_moto() as endpoint, in_store(endpoint):
+        world = World(root)
+        world.land(1, 2)
+        with Liar(endpoint, (lie,), share=1) as liar:
+            outcome = go(replace(world, endpoint=liar.endpoint), Drive())
+            injected(f"sink lied about conditional puts: {lie}", liar.told[lie])
+        is_refused = outcome.error == "StoreError" and "exactly one must succeed" in outcome.message
+        demand(is_refused, f"not refused: {outcome}")
+        demand(not visible(world), "something is shown")
+        finish(world, Drive())
 
 
 # -- Power
@@ -753,7 +817,7 @@ def _all() -> dict[str, Case]:
     cases: dict[str, Case] = {}
 
     def add(kind: str, act: Callable[..., None], *arguments: Any, needs: str = "", **named: Any) -> None:
-        facts = [str(it) for it in arguments] + [f"{name}={it}" for name, it in named.items()]
+        facts = [getattr(it, "__name__", str(it)) for it in arguments] + [f"{name}={it}" for name, it in named.items()]
         name = " ".join([act.__name__, *facts])
         assert name not in cases, name
         cases[name] = Case(kind, partial(_in_order, act, arguments, named), needs)
@@ -851,8 +915,57 @@ def _all() -> dict[str, Case]:
     for seed, die in ((20, ""), (21, "apply"), (22, "finish")):
         add("lying store", lying_store, LIES, seed, drivers=2, die=die, needs="s3")
     add("lying store", outcome_unknown, needs="s3")
-    add("lying store", careless_store, needs="s3")
+    add("lying store", careless_store)
+    for lie in ("ignored", "checked before"):
+        add("object store", careless_sink, lie)
+    _add_stored(partial(add, "object store", needs="s3"), changes)
     return cases
+
+
+def _add_stored(add: Callable[..., None], changes: list[str]) -> None:
+    """State and sink in an object store."""
+    for plan, steps in (("interval", STEPS), ("aligned", ALIGNED_STEPS)):
+        for step in steps:
+            for moment in ("before", "after") if step in IN_THE_DRIVER else ("after",):
+                add(stored, killed_at_a_step, step, moment, plan, changes.pop())
+    add(stored, killed_at_a_step, "compare", "after", None, changes.pop(), keeps=True)
+    add(stored, killed_at_a_step, "apply", "after", "interval", changes.pop(), hive=True)
+    for calls in range(1, 34, 2):
+        add(stored, killed_at_a_call, calls, ("interval", "aligned")[calls // 2 % 2])
+    for calls in range(2, 60, 5):
+        add(stored, killed_at_a_call, calls, versions=0)
+    for calls in range(1, 14, 2):
+        add(stored, killed_in_recovery, calls, changes.pop())
+    for seed in range(6):
+        add(stored, killed_at_random, seed, ("interval", "row", "aligned")[seed % 3])
+    for step in ("check", "decide", "apply", "finish"):
+        for moment in ("before", "after"):
+            add(stored, stopped, step, moment)
+    for calls in range(1, 10):
+        add(stored, stopped, "apply", calls=calls)
+        add(stored, stopped_and_abandoned, "", calls)
+    for moment in ("before", "after"):
+        add(stored, stopped_and_abandoned, moment)
+    for operation in (("abandon", 3), ("collect_garbage", 1)):
+        for calls in (1, 2, 3, 5):
+            add(stored, killed_in_an_operation, operation, calls)
+    for seed in range(4):
+        add(stored, raced, 3, seed)
+    for versions in (0, 1):
+        add(stored, met_at_decide, 3, versions=versions)
+    for mode in workers.MODES:
+        for plan in ("interval", "aligned"):
+            add(stored, disturbed_workers, mode, 5, plan)
+    for step in ("scan", "write"):
+        add(stored, orphaned_workers, 5, step)
+    for seed, lies in enumerate([*((lie,) for lie in LIES), LIES]):
+        add(lying_sink, lies, seed)
+    for seed, die in ((20, ""), (21, "apply"), (22, "finish")):
+        add(lying_sink, LIES, seed, drivers=3, die=die)
+    for verb, lies in LIES_ABOUT.items():
+        share = 0.2 if verb in ("GET", "PUT") else 0.5
+        add(lying_sink, lies, 30, verb=verb, share=share)
+        add(lying_sink, lies, 31, verb=verb, share=share, drivers=2, die="apply")
 
 
 def _in_order(
@@ -886,4 +999,7 @@ OBJECTIONS: list[tuple[str, Callable[..., None], dict[str, Any]]] = [
     ("trusts_claims", killed_at_a_step, {"step": "finish", "moment": "after", "plan": "aligned", "then": "touch"}),
     ("believes_exists", lying_store, {"lies": ("503 after",), "seed": 0}),
     ("undoes_losses", outcome_unknown, {}),
+    ("shows_undecided", stored, {"act": killed_at_a_step, "step": "collect", "moment": "after"}),
+    ("claims_nothing", stored, {"act": stopped_and_abandoned, "moment": "before"}),
+    ("marks_first", stored, {"act": stopped, "step": "apply", "calls": 3}),
 ]

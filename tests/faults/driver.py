@@ -23,6 +23,7 @@ from faults.tally import injected
 from faults.world import CHANGES, Broken, World, demand, job
 
 DISK_CALLS = ("link", "rename", "fsync", "mkdir", "unlink", "rmdir")
+STORE_CALLS = ("put", "upload", "copy", "delete")
 YEAR_SECONDS = 365 * 86_400
 PATIENCE_SECONDS = 300
 
@@ -42,8 +43,8 @@ class Drive:
     seed: int = 0
     """Of what lands in the source then."""
     calls: int = 0
-    """The signal comes at so many changes to the disk. A driver that is to be killed and makes fewer is killed with its
-    work done and not told."""
+    """The signal comes at so many changes to the disk, or to an object store. A driver that is to be killed and makes
+    fewer is killed with its work done and not told."""
     calls_from: str = ""
     """The step from which on they count."""
     mutant: str = ""
@@ -315,8 +316,8 @@ def wait_for_death() -> None:
 
 
 def count_calls(last: int, number: int = signal.SIGKILL) -> None:
-    """This process gets a signal at its `last`-th change to the disk from now on: just before an even one, just after
-    an odd one."""
+    """This process gets a signal at its `last`-th change to the disk, or to an object store, from now on: just before
+    an even one, just after an odd one."""
     lock, count = threading.Lock(), [0]
 
     def counted(real: Callable[..., Any]) -> Callable[..., Any]:
@@ -334,5 +335,6 @@ def count_calls(last: int, number: int = signal.SIGKILL) -> None:
 
         return act
 
-    for name in DISK_CALLS:
-        setattr(os, name, counted(getattr(os, name)))
+    for where, names in ((os, DISK_CALLS), (stores.RemoteStore, STORE_CALLS)):
+        for name in names:
+            setattr(where, name, counted(getattr(where, name)))

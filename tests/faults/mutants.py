@@ -13,10 +13,11 @@ from typing import Any
 from fencepost import StateTable
 from fencepost.errors import SnapshotError, StoreError
 from fencepost.lake import DedupJob, checks, judge, kept_content, run, sources, write
-from fencepost.state import commit, stores
+from fencepost.state import commit, prefix, stores
 from fencepost.state.decision import APPLIED, Decision
 from fencepost.state.disk import Disk
-from fencepost.state.sinks import RunFolders
+from fencepost.state.prefix import RunPrefixes
+from fencepost.state.sinks import PREPARE, RunFolders
 from fencepost.state.versions import State
 
 
@@ -198,6 +199,34 @@ def undoes_losses(job: DedupJob) -> None:
     run.commit = commit_  # type: ignore[assignment]
 
 
+def shows_undecided(job: DedupJob) -> None:
+    """Files are at their places in an object store before their version is decided."""
+    real = RunPrefixes.collect
+
+    def collect(sink: RunPrefixes, version: int, attempt: str, winners: dict[str, str]) -> str:
+        for name, written in winners.items():
+            sink._copy(f"{PREPARE}/{version}-{attempt}/{written}", 1, f"run={version}/{name}")
+        return real(sink, version, attempt, winners)
+
+    RunPrefixes.collect = collect  # type: ignore[method-assign]
+
+
+def claims_nothing(job: DedupJob) -> None:
+    """Who shows a version in an object store does not ask whether it was abandoned."""
+    RunPrefixes.apply = lambda sink, decision: sink._go_on(decision, APPLIED)  # type: ignore[method-assign]
+
+
+def marks_first(job: DedupJob) -> None:
+    """A version in an object store is said to be whole before it is."""
+    real = RunPrefixes._copy_lacking
+
+    def copy_lacking(sink: RunPrefixes, decision: Decision) -> None:
+        sink.store.put(f"run={decision.version}/{prefix.SUCCESS}", prefix._json(prefix._manifest(decision)))
+        real(sink, decision)
+
+    RunPrefixes._copy_lacking = copy_lacking  # type: ignore[method-assign]
+
+
 MUTANTS: dict[str, Callable[[DedupJob], None]] = {
     act.__name__: act
     for act in (
@@ -219,5 +248,8 @@ MUTANTS: dict[str, Callable[[DedupJob], None]] = {
         leaves_rubbish,
         trusts_claims,
         undoes_losses,
+        shows_undecided,
+        claims_nothing,
+        marks_first,
     )
 }

@@ -20,6 +20,8 @@ from contextlib import ExitStack
 from inspect import signature
 from pathlib import Path
 
+from s3_server import serve_s3
+
 from faults.tally import Tally, missed, table
 
 BROKEN_JOBS = "broken jobs"
@@ -102,8 +104,6 @@ def _store(stack: ExitStack) -> Callable[[], str]:
     def address() -> str:
         nonlocal endpoint
         if not endpoint:
-            from s3_server import serve_s3
-
             endpoint = stack.enter_context(serve_s3())
         return endpoint
 

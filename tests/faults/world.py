@@ -9,6 +9,7 @@ identities, says which rows those are.
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import random
 import re
@@ -29,6 +30,8 @@ from fencepost.errors import SnapshotError
 from fencepost.lake import DedupJob, LocalEngine
 from fencepost.state import checksums, segments
 from fencepost.state.decision import APPLIED, Checksums, Decision
+from fencepost.state.stores import open_store
+from s3_server import BUCKET, KEY, SECRET
 
 from faults.tally import injected
 
@@ -69,6 +72,23 @@ class Variation:
 
 
 VARIATION = Variation()
+
+
+@dataclass
+class Place:
+    """Where worlds that are made in this process have their state and their sink."""
+
+    endpoint: str = ""
+    """Of an object store; "": on this disk."""
+
+
+PLACE = Place()
+
+
+def server_at(endpoint: str) -> dict[str, Any]:
+    """Options of a store."""
+    own = {"region": "us-east-1", "access_key_id": KEY, "secret_access_key": SECRET, "allow_http": True}
+    return own | {"endpoint": endpoint}
 
 
 # -- What lands
@@ -117,6 +137,8 @@ class World:
     hive: bool = False
     """Whether files land in Hive-style folders."""
     variation: int = field(default_factory=lambda: VARIATION.number)
+    endpoint: str = field(default_factory=lambda: PLACE.endpoint)
+    """Of the object store that state and sink are in; `refresh` copies them to the folders that the checks read."""
 
     @property
     def source(self) -> Path:
@@ -129,6 +151,31 @@ class World:
     @property
     def sink(self) -> Path:
         return self.root / "sink"
+
+    @property
+    def store_options(self) -> dict[str, Any]:
+        """Of the stores of state and sink, as a job takes them."""
+        return dict.fromkeys(("state_options", "sink_options"), server_at(self.endpoint)) if self.endpoint else {}
+
+    def place_of(self, name: str) -> str:
+        """Of "state" and "sink": a path or a URI."""
+        own = hashlib.sha256(str(self.root).encode()).hexdigest()[:16]
+        return f"s3://{BUCKET}/{own}/{name}" if self.endpoint else str(self.root / name)
+
+    def refresh(self) -> None:
+        """The folders of state and sink are what is in the store now."""
+        for name in ("state", "sink") if self.endpoint else ():
+            store = open_store(self.place_of(name), options=server_at(self.endpoint))
+            shutil.rmtree(self.root / name, ignore_errors=True)
+            for it in store.list(""):
+                path = self.root / name / it
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(store.read(it))
+
+    def is_claimed(self, version: int) -> bool:
+        """Whether it is too late to abandon a version that is decided."""
+        self.refresh()
+        return (self.sink / (f"_versions/{version}.json" if self.endpoint else f"run={version}")).exists()
 
     @property
     def archive(self) -> Path:
@@ -191,7 +238,9 @@ class World:
             raise ValueError(kind)
 
     def opened(self) -> state.State:
-        return state.State(state.open_store(self.state, sync=False))
+        options = server_at(self.endpoint) if self.endpoint else None
+        store = state.open_store(self.place_of("state"), sync=False, options=options)
+        return state.State(store, sink_options=options)
 
     def decided(self) -> int:
         return self.opened().decided()
@@ -222,6 +271,7 @@ class History:
 
 def check(world: World, options: dict[str, Any], *, opened: state.State | None = None, rows: bool = True) -> History:
     """Everything that must hold of a world at rest. `rows`: whether the oracle knows which rows are kept."""
+    world.refresh()
     opened = opened or world.opened()
     versions = opened.versions()
     demand(opened.done() == len(versions), f"{opened.done()} versions are done, {len(versions)} decided")
@@ -260,11 +310,12 @@ def _read_checksums(opened: state.State) -> None:
 
 def leftovers(world: World, opened: state.State | None = None) -> list[str]:
     """Files of state and sink that no version names."""
+    world.refresh()
     opened = opened or world.opened()
     named = {"_fencepost.json"}
     for version in range(1, opened.decided() + 1):
         decision = opened.version(version)
-        named |= {f"log/{version}.json", f"done/{version}", *decision.files()}
+        named |= {f"log/{version}.json", f"done/{version}", f"_versions/{version}.json", *decision.files()}
         named.update(opened.bodies_of(version))
     names = {name for top in ("log", "done", "body", "segments", "probe", "tmp") for name in opened.store.list(top)}
     names |= {path.relative_to(world.sink).as_posix() for path in world.sink.rglob("*") if path.is_file()}
@@ -275,6 +326,7 @@ def leftovers(world: World, opened: state.State | None = None) -> list[str]:
 
 def visible(world: World) -> dict[str, str]:
     """What others see: the sink's versions, and what was decided and done."""
+    world.refresh()
     found = _hashes(world.sink, "run=*/**/*")
     return found | (_hashes(world.state, "log/*.json") if world.state.exists() else {}) | _hashes(world.state, "done/*")
 
@@ -353,8 +405,10 @@ def _check_all_read(world: World, seen: set[tuple[Any, ...]]) -> None:
 
 def _check_sink(world: World, opened: state.State) -> None:
     folders = {path.name for path in world.sink.glob("run=*")}
-    demand(folders == {f"run={version}" for version in range(1, opened.decided() + 1)}, f"the sink has {folders}")
-    for version in range(1, opened.decided() + 1):
+    versions = range(1, opened.decided() + 1)
+    shown = {version for version in versions if not world.endpoint or opened.status(version) == APPLIED}
+    demand(folders == {f"run={version}" for version in shown}, f"the sink has {folders}")
+    for version in versions:
         decision = opened.version(version)
         found = {
             path.relative_to(world.sink / f"run={version}").as_posix(): path.stat().st_size
@@ -363,16 +417,38 @@ def _check_sink(world: World, opened: state.State) -> None:
         }
         outputs, sides = decision.outputs, decision.side_files
         wanted = dict(zip([*outputs.name, *sides.name], [*outputs.bytes, *sides.bytes], strict=True))
-        if opened.status(version) != APPLIED:
-            wanted = {"_abandoned": 0}
-        demand(found == (wanted or {"_empty": 0}), f"run={version} has {found}, decided was {wanted}")
+        if world.endpoint:
+            _check_claim(world, decision, opened.status(version))
+            if opened.status(version) == APPLIED:
+                _check_mark(world, version, wanted)
+                del found["_SUCCESS"]
+            else:
+                wanted = {}
+        else:
+            wanted = wanted or {"_empty": 0}
+            wanted = wanted if opened.status(version) == APPLIED else {"_abandoned": 0}
+        demand(found == wanted, f"run={version} has {found}, decided was {wanted}")
+
+
+def _check_claim(world: World, decision: Decision, status: str) -> None:
+    path = world.sink / f"_versions/{decision.version}.json"
+    claim = json.loads(path.read_text()) if path.exists() else {}
+    wanted = {"status": status, "attempt": decision.attempt}
+    demand(claim == wanted, f"version {decision.version} is {wanted}, and claimed as {claim}")
+
+
+def _check_mark(world: World, version: int, wanted: dict[str, int]) -> None:
+    path = world.sink / f"run={version}" / "_SUCCESS"
+    demand(path.exists(), f"run={version} is not marked")
+    marked = {it["name"]: it["bytes"] for it in json.loads(path.read_text())["files"]}
+    demand(marked == wanted, f"run={version} is marked with {marked}, decided was {wanted}")
 
 
 def _facts(world: World, decision: Decision) -> dict[str, Any]:
     """What a version left that does not depend on when and by whom."""
     folder = world.sink / f"run={decision.version}"
     changelog = [pq.read_table(path, partitioning=None) for path in sorted(folder.glob("_missing/*.parquet"))]
-    outputs = {name: it for name, it in _hashes(folder, "**/*").items() if not name.startswith("_missing/")}
+    outputs = {name: it for name, it in _hashes(folder, "**/*.parquet").items() if not name.startswith("_missing/")}
     return {
         "outputs": outputs,
         "missing": [table.drop_columns("version").to_pylist() for table in changelog],
@@ -414,7 +490,7 @@ def twin(versions: list[list[tuple[str, Path]]], options: dict[str, Any]) -> lis
     key = repr((contents, sorted(options.items())))
     if key not in _TWINS:
         with tempfile.TemporaryDirectory(prefix="twin-") as folder:
-            _TWINS[key] = _run_twin(World(Path(folder)), versions, options)
+            _TWINS[key] = _run_twin(World(Path(folder), endpoint=""), versions, options)
     return _TWINS[key]
 
 
@@ -434,11 +510,9 @@ def _run_twin(world: World, versions: list[list[tuple[str, Path]]], options: dic
 
 
 def job(world: World, options: dict[str, Any], **more: Any) -> DedupJob:
-    return DedupJob(world.source, options.get("state", world.state), world.sink, **_job_options(options), **more)
-
-
-def _job_options(options: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in options.items() if name != "state"}
+    own = {name: value for name, value in options.items() if name != "state"}
+    state_place, sink_place = options.get("state", world.place_of("state")), world.place_of("sink")
+    return DedupJob(world.source, state_place, sink_place, **(world.store_options | own), **more)
 
 
 def seeds(name: str, count: int, upto: int = 1 << 16) -> list[int]:

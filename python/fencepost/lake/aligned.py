@@ -18,7 +18,8 @@ import pyarrow as pa  # type: ignore[import-untyped]
 
 import fencepost
 from fencepost import StateTable, Verdict
-from fencepost.lake.judge import SHOWN_MAX, row_losers, sorted_losers
+from fencepost.lake.judge import SHOWN_MAX
+from fencepost.lake.refused import row_losers, sorted_losers, write_refused
 from fencepost.lake.scan import (
     FILE,
     LENGTH,
@@ -29,7 +30,6 @@ from fencepost.lake.scan import (
     read_batch,
     scan,
     write_exchange,
-    write_table,
 )
 from fencepost.lake.write import Places, Rejects, WriteItem, Written, write
 from fencepost.policy import Policy
@@ -94,6 +94,7 @@ def align(places: Places, item: AlignItem) -> Aligned:
 
 
 def _write(places: Places, item: AlignItem, scanned: Scanned, losers: list[pa.Table]) -> Written:
+    refused = write_refused(places.scratch, sorted_losers(losers))
     return write(
         places,
         WriteItem(
@@ -102,7 +103,7 @@ def _write(places: Places, item: AlignItem, scanned: Scanned, losers: list[pa.Ta
             rows=scanned.rows,
             footer_crc=scanned.footer_crc,
             is_read=scanned.is_read,
-            losers=[write_table(places.scratch, "losers", sorted_losers(losers))] if losers else [],
+            losers=[refused.all()] if refused else [],
             rejects=item.rejects,
             drops_conflicts=False,
             may_link=item.may_link,

@@ -19,8 +19,9 @@ from fencepost import Verdict
 from fencepost.content import checksums
 from fencepost.lake.files import Files
 from fencepost.lake.kept_content import Keeping, Kept, Ranges, Sums, compare_and_keep, read_rows
+from fencepost.lake.refused import Refused, read_refused, write_refused
 from fencepost.lake.repeats import Stretches, find_repeats
-from fencepost.lake.scan import FILE, ROW, read_table, write_table
+from fencepost.lake.scan import FILE, ROW, read_table
 from fencepost.lake.storage import Storage, unchanged
 from fencepost.policy import Columns, Policy
 from fencepost.state.scratch import Scratch
@@ -65,7 +66,7 @@ class CompareItem:
     files: Files
     """As the first pass found them; a file's place is its ordinal."""
     pairs: str | None
-    losers: str | None
+    losers: Refused | None
     columns: Columns
     wanted: tuple[str, ...]
     """The columns to compare; (): all that are not of the identity."""
@@ -75,8 +76,8 @@ class CompareItem:
 
 @dataclass(frozen=True, kw_only=True)
 class Compared:
-    losers: str | None
-    """An Arrow IPC file as the judge wrote it, conflicts with their own verdict."""
+    losers: Refused | None
+    """As the judge wrote them, conflicts with their own verdict."""
     pairs: int
     """Repeats that were compared."""
     conflicts: int
@@ -107,7 +108,7 @@ def compare(store: Store, storage: Storage, scratch: Scratch, item: CompareItem)
     losers = item.losers
     if len(conflicts):
         assert item.losers is not None, "conflicts are among the rows that are not kept"
-        losers = write_table(scratch, "losers", mark(read_table(scratch, item.losers), conflicts))
+        losers = write_refused(scratch, mark(read_refused(scratch, [item.losers.all()]), conflicts))
     samples = content.samples(conflicts)
     return Compared(losers=losers, pairs=compared, conflicts=len(conflicts), samples=samples, kept=kept)
 

@@ -229,7 +229,7 @@ class DedupJob:
         self.retention = Retention(keep_versions, keep_versions_ms)
         self.disk = Disk(sync)
         uri = absolute(state)
-        self.state = State(open_store(uri, sync=sync, options=state_options))
+        self.state = State(open_store(uri, sync=sync, options=state_options), sink_options)
         if not isinstance(source, KafkaLog):
             open_storage(self.source, source_options)  # so that wrong options show here
         is_table = is_local(self.source) and is_delta(self.source)

@@ -21,8 +21,9 @@ from fencepost import StateTable, Verdict
 from fencepost.lake.conflicts import find_pairs
 from fencepost.lake.kept_content import Kept, Ranges
 from fencepost.lake.order import calm_order
-from fencepost.lake.repeats import Stretches, find_resets
-from fencepost.lake.scan import FILE, LENGTH, ROW, Reading, read_batch, write_table
+from fencepost.lake.refused import Refused, row_losers, sorted_losers, write_refused
+from fencepost.lake.repeats import find_resets
+from fencepost.lake.scan import LENGTH, Reading, read_batch, write_table
 from fencepost.state.changelog import changes
 from fencepost.state.decision import Shard
 from fencepost.state.scratch import Scratch
@@ -31,9 +32,6 @@ from fencepost.state.stores import Store
 
 SHOWN_MAX = 1_000
 """Missing ranges, stale producers and suspected resets that a task hands to the report; all are counted."""
-
-LOSERS = pa.schema([("file", pa.uint32()), ("row", pa.uint64()), ("count", pa.uint64()), ("verdict", pa.uint8())])
-"""Rows that are not kept: the file's ordinal, its first such row, how many follow each other, and why."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,11 +77,7 @@ class Judged:
     """The state after."""
     counts: dict[str, int] = field(default_factory=dict)
     """Rows by name of verdict."""
-    losers: str | None = None
-    """An Arrow IPC file of LOSERS, sorted by file and row."""
-    files: npt.NDArray[np.uint32] = field(default_factory=lambda: np.zeros(0, np.uint32))
-    """The files that rows are refused of, and how many."""
-    refused: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    losers: Refused | None = None
     missing_ranges: int = 0
     missing_rows: int = 0
     missing: list[pa.Table] = field(default_factory=list)
@@ -129,7 +123,7 @@ def judge(store: Store, scratch: Scratch, item: JudgeItem) -> Judged:
                 ranges.add(runs[0], lines, codes, item.reading.policy)
             if item.reading.compares and (codes == Verdict.DUPLICATE).any():
                 pairs.append(find_pairs(runs[0], lines, codes, item.reading.policy, ranges))
-    _write_losers(losers, scratch, judged)
+    judged.losers = write_refused(scratch, sorted_losers([table for table in losers if len(table)]))
     judged.paired = sum(map(len, pairs))
     if judged.paired:
         judged.pairs = write_table(scratch, "pairs", pa.concat_tables(pairs))
@@ -257,42 +251,6 @@ def _in_order(runs: pa.Table, order_by: tuple[str, ...]) -> pa.Table:
         return runs
     order = pc.sort_indices(runs.select(order_by), [(name, "ascending") for name in order_by])
     return runs.take(order)
-
-
-# The rows that are not kept
-
-
-def row_losers(runs: pa.Table, codes: npt.NDArray[np.uint8]) -> pa.Table:
-    """A table of LOSERS, in the order of the runs. `codes`: a verdict for each row of the runs."""
-    lost = Stretches.of(runs, codes, [verdict for verdict in Verdict if not verdict.is_kept])
-    rows = runs[ROW].to_numpy()[lost.runs] + lost.offsets.astype(np.uint64)
-    counts = lost.counts.astype(np.uint64)
-    return pa.table([runs[FILE].to_numpy()[lost.runs], rows, counts, lost.verdicts], schema=LOSERS)
-
-
-def sorted_losers(tables: list[pa.Table]) -> pa.Table:
-    """By file and row; ranges that follow each other are one."""
-    losers = pa.concat_tables(tables, promote_options="permissive") if tables else LOSERS.empty_table()
-    if not len(losers):
-        return losers
-    file, row, count, verdict = (losers[name].to_numpy() for name in LOSERS.names)
-    order = np.lexsort((row, file))
-    file, row, count, verdict = file[order], row[order], count[order], verdict[order]
-    goes_on = (file[1:] == file[:-1]) & (verdict[1:] == verdict[:-1]) & (row[1:] == row[:-1] + count[:-1])
-    first = np.flatnonzero(np.append(True, ~goes_on))
-    counts = np.add.reduceat(count, first)
-    return pa.table([file[first], row[first], counts, verdict[first]], schema=LOSERS)
-
-
-def _write_losers(tables: list[pa.Table], scratch: Scratch, judged: Judged) -> None:
-    losers = sorted_losers([table for table in tables if len(table)])
-    if not len(losers):
-        return
-    judged.losers = write_table(scratch, "losers", losers)
-    of_file = losers["file"].to_numpy()
-    firsts = np.flatnonzero(np.append(True, of_file[1:] != of_file[:-1]))
-    judged.files = of_file[firsts]
-    judged.refused = np.add.reduceat(losers["count"].to_numpy(), firsts).astype(np.int64)
 
 
 # What people want to know

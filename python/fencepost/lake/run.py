@@ -506,7 +506,7 @@ class Run:
 
     def write(self, items: list[ScanItem], found: Found, judged: list[Judged]) -> list[Written]:
         job = self.job
-        losers = [it.losers for it in judged if it.losers is not None]
+        refused = [it.losers for it in judged if it.losers is not None]
         groups = [(item.first, item.first + len(item.files)) for item in items]
         rows, crcs, is_read = found.rows.tolist(), found.footer_crc, found.is_read.tolist()
         written = self.tasks(
@@ -519,7 +519,7 @@ class Run:
                     rows=rows[first:end],
                     footer_crc=crcs[first:end],
                     is_read=is_read[first:end],
-                    losers=losers,
+                    losers=[place for it in refused if (place := it.of(first, end)) is not None],
                     rejects=job.rejects,
                     drops_conflicts=job.on_conflict == "drop",
                     may_link=self.may_link,

@@ -21,6 +21,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 
 from fencepost._native import RunScan, parquet_footer
 from fencepost.errors import BatchError, SourceError
+from fencepost.lake.ahead import ColumnsAhead
 from fencepost.lake.files import Constants, Facts, Files
 from fencepost.lake.storage import Storage, persist
 from fencepost.policy import Policy
@@ -71,6 +72,12 @@ class Reading:
         return max(RUNS_TOGETHER, RUNS_OF_A_SHARD * self.shards)
 
     def open(self, storage: Storage, path: str, facts: Facts, constants: Constants, ordinal: int) -> RunScan:
+        ranges = storage.object(path, facts)
+        names = (
+            *self.policy.columns.names,
+            *self.order_by,
+            *([self.policy.columns.timestamp] if self.timestamp else ()),
+        )
         return RunScan(
             path,
             self.policy.columns,
@@ -81,7 +88,7 @@ class Reading:
             constants=constants,
             ordinal=ordinal,
             policy=self.policy,
-            object=storage.object(path, facts),
+            object=None if ranges is None else ColumnsAhead(ranges, names),
         )
 
 

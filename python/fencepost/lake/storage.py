@@ -265,10 +265,9 @@ class ObjectStorage:
         return self.object(path, facts).open()
 
     def copy(self, path: str, facts: Facts, target: Path, *, may_link: bool) -> None:
-        ranges = self.object(path, facts)
         with open(target, "xb") as file:
-            for offset in range(0, facts.bytes, COPY_BYTES):
-                file.write(ranges.read(offset, min(COPY_BYTES, facts.bytes - offset)))
+            for piece in self.object(path, facts).pieces(COPY_BYTES):
+                file.write(piece)
 
     def copy_within(self, path: str, facts: Facts, scratch: Scratch, name: str) -> bool:
         return scratch.copy(self.store, self._name(path), facts.bytes, name)

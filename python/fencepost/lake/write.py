@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Any, Literal
 from uuid import uuid4
 
@@ -18,9 +17,10 @@ from fencepost import Verdict
 from fencepost._native import Rewritten, parquet_footer, rewrite
 from fencepost.errors import SourceError
 from fencepost.lake.files import Files
-from fencepost.lake.scan import read_table
+from fencepost.lake.refused import by_file, read_refused
 from fencepost.lake.storage import ChangedError, Storage, persist, unchanged
 from fencepost.state.scratch import Scratch
+from fencepost.state.stores import ReadAhead
 from fencepost.state.vectors import Bitmap, VectorFile, ranges_of, rows_of
 
 Schemas = dict[bytes, str]
@@ -44,8 +44,8 @@ class WriteItem:
     footer_crc: list[int]
     is_read: list[bool]
     """Whether it was read at all; files that were not have no output."""
-    losers: list[str]
-    """Files of LOSERS in the scratch, in no order."""
+    losers: list[tuple[str, int, int]]
+    """Where their refused rows are in the scratch (`refused.Range`), in no order."""
     rejects: Rejects
     drops_conflicts: bool
     """Whether conflicts are not set aside either."""
@@ -99,7 +99,7 @@ def write(places: Places, item: WriteItem) -> Written:
     Memory: some thousand rows. Raises ChangedError where a file is not what the first pass read, StoreError where
     storage does not give it.
     """
-    losers = losers_of(places.scratch, item.losers, item.first, item.first + len(item.files))
+    losers = by_file(read_refused(places.scratch, item.losers), item.first, item.first + len(item.files))
     written = Written()
     vectors = VectorFile() if item.in_place == "vectors" else None
     for place in range(len(item.files)):
@@ -119,19 +119,6 @@ def write(places: Places, item: WriteItem) -> Written:
             path.write_bytes(vectors.content)
         written.vectors.append((item.first, vectors.name, len(vectors.content)))
     return written
-
-
-def losers_of(scratch: Scratch, names: list[str], first: int, end: int) -> list[pa.Table]:
-    """For each ordinal from `first` to `end` its ranges of refused rows, by row."""
-    found = []
-    for name in names:
-        losers = read_table(scratch, name)
-        low, high = np.searchsorted(losers["file"].to_numpy(), [first, end])
-        found.append(losers.slice(low, high - low))
-    table = pa.concat_tables(found) if found else pa.table({name: [] for name in ("file", "row", "count", "verdict")})
-    table = table.take(pc.sort_indices(table, [("file", "ascending"), ("row", "ascending")]))
-    borders = np.searchsorted(table["file"].to_numpy(), np.arange(first, end + 1))
-    return [table.slice(low, high - low) for low, high in pairwise(borders)]
 
 
 def write_file(places: Places, item: WriteItem, place: int, losers: pa.Table, written: Written) -> None:
@@ -241,8 +228,13 @@ def _rewrite(
     places: Places, item: WriteItem, place: int, name: str, losers: pa.Table, *, keep: bool = False
 ) -> Rewritten:
     path = item.files.full_path(place)
-    object_ = places.storage.object(path, item.files.facts(place))
-    with places.outputs.new(name, lasts=True) as target:
+    ranges = places.storage.object(path, item.files.facts(place))
+    # Of rows that are set aside most row groups have none, so the block behind one that was read is seldom wanted.
+    is_read_through = ranges is not None and not keep
+    with (
+        ReadAhead(ranges) if is_read_through else nullcontext(ranges) as object_,
+        places.outputs.new(name, lasts=True) as target,
+    ):
         done = persist(lambda: rewrite(path, str(target), *_ranges(losers), keep=keep, object=object_))
         _check_footer(item, place, done.source_crc)
     return done

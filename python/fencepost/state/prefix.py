@@ -224,9 +224,9 @@ class RunPrefixes:
     def _copy(self, name: str, size: int, target: str) -> None:
         if self.store.copy(self.store, name, size, target):
             return
-        ranges, writer = self.store.object(name, size), self.store.writer(target)
-        for offset in range(0, size, STREAMED_BYTES):
-            writer.write(ranges.read(offset, min(STREAMED_BYTES, size - offset)))
+        writer = self.store.writer(target)
+        for piece in self.store.object(name, size).pieces(STREAMED_BYTES):
+            writer.write(piece)
         writer.close()
 
     # What is there

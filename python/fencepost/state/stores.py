@@ -17,10 +17,12 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
+from itertools import islice
 from pathlib import Path
 from typing import IO, Any, ClassVar, Protocol, TypeVar
 from uuid import uuid4
@@ -36,8 +38,12 @@ PAUSE_SECONDS_MAX = 2.0
 LISTED_AT_ONCE = 1_000
 TEMPORARIES = "tmp"
 """The folder of local files that are not there yet."""
-PART_BYTES, PARTS_AT_ONCE = 32 << 20, 2
+PART_BYTES, PARTS_AT_ONCE = 64 << 20, 2
 """Of a file that goes to a remote store in parts: the bytes of one, and how many are under way."""
+TAIL_BYTES, TAILS_MAX = 64 << 10, 256
+"""Each step of a run reads the end of a file, where its footer is: such ends are kept, so many of the last ones."""
+PIECES_AHEAD = 2
+"""Of an object that is read from its begin to its end: how many pieces are under way while one is used."""
 COPY_BYTES_MAX = 5 << 30
 """The most that a store copies by itself."""
 PROBE_WRITERS, PROBE_ROUNDS = 8, 4
@@ -374,6 +380,8 @@ class RemoteStore:
     _store: Any
     _root: Any
     """The bucket, without the prefix."""
+    _tails: dict[tuple[str, str, int], bytes]
+    """The last ends of objects that were read, by name, etag and first byte."""
 
     def __init__(self, uri: str, options: Mapping[str, Any] | None = None) -> None:
         self._uri = uri.rstrip("/")
@@ -410,6 +418,7 @@ class RemoteStore:
         retries = {"max_retries": 2, "retry_timeout": timedelta(seconds=30)}
         self._errors = obstore.exceptions
         self._client = obstore
+        self._tails: dict[tuple[str, str, int], bytes] = {}
         try:
             connect: Any = stores.from_url
             how = {"config": config, "client_options": client, "retry_config": retries}
@@ -504,6 +513,16 @@ class RemoteStore:
             return data
 
         return self._persist("read", name, attempt) if length else b""
+
+    def read_tail(self, name: str, offset: int, length: int, etag: str) -> bytes:
+        """The same of the end of an object, which is kept: an etag stands for one content."""
+        key = name, etag, offset
+        tail = self._tails.get(key)
+        if tail is None:
+            tail = self._tails[key] = self.read_exactly(name, offset, length, etag)
+            for other in list(self._tails)[:-TAILS_MAX]:
+                self._tails.pop(other, None)
+        return tail
 
     def object(self, name: str, size: int, etag: str = "") -> Ranges:
         """An object of so many bytes, to be read in pieces. With an etag, just this object is read."""
@@ -616,11 +635,53 @@ class Ranges:
 
     def read(self, offset: int, length: int) -> bytes:
         """Raises StoreError where the object has changed, and where the answer is not as long as that."""
-        return self.store.read_exactly(self.name, offset, length, self.etag)
+        is_tail = self.etag and length <= TAIL_BYTES and offset + length == self.length
+        read = self.store.read_tail if is_tail else self.store.read_exactly
+        return read(self.name, offset, length, self.etag)
+
+    def pieces(self, length: int) -> Iterator[bytes]:
+        """All of it, in pieces of so many bytes; the next ones are under way while one is used."""
+        spans = iter([(offset, min(length, self.length - offset)) for offset in range(0, self.length, length)])
+        with ThreadPoolExecutor(PIECES_AHEAD) as pool:
+            ahead = deque(pool.submit(self.read, *span) for span in islice(spans, PIECES_AHEAD))
+            while ahead:
+                data = ahead.popleft().result()
+                ahead.extend(pool.submit(self.read, *span) for span in islice(spans, 1))
+                yield data
 
     def open(self) -> IO[bytes]:
         """For readers that know files only."""
         return io.BufferedReader(_Reader(self), 1 << 20)
+
+
+class ReadAhead:
+    """An object as native code reads it, from its begin to its end: while a block is used the next one is under way.
+
+    What is read in another order is read all the same.
+    """
+
+    def __init__(self, ranges: Ranges) -> None:
+        self.ranges = ranges
+        self.pool = ThreadPoolExecutor(1)
+        self.ahead: tuple[tuple[int, int], Future[bytes]] | None = None
+
+    def __enter__(self) -> ReadAhead:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.pool.shutdown()
+
+    def size(self) -> int:
+        return self.ranges.size()
+
+    def read(self, offset: int, length: int) -> bytes:
+        """See `Ranges.read`."""
+        ahead, self.ahead = self.ahead, None
+        data = ahead[1].result() if ahead and ahead[0] == (offset, length) else self.ranges.read(offset, length)
+        following = offset + length, min(length, self.size() - offset - length)
+        if following[1] > 0:
+            self.ahead = following, self.pool.submit(self.ranges.read, *following)
+        return data
 
 
 class _Reader(io.RawIOBase):
@@ -655,7 +716,8 @@ class _RemoteWriter:
 
     def __init__(self, store: RemoteStore, name: str) -> None:
         self.store, self.name = store, name
-        self.file: Any = store._client.open_writer(store._store, name)
+        parts = {"buffer_size": PART_BYTES, "max_concurrency": PARTS_AT_ONCE}
+        self.file: Any = store._client.open_writer(store._store, name, **parts)
 
     def write(self, data: bytes, /) -> None:
         self._tell(lambda: self.file.write(data))

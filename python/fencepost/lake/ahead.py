@@ -1,0 +1,109 @@
+"""Some columns of a Parquet file in an object store: their chunks by few requests, several of which are under way."""
+
+from __future__ import annotations
+
+import io
+from bisect import bisect_right
+from collections.abc import Collection
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from fencepost.state.stores import Ranges
+
+GAP_BYTES = 1 << 20
+"""Chunks with less than that between them are one request: it takes as long as reading a megabyte."""
+GROUP_BYTES_MAX = 8 << 20
+"""Of a row group with more bytes than that in its columns nothing is held: native code reads it in blocks."""
+GROUPS_AHEAD = 2
+REQUESTS_AT_ONCE = 4
+
+Span = tuple[int, int]
+"""First byte and end."""
+
+
+class ColumnsAhead:
+    """An object as native code reads columns of it, one row group after the other.
+
+    Where the chunks are is read from the footer, when native code asks for the end of the file. The chunks of the row
+    group at hand and of the next GROUPS_AHEAD are asked for at once. Anything else is read as it is asked for. Memory:
+    (GROUPS_AHEAD + 2) × GROUP_BYTES_MAX.
+    """
+
+    def __init__(self, ranges: Ranges, names: Collection[str]) -> None:
+        self.ranges, self.names = ranges, frozenset(names)
+        self.tail: tuple[int, bytes] | None = None
+        """Where the end of the file begins, and its bytes."""
+        self.groups: list[list[Span]] = []
+        """Of each row group, in the order of the file."""
+        self.places: list[tuple[Span, int]] = []
+        """The same, each with the number of its row group, by first byte."""
+        self.held: dict[Span, Future[bytes]] = {}
+        self.pool = ThreadPoolExecutor(REQUESTS_AT_ONCE)
+
+    def size(self) -> int:
+        return self.ranges.size()
+
+    def read(self, offset: int, length: int) -> bytes:
+        """See `Ranges.read`. May give less, as far as it is held."""
+        if self.tail is None and offset + length == self.size():
+            self._begin(offset, self.ranges.read(offset, length))
+        if self.tail is not None and offset == self.tail[0]:
+            return self.tail[1][:length]
+        place = bisect_right(self.places, ((offset, self.size()), len(self.groups))) - 1
+        if place < 0 or offset >= self.places[place][0][1]:
+            return self.ranges.read(offset, length)
+        span, group = self.places[place]
+        self._ask(group)
+        return self.held[span].result()[offset - span[0] : min(span[1], offset + length) - span[0]]
+
+    def _begin(self, offset: int, tail: bytes) -> None:
+        self.tail, self.groups = (offset, tail), spans_of(tail, self.names)
+        self.places = sorted((span, number) for number, spans in enumerate(self.groups) for span in spans)
+
+    def _ask(self, group: int) -> None:
+        """Forget what lies before the row group ahead of this one, and ask for what is next."""
+        around = self.groups[max(0, group - 1) : group + 1 + GROUPS_AHEAD]
+        wanted = {span for spans in around for span in spans}
+        self.held = {span: it for span, it in self.held.items() if span in wanted}
+        for start, end in (span for spans in self.groups[group : group + 1 + GROUPS_AHEAD] for span in spans):
+            if (start, end) not in self.held:
+                self.held[start, end] = self.pool.submit(self.ranges.read, start, end - start)
+
+
+def spans_of(tail: bytes, names: Collection[str]) -> list[list[Span]]:
+    """What to read of each row group; nothing where the end of a file is not the whole of its footer, or is damaged:
+    native code says so.
+
+    `names`: of columns of the first level.
+    """
+    import pyarrow as pa  # type: ignore[import-untyped]
+    import pyarrow.parquet as pq  # type: ignore[import-untyped]
+
+    try:
+        footer = pq.read_metadata(io.BytesIO(tail))
+    except (OSError, pa.ArrowException):
+        return []
+    found = []
+    for number in range(footer.num_row_groups):
+        group = footer.row_group(number)
+        chunks = [group.column(place) for place in range(group.num_columns)]
+        spans = [_span(it) for it in chunks if it.path_in_schema.partition(".")[0] in names]
+        together = _together(sorted(spans))
+        found.append(together if sum(end - start for start, end in together) <= GROUP_BYTES_MAX else [])
+    return found
+
+
+def _span(chunk: object) -> Span:
+    first = [chunk.dictionary_page_offset, chunk.data_page_offset]  # type: ignore[attr-defined]
+    start = min(it for it in first if it)
+    return start, start + chunk.total_compressed_size  # type: ignore[attr-defined]
+
+
+def _together(spans: list[Span]) -> list[Span]:
+    """Spans with small gaps as one."""
+    found: list[Span] = []
+    for start, end in spans:
+        if found and start - found[-1][1] <= GAP_BYTES:
+            found[-1] = found[-1][0], max(end, found[-1][1])
+        else:
+            found.append((start, end))
+    return found
