@@ -23,6 +23,7 @@ from fencepost.state import in_place
 from fencepost.state.delta_log import LOG, live_files, read_commit
 from fencepost.state.disk import Disk
 from fencepost.state.in_place import InPlace
+from fencepost.state.stores import LocalStore
 from test_lake import SCHEMA, first_of_each, hashes, make_rows
 from test_lake_commit import Crash, crash_at
 
@@ -76,7 +77,7 @@ def commits(root: Path) -> list[str]:
     """What each commit says it was."""
     found = []
     for version in range(table_of(root).version() + 1):
-        actions = read_commit(root / "table", version)
+        actions = read_commit(LocalStore(root / "table"), version)
         assert actions is not None
         found.append(next(it["operation"] for kind, it in actions if kind == "commitInfo"))
     return found
@@ -117,14 +118,14 @@ def test_files_that_lose_no_row_and_those_that_lose_all(tmp_path: Path, way: str
     make_job(tmp_path).run()
     assert set(table_of(tmp_path).file_uris()) == kept
     assert rows_of(tmp_path).height == len(clean)
-    assert [kind for kind, _ in read_commit(tmp_path / "table", 2) or []] == ["commitInfo", "txn", "remove"]
+    assert [kind for kind, _ in read_commit(LocalStore(tmp_path / "table"), 2) or []] == ["commitInfo", "txn", "remove"]
 
 
 def test_a_version_without_losers_is_a_transaction(tmp_path: Path, way: str) -> None:
     clean = expected_of(0).filter(pl.col("pid") >= 0).to_arrow().cast(SCHEMA)
     write_deltalake(tmp_path / "table", clean, configuration=WAYS[way])
     make_job(tmp_path).run()
-    assert [kind for kind, _ in read_commit(tmp_path / "table", 1) or [] if kind != "commitInfo"] == ["txn"]
+    assert [kind for kind, _ in read_commit(LocalStore(tmp_path / "table"), 1) or [] if kind != "commitInfo"] == ["txn"]
     assert make_job(tmp_path).run().version is None
 
 
@@ -145,7 +146,7 @@ def state_of_vectors(root: Path, rows: pa.Table, gone: np.ndarray[Any, Any]) -> 
 
     table = root / "table"
     version = table_of(root).version()
-    (old,) = live_files(table, version).values()
+    (old,) = live_files(LocalStore(table), version).values()
     file = VectorFile()
     vector = file.add(None, gone.astype(np.uint64), np.ones(len(gone), np.uint64))
     (table / file.name).write_bytes(file.content)
@@ -399,7 +400,7 @@ def test_files_that_are_added_once_more(tmp_path: Path, way: str) -> None:
     make_job(tmp_path).run()
     before = rows_of(tmp_path)
     version = table_of(tmp_path).version()
-    lines = [{"add": it} for it in live_files(tmp_path / "table", version).values()]
+    lines = [{"add": it} for it in live_files(LocalStore(tmp_path / "table"), version).values()]
     text = "\n".join(json.dumps(it) for it in lines)
     (tmp_path / "table" / LOG / f"{version + 1:020}.json").write_text(text)
     with pytest.raises(fp.SourceError, match=r"was added once more, .* --rebase"):
@@ -538,9 +539,9 @@ def test_files_are_as_old_as_the_commit_not_as_the_decision(
         with pytest.raises(Crash):
             make_job(tmp_path).run()
     decision = state.open(tmp_path / "state").version(2)
-    sink = InPlace(tmp_path / "table", Disk(sync=False))
-    prepared = [sink.path / str(decision.prepared) / name for name in decision.outputs.name]
-    final = [sink.location / name for name in sink.names(decision)]
+    sink = InPlace(LocalStore(tmp_path / "table"), Disk(sync=False))
+    prepared = [sink.folder / "_fencepost" / str(decision.prepared) / name for name in decision.outputs.name]
+    final = [sink.folder / name for name in sink.names(decision)]
     there = final if placed else prepared
     assert there
     assert all(path.exists() for path in there)
@@ -548,7 +549,7 @@ def test_files_are_as_old_as_the_commit_not_as_the_decision(
         os.utime(path, ns=(real() - MONTH_NS,) * 2)
     before, began = table_of(tmp_path).version(), real()
     assert make_job(tmp_path).run().recovered == (2,)
-    actions = read_commit(tmp_path / "table", before + 1) or []
+    actions = read_commit(LocalStore(tmp_path / "table"), before + 1) or []
     times = [action["deletionTimestamp"] for kind, action in actions if kind == "remove"]
     assert times
     assert min(times) >= began // 1_000_000 > decision.decided_ms + MONTH_NS // 2_000_000
@@ -634,7 +635,7 @@ def too_few_rows(actions: list[dict[str, Any]]) -> None:
 def replace_vector(action: dict[str, Any], change: Callable[[Any], Any]) -> None:
     from fencepost.state.vectors import MAGIC, read_vector, rows_of, to_z85
 
-    rows = rows_of(read_vector(str(ROOT[0] / "table"), action["deletionVector"]))
+    rows = rows_of(read_vector(LocalStore(ROOT[0] / "table"), action["deletionVector"]))
     change(rows)
     data = MAGIC + rows.serialize()
     padded = data + bytes(-len(data) % 4)
@@ -684,8 +685,8 @@ def test_what_is_written_is_read_back(tmp_path: Path, monkeypatch: pytest.Monkey
     append(tmp_path, 0)
     real = in_place.put_commit
 
-    def put_wrong(disk: Any, location: Path, version: int, actions: list[Any]) -> bool:
-        return real(disk, location, version, [it for it in actions if "remove" not in it][:2])
+    def put_wrong(store: LocalStore, version: int, actions: list[Any]) -> bool:
+        return real(store, version, [it for it in actions if "remove" not in it][:2])
 
     monkeypatch.setattr(in_place, "put_commit", put_wrong)
     with pytest.raises(fp.SinkError, match="is not what was written"):
@@ -727,7 +728,7 @@ def test_only_tables_are_deduplicated_in_place(tmp_path: Path) -> None:
     with pytest.raises(fp.PolicyError, match="only a Delta table that is both"):
         DedupJob(tmp_path / "table", tmp_path / "state", tmp_path / "sink").rebase()
     with pytest.raises(fp.SinkError, match="source and sink are one table"):
-        DedupJob(tmp_path / "other", tmp_path / "state", InPlace(tmp_path / "table", Disk()))
+        DedupJob(tmp_path / "other", tmp_path / "state", InPlace(LocalStore(tmp_path / "table"), Disk()))
     with pytest.raises(fp.PolicyError, match="depends on the order"):
         make_job(tmp_path, policy="strict", order_by=()).rebase()
 

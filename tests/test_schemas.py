@@ -249,11 +249,9 @@ def test_the_manifest_of_a_prefix_has_the_columns(tmp_path: Path, endpoint: str)
 
 def test_tables_have_columns_of_their_own(tmp_path: Path) -> None:
     folders = Folders(tmp_path)
-    with pytest.raises(fp.SinkError, match="schema='merge' is for folders and prefixes"):
-        folders.run(layout="delta", schema="merge")
     write_deltalake(tmp_path / "table", events(0))
     places = [str(tmp_path / it) for it in ("table", "state", "table")]
-    with pytest.raises(fp.SinkError, match="schema='merge' is for folders and prefixes"):
+    with pytest.raises(fp.SinkError, match="schema='merge' is for folders, prefixes and Delta tables"):
         DedupJob(*places, schema="merge")
     with pytest.raises(ValueError, match="schema='other': one of 'strict', 'merge' was expected"):
         DedupJob(*folders.places, schema="other")  # type: ignore[arg-type]

@@ -21,6 +21,7 @@ from deltalake import DeltaTable, write_deltalake
 from fencepost import state
 from fencepost.lake import DedupJob, audit
 from fencepost.lake.scan import LENGTH, ROW, without
+from fencepost.state.stores import LocalStore
 from fencepost.state.vectors import MAGIC, Bitmap, from_z85, ranges_of, read_vector, to_z85
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -145,20 +146,20 @@ def test_vectors_that_are_not_what_the_table_says(tmp_path: Path) -> None:
     name = bytes.fromhex(file.stem.removeprefix("deletion_vector_").replace("-", ""))
     place: dict[str, Any] = {"storageType": "u", "pathOrInlineDv": "ab" + to_z85(name)}
     place |= {"offset": 1, "sizeInBytes": len(whole) - 9, "cardinality": 3}
-    assert ranges_of(read_vector(str(tmp_path / "source"), place))[1].tolist() == [3]
+    assert ranges_of(read_vector(LocalStore(tmp_path / "source"), place))[1].tolist() == [3]
     for harm, match in (
         ({"cardinality": 4}, "of 3 rows, the table says 4"),
         ({"sizeInBytes": 20}, "not the deletion vector of 20 bytes"),
         ({"storageType": "x"}, "storage type 'x'"),
     ):
         with pytest.raises(fp.SourceError, match=match):
-            read_vector(str(tmp_path / "source"), place | harm)
+            read_vector(LocalStore(tmp_path / "source"), place | harm)
     file.write_bytes(whole[:-6] + bytes([whole[-6] ^ 1]) + whole[-5:])
     with pytest.raises(fp.SourceError, match="not the deletion vector of"):
-        read_vector(str(tmp_path / "source"), place)
+        read_vector(LocalStore(tmp_path / "source"), place)
     file.unlink()
     with pytest.raises(fp.SourceError, match="is gone"):
-        read_vector(str(tmp_path / "source"), place)
+        read_vector(LocalStore(tmp_path / "source"), place)
 
 
 def test_audits_do_not_read_them_yet(tmp_path: Path) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from deltalake import DeltaTable
 from fencepost import lake
+from fencepost.state.delta import library_options
 from fencepost.state.stores import open_store
 from fencepost_spark import DedupJob, read_sink
 from pyspark.sql import SparkSession
@@ -39,3 +41,27 @@ def test_rows_are_those_of_a_folder(spark: SparkSession, tmp_path: Path) -> None
     assert rows.columns == far.column_names
     assert rows.count() == len(far) == near.kept
     assert [it.run for it in rows.select("run").distinct().collect()] == [1]
+
+
+def test_a_table_in_a_store_is_read_and_written(spark: SparkSession, tmp_path: Path) -> None:
+    """The driver reads and writes the log, the tasks files of the table, each by itself."""
+    policy, options, _ = POLICIES[1]
+    with serve_s3() as endpoint:
+        root = f"s3a://{BUCKET}/{os.urandom(8).hex()}"
+        given = {"source_options": options_of(endpoint), "sink_options": options_of(endpoint)}
+        store = open_store(f"{root}/landing", options=options_of(endpoint))
+        for file in landed():
+            store.put(file.name, file.read_bytes())
+        places = (f"{root}/landing", tmp_path / "state", f"{root}/table")
+        first = DedupJob(*places, policy=policy, layout="delta", **given, **options).run()
+        places = (f"{root}/table", tmp_path / "other", f"{root}/again")
+        again = DedupJob(*places, policy=policy, layout="delta", **given, **options).run()
+        storage = library_options(options_of(endpoint))
+        tables = [DeltaTable(f"{root}/{name}", storage_options=storage) for name in ("table", "again")]
+        kept = [sorted(map(str, table.to_pyarrow_table().to_pylist())) for table in tables]
+    near = lake.DedupJob(
+        LANDING_ZONE / "landing", tmp_path / "third", tmp_path / "near", policy=policy, **options
+    ).run()
+    assert first.counts == near.counts
+    assert again.kept == again.rows == first.kept == len(kept[0])
+    assert kept[0] == kept[1]

@@ -197,3 +197,25 @@ def test_rows_that_spark_has_deleted_by_vectors_are_not_there(spark: SparkSessio
     polars.testing.assert_frame_equal(
         read_sink(tmp_path).select(SCHEMA.names).sort("origin"), first_of_each(there).sort("origin")
     )
+
+
+def test_spark_reads_columns_that_jobs_add_and_widen(spark: SparkSession, tmp_path: Path) -> None:
+    def land_with(name: str, first: int, **columns: Any) -> None:
+        seqs = pa.array(range(first, first + 3), pa.int32())
+        identity = {"pid": [7] * 3, "epoch": [0] * 3, "partition": [0] * 3, "seq": seqs}
+        land(tmp_path / "source", name, pa.table(identity | columns))
+
+    numbers, table = [1, 2, 3], f"delta.`{tmp_path / 'sink'}`"
+    land_with("0.parquet", 0, x=pa.array(numbers, pa.int32()), y=pa.array(numbers, pa.float32()))
+    make_job(tmp_path, layout="delta").run()
+    spark.sql(f"alter table {table} set tblproperties ('delta.enableTypeWidening' = 'true')")
+    land_with("1.parquet", 3, x=pa.array([1 << 40] * 3), y=pa.array([0.1] * 3), z=["new"] * 3)
+    make_job(tmp_path, schema="merge").run()
+    found = spark.sql(f"select x, y, z from {table} order by seq")
+    assert [field.dataType.simpleString() for field in found.schema] == ["bigint", "double", "string"]
+    rows = [tuple(row) for row in found.collect()]
+    assert rows == [(it, float(it), None) for it in numbers] + [(1 << 40, 0.1, "new")] * 3
+    spark.sql(f"insert into {table} (pid, epoch, partition, seq, x) values (8, 0, 0, 0, 5)")
+    land_with("2.parquet", 6, x=pa.array(numbers, pa.int32()))
+    make_job(tmp_path, schema="merge").run()
+    assert spark.sql(f"select sum(x) from {table}").collect()[0][0] == 6 + 3 * (1 << 40) + 5 + 6

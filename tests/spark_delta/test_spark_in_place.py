@@ -166,11 +166,12 @@ def test_vectors_of_spark_and_ours_on_the_same_files(spark: SparkSession, tmp_pa
 
 def vectors_of(root: Path) -> list[Any]:
     from fencepost.state.delta_log import live_files
+    from fencepost.state.stores import LocalStore
     from fencepost.state.vectors import read_vector, rows_of
 
-    live = live_files(root / "table", DeltaTable(root / "table").version()).values()
+    live = live_files(LocalStore(root / "table"), DeltaTable(root / "table").version()).values()
     found = [it["deletionVector"] for it in live if "deletionVector" in it]
-    return [rows_of(read_vector(str(root / "table"), it)) for it in found]
+    return [rows_of(read_vector(LocalStore(root / "table"), it)) for it in found]
 
 
 def test_a_change_of_the_table_between_judging_and_writing(

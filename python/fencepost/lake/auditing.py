@@ -34,7 +34,7 @@ from fencepost.lake.engine import LocalEngine, check_stopped
 from fencepost.lake.files import Constants, Files, constants_of
 from fencepost.lake.order import calm_order
 from fencepost.lake.scan import FILE, LENGTH, ROW, check_names
-from fencepost.lake.storage import LocalStorage, Storage, open_storage, unchanged
+from fencepost.lake.storage import Storage, open_storage, unchanged
 from fencepost.policy import Columns, Policy, resolve, resolve_columns
 from fencepost.state.delta import is_delta
 from fencepost.state.stores import absolute, is_local
@@ -171,15 +171,15 @@ def _list(root: str, options: Mapping[str, Any] | None) -> tuple[Storage, Files]
         files = Files(folder or "/")
         files.append(name, storage.look(root))
         return storage, files
-    if is_local(root) and is_delta(root):
-        files, _, _, bad = list_appended(root, None)
+    storage = open_storage(root, options)
+    if is_delta(storage.as_store(root)):
+        files, _, _, bad = list_appended(root, storage, None)
         if bad:
             path, problem = next(iter(bad.items()))
             raise SourceError(problem, path=path)
         if any(files.vectors):
             raise SourceError(f"{root}: has files with deletion vectors, which an audit does not read yet", path=root)
-        return LocalStorage(), files
-    storage = open_storage(root, options)
+        return storage, files
     files = storage.list(root)
     ignored = files.ignored
     runs = [re.match(r"run=(\d+)/", path) for path in files.paths]

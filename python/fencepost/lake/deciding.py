@@ -17,6 +17,7 @@ from fencepost.lake.scan import UNREADABLE_CRC, FooterItem, footers, read_table
 from fencepost.lake.schemas import to_text
 from fencepost.lake.write import Written
 from fencepost.state.changelog import corrections, write_lines
+from fencepost.state.commit import NewRows
 from fencepost.state.decision import Decision, Deferred, Inputs, Marked, Outputs, Shards, SideFiles
 from fencepost.state.hive import hive_folders
 from fencepost.state.ledger import file_table
@@ -109,8 +110,13 @@ def _checked_rows(run: Run, outputs: Outputs, written: list[Written]) -> dict[st
     schemas = {schema: path for group in reversed(written) for schema, path in group.schemas.items()}
     if not schemas:
         return run.sink_version
-    folders = dict.fromkeys(name.rpartition("/")[0] + "/" for name in outputs.name)
-    more = run.job.sink.check_rows(schemas, folders)
+    rows = NewRows(
+        schemas=schemas,
+        folders=dict.fromkeys(name.rpartition("/")[0] + "/" for name in outputs.name),
+        bounds=[it for group in written for name, it in zip(group.names, group.bounds, strict=True) if name],
+        rule=run.job.schema,
+    )
+    more = run.job.sink.check_rows(rows)
     return {**(run.sink_version or {}), **more} or None
 
 

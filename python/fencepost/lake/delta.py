@@ -7,25 +7,21 @@ ones (UPDATE, MERGE, an overwrite) says of no row which of the two it is: the ru
 
 from __future__ import annotations
 
-import json
-import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 from fencepost.errors import SourceError
-from fencepost.lake.files import Files
-from fencepost.lake.storage import LocalStorage, persist
-from fencepost.state.delta import open_table
-from fencepost.state.delta_log import LOG, Action, info_of, live_files, read_commit
+from fencepost.lake.files import Facts, Files
+from fencepost.lake.storage import Storage, persist
+from fencepost.state.delta import by_library, open_table
+from fencepost.state.delta_columns import INTEGERS
+from fencepost.state.delta_log import LOG, Action, Live, Table, info_of, live_files, read_commits
 from fencepost.state.hive import hive_values
+from fencepost.state.stores import LocalStore, Store
 from fencepost.state.vectors import read_vector
-
-if TYPE_CHECKING:
-    from deltalake import DeltaTable
 
 Position = dict[str, Any]
 """The id of the table and the newest version that was read: {"table", "version"}."""
@@ -35,6 +31,10 @@ REBASE = "rebase the state on the table as it is now (DedupJob(...).rebase(), or
 
 FEATURES = {"deletionVectors", "timestampNtz", "typeWidening", "v2Checkpoint", "vacuumProtocolCheck", "variantType"}
 """Features of reading under which a file's rows are those of the table, but for those that its vector takes away."""
+
+
+LOOKS_AT_ONCE = 32
+"""Files that are asked for at the same time."""
 
 
 class Appended(NamedTuple):
@@ -61,9 +61,13 @@ class _Range:
 
 
 def list_appended(
-    root: str, position: Position | None, own: str | None = None, pending: Iterable[Action] = ()
+    root: str,
+    storage: Storage,
+    position: Position | None,
+    own: str | None = None,
+    pending: Iterable[Action] = (),
 ) -> Appended:
-    """The files that were added to a table since `position`, and the position behind them.
+    """The files that were added to a table since `position`, and the position behind them. `storage`: of its files.
 
     None: all files of the newest version, by the time of their writing. `own`: the id of the state by which the table
     is deduplicated in place; commits of its own do not move the position. `pending`: actions that added files before
@@ -72,11 +76,13 @@ def list_appended(
     """
     if "%" in root:
         raise SourceError(f"{root}: a '%' in the path of a Delta table is read as another path; rename it", path=root)
-    table = open_table(root, SourceError)
+    store = storage.as_store(root)
+    table = open_table(store, SourceError)
     _check_readable(table, root)
-    new = {"table": table.metadata().id, "version": table.version()}
+    new: Position = {"table": table.id, "version": table.version}
+    place = _Place(root, storage, table)
     if position is None:
-        return _appended(table, root, _snapshot(table, root), set(), NEW_STATE, new)
+        return place.appended(_snapshot(table), set(), NEW_STATE, new)
     if position["table"] != new["table"] or position["version"] > new["version"]:
         raise SourceError(
             f"{root}: another table than the one that was read up to version {position['version']} (its id is "
@@ -84,65 +90,75 @@ def list_appended(
             path=root,
         )
     remedy = NEW_STATE if own is None else REBASE
-    found, is_moved = _Range({action["path"]: _with_vector(root, action) for action in pending}), False
+    found, is_moved = _Range({action["path"]: _with_vector(store, action) for action in pending}), False
     waiting = frozenset(found.added)
-    for version in range(position["version"] + 1, new["version"] + 1):
-        actions = _actions(root, version, remedy)
+    for version, actions in _commits(store, position["version"] + 1, new["version"], remedy):
         if own is None:
-            _add_commit(root, version, actions, found)
+            _add_commit(store, version, actions, found)
         elif ("txn", own) not in ((kind, action.get("appId")) for kind, action in actions):
-            _add_in_place(root, version, actions, found)
+            _add_in_place(store, version, actions, found)
         else:
             found.own.update(unquote(action["path"]) for kind, action in actions if kind == "add")
             continue
         is_moved = True
     if own is not None and found.added:
-        _check_new(root, position["version"], found, waiting)
+        _check_new(store, position["version"], found, waiting)
     read_to = new if is_moved else position
-    return _appended(table, root, list(found.added.values()), found.dropped, remedy, read_to)
+    return place.appended(list(found.added.values()), found.dropped, remedy, read_to)
 
 
-def _check_readable(table: DeltaTable, root: str) -> None:
-    unknown = sorted({*(table.protocol().reader_features or ())} - FEATURES)
-    mapping = table.metadata().configuration.get("delta.columnMapping.mode", "none")
+def _check_readable(table: Table, root: str) -> None:
+    unknown = sorted(table.reader_features - FEATURES)
+    mapping = table.configuration.get("delta.columnMapping.mode", "none")
     if unknown or mapping != "none":
         what = ", ".join(unknown) or f"column mapping ({mapping})"
         raise SourceError(f"{root}: the table has {what}, by which its rows are not just those of its files", path=root)
 
 
-def _snapshot(table: DeltaTable, root: str) -> list[Action]:
+def _snapshot(table: Table) -> list[Action]:
     """The files of the newest version, by the time of their writing, then by name."""
-    import pyarrow as pa  # type: ignore[import-untyped]
-
+    root = table.store.uri
     try:
-        live = live_files(Path(root), table.version())
+        live = live_files(table.store, table.version)
     except (FileNotFoundError, ValueError) as error:
         raise SourceError(f"{root}: its log cannot be read: {error}", path=root) from error
-    known = pa.table(table.get_add_actions())
-    sizes = zip(map(unquote, known["path"].to_pylist()), known["size_bytes"].to_pylist(), strict=True)
-    if dict(sizes) != {path: it["size"] for path, it in live.items()}:
-        text = f"{root}: version {table.version()}: its log, read twice, names different files"
-        raise SourceError(text, path=root)
-    files = [_as_read(root, action) for action in live.values()]
+    if isinstance(table.store, LocalStore):
+        _check_by_library(table, live)
+    files = [_as_read(table.store, action) for action in live.values()]
     return sorted(files, key=lambda it: (it["modificationTime"], it["path"]))
 
 
-def _actions(root: str, version: int, remedy: str) -> list[tuple[str, Action]]:
-    """(kind, action) of a commit, line by line."""
-    path = Path(root) / LOG / f"{version:020}.json"
+def _check_by_library(table: Table, live: Live) -> None:
+    """Whether the library, which reads logs by itself, finds the same files."""
+    import pyarrow as pa  # type: ignore[import-untyped]
+    from deltalake.exceptions import DeltaError
+
+    root = table.store.uri
     try:
-        actions = read_commit(Path(root), version)
+        known = pa.table(by_library(table.store, table.version).get_add_actions())
+    except DeltaError as error:
+        reason = str(error).partition("\n")[0]
+        raise SourceError(f"{root}: cannot be read as a Delta table: {reason}", path=root) from error
+    sizes = zip(map(unquote, known["path"].to_pylist()), known["size_bytes"].to_pylist(), strict=True)
+    if dict(sizes) != {path: it["size"] for path, it in live.items()}:
+        text = f"{root}: version {table.version}: its log, read twice, names different files"
+        raise SourceError(text, path=root)
+
+
+def _commits(store: Store, first: int, last: int, remedy: str) -> Iterator[tuple[int, list[tuple[str, Action]]]]:
+    """(version, its actions, line by line) of commits."""
+    try:
+        for version, actions in read_commits(store, first, last):
+            if actions is None:
+                path = f"{store.uri}/{LOG}/{version:020}.json"
+                text = "gone before it was read, so nobody can tell which files it has added"
+                raise SourceError(f"{path}: {text}: {remedy}", path=path)
+            yield version, actions
     except ValueError as error:
-        raise SourceError(f"{path}: not a commit of a Delta table: {error}", path=str(path)) from error
-    if actions is None:
-        raise SourceError(
-            f"{path}: gone before it was read, so nobody can tell which files it has added: {remedy}",
-            path=str(path),
-        )
-    return actions
+        raise SourceError(str(error), path=store.uri) from error
 
 
-def _add_in_place(root: str, version: int, actions: list[tuple[str, Action]], found: _Range) -> None:
+def _add_in_place(store: Store, version: int, actions: list[tuple[str, Action]], found: _Range) -> None:
     """Add what a commit of others has added to the table that is deduplicated."""
     operation = info_of(actions).get("operation", "?")
     removed = [action for kind, action in actions if kind == "remove"]
@@ -156,34 +172,36 @@ def _add_in_place(root: str, version: int, actions: list[tuple[str, Action]], fo
     elif moved:
         what = f"moves rows to other files that were not read yet (of {moved[0]}), so nobody can tell which are new"
     else:
-        _add_commit(root, version, actions, found)
+        _add_commit(store, version, actions, found)
         return
-    raise SourceError(f"{root}: version {version} ({operation}) {what}: {REBASE}", path=root, position=version)
+    raise SourceError(
+        f"{store.uri}: version {version} ({operation}) {what}: {REBASE}", path=store.uri, position=version
+    )
 
 
-def _check_new(root: str, version: int, found: _Range, waiting: frozenset[str]) -> None:
+def _check_new(store: Store, version: int, found: _Range, waiting: frozenset[str]) -> None:
     """Refuse files that were there when the table was read last: their rows would all be taken for repeats."""
     try:
-        known = ((live_files(Path(root), version).keys() | found.own) & found.added.keys()) - waiting
+        known = ((live_files(store, version).keys() | found.own) & found.added.keys()) - waiting
     except (FileNotFoundError, ValueError) as error:
-        text = f"{root}: its log does not tell any more which files version {version} had ({error}): {REBASE}"
-        raise SourceError(text, path=root) from error
+        text = f"{store.uri}: its log does not tell any more which files version {version} had ({error}): {REBASE}"
+        raise SourceError(text, path=store.uri) from error
     if known:
-        text = f"{root}/{min(known)}: was added once more, and its rows would all be taken for repeats: {REBASE}"
-        raise SourceError(text, path=root)
+        text = f"{store.uri}/{min(known)}: was added once more, and its rows would all be taken for repeats: {REBASE}"
+        raise SourceError(text, path=store.uri)
 
 
-def _as_read(root: str, action: Action) -> Action:
+def _as_read(store: Store, action: Action) -> Action:
     """An action that adds a file, with what its path and its vector stand for."""
-    return _with_vector(root, {**action, "path": unquote(action["path"])})
+    return _with_vector(store, {**action, "path": unquote(action["path"])})
 
 
-def _with_vector(root: str, action: Action) -> Action:
+def _with_vector(store: Store, action: Action) -> Action:
     vector = action.get("deletionVector")
-    return {**action, "vector": read_vector(root, vector) if vector else None}
+    return {**action, "vector": read_vector(store, vector) if vector else None}
 
 
-def _add_commit(root: str, version: int, actions: list[tuple[str, Action]], found: _Range) -> None:
+def _add_commit(store: Store, version: int, actions: list[tuple[str, Action]], found: _Range) -> None:
     added = [it for kind, it in actions if kind == "add" and it.get("dataChange", True)]
     dropped = [unquote(it["path"]) for kind, it in actions if kind == "remove" and it.get("dataChange", True)]
     found.dropped.update(dropped)
@@ -191,54 +209,67 @@ def _add_commit(root: str, version: int, actions: list[tuple[str, Action]], foun
     if added and (dropped or operation == "RESTORE"):
         what = "adds rows and takes some away" if dropped else "brings rows back"
         raise SourceError(
-            f"{root}: version {version} ({operation}) {what}, and does not say which rows are new: {NEW_STATE}",
-            path=root,
+            f"{store.uri}: version {version} ({operation}) {what}, and does not say which rows are new: {NEW_STATE}",
+            path=store.uri,
             position=version,
         )
     for action in added:
-        file = _as_read(root, action)
+        file = _as_read(store, action)
         found.dropped.discard(file["path"])
         found.added[file["path"]] = file
 
 
-def _appended(
-    table: DeltaTable, root: str, added: list[Action], dropped: set[str], remedy: str, position: Position
-) -> Appended:
-    """The files as a run reads them. Those that were dropped again since may be gone."""
-    files = Files(root, types=_types(table))
-    found = Appended(files, position, {}, {})
-    partitions = table.metadata().partition_columns
-    for action in added:
-        path, size = action["path"], action["size"]
+@dataclass(frozen=True)
+class _Place:
+    """A table, and how its files are reached."""
+
+    root: str
+    storage: Storage
+    table: Table
+
+    def appended(self, added: list[Action], dropped: set[str], remedy: str, position: Position) -> Appended:
+        """The files as a run reads them. Those that were dropped again since may be gone."""
+        files = Files(self.root, types=_types(self.table))
+        found = Appended(files, position, {}, {})
+        with ThreadPoolExecutor(LOOKS_AT_ONCE) as pool:
+            looks = pool.map(self._look, [action["path"] for action in added])
+            for action, facts in zip(added, looks, strict=True):
+                path, full_path = action["path"], f"{self.root}/{action['path']}"
+                if facts is None and path in dropped:
+                    continue
+                if facts is None:
+                    raise SourceError(
+                        f"{full_path}: the table has added this file, and it is gone before it was read. If its rows "
+                        "were moved (OPTIMIZE, then VACUUM), nobody can tell which of those in the new file are new: "
+                        f"{remedy}",
+                        path=full_path,
+                    )
+                if facts.bytes != action["size"]:
+                    found.bad[full_path] = f"{full_path}: {facts.bytes} bytes, the table says {action['size']}"
+                self._check_folders(action)
+                files.append(path, facts, action["vector"])
+                found.adds[path] = {name: it for name, it in action.items() if name not in ("stats", "vector")}
+        return found
+
+    def _look(self, path: str) -> Facts | None:
         try:
-            facts = persist(partial(LocalStorage().look, os.path.join(root, path)))
+            return persist(lambda: self.storage.look(f"{self.root}/{path}"))
         except FileNotFoundError:
-            if path in dropped:
-                continue
-            raise SourceError(
-                f"{root}/{path}: the table has added this file, and it is gone before it was read. If its rows were "
-                f"moved (OPTIMIZE, then VACUUM), nobody can tell which of those in the new file are new: {remedy}",
-                path=f"{root}/{path}",
-            ) from None
-        if facts.bytes != size:
-            full_path = os.path.join(root, path)
-            found.bad[full_path] = f"{full_path}: {facts.bytes} bytes, the table says {size}"
+            return None
+
+    def _check_folders(self, action: Action) -> None:
+        path, partitions = action["path"], self.table.partition_columns
         in_names = hive_values(path)
-        wanted = action.get("partitionValues", in_names)  # the library gives those of a snapshot with their types
+        wanted = action.get("partitionValues", in_names)
         if in_names != {name: it or None for name, it in wanted.items()} or in_names.keys() != set(partitions):
             raise SourceError(
-                f"{root}/{path}: the columns by which the table is partitioned, {partitions}, with the values "
+                f"{self.root}/{path}: the columns by which the table is partitioned, {partitions}, with the values "
                 f"{[*wanted.values()]}, do not stand in the names of its folders",
-                path=f"{root}/{path}",
+                path=f"{self.root}/{path}",
             )
-        files.append(path, facts, action["vector"])
-        found.adds[path] = {name: it for name, it in action.items() if name not in ("stats", "vector")}
-    return found
 
 
-def _types(table: DeltaTable) -> dict[str, str]:
+def _types(table: Table) -> dict[str, str]:
     """What the columns by which the table is partitioned are as parts of keys: text unless they are integers."""
-    partitions = set(table.metadata().partition_columns)
-    integers = ("byte", "short", "integer", "long")
-    kinds = {it.name: json.loads(it.to_json())["type"] for it in table.schema().fields if it.name in partitions}
-    return {name: "integer" if kind in integers else "string" for name, kind in kinds.items()}
+    kinds = {it["name"]: it["type"] for it in table.fields if it["name"] in table.partition_columns}
+    return {name: "integer" if kind in INTEGERS else "string" for name, kind in kinds.items()}

@@ -44,7 +44,7 @@ from fencepost.state.delta import check_library, is_delta, is_delta_sink
 from fencepost.state.disk import Disk
 from fencepost.state.retention import KEEP_VERSIONS, KEEP_VERSIONS_MS, Retention
 from fencepost.state.sinks import IN_PLACE, ForJobs, open_sink
-from fencepost.state.stores import absolute, is_local, open_store
+from fencepost.state.stores import LocalStore, absolute, is_local, open_store
 from fencepost.state.versions import State
 
 Progress = Callable[[str, int, int], None]
@@ -60,15 +60,15 @@ class DedupJob:
     """Keeps each event of a Parquet folder, a Delta table or Kafka's log once, from run to run.
 
     `source`: a folder of Parquet files, or a prefix of an object store (`s3://`, `gs://`, `az://`) with such files, of
-    which each run reads those that no earlier run has read; a Delta table in a local folder, of which each run reads
-    what was appended since; or a `KafkaLog`, likewise. `state`: a folder or the URI of an object store
+    which each run reads those that no earlier run has read; a Delta table in either, of which each run reads what was
+    appended since; or a `KafkaLog`, likewise. `state`: a folder or the URI of an object store
     (`fencepost.state.open_store`) that the job makes and owns. `sink`: a folder that it makes and owns; version n
     appears in it at once as `run=<n>/`, one file per input file of which rows are kept, in the Hive-style folders that
     it came from, or as one transaction of a Delta table. Or a prefix of an object store, where the files of a version
     appear one after the other, and then `run=<n>/_SUCCESS`, which lists them (`fencepost.lake.shown_files`). None of
-    the three may lie in another, but a Delta table may be both source and sink: then rows that are not kept are taken
-    out of it, where it stands. `sink` may also be a sink itself, such as those of `fencepost.state.sinks`, or a
-    `fencepost.sql.SqlSink`.
+    the three may lie in another, but a Delta table in a local folder may be both source and sink: then rows that are
+    not kept are taken out of it, where it stands. `sink` may also be a sink itself, such as those of
+    `fencepost.state.sinks`, or a `fencepost.sql.SqlSink`.
 
     `policy`: a preset name or a Policy. `columns`: where the identity stands, a Columns or the name of a preset
     (`Columns.preset`), the policy's columns unless given; they may stand in the names of Hive-style folders. `scope`:
@@ -117,11 +117,13 @@ class DedupJob:
     "strict" refuses a file whose columns or types differ from those of the sink's files, before anything is decided, as
     a file of wrong columns (`on_bad_file`). "merge" also takes new and missing columns, which are null elsewhere, and
     other widths of a type (`fencepost.lake.schemas`); no file is rewritten, `fencepost.lake.dataset` and
-    `fencepost_spark.read_sink` read all of them by one schema. For sinks of folders and prefixes: a table has columns
-    of its own. `engine`: where tasks run, threads of this process unless given. `source_immutable`: files of the source
-    never change once they are there, so outputs that are equal to their inputs may be hard links. `sync=False`: do not
-    wait for disks; a power loss may then cost the state. `state_options`, `source_options`, `sink_options`: of the
-    object stores that they are in, see `fencepost.state.open_store`.
+    `fencepost_spark.read_sink` read all of them by one schema. For a sink that is a Delta table "strict" refuses
+    columns and types that the table does not have, and "merge" adds or widens them by the commit that adds the rows
+    (`docs/delta.md`); other tables have columns of their own. `engine`: where tasks run, threads of this process unless
+    given. `source_immutable`: files of the source never change once they are there, so outputs that are equal to their
+    inputs may be hard links. `sync=False`: do not wait for disks; a power loss may then cost the state.
+    `state_options`, `source_options`, `sink_options`: of the object stores that they are in, see
+    `fencepost.state.open_store`.
 
     `keep_versions`, `keep_versions_ms`: which versions of the state can be gone back to (`State.rollback`), 100 and a
     week unless given: the so many newest, and those that were the newest at some time in the last so many milliseconds,
@@ -232,24 +234,21 @@ class DedupJob:
         self.state = State(open_store(uri, sync=sync, options=state_options), sink_options)
         if not isinstance(source, KafkaLog):
             open_storage(self.source, source_options)  # so that wrong options show here
-        is_table = is_local(self.source) and is_delta(self.source)
+        is_table = is_local(self.source) and is_delta(LocalStore(self.source))
         if is_table:
             check_library(self.source)
         self.files_max, self.bytes_max = files_max, bytes_max
-        if (files_max or bytes_max) and (is_table or self.log is not None):
-            what = "files_max" if files_max else "bytes_max"
-            raise ValueError(
-                f"{what}: {self.source} is read up to a position; only files of a folder or prefix are counted"
-            )
+        if is_table or self.log is not None:
+            self.check_no_slices()
         if isinstance(sink, ForJobs):
             sink = sink.for_job(state)
         if isinstance(sink, str | os.PathLike):
             sink = _open_sink(absolute(sink), layout, self.source, self.disk, sink_options)
         self.sink: Sink = sink
-        if schema != "strict" and not self.notes_schema:
+        if schema != "strict" and not self.notes_schema and self.sink.layout != "delta":
             raise SinkError(
-                f"{self.sink.location}: schema={schema!r} is for folders and prefixes: a table has columns of its own. "
-                "Add or widen them there"
+                f"{self.sink.location}: schema={schema!r} is for folders, prefixes and Delta tables that rows are "
+                "added to: this table has columns of its own. Add or widen them there"
             )
         self.schema = schema
         if self.is_in_place and str(self.sink.location) != self.source:
@@ -329,6 +328,14 @@ class DedupJob:
         self.check_rewritten()
         return Run(self, progress, Given(folder=self.source, is_rebase=True)).run()
 
+    def check_no_slices(self) -> None:
+        """Refuse to read a part of what is new in a source that is read up to a position. Raises ValueError."""
+        if self.files_max or self.bytes_max:
+            what = "files_max" if self.files_max else "bytes_max"
+            raise ValueError(
+                f"{what}: {self.source} is read up to a position; only files of a folder or prefix are counted"
+            )
+
     def check_rewritten(self) -> None:
         """Refuse to judge files that others may have rewritten where no column tells the order that the policy needs.
 
@@ -371,11 +378,12 @@ def _check_keep_checksums(value: object, is_compared: bool) -> None:
 
 def _open_sink(place: str, layout: Layout | None, source: str, disk: Disk, options: dict[str, object] | None) -> Sink:
     if place == source:
-        if not is_local(place) or not is_delta(place) or layout == "run":
+        if not is_local(place) or not is_delta(LocalStore(place)) or layout == "run":
             raise SinkError(f"{place}: only a Delta table in a local folder can be both source and sink")
         return open_sink(place, IN_PLACE, disk)
-    is_table = is_local(place) and is_delta_sink(place)
-    return open_sink(place, layout or ("delta" if is_table else "run"), disk, options)
+    if layout is None:
+        layout = "delta" if is_delta_sink(open_store(place, options=options)) else "run"
+    return open_sink(place, layout, disk, options)
 
 
 def _check_apart(**places: str) -> None:

@@ -20,7 +20,7 @@ from fencepost.state.delta import is_delta_sink
 from fencepost.state.disk import Disk
 from fencepost.state.prefix import RunPrefixes
 from fencepost.state.sinks import RunFolders, open_sink
-from fencepost.state.stores import RemoteStore, absolute, is_local
+from fencepost.state.stores import RemoteStore, absolute, is_local, open_store
 
 
 def shown_files(sink: str | os.PathLike[str], options: Mapping[str, Any] | None = None) -> list[str]:
@@ -80,10 +80,10 @@ def _schema_of(opened: RunFolders | RunPrefixes, name: str) -> pa.Schema:
 
 def _open(sink: str | os.PathLike[str], options: Mapping[str, Any] | None) -> RunFolders | RunPrefixes:
     place = absolute(sink)
-    if is_local(place) and is_delta_sink(place):
-        raise SinkError(f"{place}: a Delta table, which its own readers read")
     if is_local(place) and not Path(place).is_dir():
         raise SinkError(f"{place}: no such folder")
+    if is_delta_sink(open_store(place, options=options)):
+        raise SinkError(f"{place}: a Delta table, which its own readers read")
     opened = open_sink(place, "run", Disk(), options)
     assert isinstance(opened, RunFolders | RunPrefixes)
     return opened

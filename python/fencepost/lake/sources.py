@@ -1,4 +1,4 @@
-"""What a run reads: a folder or prefix of files, a Delta table, a Kafka log, or the batch of a stream.
+"""What a run reads: a folder or prefix of files, a Delta table in one, a Kafka log, or the batch of a stream.
 
 A source lists what is new as files. From there on all kinds are alike: the tasks of a run read files.
 
@@ -36,7 +36,6 @@ from fencepost.state.decision import Inputs
 from fencepost.state.delta import is_delta
 from fencepost.state.ledger import file_table, hash_of_listing, new_files
 from fencepost.state.scratch import FolderScratch
-from fencepost.state.stores import is_local
 
 if TYPE_CHECKING:
     from fencepost.lake.found import Found
@@ -114,9 +113,10 @@ def open_source(job: DedupJob, given: Given | None) -> Source:
     is_own = place == job.source
     if is_own and job.log is not None:
         return LogOfKafka(job.log)
-    if is_local(place) and is_delta(place):
-        return DeltaTable(place, is_own=is_own)
-    return Folder(place, open_storage(place, job.source_options), is_own=is_own)
+    storage = open_storage(place, job.source_options)
+    if is_delta(storage.as_store(place)):
+        return DeltaTable(place, storage, is_own=is_own)
+    return Folder(place, storage, is_own=is_own)
 
 
 def list_of(files: Files, footer_crc: list[int] | None = None) -> pa.Table:
@@ -206,12 +206,13 @@ class DeltaTable:
     """A Delta table, which may be the sink too."""
 
     place: str
+    storage: Storage
     is_own: bool = field(kw_only=True)
-    storage = LocalStorage()
     has_ledger = False
 
     def find_new(self, run: Run) -> News:
         job, base = run.job, run.base if self.is_own else None
+        job.check_no_slices()
         position = base.source_position if base else None
         if base and position is None and len(base.ledger):
             text = f"{self.place}: was read as a folder of files, now it is a Delta table: it needs a state of its own"
@@ -220,7 +221,7 @@ class DeltaTable:
             job.check_rewritten()  # the first version was given up: its files may have been others
         own = job.state.agreed().id if job.is_in_place and run.before else None
         pending = [add for add in base.deferred.add if add is not None] if base and position else []
-        files, position, adds, damaged = list_appended(self.place, position, own, pending)
+        files, position, adds, damaged = list_appended(self.place, self.storage, position, own, pending)
         return News(files=files, position=position, adds=adds, damaged=damaged)
 
     def unread(self, found: Found, *, is_rebase: bool) -> list[str]:

@@ -20,9 +20,10 @@ from typing import IO, Any, Protocol, TypeVar
 from fencepost.errors import SourceError, StoreError
 from fencepost.findings import IGNORED_MAX
 from fencepost.lake.files import Facts, Files
+from fencepost.state.delta_log import LOG
 from fencepost.state.disk import Disk, opened_folder
 from fencepost.state.scratch import Scratch
-from fencepost.state.stores import Ranges, RemoteStore, is_local, open_store
+from fencepost.state.stores import LocalStore, Ranges, RemoteStore, Store, is_local, open_store
 
 T = TypeVar("T")
 
@@ -62,6 +63,9 @@ class Storage(Protocol):
 
     def copy(self, path: str, facts: Facts, target: Path, *, may_link: bool) -> None:
         """Copy the file to a new local file. Raises OSError for the target. `may_link`: see `Disk.carry_over`."""
+
+    def as_store(self, root: str) -> Store:
+        """A root as a store: what lies there beside files, such as the log of a table, is read through it."""
 
     def copy_within(self, path: str, facts: Facts, scratch: Scratch, name: str) -> bool:
         """Let the store of both copy the file; False where there is none. It may be another file by then."""
@@ -167,6 +171,9 @@ class LocalStorage:
         with from_storage(path, "copied", other_than=FULL):
             Disk().carry_over(Path(path), target, may_link=may_link)
 
+    def as_store(self, root: str) -> LocalStore:
+        return LocalStore(root)
+
     def copy_within(self, path: str, facts: Facts, scratch: Scratch, name: str) -> bool:
         return False
 
@@ -241,9 +248,8 @@ class ObjectStorage:
         for name, size, etag in self.store.listing():
             is_empty = False
             parts = name.split("/")
-            if parts[0] == "_delta_log":
-                text = f"{root}: a Delta table; on an object store, Delta tables cannot be a source yet"
-                raise SourceError(text, path=root)
+            if parts[0] == LOG:
+                raise SourceError(f"{root}: has become a Delta table while it was listed; run again", path=root)
             if any(part.startswith(("_", ".")) for part in parts):
                 continue
             if name.endswith(".parquet"):
@@ -268,6 +274,9 @@ class ObjectStorage:
         with open(target, "xb") as file:
             for piece in self.object(path, facts).pieces(COPY_BYTES):
                 file.write(piece)
+
+    def as_store(self, root: str) -> RemoteStore:
+        return self.store
 
     def copy_within(self, path: str, facts: Facts, scratch: Scratch, name: str) -> bool:
         return scratch.copy(self.store, self._name(path), facts.bytes, name)

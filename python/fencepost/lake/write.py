@@ -26,6 +26,9 @@ from fencepost.state.vectors import Bitmap, VectorFile, ranges_of, rows_of
 Schemas = dict[bytes, str]
 """Arrow schemas, serialized, to the path of a file that has them."""
 
+Bounds = dict[str, list[int]]
+"""Column to lowest and highest value, of integer columns whose statistics tell."""
+
 Rejects = Literal["copy", "all", "none"]
 """Which refused rows are set aside: all but duplicates, all, none."""
 
@@ -52,7 +55,7 @@ class WriteItem:
     may_link: bool
     """Whether the source never changes, so that an output may share its inode."""
     tells_schemas: bool
-    """Whether to tell what columns outputs have."""
+    """Whether to tell what columns outputs have, and the bounds of their integer columns."""
     in_place: InPlace | None = None
 
 
@@ -68,6 +71,8 @@ class Written:
     """(ordinal, name of the verdict, name, rows, bytes, footer CRC) of each file of refused rows."""
     schemas: Schemas = field(default_factory=dict)
     """Of the outputs, where they are to be told."""
+    bounds: list[Bounds] = field(default_factory=list)
+    """Of each output, where they are to be told; else, and where there is none, of no column."""
     marked: list[dict[str, Any]] = field(default_factory=list)
     """The files that lose rows where they stand (`Marked`)."""
     vectors: list[tuple[int, str, int]] = field(default_factory=list)
@@ -128,6 +133,7 @@ def write_file(places: Places, item: WriteItem, place: int, losers: pa.Table, wr
     not_kept = _with_gone(losers, item.files.vectors[place])
     name: str | None = None
     facts = (0, 0, 0)
+    bounds: Bounds = {}
     with unchanged(places.storage, item.files, place) if item.is_read[place] else nullcontext():
         if rows and refused < rows:
             name = _new_name(f"part-{ordinal:05}")
@@ -141,12 +147,13 @@ def write_file(places: Places, item: WriteItem, place: int, losers: pa.Table, wr
             if facts[0] != rows - refused:
                 raise AssertionError(f"{name} has {facts[0]} rows, {rows} were read and {refused} are not kept")
             if item.tells_schemas:
-                written.schemas.setdefault(_schema(places.outputs, name), item.files.full_path(place))
+                schema, bounds = _schema_and_bounds(places.outputs, name)
+                written.schemas.setdefault(schema, item.files.full_path(place))
         written.carried += rows > 0 and not len(not_kept)
         _set_aside_all(places, item, place, losers, written)
     if item.in_place:
         written.marked.append(_marked(item, place, refused, None))
-    _add_output(written, name, facts)
+    _add_output(written, name, facts, bounds)
 
 
 def _mark(places: Places, item: WriteItem, place: int, losers: pa.Table, written: Written, vectors: VectorFile) -> None:
@@ -168,9 +175,10 @@ def _marked(item: WriteItem, place: int, refused: int, vector: dict[str, Any] | 
     return {"path": item.files.paths[place], "ordinal": ordinal, "rows": rows, "refused": refused, "vector": vector}
 
 
-def _add_output(written: Written, name: str | None, facts: tuple[int, int, int]) -> None:
+def _add_output(written: Written, name: str | None, facts: tuple[int, int, int], bounds: Bounds | None = None) -> None:
     """Facts: rows, bytes, footer CRC."""
     written.names.append(name)
+    written.bounds.append(bounds or {})
     for column, value in zip((written.rows, written.bytes, written.footer_crc), facts, strict=True):
         column.append(value)
 
@@ -185,7 +193,7 @@ def _with_gone(losers: pa.Table, vector: Bitmap | None) -> pa.Table:
     return both.sort_by("row")
 
 
-def _schema(outputs: Scratch, name: str) -> bytes:
+def _schema_and_bounds(outputs: Scratch, name: str) -> tuple[bytes, Bounds]:
     import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
     ranges = outputs.object(name)
@@ -195,7 +203,18 @@ def _schema(outputs: Scratch, name: str) -> bytes:
     for name in (it.path for it in columns if it.physical_type == "INT96"):
         if name in schema.names:  # an instant, whatever unit Arrow gives it: what Spark writes unless told otherwise
             schema = schema.set(schema.get_field_index(name), pa.field(name, pa.timestamp("us", "UTC")))
-    found: bytes = schema.serialize().to_pybytes()
+    return schema.serialize().to_pybytes(), _bounds(file)
+
+
+def _bounds(file: Any) -> Bounds:
+    integers = {it.name for it in file.schema_arrow if pa.types.is_signed_integer(it.type)}
+    groups = [file.metadata.row_group(place) for place in range(file.metadata.num_row_groups)]
+    found: Bounds = {}
+    for place in (it for it in range(len(file.schema)) if file.schema.column(it).path in integers):
+        statistics = [group.column(place).statistics for group in groups]
+        if statistics and all(it is not None and it.has_min_max for it in statistics):
+            bounds = [min(it.min for it in statistics), max(it.max for it in statistics)]
+            found[file.schema.column(place).path] = bounds
     return found
 
 

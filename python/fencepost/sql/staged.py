@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 import re
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -49,6 +49,7 @@ from fencepost.lake.plan import groups_of_files
 from fencepost.sql import rows as bulk
 from fencepost.sql.database import Database, Int64, outages
 from fencepost.sql.target import Target
+from fencepost.state.commit import NewRows
 from fencepost.state.decision import ABANDONED, APPLIED, Decision, Outputs
 from fencepost.state.disk import Disk
 from fencepost.state.sinks import RunFolders, without_rows
@@ -171,15 +172,15 @@ class StagedTable(RunFolders):
 
     # Rows
 
-    def check_rows(self, schemas: dict[bytes, str], folders: Iterable[str]) -> dict[str, Any]:
+    def check_rows(self, rows: NewRows) -> dict[str, Any]:
         """See `Sink`."""
-        inside = next((it for it in folders if it.strip("/")), None)
+        inside = next((it for it in rows.folders if it.strip("/")), None)
         if inside is not None:
             raise SinkError(f"{self!r}: values that stand in names of folders ({inside}) are not written to a table")
         with self._opened() as engine:
             target = Target(engine, self._table, self._insert)
             first: list[str] | None = None
-            for schema, path in schemas.items():
+            for schema, path in rows.schemas.items():
                 try:
                     names = target.convert(pa.ipc.read_schema(pa.py_buffer(schema)).empty_table()).column_names
                 except BatchError as error:
@@ -207,11 +208,11 @@ class StagedTable(RunFolders):
 
     def apply(self, decision: Decision) -> str:
         """See `Sink`: one transaction, then the side tables."""
-        return self._show(decision, self._status(decision) or self._commit(decision, APPLIED))
+        return self._show(decision, self.status(decision) or self._commit(decision, APPLIED))
 
     def fence(self, decision: Decision) -> str:
         """See `Sink`: the row takes the version's number, without rows."""
-        return self._show(decision, self._status(decision) or self._commit(decision, ABANDONED))
+        return self._show(decision, self.status(decision) or self._commit(decision, ABANDONED))
 
     def collect_garbage(self, done: int) -> None:
         """See `Sink`: tables of tasks whose attempt lost, too."""
@@ -230,7 +231,7 @@ class StagedTable(RunFolders):
             for name in decision.outputs.name:
                 self.disk.remove(self.path / beside.prepared / name)
         shown = super().apply(beside) if status == APPLIED else super().fence(beside)
-        self._clear(decision)
+        self.clear(decision)
         return shown
 
     def _commit(self, decision: Decision, wanted: str) -> str:
@@ -255,11 +256,11 @@ class StagedTable(RunFolders):
         number = decision.version
         mine = VERSIONS.c.sink == self.name
         row = connection.execute(select(VERSIONS).where(mine).with_for_update()).one_or_none()
-        if row is None or row.state != self._owner():
+        if row is None or row.state != self.owner():
             raise SinkChangedError(f"{self!r}: is not this state's any more, so version {number} cannot be written")
         if row.version == number:
             return str(row.status)
-        if row.version > number and (status := self._status(decision)):
+        if row.version > number and (status := self.status(decision)):
             return status  # others have gone on since this process looked
         if row.version != number - 1:
             raise SinkChangedError(

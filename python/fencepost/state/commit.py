@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from fencepost.errors import StateConflictError
 from fencepost.state.decision import ABANDONED, Decision, Outputs, SideFiles
@@ -20,6 +21,20 @@ from fencepost.state.scratch import Scratch
 
 if TYPE_CHECKING:
     from fencepost.state.versions import State
+
+
+@dataclass(frozen=True, kw_only=True)
+class NewRows:
+    """What is known of a version's files before it is decided."""
+
+    schemas: dict[bytes, str]
+    """Arrow schemas, serialized, to the path of a file that has it."""
+    folders: Iterable[str]
+    """The Hive-style folders of all."""
+    bounds: list[dict[str, list[int]]]
+    """For each file the lowest and highest value of its integer columns, by name, where its statistics tell."""
+    rule: Literal["strict", "merge"]
+    """`DedupJob.schema`."""
 
 
 class Sink(Protocol):
@@ -59,11 +74,10 @@ class Sink(Protocol):
         SinkChangedError where somebody has taken rows back since.
         """
 
-    def check_rows(self, schemas: dict[bytes, str], folders: Iterable[str]) -> dict[str, Any]:
+    def check_rows(self, rows: NewRows) -> dict[str, Any]:
         """Refuse files that the sink cannot take, before anything is decided. Changes nothing.
 
-        `schemas`: Arrow schemas, serialized, to the path of a file that has it; `folders`: the Hive-style folders of
-        all. Gives what else the decision has to say of the sink (`Decision.sink_version`). Raises SinkError.
+        Gives what else the decision has to say of the sink (`Decision.sink_version`). Raises SinkError.
         """
 
     def scratch(self, version: int, attempt: str) -> Scratch:

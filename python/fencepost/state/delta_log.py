@@ -1,47 +1,133 @@
-"""The log of a Delta table, where the library does not tell what it says: commits action by action, and the actions by
-which files are in a table, to the letter.
+"""The log of a Delta table: commits action by action, the table as of its newest version, and the actions by which
+files are in it, to the letter.
 
     _delta_log/<version>.json                     a commit: an action a line
     _delta_log/<version>.checkpoint*.parquet      all actions that count up to a version, in one file or in several
     _delta_log/<version>.checkpoint.<uuid>.json   the same, naming files in _delta_log/_sidecars
+
+All of it is read and written through the store of the table's folder or prefix (`fencepost.state.stores`), so that
+disks and object stores are alike: a commit is one put-if-absent.
 
 Source: the Delta protocol, sections "Delta Log Entries", "Checkpoints" and "Action Reconciliation".
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from collections.abc import Iterable, Iterator
-from pathlib import Path
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote
 
-from fencepost.state.disk import Disk
+from fencepost.state.stores import Store
 
 LOG, SIDECARS = "_delta_log", "_sidecars"
+COMMIT = re.compile(r"(\d{20})\.json")
 CHECKPOINT = re.compile(r"(\d{20})\.checkpoint(?:\.(\d{10})\.(\d{10})|\.[0-9a-f-]{36})?\.(parquet|json)")
+READ_AT_ONCE = 16
+"""Commits that are read at the same time."""
+OF_FILES = ('{"add"', '{"remove"', '{"cdc"')
+"""How lines begin that say nothing of the table itself."""
 
 Action = dict[str, Any]
 Live = dict[str, Action]
 """The files of a table: relative path, decoded, to the action that added it."""
 
 
-def read_commit(location: Path, version: int) -> list[tuple[str, Action]] | None:
-    """(kind, action) of a commit, line by line; None where the log no longer has it. Raises ValueError."""
-    try:
-        return list(_actions(location / LOG / f"{version:020}.json"))
-    except FileNotFoundError:
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """What the log says of a table as of one version, but for its files."""
+
+    store: Store
+    version: int
+    protocol: Action
+    metadata: Action
+    transactions: dict[str, int]
+    """Application to its newest transaction."""
+
+    @property
+    def id(self) -> str:
+        return str(self.metadata["id"])
+
+    @property
+    def partition_columns(self) -> list[str]:
+        return list(self.metadata.get("partitionColumns") or ())
+
+    @property
+    def configuration(self) -> dict[str, str]:
+        return dict(self.metadata.get("configuration") or {})
+
+    @property
+    def fields(self) -> list[Action]:
+        """Its columns, as the schema in the log has them: `name`, `type`, `nullable`, `metadata`."""
+        return list(json.loads(self.metadata["schemaString"])["fields"])
+
+    @property
+    def reader_features(self) -> set[str]:
+        return {*(self.protocol.get("readerFeatures") or ())}
+
+    @property
+    def features(self) -> set[str]:
+        """Of reading and of writing."""
+        return self.reader_features | {*(self.protocol.get("writerFeatures") or ())}
+
+    def later(self) -> Table:
+        """The table with the commits since. Raises ValueError."""
+        table = self
+        while (lines := _commit_lines(self.store, table.version + 1)) is not None:
+            table = table._with(table.version + 1, _about_table(lines))
+        return table
+
+    def _with(self, version: int, actions: Iterable[tuple[str, Action]]) -> Table:
+        protocol, metadata, transactions = self.protocol, self.metadata, dict(self.transactions)
+        for kind, action in actions:
+            if kind == "protocol":
+                protocol = action
+            elif kind == "metaData":
+                metadata = action
+            elif kind == "txn":
+                transactions[action["appId"]] = action["version"]
+        return dataclasses.replace(
+            self, version=version, protocol=protocol, metadata=metadata, transactions=transactions
+        )
+
+
+def read_table(store: Store) -> Table | None:
+    """The table as of now; None where there is no log. Raises ValueError and FileNotFoundError for one with gaps."""
+    names = [name.rpartition("/")[2] for name in store.list(LOG)]
+    versions = sorted(int(match[1]) for name in names if (match := COMMIT.fullmatch(name)))
+    checkpoint, parts = _newest_checkpoint(names)
+    if not versions and not parts:
         return None
+    newest = max([checkpoint, *versions[-1:]])
+    table = Table(store=store, version=checkpoint, protocol={}, metadata={}, transactions={})
+    for part in parts:
+        table = table._with(checkpoint, _checkpoint_actions(store, part))
+    for version, lines in _read_lines(store, checkpoint + 1, newest):
+        if lines is None:
+            raise FileNotFoundError(f"{store.uri}/{_commit_name(version)}: no such commit, though later ones are there")
+        table = table._with(version, _about_table(lines))
+    if "id" not in table.metadata or not table.protocol:
+        raise ValueError(f"no schema or protocol up to version {newest}")
+    return table
 
 
-def commit_info(location: Path, version: int) -> Action | None:
-    """What a commit says of itself, which may be nothing; None where the log no longer has it. Raises ValueError.
+def read_commit(store: Store, version: int) -> list[tuple[str, Action]] | None:
+    """(kind, action) of a commit, line by line; None where the log no longer has it. Raises ValueError."""
+    lines = _commit_lines(store, version)
+    return None if lines is None else list(_actions(lines))
 
-    From the log itself: the library's history counts only commits that do say something.
-    """
-    actions = read_commit(location, version)
-    return None if actions is None else info_of(actions)
+
+def read_commits(store: Store, first: int, last: int) -> Iterator[tuple[int, list[tuple[str, Action]] | None]]:
+    """(version, what `read_commit` gives) of these versions, in turn. Raises ValueError (`version` in its message)."""
+    for version, lines in _read_lines(store, first, last):
+        try:
+            yield version, None if lines is None else list(_actions(lines))
+        except ValueError as error:
+            raise ValueError(f"{store.uri}/{_commit_name(version)}: not a commit of a Delta table: {error}") from error
 
 
 def info_of(actions: Iterable[tuple[str, Action]]) -> Action:
@@ -49,23 +135,23 @@ def info_of(actions: Iterable[tuple[str, Action]]) -> Action:
     return next((action for kind, action in actions if kind == "commitInfo"), {})
 
 
-def put_commit(disk: Disk, location: Path, version: int, actions: Iterable[Action]) -> bool:
+def put_commit(store: Store, version: int, actions: Iterable[Action]) -> bool:
     """Write a commit unless the table has that version. False: another's is there."""
     text = "".join(json.dumps(it, separators=(",", ":")) + "\n" for it in actions)
-    return disk.put(location / LOG / f"{version:020}.json", text.encode())
+    return store.put(_commit_name(version), text.encode())
 
 
-def live_files(location: Path, version: int) -> Live:
+def live_files(store: Store, version: int) -> Live:
     """The files of a table at a version. Raises FileNotFoundError where the log no longer tells, ValueError."""
-    checkpoint, parts = _newest_checkpoint(location / LOG, version)
+    names = [name.rpartition("/")[2] for name in store.list(LOG)]
+    checkpoint, parts = _newest_checkpoint(names, version)
     live: Live = {}
-    for path in parts:
-        for action in _adds(path):
+    for part in parts:
+        for action in _checkpoint_adds(store, f"{LOG}/{part}"):
             live[unquote(action["path"])] = _without_nulls(action)
-    for at in range(checkpoint + 1, version + 1):
-        actions = read_commit(location, at)
+    for at, actions in read_commits(store, checkpoint + 1, version):
         if actions is None:
-            raise FileNotFoundError(location / LOG / f"{at:020}.json")
+            raise FileNotFoundError(f"{store.uri}/{_commit_name(at)}")
         for kind, action in actions:
             if kind == "remove":
                 live.pop(unquote(action["path"]), None)
@@ -75,42 +161,90 @@ def live_files(location: Path, version: int) -> Live:
     return live
 
 
-def _newest_checkpoint(log: Path, version: int) -> tuple[int, list[Path]]:
+# Commits
+
+
+def _commit_name(version: int) -> str:
+    return f"{LOG}/{version:020}.json"
+
+
+def _commit_lines(store: Store, version: int) -> list[str] | None:
+    try:
+        return _lines(store.read(_commit_name(version)))
+    except FileNotFoundError:
+        return None
+
+
+def _read_lines(store: Store, first: int, last: int) -> Iterator[tuple[int, list[str] | None]]:
+    """The lines of these commits, in turn, some of them read ahead."""
+    with ThreadPoolExecutor(READ_AT_ONCE) as pool:
+        for begin in range(first, last + 1, READ_AT_ONCE):
+            versions = range(begin, min(begin + READ_AT_ONCE, last + 1))
+            yield from zip(versions, pool.map(lambda it: _commit_lines(store, it), versions), strict=True)
+
+
+def _lines(data: bytes) -> list[str]:
+    # Not by str.splitlines: a name may hold what other alphabets end lines with.
+    return [line for line in data.decode("utf-8").split("\n") if line.strip()]
+
+
+def _actions(lines: Iterable[str]) -> Iterator[tuple[str, Action]]:
+    """(kind, action) of lines that have one each."""
+    for line in lines:
+        yield from json.loads(line).items()
+
+
+def _about_table(lines: Iterable[str]) -> Iterator[tuple[str, Action]]:
+    return _actions(line for line in lines if not line.startswith(OF_FILES))
+
+
+# Checkpoints
+
+
+def _newest_checkpoint(names: Iterable[str], version: int | None = None) -> tuple[int, list[str]]:
     """(version, files) of the newest whole checkpoint that is not newer than `version`; (-1, []) for none."""
-    found: dict[tuple[int, str], list[Path]] = {}
-    for path in sorted(log.iterdir()):
-        match = CHECKPOINT.fullmatch(path.name)
-        if match and int(match[1]) <= version:
-            found.setdefault((int(match[1]), match[3] or path.name), []).append(path)
+    found: dict[tuple[int, str], list[str]] = {}
+    for name in sorted(names):
+        match = CHECKPOINT.fullmatch(name)
+        if match and (version is None or int(match[1]) <= version):
+            found.setdefault((int(match[1]), match[3] or name), []).append(name)
     whole = [(at, parts) for (at, of), parts in found.items() if not (of.isdigit() and len(parts) < int(of))]
     return max(whole, key=lambda it: it[0], default=(-1, []))
 
 
-def _adds(path: Path) -> Iterator[Action]:
-    """The files that a part of a checkpoint names, those in its sidecars included."""
-    import pyarrow.parquet as pq  # type: ignore[import-untyped]
+def _checkpoint_actions(store: Store, part: str) -> Iterator[tuple[str, Action]]:
+    """What a part of a checkpoint says of the table itself."""
+    name = f"{LOG}/{part}"
+    if name.endswith(".json"):
+        yield from _about_table(_lines(store.read(name)))
+        return
+    for kind, actions in _columns(store, name, ("protocol", "metaData", "txn")).items():
+        for action in actions:
+            yield kind, {field: it for field, it in action.items() if it is not None}
 
-    if path.suffix == ".json":
-        actions = list(_actions(path))
+
+def _checkpoint_adds(store: Store, name: str) -> Iterator[Action]:
+    """The files that a part of a checkpoint names, those in its sidecars included."""
+    if name.endswith(".json"):
+        actions = list(_actions(_lines(store.read(name))))
         adds, sidecars = ([it for kind, it in actions if kind == wanted] for wanted in ("add", "sidecar"))
     else:
-        columns = [it for it in ("add", "sidecar") if it in pq.read_schema(path).names]
-        table = pq.read_table(path, columns=columns)
-        adds, sidecars = (
-            table[kind].drop_null().to_pylist(maps_as_pydicts="strict") if kind in columns else []
-            for kind in ("add", "sidecar")
-        )
+        found = _columns(store, name, ("add", "sidecar"))
+        adds, sidecars = found.get("add", []), found.get("sidecar", [])
     yield from adds
     for sidecar in sidecars:
-        yield from _adds(path.parent / SIDECARS / unquote(sidecar["path"]))
+        yield from _checkpoint_adds(store, f"{LOG}/{SIDECARS}/{unquote(sidecar['path'])}")
 
 
-def _actions(path: Path) -> Iterator[tuple[str, Action]]:
-    """(kind, action) of a file that has one a line."""
-    # Not by str.splitlines: a name may hold what other alphabets end lines with.
-    for line in path.read_text(encoding="utf-8").split("\n"):
-        if line.strip():
-            yield from json.loads(line).items()
+def _columns(store: Store, name: str, wanted: Iterable[str]) -> dict[str, list[Action]]:
+    """The actions of some kinds in a Parquet file of a checkpoint, as far as it has such columns."""
+    import pyarrow.parquet as pq  # type: ignore[import-untyped]
+
+    with store.open(name) as source:
+        file = pq.ParquetFile(source)
+        columns = [it for it in wanted if it in file.schema_arrow.names]
+        table = file.read(columns=columns)
+        return {kind: table[kind].drop_null().to_pylist(maps_as_pydicts="strict") for kind in columns}
 
 
 def _without_nulls(action: Action) -> Action:

@@ -16,24 +16,35 @@ from __future__ import annotations
 import json
 import os
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote, urlparse
 
+from fencepost._native import parquet_footer
 from fencepost.errors import SinkChangedError, SinkError, SourceError
 from fencepost.state.decision import APPLIED, Decision
-from fencepost.state.delta import ABANDONED_APP, FEATURES, REFUSED, DeltaSink, check_features
-from fencepost.state.delta_log import Action, Live, live_files, put_commit, read_commit
+from fencepost.state.delta import (
+    FEATURES,
+    REFUSED,
+    DeltaSink,
+    TakenError,
+    bounds_of,
+    by_library,
+    check_features,
+    heading,
+    statistics,
+)
+from fencepost.state.delta_columns import INTEGERS, WIDENING
+from fencepost.state.delta_log import Action, Live, Table, live_files, put_commit, read_commits
+from fencepost.state.disk import Disk
 from fencepost.state.sinks import IN_PLACE
+from fencepost.state.stores import LocalStore, Store
 from fencepost.state.vectors import read_vector, rows_of
 
 if TYPE_CHECKING:
-    from deltalake import DeltaTable
-
     from fencepost.state.versions import State
 
 VECTORS = "deletionVectors"
-IN_PLACE_FEATURES = FEATURES | {"allowColumnDefaults", "generatedColumns", "identityColumns"}
+IN_PLACE_FEATURES = FEATURES - {WIDENING} | {"allowColumnDefaults", "generatedColumns", "identityColumns"}
 """Table features under which rows may be taken out just so: what holds for all rows holds for some. The library does
 not write to some of these tables, so every commit is written here."""
 IN_PLACE_REFUSED = REFUSED | {"delta.appendOnly": "a rule that rows are only ever added"}
@@ -45,7 +56,11 @@ class InPlace(DeltaSink):
     layout = IN_PLACE
     has_schema = False
 
-    def check_table(self, table: DeltaTable) -> None:
+    def __init__(self, table: LocalStore, disk: Disk) -> None:
+        super().__init__(table, disk)
+        self.folder = table.folder
+
+    def check_table(self, table: Table) -> None:
         """See `DeltaSink`."""
         check_features(table, self.location, IN_PLACE_FEATURES, IN_PLACE_REFUSED, "taking rows out")
 
@@ -55,10 +70,10 @@ class InPlace(DeltaSink):
             raise SinkError(f"{self.location}: no Delta table, and only such can be deduplicated in place")
         super().check(state)
 
-    def check_kept(self, table: DeltaTable, before: Decision) -> None:
+    def check_kept(self, table: Table, before: Decision) -> None:
         """See `DeltaSink`: what others did to rows, the source looks for."""
 
-    def seen(self, table: DeltaTable) -> dict[str, Any]:
+    def seen(self, table: Table) -> dict[str, Any]:
         """See `DeltaSink`: also whether the table allows deletion vectors."""
         return {**super().seen(table), "vectors": allows_vectors(table)}
 
@@ -76,15 +91,14 @@ class InPlace(DeltaSink):
 
     # The commit
 
-    def fits(self, table: DeltaTable, decision: Decision) -> bool:
+    def fits(self, table: Table, decision: Decision) -> bool:
         """See `DeltaSink`: whether the files that lose rows, and the table's settings, are as they were judged, and
         nobody has taken rows away: a copy that stays for another one that goes might be among them."""
         marked = set(decision.marked.path)
         if not marked:
             return True
         looked, read = ((it or {}).get("version", -1) for it in (decision.sink_version, decision.source_position))
-        for version in range(min(looked, read) + 1, table.version() + 1):
-            actions = read_commit(self.location, version)
+        for version, actions in read_commits(self.store, min(looked, read) + 1, table.version):
             if actions is None or any(kind in ("protocol", "metaData") for kind, _ in actions):
                 return False
             removed = [action for kind, action in actions if kind == "remove" and version > read]
@@ -92,20 +106,25 @@ class InPlace(DeltaSink):
                 return False
         return True
 
-    def _write(self, table: DeltaTable, decision: Decision, wanted: str, state: str) -> None:
-        from deltalake.exceptions import CommitFailedError
-
-        version, now_ms = table.version() + 1, time.time_ns() // 1_000_000
+    def _write(self, table: Table, decision: Decision, wanted: str, state: str) -> None:
+        version, now_ms = table.version + 1, time.time_ns() // 1_000_000
         has_changes = wanted == APPLIED and len(decision.marked)
         changes = self._checked_changes(table, decision, now_ms) if has_changes else []
-        heading = _heading(decision, state, wanted, now_ms)
-        commit = [*heading, *(action for actions in changes for action in actions)]
-        if not put_commit(self.disk, self.location, version, commit):
-            raise CommitFailedError(f"version {version} is there")
+        refused = sum(decision.marked.refused) if wanted == APPLIED else 0
+        about = {
+            "operation": "DEDUPLICATE",
+            "operationParameters": {},
+            "isBlindAppend": False,
+            "operationMetrics": {"numDeletedRows": str(refused)},
+        }
+        commit = heading(decision, state, wanted, about, now_ms)
+        commit += [action for actions in changes for action in actions]
+        if not put_commit(self.store, version, commit):
+            raise TakenError
         if changes:
             self._check_read_back(version, decision)
 
-    def _checked_changes(self, table: DeltaTable, decision: Decision, now_ms: int) -> list[list[Action]]:
+    def _checked_changes(self, table: Table, decision: Decision, now_ms: int) -> list[list[Action]]:
         """What the commit says of each file that loses rows, which are at their places.
 
         `now_ms`: the time of the commit, from which VACUUM counts how long a file that goes is kept for readers: a
@@ -114,7 +133,7 @@ class InPlace(DeltaSink):
         """
         self._place(decision)
         try:
-            live = live_files(self.location, table.version())
+            live = live_files(self.store, table.version)
             changes = self._changes(table, live, decision, now_ms)
             self._check(table, live, changes, decision)
         except SourceError as error:
@@ -123,7 +142,7 @@ class InPlace(DeltaSink):
             raise SinkError(f"{self.location}: its log cannot be read: {error}") from error
         return changes
 
-    def _changes(self, table: DeltaTable, live: Live, decision: Decision, now_ms: int) -> list[list[Action]]:
+    def _changes(self, table: Table, live: Live, decision: Decision, now_ms: int) -> list[list[Action]]:
         """For each file that loses rows: that it goes, and what comes in its place, if any row is left."""
         outputs, found = decision.outputs, []
         files = zip(self.names(decision), outputs.bytes, outputs.rows, strict=True)
@@ -142,7 +161,18 @@ class InPlace(DeltaSink):
             found.append([{"remove": _removed(old, now_ms)}, *({"add": action} for action in new)])
         return found
 
-    def _check(self, table: DeltaTable, live: Live, changes: list[list[Action]], decision: Decision) -> None:
+    def _stats(self, table: Table, name: str, rows: int) -> str:
+        """What the log says of a file: its rows, and the bounds of its integer columns, as its statistics tell."""
+        import pyarrow.parquet as pq  # type: ignore[import-untyped]
+
+        partitions = table.partition_columns
+        integers = [it["name"] for it in table.fields if it["name"] not in partitions and it["type"] in INTEGERS]
+        path = str(self.folder / name)
+        there = set(pq.read_schema(path).names)
+        found = parquet_footer(path, [it for it in integers if it in there]).bounds
+        return statistics(rows, bounds_of(found))
+
+    def _check(self, table: Table, live: Live, changes: list[list[Action]], decision: Decision) -> None:
         """What readers would not notice (doubled or vanished rows), before anybody sees it.
 
         Raises AssertionError.
@@ -152,7 +182,7 @@ class InPlace(DeltaSink):
             gone = [(action["remove"]["path"], action["remove"].get("deletionVector")) for action in actions[:1]]
             if gone != [(old["path"], old.get("deletionVector"))]:
                 raise AssertionError(f"{path}: does not go as it is there: {gone}")
-            before, left = _gone(self.location, old), 0
+            before, left = _gone(self.store, old), 0
             for action in (action["add"] for action in actions[1:]):
                 if "deletionVector" in action:
                     left += self._left(table, action, before, it["rows"])
@@ -161,9 +191,9 @@ class InPlace(DeltaSink):
             if left != it["rows"] - len(before) - it["refused"]:
                 raise AssertionError(f"{path}: {left} rows would be left of {it['rows']}, {len(before)} were gone")
 
-    def _left(self, table: DeltaTable, action: Action, before: Any, rows: int) -> int:
+    def _left(self, table: Table, action: Action, before: Any, rows: int) -> int:
         """How many of a file's rows its new vector leaves. Raises AssertionError for a vector that it must not have."""
-        after = _gone(self.location, action)
+        after = _gone(self.store, action)
         if not allows_vectors(table):
             raise AssertionError(f"{action['path']}: the table does not allow deletion vectors")
         if not before <= after:
@@ -176,9 +206,8 @@ class InPlace(DeltaSink):
         """Whether the library, which has read none of what was checked before, sees the same rows gone."""
         import numpy as np
         import pyarrow as pa  # type: ignore[import-untyped]
-        from deltalake import DeltaTable
 
-        table = DeltaTable(self.location, version=version)
+        table = by_library(self.store, version)
         vectors = pa.table(table.deletion_vectors())
         root = _local(table.table_uri)
         paths = [os.path.relpath(_local(uri), root) for uri in vectors["filepath"].to_pylist()]
@@ -194,29 +223,11 @@ class InPlace(DeltaSink):
                 )
 
 
-def allows_vectors(table: DeltaTable) -> bool:
+def allows_vectors(table: Table) -> bool:
     """Whether rows may be taken out by deletion vectors: by the protocol readers know of them, by its settings writers
     may use them."""
-    protocol, settings = table.protocol(), table.metadata().configuration
-    listed = VECTORS in (protocol.reader_features or ()) and VECTORS in (protocol.writer_features or ())
-    return listed and settings.get("delta.enableDeletionVectors") == "true"
-
-
-def _heading(decision: Decision, state: str, wanted: str, now_ms: int) -> list[Action]:
-    """What a commit says of itself, and the transactions by which it is known (`ABANDONED_APP`)."""
-    info = {
-        "timestamp": now_ms,
-        "operation": "DEDUPLICATE",
-        "operationParameters": {},
-        "isBlindAppend": False,
-        "operationMetrics": {"numDeletedRows": str(sum(decision.marked.refused) if wanted == APPLIED else 0)},
-        "engineInfo": f"fencepost/{decision.fencepost}",
-        "fencepost.state": state,
-        "fencepost.version": str(decision.version),
-    }
-    apps = [state] if wanted == APPLIED else [state, state + ABANDONED_APP]
-    marks = [{"appId": app, "version": decision.version, "lastUpdated": now_ms} for app in apps]
-    return [{"commitInfo": info}, *({"txn": mark} for mark in marks)]
+    lists = (table.protocol.get("readerFeatures") or (), table.protocol.get("writerFeatures") or ())
+    return all(VECTORS in it for it in lists) and table.configuration.get("delta.enableDeletionVectors") == "true"
 
 
 def _removed(old: Action, time_ms: int) -> Action:
@@ -226,10 +237,10 @@ def _removed(old: Action, time_ms: int) -> Action:
     return {name: old[name] for name in kept if name in old} | own
 
 
-def _gone(location: Path, action: Action) -> Any:
+def _gone(store: Store, action: Action) -> Any:
     """The rows of a file that are gone, as a bitmap."""
     vector = action.get("deletionVector")
-    return rows_of(read_vector(str(location), vector) if vector else None)
+    return rows_of(read_vector(store, vector) if vector else None)
 
 
 def _local(uri: str) -> str:

@@ -16,13 +16,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from fencepost._native import parquet_footer
 from fencepost.errors import FencepostError, SinkChangedError, SinkError, StoreError
 from fencepost.state import changelog
+from fencepost.state.commit import NewRows
 from fencepost.state.decision import ABANDONED, APPLIED, Decision, Outputs, SideFiles
 from fencepost.state.scratch import PrefixScratch
 from fencepost.state.sinks import MARKER, PREPARE, check_owner
@@ -56,7 +57,7 @@ class RunPrefixes:
     def check(self, state: State) -> None:
         """See `Sink`. What lies beneath `run=<n>/` is not listed: a year's versions are many."""
         # What the state is known to have, then the sink: other runs may finish versions meanwhile.
-        seen, owner, settings = state.seen(), self._owner(), state.settings()
+        seen, owner, settings = state.seen(), self.owner(), state.settings()
         done, decided = seen.done, seen.decided
         if owner is None:
             self._check_new(done)
@@ -93,12 +94,12 @@ class RunPrefixes:
     def claim(self, state_id: str) -> None:
         marker = {"format": 1, "state": state_id, "layout": self.layout}
         if not self.store.put(MARKER, _json(marker)):
-            raise SinkError(f"{self.location}: belongs to another state (id {self._owner()}), claimed meanwhile")
+            raise SinkError(f"{self.location}: belongs to another state (id {self.owner()}), claimed meanwhile")
 
     def look(self, before: Decision | None) -> None:
         """See `Sink`: prefixes have no versions of their own."""
 
-    def check_rows(self, schemas: dict[bytes, str], folders: Iterable[str]) -> dict[str, Any]:
+    def check_rows(self, rows: NewRows) -> dict[str, Any]:
         """See `Sink`: every file goes beneath a prefix just as it is."""
         return {}
 
@@ -150,20 +151,33 @@ class RunPrefixes:
         name = _claim_of(decision.version)
         if self.store.put(name, _json({"status": wanted, "attempt": decision.attempt})):
             return wanted
-        claim = json.loads(self.store.read(name))
+        return self._checked_claim(decision, self.store.read(name))
+
+    def _checked_claim(self, decision: Decision, data: bytes) -> str:
+        claim = json.loads(data)
         if claim["attempt"] != decision.attempt or claim["status"] not in (APPLIED, ABANDONED):
             raise SinkChangedError(
-                f"{self.store.uri}/{name}: of another decision (attempt {claim['attempt']}) than version "
-                f"{decision.version} of this state: it was taken back, and others have seen what it had decided"
+                f"{self.store.uri}/{_claim_of(decision.version)}: of another decision (attempt {claim['attempt']}) "
+                f"than version {decision.version} of this state: it was taken back, and others have seen what it had "
+                "decided"
             )
         return str(claim["status"])
 
     def _go_on(self, decision: Decision, status: str) -> str:
         if status == APPLIED:
             self._show(decision)
+        self.clear(decision)
+        return status
+
+    def clear(self, decision: Decision) -> None:
+        """Remove what was prepared for a version that is over."""
         if decision.prepared is not None:
             self.store.clear(decision.prepared.rpartition("/")[0])
-        return status
+
+    def status(self, decision: Decision) -> str | None:
+        """For sinks whose rows are elsewhere: what has become of a version, if anything has."""
+        data = self._read(_claim_of(decision.version))
+        return None if data is None else self._checked_claim(decision, data)
 
     def _show(self, decision: Decision) -> None:
         name, manifest = f"run={decision.version}/{SUCCESS}", _json(_manifest(decision))
@@ -188,13 +202,9 @@ class RunPrefixes:
         lacking = self._lacking(decision, wanted)
         if not lacking:
             return
-        folder, run = str(decision.prepared).rpartition("/")[0], f"run={decision.version}"
-        written = json.loads(self.store.read(str(decision.prepared)))
+        written, run = self.written(decision), f"run={decision.version}"
         with ThreadPoolExecutor(COPIES_AT_ONCE) as pool:
-            copies = [
-                pool.submit(self._copy, f"{folder}/{written[name]}", wanted[name][0], f"{run}/{name}")
-                for name in lacking
-            ]
+            copies = [pool.submit(self._copy, written[name], wanted[name][0], f"{run}/{name}") for name in lacking]
         for copy in copies:
             copy.result()
         sizes = self._sizes(decision)
@@ -222,12 +232,13 @@ class RunPrefixes:
         return footer.footer_crc == crc
 
     def _copy(self, name: str, size: int, target: str) -> None:
-        if self.store.copy(self.store, name, size, target):
-            return
-        writer = self.store.writer(target)
-        for piece in self.store.object(name, size).pieces(STREAMED_BYTES):
-            writer.write(piece)
-        writer.close()
+        copy_object(self.store, name, size, self.store, target)
+
+    def written(self, decision: Decision) -> dict[str, str]:
+        """Where the files of a version were prepared, by their final names. Raises FileNotFoundError: nowhere now."""
+        folder = str(decision.prepared).rpartition("/")[0]
+        written = json.loads(self.store.read(str(decision.prepared)))
+        return {name: f"{folder}/{it}" for name, it in written.items()}
 
     # What is there
 
@@ -274,7 +285,8 @@ class RunPrefixes:
         folder = f"run={decision.version}"
         return {name.removeprefix(f"{folder}/"): size for name, size, _ in self.store.listing(folder)}
 
-    def _owner(self) -> str | None:
+    def owner(self) -> str | None:
+        """The state whose prefix it is."""
         data = self._read(MARKER)
         return None if data is None else str(json.loads(data)["state"])
 
@@ -283,6 +295,19 @@ class RunPrefixes:
             return self.store.read(name)
         except FileNotFoundError:
             return None
+
+
+def copy_object(origin: RemoteStore, name: str, size: int, store: RemoteStore, target: str) -> None:
+    """Copy an object of so many bytes to a name of a store, by the store itself where it can.
+
+    Raises FileNotFoundError.
+    """
+    if store.copy(origin, name, size, target):
+        return
+    writer = store.writer(target)
+    for piece in origin.object(name, size).pieces(STREAMED_BYTES):
+        writer.write(piece)
+    writer.close()
 
 
 def _claim_of(version: int) -> str:

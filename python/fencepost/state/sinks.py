@@ -19,7 +19,7 @@ import json
 import os
 import re
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -27,11 +27,11 @@ from uuid import uuid4
 
 from fencepost.errors import SinkChangedError, SinkError
 from fencepost.state import changelog
-from fencepost.state.commit import Sink
+from fencepost.state.commit import NewRows, Sink
 from fencepost.state.decision import ABANDONED, APPLIED, Decision, Outputs, Settings, SideFiles
 from fencepost.state.disk import TEMPORARY, Disk, opened_folder
 from fencepost.state.scratch import FolderScratch
-from fencepost.state.stores import RemoteStore, is_local, open_store
+from fencepost.state.stores import LocalStore, RemoteStore, open_store
 from fencepost.state.versions import State
 
 IN_PLACE = "in-place"
@@ -49,27 +49,21 @@ def open_sink(uri: str, layout: str, disk: Disk, options: Mapping[str, Any] | No
 
     Raises SinkError where there is none for it.
     """
-    if not is_local(uri):
-        return _open_prefix(uri, layout, options)
-    path = Path(uri.removeprefix("file://"))
-    if layout == "run":
-        return RunFolders(path, disk)
-    if layout not in LAYOUTS:
-        raise SinkError(f"{path}: what its versions are shown by ('{layout}') is not known here: give the sink itself")
     from fencepost.state.delta import DeltaSink
     from fencepost.state.in_place import InPlace
-
-    return InPlace(path, disk) if layout == IN_PLACE else DeltaSink(path, disk)
-
-
-def _open_prefix(uri: str, layout: str, options: Mapping[str, Any] | None) -> Sink:
     from fencepost.state.prefix import RunPrefixes
 
-    store = open_store(uri, options=options)
-    if not isinstance(store, RemoteStore):
+    store = open_store(uri, sync=disk.sync, options=options)
+    if not isinstance(store, LocalStore | RemoteStore):
         raise SinkError(f"{uri}: a sink is a local folder or a prefix of an object store (s3://, gs://, az://)")
-    if layout != "run":
-        raise SinkError(f"{uri}: on an object store, only files can be written yet (layout='run'), no {layout} table")
+    if layout not in LAYOUTS:
+        raise SinkError(f"{uri}: what its versions are shown by ('{layout}') is not known here: give the sink itself")
+    if layout == "delta":
+        return DeltaSink(store, disk)
+    if isinstance(store, LocalStore):
+        return RunFolders(store.folder, disk) if layout == "run" else InPlace(store, disk)
+    if layout == IN_PLACE:
+        raise SinkError(f"{uri}: only a Delta table in a local folder can be deduplicated in place")
     return RunPrefixes(store)
 
 
@@ -99,7 +93,7 @@ class RunFolders:
         """See `Sink`: folders have no versions of their own."""
         return None
 
-    def check_rows(self, schemas: dict[bytes, str], folders: Iterable[str]) -> dict[str, Any]:
+    def check_rows(self, rows: NewRows) -> dict[str, Any]:
         """See `Sink`: every file goes into a folder just as it is."""
         return {}
 
@@ -114,7 +108,7 @@ class RunFolders:
         if not (self.path / MARKER).exists():
             self._check_new(done)
         else:
-            check_owner(self.path, self._owner(), state.uri, settings)
+            check_owner(self.path, self.owner(), state.uri, settings)
         # Not all folders: a year's versions are many.
         newest = range(max(1, done - CHECKED + 1), done + 1)
         gone = next((it for it in newest if not os.path.lexists(f"{self.path}/run={it}")), None)
@@ -148,7 +142,7 @@ class RunFolders:
         temporary = self.path / PREPARE / f"{MARKER}.{uuid4().hex}{TEMPORARY}"
         self.disk.make_folder(temporary.parent)
         if not self.disk.put(self.path / MARKER, (json.dumps(marker) + "\n").encode(), temporary):
-            raise SinkError(f"{self.path}: belongs to another state (id {self._owner()}), claimed meanwhile")
+            raise SinkError(f"{self.path}: belongs to another state (id {self.owner()}), claimed meanwhile")
 
     def scratch(self, version: int, attempt: str) -> FolderScratch:
         """See `Sink`."""
@@ -207,7 +201,7 @@ class RunFolders:
         finally:
             if is_empty:
                 self.disk.remove(prepared.parent)
-        self._clear(decision)
+        self.clear(decision)
         return APPLIED
 
     def fence(self, decision: Decision) -> str:
@@ -233,7 +227,7 @@ class RunFolders:
                 return APPLIED
         finally:
             self.disk.remove(marked.parent)
-        self._clear(decision)
+        self.clear(decision)
         return ABANDONED
 
     def names(self, decision: Decision) -> list[str]:
@@ -280,7 +274,8 @@ class RunFolders:
             if (match and int(match[1]) <= done) or (done and path.name.startswith(f"{MARKER}.")):
                 self.disk.remove(path)
 
-    def _owner(self) -> str | None:
+    def owner(self) -> str | None:
+        """The state whose folder it is."""
         try:
             owner: str = json.loads((self.path / MARKER).read_bytes())["state"]
         except (FileNotFoundError, ValueError, KeyError, TypeError):
@@ -303,12 +298,12 @@ class RunFolders:
         self.disk.write(folder / name, b"")
         self.disk.seal(folder)
 
-    def _clear(self, decision: Decision) -> None:
+    def clear(self, decision: Decision) -> None:
         """Remove what was prepared for a version that is over."""
         if decision.prepared is not None:
             self.disk.remove((self.path / decision.prepared).parent)
 
-    def _status(self, decision: Decision) -> str | None:
+    def status(self, decision: Decision) -> str | None:
         """For sinks whose rows are elsewhere: what has become of a version, if anything has as far as the side tables
         know, which come last."""
         target = self._target(decision)

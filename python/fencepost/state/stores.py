@@ -83,6 +83,9 @@ class Store(Protocol):
     def size(self, name: str) -> int:
         """How many bytes the content has. Raises FileNotFoundError."""
 
+    def open(self, name: str) -> IO[bytes]:
+        """The content, for readers of files, who read parts of it. Raises FileNotFoundError."""
+
     def list(self, prefix: str) -> list[str]:
         """The names of all objects beneath the folder `prefix`, in any order; none where there is no such folder."""
 
@@ -228,6 +231,9 @@ class LocalStore:
     def size(self, name: str) -> int:
         return (self.folder / name).stat().st_size
 
+    def open(self, name: str) -> IO[bytes]:
+        return open(self.folder / name, "rb")
+
     def list(self, prefix: str) -> list[str]:
         names = []
         for folder, _, files in os.walk(self.folder / prefix):
@@ -325,6 +331,9 @@ class MemoryStore:
     def size(self, name: str) -> int:
         return len(self.read(name))
 
+    def open(self, name: str) -> IO[bytes]:
+        return io.BytesIO(self.read(name))
+
     def list(self, prefix: str) -> list[str]:
         with self._lock:
             return [name for name in self.objects if name.startswith(f"{prefix}/")]
@@ -363,7 +372,7 @@ class _MemoryWriter:
         self.parts.clear()
 
 
-def _provider(name: str) -> Any:
+def load_provider(name: str) -> Any:
     """What `name` ("package.module:factory") gives when it is called."""
     module, _, factory = name.partition(":")
     try:
@@ -423,7 +432,7 @@ class RemoteStore:
             connect: Any = stores.from_url
             how = {"config": config, "client_options": client, "retry_config": retries}
             if provider is not None:
-                how["credential_provider"] = _provider(provider)
+                how["credential_provider"] = load_provider(provider)
             self._store, self._root = (connect(uri, **how) for uri in (self._uri, self._root_uri))
         except Exception as error:
             raise StoreError(f"{self._uri}: {_short(error)}") from error
@@ -471,6 +480,9 @@ class RemoteStore:
 
     def size(self, name: str) -> int:
         return self.head(name)[0]
+
+    def open(self, name: str) -> IO[bytes]:
+        return self.object(name, *self.head(name)).open()
 
     def list(self, prefix: str) -> list[str]:
         return [name for name, _, _ in self.listing(prefix)]
@@ -555,6 +567,14 @@ class RemoteStore:
             return True
 
         return self._persist("copy", name, attempt)
+
+    def is_empty(self, prefix: str) -> bool:
+        """Whether there is no object beneath a folder, by one request."""
+
+        def attempt() -> bool:
+            return not any(len(page) for page in self._client.list(self._store, prefix=prefix, chunk_size=1))
+
+        return self._persist("list", prefix, attempt)
 
     def names_at_top(self, prefix: str = "") -> Sequence[str]:
         """The objects and folders that are right beneath a folder."""

@@ -16,6 +16,7 @@ from urllib.parse import unquote, urlparse
 from uuid import UUID, uuid4
 
 from fencepost.errors import FencepostError, SourceError
+from fencepost.state.stores import Store, is_local
 
 if TYPE_CHECKING:
     import numpy as np
@@ -28,25 +29,28 @@ Bitmap = bytes
 """A 64-bit Roaring bitmap in its portable form."""
 
 
-def read_vector(root: str, descriptor: dict[str, Any]) -> Bitmap:
-    """The bitmap that a descriptor of the log stands for. Raises SourceError where it is not what the log says."""
+def read_vector(table: Store, descriptor: dict[str, Any]) -> Bitmap:
+    """The bitmap that a descriptor of a table's log stands for. Raises SourceError where it is another one."""
     kind, place, size = (descriptor[name] for name in ("storageType", "pathOrInlineDv", "sizeInBytes"))
     if kind == "i":
         return _bitmap(from_z85(place)[:size], descriptor, "in the log")
     if kind == "u":
         prefix, name = place[:-UUID_CHARACTERS], from_z85(place[-UUID_CHARACTERS:])
-        path = os.path.join(root, prefix, f"deletion_vector_{UUID(bytes=name)}.bin")
+        path = os.path.join(prefix, f"deletion_vector_{UUID(bytes=name)}.bin")
     elif kind == "p":
-        path = unquote(urlparse(place).path)
+        path = unquote(urlparse(place).path) if is_local(table.uri) else unquote(place)
+        path = path.removeprefix(f"{table.uri}/")
     else:
+        root = table.uri
         raise SourceError(f"{root}: a deletion vector of storage type '{kind}', i, u or p are known", path=root)
     offset = descriptor.get("offset") or 0
     try:
-        with open(path, "rb") as file:
-            file.seek(offset)
-            length, data, crc = file.read(4), file.read(size), file.read(4)
+        found = table.read(path, offset, size + 8)
     except FileNotFoundError:
+        path = os.path.join(table.uri, path)
         raise SourceError(f"{path}: a deletion vector that the table names is gone", path=path) from None
+    length, data, crc = found[:4], found[4:-4], found[-4:]
+    path = os.path.join(table.uri, path)
     if length != size.to_bytes(4, "big") or crc != zlib.crc32(data).to_bytes(4, "big"):
         raise SourceError(f"{path}: not the deletion vector of {size} bytes that the table names", path=path)
     return _bitmap(data, descriptor, path)
