@@ -155,6 +155,38 @@ def test_another_process_takes_over_in_mid_batch(orders: Engine) -> None:
     assert (counts["conflicts"], counts["applied"], counts["duplicates"]) == (1, 6, 0)
 
 
+def test_a_conflict_of_one_partition_loses_nothing_of_another(orders: Engine) -> None:
+    """Both were in the transaction that was refused."""
+    cluster = Cluster()
+    cluster.send("orders", *map(order, range(10)))
+    cluster.send("orders", *map(order, range(10)), partition=1)
+    sink = new_sink(orders)
+
+    def decode_slowly(message: FakeMessage) -> dict[str, Any]:
+        if message.offset() == 5 and not other.metrics()["messages"]:
+            other.run()
+        return decode(message)
+
+    other = new_loop(sink, FakeClient(cluster, [P0]))
+    loop = new_loop(sink, FakeClient(cluster, [P0, P1]), decode=decode_slowly, batch_max=14)
+    loop.run()
+    assert stored(orders) == truth(cluster)
+    assert loop.metrics()["conflicts"] == 1
+
+
+def test_positions_that_are_forgotten_meanwhile_stop_it(orders: Engine) -> None:
+    cluster = Cluster()
+    cluster.send("orders", *map(order, range(4)))
+    sink = new_sink(orders)
+
+    def forgetting(message: FakeMessage) -> dict[str, Any]:
+        sink.forget_positions("orders-0")
+        return decode(message)
+
+    with pytest.raises(fp.PolicyError, match="orders-0: its position was forgotten while it was read"):
+        new_loop(sink, FakeClient(cluster, [P0]), decode=forgetting).run()
+
+
 @pytest.mark.parametrize("failing_seeks", [0, 3])
 def test_partitions_move_between_polls(orders: Engine, failing_seeks: int) -> None:
     cluster = Cluster()
@@ -597,18 +629,18 @@ def test_whatever_happens_by_chance(orders: Engine, seed: int) -> None:
             raise Killed
         if chance.random() < 0.02:
             raise fp.StoreError("away")
-        if chance.random() < 0.02:
+        if chance.random() < 0.02 and P0 in client.reading:
             client.take(P0)
             client.give(P0)
         if chance.random() < 0.02:
             client.failing_seeks += 1
         if chance.random() < 0.02 and depth[0] < 2:
             depth[0] += 1
-            process()
+            process(*chance.choice([[P0], [P1], [P0, P1]]))
             depth[0] -= 1
 
-    def process() -> None:
-        client = FakeClient(cluster, [P0, P1])
+    def process(*partitions: tuple[str, int]) -> None:
+        client = FakeClient(cluster, partitions)
         client.is_cooperative = True
 
         def decoding(message: FakeMessage) -> dict[str, Any]:
@@ -625,7 +657,7 @@ def test_whatever_happens_by_chance(orders: Engine, seed: int) -> None:
 
     finished: list[int] = []
     while not finished:
-        process()
+        process(P0, P1)
     process_again = new_loop(new_sink(orders), FakeClient(cluster, [P0, P1]), attempts=1)
     process_again.run()
     assert stored(orders) == sorted(wanted)

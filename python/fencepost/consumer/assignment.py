@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, TypeAlias
 
 from fencepost.consumer.messages import Client, Item, Message, Partition, TopicPartition, source_of
-from fencepost.errors import SourceError, StoreError
+from fencepost.errors import PolicyError, SourceError, StoreError
 from fencepost.sql import SqlSink
 
 Start: TypeAlias = Literal["earliest", "latest", "committed"]
@@ -145,7 +145,9 @@ class Assignment:
         """Goes where the database has each partition now: another process has moved one."""
         stored = self._sink.positions()
         for partition in self.partitions:
-            position = stored.get(partition.source, partition.position)
+            position = stored.get(partition.source)
+            if position is None:
+                raise PolicyError(f"{partition.source}: its position was forgotten while it was read: start again")
             if position != partition.position:
                 logger.warning("%s: from %d on, where another process has moved it", partition.source, position)
                 self._read_again(partition, position)

@@ -219,10 +219,10 @@ class ConsumerLoop:
                 self._counts["conflicts"] += 1
                 logger.warning("%s", error)
                 self._until_up(self._assignment.refresh)
-                break
             except OUTAGES as error:
                 self._wait_for_the_database(error, pause_s)
                 pause_s = min(2 * pause_s, _PAUSE_MAX_S)
+            # Those of partitions that have not moved are still to be applied: the client has gone past them.
             items = self._still_mine(items)
         if self._assignment.is_paused:
             logger.warning("the database answers again")
