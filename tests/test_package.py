@@ -402,6 +402,7 @@ def test_stubs_say_what_the_extension_is(module: str, tmp_path: Path) -> None:
         "(job\\.Layout|plan\\.Plan|scan\\.Status|segments\\.Isolation|schemas\\.SchemaRule|write\\.(InPlace|Rejects))"
     )
     literals = f"fencepost\\.(lake\\.{literals}|sql\\.transaction\\.Outcome|(lake|sql)\\.[a-z_]+\\.On[A-Z][A-Za-z]+)"
+    literals += "|fencepost\\.consumer\\.assignment\\.(OnReset|Start)"
     for_types = "fencepost\\.(inputs|(producer|transports)\\.\\w+)\\.pa"
     allowed.write_text(f"fencepost\\.cli\\.(package|problem)\n{options}\n{literals}\n{for_types}\n")
     command = [sys.executable, "-m", "mypy.stubtest", module, "--mypy-config-file", str(ROOT / "pyproject.toml")]

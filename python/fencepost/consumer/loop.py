@@ -198,7 +198,7 @@ class ConsumerLoop:
         if error.fatal():
             raise StoreError(f"the Kafka client cannot go on: {error}")
         if error.name() == "_AUTO_OFFSET_RESET":
-            self._assignment.out_of_range(message)
+            self._until_up(lambda: self._assignment.out_of_range(message))
 
     def _still_mine(self, items: Sequence[Item]) -> list[Item]:
         """Without those that are applied, and those of partitions that were taken away."""
