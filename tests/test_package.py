@@ -129,6 +129,7 @@ LAYERS = [
     "fencepost.kafka",
     "fencepost.lake",
     "fencepost.sql",
+    "fencepost.consumer",
     "fencepost.transports",
     "fencepost.cli",
     "fencepost_spark",
@@ -139,6 +140,7 @@ SPARK = {"pyspark", "py4j", "fencepost_spark"}
 # Layers, and modules that the others of their layer import only when they are needed.
 EXTRAS_AT_IMPORT = {"fencepost.auditor", "fencepost.generate", "fencepost.lake", "fencepost.cli", "fencepost_spark"}
 EXTRAS_AT_IMPORT |= {"fencepost.sql", "fencepost.resets", "fencepost.content", "fencepost.state.checksums"}
+EXTRAS_AT_IMPORT |= {"fencepost.consumer"}
 EXTRAS_AT_IMPORT |= {"fencepost.transports.sql"}
 EXTRAS_AT_IMPORT |= {"fencepost.kafka.auditing", "fencepost.kafka.sequences"}
 
@@ -400,6 +402,7 @@ def test_stubs_say_what_the_extension_is(module: str, tmp_path: Path) -> None:
         "(job\\.Layout|plan\\.Plan|scan\\.Status|segments\\.Isolation|schemas\\.SchemaRule|write\\.(InPlace|Rejects))"
     )
     literals = f"fencepost\\.(lake\\.{literals}|sql\\.transaction\\.Outcome|(lake|sql)\\.[a-z_]+\\.On[A-Z][A-Za-z]+)"
+    literals += "|fencepost\\.consumer\\.assignment\\.(OnReset|Start)"
     for_types = "fencepost\\.(inputs|(producer|transports)\\.\\w+)\\.pa"
     allowed.write_text(f"fencepost\\.cli\\.(package|problem)\n{options}\n{literals}\n{for_types}\n")
     command = [sys.executable, "-m", "mypy.stubtest", module, "--mypy-config-file", str(ROOT / "pyproject.toml")]

@@ -51,6 +51,7 @@ share.coordinator.state.topic.num.partitions=1
 share.coordinator.state.topic.replication.factor=1
 share.coordinator.state.topic.min.isr=1
 group.initial.rebalance.delay.ms=0
+group.min.session.timeout.ms=500
 auto.create.topics.enable=false
 log.retention.ms=-1
 """

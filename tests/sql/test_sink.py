@@ -6,6 +6,7 @@ import contextlib
 import datetime
 import json
 import random
+import re
 import threading
 import uuid
 from collections.abc import Callable
@@ -764,13 +765,13 @@ def test_values_of_every_type_are_read_back(engine: Engine) -> None:
         ("exact", Decimal("12345.00"), r"row 1: Decimal\('12345.00'\): the column takes 6 digits, 2 of them after"),
         ("name", "123456", "column 'name', row 1: '123456': the column takes 5 characters"),
         ("big", 2**64 - 1, f"column 'big', row 1: {2**64 - 1}: the column takes"),
-        ("at", "noon", "column 'at': is of type string, timestamps are needed"),
-        ("whole", 1.5, "column 'whole': is of type double, integers are needed"),
-        ("story", 5, "column 'story': is of type int64, texts are needed"),
-        ("yes", 1, "column 'yes': is of type int64, booleans are needed"),
-        ("raw", "x", "column 'raw': is of type string, binary are needed"),
-        ("day", NOON, r"column 'day': is of type timestamp\[us\], dates are needed"),
-        ("real", "1", "column 'real': is of type string, numbers are needed"),
+        ("at", "noon", "column 'at', row 0: 'noon': is of type string, timestamps are needed"),
+        ("whole", 1.5, "column 'whole', row 0: 1.5: is of type double, integers are needed"),
+        ("story", 5, "column 'story', row 0: 5: is of type int64, texts are needed"),
+        ("yes", 1, "column 'yes', row 0: 1: is of type int64, booleans are needed"),
+        ("raw", "x", "column 'raw', row 0: 'x': is of type string, binary are needed"),
+        ("day", NOON, r"column 'day', row 0: .*: is of type timestamp\[us\], dates are needed"),
+        ("real", "1", "column 'real', row 0: '1': is of type string, numbers are needed"),
     ],
 )
 def test_values_that_a_column_does_not_take(engine: Engine, column: str, value: Any, problem: str) -> None:
@@ -785,6 +786,20 @@ def test_values_that_a_column_does_not_take(engine: Engine, column: str, value: 
     assert caught.value.column == column
     assert (count(engine, ALL), count(engine, CLAIMS)) == (0, 0)
     assert sink.apply(batch).rows_kept == 2, "the sink goes on"
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [("amount", "x"), ("amount", 2**64), ("amount", 1.5), ("amount", [1]), ("note", 7), ("seq", "a")],
+)
+def test_one_event_of_another_type_is_named(events: Engine, column: str, value: Any) -> None:
+    sink = SqlSink(events, "events", "c")
+    good = [{"pid": 7, "epoch": 0, "partition": 0, "seq": seq, "amount": seq} for seq in range(5)]
+    bad = [it | ({column: value} if it["seq"] == 3 else {}) for it in good]
+    with pytest.raises(fp.BatchError, match=rf"column '{column}', row 3: {re.escape(repr(value))}: ") as caught:
+        sink.apply(bad)
+    assert (caught.value.column, caught.value.row) == (column, 3)
+    assert sink.apply(good).rows_kept == 5
 
 
 def test_what_the_database_refuses_names_the_row(events: Engine) -> None:

@@ -243,7 +243,7 @@ def test_batches_are_held_against_the_schema(engine: sa.Engine, rows: Any, colum
 def test_without_a_schema_batches_are_held_against_the_columns(engine: sa.Engine) -> None:
     make_table(engine, value=sa.Numeric(4, 1), more=sa.Integer())
     transport = SqlTransport(engine, "events")
-    for value, message in (("1", "column 'value': is of type string, numbers are needed"), (0.25, "row 0: 0.25: ")):
+    for value, message in (("1", "row 0: '1': is of type string, numbers are needed"), (0.25, "row 0: 0.25: ")):
         with pytest.raises(fp.BatchError, match=message):
             transport.send(batch(7, 0, 0, [value]))
     assert transport.send(batch(7, 0, 0, [0.5])).offset == 0

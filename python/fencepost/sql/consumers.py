@@ -30,7 +30,7 @@ from sqlalchemy import (
     update,
 )
 
-from fencepost.errors import BatchError, PolicyError
+from fencepost.errors import BatchError, PolicyError, StateConflictError
 from fencepost.inputs import is_text
 from fencepost.sql.database import Database, Int64
 
@@ -199,6 +199,43 @@ class Consumer:
         """Up to where each source was applied."""
         query = select(POSITIONS.c.source, POSITIONS.c.position).where(POSITIONS.c.consumer == self.id)
         return {it.source: it.position for it in connection.execute(query.order_by(POSITIONS.c.source))}
+
+    def begin(self, connection: Connection, positions: Mapping[str, int]) -> dict[str, int]:
+        """Stores these positions for sources that have none, and gives the positions of all of these sources."""
+        statement = text(
+            "INSERT INTO fencepost_applied (consumer, source, position, changed_ms) "
+            f"VALUES (:consumer, :source, :position, {self.database.clock}) ON CONFLICT DO NOTHING"
+        )
+        rows = [{"consumer": self.id, "source": it, "position": positions[it]} for it in sorted(positions)]
+        if not rows:
+            return {}
+        connection.execute(statement, rows)
+        query = select(POSITIONS.c.source, POSITIONS.c.position).where(POSITIONS.c.consumer == self.id)
+        found = connection.execute(query.where(POSITIONS.c.source.in_(list(positions))))
+        return {it.source: it.position for it in found}
+
+    def hold(self, connection: Connection, expected: Mapping[str, int]) -> None:
+        """Locks the positions of these sources until the transaction ends.
+
+        Raises:
+            StateConflictError: one of them is not where it is expected.
+        """
+        if not expected:
+            return
+        query = (
+            select(POSITIONS.c.source, POSITIONS.c.position)
+            .where(POSITIONS.c.consumer == self.id, POSITIONS.c.source.in_(list(expected)))
+            .order_by(POSITIONS.c.source)
+            .with_for_update()
+        )
+        found = {it.source: it.position for it in connection.execute(query)}
+        for source, position in expected.items():
+            if found.get(source) != position:
+                raise StateConflictError(
+                    f"source '{source}': position {found.get(source)} found, {position} expected: another process of "
+                    f"consumer {self.name!r} has moved it. Nothing of this call was applied: read positions() again, "
+                    "and go on from there"
+                )
 
     def advance(self, connection: Connection, positions: Mapping[str, int]) -> None:
         """Takes these positions over where they are higher: a delivery from before moves nothing back."""

@@ -7,7 +7,7 @@ was sent, so a producer's retry comes under two of them, and both would pass.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -100,8 +100,8 @@ class Messages:
         ids, numbers = firsts["id"].to_pylist(), firsts["version"].to_pylist()
         return Ids(ids, numbers, of_row, np.asarray(firsts["row_min"]), timestamps, types)
 
-    def claim(self, connection: Connection, ids: Ids) -> MessageVerdicts:
-        """Judges the rows, and claims the ids that are new."""
+    def claim(self, connection: Connection, ids: Ids, positions: Mapping[str, int]) -> MessageVerdicts:
+        """Judges the rows, and claims the ids that are new. `positions` say nothing of ids."""
         horizon_ms = self.consumer.horizon_ms(connection)
         if ids.texts:
             self.consumer.check_key_types(connection, ids.types)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 from sqlalchemy import Connection, func, select
 
 from fencepost.sql.consumers import Consumer, Storage
 from fencepost.sql.retention import horizon_of
 from fencepost.verdict import Verdict
+
+Samples: TypeAlias = Mapping[tuple[str, str] | None, float | None]
 
 
 class Counters:
@@ -70,33 +72,56 @@ def claims_of(consumer: Consumer, storage: Storage) -> dict[str, Any]:
 
 def to_open_metrics(consumer: str, metrics: Mapping[str, Any]) -> str:
     """The text of https://prometheus.io/docs/specs/om/open_metrics_spec, version 1.0."""
-    label = f'consumer="{_escaped(consumer)}"'
+    rows: Samples = {("verdict", verdict): count for verdict, count in metrics["rows"].items()}
+    age, horizon = metrics["oldest_claim_age_ms"], metrics["horizon_ms"]
+    positions: Samples = {("source", source): position for source, position in metrics["positions"].items()}
+    about_horizon = "Rows up to this time are no longer taken for new."
+    return families(
+        consumer,
+        [
+            Family("fencepost_sink_calls", "counter", "Calls of apply and handle.", {None: metrics["calls"]}),
+            Family("fencepost_sink_failures", "counter", "Calls that raised.", {None: metrics["failures"]}),
+            Family("fencepost_sink_rows", "counter", "Rows that were judged, by verdict.", rows),
+            Family("fencepost_sink_claims", "gauge", "Claims in the database.", {None: metrics["claims"]}),
+            Family(
+                "fencepost_sink_oldest_claim_age_seconds", "gauge", "Since the oldest claim.", _seconds(age), "seconds"
+            ),
+            Family("fencepost_sink_horizon_timestamp_seconds", "gauge", about_horizon, _seconds(horizon), "seconds"),
+            Family("fencepost_sink_position", "gauge", "Up to where a source was applied.", positions),
+        ],
+    )
+
+
+class Family(NamedTuple):
+    """A metric: its samples by a label and its value, or by None. A sample that is None is left out."""
+
+    name: str
+    kind: str
+    about: str
+    samples: Samples
+    unit: str = ""
+
+
+def families(consumer: str, found: Iterable[Family]) -> str:
+    """Metrics of a consumer as OpenMetrics text."""
     lines = []
-
-    def family(name: str, kind: str, about: str, samples: Mapping[str, Any], unit: str = "") -> None:
-        lines.append(f"# TYPE {name} {kind}")
-        if unit:
-            lines.append(f"# UNIT {name} {unit}")
-        lines.append(f"# HELP {name} {about}")
-        suffix = "_total" if kind == "counter" else ""
-        lines.extend(f"{name}{suffix}{{{label}{more}}} {value}" for more, value in samples.items() if value is not None)
-
-    rows = {f',verdict="{verdict}"': count for verdict, count in metrics["rows"].items()}
-    family("fencepost_sink_calls", "counter", "Calls of apply and handle.", {"": metrics["calls"]})
-    family("fencepost_sink_failures", "counter", "Calls that raised.", {"": metrics["failures"]})
-    family("fencepost_sink_rows", "counter", "Rows that were judged, by verdict.", rows)
-    family("fencepost_sink_claims", "gauge", "Claims in the database.", {"": metrics["claims"]})
-    age = metrics["oldest_claim_age_ms"]
-    in_seconds = {"": None if age is None else age / 1000}
-    family("fencepost_sink_oldest_claim_age_seconds", "gauge", "Since the oldest claim.", in_seconds, "seconds")
-    horizon = metrics["horizon_ms"]
-    in_seconds = {"": None if horizon is None else horizon / 1000}
-    about = "Rows up to this time are no longer taken for new."
-    family("fencepost_sink_horizon_timestamp_seconds", "gauge", about, in_seconds, "seconds")
-    positions = {f',source="{_escaped(source)}"': position for source, position in metrics["positions"].items()}
-    family("fencepost_sink_position", "gauge", "Up to where a source was applied.", positions)
+    for family in found:
+        lines.append(f"# TYPE {family.name} {family.kind}")
+        if family.unit:
+            lines.append(f"# UNIT {family.name} {family.unit}")
+        lines.append(f"# HELP {family.name} {family.about}")
+        name = f"{family.name}_total" if family.kind == "counter" else family.name
+        for label, value in family.samples.items():
+            if value is not None:
+                labels = [("consumer", consumer), *([label] if label else [])]
+                lines.append(f"{name}{{{','.join(_label(*it) for it in labels)}}} {value}")
     return "\n".join([*lines, "# EOF", ""])
 
 
-def _escaped(text: str) -> str:
-    return text.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
+def _seconds(ms: int | None) -> Samples:
+    return {None: None if ms is None else ms / 1000}
+
+
+def _label(name: str, value: str) -> str:
+    escaped = value.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
+    return f'{name}="{escaped}"'

@@ -10,12 +10,17 @@ that are new and updates those that changed. So verdicts are the table's own. Wh
 for new was claimed meanwhile begins anew. Locks first, insertions after: no two calls can wait for each other.
 
 After a reap the horizon alone decides: an entry at or below it counts as gone, deleted or not.
+
+Offsets of a broker have holes that nothing ever fills: markers of transactions, aborted rows, compaction. So by
+(topic, partition, offset) the position that a call gives for a partition closes the holes below it, and a claim stays
+a plain entry, however many markers a log has. So it does where rows arrive in the order of a log: what lies behind the
+newest row of a producer's partition, in sequence or in epoch, was there before.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, NamedTuple
@@ -24,13 +29,28 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from sqlalchemy import Connection, text
 
-from fencepost._native import StateTable, Verdicts
-from fencepost.errors import BatchError
-from fencepost.policy import Columns, Policy
+from fencepost._native import StateTable
+from fencepost.errors import BatchError, PolicyError
+from fencepost.policy import COLUMN_PRESETS, Columns, Policy
 from fencepost.sql.consumers import CLAIMS, Consumer, Storage
+from fencepost.verdict import Verdict
 
 KEY_BYTES_MAX = 1000
 """Of a pid or partition as text: an index entry of PostgreSQL has 2704 for both."""
+
+
+_OFFSETS = {preset.seq for preset in COLUMN_PRESETS.values() if preset.epoch is None}
+
+
+def log_order_of(policy: Policy) -> Policy:
+    """The rules of rows that arrive in the order of a log. Raises PolicyError for a policy that expects an order."""
+    if policy.admit != "any":
+        raise PolicyError(f"in_log_order is for policies that take rows in any order, not for admit={policy.admit!r}")
+    epochs = "ignore" if policy.epochs == "ignore" else "fence"
+    unbound = {"max_jump": None, "reach": None, "intervals_max": None}
+    return policy.replace(
+        admit="forward", epochs=epochs, late="duplicate", gaps="normal", columns=policy.columns, **unbound
+    )
 
 
 class RacedError(Exception):
@@ -57,22 +77,46 @@ class Keys:
     columns: pa.Table
     texts: list[tuple[str, str]]
 
+    def positions(self, of_sources: Mapping[str, int]) -> dict[tuple[str, str], int]:
+        """The positions of those keys that are sources: `topic-partition`."""
+        names = ("-".join(map(str, it.values())) for it in self.columns.to_pylist())
+        found = ((key, of_sources.get(name)) for key, name in zip(self.texts, names, strict=True))
+        return {key: position for key, position in found if position is not None}
+
     @property
     def types(self) -> dict[str, str]:
         return {field.name: str(field.type) for field in self.columns.schema}
 
 
+@dataclass(frozen=True)
+class SequenceVerdicts:
+    """What became of the rows of a call: see `fencepost.Verdicts`."""
+
+    verdict: pa.Array
+    kept: pa.Array
+    counts: dict[Verdict, int]
+    missing: Any
+    expected: Any
+
+
 class Sequences:
-    """Judges rows by what a consumer has claimed, and claims what they add."""
+    """Judges rows by what a consumer has claimed, and claims what they add.
+
+    `in_log_order`: rows of a producer's partition arrive in the order of a log; the policy is `log_order_of` another.
+    """
 
     storage = Storage(CLAIMS, ("pid", "partition"), "last_timestamp")
 
-    def __init__(self, consumer: Consumer, policy: Policy, columns: Columns, untracked: str) -> None:
+    def __init__(
+        self, consumer: Consumer, policy: Policy, columns: Columns, untracked: str, *, in_log_order: bool = False
+    ) -> None:
         self.consumer = consumer
+        self.in_log_order = in_log_order
         self.policy = policy
         self.columns = columns
         self.untracked = untracked
         self.identity = columns.names
+        self.are_offsets = columns.seq in _OFFSETS
         self.keep = ("timestamp",) if columns.timestamp is not None else ()
         # The first row of every key counts, whatever it is, and nothing but one entry a key is remembered.
         epochs = "ignore" if policy.epochs == "ignore" else "fence"
@@ -88,8 +132,10 @@ class Sequences:
         columns = keys.select(_key_names(keys, "pid") + _key_names(keys, "partition")).replace_schema_metadata()
         return Keys(rows, columns, _texts(columns))
 
-    def claim(self, connection: Connection, keys: Keys) -> Verdicts:
+    def claim(self, connection: Connection, keys: Keys, positions: Mapping[str, int]) -> SequenceVerdicts:
         """Judges the rows, and leaves the claims as they are after them.
+
+        `positions`: up to where sources are applied with these rows.
 
         Raises:
             RacedError: to be done again, from the start of the transaction.
@@ -100,11 +146,23 @@ class Sequences:
             self.consumer.check_key_types(connection, keys.types)
         table = self._table(keys, held, horizon_ms)
         verdicts = table.apply(keys.rows, self.columns)
-        after = list(_claims(pa.table(table.entries())))
+        entries = pa.table(table.entries())
+        if self.are_offsets and positions:
+            entries = _closed(entries, keys.positions(positions))
+        after = list(_claims(entries))
         known = {(it.pid, it.partition): it for it in held}
         self._insert(connection, [it for it in after if it[:2] not in known])
         self._update(connection, [it for it in after if known.get(it[:2], it) != it])
-        return verdicts
+        codes = pa.array(verdicts.verdict)
+        kept, counts = pa.array(verdicts.kept), dict(verdicts.counts)
+        if self.in_log_order and counts[Verdict.FENCED]:
+            # An epoch that was replaced before the log took the next one: its rows can only come again.
+            codes = pc.if_else(
+                pc.equal(codes, int(Verdict.FENCED)), pa.scalar(int(Verdict.DUPLICATE), pa.uint8()), codes
+            )
+            counts[Verdict.DUPLICATE] += counts[Verdict.FENCED]
+            counts[Verdict.FENCED] = 0
+        return SequenceVerdicts(codes, kept, counts, verdicts.missing, verdicts.expected)
 
     def _table(self, keys: Keys, held: Sequence[Claim], horizon_ms: int | None) -> StateTable:
         entries = _entries(keys, held)
@@ -244,6 +302,23 @@ def _entries(keys: Keys, claims: Sequence[Claim]) -> pa.Table:
     for (name, kind), column in zip(_FIELDS, values, strict=True):
         columns = columns.append_column(name, pa.array(column, kind))
     return columns
+
+
+def _closed(entries: pa.Table, positions: Mapping[tuple[str, str], int]) -> pa.Table:
+    """Without the holes below these positions."""
+    texts = _texts(entries.select(_key_names(entries, "pid") + _key_names(entries, "partition")))
+    ends = [positions.get(key, 0) for key in texts]
+    holes = entries["holes"].combine_chunks()
+    left = [_holes_from(of_entry, end) for of_entry, end in zip(holes, ends, strict=True)]
+    place = entries.column_names.index("holes")
+    return entries.set_column(place, "holes", pa.array(left, pa.list_(_HOLE)))
+
+
+def _holes_from(holes: pa.ListScalar, end: int) -> list[dict[str, Any]]:
+    # They are sorted, and most often all of them lie below.
+    if len(holes) == 0 or holes[-1]["last"].as_py() < end:
+        return []
+    return [it | {"first": max(it["first"], end)} for it in holes.as_py() if it["last"] >= end]
 
 
 def _claims(entries: pa.Table) -> Iterator[Claim]:

@@ -14,7 +14,7 @@ from sqlalchemy import Connection, Engine, Table, exc
 from fencepost.content import columns_to_compare
 from fencepost.errors import BatchError, PolicyError
 from fencepost.inputs import is_text, shown
-from fencepost.policy import COLUMN_PRESETS, Columns, Policy, resolve, resolve_columns
+from fencepost.policy import Columns, Policy, resolve, resolve_columns
 from fencepost.sql.conflicts import Comparison
 from fencepost.sql.consumers import Consumer
 from fencepost.sql.database import Database, run
@@ -23,7 +23,7 @@ from fencepost.sql.metrics import Counters, claims_of, to_open_metrics
 from fencepost.sql.reconciliation import OnFindings, Reconciliation, reconcile
 from fencepost.sql.retention import Reaped, reap
 from fencepost.sql.rows import NOTHING, as_table, refused_at_commit
-from fencepost.sql.sequences import RacedError, Sequences
+from fencepost.sql.sequences import RacedError, Sequences, log_order_of
 from fencepost.sql.staged import StagedTable, place_of
 from fencepost.sql.target import Target
 from fencepost.state.stores import is_local
@@ -35,7 +35,6 @@ Effect: TypeAlias = Callable[[Connection, pa.Table], Any]
 OnConflict: TypeAlias = Literal["stop", "quarantine", "drop"]
 
 REDELIVERY_ONLY = "redelivery only"
-_OFFSETS = {preset.seq for preset in COLUMN_PRESETS.values() if preset.epoch is None}
 _RACES_MAX = 100
 
 
@@ -98,6 +97,11 @@ class SqlSink:
     `insert`: the columns that `apply` writes; all that the rows have, unless given. `untracked`: "fail", or "keep" for
     rows without a producer (pid null or -1), which then are applied as often as they come.
 
+    `in_log_order`: rows of a producer's partition arrive in the order of the broker's log, an export of it, say. Then a
+    row with a lower epoch or a lower sequence than the newest can only come again: it is a duplicate, and a claim
+    remembers the newest row alone, however many transactions raise the epoch. By sequence, and with policies that take
+    rows in any order.
+
     `compare_content`: compare each duplicate with the row of the table that it repeats: True for all columns that are
     written, but those of the identity, or the columns to compare. One that differs is a CONFLICT. `on_conflict`:
     "stop", a BatchError and nothing of the call is applied; "quarantine", it goes to `refused=`; or "drop". The table
@@ -124,6 +128,7 @@ class SqlSink:
         timestamp: str | None = None,
         insert: Sequence[str] | None = None,
         untracked: Literal["fail", "keep"] = "fail",
+        in_log_order: bool = False,
         replay_ms: int | None = None,
         attempts: int = 20,
         compare_content: bool | Sequence[str] = False,
@@ -138,23 +143,28 @@ class SqlSink:
             rules = resolve(policy)
             names = resolve_columns(rules, columns)
             settings |= {"policy": rules.rules, "columns": _as_settings(names), "timestamp": names.timestamp}
-            self.identity = REDELIVERY_ONLY if names.seq in _OFFSETS else "sequence"
+            if in_log_order:
+                settings["in_log_order"] = True
+                rules = log_order_of(rules)
         elif claim == "message_id":
             _only_for("sequence", policy=None if policy == "any_order" else policy, columns=columns)
+            _only_for("sequence", in_log_order=in_log_order or None)
             ids = (message_id,) if isinstance(message_id, str) else tuple(message_id or ())
             check_names(ids)
             settings |= {"message_id": list(ids), "timestamp": timestamp}
-            self.identity = "message_id"
         else:
             raise PolicyError(f"claim={claim!r} is neither 'sequence' nor 'message_id'")
         if untracked not in ("fail", "keep"):
             raise PolicyError(f"untracked={untracked!r} is neither 'fail' nor 'keep'")
         self._consumer = Consumer.open(self._database, consumer_id, settings)
         self._claims: Sequences | Messages = (
-            Sequences(self._consumer, rules, names, untracked)
+            Sequences(self._consumer, rules, names, untracked, in_log_order=in_log_order)
             if claim == "sequence"
             else Messages(self._consumer, ids, timestamp)
         )
+        self.identity: str = claim
+        if isinstance(self._claims, Sequences) and self._claims.are_offsets:
+            self.identity = REDELIVERY_ONLY
 
         wanted = columns_to_compare(compare_content)
         if on_conflict not in get_args(OnConflict):
@@ -172,17 +182,38 @@ class SqlSink:
         into = "" if self._target is None else f" into {self._target.name}"
         return f"<SqlSink {self._consumer.name!r}{into}: {self.identity}>"
 
-    def apply(self, rows: Any, *, positions: Mapping[str, int] | None = None, refused: Effect | None = None) -> Applied:
+    @property
+    def engine(self) -> Engine:
+        """The engine that it was made with."""
+        return self._database.engine
+
+    @property
+    def consumer_id(self) -> str:
+        """The consumer whose claims and positions these are."""
+        return self._consumer.name
+
+    def apply(
+        self,
+        rows: Any,
+        *,
+        positions: Mapping[str, int] | None = None,
+        expected: Mapping[str, int] | None = None,
+        refused: Effect | None = None,
+    ) -> Applied:
         """Writes the rows to the table that were not applied before, and claims them.
 
         `rows`: anything tabular, see `fencepost.arrow.Rows`, or a list of dicts. `positions`: up to where each source
-        is applied with them (`positions()` gives it back); they commit with the rows, and none goes back. `refused`:
-        called with the rows that are neither kept nor duplicates, where there are any, and their verdicts in a column
-        `_verdict`, to set them aside in the same transaction.
+        is applied with them (`positions()` gives it back); they commit with the rows, and none goes back. By
+        (topic, partition, offset), the position of a source that is named `topic-partition` also says that no offset
+        below it is still to come: the holes below it close. `expected`: where sources must stand before the call, so
+        that of two processes that read the same source one is refused. `refused`: called with the rows that are neither
+        kept nor duplicates, where there are any, and their verdicts in a column `_verdict`, to set them aside in the
+        same transaction.
 
         Raises:
             BatchError: a row that cannot be judged or written. Nothing of the call was applied, nothing claimed.
             SinkError: the table has not the columns, or generates one of them. Likewise.
+            StateConflictError: a source is not where it is `expected`. Likewise.
             StoreError: the database does not answer, cuts off, or cannot go on. Nothing of the call was applied: call
                 again.
             OutcomeUnknownError: the connection was lost during the commit. Call again with the same rows: what was
@@ -201,7 +232,7 @@ class SqlSink:
             target.write(connection, kept, None if numbers is None else numbers.to_numpy())
 
         try:
-            return self._run(table, write, positions, refused, written)
+            return self._run(table, write, positions, expected, refused, written)
         except exc.IntegrityError as error:
             # Of no statement, so of the commit; others are those of `refused`.
             if error.statement is not None:
@@ -214,6 +245,7 @@ class SqlSink:
         effect: Effect,
         *,
         positions: Mapping[str, int] | None = None,
+        expected: Mapping[str, int] | None = None,
         refused: Effect | None = None,
     ) -> Applied:
         """Calls `effect(connection, kept)` with the rows that were not applied before, and claims them.
@@ -233,12 +265,38 @@ class SqlSink:
             raise PolicyError("handle(): what an effect writes cannot be compared; compare_content is for apply()")
         table = as_table(rows)
         return self._run(
-            table, lambda connection, mask: run(effect, connection, table.filter(mask)), positions, refused
+            table, lambda connection, mask: run(effect, connection, table.filter(mask)), positions, expected, refused
         )
 
     def positions(self) -> dict[str, int]:
         """Up to where each source was applied, by `positions=` of the calls."""
         return self._database.transaction(self._consumer.positions)
+
+    def begin_positions(self, positions: Mapping[str, int]) -> dict[str, int]:
+        """Stores these positions for sources that have none yet, and returns where each of these sources stands."""
+        begun = _checked(positions)
+        return self._database.transaction(lambda connection: self._consumer.begin(connection, begun))
+
+    def skip(
+        self,
+        positions: Mapping[str, int],
+        *,
+        expected: Mapping[str, int] | None = None,
+        work: Callable[[Connection], Any] | None = None,
+    ) -> None:
+        """Moves positions without rows: past what is not to be applied. `work(connection)` commits with them.
+
+        Arguments and errors are those of `handle`.
+        """
+        advanced, held = _checked(positions), _checked(expected or {})
+
+        def move(connection: Connection) -> None:
+            self._consumer.hold(connection, held)
+            if work is not None:
+                run(work, connection)
+            self._consumer.advance(connection, advanced)
+
+        self._database.transaction(move)
 
     def for_job(self, state: str | os.PathLike[str]) -> StagedTable:
         """The same table as the sink of a `DedupJob` or of `foreach_batch`, which ask for it.
@@ -332,6 +390,7 @@ class SqlSink:
         rows: pa.Table,
         effect: Callable[[Connection, pa.Array], Any],
         positions: Mapping[str, int] | None,
+        expected: Mapping[str, int] | None,
         refused: Effect | None,
         written: pa.Table | None = None,
     ) -> Applied:
@@ -339,7 +398,7 @@ class SqlSink:
             # An empty list cannot say which columns it would have.
             rows = pa.table({name: pa.array([], pa.int64()) for name in self._read})
         with self._counters.of_call():
-            return self._run_counted(rows, effect, positions, refused, written)
+            return self._run_counted(rows, effect, positions, expected, refused, written)
 
     def _compared(
         self, connection: Connection, rows: pa.Table, written: pa.Table, codes: pa.Array
@@ -368,14 +427,16 @@ class SqlSink:
         rows: pa.Table,
         effect: Callable[[Connection, pa.Array], Any],
         positions: Mapping[str, int] | None,
+        expected: Mapping[str, int] | None,
         refused: Effect | None,
         written: pa.Table | None,
     ) -> Applied:
-        advanced = _checked(positions or {})
+        advanced, held = _checked(positions or {}), _checked(expected or {})
         prepared = self._claims.prepare(rows)
 
         def work(connection: Connection) -> Applied:
-            judged = self._claims.claim(connection, prepared)  # type: ignore[arg-type]
+            self._consumer.hold(connection, held)
+            judged = self._claims.claim(connection, prepared, advanced)  # type: ignore[arg-type]
             kept = pa.array(judged.kept)
             result = effect(connection, kept) if kept.true_count else None
             codes, counts = pa.array(judged.verdict), dict(judged.counts)

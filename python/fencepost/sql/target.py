@@ -168,11 +168,15 @@ class _Column:
         return self._only(values, pa.types.is_string, f"texts of {kind}")
 
     def _only(self, values: pa.ChunkedArray, is_one: Any, what: str) -> pa.ChunkedArray:
-        if not is_one(values.type):
-            raise BatchError(
-                f"column '{self.name}': is of type {values.type}, {what} are needed; {bulk.NOTHING}", column=self.name
-            )
-        return values
+        if is_one(values.type):
+            return values
+        problem = f"is of type {values.type}, {what} are needed"
+        row = _first(values, lambda it: not (isinstance(it, float) and it.is_integer()))
+        row = _first(values, lambda _: True) if row < 0 else row
+        if row < 0:
+            raise BatchError(f"column '{self.name}': {problem}; {bulk.NOTHING}", column=self.name)
+        # Among integers the first fraction made floats of all.
+        raise self._wrong(values, row, problem)
 
     def _integers(self, values: pa.ChunkedArray) -> pa.ChunkedArray:
         self._only(values, pa.types.is_integer, "integers")

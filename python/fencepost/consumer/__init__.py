@@ -1,0 +1,11 @@
+"""A Kafka consumer that applies each message once to a database: poll, decode, apply, go on.
+
+Needs `fencepost[sql]` or `fencepost[postgresql]`, and a Kafka client that the caller makes and passes in:
+`confluent_kafka.Consumer`, or an object with its methods. This package imports no client.
+"""
+
+from fencepost.consumer.dead_letters import DeadLetter, DeadLetterWriter, to_topic
+from fencepost.consumer.loop import ConsumerLoop
+from fencepost.consumer.messages import Decoder, Message, message_columns
+
+__all__ = ["ConsumerLoop", "DeadLetter", "DeadLetterWriter", "Decoder", "Message", "message_columns", "to_topic"]

@@ -1,0 +1,212 @@
+"""ConsumerLoop with confluent-kafka's consumers, a real broker and a real PostgreSQL: the table equals the truth."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy
+from broker import ANSWER_SECONDS, Broker
+from confluent_kafka import Consumer
+from fencepost.consumer import ConsumerLoop
+from fencepost.sql import SqlSink
+from postgres import PostgresServer
+from processes import fork_server
+from sqlalchemy import Engine, text
+from waiting import PATIENCE_SECONDS, wait_until
+
+CREATE = 'CREATE TABLE orders (topic TEXT, partition INTEGER, "offset" BIGINT, number BIGINT NOT NULL)'
+STEPS = ("decode", "before commit", "after commit")
+_FORK = fork_server("fencepost.consumer", "sqlalchemy", "psycopg", "confluent_kafka")
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[PostgresServer]:
+    """Of its own: it crashes."""
+    with PostgresServer() as running:
+        yield running
+
+
+def consume(url: str, address: str, topic: str, settings: dict[str, Any], step: str | None, at: int) -> None:
+    """A consumer process, until it gets a signal or kills itself at the step of its transaction `at`."""
+    engine = sqlalchemy.create_engine(url)
+    reached = dict.fromkeys(STEPS, 0)
+
+    def reach(it: str) -> None:
+        reached[it] += 1
+        if it == step and reached[it] == at:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    class Dying(Consumer):
+        def commit(self, **more: Any) -> Any:
+            reach("after commit")
+            return super().commit(**more)
+
+    def decode(message: Any) -> dict[str, Any]:
+        reach("decode")
+        return dict(json.loads(message.value()))
+
+    client = Dying(
+        {
+            "bootstrap.servers": address,
+            "group.id": topic,
+            "enable.auto.commit": False,
+            "auto.offset.reset": "error",
+            "isolation.level": "read_committed",
+            "session.timeout.ms": 1000,
+            "heartbeat.interval.ms": 200,
+            "log_level": 0,
+            **settings,
+        }
+    )
+    sink = SqlSink(engine, "orders", "billing", policy="kafka_offsets", columns="kafka")
+    sqlalchemy.event.listen(engine, "commit", lambda _: reach("before commit"))
+    ConsumerLoop(client, sink, [topic], decode=decode, attempts=2, batch_max=7, linger_s=0.01).run()
+    engine.dispose()
+
+
+class Orders:
+    """A topic of two partitions that a transactional producer fills, and what consumers make of it."""
+
+    def __init__(self, broker: Broker, server: PostgresServer, topic: str) -> None:
+        self.broker, self.topic = broker, topic
+        self.url = server.new_database()
+        self.engine: Engine = sqlalchemy.create_engine(self.url)
+        with self.engine.begin() as connection:
+            connection.execute(text(CREATE))
+        broker.create(topic, 2)
+        self.producer = broker.producer(**{"transactional.id": topic})
+        self.producer.init_transactions(ANSWER_SECONDS)
+        self.sent: list[int] = []
+
+    def send(self, count: int, *, poison: int = 0, aborted: bool = False) -> None:
+        """A transaction."""
+        self.producer.begin_transaction()
+        for number in range(len(self.sent), len(self.sent) + count):
+            self.producer.produce(self.topic, json.dumps({"number": number}), partition=number % 2)
+            if not aborted:
+                self.sent.append(number)
+        for _ in range(poison):
+            self.producer.produce(self.topic, "no JSON", partition=0)
+        if aborted:
+            self.producer.flush(ANSWER_SECONDS)
+            self.producer.abort_transaction(ANSWER_SECONDS)
+        else:
+            self.producer.commit_transaction(ANSWER_SECONDS)
+
+    def start(self, step: str | None = None, at: int = 0, **settings: Any) -> Any:
+        named = {key.replace("_", "."): value for key, value in settings.items()}
+        process = _FORK.Process(target=consume, args=(self.url, self.broker.address, self.topic, named, step, at))
+        process.start()
+        return process
+
+    def ask(self, query: str) -> list[Any]:
+        with self.engine.connect() as connection:
+            return list(connection.execute(text(query)).scalars())
+
+    def stored(self) -> list[int]:
+        return self.ask("SELECT number FROM orders ORDER BY number")
+
+    def wait(self) -> None:
+        wait_until(lambda: len(self.stored()) >= len(self.sent), "not all is applied")
+
+
+def end(process: Any) -> None:
+    """A clean stop."""
+    process.terminate()
+    process.join(PATIENCE_SECONDS)
+    assert process.exitcode == 0
+
+
+def test_two_consumers_a_rebalance_a_kill_and_a_crash_of_the_database(broker: Broker, server: PostgresServer) -> None:
+    orders = Orders(broker, server, "orders-of-two")
+    cooperative = {"partition_assignment_strategy": "cooperative-sticky"}
+    for _ in range(5):
+        orders.send(10)
+    orders.send(4, aborted=True)
+    first = orders.start(**cooperative)
+    wait_until(lambda: len(orders.stored()) > 10, "the first one does not begin")
+    orders.send(30, poison=1)
+    second = orders.start(**cooperative)
+    for _ in range(5):
+        orders.send(10)
+    orders.wait()
+
+    server.halt("immediate")
+    orders.send(20)
+    server.start_again()
+    orders.engine.dispose()
+    orders.wait()
+
+    first.kill()
+    first.join()
+    orders.send(20)
+    orders.wait()
+    end(second)
+    assert orders.stored() == orders.sent
+    assert orders.ask("SELECT error_type FROM fencepost_dead_letters") == ["JSONDecodeError"]
+    assert orders.ask("SELECT more FROM fencepost_claims") == [None, None]
+    orders.engine.dispose()
+
+
+def test_killed_at_each_step(broker: Broker, server: PostgresServer) -> None:
+    """With the static membership of its name the next process takes over at once."""
+    orders = Orders(broker, server, "orders-of-one")
+    for _ in range(20):
+        orders.send(5)
+    for step in STEPS:
+        process = orders.start(step, 3, group_instance_id="one")
+        process.join(PATIENCE_SECONDS)
+        assert process.exitcode == -signal.SIGKILL
+    assert 0 < len(orders.stored()) < len(orders.sent)
+    last = orders.start(group_instance_id="one")
+    orders.wait()
+    end(last)
+    assert orders.stored() == orders.sent
+    assert orders.ask("SELECT more FROM fencepost_claims") == [None, None]
+    orders.engine.dispose()
+
+
+@pytest.mark.matrix
+def test_the_tutorial(broker: Broker, server: PostgresServer, tmp_path: Path) -> None:
+    """The programs of docs/consumer.md, one after the other; the consumer is killed in the middle."""
+    page = (Path(__file__).parents[2] / "docs" / "consumer.md").read_text()
+    programs = dict(re.findall(r"^```python no-run\n# (\w+\.py)\n(.*?)^```$", page, re.MULTILINE | re.DOTALL))
+    assert list(programs) == ["create.py", "produce.py", "consume.py", "check.py"]
+    for name, program in programs.items():
+        (tmp_path / name).write_text(program)
+    url = server.new_database()
+    environment = os.environ | {"KAFKA": broker.address, "DATABASE": url}
+
+    def start(name: str, **more: Any) -> subprocess.Popen[str]:
+        command = [sys.executable, "-W", "error", name]
+        return subprocess.Popen(command, cwd=tmp_path, env=environment, text=True, **more)
+
+    assert start("create.py").wait() == 0
+    assert start("produce.py").wait() == 0
+    engine = sqlalchemy.create_engine(url)
+
+    def applied() -> int:
+        with engine.connect() as connection:
+            return int(connection.execute(text("SELECT count(*) FROM orders")).scalar_one())
+
+    consumer = start("consume.py", stderr=subprocess.DEVNULL)
+    wait_until(lambda: applied() > 0, "nothing is applied")
+    consumer.kill()
+    consumer.wait()
+    assert applied() < 19_999
+    consumer = start("consume.py", stderr=subprocess.DEVNULL)
+    wait_until(lambda: applied() >= 19_999, "not all is applied")
+    consumer.send_signal(signal.SIGINT)
+    assert consumer.wait(PATIENCE_SECONDS) == 0
+    said = start("check.py", stdout=subprocess.PIPE).communicate()[0]
+    assert [said] == re.findall(r"^```text\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    engine.dispose()
