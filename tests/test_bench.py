@@ -18,7 +18,20 @@ from fencepost.lake import LocalEngine
 ROOT = Path(__file__).parent.parent
 sys.path.append(str(ROOT))  # `bench` is no part of what is installed
 
-from bench import costs, curve, lake, lake_report, measure, peers, producer, report, retention, spark, workload  # noqa: E402
+from bench import (  # noqa: E402
+    costs,
+    curve,
+    lake,
+    lake_report,
+    layout,
+    measure,
+    peers,
+    producer,
+    report,
+    retention,
+    spark,
+    workload,
+)
 from bench.compare import compare  # noqa: E402
 from bench.peers import Peer  # noqa: E402
 from bench.workload import LONE, RANDOM, RUNS, Workload  # noqa: E402
@@ -75,6 +88,13 @@ def test_a_state_that_keeps_fewer_versions_takes_less(tmp_path: Path) -> None:
     }
     assert [versions for _, _, versions, *_ in found.values()] == [12, 12, 10]
     assert found["10 versions, and an hour"][0] < found["all"][0]
+
+
+def test_every_layout_has_the_rows_of_the_copy(tmp_path: Path) -> None:
+    found = layout.measure(tmp_path, ROWS, files=20, rounds=1)
+    assert {name: files for name, (_, _, files) in found.items()} == {
+        "byte copies": 20, "merged": 1, "by day": 4, "sorted": 1, "by day, sorted": 4,
+    }  # fmt: skip
 
 
 def test_a_wrong_contestant_is_recorded(tmp_path: Path) -> None:

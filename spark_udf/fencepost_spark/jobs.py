@@ -44,7 +44,8 @@ class DedupJob(lake.DedupJob):
         ``order_by``, ``rejected_max``, ``rejects``, ``max_idle_ms``, ``settle_ms``, ``clock_gap_max_ms``, ``on_reset``,
         ``reset_rows_min``, ``compare_content``, ``on_conflict``, ``keep_checksums``, ``plan``, ``shards``, ``layout``,
         ``schema``, ``source_immutable``, ``sync``, ``state_options``, ``source_options``, ``sink_options``,
-        ``keep_versions``, ``keep_versions_ms``, ``files_max`` and ``bytes_max``.
+        ``keep_versions``, ``keep_versions_ms``, ``files_max``, ``bytes_max``, ``target_file_bytes``, ``partition_by``
+        and ``sort_by``.
 
         Raises what ``fencepost.lake.DedupJob`` raises, RuntimeError where there is no session, and StoreError where the
         session's settings name credentials that only Spark's connector can get.

@@ -129,6 +129,19 @@ def dedup_command(
     bytes_max: Annotated[
         int | None, option("Read new files of at most so many bytes a run, one file at least.")
     ] = None,
+    target_file_bytes: Annotated[
+        int | None, option("Put small outputs together to files of about so many bytes, and cut larger ones.")
+    ] = None,
+    partition_by: Annotated[
+        str | None,
+        typer.Option(
+            metavar="COLUMN",
+            help="Write to Hive-style folders by the values of a column, or by the dates of a timestamp: day(COLUMN).",
+        ),
+    ] = None,
+    sort_by: Annotated[
+        list[str] | None, typer.Option(metavar="COLUMN", help="Sort the rows of each output; may be repeated.")
+    ] = None,
     watch: Annotated[
         str | None,
         typer.Option(
@@ -202,6 +215,9 @@ def dedup_command(
             "sink_options": identity.pairs("--sink-option", sink_option),
             "files_max": files_max,
             "bytes_max": bytes_max,
+            "target_file_bytes": target_file_bytes,
+            "partition_by": partition_by,
+            "sort_by": sort_by or None,
             **_retention(keep_versions, keep_versions_for),
         },
     )

@@ -25,6 +25,7 @@ import fencepost
 from fencepost.content import columns_to_compare
 from fencepost.errors import PolicyError, SinkError, StateConflictError
 from fencepost.findings import RESET_ROWS_MIN, check_reset_rows_min
+from fencepost.lake.arranging import arrangement_of
 from fencepost.lake.conflicts import OnConflict
 from fencepost.lake.engine import Engine, LocalEngine
 from fencepost.lake.kafka_log import KafkaLog
@@ -111,6 +112,13 @@ class DedupJob:
     types or values stop the run. Under policies that depend on order, what follows a file that is left for later waits
     for it.
 
+    `target_file_bytes`: put small neighbouring outputs together until they have about so many bytes, and cut large ones
+    between row groups. `partition_by`: a column whose values name Hive-style folders in which the rows lie, or
+    "day(column)", the UTC dates of a timestamp column. The files lack a column that folders name. `sort_by`: columns by
+    which the rows of each output are sorted, nulls last. For sinks of folders, prefixes and Delta tables. Without these
+    three every output is a file of the source, or a copy without the rows that are not kept. A file without such a
+    column is a BatchError before anything is decided.
+
     `plan`: "interval", "row" or "aligned" (see plan.py), chosen by the run unless given. `shards`: into how many parts
     the state is cut, 16 at first unless given, later as many as it has. `layout`: "delta" for a sink that is a Delta
     table, "run" for folders; unless given, whichever the sink is already, and folders where there is none. `schema`:
@@ -170,6 +178,9 @@ class DedupJob:
         keep_versions_ms: int = KEEP_VERSIONS_MS,
         files_max: int | None = None,
         bytes_max: int | None = None,
+        target_file_bytes: int | None = None,
+        partition_by: str | None = None,
+        sort_by: str | Sequence[str] | None = None,
     ) -> None:
         policy = resolve(policy)
         self.log = source if isinstance(source, KafkaLog) else None
@@ -252,6 +263,12 @@ class DedupJob:
                 "Add or widen them there"
             )
         self.schema = schema
+        self.arrangement = arrangement_of(target_file_bytes, partition_by, sort_by)
+        if self.arrangement is not None and self.sink.layout not in get_args(Layout):
+            raise SinkError(
+                f"{self.sink.location}: target_file_bytes, partition_by and sort_by are for folders, prefixes and Delta"
+                " tables that rows are appended to"
+            )
         if self.is_in_place and str(self.sink.location) != self.source:
             raise SinkError(
                 f"{self.sink.location}: in place, source and sink are one table; the source is {self.source}"

@@ -81,18 +81,24 @@ def open_storage(root: str, options: Mapping[str, Any] | None = None) -> Storage
 
 
 @contextmanager
-def unchanged(storage: Storage, files: Files, place: int) -> Iterator[None]:
-    """While a task reads a file: ChangedError if it is not, or not for as long as that, the file it was."""
-    path = files.full_path(place)
+def unchanged(storage: Storage, files: Files, *places: int) -> Iterator[None]:
+    """While a task reads files: ChangedError if one is not, or not for as long as that, the file it was."""
+
+    def check() -> None:
+        for place in places:
+            _check_unchanged(storage, files, place, files.full_path(place))
+
     try:
-        _check_unchanged(storage, files, place, path)
+        check()
         yield
     except FileNotFoundError as error:
+        check()
+        path = files.full_path(places[0])
         raise ChangedError(f"{path}: vanished while the job ran; run again", path=path) from error
     except StoreError:
-        _check_unchanged(storage, files, place, path)  # a store refuses ranges of an object that was replaced
+        check()  # a store refuses ranges of an object that was replaced
         raise
-    _check_unchanged(storage, files, place, path)
+    check()
 
 
 def _check_unchanged(storage: Storage, files: Files, place: int, path: str) -> None:

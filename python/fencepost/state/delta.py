@@ -339,10 +339,9 @@ class DeltaSink(RunFolders):
 
     def names(self, decision: Decision) -> list[str]:
         """See `RunFolders`."""
-        outputs = decision.outputs
         return [
-            f"{hive_folders(name)}part-{decision.version:06}-{ordinal:05}-{decision.attempt[:12]}.parquet"
-            for name, ordinal in zip(outputs.name, outputs.ordinal, strict=True)
+            f"{hive_folders(name)}part-{decision.version:06}-{_number(name)}-{decision.attempt[:12]}.parquet"
+            for name in decision.outputs.name
         ]
 
     def _remember(self, table: DeltaTable) -> None:
@@ -499,6 +498,11 @@ def _check_schema(location: Path, known: dict[str, Field], schema: Any, path: st
         if _type(field) != wanted:
             text = f"{location}: column '{field.name}' of {path} is {_type(field)}, in the table it is {wanted}"
             raise SinkError(text)
+
+
+def _number(name: str) -> str:
+    """What tells an output of a version from the others of its folder."""
+    return name.rpartition("/")[2].removeprefix("part-").removesuffix(".parquet")
 
 
 def _check_values(location: Path, field: Field, values: set[str | None]) -> None:
