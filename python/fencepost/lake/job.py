@@ -35,6 +35,7 @@ from fencepost.lake.report import RunReport
 from fencepost.lake.run import Run
 from fencepost.lake.scan import check_names
 from fencepost.lake.schemas import SchemaRule
+from fencepost.lake.slices import Slice, files_of, patterns_of, source_of
 from fencepost.lake.sources import Given
 from fencepost.lake.storage import open_storage
 from fencepost.lake.write import Rejects
@@ -61,8 +62,9 @@ class DedupJob:
     """Keeps each event of a Parquet folder, a Delta table or Kafka's log once, from run to run.
 
     `source`: a folder of Parquet files, or a prefix of an object store (`s3://`, `gs://`, `az://`) with such files, of
-    which each run reads those that no earlier run has read; a Delta table in a local folder, of which each run reads
-    what was appended since; or a `KafkaLog`, likewise. `state`: a folder or the URI of an object store
+    which each run reads those that no earlier run has read; a glob such as "landing/*/events", or a list of folders and
+    globs, which the state knows by the folder that has them all; a Delta table in a local folder, of which each run
+    reads what was appended since; or a `KafkaLog`, likewise. `state`: a folder or the URI of an object store
     (`fencepost.state.open_store`) that the job makes and owns. `sink`: a folder that it makes and owns; version n
     appears in it at once as `run=<n>/`, one file per input file of which rows are kept, in the Hive-style folders that
     it came from, or as one transaction of a Delta table. Or a prefix of an object store, where the files of a version
@@ -136,16 +138,19 @@ class DedupJob:
     or in the last hour. Files of the state that only others need are removed as runs go on; output stays. Both may
     change from run to run. `keep_versions=None` keeps all.
 
-    `files_max`, `bytes_max`: a run reads no more new files, or files of no more bytes in all, than that, the first ones
-    by name, but one at least; later runs read the others (`RunReport.left`). Keeps a run over a backlog small. Only for
-    folders and prefixes. Deferred files come in any case.
+    `files_max`, `bytes_max`, `rows_max`: a run reads no more new files, or files of no more bytes or rows in all, than
+    that, the first ones by name, but one at least; later runs read the others (`RunReport.left`). Keeps a run over a
+    backlog small. `only`: patterns relative to the source, such as "day=2026-11-2*" or "day=2026-11-20..2026-11-24"; a
+    run reads the files that one of them matches, or whose folder it matches. `files`: paths of the files to read, of a
+    notification, say; nothing is listed. One that is read already is skipped, one that is gone is in
+    `RunReport.vanished`. All of these are for folders and prefixes. Deferred files come in any case.
 
     Raises PolicyError and ValueError for arguments that make no sense, BatchError for names of columns that are taken.
     """
 
     def __init__(
         self,
-        source: str | os.PathLike[str] | KafkaLog,
+        source: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | KafkaLog,
         state: str | os.PathLike[str],
         sink: str | os.PathLike[str] | Sink | ForJobs,
         *,
@@ -178,6 +183,9 @@ class DedupJob:
         keep_versions_ms: int = KEEP_VERSIONS_MS,
         files_max: int | None = None,
         bytes_max: int | None = None,
+        rows_max: int | None = None,
+        only: str | Sequence[str] | None = None,
+        files: Sequence[str | os.PathLike[str]] | None = None,
         target_file_bytes: int | None = None,
         partition_by: str | None = None,
         sort_by: str | Sequence[str] | None = None,
@@ -215,12 +223,20 @@ class DedupJob:
         ):
             if value is not None and value < 0:
                 raise ValueError(f"{name}={value}: milliseconds from 0 on were expected")
-        for name, value in (("files_max", files_max), ("bytes_max", bytes_max)):
+        for name, value in (("files_max", files_max), ("bytes_max", bytes_max), ("rows_max", rows_max)):
             if value is not None and value < 1:
                 raise ValueError(f"{name}={value}: at least 1 was expected")
         if max_idle_ms is None and clock_gap_max_ms is not None:
             raise ValueError(f"clock_gap_max_ms={clock_gap_max_ms}: without max_idle_ms there is no clock")
-        self.source = source.name if isinstance(source, KafkaLog) else absolute(source)
+        self.source, of_source = (source.name, ()) if isinstance(source, KafkaLog) else source_of(source)
+        self.slice = Slice(
+            files_max=files_max,
+            bytes_max=bytes_max,
+            rows_max=rows_max,
+            of_source=of_source,
+            only=patterns_of(only),
+            files=None if files is None else files_of(self.source, files),
+        )
         self.source_options = source_options
         self.policy, self.scope, self.shards = policy, scope, shards
         self.rejected_max, self.rejects, self.on_reset = rejected_max, rejects, on_reset
@@ -246,11 +262,10 @@ class DedupJob:
         is_table = is_local(self.source) and is_delta(self.source)
         if is_table:
             check_library(self.source)
-        self.files_max, self.bytes_max = files_max, bytes_max
-        if (files_max or bytes_max) and (is_table or self.log is not None):
-            what = "files_max" if files_max else "bytes_max"
+        if self.slice.given and (is_table or self.log is not None):
             raise ValueError(
-                f"{what}: {self.source} is read up to a position; only files of a folder or prefix are counted"
+                f"{self.slice.given}: {self.source} is read up to a position; only files of folders and prefixes are"
+                " chosen"
             )
         if isinstance(sink, ForJobs):
             sink = sink.for_job(state)
@@ -274,7 +289,7 @@ class DedupJob:
                 f"{self.sink.location}: in place, source and sink are one table; the source is {self.source}"
             )
         shown = {} if self.is_in_place else {"sink": str(self.sink.location)}
-        _check_apart(source=self.log.place if self.log else self.source, state=uri, **shown)
+        _check_apart(self.slice, source=self.log.place if self.log else self.source, state=uri, **shown)
 
     @property
     def is_in_place(self) -> bool:
@@ -304,6 +319,8 @@ class DedupJob:
         Runs that found nothing new yield nothing. Ends after the run under way once `stop` is set. Raises as `run`
         does, but for StateConflictError: another run was faster, and what it left is looked for again.
         """
+        if self.slice.files is not None:
+            raise ValueError("files: a run reads them, and there is nothing to watch")
         stop = stop or threading.Event()
         while not stop.is_set():
             try:
@@ -395,12 +412,14 @@ def _open_sink(place: str, layout: Layout | None, source: str, disk: Disk, optio
     return open_sink(place, layout or ("delta" if is_table else "run"), disk, options)
 
 
-def _check_apart(**places: str) -> None:
+def _check_apart(of_source: Slice, **places: str) -> None:
     """What lies in the source would be read as input, and a job cleans up in its own folders."""
     named = [(name, os.path.realpath(place) if is_local(place) else place) for name, place in places.items()]
     for name, place in named:
         for other, outer in named:
-            if name != other and f"{place}/".startswith(f"{outer.rstrip('/')}/"):
+            inner = f"{place}/".removeprefix(f"{outer.rstrip('/')}/")
+            is_within = name != other and inner != f"{place}/"
+            if is_within and (other != "source" or of_source.may_hold(inner.rstrip("/"))):
                 raise SinkError(f"{name} {place} lies in {other} {outer}; each of the three needs its own folder")
 
 

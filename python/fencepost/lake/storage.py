@@ -46,10 +46,10 @@ class ChangedError(SourceError):
 class Storage(Protocol):
     """The calls. All raise StoreError (path) where storage does not answer, and FileNotFoundError."""
 
-    def list(self, root: str) -> Files:
-        """The `*.parquet` files beneath a root, sorted by path. Names that begin with `_` or `.` are skipped, folders
-        too; of other names the first IGNORED_MAX are listed in `Files.ignored`. Raises SourceError if there is no such
-        root."""
+    def list(self, root: str, folder: str = "") -> Files:
+        """The `*.parquet` files beneath a root, or only beneath a folder of it, sorted by path. Names that begin with
+        `_` or `.` are skipped, folders too; of other names the first IGNORED_MAX are listed in `Files.ignored`. Raises
+        SourceError if there is no such root."""
 
     def look(self, path: str) -> Facts:
         """What the file is known by now."""
@@ -153,11 +153,13 @@ def from_storage(path: str, what: str = "read", *, other_than: Collection[int] =
 class LocalStorage:
     """Local folders, or mounted ones."""
 
-    def list(self, root: str) -> Files:
+    def list(self, root: str, folder: str = "") -> Files:
         if not os.path.isdir(root):
             raise SourceError(f"{root}: no such folder", path=root)
         ignored: list[str] = []
-        return _files(root, _walk(root, "", ignored), ignored)
+        if folder and not os.path.isdir(f"{root}/{folder}"):
+            return Files(root)
+        return _files(root, _walk(os.path.join(root, folder), f"{folder}/" if folder else "", ignored), ignored)
 
     def look(self, path: str) -> Facts:
         with from_storage(path):
@@ -240,11 +242,11 @@ class ObjectStorage:
 
     store: RemoteStore
 
-    def list(self, root: str) -> Files:
+    def list(self, root: str, folder: str = "") -> Files:
         found: list[Found] = []
         ignored: list[str] = []
-        is_empty = True
-        for name, size, etag in self.store.listing():
+        is_empty = not folder
+        for name, size, etag in self.store.listing(folder):
             is_empty = False
             parts = name.split("/")
             if parts[0] == "_delta_log":
