@@ -177,7 +177,7 @@ test-free-threaded: dist/native-free-threaded ## The thread tests on a CPython w
 	.venv-free-threaded/bin/python -m pytest tests/test_threads.py --deselect tests/test_threads.py::test_the_measure_tells_a_held_interpreter
 
 # Jobs and their states. What is in neither list is in test-python.
-JOB_TESTS := $(wildcard $(patsubst %,tests/test_%.py,lake* delta* faults in_place kept_content object_sinks object_sources operations protocol retention schemas secrets segments slices \
+JOB_TESTS := $(wildcard $(patsubst %,tests/test_%.py,lake* delta* faults in_place kept_content layouts object_sinks object_sources operations protocol retention schemas secrets segments slices \
 	state stores task_plan vectors))
 BENCH_TESTS := tests/test_bench.py
 test-python: $(VENV)/tests ## Everything in Python that has no suite of its own
@@ -191,7 +191,7 @@ test-bench: java $(VENV)/tests ## The benchmarks with few rows: every answer is 
 
 # Contestants of the benchmarks beside ours, and stubs of modules that are their own stubs.
 test-marked: java postgresql $(VENV)/tests $(JARS_IF_MAVEN) $(S3A_IF_MAVEN) ## The tests that `make test` leaves out
-	$(TIMED) $(BIN)/python -m pytest -m matrix tests/test_bench.py tests/test_delta_stores.py tests/test_package.py
+	$(TIMED) $(BIN)/python -m pytest -m matrix tests/test_arrange.py tests/test_bench.py tests/test_delta_stores.py tests/test_package.py
 	$(TIMED) $(BIN)/python -m pytest -m matrix tests/sql
 	$(call with_jars,-m matrix tests/spark_delta)
 	$(call with_jars,-m matrix tests/kafka)

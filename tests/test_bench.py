@@ -23,6 +23,7 @@ from bench import (  # noqa: E402
     curve,
     lake,
     lake_report,
+    layout,
     measure,
     metadata,
     peers,
@@ -89,6 +90,13 @@ def test_a_state_that_keeps_fewer_versions_takes_less(tmp_path: Path) -> None:
     }
     assert [versions for _, _, versions, *_ in found.values()] == [12, 12, 10]
     assert found["10 versions, and an hour"][0] < found["all"][0]
+
+
+def test_every_layout_has_the_rows_of_the_copy(tmp_path: Path) -> None:
+    found = layout.measure(tmp_path, ROWS, files=20, rounds=1)
+    assert {name: files for name, (_, _, files) in found.items()} == {
+        "byte copies": 20, "merged": 1, "by day": 4, "sorted": 1, "by day, sorted": 4,
+    }  # fmt: skip
 
 
 def test_a_wrong_contestant_is_recorded(tmp_path: Path) -> None:

@@ -165,6 +165,21 @@ def test_workers_that_share_no_folder(bucket: Bucket, plan: Any, monkeypatch: py
     bucket.check(2)
 
 
+@pytest.mark.parametrize(
+    "layout",
+    [{}, {"partition_by": "pid", "sort_by": ["partition", "payload"]}],
+    ids=["merged", "in folders"],
+)
+def test_outputs_that_are_laid_out_anew(bucket: Bucket, layout: dict[str, Any]) -> None:
+    land_some(bucket)
+    options = {"target_file_bytes": 1 << 20, "rejects": "all", **layout}
+    reports = [job.run() for job in (bucket.near(**options), bucket.job(**options, engine=ProcessEngine()))]
+    assert reports[0].counts == reports[1].counts == COUNTS
+    assert reports[0].outputs == reports[1].outputs
+    assert len(reports[0].outputs) == 2
+    bucket.check(1)
+
+
 def test_a_source_on_this_disk(bucket: Bucket) -> None:
     land_some(bucket)
     job = DedupJob(

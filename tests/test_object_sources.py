@@ -80,6 +80,32 @@ def job(landing: Landing, root: Path, *, remote: bool, **options: Any) -> DedupJ
     return DedupJob(source, root / "state", root / "sink", **{**KEEP, **given, **options})
 
 
+def test_slices_of_a_prefix(landing: Landing, tmp_path: Path) -> None:
+    for number, name in enumerate(["day=1/a.parquet", "day=2/a.parquet", "day=2/b.parquet", "day=3/a.parquet"]):
+        landing.land(name, rows(0, 10, pid=number))
+    steps: list[dict[str, Any]] = [
+        {"only": "day=2", "rows_max": 15},
+        {"files": [f"{landing.uri}/day=3/a.parquet", "day=2/a.parquet", "day=9/gone.parquet"]},
+        {"only": ["day=1..2"]},
+    ]
+    names = []
+    for step in steps:
+        report = job(landing, tmp_path, remote=True, **step).run()
+        names.append((report.inputs["path"].to_pylist(), report.left, report.vanished))
+    assert names == [
+        (["day=2/a.parquet"], 1, ()),
+        (["day=3/a.parquet"], 0, ("day=9/gone.parquet",)),
+        (["day=1/a.parquet", "day=2/b.parquet"], 0, ()),
+    ]
+    several = DedupJob(
+        [f"{landing.uri}/day=1", f"{landing.uri}/*/b.parquet"],
+        *(tmp_path / "several", tmp_path / "sink of several"),
+        source_options=landing.options,
+        **KEEP,
+    )
+    assert several.run().kept == 20
+
+
 def shown(root: Path) -> dict[str, list[dict[str, Any]]]:
     """What a sink holds, file by file."""
     files = sorted((root / "sink").glob("run=*/**/*.parquet"))

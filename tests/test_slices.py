@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -181,3 +182,130 @@ def test_a_watch_does_not_rebase(tmp_path: Path, capsys: pytest.CaptureFixture[s
     places = [str(tmp_path / it) for it in ("source", "state", "sink")]
     assert cli.main(["dedup", *places, "--watch", "1s", "--rebase"]) == 2
     assert "--watch and --rebase: one of them" in capsys.readouterr().err
+
+
+# What of a source is read
+
+
+DAYS = [f"date=2026-11-{day}" for day in (9, 18, 19, 20, 21, 22)]
+
+
+def land_days(folder: Path) -> None:
+    for number, day in enumerate(DAYS):
+        land(folder / "source" / day, "a.parquet", make_rows(number))
+
+
+def test_rows_are_counted(tmp_path: Path) -> None:
+    rows = land_files(tmp_path)
+    job = make_job(tmp_path, rows_max=rows[0] + rows[1])
+    reports = [job.run() for _ in range(4)]
+    assert [read(it) for it in reports] == [["0.parquet", "1.parquet"], ["2.parquet", "3.parquet"], ["4.parquet"], []]
+    assert [it.left for it in reports] == [3, 1, 0, 0]
+    land_files(tmp_path, range(5, 7))
+    (tmp_path / "source/5.parquet").write_bytes(b"PAR1")
+    assert [read(make_job(tmp_path, rows_max=1).run()) for _ in range(2)] == [[], ["6.parquet"]]
+
+
+ONLY: list[tuple[str | list[str], list[str]]] = [
+    ("date=2026-11-2*", DAYS[3:]),
+    (["date=2026-11-18", "date=2026-11-22/*.parquet"], [DAYS[1], DAYS[5]]),
+    ("date=2026-11-19..2026-11-21", DAYS[2:5]),
+    ("date=2026-11-21..", DAYS[4:5] + DAYS[5:] + DAYS[:1]),
+    ("**/a.parquet", DAYS),
+    ("date=2026-11-18/a.parquet", [DAYS[1]]),
+    ("date=2027*", []),
+    ("date=2027-01-01/", []),
+]
+
+
+@pytest.mark.parametrize(("only", "days"), ONLY, ids=str)
+def test_patterns_say_what_is_read(tmp_path: Path, only: str | list[str], days: list[str]) -> None:
+    land_days(tmp_path)
+    assert read(make_job(tmp_path, only=only).run()) == sorted(f"{day}/a.parquet" for day in days)
+
+
+def test_a_bad_file_outside_of_the_slice_is_looked_at_again(tmp_path: Path) -> None:
+    land_days(tmp_path)
+    path = tmp_path / "source" / DAYS[0] / "a.parquet"
+    path.write_bytes(path.read_bytes()[:-50])
+    assert make_job(tmp_path, settle_ms=3_600_000, only=DAYS[:2]).run().deferred == (f"{DAYS[0]}/a.parquet",)
+    report = make_job(tmp_path, settle_ms=0, only=DAYS[2]).run()
+    assert (read(report), [it[0] for it in report.quarantined]) == ([f"{DAYS[2]}/a.parquet"], [f"{DAYS[0]}/a.parquet"])
+    assert read(make_job(tmp_path).run()) == sorted(f"{day}/a.parquet" for day in DAYS[3:])
+
+
+def test_files_of_a_notification(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    land_files(tmp_path)
+    named = ["3.parquet", tmp_path / "source/1.parquet", "1.parquet", "gone.parquet"]
+    with monkeypatch.context() as patch:
+        patch.setattr(storages.LocalStorage, "list", None)
+        report = make_job(tmp_path, files=named).run()
+    assert (read(report), report.vanished, report.left) == (["1.parquet", "3.parquet"], ("gone.parquet",), 0)
+    again = make_job(tmp_path, files=["1.parquet", "0.parquet", "4.parquet"], files_max=1).run()
+    assert (read(again), again.left) == (["0.parquet"], 1)
+    assert make_job(tmp_path, files=["1.parquet"]).run().version is None
+    assert read(make_job(tmp_path).run()) == ["2.parquet", "4.parquet"]
+    for wrong, problem in [
+        (tmp_path / "elsewhere/1.parquet", "is not in the source"),
+        ("../source/1.parquet", "is not in the source"),
+        ("s3://bucket/1.parquet", "is not in the source"),
+        ("_a/1.parquet", "nothing beneath names that begin with _"),
+        ("1.csv", r"only \*.parquet is read"),
+    ]:
+        with pytest.raises(ValueError, match=problem):
+            make_job(tmp_path, files=["1.parquet", wrong])
+    with pytest.raises(ValueError, match="nothing to watch"):
+        next(make_job(tmp_path, files=["1.parquet"]).watch(1))
+
+
+def test_several_paths_are_one_source(tmp_path: Path) -> None:
+    root = tmp_path / "data"
+    for number, folder in enumerate(["eu/events", "us/events", "us/other", "asia/events/day=1"]):
+        rows = {"pid": [number] * 3, "epoch": [0] * 3, "partition": [0] * 3, "seq": range(3)}
+        land(root / "landing" / folder, "a.parquet", pa.table(rows))
+    places = (tmp_path / "state", root / "clean")  # beside what is read
+    first = DedupJob([root / "landing/eu/events", root / "landing/us/*"], *places).run()
+    assert read(first) == ["eu/events/a.parquet", "us/events/a.parquet", "us/other/a.parquet"]
+    assert read(DedupJob(root / "landing/*/events", *places).run()) == ["asia/events/day=1/a.parquet"]
+    assert DedupJob(root / "landing", *places).run().version is None
+    one = [root / "landing/us/events", root / "landing/us/other/a.parquet"]
+    assert DedupJob(one, tmp_path / "other", tmp_path / "out").seed().files == 2
+
+
+def test_what_is_no_source(tmp_path: Path) -> None:
+    root = tmp_path / "data"
+    inside = [root / "eu", root / "us"]
+    DedupJob(inside, tmp_path / "state", root / "clean")
+    for source, sink in [(inside, root / "us/clean"), (inside, root / "us"), (root / "**/events", root / "clean")]:
+        with pytest.raises(fp.SinkError, match="lies in"):
+            DedupJob(source, tmp_path / "state", sink)  # type: ignore[arg-type]
+    for source, problem in [
+        ([], "no paths are given"),
+        (["s3://a/x", root], "in one store"),
+        (["s3://a/x", "s3://b/x"], "no folder in common"),
+        (["/a", "/b"], "no folder in common"),
+    ]:
+        with pytest.raises(ValueError, match=problem):
+            DedupJob(source, tmp_path / "state", tmp_path / "sink")
+    for only in ("/a", "../a", "", "s3://a"):
+        with pytest.raises(ValueError, match="a pattern within the source"):
+            make_job(tmp_path, only=only)
+    (tmp_path / "odd[1]").mkdir()
+    land(tmp_path / "odd[1]", "a.parquet", make_rows(1))
+    assert read(DedupJob(tmp_path / "odd[1]", tmp_path / "s", tmp_path / "o").run()) == ["a.parquet"]
+
+
+def test_the_command_line_reads_slices(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    land_days(tmp_path)
+    places = [str(tmp_path / it) for it in ("source", "state", "sink")]
+    assert cli.main(["dedup", *places, "--only", "date=2026-11-2*", "--rows-max", "1", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["left"] == 2
+    monkeypatch.setattr(sys, "stdin", io.StringIO(f"{DAYS[0]}/a.parquet\n\n{tmp_path}/source/{DAYS[1]}/a.parquet\n"))
+    assert cli.main(["dedup", *places, "--files-from", "-", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["files"] == 2
+    (tmp_path / "names").write_text("elsewhere/../../a.parquet")
+    assert cli.main(["dedup", *places, "--files-from", str(tmp_path / "names")]) == 2
+    assert "is not in the source" in capsys.readouterr().err
+    assert cli.main(["dedup", *places, "--files-from", "-", "--watch", "1s"]) == 2

@@ -8,6 +8,7 @@ from fencepost.policy import BatchColumns, Columns, Policy
 from fencepost.verdict import Verdict
 
 __all__ = [
+    "Arranged",
     "BrokerTable",
     "KafkaStream",
     "ParquetFooter",
@@ -18,6 +19,7 @@ __all__ = [
     "TransactionIndex",
     "Verdicts",
     "__version__",
+    "arrange",
     "collect",
     "filter_rows",
     "kafka_aborted",
@@ -208,6 +210,8 @@ class RunScan:
     @property
     def footer_crc(self) -> int: ...
     @property
+    def schema_crc(self) -> int: ...
+    @property
     def schema(self) -> ArrowSchemaExportable: ...
     @property
     def untracked(self) -> int: ...
@@ -232,6 +236,23 @@ class Rewritten:
     def groups_copied(self) -> int: ...
     @property
     def groups_rewritten(self) -> int: ...
+
+@final
+class Arranged:
+    """What `arrange` wrote, and from what; lists by target, `source_crc` by source."""
+
+    @property
+    def rows(self) -> list[int]: ...
+    @property
+    def bytes(self) -> list[int]: ...
+    @property
+    def footer_crc(self) -> list[int]: ...
+    @property
+    def source_crc(self) -> list[int]: ...
+    @property
+    def groups_copied(self) -> int: ...
+    @property
+    def groups_gathered(self) -> int: ...
 
 @final
 class ParquetFooter:
@@ -261,6 +282,22 @@ def rewrite(
 
     `first_rows`, `counts`: Arrow or NumPy arrays of integers, a range each; sorted and disjoint. `target` must not
     exist; it is not synced. Raises SourceError (path, position), ValueError for other ranges, OSError for the target.
+    """
+
+def arrange(
+    sources: Sequence[str | PathLike[str]],
+    targets: Sequence[tuple[str | PathLike[str], Any, Any, Any]],
+    *,
+    objects: Sequence[Any] | None = None,
+    without: str | None = None,
+    metadata: Sequence[tuple[str, str | None]] | None = None,
+) -> Arranged:
+    """Parquet files of rows of others, in any order. The schemas of the sources must be equal.
+
+    `targets`: (path, places of sources, first rows, counts), the last three Arrow or NumPy arrays of integers, a range
+    each. The paths must not exist; they are not synced. `without`: a column at the top that is left out. `metadata`:
+    key-value metadata in place of those of the first source. Raises SourceError (path, position), ValueError for other
+    ranges, OSError for a target.
     """
 
 def parquet_footer(path: str | PathLike[str], columns: Sequence[str] = (), *, object: Any = None) -> ParquetFooter:

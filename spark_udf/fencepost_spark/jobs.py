@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import Any
 
 from fencepost import SinkError, lake
@@ -28,14 +29,14 @@ class DedupJob(lake.DedupJob):
 
     def __init__(
         self,
-        source: Path | lake.KafkaLog,
+        source: Path | Sequence[Path] | lake.KafkaLog,
         state: Path,
         sink: Path | Sink,
         *,
         spark: SparkSession | None = None,
         **same: Any,
     ) -> None:
-        """``source``, ``state``, ``sink``: folders, or URIs of object stores; ``source`` may be a
+        """``source``, ``state``, ``sink``: folders, or URIs of object stores; ``source`` may be a list of such, or a
         ``fencepost.lake.KafkaLog``.
 
         ``spark``: the session that runs the tasks, the active one unless given. It takes the place of ``engine``.
@@ -44,13 +45,15 @@ class DedupJob(lake.DedupJob):
         ``order_by``, ``rejected_max``, ``rejects``, ``max_idle_ms``, ``settle_ms``, ``clock_gap_max_ms``, ``on_reset``,
         ``reset_rows_min``, ``compare_content``, ``on_conflict``, ``keep_checksums``, ``plan``, ``shards``, ``layout``,
         ``schema``, ``source_immutable``, ``sync``, ``state_options``, ``source_options``, ``sink_options``,
-        ``keep_versions``, ``keep_versions_ms``, ``files_max`` and ``bytes_max``.
+        ``keep_versions``, ``keep_versions_ms``, ``files_max``, ``bytes_max``, ``rows_max``, ``only``, ``files``,
+        ``target_file_bytes``, ``partition_by`` and ``sort_by``.
 
         Raises what ``fencepost.lake.DedupJob`` raises, RuntimeError where there is no session, and StoreError where the
         session's settings name credentials that only Spark's connector can get.
         """
         engine = SparkEngine(spark)
-        options = with_options(spark or SparkSession.getActiveSession(), same, source=source, state=state, sink=sink)
+        first = source[0] if isinstance(source, list | tuple) and source else source
+        options = with_options(spark or SparkSession.getActiveSession(), same, source=first, state=state, sink=sink)
         super().__init__(source, state, sink, engine=engine, **options)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -24,7 +25,8 @@ def dedup_command(
         str,
         typer.Argument(
             metavar="SOURCE",
-            help="A folder or object-store prefix (s3://, gs://, az://) of Parquet files, or a Delta table.",
+            help="A folder or object-store prefix (s3://, gs://, az://) of Parquet files, a glob of such in "
+            "quotes, or a Delta table.",
         ),
     ],
     state: Annotated[str, typer.Argument(metavar="STATE", help="What is remembered from run to run: its own folder.")],
@@ -129,6 +131,35 @@ def dedup_command(
     bytes_max: Annotated[
         int | None, option("Read new files of at most so many bytes a run, one file at least.")
     ] = None,
+    rows_max: Annotated[int | None, option("Read new files of at most so many rows a run, one file at least.")] = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PATTERN",
+            help="Read only files that match, or whose folder matches, relative to SOURCE: 'day=2026-11-2*', or "
+            "'day=2026-11-20..2026-11-24'; may be repeated.",
+        ),
+    ] = None,
+    files_from: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="Read only the files that this one names, a path a line; - for standard input. SOURCE is not listed.",
+        ),
+    ] = None,
+    target_file_bytes: Annotated[
+        int | None, option("Put small outputs together to files of about so many bytes, and cut larger ones.")
+    ] = None,
+    partition_by: Annotated[
+        str | None,
+        typer.Option(
+            metavar="COLUMN",
+            help="Write to Hive-style folders by the values of a column, or by the dates of a timestamp: day(COLUMN).",
+        ),
+    ] = None,
+    sort_by: Annotated[
+        list[str] | None, typer.Option(metavar="COLUMN", help="Sort the rows of each output; may be repeated.")
+    ] = None,
     watch: Annotated[
         str | None,
         typer.Option(
@@ -202,12 +233,18 @@ def dedup_command(
             "sink_options": identity.pairs("--sink-option", sink_option),
             "files_max": files_max,
             "bytes_max": bytes_max,
+            "rows_max": rows_max,
+            "only": only or None,
+            "files": _names(files_from),
+            "target_file_bytes": target_file_bytes,
+            "partition_by": partition_by,
+            "sort_by": sort_by or None,
             **_retention(keep_versions, keep_versions_for),
         },
     )
     if watch is not None:
-        if rebase:
-            raise typer.BadParameter("--watch and --rebase: one of them")
+        if rebase or files_from:
+            raise typer.BadParameter(f"--watch and {'--rebase' if rebase else '--files-from'}: one of them")
         _watch(job, milliseconds(watch) or 0, as_json=as_json, quiet=quiet)
         return
     with steps(quiet) as show:
@@ -232,6 +269,17 @@ def _show(report: RunReport, *, as_json: bool, quiet: bool) -> None:
         print(report.to_json(), flush=True)
     elif not quiet:
         print(report, flush=True)
+
+
+def _names(place: str | None) -> list[str] | None:
+    """The lines of a file that names files."""
+    if place is None:
+        return None
+    try:
+        text = sys.stdin.read() if place == "-" else Path(place).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as problem:
+        raise typer.BadParameter(f"--files-from {place}: {problem}") from None
+    return [line for line in text.splitlines() if line.strip()]
 
 
 def _retention(versions: str | None, duration: str | None) -> dict[str, object]:

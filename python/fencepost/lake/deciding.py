@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -113,7 +114,7 @@ def _checked_rows(run: Run, outputs: Outputs, written: list[Written]) -> dict[st
     rows = NewRows(
         schemas=schemas,
         folders=dict.fromkeys(name.rpartition("/")[0] + "/" for name in outputs.name),
-        bounds=[it for group in written for name, it in zip(group.names, group.bounds, strict=True) if name],
+        bounds=[it for group in written for it in group.bounds],
         rule=run.job.schema,
     )
     more = run.job.sink.check_rows(rows)
@@ -184,19 +185,20 @@ def _inputs(found: Found) -> Inputs:
 
 def _outputs(found: Found, written: list[Written], ordinals: npt.NDArray[np.int64]) -> tuple[Outputs, dict[str, str]]:
     """The files with kept rows, and their names until now."""
-    names = [name for group in written for name in group.names]
-    places = [place for place, name in enumerate(names) if name is not None]
-    columns: dict[str, list[Any]] = {"name": [], "ordinal": ordinals[places].tolist() if places else []}
-    for column in ("rows", "bytes", "footer_crc"):
-        values = [it for group in written for it in getattr(group, column)]
-        columns[column] = [values[place] for place in places]
-    folders = found.files.folders()
-    hive = {folder: hive_folders(folder) for folder in dict.fromkeys(folders)}
-    columns["name"] = [
-        f"{hive[folders[place]]}part-{ordinal:05}.parquet"
-        for place, ordinal in zip(places, columns["ordinal"], strict=True)
+    places, folders, written_names, rows, sizes, crcs = (
+        [it for group in written for it in getattr(group, column)]
+        for column in ("ordinal", "folder", "names", "rows", "bytes", "footer_crc")
+    )
+    columns: dict[str, list[Any]] = {"rows": rows, "bytes": sizes, "footer_crc": crcs}
+    columns["ordinal"] = ordinals[places].tolist() if places else []
+    sources = found.files.folders()
+    hive = {folder: hive_folders(folder) for folder in dict.fromkeys(sources)}
+    stems = [
+        f"{hive[sources[place]]}{folder}part-{ordinal:05}"
+        for place, folder, ordinal in zip(places, folders, columns["ordinal"], strict=True)
     ]
-    winners = {name: str(names[place]) for name, place in zip(columns["name"], places, strict=True)}
+    columns["name"] = _numbered(stems)
+    winners = dict(zip(columns["name"], written_names, strict=True))
     for group in written:
         for first, name, size in group.vectors:
             facts = {"name": name, "ordinal": int(ordinals[first]), "rows": 0, "bytes": size}
@@ -204,3 +206,13 @@ def _outputs(found: Found, written: list[Written], ordinals: npt.NDArray[np.int6
                 columns[column].append(value)
             winners[name] = name
     return Outputs(**columns), winners
+
+
+def _numbered(stems: list[str]) -> list[str]:
+    """Names of files: several with one stem have a number each."""
+    totals, counts = Counter(stems), Counter[str]()
+    names = []
+    for stem in stems:
+        names.append(f"{stem}-{counts[stem]:03}.parquet" if totals[stem] > 1 else f"{stem}.parquet")
+        counts[stem] += 1
+    return names

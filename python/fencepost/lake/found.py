@@ -25,6 +25,8 @@ class Found:
     rows: npt.NDArray[np.int64]
     untracked: int
     footer_crc: list[int]
+    schema_crc: list[int]
+    """Of the columns as each footer declares them."""
     exchanges: list[Exchange]
     newest_ms: int | None
     vanished: list[str] = field(default_factory=list)

@@ -25,6 +25,7 @@ import fencepost
 from fencepost.content import columns_to_compare
 from fencepost.errors import PolicyError, SinkError, StateConflictError
 from fencepost.findings import RESET_ROWS_MIN, check_reset_rows_min
+from fencepost.lake.arranging import arrangement_of
 from fencepost.lake.conflicts import OnConflict
 from fencepost.lake.engine import Engine, LocalEngine
 from fencepost.lake.kafka_log import KafkaLog
@@ -34,6 +35,7 @@ from fencepost.lake.report import RunReport
 from fencepost.lake.run import Run
 from fencepost.lake.scan import check_names
 from fencepost.lake.schemas import SchemaRule
+from fencepost.lake.slices import Slice, files_of, patterns_of, source_of
 from fencepost.lake.sources import Given
 from fencepost.lake.storage import open_storage
 from fencepost.lake.write import Rejects
@@ -60,8 +62,9 @@ class DedupJob:
     """Keeps each event of a Parquet folder, a Delta table or Kafka's log once, from run to run.
 
     `source`: a folder of Parquet files, or a prefix of an object store (`s3://`, `gs://`, `az://`) with such files, of
-    which each run reads those that no earlier run has read; a Delta table in either, of which each run reads what was
-    appended since; or a `KafkaLog`, likewise. `state`: a folder or the URI of an object store
+    which each run reads those that no earlier run has read; a glob such as "landing/*/events", or a list of folders and
+    globs, which the state knows by the folder that has them all; a Delta table in either, of which each run reads what
+    was appended since; or a `KafkaLog`, likewise. `state`: a folder or the URI of an object store
     (`fencepost.state.open_store`) that the job makes and owns. `sink`: a folder that it makes and owns; version n
     appears in it at once as `run=<n>/`, one file per input file of which rows are kept, in the Hive-style folders that
     it came from, or as one transaction of a Delta table. Or a prefix of an object store, where the files of a version
@@ -111,6 +114,13 @@ class DedupJob:
     types or values stop the run. Under policies that depend on order, what follows a file that is left for later waits
     for it.
 
+    `target_file_bytes`: put small neighbouring outputs together until they have about so many bytes, and cut large ones
+    between row groups. `partition_by`: a column whose values name Hive-style folders in which the rows lie, or
+    "day(column)", the UTC dates of a timestamp column. The files lack a column that folders name. `sort_by`: columns by
+    which the rows of each output are sorted, nulls last. For sinks of folders, prefixes and Delta tables. Without these
+    three every output is a file of the source, or a copy without the rows that are not kept. A file without such a
+    column is a BatchError before anything is decided.
+
     `plan`: "interval", "row" or "aligned" (see plan.py), chosen by the run unless given. `shards`: into how many parts
     the state is cut, 16 at first unless given, later as many as it has. `layout`: "delta" for a sink that is a Delta
     table, "run" for folders; unless given, whichever the sink is already, and folders where there is none. `schema`:
@@ -130,16 +140,19 @@ class DedupJob:
     or in the last hour. Files of the state that only others need are removed as runs go on; output stays. Both may
     change from run to run. `keep_versions=None` keeps all.
 
-    `files_max`, `bytes_max`: a run reads no more new files, or files of no more bytes in all, than that, the first ones
-    by name, but one at least; later runs read the others (`RunReport.left`). Keeps a run over a backlog small. Only for
-    folders and prefixes. Deferred files come in any case.
+    `files_max`, `bytes_max`, `rows_max`: a run reads no more new files, or files of no more bytes or rows in all, than
+    that, the first ones by name, but one at least; later runs read the others (`RunReport.left`). Keeps a run over a
+    backlog small. `only`: patterns relative to the source, such as "day=2026-11-2*" or "day=2026-11-20..2026-11-24"; a
+    run reads the files that one of them matches, or whose folder it matches. `files`: paths of the files to read, of a
+    notification, say; nothing is listed. One that is read already is skipped, one that is gone is in
+    `RunReport.vanished`. All of these are for folders and prefixes. Deferred files come in any case.
 
     Raises PolicyError and ValueError for arguments that make no sense, BatchError for names of columns that are taken.
     """
 
     def __init__(
         self,
-        source: str | os.PathLike[str] | KafkaLog,
+        source: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | KafkaLog,
         state: str | os.PathLike[str],
         sink: str | os.PathLike[str] | Sink | ForJobs,
         *,
@@ -172,6 +185,12 @@ class DedupJob:
         keep_versions_ms: int = KEEP_VERSIONS_MS,
         files_max: int | None = None,
         bytes_max: int | None = None,
+        rows_max: int | None = None,
+        only: str | Sequence[str] | None = None,
+        files: Sequence[str | os.PathLike[str]] | None = None,
+        target_file_bytes: int | None = None,
+        partition_by: str | None = None,
+        sort_by: str | Sequence[str] | None = None,
     ) -> None:
         policy = resolve(policy)
         self.log = source if isinstance(source, KafkaLog) else None
@@ -206,12 +225,20 @@ class DedupJob:
         ):
             if value is not None and value < 0:
                 raise ValueError(f"{name}={value}: milliseconds from 0 on were expected")
-        for name, value in (("files_max", files_max), ("bytes_max", bytes_max)):
+        for name, value in (("files_max", files_max), ("bytes_max", bytes_max), ("rows_max", rows_max)):
             if value is not None and value < 1:
                 raise ValueError(f"{name}={value}: at least 1 was expected")
         if max_idle_ms is None and clock_gap_max_ms is not None:
             raise ValueError(f"clock_gap_max_ms={clock_gap_max_ms}: without max_idle_ms there is no clock")
-        self.source = source.name if isinstance(source, KafkaLog) else absolute(source)
+        self.source, of_source = (source.name, ()) if isinstance(source, KafkaLog) else source_of(source)
+        self.slice = Slice(
+            files_max=files_max,
+            bytes_max=bytes_max,
+            rows_max=rows_max,
+            of_source=of_source,
+            only=patterns_of(only),
+            files=None if files is None else files_of(self.source, files),
+        )
         self.source_options = source_options
         self.policy, self.scope, self.shards = policy, scope, shards
         self.rejected_max, self.rejects, self.on_reset = rejected_max, rejects, on_reset
@@ -237,7 +264,6 @@ class DedupJob:
         is_table = is_local(self.source) and is_delta(LocalStore(self.source))
         if is_table:
             check_library(self.source)
-        self.files_max, self.bytes_max = files_max, bytes_max
         if is_table or self.log is not None:
             self.check_no_slices()
         if isinstance(sink, ForJobs):
@@ -251,12 +277,18 @@ class DedupJob:
                 "added to: this table has columns of its own. Add or widen them there"
             )
         self.schema = schema
+        self.arrangement = arrangement_of(target_file_bytes, partition_by, sort_by)
+        if self.arrangement is not None and self.sink.layout not in get_args(Layout):
+            raise SinkError(
+                f"{self.sink.location}: target_file_bytes, partition_by and sort_by are for folders, prefixes and Delta"
+                " tables that rows are appended to"
+            )
         if self.is_in_place and str(self.sink.location) != self.source:
             raise SinkError(
                 f"{self.sink.location}: in place, source and sink are one table; the source is {self.source}"
             )
         shown = {} if self.is_in_place else {"sink": str(self.sink.location)}
-        _check_apart(source=self.log.place if self.log else self.source, state=uri, **shown)
+        _check_apart(self.slice, source=self.log.place if self.log else self.source, state=uri, **shown)
 
     @property
     def is_in_place(self) -> bool:
@@ -286,6 +318,8 @@ class DedupJob:
         Runs that found nothing new yield nothing. Ends after the run under way once `stop` is set. Raises as `run`
         does, but for StateConflictError: another run was faster, and what it left is looked for again.
         """
+        if self.slice.files is not None:
+            raise ValueError("files: a run reads them, and there is nothing to watch")
         stop = stop or threading.Event()
         while not stop.is_set():
             try:
@@ -330,10 +364,10 @@ class DedupJob:
 
     def check_no_slices(self) -> None:
         """Refuse to read a part of what is new in a source that is read up to a position. Raises ValueError."""
-        if self.files_max or self.bytes_max:
-            what = "files_max" if self.files_max else "bytes_max"
+        if self.slice.given:
             raise ValueError(
-                f"{what}: {self.source} is read up to a position; only files of a folder or prefix are counted"
+                f"{self.slice.given}: {self.source} is read up to a position; only files of folders and prefixes are"
+                " chosen"
             )
 
     def check_rewritten(self) -> None:
@@ -386,12 +420,14 @@ def _open_sink(place: str, layout: Layout | None, source: str, disk: Disk, optio
     return open_sink(place, layout, disk, options)
 
 
-def _check_apart(**places: str) -> None:
+def _check_apart(of_source: Slice, **places: str) -> None:
     """What lies in the source would be read as input, and a job cleans up in its own folders."""
     named = [(name, os.path.realpath(place) if is_local(place) else place) for name, place in places.items()]
     for name, place in named:
         for other, outer in named:
-            if name != other and f"{place}/".startswith(f"{outer.rstrip('/')}/"):
+            inner = f"{place}/".removeprefix(f"{outer.rstrip('/')}/")
+            is_within = name != other and inner != f"{place}/"
+            if is_within and (other != "source" or of_source.may_hold(inner.rstrip("/"))):
                 raise SinkError(f"{name} {place} lies in {other} {outer}; each of the three needs its own folder")
 
 

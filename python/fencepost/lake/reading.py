@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from abc import ABCMeta
 from collections.abc import Mapping
 from functools import reduce
@@ -18,6 +19,7 @@ from fencepost.errors import SinkError
 from fencepost.lake.schemas import from_text, merged
 from fencepost.state.delta import is_delta_sink
 from fencepost.state.disk import Disk
+from fencepost.state.hive import hive_values
 from fencepost.state.prefix import RunPrefixes
 from fencepost.state.sinks import RunFolders, open_sink
 from fencepost.state.stores import RemoteStore, absolute, is_local, open_store
@@ -36,7 +38,8 @@ def shown_files(sink: str | os.PathLike[str], options: Mapping[str, Any] | None 
 def dataset(sink: str | os.PathLike[str], options: Mapping[str, Any] | None = None) -> ds.Dataset:
     """The rows of `shown_files` as a pyarrow dataset; names of Hive-style folders are columns, `run` among them.
 
-    The columns of all files, each of the widest type that a file has, as a job with `schema="merge"` writes them.
+    The columns of all files, each of the widest type that a file has, as a job with `schema="merge"` writes them. A
+    column that only folders have is of 32-bit integers where all values are such, else of text.
     For polars: `polars.scan_pyarrow_dataset(dataset(sink))`. Raises as `shown_files` does.
     """
     opened = _open(sink, options)
@@ -44,17 +47,32 @@ def dataset(sink: str | os.PathLike[str], options: Mapping[str, Any] | None = No
     if not names:
         return ds.dataset(pa.table({}))
     schema = _merged_schema(opened, names)
+    whole = schema or _schema_of(opened, names[0])
+    folders = _folder_columns(names, whole)
+    place: dict[str, Any] = {"format": "parquet", "partitioning": ds.HivePartitioning(folders)}
     if isinstance(opened, RunPrefixes):
-        place: dict[str, Any] = {"filesystem": fs.PyFileSystem(_Objects(opened.store))}
+        place["filesystem"] = fs.PyFileSystem(_Objects(opened.store))
     else:
         names = [f"{opened.path}/{name}" for name in names]
-        place = {"partition_base_dir": str(opened.path)}
-    place |= {"format": "parquet", "partitioning": ds.HivePartitioning.discover(infer_dictionary=False)}
-    found = ds.dataset(names, **place)
-    if schema is None:
-        return found
-    folders = [field for field in found.schema if field.name in found.partitioning.schema.names]
-    return ds.dataset(names, schema=pa.schema([*schema, *folders]), **place)
+        place["partition_base_dir"] = str(opened.path)
+    of_files = [field for field in whole if field.name not in folders.names]
+    if schema is None and len(of_files) == len(whole):
+        return ds.dataset(names, **place)
+    return ds.dataset(names, schema=pa.schema([*of_files, *folders]), **place)
+
+
+def _folder_columns(names: list[str], schema: pa.Schema) -> pa.Schema:
+    """The columns that names of folders give, of the types that files have or that pyarrow would take."""
+    values: dict[str, set[str | None]] = {}
+    for folder in {name.rpartition("/")[0] + "/" for name in names}:
+        for column, value in hive_values(folder).items():
+            values.setdefault(column, set()).add(value)
+    fields = []
+    for column, found in values.items():
+        is_number = all(it is None or re.fullmatch(r"-?\d{1,9}", it) for it in found) and found != {None}
+        inferred = pa.int32() if is_number else pa.string()
+        fields.append(pa.field(column, schema.field(column).type if column in schema.names else inferred))
+    return pa.schema(fields)
 
 
 def merged_schema(sink: str | os.PathLike[str], options: Mapping[str, Any] | None = None) -> pa.Schema | None:

@@ -75,7 +75,7 @@ class RunReport:
     vanished: tuple[str, ...]
     """Files that were listed and were gone, or another file, before they were read."""
     left: int
-    """New files that the next run reads, because of `files_max` or `bytes_max`."""
+    """New files that the next run reads, because of `files_max`, `bytes_max` or `rows_max`."""
     ignored: tuple[str, ...]
     """The first 100 files that were not looked at because their names do not end in .parquet, relative to the source;
     those that begin with _ or . are not among them."""
@@ -231,7 +231,9 @@ class RunReport:
                 ("vanished", f"{len(self.vanished):,}", "files that were gone, or others, when they were read")
             )
         if self.left:
-            lines.append(("left", f"{self.left:,}", "new files that the next run reads (files_max, bytes_max)"))
+            lines.append(
+                ("left", f"{self.left:,}", "new files that the next run reads (files_max, bytes_max, rows_max)")
+            )
         if self.ignored:
             lines.append(ignored_line(self.ignored))
         return lines

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import pairwise
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import uuid4
@@ -16,6 +17,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 
 from fencepost.errors import SnapshotError, SourceError, StateConflictError
 from fencepost.lake.aligned import AlignItem, align, can_align
+from fencepost.lake.arranging import ArrangeItem, arrange, batches, check_arrangement
 from fencepost.lake.checks import check_verdicts
 from fencepost.lake.column_types import check_types
 from fencepost.lake.conflicts import CompareItem, compare
@@ -34,6 +36,7 @@ from fencepost.lake.plan import (
     groups_of_files,
     groups_of_shards,
 )
+from fencepost.lake.refused import Refused
 from fencepost.lake.report import RunReport, make_report
 from fencepost.lake.scan import Exchange, Reading, ScanItem, Scanned, files_in, scan
 from fencepost.lake.schemas import check_schemas, from_text
@@ -266,6 +269,8 @@ class Run:
             return "files stay where they are but for those that lose rows"
         if self.job.compare_content is not None:
             return "the content of repeats is compared"
+        if self.job.arrangement is not None:
+            return "outputs have rows of several files, or another order"
         return can_align(self.job.policy, reading.timestamp, reading.order_by)
 
     def prepare_aligned(self, items: list[ScanItem], files: Files) -> Prepared | None:
@@ -336,6 +341,7 @@ class Run:
             rows=np.array([it for group in scanned for it in group.rows], np.int64),
             untracked=sum(it for group in scanned for it in group.untracked),
             footer_crc=[it for group in scanned for it in group.footer_crc],
+            schema_crc=[it for group in scanned for it in group.schema_crc],
             exchanges=[it for group in scanned for it in group.exchanges],
             newest_ms=max(newest, default=None),
         )
@@ -358,6 +364,8 @@ class Run:
                 scanned, self.known_schema, self.job.schema, sets_aside=self.left_out.sets_misfits_aside
             )
             self.left_out.add_bad(misfits)
+        if self.job.arrangement is not None and not self.is_seed:
+            check_arrangement(self.job.arrangement, scanned)
         status = [it for group in scanned for it in group.status]
         reasons = [it for group in scanned for it in group.reason]
         found.vanished, found.deferred, found.quarantined = self.left_out.sort(as_read, status, reasons, self.news.adds)
@@ -505,32 +513,42 @@ class Run:
         return Eviction(horizon_before=horizon, horizon_after=after)
 
     def write(self, items: list[ScanItem], found: Found, judged: list[Judged]) -> list[Written]:
-        job = self.job
         refused = [it.losers for it in judged if it.losers is not None]
-        groups = [(item.first, item.first + len(item.files)) for item in items]
-        rows, crcs, is_read = found.rows.tolist(), found.footer_crc, found.is_read.tolist()
-        written = self.tasks(
-            "write",
-            partial(write, self.places),
-            [
-                WriteItem(
-                    files=found.files.slice(first, end),
-                    first=first,
-                    rows=rows[first:end],
-                    footer_crc=crcs[first:end],
-                    is_read=is_read[first:end],
-                    losers=[place for it in refused if (place := it.of(first, end)) is not None],
-                    rejects=job.rejects,
-                    drops_conflicts=job.on_conflict == "drop",
-                    may_link=self.may_link,
-                    tells_schemas=job.sink.has_schema,
-                    in_place=self.in_place,
+        arrangement = self.job.arrangement
+        if arrangement is None:
+            groups = [(item.first, item.first + len(item.files)) for item in items]
+            work = partial(write, self.places)
+            written = self.tasks("write", work, [self.write_item(found, *group, refused) for group in groups])
+        else:
+            ends = batches(arrangement, found.files, found.is_read.tolist(), found.schema_crc)
+            borders = [0, *ends]
+            sizes = [sum(found.files.bytes[first:end]) for first, end in pairwise(borders)]
+            arranged = [
+                ArrangeItem(
+                    files=self.write_item(found, borders[low], borders[high], refused),
+                    ends=[end - borders[low] for end in ends[low:high]],
+                    arrangement=arrangement,
                 )
-                for first, end in groups
-            ],
-        )
+                for low, high in groups_of_files(sizes, self.job.engine.slots)
+            ]
+            written = self.tasks("write", partial(arrange, self.places), arranged)
         self.check_copied(written)
         return written
+
+    def write_item(self, found: Found, first: int, end: int, refused: list[Refused]) -> WriteItem:
+        return WriteItem(
+            files=found.files.slice(first, end),
+            first=first,
+            rows=found.rows[first:end].tolist(),
+            footer_crc=found.footer_crc[first:end],
+            is_read=found.is_read[first:end].tolist(),
+            losers=[place for it in refused if (place := it.of(first, end)) is not None],
+            rejects=self.job.rejects,
+            drops_conflicts=self.job.on_conflict == "drop",
+            may_link=self.may_link,
+            tells_schemas=self.job.sink.has_schema,
+            in_place=self.in_place,
+        )
 
     def check_copied(self, written: list[Written]) -> None:
         """Leave out the files whose identity could be read and whose payload cannot. Raises ReplanError."""

@@ -137,6 +137,8 @@ class Scanned:
     rows: list[int] = field(default_factory=list)
     untracked: list[int] = field(default_factory=list)
     footer_crc: list[int] = field(default_factory=list)
+    schema_crc: list[int] = field(default_factory=list)
+    """Of the columns as each footer declares them; 0 where the file was not read."""
     schema: list[int] = field(default_factory=list)
     """Which of `schemas` each file has; -1 where it was not read."""
     schemas: list[pa.Schema] = field(default_factory=list)
@@ -156,6 +158,7 @@ class Scanned:
         self.rows.append(read.rows if read else 0)
         self.untracked.append(read.untracked if read else 0)
         self.footer_crc.append(read.scan.footer_crc if read else 0)
+        self.schema_crc.append(read.scan.schema_crc if read else 0)
         self.schema.append(self._number_of(pa.schema(read.scan.schema)) if read else -1)
         newest = read.scan.newest_timestamp if read else None
         if newest is not None:

@@ -31,6 +31,7 @@ from fencepost.lake.kafka_log import ExportItem, KafkaLog, export, find_new
 from fencepost.lake.left_out import Adds
 from fencepost.lake.plan import groups_of_files
 from fencepost.lake.scan import FooterItem, footers
+from fencepost.lake.slices import Slice
 from fencepost.lake.storage import LocalStorage, Storage, open_storage
 from fencepost.state.decision import Inputs
 from fencepost.state.delta import is_delta
@@ -59,7 +60,7 @@ class News:
     ignored: tuple[str, ...] = ()
     """Files that were not read because of their names."""
     left: int = 0
-    """New files that the next run reads: this one has as many as it may (`DedupJob.files_max`, `bytes_max`)."""
+    """New files that the next run reads: this one has as many as it may (`Slice`)."""
     seen_again: pa.Table = field(default_factory=lambda: file_table(Inputs()))
     """Files of the ledger that have other inodes now. Once they are noted, their footers need not be read again."""
     listing: str | None = None
@@ -130,25 +131,6 @@ def _left_out(found: Found) -> list[str]:
     return [*found.deferred.path, *found.quarantined.path, *found.vanished]
 
 
-def _first_of(run: Run, files: Files, places: list[int]) -> list[int]:
-    """Of these new files as many as a run may read, the first ones by name. At least one, and in any case those that
-    are deferred: else a bad file would keep out what follows it."""
-    files_max, bytes_max = run.job.files_max, run.job.bytes_max
-    if files_max is None and bytes_max is None:
-        return places
-    deferred = set(run.base.deferred.path) if run.base else set[str]()
-    taken, count, size = [], 0, 0
-    for place in places:
-        if files.paths[place] in deferred:
-            taken.append(place)
-            continue
-        count, size = count + 1, size + files.bytes[place]
-        is_first = count == 1
-        if is_first or ((files_max is None or count <= files_max) and (bytes_max is None or size <= bytes_max)):
-            taken.append(place)
-    return taken
-
-
 @dataclass(frozen=True)
 class Folder:
     """A folder of Parquet files, or a prefix of an object store with such files beneath it."""
@@ -166,7 +148,10 @@ class Folder:
             version = run.base.source_position["version"]
             text = f"{self.place}: was read as a Delta table up to version {version}, and is not one any more"
             raise SourceError(text, path=self.place)
-        listed = self.storage.list(self.place)
+        some = run.job.slice if not run.given else run.job.slice.whole if self.is_own else Slice()
+        deferred = set(run.base.deferred.path) if run.base else set[str]()
+        listed, gone = some.listed(self.storage, self.place, deferred)
+        run.vanished += gone
         listing = list_of(listed)
         digest = hash_of_listing(listing)
         if run.base and run.base.listing == digest:
@@ -175,7 +160,7 @@ class Folder:
         crcs = self._footers(run, listed, sorted(moved))
         same = [place for place, crc in crcs.items() if crc in moved[place]]
         new = sorted([*new, *(place for place, crc in crcs.items() if crc is not None and crc not in moved[place])])
-        taken = new if run.given else _first_of(run, listed, new)
+        taken = some.first_of(self.storage, listed, new, deferred)
         return News(
             files=listed.take(taken) if len(taken) < len(listed) else listed,
             ignored=listed.ignored,

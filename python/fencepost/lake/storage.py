@@ -47,10 +47,10 @@ class ChangedError(SourceError):
 class Storage(Protocol):
     """The calls. All raise StoreError (path) where storage does not answer, and FileNotFoundError."""
 
-    def list(self, root: str) -> Files:
-        """The `*.parquet` files beneath a root, sorted by path. Names that begin with `_` or `.` are skipped, folders
-        too; of other names the first IGNORED_MAX are listed in `Files.ignored`. Raises SourceError if there is no such
-        root."""
+    def list(self, root: str, folder: str = "") -> Files:
+        """The `*.parquet` files beneath a root, or only beneath a folder of it, sorted by path. Names that begin with
+        `_` or `.` are skipped, folders too; of other names the first IGNORED_MAX are listed in `Files.ignored`. Raises
+        SourceError if there is no such root."""
 
     def look(self, path: str) -> Facts:
         """What the file is known by now."""
@@ -85,18 +85,24 @@ def open_storage(root: str, options: Mapping[str, Any] | None = None) -> Storage
 
 
 @contextmanager
-def unchanged(storage: Storage, files: Files, place: int) -> Iterator[None]:
-    """While a task reads a file: ChangedError if it is not, or not for as long as that, the file it was."""
-    path = files.full_path(place)
+def unchanged(storage: Storage, files: Files, *places: int) -> Iterator[None]:
+    """While a task reads files: ChangedError if one is not, or not for as long as that, the file it was."""
+
+    def check() -> None:
+        for place in places:
+            _check_unchanged(storage, files, place, files.full_path(place))
+
     try:
-        _check_unchanged(storage, files, place, path)
+        check()
         yield
     except FileNotFoundError as error:
+        check()
+        path = files.full_path(places[0])
         raise ChangedError(f"{path}: vanished while the job ran; run again", path=path) from error
     except StoreError:
-        _check_unchanged(storage, files, place, path)  # a store refuses ranges of an object that was replaced
+        check()  # a store refuses ranges of an object that was replaced
         raise
-    _check_unchanged(storage, files, place, path)
+    check()
 
 
 def _check_unchanged(storage: Storage, files: Files, place: int, path: str) -> None:
@@ -151,11 +157,13 @@ def from_storage(path: str, what: str = "read", *, other_than: Collection[int] =
 class LocalStorage:
     """Local folders, or mounted ones."""
 
-    def list(self, root: str) -> Files:
+    def list(self, root: str, folder: str = "") -> Files:
         if not os.path.isdir(root):
             raise SourceError(f"{root}: no such folder", path=root)
         ignored: list[str] = []
-        return _files(root, _walk(root, "", ignored), ignored)
+        if folder and not os.path.isdir(f"{root}/{folder}"):
+            return Files(root)
+        return _files(root, _walk(os.path.join(root, folder), f"{folder}/" if folder else "", ignored), ignored)
 
     def look(self, path: str) -> Facts:
         with from_storage(path):
@@ -241,11 +249,11 @@ class ObjectStorage:
 
     store: RemoteStore
 
-    def list(self, root: str) -> Files:
+    def list(self, root: str, folder: str = "") -> Files:
         found: list[Found] = []
         ignored: list[str] = []
-        is_empty = True
-        for name, size, etag in self.store.listing():
+        is_empty = not folder
+        for name, size, etag in self.store.listing(folder):
             is_empty = False
             parts = name.split("/")
             if parts[0] == LOG:

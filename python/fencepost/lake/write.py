@@ -61,9 +61,13 @@ class WriteItem:
 
 @dataclass(kw_only=True)
 class Written:
-    """Outputs, under names that are their attempt's own; None where no row of a file is kept."""
+    """Outputs, under names that are their attempt's own."""
 
-    names: list[str | None] = field(default_factory=list)
+    ordinal: list[int] = field(default_factory=list)
+    """Of the first file that gave it rows."""
+    folder: list[str] = field(default_factory=list)
+    """The folder that its rows' values name, "" or with a slash at its end; the source's own folders come before."""
+    names: list[str] = field(default_factory=list)
     rows: list[int] = field(default_factory=list)
     bytes: list[int] = field(default_factory=list)
     footer_crc: list[int] = field(default_factory=list)
@@ -72,7 +76,7 @@ class Written:
     schemas: Schemas = field(default_factory=dict)
     """Of the outputs, where they are to be told."""
     bounds: list[Bounds] = field(default_factory=list)
-    """Of each output, where they are to be told; else, and where there is none, of no column."""
+    """Of each output; of no column where the sink does not ask for them."""
     marked: list[dict[str, Any]] = field(default_factory=list)
     """The files that lose rows where they stand (`Marked`)."""
     vectors: list[tuple[int, str, int]] = field(default_factory=list)
@@ -110,8 +114,8 @@ def write(places: Places, item: WriteItem) -> Written:
     for place in range(len(item.files)):
         try:
             if item.in_place and not len(losers[place]):
-                _add_output(written, None, (0, 0, 0))
-            elif vectors is not None:
+                continue
+            if vectors is not None:
                 _mark(places, item, place, losers[place], written, vectors)
             else:
                 write_file(places, item, place, losers[place], written)
@@ -130,13 +134,10 @@ def write_file(places: Places, item: WriteItem, place: int, losers: pa.Table, wr
     """One file's kept rows, and those that are set aside."""
     ordinal, rows = item.first + place, item.rows[place]
     refused = pc.sum(losers["count"]).as_py() or 0
-    not_kept = _with_gone(losers, item.files.vectors[place])
-    name: str | None = None
-    facts = (0, 0, 0)
-    bounds: Bounds = {}
+    not_kept = with_gone(losers, item.files.vectors[place])
     with unchanged(places.storage, item.files, place) if item.is_read[place] else nullcontext():
         if rows and refused < rows:
-            name = _new_name(f"part-{ordinal:05}")
+            name = new_name(f"part-{ordinal:05}")
             if len(not_kept):
                 done = _rewrite(places, item, place, name, not_kept)
                 facts = done.rows, done.bytes, done.footer_crc
@@ -144,16 +145,13 @@ def write_file(places: Places, item: WriteItem, place: int, losers: pa.Table, wr
                 written.groups_rewritten += done.groups_rewritten
             else:
                 facts = _carry_over(places, item, place, name)
-            if facts[0] != rows - refused:
-                raise AssertionError(f"{name} has {facts[0]} rows, {rows} were read and {refused} are not kept")
-            if item.tells_schemas:
-                schema, bounds = _schema_and_bounds(places.outputs, name)
-                written.schemas.setdefault(schema, item.files.full_path(place))
+            check_written(item.files.full_path(place), facts[0], rows - refused)
+            add_output(written, ordinal, name, facts)
+            note_columns(places, item, place, [name], written)
         written.carried += rows > 0 and not len(not_kept)
-        _set_aside_all(places, item, place, losers, written)
+        set_aside_all(places, item, place, losers, written)
     if item.in_place:
         written.marked.append(_marked(item, place, refused, None))
-    _add_output(written, name, facts, bounds)
 
 
 def _mark(places: Places, item: WriteItem, place: int, losers: pa.Table, written: Written, vectors: VectorFile) -> None:
@@ -162,11 +160,10 @@ def _mark(places: Places, item: WriteItem, place: int, losers: pa.Table, written
     with unchanged(places.storage, item.files, place):
         object_ = places.storage.object(path, item.files.facts(place))
         footer = persist(lambda: parquet_footer(path, object=object_))
-        _check_footer(item, place, footer.footer_crc)
-        _set_aside_all(places, item, place, losers, written)
+        check_footer(item, place, footer.footer_crc)
+        set_aside_all(places, item, place, losers, written)
     vector = vectors.add(item.files.vectors[place], *_ranges(losers))
     written.marked.append(_marked(item, place, pc.sum(losers["count"]).as_py(), vector))
-    _add_output(written, None, (0, 0, 0))
 
 
 def _marked(item: WriteItem, place: int, refused: int, vector: dict[str, Any] | None) -> dict[str, Any]:
@@ -175,15 +172,31 @@ def _marked(item: WriteItem, place: int, refused: int, vector: dict[str, Any] | 
     return {"path": item.files.paths[place], "ordinal": ordinal, "rows": rows, "refused": refused, "vector": vector}
 
 
-def _add_output(written: Written, name: str | None, facts: tuple[int, int, int], bounds: Bounds | None = None) -> None:
+def add_output(written: Written, ordinal: int, name: str, facts: tuple[int, int, int], folder: str = "") -> None:
     """Facts: rows, bytes, footer CRC."""
-    written.names.append(name)
-    written.bounds.append(bounds or {})
-    for column, value in zip((written.rows, written.bytes, written.footer_crc), facts, strict=True):
+    columns: tuple[list[Any], ...] = (written.ordinal, written.folder, written.names)
+    columns += (written.rows, written.bytes, written.footer_crc)
+    for column, value in zip(columns, (ordinal, folder, name, *facts), strict=True):
         column.append(value)
 
 
-def _with_gone(losers: pa.Table, vector: Bitmap | None) -> pa.Table:
+def check_written(path: str, found: int, kept: int) -> None:
+    """Kept rows must be written."""
+    if found != kept:
+        raise AssertionError(f"{path}: {found} rows were written, {kept} are kept")
+
+
+def note_columns(places: Places, item: WriteItem, place: int, names: list[str], written: Written) -> None:
+    """Note the columns of outputs and the bounds of their values, where the sink asks for them."""
+    for name in names:
+        bounds: Bounds = {}
+        if item.tells_schemas:
+            schema, bounds = _schema_and_bounds(places.outputs, name)
+            written.schemas.setdefault(schema, item.files.full_path(place))
+        written.bounds.append(bounds)
+
+
+def with_gone(losers: pa.Table, vector: Bitmap | None) -> pa.Table:
     """Ranges of rows that are not written, by row: those that lost, and those that the source no longer has."""
     if vector is None:
         return losers
@@ -218,7 +231,7 @@ def _bounds(file: Any) -> Bounds:
     return found
 
 
-def _new_name(stem: str) -> str:
+def new_name(stem: str) -> str:
     return f"{stem}-{uuid4().hex[:12]}.parquet"
 
 
@@ -238,7 +251,7 @@ def _carry_over(places: Places, item: WriteItem, place: int, name: str) -> tuple
             persist(attempt)
     ranges = outputs.object(name)
     footer = parquet_footer(outputs.place(name), object=ranges)
-    _check_footer(item, place, footer.footer_crc)
+    check_footer(item, place, footer.footer_crc)
     size = ranges.size() if ranges else os.path.getsize(outputs.place(name))
     return footer.rows, size, footer.footer_crc
 
@@ -255,11 +268,11 @@ def _rewrite(
         places.outputs.new(name, lasts=True) as target,
     ):
         done = persist(lambda: rewrite(path, str(target), *_ranges(losers), keep=keep, object=object_))
-        _check_footer(item, place, done.source_crc)
+        check_footer(item, place, done.source_crc)
     return done
 
 
-def _set_aside_all(places: Places, item: WriteItem, place: int, losers: pa.Table, written: Written) -> None:
+def set_aside_all(places: Places, item: WriteItem, place: int, losers: pa.Table, written: Written) -> None:
     dropped = {Verdict.CONFLICT} if item.drops_conflicts else set()
     for verdict in [it for it in _set_aside(losers, item.rejects) if it not in dropped]:
         _reject(places, item, place, losers.filter(pc.equal(losers["verdict"], verdict)), verdict, written)
@@ -267,7 +280,7 @@ def _set_aside_all(places: Places, item: WriteItem, place: int, losers: pa.Table
 
 def _reject(places: Places, item: WriteItem, place: int, losers: pa.Table, verdict: int, written: Written) -> None:
     ordinal, of_verdict = item.first + place, Verdict(verdict).name
-    name = _new_name(f"reject-{of_verdict}-{ordinal:05}")
+    name = new_name(f"reject-{of_verdict}-{ordinal:05}")
     done = _rewrite(places, item, place, name, losers, keep=True)
     written.rejects.append((ordinal, of_verdict, name, done.rows, done.bytes, done.footer_crc))
 
@@ -282,7 +295,7 @@ def _ranges(losers: pa.Table) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.ui
     return losers["row"].to_numpy().astype(np.uint64), losers["count"].to_numpy().astype(np.uint64)
 
 
-def _check_footer(item: WriteItem, place: int, found: int) -> None:
+def check_footer(item: WriteItem, place: int, found: int) -> None:
     if found != item.footer_crc[place]:
         path = item.files.full_path(place)
         raise ChangedError(f"{path}: its footer is not the one that was read first; run again", path=path)

@@ -167,7 +167,7 @@ class Outputs(Lists):
     name: list[str] = field(default_factory=list)
     """Final, within the version."""
     ordinal: list[int] = field(default_factory=list)
-    """Of the input whose rows these are."""
+    """Of the first input that gave it rows."""
     rows: list[int] = field(default_factory=list)
     bytes: list[int] = field(default_factory=list)
     footer_crc: list[int] = field(default_factory=list)

@@ -235,10 +235,9 @@ class DeltaSink:
 
     def names(self, decision: Decision) -> list[str]:
         """See `Sink`."""
-        outputs = decision.outputs
         return [
-            f"{hive_folders(name)}part-{decision.version:06}-{ordinal:05}-{decision.attempt[:12]}.parquet"
-            for name, ordinal in zip(outputs.name, outputs.ordinal, strict=True)
+            f"{hive_folders(name)}part-{decision.version:06}-{_number(name)}-{decision.attempt[:12]}.parquet"
+            for name in decision.outputs.name
         ]
 
     # Rows
@@ -635,3 +634,8 @@ def _option(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     return f"{value.total_seconds()}s" if isinstance(value, timedelta) else str(value)
+
+
+def _number(name: str) -> str:
+    """What tells an output of a version from the others of its folder."""
+    return name.rpartition("/")[2].removeprefix("part-").removesuffix(".parquet")

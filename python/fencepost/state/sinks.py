@@ -1,7 +1,7 @@
 """The output: a folder in which each version appears at once.
 
     _fencepost.json            the state that this folder belongs to
-    run=<n>/part-<ordinal>.parquet                           in the Hive-style folders that its input came from
+    run=<n>/part-<ordinal>.parquet                           in the Hive-style folders of its input
     run=<n>/_rejects/verdict=<name>/part-<ordinal>.parquet   refused rows that were set aside
     run=<n>/_missing/part-00000.parquet                      what changed in the list of missing ranges
     run=<n>/_empty             of a version without output

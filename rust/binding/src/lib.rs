@@ -54,8 +54,10 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<transactions::TransactionIndex>()?;
     module.add_class::<scan::RunScan>()?;
     module.add_class::<parquet::Rewritten>()?;
+    module.add_class::<parquet::Arranged>()?;
     module.add_class::<parquet::ParquetFooter>()?;
     module.add_function(wrap_pyfunction!(parquet::rewrite, module)?)?;
+    module.add_function(wrap_pyfunction!(parquet::arrange, module)?)?;
     module.add_function(wrap_pyfunction!(parquet::parquet_footer, module)?)?;
     module.add_class::<kafka::KafkaStream>()?;
     module.add_class::<partition_log::PartitionLog>()?;

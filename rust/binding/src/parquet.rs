@@ -70,6 +70,91 @@ pub(crate) fn rewrite(
     Ok(Rewritten { rows, bytes, footer_crc, source_crc, groups_copied, groups_rewritten })
 }
 
+/// What ``arrange`` wrote, and from what.
+#[pyclass(frozen, get_all, module = "fencepost._native")]
+pub(crate) struct Arranged {
+    /// Rows of each target.
+    rows: Vec<u64>,
+    /// Its bytes.
+    bytes: Vec<u64>,
+    /// CRC-32 of its footer.
+    footer_crc: Vec<u32>,
+    /// CRC-32 of the footer of each source.
+    source_crc: Vec<u32>,
+    /// Row groups that were copied as bytes.
+    groups_copied: u64,
+    /// Row groups that were gathered.
+    groups_gathered: u64,
+}
+
+/// A path, and three arrays of one length: sources, first rows and counts.
+type Target = (PathBuf, AnyArray, AnyArray, AnyArray);
+
+/// Parquet files of rows of others, in any order. The schemas of the sources must be equal.
+///
+/// ``targets``: for each a path, which must not exist, and arrays of integers of one length, a range of rows each: the
+/// place of its source, its first row, and how many follow each other. They are not synced. ``objects``: the sources, as
+/// of RunScan. ``without``: a column at the top of the schema that is left out. ``metadata``: key-value metadata in place
+/// of those of the first source. Memory: a column of the row groups that are written together. Raises SourceError (path,
+/// position), StoreError (path, errno), FileNotFoundError, BatchError (column), ValueError for other ranges, OSError
+/// where a target cannot be written; then there is none. The interpreter is released.
+#[pyfunction]
+#[pyo3(signature = (sources, targets, *, objects=None, without=None, metadata=None))]
+pub(crate) fn arrange(
+    py: Python<'_>,
+    sources: Vec<PathBuf>,
+    targets: Vec<Target>,
+    objects: Option<Vec<Option<Py<PyAny>>>>,
+    without: Option<String>,
+    metadata: Option<Vec<(String, Option<String>)>>,
+) -> PyResult<Arranged> {
+    let mut interrupt = None;
+    let written = py.detach(|| {
+        let targets = targets.into_iter().map(target_of).collect::<Result<Vec<_>, _>>()?;
+        let mut goes_on = || {
+            interrupt = Python::attach(|py| py.check_signals().err());
+            interrupt.is_none()
+        };
+        let mut files = Vec::with_capacity(sources.len());
+        for (place, path) in sources.iter().enumerate() {
+            let object = objects.as_ref().and_then(|all| all.get(place)).and_then(Option::as_ref);
+            files.push(match object {
+                None => lake::ParquetFile::open_among_many(path),
+                Some(object) => open(path, Some(object), Blocks::WHOLE),
+            }?);
+        }
+        let source_crc = files.iter().map(lake::ParquetFile::footer_crc).collect();
+        let done = lake::arrange(files, &targets, &lake::Arranging { without, metadata }, &mut goes_on)?;
+        Ok((source_crc, done))
+    });
+    if let Some(interrupt) = interrupt {
+        return Err(interrupt);
+    }
+    let (source_crc, done) = written.map_err(|failure: Failure| failure.raise(py))?;
+    Ok(Arranged {
+        rows: done.iter().map(|it| it.rows).collect(),
+        bytes: done.iter().map(|it| it.bytes).collect(),
+        footer_crc: done.iter().map(|it| it.footer_crc).collect(),
+        source_crc,
+        groups_copied: done.iter().map(|it| it.groups_copied).sum(),
+        groups_gathered: done.iter().map(|it| it.groups_gathered).sum(),
+    })
+}
+
+fn target_of((path, sources, first_rows, counts): Target) -> Result<lake::Target, Failure> {
+    let sources = rows_of(sources, "sources")?;
+    let (first_rows, counts) = (rows_of(first_rows, "first_rows")?, rows_of(counts, "counts")?);
+    if sources.len() != first_rows.len() || sources.len() != counts.len() {
+        return Err(Failure::Value(format!("{}: sources, first rows and counts: one of each a range", path.display())));
+    }
+    let ranges = sources.into_iter().zip(first_rows).zip(counts);
+    let rows = ranges.map(|((source, first), count)| {
+        let source = u32::try_from(source).map_err(|_| Failure::Value(format!("source {source}: no such source")))?;
+        Ok(lake::Rows { source, first, count })
+    });
+    Ok(lake::Target { path, rows: rows.collect::<Result<_, Failure>>()? })
+}
+
 /// A file of this machine, or an object of a store, whose name the path is then.
 pub(crate) fn open(path: &Path, object: Option<&Py<PyAny>>, blocks: Blocks) -> lake::Result<lake::ParquetFile> {
     match reader(path, object, blocks)? {

@@ -49,6 +49,7 @@ pub(crate) struct RunScan {
     rows: u64,
     row_groups: usize,
     footer_crc: u32,
+    schema_crc: u32,
     schema: SchemaRef,
 }
 
@@ -101,6 +102,7 @@ impl RunScan {
             rows: file.rows(),
             row_groups: file.row_groups(),
             footer_crc: file.footer_crc(),
+            schema_crc: file.schema_crc(),
             schema: schema.into(),
         })
     }
@@ -143,6 +145,12 @@ impl RunScan {
     #[getter]
     fn footer_crc(&self) -> u32 {
         self.footer_crc
+    }
+
+    /// CRC-32 of the columns as the footer declares them: files that differ in it cannot become one.
+    #[getter]
+    fn schema_crc(&self) -> u32 {
+        self.schema_crc
     }
 
     /// All columns of the file, as an Arrow schema: of what the Parquet types say, each of them nullable.

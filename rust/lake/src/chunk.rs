@@ -23,12 +23,13 @@ use parquet::file::page_index::offset_index::OffsetIndexMetaData;
 use parquet::file::properties::{EnabledStatistics, WriterProperties, WriterVersion};
 use parquet::file::statistics::Statistics;
 use parquet::file::writer::{SerializedPageWriter, TrackedWrite};
+use parquet::schema::types::ColumnDescriptor;
 use std::io::Write;
 use std::ops::Range;
 use std::sync::Arc;
 
 /// Rows that are held at a time, at most.
-const BATCH_ROWS: usize = 8192;
+pub(crate) const BATCH_ROWS: usize = 8192;
 /// And their bytes, about.
 const BATCH_BYTES: u64 = 8 << 20;
 /// Values of lists after which a batch is written, however few rows they are.
@@ -93,15 +94,7 @@ impl Rewriting<'_> {
         mut reader: ColumnReaderImpl<T>,
         writer: ColumnWriter<'_>,
     ) -> Outcome<ColumnCloseResult> {
-        let mut batch = Batch::<T> {
-            writer: get_typed_column_writer::<T>(writer),
-            has_definitions: self.column.column_descr().max_def_level() > 0,
-            has_repetitions: self.column.column_descr().max_rep_level() > 0,
-            rows: 0,
-            values: vec![],
-            definitions: vec![],
-            repetitions: vec![],
-        };
+        let mut batch = Batch::<T>::new(writer, self.column.column_descr());
         let (rows_max, step_max) = (self.batch_rows(), self.step_rows());
         let mut at = 0;
         for range in self.kept {
@@ -123,7 +116,7 @@ impl Rewriting<'_> {
                 }
                 at += rows as u64;
                 batch.rows += rows;
-                if batch.rows == rows_max || batch.values.len().max(batch.definitions.len()) > BATCH_VALUES {
+                if batch.rows == rows_max || batch.is_full() {
                     batch.write().map_err(Fault::Sink)?;
                 }
             }
@@ -140,7 +133,7 @@ impl Rewriting<'_> {
     }
 
     /// How many rows are read or skipped at a time.
-    fn step_rows(&self) -> usize {
+    pub(crate) fn step_rows(&self) -> usize {
         if self.column.column_descr().max_rep_level() > 0 && is_dense(self.column) { 1 } else { BATCH_ROWS }
     }
 
@@ -151,18 +144,35 @@ impl Rewriting<'_> {
 }
 
 /// Rows on their way.
-struct Batch<'a, T: DataType> {
-    writer: ColumnWriterImpl<'a, T>,
-    has_definitions: bool,
-    has_repetitions: bool,
-    rows: usize,
-    values: Vec<T::T>,
-    definitions: Vec<i16>,
-    repetitions: Vec<i16>,
+pub(crate) struct Batch<'a, T: DataType> {
+    pub(crate) writer: ColumnWriterImpl<'a, T>,
+    pub(crate) has_definitions: bool,
+    pub(crate) has_repetitions: bool,
+    pub(crate) rows: usize,
+    pub(crate) values: Vec<T::T>,
+    pub(crate) definitions: Vec<i16>,
+    pub(crate) repetitions: Vec<i16>,
 }
 
-impl<T: DataType> Batch<'_, T> {
-    fn write(&mut self) -> Result<(), ParquetError> {
+impl<'a, T: DataType> Batch<'a, T> {
+    pub(crate) fn new(writer: ColumnWriter<'a>, descriptor: &ColumnDescriptor) -> Batch<'a, T> {
+        Batch {
+            writer: get_typed_column_writer::<T>(writer),
+            has_definitions: descriptor.max_def_level() > 0,
+            has_repetitions: descriptor.max_rep_level() > 0,
+            rows: 0,
+            values: vec![],
+            definitions: vec![],
+            repetitions: vec![],
+        }
+    }
+
+    /// Whether it is to be written, however few rows it has.
+    pub(crate) fn is_full(&self) -> bool {
+        self.values.len().max(self.definitions.len()) > BATCH_VALUES
+    }
+
+    pub(crate) fn write(&mut self) -> Result<(), ParquetError> {
         if self.rows > 0 {
             let definitions = self.has_definitions.then_some(&self.definitions[..]);
             let repetitions = self.has_repetitions.then_some(&self.repetitions[..]);
@@ -183,15 +193,15 @@ pub(crate) struct Form {
     /// Of data pages that have no dictionary.
     encoding: Option<Encoding>,
     /// Whether every data page is known to have one: it did not grow too large.
-    is_dictionary_whole: bool,
-    statistics: EnabledStatistics,
+    pub(crate) is_dictionary_whole: bool,
+    pub(crate) statistics: EnabledStatistics,
     pub(crate) has_no_bounds: bool,
     /// Whether bounds are told in full though they are longer than what writers cut them to.
     pub(crate) has_long_bounds: bool,
 }
 
 impl Form {
-    fn of(chunk: &Rewriting<'_>) -> Result<Form, ParquetError> {
+    pub(crate) fn of(chunk: &Rewriting<'_>) -> Result<Form, ParquetError> {
         let column = chunk.column;
         let data_pages: Vec<_> = column
             .page_encoding_stats()
@@ -243,7 +253,7 @@ impl Form {
         self.statistics != EnabledStatistics::None
     }
 
-    fn properties(&self, chunk: &Rewriting<'_>) -> WriterProperties {
+    pub(crate) fn properties(&self, chunk: &Rewriting<'_>) -> WriterProperties {
         let column = chunk.column;
         let mut properties = WriterProperties::builder()
             .set_writer_version(self.version)
@@ -290,7 +300,7 @@ fn is_long_and_exact(statistics: Option<&Statistics>) -> bool {
 }
 
 /// Where the source told no bounds there is a reason: no order, or values that are too long.
-fn without_bounds(metadata: ColumnChunkMetaData) -> Result<ColumnChunkMetaData, ParquetError> {
+pub(crate) fn without_bounds(metadata: ColumnChunkMetaData) -> Result<ColumnChunkMetaData, ParquetError> {
     let count = metadata.statistics().and_then(Statistics::null_count_opt);
     let statistics = match metadata.column_type() {
         Type::BOOLEAN => Statistics::boolean(None, None, None, count, false),

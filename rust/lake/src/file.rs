@@ -10,6 +10,7 @@ use parquet::file::metadata::{
     ParquetStatisticsPolicy,
 };
 use parquet::file::reader::ChunkReader;
+use parquet::schema::printer::print_schema;
 use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -21,6 +22,8 @@ const TAIL_BYTES: u64 = 8;
 const HEAD_BYTES: u64 = 4;
 /// Values of a fixed length may have so many bytes whatever the file has: all of them may be null.
 const FIXED_BYTES_MAX: u64 = 64 << 10;
+/// A file of so many bytes is small.
+const SMALL_BYTES: u64 = 1 << 20;
 const MAGIC: [u8; 4] = *b"PAR1";
 const MAGIC_ENCRYPTED: [u8; 4] = *b"PARE";
 
@@ -41,6 +44,16 @@ impl ParquetFile {
     /// The same for something else than a file of this machine; `path` names it in errors.
     pub fn of_reader(path: &Path, reader: Arc<dyn ReadAt>) -> Result<ParquetFile> {
         Self::read(path, reader, ParquetStatisticsPolicy::KeepAll)
+    }
+
+    /// The same for one of many files that are open together: a small one is read at once, and takes no descriptor.
+    pub fn open_among_many(path: &Path) -> Result<ParquetFile> {
+        let fail = |error| Error::Read { path: path.into(), error };
+        let found = fs::metadata(path).map_err(fail)?;
+        if !found.is_file() || found.len() > SMALL_BYTES {
+            return Self::open(path);
+        }
+        Self::of_reader(path, Arc::new(fs::read(path).map_err(fail)?))
     }
 
     pub(crate) fn open_with(path: &Path, statistics: ParquetStatisticsPolicy) -> Result<ParquetFile> {
@@ -110,6 +123,13 @@ impl ParquetFile {
         guard(&self.path, &self.source, || {
             schema::of(descriptor).map_err(|error| Error::decoding(&self.path, None, &error))
         })
+    }
+
+    /// The CRC-32 of the columns as the footer declares them: names, types, nesting, annotations and numbers of fields.
+    pub fn schema_crc(&self) -> u32 {
+        let mut text = vec![];
+        print_schema(&mut text, self.metadata.file_metadata().schema());
+        crc32fast::hash(&text)
     }
 
     /// What the footer says.

@@ -4,6 +4,7 @@
 //! The crate knows Parquet and Arrow and neither Python nor the rules by which rows are judged. Whatever a file
 //! holds, an [`Error`] is the worst that comes of it: a panic of a decoder becomes one.
 
+mod arrange;
 mod bounds;
 mod chunk;
 mod columns;
@@ -25,6 +26,7 @@ mod rewrite;
 mod schema;
 mod thrift;
 
+pub use arrange::{Arranged, Arranging, Rows, Target, arrange};
 pub use bounds::Bounds;
 pub use columns::Columns;
 pub use error::{Error, Result};

@@ -5,7 +5,7 @@ use bytes::Bytes;
 use parquet::errors::{ParquetError, Result};
 use parquet::file::reader::{ChunkReader, Length};
 use std::fs::File;
-use std::io::{self, BufReader, Read};
+use std::io::{self, BufReader, Read, Write};
 use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -41,6 +41,18 @@ impl ReadAt for File {
 
     fn read_at(&self, position: u64, buffer: &mut [u8]) -> io::Result<usize> {
         FileExt::read_at(self, buffer, position)
+    }
+}
+
+/// A file that was read as a whole.
+impl ReadAt for Vec<u8> {
+    fn bytes(&self) -> io::Result<u64> {
+        Ok(self.len() as u64)
+    }
+
+    fn read_at(&self, position: u64, mut buffer: &mut [u8]) -> io::Result<usize> {
+        let start = usize::try_from(position).unwrap_or(usize::MAX).min(self.len());
+        buffer.write(&self[start..])
     }
 }
 

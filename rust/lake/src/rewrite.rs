@@ -12,11 +12,12 @@ use crate::ranges::RowRanges;
 use parquet::bloom_filter::Sbbf;
 use parquet::errors::ParquetError;
 use parquet::file::metadata::{
-    ColumnChunkMetaData, FileMetaData, ParquetMetaDataBuilder, ParquetMetaDataWriter, RowGroupMetaData,
+    ColumnChunkMetaData, FileMetaData, ParquetMetaDataBuilder, ParquetMetaDataWriter, RowGroupMetaData, SortingColumn,
 };
 use parquet::file::page_index::column_index::ColumnIndexMetaData;
 use parquet::file::page_index::offset_index::OffsetIndexMetaData;
 use parquet::file::writer::TrackedWrite;
+use parquet::schema::types::SchemaDescPtr;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::ops::Range;
@@ -112,7 +113,7 @@ pub fn rewrite(
 }
 
 /// An offset index for some chunks only cannot be written.
-fn has_every_offset_index(file: &ParquetFile) -> bool {
+pub(crate) fn has_every_offset_index(file: &ParquetFile) -> bool {
     let has_one = |index: &OffsetIndexMetaData| !index.page_locations().is_empty();
     let groups = file.metadata().row_groups();
     file.metadata().offset_index().is_some_and(|index| {
@@ -135,10 +136,10 @@ struct Rewrite<'a, 'b> {
 }
 
 /// A chunk that was written.
-struct Chunk {
-    metadata: ColumnChunkMetaData,
-    column_index: Option<ColumnIndexMetaData>,
-    offset_index: Option<OffsetIndexMetaData>,
+pub(crate) struct Chunk {
+    pub(crate) metadata: ColumnChunkMetaData,
+    pub(crate) column_index: Option<ColumnIndexMetaData>,
+    pub(crate) offset_index: Option<OffsetIndexMetaData>,
 }
 
 impl Rewrite<'_, '_> {
@@ -172,60 +173,24 @@ impl Rewrite<'_, '_> {
             if !goes_on() {
                 return Err(Error::Stopped);
             }
-            let chunk = if is_whole { self.copy(number, column) } else { self.write_anew(number, column, kept, rows) };
+            let chunk = if is_whole {
+                copy_chunk(self.file, number, column, self.has_offset_index, &mut self.out, self.target)
+            } else {
+                self.write_anew(number, column, kept, rows)
+            };
             chunks.push(chunk?);
         }
         for (column, chunk) in chunks.iter_mut().enumerate() {
-            self.copy_bloom_filter(source.column(column), chunk)?;
+            copy_bloom_filter(self.file, source.column(column), chunk, &mut self.out, self.target)?;
         }
         *(if is_whole { &mut self.groups_copied } else { &mut self.groups_rewritten }) += 1;
-        let bytes = chunks.iter().map(|it| it.metadata.uncompressed_size()).sum();
-        let mut group = RowGroupMetaData::builder(source.schema_descr_ptr())
-            .set_num_rows(rows as i64)
-            .set_total_byte_size(bytes)
-            .set_sorting_columns(source.sorting_columns().cloned())
-            .set_file_offset(start as i64);
-        if let Ok(ordinal) = i16::try_from(self.groups.len()) {
-            group = group.set_ordinal(ordinal);
-        }
-        let mut columns = Vec::with_capacity(chunks.len());
-        let (mut column_index, mut offset_index) = (vec![], vec![]);
-        for chunk in chunks {
-            columns.push(chunk.metadata);
-            column_index.push(chunk.column_index.unwrap_or(ColumnIndexMetaData::NONE));
-            offset_index.extend(chunk.offset_index);
-        }
-        let group = group.set_column_metadata(columns).build();
+        let ordinal = self.groups.len();
+        let group = group_of(source.schema_descr_ptr(), rows, start, ordinal, source.sorting_columns(), &chunks);
         self.groups.push(group.map_err(|error| self.file.decoding(None, &error))?);
+        let (column_index, offset_index) = indexes_of(chunks);
         self.column_indexes.push(column_index);
         self.offset_indexes.push(offset_index);
         Ok(())
-    }
-
-    /// A chunk as it is, under its new place.
-    fn copy(&mut self, group: usize, column: usize) -> Result<Chunk> {
-        let metadata = self.file.metadata();
-        let chunk = metadata.row_group(group).column(column);
-        let (start, bytes) = chunk.byte_range();
-        let by = self.out.bytes_written() as i64 - start as i64;
-        let mut buffer = vec![0; COPY_BYTES.min(bytes as usize)];
-        let mut at = start;
-        while at < start + bytes {
-            let part = &mut buffer[..COPY_BYTES.min((start + bytes - at) as usize)];
-            let read = self.file.source().read(at, part);
-            read.map_err(|error| Error::read(self.file.path(), Some(at), error))?;
-            self.out.write_all(part).map_err(|error| self.sink(error))?;
-            at += part.len() as u64;
-        }
-        let column_index = metadata.column_index().map(|index| index[group][column].clone());
-        let offset_index = metadata.offset_index().filter(|_| self.has_offset_index);
-        let offset_index = offset_index.map(|index| {
-            let mut moved = index[group][column].clone();
-            moved.page_locations.iter_mut().for_each(|page| page.offset += by);
-            moved
-        });
-        let metadata = moved(chunk, by).map_err(|error| self.file.decoding(Some(start), &error))?;
-        Ok(Chunk { metadata, column_index, offset_index })
     }
 
     /// A chunk with these of its rows.
@@ -266,22 +231,6 @@ impl Rewrite<'_, '_> {
         })
     }
 
-    /// A filter of all rows serves for some of them: it only says a little more often that a value may be there.
-    fn copy_bloom_filter(&mut self, source: &ColumnChunkMetaData, chunk: &mut Chunk) -> Result<()> {
-        let read = Sbbf::read_from_column_chunk(source, self.file.source());
-        let Some(filter) = read.map_err(|error| self.file.decoding(None, &error))? else { return Ok(()) };
-        let start = self.out.bytes_written();
-        filter.write(&mut self.out).map_err(|error| self.writing(&error))?;
-        let bytes = self.out.bytes_written() - start;
-        let metadata = chunk.metadata.clone().into_builder();
-        let metadata = metadata
-            .set_bloom_filter_offset(Some(start as i64))
-            .set_bloom_filter_length(i32::try_from(bytes).ok())
-            .build();
-        chunk.metadata = metadata.map_err(|error| self.file.decoding(None, &error))?;
-        Ok(())
-    }
-
     /// Writes page indexes and footer; gives how many row groups were copied, and how many written anew.
     fn finish(self) -> Result<(u64, u64)> {
         let target = self.target;
@@ -296,13 +245,10 @@ impl Rewrite<'_, '_> {
             told.schema_descr_ptr(),
             told.column_orders().cloned(),
         );
-        let metadata = ParquetMetaDataBuilder::new(metadata)
-            .set_row_groups(self.groups)
-            .set_column_index(self.has_column_index.then_some(self.column_indexes))
-            .set_offset_index(self.has_offset_index.then_some(self.offset_indexes))
-            .build();
-        let finished = ParquetMetaDataWriter::new_with_tracked(self.out, &metadata).finish();
-        finished.map_err(|error| writing(target, &error))?;
+        let column_indexes = self.has_column_index.then_some(self.column_indexes);
+        let offset_indexes = self.has_offset_index.then_some(self.offset_indexes);
+        write_footer(metadata, self.groups, column_indexes, offset_indexes, self.out)
+            .map_err(|error| writing(target, &error))?;
         Ok((self.groups_copied, self.groups_rewritten))
     }
 
@@ -315,14 +261,123 @@ impl Rewrite<'_, '_> {
     }
 }
 
-fn writing(target: &Path, error: &ParquetError) -> Error {
+/// A chunk as it is, under its new place.
+pub(crate) fn copy_chunk<W: Write>(
+    file: &ParquetFile,
+    group: usize,
+    column: usize,
+    has_offset_index: bool,
+    out: &mut TrackedWrite<W>,
+    target: &Path,
+) -> Result<Chunk> {
+    let metadata = file.metadata();
+    let chunk = metadata.row_group(group).column(column);
+    let (start, bytes) = chunk.byte_range();
+    let by = out.bytes_written() as i64 - start as i64;
+    let mut buffer = vec![0; COPY_BYTES.min(bytes as usize)];
+    let mut at = start;
+    while at < start + bytes {
+        let part = &mut buffer[..COPY_BYTES.min((start + bytes - at) as usize)];
+        let read = file.source().read(at, part);
+        read.map_err(|error| Error::read(file.path(), Some(at), error))?;
+        out.write_all(part).map_err(|error| Error::Sink { path: target.into(), error })?;
+        at += part.len() as u64;
+    }
+    let column_index = metadata.column_index().map(|index| index[group][column].clone());
+    let offset_index = metadata.offset_index().filter(|_| has_offset_index);
+    let offset_index = offset_index.map(|index| {
+        let mut moved = index[group][column].clone();
+        moved.page_locations.iter_mut().for_each(|page| page.offset += by);
+        moved
+    });
+    let metadata = moved(chunk, by).map_err(|error| file.decoding(Some(start), &error))?;
+    Ok(Chunk { metadata, column_index, offset_index })
+}
+
+/// A filter of all rows serves for some of them: it only says a little more often that a value may be there.
+pub(crate) fn copy_bloom_filter<W: Write>(
+    file: &ParquetFile,
+    source: &ColumnChunkMetaData,
+    chunk: &mut Chunk,
+    out: &mut TrackedWrite<W>,
+    target: &Path,
+) -> Result<()> {
+    let read = Sbbf::read_from_column_chunk(source, file.source());
+    let Some(filter) = read.map_err(|error| file.decoding(None, &error))? else { return Ok(()) };
+    write_bloom_filter(&filter, chunk, out).map_err(|error| writing(target, &error))
+}
+
+pub(crate) fn write_bloom_filter<W: Write>(
+    filter: &Sbbf,
+    chunk: &mut Chunk,
+    out: &mut TrackedWrite<W>,
+) -> std::result::Result<(), ParquetError> {
+    let start = out.bytes_written();
+    filter.write(&mut *out)?;
+    let bytes = out.bytes_written() - start;
+    let metadata = chunk.metadata.clone().into_builder();
+    chunk.metadata = metadata
+        .set_bloom_filter_offset(Some(start as i64))
+        .set_bloom_filter_length(i32::try_from(bytes).ok())
+        .build()?;
+    Ok(())
+}
+
+/// What the footer says of a row group. `start`: its first byte; `ordinal`: how many row groups come before it.
+pub(crate) fn group_of(
+    schema: SchemaDescPtr,
+    rows: u64,
+    start: usize,
+    ordinal: usize,
+    sorting: Option<&Vec<SortingColumn>>,
+    chunks: &[Chunk],
+) -> std::result::Result<RowGroupMetaData, ParquetError> {
+    let bytes = chunks.iter().map(|it| it.metadata.uncompressed_size()).sum();
+    let mut group = RowGroupMetaData::builder(schema)
+        .set_num_rows(rows as i64)
+        .set_total_byte_size(bytes)
+        .set_sorting_columns(sorting.cloned())
+        .set_file_offset(start as i64);
+    if let Ok(ordinal) = i16::try_from(ordinal) {
+        group = group.set_ordinal(ordinal);
+    }
+    group.set_column_metadata(chunks.iter().map(|it| it.metadata.clone()).collect()).build()
+}
+
+/// The page indexes of a row group.
+pub(crate) fn indexes_of(chunks: Vec<Chunk>) -> (Vec<ColumnIndexMetaData>, Vec<OffsetIndexMetaData>) {
+    let (mut column_index, mut offset_index) = (vec![], vec![]);
+    for chunk in chunks {
+        column_index.push(chunk.column_index.unwrap_or(ColumnIndexMetaData::NONE));
+        offset_index.extend(chunk.offset_index);
+    }
+    (column_index, offset_index)
+}
+
+/// Page indexes and footer.
+pub(crate) fn write_footer<W: Write>(
+    metadata: FileMetaData,
+    groups: Vec<RowGroupMetaData>,
+    column_indexes: Option<Vec<Vec<ColumnIndexMetaData>>>,
+    offset_indexes: Option<Vec<Vec<OffsetIndexMetaData>>>,
+    out: TrackedWrite<W>,
+) -> std::result::Result<(), ParquetError> {
+    let metadata = ParquetMetaDataBuilder::new(metadata)
+        .set_row_groups(groups)
+        .set_column_index(column_indexes)
+        .set_offset_index(offset_indexes)
+        .build();
+    ParquetMetaDataWriter::new_with_tracked(out, &metadata).finish()
+}
+
+pub(crate) fn writing(target: &Path, error: &ParquetError) -> Error {
     Error::Sink { path: target.into(), error: io::Error::other(error.to_string()) }
 }
 
 /// A file that remembers that it could not be written.
-struct Output {
-    file: File,
-    failed: Option<io::Error>,
+pub(crate) struct Output {
+    pub(crate) file: File,
+    pub(crate) failed: Option<io::Error>,
 }
 
 impl Write for Output {

@@ -1,0 +1,241 @@
+"""What part of the new files of a folder or prefix a run reads.
+
+| given | what it says |
+|---|---|
+| `only` | patterns: a file is read if one of them matches its path, or a folder above it |
+| `files` | paths that a notification named: the source is not listed |
+| `files_max`, `bytes_max`, `rows_max` | how much of that is read at once, the first files by name |
+
+Files that an earlier run has deferred are read in any case: else they would be looked at later, and never settle.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import glob
+import os
+import re
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from itertools import takewhile
+
+from fencepost._native import parquet_footer
+from fencepost.errors import FencepostError, StoreError
+from fencepost.findings import IGNORED_MAX
+from fencepost.lake.files import Facts, Files
+from fencepost.lake.storage import Storage, persist
+from fencepost.state.stores import absolute, is_local
+
+AT_ONCE = 32
+"""Files that are looked at at a time: in an object store each is a request."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slice:
+    """What part of a source's new files a run reads."""
+
+    files_max: int | None = None
+    bytes_max: int | None = None
+    rows_max: int | None = None
+    of_source: tuple[str, ...] = ()
+    """Patterns for what belongs to the source; () for all in its folder."""
+    only: tuple[str, ...] = ()
+    """Patterns for what is read of it; () for all."""
+    files: tuple[str, ...] | None = None
+    """Relative to the source."""
+
+    @property
+    def given(self) -> str | None:
+        """The name of an argument that was given, if any was."""
+        known: dict[str, object] = {"files_max": self.files_max, "bytes_max": self.bytes_max, "rows_max": self.rows_max}
+        known |= {"several paths": self.of_source or None, "only": self.only or None, "files": self.files}
+        return next((name for name, value in known.items() if value is not None), None)
+
+    @property
+    def whole(self) -> Slice:
+        """The same without a bound on how much is read at once."""
+        return Slice(of_source=self.of_source, only=self.only, files=self.files)
+
+    def listed(self, storage: Storage, root: str, deferred: Collection[str]) -> tuple[Files, list[str]]:
+        """(the files of the source that belong to it, those that were named and are not there)."""
+        gone: list[str] = []
+        if self.files is None:
+            found = self._list(storage, root, deferred)
+        else:
+            found, gone = _look(storage, root, self.files, deferred)
+        if not (self.of_source or self.only):
+            return found, gone
+        places = [place for place, path in enumerate(found.paths) if path in deferred or self.matches(path)]
+        return dataclasses.replace(found.take(places), ignored=found.ignored), gone
+
+    def matches(self, path: str) -> bool:
+        """Whether a path relative to the source belongs to it."""
+        parts = path.split("/")
+        wanted = [some for some in (self.of_source, self.only) if some]
+        return all(any(_matches(pattern.split("/"), parts) for pattern in some) for some in wanted)
+
+    def may_hold(self, folder: str) -> bool:
+        """Whether anything in or above a folder, relative to the source's, may belong to the source."""
+        parts = folder.split("/")
+        return not self.of_source or any(
+            "**" in (some := pattern.split("/")) or all(map(_is_like, some, parts)) for pattern in self.of_source
+        )
+
+    def _list(self, storage: Storage, root: str, deferred: Collection[str]) -> Files:
+        """What lies in the folders in which anything may match, and what is deferred."""
+        folders = sorted({_folder(pattern) for pattern in self.of_source or self.only or ("",)})
+        tops = [it for it in folders if not any(it != top and f"{it}/".startswith(f"{top}/") for top in folders)]
+        if "" in folders:
+            return storage.list(root)
+        listed = [storage.list(root, folder) for folder in tops]
+        files = Files(root, ignored=tuple(path for it in listed for path in it.ignored)[:IGNORED_MAX])
+        for some in listed:
+            files.extend(some)
+        files.extend(_look(storage, root, (), set(deferred).difference(files.paths))[0])
+        in_order = files.take(sorted(range(len(files)), key=files.paths.__getitem__))
+        return dataclasses.replace(in_order, ignored=files.ignored)
+
+    def first_of(
+        self, storage: Storage, files: Files, places: Sequence[int], deferred: Collection[str]
+    ) -> Sequence[int]:
+        """Of these new files as many as a run may read, the first ones by name. At least one, and those that are
+        deferred."""
+        if self.files_max is None and self.bytes_max is None and self.rows_max is None:
+            return places
+        fresh = [place for place in places if files.paths[place] not in deferred]
+        rows_of = _rows(storage, files, fresh) if self.rows_max is not None else iter([0] * len(fresh))
+        taken, count, size, rows = set[int](), 0, 0, 0
+        for place in fresh:
+            count, size, rows = count + 1, size + files.bytes[place], rows + next(rows_of)
+            known = ((self.files_max, count), (self.bytes_max, size), (self.rows_max, rows))
+            if count > 1 and any(most is not None and found > most for most, found in known):
+                break
+            taken.add(place)
+        return [place for place in places if place in taken or files.paths[place] in deferred]
+
+
+def patterns_of(only: str | Iterable[str] | None) -> tuple[str, ...]:
+    """The patterns of `DedupJob(only=)`. Raises ValueError."""
+    found = (only,) if isinstance(only, str) else tuple(only or ())
+    for pattern in found:
+        if not pattern.strip("/") or pattern.startswith("/") or "://" in pattern or ".." in pattern.split("/"):
+            raise ValueError(f"only={pattern!r}: a pattern within the source was expected, such as 'day=2026-11-*'")
+    return tuple(it.rstrip("/") for it in found)
+
+
+def source_of(
+    given: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+) -> tuple[str, tuple[str, ...]]:
+    """(the folder that has all of a source, patterns for what belongs to it) of a path, a glob, or several.
+
+    A path with `*`, `?` or `[` in it is a glob, unless a folder has just that name. Raises ValueError.
+    """
+    if isinstance(given, str | os.PathLike) and not _is_glob(absolute(given)):
+        return absolute(given), ()
+    listed = [absolute(it) for it in ([given] if isinstance(given, str | os.PathLike) else given)]
+    if not listed:
+        raise ValueError("source: no paths are given")
+    if len({it.partition("://")[0] if "://" in it else "" for it in listed}) > 1:
+        raise ValueError(f"source: {', '.join(listed)}: all of them must be in one store")
+    parts = [it.split("/") for it in listed]
+    literal = [_literal(path, some) for path, some in zip(listed, parts, strict=True)]
+    shared = [some[0] for some in takewhile(lambda some: len(set(some)) == 1, zip(*literal, strict=False))]
+    if len(shared) < (3 if "://" in listed[0] else 2):
+        raise ValueError(f"source: {', '.join(listed)}: they have no folder in common that could be the source")
+    patterns = []
+    for path, some in zip(listed, parts, strict=True):
+        rest = "/".join(some[len(shared) :])
+        patterns.append(rest if _is_glob(path) else glob.escape(rest))
+    return "/".join(shared), () if "" in patterns else tuple(patterns)
+
+
+def files_of(source: str, given: Iterable[str | os.PathLike[str]]) -> tuple[str, ...]:
+    """The paths of files relative to the source. Raises ValueError for one that the source does not have."""
+    return tuple(dict.fromkeys(_relative(source, os.fspath(it)) for it in given))
+
+
+def _relative(source: str, path: str) -> str:
+    is_whole = "://" in path or os.path.isabs(path)
+    found = absolute(path).removeprefix(f"{source}/") if is_whole else path
+    parts = found.split("/")
+    if (is_whole and found == absolute(path)) or ".." in parts:
+        raise ValueError(f"files: {path} is not in the source {source}")
+    if "" in parts or any(it.startswith(("_", ".")) for it in parts) or not path.endswith(".parquet"):
+        raise ValueError(f"files: {path}: only *.parquet is read, and nothing beneath names that begin with _ or .")
+    return found
+
+
+def _is_glob(path: str) -> bool:
+    return re.search(r"[*?\[]", path) is not None and not (is_local(path) and os.path.exists(path))
+
+
+def _folder(pattern: str) -> str:
+    """The folder in front of the first part that stands for several."""
+    parts = pattern.split("/")
+    of_several = (place for place, it in enumerate(parts) if re.search(r"[*?\[]|=.*\.\.", it))
+    return "/".join(parts[: next(of_several, len(parts) - pattern.endswith(".parquet"))])
+
+
+def _literal(path: str, parts: list[str]) -> list[str]:
+    """The folders in front of the first one that is a pattern, or all; a single file's own name is none."""
+    if not _is_glob(path):
+        return parts[:-1] if path.endswith(".parquet") else parts
+    return parts[: next(place for place, it in enumerate(parts) if re.search(r"[*?\[]", it))]
+
+
+def _matches(pattern: list[str], parts: list[str]) -> bool:
+    """Whether a pattern matches the first parts of a path. `**` stands for any number of folders."""
+    if not pattern:
+        return True
+    if pattern[0] == "**":
+        return any(_matches(pattern[1:], parts[place:]) for place in range(len(parts) + 1))
+    return bool(parts) and _is_like(pattern[0], parts[0]) and _matches(pattern[1:], parts[1:])
+
+
+def _is_like(pattern: str, part: str) -> bool:
+    """`day=2026-11-20..2026-11-24` stands for all values between, in the order of text."""
+    name, _, values = pattern.partition("=")
+    low, dots, high = values.partition("..")
+    if not dots:
+        return fnmatchcase(part, pattern)
+    found, _, value = part.partition("=")
+    return found == name and low <= value <= (high or value)
+
+
+def _look(storage: Storage, root: str, named: Collection[str], deferred: Collection[str]) -> tuple[Files, list[str]]:
+    paths = sorted({*named, *deferred})
+
+    def look(path: str) -> Facts | None:
+        try:
+            return persist(lambda: storage.look(os.path.join(root, path)))
+        except FileNotFoundError:
+            return None
+
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        facts = list(pool.map(look, paths))
+    files, gone = Files(root), []
+    for path, it in zip(paths, facts, strict=True):
+        if it is None:
+            gone += [path] if path in named else []
+        else:
+            files.append(path, it)
+    return files, gone
+
+
+def _rows(storage: Storage, files: Files, places: Sequence[int]) -> Iterator[int]:
+    """How many rows each file has, some footers at a time; none of a file that cannot be read."""
+
+    def rows(place: int) -> int:
+        path = files.full_path(place)
+        try:
+            return persist(lambda: parquet_footer(path, object=storage.object(path, files.facts(place)))).rows
+        except StoreError:
+            raise
+        except (FencepostError, FileNotFoundError):
+            return 0  # the scan will say what is wrong
+
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        for first in range(0, len(places), AT_ONCE):
+            yield from pool.map(rows, places[first : first + AT_ONCE])
