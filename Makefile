@@ -191,7 +191,7 @@ test-bench: java $(VENV)/tests ## The benchmarks with few rows: every answer is 
 
 # Contestants of the benchmarks beside ours, and stubs of modules that are their own stubs.
 test-marked: java postgresql $(VENV)/tests $(JARS_IF_MAVEN) $(S3A_IF_MAVEN) ## The tests that `make test` leaves out
-	$(TIMED) $(BIN)/python -m pytest -m matrix tests/test_arrange.py tests/test_bench.py tests/test_delta_stores.py tests/test_package.py
+	$(TIMED) $(BIN)/python -m pytest -m matrix $(wildcard tests/test_*.py)
 	$(TIMED) $(BIN)/python -m pytest -m matrix tests/sql
 	$(call with_jars,-m matrix tests/spark_delta)
 	$(call with_jars,-m matrix tests/kafka)

@@ -219,10 +219,12 @@ class Simulated:
 
     def write(self, scratch: Scratch, item: WriteItem) -> Written:
         count = len(item.files)
-        names: list[str | None] = [f"{item.first + place}.parquet" for place in range(count)]
+        ordinals = [item.first + place for place in range(count)]
+        names = [f"{ordinal}.parquet" for ordinal in ordinals]
         for name in names:
-            open(scratch.place(str(name)), "xb").close()
-        return Written(names=names, rows=item.rows, bytes=[0] * count, footer_crc=[7] * count)
+            open(scratch.place(name), "xb").close()
+        facts = {"rows": item.rows, "bytes": [0] * count, "footer_crc": [7] * count}
+        return Written(ordinal=ordinals, folder=[""] * count, names=names, **facts)
 
 
 def driver(files: int, shards: int, rounds: int, data: Path) -> dict[str, Any]:

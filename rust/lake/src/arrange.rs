@@ -38,13 +38,13 @@ const GROUP_ROWS: u64 = 1 << 20;
 /// A row group of this share of that is large: it is copied as bytes where all its rows stay in their order.
 const LARGE_SHARE: u64 = 8;
 /// Files that are open at a time to be written.
-const TARGETS_OPEN: usize = 128;
+const TARGETS_OPEN: usize = 32;
 /// Row groups of the largest size whose rows are gathered together: more of them are decoded in several rounds.
 const ROUND_GROUPS: u64 = 4;
 /// A gathered row group has about so many values of a column at most, for lists of equal values have next to no bytes.
-const GROUP_VALUES: u64 = 1 << 22;
+const GROUP_VALUES: u64 = 1 << 20;
 /// Values of a column that are held at a time, even where a few rows have most of them.
-const VALUES_MAX: usize = 1 << 26;
+const VALUES_MAX: usize = 1 << 24;
 
 /// Rows of a source that follow each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,5 +1,5 @@
 use crate::error::{Error, Result, guard};
-use crate::read_at::{ReadAt, Source};
+use crate::read_at::{ReadAt, Reopened, Source};
 use crate::schema;
 use crate::thrift::{self, Broken};
 use arrow_schema::Schema;
@@ -23,7 +23,7 @@ const HEAD_BYTES: u64 = 4;
 /// Values of a fixed length may have so many bytes whatever the file has: all of them may be null.
 const FIXED_BYTES_MAX: u64 = 64 << 10;
 /// A file of so many bytes is small.
-const SMALL_BYTES: u64 = 1 << 20;
+const SMALL_BYTES: u64 = 64 << 10;
 const MAGIC: [u8; 4] = *b"PAR1";
 const MAGIC_ENCRYPTED: [u8; 4] = *b"PARE";
 
@@ -46,14 +46,18 @@ impl ParquetFile {
         Self::read(path, reader, ParquetStatisticsPolicy::KeepAll)
     }
 
-    /// The same for one of many files that are open together: a small one is read at once, and takes no descriptor.
+    /// The same for one of many files, which takes no descriptor: a small one is read at once, others are opened anew for
+    /// each read.
     pub fn open_among_many(path: &Path) -> Result<ParquetFile> {
         let fail = |error| Error::Read { path: path.into(), error };
         let found = fs::metadata(path).map_err(fail)?;
-        if !found.is_file() || found.len() > SMALL_BYTES {
-            return Self::open(path);
+        if !found.is_file() {
+            return Self::open(path); // which refuses it
         }
-        Self::of_reader(path, Arc::new(fs::read(path).map_err(fail)?))
+        if found.len() <= SMALL_BYTES {
+            return Self::of_reader(path, Arc::new(fs::read(path).map_err(fail)?));
+        }
+        Self::of_reader(path, Arc::new(Reopened { path: path.into(), bytes: found.len() }))
     }
 
     pub(crate) fn open_with(path: &Path, statistics: ParquetStatisticsPolicy) -> Result<ParquetFile> {

@@ -7,6 +7,7 @@ use parquet::file::reader::{ChunkReader, Length};
 use std::fs::File;
 use std::io::{self, BufReader, Read, Write};
 use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Something with bytes at positions, such as a file.
@@ -53,6 +54,22 @@ impl ReadAt for Vec<u8> {
     fn read_at(&self, position: u64, mut buffer: &mut [u8]) -> io::Result<usize> {
         let start = usize::try_from(position).unwrap_or(usize::MAX).min(self.len());
         buffer.write(&self[start..])
+    }
+}
+
+/// A file that is opened for each read.
+pub(crate) struct Reopened {
+    pub(crate) path: PathBuf,
+    pub(crate) bytes: u64,
+}
+
+impl ReadAt for Reopened {
+    fn bytes(&self) -> io::Result<u64> {
+        Ok(self.bytes)
+    }
+
+    fn read_at(&self, position: u64, buffer: &mut [u8]) -> io::Result<usize> {
+        File::open(&self.path).and_then(|file| FileExt::read_at(&file, buffer, position))
     }
 }
 
