@@ -73,6 +73,8 @@ def test_each_version_is_one_transaction(tmp_path: Path) -> None:
     )
     assert transactions(tmp_path) == [{"": 0}, {"": 1}, {"": 2}]  # the first made the table
     assert table_of(tmp_path).version() == 2
+    folders = [it.name for it in (tmp_path / "sink").iterdir() if it.is_dir()]
+    assert sorted(folders) == ["_delta_log", "_fencepost"]
     assert report.sink == str(tmp_path / "sink")
     assert make_job(tmp_path).run().version is None
     assert table_of(tmp_path).version() == 2

@@ -98,6 +98,7 @@ class DeltaSink:
         self.location = table.uri
         self.own: RunFolders | RunPrefixes
         if isinstance(table, LocalStore):
+            self.store = LocalStore(table.folder, sync=disk.sync, temporaries=None)
             self.own = RunFolders(table.folder / OWN, disk)
         else:
             self.own = RunPrefixes(RemoteStore(f"{table.uri}/{OWN}", table.options))

@@ -203,11 +203,18 @@ def _put_at_once(store: Store, name: str) -> list[bytes]:
 
 
 class LocalStore:
-    """A local folder. A name that is there is there whole, and still after a power loss."""
+    """A local folder. A name that is there is there whole, and still after a power loss.
 
-    def __init__(self, path: str | os.PathLike[str], *, sync: bool = True) -> None:
+    `temporaries`: the folder in it of files that are not there yet; None: beside those that they become, in a folder
+    that is not ours alone.
+    """
+
+    def __init__(
+        self, path: str | os.PathLike[str], *, sync: bool = True, temporaries: str | None = TEMPORARIES
+    ) -> None:
         self.folder = Path(os.path.abspath(path))
         self.disk = Disk(sync)
+        self.temporaries = temporaries
 
     @property
     def uri(self) -> str:
@@ -274,9 +281,11 @@ class LocalStore:
         return path
 
     def _temporary(self, name: str) -> Path:
-        """Where a file is written that is not there yet. Not beside it: to find what crashed writers left there,
-        all files of a folder would be listed."""
-        folder = self.folder / TEMPORARIES
+        """Where a file is written that is not there yet. Not beside it, where we may: to find what crashed writers left
+        there, all files of a folder would be listed."""
+        if self.temporaries is None:
+            return self.folder / f"{name}.{uuid4().hex}{TEMPORARY}"
+        folder = self.folder / self.temporaries
         folder.mkdir(parents=True, exist_ok=True)
         return folder / f"{name.replace('/', '-')}.{uuid4().hex}{TEMPORARY}"
 
