@@ -796,3 +796,54 @@ def test_calls_that_make_no_sense(tmp_path: Path) -> None:
     for call in (lambda: log.append(7, 0, 0, [b"a"]), lambda: log.log_end, lambda: log.read(), log.sync):
         with pytest.raises(ValueError, match="the log was closed"):
             call()
+
+
+# A reader that goes on
+
+
+def log_of_transactions(folder: Path) -> PartitionLog:
+    """Segments of a few batches; a transaction that is aborted goes through several of them, and one stays open."""
+    log = PartitionLog(folder, segment_bytes=300, compression="zstd")
+    for number in range(12):
+        log.append(7, 0, 2 * number, [b"plain", b"plain 2"])
+        if number < 6:
+            log.append(8, 0, number, [b"aborted"], transactional=True)
+        if number == 6:
+            log.append_marker(8, 1, "abort")
+        log.append(9, 0, number, [b"committed"], transactional=True) if number in (2, 7) else None
+        if number == 8:
+            log.append_marker(9, 1, "commit")
+    log.append(10, 0, 0, [b"open"], transactional=True)
+    log.append(7, 0, 24, [b"behind it"])
+    return log
+
+
+@pytest.mark.parametrize("isolation", ["read_uncommitted", "read_committed"])
+def test_records_from_any_offset(tmp_path: Path, isolation: Any) -> None:
+    log_of_transactions(tmp_path / "orders-0").close()
+    assert len(list((tmp_path / "orders-0").glob("*.log"))) >= 5
+    everything = rows_of(kafka.read_records(tmp_path / "orders-0", isolation))
+    for start in range(everything[-1]["offset"] + 4):
+        found = rows_of(kafka.read_records(tmp_path / "orders-0", isolation, from_offset=start))
+        assert found == [row for row in everything if row["offset"] >= start]
+
+
+def test_what_lies_before_is_not_read(tmp_path: Path) -> None:
+    """The records of segments that are damaged there, and those of segments that were deleted."""
+    log_of_transactions(tmp_path / "orders-0").close()
+    segments = sorted((tmp_path / "orders-0").glob("*.log"))
+    start = int(segments[2].stem)
+    whole = rows_of(kafka.read_records(tmp_path / "orders-0", from_offset=start))
+    damaged = bytearray(segments[1].read_bytes())
+    damaged[-1] ^= 1
+    segments[1].write_bytes(damaged)
+    with pytest.raises(fp.SourceError, match=segments[1].name):
+        rows_of(kafka.read_records(tmp_path / "orders-0", from_offset=start - 1))
+    assert rows_of(kafka.read_records(tmp_path / "orders-0", from_offset=start)) == whole
+    segments[0].unlink()
+    first = int(segments[1].stem)
+    with pytest.raises(fp.SourceError, match=f"offsets 0 to {first - 1} are not in the log any more"):
+        kafka.read_records(tmp_path / "orders-0", from_offset=0)
+    with pytest.raises(ValueError, match="from_offset=-1"):
+        kafka.read_records(tmp_path / "orders-0", from_offset=-1)
+    assert rows_of(kafka.read_records(tmp_path / "orders-0", from_offset=10**9)) == []

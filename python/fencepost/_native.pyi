@@ -364,6 +364,8 @@ def kafka_records(
     *,
     committed: str | None = None,
     aborted: tuple[str, bytes] | None = None,
+    from_offset: int = 0,
+    first_segment: int = 0,
     batch_bytes_max: int = ...,
 ) -> KafkaStream: ...
 def kafka_snapshot(bytes: bytes, path: str) -> ArrowStreamExportable: ...

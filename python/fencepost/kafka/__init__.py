@@ -77,6 +77,7 @@ def read_records(
     source: str | os.PathLike[str],
     isolation: Literal["read_uncommitted", "read_committed"] = "read_uncommitted",
     *,
+    from_offset: int | None = None,
     batch_bytes_max: int = BATCH_BYTES_MAX,
     options: Mapping[str, Any] | None = None,
 ) -> _native.KafkaStream:
@@ -90,21 +91,34 @@ def read_records(
     that belongs to an open transaction, or the log's end. For that the headers of all segments are read first. Of a
     single segment, the transaction index beside it is used; a transaction that is not decided there is a SourceError.
 
+    `from_offset`: the first offset to read, for a reader that goes on where it was: its last record's offset + 1.
+    Segments before it are not read, but for the headers that `read_committed` needs. At or behind the end there is
+    nothing to read, which is no error.
+
     `batch_bytes_max`: more than this no batch may hold, decompressed. Gives an Arrow stream that is read as it is
-    pulled. Raises SourceError (path, position): also for a wrong checksum.
+    pulled. Raises SourceError (path, position): also for a wrong checksum, and where records from `from_offset` on were
+    deleted already.
     """
     if isolation not in ("read_uncommitted", "read_committed"):
         raise ValueError(f"isolation={isolation!r}: 'read_uncommitted' or 'read_committed'")
     if batch_bytes_max < 0:
         raise ValueError(f"batch_bytes_max={batch_bytes_max}: a number of bytes")
     log = open_log(source, options)
+    first_segment = 0 if from_offset is None else log.segment_of(from_offset)
     committed = aborted = None
     if isolation == "read_committed":
         committed = "folder" if log.is_folder else "segment"
         aborted = None if log.is_folder else read_beside(log.segments[0], ".txnindex", options)
     segments = [segment.parts for segment in log.segments]
     return _native.kafka_records(
-        segments, log.topic, log.partition, committed=committed, aborted=aborted, batch_bytes_max=batch_bytes_max
+        segments,
+        log.topic,
+        log.partition,
+        committed=committed,
+        aborted=aborted,
+        from_offset=from_offset or 0,
+        first_segment=first_segment,
+        batch_bytes_max=batch_bytes_max,
     )
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -69,6 +70,22 @@ class Log:
     """Of a partition's folder: its path or URI."""
     others: tuple[str, ...] = ()
     """Names of the snapshots and transaction indexes in it."""
+
+    def segment_of(self, offset: int) -> int:
+        """The number of the segment in which an offset is, or would come to be.
+
+        Raises SourceError for one before all segments: its record was deleted.
+        """
+        if offset < 0:
+            raise ValueError(f"from_offset={offset}: 0 or more")
+        bases = [it.base_offset or 0 for it in self.segments]
+        if offset < bases[0]:
+            path = self.folder or self.segments[0].path
+            raise SourceError(
+                f"{path}: offsets {offset} to {bases[0] - 1} are not in the log any more, which begins at {bases[0]}",
+                path=path,
+            )
+        return bisect_right(bases, offset) - 1
 
 
 def open_log(source: str | os.PathLike[str], options: Options = None) -> Log:

@@ -382,16 +382,23 @@ fn open_index(path: &Path, base_offset: i64) -> kafka::Result<Option<IndexCheck>
 /// The data records of segments in the order of their offsets, one row each; see ``fencepost.kafka.read_records``.
 ///
 /// ``committed``: None, "folder" (the segments are all there are) or "segment" (one of several, with ``aborted``: the
-/// path and bytes of the transaction index beside it, where there is one).
+/// path and bytes of the transaction index beside it, where there is one). ``from_offset``: no record below it is given,
+/// and of the segments before ``first_segment`` nothing but headers is read.
 #[pyfunction]
-#[pyo3(signature = (segments, topic=None, partition=None, *, committed=None, aborted=None, batch_bytes_max=kafka::BATCH_BYTES_MAX))]
+#[pyo3(signature = (
+    segments, topic=None, partition=None, *, committed=None, aborted=None, from_offset=0, first_segment=0,
+    batch_bytes_max=kafka::BATCH_BYTES_MAX,
+))]
+#[expect(clippy::too_many_arguments, reason = "the keywords of one function of Python")]
 pub(crate) fn kafka_records(
     py: Python<'_>,
-    segments: Vec<NamedSegment>,
+    mut segments: Vec<NamedSegment>,
     topic: Option<String>,
     partition: Option<i32>,
     committed: Option<&str>,
     aborted: Option<(String, PyBackedBytes)>,
+    from_offset: i64,
+    first_segment: usize,
     batch_bytes_max: usize,
 ) -> PyResult<KafkaStream> {
     if batch_bytes_max > kafka::BATCH_BYTES_MAX {
@@ -408,13 +415,15 @@ pub(crate) fn kafka_records(
             Isolation::Segment(segments.iter().map(again).collect(), index)
         }
     };
-    let source = Records { to_read: Some((isolation, scan_of(segments))), scan: None, batch_bytes_max };
+    let partition_scan = scan_of(segments.split_off(first_segment.min(segments.len())));
+    let source = Records { to_read: Some((isolation, partition_scan)), scan: None, from_offset, batch_bytes_max };
     Ok(source.into_stream(topic, partition))
 }
 
 /// The records of a scan, one row each.
 pub(crate) fn record_stream(topic: Option<String>, partition: Option<i32>, scan: kafka::RecordScan) -> KafkaStream {
-    let source = Records { to_read: None, scan: Some(scan), batch_bytes_max: kafka::BATCH_BYTES_MAX };
+    let batch_bytes_max = kafka::BATCH_BYTES_MAX;
+    let source = Records { to_read: None, scan: Some(scan), from_offset: 0, batch_bytes_max };
     source.into_stream(topic, partition)
 }
 
@@ -456,6 +465,7 @@ fn outcomes(segments: Vec<NamedSegment>) -> Result<kafka::Outcomes, Stop> {
 struct Records {
     to_read: Option<(Isolation, kafka::PartitionScan)>,
     scan: Option<kafka::RecordScan>,
+    from_offset: i64,
     batch_bytes_max: usize,
 }
 
@@ -472,7 +482,8 @@ impl Records {
 
     fn next(&mut self) -> Result<(Option<kafka::RecordColumns>, Option<kafka::Error>), Stop> {
         if let Some((isolation, partition)) = self.to_read.take() {
-            self.scan = Some(kafka::RecordScan::new(partition, isolation.view()?, self.batch_bytes_max));
+            let view = isolation.view()?.starting_at(self.from_offset);
+            self.scan = Some(kafka::RecordScan::new(partition, view, self.batch_bytes_max));
         }
         let Some(scan) = &mut self.scan else { return Ok((None, None)) };
         loop {
