@@ -139,8 +139,12 @@ miri: tools ## The core's unit tests under Miri
 	@cargo +nightly miri --version >/dev/null 2>&1 || { echo "Miri is missing: rustup toolchain install nightly --component miri --component rust-src"; exit 1; }
 	MIRIFLAGS=-Zmiri-disable-isolation cargo +nightly miri test --locked --package fencepost-core --lib --target-dir target/miri
 
-test-fuzz-part: tools ## The fuzz targets over the corpus and over random changes of it
-	$(TIMED) cargo test --locked --package fencepost-fuzz --tests -- $(RUST_TIMES)
+# Built as the wheel of the tests was, so that what both need is compiled once. The targets call no interpreter: on Linux
+# they need not be linked to one.
+AS_WHEEL := $(if $(filter Linux,$(shell uname)),PYO3_BUILD_EXTENSION_MODULE=1 \
+	PYO3_CONFIG_FILE="$$(ls $(abspath target/maturin)/pyo3-config-*-abi3.txt)")
+test-fuzz-part: $(VENV)/tests ## The fuzz targets over the corpus and over random changes of it
+	$(AS_WHEEL) $(TIMED) cargo test --locked --package fencepost-fuzz --tests -- $(RUST_TIMES)
 
 test-fuzz: test-fuzz-part fuzz-targets ## The same, and some thousand runs of libFuzzer under AddressSanitizer
 	$(call libfuzzer,snapshot,-runs=20000 -seed=1)

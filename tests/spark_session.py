@@ -47,9 +47,14 @@ def of_driver(home: Path, memory: str) -> dict[str, str]:
     }
 
 
-def of_queries(partitions: int) -> dict[str, str]:
-    """Settings that a session may change at any time."""
+def of_queries(partitions: int, *, is_compiled: bool = False) -> dict[str, str]:
+    """Settings that a session may change at any time.
+
+    Without `is_compiled`, Spark interprets its plans: on a hundred rows the compiler takes most of the time.
+    """
     return {
+        "spark.sql.codegen.wholeStage": str(is_compiled).lower(),
+        "spark.sql.codegen.factoryMode": "FALLBACK" if is_compiled else "NO_CODEGEN",
         "spark.sql.shuffle.partitions": str(partitions),
         "spark.sql.sources.parallelPartitionDiscovery.parallelism": str(partitions),  # a VACUUM has 10,000 tasks else
         "spark.sql.session.timeZone": "UTC",

@@ -18,7 +18,21 @@ from fencepost.lake import LocalEngine
 ROOT = Path(__file__).parent.parent
 sys.path.append(str(ROOT))  # `bench` is no part of what is installed
 
-from bench import costs, curve, lake, lake_report, measure, peers, producer, report, retention, spark, stores, workload  # noqa: E402
+from bench import (  # noqa: E402
+    costs,
+    curve,
+    lake,
+    lake_report,
+    measure,
+    metadata,
+    peers,
+    producer,
+    report,
+    retention,
+    spark,
+    stores,
+    workload,
+)
 from bench.compare import compare  # noqa: E402
 from bench.peers import Peer  # noqa: E402
 from bench.workload import LONE, RANDOM, RUNS, Workload  # noqa: E402
@@ -304,3 +318,20 @@ def test_the_page_on_clusters_has_the_published_figures() -> None:
     published = ROOT / "bench" / "results" / "lake.json"
     facts = json.loads(published.read_text()) if published.exists() else None
     assert lake_report.cluster(facts) in (ROOT / "docs" / "cluster.md").read_text()
+
+
+def test_what_versions_cost_does_not_grow(tmp_path: Path) -> None:
+    """Requests of a state of many versions: those of the sink come to it, three where it is a prefix."""
+    few, many = (metadata.history(tmp_path / str(versions), versions) for versions in (1_000, 300_000))
+    assert {name: it.requests for name, it in few.items()} == {name: it.requests for name, it in many.items()}
+    assert many["no-op"].requests <= 7, "and three of the sink: ten at most"
+    assert many["one file"].requests <= 40
+
+
+def test_what_files_cost(tmp_path: Path) -> None:
+    costs, seconds = metadata.run(tmp_path, 3_000)
+    assert costs["no-op"].read_bytes < costs["run"].written_bytes / 10, "no list of files is read"
+    assert "decide" in seconds
+    known = metadata.ledger(tmp_path, 300_000)
+    assert known["one day and a new file"].read_bytes < known["all and a new file"].read_bytes / 2
+    assert known["note one"].written_bytes < 10_000

@@ -174,6 +174,7 @@ def test_groups() -> None:
     assert len(many) <= 1024
     assert [first for first, _ in many[1:]] == [end for _, end in many[:-1]]
     assert (many[0][0], many[-1][1]) == (0, 100_000)
+    assert len(groups_of_files([256 << 20] * 40_000, 16_000)) >= 16_000, "a thousand machines of sixteen cores"
     assert len(groups_of_shards([10] * 16, [0] * 16, 2)) == 1
     assert len(groups_of_shards([2_000_000] * 16, [0] * 16, 2)) == 16
 

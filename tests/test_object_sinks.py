@@ -24,7 +24,7 @@ from fencepost.state import prefix, stores
 from fencepost.state.prefix import RunPrefixes
 from fencepost.state.stores import RemoteStore, open_store
 from liar import FAULTS_OF_READS, Liar
-from s3_server import BUCKET, serve_by_moto, serve_s3
+from s3_server import BUCKET, OneAtATime, serve_by_moto, serve_s3
 from secret_runs import ProcessEngine
 from test_object_sources import OPTIONS, rows
 
@@ -567,3 +567,27 @@ def test_few_requests_where_nothing_is_new(bucket: Bucket) -> None:
     with Liar(bucket.options["endpoint"], ()) as liar:
         bucket.job(sink_endpoint=liar.endpoint).run()
         assert liar.told["truth"] <= 6
+
+
+def test_a_run_that_finds_nothing_new_makes_ten_requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of state and sink, whatever the history, and none that puts anything."""
+    made: list[tuple[str, str]] = []
+    real = OneAtATime.__call__
+
+    def call(server: OneAtATime, environ: dict[str, Any], start_response: Any) -> Any:
+        made.append((environ["REQUEST_METHOD"], environ["PATH_INFO"] + environ.get("QUERY_STRING", "")))
+        return real(server, environ, start_response)
+
+    monkeypatch.setattr(OneAtATime, "__call__", call)
+    counts = []
+    with serve_by_moto() as endpoint:
+        bucket = Bucket(tmp_path, endpoint)
+        for version in range(1, 7):
+            bucket.land(f"{version}.parquet", rows(version, 20))
+            assert bucket.job().run().version == version
+            made.clear()
+            assert bucket.job().run().version is None
+            assert {method for method, _ in made} == {"GET", "HEAD"}
+            counts.append(sum("source" not in place for _, place in made))
+    assert len(set(counts)) == 1, counts
+    assert 5 < counts[0] <= 10

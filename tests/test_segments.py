@@ -12,6 +12,7 @@ import fencepost as fp
 import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
 import pytest
+from fencepost.state import ledger as ledgers
 from fencepost.state import segments
 from fencepost.state.decision import (
     Checksums,
@@ -34,7 +35,7 @@ from fencepost.state.decision import (
     sha256,
     to_json,
 )
-from fencepost.state.ledger import COLUMNS, IDENTITY, extend_ledger, file_table, new_files, read_ledger
+from fencepost.state.ledger import COLUMNS, IDENTITY, UNKNOWN_CRC, extend_ledger, file_table, new_files, read_ledger
 from fencepost.state.segments import SegmentWriter, advance, held_positions, load_table
 from fencepost.state.stores import MemoryStore
 
@@ -59,7 +60,8 @@ DECISION = Decision(
     shard_count=12,
     shards=Shards.of(SHARDS_ALL),
     checksums=Checksums.of(["x"], {2: [SumPiece(rows=3, piece=Piece("s/3", 20, 12, "ee"))]}),
-    ledger=LedgerFiles(name=["l"], bytes=[3], sha256=["dd"], files=[2]),
+    ledger=LedgerFiles(name=["l"], bytes=[3], sha256=["dd"], files=[2], index=[1]),
+    listing="ff",
     inputs=Inputs(**FILES, rows=[3, 4], footer_crc=[5, 6]),
     quarantined=Quarantined(**FILES, reason=["no footer", "none"]),
     deferred=Deferred(
@@ -311,16 +313,16 @@ def listing(*numbers: int, mtime_ns: int = 5) -> pa.Table:
 
 def test_what_is_new(store: MemoryStore) -> None:
     ledger = None
-    assert new_files(read_ledger(store, ledger), listing(4, 2)) == ([0, 1], {})
-    ledger = extend_ledger(store, ledger, 1, "a", [listing(1, 2), listing(3)])
-    known = read_ledger(store, ledger)
-    assert known["path"].to_pylist() == ["1.parquet", "2.parquet", "3.parquet"]
-    assert new_files(known, listing(5, 3, 4, 1, 0)) == ([0, 2, 4], {})
-    assert new_files(known, listing(2, mtime_ns=6)) == ([0], {}), "another file of the same name"
-    assert new_files(known, listing()) == ([], {})
+    assert new_files(store, ledger, listing(2, 4)) == ([0, 1], {})
+    ledger = extend_ledger(store, ledger, 1, "a", [listing(3), listing(1, 2)])
+    assert read_ledger(store, ledger)["path"].to_pylist() == ["1.parquet", "2.parquet", "3.parquet"]
+    assert new_files(store, ledger, listing(0, 1, 3, 4, 5)) == ([0, 3, 4], {})
+    assert new_files(store, ledger, listing(1, 2, 3)) == ([], {})
+    assert new_files(store, ledger, listing(2, mtime_ns=6)) == ([0], {}), "another file of the same name"
+    assert new_files(store, ledger, listing()) == ([], {})
     for column in IDENTITY[1:]:
-        assert new_files(known, changed(column)) == ([0], {}), column
-    assert new_files(known, changed("inode")) == ([], {}), "the footer that was read is not known"
+        assert new_files(store, ledger, changed(column)) == ([0], {}), column
+    assert new_files(store, ledger, changed("inode")) == ([], {}), "the footer that was read is not known"
 
 
 def changed(column: str) -> pa.Table:
@@ -330,12 +332,11 @@ def changed(column: str) -> pa.Table:
 
 def test_other_inodes_are_told_by_footers(store: MemoryStore) -> None:
     ledger = extend_ledger(store, None, 1, "a", [changed("footer_crc"), listing(1)])
-    known = read_ledger(store, ledger)
-    assert new_files(known, listing(2)) == ([], {})
-    assert new_files(known, changed("inode")) == ([], {0: {99}})
+    assert new_files(store, ledger, listing(2)) == ([], {})
+    assert new_files(store, ledger, changed("inode")) == ([], {0: {99}})
     again = changed("inode").set_column(5, "footer_crc", pa.array([99]))
     ledger = extend_ledger(store, ledger, 2, "b", [again])
-    assert new_files(read_ledger(store, ledger), changed("inode")) == ([], {})
+    assert new_files(store, ledger, changed("inode")) == ([], {})
 
 
 def test_a_ledger_without_footers(store: MemoryStore) -> None:
@@ -346,10 +347,12 @@ def test_a_ledger_without_footers(store: MemoryStore) -> None:
         file.write_table(old)
     data = sink.getvalue().to_pybytes()
     store.put("old.arrow", data)
-    ledger = LedgerFiles(name=["old.arrow"], bytes=[len(data)], sha256=[sha256(data)], files=[2])
-    assert new_files(read_ledger(store, ledger), changed("inode")) == ([], {})
+    ledger = LedgerFiles(name=["old.arrow"], bytes=[len(data)], sha256=[sha256(data)], files=[2], index=[0])
+    assert new_files(store, ledger, changed("inode")) == ([], {})
     ledger = extend_ledger(store, ledger, 1, "a", [listing(3)])
-    assert new_files(read_ledger(store, ledger), listing(1, 2, 3, 4)) == ([3], {})
+    assert ledger.files == [3]
+    assert all(ledger.index), "all of it lies in blocks now"
+    assert new_files(store, ledger, listing(1, 2, 3, 4)) == ([3], {})
 
 
 def test_the_ledger_is_merged_like_a_log(store: MemoryStore) -> None:
@@ -365,24 +368,79 @@ def test_the_ledger_is_merged_like_a_log(store: MemoryStore) -> None:
         written += sum(files for name, files in zip(ledger.name, ledger.files, strict=True) if name not in before)
     assert len(ledger.name) <= 10
     assert written <= 10 * len(seen)
-    assert read_ledger(store, ledger)["bytes"].to_pylist() == seen
+    assert sorted(read_ledger(store, ledger)["bytes"].to_pylist()) == seen
     assert extend_ledger(store, ledger, 300, "a", [listing()]) == ledger
 
 
 def test_a_ledger_of_very_many(store: MemoryStore) -> None:
     """10^5 files, of which a score are new: whole columns are compared, no object a file."""
-    table = listing(*range(100_000))
+    table = listing(*range(100_000)).sort_by("path")
     ledger = extend_ledger(store, None, 1, "a", [table.slice(20)])
-    assert new_files(read_ledger(store, ledger), table) == (list(range(20)), {})
+    assert new_files(store, ledger, table) == (list(range(20)), {})
     assert ledger.bytes[0] < 1_000_000
+
+
+class Read(MemoryStore):
+    """Notes how many bytes are read."""
+
+    bytes = 0
+
+    def read(self, *arguments: Any) -> bytes:
+        data = super().read(*arguments)
+        self.bytes += len(data)
+        return data
+
+
+def test_a_listing_is_compared_with_the_blocks_that_may_have_it(
+    store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ledgers, "BLOCK_FILES", 100)
+    ledger = extend_ledger(store, None, 1, "a", [listing(*range(1_000, 9_000))])
+    reader = Read(store.uri)
+    assert new_files(reader, ledger, listing(*range(5_000, 5_101))) == ([], {})
+    assert 0 < reader.bytes < ledger.bytes[0] / 10
+    assert new_files(reader, ledger, listing(*range(4_000, 9_001))) == ([5_000], {})
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_any_ledger_and_any_listing(store: MemoryStore, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    """Small blocks and parts, files that change and move, listings that lose files: as a set of lines would say."""
+    monkeypatch.setattr(ledgers, "BLOCK_FILES", 5)
+    monkeypatch.setattr(ledgers, "PART_FILES_MAX", 20)
+    monkeypatch.setattr(ledgers, "BLOCKS_AT_ONCE", 2)
+    rng = np.random.default_rng(seed)
+    ledger, known, written = None, set[tuple[Any, ...]](), 0
+    for version in range(1, 41):
+        numbers = np.unique(rng.integers(120, size=rng.integers(1, 60)))
+        lines = [
+            (f"{it:03}", 1, int(rng.integers(2)), "", int(rng.integers(2)), int(rng.integers(-1, 2))) for it in numbers
+        ]
+        table = file_table(dict(zip(COLUMNS, zip(*lines, strict=True), strict=True)))
+        footers = {place: {it[5] for it in known if it[:4] == line[:4]} for place, line in enumerate(lines)}
+        same = {it[:5] for it in known}
+        moved = {place: crcs for place, crcs in footers.items() if crcs and lines[place][:5] not in same}
+        expected = [place for place, crcs in footers.items() if not crcs]
+        assert new_files(store, ledger, table) == (
+            expected,
+            {place: crcs for place, crcs in moved.items() if UNKNOWN_CRC not in crcs},
+        )
+        new = table.take(pa.array([*expected, *moved], pa.int64()))
+        before = set(ledger.name) if ledger else set()
+        ledger = extend_ledger(store, ledger, version, "a", [new])
+        written += sum(files for name, files in zip(ledger.name, ledger.files, strict=True) if name not in before)
+        known |= {tuple(it.values()) for it in new.to_pylist()}
+        assert {tuple(it.values()) for it in read_ledger(store, ledger).to_pylist()} == known
+        assert max(ledger.files) <= 20
+    assert written <= 5 * len(known), "full parts are not written again"
 
 
 def test_a_damaged_ledger(store: MemoryStore) -> None:
     ledger = extend_ledger(store, None, 1, "a", [listing(1)])
     (name,) = ledger.name
     store.objects[name] = store.objects[name][:-1]
-    with pytest.raises(fp.SnapshotError, match=rf"^{store.uri}/{name}: its SHA-256 is"):
+    with pytest.raises(fp.SnapshotError, match=rf"^{store.uri}/{name}, bytes .*: its SHA-256 is"):
         read_ledger(store, ledger)
     store.clear("segments")
-    with pytest.raises(fp.SnapshotError, match=rf"^{store.uri}/{name}: missing"):
+    segments.CACHE.clear()
+    with pytest.raises(fp.SnapshotError, match=rf"^{store.uri}/{name}, bytes .*: missing"):
         read_ledger(store, ledger)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import shutil
+from contextlib import nullcontext
 from pathlib import Path
 
 import fencepost as fp
@@ -12,7 +14,11 @@ import pytest
 from fencepost import state
 from fencepost.state import segments, versions
 from fencepost.state.disk import Disk
+from fencepost.state.stores import LocalStore
 from test_lake import hashes, land, land_some, make_job, make_rows
+from test_lake_commit import Crash
+
+ROOT = Path(__file__).parent
 
 
 def some_versions(root: Path, count: int = 2) -> state.State:
@@ -87,6 +93,30 @@ def test_a_large_decision_goes_to_a_body(tmp_path: Path, monkeypatch: pytest.Mon
         opened.version(2)
 
 
+def test_the_next_version_reads_no_list_of_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """But the root of the decision; where that is gone, or damaged, the body."""
+    monkeypatch.setattr(versions, "DECISION_BYTES_MAX", 500)
+    land_some(tmp_path, list(range(40)))
+    assert make_job(tmp_path).run().version == 1
+    log = json.loads((tmp_path / "state" / "log" / "1.json").read_bytes())
+    body, root = tmp_path / "state" / log["body"], tmp_path / "state" / log["root"]
+    assert root.stat().st_size < body.stat().st_size / 2
+    data = body.read_bytes(), root.read_bytes()
+    body.unlink()
+    assert make_job(tmp_path).run().version is None
+    body.write_bytes(data[0])
+    root.write_bytes(data[1][:-9])
+    land_some(tmp_path, [40])
+    assert make_job(tmp_path).run().version == 2
+    root.unlink()
+    opened = state.open(tmp_path / "state")
+    assert len(opened.version(1).inputs) == len(opened.version(1).outputs) == 40
+    assert len(opened.latest().inputs) == 1  # type: ignore[union-attr]
+    land_some(tmp_path, [41])
+    assert make_job(tmp_path).run().version == 3
+    assert opened.collect_garbage() == 0
+
+
 def test_history_that_was_changed(tmp_path: Path) -> None:
     opened = some_versions(tmp_path, 3)
     log = tmp_path / "state" / "log" / "1.json"
@@ -152,29 +182,39 @@ def test_only_rubbish_is_collected(tmp_path: Path) -> None:
     path, sink = tmp_path / "state", tmp_path / "sink"
     before = hashes(tmp_path)
     rubbish = [
-        path / "segments" / "1" / "dead" / "x.state",
         path / "segments" / "2" / "dead" / "x.state",
         path / "body" / "2-dead.json",
-        path / "log" / "2.json.dead.tmp",
-        path / "done" / "1.dead.tmp",
-        path / "state.json.dead.tmp",
+        path / "tmp" / "log-2.json.dead.tmp",
+        path / "tmp" / "done-3.dead.tmp",
+        path / "tmp" / "state.json.dead.tmp",
+        path / "segments" / "3" / "slower" / "x.state",
         sink / "_prepare" / "2-dead" / "part.parquet",
-        sink / "_fencepost.json.dead.tmp",
+        sink / "_prepare" / "3-slower" / "part.parquet",
+        sink / "_prepare" / "_fencepost.json.dead.tmp",
     ]
     at_work = [
-        path / "segments" / "3" / "alive" / "x.state",
-        path / "body" / "3-alive.json",
-        path / "log" / "3.json.alive.tmp",
-        sink / "_prepare" / "3-alive" / "part.parquet",
+        path / "segments" / "4" / "alive" / "x.state",
+        path / "body" / "4-alive.json",
+        path / "tmp" / "log-4.json.alive.tmp",
+        sink / "_prepare" / "4-alive" / "part.parquet",
     ]
-    for file in (*rubbish, *at_work):
+    beside = [path / "log" / "2.json.dead.tmp", path / "done" / "1.dead.tmp"]
+    """As earlier versions of this package had temporaries."""
+    oldest = path / "segments" / "1" / "dead" / "x.state"
+    for file in (*rubbish, *at_work, *beside, oldest):
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(b"x")
-    assert make_job(tmp_path).run().version is None
+    assert make_job(tmp_path).run().version is None, "costs the same whatever there is"
+    land_some(tmp_path, [2])
+    assert make_job(tmp_path).run().version == 3
     assert [file for file in rubbish if file.exists()] == []
+    assert [file for file in (*at_work, *beside, oldest) if not file.exists()] == []
+    assert opened.collect_garbage() == 3
+    assert [file for file in (*beside, oldest) if file.exists()] == []
     assert [file for file in at_work if not file.exists()] == []
+    del before["state/hint"]
     assert {name: value for name, value in hashes(tmp_path).items() if name in before} == before
-    assert len(opened.versions()) == 2
+    assert len(opened.versions()) == 3
 
 
 # -- Disk
@@ -236,3 +276,123 @@ def test_settings_are_text_that_people_can_read(tmp_path: Path) -> None:
     assert fields["columns"] == roles
     assert fields["policy"] == fp.Policy.any_order().rules
     assert fields["source"] == str(tmp_path / "source")
+
+
+# -- States of earlier versions, and the hint
+
+
+def test_a_state_of_an_earlier_version_goes_on(tmp_path: Path) -> None:
+    """As it was before there were hints, and indexes of ledgers: never written again (`tests/data`)."""
+    shutil.copytree(ROOT / "data" / "state-v1", tmp_path, dirs_exist_ok=True)
+    settings = tmp_path / "state" / "state.json"
+    places = {"{source}": str(tmp_path / "source"), "{sink}": str(tmp_path / "sink")}
+    text = settings.read_text()
+    settings.write_text(text.replace("{source}", places["{source}"]).replace("{sink}", places["{sink}"]))
+    for path in (tmp_path / "source").iterdir():
+        os.utime(path, ns=(10**18, 10**18))
+    opened = state.open(tmp_path / "state")
+    assert (opened.done(), [it.status for it in opened.versions()]) == (3, ["applied"] * 3)
+    assert opened.ledger(opened.latest())["path"].to_pylist() == ["a.parquet", "b.parquet", "c.parquet", "d.parquet"]
+    assert not (tmp_path / "state" / "hint").exists()
+    assert make_job(tmp_path).run().version is None, "though the inodes are others"
+    land_some(tmp_path, [0])
+    report = make_job(tmp_path, schema="merge").run()
+    assert (report.version, report.files, report.recovered) == (4, 1, ())
+    latest = opened.latest()
+    assert latest is not None
+    assert all(latest.ledger.index)
+    assert sorted(set(opened.ledger(latest)["path"].to_pylist())) == sorted(os.listdir(tmp_path / "source"))
+    assert make_job(tmp_path).run().version is None
+    assert opened.rollback(3, accept_duplicates=True).version == 5
+
+
+HINTS = {
+    "lost": None,
+    "empty": b"",
+    "cut": b'{"format": 2, "done"',
+    "text": b'{"format": 2, "done": "x"}',
+    "a list": b"[]",
+    "behind": b'{"format": 2, "done": 2}',
+    "far behind": b'{"format": 2, "done": 1}',
+    "before the first": b'{"format": 2, "done": -1}',
+    "none": b'{"format": 2, "done": 0}',
+    "ahead": b'{"format": 2, "done": 5}',
+    "far ahead": b'{"format": 2, "done": 1000000000000}',
+}
+
+
+def test_a_hint_never_says_what_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(versions, "PROBES_MAX", 3)
+    opened = some_versions(tmp_path, 4)
+    path, done = tmp_path / "state" / "hint", tmp_path / "state" / "done" / "4"
+    assert json.loads(path.read_bytes())["done"] == 4
+    for (name, data), is_finished in itertools.product(HINTS.items(), (True, False)):
+        path.unlink() if data is None else path.write_bytes(data)
+        if not is_finished:
+            done.unlink()
+        assert (opened.done(), opened.decided()) == (4 if is_finished else 3, 4), name
+        assert opened.unfinished() == range(4 + is_finished, 5), name
+        assert (path.read_bytes() if path.exists() else None) == data, "who only looks writes nothing"
+        report = make_job(tmp_path).run()
+        assert (report.version, report.recovered) == (None, () if is_finished else (4,)), name
+        assert json.loads(path.read_bytes())["done"] == 4, "a run puts it right"
+    land_some(tmp_path, [4])
+    assert make_job(tmp_path).run().version == 5
+    assert [it.status for it in opened.versions()] == ["applied"] * 5
+
+
+def test_a_version_counts_without_its_hint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that dies before it puts the hint, or cannot put it."""
+    some_versions(tmp_path, 2)
+    for error in (Crash(), OSError("no space"), fp.StoreError("no answer")):
+        land_some(tmp_path, [len(os.listdir(tmp_path / "source"))])
+        with monkeypatch.context() as patch:
+            patch.setattr(LocalStore, "replace", lambda *_, error=error: raise_(error))
+            with pytest.raises(Crash) if isinstance(error, Crash) else nullcontext():
+                make_job(tmp_path).run()
+    opened = state.open(tmp_path / "state")
+    assert (opened.done(), opened.unfinished()) == (5, range(6, 6))
+    assert json.loads((tmp_path / "state" / "hint").read_bytes())["done"] == 2
+    assert make_job(tmp_path).run().version is None
+    assert json.loads((tmp_path / "state" / "hint").read_bytes())["done"] == 5
+
+
+def raise_(error: BaseException) -> None:
+    raise error
+
+
+def test_a_gap_behind_the_hint_is_damage(tmp_path: Path) -> None:
+    some_versions(tmp_path, 4)
+    (tmp_path / "state" / "hint").write_bytes(HINTS["behind"] or b"")
+    (tmp_path / "state" / "log" / "3.json").unlink()
+    (tmp_path / "state" / "log" / "4.json").unlink()
+    with pytest.raises(fp.SnapshotError, match=r"log/4.json: missing, though version 4 is done"):
+        make_job(tmp_path).run()
+
+
+def test_what_was_listed_before_is_not_compared_again(tmp_path: Path) -> None:
+    """An equal listing needs no ledger: not even a damaged one. Any other one is compared."""
+    opened = some_versions(tmp_path)
+    latest = opened.latest()
+    assert latest is not None
+    for name in latest.ledger.name:
+        (tmp_path / "state" / name).unlink()
+    segments.CACHE.clear()
+    assert make_job(tmp_path).run().version is None
+    os.utime(tmp_path / "source" / "0.parquet", ns=(1, 1))
+    with pytest.raises(fp.SnapshotError, match="missing"):
+        make_job(tmp_path).run()
+
+
+def test_a_listing_with_files_left_out_is_compared_again(tmp_path: Path) -> None:
+    land_some(tmp_path, [0, 1])
+    assert make_job(tmp_path, files_max=1).run().version == 1
+    assert make_job(tmp_path, files_max=1).run().version == 2
+    (tmp_path / "source" / "2.parquet").write_bytes(b"PAR1 is no file")
+    assert make_job(tmp_path, settle_ms=10**9).run().version == 3
+    latest = state.open(tmp_path / "state").latest()
+    assert latest is not None
+    assert (latest.deferred.path, latest.listing) == (["2.parquet"], None)
+    assert make_job(tmp_path, settle_ms=10**9).run().version is None
+    assert make_job(tmp_path, settle_ms=0).run().version == 4
+    assert state.open(tmp_path / "state").latest().listing is not None  # type: ignore[union-attr]

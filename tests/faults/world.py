@@ -29,7 +29,7 @@ from fencepost._native import parquet_footer
 from fencepost.errors import SnapshotError
 from fencepost.lake import DedupJob, LocalEngine
 from fencepost.state import checksums, segments
-from fencepost.state.decision import APPLIED, Checksums, Decision, fields_from_json
+from fencepost.state.decision import APPLIED, Checksums, Decision
 from fencepost.state.stores import open_store
 from s3_server import BUCKET, KEY, SECRET
 
@@ -316,8 +316,8 @@ def leftovers(world: World, opened: state.State | None = None) -> list[str]:
     for version in range(1, opened.decided() + 1):
         decision = opened.version(version)
         named |= {f"log/{version}.json", f"done/{version}", f"_versions/{version}.json", *decision.files()}
-        named |= {str(fields_from_json(opened.store.read(f"log/{version}.json"), "").get("body"))}
-    names = {name for top in ("log", "done", "body", "segments", "probe") for name in opened.store.list(top)}
+        named.update(opened.bodies_of(version))
+    names = {name for top in ("log", "done", "body", "segments", "probe", "tmp") for name in opened.store.list(top)}
     names |= {path.relative_to(world.sink).as_posix() for path in world.sink.rglob("*") if path.is_file()}
     names |= {path.relative_to(world.sink).as_posix() for path in world.sink.glob("_prepare/*")}
     names |= {path.name for path in world.state.glob("*.*") if path.name != "state.json"}

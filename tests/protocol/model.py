@@ -258,7 +258,20 @@ class Protocol:
 
     def head(self, w, d):
         w = self.seal_head(w)
-        decided, done = newest(w.log), newest(w.done)
+        # Whatever the hint says: it may be lost, damaged, old, or ahead of what a power loss has left.
+        for done, decided in sorted({self.newest_by(w, hint) for hint in range(len(w.log) + 1)}):
+            yield from self.head_of(w, d, done, decided)
+
+    def newest_by(self, w: World, hint: int) -> tuple[int, int]:
+        """(done, decided), beginning at the version that the hint names: 0 where there is none."""
+        if not hint or not w.done[hint - 1]:
+            return newest(w.done), newest(w.log)  # all names are listed
+        done = hint
+        while done < len(w.done) and w.done[done]:
+            done += 1
+        return done, done + int(done < len(w.log) and w.log[done] is not None)
+
+    def head_of(self, w, d, done, decided):
         if decided > done:
             nonce = w.log[decided - 1][0]
             if d.about == ABANDON:

@@ -27,6 +27,7 @@ from protocol.model import (
     OWN_EXISTS,
     READABLE,
     RECOVER,
+    RUN,
     SEAL_LOG,
     SEAL_SINK,
     SEALED,
@@ -35,6 +36,7 @@ from protocol.model import (
     Driver,
     Protocol,
     Shown,
+    applied,
     described,
     newest,
     replaced,
@@ -67,6 +69,22 @@ class RelistOnRecovery(Mutant):
             w = self.show(w, version, shown._replace(who=again))
         w = w._replace(log=replaced(w.log, version - 1, (again, True)))
         yield f"{version} anew, with {described(inputs)}", "", w, Driver(APPLY, True, RECOVER, version, again)
+
+
+class TrustsTheHint(Mutant):
+    """What the hint says is done is taken for done."""
+
+    caught_by = "history_has_no_gap"
+
+    def newest_by(self, w, hint):
+        return max(hint, newest(w.done)), max(hint, newest(w.log))
+
+    def head_of(self, w, d, done, decided):
+        known = newest(w.done)
+        if known < done == decided < self.bounds.versions and d.about == RUN:
+            yield f"{done} is done", "", w, d._replace(step=LIST, version=done + 1, base=applied(w, known))
+        else:
+            yield from super().head_of(w, d, known, newest(w.log))
 
 
 class StateOfAnotherAttempt(Mutant):

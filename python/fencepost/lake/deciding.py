@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa  # type: ignore[import-untyped]
 
 from fencepost.lake.checks import check_kept
 from fencepost.lake.files import Files
 from fencepost.lake.found import Found
 from fencepost.lake.judge import Judged
-from fencepost.lake.scan import UNREADABLE_CRC, FooterItem, footers
+from fencepost.lake.scan import UNREADABLE_CRC, FooterItem, footers, read_table
 from fencepost.lake.schemas import to_text
 from fencepost.lake.write import Written
 from fencepost.state.changelog import corrections, write_lines
@@ -77,6 +77,7 @@ def make_decision(
         shards=shards,
         checksums=None if run.checksums is None else run.checksums.replaced(kept),
         ledger=ledger,
+        listing=_listing(run, found),
         oldest=next_oldest(job.state, run.before, run.version, job.retention, time.time_ns() // 1_000_000),
         collected=run.collected,
         clock_ms=run.clock_ms,
@@ -94,6 +95,13 @@ def make_decision(
         report={"deferred": found.deferred.damaged[:100], "vanished": (run.vanished + found.vanished)[:100]}
         | ({"seeded_from": run.source.place} if run.is_seed else {}),
     )
+
+
+def _listing(run: Run, found: Found) -> str | None:
+    """`Decision.listing`: of what was listed, if all new files of it were read as they were listed, or quarantined."""
+    is_as_listed = found.files == replace(run.news.files, ignored=found.files.ignored, types=found.files.types)
+    is_complete = is_as_listed and not len(found.deferred) and not found.vanished
+    return run.news.listing if run.source.has_ledger and is_complete else None
 
 
 def _checked_rows(run: Run, outputs: Outputs, written: list[Written]) -> dict[str, Any] | None:
@@ -117,8 +125,6 @@ def _side_files(
     run: Run, found: Found, judged: list[Judged], written: list[Written], ordinals: npt.NDArray[np.int64]
 ) -> tuple[SideFiles, dict[str, str]]:
     """The files of refused rows and of changes in what is missing, and their names until now."""
-    import pyarrow.parquet as pq  # type: ignore[import-untyped]
-
     rows: list[dict[str, Any]] = []
     places: dict[str, str] = {}
     for group in written:
@@ -127,7 +133,7 @@ def _side_files(
             name = f"_rejects/verdict={verdict}/{hive}part-{ordinals[ordinal]:05}.parquet"
             places[name] = written_name
             rows.append({"table": "rejects", "name": name, "rows": count, "bytes": size, "footer_crc": crc})
-    lines = [pq.read_table(pa.BufferReader(run.scratch.read(it.changelog))) for it in judged if it.changelog]
+    lines = [read_table(run.scratch, it.changelog) for it in judged if it.changelog]
     if run.is_rebase:
         now = [it.drop_columns(["version", "change"]) for it in lines]  # all that is missing: nothing was known
         lines = corrections(run.job.sink.changelog(), now, run.version)

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
-from uuid import uuid4
 
 import numpy as np
 import numpy.typing as npt
@@ -98,7 +97,7 @@ class Judged:
     conflicts: pa.Table = field(default_factory=lambda: pa.table({}))
     """`conflicts.Compared.samples`."""
     changelog: str | None = None
-    """A Parquet file of `changelog.changes`."""
+    """An Arrow IPC file of `changelog.changes`."""
     changes: dict[str, int] = field(default_factory=dict)
     bytes_read: int = 0
     bytes_written: int = 0
@@ -258,12 +257,8 @@ def _in_order(runs: pa.Table, order_by: tuple[str, ...]) -> pa.Table:
 
 
 def _write_changes(changed: list[pa.Table], scratch: Scratch, judged: Judged) -> None:
-    import pyarrow.parquet as pq  # type: ignore[import-untyped]
-
-    table = pa.concat_tables(changed, promote_options="permissive")
-    judged.changelog = f"{uuid4().hex}.changes"
-    with scratch.new(judged.changelog) as path:
-        pq.write_table(table, path)
+    table = pa.concat_tables(changed, promote_options="permissive").unify_dictionaries()
+    judged.changelog = write_table(scratch, "changes", table)
     for kind in pc.value_counts(table["change"]).to_pylist():
         judged.changes[kind["values"]] = kind["counts"]
 

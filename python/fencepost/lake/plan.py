@@ -33,6 +33,7 @@ SHARDS = 16
 """Into how many parts a new state is cut."""
 
 TASKS_MAX = 1024
+"""Tasks of a stage, unless the engine has more slots than half of that."""
 TASK_BYTES, TASK_BYTES_MAX = 32 << 20, 256 << 20
 """Files go together in a task until they have so many bytes: the more, the fewer tasks an engine has to run."""
 TASKS_PER_SLOT = 2
@@ -56,7 +57,7 @@ def groups_of_files(sizes: Sequence[int], slots: int) -> list[tuple[int, int]]:
     weights = np.asarray(sizes, np.int64) + FILE_BYTES
     all_bytes = int(weights.sum())
     bytes_ = min(TASK_BYTES_MAX, max(TASK_BYTES, all_bytes // (TASKS_PER_SLOT * slots)))
-    return list(_groups(weights, max(bytes_, all_bytes // TASKS_MAX)))
+    return list(_groups(weights, max(bytes_, all_bytes // max(TASKS_MAX, TASKS_PER_SLOT * slots))))
 
 
 def groups_of_shards(runs: Sequence[float], state_bytes: Sequence[int], slots: int) -> list[tuple[int, int]]:

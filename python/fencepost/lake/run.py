@@ -170,10 +170,9 @@ class Run:
         job = self.job
         job.state.check(job.settings())
         self.recovered = recover(job.state, job.sink)
-        self.version, self.before = job.state.head()
+        self.version, self.before = job.state.root()
         self.base = None if self.is_rebase else self.before
         self.checksums = checked(job.state.uri, job.keep_checksums, job.compare_content, self.before, self.base)
-        self.collected = release(job.state, self.before)
         self.sink_version = job.sink.look(self.before)
         self.shards = job.state.shard_count(self.before, job.shards, SHARDS)
         if self.is_seed and job.state.decided():
@@ -187,6 +186,7 @@ class Run:
                 self.news = self.source.find_new(self)
             if not self.news.files and not self.has_moved:
                 return make_report(self, None, None, [], [])
+            self.collected = release(job.state, self.before)
             decision, found, judged, written = self.prepare(self.news.files)
         except BaseException as error:
             self.discard()

@@ -34,7 +34,7 @@ from fencepost.lake.scan import FooterItem, footers
 from fencepost.lake.storage import LocalStorage, Storage, open_storage
 from fencepost.state.decision import Inputs
 from fencepost.state.delta import is_delta
-from fencepost.state.ledger import file_table, new_files
+from fencepost.state.ledger import file_table, hash_of_listing, new_files
 from fencepost.state.scratch import FolderScratch
 from fencepost.state.stores import is_local
 
@@ -63,6 +63,8 @@ class News:
     """New files that the next run reads: this one has as many as it may (`DedupJob.files_max`, `bytes_max`)."""
     seen_again: pa.Table = field(default_factory=lambda: file_table(Inputs()))
     """Files of the ledger that have other inodes now. Once they are noted, their footers need not be read again."""
+    listing: str | None = None
+    """See `Decision.listing`: what was listed, if the ledger will have all of it once the new files are read."""
 
 
 class Source(Protocol):
@@ -165,7 +167,11 @@ class Folder:
             text = f"{self.place}: was read as a Delta table up to version {version}, and is not one any more"
             raise SourceError(text, path=self.place)
         listed = self.storage.list(self.place)
-        new, moved = new_files(run.job.state.ledger(run.base), list_of(listed))
+        listing = list_of(listed)
+        digest = hash_of_listing(listing)
+        if run.base and run.base.listing == digest:
+            return News(files=listed.take([]), ignored=listed.ignored, listing=digest)
+        new, moved = new_files(run.job.state.store, run.base.ledger if run.base else None, listing)
         crcs = self._footers(run, listed, sorted(moved))
         same = [place for place, crc in crcs.items() if crc in moved[place]]
         new = sorted([*new, *(place for place, crc in crcs.items() if crc is not None and crc not in moved[place])])
@@ -175,6 +181,7 @@ class Folder:
             ignored=listed.ignored,
             left=len(new) - len(taken),
             seen_again=list_of(listed.take(same), [crcs[place] or 0 for place in same]),
+            listing=digest if len(taken) == len(new) and None not in crcs.values() else None,
         )
 
     def _footers(self, run: Run, listed: Files, places: list[int]) -> dict[int, int | None]:

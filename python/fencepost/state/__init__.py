@@ -7,7 +7,8 @@ A state, in a local folder or an object store; docs/state-format.md says what ea
     body/<n>-<sha256>.json                   the decision itself where it is larger than 64 KB; the log names it
     done/<n>                                 "applied" or "abandoned", put once decision n is over; n may be built upon
     segments/<n>/<attempt>/<task>.state      snapshots and deltas of the shards that version n touched, one file a task
-    segments/<n>/<attempt>/ledger-<x>.arrow  which inputs version n read, and those of some versions before
+    segments/<n>/<attempt>/ledger-<x>.blocks which inputs version n read, and those of some versions before
+    hint                                     a version that is done: the newest one is looked for from there on
 
 A run *prepares* (files that nothing refers to), *decides* (one put-if-absent), *applies* (an idempotent redo against
 the sink that never reads the source) and *finishes* (`commit.py`). Whoever comes next first finishes what was decided.

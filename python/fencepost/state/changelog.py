@@ -17,6 +17,7 @@ that the list of the state it goes back to. Files that are removed later are in 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 from uuid import uuid4
 
@@ -33,9 +34,10 @@ if TYPE_CHECKING:
 ArrowTable: TypeAlias = Any
 """A `pyarrow.Table`; pyarrow is imported where it is needed."""
 
-OPEN, CLOSED, SPLIT, FINAL = "OPEN", "CLOSED", "SPLIT", "FINAL"
+OPEN, CLOSED, SPLIT, FINAL = KINDS = ("OPEN", "CLOSED", "SPLIT", "FINAL")
 FOLDER = "_missing"
 NAME = f"{FOLDER}/part-00000.parquet"
+NUMBERS_MAX = 1 << 62
 TALLY_MIN = 1 << 20
 """Lines that a rollback gathers before they are added up."""
 
@@ -53,18 +55,17 @@ def changes(before: ArrowTable, table: StateTable, version: int) -> list[ArrowTa
         return []
     # The types of keys are unknown where there are none.
     both = pa.concat_tables([it for it in (before, after) if len(it)], promote_options="permissive")
-    keys = numbered(both.select(_keys(both)))
-    ranges = np.stack([keys, both["first_seq"].to_numpy(), both["last_seq"].to_numpy()], axis=1)
-    _, same = np.unique(ranges, axis=0, return_inverse=True)
-    same = same.reshape(-1)
+    ranges = _Ranges.of(both)
+    same = ranges.same()
     was, now = same[: len(before)], same[len(before) :]
     gone = np.flatnonzero(_is_beyond(was, now))
     new = np.flatnonzero(_is_beyond(now, was)) + len(before)
     if not len(gone) and not len(new):
         return []
-    kinds = _kinds_of_gone(ranges, gone, new, _finals(table, both))
-    lines = both.take(pa.array(np.concatenate([gone, new])))
-    return [_as_lines(lines, [*kinds, *[OPEN] * len(new)], version)]
+    kinds = np.full(len(gone) + len(new), KINDS.index(OPEN), np.int8)
+    if len(gone):
+        kinds[: len(gone)] = _kinds_of_gone(ranges, gone, new, _finals(table, both)[gone])
+    return [_as_lines(both.take(pa.array(np.concatenate([gone, new]))), kinds, version)]
 
 
 def corrections(shown: Iterable[ArrowTable], missing: Iterable[ArrowTable], version: int) -> list[ArrowTable]:
@@ -87,7 +88,7 @@ def corrections(shown: Iterable[ArrowTable], missing: Iterable[ArrowTable], vers
     for kind, times in ((CLOSED, np.maximum(-lacking, 0)), (OPEN, np.maximum(lacking, 0))):
         lines = wrong.take(pa.array(np.repeat(np.arange(len(wrong)), times)))
         if len(lines):
-            found.append(_as_lines(lines, [kind] * len(lines), version))
+            found.append(_as_lines(lines, np.full(len(lines), KINDS.index(kind), np.int8), version))
     return found
 
 
@@ -98,6 +99,8 @@ def write_lines(lines: list[ArrowTable], scratch: Scratch) -> tuple[dict[str, An
 
     name = f"{uuid4().hex}.missing"
     table = pa.concat_tables(lines, promote_options="permissive")
+    # As text, which is what readers of all versions find.
+    table = table.set_column(1, "change", table["change"].cast(pa.string()))
     with scratch.new(name, lasts=True) as path:
         pq.write_table(table, path)
         facts = {"bytes": path.stat().st_size, "footer_crc": parquet_footer(path).footer_crc}
@@ -113,28 +116,71 @@ def prepare(sink: Sink, version: int, attempt: str, lines: list[ArrowTable]) -> 
 
 
 def numbered(table: ArrowTable) -> npt.NDArray[np.int64]:
-    """A number for each row: the same for equal rows, and for no others."""
+    """A number from 0 on for each row: the same for equal rows, and for no others."""
+    import numpy as np
+
+    return np.unique(_told_apart(table), return_inverse=True)[1].reshape(-1).astype(np.int64)
+
+
+def _told_apart(table: ArrowTable) -> npt.NDArray[np.int64]:
+    """The same with gaps between the numbers."""
     import numpy as np
     import pyarrow.compute as pc
 
-    numbers = np.zeros(len(table), np.int64)
+    numbers, count = np.zeros(len(table), np.int64), 1
     for name in table.column_names:
-        codes = pc.fill_null(table[name].combine_chunks().dictionary_encode().indices, -1).to_numpy().astype(np.int64)
-        # Both are below the number of rows, so that their product is a number of 64 bits.
-        _, numbers = np.unique(numbers * (len(table) + 1) + codes + 1, return_inverse=True)
-    return numbers.reshape(-1).astype(np.int64)
+        encoded = table[name].combine_chunks().dictionary_encode()
+        codes = pc.fill_null(encoded.indices, -1).to_numpy().astype(np.int64) + 1
+        different = len(encoded.dictionary) + 1
+        if count * different >= NUMBERS_MAX:  # of rows, so that the product stays a number of 64 bits
+            found, numbers = np.unique(numbers, return_inverse=True)
+            count = len(found)
+        numbers = numbers.reshape(-1) * different + codes
+        count *= different
+    return numbers.astype(np.int64)
 
 
 def _keys(ranges: ArrowTable) -> list[str]:
     return [name for name in ranges.column_names if name not in ("first_seq", "last_seq", "count")]
 
 
-def _as_lines(ranges: ArrowTable, kinds: list[str], version: int) -> ArrowTable:
+def _as_lines(ranges: ArrowTable, kinds: npt.NDArray[np.int8], version: int) -> ArrowTable:
+    """`kinds`: places in KINDS."""
+    import numpy as np
     import pyarrow as pa
 
-    lines = ranges.add_column(0, "change", pa.array(kinds, pa.string()))
-    lines = lines.add_column(0, "version", pa.array([version] * len(ranges), pa.int64()))
+    change = pa.DictionaryArray.from_arrays(pa.array(kinds), pa.array(KINDS, pa.string()))
+    lines = ranges.add_column(0, "change", change)
+    lines = lines.add_column(0, "version", pa.array(np.full(len(ranges), version, np.int64)))
     return lines.replace_schema_metadata(None)
+
+
+@dataclass(frozen=True)
+class _Ranges:
+    """Missing ranges as numbers."""
+
+    key: npt.NDArray[np.int64]
+    first: npt.NDArray[np.int64]
+    last: npt.NDArray[np.int64]
+
+    @staticmethod
+    def of(table: ArrowTable) -> _Ranges:
+        return _Ranges(
+            _told_apart(table.select(_keys(table))), table["first_seq"].to_numpy(), table["last_seq"].to_numpy()
+        )
+
+    def same(self) -> npt.NDArray[np.int64]:
+        """A number for each range: the same for equal ones."""
+        import numpy as np
+
+        # They come as two lists, each in some order of keys: a sort that looks for what is in order takes little.
+        order = np.lexsort((self.last, self.first, self.key))
+        is_new = np.zeros(len(order), bool)
+        for column in (self.key, self.first, self.last):
+            is_new[1:] |= column[order[1:]] != column[order[:-1]]
+        numbers = np.empty(len(order), np.int64)
+        numbers[order] = np.cumsum(is_new)
+        return numbers
 
 
 def _is_beyond(some: npt.NDArray[np.int64], others: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
@@ -185,23 +231,24 @@ def _finals(table: StateTable, both: ArrowTable) -> npt.NDArray[np.bool_]:
 
 
 def _kinds_of_gone(
-    ranges: npt.NDArray[np.int64],
-    gone: npt.NDArray[np.int64],
-    new: npt.NDArray[np.int64],
-    may_be_final: npt.NDArray[np.bool_],
-) -> list[str]:
+    ranges: _Ranges, gone: npt.NDArray[np.int64], new: npt.NDArray[np.int64], may_be_final: npt.NDArray[np.bool_]
+) -> npt.NDArray[np.int8]:
     """SPLIT where something new lies within the old range, else CLOSED, or FINAL where its key gave something up."""
     import numpy as np
 
-    order = np.lexsort((ranges[new, 1], ranges[new, 0]))
-    key, first = ranges[new, 0][order], ranges[new, 1][order]
-    kinds = []
-    for line in gone:
-        low = np.searchsorted(key, ranges[line, 0], side="left")
-        high = np.searchsorted(key, ranges[line, 0], side="right")
-        within = (first[low:high] >= ranges[line, 1]) & (first[low:high] <= ranges[line, 2])
-        kinds.append(SPLIT if within.any() else FINAL if may_be_final[line] else CLOSED)
-    return kinds
+    # Keys and beginnings of what is new as one number each, in one order.
+    keys = np.unique(ranges.key[new])
+    firsts = np.unique(ranges.first[new])
+    begins = np.sort(
+        np.searchsorted(keys, ranges.key[new]) * (len(firsts) + 1) + np.searchsorted(firsts, ranges.first[new])
+    )
+    key = np.searchsorted(keys, ranges.key[gone])
+    is_known = np.isin(ranges.key[gone], keys)
+    low = np.searchsorted(begins, key * (len(firsts) + 1) + np.searchsorted(firsts, ranges.first[gone]))
+    end = np.searchsorted(firsts, ranges.last[gone], side="right")
+    is_split = is_known & (np.searchsorted(begins, key * (len(firsts) + 1) + end) > low)
+    closed = np.where(may_be_final, KINDS.index(FINAL), KINDS.index(CLOSED))
+    return np.where(is_split, KINDS.index(SPLIT), closed).astype(np.int8)
 
 
 class _Tally:

@@ -113,7 +113,8 @@ class Sink(Protocol):
 def recover(state: State, sink: Sink) -> tuple[int, ...]:
     """Check that the sink is the state's, finish the version that was decided and not done, and clean up behind it.
 
-    Gives the version's number, if there was one. Raises SnapshotError, SinkError, SinkChangedError.
+    Gives the version's number, if there was one. `state.seen()` is of now then. Raises SnapshotError, SinkError,
+    SinkChangedError.
     """
     unfinished = state.unfinished()
     # What is acted upon must not be gone after a power loss: a run that died may not have waited for its last names.
@@ -121,9 +122,15 @@ def recover(state: State, sink: Sink) -> tuple[int, ...]:
     sink.check(state)
     for version in unfinished:
         state.finish(version, sink.apply(state.version(version)))
-    state.collect_leftovers()
-    sink.collect_garbage(state.done())
+        clean_up(state, sink)
+    state.renew_hint()
     return tuple(unfinished)
+
+
+def clean_up(state: State, sink: Sink) -> None:
+    """Remove what crashed and beaten attempts at the newest versions left."""
+    state.collect_leftovers()
+    sink.collect_garbage(state.seen().done)
 
 
 def commit(
@@ -144,6 +151,7 @@ def commit(
         status = sink.apply(decision)
     with step("finish"):
         state.finish(decision.version, status)
+        clean_up(state, sink)
     if status == ABANDONED:
         raise StateConflictError(
             f"{state.uri}: version {decision.version} was abandoned by another writer; nothing of it is visible"

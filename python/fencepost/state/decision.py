@@ -209,8 +209,11 @@ class LedgerFiles(Lists):
     """Relative to the state."""
     bytes: list[int] = field(default_factory=list)
     sha256: list[str] = field(default_factory=list)
+    """Of its index, or of the whole part where it has none."""
     files: list[int] = field(default_factory=list)
     """How many files it lists."""
+    index: list[int] = field(default_factory=list)
+    """Bytes of the index, at its end; 0 for an Arrow file without one, as earlier versions have written it."""
 
 
 @dataclass(frozen=True)
@@ -397,6 +400,9 @@ class Decision:
     are what they were before there were any."""
     ledger: LedgerFiles = field(default_factory=LedgerFiles)
     """The files that list all inputs so far, this version's included."""
+    listing: str | None = None
+    """The hash of a listing of the source (`ledger.hash_of_listing`) of which the ledger has every file: whoever lists
+    the same need not read it. None where no such listing is known. Its text is left out then."""
     inputs: Inputs = field(default_factory=Inputs)
     """The files that this version read."""
     quarantined: Quarantined = field(default_factory=Quarantined)
@@ -540,7 +546,9 @@ def summary(decision: Decision) -> dict[str, Any]:
 def to_json(value: Settings | Decision | dict[str, Any]) -> bytes:
     """The text of a file in a state, a field or a column a line; equal values give equal bytes."""
     fields = value if isinstance(value, dict) else vars(value)
-    fields = {name: it for name, it in fields.items() if it is not None or name not in ("checksums", "schema")}
+    fields = {
+        name: it for name, it in fields.items() if it is not None or name not in ("checksums", "schema", "listing")
+    }
     lines = (f" {json.dumps(name)}: {_text(it)}" for name, it in fields.items())
     return ("{\n" + ",\n".join(lines) + "\n}\n").encode()
 
@@ -567,6 +575,8 @@ def decision_from_json(data: bytes, path: object) -> Decision:
         "side_files": SideFiles,
     }
     with _understood(path):
+        if "ledger" in fields:
+            fields["ledger"].setdefault("index", [0] * len(fields["ledger"]["name"]))
         fields |= {name: kind(**fields[name]) for name, kind in parts.items() if name in fields}
         return Decision(**fields)
 

@@ -54,14 +54,15 @@ class Disk:
             file.write(data)
         self.seal(path)
 
-    def put(self, path: Path, data: bytes) -> bool:
+    def put(self, path: Path, data: bytes, temporary: Path | None = None) -> bool:
         """Put if absent: the whole file appears at once, or another one is there already.
 
         Gives True where the file now holds `data`. A writer whose earlier try succeeded unnoticed wins as well: who
-        must tell two writers apart puts a nonce into `data`.
+        must tell two writers apart puts a nonce into `data`. `temporary`: the name, this caller's alone, under which
+        the data are written first; unless given, one beside `path`.
         """
+        temporary = temporary or path.with_name(f"{path.name}.{uuid4().hex}{TEMPORARY}")
         while not os.path.lexists(path):
-            temporary = path.with_name(f"{path.name}.{uuid4().hex}{TEMPORARY}")
             self.write(temporary, data)
             try:
                 os.link(temporary, path)

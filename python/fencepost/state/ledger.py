@@ -2,19 +2,24 @@
 
 A file is known by path, bytes and what else its store tells: mtime and the checksum of its footer, or an etag. The
 inode is no part of that, because mounts of object stores, copies and restores draw it anew; where it is the same, the
-footer need not be read. The ledger lies in Arrow files that are merged like the levels of a log: each has at least
-twice as many files as the one after it, so a million inputs stand in a score of files, and each is written anew as
-often.
+footer need not be read.
+
+The ledger lies in parts that are merged like the levels of a log: each has at least twice as many files as the one
+after it, up to PART_FILES_MAX, above which a part stays as it is. So a run that adds a file writes few files anew,
+however many there are. The files of a part are sorted by path and lie in blocks, and the part's index has the first and
+last path of each: a listing is compared with the blocks that may have its paths, some at a time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import hashlib
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeAlias
 
-from fencepost.errors import SnapshotError
-from fencepost.state.decision import Inputs, LedgerFiles, Quarantined, sha256
-from fencepost.state.segments import segments_folder
+from fencepost.state.decision import Inputs, LedgerFiles, Piece, Quarantined, sha256
+from fencepost.state.segments import read_piece, segments_folder
 from fencepost.state.stores import Store
 
 ArrowTable: TypeAlias = Any
@@ -22,6 +27,10 @@ ArrowTable: TypeAlias = Any
 
 IDENTITY = ("path", "bytes", "mtime_ns", "etag")
 COLUMNS = (*IDENTITY, "inode", "footer_crc")
+BLOCK_FILES, PART_FILES_MAX = 1 << 17, 1 << 21
+"""Files of a block, and of the parts that are not merged any more."""
+BLOCKS_AT_ONCE = 8
+"""Blocks that are read at the same time, and compared with the listing together."""
 UNKNOWN_CRC = -1
 """Of a footer that cannot be read, and in ledgers from before footers were noted."""
 
@@ -39,38 +48,60 @@ def file_table(files: Inputs | Quarantined | dict[str, Any]) -> ArrowTable:
 
 def read_ledger(store: Store, files: LedgerFiles | None) -> ArrowTable:
     """All inputs so far, as `file_table` has them. Raises SnapshotError where a file is not as decided."""
-    tables = [] if files is None else [_read(store, *it) for it in zip(files.name, files.sha256, strict=True)]
     import pyarrow as pa  # type: ignore[import-untyped]
 
-    return pa.concat_tables(tables) if tables else file_table({name: [] for name in COLUMNS})
+    parts = [] if files is None else [_read_part(store, it) for it in files.each()]
+    return pa.concat_tables(parts) if parts else file_table({name: [] for name in COLUMNS})
 
 
-def new_files(ledger: ArrowTable, listing: ArrowTable) -> tuple[list[int], dict[int, set[int]]]:
+def hash_of_listing(listing: ArrowTable) -> str:
+    """Equal for listings of equal files, inodes included."""
+    found = hashlib.sha256()
+    for batch in listing.select([*IDENTITY, "inode"]).combine_chunks().to_batches(max_chunksize=1 << 20):
+        found.update(batch.serialize())
+    return found.hexdigest()
+
+
+def new_files(store: Store, ledger: LedgerFiles | None, listing: ArrowTable) -> tuple[list[int], dict[int, set[int]]]:
     """(places in a listing, ascending, of the files that the ledger does not name; places of those that it names with
     other inodes, to the checksums of footers by which they are the same files).
 
-    A file whose footer is unknown to the ledger is the same one: ledgers from before footers were noted have no other.
+    `listing`: sorted by path. A file whose footer is unknown to the ledger is the same one: ledgers from before footers
+    were noted have no other. Memory: some blocks, and 100 bytes a listed file. Raises SnapshotError where a part is not
+    as decided.
     """
     import numpy as np
     import pyarrow as pa  # type: ignore[import-untyped]
 
     numbered = listing.select([*IDENTITY, "inode"]).append_column("place", pa.array(np.arange(len(listing))))
-    if not len(ledger):
-        return numbered["place"].to_pylist(), {}
-    known = ledger.select(COLUMNS)
-    new = sorted(numbered.join(known, keys=list(IDENTITY), join_type="left anti")["place"].to_pylist())
-    moved = numbered.join(known, keys=[*IDENTITY, "inode"], join_type="left anti").drop_columns(["inode"])
+    is_known, is_same = (np.zeros(len(listing), bool) for _ in range(2))
+    suspects: list[tuple[int, int]] = []
+    for known, first, end in _blocks_beside(store, ledger, listing["path"]):
+        some = numbered.slice(first, end - first)
+        if known.select([*IDENTITY, "inode"]).equals(some.drop_columns(["place"])):
+            is_known[first:end] = is_same[first:end] = True
+            continue
+        pairs = some.join(known, keys=list(IDENTITY), join_type="inner", right_suffix="_known")
+        places = pairs["place"].to_numpy()
+        has_moved = pairs["inode"].to_numpy() != pairs["inode_known"].to_numpy()
+        is_known[places] = True
+        is_same[places[~has_moved]] = True
+        suspects += zip(places[has_moved].tolist(), pairs["footer_crc"].to_numpy()[has_moved].tolist(), strict=True)
     footers: dict[int, set[int]] = {}
-    suspects = moved.join(known.drop_columns(["inode"]), keys=list(IDENTITY), join_type="inner")
-    for place, crc in zip(suspects["place"].to_pylist(), suspects["footer_crc"].to_pylist(), strict=True):
-        footers.setdefault(place, set()).add(crc)
-    return new, {place: crcs for place, crcs in footers.items() if UNKNOWN_CRC not in crcs}
+    for place, crc in suspects:
+        if not is_same[place]:
+            footers.setdefault(place, set()).add(crc)
+    new = np.flatnonzero(~is_known).tolist()
+    return new, {place: crcs for place, crcs in sorted(footers.items()) if UNKNOWN_CRC not in crcs}
 
 
 def extend_ledger(
     store: Store, before: LedgerFiles | None, version: int, attempt: str, tables: Iterable[ArrowTable]
 ) -> LedgerFiles:
-    """Prepare the ledger that has the one `before` and these files; trailing parts are merged into the new one."""
+    """Prepare the ledger that has the one `before` and these files; trailing parts are merged into the new one.
+
+    Parts without an index, as earlier versions of this package have written them, are all written anew.
+    """
     import pyarrow as pa  # type: ignore[import-untyped]
 
     new = pa.concat_tables(list(tables))
@@ -79,34 +110,105 @@ def extend_ledger(
         return LedgerFiles.of(kept)
     merged = [new]
     count = len(new)
-    while kept and kept[-1]["files"] < 2 * count:
+    while any(not it["index"] for it in kept) or (kept and kept[-1]["files"] < min(2 * count, PART_FILES_MAX)):
         part = kept.pop()
-        merged.append(_read(store, part["name"], part["sha256"]))
+        merged.append(_read_part(store, part))
         count += part["files"]
-    table = pa.concat_tables(reversed(merged)).combine_chunks()
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_file(sink, table.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as file:
-        file.write_table(table)
-    data = sink.getvalue().to_pybytes()
-    name = f"{segments_folder(version, attempt)}/ledger-{sha256(data)[:12]}.arrow"
-    writer = store.writer(name)
-    writer.write(data)
-    writer.close()
-    part = {"name": name, "bytes": len(data), "sha256": sha256(data), "files": count}
-    return LedgerFiles.of([*kept, part])
+    table = pa.concat_tables(merged)
+    table = table.sort_by([(name, "ascending") for name in (*IDENTITY, "inode")])
+    del merged
+    parts = range(0, len(table), PART_FILES_MAX)
+    return LedgerFiles.of(
+        [*kept, *(_written(store, version, attempt, table.slice(it, PART_FILES_MAX)) for it in parts)]
+    )
 
 
-def _read(store: Store, name: str, expected: str) -> ArrowTable:
+def _written(store: Store, version: int, attempt: str, table: ArrowTable) -> dict[str, Any]:
+    """Write a part; gives its line of `LedgerFiles`."""
     import pyarrow as pa  # type: ignore[import-untyped]
 
-    try:
-        data = store.read(name)
-    except FileNotFoundError:
-        raise SnapshotError(f"{store.uri}/{name}: missing", reason="missing") from None
-    if sha256(data) != expected:
-        reason = f"its SHA-256 is {sha256(data)}, decided was {expected}"
-        raise SnapshotError(f"{store.uri}/{name}: {reason}", reason=reason)
+    blocks, index = [], []
+    end = 0
+    for start in range(0, len(table), BLOCK_FILES):
+        some = table.slice(start, BLOCK_FILES)
+        block = _to_bytes(some)
+        first, last = some["path"][0].as_py(), some["path"][-1].as_py()
+        index.append({"first": first, "last": last, "offset": end, "bytes": len(block), "sha256": sha256(block)})
+        blocks.append(block)
+        end += len(block)
+    blocks.append(_to_bytes(pa.Table.from_pylist(index)))
+    digest = sha256(blocks[-1])
+    name = f"{segments_folder(version, attempt)}/ledger-{digest[:12]}.blocks"
+    writer = store.writer(name)
+    for block in blocks:
+        writer.write(block)
+    writer.close()
+    bytes_ = end + len(blocks[-1])
+    return {"name": name, "bytes": bytes_, "sha256": digest, "files": len(table), "index": bytes_ - end}
+
+
+def _blocks_beside(
+    store: Store, ledger: LedgerFiles | None, paths: ArrowTable
+) -> Iterator[tuple[ArrowTable, int, int]]:
+    """(files of the ledger, first, end): what lies among the paths from `first` to `end` of a sorted column."""
+    import pyarrow as pa  # type: ignore[import-untyped]
+
+    places = range(len(paths))
+    with ThreadPoolExecutor(BLOCKS_AT_ONCE) as pool:
+        parts = [] if ledger is None else list(ledger.each())
+        for part, index in zip(parts, pool.map(lambda it: _index_of(store, it), parts), strict=True):
+            if index is None:
+                yield _read_part(store, part), 0, len(paths)
+                continue
+            found = []
+            for piece, first_path, last_path in index:
+                first = bisect_left(places, first_path, key=lambda it: paths[it].as_py())
+                end = bisect_right(places, last_path, first, key=lambda it: paths[it].as_py())
+                if first < end:
+                    found.append((piece, first, end))
+            for start in range(0, len(found), BLOCKS_AT_ONCE):
+                some = found[start : start + BLOCKS_AT_ONCE]
+                tables = pool.map(lambda it: _read_block(store, it[0]), some)
+                yield pa.concat_tables(list(tables)), some[0][1], some[-1][2]
+
+
+def _index_of(store: Store, part: dict[str, Any]) -> list[tuple[Piece, str, str]] | None:
+    """Each block of a part, with its first and last path; None for a part of earlier versions, which has no blocks."""
+    if not part["index"]:
+        return None
+    where = Piece(part["name"], part["bytes"] - part["index"], part["index"], part["sha256"])
+    index = _from_bytes(read_piece(store, where)).to_pylist()
+    return [(Piece(part["name"], it["offset"], it["bytes"], it["sha256"]), it["first"], it["last"]) for it in index]
+
+
+def _read_part(store: Store, part: dict[str, Any]) -> ArrowTable:
+    import pyarrow as pa  # type: ignore[import-untyped]
+
+    index = _index_of(store, part)
+    if index is not None:
+        return pa.concat_tables([_read_block(store, piece) for piece, _, _ in index])
+    data = read_piece(store, Piece(part["name"], 0, part["bytes"], part["sha256"]))
     table = pa.ipc.open_file(pa.py_buffer(data)).read_all()
     if "footer_crc" not in table.column_names:
         table = table.append_column("footer_crc", pa.array([UNKNOWN_CRC] * len(table), pa.int64()))
     return table.select(COLUMNS)
+
+
+def _read_block(store: Store, piece: Piece) -> ArrowTable:
+    return _from_bytes(read_piece(store, piece))
+
+
+def _to_bytes(table: ArrowTable) -> bytes:
+    import pyarrow as pa  # type: ignore[import-untyped]
+
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as stream:
+        stream.write_table(table.combine_chunks())
+    data: bytes = sink.getvalue().to_pybytes()
+    return data
+
+
+def _from_bytes(data: bytes) -> ArrowTable:
+    import pyarrow as pa  # type: ignore[import-untyped]
+
+    return pa.ipc.open_stream(pa.py_buffer(data)).read_all()

@@ -60,9 +60,9 @@ def rollback(state: State, version: int, *, accept_duplicates: bool = False, sin
         reason = f"version {version} is older than {before.oldest}, the oldest that is retained"
         raise SnapshotError(f"{state.uri}: {reason}", reason=reason)
     sink_version = sink.look(None)  # before it is looked at what is shown: what changes later is noticed later
-    known, wanted = _lineage(state, before.version), _lineage(state, version)
-    # In folders people remove rows that nobody wants any more; a table says when rows were taken back.
-    asked = wanted - known if sink_version is None else {it for it in wanted if it >= before.oldest}
+    over, asked = _apart(state, before.version, version)
+    if sink_version is not None:  # in folders people remove rows that nobody wants; a table says when that happened
+        asked = _lineage(state, version, before.oldest)
     _check_looks(state, asked)
     lost = [it for it in asked if not _is_whole(sink, state.version(it))]
     if lost:
@@ -70,7 +70,7 @@ def rollback(state: State, version: int, *, accept_duplicates: bool = False, sin
             f"{state.uri}: version {version} takes rows for written that are no longer in the sink (versions "
             f"{_listed(lost)}): put their files back, or go back to a version before those"
         )
-    over = sorted(known - wanted)
+    over.sort()
     if not accept_duplicates:
         _check_looks(state, over)
     shown = [it for it in over if not state.is_collected(it) and sink.shown(state.version(it))]
@@ -86,14 +86,14 @@ def rollback(state: State, version: int, *, accept_duplicates: bool = False, sin
         carried: dict[str, Any] = {
             name: getattr(target, name)
             for name in (
-                *("shard_count", "shards", "checksums", "ledger", "deferred", "source_position", "clock_ms"),
-                *("horizon_ms", "key_types", "order_by"),
+                *("shard_count", "shards", "checksums", "ledger", "listing", "deferred", "source_position"),
+                *("clock_ms", "horizon_ms", "key_types", "order_by"),
             )
         }
         if not shown:  # else the columns of rows that stay count, too
             carried["schema"] = target.schema
     else:
-        nothing = ("checksums", "source_position", "clock_ms", "horizon_ms")
+        nothing = ("checksums", "listing", "source_position", "clock_ms", "horizon_ms")
         begun: dict[str, Any] = {"shards": Shards(), "ledger": LedgerFiles(), "deferred": Deferred(), "key_types": {}}
         carried = begun | dict.fromkeys(nothing if shown else (*nothing, "schema"))
     lines = corrections(sink.changelog(), _missing(state, carried["shards"]), next_version)
@@ -268,7 +268,7 @@ def _begin(state: State, sink: Sink | None) -> tuple[Sink, int, Decision]:
     """The sink, the next version's number and the newest applied one, after what was decided before is finished."""
     sink = sink or _sink_of(state)
     recover(state, sink)
-    next_version, before = state.head()
+    next_version, before = state.root()
     if before is None:
         raise SnapshotError(f"{state.uri}: no version is done yet", reason="no version is done yet")
     return sink, next_version, before
@@ -327,13 +327,27 @@ def _missing(state: State, shards: Shards) -> Iterator[Any]:
     return (_as_written(state, shard, settings)[1] for shard in shards)
 
 
-def _lineage(state: State, version: int) -> set[int]:
-    """The versions whose output the state of `version` stands for: those that it builds on, itself included."""
-    found = set()
-    while version:
-        found.add(version)
+def _lineage(state: State, version: int, oldest: int) -> list[int]:
+    """The versions from `oldest` on whose output the state of `version` stands for: itself, and those it builds on."""
+    found = []
+    while version >= oldest:
+        found.append(version)
         version = state.builds_on(version)
     return found
+
+
+def _apart(state: State, one: int, other: int) -> tuple[list[int], list[int]]:
+    """What only `one` stands for, and what only `other` does: back to the version that both build on."""
+    ones: list[int] = []
+    others: list[int] = []
+    while one != other:
+        if one > other:
+            ones.append(one)
+            one = state.builds_on(one)
+        else:
+            others.append(other)
+            other = state.builds_on(other)
+    return ones, others
 
 
 def _check_looks(state: State, versions: Iterable[int]) -> None:

@@ -55,9 +55,9 @@ class RunPrefixes:
 
     def check(self, state: State) -> None:
         """See `Sink`. What lies beneath `run=<n>/` is not listed: a year's versions are many."""
-        # In this order: other runs may finish versions meanwhile.
-        done, owner = state.done(), self._owner()
-        decided, settings = state.decided(), state.settings()
+        # What the state is known to have, then the sink: other runs may finish versions meanwhile.
+        seen, owner, settings = state.seen(), self._owner(), state.settings()
+        done, decided = seen.done, seen.decided
         if owner is None:
             self._check_new(done)
             return

@@ -112,4 +112,4 @@ def _collect(state: State, first: int, end: int) -> None:
         rubbish |= (state.files_of(version) or set()) - needed
     state.store.delete(sorted(rubbish))
     # Last: what is to be removed stands in them.
-    state.store.delete(filter(None, map(state.body_of, range(first, end))))
+    state.store.delete([name for version in range(first, end) for name in state.bodies_of(version)])

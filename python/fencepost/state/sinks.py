@@ -39,6 +39,8 @@ IN_PLACE = "in-place"
 LAYOUTS = ("run", "delta", IN_PLACE)
 MARKER = "_fencepost.json"
 PREPARE = "_prepare"
+CHECKED = 1_000
+"""Of how many versions, the newest, a run checks that their folders are there."""
 EMPTY_NAME, ABANDONED_NAME = "_empty", "_abandoned"
 
 
@@ -106,28 +108,34 @@ class RunFolders:
 
         Raises SinkError, SinkChangedError.
         """
-        # In this order: other runs may finish versions meanwhile.
-        done = state.done()
-        names = set(os.listdir(self.path)) if self.path.exists() else set()
-        decided, settings = state.decided(), state.settings()
-        if MARKER not in names:
-            if done:
-                raise SinkChangedError(f"{self.path}: {MARKER} is gone, which said that the folder is this state's")
-            foreign = sorted(name for name in names if name != PREPARE and not name.startswith(f"{MARKER}."))
-            if foreign:
-                raise SinkError(f"{self.path}: not empty and not a fencepost sink (it holds {', '.join(foreign[:5])})")
+        # What the state is known to have, then the sink: other runs may finish versions meanwhile.
+        seen, settings = state.seen(), state.settings()
+        done, decided = seen.done, seen.decided
+        if not (self.path / MARKER).exists():
+            self._check_new(done)
         else:
             check_owner(self.path, self._owner(), state.uri, settings)
-        runs = {int(match[1]) for name in names if (match := re.fullmatch(r"run=(\d+)", name))}
-        gone = set(range(1, done + 1)) - runs
-        if gone:
+        # Not all folders: a year's versions are many.
+        newest = range(max(1, done - CHECKED + 1), done + 1)
+        gone = next((it for it in newest if not os.path.lexists(f"{self.path}/run={it}")), None)
+        if gone is not None:
             raise SinkChangedError(
-                f"{self.path}: run={min(gone)} is gone, though version {min(gone)} was written: put it back, or make "
+                f"{self.path}: run={gone} is gone, though version {gone} was written: put it back, or make "
                 "an empty folder of that name if nobody wants its rows any more"
             )
-        unknown = runs - set(range(1, decided + 1))
-        if unknown:
-            raise SinkChangedError(f"{self.path}: run={min(unknown)} is there, though no such version was decided")
+        if os.path.lexists(f"{self.path}/run={decided + 1}") and state.decided() == decided:
+            raise SinkChangedError(
+                f"{self.path}: run={decided + 1} is there, though no such version was decided: the state is older than "
+                "the sink. Put back the newer one"
+            )
+
+    def _check_new(self, done: int) -> None:
+        if done:
+            raise SinkChangedError(f"{self.path}: {MARKER} is gone, which said that the folder is this state's")
+        names = os.listdir(self.path) if self.path.exists() else []
+        foreign = sorted(name for name in names if name != PREPARE and not name.startswith(f"{MARKER}."))
+        if foreign and MARKER not in names:  # unless another run has claimed it meanwhile
+            raise SinkError(f"{self.path}: not empty and not a fencepost sink (it holds {', '.join(foreign[:5])})")
 
     def probe(self, version: int, attempt: str) -> None:
         """See `Sink`: a file system on which versions would not appear at once."""
@@ -137,7 +145,9 @@ class RunFolders:
         """Say whose folder it is. Raises SinkError if another state was faster."""
         self.disk.make_folder(self.path)
         marker = {"format": 1, "state": state_id, "layout": self.layout}
-        if not self.disk.put(self.path / MARKER, (json.dumps(marker) + "\n").encode()):
+        temporary = self.path / PREPARE / f"{MARKER}.{uuid4().hex}{TEMPORARY}"
+        self.disk.make_folder(temporary.parent)
+        if not self.disk.put(self.path / MARKER, (json.dumps(marker) + "\n").encode(), temporary):
             raise SinkError(f"{self.path}: belongs to another state (id {self._owner()}), claimed meanwhile")
 
     def scratch(self, version: int, attempt: str) -> FolderScratch:
@@ -267,10 +277,8 @@ class RunFolders:
         folder = self.path / PREPARE
         for path in folder.iterdir() if folder.exists() else ():
             match = re.fullmatch(r"(\d+)-\w+", path.name)
-            if match and int(match[1]) <= done:
+            if (match and int(match[1]) <= done) or (done and path.name.startswith(f"{MARKER}.")):
                 self.disk.remove(path)
-        for temporary in self.path.glob(f"{MARKER}.*{TEMPORARY}") if done else ():
-            self.disk.remove(temporary)
 
     def _owner(self) -> str | None:
         try:

@@ -28,7 +28,7 @@ from typing import IO, Any, ClassVar, Protocol, TypeVar
 from uuid import uuid4
 
 from fencepost.errors import StoreError
-from fencepost.state.disk import Disk
+from fencepost.state.disk import TEMPORARY, Disk
 
 T = TypeVar("T")
 
@@ -36,6 +36,8 @@ TRIES_MAX = 8  # of one call to a remote store, above those of its client
 PAUSE_SECONDS = 0.05  # before the second try; it doubles, up to PAUSE_SECONDS_MAX
 PAUSE_SECONDS_MAX = 2.0
 LISTED_AT_ONCE = 1_000
+TEMPORARIES = "tmp"
+"""The folder of local files that are not there yet."""
 PART_BYTES, PARTS_AT_ONCE = 64 << 20, 2
 """Of a file that goes to a remote store in parts: the bytes of one, and how many are under way."""
 TAIL_BYTES, TAILS_MAX = 64 << 10, 256
@@ -71,6 +73,9 @@ class Store(Protocol):
 
     def put(self, name: str, data: bytes) -> bool:
         """Put if absent. True: the object holds `data`, durably. False: it holds something else."""
+
+    def replace(self, name: str, data: bytes) -> None:
+        """Put whatever was there before. Of several writers any may win, and a power loss may take it back."""
 
     def read(self, name: str, offset: int | None = None, length: int | None = None) -> bytes:
         """The content, or a range of it; shorter where it ends before. Raises FileNotFoundError."""
@@ -206,8 +211,14 @@ class LocalStore:
         return str(self.folder)
 
     def put(self, name: str, data: bytes) -> bool:
-        path = self._new(name)
-        return self.disk.put(path, data)
+        return self.disk.put(self._new(name), data, self._temporary(name))
+
+    def replace(self, name: str, data: bytes) -> None:
+        temporary = self._temporary(name)
+        temporary.write_bytes(data)
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        os.rename(temporary, path)
 
     def read(self, name: str, offset: int | None = None, length: int | None = None) -> bytes:
         with open(self.folder / name, "rb") as file:
@@ -256,6 +267,13 @@ class LocalStore:
         self.disk.make_folder(path.parent, self.folder)
         return path
 
+    def _temporary(self, name: str) -> Path:
+        """Where a file is written that is not there yet. Not beside it: to find what crashed writers left there,
+        all files of a folder would be listed."""
+        folder = self.folder / TEMPORARIES
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder / f"{name.replace('/', '-')}.{uuid4().hex}{TEMPORARY}"
+
 
 class _LocalWriter:
     def __init__(self, path: Path, disk: Disk) -> None:
@@ -294,6 +312,9 @@ class MemoryStore:
     def put(self, name: str, data: bytes) -> bool:
         with self._lock:
             return self.objects.setdefault(name, bytes(data)) == data
+
+    def replace(self, name: str, data: bytes) -> None:
+        self.objects[name] = bytes(data)
 
     def read(self, name: str, offset: int | None = None, length: int | None = None) -> bytes:
         if name not in self.objects:
@@ -428,6 +449,9 @@ class RemoteStore:
             return True
 
         return self._persist("put", name, attempt)
+
+    def replace(self, name: str, data: bytes) -> None:
+        self._persist("put", name, lambda: self._client.put(self._store, name, data, use_multipart=False))
 
     def read(self, name: str, offset: int | None = None, length: int | None = None) -> bytes:
         def attempt() -> bytes:

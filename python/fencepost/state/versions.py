@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import os
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import fencepost
 from fencepost._native import StateTable
-from fencepost.errors import SnapshotError, StateConflictError
+from fencepost.errors import SnapshotError, StateConflictError, StoreError
 from fencepost.state import ledger, operations, retention
 from fencepost.state.decision import (
     ABANDONED,
@@ -33,16 +37,23 @@ from fencepost.state.decision import (
 from fencepost.state.disk import TEMPORARY
 from fencepost.state.ledger import ArrowTable
 from fencepost.state.segments import load_table, segments_folder
-from fencepost.state.stores import LocalStore, Store, check_exclusion, open_store
+from fencepost.state.stores import TEMPORARIES, LocalStore, Store, check_exclusion, open_store
 
 if TYPE_CHECKING:
     from fencepost.state.commit import Sink
 
 READERS = 16  # threads that wait for a store where many small files are read
+HINT = "hint"
+"""The file that says where `State.look` begins."""
+PROBES_MAX = 32
+"""Versions behind the hint that are looked for one by one; if there are more, all are listed."""
 DECISION_BYTES_MAX = 65_536  # what is larger goes to a body: some stores bound a conditional put
+LISTS = ("inputs", "quarantined", "outputs", "marked", "side_files")
+"""Fields of a decision with a line a file, which the next version does not need."""
 # What a decision has from the one it goes on from, unless it says otherwise.
 CARRIED = (
-    *("shard_count", "shards", "checksums", "ledger", "deferred", "source_position", "clock_ms", "horizon_ms"),
+    *("shard_count", "shards", "checksums", "ledger", "listing", "deferred", "source_position", "clock_ms"),
+    "horizon_ms",
     *("key_types", "schema", "oldest", "collected", "policy", "order_by"),
 )
 
@@ -64,13 +75,30 @@ def open(
     return state
 
 
+@dataclass(frozen=True, kw_only=True)
+class Seen:
+    """The newest versions at some moment."""
+
+    done: int
+    """The newest that was applied or abandoned; 0 before the first."""
+    decided: int
+    """The newest that was decided: the same, or the one after it."""
+    mark: bytes | None
+    """What `done/<done>` holds; None where it is missing."""
+    hint: int | None = None
+    """What the hint says; None where it did not help."""
+
+
 class State:
     """A state, whether or not anything was decided in it yet."""
 
     def __init__(self, store: Store, sink_options: Mapping[str, Any] | None = None) -> None:
         self.store = store
         self.sink_options = sink_options
-        self._known: dict[str, Decision] = {}  # the newest one read, by the hash of its log file
+        self._known: dict[tuple[str, bool], Decision] = {}
+        """The two read last, by the hash of the log file and whether it is without its LISTS."""
+        self._seen: Seen | None = None
+        self._settings: Settings | None = None
 
     @property
     def uri(self) -> str:
@@ -88,13 +116,15 @@ class State:
 
     def settings(self) -> Settings | None:
         """What it was created for; None before the first decision. Raises SnapshotError."""
-        try:
-            data = self.store.read("state.json")
-        except FileNotFoundError:
-            if not self.decided():
-                return None
-            data = self._read("state.json")  # it is put before the first decision, in this moment maybe
-        return settings_from_json(data, self._place("state.json"))
+        if self._settings is None:
+            try:
+                data = self.store.read("state.json")
+            except FileNotFoundError:
+                if not self.decided():
+                    return None
+                data = self._read("state.json")  # it is put before the first decision, in this moment maybe
+            self._settings = settings_from_json(data, self._place("state.json"))
+        return self._settings
 
     def agreed(self) -> Settings:
         """What it was created for. Raises SnapshotError before the first decision."""
@@ -105,20 +135,31 @@ class State:
 
     def decided(self) -> int:
         """The newest version that was decided; 0 before the first."""
-        return max(self._numbers("log", r"(\d+)\.json"), default=0)
+        return self.look().decided
 
     def done(self) -> int:
         """The newest version that is applied to the sink or abandoned; 0 before the first."""
-        return max(self._numbers("done", r"(\d+)"), default=0)
+        return self.look().done
+
+    def look(self) -> Seen:
+        """Find the newest versions: four requests, however many versions there are, once a run has put the hint."""
+        self._seen = self._by_hint() or self._by_listing()
+        if not self._seen.decided:
+            self._settings = None  # the folder of another state, or of none any more
+        return self._seen
+
+    def seen(self) -> Seen:
+        """What the last `look` has found: others may have decided and finished versions since."""
+        return self._seen or self.look()
 
     def unfinished(self) -> range:
         """The versions that are decided and not done: one at most. Raises SnapshotError where files are gone."""
-        # Other runs may decide and finish meanwhile: what is read first can only have grown since.
-        done = self.done()
-        decided = self.decided()
+        seen = self.look()
+        done, decided = seen.done, seen.decided
         if decided < done:
             raise self._damaged(f"log/{done}.json", f"missing, though version {done} is done")
-        done = self.done()
+        if done < decided - 1:
+            done = self.done()  # another run may have finished it meanwhile
         if done < decided - 1:
             raise self._damaged(f"done/{decided - 1}", f"missing, though version {decided} is decided")
         return range(done + 1, decided + 1)
@@ -130,18 +171,8 @@ class State:
     def version(self, version: int) -> Decision:
         """What was decided as `version`. Raises SnapshotError where it or its link to the version before is damaged."""
         logged = self._logged(version)
-        header = self._header(version, logged, self.log_hash(version - 1))
-        known = self._known.get(sha256(logged))
-        if known is not None:
-            return known
-        data = logged
-        if "body" in header:
-            data = self._read(header["body"], header["sha256"])
-        decision = decision_from_json(data, self._place(f"log/{version}.json"))
-        if decision.version != version:
-            raise self._damaged(f"log/{version}.json", f"it is version {decision.version}")
-        self._known = {sha256(logged): decision}
-        return decision
+        self._header(version, logged, self.log_hash(version - 1))
+        return self._decision(version, logged)
 
     def builds_on(self, version: int) -> int:
         """`Decision.builds_on`, by the log alone: also of versions whose files were collected."""
@@ -163,27 +194,32 @@ class State:
         """The segment files that a version needs; None where its body was collected."""
         logged = self._logged(version)
         header = self._header(version, logged, self.log_hash(version - 1))
-        if self._is_collected(header):
-            return None
-        data = self._read(header["body"], header["sha256"]) if "body" in header else logged
-        return decision_from_json(data, self._place(f"log/{version}.json")).files()
+        return None if self._is_collected(header) else self._decision(version, logged, is_root=True).files()
 
-    def body_of(self, version: int) -> str | None:
-        """The name of a version's body, if it has one, whether or not it was collected."""
-        header = self._header(version, self._logged(version), self.log_hash(version - 1))
-        return header.get("body")
+    def bodies_of(self, version: int) -> list[str]:
+        """The names of a version's body and root, if it has them, whether or not they were collected."""
+        return _bodies(self._header(version, self._logged(version), self.log_hash(version - 1)))
 
     def head(self) -> tuple[int, Decision | None]:
         """(the number of the next version, the newest version that is applied: what the next one builds on).
 
         What it tells is durable: the next version may build on it.
         """
-        done = self.done()
+        return self._head(self.look(), is_root=False)
+
+    def root(self) -> tuple[int, Decision | None]:
+        """As `head`, by what the last `look` has found, and the decision without its LISTS where these are long."""
+        return self._head(self.seen(), is_root=True)
+
+    def _head(self, seen: Seen, *, is_root: bool) -> tuple[int, Decision | None]:
         self.settle()
-        for version in range(done, 0, -1):
-            if self.status(version) == APPLIED:
-                return done + 1, self.version(version)
-        return done + 1, None
+        for version in range(seen.done, 0, -1):
+            mark = seen.mark if version == seen.done else self._mark(version)
+            logged = self._read(f"log/{version}.json", missing=f"missing, though version {version} is done")
+            # It gives the hash of the log, whose link to the version before was checked when it was decided.
+            if self._status(version, sha256(logged), mark) == APPLIED:
+                return seen.done + 1, self._decision(version, logged, is_root=is_root)
+        return seen.done + 1, None
 
     def latest(self) -> Decision | None:
         """The newest version that is applied."""
@@ -313,14 +349,40 @@ class State:
             self.store.put(body, data)
             header: dict[str, Any] = {"format": FORMAT, "version": decision.version, "previous": decision.previous}
             header |= {"attempt": decision.attempt, "summary": summary(decision)}
-            data = to_json({**header, "body": body, "sha256": sha256(data)})
-        return self.store.put(f"log/{decision.version}.json", data)
+            header |= {"body": body, "sha256": sha256(data)} | self._put_root(decision, len(data) // 2)
+            data = to_json(header)
+        if not self.store.put(f"log/{decision.version}.json", data):
+            return False
+        self._remember(data, decision)
+        return True
+
+    def _put_root(self, decision: Decision, bytes_max: int) -> dict[str, Any]:
+        """What the log says of a decision without its LISTS, where these are most of it."""
+        root = to_json(dataclasses.replace(decision, **{name: type(getattr(decision, name))() for name in LISTS}))
+        if len(root) > bytes_max:
+            return {}
+        name = f"body/{decision.version}-{sha256(root)}.json"
+        self.store.put(name, root)
+        return {"root": name, "root_sha256": sha256(root)}
 
     def finish(self, version: int, status: str = APPLIED) -> None:
         """Say that a version is applied to the sink, or abandoned. Raises StateConflictError if it is the other."""
         done = {"format": FORMAT, "status": status, "decision": self.log_hash(version)}
         if not self.store.put(f"done/{version}", to_json(done)):
             raise StateConflictError(f"{self.uri}: version {version} is {self.status(version)}, not {status}")
+        self._seen = None
+        self._put_hint(version)
+
+    def renew_hint(self) -> None:
+        """Let the hint say what was seen, unless it does: a run may have died before it put it."""
+        seen = self.seen()
+        if seen.done and seen.hint != seen.done:
+            self._put_hint(seen.done)
+
+    def _put_hint(self, done: int) -> None:
+        """Nothing is lost where that fails."""
+        with suppress(OSError, StoreError):
+            self.store.replace(HINT, to_json({"format": FORMAT, "done": done}))
 
     def discard(self, version: int, attempt: str) -> None:
         """Remove what an attempt that was not decided has prepared here: nothing refers to it."""
@@ -329,7 +391,7 @@ class State:
     def collect_leftovers(self) -> None:
         """Remove what crashed and beaten attempts left of the two newest versions that are done. Later ones may be at
         work still; older ones are looked at by `collect_garbage`."""
-        done = self.done()
+        done = self.seen().done
         if done:
             self.settle()
             self.store.delete(self.orphans(range(max(done - 1, 1), done + 1)))
@@ -413,25 +475,26 @@ class State:
 
     def orphans(self, versions: range) -> Iterator[str]:
         """What was left of versions that are done."""
-        for folder in ("log", "done", "body"):
-            for name in self.store.list(folder):
-                match = re.match(rf"{folder}/(\d+).*{re.escape(TEMPORARY)}$", name)
-                if match and int(match[1]) < versions.stop:
-                    yield name
-        if isinstance(self.store, LocalStore):
-            yield from (path.name for path in self.store.folder.glob(f"state.json.*{TEMPORARY}"))
+        # Earlier versions of this package had temporaries beside what they became.
+        beside = ("log", "done", "body") if versions.start == 1 else ()
+        for name in (name for folder in (TEMPORARIES, *beside) for name in self.store.list(folder)):
+            match = re.match(rf"(?:{TEMPORARIES}/)?(?:log|done|body)[-/](\d+)", name)
+            if name.endswith(TEMPORARY) and (match is None or int(match[1]) < versions.stop):
+                yield name
         yield from self.store.list("probe")
         bodies = self.store.list("body")
         for version in versions:
-            header = self._header(version, self._logged(version), self.log_hash(version - 1))
-            yield from (name for name in bodies if name.startswith(f"body/{version}-") and name != header.get("body"))
+            logged = self._logged(version)
+            header = self._header(version, logged, self.log_hash(version - 1))
+            named = _bodies(header)
+            yield from (name for name in bodies if name.startswith(f"body/{version}-") and name not in named)
             segments = self.store.list(f"segments/{version}")
             winner = segments_folder(version, header["attempt"])
             yield from (name for name in segments if not name.startswith(f"{winner}/"))
             if any(name.startswith(f"{winner}/") for name in segments) and not self._is_collected(header):
                 # Losing tasks of the winning attempt write there as well.
-                named = self.version(version).files()
-                yield from (name for name in segments if name.startswith(f"{winner}/") and name not in named)
+                files = self._decision(version, logged, is_root=True).files()
+                yield from (name for name in segments if name.startswith(f"{winner}/") and name not in files)
 
     def _summary(self, version: int) -> dict[str, Any]:
         header = self._header(version, self._logged(version), self.log_hash(version - 1))
@@ -485,6 +548,60 @@ class State:
     def _damaged(self, name: str, reason: str) -> SnapshotError:
         return SnapshotError(f"{self._place(name)}: {reason}", reason=reason)
 
+    def _by_hint(self) -> Seen | None:
+        """None where there is no hint that helps: it is lost, damaged, ahead of what is done, or far behind.
+
+        Only the log and the marks tell what is decided and done; the hint says where to begin to look for them.
+        """
+        try:
+            done = hint = int(json.loads(self.store.read(HINT))["done"])
+        except (FileNotFoundError, ValueError, KeyError, TypeError):
+            return None
+        mark = self._mark(done)
+        for _ in range(PROBES_MAX if mark is not None else 0):
+            # In this order: what is done was decided before.
+            following = self._mark(done + 1)
+            is_decided = self.store.exists(f"log/{done + 1}.json")
+            if following is None:
+                return Seen(done=done, decided=done + is_decided, mark=mark, hint=hint)
+            if not is_decided:
+                return None
+            done, mark = done + 1, following
+        return None
+
+    def _by_listing(self) -> Seen:
+        # In this order: other runs may decide and finish meanwhile, and what is read first can only have grown since.
+        done = max(self._numbers("done", r"(\d+)"), default=0)
+        decided = max(self._numbers("log", r"(\d+)\.json"), default=0)
+        return Seen(done=done, decided=decided, mark=self._mark(done) if done else None)
+
+    def _decision(self, version: int, logged: bytes, *, is_root: bool = False) -> Decision:
+        """What a log file has decided; see `root`."""
+        place = f"log/{version}.json"
+        header = fields_from_json(logged, self._place(place))
+        is_root = is_root and "root" in header
+        known = self._known.get((sha256(logged), False)) or self._known.get((sha256(logged), is_root))
+        if known is not None:
+            return known
+        data = logged
+        if "body" in header:
+            data = self._read_root(header) if is_root else self._read(header["body"], header["sha256"])
+        decision = decision_from_json(data, self._place(place))
+        if decision.version != version:
+            raise self._damaged(place, f"it is version {decision.version}")
+        self._remember(logged, decision, is_root=is_root)
+        return decision
+
+    def _remember(self, logged: bytes, decision: Decision, *, is_root: bool = False) -> None:
+        known = [*self._known.items(), ((sha256(logged), is_root), decision)]
+        self._known = dict(known[-2:])
+
+    def _read_root(self, header: Mapping[str, Any]) -> bytes:
+        """The body has all of it, and earlier versions of this package collect the root as rubbish."""
+        with suppress(SnapshotError):
+            return self._read(header["root"], header["root_sha256"])
+        return self._read(header["body"], header["sha256"])
+
     def _numbers(self, folder: str, pattern: str) -> Iterator[int]:
         names = self.store.list(folder)
         return (int(match[1]) for name in names if (match := re.fullmatch(f"{folder}/{pattern}", name)))
@@ -503,11 +620,15 @@ class State:
             raise self._damaged(name, f"it does not follow from log/{version - 1}.json, which has changed since")
         return header
 
-    def _read(self, name: str, expected: str | None = None) -> bytes:
+    def _read(self, name: str, expected: str | None = None, missing: str = "missing") -> bytes:
         try:
             data = self.store.read(name)
         except FileNotFoundError:
-            raise self._damaged(name, "missing") from None
+            raise self._damaged(name, missing) from None
         if expected is not None and sha256(data) != expected:
             raise self._damaged(name, f"its SHA-256 is {sha256(data)}, decided was {expected}")
         return data
+
+
+def _bodies(header: Mapping[str, Any]) -> list[str]:
+    return [header[name] for name in ("body", "root") if name in header]

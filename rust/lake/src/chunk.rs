@@ -3,9 +3,9 @@
 //! Nothing goes through Arrow: values go from the typed reader to the typed writer of the same physical type, with
 //! their levels. So no logical type and no nesting can come out as another.
 
+use crate::cut;
 use crate::error::Fault;
 use crate::pages::{Pages, is_dense};
-use crate::plain;
 use crate::read_at::Source;
 use parquet::basic::{Compression, Encoding, PageType, Type};
 use parquet::column::page::{PageReader, PageWriter};
@@ -18,8 +18,12 @@ use parquet::data_type::{
 };
 use parquet::errors::ParquetError;
 use parquet::file::metadata::ColumnChunkMetaData;
+use parquet::file::page_index::column_index::ColumnIndexMetaData;
+use parquet::file::page_index::offset_index::OffsetIndexMetaData;
 use parquet::file::properties::{EnabledStatistics, WriterProperties, WriterVersion};
 use parquet::file::statistics::Statistics;
+use parquet::file::writer::{SerializedPageWriter, TrackedWrite};
+use std::io::Write;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -39,18 +43,24 @@ pub(crate) struct Rewriting<'a> {
     pub(crate) rows: u64,
     /// Counted from the chunk's first row.
     pub(crate) kept: &'a [Range<u64>],
-    pub(crate) has_column_index: bool,
-    pub(crate) has_offset_index: bool,
+    /// Of the source, where one is written.
+    pub(crate) column_index: Option<&'a ColumnIndexMetaData>,
+    pub(crate) offset_index: Option<&'a OffsetIndexMetaData>,
 }
 
 impl Rewriting<'_> {
     /// Writes the rows that stay, as much like the source as can be.
-    pub(crate) fn write(&self, pages: Box<dyn PageWriter + '_>) -> Outcome<ColumnCloseResult> {
-        self.pages().and_then(Pages::check_count).map_err(Fault::Source)?;
+    pub(crate) fn write<W: Write + Send>(&self, out: &mut TrackedWrite<W>) -> Outcome<ColumnCloseResult> {
+        let survey = self.pages().and_then(Pages::survey).map_err(Fault::Source)?;
         let form = Form::of(self).map_err(Fault::Source)?;
-        if let Some(source) = plain::open(self, &form).map_err(Fault::Source)? {
-            return plain::write(self, &form, source, pages);
+        match cut::open(self, &form, &survey) {
+            Some(cut) => cut.write(self, &form, out),
+            None => self.encode(&form, Box::new(SerializedPageWriter::new(out))),
         }
+    }
+
+    /// Decodes all values and encodes those that stay.
+    fn encode(&self, form: &Form, pages: Box<dyn PageWriter + '_>) -> Outcome<ColumnCloseResult> {
         let properties = Arc::new(form.properties(self));
         let descriptor = self.column.column_descr_ptr();
         let pages_in = self.pages().map_err(Fault::Source)?;
@@ -168,13 +178,13 @@ impl<T: DataType> Batch<'_, T> {
 
 /// How a chunk is encoded.
 pub(crate) struct Form {
-    pub(crate) version: WriterVersion,
-    pub(crate) has_dictionary: bool,
+    version: WriterVersion,
+    has_dictionary: bool,
     /// Of data pages that have no dictionary.
-    pub(crate) encoding: Option<Encoding>,
+    encoding: Option<Encoding>,
     /// Whether every data page is known to have one: it did not grow too large.
     is_dictionary_whole: bool,
-    pub(crate) statistics: EnabledStatistics,
+    statistics: EnabledStatistics,
     pub(crate) has_no_bounds: bool,
     /// Whether bounds are told in full though they are longer than what writers cut them to.
     pub(crate) has_long_bounds: bool,
@@ -209,7 +219,7 @@ impl Form {
         let has_no_bounds = told.is_none_or(|it| it.min_bytes_opt().is_none() && it.max_bytes_opt().is_none());
         let statistics = match told {
             None => EnabledStatistics::None,
-            Some(_) if chunk.has_column_index => EnabledStatistics::Page,
+            Some(_) if chunk.column_index.is_some() => EnabledStatistics::Page,
             Some(_) => EnabledStatistics::Chunk,
         };
         let is_plain = others.iter().all(|&it| it == Encoding::PLAIN);
@@ -229,6 +239,10 @@ impl Form {
         })
     }
 
+    pub(crate) fn has_statistics(&self) -> bool {
+        self.statistics != EnabledStatistics::None
+    }
+
     fn properties(&self, chunk: &Rewriting<'_>) -> WriterProperties {
         let column = chunk.column;
         let mut properties = WriterProperties::builder()
@@ -237,7 +251,7 @@ impl Form {
             .set_dictionary_enabled(self.has_dictionary && column.column_type() != Type::BOOLEAN)
             .set_encoding(self.encoding.unwrap_or(Encoding::PLAIN))
             .set_statistics_enabled(self.statistics)
-            .set_offset_index_disabled(!chunk.has_offset_index)
+            .set_offset_index_disabled(chunk.offset_index.is_none())
             .set_write_batch_size(BATCH_ROWS / 2);
         if self.is_dictionary_whole {
             // What stays of a dictionary that was not too large for the source is not too large here.

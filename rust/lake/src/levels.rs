@@ -30,17 +30,8 @@ impl<'a> Levels<'a> {
         Levels { bytes, max, left: count, run: Run::Same { level: 0, left: 0 } }
     }
 
-    /// The next level.
-    pub(crate) fn next(&mut self) -> Result<u8, String> {
-        self.some(1)?.map(|(level, _)| level).ok_or_else(|| String::from("levels end too early"))
-    }
-
     /// The next levels that are known to be equal, and how many; none at the end.
     pub(crate) fn next_run(&mut self) -> Result<Option<(u8, usize)>, String> {
-        self.some(usize::MAX)
-    }
-
-    fn some(&mut self, count_max: usize) -> Result<Option<(u8, usize)>, String> {
         if let Run::Same { left: 0, .. } | Run::Packed { left: 0, .. } = self.run {
             if self.left == 0 {
                 return Ok(None);
@@ -49,8 +40,7 @@ impl<'a> Levels<'a> {
         }
         let (level, count) = match &mut self.run {
             Run::Same { level, left } => {
-                let count = count_max.min(*left);
-                *left -= count;
+                let count = std::mem::take(left);
                 (*level, count)
             }
             Run::Packed { bytes, at, left } => {
@@ -64,6 +54,22 @@ impl<'a> Levels<'a> {
             return Err(format!("a level is {level}, the highest is {}", self.max));
         }
         Ok(Some((level, count)))
+    }
+
+    /// Appends all that are left.
+    pub(crate) fn append_to(mut self, out: &mut Vec<u8>) -> Result<(), String> {
+        let (first, width) = (out.len(), width(self.max));
+        while self.left > 0 {
+            self.read_run()?;
+            match self.run {
+                Run::Same { level, left } => out.resize(out.len() + left, level),
+                Run::Packed { bytes, left, .. } => out.extend((0..left).map(|at| unpack(bytes, at * width, width))),
+            }
+        }
+        match out[first..].iter().find(|&&level| i16::from(level) > self.max) {
+            Some(level) => Err(format!("a level is {level}, the highest is {}", self.max)),
+            None => Ok(()),
+        }
     }
 
     fn read_run(&mut self) -> Result<(), String> {
@@ -91,12 +97,14 @@ impl<'a> Levels<'a> {
     }
 }
 
-/// The bits from `at` on, the lowest first.
+/// The at most eight bits from `at` on, the lowest first.
 fn unpack(packed: &[u8], at: usize, width: usize) -> u8 {
-    (0..width).map(|bit| (packed[(at + bit) / 8] >> ((at + bit) % 8) & 1) << bit).sum()
+    let high = packed.get(at / 8 + 1).copied().unwrap_or(0);
+    let word = u16::from_le_bytes([packed[at / 8], high]) >> (at % 8);
+    (word & ((1 << width) - 1)) as u8
 }
 
-fn varint(bytes: &mut &[u8]) -> Result<u32, String> {
+pub(crate) fn varint(bytes: &mut &[u8]) -> Result<u32, String> {
     let mut value = 0_u32;
     for shift in (0..32).step_by(7) {
         let (&byte, rest) = bytes.split_first().ok_or("levels end too early")?;
@@ -139,7 +147,7 @@ pub(crate) fn encode(levels: &[u8], max: i16, out: &mut Vec<u8>) {
     }
 }
 
-fn put_varint(mut value: u32, out: &mut Vec<u8>) {
+pub(crate) fn put_varint(mut value: u32, out: &mut Vec<u8>) {
     while value >= 0x80 {
         out.push(value as u8 | 0x80);
         value >>= 7;
@@ -153,16 +161,15 @@ mod tests {
     use super::*;
 
     fn decode(bytes: &[u8], max: i16, count: usize) -> Result<Vec<u8>, String> {
-        let mut levels = Levels::new(bytes, max, count);
-        let all: Result<Vec<u8>, String> = (0..count).map(|_| levels.next()).collect();
-        assert!(all.is_err() || levels.next().is_err());
+        let mut all = vec![];
+        let done = Levels::new(bytes, max, count).append_to(&mut all);
         let mut runs = Levels::new(bytes, max, count);
-        let mut sum = 0;
-        while let Ok(Some((_, count))) = runs.next_run() {
-            sum += count;
+        let mut by_run = vec![];
+        while let Ok(Some((level, count))) = runs.next_run() {
+            by_run.resize(by_run.len() + count, level);
         }
-        assert!(all.is_err() || sum == count);
-        all
+        assert!(done.is_err() || by_run == all);
+        done.map(|()| all)
     }
 
     #[test]

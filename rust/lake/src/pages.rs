@@ -42,6 +42,32 @@ pub(crate) struct Pages {
     values_left: u64,
     /// Values of the row that the last page ended in.
     row_values: u64,
+    /// Data pages that were passed, those of no values among them.
+    number: usize,
+}
+
+/// A page as it lies in the file.
+pub(crate) struct Packed {
+    /// Where its header begins.
+    pub(crate) start: u64,
+    /// Its place among the chunk's data pages.
+    pub(crate) number: usize,
+    pub(crate) header: Header,
+    /// With its header.
+    pub(crate) whole: Bytes,
+}
+
+/// What the headers of a chunk's data pages say.
+#[derive(Default)]
+pub(crate) struct Survey {
+    pub(crate) encodings: Vec<Encoding>,
+    /// Whether pages of the first and of the second version are there.
+    pub(crate) versions: (bool, bool),
+    /// Whether all levels are runs.
+    pub(crate) has_runs_only: bool,
+    pub(crate) pages: usize,
+    /// Whether some page has a checksum.
+    pub(crate) has_crc: bool,
 }
 
 impl Pages {
@@ -58,6 +84,7 @@ impl Pages {
             header: None,
             values_left: if is_flat { rows } else { column.num_values().max(0) as u64 },
             row_values: 0,
+            number: 0,
         })
     }
 
@@ -71,9 +98,11 @@ impl Pages {
                 return Err(ParquetError::EOF(problem));
             }
             match header.kind {
-                Kind::First { values: 0, .. } | Kind::Second { values: 0, .. } | Kind::Index => {
+                Kind::First { values: 0, .. } | Kind::Second { values: 0, .. } => {
                     self.at += header.compressed as u64;
+                    self.number += 1;
                 }
+                Kind::Index => self.at += header.compressed as u64,
                 _ => self.header = Some(header),
             }
         }
@@ -87,11 +116,73 @@ impl Pages {
 
     /// Checks by the headers alone that the chunk's pages have as many values as its footer declares. Readers decode no
     /// page whose rows are all skipped, and place what follows by the count in its header.
-    pub(crate) fn check_count(mut self) -> Result<()> {
-        while self.next_header()?.is_some() {
+    pub(crate) fn survey(mut self) -> Result<Survey> {
+        let mut found = Survey { has_runs_only: true, ..Survey::default() };
+        let levels = self.column.column_descr();
+        let (has_repetitions, has_definitions) = (levels.max_rep_level() > 0, levels.max_def_level() > 0);
+        while let Some(header) = self.next_header()? {
+            match header.kind {
+                Kind::First { encoding, definitions, repetitions, .. } => {
+                    found.versions.0 = true;
+                    found.has_runs_only &= (!has_definitions || definitions == Encoding::RLE)
+                        && (!has_repetitions || repetitions == Encoding::RLE);
+                    found.encodings.push(encoding);
+                }
+                Kind::Second { encoding, .. } => {
+                    found.versions.1 = true;
+                    found.encodings.push(encoding);
+                }
+                Kind::Dictionary { .. } | Kind::Index => {}
+            }
+            found.encodings.sort_unstable_by_key(|&it| it as i32);
+            found.encodings.dedup();
+            found.has_crc |= header.crc.is_some();
             self.skip_next_page()?;
         }
-        Ok(())
+        found.pages = self.number;
+        Ok(found)
+    }
+
+    /// The next page as it lies in the file.
+    pub(crate) fn next_packed(&mut self) -> Result<Option<Packed>> {
+        let Some(header) = self.next_header()? else { return Ok(None) };
+        self.header = None;
+        self.read_packed(header).map(Some)
+    }
+
+    fn read_packed(&mut self, header: Header) -> Result<Packed> {
+        let (start, number) = (self.at - header.bytes as u64, self.number);
+        let whole = self.source.get_bytes(start, header.bytes + header.compressed)?;
+        self.at += header.compressed as u64;
+        if header.crc.is_some_and(|crc| crc != crc32fast::hash(&whole[header.bytes..])) {
+            return Err(ParquetError::General("the CRC checksum of a page is wrong".into()));
+        }
+        if let Kind::First { values, .. } | Kind::Second { values, .. } = header.kind {
+            self.count(values)?;
+            self.number += 1;
+        }
+        Ok(Packed { start, number, header, whole })
+    }
+
+    /// A page as it was before compression.
+    pub(crate) fn unpack(&mut self, packed: &Packed) -> Result<Bytes> {
+        let header = &packed.header;
+        let bytes = packed.whole.slice(header.bytes..);
+        let (levels_bytes, is_compressed) = match header.kind {
+            Kind::Second { definitions, repetitions, is_compressed, .. } => {
+                (definitions as usize + repetitions as usize, is_compressed)
+            }
+            _ => (0, true),
+        };
+        let buf = match is_compressed && !self.decompressor.is_none() {
+            true => self.decompress(&bytes, levels_bytes, header.uncompressed)?,
+            false => bytes,
+        };
+        if levels_bytes > buf.len() {
+            return Err(ParquetError::EOF("a page ends before its levels do".into()));
+        }
+        self.check_claims(header, &buf)?;
+        Ok(buf)
     }
 
     fn count(&mut self, values: u32) -> Result<()> {
@@ -117,29 +208,6 @@ impl Pages {
         }
     }
 
-    fn read_page(&mut self, header: &Header) -> Result<Page> {
-        let packed = self.source.get_bytes(self.at, header.compressed)?;
-        self.at += header.compressed as u64;
-        if header.crc.is_some_and(|crc| crc != crc32fast::hash(&packed)) {
-            return Err(ParquetError::General("the CRC checksum of a page is wrong".into()));
-        }
-        let (levels_bytes, is_compressed) = match header.kind {
-            Kind::Second { definitions, repetitions, is_compressed, .. } => {
-                (definitions as usize + repetitions as usize, is_compressed)
-            }
-            _ => (0, true),
-        };
-        let buf = match is_compressed && !self.decompressor.is_none() {
-            true => self.decompress(&packed, levels_bytes, header.uncompressed)?,
-            false => packed,
-        };
-        if levels_bytes > buf.len() {
-            return Err(ParquetError::EOF("a page ends before its levels do".into()));
-        }
-        self.take_in(header, &buf)?;
-        Ok(page(header.kind, buf))
-    }
-
     /// Levels of pages of the second version are not compressed.
     fn decompress(&mut self, packed: &Bytes, levels_bytes: usize, uncompressed: usize) -> Result<Bytes> {
         let (Some((levels, packed)), Some(count)) =
@@ -156,13 +224,12 @@ impl Pages {
     }
 
     /// Checks what a page claims of its values.
-    fn take_in(&mut self, header: &Header, buf: &Bytes) -> Result<()> {
+    fn check_claims(&mut self, header: &Header, buf: &Bytes) -> Result<()> {
         let (values, encoding) = match header.kind {
             Kind::Dictionary { values, .. } => return self.check_dictionary(values.into(), buf),
             Kind::First { values, encoding, .. } | Kind::Second { values, encoding, .. } => (values, encoding),
             Kind::Index => return Ok(()),
         };
-        self.count(values)?;
         let Parts { repetitions, definitions, of_values } = self.parts(header.kind, buf)?;
         if self.column.column_descr().max_rep_level() > 0 && is_dense(&self.column) {
             self.check_rows(values.into(), repetitions)?;
@@ -215,7 +282,7 @@ impl Pages {
         Ok(())
     }
 
-    fn parts<'a>(&self, kind: Kind, buf: &'a Bytes) -> Result<Parts<'a>> {
+    pub(crate) fn parts<'a>(&self, kind: Kind, buf: &'a Bytes) -> Result<Parts<'a>> {
         let descriptor = self.column.column_descr();
         let (max_repetition, max_definition) = (descriptor.max_rep_level(), descriptor.max_def_level());
         match kind {
@@ -258,10 +325,10 @@ impl Pages {
 }
 
 /// A data page: its levels, where they are runs, and its values.
-struct Parts<'a> {
-    repetitions: Option<&'a [u8]>,
-    definitions: Option<&'a [u8]>,
-    of_values: &'a [u8],
+pub(crate) struct Parts<'a> {
+    pub(crate) repetitions: Option<&'a [u8]>,
+    pub(crate) definitions: Option<&'a [u8]>,
+    pub(crate) of_values: &'a [u8],
 }
 
 /// Whether the chunk claims far more values than its bytes account for. Its rows are then read one by one.
@@ -322,9 +389,9 @@ fn page(kind: Kind, buf: Bytes) -> Page {
 
 impl PageReader for Pages {
     fn get_next_page(&mut self) -> Result<Option<Page>> {
-        let Some(header) = self.next_header()? else { return Ok(None) };
-        self.header = None;
-        self.read_page(&header).map(Some)
+        let Some(packed) = self.next_packed()? else { return Ok(None) };
+        let buf = self.unpack(&packed)?;
+        Ok(Some(page(packed.header.kind, buf)))
     }
 
     fn peek_next_page(&mut self) -> Result<Option<PageMetadata>> {
@@ -345,6 +412,7 @@ impl PageReader for Pages {
             self.at += header.compressed as u64;
             if let Kind::First { values, .. } | Kind::Second { values, .. } = header.kind {
                 self.count(values)?;
+                self.number += 1;
             }
             self.row_values = 0;
         }

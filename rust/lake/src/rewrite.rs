@@ -1,9 +1,9 @@
 //! A file without some of its rows, or with some of them only.
 //!
 //! Row groups of which every row stays are copied as bytes; those of which none stays are left out; the others are
-//! written anew, chunk by chunk (`chunk.rs`). The footer is put together here, not by the writer of whole files of the
-//! crate `parquet`: that one has one set of properties for all row groups, and breaks off where copied row groups
-//! without an offset index stand beside written ones.
+//! written anew, chunk by chunk (`chunk.rs`) and where possible page by page (`cut.rs`). The footer is put together
+//! here, not by the writer of whole files of the crate `parquet`: that one has one set of properties for all row groups,
+//! and breaks off where copied row groups without an offset index stand beside written ones.
 
 use crate::chunk::{Rewriting, is_writable, moved};
 use crate::error::{Error, Fault, Result, guard};
@@ -16,7 +16,7 @@ use parquet::file::metadata::{
 };
 use parquet::file::page_index::column_index::ColumnIndexMetaData;
 use parquet::file::page_index::offset_index::OffsetIndexMetaData;
-use parquet::file::writer::{SerializedPageWriter, TrackedWrite};
+use parquet::file::writer::TrackedWrite;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::ops::Range;
@@ -46,9 +46,10 @@ const COPY_BYTES: usize = 1 << 20;
 ///
 /// Schema, key-value metadata, the cut into row groups (but for those that come out empty), sorting columns, codecs,
 /// versions of data pages, dictionaries, encodings, statistics and bloom filters stay as they are. Page indexes stay
-/// where every chunk of the source has its own. What goes: checksums of pages, sizes of pages, levels of codecs, and
-/// counts of distinct values, in the row groups that are written anew; and values of a fixed length that have a
-/// dictionary get pages of the second version there.
+/// where every chunk of the source has its own, and checksums of pages where some page of a chunk has one. What goes in
+/// the row groups that are written anew: levels of codecs and counts of distinct values. A chunk whose values are
+/// decoded (`chunk.rs`) loses its checksums, and gets pages of the second version where it has a dictionary of values of
+/// a fixed length.
 ///
 /// `goes_on` is asked between chunks; where it says no, [`Error::Stopped`] is what comes of it. Whatever fails, there
 /// is no target then. It is not synced.
@@ -237,16 +238,18 @@ impl Rewrite<'_, '_> {
                 format!("column {} has the codec {}, which is not supported", chunk.column_path(), chunk.compression());
             return Err(Error::source(self.file.path(), Some(start), problem));
         }
-        let index = self.file.metadata().column_index().filter(|_| self.has_column_index);
+        let metadata = self.file.metadata();
+        let column_index = metadata.column_index().map(|it| &it[group][column]);
+        let offset_index = metadata.offset_index().map(|it| &it[group][column]);
         let rewriting = Rewriting {
             source: self.file.source(),
             column: chunk,
             rows: source.num_rows() as u64,
             kept,
-            has_column_index: index.is_some_and(|it| !matches!(it[group][column], ColumnIndexMetaData::NONE)),
-            has_offset_index: self.has_offset_index,
+            column_index: column_index.filter(|it| !matches!(it, ColumnIndexMetaData::NONE)),
+            offset_index: offset_index.filter(|_| self.has_offset_index),
         };
-        let closed = rewriting.write(Box::new(SerializedPageWriter::new(&mut self.out)));
+        let closed = rewriting.write(&mut self.out);
         let closed = closed.map_err(|fault| match fault {
             Fault::Source(error) => self.file.decoding(Some(start), &error),
             Fault::Sink(error) => self.writing(&error),
@@ -255,7 +258,7 @@ impl Rewrite<'_, '_> {
             let problem = format!("column {} has {} rows, its group {rows}", chunk.column_path(), closed.rows_written);
             return Err(Error::source(self.file.path(), Some(start), problem));
         }
-        let has_index = rewriting.has_column_index;
+        let has_index = rewriting.column_index.is_some();
         Ok(Chunk {
             metadata: closed.metadata,
             column_index: closed.column_index.filter(|_| has_index),

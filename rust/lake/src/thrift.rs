@@ -3,6 +3,7 @@
 //! The crate `parquet` allocates what some of these counts claim, and recurses as deep as a schema does. So everything
 //! is read here first.
 
+use crate::levels::put_varint;
 use parquet::basic::Encoding;
 
 /// Levels of structs and lists. The format needs eight; unknown fields may have more.
@@ -329,6 +330,66 @@ pub(crate) fn header(bytes: &[u8]) -> Result<Header, Broken> {
     })
 }
 
+/// Appends the header of a page that holds data.
+pub(crate) fn put_header(kind: Kind, uncompressed: i32, compressed: i32, crc: Option<u32>, out: &mut Vec<u8>) {
+    let mut own = Writer { out, last: 0 };
+    let (number, at) = if matches!(kind, Kind::Second { .. }) { (3, 8) } else { (0, 5) };
+    own.int(1, number);
+    own.int(2, uncompressed);
+    own.int(3, compressed);
+    if let Some(crc) = crc {
+        own.int(4, crc.cast_signed());
+    }
+    let mut inner = own.structure(at);
+    match kind {
+        Kind::First { values, encoding, definitions, repetitions } => {
+            inner.int(1, values.cast_signed());
+            inner.int(2, encoding as i32);
+            inner.int(3, definitions as i32);
+            inner.int(4, repetitions as i32);
+        }
+        Kind::Second { values, nulls, rows, encoding, definitions, repetitions, is_compressed } => {
+            inner.int(1, values.cast_signed());
+            inner.int(2, nulls.cast_signed());
+            inner.int(3, rows.cast_signed());
+            inner.int(4, encoding as i32);
+            inner.int(5, definitions.cast_signed());
+            inner.int(6, repetitions.cast_signed());
+            inner.flag(7, is_compressed);
+        }
+        Kind::Dictionary { .. } | Kind::Index => unreachable!("copied as they are"),
+    }
+    // The ends of both structs.
+    out.extend_from_slice(&[0, 0]);
+}
+
+/// Writes fields of a struct, whose ids go up.
+struct Writer<'a> {
+    out: &'a mut Vec<u8>,
+    last: u8,
+}
+
+impl Writer<'_> {
+    fn field(&mut self, id: u8, kind: u8) {
+        self.out.push((id - self.last) << 4 | kind);
+        self.last = id;
+    }
+
+    fn int(&mut self, id: u8, value: i32) {
+        self.field(id, 5);
+        put_varint((value << 1 ^ value >> 31).cast_unsigned(), self.out);
+    }
+
+    fn flag(&mut self, id: u8, value: bool) {
+        self.field(id, if value { 1 } else { 2 });
+    }
+
+    fn structure(&mut self, id: u8) -> Writer<'_> {
+        self.field(id, 12);
+        Writer { out: self.out, last: 0 }
+    }
+}
+
 #[cfg(test)]
 #[expect(clippy::unwrap_used, reason = "tests")]
 mod tests {
@@ -344,6 +405,34 @@ mod tests {
         assert_eq!(header(&DICTIONARY), Ok(expected));
         for length in 0..14 {
             assert_eq!(header(&DICTIONARY[..length]), Err(Broken::Short), "{length}");
+        }
+    }
+
+    #[test]
+    fn headers_that_are_written_are_read_again() {
+        let first = Kind::First {
+            values: 70_000,
+            encoding: Encoding::RLE_DICTIONARY,
+            definitions: Encoding::RLE,
+            repetitions: Encoding::BIT_PACKED,
+        };
+        let second = |is_compressed| Kind::Second {
+            values: 3,
+            nulls: 1,
+            rows: 2,
+            encoding: Encoding::PLAIN,
+            definitions: 200,
+            repetitions: 0,
+            is_compressed,
+        };
+        for kind in [first, second(false), second(true)] {
+            for crc in [None, Some(7), Some(u32::MAX), Some(1 << 31)] {
+                let mut bytes = vec![];
+                put_header(kind, i32::MAX, 12, crc, &mut bytes);
+                let expected =
+                    Header { bytes: bytes.len(), compressed: 12, uncompressed: i32::MAX as usize, crc, kind };
+                assert_eq!(header(&bytes), Ok(expected));
+            }
         }
     }
 

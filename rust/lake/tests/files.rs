@@ -448,3 +448,44 @@ fn bounds_of_pages_hold_for_their_rows() {
         assert_eq!(index.max_value(page).unwrap()[..6], greatest);
     }
 }
+
+/// Pages that were copied beside pages that were cut.
+#[test]
+fn page_indexes_tell_of_every_page_what_is_in_it() {
+    let folder = Folder::new("indexes");
+    let all: Vec<usize> = (0..4000).collect();
+    let is_lost = |row: usize| (100..150).contains(&row) || row % 700 == 5 || (2100..2400).contains(&row);
+    let lost: Vec<u64> = all.iter().filter(|&&row| is_lost(row)).map(|&row| row as u64).collect();
+    let kept: Vec<usize> = all.iter().copied().filter(|&row| !is_lost(row)).collect();
+    let of = || WriterProperties::builder().set_data_page_row_count_limit(70).set_write_batch_size(10);
+    for (name, properties) in [
+        ("plain", of().set_dictionary_enabled(false)),
+        ("fallback", of().set_dictionary_page_size_limit(20_000).set_compression(Compression::SNAPPY)),
+        ("dictionary", of().set_dictionary_page_size_limit(1 << 24)),
+        ("second", of().set_writer_version(WriterVersion::PARQUET_2_0).set_dictionary_page_size_limit(1 << 24)),
+    ] {
+        let [source, target] = ["source", "target"].map(|it| folder.path(&format!("{name}-{it}")));
+        write_texts(&source, &all, 9, properties.set_encoding(Encoding::PLAIN).build());
+        let ranges = RowRanges::new(&lost, &vec![1; lost.len()]).unwrap();
+        rewrite(opened(&source), &target, &ranges, false, &mut || true).unwrap();
+        let metadata = with_page_indexes(&target);
+        let chunk = metadata.row_group(0).column(1);
+        let (index, pages) = (&metadata.column_index().unwrap()[0][1], &metadata.offset_index().unwrap()[0][1]);
+        assert_eq!(index.get_boundary_order(), Some(BoundaryOrder::ASCENDING), "{name}");
+        let ColumnIndexMetaData::BYTE_ARRAY(index) = index else { panic!("{index:?}") };
+        let told = [chunk.statistics().unwrap().min_bytes_opt(), chunk.statistics().unwrap().max_bytes_opt()];
+        let ends = [kept[0], *kept.last().unwrap()].map(|row| format!("{row:06}").into_bytes());
+        assert!(told.iter().zip(&ends).all(|(told, end)| told.unwrap().starts_with(end)), "{name}");
+        let starts: Vec<usize> = pages.page_locations().iter().map(|it| it.first_row_index as usize).collect();
+        assert!(starts.len() > 30, "{name}: {starts:?}");
+        let lengths = pages.unencoded_byte_array_data_bytes().unwrap();
+        assert_eq!(lengths.iter().sum::<i64>(), chunk.unencoded_byte_array_data_bytes().unwrap(), "{name}");
+        for (page, &start) in starts.iter().enumerate() {
+            let end = starts.get(page + 1).copied().unwrap_or(kept.len());
+            let [least, greatest] = [kept[start], kept[end - 1]].map(|row| format!("{row:06}").into_bytes());
+            assert_eq!(index.min_value(page).unwrap()[..6], least, "{name}");
+            assert_eq!(index.max_value(page).unwrap()[..6], greatest, "{name}");
+        }
+        assert_eq!(rows(&target).len(), kept.len());
+    }
+}

@@ -1,0 +1,340 @@
+"""What the metadata of a job cost: a state of many versions, a ledger of many files, a run with many new files.
+
+`python bench/metadata.py [history] [ledger] [run] [--versions N ...] [--files N ...] [--ledger N ...]` prints a table
+each. Nothing is deduplicated here: versions are written into the state as their decisions are, the tasks of a run
+answer at once, and a sink that shows nothing takes the place of a folder. So the figures are the driver's alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+from unittest import mock
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from fencepost import state
+from fencepost.lake import DedupJob
+from fencepost.lake.files import Files
+from fencepost.lake.run import Run
+from fencepost.lake.scan import ScanItem, Scanned
+from fencepost.lake.sources import list_of
+from fencepost.lake.storage import LocalStorage
+from fencepost.lake.write import WriteItem, Written
+from fencepost.state import segments
+from fencepost.state.decision import Decision
+from fencepost.state.ledger import extend_ledger, new_files
+from fencepost.state.sinks import RunFolders
+from fencepost.state.stores import MemoryStore
+
+PAGE = 1_000
+"""Names that a request of a listing gives."""
+ROUND_TRIP_MS = 20
+"""Of a request, by which an object store's seconds are computed."""
+FOLDER_FILES = 1_000
+"""Files of a folder of the source."""
+REAL = 160
+"""Versions at the end of a history whose decisions are there; of those before only the names are."""
+ROWS = pa.schema([("pid", pa.int64()), ("epoch", pa.int64()), ("partition", pa.int64()), ("seq", pa.int64())])
+
+
+@dataclass
+class Cost:
+    """Of one call."""
+
+    seconds: float
+    cpu_seconds: float
+    requests: int
+    read_bytes: int
+    written_bytes: int
+    peak_mb: float = 0.0
+    """How much more the process has held at its worst, as far as it had not before."""
+
+
+class Counted(MemoryStore):
+    """An object store in memory that counts requests, and has the names of a long history without its objects."""
+
+    requests: ClassVar[Counter[str]] = Counter()
+    old: ClassVar[int] = 0
+    """Versions of which only the names are there."""
+
+    def put(self, name: str, data: bytes) -> bool:
+        self._count("put", written=len(data))
+        return super().put(name, data)
+
+    def replace(self, name: str, data: bytes) -> None:
+        self._count("put", written=len(data))
+        self.objects[name] = data
+
+    def read(self, name: str, offset: int | None = None, length: int | None = None) -> bytes:
+        try:
+            data = super().read(name, offset, length)
+        except FileNotFoundError:
+            self._count("get")
+            raise
+        self._count("get", read=len(data))
+        return data
+
+    def exists(self, name: str) -> bool:
+        self._count("head")
+        folder, _, rest = name.partition("/")
+        number = rest.removesuffix(".json")
+        is_old = folder in ("log", "done") and number.isdigit() and 1 <= int(number) <= self.old
+        return is_old or super().exists(name)
+
+    def list(self, prefix: str) -> list[str]:
+        names = super().list(prefix)
+        if prefix in ("log", "done"):
+            names += [f"{prefix}/{it}{'.json' * (prefix == 'log')}" for it in range(1, self.old + 1)]
+        self._count("list", 1 + len(names) // PAGE)
+        return names
+
+    def delete(self, names: Any) -> None:
+        wanted = [*names]
+        self._count("delete", -(-len(wanted) // PAGE))
+        super().delete(wanted)
+
+    @classmethod
+    def _count(cls, kind: str, requests: int = 1, read: int = 0, written: int = 0) -> None:
+        cls.requests.update({kind: requests, "requests": requests, "read": read, "written": written})
+
+
+class Hidden(RunFolders):
+    """A sink that shows nothing, and never says that something is gone: the figures are those of the state."""
+
+    def check(self, state: state.State) -> None:
+        state.seen()
+
+    def probe(self, version: int, attempt: str) -> None: ...
+
+    def claim(self, state_id: str) -> None: ...
+
+    def collect(self, version: int, attempt: str, winners: dict[str, str]) -> str:
+        return f"_prepare/{version}-{attempt}/run"
+
+    def apply(self, decision: Decision) -> str:
+        return "applied"
+
+
+def measured(call: Callable[[], Any]) -> tuple[Cost, Any]:
+    Counted.requests.clear()
+    segments.CACHE.clear()
+    held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    began, cpu_began = time.perf_counter(), time.process_time()
+    found = call()
+    seconds, cpu_seconds = time.perf_counter() - began, time.process_time() - cpu_began
+    counts = Counted.requests
+    peak_mb = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - held) / 1024
+    return Cost(seconds, cpu_seconds, counts["requests"], counts["read"], counts["written"], peak_mb), found
+
+
+@contextmanager
+def in_memory(name: str) -> Iterator[str]:
+    """The URI of a state whose requests are counted."""
+    uri = f"memory://bench-metadata-{name}"
+    with (
+        mock.patch.object(state.stores, "MemoryStore", Counted),
+        mock.patch.object(Counted, "old", 0),
+    ):
+        try:
+            yield uri
+        finally:
+            MemoryStore._all.pop(uri, None)
+
+
+# A long history
+
+
+def lengthen(uri: str, versions: int) -> None:
+    """Let a state of one version have so many, as if each had run like the first."""
+    store = Counted(uri)
+    text = json.loads(store.objects["log/1.json"])
+    settings = store.objects["state.json"]
+    store.objects.clear()
+    store.objects["state.json"] = settings
+    first = max(1, versions - REAL + 1)
+    Counted.old = first - 1
+    previous: str | None = None if first == 1 else state.decision.sha256(b"the version before")
+    for version in range(first, versions + 1):
+        attempt = f"{version:032x}"
+        own = {"version": version, "builds_on": version - 1, "previous": previous, "attempt": attempt, "breaks": []}
+        kept = {"oldest": max(1, version - 99), "collected": max(1, version - 99), "listing": None}
+        files = {"ledger": {**text["ledger"]}}
+        fields = text | own | {name: it for name, it in kept.items() if name in text} | files
+        data = (json.dumps(fields) + "\n").encode()
+        previous = state.decision.sha256(data)
+        done = {"format": text["format"], "status": "applied", "decision": previous}
+        store.objects[f"log/{version}.json"] = data
+        store.objects[f"done/{version}"] = (json.dumps(done) + "\n").encode()
+    store.objects["hint"] = json.dumps({"format": text["format"], "done": versions}).encode()
+
+
+def history(root: Path, versions: int) -> dict[str, Cost]:
+    """What a state of so many versions costs."""
+    (root / "source").mkdir(parents=True)
+    with in_memory(f"{root.name}-{versions}") as uri:
+
+        def job() -> DedupJob:
+            return DedupJob(root / "source", uri, Hidden(root / "sink", state.disk.Disk(sync=False)), settle_ms=0)
+
+        write_rows(root / "source/0.parquet", 0)
+        job().run()
+        segments = {name: it for name, it in Counted(uri).objects.items() if name.startswith("segments/")}
+        lengthen(uri, versions)
+        Counted(uri).objects.update(segments)
+        costs = {}
+        costs["open"], opened = measured(lambda: state.open(uri).latest())
+        assert opened is not None
+        assert opened.version == versions
+        job().run()  # whatever a first run after the change of the state does once
+        costs["no-op"], report = measured(lambda: job().run())
+        assert report.version is None, report
+        write_rows(root / "source/1.parquet", 1)
+        costs["one file"], report = measured(lambda: job().run())
+        assert (report.version, report.files) == (versions + 1, 1), report
+        costs["no-op behind it"], report = measured(lambda: job().run())
+        assert report.version is None, report
+        return costs
+
+
+def write_rows(path: Path, number: int) -> None:
+    rows = np.arange(8)
+    pq.write_table(pa.table([0 * rows + number, 0 * rows, 0 * rows, rows], schema=ROWS), path)
+
+
+# Many files
+
+
+def listed(files: int, first: int = 0) -> Files:
+    """So many files as a landing zone has them, by their path."""
+    numbers = range(first, first + files)
+    paths = [
+        f"day={it // (24 * FOLDER_FILES):05}/hour={it // FOLDER_FILES % 24:02}/{it:012x}.parquet" for it in numbers
+    ]
+    same = [1_800_000_000_000_000_000 + it for it in numbers]
+    return Files("/source", paths, [1 << 20] * files, same, [*numbers], [""] * files, [None] * files)
+
+
+def ledger(root: Path, files: int) -> dict[str, Cost]:
+    """What it costs to tell the new file from so many that were read, and to note it."""
+    store = Counted(f"memory://ledger-{root.name}-{files}")
+    parts = None
+    at_once = 1_000_000
+    for version, first in enumerate(range(0, files, at_once), 1):
+        some = [list_of(listed(min(at_once, files - first), first))]
+        parts = extend_ledger(store, parts, version, "a", some)
+    costs = {}
+    try:
+        day = min(files, 24 * FOLDER_FILES)
+        for name, count in {"one day and a new file": day, "all and a new file": files}.items():
+            if count > 10_000_000:
+                continue
+            listing = list_of(listed(count + 1, files - count))
+            costs[name], found = measured(lambda listing=listing: new_files(store, parts, listing))
+            assert found == ([count], {}), found
+        one = [list_of(listed(1, files))]
+        costs["note one"], _ = measured(lambda: extend_ledger(store, parts, 10**6, "b", one))
+        return costs
+    finally:
+        MemoryStore._all.pop(store.uri, None)
+
+
+class Instant:
+    """An engine whose tasks answer at once: each file has one row, without identity."""
+
+    name, in_process, slots = "instant", True, 2_000
+
+    def run(self, stage: str, work: Any, items: Sequence[Any], progress: Any = None) -> list[Any]:
+        return [(0.0, self._answer(stage, item)) for item in items]
+
+    def _answer(self, stage: str, item: Any) -> Any:
+        if isinstance(item, ScanItem):
+            count = len(item.files)
+            return Scanned(
+                first=item.first,
+                status=["read"] * count,
+                reason=[""] * count,
+                files=item.files,
+                rows=[1] * count,
+                untracked=[1] * count,
+                footer_crc=[*range(item.first, item.first + count)],
+                schema=[0] * count,
+                schemas=[ROWS],
+            )
+        assert isinstance(item, WriteItem), stage
+        names = [f"part-{item.first + place}.parquet" for place in range(len(item.files))]
+        return Written(names=[*names], rows=item.rows, bytes=item.files.bytes, footer_crc=item.footer_crc)
+
+
+def run(root: Path, files: int) -> tuple[dict[str, Cost], dict[str, float]]:
+    """A run with so many new files, one that finds nothing new, and one that finds one more."""
+    (root / "source").mkdir(parents=True)
+    there = [listed(files)]
+    with (
+        in_memory(f"{root.name}-{files}") as uri,
+        mock.patch.object(LocalStorage, "list", side_effect=lambda *_: there[0]),
+    ):
+
+        def go() -> Run:
+            sink = Hidden(root / "sink", state.disk.Disk(sync=False))
+            found = Run(DedupJob(root / "source", uri, sink, engine=Instant(), settle_ms=0, plan="interval"))
+            found.report = found.run()  # type: ignore[attr-defined]
+            return found
+
+        costs = {}
+        costs["run"], first = measured(go)
+        assert first.report.files == files
+        costs["no-op"], nothing = measured(go)
+        assert nothing.report.version is None
+        there[0] = listed(files + 1)
+        costs["one file"], one = measured(go)
+        assert one.report.files == 1
+        return costs, first.seconds
+
+
+# Tables
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("parts", nargs="*", default=["history", "ledger", "run"])
+    parser.add_argument("--versions", type=int, nargs="*", default=[10**4, 10**5, 10**6])
+    parser.add_argument("--files", type=int, nargs="*", default=[10**4, 10**5, 10**6])
+    parser.add_argument("--ledger", type=int, nargs="*", default=[10**6, 10**7])
+    given = parser.parse_args()
+    for part in given.parts:
+        sizes = {"history": given.versions, "ledger": given.ledger, "run": given.files}[part]
+        print(f"\n| {part} | | requests | s | CPU s | s in a store | MB read | MB written | MB held |")
+        print("|---|---:|---:|---:|---:|---:|---:|---:|---:|")
+        for size in sizes:
+            with tempfile.TemporaryDirectory(prefix="fencepost-") as folder:
+                show(part, size, Path(folder))
+
+
+def show(part: str, size: int, root: Path) -> None:
+    seconds: dict[str, float] = {}
+    if part == "run":
+        costs, seconds = run(root, size)
+    else:
+        costs = {"history": history, "ledger": ledger}[part](root, size)
+    for name, it in costs.items():
+        in_store = it.seconds + it.requests * ROUND_TRIP_MS / 1e3
+        megabytes = f"{it.read_bytes / 1e6:.2f} | {it.written_bytes / 1e6:.2f} | {it.peak_mb:.0f}"
+        seconds_of = f"{it.seconds:.3f} | {it.cpu_seconds:.3f} | {in_store:.2f}"
+        print(f"| {name} | {size:,} | {it.requests} | {seconds_of} | {megabytes} |", flush=True)
+    if seconds:
+        print("| " + ", ".join(f"{step} {it:.1f} s" for step, it in seconds.items()) + " |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
