@@ -168,7 +168,7 @@ def lengthen(uri: str, versions: int) -> None:
     for version in range(first, versions + 1):
         attempt = f"{version:032x}"
         own = {"version": version, "builds_on": version - 1, "previous": previous, "attempt": attempt, "breaks": []}
-        kept = {"oldest": max(1, version - 99), "collected": max(1, version - 99), "listing": None}
+        kept = {"oldest": max(1, version - 99), "collected": max(1, version - 99)}
         files = {"ledger": {**text["ledger"]}}
         fields = text | own | {name: it for name, it in kept.items() if name in text} | files
         data = (json.dumps(fields) + "\n").encode()
