@@ -35,7 +35,7 @@ from fencepost.state import segments
 from fencepost.state.decision import Decision
 from fencepost.state.ledger import extend_ledger, new_files
 from fencepost.state.sinks import RunFolders
-from fencepost.state.stores import MemoryStore
+from fencepost.state.stores import MemoryStore, _MemoryWriter
 
 PAGE = 1_000
 """Names that a request of a listing gives."""
@@ -104,9 +104,18 @@ class Counted(MemoryStore):
         self._count("delete", -(-len(wanted) // PAGE))
         super().delete(wanted)
 
+    def writer(self, name: str) -> _MemoryWriter:
+        return CountedWriter(self, name)
+
     @classmethod
     def _count(cls, kind: str, requests: int = 1, read: int = 0, written: int = 0) -> None:
         cls.requests.update({kind: requests, "requests": requests, "read": read, "written": written})
+
+
+class CountedWriter(_MemoryWriter):
+    def close(self) -> None:
+        Counted._count("put", written=sum(map(len, self.parts)))
+        super().close()
 
 
 class Hidden(RunFolders):
@@ -168,7 +177,7 @@ def lengthen(uri: str, versions: int) -> None:
     for version in range(first, versions + 1):
         attempt = f"{version:032x}"
         own = {"version": version, "builds_on": version - 1, "previous": previous, "attempt": attempt, "breaks": []}
-        kept = {"oldest": max(1, version - 99), "collected": max(1, version - 99), "listing": None}
+        kept = {"oldest": max(1, version - 99), "collected": max(1, version - 99)}
         files = {"ledger": {**text["ledger"]}}
         fields = text | own | {name: it for name, it in kept.items() if name in text} | files
         data = (json.dumps(fields) + "\n").encode()

@@ -40,7 +40,7 @@ LAYOUTS = ("run", "delta", IN_PLACE)
 MARKER = "_fencepost.json"
 PREPARE = "_prepare"
 CHECKED = 1_000
-"""Of how many versions, the newest, a run checks that their folders are there."""
+"""Of how many versions, the newest, a run checks that their folders are there; and that none is of so many after."""
 EMPTY_NAME, ABANDONED_NAME = "_empty", "_abandoned"
 
 
@@ -117,11 +117,10 @@ class RunFolders:
                 f"{self.path}: run={gone} is gone, though version {gone} was written: put it back, or make "
                 "an empty folder of that name if nobody wants its rows any more"
             )
-        if os.path.lexists(f"{self.path}/run={decided + 1}") and state.decided() == decided:
-            raise SinkChangedError(
-                f"{self.path}: run={decided + 1} is there, though no such version was decided: the state is older than "
-                "the sink. Put back the newer one"
-            )
+        following = range(decided + 1, decided + CHECKED + 1)
+        unknown = next((it for it in following if os.path.lexists(f"{self.path}/run={it}")), None)
+        if unknown is not None and state.decided() < unknown:
+            raise SinkChangedError(f"{self.path}: run={unknown} is there, though no such version was decided")
 
     def _check_new(self, done: int) -> None:
         if done:
