@@ -169,7 +169,7 @@ test-free-threaded: dist/native-free-threaded ## The thread tests on a CPython w
 	.venv-free-threaded/bin/python -m pytest tests/test_threads.py --deselect tests/test_threads.py::test_the_measure_tells_a_held_interpreter
 
 # Jobs and their states. What is in neither list is in test-python.
-JOB_TESTS := $(wildcard $(patsubst %,tests/test_%.py,lake* delta* faults in_place kept_content object_sinks object_sources operations protocol retention schemas secrets segments slices \
+JOB_TESTS := $(wildcard $(patsubst %,tests/test_%.py,lake* delta* iceberg* faults in_place kept_content object_sinks object_sources operations protocol retention schemas secrets segments slices \
 	state stores task_plan vectors))
 BENCH_TESTS := tests/test_bench.py
 test-python: $(VENV)/tests ## Everything in Python that has no suite of its own
@@ -183,7 +183,7 @@ test-bench: java $(VENV)/tests ## The benchmarks with few rows: every answer is 
 
 # Contestants of the benchmarks beside ours, and stubs of modules that are their own stubs.
 test-marked: java postgresql $(VENV)/tests $(JARS_IF_MAVEN) ## The tests that `make test` leaves out
-	$(TIMED) $(BIN)/python -m pytest -m matrix tests/test_bench.py tests/test_package.py
+	$(TIMED) $(BIN)/python -m pytest -m matrix tests/test_bench.py tests/test_package.py tests/test_iceberg.py
 	$(TIMED) $(BIN)/python -m pytest -m matrix tests/sql
 	$(call with_jars,-m matrix tests/spark_delta)
 	$(call with_jars,-m matrix tests/kafka)
@@ -219,7 +219,7 @@ test-cluster: java $(VENV)/tests dist/environment.tar.gz ## A cluster of two wor
 	$(TIMED) $(BIN)/python -m pytest tests/cluster
 
 # Each door once: DataFrames, SQL, functions, jobs, streams, Kafka's log, a table of a database. The whole lacks what needs an
-# S3 server, which this environment does not have.
+# S3 server or PyIceberg, which this environment does not have.
 SPARK43_PART := $(addprefix tests/spark/test_spark_,package.py engine.py job.py rules.py::test_the_book_holds[arrow-3] \
 	deduplicate.py::TestColumns sql.py::test_the_function sql.py::test_the_table_function \
 	udf.py::test_each_row_gets_its_verdict udf.py::test_detail_names_the_sequences_jumped_over \
@@ -228,7 +228,7 @@ SPARK43_PART := $(addprefix tests/spark/test_spark_,package.py engine.py job.py 
 	kafka_log.py::test_records_are_those_of_the_log staged.py::test_a_job_on_spark)
 test-spark43 test-spark43-part: java postgresql $(VENV43)/tests ## The Spark suite on the newest PySpark
 	PYSPARK_PYTHON=$(abspath $(VENV43)/bin/python) $(TIMED) $(VENV43)/bin/python -m pytest \
-		$(if $(findstring part,$@),$(SPARK43_PART),tests/spark $(patsubst %,--ignore=tests/spark/test_spark_%.py,secrets hadoop object_sources))
+		$(if $(findstring part,$@),$(SPARK43_PART),tests/spark $(patsubst %,--ignore=tests/spark/test_spark_%.py,secrets hadoop object_sources iceberg))
 
 bench: java $(VENV)/installed ## Minutes: small sizes, every contestant, answers checked
 	$(BIN)/python bench/run.py --quick

@@ -18,7 +18,6 @@ from fencepost.lake.schemas import to_text
 from fencepost.lake.write import Written
 from fencepost.state.changelog import corrections, write_lines
 from fencepost.state.decision import Decision, Deferred, Inputs, Marked, Outputs, Shards, SideFiles
-from fencepost.state.hive import hive_folders
 from fencepost.state.ledger import file_table
 from fencepost.state.retention import next_oldest
 
@@ -38,7 +37,7 @@ def make_decision(
     if not len(found.read) and not len(found.quarantined) and not run.has_moved and found.deferred == known:
         return None
     ordinals = np.cumsum(found.is_read) - 1
-    outputs, winners = _outputs(found, written, ordinals)
+    outputs, winners = _outputs(run, found, written, ordinals)
     sides, side_winners = _side_files(run, found, judged, written, ordinals)
     marked = Marked.of(it | {"ordinal": int(ordinals[it["ordinal"]])} for group in written for it in group.marked)
     if not run.is_seed:
@@ -123,7 +122,7 @@ def _side_files(
     places: dict[str, str] = {}
     for group in written:
         for ordinal, verdict, written_name, count, size, crc in group.rejects:
-            hive = hive_folders(found.files.paths[ordinal])
+            hive = run.folders_of(found.files.paths[ordinal])
             name = f"_rejects/verdict={verdict}/{hive}part-{ordinals[ordinal]:05}.parquet"
             places[name] = written_name
             rows.append({"table": "rejects", "name": name, "rows": count, "bytes": size, "footer_crc": crc})
@@ -170,7 +169,9 @@ def _inputs(found: Found) -> Inputs:
     )
 
 
-def _outputs(found: Found, written: list[Written], ordinals: npt.NDArray[np.int64]) -> tuple[Outputs, dict[str, str]]:
+def _outputs(
+    run: Run, found: Found, written: list[Written], ordinals: npt.NDArray[np.int64]
+) -> tuple[Outputs, dict[str, str]]:
     """The files with kept rows, and their names until now."""
     names = [name for group in written for name in group.names]
     places = [place for place, name in enumerate(names) if name is not None]
@@ -179,7 +180,7 @@ def _outputs(found: Found, written: list[Written], ordinals: npt.NDArray[np.int6
         values = [it for group in written for it in getattr(group, column)]
         columns[column] = [values[place] for place in places]
     folders = found.files.folders()
-    hive = {folder: hive_folders(folder) for folder in dict.fromkeys(folders)}
+    hive = {folder: run.folders_of(folder) for folder in dict.fromkeys(folders)}
     columns["name"] = [
         f"{hive[folders[place]]}part-{ordinal:05}.parquet"
         for place, ordinal in zip(places, columns["ordinal"], strict=True)

@@ -34,16 +34,15 @@ from fencepost.lake.report import RunReport
 from fencepost.lake.run import Run
 from fencepost.lake.scan import check_names
 from fencepost.lake.schemas import SchemaRule
-from fencepost.lake.sources import Given
-from fencepost.lake.storage import open_storage
+from fencepost.lake.sources import Given, open_place
 from fencepost.lake.write import Rejects
 from fencepost.policy import Columns, Policy, resolve, resolve_columns
 from fencepost.state.commit import Sink
 from fencepost.state.decision import Settings
-from fencepost.state.delta import check_library, is_delta, is_delta_sink
+from fencepost.state.delta import is_delta
 from fencepost.state.disk import Disk
 from fencepost.state.retention import KEEP_VERSIONS, KEEP_VERSIONS_MS, Retention
-from fencepost.state.sinks import IN_PLACE, ForJobs, open_sink
+from fencepost.state.sinks import IN_PLACE, ForJobs, layout_of, open_sink
 from fencepost.state.stores import absolute, is_local, open_store
 from fencepost.state.versions import State
 
@@ -61,14 +60,15 @@ class DedupJob:
 
     `source`: a folder of Parquet files, or a prefix of an object store (`s3://`, `gs://`, `az://`) with such files, of
     which each run reads those that no earlier run has read; a Delta table in a local folder, of which each run reads
-    what was appended since; or a `KafkaLog`, likewise. `state`: a folder or the URI of an object store
-    (`fencepost.state.open_store`) that the job makes and owns. `sink`: a folder that it makes and owns; version n
-    appears in it at once as `run=<n>/`, one file per input file of which rows are kept, in the Hive-style folders that
-    it came from, or as one transaction of a Delta table. Or a prefix of an object store, where the files of a version
-    appear one after the other, and then `run=<n>/_SUCCESS`, which lists them (`fencepost.lake.shown_files`). None of
-    the three may lie in another, but a Delta table may be both source and sink: then rows that are not kept are taken
-    out of it, where it stands. `sink` may also be a sink itself, such as those of `fencepost.state.sinks`, or a
-    `fencepost.sql.SqlSink`.
+    what was appended since; an Iceberg table by its name (`iceberg://<catalog>/<namespace>.<table>`), likewise; or a
+    `KafkaLog`, likewise. `state`: a folder or the URI of an object store (`fencepost.state.open_store`) that the job
+    makes and owns. `sink`: a folder that it makes and owns; version n appears in it at once as `run=<n>/`, one file per
+    input file of which rows are kept, in the Hive-style folders that it came from, or as one transaction of a Delta
+    table. Or a prefix of an object store, where the files of a version appear one after the other, and then
+    `run=<n>/_SUCCESS`, which lists them (`fencepost.lake.shown_files`). Or an Iceberg table by its name, of which each
+    version is one snapshot. None of the three may lie in another, but a Delta table may be both source and sink: then
+    rows that are not kept are taken out of it, where it stands. `sink` may also be a sink itself, such as those of
+    `fencepost.state.sinks`, or a `fencepost.sql.SqlSink`.
 
     `policy`: a preset name or a Policy. `columns`: where the identity stands, a Columns or the name of a preset
     (`Columns.preset`), the policy's columns unless given; they may stand in the names of Hive-style folders. `scope`:
@@ -117,11 +117,12 @@ class DedupJob:
     "strict" refuses a file whose columns or types differ from those of the sink's files, before anything is decided, as
     a file of wrong columns (`on_bad_file`). "merge" also takes new and missing columns, which are null elsewhere, and
     other widths of a type (`fencepost.lake.schemas`); no file is rewritten, `fencepost.lake.dataset` and
-    `fencepost_spark.read_sink` read all of them by one schema. For sinks of folders and prefixes: a table has columns
-    of its own. `engine`: where tasks run, threads of this process unless given. `source_immutable`: files of the source
-    never change once they are there, so outputs that are equal to their inputs may be hard links. `sync=False`: do not
-    wait for disks; a power loss may then cost the state. `state_options`, `source_options`, `sink_options`: of the
-    object stores that they are in, see `fencepost.state.open_store`.
+    `fencepost_spark.read_sink` read all of them by one schema. An Iceberg table gets such columns in the transaction
+    that adds the files. Other tables have columns of their own. `engine`: where tasks run, threads of this process
+    unless given. `source_immutable`: files of the source never change once they are there, so outputs that are equal to
+    their inputs may be hard links. `sync=False`: do not wait for disks; a power loss may then cost the state.
+    `state_options`, `source_options`, `sink_options`: of the object stores that they are in, see
+    `fencepost.state.open_store`; of an Iceberg table, the properties of its catalog.
 
     `keep_versions`, `keep_versions_ms`: which versions of the state can be gone back to (`State.rollback`), 100 and a
     week unless given: the so many newest, and those that were the newest at some time in the last so many milliseconds,
@@ -209,8 +210,8 @@ class DedupJob:
                 raise ValueError(f"{name}={value}: at least 1 was expected")
         if max_idle_ms is None and clock_gap_max_ms is not None:
             raise ValueError(f"clock_gap_max_ms={clock_gap_max_ms}: without max_idle_ms there is no clock")
-        self.source = source.name if isinstance(source, KafkaLog) else absolute(source)
-        self.source_options = source_options
+        opened = open_place(source if isinstance(source, KafkaLog) else absolute(source), source_options)
+        self.source, self.source_options = opened.place, source_options
         self.policy, self.scope, self.shards = policy, scope, shards
         self.rejected_max, self.rejects, self.on_reset = rejected_max, rejects, on_reset
         self.reset_rows_min = reset_rows_min
@@ -230,13 +231,8 @@ class DedupJob:
         self.disk = Disk(sync)
         uri = absolute(state)
         self.state = State(open_store(uri, sync=sync, options=state_options))
-        if not isinstance(source, KafkaLog):
-            open_storage(self.source, source_options)  # so that wrong options show here
-        is_table = is_local(self.source) and is_delta(self.source)
-        if is_table:
-            check_library(self.source)
         self.files_max, self.bytes_max = files_max, bytes_max
-        if (files_max or bytes_max) and (is_table or self.log is not None):
+        if (files_max or bytes_max) and not opened.has_ledger:
             what = "files_max" if files_max else "bytes_max"
             raise ValueError(
                 f"{what}: {self.source} is read up to a position; only files of a folder or prefix are counted"
@@ -246,10 +242,10 @@ class DedupJob:
         if isinstance(sink, str | os.PathLike):
             sink = _open_sink(absolute(sink), layout, self.source, self.disk, sink_options)
         self.sink: Sink = sink
-        if schema != "strict" and not self.notes_schema:
+        if schema != "strict" and not self.sink.can_merge:
             raise SinkError(
-                f"{self.sink.location}: schema={schema!r} is for folders and prefixes: a table has columns of its own. "
-                "Add or widen them there"
+                f"{self.sink.location}: schema={schema!r} is for folders and prefixes, and for Iceberg tables: this "
+                "table has columns of its own. Add or widen them there"
             )
         self.schema = schema
         if self.is_in_place and str(self.sink.location) != self.source:
@@ -263,11 +259,6 @@ class DedupJob:
     def is_in_place(self) -> bool:
         """Whether rows are taken out of the source."""
         return self.sink.layout == IN_PLACE
-
-    @property
-    def notes_schema(self) -> bool:
-        """Whether the state keeps the columns of the sink's files, for no table does."""
-        return not (self.sink.has_schema or self.is_in_place)
 
     def run(self, progress: Progress | None = None) -> RunReport:
         """Finish what was decided, then read what is new. `progress(step, done, total)` is called along the way.
@@ -374,8 +365,7 @@ def _open_sink(place: str, layout: Layout | None, source: str, disk: Disk, optio
         if not is_local(place) or not is_delta(place) or layout == "run":
             raise SinkError(f"{place}: only a Delta table in a local folder can be both source and sink")
         return open_sink(place, IN_PLACE, disk)
-    is_table = is_local(place) and is_delta_sink(place)
-    return open_sink(place, layout or ("delta" if is_table else "run"), disk, options)
+    return open_sink(place, layout or layout_of(place), disk, options)
 
 
 def _check_apart(**places: str) -> None:

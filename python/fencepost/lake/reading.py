@@ -16,10 +16,9 @@ from pyarrow import fs
 from fencepost._native import parquet_footer
 from fencepost.errors import SinkError
 from fencepost.lake.schemas import from_text, merged
-from fencepost.state.delta import is_delta_sink
 from fencepost.state.disk import Disk
 from fencepost.state.prefix import RunPrefixes
-from fencepost.state.sinks import RunFolders, open_sink
+from fencepost.state.sinks import RunFolders, layout_of, open_sink
 from fencepost.state.stores import RemoteStore, absolute, is_local
 
 
@@ -80,8 +79,9 @@ def _schema_of(opened: RunFolders | RunPrefixes, name: str) -> pa.Schema:
 
 def _open(sink: str | os.PathLike[str], options: Mapping[str, Any] | None) -> RunFolders | RunPrefixes:
     place = absolute(sink)
-    if is_local(place) and is_delta_sink(place):
-        raise SinkError(f"{place}: a Delta table, which its own readers read")
+    layout = layout_of(place)
+    if layout != "run":
+        raise SinkError(f"{place}: a table ({layout}), which its own readers read")
     if is_local(place) and not Path(place).is_dir():
         raise SinkError(f"{place}: no such folder")
     opened = open_sink(place, "run", Disk(), options)

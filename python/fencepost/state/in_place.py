@@ -44,6 +44,7 @@ class InPlace(DeltaSink):
 
     layout = IN_PLACE
     has_schema = False
+    can_merge = False
 
     def check_table(self, table: DeltaTable) -> None:
         """See `DeltaSink`."""

@@ -43,6 +43,7 @@ class RunPrefixes:
 
     layout = "run"
     has_schema = False
+    can_merge = True
 
     def __init__(self, store: RemoteStore) -> None:
         self.store = store
@@ -97,6 +98,12 @@ class RunPrefixes:
 
     def look(self, before: Decision | None) -> None:
         """See `Sink`: prefixes have no versions of their own."""
+
+    def columns(self) -> None:
+        """See `Sink`: the state notes them."""
+
+    def columns_of(self, schema: Any) -> Any:
+        return schema
 
     def check_rows(self, schemas: dict[bytes, str], folders: Iterable[str]) -> dict[str, Any]:
         """See `Sink`: every file goes beneath a prefix just as it is."""
@@ -222,12 +229,7 @@ class RunPrefixes:
         return footer.footer_crc == crc
 
     def _copy(self, name: str, size: int, target: str) -> None:
-        if self.store.copy(self.store, name, size, target):
-            return
-        ranges, writer = self.store.object(name, size), self.store.writer(target)
-        for offset in range(0, size, STREAMED_BYTES):
-            writer.write(ranges.read(offset, min(STREAMED_BYTES, size - offset)))
-        writer.close()
+        copy_object(self.store, name, size, self.store, target)
 
     # What is there
 
@@ -283,6 +285,19 @@ class RunPrefixes:
             return self.store.read(name)
         except FileNotFoundError:
             return None
+
+
+def copy_object(origin: RemoteStore, name: str, size: int, store: RemoteStore, target: str) -> None:
+    """Copy an object of so many bytes to a name of a store, by the store itself where it can.
+
+    Raises FileNotFoundError.
+    """
+    if store.copy(origin, name, size, target):
+        return
+    ranges, writer = origin.object(name, size), store.writer(target)
+    for offset in range(0, size, STREAMED_BYTES):
+        writer.write(ranges.read(offset, min(STREAMED_BYTES, size - offset)))
+    writer.close()
 
 
 def _claim_of(version: int) -> str:

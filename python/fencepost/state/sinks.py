@@ -22,7 +22,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 from uuid import uuid4
 
 from fencepost.errors import SinkChangedError, SinkError
@@ -30,34 +30,78 @@ from fencepost.state import changelog
 from fencepost.state.commit import Sink
 from fencepost.state.decision import ABANDONED, APPLIED, Decision, Outputs, Settings, SideFiles
 from fencepost.state.disk import TEMPORARY, Disk, opened_folder
+from fencepost.state.iceberg_tables import is_iceberg
 from fencepost.state.scratch import FolderScratch
 from fencepost.state.stores import RemoteStore, is_local, open_store
 from fencepost.state.versions import State
 
 IN_PLACE = "in-place"
 """The layout of a table that is deduplicated where it stands."""
-LAYOUTS = ("run", "delta", IN_PLACE)
 MARKER = "_fencepost.json"
 PREPARE = "_prepare"
 EMPTY_NAME, ABANDONED_NAME = "_empty", "_abandoned"
 
 
 def open_sink(uri: str, layout: str, disk: Disk, options: Mapping[str, Any] | None = None) -> Sink:
-    """A sink by its place and layout, one of LAYOUTS. `options`: of an object store, see `fencepost.state.open_store`.
+    """A sink by its place and layout, one of KINDS. `options`: of an object store or a catalog, see
+    `fencepost.state.open_store` and `fencepost.state.iceberg_tables`.
 
     Raises SinkError where there is none for it.
     """
-    if not is_local(uri):
-        return _open_prefix(uri, layout, options)
-    path = Path(uri.removeprefix("file://"))
-    if layout == "run":
-        return RunFolders(path, disk)
-    if layout not in LAYOUTS:
-        raise SinkError(f"{path}: what its versions are shown by ('{layout}') is not known here: give the sink itself")
+    for kind in KINDS:
+        if kind.layout == layout:
+            return kind.open(uri, disk, options)
+    raise SinkError(f"{uri}: what its versions are shown by ('{layout}') is not known here: give the sink itself")
+
+
+def layout_of(place: str) -> str:
+    """The layout of what is at a place, or is to be there."""
+    return next(kind.layout for kind in KINDS if kind.is_at(place))
+
+
+def _open_folder(uri: str, disk: Disk, options: Mapping[str, Any] | None) -> Sink:
+    return RunFolders(Path(uri.removeprefix("file://")), disk) if is_local(uri) else _open_prefix(uri, "run", options)
+
+
+def _is_delta(place: str) -> bool:
+    from fencepost.state.delta import is_delta_sink
+
+    return is_local(place) and is_delta_sink(place)
+
+
+def _open_delta(uri: str, disk: Disk, options: Mapping[str, Any] | None) -> Sink:
     from fencepost.state.delta import DeltaSink
+
+    return DeltaSink(Path(uri.removeprefix("file://")), disk) if is_local(uri) else _open_prefix(uri, "delta", options)
+
+
+def _open_in_place(uri: str, disk: Disk, options: Mapping[str, Any] | None) -> Sink:
     from fencepost.state.in_place import InPlace
 
-    return InPlace(path, disk) if layout == IN_PLACE else DeltaSink(path, disk)
+    return InPlace(Path(uri.removeprefix("file://")), disk) if is_local(uri) else _open_prefix(uri, IN_PLACE, options)
+
+
+def _open_iceberg(uri: str, disk: Disk, options: Mapping[str, Any] | None) -> Sink:
+    from fencepost.state.iceberg import IcebergSink
+
+    return IcebergSink(uri, disk, options)
+
+
+class Kind(NamedTuple):
+    """A kind of sink that is opened by its place."""
+
+    layout: str
+    is_at: Callable[[str], bool]
+    open: Callable[[str, Disk, Mapping[str, Any] | None], Sink]
+
+
+KINDS = (
+    Kind("iceberg", is_iceberg, _open_iceberg),
+    Kind("delta", _is_delta, _open_delta),
+    Kind("run", lambda place: True, _open_folder),
+    Kind(IN_PLACE, lambda place: False, _open_in_place),
+)
+"""The first one that is at a place counts. Of what is both source and sink, the caller knows."""
 
 
 def _open_prefix(uri: str, layout: str, options: Mapping[str, Any] | None) -> Sink:
@@ -84,7 +128,7 @@ class RunFolders:
 
     layout = "run"
     has_schema = False
-    """Whether all files must have the same columns, so that `check_rows` needs to know them."""
+    """See `Sink`; tables say True."""
 
     def __init__(self, path: Path, disk: Disk) -> None:
         self.location = path
@@ -93,9 +137,22 @@ class RunFolders:
         """Where its own folders are."""
         self.disk = disk
 
+    @property
+    def can_merge(self) -> bool:
+        """See `Sink`: folders take any columns; tables that are shown by folders have their own."""
+        return not self.has_schema
+
     def look(self, before: Decision | None) -> dict[str, Any] | None:
         """See `Sink`: folders have no versions of their own."""
         return None
+
+    def columns(self) -> Any:
+        """See `Sink`: the state notes them."""
+        return None
+
+    def columns_of(self, schema: Any) -> Any:
+        """See `Sink`."""
+        return schema
 
     def check_rows(self, schemas: dict[bytes, str], folders: Iterable[str]) -> dict[str, Any]:
         """See `Sink`: every file goes into a folder just as it is."""
