@@ -28,7 +28,7 @@ from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.table import Table
 from pyiceberg.utils.config import Config
 from s3_server import BUCKET, serve_s3
-from secret_runs import SECRETS, ProcessEngine, contents_of, files_with
+from secret_runs import SECRETS, ProcessEngine, contents_of, files_with, start_killed
 from test_lake import SCHEMA, first_of_each, land, land_some, make_rows, read_source
 from test_lake_commit import Crash
 
@@ -333,7 +333,13 @@ def dying(monkeypatch: pytest.MonkeyPatch, step: str, moment: str) -> Iterator[N
         yield
 
 
-EVERY_TIME = {("claim", "before"), ("move", "after"), ("commit", "before"), ("commit", "after"), ("side tables", "before")}
+EVERY_TIME = {
+    ("claim", "before"),
+    ("move", "after"),
+    ("commit", "before"),
+    ("commit", "after"),
+    ("side tables", "before"),
+}
 """What `make test` runs."""
 MOMENTS = [
     pytest.param(*it, marks=() if it in EVERY_TIME else pytest.mark.matrix)
@@ -606,13 +612,7 @@ def endpoint() -> Iterator[str]:
 
 def test_a_warehouse_on_s3(tmp_path: Path, endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tasks in processes of their own; a driver dies after its commit; no credential is left anywhere."""
-    properties = properties_of(tmp_path) | {
-        "warehouse": f"s3://{BUCKET}/{os.urandom(4).hex()}",
-        "s3.endpoint": endpoint,
-        "s3.region": "us-east-1",
-        "s3.access-key-id": SECRETS[0],
-        "s3.secret-access-key": SECRETS[1],
-    }
+    properties = on_s3(tmp_path, endpoint)
     catalog = SqlCatalog("test", **properties)
     catalog.create_namespace("db")
     land_some(tmp_path, range(2))
@@ -632,15 +632,37 @@ def test_a_warehouse_on_s3(tmp_path: Path, endpoint: str, monkeypatch: pytest.Mo
     assert versions_of(table) == [1, 2]
     assert all(it.file_path.startswith(f"{table.location()}/data/part-00000") for it in files_of(table))
     again = DedupJob(NAME, tmp_path / "again", tmp_path / "near", source_options=properties, engine=ProcessEngine())
-    assert again.run().counts == {"ACCEPTED": len(again_rows := tracked(rows_of(catalog))), "UNTRACKED": len(
-        rows_of(catalog)) - len(again_rows)}  # fmt: skip
+    assert again.run().kept == len(rows_of(catalog))
     left = [*contents_of(tmp_path / "state", tmp_path / "again", tmp_path / "near"), *objects_of(table)]
     assert len(left) > 20
     assert files_with(SECRETS, left) == []
 
 
-def tracked(rows: pl.DataFrame) -> pl.DataFrame:
-    return rows.filter(pl.col("pid").is_not_null() & (pl.col("pid") != -1))
+@pytest.mark.matrix
+@pytest.mark.parametrize("step", ["write", "decide"])
+def test_nothing_that_a_killed_run_leaves_has_a_credential(tmp_path: Path, endpoint: str, step: str) -> None:
+    properties = on_s3(tmp_path, endpoint)
+    catalog = SqlCatalog("test", **properties)
+    catalog.create_namespace("db")
+    raw = catalog.create_table("db.raw", SCHEMA.set(1, pa.field("epoch", pa.int32())))
+    for seed in (1, 2):
+        raw.append(make_rows(seed))
+    places = {"source": "iceberg://test/db.raw", "state": str(tmp_path / "state"), "sink": NAME}
+    options = {"source_options": properties, "sink_options": properties}
+    start_killed({**places, **options, "engine": "processes", "step": step})
+    left = dict([*contents_of(tmp_path), *objects_of(catalog.load_table("db.events"))])
+    assert any(".plan" in name for name in left)
+    assert files_with(SECRETS, left.items()) == []
+
+
+def on_s3(root: Path, endpoint: str) -> dict[str, Any]:
+    return properties_of(root) | {
+        "warehouse": f"s3://{BUCKET}/{os.urandom(4).hex()}",
+        "s3.endpoint": endpoint,
+        "s3.region": "us-east-1",
+        "s3.access-key-id": SECRETS[0],
+        "s3.secret-access-key": SECRETS[1],
+    }
 
 
 def objects_of(table: Table) -> Iterator[tuple[str, bytes]]:
