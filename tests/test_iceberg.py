@@ -227,6 +227,7 @@ def test_all_types_that_a_table_has(tmp_path: Path, catalog: SqlCatalog) -> None
     assert len(found) == kept
     wanted = {it["origin"]: it for it in rows.to_pylist()}
     assert [it for it in found.to_pylist() if it != wanted[it["origin"]]] == []
+    assert make_job(tmp_path).run().version is None
 
 
 def test_field_ids_of_files(tmp_path: Path, catalog: SqlCatalog) -> None:
@@ -251,14 +252,15 @@ def test_field_ids_of_files(tmp_path: Path, catalog: SqlCatalog) -> None:
         assert state_of_nothing(root)
 
 
-@pytest.mark.parametrize("problem", ["partitioned", "required", "version", "folders"])
+@pytest.mark.parametrize("problem", ["partitioned", "required", "required within", "version", "folders"])
 def test_tables_that_are_not_written(tmp_path: Path, catalog: SqlCatalog, problem: str) -> None:
     from pyiceberg.partitioning import PartitionField, PartitionSpec
     from pyiceberg.schema import Schema
     from pyiceberg.transforms import IdentityTransform
-    from pyiceberg.types import LongType, NestedField
+    from pyiceberg.types import LongType, NestedField, StructType
 
-    schema = Schema(NestedField(1, "pid", LongType(), required=problem == "required"))
+    within = StructType(NestedField(3, "x", LongType(), required=problem == "required within"))
+    schema = Schema(NestedField(1, "pid", LongType(), required=problem == "required"), NestedField(2, "note", within))
     spec = PartitionSpec(PartitionField(1, 1000, IdentityTransform(), "pid"))
     options: dict[str, Any] = {"partition_spec": spec} if problem == "partitioned" else {}
     if problem != "folders":
@@ -268,6 +270,7 @@ def test_tables_that_are_not_written(tmp_path: Path, catalog: SqlCatalog, proble
     texts = {
         "partitioned": "is partitioned by pid",
         "required": "column 'pid' is required",
+        "required within": "column 'note.x' is required",
         "version": "has format version 1",
         "folders": r"values that stand in names of folders \(day=1/\)",
     }

@@ -102,7 +102,7 @@ class IcebergSink:
                 f"{self.location}: is partitioned by {names}, and a file of the job may have rows of several "
                 "partitions; only tables without partitions are written"
             )
-        required = next((field.name for field in table.schema().fields if field.required), None)
+        required = _required_column(table)
         if required is not None:
             raise SinkError(
                 f"{self.location}: column '{required}' is required, which nobody would check in added files"
@@ -206,7 +206,9 @@ class IcebergSink:
     # Where tasks write
 
     def scratch(self, version: int, attempt: str) -> Scratch:
-        return self._beside(self.named.load() or self.named.make()).scratch(version, attempt)
+        if self._known is None:
+            self._beside(self.named.load() or self.named.make())
+        return self._beside().scratch(version, attempt)
 
     def staging(
         self, version: int, attempt: str, outputs: Outputs, winners: dict[str, str], slots: int
@@ -245,11 +247,10 @@ class IcebergSink:
 
     def _show(self, decision: Decision, status: str) -> str:
         """What follows the commit, whichever it was."""
-        table = self._table()
-        beside, sides = self._beside(table), without_rows(decision)
+        beside, sides = self._beside(), without_rows(decision)
         status = beside.apply(sides) if status == APPLIED else beside.fence(sides)
-        if status == ABANDONED:
-            self._remove(table, self.names(decision))
+        if status == ABANDONED and len(decision.outputs):
+            self._remove(self._table(), self.names(decision))
         beside.discard(decision.version, decision.attempt)
         return status
 
@@ -428,6 +429,17 @@ class IcebergSink:
         else:
             self._known = RunPrefixes(RemoteStore(root, self.named.store_options(table)))
         return self._known
+
+
+def _required_column(table: Table) -> str | None:
+    """A column that must not be null, or a part of one; keys of maps never are."""
+    from pyiceberg.types import MapType
+
+    schema = table.schema()
+    fields = [schema.find_field(number) for number in schema.field_ids]
+    keys = {it.field_type.key_id for it in fields if isinstance(it.field_type, MapType)}
+    found = (it.field_id for it in fields if it.required and it.field_id not in keys)
+    return next((schema.find_column_name(number) for number in found), None)
 
 
 def _mark_of(table: Table, state: str) -> Mark | None:
