@@ -42,7 +42,7 @@ fn unpack(packed: &[u8], width: usize, count: usize, out: &mut Vec<u32>) {
     let mask = (1_u64 << width) - 1;
     let at = |index: usize| (index * width / 8, index * width % 8);
     // As long as eight bytes lie behind an index.
-    let words = if width == 0 { count } else { (packed.len().saturating_sub(7) * 8 / width).min(count) };
+    let words = (packed.len().saturating_sub(7) * 8).checked_div(width).map_or(count, |it| it.min(count));
     out.extend((0..words).map(|index| {
         let (byte, shift) = at(index);
         let word = packed.get(byte..).and_then(|it| it.first_chunk()).map_or(0, |it| u64::from_le_bytes(*it));

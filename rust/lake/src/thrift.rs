@@ -414,7 +414,7 @@ mod tests {
             values: 70_000,
             encoding: Encoding::RLE_DICTIONARY,
             definitions: Encoding::RLE,
-            repetitions: Encoding::BIT_PACKED,
+            repetitions: Encoding::PLAIN,
         };
         let second = |is_compressed| Kind::Second {
             values: 3,
