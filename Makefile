@@ -177,7 +177,7 @@ test-free-threaded: dist/native-free-threaded ## The thread tests on a CPython w
 	.venv-free-threaded/bin/python -m pytest tests/test_threads.py --deselect tests/test_threads.py::test_the_measure_tells_a_held_interpreter
 
 # Jobs and their states. What is in neither list is in test-python.
-JOB_TESTS := $(wildcard $(patsubst %,tests/test_%.py,lake* delta* faults in_place kept_content layouts object_sinks object_sources operations protocol retention schemas secrets segments slices \
+JOB_TESTS := $(wildcard $(patsubst %,tests/test_%.py,lake* delta* iceberg* faults in_place kept_content layouts object_sinks object_sources operations protocol retention schemas secrets segments slices \
 	state stores task_plan vectors))
 BENCH_TESTS := tests/test_bench.py
 test-python: $(VENV)/tests ## Everything in Python that has no suite of its own
@@ -232,7 +232,7 @@ test-stores: java $(S3_SERVER) $(VENV)/tests dist/environment.tar.gz ## Jobs in 
 		tests/cluster/test_spark_cluster.py::test_workers_that_share_no_folder
 
 # Each door once: DataFrames, SQL, functions, jobs, streams, Kafka's log, a table of a database. The whole lacks what needs an
-# S3 server, which this environment does not have.
+# S3 server or PyIceberg, which this environment does not have.
 SPARK43_PART := $(addprefix tests/spark/test_spark_,package.py engine.py job.py rules.py::test_the_book_holds[arrow-3] \
 	deduplicate.py::TestColumns sql.py::test_the_function sql.py::test_the_table_function \
 	udf.py::test_each_row_gets_its_verdict udf.py::test_detail_names_the_sequences_jumped_over \
@@ -241,7 +241,7 @@ SPARK43_PART := $(addprefix tests/spark/test_spark_,package.py engine.py job.py 
 	kafka_log.py::test_records_are_those_of_the_log staged.py::test_a_job_on_spark)
 test-spark43 test-spark43-part: java postgresql $(VENV43)/tests ## The Spark suite on the newest PySpark
 	PYSPARK_PYTHON=$(abspath $(VENV43)/bin/python) $(TIMED) $(VENV43)/bin/python -m pytest \
-		$(if $(findstring part,$@),$(SPARK43_PART),tests/spark $(patsubst %,--ignore=tests/spark/test_spark_%.py,secrets hadoop object_sources))
+		$(if $(findstring part,$@),$(SPARK43_PART),tests/spark $(patsubst %,--ignore=tests/spark/test_spark_%.py,secrets hadoop object_sources iceberg))
 
 bench: java $(S3_SERVER) $(S3A_IF_MAVEN) $(VENV)/installed ## Minutes: small sizes, every contestant, answers checked
 	FENCEPOST_S3_SERVER=$(abspath $(S3_SERVER)) $(BIN)/python bench/run.py --quick

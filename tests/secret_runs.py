@@ -124,7 +124,7 @@ def _main(told: dict[str, Any]) -> None:
         from fencepost.sql import StagedTable
 
         sink = StagedTable(told["url"], told["table"], sink)
-    options = {name: told[name] for name in ("state_options", "source_options") if name in told}
+    options = {name: told[name] for name in ("state_options", "source_options", "sink_options") if name in told}
     DedupJob(source, told["state"], sink, engine=engine, **options).run(progress)
     print("came to its end")
 

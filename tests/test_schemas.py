@@ -19,6 +19,7 @@ from fencepost.lake import DedupJob, dataset
 from fencepost.lake.plan import PLANS
 from fencepost.lake.schemas import from_text, merged, to_text
 from fencepost.state.decision import decision_from_json, to_json
+from fencepost.state.sinks import RunFolders
 from s3_server import serve_s3
 from test_object_sinks import Bucket
 
@@ -227,7 +228,7 @@ def test_a_state_that_noted_no_columns_learns_them_from_its_next_run(
     job = Folders(tmp_path)
     job.land("a.parquet", events(0, x=ints(pa.int32())))
     with monkeypatch.context() as patch:
-        patch.setattr(DedupJob, "notes_schema", False)
+        patch.setattr(RunFolders, "can_merge", False)
         job.run()
     assert noted(job, 1) is None
     text = to_json(states.open(job.places[1]).version(1))
@@ -251,7 +252,7 @@ def test_tables_have_columns_of_their_own(tmp_path: Path) -> None:
     folders = Folders(tmp_path)
     write_deltalake(tmp_path / "table", events(0))
     places = [str(tmp_path / it) for it in ("table", "state", "table")]
-    with pytest.raises(fp.SinkError, match="schema='merge' is for folders, prefixes and Delta tables"):
+    with pytest.raises(fp.SinkError, match="schema='merge' is for folders, prefixes, Iceberg tables, and Delta tables"):
         DedupJob(*places, schema="merge")
     with pytest.raises(ValueError, match="schema='other': one of 'strict', 'merge' was expected"):
         DedupJob(*folders.places, schema="other")  # type: ignore[arg-type]

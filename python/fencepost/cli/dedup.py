@@ -26,7 +26,7 @@ def dedup_command(
         typer.Argument(
             metavar="SOURCE",
             help="A folder or object-store prefix (s3://, gs://, az://) of Parquet files, a glob of such in "
-            "quotes, or a Delta table.",
+            "quotes, a Delta table, or an Iceberg table (iceberg://catalog/namespace.table).",
         ),
     ],
     state: Annotated[str, typer.Argument(metavar="STATE", help="What is remembered from run to run: its own folder.")],
@@ -34,8 +34,8 @@ def dedup_command(
         str,
         typer.Argument(
             metavar="SINK",
-            help="Where the kept rows go: its own folder or object-store prefix, or SOURCE again to deduplicate a "
-            "Delta table in place.",
+            help="Where the kept rows go: its own folder or object-store prefix, an Iceberg table, or SOURCE again to "
+            "deduplicate a Delta table in place.",
         ),
     ],
     policy: identity.PolicyName = None,

@@ -20,7 +20,11 @@ from fencepost.cli.terminal import EXIT_ERROR, show_table
 PYTHON_MIN = (3, 11)
 SPARK_MIN = (4, 0)
 JAVA_MIN = 17
-EXTRAS = {"cli": ("typer", "rich"), "lake": ("pyarrow", "numpy", "obstore", "deltalake", "pyroaring")}
+EXTRAS = {
+    "cli": ("typer", "rich"),
+    "lake": ("pyarrow", "numpy", "obstore", "deltalake", "pyroaring"),
+    "iceberg": ("pyiceberg",),
+}
 
 
 def doctor_command(

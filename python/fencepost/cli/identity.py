@@ -35,13 +35,15 @@ SourceOption = Annotated[
     list[str] | None,
     typer.Option(
         metavar="NAME=VALUE",
-        help="Of the object store that SOURCE is in, such as region=eu-central-1; may be repeated. What is not given "
-        "comes from the environment, which is the place for credentials.",
+        help="Of the object store that SOURCE is in, such as region=eu-central-1, or of an Iceberg table's catalog; "
+        "may be repeated. What is not given comes from the environment, which is the place for credentials.",
     ),
 ]
 SinkOption = Annotated[
     list[str] | None,
-    typer.Option(metavar="NAME=VALUE", help="Likewise of the object store that SINK is in; may be repeated."),
+    typer.Option(
+        metavar="NAME=VALUE", help="Likewise of the object store or catalog that SINK is in; may be repeated."
+    ),
 ]
 Fields = Annotated[
     list[str] | None,

@@ -20,7 +20,6 @@ from fencepost.lake.write import Written
 from fencepost.state.changelog import corrections, write_lines
 from fencepost.state.commit import NewRows
 from fencepost.state.decision import Decision, Deferred, Inputs, Marked, Outputs, Shards, SideFiles
-from fencepost.state.hive import hive_folders
 from fencepost.state.ledger import file_table
 from fencepost.state.retention import next_oldest
 
@@ -40,7 +39,7 @@ def make_decision(
     if not len(found.read) and not len(found.quarantined) and not run.has_moved and found.deferred == known:
         return None
     ordinals = np.cumsum(found.is_read) - 1
-    outputs, winners = _outputs(found, written, ordinals)
+    outputs, winners = _outputs(run, found, written, ordinals)
     sides, side_winners = _side_files(run, found, judged, written, ordinals)
     marked = Marked.of(it | {"ordinal": int(ordinals[it["ordinal"]])} for group in written for it in group.marked)
     if not run.is_seed:
@@ -136,7 +135,7 @@ def _side_files(
     places: dict[str, str] = {}
     for group in written:
         for ordinal, verdict, written_name, count, size, crc in group.rejects:
-            hive = hive_folders(found.files.paths[ordinal])
+            hive = run.folders_of(found.files.paths[ordinal])
             name = f"_rejects/verdict={verdict}/{hive}part-{ordinals[ordinal]:05}.parquet"
             places[name] = written_name
             rows.append({"table": "rejects", "name": name, "rows": count, "bytes": size, "footer_crc": crc})
@@ -183,7 +182,9 @@ def _inputs(found: Found) -> Inputs:
     )
 
 
-def _outputs(found: Found, written: list[Written], ordinals: npt.NDArray[np.int64]) -> tuple[Outputs, dict[str, str]]:
+def _outputs(
+    run: Run, found: Found, written: list[Written], ordinals: npt.NDArray[np.int64]
+) -> tuple[Outputs, dict[str, str]]:
     """The files with kept rows, and their names until now."""
     places, folders, written_names, rows, sizes, crcs = (
         [it for group in written for it in getattr(group, column)]
@@ -192,7 +193,7 @@ def _outputs(found: Found, written: list[Written], ordinals: npt.NDArray[np.int6
     columns: dict[str, list[Any]] = {"rows": rows, "bytes": sizes, "footer_crc": crcs}
     columns["ordinal"] = ordinals[places].tolist() if places else []
     sources = found.files.folders()
-    hive = {folder: hive_folders(folder) for folder in dict.fromkeys(sources)}
+    hive = {folder: run.folders_of(folder) for folder in dict.fromkeys(sources)}
     stems = [
         f"{hive[sources[place]]}{folder}part-{ordinal:05}"
         for place, folder, ordinal in zip(places, folders, columns["ordinal"], strict=True)

@@ -36,16 +36,15 @@ from fencepost.lake.run import Run
 from fencepost.lake.scan import check_names
 from fencepost.lake.schemas import SchemaRule
 from fencepost.lake.slices import Slice, files_of, patterns_of, source_of
-from fencepost.lake.sources import Given
-from fencepost.lake.storage import open_storage
+from fencepost.lake.sources import Given, open_place
 from fencepost.lake.write import Rejects
 from fencepost.policy import Columns, Policy, resolve, resolve_columns
 from fencepost.state.commit import Sink
 from fencepost.state.decision import Settings
-from fencepost.state.delta import check_library, is_delta, is_delta_sink
+from fencepost.state.delta import is_delta
 from fencepost.state.disk import Disk
 from fencepost.state.retention import KEEP_VERSIONS, KEEP_VERSIONS_MS, Retention
-from fencepost.state.sinks import IN_PLACE, ForJobs, open_sink
+from fencepost.state.sinks import IN_PLACE, ForJobs, layout_of, open_sink
 from fencepost.state.stores import LocalStore, absolute, is_local, open_store
 from fencepost.state.versions import State
 
@@ -64,13 +63,15 @@ class DedupJob:
     `source`: a folder of Parquet files, or a prefix of an object store (`s3://`, `gs://`, `az://`) with such files, of
     which each run reads those that no earlier run has read; a glob such as "landing/*/events", or a list of folders and
     globs, which the state knows by the folder that has them all; a Delta table in either, of which each run reads what
-    was appended since; or a `KafkaLog`, likewise. `state`: a folder or the URI of an object store
-    (`fencepost.state.open_store`) that the job makes and owns. `sink`: a folder that it makes and owns; version n
-    appears in it at once as `run=<n>/`, one file per input file of which rows are kept, in the Hive-style folders that
-    it came from, or as one transaction of a Delta table. Or a prefix of an object store, where the files of a version
-    appear one after the other, and then `run=<n>/_SUCCESS`, which lists them (`fencepost.lake.shown_files`). None of
-    the three may lie in another, but a Delta table in a local folder may be both source and sink: then rows that are
-    not kept are taken out of it, where it stands. `sink` may also be a sink itself, such as those of
+    was appended since; an Iceberg table by its name (`iceberg://<catalog>/<namespace>.<table>`), likewise; or a
+    `KafkaLog`, likewise. `state`: a folder or the URI of an object store (`fencepost.state.open_store`) that the job
+    makes and owns. `sink`: a folder that it makes and owns; version n appears in it at once as `run=<n>/`, one file per
+    input file of which rows are kept, in the Hive-style folders that it came from, or as one transaction of a Delta
+    table. Or a prefix of an object store, where the files of a version appear one after the other, and then
+    `run=<n>/_SUCCESS`, which lists them (`fencepost.lake.shown_files`). Or an Iceberg table by its name, of which each
+    version is one snapshot. None of the three may lie in another, but a Delta table in a local folder may be both
+    source and sink: then rows that are not kept are taken out of it, where it stands. `sink` may also be a sink itself,
+    such as those of
     `fencepost.state.sinks`, or a `fencepost.sql.SqlSink`.
 
     `policy`: a preset name or a Policy. `columns`: where the identity stands, a Columns or the name of a preset
@@ -129,11 +130,12 @@ class DedupJob:
     other widths of a type (`fencepost.lake.schemas`); no file is rewritten, `fencepost.lake.dataset` and
     `fencepost_spark.read_sink` read all of them by one schema. For a sink that is a Delta table "strict" refuses
     columns and types that the table does not have, and "merge" adds or widens them by the commit that adds the rows
-    (`docs/delta.md`); other tables have columns of their own. `engine`: where tasks run, threads of this process unless
-    given. `source_immutable`: files of the source never change once they are there, so outputs that are equal to their
-    inputs may be hard links. `sync=False`: do not wait for disks; a power loss may then cost the state.
-    `state_options`, `source_options`, `sink_options`: of the object stores that they are in, see
-    `fencepost.state.open_store`.
+    (`docs/delta.md`); an Iceberg table likewise, in the transaction that adds the files. Other tables have columns of
+    their own. `engine`: where tasks run, threads of this process unless given. `source_immutable`: files of the source
+    never change once they are there, so outputs that are equal to their inputs may be hard links. `sync=False`: do not
+    wait for disks; a power loss may then cost the state. `state_options`, `source_options`, `sink_options`: of the
+    object stores that they are in, see `fencepost.state.open_store`; of an Iceberg table, the properties of its
+    catalog.
 
     `keep_versions`, `keep_versions_ms`: which versions of the state can be gone back to (`State.rollback`), 100 and a
     week unless given: the so many newest, and those that were the newest at some time in the last so many milliseconds,
@@ -259,22 +261,17 @@ class DedupJob:
         self.disk = Disk(sync)
         uri = absolute(state)
         self.state = State(open_store(uri, sync=sync, options=state_options), sink_options)
-        if not isinstance(source, KafkaLog):
-            open_storage(self.source, source_options)  # so that wrong options show here
-        is_table = is_local(self.source) and is_delta(LocalStore(self.source))
-        if is_table:
-            check_library(self.source)
-        if is_table or self.log is not None:
+        if not open_place(self.log or self.source, source_options).has_ledger:
             self.check_no_slices()
         if isinstance(sink, ForJobs):
             sink = sink.for_job(state)
         if isinstance(sink, str | os.PathLike):
             sink = _open_sink(absolute(sink), layout, self.source, self.disk, sink_options)
         self.sink: Sink = sink
-        if schema != "strict" and not self.notes_schema and self.sink.layout != "delta":
+        if schema != "strict" and not (self.sink.can_merge or self.sink.layout == "delta"):
             raise SinkError(
-                f"{self.sink.location}: schema={schema!r} is for folders, prefixes and Delta tables that rows are "
-                "added to: this table has columns of its own. Add or widen them there"
+                f"{self.sink.location}: schema={schema!r} is for folders, prefixes, Iceberg tables, and Delta tables "
+                "that rows are added to: this table has columns of its own. Add or widen them there"
             )
         self.schema = schema
         self.arrangement = arrangement_of(target_file_bytes, partition_by, sort_by)
@@ -294,11 +291,6 @@ class DedupJob:
     def is_in_place(self) -> bool:
         """Whether rows are taken out of the source."""
         return self.sink.layout == IN_PLACE
-
-    @property
-    def notes_schema(self) -> bool:
-        """Whether the state keeps the columns of the sink's files, for no table does."""
-        return not (self.sink.has_schema or self.is_in_place)
 
     def run(self, progress: Progress | None = None) -> RunReport:
         """Finish what was decided, then read what is new. `progress(step, done, total)` is called along the way.
@@ -415,9 +407,7 @@ def _open_sink(place: str, layout: Layout | None, source: str, disk: Disk, optio
         if not is_local(place) or not is_delta(LocalStore(place)) or layout == "run":
             raise SinkError(f"{place}: only a Delta table in a local folder can be both source and sink")
         return open_sink(place, IN_PLACE, disk)
-    if layout is None:
-        layout = "delta" if is_delta_sink(open_store(place, options=options)) else "run"
-    return open_sink(place, layout, disk, options)
+    return open_sink(place, layout or layout_of(place, options), disk, options)
 
 
 def _check_apart(of_source: Slice, **places: str) -> None:

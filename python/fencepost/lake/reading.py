@@ -17,12 +17,11 @@ from pyarrow import fs
 from fencepost._native import parquet_footer
 from fencepost.errors import SinkError
 from fencepost.lake.schemas import from_text, merged
-from fencepost.state.delta import is_delta_sink
 from fencepost.state.disk import Disk
 from fencepost.state.hive import hive_values
 from fencepost.state.prefix import RunPrefixes
-from fencepost.state.sinks import RunFolders, open_sink
-from fencepost.state.stores import RemoteStore, absolute, is_local, open_store
+from fencepost.state.sinks import RunFolders, layout_of, open_sink
+from fencepost.state.stores import RemoteStore, absolute, is_local
 
 
 def shown_files(sink: str | os.PathLike[str], options: Mapping[str, Any] | None = None) -> list[str]:
@@ -98,10 +97,11 @@ def _schema_of(opened: RunFolders | RunPrefixes, name: str) -> pa.Schema:
 
 def _open(sink: str | os.PathLike[str], options: Mapping[str, Any] | None) -> RunFolders | RunPrefixes:
     place = absolute(sink)
+    layout = layout_of(place, options)
+    if layout != "run":
+        raise SinkError(f"{place}: a table ({layout}), which its own readers read")
     if is_local(place) and not Path(place).is_dir():
         raise SinkError(f"{place}: no such folder")
-    if is_delta_sink(open_store(place, options=options)):
-        raise SinkError(f"{place}: a Delta table, which its own readers read")
     opened = open_sink(place, "run", Disk(), options)
     assert isinstance(opened, RunFolders | RunPrefixes)
     return opened

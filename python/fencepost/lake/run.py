@@ -23,7 +23,7 @@ from fencepost.lake.column_types import check_types
 from fencepost.lake.conflicts import CompareItem, compare
 from fencepost.lake.deciding import make_decision
 from fencepost.lake.engine import Engine, LocalEngine, run_stage
-from fencepost.lake.files import Files, constants_of
+from fencepost.lake.files import Constants, Files, constants_of
 from fencepost.lake.found import Found
 from fencepost.lake.judge import Eviction, Judged, JudgeItem, Parts, judge
 from fencepost.lake.kept_content import Keeping, ShardSums, SumItem, Summed, checked, rows_max, sum_rows
@@ -46,6 +46,7 @@ from fencepost.lake.write import InPlace, Places, WriteItem, Written, write
 from fencepost.state.commit import commit, conflict, recover
 from fencepost.state.decision import ABANDONED, Checksums, Decision
 from fencepost.state.disk import Disk
+from fencepost.state.hive import hive_folders
 from fencepost.state.retention import release
 from fencepost.state.scratch import FolderScratch, Scratch
 
@@ -109,7 +110,7 @@ class Run:
         self.clock_ms: int | None = None
         self.key_types: dict[str, str] = {}
         self.schema: pa.Schema | None = None
-        """Of the sink's files, those of this run included; None where the sink has columns of its own."""
+        """Of the sink's files, those of this run included; None where nothing can be merged into them."""
         self.eviction = Eviction(horizon_before=None, horizon_after=None)
 
     @property
@@ -119,7 +120,9 @@ class Run:
 
     @property
     def known_schema(self) -> pa.Schema | None:
-        """Of the files that earlier runs wrote, where one has noted it."""
+        """Of the sink, or of the files that earlier runs wrote, where one has noted it."""
+        if (columns := self.job.sink.columns()) is not None:
+            return columns
         return from_text(self.before.schema) if self.before and self.before.schema else None
 
     @property
@@ -136,6 +139,10 @@ class Run:
     def may_link(self) -> bool:
         """A link has the source's age too, and whoever cleans up in a table goes by ages."""
         return self.job.source_immutable and not self.job.sink.has_schema
+
+    def folders_of(self, path: str) -> str:
+        """The Hive-style folders of a file of the source, which its output goes to as well."""
+        return hive_folders(path) if self.source.has_folder_columns else ""
 
     def run(self) -> RunReport:
         with self.step("recover"):
@@ -212,7 +219,8 @@ class Run:
         names = list(dict.fromkeys((*job.policy.columns.names, *reading.order_by)))
         types = {**files.types, **(self.base.key_types if self.base else {})}
         misfits = self.left_out.bad if self.left_out.sets_misfits_aside else None
-        constants = constants_of(files, names, types, misfits)
+        has_folders = self.source.has_folder_columns
+        constants: list[Constants] = constants_of(files, names, types, misfits) if has_folders else [{}] * len(files)
         groups = [
             (first, end, files.slice(first, end)) for first, end in groups_of_files(files.bytes, job.engine.slots)
         ]
@@ -359,9 +367,13 @@ class Run:
             sets_aside=self.left_out.sets_misfits_aside,
         )
         self.left_out.add_bad(misfits)
-        if self.job.notes_schema and not self.is_seed:
+        if self.job.sink.can_merge and not self.is_seed:
             self.schema, misfits = check_schemas(
-                scanned, self.known_schema, self.job.schema, sets_aside=self.left_out.sets_misfits_aside
+                scanned,
+                self.known_schema,
+                self.job.schema,
+                self.job.sink.columns_of,
+                sets_aside=self.left_out.sets_misfits_aside,
             )
             self.left_out.add_bad(misfits)
         if self.job.arrangement is not None and not self.is_seed:

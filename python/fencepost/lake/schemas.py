@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import base64
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Literal
 
 import pyarrow as pa  # type: ignore[import-untyped]
@@ -23,18 +23,27 @@ _SIGNED = {8: pa.int8(), 16: pa.int16(), 32: pa.int32(), 64: pa.int64()}
 
 
 def check_schemas(
-    scanned: Iterable[Scanned], known: pa.Schema | None, rule: SchemaRule, *, sets_aside: bool
+    scanned: Iterable[Scanned],
+    known: pa.Schema | None,
+    rule: SchemaRule,
+    columns_of: Callable[[pa.Schema], pa.Schema],
+    *,
+    sets_aside: bool,
 ) -> tuple[pa.Schema | None, dict[str, str]]:
     """(schema of the sink from now on, full path to reason of the files that do not fit).
 
-    `known`: that schema so far, None before the first file. Raises BatchError (column) for the first file that does
-    not fit, unless such files are set aside; also then where no file came before, so that nobody can tell which of two
-    schemas is the right one.
+    `known`: that schema so far, None before the first file. `columns_of`: see `Sink`. Raises BatchError (column) for
+    the first file that does not fit, unless such files are set aside; also then where no file came before, so that
+    nobody can tell which of two schemas is the right one.
     """
     schema, where, misfits = known, "the sink has", dict[str, str]()
-    for found, paths in _distinct(scanned):
+    for read, paths in _distinct(scanned):
         first = next(iter(paths))
-        problem = _problem(schema, found, rule, where)
+        try:
+            found = columns_of(read)
+            problem = _problem(schema, found, rule, where)
+        except BatchError as error:
+            problem = str(error.column), str(error)
         if problem is None:
             if schema is None:
                 where = f"{first} has"

@@ -1,4 +1,5 @@
-"""What a run reads: a folder or prefix of files, a Delta table in one, a Kafka log, or the batch of a stream.
+"""What a run reads: a folder or prefix of files, a Delta table in one, an Iceberg table, a Kafka log, or the batch of a
+stream.
 
 A source lists what is new as files. From there on all kinds are alike: the tasks of a run read files.
 
@@ -6,19 +7,21 @@ A source lists what is new as files. From there on all kinds are alike: the task
 |---|---|---|
 | `Folder`, also a prefix of an object store | files that the ledger does not have | the ledger of the state |
 | `DeltaTable` | files that commits after the position have added | the position: a version of the table |
+| `IcebergTable` | files that snapshots after the position have appended | the position: a snapshot of the table |
 | `LogOfKafka` | records behind the position, written to files by tasks | the position: offsets by partition |
 | `Batch` | all files of the folder that a stream has written | the position of the stream behind the batch |
 
-To add a kind, write a class with the members of `Source`, and let `open_source` return it.
+To add a kind, write a class with the members of `Source` and a function that gives it for a place, and put that into
+`KINDS`.
 """
 
 from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -27,6 +30,8 @@ import pyarrow as pa  # type: ignore[import-untyped]
 from fencepost.errors import SinkError, SourceError
 from fencepost.lake.delta import list_appended
 from fencepost.lake.files import Facts, Files
+from fencepost.lake.iceberg import list_appended as list_snapshots
+from fencepost.lake.iceberg import open_files
 from fencepost.lake.kafka_log import ExportItem, KafkaLog, export, find_new
 from fencepost.lake.left_out import Adds
 from fencepost.lake.plan import groups_of_files
@@ -34,7 +39,8 @@ from fencepost.lake.scan import FooterItem, footers
 from fencepost.lake.slices import Slice
 from fencepost.lake.storage import LocalStorage, Storage, open_storage
 from fencepost.state.decision import Inputs
-from fencepost.state.delta import is_delta
+from fencepost.state.delta import check_library, is_delta
+from fencepost.state.iceberg_tables import NamedTable, is_iceberg
 from fencepost.state.ledger import file_table, hash_of_listing, new_files
 from fencepost.state.scratch import FolderScratch
 
@@ -86,6 +92,10 @@ class Source(Protocol):
     def has_ledger(self) -> bool:
         """Whether the state's ledger lists the files that were read."""
 
+    @property
+    def has_folder_columns(self) -> bool:
+        """Whether the names of Hive-style folders are columns of the rows."""
+
     def find_new(self, run: Run) -> News:
         """List what is new since `run.base`. Raises SourceError, StoreError."""
 
@@ -112,12 +122,14 @@ def open_source(job: DedupJob, given: Given | None) -> Source:
         return Batch(given.folder, given.position)
     place = given.folder if given else job.source
     is_own = place == job.source
-    if is_own and job.log is not None:
-        return LogOfKafka(job.log)
-    storage = open_storage(place, job.source_options)
-    if is_delta(storage.as_store(place)):
-        return DeltaTable(place, storage, is_own=is_own)
-    return Folder(place, storage, is_own=is_own)
+    what = job.log if is_own and job.log is not None else place
+    return open_place(what, job.source_options, is_own=is_own)
+
+
+def open_place(place: str | KafkaLog, options: Mapping[str, Any] | None = None, *, is_own: bool = True) -> Source:
+    """The source at a place, of the first of KINDS that has one there. Raises StoreError for options that are wrong."""
+    found = (kind(place, options, is_own) for kind in KINDS)
+    return next(it for it in found if it is not None)
 
 
 def list_of(files: Files, footer_crc: list[int] | None = None) -> pa.Table:
@@ -138,6 +150,7 @@ class Folder:
     place: str
     storage: Storage
     is_own: bool = field(kw_only=True)
+    has_folder_columns = True
 
     @property
     def has_ledger(self) -> bool:
@@ -194,6 +207,7 @@ class DeltaTable:
     storage: Storage
     is_own: bool = field(kw_only=True)
     has_ledger = False
+    has_folder_columns = True
 
     def find_new(self, run: Run) -> News:
         job, base = run.job, run.base if self.is_own else None
@@ -216,6 +230,34 @@ class DeltaTable:
         return [*bad, *found.vanished]
 
 
+class IcebergTable:
+    """An Iceberg table, by its name."""
+
+    has_ledger = False
+    has_folder_columns = False
+
+    def __init__(self, named: NamedTable, *, is_own: bool) -> None:
+        self.named, self.is_own = named, is_own
+
+    @property
+    def place(self) -> str:
+        return self.named.uri
+
+    @cached_property
+    def storage(self) -> Storage:
+        return open_files(self.named)
+
+    def find_new(self, run: Run) -> News:
+        base = run.base if self.is_own else None
+        position = base.source_position if base else None
+        pending = [add for add in base.deferred.add if add is not None] if base and position else []
+        files, position, adds, damaged = list_snapshots(self.named, self.storage, position, pending)
+        return News(files=files, position=position, adds=adds, damaged=damaged)
+
+    def unread(self, found: Found, *, is_rebase: bool) -> list[str]:
+        return found.vanished if self.is_own else _left_out(found)
+
+
 @dataclass(frozen=True)
 class LogOfKafka:
     """Partitions of a Kafka log. Tasks write what is new to files in the folder of the attempt."""
@@ -224,6 +266,7 @@ class LogOfKafka:
     storage = LocalStorage()
     is_own = True
     has_ledger = False
+    has_folder_columns = True
 
     @property
     def place(self) -> str:
@@ -279,9 +322,37 @@ class Batch:
     storage = LocalStorage()
     is_own = True
     has_ledger = False
+    has_folder_columns = True
 
     def find_new(self, run: Run) -> News:
         return News(files=self.storage.list(self.place), position=self.position)
 
     def unread(self, found: Found, *, is_rebase: bool) -> list[str]:
         return _left_out(found)
+
+
+# Kinds: what is at a place, None where it is another kind
+
+
+def _log(place: str | KafkaLog, options: Mapping[str, Any] | None, is_own: bool) -> Source | None:
+    return LogOfKafka(place) if isinstance(place, KafkaLog) else None
+
+
+def _iceberg(place: Any, options: Mapping[str, Any] | None, is_own: bool) -> Source | None:
+    return IcebergTable(NamedTable(place, options), is_own=is_own) if is_iceberg(place) else None
+
+
+def _delta(place: Any, options: Mapping[str, Any] | None, is_own: bool) -> Source | None:
+    storage = open_storage(place, options)
+    if not is_delta(storage.as_store(place)):
+        return None
+    check_library(place)
+    return DeltaTable(place, storage, is_own=is_own)
+
+
+def _folder(place: Any, options: Mapping[str, Any] | None, is_own: bool) -> Source:
+    return Folder(place, open_storage(place, options), is_own=is_own)
+
+
+KINDS: tuple[Callable[[Any, Mapping[str, Any] | None, bool], Source | None], ...] = (_log, _iceberg, _delta, _folder)
+"""The first one counts."""

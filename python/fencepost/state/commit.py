@@ -42,11 +42,17 @@ class Sink(Protocol):
 
     @property
     def layout(self) -> str:
-        """What its versions are shown by, one of `sinks.LAYOUTS` where it can be opened by its place."""
+        """What its versions are shown by, one of `sinks.KINDS` where it can be opened by its place."""
 
     @property
     def has_schema(self) -> bool:
-        """Whether all files must have the same columns, so that `check_rows` needs to know them."""
+        """Whether it is a table with columns of its own, so that `check_rows` needs to know those of the files."""
+
+    @property
+    def can_merge(self) -> bool:
+        """Whether a run compares the columns of new files with `columns` before it judges any row. The decision then
+        says what they are afterwards (`Decision.schema`). False for tables that compare them in `check_rows`: of these,
+        a Delta table takes other columns too (`NewRows.rule`)."""
 
     @property
     def location(self) -> str | Path:
@@ -73,6 +79,13 @@ class Sink(Protocol):
         `before`: the newest applied version, whose rows and those of all before must still be there. Raises
         SinkChangedError where somebody has taken rows back since.
         """
+
+    def columns(self) -> Any:
+        """Its columns as of now, an Arrow schema; None where the state notes them, or it has none yet."""
+
+    def columns_of(self, schema: Any) -> Any:
+        """The columns of a file, an Arrow schema, with the types that the sink gives back. Raises BatchError (column)
+        for a type that it does not have."""
 
     def check_rows(self, rows: NewRows) -> dict[str, Any]:
         """Refuse files that the sink cannot take, before anything is decided. Changes nothing.

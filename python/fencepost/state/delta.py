@@ -89,6 +89,7 @@ class DeltaSink:
 
     layout = "delta"
     has_schema = True
+    can_merge = False
 
     def __init__(self, table: LocalStore | RemoteStore, disk: Disk) -> None:
         check_library(table.uri)
@@ -242,6 +243,14 @@ class DeltaSink:
         ]
 
     # Rows
+
+    def columns(self) -> Any:
+        """See `Sink`: `check_rows` compares them."""
+        return None
+
+    def columns_of(self, schema: Any) -> Any:
+        """See `Sink`."""
+        return schema
 
     def check_rows(self, rows: NewRows) -> dict[str, Any]:
         """See `Sink`: also what the log will say of the files."""

@@ -44,6 +44,7 @@ class RunPrefixes:
 
     layout = "run"
     has_schema = False
+    can_merge = True
 
     def __init__(self, store: RemoteStore) -> None:
         self.store = store
@@ -98,6 +99,12 @@ class RunPrefixes:
 
     def look(self, before: Decision | None) -> None:
         """See `Sink`: prefixes have no versions of their own."""
+
+    def columns(self) -> None:
+        """See `Sink`: the state notes them."""
+
+    def columns_of(self, schema: Any) -> Any:
+        return schema
 
     def check_rows(self, rows: NewRows) -> dict[str, Any]:
         """See `Sink`: every file goes beneath a prefix just as it is."""

@@ -22,7 +22,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 from uuid import uuid4
 
 from fencepost.errors import SinkChangedError, SinkError
@@ -30,13 +30,13 @@ from fencepost.state import changelog
 from fencepost.state.commit import NewRows, Sink
 from fencepost.state.decision import ABANDONED, APPLIED, Decision, Outputs, Settings, SideFiles
 from fencepost.state.disk import TEMPORARY, Disk, opened_folder
+from fencepost.state.iceberg_tables import is_iceberg
 from fencepost.state.scratch import FolderScratch
 from fencepost.state.stores import LocalStore, RemoteStore, open_store
 from fencepost.state.versions import State
 
 IN_PLACE = "in-place"
 """The layout of a table that is deduplicated where it stands."""
-LAYOUTS = ("run", "delta", IN_PLACE)
 MARKER = "_fencepost.json"
 PREPARE = "_prepare"
 CHECKED = 1_000
@@ -45,26 +45,79 @@ EMPTY_NAME, ABANDONED_NAME = "_empty", "_abandoned"
 
 
 def open_sink(uri: str, layout: str, disk: Disk, options: Mapping[str, Any] | None = None) -> Sink:
-    """A sink by its place and layout, one of LAYOUTS. `options`: of an object store, see `fencepost.state.open_store`.
+    """A sink by its place and layout, one of KINDS. `options`: of an object store or a catalog, see
+    `fencepost.state.open_store` and `fencepost.state.iceberg_tables`.
 
     Raises SinkError where there is none for it.
     """
-    from fencepost.state.delta import DeltaSink
-    from fencepost.state.in_place import InPlace
-    from fencepost.state.prefix import RunPrefixes
+    for kind in KINDS:
+        if kind.layout == layout:
+            return kind.open(uri, disk, options)
+    raise SinkError(f"{uri}: what its versions are shown by ('{layout}') is not known here: give the sink itself")
 
+
+def layout_of(place: str, options: Mapping[str, Any] | None = None) -> str:
+    """The layout of what is at a place, or is to be there. Raises StoreError."""
+    return next(kind.layout for kind in KINDS if kind.is_at(place, options))
+
+
+def _store(uri: str, disk: Disk, options: Mapping[str, Any] | None) -> LocalStore | RemoteStore:
     store = open_store(uri, sync=disk.sync, options=options)
     if not isinstance(store, LocalStore | RemoteStore):
         raise SinkError(f"{uri}: a sink is a local folder or a prefix of an object store (s3://, gs://, az://)")
-    if layout not in LAYOUTS:
-        raise SinkError(f"{uri}: what its versions are shown by ('{layout}') is not known here: give the sink itself")
-    if layout == "delta":
-        return DeltaSink(store, disk)
-    if isinstance(store, LocalStore):
-        return RunFolders(store.folder, disk) if layout == "run" else InPlace(store, disk)
-    if layout == IN_PLACE:
+    return store
+
+
+def _open_folder(uri: str, disk: Disk, options: Mapping[str, Any] | None) -> Sink:
+    from fencepost.state.prefix import RunPrefixes
+
+    store = _store(uri, disk, options)
+    return RunFolders(store.folder, disk) if isinstance(store, LocalStore) else RunPrefixes(store)
+
+
+def _is_delta(place: str, options: Mapping[str, Any] | None) -> bool:
+    from fencepost.state.delta import is_delta_sink
+
+    store = open_store(place, options=options)
+    return not store.exists(MARKER) and is_delta_sink(store)
+
+
+def _open_delta(uri: str, disk: Disk, options: Mapping[str, Any] | None) -> Sink:
+    from fencepost.state.delta import DeltaSink
+
+    return DeltaSink(_store(uri, disk, options), disk)
+
+
+def _open_in_place(uri: str, disk: Disk, options: Mapping[str, Any] | None) -> Sink:
+    from fencepost.state.in_place import InPlace
+
+    store = _store(uri, disk, options)
+    if not isinstance(store, LocalStore):
         raise SinkError(f"{uri}: only a Delta table in a local folder can be deduplicated in place")
-    return RunPrefixes(store)
+    return InPlace(store, disk)
+
+
+def _open_iceberg(uri: str, disk: Disk, options: Mapping[str, Any] | None) -> Sink:
+    from fencepost.state.iceberg import IcebergSink
+
+    return IcebergSink(uri, disk, options)
+
+
+class Kind(NamedTuple):
+    """A kind of sink that is opened by its place."""
+
+    layout: str
+    is_at: Callable[[str, Mapping[str, Any] | None], bool]
+    open: Callable[[str, Disk, Mapping[str, Any] | None], Sink]
+
+
+KINDS = (
+    Kind("iceberg", lambda place, options: is_iceberg(place), _open_iceberg),
+    Kind("delta", _is_delta, _open_delta),
+    Kind("run", lambda place, options: True, _open_folder),
+    Kind(IN_PLACE, lambda place, options: False, _open_in_place),
+)
+"""The first one that is at a place counts. Of what is both source and sink, the caller knows."""
 
 
 @runtime_checkable
@@ -80,7 +133,7 @@ class RunFolders:
 
     layout = "run"
     has_schema = False
-    """Whether all files must have the same columns, so that `check_rows` needs to know them."""
+    """See `Sink`; tables say True."""
 
     def __init__(self, path: Path, disk: Disk) -> None:
         self.location = path
@@ -89,9 +142,22 @@ class RunFolders:
         """Where its own folders are."""
         self.disk = disk
 
+    @property
+    def can_merge(self) -> bool:
+        """See `Sink`: folders take any columns; tables that are shown by folders have their own."""
+        return not self.has_schema
+
     def look(self, before: Decision | None) -> dict[str, Any] | None:
         """See `Sink`: folders have no versions of their own."""
         return None
+
+    def columns(self) -> Any:
+        """See `Sink`: the state notes them."""
+        return None
+
+    def columns_of(self, schema: Any) -> Any:
+        """See `Sink`."""
+        return schema
 
     def check_rows(self, rows: NewRows) -> dict[str, Any]:
         """See `Sink`: every file goes into a folder just as it is."""

@@ -1,0 +1,468 @@
+"""An Iceberg table as output: each version is one snapshot of it.
+
+    <table>/data/part-<n>-<ordinal>-<attempt>.parquet   the rows that version n kept of one input
+    <table>/metadata/                                   version n is the commit that sets the property fencepost.<state>
+                                                        to "<n> applied <snapshot> <sequence>", or abandoned
+    <table>/_fencepost/                                 whose table it is, what tasks prepare, and each version's side
+                                                        tables (`RunFolders`, in an object store `RunPrefixes`)
+
+The commit is what counts: a version is applied, or abandoned, by whoever first moves the property, and everything else
+follows from which of the two it was. Each commit has a snapshot, an empty one where no file is added: only a snapshot
+makes the catalog compare what the commit follows with what is there. Others may append, delete and compact meanwhile.
+What they must not do is take rows back by going to an older snapshot: the state would go on to call them duplicates.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from fencepost.errors import SinkChangedError, SinkError
+from fencepost.state import changelog
+from fencepost.state.commit import NewRows
+from fencepost.state.decision import ABANDONED, APPLIED, Decision, Outputs, SideFiles
+from fencepost.state.disk import Disk
+from fencepost.state.iceberg_tables import NamedTable, columns_of, history, plain_location
+from fencepost.state.prefix import COPIES_AT_ONCE, RunPrefixes, copy_object
+from fencepost.state.scratch import Scratch
+from fencepost.state.sinks import RunFolders, without_rows
+from fencepost.state.stores import RemoteStore, is_local
+
+if TYPE_CHECKING:
+    from pyiceberg.table import Table, Transaction
+
+    from fencepost.state.versions import State
+
+OWN, DATA = "_fencepost", "data"
+MAIN = "main"
+"""The branch that is written."""
+PREFIX = "fencepost."
+"""Begins the property with the newest version of a state. In snapshots, `fencepost.state` and `fencepost.version`."""
+NO_RETRIES = {"commit.retry.num-retries": "0"}
+
+
+class Mark(NamedTuple):
+    """What a table says of the newest version of a state in it."""
+
+    version: int
+    status: str
+    snapshot: int
+    sequence: int
+    """The sequence number of the snapshot: later snapshots have higher ones, also after the table was taken back."""
+
+
+class IcebergSink:
+    """Appends each version to an Iceberg table, which is made where there is none. See `Sink` for what is not said."""
+
+    layout = "iceberg"
+    has_schema = True
+    can_merge = True
+
+    def __init__(self, uri: str, disk: Disk, options: Mapping[str, Any] | None = None) -> None:
+        self.named = NamedTable(uri, options)
+        self.disk = disk
+        self._known: RunFolders | RunPrefixes | None = None
+
+    @property
+    def location(self) -> str:
+        return self.named.uri
+
+    # Looking
+
+    def check(self, state: State) -> None:
+        # In this order: other runs may finish versions meanwhile.
+        done = state.done()
+        table = self.named.load()
+        if table is None:
+            if done:
+                raise SinkChangedError(f"{self.location}: the Iceberg table is gone that versions were written to")
+            return
+        self._beside(table).check(state)
+        self._check_table(table)
+        settings = state.settings()
+        mark = _mark_of(table, settings.id) if settings is not None else None
+        last = mark.version if mark else 0
+        if not done <= last <= state.decided():
+            raise SinkChangedError(
+                f"{self.location}: the newest version of this state in the table is {last or 'none'}, though versions "
+                f"up to {done} were written: the table was made anew, or its property {PREFIX}<state> was changed"
+            )
+
+    def _check_table(self, table: Table) -> None:
+        """Refuse a table to which files cannot be added just so."""
+        if table.format_version != 2:
+            raise SinkError(f"{self.location}: has format version {table.format_version}; only version 2 is written")
+        if not table.spec().is_unpartitioned():
+            names = ", ".join(field.name for field in table.spec().fields)
+            raise SinkError(
+                f"{self.location}: is partitioned by {names}, and a file of the job may have rows of several "
+                "partitions; only tables without partitions are written"
+            )
+        required = _required_column(table)
+        if required is not None:
+            raise SinkError(
+                f"{self.location}: column '{required}' is required, which nobody would check in added files"
+            )
+
+    def probe(self, version: int, attempt: str) -> None:
+        self._beside().probe(version, attempt)
+
+    def claim(self, state_id: str) -> None:
+        self._beside().claim(state_id)
+
+    def look(self, before: Decision | None) -> dict[str, Any] | None:
+        """See `Sink`: the table's id, and its current snapshot."""
+        table = self.named.load()
+        if table is None:
+            return None
+        seen = {"table": str(table.metadata.table_uuid), "snapshot": table.metadata.current_snapshot_id}
+        if before is not None and before.sink_version is not None:
+            self._check_kept(table, before)
+        return seen
+
+    def _check_kept(self, table: Table, before: Decision) -> None:
+        """Whether it is still the table, and its history still has the newest version."""
+        self._check_same(table, before)
+        mark = _mark_of(table, str(self._owner()))
+        if mark is not None and not _follows_from(table, mark):
+            raise SinkChangedError(
+                f"{self.location}: its current snapshot {table.metadata.current_snapshot_id} does not follow from "
+                f"{mark.snapshot}, by which version {mark.version} was written: the table was taken back, and rows "
+                "that the state knows would be refused as duplicates if they came again. Look which versions' rows "
+                "are all there, and take the state back to the last of them (`fencepost state rollback`)"
+            )
+
+    def _check_same(self, table: Table, decision: Decision) -> None:
+        found, wanted = str(table.metadata.table_uuid), (decision.sink_version or {}).get("table")
+        if wanted not in (None, found):
+            raise SinkChangedError(
+                f"{self.location}: another table than the one that versions were written to (its id is {found}, was "
+                f"{wanted})"
+            )
+
+    def shown(self, decision: Decision) -> int:
+        """See `Sink`. Its rows may be in other files by now: it is shown unless the table was taken back before it."""
+        table, owner = self.named.load(), str(self._owner())
+        if table is None:
+            return 0
+        chain = history(table)
+        versions = {found for it in chain if (found := _version_of(it, owner)) is not None}
+        if decision.version in versions:
+            return len(decision.outputs)
+        was_there = decision.version in {_version_of(it, owner) for it in table.snapshots()}
+        is_gone = was_there or not chain or any(it < decision.version for it in versions)
+        return 0 if is_gone else len(decision.outputs)
+
+    # Rows
+
+    def columns(self) -> Any:
+        from pyiceberg.io.pyarrow import schema_to_pyarrow
+
+        table = self.named.load()
+        if table is None or not table.schema().fields:
+            return None
+        return columns_of(schema_to_pyarrow(table.schema(), include_field_ids=False))
+
+    def columns_of(self, schema: Any) -> Any:
+        return columns_of(schema)
+
+    def check_rows(self, rows: NewRows) -> dict[str, Any]:
+        """See `Sink`: the run has compared types; here, field ids that files bring with them."""
+        import pyarrow as pa  # type: ignore[import-untyped]
+
+        inside = next((it for it in rows.folders if it.strip("/")), None)
+        if inside is not None:
+            text = f"values that stand in names of folders ({inside}) are not written to an Iceberg table"
+            raise SinkError(f"{self.location}: {text}")
+        found = [(pa.ipc.read_schema(pa.py_buffer(schema)), path) for schema, path in rows.schemas.items()]
+        transaction = self._table().transaction()  # to see which ids new columns get; never committed
+        with self.named.answering("read"), transaction.update_schema() as update:
+            for schema, _ in found:
+                update.union_by_name(columns_of(schema))
+        after = transaction.table_metadata.schema()
+        for schema, path in found:
+            self._check_ids(after, schema, path)
+        return {}
+
+    def _check_ids(self, after: Any, schema: Any, path: str) -> None:
+        from pyiceberg.io.pyarrow import pyarrow_to_schema
+
+        with self.named.answering("written"):
+            file = pyarrow_to_schema(schema, name_mapping=after.name_mapping)
+        for number in file.field_ids:
+            name = file.find_column_name(number)
+            other = after.find_field(name).field_id if name in after.column_names else None
+            if other != number:
+                raise SinkError(
+                    f"{self.location}: column '{name}' of {path} has the field id {number}, in the table it is "
+                    f"{other}: readers would take it for another column. Write the files without field ids, or to a "
+                    "new table"
+                )
+
+    # Where tasks write
+
+    def scratch(self, version: int, attempt: str) -> Scratch:
+        if self._known is None:
+            self._beside(self.named.load() or self.named.make())
+        return self._beside().scratch(version, attempt)
+
+    def staging(
+        self, version: int, attempt: str, outputs: Outputs, winners: dict[str, str], slots: int
+    ) -> tuple[Callable[[Any], Any], list[Any]]:
+        return len, []
+
+    def staged(self, results: list[Any]) -> dict[str, Any]:
+        return {}
+
+    def collect(self, version: int, attempt: str, winners: dict[str, str]) -> str:
+        return self._beside().collect(version, attempt, winners)
+
+    def changelog(self) -> Iterator[Any]:
+        return self._beside().changelog()
+
+    def prepare_changelog(self, version: int, attempt: str, lines: list[Any]) -> tuple[SideFiles, str]:
+        return changelog.prepare(self, version, attempt, lines)
+
+    def discard(self, version: int, attempt: str) -> None:
+        self._beside().discard(version, attempt)
+
+    def collect_garbage(self, done: int) -> None:
+        table = self.named.load()
+        if table is not None:
+            self._beside(table).collect_garbage(done)
+
+    # Versions
+
+    def apply(self, decision: Decision) -> str:
+        """See `Sink`: one commit, then the side tables."""
+        return self._show(decision, self._commit(decision, APPLIED))
+
+    def fence(self, decision: Decision) -> str:
+        """See `Sink`: an empty snapshot takes the version's number."""
+        return self._show(decision, self._commit(decision, ABANDONED))
+
+    def _show(self, decision: Decision, status: str) -> str:
+        """What follows the commit, whichever it was."""
+        beside, sides = self._beside(), without_rows(decision)
+        status = beside.apply(sides) if status == APPLIED else beside.fence(sides)
+        if status == ABANDONED and len(decision.outputs):
+            self._remove(self._table(), self.names(decision))
+        beside.discard(decision.version, decision.attempt)
+        return status
+
+    def _commit(self, decision: Decision, wanted: str) -> str:
+        """Move the property to the version, its rows with it, unless somebody has. Gives what it was: `wanted`, or
+        what theirs was."""
+        from pyiceberg.exceptions import CommitFailedException
+
+        state, number = str(self._owner()), decision.version
+        while True:
+            table = self._table()
+            self._check_same(table, decision)
+            mark = _mark_of(table, state) or Mark(0, APPLIED, 0, 0)
+            if mark.version == number:
+                self._seal(table)
+                return mark.status
+            if mark.version > number:
+                return wanted  # others have gone on: the side tables tell what this version has become
+            if mark.version != number - 1:
+                text = f"version {number} can only follow {number - 1}; the newest in the table is {mark.version}"
+                raise SinkChangedError(f"{self.location}: {text}")
+            try:
+                if wanted == APPLIED:
+                    self._place(table, decision)
+                self._write(table, decision, wanted, state)
+            except (CommitFailedException, FileNotFoundError) as error:
+                if self._table().metadata_location != table.metadata_location:
+                    continue  # somebody has changed the table: look again
+                if isinstance(error, CommitFailedException):
+                    raise SinkError(f"{self.location}: cannot be written to: {error}") from error
+                raise SinkChangedError(
+                    f"{self.location}: the files of version {number} are neither in {decision.prepared} nor where the "
+                    f"table would name them ({error})"
+                ) from None
+
+    def _write(self, table: Table, decision: Decision, wanted: str, state: str) -> None:
+        """The table's next snapshot, or CommitFailedException where another one has come meanwhile."""
+        # Retries would add the files behind commits of others, without a look at the property. Only this copy has it.
+        metadata = table.metadata
+        table.metadata = metadata.model_copy(update={"properties": {**metadata.properties, **NO_RETRIES}})
+        marks = {f"{PREFIX}state": state, f"{PREFIX}version": str(decision.version)}
+        with self.named.answering("written"), table.transaction() as transaction:
+            if wanted == APPLIED and len(decision.outputs):
+                self._add_rows(transaction, decision, marks)
+            else:
+                with transaction.update_snapshot(snapshot_properties=marks).fast_append():
+                    pass
+            snapshot = transaction.table_metadata.snapshot_by_name(MAIN)
+            assert snapshot is not None
+            mark = Mark(decision.version, wanted, snapshot.snapshot_id, snapshot.sequence_number or 0)
+            transaction.set_properties({f"{PREFIX}{state}": " ".join(map(str, mark))})
+        self._seal(table)
+
+    def _add_rows(self, transaction: Transaction, decision: Decision, marks: dict[str, str]) -> None:
+        import pyarrow as pa
+        from pyiceberg.exceptions import ValidationError
+
+        columns = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(str(decision.schema))))
+        location = transaction.table_metadata.location
+        try:
+            with transaction.update_schema() as update:
+                update.union_by_name(columns)
+            transaction.add_files(
+                [f"{location}/{name}" for name in self.names(decision)],
+                snapshot_properties=marks,
+                check_duplicate_files=False,
+            )
+        except (ValueError, ValidationError) as error:
+            raise SinkError(
+                f"{self.location}: refuses rows that were decided ({error}). Mend the table and run again, or give the "
+                "version up (`fencepost state abandon`); nothing of it is in the table"
+            ) from error
+
+    def names(self, decision: Decision) -> list[str]:
+        return [
+            f"{DATA}/part-{decision.version:06}-{ordinal:05}-{decision.attempt[:12]}.parquet"
+            for ordinal in decision.outputs.ordinal
+        ]
+
+    # Files
+
+    def _place(self, table: Table, decision: Decision) -> None:
+        """Bring the version's files to where the table will name them. May be done again, by anyone.
+
+        Raises FileNotFoundError where they are in neither place.
+        """
+        if not len(decision.outputs):
+            return
+        beside, outputs = self._beside(table), decision.outputs
+        moves = list(zip(outputs.name, self.names(decision), outputs.bytes, strict=True))
+        if isinstance(beside, RunPrefixes):
+            self._copy_all(table, beside, decision, moves)
+        else:
+            self._move_all(self._folder(table), beside.path / str(decision.prepared), moves)
+
+    def _move_all(self, folder: Path, prepared: Path, moves: list[tuple[str, str, int]]) -> None:
+        self.disk.make_folder(folder / DATA, folder)
+        for name, final, size in moves:
+            target = folder / final
+            try:
+                os.utime(prepared / name)  # who cleans up in a table goes by the age of files
+                os.rename(prepared / name, target)
+            except FileNotFoundError:
+                if not target.exists() or target.stat().st_size != size:
+                    raise
+        self.disk.seal(folder / DATA)
+
+    def _copy_all(
+        self, table: Table, beside: RunPrefixes, decision: Decision, moves: list[tuple[str, str, int]]
+    ) -> None:
+        store = self._store(table)
+        there = {name: size for name, size, _ in store.listing(DATA)}
+        lacking = [move for move in moves if there.get(move[1]) != move[2]]
+        if not lacking:
+            return
+        folder = str(decision.prepared).rpartition("/")[0]
+        written = json.loads(beside.store.read(str(decision.prepared)))
+        with ThreadPoolExecutor(COPIES_AT_ONCE) as pool:
+            list(
+                pool.map(
+                    lambda move: copy_object(beside.store, f"{folder}/{written[move[0]]}", move[2], store, move[1]),
+                    lacking,
+                )
+            )
+
+    def _remove(self, table: Table, names: list[str]) -> None:
+        if is_local(self._root(table)):
+            for name in names:
+                self.disk.remove(self._folder(table) / name)
+        else:
+            self._store(table).delete(names)
+
+    def _seal(self, table: Table) -> None:
+        """Wait until the newest snapshot is on disk: the library does not."""
+        snapshot = table.current_snapshot()
+        if snapshot is None or not is_local(self._root(table)):
+            return
+        manifests = [
+            it.manifest_path for it in snapshot.manifests(table.io) if it.added_snapshot_id == snapshot.snapshot_id
+        ]
+        paths = [
+            Path(plain_location(it, self.location))
+            for it in (*manifests, snapshot.manifest_list, table.metadata_location)
+        ]
+        for path in [*paths, *{it.parent for it in paths}]:
+            self.disk.seal(path)
+
+    # Where it is
+
+    def _table(self) -> Table:
+        table = self.named.load()
+        if table is None:
+            raise SinkChangedError(f"{self.location}: the Iceberg table is gone that versions are written to")
+        return table
+
+    def _owner(self) -> str | None:
+        return self._beside().owner()
+
+    def _root(self, table: Table) -> str:
+        return plain_location(table.location(), self.location).rstrip("/")
+
+    def _folder(self, table: Table) -> Path:
+        return Path(self._root(table))
+
+    def _store(self, table: Table) -> RemoteStore:
+        return RemoteStore(self._root(table), self.named.store_options(table))
+
+    def _beside(self, table: Table | None = None) -> RunFolders | RunPrefixes:
+        """Where everything but rows goes: beside the table as it is given, else as it was seen last."""
+        if table is None and self._known is not None:
+            return self._known
+        table = table or self._table()
+        root = f"{self._root(table)}/{OWN}"
+        if is_local(root):
+            self._known = RunFolders(Path(root), self.disk)
+        else:
+            self._known = RunPrefixes(RemoteStore(root, self.named.store_options(table)))
+        return self._known
+
+
+def _required_column(table: Table) -> str | None:
+    """A column that must not be null, or a part of one; keys of maps never are."""
+    from pyiceberg.types import MapType
+
+    schema = table.schema()
+    fields = [schema.find_field(number) for number in schema.field_ids]
+    keys = {it.field_type.key_id for it in fields if isinstance(it.field_type, MapType)}
+    found = (it.field_id for it in fields if it.required and it.field_id not in keys)
+    return next((schema.find_column_name(number) for number in found), None)
+
+
+def _mark_of(table: Table, state: str) -> Mark | None:
+    text = table.properties.get(f"{PREFIX}{state}")
+    if text is None:
+        return None
+    version, status, snapshot, sequence = text.split(" ")
+    return Mark(int(version), status, int(snapshot), int(sequence))
+
+
+def _version_of(snapshot: Any, state: str) -> int | None:
+    """The version of a state that a snapshot has written."""
+    found = snapshot.summary.additional_properties if snapshot.summary is not None else {}
+    return int(found[f"{PREFIX}version"]) if found.get(f"{PREFIX}state") == state else None
+
+
+def _follows_from(table: Table, mark: Mark) -> bool:
+    """Whether the current snapshot has the marked one in its history, as far as the table still tells."""
+    chain = history(table)
+    if any(it.snapshot_id == mark.snapshot for it in chain):
+        return True
+    if table.snapshot_by_id(mark.snapshot) is not None:
+        return False  # it is there, on no way to the current one
+    # Expired, it seems. Then what is left of the history is newer, and not its beginning.
+    return bool(chain) and (chain[-1].sequence_number or 0) > mark.sequence and chain[-1].parent_snapshot_id is not None

@@ -1,0 +1,178 @@
+"""Iceberg tables by their names: `iceberg://<catalog>/<namespace>.<table>`, where their files are, and their history.
+
+The name is what a state writes down. How the catalog is reached (its `type`, `uri`, `warehouse`, `token`, `s3.*`) are
+options, as PyIceberg's `load_catalog` takes them; what is not given comes from PyIceberg's own configuration
+(`.pyiceberg.yaml`, `PYICEBERG_CATALOG__<NAME>__...`). Options may hold secrets: they are in no decision, plan or log.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from fencepost.errors import BatchError, FencepostError, SinkError, StoreError
+
+if TYPE_CHECKING:
+    from pyiceberg.catalog import Catalog
+    from pyiceberg.table import Table
+    from pyiceberg.table.snapshots import Snapshot
+
+SCHEME = "iceberg://"
+S3_SCHEMES = ("s3", "s3a", "s3n")
+STORE_OPTIONS = {
+    "client.region": "region",
+    "client.access-key-id": "access_key_id",
+    "client.secret-access-key": "secret_access_key",
+    "client.session-token": "session_token",
+    "s3.endpoint": "endpoint",
+    "s3.region": "region",
+    "s3.access-key-id": "access_key_id",
+    "s3.secret-access-key": "secret_access_key",
+    "s3.session-token": "session_token",
+}
+"""Properties of a catalog to options of `fencepost.state.open_store`; a later one counts before an earlier one."""
+
+
+def is_iceberg(place: str) -> bool:
+    """Whether a place is the name of an Iceberg table."""
+    return place.startswith(SCHEME)
+
+
+class NamedTable:
+    """A table by its name, whether it exists yet or not. Raises StoreError where the catalog does not answer."""
+
+    def __init__(self, uri: str, options: Mapping[str, Any] | None = None) -> None:
+        match = re.fullmatch(rf"{SCHEME}([\w-]+)/([^/.]+(?:\.[^/.]+)+)", uri)
+        if match is None:
+            shape = "iceberg://<catalog>/<namespace>.<table> was expected"
+            raise StoreError(f"{uri.rpartition('@')[2]}: not the name of an Iceberg table: {shape}")
+        check_library(uri)
+        self.uri, self.catalog_name, self.name = uri, match[1], match[2]
+        self.options = {name: str(value) for name, value in (options or {}).items()}
+
+    @cached_property
+    def catalog(self) -> Catalog:
+        from pyiceberg.catalog import load_catalog
+
+        with self.answering("opened"):
+            return load_catalog(self.catalog_name, **self.options)
+
+    def load(self) -> Table | None:
+        """The table as of now, if there is one."""
+        from pyiceberg.exceptions import NoSuchTableError
+
+        with self.answering("read"):
+            try:
+                return self.catalog.load_table(self.name)
+            except NoSuchTableError:
+                return None
+
+    def make(self) -> Table:
+        """The table, made without columns where there is none. Raises SinkError where its namespace does not exist."""
+        from pyiceberg.exceptions import NoSuchNamespaceError
+        from pyiceberg.schema import Schema
+
+        with self.answering("written"):
+            try:
+                return self.catalog.create_table_if_not_exists(self.name, Schema(), properties={"format-version": "2"})
+            except NoSuchNamespaceError as error:
+                namespace = self.name.rpartition(".")[0]
+                raise SinkError(f"{self.uri}: the catalog has no namespace '{namespace}': create it there") from error
+
+    @contextmanager
+    def answering(self, what: str) -> Iterator[None]:
+        """Around a call of the library, whose errors have no common class. They may repeat options, secrets too."""
+        from pyiceberg.exceptions import CommitFailedException
+
+        try:
+            yield
+        except (FencepostError, CommitFailedException):
+            raise
+        except Exception as error:
+            text = str(error).strip() or repr(error)
+            for name, value in self.options.items():
+                text = text.replace(value, f"<{name}>") if value else text
+            raise StoreError(f"{self.uri}: cannot be {what}: {type(error).__name__}: {text}", path=self.uri) from None
+
+    def store_options(self, table: Table) -> dict[str, Any]:
+        """Options of the object store with the table's files: the catalog may have given credentials for it."""
+        properties = {**self.options, **table.io.properties}
+        options: dict[str, Any] = {
+            ours: properties[theirs] for theirs, ours in STORE_OPTIONS.items() if properties.get(theirs)
+        }
+        if str(options.get("endpoint", "")).startswith("http://"):
+            options["allow_http"] = True
+        return options
+
+
+def check_library(place: object) -> None:
+    """Raises FencepostError where tables cannot be opened at all."""
+    try:
+        import pyiceberg  # noqa: F401
+    except ImportError as error:
+        raise FencepostError(f"{place}: Iceberg tables need fencepost[iceberg] ({error})") from error
+
+
+def plain_location(location: str, about: str) -> str:
+    """A location in a table's metadata as the rest of this package has it: a local path, or an s3:// URI.
+
+    Raises SinkError for other file systems.
+    """
+    scheme, separator, rest = location.partition("://")
+    if not separator:
+        return location.removeprefix("file:")
+    if scheme == "file":
+        return rest
+    if scheme in S3_SCHEMES:
+        return f"s3://{rest}"
+    raise SinkError(f"{about}: its files are in {scheme}://; only local folders and S3 are supported")
+
+
+def history(table: Table) -> list[Snapshot]:
+    """The current snapshot and those it follows from, the newest first, as far back as the table still has them."""
+    from pyiceberg.table.snapshots import ancestors_of
+
+    return list(ancestors_of(table.current_snapshot(), table.metadata))
+
+
+def columns_of(schema: Any) -> Any:
+    """An Arrow schema with the types that a table gives back, without metadata. Raises BatchError (column)."""
+    import pyarrow as pa  # type: ignore[import-untyped]
+
+    fields = []
+    for field in schema:
+        try:
+            fields.append(pa.field(field.name, _type_of(field.type)))
+        except TypeError as error:
+            raise BatchError(f"an Iceberg table has no type for {error}", column=field.name) from None
+    return pa.schema(fields)
+
+
+def _type_of(kind: Any) -> Any:
+    """Raises TypeError for what format version 2 has no type for."""
+    import pyarrow as pa
+
+    types = pa.types
+    if types.is_dictionary(kind):
+        return _type_of(kind.value_type)
+    if types.is_struct(kind):
+        return pa.struct([pa.field(it.name, _type_of(it.type)) for it in kind])
+    if types.is_map(kind):
+        return pa.map_(_type_of(kind.key_type), _type_of(kind.item_type))
+    if types.is_list(kind) or types.is_large_list(kind):
+        return pa.list_(_type_of(kind.value_type))
+    if types.is_signed_integer(kind):
+        return pa.int64() if kind.bit_width == 64 else pa.int32()
+    if types.is_timestamp(kind) and kind.unit != "ns":
+        return pa.timestamp("us", "UTC" if kind.tz else None)
+    if types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind):
+        return pa.string()
+    if types.is_binary(kind) or types.is_large_binary(kind) or types.is_binary_view(kind):
+        return pa.binary()
+    same = (types.is_boolean, types.is_float32, types.is_float64, types.is_date32, types.is_decimal128)
+    if any(is_one(kind) for is_one in same) or types.is_fixed_size_binary(kind) or kind == pa.time64("us"):
+        return kind
+    raise TypeError(kind)
