@@ -50,8 +50,9 @@ class Sink(Protocol):
 
     @property
     def can_merge(self) -> bool:
-        """Whether its columns may grow. Then a run compares those of new files with `columns` before it judges any
-        row, and the decision says what they are afterwards (`Decision.schema`)."""
+        """Whether a run compares the columns of new files with `columns` before it judges any row. The decision then
+        says what they are afterwards (`Decision.schema`). False for tables that compare them in `check_rows`: of these,
+        a Delta table takes other columns too (`NewRows.rule`)."""
 
     @property
     def location(self) -> str | Path:
