@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa  # type: ignore[import-untyped]
 
-from fencepost.errors import SnapshotError, SourceError, StateConflictError
+from fencepost.errors import SnapshotError, SourceError, StateConflictError, StoreError
 from fencepost.lake.aligned import AlignItem, align, can_align
 from fencepost.lake.arranging import ArrangeItem, arrange, batches, check_arrangement
 from fencepost.lake.checks import check_verdicts
@@ -200,7 +200,7 @@ class Run:
             decision, found, judged, written = self.prepare(self.news.files)
         except BaseException as error:
             self.discard()
-            if isinstance(error, Exception) and job.state.decided() >= self.version:
+            if isinstance(error, Exception) and self.is_beaten():
                 raise conflict(job.state, self.version) from error  # its files may have been collected while it worked
             raise
         if decision is None:
@@ -213,6 +213,13 @@ class Run:
             raise
         self.outputs.remove()
         return make_report(self, decision, found, judged, written)
+
+    def is_beaten(self) -> bool:
+        """Whether another run has decided this version; False where the state does not answer either."""
+        try:
+            return self.job.state.decided() >= self.version
+        except (OSError, StoreError):
+            return False
 
     def scan_items(self, files: Files, reading: Reading) -> list[ScanItem]:
         job = self.job

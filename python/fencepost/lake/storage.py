@@ -163,7 +163,8 @@ class LocalStorage:
         ignored: list[str] = []
         if folder and not os.path.isdir(f"{root}/{folder}"):
             return Files(root)
-        return _files(root, _walk(os.path.join(root, folder), f"{folder}/" if folder else "", ignored), ignored)
+        top, prefix = (f"{root}/{folder}", f"{folder}/") if folder else (root, "")
+        return _files(root, _walk(top, prefix, ignored), ignored)
 
     def look(self, path: str) -> Facts:
         with from_storage(path):

@@ -243,7 +243,7 @@ class LocalStore:
 
     def list(self, prefix: str) -> list[str]:
         names = []
-        for folder, _, files in os.walk(self.folder / prefix):
+        for folder, _, files in os.walk(self.folder / prefix, onerror=_unless_gone):
             inside = os.path.relpath(folder, self.folder)
             names += [f"{inside}/{name}" for name in files]
         return names
@@ -288,6 +288,12 @@ class LocalStore:
         folder = self.folder / self.temporaries
         folder.mkdir(parents=True, exist_ok=True)
         return folder / f"{name.replace('/', '-')}.{uuid4().hex}{TEMPORARY}"
+
+
+def _unless_gone(error: OSError) -> None:
+    """A folder that cannot be listed is not an empty one."""
+    if not isinstance(error, FileNotFoundError):
+        raise error
 
 
 class _LocalWriter:

@@ -197,10 +197,10 @@ impl Bits {
     fn for_each_mask(&mut self, (first, last): Offsets, mut change: impl FnMut(&mut u64, u64)) {
         let words = self.words.all_mut();
         let (first_word, last_word) = (first / WORD_BITS, last / WORD_BITS);
-        for number in first_word..=last_word {
+        for (number, word) in (first_word..).zip(&mut words[first_word..=last_word]) {
             let from = if number == first_word { first % WORD_BITS } else { 0 };
             let to = if number == last_word { last % WORD_BITS } else { WORD_BITS - 1 };
-            change(&mut words[number], u64::MAX << from & u64::MAX >> (WORD_BITS - 1 - to));
+            change(word, u64::MAX << from & u64::MAX >> (WORD_BITS - 1 - to));
         }
     }
 }
