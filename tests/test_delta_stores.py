@@ -206,7 +206,7 @@ def test_what_is_refused(bucket: Tables) -> None:
     for layout in (None, "delta"):
         with pytest.raises(fp.SinkError, match="only a Delta table in a local folder can be both"):
             DedupJob(bucket.uri("table"), bucket.folder / "s", bucket.uri("table"), layout=layout, **options)
-    with pytest.raises(fp.SinkError, match="a table (.delta.), which its own readers read"):
+    with pytest.raises(fp.SinkError, match=r"a table \(delta\), which its own readers read"):
         dataset(bucket.uri("table"), bucket.options)
     with pytest.raises(ValueError, match="only files of folders and prefixes are chosen"):
         DedupJob(bucket.uri("table"), bucket.folder / "s", bucket.folder / "o", files_max=1, **options).run()

@@ -325,7 +325,18 @@ def test_of_the_newest_positions_an_older_lap_says_nothing(tmp_path: Path) -> No
 def test_without_the_option_a_state_is_what_it_was(tmp_path: Path) -> None:
     run(tmp_path, "a", [0, 0], [1, 2], keep_checksums=None)
     assert list(json.loads((tmp_path / "state/log/1.json").read_text())) == [
-        *("version", "previous", "builds_on", "attempt", "kind", "shard_count", "shards", "ledger", "listing", "inputs"),
+        *(
+            "version",
+            "previous",
+            "builds_on",
+            "attempt",
+            "kind",
+            "shard_count",
+            "shards",
+            "ledger",
+            "listing",
+            "inputs",
+        ),
         *("quarantined", "deferred", "outputs", "marked", "side_files", "prepared", "source_position"),
         *("sink_version", "clock_ms", "horizon_ms", "key_types", "schema", "oldest", "collected", "breaks"),
         *("counts", "missing_ranges", "missing_rows", "stale_epoch", "border", "plan", "report", "policy", "order_by"),

@@ -264,9 +264,9 @@ def test_several_paths_are_one_source(tmp_path: Path) -> None:
         rows = {"pid": [number] * 3, "epoch": [0] * 3, "partition": [0] * 3, "seq": range(3)}
         land(root / "landing" / folder, "a.parquet", pa.table(rows))
     places = (tmp_path / "state", root / "clean")  # beside what is read
-    first = DedupJob([root / "landing/eu/events", root / "landing/us/*"], *places).run()
+    first = DedupJob([root / "landing/eu/events", str(root / "landing/us/*")], *places).run()
     assert read(first) == ["eu/events/a.parquet", "us/events/a.parquet", "us/other/a.parquet"]
-    assert read(DedupJob(root / "landing/*/events", *places).run()) == ["asia/events/day=1/a.parquet"]
+    assert read(DedupJob(str(root / "landing/*/events"), *places).run()) == ["asia/events/day=1/a.parquet"]
     assert DedupJob(root / "landing", *places).run().version is None
     one = [root / "landing/us/events", root / "landing/us/other/a.parquet"]
     assert DedupJob(one, tmp_path / "other", tmp_path / "out").seed().files == 2
@@ -276,7 +276,7 @@ def test_what_is_no_source(tmp_path: Path) -> None:
     root = tmp_path / "data"
     inside = [root / "eu", root / "us"]
     DedupJob(inside, tmp_path / "state", root / "clean")
-    for source, sink in [(inside, root / "us/clean"), (inside, root / "us"), (root / "**/events", root / "clean")]:
+    for source, sink in [(inside, root / "us/clean"), (inside, root / "us"), (str(root / "**/events"), root / "clean")]:
         with pytest.raises(fp.SinkError, match="lies in"):
             DedupJob(source, tmp_path / "state", sink)  # type: ignore[arg-type]
     for source, problem in [
@@ -309,3 +309,11 @@ def test_the_command_line_reads_slices(
     assert cli.main(["dedup", *places, "--files-from", str(tmp_path / "names")]) == 2
     assert "is not in the source" in capsys.readouterr().err
     assert cli.main(["dedup", *places, "--files-from", "-", "--watch", "1s"]) == 2
+
+
+def test_a_path_object_is_no_glob(tmp_path: Path) -> None:
+    places = tmp_path / "source[1]", tmp_path / "state", tmp_path / "sink"
+    job = DedupJob(*places)  # before there is such a folder
+    land(places[0], "a.parquet", make_rows(0))
+    assert job.run().files == 1
+    assert DedupJob(*places).run().version is None

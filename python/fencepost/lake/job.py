@@ -61,8 +61,8 @@ class DedupJob:
     """Keeps each event of a Parquet folder, a Delta table or Kafka's log once, from run to run.
 
     `source`: a folder of Parquet files, or a prefix of an object store (`s3://`, `gs://`, `az://`) with such files, of
-    which each run reads those that no earlier run has read; a glob such as "landing/*/events", or a list of folders and
-    globs, which the state knows by the folder that has them all; a Delta table in either, of which each run reads what
+    which each run reads those that no earlier run has read; a glob such as "landing/*/events" (a `str`; a
+    `Path` is taken as it is), or a list of folders and globs, which the state knows by the folder that has them all; a Delta table in either, of which each run reads what
     was appended since; an Iceberg table by its name (`iceberg://<catalog>/<namespace>.<table>`), likewise; or a
     `KafkaLog`, likewise. `state`: a folder or the URI of an object store (`fencepost.state.open_store`) that the job
     makes and owns. `sink`: a folder that it makes and owns; version n appears in it at once as `run=<n>/`, one file per

@@ -130,24 +130,26 @@ def source_of(
 ) -> tuple[str, tuple[str, ...]]:
     """(the folder that has all of a source, patterns for what belongs to it) of a path, a glob, or several.
 
-    A path with `*`, `?` or `[` in it is a glob, unless a folder has just that name. Raises ValueError.
+    A text with `*`, `?` or `[` in it is a glob, unless a folder has just that name; a `Path` is taken as it is. Raises
+    ValueError.
     """
-    if isinstance(given, str | os.PathLike) and not _is_glob(absolute(given)):
+    if isinstance(given, str | os.PathLike) and not _is_glob(given):
         return absolute(given), ()
-    listed = [absolute(it) for it in ([given] if isinstance(given, str | os.PathLike) else given)]
+    paths = [given] if isinstance(given, str | os.PathLike) else list(given)
+    listed, are_globs = [absolute(it) for it in paths], [_is_glob(it) for it in paths]
     if not listed:
         raise ValueError("source: no paths are given")
     if len({it.partition("://")[0] if "://" in it else "" for it in listed}) > 1:
         raise ValueError(f"source: {', '.join(listed)}: all of them must be in one store")
     parts = [it.split("/") for it in listed]
-    literal = [_literal(path, some) for path, some in zip(listed, parts, strict=True)]
+    literal = [_literal(*it) for it in zip(listed, parts, are_globs, strict=True)]
     shared = [some[0] for some in takewhile(lambda some: len(set(some)) == 1, zip(*literal, strict=False))]
     if len(shared) < (3 if "://" in listed[0] else 2):
         raise ValueError(f"source: {', '.join(listed)}: they have no folder in common that could be the source")
     patterns = []
-    for path, some in zip(listed, parts, strict=True):
+    for some, is_glob in zip(parts, are_globs, strict=True):
         rest = "/".join(some[len(shared) :])
-        patterns.append(rest if _is_glob(path) else glob.escape(rest))
+        patterns.append(rest if is_glob else glob.escape(rest))
     return "/".join(shared), () if "" in patterns else tuple(patterns)
 
 
@@ -167,8 +169,11 @@ def _relative(source: str, path: str) -> str:
     return found
 
 
-def _is_glob(path: str) -> bool:
-    return re.search(r"[*?\[]", path) is not None and not (is_local(path) and os.path.exists(path))
+def _is_glob(given: str | os.PathLike[str]) -> bool:
+    if not isinstance(given, str) or re.search(r"[*?\[]", given) is None:
+        return False
+    path = absolute(given)
+    return not (is_local(path) and os.path.exists(path))
 
 
 def _folder(pattern: str) -> str:
@@ -178,9 +183,9 @@ def _folder(pattern: str) -> str:
     return "/".join(parts[: next(of_several, len(parts) - pattern.endswith(".parquet"))])
 
 
-def _literal(path: str, parts: list[str]) -> list[str]:
+def _literal(path: str, parts: list[str], is_glob: bool) -> list[str]:
     """The folders in front of the first one that is a pattern, or all; a single file's own name is none."""
-    if not _is_glob(path):
+    if not is_glob:
         return parts[:-1] if path.endswith(".parquet") else parts
     return parts[: next(place for place, it in enumerate(parts) if re.search(r"[*?\[]", it))]
 
