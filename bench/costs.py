@@ -224,7 +224,7 @@ class Simulated:
         for name in names:
             open(scratch.place(name), "xb").close()
         facts = {"rows": item.rows, "bytes": [0] * count, "footer_crc": [7] * count}
-        return Written(ordinal=ordinals, folder=[""] * count, names=names, **facts)
+        return Written(ordinal=ordinals, folder=[""] * count, names=names, bounds=[{}] * count, **facts)
 
 
 def driver(files: int, shards: int, rounds: int, data: Path) -> dict[str, Any]:

@@ -282,7 +282,16 @@ class Instant:
             )
         assert isinstance(item, WriteItem), stage
         names = [f"part-{item.first + place}.parquet" for place in range(len(item.files))]
-        return Written(names=[*names], rows=item.rows, bytes=item.files.bytes, footer_crc=item.footer_crc)
+        count = len(item.files)
+        return Written(
+            ordinal=[*range(item.first, item.first + count)],
+            folder=[""] * count,
+            names=[*names],
+            rows=item.rows,
+            bytes=item.files.bytes,
+            footer_crc=item.footer_crc,
+            bounds=[{}] * count,
+        )
 
 
 def run(root: Path, files: int) -> tuple[dict[str, Cost], dict[str, float]]:

@@ -61,17 +61,17 @@ class DedupJob:
     """Keeps each event of a Parquet folder, a Delta table or Kafka's log once, from run to run.
 
     `source`: a folder of Parquet files, or a prefix of an object store (`s3://`, `gs://`, `az://`) with such files, of
-    which each run reads those that no earlier run has read; a glob such as "landing/*/events" (a `str`; a
-    `Path` is taken as it is), or a list of folders and globs, which the state knows by the folder that has them all; a Delta table in either, of which each run reads what
-    was appended since; an Iceberg table by its name (`iceberg://<catalog>/<namespace>.<table>`), likewise; or a
-    `KafkaLog`, likewise. `state`: a folder or the URI of an object store (`fencepost.state.open_store`) that the job
-    makes and owns. `sink`: a folder that it makes and owns; version n appears in it at once as `run=<n>/`, one file per
-    input file of which rows are kept, in the Hive-style folders that it came from, or as one transaction of a Delta
-    table. Or a prefix of an object store, where the files of a version appear one after the other, and then
-    `run=<n>/_SUCCESS`, which lists them (`fencepost.lake.shown_files`). Or an Iceberg table by its name, of which each
-    version is one snapshot. None of the three may lie in another, but a Delta table in a local folder may be both
-    source and sink: then rows that are not kept are taken out of it, where it stands. `sink` may also be a sink itself,
-    such as those of
+    which each run reads those that no earlier run has read; a glob such as "landing/*/events" (a `str`; a `Path` is
+    taken as it is), or a list of folders and globs, which the state knows by the folder that has them all; a Delta
+    table in either, of which each run reads what was appended since; an Iceberg table by its name
+    (`iceberg://<catalog>/<namespace>.<table>`), likewise; or a `KafkaLog`, likewise. `state`: a folder or the URI of
+    an object store (`fencepost.state.open_store`) that the job makes and owns. `sink`: a folder that it makes and
+    owns; version n appears in it at once as `run=<n>/`, one file per input file of which rows are kept, in the
+    Hive-style folders that it came from, or as one transaction of a Delta table. Or a prefix of an object store, where
+    the files of a version appear one after the other, and then `run=<n>/_SUCCESS`, which lists them
+    (`fencepost.lake.shown_files`). Or an Iceberg table by its name, of which each version is one snapshot. None of the
+    three may lie in another, but a Delta table in a local folder may be both source and sink: then rows that are not
+    kept are taken out of it, where it stands. `sink` may also be a sink itself, such as those of
     `fencepost.state.sinks`, or a `fencepost.sql.SqlSink`.
 
     `policy`: a preset name or a Policy. `columns`: where the identity stands, a Columns or the name of a preset
