@@ -14,7 +14,7 @@ from typing import Any
 import fencepost as fp
 import pyarrow as pa  # type: ignore[import-untyped]
 import pytest
-from fencepost.lake import audit
+from fencepost.lake import DedupJob, audit
 from fencepost.lake.files import Facts
 from fencepost.lake.storage import PAUSES_SECONDS, LocalStorage, from_storage
 from test_lake import first_of_each, hashes, land, land_some, make_job, make_rows, read_sink, read_source
@@ -154,3 +154,26 @@ def test_an_audit_says_the_same(tmp_path: Path) -> None:
 def _failing(self: LocalStorage, path: str) -> Facts:
     with from_storage(path):
         raise OSError(errno.ESTALE, "Stale file handle")
+
+
+def test_a_file_is_no_source(tmp_path: Path) -> None:
+    land_some(tmp_path)
+    path = tmp_path / "source" / "0.parquet"
+    with pytest.raises(fp.SourceError, match="no such folder"):
+        DedupJob(path, tmp_path / "state", tmp_path / "sink").run()
+
+
+def test_a_log_that_cannot_be_listed_is_not_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A table would be read as a folder, files that were removed from it included."""
+    land_some(tmp_path)
+    real = os.scandir
+
+    def scandir(path: Any = ".") -> Any:
+        if os.fspath(path).endswith("_delta_log"):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+        return real(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    with pytest.raises(fp.StoreError, match="cannot be listed: Permission denied") as caught:
+        make_job(tmp_path)
+    assert caught.value.errno == errno.EACCES

@@ -29,14 +29,13 @@ from fencepost.errors import BatchError, SourceError
 from fencepost.findings import RESET_ROWS_MIN, AuditReport, check_reset_rows_min
 from fencepost.lake.column_types import type_name
 from fencepost.lake.conflicts import PAIRS, Content
-from fencepost.lake.delta import list_appended
+from fencepost.lake.delta import has_table, list_appended
 from fencepost.lake.engine import LocalEngine, check_stopped
 from fencepost.lake.files import Constants, Files, constants_of
 from fencepost.lake.order import calm_order
 from fencepost.lake.scan import FILE, LENGTH, ROW, check_names
 from fencepost.lake.storage import Storage, open_storage, unchanged
 from fencepost.policy import Columns, Policy, resolve, resolve_columns
-from fencepost.state.delta import is_delta
 from fencepost.state.stores import absolute, is_local
 
 Progress = Callable[[str, int, int], None]
@@ -172,7 +171,7 @@ def _list(root: str, options: Mapping[str, Any] | None) -> tuple[Storage, Files]
         files.append(name, storage.look(root))
         return storage, files
     storage = open_storage(root, options)
-    if is_delta(storage.as_store(root)):
+    if has_table(storage, root):
         files, _, _, bad = list_appended(root, storage, None)
         if bad:
             path, problem = next(iter(bad.items()))

@@ -15,8 +15,8 @@ from urllib.parse import unquote
 
 from fencepost.errors import SourceError
 from fencepost.lake.files import Facts, Files
-from fencepost.lake.storage import Storage, persist
-from fencepost.state.delta import by_library, open_table
+from fencepost.lake.storage import Storage, from_storage, persist
+from fencepost.state.delta import by_library, is_delta, open_table
 from fencepost.state.delta_columns import INTEGERS
 from fencepost.state.delta_log import LOG, Action, Live, Table, info_of, live_files, read_commits
 from fencepost.state.hive import hive_values
@@ -58,6 +58,12 @@ class _Range:
     dropped: set[str] = field(default_factory=set)
     own: set[str] = field(default_factory=set)
     """What a state that deduplicates the table in place has put in the place of other files."""
+
+
+def has_table(storage: Storage, root: str) -> bool:
+    """Whether a source is a Delta table. Raises StoreError where that cannot be told."""
+    with from_storage(root, "listed"):
+        return is_delta(storage.as_store(root))
 
 
 def list_appended(

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import pyarrow as pa  # type: ignore[import-untyped]
 
 from fencepost.errors import SinkError, SourceError
-from fencepost.lake.delta import list_appended
+from fencepost.lake.delta import has_table, list_appended
 from fencepost.lake.files import Facts, Files
 from fencepost.lake.iceberg import list_appended as list_snapshots
 from fencepost.lake.iceberg import open_files
@@ -39,7 +39,7 @@ from fencepost.lake.scan import FooterItem, footers
 from fencepost.lake.slices import Slice
 from fencepost.lake.storage import LocalStorage, Storage, open_storage
 from fencepost.state.decision import Inputs
-from fencepost.state.delta import check_library, is_delta
+from fencepost.state.delta import check_library
 from fencepost.state.iceberg_tables import NamedTable, is_iceberg
 from fencepost.state.ledger import file_table, hash_of_listing, new_files
 from fencepost.state.scratch import FolderScratch
@@ -342,17 +342,13 @@ def _iceberg(place: Any, options: Mapping[str, Any] | None, is_own: bool) -> Sou
     return IcebergTable(NamedTable(place, options), is_own=is_own) if is_iceberg(place) else None
 
 
-def _delta(place: Any, options: Mapping[str, Any] | None, is_own: bool) -> Source | None:
-    storage = open_storage(place, options)
-    if not is_delta(storage.as_store(place)):
-        return None
+def _files(place: Any, options: Mapping[str, Any] | None, is_own: bool) -> Source:
+    storage = open_storage(place, options)  # once: it may ask a provider for credentials
+    if not has_table(storage, place):
+        return Folder(place, storage, is_own=is_own)
     check_library(place)
     return DeltaTable(place, storage, is_own=is_own)
 
 
-def _folder(place: Any, options: Mapping[str, Any] | None, is_own: bool) -> Source:
-    return Folder(place, open_storage(place, options), is_own=is_own)
-
-
-KINDS: tuple[Callable[[Any, Mapping[str, Any] | None, bool], Source | None], ...] = (_log, _iceberg, _delta, _folder)
+KINDS: tuple[Callable[[Any, Mapping[str, Any] | None, bool], Source | None], ...] = (_log, _iceberg, _files)
 """The first one counts."""

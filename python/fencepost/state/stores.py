@@ -292,7 +292,7 @@ class LocalStore:
 
 def _unless_gone(error: OSError) -> None:
     """A folder that cannot be listed is not an empty one."""
-    if not isinstance(error, FileNotFoundError):
+    if not isinstance(error, FileNotFoundError | NotADirectoryError):
         raise error
 
 
