@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import fencepost as fp
+import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
 import pytest
 from fencepost.lake import DedupJob
@@ -15,8 +16,8 @@ from fencepost.lake.plan import SHARDS, shards_for
 from fencepost.state.decision import Decision
 from fencepost.state.operations import SHARDS_MAX
 from fencepost.state.versions import State
-from test_lake import first_of_each, land, land_some, make_job, make_rows, read_sink, read_source
-from test_operations import fold, missing
+from test_lake import SCHEMA, first_of_each, land, land_some, make_job, make_rows, read_sink, read_source
+from test_operations import Cluster, fold, missing
 
 SMALL = 100
 """Bytes of a shard: a state of some files is cut twice and more."""
@@ -85,6 +86,27 @@ def test_a_state_that_grows_is_cut_into_more_shards(tmp_path: Path, options: dic
         for job in (splits, plain):
             job.state.evict(None, options["max_idle_ms"])
     assert fold(grown / "sink") == fold(whole / "sink") == missing(splits.state)
+
+
+@pytest.mark.matrix
+def test_a_large_state_is_split_by_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hundred thousand producers and more, each of whose tasks runs twice."""
+    for number in range(3):
+        pid = np.arange(60_000 * number, 60_000 * number + 90_000)  # a third of them once more
+        rows = {
+            "pid": pid,
+            "epoch": pid * 0,
+            "partition": pid % 7,
+            "seq": pid % 1_000,
+            "origin": [f"{it}" for it in pid],
+        }
+        land(tmp_path / "source", f"{number}.parquet", pa.table(rows).cast(SCHEMA), row_group_size=50_000)
+        job = make_job(tmp_path, engine=Cluster(monkeypatch), shard_bytes_max=10_000)
+        report = job.run()
+        assert report.counts == {"ACCEPTED": 60_000, "DUPLICATE": 30_000} if number else {"ACCEPTED": 90_000}
+        assert report.entries == len(knows(job)) == 60_000 * number + 90_000
+    assert kinds(job) == ["run", "reshard", "run", "run"]
+    assert fold(tmp_path / "sink") == missing(job.state)
 
 
 @pytest.mark.parametrize("options", [{"shards": 4, "shard_bytes_max": 1}, {"shard_bytes_max": None}, {}])

@@ -33,7 +33,7 @@ TASKS_PER_SLOT = 2
 
 
 @dataclass(frozen=True, kw_only=True)
-class Version:
+class Common:
     """What is the same for all tasks of an operation."""
 
     policy: Policy
@@ -81,14 +81,14 @@ def bytes_of(shard: Shard) -> int:
     return sum(piece.bytes for piece in shard.pieces)
 
 
-def as_written(store: Store, shard: Shard, of: Version) -> tuple[StateTable, Any]:
+def as_written(store: Store, shard: Shard, common: Common) -> tuple[StateTable, Any]:
     """A shard's table and its missing ranges as the version wrote them that looked at it last.
 
     That is what the changelog tells, not what is left of it at the horizon of today.
     """
     import pyarrow as pa  # type: ignore[import-untyped]
 
-    table = load_table(store, shard.pieces, of.policy, keep=of.keep)
+    table = load_table(store, shard.pieces, common.policy, keep=common.keep)
     return table, pa.table(table.missing())
 
 
@@ -111,14 +111,14 @@ def _write_lines(scratch: Scratch, lines: list[Any]) -> str | None:
 @dataclass(frozen=True, kw_only=True)
 class MissingItem:
     shards: list[Shard]
-    of: Version
+    common: Common
 
 
 def write_missing(store: Store, scratch: Scratch, item: MissingItem) -> str | None:
     """A file with the ranges that the changelog should tell of these shards; None where nothing is missing."""
     import pyarrow as pa
 
-    tables = [as_written(store, shard, item.of)[1] for shard in item.shards]
+    tables = [as_written(store, shard, item.common)[1] for shard in item.shards]
     found = [it.replace_schema_metadata(None) for it in tables if len(it)]
     return write_table(scratch, "missing", pa.concat_tables(found, promote_options="permissive")) if found else None
 
@@ -131,20 +131,20 @@ class EvictItem:
     shards: list[Held]
     horizon_before: int | None
     horizon_ms: int
-    of: Version
+    common: Common
 
 
 def evict(store: Store, scratch: Scratch, item: EvictItem) -> Done:
     """Evict these shards up to the horizon. Memory: one shard at a time."""
     done = Done()
     lines: list[Any] = []
-    with SegmentWriter(store, item.of.version, item.of.attempt) as writer:
+    with SegmentWriter(store, item.common.version, item.common.attempt) as writer:
         for held in item.shards:
             shard = held.shard
-            table, missing = as_written(store, shard, item.of)
+            table, missing = as_written(store, shard, item.common)
             catch_up(table, item.horizon_before)
             done.evicted += catch_up(table, item.horizon_ms)
-            lines += changes(missing, table, item.of.version)
+            lines += changes(missing, table, item.common.version)
             done.shards.append(advance(table, shard, shard.shard, writer, held_positions(table)))
             if held.sums is not None:
                 done.sums[shard.shard] = _living_checksums(store, held.sums, table, writer)
@@ -174,7 +174,7 @@ class ReshardItem:
     count_before: int
     count: int
     horizon_ms: int | None
-    of: Version
+    common: Common
 
     def counts(self, old: int) -> bool:
         """Whether this task is the one of several that says what an old shard held."""
@@ -221,10 +221,10 @@ def reshard(store: Store, scratch: Scratch, item: ReshardItem) -> Done:
     the task's machine between."""
     done = Done()
     lines: list[Any] = []
-    of = item.of
+    common = item.common
     with (
         tempfile.TemporaryDirectory(prefix="fencepost-") as folder,
-        SegmentWriter(store, of.version, of.attempt) as writer,
+        SegmentWriter(store, common.version, common.attempt) as writer,
     ):
         for shard, table in _dealt(item, _caught_up(store, item, done, lines), Path(folder)):
             done.shards.append(advance(table, None, shard, writer, held_positions(table)))
@@ -237,10 +237,10 @@ def _caught_up(store: Store, item: ReshardItem, done: Done, lines: list[Any]) ->
     """(shard, table) of each old shard; `lines` get what the horizon has given up since it was looked at last."""
     for held in item.old:
         old = held.shard
-        table, missing = as_written(store, old, item.of)
+        table, missing = as_written(store, old, item.common)
         catch_up(table, item.horizon_ms)
         if item.counts(old.shard):
-            lines += changes(missing, table, item.of.version)
+            lines += changes(missing, table, item.common.version)
             done.entries_before += len(table)
             done.positions_before += held_positions(table) or 0
         yield old.shard, table
@@ -258,7 +258,7 @@ def _dealt(item: ReshardItem, old: Iterator[tuple[int, StateTable]], folder: Pat
         written = 0
         with pa.ipc.new_file(path, reader.schema, options=pa.ipc.IpcWriteOptions(compression="lz4")) as file:
             for batch in filter(len, reader):
-                columns = _key_columns(batch.schema, item.of.policy)
+                columns = _key_columns(batch.schema, item.common.policy)
                 numbers = np.asarray(fencepost.shards(batch, item.count, columns))
                 order = np.argsort(numbers, kind="stable")
                 cuts = np.flatnonzero(np.diff(numbers[order].astype(np.int64), prepend=-1))
@@ -273,8 +273,8 @@ def _dealt(item: ReshardItem, old: Iterator[tuple[int, StateTable]], folder: Pat
         parts = [_read_batch(path, number) for path, number in batches[shard]]
         rows = pa.concat_tables(parts, promote_options="permissive")
         rows = rows.replace_schema_metadata(parts[0].schema.metadata)
-        keep, horizon_ms = item.of.keep, item.horizon_ms
-        yield shard, StateTable.from_entries(rows, item.of.policy, keep=keep, horizon_ms=horizon_ms)
+        keep, horizon_ms = item.common.keep, item.horizon_ms
+        yield shard, StateTable.from_entries(rows, item.common.policy, keep=keep, horizon_ms=horizon_ms)
 
 
 def _read_batch(path: Path, number: int) -> Any:
@@ -296,7 +296,7 @@ def _deal_checksums(store: Store, item: ReshardItem, folder: Path, writer: Segme
         if not held.sums:
             continue
         kept = joined([read_sums(store, it.piece) for it in held.sums])
-        for new, some in dealt(kept, item.count, _key_columns(kept.ranges.schema, item.of.policy)):
+        for new, some in dealt(kept, item.count, _key_columns(kept.ranges.schema, item.common.policy)):
             if item.first <= new < item.end:
                 path = folder / f"{held.shard.shard}-{new}.sums"
                 path.write_bytes(encode(some))

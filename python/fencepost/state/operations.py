@@ -21,13 +21,13 @@ from fencepost.state.commit import Sink, commit, recover
 from fencepost.state.decision import ABANDONED, APPLIED, Checksums, Decision, Deferred, LedgerFiles, Shards
 from fencepost.state.disk import Disk
 from fencepost.state.operation_tasks import (
+    Common,
     Done,
     EvictItem,
     GarbageItem,
     Held,
     MissingItem,
     ReshardItem,
-    Version,
     bytes_of,
     new_shards,
     target_bytes,
@@ -141,7 +141,7 @@ def reshard(state: State, count: int, *, sink: Sink | None = None) -> Decision:
                 count_before=before.shard_count,
                 count=count,
                 horizon_ms=before.horizon_ms,
-                of=at.of,
+                common=at.common,
             )
             for first, end, old in tasks
         ]
@@ -184,7 +184,7 @@ def evict(state: State, now_ms: int | None, max_idle_ms: int, *, sink: Sink | No
     with at.stages():
         held = at.held()
         items = [
-            EvictItem(shards=held[first:end], horizon_before=before.horizon_ms, horizon_ms=horizon_ms, of=at.of)
+            EvictItem(shards=held[first:end], horizon_before=before.horizon_ms, horizon_ms=horizon_ms, common=at.common)
             for first, end in at.groups([it.size for it in held])
         ]
         done = at.tasks("evict", operation_tasks.evict, items)
@@ -312,9 +312,9 @@ class _Attempt:
         self._scratch: Scratch = FolderScratch("", Disk(sync=False))
 
     @property
-    def of(self) -> Version:
+    def common(self) -> Common:
         settings = self.state.agreed()
-        return Version(policy=settings.full_policy(), keep=settings.keep, version=self.version, attempt=self.attempt)
+        return Common(policy=settings.full_policy(), keep=settings.keep, version=self.version, attempt=self.attempt)
 
     @contextmanager
     def stages(self) -> Iterator[None]:
@@ -366,7 +366,8 @@ class _Attempt:
         """The ranges that the changelog should tell of these shards, a task's at a time."""
         listed = list(shards)
         items = [
-            MissingItem(shards=listed[first:end], of=self.of) for first, end in self.groups(list(map(bytes_of, listed)))
+            MissingItem(shards=listed[first:end], common=self.common)
+            for first, end in self.groups(list(map(bytes_of, listed)))
         ]
         names = self.tasks("missing", operation_tasks.write_missing, items)
         return (read_table(self._scratch, name) for name in names if name is not None)
