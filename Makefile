@@ -178,7 +178,7 @@ test-free-threaded: dist/native-free-threaded ## The thread tests on a CPython w
 
 # Jobs and their states. What is in neither list is in test-python.
 JOB_TESTS := $(wildcard $(patsubst %,tests/test_%.py,lake* delta* iceberg* faults in_place kept_content layouts object_sinks object_sources operations protocol retention schemas secrets segments slices \
-	state stores task_plan vectors))
+	shards state stores task_plan vectors))
 BENCH_TESTS := tests/test_bench.py
 test-python: $(VENV)/tests ## Everything in Python that has no suite of its own
 	$(TIMED) $(BIN)/python -m pytest $(filter-out $(JOB_TESTS) $(BENCH_TESTS),$(wildcard tests/test_*.py))
