@@ -19,7 +19,8 @@ def audit_command(
         str,
         typer.Argument(
             metavar="SOURCE",
-            help="A folder or object-store prefix (s3://, gs://, az://) of Parquet files, or one file.",
+            help="A folder or object-store prefix (s3://, gs://, az://) of Parquet files, one file, a Delta table, "
+            "or an Iceberg table (iceberg://catalog/namespace.table).",
         ),
     ],
     policy: identity.PolicyName = None,
