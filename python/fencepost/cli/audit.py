@@ -61,11 +61,11 @@ def audit_command(
     if "conflict" in kinds and not compare_content:
         raise typer.BadParameter("--fail-on conflict: needs --compare-content, which compares repeats")
     with quit_at_once():
-        from fencepost import lake
+        from fencepost.lake import audit
 
     try:
         with steps(quiet) as show:
-            report = lake.audit(
+            report = audit(
                 source,
                 rules,
                 threads=threads,
