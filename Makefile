@@ -192,7 +192,7 @@ test-bench: java $(VENV)/tests ## The benchmarks with few rows: every answer is 
 # Contestants of the benchmarks beside ours, and stubs of modules that are their own stubs.
 test-marked: java postgresql $(VENV)/tests $(JARS_IF_MAVEN) $(S3A_IF_MAVEN) ## The tests that `make test` leaves out
 	$(TIMED) $(BIN)/python -m pytest -m matrix $(wildcard tests/test_*.py)
-	$(TIMED) $(BIN)/python -m pytest -m matrix tests/sql
+	$(TIMED) $(BIN)/python -m pytest -m matrix tests/sql tests/spark
 	$(call with_jars,-m matrix tests/spark_delta)
 	$(call with_jars,-m matrix tests/kafka)
 
@@ -229,7 +229,7 @@ test-cluster: java $(VENV)/tests dist/environment.tar.gz ## A cluster of two wor
 # What `make test` runs on moto.
 test-stores: java $(S3_SERVER) $(VENV)/tests dist/environment.tar.gz ## Jobs in object stores and a cluster without a shared disk, on a real S3 server
 	FENCEPOST_S3_SERVER=$(abspath $(S3_SERVER)) $(TIMED) $(BIN)/python -m pytest tests/test_object_sinks.py tests/test_object_sources.py \
-		tests/cluster/test_spark_cluster.py::test_workers_that_share_no_folder
+		tests/test_delta_stores.py tests/cluster/test_spark_cluster.py::test_workers_that_share_no_folder
 
 # Each door once: DataFrames, SQL, functions, jobs, streams, Kafka's log, a table of a database. The whole lacks what needs an
 # S3 server or PyIceberg, which this environment does not have.

@@ -24,7 +24,8 @@ import pyarrow.parquet as pq
 import pytest
 from fencepost import AuditReport, Columns, Policy, StateTable, auditor, lake
 from fencepost.generate import LandingZone, generate
-from fencepost.lake import auditing, engine
+from fencepost.lake import auditing
+from fencepost.state import engine
 from test_deduplicate import KINDS, OTHERS
 from test_lake import SCHEMA, make_rows
 

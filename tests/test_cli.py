@@ -501,6 +501,16 @@ def test_no_command_imports_pandas(job: tuple[Path, Path, Path]) -> None:
         assert ended.stdout.splitlines()[-1] == "0 False", (arguments, ended.stderr)
 
 
+def test_a_plain_run_imports_what_it_needs(zone: Path, tmp_path: Path) -> None:
+    """Else a small job would spend most of its time on imports."""
+    needless = ["fencepost.auditor", "fencepost.producer", "rich.console", "pyarrow.dataset", "pyiceberg", "deltalake",
+                "obstore", "sqlalchemy", "fsspec"]  # fmt: skip
+    program = f"import sys; from fencepost import cli; print(cli.run(), *sys.modules.keys() & {needless})"
+    command = [sys.executable, "-c", program, "dedup", zone / "landing", tmp_path / "state", tmp_path / "sink", *KEYS]
+    ended = subprocess.run([*map(str, command)], check=True, text=True, capture_output=True)
+    assert ended.stdout.splitlines()[-1] == "0", ended.stdout
+
+
 def on_terminal(*arguments: object) -> tuple[int, str, str]:
     """Exit code, stdout, and what a terminal behind stderr got to see."""
     ours, theirs = pty.openpty()

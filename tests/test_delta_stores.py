@@ -17,12 +17,12 @@ from deltalake import DeltaTable, write_deltalake
 from fencepost import cli
 from fencepost import state as states
 from fencepost.lake import DedupJob, LocalEngine, audit, dataset
-from fencepost.lake import storage as storages
 from fencepost.lake.plan import PLANS
 from fencepost.state import delta, delta_log, prefix, stores
 from fencepost.state.delta import DeltaSink, library_options
 from fencepost.state.stores import RemoteStore
 from liar import Liar
+from quick_retries import be_quick  # noqa: F401
 from s3_server import BUCKET, serve_s3
 from secret_runs import ProcessEngine
 from test_object_sinks import COUNTS, REQUESTS, Bucket, Killed, killed_at, land_some, rows
@@ -35,11 +35,9 @@ def endpoint() -> Iterator[str]:
 
 
 @pytest.fixture(autouse=True)
-def be_quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stores, "PAUSE_SECONDS", 0.001)
+def probe_little(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stores, "PROBE_ROUNDS", 1)
     monkeypatch.setattr(stores, "PROBE_WRITERS", 2)
-    monkeypatch.setattr(storages, "PAUSES_SECONDS", (0.001, 0.001))
 
 
 class Tables(Bucket):

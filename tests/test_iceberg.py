@@ -18,7 +18,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pytest
 from fencepost import state
 from fencepost.cli import main
-from fencepost.lake import DedupJob, LocalEngine
+from fencepost.lake import DedupJob, LocalEngine, audit, dataset, shown_files
 from fencepost.state.disk import Disk
 from fencepost.state.iceberg import IcebergSink
 from fencepost.state.prefix import RunPrefixes
@@ -418,14 +418,14 @@ def in_threads(calls: list[Callable[[], Any]]) -> None:
         thread.join()
 
 
+def crash(*_: Any) -> None:
+    raise Crash
+
+
 def decided(root: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """The decision of a run that dies before it touches the sink."""
-
-    def die(*_: Any) -> None:
-        raise Crash
-
     with monkeypatch.context() as patch:
-        patch.setattr(IcebergSink, "apply", die)
+        patch.setattr(IcebergSink, "apply", crash)
         with pytest.raises(Crash):
             run_alone(root)
     opened = state.State(state.open_store(root / "state"))
@@ -604,6 +604,72 @@ def test_another_table_under_the_name(tmp_path: Path, catalog: SqlCatalog) -> No
         DedupJob(tmp_path / "source", tmp_path / "other", NAME, sink_options=properties_of(tmp_path)).run()
 
 
+# Who reads it
+
+
+def test_a_dataset_has_the_rows_of_the_current_snapshot(
+    tmp_path: Path, catalog: SqlCatalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not those of a version that was decided and is not there, nor any that others have deleted."""
+    land_some(tmp_path, range(2))
+    make_job(tmp_path).run()
+    before = expected_of(tmp_path)
+    polars.testing.assert_frame_equal(dataset_rows(tmp_path), before)
+    land_some(tmp_path, range(2, 4))
+    with monkeypatch.context() as patch:
+        patch.setattr(IcebergSink, "apply", crash)
+        with pytest.raises(Crash):
+            make_job(tmp_path).run()
+    assert len(list((tmp_path / "warehouse/db/events/_fencepost/_prepare").rglob("*.parquet"))) > 0
+    polars.testing.assert_frame_equal(dataset_rows(tmp_path), before)
+    make_job(tmp_path).run()
+    polars.testing.assert_frame_equal(dataset_rows(tmp_path), expected_of(tmp_path))
+    append_by_others(catalog)
+    assert dataset_rows(tmp_path)["origin"].to_list().count("99:0") == 1
+    catalog.load_table("db.events").delete("origin != '99:0'")
+    assert dataset_rows(tmp_path)["origin"].to_list() == ["99:0"]
+    named = [it.file_path.removeprefix("file://") for it in files_of(catalog.load_table("db.events"))]
+    assert shown_files(NAME, properties_of(tmp_path)) == named
+
+
+def dataset_rows(root: Path) -> pl.DataFrame:
+    rows = dataset(NAME, properties_of(root)).to_table(columns=SCHEMA.names).cast(SCHEMA)
+    return pl.DataFrame(rows).sort(SCHEMA.names)
+
+
+def test_a_dataset_of_other_columns(tmp_path: Path, catalog: SqlCatalog) -> None:
+    rows = pa.table({"pid": [1, 2], "epoch": pa.array([0, 0], pa.int16()), "partition": [0, 0], "seq": [1, 2]})
+    land(tmp_path / "source", "0.parquet", rows.append_column("n", pa.array([1, 2], pa.int32())))
+    make_job(tmp_path).run()
+    wide = rows.set_column(0, "pid", pa.array([3, 4])).append_column("n", pa.array([2**40, 4]))
+    land(tmp_path / "source", "1.parquet", wide.append_column("note", pa.array(["a", "b"])))
+    make_job(tmp_path, schema="merge").run()
+    found = dataset(NAME, properties_of(tmp_path))
+    assert found.schema.names == ["pid", "epoch", "partition", "seq", "n", "note"]
+    assert found.to_table(columns=["n", "note"]).sort_by("n").to_pylist() == [
+        {"n": 1, "note": None}, {"n": 2, "note": None}, {"n": 4, "note": "b"}, {"n": 2**40, "note": "a"}
+    ]  # fmt: skip
+    assert pl.scan_pyarrow_dataset(found).filter(pl.col("note") == "a").collect()["n"].to_list() == [2**40]
+
+
+def test_datasets_of_no_table_of_an_empty_one_and_of_deleted_rows(
+    tmp_path: Path, catalog: SqlCatalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pyiceberg.manifest import ManifestContent, ManifestFile
+
+    for read in (dataset, shown_files):
+        with pytest.raises(fp.SinkError, match="no such table in the catalog"):
+            read(NAME, properties_of(tmp_path))
+    catalog.create_table("db.events", make_rows(0).schema.set(1, pa.field("epoch", pa.int32())))
+    assert dataset(NAME, properties_of(tmp_path)).to_table().num_rows == 0
+    assert dataset(NAME, properties_of(tmp_path)).schema.names == SCHEMA.names
+    append_by_others(catalog)
+    monkeypatch.setattr(ManifestFile, "content", property(lambda self: ManifestContent.DELETES))
+    for read in (dataset, shown_files):
+        with pytest.raises(fp.SourceError, match="has delete files"):
+            read(NAME, properties_of(tmp_path))
+
+
 # On object stores, by other engines, on the command line
 
 
@@ -622,15 +688,13 @@ def test_a_warehouse_on_s3(tmp_path: Path, endpoint: str, monkeypatch: pytest.Mo
     make_job(tmp_path, sink_options=properties, engine=ProcessEngine()).run()
     land_some(tmp_path, range(2, 4))
     with monkeypatch.context() as patch:
-
-        def die(*_: Any) -> None:
-            raise Crash
-
-        patch.setattr(RunPrefixes, "apply", die)
+        patch.setattr(RunPrefixes, "apply", crash)
         with pytest.raises(Crash):
             make_job(tmp_path, sink_options=properties).run()
     assert make_job(tmp_path, sink_options=properties).run().version is None
     polars.testing.assert_frame_equal(rows_of(catalog), expected_of(tmp_path))
+    assert dataset(NAME, properties).to_table().num_rows == audit(NAME, source_options=properties).rows
+    assert dataset(NAME, properties).to_table().num_rows == len(expected_of(tmp_path))
     table = catalog.load_table("db.events")
     assert versions_of(table) == [1, 2]
     assert all(it.file_path.startswith(f"{table.location()}/data/part-00000") for it in files_of(table))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ import polars.testing
 import pyarrow as pa  # type: ignore[import-untyped]
 import pytest
 from fencepost import state
-from fencepost.lake import DedupJob, RunReport
+from fencepost.cli import main
+from fencepost.lake import DedupJob, RunReport, audit
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.table import Table
 from test_iceberg import NAME, catalog_of, files_of, properties_of, rows_of
@@ -235,8 +237,8 @@ def test_a_damaged_file_is_read_later(tmp_path: Path, catalog: SqlCatalog, table
         run(tmp_path)
 
 
-def test_folders_of_partitions_are_no_columns(tmp_path: Path, catalog: SqlCatalog) -> None:
-    """Files have the columns themselves."""
+def partitioned(catalog: SqlCatalog) -> None:
+    """Makes the table, with a column that its folders are named after."""
     from pyiceberg.partitioning import PartitionField, PartitionSpec
     from pyiceberg.transforms import IdentityTransform
 
@@ -244,6 +246,11 @@ def test_folders_of_partitions_are_no_columns(tmp_path: Path, catalog: SqlCatalo
     field = schema.find_field("partition").field_id
     spec = PartitionSpec(PartitionField(field, 1000, IdentityTransform(), "partition"))
     catalog.create_table("db.events", schema, partition_spec=spec)
+
+
+def test_folders_of_partitions_are_no_columns(tmp_path: Path, catalog: SqlCatalog) -> None:
+    """Files have the columns themselves."""
+    partitioned(catalog)
     append(catalog, 1)
     assert "/partition=" in files_of(catalog.load_table("db.events"))[0].file_path
     sink = "iceberg://test/db.clean"
@@ -261,3 +268,60 @@ def test_folders_of_partitions_are_no_columns(tmp_path: Path, catalog: SqlCatalo
 def test_files_are_not_counted(tmp_path: Path, table: Table) -> None:
     with pytest.raises(ValueError, match=r"files_max: .*/db.events is read up to a position"):
         make_job(tmp_path, files_max=1)
+
+
+# Audits
+
+
+def test_an_audit_judges_rows_in_the_order_in_which_they_were_appended(
+    tmp_path: Path, catalog: SqlCatalog, table: Table
+) -> None:
+    for seed in (3, 1, 2):
+        append(catalog, seed)
+    rows = pa.concat_tables([make_rows(seed) for seed in (3, 1, 2)]).cast(ROWS)
+    for policy in ("any_order", "in_order"):
+        report, wanted = audit(NAME, policy, source_options=properties_of(tmp_path)), fp.audit(rows, policy)
+        assert (report.rows, report.files, report.source) == (1800, 3, NAME)
+        assert (report.counts, report.missing_ranges) == (wanted.counts, wanted.missing_ranges), policy
+        assert report.order == "files as the table has added them, then rows"
+    rewrite(catalog, "replace")  # the files of before are still there
+    report = audit(NAME, source_options=properties_of(tmp_path))
+    assert (report.files, report.counts) == (1, fp.audit(rows).counts)
+
+
+def test_an_audit_of_partitions(tmp_path: Path, catalog: SqlCatalog) -> None:
+    partitioned(catalog)
+    append(catalog, 1)
+    report = audit(NAME, source_options=properties_of(tmp_path))
+    assert report.counts == fp.audit(make_rows(1)).counts
+
+
+def test_audits_of_no_table_and_of_deleted_rows(
+    tmp_path: Path, catalog: SqlCatalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pyiceberg.manifest import ManifestContent, ManifestFile
+
+    for place in (NAME, "iceberg://test/db.parquet"):
+        with pytest.raises(fp.SourceError, match="no such table in the catalog"):
+            audit(place, source_options=properties_of(tmp_path))
+    catalog.create_table("db.events", ROWS)
+    append(catalog, 1)
+    monkeypatch.setattr(ManifestFile, "content", property(lambda self: ManifestContent.DELETES))
+    with pytest.raises(fp.SourceError, match="has delete files"):
+        audit(NAME, source_options=properties_of(tmp_path))
+
+
+def test_an_audit_on_the_command_line(
+    tmp_path: Path, catalog: SqlCatalog, table: Table, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = [f"--source-option={name}={value}" for name, value in properties_of(tmp_path).items()]
+    assert main(["audit", NAME, *options]) == 4
+    assert "nothing was read" in capsys.readouterr().err
+    append(catalog, 1)
+    assert main(["audit", NAME, "--json", *options]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["counts"] == fp.audit(make_rows(1)).counts
+    path = Path(files_of(catalog.load_table("db.events"))[0].file_path.removeprefix("file://"))
+    path.write_bytes(path.read_bytes()[:-20])
+    assert main(["audit", NAME, *options]) == 1
+    assert "bytes, the table says" in capsys.readouterr().err

@@ -18,12 +18,12 @@ import pyarrow.parquet as pq
 import pytest
 from fencepost import state as states
 from fencepost.lake import DedupJob, LocalEngine, dataset, shown_files
-from fencepost.lake import storage as storages
 from fencepost.lake.plan import PLANS
 from fencepost.state import prefix, stores
 from fencepost.state.prefix import RunPrefixes
 from fencepost.state.stores import RemoteStore, open_store
 from liar import FAULTS_OF_READS, Liar
+from quick_retries import be_quick  # noqa: F401
 from s3_server import BUCKET, OneAtATime, serve_by_moto, serve_s3
 from secret_runs import ProcessEngine
 from test_object_sources import OPTIONS, rows
@@ -35,12 +35,6 @@ SECRET = b"the-secret"
 def endpoint() -> Iterator[str]:
     with serve_s3() as endpoint:
         yield endpoint
-
-
-@pytest.fixture(autouse=True)
-def be_quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stores, "PAUSE_SECONDS", 0.001)
-    monkeypatch.setattr(storages, "PAUSES_SECONDS", (0.001, 0.001))
 
 
 class Bucket:

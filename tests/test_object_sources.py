@@ -16,12 +16,12 @@ import pytest
 from fencepost import Columns
 from fencepost._native import RunScan
 from fencepost.lake import DedupJob, LocalEngine, audit
-from fencepost.lake import storage as storages
 from fencepost.lake.ahead import ColumnsAhead
 from fencepost.lake.plan import PLANS
 from fencepost.lake.storage import ObjectStorage, open_storage
 from fencepost.state import stores
 from liar import FAULTS_OF_READS, Liar
+from quick_retries import be_quick  # noqa: F401
 from s3_server import BUCKET, serve_s3
 from secret_runs import ProcessEngine
 
@@ -34,12 +34,6 @@ KEEP = {"policy": "any_order", "settle_ms": 0}
 def endpoint() -> Iterator[str]:
     with serve_s3() as endpoint:
         yield endpoint
-
-
-@pytest.fixture(autouse=True)
-def be_quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stores, "PAUSE_SECONDS", 0.001)
-    monkeypatch.setattr(storages, "PAUSES_SECONDS", (0.001, 0.001))
 
 
 class Landing:

@@ -17,6 +17,7 @@ import pytest
 from fencepost.state import stores
 from fencepost.state.stores import LocalStore, MemoryStore, RemoteStore, Store, check_exclusion, open_store
 from liar import LIES, Liar
+from quick_retries import be_quick  # noqa: F401
 from s3_server import BUCKET, serve_s3
 from waiting import wait_until
 
@@ -25,11 +26,6 @@ from waiting import wait_until
 def endpoint() -> Iterator[str]:
     with serve_s3() as endpoint:
         yield endpoint
-
-
-@pytest.fixture(autouse=True)
-def be_quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stores, "PAUSE_SECONDS", 0.001)
 
 
 def s3(endpoint: str, uri: str | None = None, **options: Any) -> Store:

@@ -16,6 +16,8 @@ Needs no other package: Arrow comes and goes by the PyCapsule protocol. Jobs ove
 ``fencepost.lake``, their state in ``fencepost.state``; those doors ask for pyarrow when opened, and so does ``audit``.
 """
 
+from typing import TYPE_CHECKING, Any
+
 from fencepost._native import BrokerTable, StateTable, Verdicts, __version__, shards
 from fencepost.dedup import audit, deduplicate
 from fencepost.errors import (
@@ -45,8 +47,10 @@ from fencepost.errors import (
 )
 from fencepost.findings import AuditReport
 from fencepost.policy import BatchColumns, Columns, Policy
-from fencepost.producer import SequencedProducer
 from fencepost.verdict import Verdict
+
+if TYPE_CHECKING:
+    from fencepost.producer import SequencedProducer
 
 __all__ = [
     "AuditReport",
@@ -86,3 +90,12 @@ __all__ = [
     "deduplicate",
     "shards",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    # Its threads and random numbers are imported when it is asked for: the command line starts without.
+    if name == "SequencedProducer":
+        from fencepost.producer import SequencedProducer
+
+        return SequencedProducer
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

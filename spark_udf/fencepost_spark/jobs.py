@@ -9,6 +9,7 @@ from typing import Any
 from fencepost import SinkError, lake
 from fencepost.lake.reading import merged_schema
 from fencepost.state.commit import Sink
+from fencepost.state.iceberg_tables import is_iceberg
 from fencepost.state.stores import absolute, is_local
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
@@ -62,8 +63,9 @@ def read_sink(sink: Path, options: dict[str, Any] | None = None, *, spark: Spark
     """The kept rows of all versions of a sink that are there as a whole; ``run`` is the number of the version.
 
     ``sink``, ``options``: a folder or the URI of an object store, and its options, those of the session's Hadoop
-    settings unless given. Spark reads the files by itself, those of S3 as ``s3a://``, so its settings must reach them.
-    Raises SinkError where there is no sink of files, or no row was kept yet.
+    settings unless given; or the name of an Iceberg table (``iceberg://...``), and its catalog's, without ``run``.
+    Spark reads the files by itself, those of S3 as ``s3a://``, so its settings must reach them.
+    Raises SinkError where there is no sink of files and no table, or no row was kept yet.
     """
     session = spark or SparkSession.active()
     if options is None:
@@ -71,9 +73,9 @@ def read_sink(sink: Path, options: dict[str, Any] | None = None, *, spark: Spark
     files = lake.shown_files(sink, options)
     if not files:
         raise SinkError(f"{os.fspath(sink)}: no rows were kept yet, so nobody knows their columns")
-    root = _for_spark(absolute(sink))
     schema = merged_schema(sink, options)
-    reader = session.read.option("basePath", root)
+    place = absolute(sink)
+    reader = session.read if is_iceberg(place) else session.read.option("basePath", _for_spark(place))
     if schema is not None:
         reader = reader.schema(from_arrow_schema(schema))
     return reader.parquet(*map(_for_spark, files))

@@ -3,24 +3,79 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import polars as pl
 import polars.testing
-from fencepost_spark import DedupJob
+import pytest
+from fencepost import state
+from fencepost.state.iceberg import IcebergSink
+from fencepost.state.sinks import RunFolders
+from fencepost_spark import DedupJob, read_sink
+from pyiceberg.catalog.sql import SqlCatalog
 from pyspark.sql import SparkSession
-from test_iceberg import catalog_of, expected_of, properties_of, rows_of
-from test_lake import SCHEMA, land_some, read_source
+from secret_runs import start_killed
+from test_iceberg import catalog_of, crash, expected_of, properties_of, rows_of, versions_of
+from test_lake import SCHEMA, land, make_rows
+from test_lake_commit import Crash
+
+SOURCE, SINK = "iceberg://test/db.raw", "iceberg://test/db.events"
 
 
-def test_rows_are_those_of_the_source(spark: SparkSession, tmp_path: Path) -> None:
-    catalog = catalog_of(tmp_path)
-    land_some(tmp_path, range(2))
-    source = catalog.create_table("db.raw", read_source(tmp_path).to_arrow().schema)
-    source.append(read_source(tmp_path).to_arrow())
+@pytest.fixture
+def catalog(tmp_path: Path) -> SqlCatalog:
+    found = catalog_of(tmp_path)
+    found.create_table("db.raw", make_rows(0).schema)
+    return found
+
+
+def append(root: Path, catalog: SqlCatalog, *seeds: int) -> None:
+    for seed in seeds:
+        catalog.load_table("db.raw").append(make_rows(seed))
+        land(root / "source", f"{seed}.parquet", make_rows(seed))  # what `expected_of` reads
+
+
+def make_job(root: Path, spark: SparkSession) -> DedupJob:
+    properties = properties_of(root)
+    return DedupJob(SOURCE, root / "state", SINK, source_options=properties, sink_options=properties, spark=spark)
+
+
+def test_rows_are_those_of_the_source(
+    spark: SparkSession, tmp_path: Path, catalog: SqlCatalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A driver dies before its commit, another one after it: each version is there once."""
+    append(tmp_path, catalog, 1, 2)
+    with monkeypatch.context() as patch:
+        patch.setattr(IcebergSink, "apply", crash)
+        with pytest.raises(Crash):
+            make_job(tmp_path, spark).run()
+    append(tmp_path, catalog, 3)
+    with monkeypatch.context() as patch:
+        patch.setattr(RunFolders, "apply", crash)
+        with pytest.raises(Crash):
+            make_job(tmp_path, spark).run()
+    assert versions_of(catalog.load_table("db.events")) == [1]
+    assert state.open(tmp_path / "state").decided() == 1
+    report = make_job(tmp_path, spark).run()
+    assert (report.version, report.engine, report.files, report.rows) == (2, "spark", 1, 600)
+    expected = expected_of(tmp_path)
+    polars.testing.assert_frame_equal(rows_of(catalog), expected)
+    assert versions_of(catalog.load_table("db.events")) == [1, 2]
+    assert make_job(tmp_path, spark).run().version is None
+    found = pl.DataFrame(read_sink(SINK, properties_of(tmp_path), spark=spark).toArrow())
+    polars.testing.assert_frame_equal(found.select(SCHEMA.names).cast(expected.schema).sort(SCHEMA.names), expected)
+
+
+@pytest.mark.matrix
+def test_drivers_that_are_killed(spark: SparkSession, tmp_path: Path, catalog: SqlCatalog) -> None:
+    append(tmp_path, catalog, 1, 2)
     properties = properties_of(tmp_path)
-    names = ("iceberg://test/db.raw", tmp_path / "state", "iceberg://test/db.events")
-    job = DedupJob(*names, source_options=properties, sink_options=properties)
-    report = job.run()
-    assert (report.version, report.engine, report.rows) == (1, "spark", 1200)
+    told: dict[str, Any] = {"source": SOURCE, "state": str(tmp_path / "state"), "sink": SINK, "engine": "spark"}
+    told |= {"source_options": properties, "sink_options": properties, "spark": str(tmp_path / "spark")}
+    for step in ("write", "decide"):
+        start_killed({**told, "step": step})
+    assert state.open(tmp_path / "state").decided() == 1
+    append(tmp_path, catalog, 3)
+    assert make_job(tmp_path, spark).run().version == 2
     polars.testing.assert_frame_equal(rows_of(catalog), expected_of(tmp_path))
-    assert rows_of(catalog).columns == SCHEMA.names
-    assert job.run().version is None
+    assert versions_of(catalog.load_table("db.events")) == [1, 2]

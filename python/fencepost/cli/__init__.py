@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from importlib.metadata import version
 from types import ModuleType
 from typing import Annotated
 
@@ -18,6 +17,7 @@ try:
     import rich as _rich  # noqa: F401
     import typer
 
+    from fencepost import __version__
     from fencepost.cli.audit import audit_command
     from fencepost.cli.dedup import dedup_command
     from fencepost.cli.doctor import doctor_command
@@ -113,7 +113,7 @@ def _complain(message: str, exit_code: int) -> int:
 
 def _show_version(is_wanted: bool) -> None:
     if is_wanted:
-        print(version("fencepost"))
+        print(__version__)
         raise typer.Exit
 
 

@@ -19,7 +19,8 @@ def audit_command(
         str,
         typer.Argument(
             metavar="SOURCE",
-            help="A folder or object-store prefix (s3://, gs://, az://) of Parquet files, or one file.",
+            help="A folder or object-store prefix (s3://, gs://, az://) of Parquet files, one file, a Delta table, "
+            "or an Iceberg table (iceberg://catalog/namespace.table).",
         ),
     ],
     policy: identity.PolicyName = None,
@@ -60,11 +61,11 @@ def audit_command(
     if "conflict" in kinds and not compare_content:
         raise typer.BadParameter("--fail-on conflict: needs --compare-content, which compares repeats")
     with quit_at_once():
-        from fencepost import lake
+        from fencepost.lake import audit
 
     try:
         with steps(quiet) as show:
-            report = lake.audit(
+            report = audit(
                 source,
                 rules,
                 threads=threads,

@@ -10,7 +10,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from importlib.metadata import PackageNotFoundError, version
 from typing import Annotated
 
 import typer
@@ -47,6 +46,8 @@ Check = tuple[str, bool | None, str]
 
 
 def _checks() -> Iterator[Check]:
+    from importlib.metadata import version
+
     from fencepost import _native
 
     yield "python", sys.version_info >= PYTHON_MIN, platform.python_version()
@@ -77,6 +78,8 @@ def _spark_checks() -> Iterator[Check]:
 
 
 def _version(package: str) -> str | None:
+    from importlib.metadata import PackageNotFoundError, version
+
     try:
         return version(package)
     except PackageNotFoundError:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
-from rich.table import Table
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 EXIT_CLEAN, EXIT_ERROR, EXIT_USAGE, EXIT_FINDINGS, EXIT_NOTHING = range(5)
 
@@ -69,33 +70,45 @@ def _quit(*_: object) -> None:
 @contextmanager
 def progress(total: int) -> Iterator[Callable[[int], None]]:
     """A bar on stderr if that is a terminal; gives a function that takes how much of `total` is done."""
-    with _bar(is_quiet=False) as bar:
-        task = bar.add_task("events", total=total)
-        yield lambda done: bar.update(task, completed=done)
+    with _bar(is_quiet=False) as update:
+        yield lambda done: update("events", done, total)
 
 
 @contextmanager
 def steps(is_quiet: bool = False) -> Iterator[Callable[[str, int, int], None]]:
     """A bar on stderr if that is a terminal; gives a function that takes (step, done, total), step after step."""
-    with _bar(is_quiet) as bar:
-        task = bar.add_task("", total=None)
-        yield lambda step, done, total: bar.update(task, description=step, completed=done, total=max(total, 1))
+    with _bar(is_quiet) as update:
+        yield lambda step, done, total: update(step, done, max(total, 1))
 
 
-def _bar(is_quiet: bool) -> Progress:
+@contextmanager
+def _bar(is_quiet: bool) -> Iterator[Callable[[str, int, int], None]]:
+    if is_quiet or not sys.stderr.isatty():
+        yield lambda step, done, total: None
+        return
+    with quit_at_once():  # without a terminal nothing of it is needed
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
     console = Console(stderr=True, markup=False)
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-    return Progress(*columns, console=console, transient=True, disable=is_quiet or not console.is_terminal)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("", total=None)
+        yield lambda step, done, total: bar.update(task, description=step, completed=done, total=total)
 
 
 def show_table(names: Iterable[str], lines: Iterable[tuple[Any, ...]]) -> None:
     """A table on stdout."""
+    from rich.console import Console
+
     # As wide as it needs: what a narrow terminal cuts off would be lost in a file.
     Console(width=10_000, markup=False, emoji=False, highlight=False).print(_table(names, lines))
 
 
 def _table(names: Iterable[str], lines: Iterable[tuple[Any, ...]]) -> Table:
     """A table of a name and numbers per line."""
+    from rich.table import Table
+
     made = Table(box=None, pad_edge=False)
     for place, name in enumerate(names):
         made.add_column(name, justify="right" if place else "left", no_wrap=True)

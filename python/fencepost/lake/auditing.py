@@ -8,9 +8,7 @@ the order that costs least (`order.py`). So verdicts are those of judging all ro
 
 from __future__ import annotations
 
-import dataclasses
 import os
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -29,17 +27,19 @@ from fencepost.errors import BatchError, SourceError
 from fencepost.findings import RESET_ROWS_MIN, AuditReport, check_reset_rows_min
 from fencepost.lake.column_types import type_name
 from fencepost.lake.conflicts import PAIRS, Content
-from fencepost.lake.delta import has_table, list_appended
 from fencepost.lake.files import Constants, Files, constants_of
 from fencepost.lake.order import calm_order
 from fencepost.lake.scan import FILE, LENGTH, ROW, check_names
+from fencepost.lake.sources import Folder, Stored, open_place
 from fencepost.lake.storage import Storage, open_storage, unchanged
 from fencepost.policy import Columns, Policy, resolve, resolve_columns
 from fencepost.state.engine import LocalEngine, check_stopped
+from fencepost.state.iceberg_tables import is_iceberg
 from fencepost.state.stores import absolute, is_local
 
 Progress = Callable[[str, int, int], None]
 ORDER = "file names, then rows"
+ORDER_OF_TABLE = "files as the table has added them, then rows"
 RUNS = 1 << 20
 """Runs that a file gives at a time."""
 TOGETHER = 1 << 22
@@ -60,15 +60,15 @@ def audit(
     progress: Progress | None = None,
     source_options: Mapping[str, Any] | None = None,
 ) -> AuditReport:
-    """What the rows of a Parquet folder, or of one file, say about their producers. Nothing is written.
+    """What the rows of a Parquet folder, of one file or of a table say about their producers. Nothing is written.
 
-    `source`: also a prefix of an object store, or one object (`s3://`, `gs://`, `az://`; `source_options`: see
-    `fencepost.state.open_store`).
+    `source`: also a prefix of an object store, or one object (`s3://`, `gs://`, `az://`), a Delta table in a folder or
+    prefix, or an Iceberg table (`iceberg://<catalog>/<namespace>.<table>`). `source_options`: as in `DedupJob`.
 
     `policy`, `columns`: as in `DedupJob`; rows are judged in the order of file names, then rows, also under policies
-    that depend on order. Suspected resets are looked for where `columns` name a timestamp column; `reset_rows_min` as
-    and `compare_content` as in `fencepost.audit`; the rows that are compared are read once more. `threads`: as many as
-    this process may use processors, unless given.
+    that depend on order; of a table, in the order in which its files were added. Suspected resets are looked for where
+    `columns` name a timestamp column; `reset_rows_min` and `compare_content` as in `fencepost.audit`; the rows that are
+    compared are read once more. `threads`: as many as this process may use processors, unless given.
     `progress("audit", done, total)`: in bytes. Also reads the sink of a job: its runs follow each other.
 
     A file that cannot be read, or has wrong columns or values, is named in `AuditReport.unreadable`; the others are
@@ -85,10 +85,11 @@ def audit(
     engine = LocalEngine(threads)
     show = progress or (lambda step, done, total: None)
     place = absolute(source)
-    storage, files = _list(place, source_options)
+    opened, files = _list(place, source_options)
     keep = ("timestamp",) if columns.timestamp is not None else ()
-    constants = constants_of(files, columns.read(keep), files.types)
-    reading = _Reading(storage, files, constants, policy, columns, engine.slots)
+    read = columns.read(keep) if opened.has_folder_columns else ()
+    constants = constants_of(files, read, files.types)
+    reading = _Reading(opened.storage, files, constants, policy, columns, engine.slots)
     waiting = [_Lane(place, reading) for place in range(len(files))]
     compared = columns_to_compare(compare_content)
     shards = [_Shard(policy, columns, number, files, compared is not None) for number in range(engine.slots)]
@@ -119,7 +120,7 @@ def audit(
     facts: dict[str, Any] = {}
     if compared is not None:
         unread = [lane.place for lane, _ in problems]
-        facts = _compared(engine, shards, Content(storage, files, columns, compared), starts, unread)
+        facts = _compared(engine, shards, Content(opened.storage, files, columns, compared), starts, unread)
     auditor = shards[0].auditor
     for shard in shards[1:]:
         auditor.merge(shard.auditor)
@@ -127,7 +128,7 @@ def audit(
         raise problems[0][1]
     return auditor.report(
         *(shard.table for shard in shards),
-        order=ORDER,
+        order=ORDER if isinstance(opened, Folder) else ORDER_OF_TABLE,
         producers_max=producers_max,
         reset_rows_min=reset_rows_min,
         source=place,
@@ -162,29 +163,20 @@ def _compared(
     return {"content_compared": sum(map(len, pairs)), "conflicts": content.samples(shown)}
 
 
-def _list(root: str, options: Mapping[str, Any] | None) -> tuple[Storage, Files]:
-    """The files of a folder, of the runs of a sink one after the other, or the one file that was named."""
-    if os.path.isfile(root) or (not is_local(root) and root.endswith(".parquet")):
-        folder, _, name = root.rpartition("/")
+def _list(place: str, options: Mapping[str, Any] | None) -> tuple[Stored, Files]:
+    """The files of a source in the order in which they are judged, or the one file that was named."""
+    is_object = place.endswith(".parquet") and not is_local(place) and not is_iceberg(place)
+    if is_object or os.path.isfile(place):
+        folder, _, name = place.rpartition("/")
         storage = open_storage(folder or "/", options)
-        files = Files(folder or "/")
-        files.append(name, storage.look(root))
-        return storage, files
-    storage = open_storage(root, options)
-    if has_table(storage, root):
-        files, _, _, bad = list_appended(root, storage, None)
-        if bad:
-            path, problem = next(iter(bad.items()))
-            raise SourceError(problem, path=path)
-        if any(files.vectors):
-            raise SourceError(f"{root}: has files with deletion vectors, which an audit does not read yet", path=root)
-        return storage, files
-    files = storage.list(root)
-    ignored = files.ignored
-    runs = [re.match(r"run=(\d+)/", path) for path in files.paths]
-    # Numbers in names: run=10 comes after run=9.
-    ordered = files.take(sorted(range(len(files)), key=lambda at: int(it[1]) if (it := runs[at]) else 0))
-    return storage, dataclasses.replace(ordered, ignored=ignored)
+        one = Files(folder or "/")
+        one.append(name, storage.look(place))
+        return Folder(folder or "/", storage, is_own=True), one
+    source = open_place(place, options)
+    files = source.files()
+    if any(files.vectors):
+        raise SourceError(f"{place}: has files with deletion vectors, which an audit does not read yet", path=place)
+    return source, files
 
 
 @dataclass(frozen=True)

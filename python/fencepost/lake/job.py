@@ -270,7 +270,7 @@ class DedupJob:
         self.disk = Disk(sync)
         uri = absolute(state)
         self.state = State(open_store(uri, sync=sync, options=state_options), sink_options, engine or LocalEngine())
-        if not open_place(self.log or self.source, source_options).has_ledger:
+        if self.log or not open_place(self.source, source_options).has_ledger:
             self.check_no_slices()
         if isinstance(sink, ForJobs):
             sink = sink.for_job(state)

@@ -16,7 +16,6 @@ from typing import Any, get_args
 from uuid import uuid4
 
 import pyarrow as pa  # type: ignore[import-untyped]
-import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
 from fencepost.errors import SourceError
 from fencepost.kafka import BATCH_BYTES_MAX
@@ -186,6 +185,8 @@ def export(options: Options, item: ExportItem) -> Exported:
 
 def write_parquet(path: str | Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> int:
     """A Parquet file of these rows; gives how many they are."""
+    import pyarrow.parquet as pq  # type: ignore[import-untyped]
+
     rows = 0
     with pq.ParquetWriter(path, schema, compression="zstd") as writer:
         for batch in batches:

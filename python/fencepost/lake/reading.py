@@ -1,4 +1,7 @@
-"""What a job has written, for those who read it: the kept rows of all versions that are there as a whole."""
+"""What a job has written, for those who read it: the kept rows of all versions that are there as a whole.
+
+Of a folder or prefix these are the files of applied versions, of an Iceberg table those of its current snapshot.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +20,11 @@ from pyarrow import fs
 from fencepost._native import parquet_footer
 from fencepost.errors import SinkError
 from fencepost.lake.schemas import from_text, merged
+from fencepost.lake.sources import IcebergTable
+from fencepost.lake.storage import ObjectStorage
 from fencepost.state.disk import Disk
 from fencepost.state.hive import hive_values
+from fencepost.state.iceberg_tables import NamedTable, is_iceberg, schema_of
 from fencepost.state.prefix import RunPrefixes
 from fencepost.state.sinks import RunFolders, layout_of, open_sink
 from fencepost.state.stores import RemoteStore, absolute, is_local
@@ -27,10 +33,17 @@ from fencepost.state.stores import RemoteStore, absolute, is_local
 def shown_files(sink: str | os.PathLike[str], options: Mapping[str, Any] | None = None) -> list[str]:
     """The paths or URIs of the files with kept rows of a sink, but for those of a version that is there in part only.
 
-    `options`: of an object store, see `fencepost.state.open_store`. Refused rows and lists of missing ranges are not
-    among them. Raises SinkError where there is no sink of files.
+    Of an Iceberg table: the files of its current snapshot, also those that others have added.
+
+    `options`: of an object store, see `fencepost.state.open_store`, or of a table's catalog. Refused rows and lists of
+    missing ranges are not among them. Raises SinkError where there is no sink of files and no such table; SourceError
+    for a table whose rows are not just those of its files (`docs/iceberg.md`).
     """
-    opened = _open(sink, options)
+    place = absolute(sink)
+    if is_iceberg(place):
+        files = _open_table(place, options)[0].files()
+        return [files.full_path(number) for number in range(len(files))]
+    opened = _open(place, options)
     return [f"{opened.location}/{name}" for name in opened.shown_files()]
 
 
@@ -38,26 +51,41 @@ def dataset(sink: str | os.PathLike[str], options: Mapping[str, Any] | None = No
     """The rows of `shown_files` as a pyarrow dataset; names of Hive-style folders are columns, `run` among them.
 
     The columns of all files, each of the widest type that a file has, as a job with `schema="merge"` writes them. A
-    column that only folders have is of 32-bit integers where all values are such, else of text.
+    column that only folders have is of 32-bit integers where all values are such, else of text. Of an Iceberg table:
+    its columns, and no others.
     For polars: `polars.scan_pyarrow_dataset(dataset(sink))`. Raises as `shown_files` does.
     """
-    opened = _open(sink, options)
+    place = absolute(sink)
+    if is_iceberg(place):
+        return _of_table(*_open_table(place, options))
+    opened = _open(place, options)
     names = opened.shown_files()
     if not names:
         return ds.dataset(pa.table({}))
     schema = _merged_schema(opened, names)
     whole = schema or _schema_of(opened, names[0])
     folders = _folder_columns(names, whole)
-    place: dict[str, Any] = {"format": "parquet", "partitioning": ds.HivePartitioning(folders)}
+    how: dict[str, Any] = {"format": "parquet", "partitioning": ds.HivePartitioning(folders)}
     if isinstance(opened, RunPrefixes):
-        place["filesystem"] = fs.PyFileSystem(_Objects(opened.store))
+        how["filesystem"] = _objects(opened.store)
     else:
         names = [f"{opened.path}/{name}" for name in names]
-        place["partition_base_dir"] = str(opened.path)
+        how["partition_base_dir"] = str(opened.path)
     of_files = [field for field in whole if field.name not in folders.names]
     if schema is None and len(of_files) == len(whole):
-        return ds.dataset(names, **place)
-    return ds.dataset(names, schema=pa.schema([*of_files, *folders]), **place)
+        return ds.dataset(names, **how)
+    return ds.dataset(names, schema=pa.schema([*of_files, *folders]), **how)
+
+
+def _of_table(table: IcebergTable, schema: pa.Schema) -> ds.Dataset:
+    files = table.files()
+    if not len(files):
+        return ds.dataset(schema.empty_table())
+    if isinstance(table.storage, ObjectStorage):
+        objects = _objects(table.storage.store)
+        return ds.dataset(files.paths, schema=schema, format="parquet", filesystem=objects)
+    paths = [files.full_path(number) for number in range(len(files))]
+    return ds.dataset(paths, schema=schema, format="parquet")
 
 
 def _folder_columns(names: list[str], schema: pa.Schema) -> pa.Schema:
@@ -79,7 +107,10 @@ def merged_schema(sink: str | os.PathLike[str], options: Mapping[str, Any] | Non
 
     Raises as `shown_files` does, and BatchError where no schema reads all files.
     """
-    opened = _open(sink, options)
+    place = absolute(sink)
+    if is_iceberg(place):
+        return _open_table(place, options)[1]
+    opened = _open(place, options)
     return _merged_schema(opened, opened.shown_files())
 
 
@@ -95,8 +126,7 @@ def _schema_of(opened: RunFolders | RunPrefixes, name: str) -> pa.Schema:
     return pa.schema(parquet_footer(f"{opened.location}/{name}", object=reader).schema)
 
 
-def _open(sink: str | os.PathLike[str], options: Mapping[str, Any] | None) -> RunFolders | RunPrefixes:
-    place = absolute(sink)
+def _open(place: str, options: Mapping[str, Any] | None) -> RunFolders | RunPrefixes:
     layout = layout_of(place, options)
     if layout != "run":
         raise SinkError(f"{place}: a table ({layout}), which its own readers read")
@@ -105,6 +135,19 @@ def _open(sink: str | os.PathLike[str], options: Mapping[str, Any] | None) -> Ru
     opened = open_sink(place, "run", Disk(), options)
     assert isinstance(opened, RunFolders | RunPrefixes)
     return opened
+
+
+def _open_table(place: str, options: Mapping[str, Any] | None) -> tuple[IcebergTable, pa.Schema]:
+    """A table, and its columns."""
+    named = NamedTable(place, options)
+    table = named.load()
+    if table is None:
+        raise SinkError(f"{place}: no such table in the catalog")
+    return IcebergTable(named, is_own=True), schema_of(table)
+
+
+def _objects(store: RemoteStore) -> fs.FileSystem:
+    return fs.PyFileSystem(_Objects(store))
 
 
 class _Objects(fs.FileSystemHandler, metaclass=ABCMeta):  # type: ignore[misc]

@@ -11,13 +11,15 @@ A source lists what is new as files. From there on all kinds are alike: the task
 | `LogOfKafka` | records behind the position, written to files by tasks | the position: offsets by partition |
 | `Batch` | all files of the folder that a stream has written | the position of the stream behind the batch |
 
-To add a kind, write a class with the members of `Source` and a function that gives it for a place, and put that into
-`KINDS`.
+To add a kind that has a place, write a class with the members of `Stored` and a function that gives it for a place, and
+put that into `KINDS`. Audits read it then, too.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import os
+import re
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -103,6 +105,13 @@ class Source(Protocol):
         """The files that this run leaves out and no later run reads: the run stops because of them."""
 
 
+class Stored(Source, Protocol):
+    """A source that is at a place as a whole, so that it can be read from its beginning at any time."""
+
+    def files(self) -> Files:
+        """All files of now, in the order in which an audit judges them. Raises SourceError."""
+
+
 @dataclass(frozen=True)
 class Given:
     """What a run reads in place of what is new in the job's source. It is read whole."""
@@ -122,11 +131,12 @@ def open_source(job: DedupJob, given: Given | None) -> Source:
         return Batch(given.folder, given.position)
     place = given.folder if given else job.source
     is_own = place == job.source
-    what = job.log if is_own and job.log is not None else place
-    return open_place(what, job.source_options, is_own=is_own)
+    if is_own and job.log is not None:
+        return LogOfKafka(job.log)
+    return open_place(place, job.source_options, is_own=is_own)
 
 
-def open_place(place: str | KafkaLog, options: Mapping[str, Any] | None = None, *, is_own: bool = True) -> Source:
+def open_place(place: str, options: Mapping[str, Any] | None = None, *, is_own: bool = True) -> Stored:
     """The source at a place, of the first of KINDS that has one there. Raises StoreError for options that are wrong."""
     found = (kind(place, options, is_own) for kind in KINDS)
     return next(it for it in found if it is not None)
@@ -143,6 +153,13 @@ def _left_out(found: Found) -> list[str]:
     return [*found.deferred.path, *found.quarantined.path, *found.vanished]
 
 
+def _undamaged(files: Files, bad: Mapping[str, str]) -> Files:
+    """The files of a table, if none of them is bad."""
+    for path, problem in bad.items():
+        raise SourceError(problem, path=path)
+    return files
+
+
 @dataclass(frozen=True)
 class Folder:
     """A folder of Parquet files, or a prefix of an object store with such files beneath it."""
@@ -155,6 +172,14 @@ class Folder:
     @property
     def has_ledger(self) -> bool:
         return self.is_own
+
+    def files(self) -> Files:
+        """Those of the runs of a sink one after the other."""
+        files = self.storage.list(self.place)
+        runs = [re.match(r"run=(\d+)/", path) for path in files.paths]
+        # Numbers in names: run=10 comes after run=9.
+        ordered = files.take(sorted(range(len(files)), key=lambda at: int(it[1]) if (it := runs[at]) else 0))
+        return dataclasses.replace(ordered, ignored=files.ignored)
 
     def find_new(self, run: Run) -> News:
         if self.is_own and run.base and run.base.source_position is not None:
@@ -209,6 +234,10 @@ class DeltaTable:
     has_ledger = False
     has_folder_columns = True
 
+    def files(self) -> Files:
+        found = list_appended(self.place, self.storage, None)
+        return _undamaged(found.files, found.bad)
+
     def find_new(self, run: Run) -> News:
         job, base = run.job, run.base if self.is_own else None
         job.check_no_slices()
@@ -246,6 +275,10 @@ class IcebergTable:
     @cached_property
     def storage(self) -> Storage:
         return open_files(self.named)
+
+    def files(self) -> Files:
+        found = list_snapshots(self.named, self.storage, None)
+        return _undamaged(found.files, found.bad)
 
     def find_new(self, run: Run) -> News:
         base = run.base if self.is_own else None
@@ -334,15 +367,11 @@ class Batch:
 # Kinds: what is at a place, None where it is another kind
 
 
-def _log(place: str | KafkaLog, options: Mapping[str, Any] | None, is_own: bool) -> Source | None:
-    return LogOfKafka(place) if isinstance(place, KafkaLog) else None
-
-
-def _iceberg(place: Any, options: Mapping[str, Any] | None, is_own: bool) -> Source | None:
+def _iceberg(place: str, options: Mapping[str, Any] | None, is_own: bool) -> Stored | None:
     return IcebergTable(NamedTable(place, options), is_own=is_own) if is_iceberg(place) else None
 
 
-def _files(place: Any, options: Mapping[str, Any] | None, is_own: bool) -> Source:
+def _files(place: str, options: Mapping[str, Any] | None, is_own: bool) -> Stored:
     storage = open_storage(place, options)  # once: it may ask a provider for credentials
     if not has_table(storage, place):
         return Folder(place, storage, is_own=is_own)
@@ -350,5 +379,5 @@ def _files(place: Any, options: Mapping[str, Any] | None, is_own: bool) -> Sourc
     return DeltaTable(place, storage, is_own=is_own)
 
 
-KINDS: tuple[Callable[[Any, Mapping[str, Any] | None, bool], Source | None], ...] = (_log, _iceberg, _files)
+KINDS: tuple[Callable[[str, Mapping[str, Any] | None, bool], Stored | None], ...] = (_iceberg, _files)
 """The first one counts."""

@@ -27,7 +27,7 @@ from fencepost.state import changelog
 from fencepost.state.commit import NewRows
 from fencepost.state.decision import ABANDONED, APPLIED, Decision, Outputs, SideFiles
 from fencepost.state.disk import Disk
-from fencepost.state.iceberg_tables import NamedTable, columns_of, history, plain_location
+from fencepost.state.iceberg_tables import NamedTable, columns_of, history, plain_location, schema_of
 from fencepost.state.prefix import COPIES_AT_ONCE, RunPrefixes, copy_object
 from fencepost.state.scratch import Scratch
 from fencepost.state.sinks import RunFolders, without_rows
@@ -161,12 +161,8 @@ class IcebergSink:
     # Rows
 
     def columns(self) -> Any:
-        from pyiceberg.io.pyarrow import schema_to_pyarrow
-
         table = self.named.load()
-        if table is None or not table.schema().fields:
-            return None
-        return columns_of(schema_to_pyarrow(table.schema(), include_field_ids=False))
+        return None if table is None or not table.schema().fields else schema_of(table)
 
     def columns_of(self, schema: Any) -> Any:
         return columns_of(schema)

@@ -138,6 +138,13 @@ def history(table: Table) -> list[Snapshot]:
     return list(ancestors_of(table.current_snapshot(), table.metadata))
 
 
+def schema_of(table: Table) -> Any:
+    """The Arrow schema of a table's rows, as `columns_of` gives it."""
+    from pyiceberg.io.pyarrow import schema_to_pyarrow
+
+    return columns_of(schema_to_pyarrow(table.schema(), include_field_ids=False))
+
+
 def columns_of(schema: Any) -> Any:
     """An Arrow schema with the types that a table gives back, without metadata. Raises BatchError (column)."""
     import pyarrow as pa  # type: ignore[import-untyped]
