@@ -85,10 +85,10 @@ test: ## Everything that must pass; ends with the slowest tests of each suite, a
 test-matrix: ## All of what `make test` runs in part: libFuzzer, benchmarks, the newest PySpark, Connect, ...
 	$(call together,$(MATRIX))
 
-# What others wait for first, then what takes longest.
-SUITES := java postgresql $(VENV)/tests $(JARS_IF_MAVEN) $(VENV43)/dependencies test-fuzz-part test-spark test-python test-jobs \
-	test-rust test-sql test-spark-delta test-cluster lint test-kafka test-spark43-part asan-part test-spark-connect-part \
-	test-bench test-portable-part
+# What others wait for first, beside it what waits for nothing, then what takes longest.
+SUITES := java postgresql $(VENV)/tests $(JARS_IF_MAVEN) $(VENV43)/dependencies test-portable-part asan-part test-jobs \
+	test-spark test-rust test-python test-sql test-spark-delta test-cluster test-fuzz-part lint test-kafka test-spark43-part \
+	test-spark-connect-part test-bench
 MATRIX := java postgresql $(S3_SERVER) test-fuzz test-spark43 asan test-spark-connect test-portable test-marked test-stores
 
 # Suites at a time. Each waits for servers, JVMs and other processes: three leave a third of two cores idle.
@@ -113,8 +113,12 @@ lint: $(VENV)/tests ## Formatting, clippy, ruff, mypy
 	$(TIMED) $(BIN)/ruff format --check .
 	$(TIMED) $(BIN)/mypy python/fencepost spark_udf/fencepost_spark
 
-test-rust: tools ## The core, the lake and the testkit
-	$(TIMED) cargo test --locked --tests -- $(RUST_TIMES)
+# Built as the wheel of the tests is, here and for the fuzz targets, so that what all need is compiled once. None calls an
+# interpreter: on Linux they need not be linked to one.
+AS_WHEEL := $(if $(filter Linux,$(shell uname)),PYO3_BUILD_EXTENSION_MODULE=1 \
+	PYO3_CONFIG_FILE="$$(ls $(abspath target/maturin)/pyo3-config-*-abi3.txt)")
+test-rust: $(VENV)/tests ## The core, the lake and the testkit
+	$(AS_WHEEL) $(TIMED) cargo test --locked --tests -- $(RUST_TIMES)
 	$(TIMED) cargo test --locked --doc --package fencepost-core
 
 # What the code without the CPU's wide instructions may do otherwise: judge, and find entries.
@@ -131,7 +135,7 @@ asan asan-part: tools ## The core's tests under AddressSanitizer
 	$(NIGHTLY) rustc -Zsanitizer=address --edition 2024 --target $(HOST) rust/canary.rs -o target/asan/canary
 	@if target/asan/canary >target/asan/canary.log 2>&1 || ! grep -q heap-use-after-free target/asan/canary.log; then \
 		cat target/asan/canary.log; echo "AddressSanitizer did not object to rust/canary.rs"; exit 1; fi
-	$(NIGHTLY) RUSTFLAGS="-Zsanitizer=address" $(TIMED) cargo test --locked --package fencepost-core \
+	$(NIGHTLY) CARGO_PROFILE_DEV_DEBUG=line-tables-only RUSTFLAGS="-Zsanitizer=address" $(TIMED) cargo test --locked --package fencepost-core \
 		$(if $(findstring part,$@),$(ASAN_PART),--lib --tests) --target $(HOST) --target-dir target/asan \
 		-- $(RUST_TIMES) --skip every_short --skip small_world $(if $(findstring part,$@),--skip holes::)
 
@@ -139,10 +143,6 @@ miri: tools ## The core's unit tests under Miri
 	@cargo +nightly miri --version >/dev/null 2>&1 || { echo "Miri is missing: rustup toolchain install nightly --component miri --component rust-src"; exit 1; }
 	MIRIFLAGS=-Zmiri-disable-isolation cargo +nightly miri test --locked --package fencepost-core --lib --target-dir target/miri
 
-# Built as the wheel of the tests was, so that what both need is compiled once. The targets call no interpreter: on Linux
-# they need not be linked to one.
-AS_WHEEL := $(if $(filter Linux,$(shell uname)),PYO3_BUILD_EXTENSION_MODULE=1 \
-	PYO3_CONFIG_FILE="$$(ls $(abspath target/maturin)/pyo3-config-*-abi3.txt)")
 test-fuzz-part: $(VENV)/tests ## The fuzz targets over the corpus and over random changes of it
 	$(AS_WHEEL) $(TIMED) cargo test --locked --package fencepost-fuzz --tests -- $(RUST_TIMES)
 
@@ -178,7 +178,7 @@ test-free-threaded: dist/native-free-threaded ## The thread tests on a CPython w
 
 # Jobs and their states. What is in neither list is in test-python.
 JOB_TESTS := $(wildcard $(patsubst %,tests/test_%.py,lake* delta* iceberg* faults in_place kept_content layouts object_sinks object_sources operations protocol retention schemas secrets segments slices \
-	state stores task_plan vectors))
+	shards state stores task_plan vectors))
 BENCH_TESTS := tests/test_bench.py
 test-python: $(VENV)/tests ## Everything in Python that has no suite of its own
 	$(TIMED) $(BIN)/python -m pytest $(filter-out $(JOB_TESTS) $(BENCH_TESTS),$(wildcard tests/test_*.py))

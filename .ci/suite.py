@@ -3,7 +3,8 @@
 `suite.py SUITE COMMAND...` runs one command of a suite, or of what suites need. The output goes to
 target/suites/SUITE.log, the times to target/suites/SUITE.times; the log is printed if the command fails.
 
-`suite.py` prints the slowest tests of every suite, what each suite took, and the summary lines of its test runners.
+`suite.py` prints the slowest tests of every suite, what each suite took and when, and the summary lines of its test
+runners.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import time
 from collections import defaultdict
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 FOLDER = Path(__file__).parents[1] / "target" / "suites"
 SLOWEST = 20
@@ -53,20 +55,20 @@ def run(suite: str, command: list[str]) -> int:
         ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)
     # A shell's background jobs ignore Ctrl-C, and so would the tests of it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    began = time.monotonic()
+    began = time.time()
     with log.open("ab") as output:
         start = output.tell()
         code = wait_for(subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT))
-    wall = time.monotonic() - began
+    ended = time.time()
     await_orphans()
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu = usage.ru_utime + usage.ru_stime
     with (FOLDER / f"{suite}.times").open("a") as times:
-        times.write(f"{wall:.2f} {cpu:.2f}\n")
+        times.write(f"{began:.2f} {ended:.2f} {cpu:.2f}\n")
     if code:
         print(log.read_bytes()[start:].decode(errors="replace"))
     outcome = f"FAILED with exit code {code}" if code else "ok"
-    print(f"{suite}: {outcome}, {wall:.0f} s, {cpu:.0f} s of CPU time: {' '.join(command)[:100]}", flush=True)
+    print(f"{suite}: {outcome}, {ended - began:.0f} s, {cpu:.0f} s of CPU time: {' '.join(command)[:100]}", flush=True)
     return code
 
 
@@ -92,7 +94,7 @@ def await_orphans() -> None:
 
 def report() -> None:
     suites = {path.stem: took(path) for path in FOLDER.glob("*.times")}
-    ordered = sorted(suites, key=lambda suite: -suites[suite][0])
+    ordered = sorted(suites, key=lambda suite: -suites[suite].wall)
     logs = {suite: (FOLDER / f"{suite}.log").read_text(errors="replace") for suite in ordered}
     for suite in ordered:
         slow = slowest(logs[suite])
@@ -102,11 +104,13 @@ def report() -> None:
             print(f"{seconds:9.2f} s  {test}")
         for notice in NOTICE.findall(logs[suite]):
             print(f"             {notice}")
-    print(f"\n{'suite':<28}{'wall s':>9}{'CPU s':>9}")
+    began = min((it.began for it in suites.values()), default=0.0)
+    print(f"\n{'suite':<28}{'wall s':>9}{'CPU s':>9}{'from s':>9}{'to s':>9}")
     for suite in ordered:
-        wall, cpu = suites[suite]
-        print(f"{suite:<28}{wall:>9.0f}{cpu:>9.0f}")
-    print(f"{'together':<28}{sum(it[0] for it in suites.values()):>9.0f}{sum(it[1] for it in suites.values()):>9.0f}")
+        it = suites[suite]
+        print(f"{suite:<28}{it.wall:>9.0f}{it.cpu:>9.0f}{it.began - began:>9.0f}{it.ended - began:>9.0f}")
+    wall, cpu = sum(it.wall for it in suites.values()), sum(it.cpu for it in suites.values())
+    print(f"{'together':<28}{wall:>9.0f}{cpu:>9.0f}")
     for suite in ordered:
         lines = SUMMARY.findall(logs[suite])
         if lines:
@@ -115,10 +119,19 @@ def report() -> None:
             print(line)
 
 
-def took(times: Path) -> tuple[float, float]:
-    """Wall time and CPU time of all commands of a suite, in seconds."""
+class Took(NamedTuple):
+    """All commands of a suite, in seconds. `began` and `ended` count from the epoch."""
+
+    wall: float
+    cpu: float
+    began: float
+    ended: float
+
+
+def took(times: Path) -> Took:
     lines = [tuple(map(float, line.split())) for line in times.read_text().splitlines()]
-    return sum(it[0] for it in lines), sum(it[1] for it in lines)
+    wall = sum(ended - began for began, ended, _ in lines)
+    return Took(wall, sum(it[2] for it in lines), min(it[0] for it in lines), max(it[1] for it in lines))
 
 
 def slowest(log: str) -> list[tuple[str, float]]:

@@ -25,11 +25,11 @@ from fencepost.lake import DedupJob, Engine, LocalEngine
 from fencepost.lake.judge import Judged, JudgeItem
 from fencepost.lake.plan import DRIVER_RUNS_MAX
 from fencepost.lake.scan import Exchange, ScanItem, Scanned
-from fencepost.lake.task_plan import read_item
 from fencepost.lake.write import WriteItem, Written
 from fencepost.state.decision import Piece, Shard
 from fencepost.state.scratch import Scratch
 from fencepost.state.segments import CACHE
+from fencepost.state.task_plan import read_item
 
 from bench.lake import ONE_ROW, PARTITIONS, WIDE, Numbers, land
 from bench.measure import tell, write_part

@@ -26,7 +26,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from fencepost import state
 from fencepost.lake import DedupJob
-from fencepost.lake.engine import run_stage
 from fencepost.lake.files import Files
 from fencepost.lake.run import Run
 from fencepost.lake.scan import ScanItem, Scanned
@@ -36,6 +35,7 @@ from fencepost.lake.write import WriteItem, Written
 from fencepost.state import segments
 from fencepost.state.commit import in_turn
 from fencepost.state.decision import Decision, Outputs
+from fencepost.state.engine import run_stage
 from fencepost.state.ledger import extend_ledger, new_files
 from fencepost.state.prefix import RunPrefixes
 from fencepost.state.sinks import RunFolders

@@ -22,6 +22,8 @@ from waiting import wait_until
 
 BUCKET = "bucket"
 KEY, SECRET = "a", "the-secret"
+_SERVING: list[Any] = []
+"""The servers by moto that answer in this process."""
 
 
 def serve_s3(key: str = KEY, secret: str = SECRET, folder: str | None = None) -> AbstractContextManager[str]:
@@ -61,14 +63,18 @@ def _answers(port: int) -> bool:
 @contextmanager
 def serve_by_moto() -> Iterator[str]:
     """The same on moto, which checks no signature: a proxy may change what requests say."""
+    from moto.moto_api._internal import moto_api_backend
     from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
     from werkzeug.serving import make_server
 
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    if not _SERVING:  # all servers of a process share their objects: those of the tests before are in the way
+        moto_api_backend.reset()
     app = OneAtATime(DomainDispatcherApplication(create_backend_app))
     server = make_server("127.0.0.1", 0, app, threaded=True, request_handler=MotoRequestHandler)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
+    _SERVING.append(server)
     try:
         connection = http.client.HTTPConnection("127.0.0.1", server.server_port)
         connection.request("PUT", f"/{BUCKET}", headers={"Content-Length": "0"})
@@ -79,6 +85,7 @@ def serve_by_moto() -> Iterator[str]:
         server.shutdown()
         thread.join()
         server.server_close()
+        _SERVING.remove(server)
 
 
 class OneAtATime:

@@ -71,7 +71,7 @@ def test_a_broken_job_is_objected_to(tmp_path: Path, mutant: str) -> None:
 def test_there_are_enough_cases_of_every_kind() -> None:
     assert len(CASES) >= 500
     kinds = {case.kind for case in CASES.values()}
-    assert len(kinds) == 17
+    assert len(kinds) == 18
     assert {act.__name__ for _, act, _ in OBJECTIONS} >= {
         "killed_at_a_step",
         "stopped",

@@ -500,7 +500,7 @@ def assert_missing_is(truth: Path, root: Path) -> None:
 def test_arguments_that_make_no_sense(tmp_path: Path) -> None:
     for arguments, message in (
         ({"rejected_max": 1.5}, "rejected_max=1.5: a share from 0 to 1 was expected"),
-        ({"shards": 0}, "shards=0: 1 to 65534 were expected"),
+        ({"shards": 0}, "shards=0: 1 to 262144 were expected"),
         ({"rejects": "some"}, "rejects='some': one of 'copy', 'all', 'none' was expected"),
         ({"on_reset": "go"}, "on_reset='go': one of 'stop', 'report' was expected"),
         ({"on_bad_file": "go"}, "on_bad_file='go': one of None, 'quarantine', 'stop' was expected"),

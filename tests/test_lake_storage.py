@@ -21,6 +21,8 @@ from test_lake import first_of_each, hashes, land, land_some, make_job, make_row
 
 PROGRAM = Path(__file__).with_name("storage_runs.py")
 NAMES = ("EIO", "ESTALE", "EACCES", "EMFILE", "ENFILE", "ETIMEDOUT", "ENOMEM", "ECONNRESET", "EHOSTDOWN", "ENETUNREACH")
+USUAL = ("EIO", "ESTALE", "EACCES", "EMFILE", "ETIMEDOUT")
+"""One that is final, and the most frequent ones that are tried again."""
 
 
 def run_case(case: str, root: Path, *wrapper: str) -> list[dict[str, Any]]:
@@ -45,7 +47,7 @@ needs_strace = pytest.mark.skipif(not shutil.which("strace"), reason="strace mak
 
 
 @needs_strace
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [it if it in USUAL else pytest.param(it, marks=pytest.mark.matrix) for it in NAMES])
 @pytest.mark.parametrize("calls", ["openat", "pread64"])
 def test_no_error_of_storage_is_damage(tmp_path: Path, calls: str, name: str) -> None:
     """Of the class, each error at each call by which a file is read, in all plans."""
@@ -67,7 +69,7 @@ def test_no_error_of_storage_is_damage(tmp_path: Path, calls: str, name: str) ->
 
 @needs_strace
 @pytest.mark.parametrize("calls", ["openat", "pread64", "copy_file_range"])
-@pytest.mark.parametrize("at", ["when=1", "when=2", "when=3"])
+@pytest.mark.parametrize("at", ["when=1", "when=2", pytest.param("when=3", marks=pytest.mark.matrix)])
 def test_an_error_that_passes_is_outlived(tmp_path: Path, calls: str, at: str) -> None:
     land_some(tmp_path)
     bad = tmp_path / "source" / "2.parquet"

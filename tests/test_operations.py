@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import pickle
 import shutil
 import uuid
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,13 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import pytest
 from fencepost import state
-from fencepost.state import changelog, operations, versions
+from fencepost.state import changelog, operation_tasks, operations, versions
 from fencepost.state.changelog import changes, write_lines
 from fencepost.state.commit import commit, recover
 from fencepost.state.decision import Decision, Inputs, Outputs, Settings, Shards, SideFiles
 from fencepost.state.disk import Disk
 from fencepost.state.ledger import file_table
-from fencepost.state.segments import SegmentWriter, advance, held_positions, load_table
+from fencepost.state.segments import CACHE, SegmentWriter, advance, held_positions, load_table
 from fencepost.state.sinks import RunFolders
 from fencepost.state.stores import LocalStore, Store, open_store
 from fencepost.state.versions import State
@@ -570,9 +571,9 @@ def test_reshard_after_a_horizon_that_not_every_shard_has_seen(tmp_path: Path) -
     assert content(world.state) == after
 
 
-@pytest.mark.parametrize("count", [0, 65_535])
+@pytest.mark.parametrize("count", [0, operations.SHARDS_MAX + 1])
 def test_shards_that_make_no_sense(world: World, count: int) -> None:
-    with pytest.raises(ValueError, match=f"shards={count}: 1 to 65534 were expected"):
+    with pytest.raises(ValueError, match=f"shards={count}: 1 to {operations.SHARDS_MAX} were expected"):
         world.state.reshard(count)
 
 
@@ -774,7 +775,80 @@ def test_a_state_in_another_store(tmp_path: Path) -> None:
         _ = opened.path
 
 
-def test_large_segments_go_to_several_files(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(operations, "SEGMENT_BYTES_MAX", 100)
-    decision = world.state.reshard(8)
-    assert len(decision.shards.files) == len(decision.shards) > 3
+# -- Tasks
+
+
+class Cluster:
+    """An engine of other processes: it pickles what it sends and gets, runs every task twice, takes the second result,
+    and knows what is read meanwhile."""
+
+    name, slots, in_process = "cluster", 4, False
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.tasks: Counter[str] = Counter()
+        self.read: dict[bool, list[str]] = {True: [], False: []}
+        """Names of segments by whether a task has read them."""
+        self.is_task = False
+        read = LocalStore.read
+
+        def noted(store: LocalStore, name: str, *place: int) -> bytes:
+            if name.endswith(".state"):
+                self.read[self.is_task].append(f"{name} {place}")
+            return read(store, name, *place)
+
+        monkeypatch.setattr(LocalStore, "read", noted)
+        for bound in ("TASK_BYTES_MIN", "TASK_BYTES_MAX"):
+            monkeypatch.setattr(operation_tasks, bound, 1)
+
+    def run(self, stage: str, work: Callable[[Any], Any], items: Sequence[Any], progress: Any = None) -> list[Any]:
+        self.tasks[stage] += len(items)
+        self.is_task = True
+        results = []
+        for sent in [pickle.dumps((work, item)) for item in items]:
+            for _ in range(2):
+                CACHE.clear()
+                act, item = pickle.loads(sent)
+                result = pickle.dumps(act(item))
+            results.append(pickle.loads(result))
+        self.is_task = False
+        return results
+
+
+IN_TASKS: dict[str, tuple[Callable[[State], Any], str, int]] = {
+    "rollback": (OPERATIONS["rollback"], "missing", 4),
+    "evict": (OPERATIONS["evict"], "evict", 4),
+    "retain": (OPERATIONS["retain"], "gc", 2),
+    "split": (lambda it: it.reshard(8), "reshard", 4),
+    "join": (lambda it: it.reshard(2), "reshard", 2),
+    "deal": (lambda it: it.reshard(7), "reshard", 4),
+}
+"""The operation, its stage, and how many tasks that has."""
+
+
+@pytest.mark.parametrize("name", IN_TASKS)
+def test_operations_run_as_tasks(world: World, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some shards each, on the state's engine: the driver reads none, and what comes out is the same."""
+    monkeypatch.setattr(operations, "VERSIONS_TOGETHER", 2)
+    act, stage, tasks = IN_TASKS[name]
+    shutil.copytree(world.root, world.root.parent / "template")
+    act(world.state)
+    alone = (content(world.state), pieces(world.state), fold(world.sink.path))
+    shutil.rmtree(world.root)
+    shutil.copytree(world.root.parent / "template", world.root)
+    opened, engine = world.again(), Cluster(monkeypatch)
+    opened.state.engine = engine
+    act(opened.state)
+    assert engine.tasks == {stage: tasks}
+    assert engine.read[False] == []
+    if name not in ("retain", "deal"):
+        assert set(Counter(engine.read[True]).values()) == {2}, "each piece by both attempts of one task"
+    assert (content(opened.state), pieces(opened.state), fold(world.sink.path)) == alone
+    assert os.listdir(world.sink.path / "_prepare") == []
+    opened.state.collect_garbage()
+    kept = range(opened.state.latest().oldest, opened.state.decided() + 1)  # type: ignore[union-attr]
+    assert set(opened.files()) == set().union(*(opened.state.version(it).files() for it in kept))
+
+
+def pieces(opened: State) -> list[tuple[int, str]]:
+    """Shard and hash of all that the newest version has."""
+    return [(it.shard, piece.sha256) for it in opened.latest().shards for piece in it.pieces]  # type: ignore[union-attr]

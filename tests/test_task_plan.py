@@ -22,11 +22,11 @@ from fencepost.lake.aligned import AlignItem
 from fencepost.lake.judge import JudgeItem
 from fencepost.lake.kafka_log import ExportItem
 from fencepost.lake.scan import ScanItem
-from fencepost.lake.task_plan import from_plan, read_item, write_plan
 from fencepost.lake.write import WriteItem
 from fencepost.state.disk import Disk
 from fencepost.state.scratch import FolderScratch
 from fencepost.state.stores import open_store
+from fencepost.state.task_plan import from_plan, read_item, write_plan
 from secret_runs import ProcessEngine
 from test_lake import first_of_each, land_some, make_job, read_sink, read_source
 

@@ -191,6 +191,17 @@ def killed_in_an_operation(root: Path, operation: tuple[Any, ...], calls: int) -
     finish(world, drive, collect=True)
 
 
+def killed_in_a_split(root: Path, calls: int) -> None:
+    """A run that first cuts the state into more shards dies in that, or in what follows."""
+    drive = Drive(options={"shards": None, "shard_bytes_max": 100})
+    world = prepare(root, drive)
+    outcome = go(world, replace(drive, calls=calls, calls_from="split"))
+    _killed("kills in a split", outcome)
+    finish(world, drive)
+    kinds = [it.kind for it in world.opened().versions()]
+    demand("reshard" in kinds, f"no split: {kinds}")
+
+
 # -- Drivers that stand still
 
 
@@ -858,9 +869,11 @@ def _all() -> dict[str, Case]:
         add("stop and go on", stopped, "decide", calls=calls)
     for moment, calls in (("before", 0), ("", 1), ("", 2), ("after", 0)):
         add("stop and go on", stopped_and_abandoned, moment, calls)
-    for operation, last in ((("abandon", 3), 16), (("collect_garbage", 1), 30)):
+    for operation, last in ((("abandon", 3), 16), (("collect_garbage", 1), 30), (("reshard", 3), 22)):
         for calls in range(1, last, 3):
             add("kill in an operation", killed_in_an_operation, operation, calls)
+    for calls in range(1, 40, 4):
+        add("kill in a split", killed_in_a_split, calls)
     for seed in range(4):
         add("race", raced, 3, seed)
     for versions in (0, 1):

@@ -16,7 +16,8 @@ import pytest
 from conftest import HERE
 from fencepost import lake, state
 from fencepost.lake.plan import PLANS, Plan
-from fencepost_spark import DedupJob
+from fencepost.state import operation_tasks
+from fencepost_spark import DedupJob, SparkEngine
 from pyspark.sql import SparkSession
 
 LANDING_ZONE = HERE.parent / "data" / "landing-zone"
@@ -98,6 +99,29 @@ def test_one_may_go_on_where_the_other_stopped(spark: SparkSession, tmp_path: Pa
         deliver(source, delivery)
         make(*folders, policy="kafka_offsets").run()
     assert sum(table.num_rows for table in sink_rows(tmp_path / "sink").values()) == truth["rows_distinct"]
+
+
+def test_operations_run_on_the_jobs_engine(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Shards are dealt anew by tasks of Spark, and are what threads make of them."""
+    for bound in ("TASK_BYTES_MIN", "TASK_BYTES_MAX"):
+        monkeypatch.setattr(operation_tasks, bound, 1)
+    stages = []
+    run = SparkEngine.run
+    monkeypatch.setattr(SparkEngine, "run", lambda *it: (stages.append((it[1], len(it[3]))), run(*it))[1])
+    deliver(tmp_path / "source", landed()[:6])
+    hashes = {}
+    for name, make in {"spark": DedupJob, "local": lake.DedupJob}.items():
+        job = make(tmp_path / "source", tmp_path / name / "state", tmp_path / name / "sink", shards=3)
+        job.run()
+        before = len(job.state.latest().shards)  # type: ignore[union-attr]
+        stages.clear()
+        shards = job.state.reshard(6).shards
+        hashes[name] = dict(zip(shards.shard, shards.sha256, strict=True))
+        assert stages == ([("reshard", before)] if name == "spark" else [])
+    assert len(hashes["spark"]) >= before > 1
+    assert hashes["spark"] == hashes["local"]
 
 
 def test_an_error_in_a_task_is_the_same_error(spark: SparkSession, tmp_path: Path) -> None:

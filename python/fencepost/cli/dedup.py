@@ -106,6 +106,10 @@ def dedup_command(
         ),
     ] = None,
     shards: Annotated[int | None, option(identity.SHARDS_HELP)] = None,
+    shard_bytes_max: Annotated[
+        int | None,
+        option("Bytes of a part of the state above which runs cut it into more (16 MB on average)."),
+    ] = None,
     plan: Annotated[
         str | None,
         option("How to exchange rows: interval, row or aligned; the run chooses unless given. All keep the same rows."),
@@ -222,6 +226,7 @@ def dedup_command(
             "on_bad_file": on_bad_file,
             "clock_gap_max_ms": milliseconds(clock_gap_max),
             "shards": shards,
+            "shard_bytes_max": shard_bytes_max,
             "layout": layout,
             "schema": schema,
             "plan": plan,

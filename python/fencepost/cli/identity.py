@@ -103,7 +103,7 @@ SCOPE_HELP = (
     "It is fixed for ever with the state, given or not."
 )
 SHARDS_HELP = (
-    "Into how many parts a new state is cut (16). Leave it out later: only `fencepost state reshard` changes it."
+    "Into how many parts a new state is cut (16), and stays so. Unless given, runs cut it into more as it grows."
 )
 LAYOUT_HELP = (
     "delta for a SINK that is to be a Delta table, run for folders; whichever it is already unless given, else folders."

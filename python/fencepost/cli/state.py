@@ -326,7 +326,7 @@ def collect_garbage(
 @state_app.command("reshard")
 def reshard(
     place: Place,
-    count: Annotated[int, typer.Argument(metavar="SHARDS", min=1, help="Into how many parts: 1 to 65534.")],
+    count: Annotated[int, typer.Argument(metavar="SHARDS", min=1, help="Into how many parts: 1 to 262144.")],
     as_json: AsJson = False,
 ) -> None:
     """Cut the state into another number of shards: more are smaller, and more tasks can work on them at once."""

@@ -8,10 +8,10 @@ Needs `fencepost[lake]` (pyarrow, numpy). The steps of a run are in `run`; what 
 from typing import TYPE_CHECKING, Any
 
 from fencepost.lake.auditing import audit
-from fencepost.lake.engine import Engine, LocalEngine
 from fencepost.lake.job import DedupJob
 from fencepost.lake.kafka_log import KafkaLog
 from fencepost.lake.report import RunReport
+from fencepost.state.engine import Engine, LocalEngine
 
 if TYPE_CHECKING:
     from fencepost.lake.reading import dataset, shown_files

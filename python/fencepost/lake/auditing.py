@@ -30,12 +30,12 @@ from fencepost.findings import RESET_ROWS_MIN, AuditReport, check_reset_rows_min
 from fencepost.lake.column_types import type_name
 from fencepost.lake.conflicts import PAIRS, Content
 from fencepost.lake.delta import has_table, list_appended
-from fencepost.lake.engine import LocalEngine, check_stopped
 from fencepost.lake.files import Constants, Files, constants_of
 from fencepost.lake.order import calm_order
 from fencepost.lake.scan import FILE, LENGTH, ROW, check_names
 from fencepost.lake.storage import Storage, open_storage, unchanged
 from fencepost.policy import Columns, Policy, resolve, resolve_columns
+from fencepost.state.engine import LocalEngine, check_stopped
 from fencepost.state.stores import absolute, is_local
 
 Progress = Callable[[str, int, int], None]

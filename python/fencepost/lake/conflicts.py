@@ -21,10 +21,10 @@ from fencepost.lake.files import Files
 from fencepost.lake.kept_content import Keeping, Kept, Ranges, Sums, compare_and_keep, read_rows
 from fencepost.lake.refused import Refused, read_refused, write_refused
 from fencepost.lake.repeats import Stretches, find_repeats
-from fencepost.lake.scan import FILE, ROW, read_table
+from fencepost.lake.scan import FILE, ROW
 from fencepost.lake.storage import Storage, unchanged
 from fencepost.policy import Columns, Policy
-from fencepost.state.scratch import Scratch
+from fencepost.state.scratch import Scratch, read_table
 from fencepost.state.stores import Store
 
 OnConflict = Literal["stop", "quarantine", "drop"]

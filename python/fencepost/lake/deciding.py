@@ -15,7 +15,6 @@ from fencepost.lake.checks import check_kept
 from fencepost.lake.files import Files
 from fencepost.lake.found import Found
 from fencepost.lake.judge import Judged
-from fencepost.lake.scan import read_table
 from fencepost.lake.schemas import to_text
 from fencepost.lake.write import Written
 from fencepost.state.changelog import corrections, write_lines
@@ -23,6 +22,7 @@ from fencepost.state.commit import NewRows
 from fencepost.state.decision import Decision, Deferred, Inputs, Marked, Outputs, Shards, SideFiles
 from fencepost.state.ledger import file_table
 from fencepost.state.retention import next_oldest
+from fencepost.state.scratch import read_table
 
 if TYPE_CHECKING:
     from fencepost.lake.run import Run

@@ -27,10 +27,9 @@ from fencepost.errors import PolicyError, SinkError, StateConflictError
 from fencepost.findings import RESET_ROWS_MIN, check_reset_rows_min
 from fencepost.lake.arranging import arrangement_of
 from fencepost.lake.conflicts import OnConflict
-from fencepost.lake.engine import Engine, LocalEngine
 from fencepost.lake.kafka_log import KafkaLog
 from fencepost.lake.left_out import OnBadFile
-from fencepost.lake.plan import PLANS, SHARDS, Plan
+from fencepost.lake.plan import PLANS, SHARD_BYTES_MAX, SHARDS, Plan
 from fencepost.lake.report import RunReport
 from fencepost.lake.run import Run
 from fencepost.lake.scan import check_names
@@ -43,6 +42,8 @@ from fencepost.state.commit import Sink
 from fencepost.state.decision import Settings
 from fencepost.state.delta import is_delta
 from fencepost.state.disk import Disk
+from fencepost.state.engine import Engine, LocalEngine
+from fencepost.state.operations import check_shards
 from fencepost.state.retention import KEEP_VERSIONS, KEEP_VERSIONS_MS, Retention
 from fencepost.state.sinks import IN_PLACE, ForJobs, layout_of, open_sink
 from fencepost.state.stores import LocalStore, absolute, is_local, open_store
@@ -53,7 +54,6 @@ Progress = Callable[[str, int, int], None]
 
 OnReset = Literal["stop", "report"]
 Layout = Literal["run", "delta"]
-SHARDS_MAX = 65_534
 ROLES = ("pid", "epoch", "partition", "seq", "timestamp")
 
 
@@ -123,7 +123,10 @@ class DedupJob:
     column is a BatchError before anything is decided.
 
     `plan`: "interval", "row" or "aligned" (see plan.py), chosen by the run unless given. `shards`: into how many parts
-    the state is cut, 16 at first unless given, later as many as it has. `layout`: "delta" for a sink that is a Delta
+    the state is cut, 16 at first unless given, later as many as it has. `shard_bytes_max`: a run that has something to
+    read first doubles the number of parts, as often as need be, where those of the state have more bytes on average, 16
+    MB unless given: a version of its own, as by `State.reshard`. None: never. Nor where `shards` is given: then that
+    number is to stay. `layout`: "delta" for a sink that is a Delta
     table, "run" for folders; unless given, whichever the sink is already, and folders where there is none. `schema`:
     "strict" refuses a file whose columns or types differ from those of the sink's files, before anything is decided, as
     a file of wrong columns (`on_bad_file`). "merge" also takes new and missing columns, which are null elsewhere, and
@@ -176,6 +179,7 @@ class DedupJob:
         engine: Engine | None = None,
         plan: Plan | None = None,
         shards: int | None = None,
+        shard_bytes_max: int | None = SHARD_BYTES_MAX,
         layout: Layout | None = None,
         schema: SchemaRule = "strict",
         source_immutable: bool = False,
@@ -218,8 +222,8 @@ class DedupJob:
         check_reset_rows_min(reset_rows_min)
         if not 0 <= rejected_max <= 1:
             raise ValueError(f"rejected_max={rejected_max}: a share from 0 to 1 was expected")
-        if shards is not None and not 1 <= shards <= SHARDS_MAX:
-            raise ValueError(f"shards={shards}: 1 to {SHARDS_MAX} were expected")
+        if shards is not None:
+            check_shards(shards)
         for name, value in (
             ("settle_ms", settle_ms),
             ("max_idle_ms", max_idle_ms),
@@ -227,7 +231,12 @@ class DedupJob:
         ):
             if value is not None and value < 0:
                 raise ValueError(f"{name}={value}: milliseconds from 0 on were expected")
-        for name, value in (("files_max", files_max), ("bytes_max", bytes_max), ("rows_max", rows_max)):
+        for name, value in (
+            ("files_max", files_max),
+            ("bytes_max", bytes_max),
+            ("rows_max", rows_max),
+            ("shard_bytes_max", shard_bytes_max),
+        ):
             if value is not None and value < 1:
                 raise ValueError(f"{name}={value}: at least 1 was expected")
         if max_idle_ms is None and clock_gap_max_ms is not None:
@@ -243,6 +252,7 @@ class DedupJob:
         )
         self.source_options = source_options
         self.policy, self.scope, self.shards = policy, scope, shards
+        self.shard_bytes_max = shard_bytes_max if shards is None else None
         self.rejected_max, self.rejects, self.on_reset = rejected_max, rejects, on_reset
         self.reset_rows_min = reset_rows_min
         self.compare_content = columns_to_compare(compare_content)
@@ -254,13 +264,12 @@ class DedupJob:
         self.max_idle_ms, self.settle_ms, self.on_bad_file = max_idle_ms, settle_ms, on_bad_file
         self.clock_gap_max_ms = max_idle_ms if clock_gap_max_ms is None else clock_gap_max_ms
         self.order_by = (order_by,) if isinstance(order_by, str) else None if order_by is None else tuple(order_by)
-        self.engine: Engine = engine or LocalEngine()
         # What a run writes of a log is there for this run alone.
         self.plan, self.source_immutable = plan, source_immutable or self.log is not None
         self.retention = Retention(keep_versions, keep_versions_ms)
         self.disk = Disk(sync)
         uri = absolute(state)
-        self.state = State(open_store(uri, sync=sync, options=state_options), sink_options)
+        self.state = State(open_store(uri, sync=sync, options=state_options), sink_options, engine or LocalEngine())
         if not open_place(self.log or self.source, source_options).has_ledger:
             self.check_no_slices()
         if isinstance(sink, ForJobs):
@@ -286,6 +295,16 @@ class DedupJob:
             )
         shown = {} if self.is_in_place else {"sink": str(self.sink.location)}
         _check_apart(self.slice, source=self.log.place if self.log else self.source, state=uri, **shown)
+
+    @property
+    def engine(self) -> Engine:
+        """Where tasks run, those of operations on the state too."""
+        assert self.state.engine is not None, "a job gives its state an engine"
+        return self.state.engine
+
+    @engine.setter
+    def engine(self, engine: Engine) -> None:
+        self.state.engine = engine
 
     @property
     def is_in_place(self) -> bool:

@@ -23,10 +23,10 @@ from fencepost.lake.kept_content import Kept, Ranges
 from fencepost.lake.order import calm_order
 from fencepost.lake.refused import Refused, row_losers, sorted_losers, write_refused
 from fencepost.lake.repeats import find_resets
-from fencepost.lake.scan import LENGTH, Reading, read_batch, write_table
+from fencepost.lake.scan import LENGTH, Reading, read_batch
 from fencepost.state.changelog import changes
 from fencepost.state.decision import Shard
-from fencepost.state.scratch import Scratch
+from fencepost.state.scratch import Scratch, write_table
 from fencepost.state.segments import SegmentWriter, advance, held_positions, load_table
 from fencepost.state.stores import Store
 

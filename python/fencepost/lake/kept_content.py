@@ -22,16 +22,16 @@ import pyarrow as pa  # type: ignore[import-untyped]
 from fencepost import StateTable, Verdict
 from fencepost.content import checksums, content_columns
 from fencepost.errors import BatchError, SnapshotError, SourceError, StoreError
-from fencepost.lake.engine import check_stopped
 from fencepost.lake.files import Files
 from fencepost.lake.repeats import NOT_HERE, Repeats, Stretches, key_columns
-from fencepost.lake.scan import FILE, ROW, read_table, write_table
+from fencepost.lake.scan import FILE, ROW
 from fencepost.lake.storage import Storage, unchanged
 from fencepost.policy import Columns, Policy
 from fencepost.resets import ROWS_TOGETHER, Numbers
 from fencepost.state.checksums import COUNT, SEQ, KeptSums, Living, advance, find
 from fencepost.state.decision import Checksums, Decision, Shard, SumPiece
-from fencepost.state.scratch import Scratch
+from fencepost.state.engine import check_stopped
+from fencepost.state.scratch import Scratch, read_table, write_table
 from fencepost.state.segments import SegmentWriter, load_table
 from fencepost.state.stores import Store
 

@@ -11,7 +11,7 @@ All plans keep the same rows and end in the same state. What was chosen, and why
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import pairwise
@@ -25,15 +25,20 @@ from fencepost.lake.files import Files
 from fencepost.lake.storage import Storage
 from fencepost.policy import Columns
 from fencepost.state.decision import Decision
+from fencepost.state.engine import groups
+from fencepost.state.operations import SHARDS_MAX
 
 Plan = Literal["interval", "row", "aligned"]
 PLANS: tuple[Plan, ...] = ("interval", "row", "aligned")
 
 SHARDS = 16
 """Into how many parts a new state is cut."""
+SHARD_BYTES_MAX = 16 << 20
+"""Bytes of a shard on average, above which there are to be more of them: some millions of entries, a quarter of a GB in
+the memory of the task that judges by them."""
 
-TASKS_MAX = 1024
-"""Tasks of a stage, unless the engine has more slots than half of that."""
+TASKS_MAX = 32_768
+"""Tasks of a stage, unless the engine has more slots than half of that. An engine may not know how many it has."""
 TASK_BYTES, TASK_BYTES_MAX = 32 << 20, 256 << 20
 """Files go together in a task until they have so many bytes: the more, the fewer tasks an engine has to run."""
 TASKS_PER_SLOT = 2
@@ -57,25 +62,25 @@ def groups_of_files(sizes: Sequence[int], slots: int) -> list[tuple[int, int]]:
     weights = np.asarray(sizes, np.int64) + FILE_BYTES
     all_bytes = int(weights.sum())
     bytes_ = min(TASK_BYTES_MAX, max(TASK_BYTES, all_bytes // (TASKS_PER_SLOT * slots)))
-    return list(_groups(weights, max(bytes_, all_bytes // max(TASKS_MAX, TASKS_PER_SLOT * slots))))
+    return list(groups(weights.tolist(), max(bytes_, all_bytes // max(TASKS_MAX, TASKS_PER_SLOT * slots))))
 
 
 def groups_of_shards(runs: Sequence[float], state_bytes: Sequence[int], slots: int) -> list[tuple[int, int]]:
     """(first, end) of the shards that a judging task takes, from their runs and the bytes of their states."""
     weights = np.asarray(runs) / JUDGE_RUNS + np.asarray(state_bytes) / JUDGE_STATE_BYTES
     # No task is so small that it costs more than it does, and none is left alone at the end if that can be helped.
-    return list(_groups(weights, max(0.05, min(1.0, weights.sum() / (TASKS_PER_SLOT * slots)))))
+    return list(groups(weights.tolist(), max(0.05, min(1.0, weights.sum() / (TASKS_PER_SLOT * slots)))))
 
 
-def _groups(weights: np.ndarray, target: float) -> Iterator[tuple[int, int]]:  # type: ignore[type-arg]
-    first, sum_ = 0, 0.0
-    for place, weight in enumerate(weights.tolist()):
-        if place > first and sum_ + weight > target:
-            yield first, place
-            first, sum_ = place, 0.0
-        sum_ += weight
-    if first < len(weights):
-        yield first, len(weights)
+def shards_for(state_bytes: int, count: int, bytes_max: int) -> int:
+    """Into how many parts a state of `count` is to be cut, so that they have no more than so many bytes on average.
+
+    A power of two times as many: a task that splits a shard reads no other. Not the largest shard counts: where it is
+    that because of a few keys, they would go together into any smaller one.
+    """
+    while count * bytes_max < state_bytes and 2 * count <= SHARDS_MAX:
+        count *= 2
+    return count
 
 
 def choose(

@@ -23,7 +23,6 @@ from fencepost.lake.checks import check_verdicts
 from fencepost.lake.column_types import check_types
 from fencepost.lake.conflicts import CompareItem, compare
 from fencepost.lake.deciding import make_decision
-from fencepost.lake.engine import Engine, LocalEngine, run_stage
 from fencepost.lake.files import Constants, Files, constants_of
 from fencepost.lake.found import Found
 from fencepost.lake.judge import Eviction, Judged, JudgeItem, Parts, judge
@@ -36,6 +35,7 @@ from fencepost.lake.plan import (
     choose,
     groups_of_files,
     groups_of_shards,
+    shards_for,
 )
 from fencepost.lake.refused import Refused
 from fencepost.lake.report import RunReport, make_report
@@ -47,6 +47,7 @@ from fencepost.lake.write import InPlace, Places, WriteItem, Written, write
 from fencepost.state.commit import commit, conflict, recover
 from fencepost.state.decision import ABANDONED, Checksums, Decision
 from fencepost.state.disk import Disk
+from fencepost.state.engine import Engine, LocalEngine, run_stage
 from fencepost.state.hive import hive_folders
 from fencepost.state.retention import release
 from fencepost.state.scratch import FolderScratch, Scratch
@@ -158,11 +159,14 @@ class Run:
             self.outputs = self.scratch = self.job.sink.scratch(self.version, self.attempt)
             try:
                 if isinstance(self.outputs, FolderScratch) or not self.job.engine.in_process:
-                    return self.try_once()
-                # Tasks of this process need no store to hand something on.
-                with TemporaryDirectory(prefix="fencepost-") as folder:
-                    self.scratch = FolderScratch(folder, Disk(sync=False))
-                    return self.try_once()
+                    report = self.try_once()
+                else:
+                    # Tasks of this process need no store to hand something on.
+                    with TemporaryDirectory(prefix="fencepost-") as folder:
+                        self.scratch = FolderScratch(folder, Disk(sync=False))
+                        report = self.try_once()
+                if report is not None:
+                    return report
             except ChangedError as error:
                 tries_left -= 1
                 if not tries_left:
@@ -180,7 +184,7 @@ class Run:
         """Check that state and sink are this job's, and finish the version that was decided and not done."""
         job = self.job
         job.state.check(job.settings())
-        self.recovered = recover(job.state, job.sink, self.tasks)
+        self.recovered += recover(job.state, job.sink, self.tasks)
         self.version, self.before = job.state.root()
         self.base = None if self.is_rebase else self.before
         self.checksums = checked(job.state.uri, job.keep_checksums, job.compare_content, self.before, self.base)
@@ -190,13 +194,17 @@ class Run:
             reason = f"it has {job.state.decided()} versions, and only a new state can be seeded"
             raise SnapshotError(f"{job.state.uri}: {reason}", reason=reason)
 
-    def try_once(self) -> RunReport:
+    def try_once(self) -> RunReport | None:
+        """None where the state has more shards now, and the version after that is to be tried."""
         job = self.job
         try:
             with self.step("list"):
                 self.news = self.source.find_new(self)
             if not self.news.files and not self.has_moved:
                 return make_report(self, None, None, [], [])
+            if self.split():
+                self.outputs.remove()
+                return None
             self.collected = release(job.state, self.before)
             decision, found, judged, written = self.prepare(self.news.files)
         except BaseException as error:
@@ -214,6 +222,24 @@ class Run:
             raise
         self.outputs.remove()
         return make_report(self, decision, found, judged, written)
+
+    def split(self) -> bool:
+        """Cut the state into more shards where they are too large, as a version of its own; gives whether it was.
+
+        Raises StateConflictError where another run has decided that version, or the one after it.
+        """
+        job, base = self.job, self.base
+        if base is None or job.shard_bytes_max is None:
+            return False
+        count = shards_for(base.state_bytes, self.shards, job.shard_bytes_max)
+        if count == self.shards:
+            return False
+        with self.step("split"):
+            version = job.state.reshard(count, sink=job.sink).version
+            self.recover()
+        if self.before is None or self.before.version != version:
+            raise conflict(job.state, version + 1)  # what this run was to read may have been read
+        return True
 
     def is_beaten(self) -> bool:
         """Whether another run has decided this version; False where the state does not answer either."""
@@ -641,7 +667,8 @@ def _parts(exchanges: list[Exchange]) -> tuple[Parts, npt.NDArray[np.int64]]:
         shard = np.zeros(0, np.uint32)
         return Parts(shard=shard, exchange=places, begin=none, end=none, names=[], schema=places, schemas=[]), none
     shard = np.concatenate([it.shards for it in exchanges])
-    order = np.argsort(shard.astype(np.uint16), kind="stable")  # SHARDS_MAX fits, and of 16 bits this is a radix sort
+    is_short = shard.max(initial=0) < 1 << 16  # and of 16 bits this is a radix sort
+    order = np.argsort(shard.astype(np.uint16) if is_short else shard, kind="stable")
     exchange = np.repeat(np.arange(len(exchanges), dtype=np.int32), [len(it.shards) for it in exchanges])
     schemas = [it.schema.serialize().to_pybytes() for it in exchanges]
     known = {schema: place for place, schema in enumerate(dict.fromkeys(schemas))}

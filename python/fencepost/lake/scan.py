@@ -33,9 +33,9 @@ Rows = npt.NDArray[np.uint64]
 LENGTH, FILE, ROW = "_length", "_file", "_row"
 """Columns of the exchange: rows of the run (uint32), ordinal of the file (uint32), the run's first row (uint64)."""
 
-RUNS_TOGETHER, RUNS_OF_A_SHARD = 1 << 17, 1 << 8
-"""Runs that are held before they are written, or more where they are dealt to so many shards that each would get fewer
-than `RUNS_OF_A_SHARD`: what bounds a task's memory."""
+RUNS_TOGETHER, RUNS_TOGETHER_MAX, RUNS_OF_A_SHARD = 1 << 17, 1 << 24, 1 << 8
+"""Runs that are held before they are written, or more, up to a bound, where they are dealt to so many shards that each
+would get fewer than `RUNS_OF_A_SHARD`: what bounds a task's memory."""
 
 TRIES = 3
 """How often a file is read again that changes while it is read."""
@@ -69,7 +69,7 @@ class Reading:
 
     @property
     def runs_together(self) -> int:
-        return max(RUNS_TOGETHER, RUNS_OF_A_SHARD * self.shards)
+        return min(max(RUNS_TOGETHER, RUNS_OF_A_SHARD * self.shards), RUNS_TOGETHER_MAX)
 
     def open(self, storage: Storage, path: str, facts: Facts, constants: Constants, ordinal: int) -> RunScan:
         ranges = storage.object(path, facts)
@@ -410,16 +410,3 @@ def files_in(scratch: Scratch, exchange: Exchange) -> list[int]:
     ranges = [(exchange.name, begin, end) for begin, end in pairwise(ends)]
     batches = [read_batch(data, exchange.schema) for data in scratch.read_ranges(ranges)]
     return sorted({ordinal for batch in batches for ordinal in batch.column(FILE).unique().to_pylist()})
-
-
-def write_table(scratch: Scratch, ending: str, table: pa.Table) -> str:
-    """An Arrow IPC file that a task hands on; gives its name."""
-    name = f"{uuid4().hex}.{ending}"
-    with scratch.new(name) as path, pa.ipc.new_file(path, table.schema) as file:
-        file.write_table(table)
-    return name
-
-
-def read_table(scratch: Scratch, name: str) -> pa.Table:
-    """What `write_table` has written."""
-    return pa.ipc.open_file(scratch.read(name)).read_all()

@@ -7,39 +7,50 @@ is shown as a run shows it (`changelog.py`).
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import uuid4
 
-import fencepost
-from fencepost._native import StateTable
 from fencepost.errors import PolicyError, SinkError, SnapshotError, StateConflictError
-from fencepost.policy import Columns
-from fencepost.state.changelog import changes, corrections
+from fencepost.state import operation_tasks
+from fencepost.state.changelog import corrections
 from fencepost.state.commit import Sink, commit, recover
-from fencepost.state.decision import (
-    ABANDONED,
-    APPLIED,
-    Checksums,
-    Decision,
-    Deferred,
-    LedgerFiles,
-    Settings,
-    Shard,
-    Shards,
-    SumPiece,
-)
+from fencepost.state.decision import ABANDONED, APPLIED, Checksums, Decision, Deferred, LedgerFiles, Shards
 from fencepost.state.disk import Disk
-from fencepost.state.segments import SegmentWriter, advance, held_positions, load_table
+from fencepost.state.operation_tasks import (
+    Common,
+    Done,
+    EvictItem,
+    GarbageItem,
+    Held,
+    MissingItem,
+    ReshardItem,
+    bytes_of,
+    new_shards,
+    target_bytes,
+)
+from fencepost.state.scratch import FolderScratch, Scratch, read_table
+from fencepost.state.stores import Store
 
 if TYPE_CHECKING:
+    from fencepost.state.engine import Engine
     from fencepost.state.versions import State
 
-SHARDS_MAX = 65_534
-SEGMENT_BYTES_MAX = 256 << 20  # an operation begins another file above
+T = TypeVar("T")
+R = TypeVar("R")
+SHARDS_MAX = 1 << 18
+"""Nothing in the format bounds them. But a task of a scan holds some bytes for each, and a decision a line."""
+VERSIONS_TOGETHER = 10_000
+"""Versions behind which a task of a garbage collection cleans up."""
+
+
+def check_shards(count: int) -> None:
+    """Raises ValueError for a number of shards that makes no sense."""
+    if not 1 <= count <= SHARDS_MAX:
+        raise ValueError(f"shards={count}: 1 to {SHARDS_MAX} were expected")
 
 
 def rollback(state: State, version: int, *, accept_duplicates: bool = False, sink: Sink | None = None) -> Decision:
@@ -52,7 +63,8 @@ def rollback(state: State, version: int, *, accept_duplicates: bool = False, sin
     would be there twice or lost, SnapshotError where there is no such version or its files may have been collected,
     StateConflictError.
     """
-    sink, next_version, before = _begin(state, sink)
+    at = _Attempt(state, sink)
+    sink, next_version, before = at.sink, at.version, at.before
     if not 0 <= version < next_version or (version and state.status(version) != APPLIED):
         reason = f"no version {version} that was applied; the newest is {before.version}"
         raise SnapshotError(f"{state.uri}: {reason}", reason=reason)
@@ -80,7 +92,6 @@ def rollback(state: State, version: int, *, accept_duplicates: bool = False, sin
             f"their rows are still in the sink (versions {_listed(shown)}). Remove the files in their folders first, "
             "the folders themselves stay; or accept duplicates (accept_duplicates=True)"
         )
-    attempt = uuid4().hex
     if version:
         target = state.version(version)
         carried: dict[str, Any] = {
@@ -96,64 +107,69 @@ def rollback(state: State, version: int, *, accept_duplicates: bool = False, sin
         nothing = ("checksums", "listing", "source_position", "clock_ms", "horizon_ms")
         begun: dict[str, Any] = {"shards": Shards(), "ledger": LedgerFiles(), "deferred": Deferred(), "key_types": {}}
         carried = begun | dict.fromkeys(nothing if shown else (*nothing, "schema"))
-    lines = corrections(sink.changelog(), _missing(state, carried["shards"]), next_version)
-    report = {"rolled_back_to": version, "duplicates_accepted_of": shown}
-    try:
-        carried |= _prepared(sink, next_version, attempt, lines)
+    with at.stages():
+        lines = corrections(sink.changelog(), at.missing(carried["shards"]), next_version)
         decision = state.follow(
             next_version,
             before,
-            attempt,
+            at.attempt,
             kind="rollback",
             builds_on=version,
-            report=report,
+            report={"rolled_back_to": version, "duplicates_accepted_of": shown},
             sink_version=sink_version,
             **carried,
+            **at.prepared(lines),
         )
-    except BaseException:
-        sink.discard(next_version, attempt)
-        raise
-    return _commit(state, sink, decision)
+    return at.commit(decision)
 
 
 def reshard(state: State, count: int, *, sink: Sink | None = None) -> Decision:
     """Deal all entries to `count` shards by their keys, as rows are dealt. No verdict changes.
 
-    Memory: one shard before and one after; the entries lie in a temporary file between. Raises ValueError for a count
-    that makes no sense, StateConflictError, SnapshotError.
+    Raises ValueError for a count that makes no sense, StateConflictError, SnapshotError.
     """
-    if not 1 <= count <= SHARDS_MAX:
-        raise ValueError(f"shards={count}: 1 to {SHARDS_MAX} were expected")
-    sink, version, before = _begin(state, sink)
-    attempt = uuid4().hex
-    changed = []
-    lines: list[Any] = []
-    try:
-        with tempfile.TemporaryDirectory(prefix="fencepost-") as folder, _Files(state, version, attempt) as files:
-            found = _Sums()
-            old = _caught_up(state, before, version, found, lines)
-            for shard, table in _dealt(state, before, old, count, Path(folder)):
-                changed.append(advance(table, None, shard, files.writer(), held_positions(table)))
-            checksums = _dealt_checksums(state, before, count, Path(folder), files)
-        shards = Shards.of(changed)
-        found.check(shards)
-        report = {"shards_before": before.shard_count, "shards": count}
+    check_shards(count)
+    at = _Attempt(state, sink)
+    before = at.before
+    with at.stages():
+        tasks = new_shards(at.held(), before.shard_count, count, at.engine.slots)
+        items = [
+            ReshardItem(
+                first=first,
+                end=end,
+                old=list(old),
+                count_before=before.shard_count,
+                count=count,
+                horizon_ms=before.horizon_ms,
+                common=at.common,
+            )
+            for first, end, old in tasks
+        ]
+        done = at.tasks("reshard", operation_tasks.reshard, items)
+        shards = Shards.of(shard for it in done for shard in it.shards)
+        _check_dealt(done, shards)
+        sums = {shard: pieces for it in done for shard, pieces in it.sums.items()}
         decision = state.follow(
-            version,
+            at.version,
             before,
-            attempt,
+            at.attempt,
             kind="reshard",
-            sink_version=sink.look(before),
+            sink_version=at.sink.look(before),
             shard_count=count,
             shards=shards,
-            checksums=checksums,
-            report=report,
-            **_prepared(sink, version, attempt, lines),
+            checksums=None if before.checksums is None else Checksums.of(before.checksums.columns, sums),
+            report={"shards_before": before.shard_count, "shards": count},
+            **at.prepared(at.lines(done)),
         )
-    except BaseException:
-        _discard(state, sink, version, attempt)
-        raise
-    return _commit(state, sink, decision)
+    return at.commit(decision)
+
+
+def _check_dealt(done: list[Done], after: Shards) -> None:
+    """Raises AssertionError where dealing anew has lost or made something."""
+    held = (sum(it.entries_before for it in done), sum(it.positions_before for it in done))
+    found = (sum(after.entries), sum(it or 0 for it in after.positions))
+    if found != held:
+        raise AssertionError(f"entries, positions: {held} before, {found} after")
 
 
 def evict(state: State, now_ms: int | None, max_idle_ms: int, *, sink: Sink | None = None) -> Decision:
@@ -162,9 +178,36 @@ def evict(state: State, now_ms: int | None, max_idle_ms: int, *, sink: Sink | No
     `now_ms`: None for the state's own clock, which follows the timestamps of the data. Raises PolicyError where the
     state keeps no timestamps or its clock has not begun, or for a negative `max_idle_ms`; StateConflictError.
     """
-    sink, version, before = _begin(state, sink)
-    settings = state.agreed()
-    if "timestamp" not in settings.keep:
+    at = _Attempt(state, sink)
+    before = at.before
+    clock_ms, horizon_ms = _horizon(state, before, now_ms, max_idle_ms)
+    with at.stages():
+        held = at.held()
+        items = [
+            EvictItem(shards=held[first:end], horizon_before=before.horizon_ms, horizon_ms=horizon_ms, common=at.common)
+            for first, end in at.groups([it.size for it in held])
+        ]
+        done = at.tasks("evict", operation_tasks.evict, items)
+        sums = {shard: pieces for it in done for shard, pieces in it.sums.items()}
+        decision = state.follow(
+            at.version,
+            before,
+            at.attempt,
+            kind="evict",
+            sink_version=at.sink.look(before),
+            shards=before.shards.replaced(shard for it in done for shard in it.shards),
+            checksums=None if before.checksums is None else before.checksums.replaced(sums),
+            clock_ms=clock_ms,
+            horizon_ms=horizon_ms,
+            report={"evicted": sum(it.evicted for it in done), "max_idle_ms": max_idle_ms},
+            **at.prepared(at.lines(done)),
+        )
+    return at.commit(decision)
+
+
+def _horizon(state: State, before: Decision, now_ms: int | None, max_idle_ms: int) -> tuple[int, int]:
+    """(clock, horizon) of an eviction. Raises PolicyError."""
+    if "timestamp" not in state.agreed().keep:
         raise PolicyError(f"{state.uri}: nothing can be evicted: this state keeps no timestamps")
     if max_idle_ms < 0:
         raise PolicyError(f"max_idle_ms={max_idle_ms}: must not be negative")
@@ -172,40 +215,7 @@ def evict(state: State, now_ms: int | None, max_idle_ms: int, *, sink: Sink | No
     if clock_ms is None:
         raise PolicyError(f"{state.uri}: its clock has not begun yet; say what time it is (now_ms)")
     horizon_ms = max(clock_ms - max_idle_ms, -(2**63))
-    if before.horizon_ms is not None:
-        horizon_ms = max(horizon_ms, before.horizon_ms)
-    attempt = uuid4().hex
-    changed: list[Shard] = []
-    lines: list[Any] = []
-    sums: dict[int, Sequence[SumPiece]] = {}
-    evicted = 0
-    try:
-        with _Files(state, version, attempt) as files:
-            for shard in before.shards:
-                table, missing = _as_written(state, shard, settings)
-                _catch_up(table, before.horizon_ms)
-                evicted += _catch_up(table, horizon_ms)
-                lines += changes(missing, table, version)
-                changed.append(advance(table, shard, shard.shard, files.writer(), held_positions(table)))
-                if before.checksums is not None:
-                    sums[shard.shard] = _living_checksums(state, before.checksums.get(shard.shard), table, files)
-        decision = state.follow(
-            version,
-            before,
-            attempt,
-            kind="evict",
-            sink_version=sink.look(before),
-            shards=before.shards.replaced(changed),
-            checksums=None if before.checksums is None else before.checksums.replaced(sums),
-            clock_ms=clock_ms,
-            horizon_ms=horizon_ms,
-            report={"evicted": evicted, "max_idle_ms": max_idle_ms},
-            **_prepared(sink, version, attempt, lines),
-        )
-    except BaseException:
-        _discard(state, sink, version, attempt)
-        raise
-    return _commit(state, sink, decision)
+    return clock_ms, horizon_ms if before.horizon_ms is None else max(horizon_ms, before.horizon_ms)
 
 
 def _later(one: int | None, other: int | None) -> int | None:
@@ -242,36 +252,146 @@ def collect_garbage(state: State, keep_versions: int | None = None, *, sink: Sin
     """
     if keep_versions is not None and keep_versions < 1:
         raise ValueError(f"keep_versions={keep_versions}: at least one is needed")
-    sink, next_version, before = _begin(state, sink)
+    at = _Attempt(state, sink)
+    before = at.before
     if keep_versions is not None:
-        applied = [it for it in range(1, next_version) if state.status(it) == APPLIED]
+        applied = [it for it in range(1, at.version) if state.status(it) == APPLIED]
         oldest = applied[-keep_versions:][0]
         if oldest > before.oldest:
-            seen = sink.look(before)
-            decision = state.follow(next_version, before, uuid4().hex, kind="retain", oldest=oldest, sink_version=seen)
-            before = _commit(state, sink, decision)
+            seen = at.sink.look(before)
+            before = at.commit(
+                state.follow(at.version, before, at.attempt, kind="retain", oldest=oldest, sink_version=seen)
+            )
     done = state.done()
     state.settle()
-    rubbish = set(state.orphans(range(1, done + 1)))
-    if before.oldest > 1:
-        rubbish |= _outlived(state, before, done)
-    # Bodies last: what else is to be removed stands in them.
-    state.store.delete(sorted(rubbish, key=lambda name: (name.startswith("body/"), name)))
-    sink.collect_garbage(done)
-    return len(rubbish)
+    needed = _needed(state, before)
+    items = [
+        GarbageItem(
+            first=first,
+            end=min(first + VERSIONS_TOGETHER, done + 1),
+            oldest=before.oldest,
+            needed=[name for version in range(first, first + VERSIONS_TOGETHER) for name in needed.get(version, ())],
+        )
+        for first in range(1, done + 1, VERSIONS_TOGETHER)
+    ]
+    with at.stages():
+        removed = sum(at.run("gc", partial(operation_tasks.collect, state), items))
+    at.sink.discard(at.version, at.attempt)  # the plan of the tasks
+    at.sink.collect_garbage(done)
+    return removed
+
+
+def _needed(state: State, newest: Decision) -> dict[int, list[str]]:
+    """By version: the segments that versions from `newest.oldest` on need. Where that is the first, all are kept."""
+    found: dict[int, list[str]] = {}
+    if newest.oldest > 1:
+        names = {name for it in range(newest.oldest, state.decided() + 1) for name in state.version(it).files()}
+        for name in sorted(names):
+            found.setdefault(int(name.split("/")[1]), []).append(name)
+    return found
 
 
 # Common to all
 
 
-def _begin(state: State, sink: Sink | None) -> tuple[Sink, int, Decision]:
-    """The sink, the next version's number and the newest applied one, after what was decided before is finished."""
-    sink = sink or _sink_of(state)
-    recover(state, sink)
-    next_version, before = state.root()
-    if before is None:
-        raise SnapshotError(f"{state.uri}: no version is done yet", reason="no version is done yet")
-    return sink, next_version, before
+class _Attempt:
+    """An operation under way: the version that it makes, and the stages that prepare it on the state's engine."""
+
+    def __init__(self, state: State, sink: Sink | None) -> None:
+        """What was decided before is finished first. Raises SnapshotError where no version is done yet."""
+        from fencepost.state.engine import LocalEngine
+
+        self.state, self.sink = state, sink or _sink_of(state)
+        recover(state, self.sink)
+        self.version, before = state.root()
+        if before is None:
+            raise SnapshotError(f"{state.uri}: no version is done yet", reason="no version is done yet")
+        self.before = before
+        self.attempt = uuid4().hex
+        self.engine: Engine = state.engine or LocalEngine()
+        self._scratch: Scratch = FolderScratch("", Disk(sync=False))
+
+    @property
+    def common(self) -> Common:
+        settings = self.state.agreed()
+        return Common(policy=settings.full_policy(), keep=settings.keep, version=self.version, attempt=self.attempt)
+
+    @contextmanager
+    def stages(self) -> Iterator[None]:
+        """Within, tasks can run and the decision is prepared. What they prepared is removed where that fails."""
+        try:
+            with self._handing_on() as self._scratch:
+                yield
+        except BaseException:
+            self._discard()
+            raise
+
+    @contextmanager
+    def _handing_on(self) -> Iterator[Scratch]:
+        """Where tasks write for each other and for the driver."""
+        if self.engine.in_process:
+            with TemporaryDirectory(prefix="fencepost-") as folder:
+                yield FolderScratch(folder, Disk(sync=False))
+        else:
+            scratch = self.sink.scratch(self.version, self.attempt)
+            scratch.make()
+            yield scratch
+
+    def held(self) -> list[Held]:
+        """All shards, with what is kept beside them."""
+        sums = self.before.checksums
+        return [Held(shard=it, sums=None if sums is None else sums.get(it.shard)) for it in self.before.shards]
+
+    def groups(self, weights: Sequence[int]) -> Iterator[tuple[int, int]]:
+        """(first, end) of the shards that a task takes, from the bytes of their states."""
+        from fencepost.state.engine import groups
+
+        return groups(weights, target_bytes(sum(weights), self.engine.slots))
+
+    def tasks(self, stage: str, work: Callable[[Store, Scratch, T], R], items: Sequence[T]) -> list[R]:
+        return self.run(stage, partial(work, self.state.store, self._scratch), items)
+
+    def run(self, stage: str, work: Callable[[T], R], items: Sequence[T]) -> list[R]:
+        """What the items' tasks give. A single one is run here: an engine costs more than that."""
+        from fencepost.state.engine import LocalEngine, run_stage
+
+        engine = self.engine if len(items) > 1 else LocalEngine()
+        return [result for _, result in run_stage(engine, stage, work, items, self._scratch)]
+
+    def lines(self, done: list[Done]) -> list[Any]:
+        """The lines of the changelog that tasks have written."""
+        return [read_table(self._scratch, it.changelog) for it in done if it.changelog is not None]
+
+    def missing(self, shards: Shards) -> Iterator[Any]:
+        """The ranges that the changelog should tell of these shards, a task's at a time."""
+        listed = list(shards)
+        items = [
+            MissingItem(shards=listed[first:end], common=self.common)
+            for first, end in self.groups(list(map(bytes_of, listed)))
+        ]
+        names = self.tasks("missing", operation_tasks.write_missing, items)
+        return (read_table(self._scratch, name) for name in names if name is not None)
+
+    def prepared(self, lines: list[Any]) -> dict[str, Any]:
+        """What the decision says of these lines of the changelog, which are ready to be shown; nothing where there are
+        none."""
+        if not lines:
+            return {}
+        side_files, prepared = self.sink.prepare_changelog(self.version, self.attempt, lines)
+        return {"side_files": side_files, "prepared": prepared}
+
+    def commit(self, decision: Decision) -> Decision:
+        try:
+            commit(self.state, self.sink, decision)
+        except StateConflictError:
+            self._discard()
+            raise
+        return decision
+
+    def _discard(self) -> None:
+        """Remove what the attempt has prepared: nothing refers to it."""
+        self.state.discard(self.version, self.attempt)
+        self.sink.discard(self.version, self.attempt)
 
 
 def _sink_of(state: State) -> Sink:
@@ -279,52 +399,6 @@ def _sink_of(state: State) -> Sink:
 
     settings = state.agreed()
     return open_sink(settings.sink, settings.layout, Disk(), state.sink_options)
-
-
-def _commit(state: State, sink: Sink, decision: Decision) -> Decision:
-    try:
-        commit(state, sink, decision)
-    except StateConflictError:
-        _discard(state, sink, decision.version, decision.attempt)
-        raise
-    return decision
-
-
-def _discard(state: State, sink: Sink, version: int, attempt: str) -> None:
-    """Remove what an attempt has prepared: nothing refers to it."""
-    state.discard(version, attempt)
-    sink.discard(version, attempt)
-
-
-def _prepared(sink: Sink, version: int, attempt: str, lines: list[Any]) -> dict[str, Any]:
-    """What the decision says of these lines of the changelog, which are ready to be shown; nothing where there are
-    none."""
-    if not lines:
-        return {}
-    side_files, prepared = sink.prepare_changelog(version, attempt, lines)
-    return {"side_files": side_files, "prepared": prepared}
-
-
-def _as_written(state: State, shard: Shard, settings: Settings) -> tuple[StateTable, Any]:
-    """A shard's table and its missing ranges as the version wrote them that looked at it last.
-
-    That is what the changelog tells, not what is left of it at the horizon of today.
-    """
-    import pyarrow as pa  # type: ignore[import-untyped]
-
-    table = load_table(state.store, shard.pieces, settings.full_policy(), keep=settings.keep)
-    return table, pa.table(table.missing())
-
-
-def _catch_up(table: StateTable, horizon_ms: int | None) -> int:
-    """Forget what lies at or before the horizon; gives how many entries."""
-    return 0 if horizon_ms is None or table.horizon_ms == horizon_ms else table.evict(horizon_ms, 0)
-
-
-def _missing(state: State, shards: Shards) -> Iterator[Any]:
-    """The ranges that the changelog should tell, shard by shard."""
-    settings = state.agreed()
-    return (_as_written(state, shard, settings)[1] for shard in shards)
 
 
 def _lineage(state: State, version: int, oldest: int) -> list[int]:
@@ -367,160 +441,3 @@ def _is_whole(sink: Sink, decision: Decision) -> bool:
 
 def _listed(numbers: list[int]) -> str:
     return ", ".join(str(it) for it in sorted(numbers)[:10]) + (", ..." if len(numbers) > 10 else "")
-
-
-class _Files:
-    """An operation's segment files, each of a bounded length."""
-
-    def __init__(self, state: State, version: int, attempt: str) -> None:
-        self._arguments = (state.store, version, attempt)
-        self._open: SegmentWriter | None = None
-
-    def writer(self) -> SegmentWriter:
-        if self._open is not None and self._open.end > SEGMENT_BYTES_MAX:
-            self.close()
-        self._open = self._open or SegmentWriter(*self._arguments)
-        return self._open
-
-    def close(self) -> None:
-        if self._open is not None:
-            self._open.close()
-            self._open = None
-
-    def __enter__(self) -> _Files:
-        return self
-
-    def __exit__(self, kind: Any, error: Any, at: Any) -> None:
-        if kind is None:
-            self.close()
-
-
-def _outlived(state: State, newest: Decision, done: int) -> set[str]:
-    """Segments and bodies that no version from `newest.oldest` on needs."""
-    needed: set[str] = set()
-    for version in range(newest.oldest, state.decided() + 1):
-        needed |= state.version(version).files()
-    old = []
-    for version in range(1, done + 1):
-        old += state.store.list(f"segments/{version}")
-    bodies = [name for name in state.store.list("body") if int(name[5:].partition("-")[0]) < newest.oldest]
-    return {*(name for name in old if name not in needed), *bodies}
-
-
-# Dealing entries anew
-
-
-@dataclass
-class _Sums:
-    """What the old shards hold, to compare the new ones with; as they are read: eviction may have come meanwhile."""
-
-    entries: int = 0
-    positions: int = 0
-
-    def add(self, table: StateTable) -> None:
-        self.entries += len(table)
-        self.positions += held_positions(table) or 0
-
-    def check(self, after: Shards) -> None:
-        """Raises AssertionError where dealing anew has lost or made something."""
-        found = (sum(after.entries), sum(it or 0 for it in after.positions))
-        if found != (self.entries, self.positions):
-            raise AssertionError(f"entries, positions: {(self.entries, self.positions)} before, {found} after")
-
-
-def _caught_up(
-    state: State, before: Decision, version: int, sums: _Sums, lines: list[Any]
-) -> Iterator[tuple[int, StateTable]]:
-    """(shard, table) of each old shard, added to `sums`; `lines` get what the horizon has given up since it was looked
-    at last."""
-    settings = state.agreed()
-    for old in before.shards:
-        table, missing = _as_written(state, old, settings)
-        _catch_up(table, before.horizon_ms)
-        lines += changes(missing, table, version)
-        sums.add(table)
-        yield old.shard, table
-
-
-def _dealt(
-    state: State, before: Decision, old: Iterable[tuple[int, StateTable]], count: int, folder: Path
-) -> Iterator[tuple[int, StateTable]]:
-    """(shard, table) of each new shard that has entries, from a file a batch of old ones went to."""
-    import numpy as np
-    import pyarrow as pa
-
-    settings = state.agreed()
-    policy = settings.full_policy()
-    batches: dict[int, list[tuple[Path, int]]] = {}
-    for number, table in old:
-        reader = pa.RecordBatchReader.from_stream(table.entries())
-        path = folder / f"{number}.arrow"
-        written = 0
-        with pa.ipc.new_file(path, reader.schema, options=pa.ipc.IpcWriteOptions(compression="lz4")) as file:
-            for batch in filter(len, reader):
-                numbers = np.asarray(fencepost.shards(batch, count, _key_columns(batch.schema, settings)))
-                order = np.argsort(numbers, kind="stable")
-                cuts = np.flatnonzero(np.diff(numbers[order], prepend=-1))
-                dealt = batch.take(pa.array(order))
-                for start, stop in zip(cuts, [*cuts[1:], len(order)], strict=True):
-                    file.write_batch(dealt.slice(start, stop - start))
-                    batches.setdefault(int(numbers[order[start]]), []).append((path, written))
-                    written += 1
-    for shard in sorted(batches):
-        parts = [_read_batch(path, number) for path, number in batches[shard]]
-        rows = pa.concat_tables(parts, promote_options="permissive")
-        schema = parts[0].schema
-        rows = rows.replace_schema_metadata(schema.metadata)
-        yield shard, StateTable.from_entries(rows, policy, keep=settings.keep, horizon_ms=before.horizon_ms)
-
-
-def _dealt_checksums(state: State, before: Decision, count: int, folder: Path, files: _Files) -> Checksums | None:
-    """The checksums of kept rows as the new shards have them: a piece each.
-
-    Memory: those of one shard before, or of one after, at 32 bytes a row.
-    """
-    if before.checksums is None:
-        return None
-    from fencepost.state.checksums import add, dealt, decode, encode, joined, read_sums
-
-    settings = state.agreed()
-    parts: dict[int, list[Path]] = {}
-    for old in dict.fromkeys(before.checksums.shard):
-        kept = joined([read_sums(state.store, it.piece) for it in before.checksums.get(old)])
-        for new, some in dealt(kept, count, _key_columns(kept.ranges.schema, settings)):
-            path = folder / f"{old}-{new}.sums"
-            path.write_bytes(encode(some))
-            parts.setdefault(new, []).append(path)
-    changed = {}
-    for new in sorted(parts):
-        some = joined([decode(path.read_bytes(), str(path)) for path in parts[new]])
-        changed[new] = add(some, files.writer())
-    return Checksums.of(before.checksums.columns, changed)
-
-
-def _living_checksums(
-    state: State, before: Sequence[SumPiece], table: StateTable, files: _Files
-) -> tuple[SumPiece, ...]:
-    """A shard's checksums without those of entries that are no longer in its table."""
-    from fencepost.state.checksums import Living, compacted
-
-    return compacted(state.store, before, Living(table=lambda: table, rows_max=None), files.writer())
-
-
-def _read_batch(path: Path, number: int) -> Any:
-    import pyarrow as pa
-
-    with pa.memory_map(str(path)) as file:
-        return pa.Table.from_batches([pa.ipc.open_file(file).get_batch(number)])
-
-
-def _key_columns(schema: Any, settings: Settings) -> Columns:
-    """The columns by which `entries` names keys."""
-
-    def names(role: str) -> str | tuple[str, ...]:
-        parts = tuple(name for name in schema.names if name.startswith(f"{role}_"))
-        return role if role in schema.names else parts
-
-    has_epochs = settings.columns.get("epoch") is not None
-    partition = names("partition") or None  # checksums have none where rows have none
-    return Columns(pid=names("pid"), epoch="epoch" if has_epochs else None, partition=partition, seq="last")

@@ -13,12 +13,15 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
+from uuid import uuid4
 
 from fencepost.state.disk import Disk
 from fencepost.state.stores import Ranges, RemoteStore
 
 Buffer: TypeAlias = Any
 """A `pyarrow.Buffer`; pyarrow is imported where it is needed."""
+ArrowTable: TypeAlias = Any
+"""A `pyarrow.Table`."""
 
 READ_AT_ONCE = 8
 """Requests to an object store that a task has under way."""
@@ -146,3 +149,23 @@ def _buffer(data: bytes) -> Buffer:
     import pyarrow as pa
 
     return pa.py_buffer(data)
+
+
+# What a task hands on
+
+
+def write_table(scratch: Scratch, ending: str, table: ArrowTable) -> str:
+    """An Arrow IPC file that a task hands on; gives its name."""
+    import pyarrow as pa
+
+    name = f"{uuid4().hex}.{ending}"
+    with scratch.new(name) as path, pa.ipc.new_file(path, table.schema) as file:
+        file.write_table(table)
+    return name
+
+
+def read_table(scratch: Scratch, name: str) -> ArrowTable:
+    """What `write_table` has written."""
+    import pyarrow as pa
+
+    return pa.ipc.open_file(scratch.read(name)).read_all()

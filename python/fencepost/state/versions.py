@@ -41,6 +41,7 @@ from fencepost.state.stores import TEMPORARIES, LocalStore, Store, check_exclusi
 
 if TYPE_CHECKING:
     from fencepost.state.commit import Sink
+    from fencepost.state.engine import Engine
 
 READERS = 16  # threads that wait for a store where many small files are read
 HINT = "hint"
@@ -64,13 +65,15 @@ def open(
     sync: bool = True,
     options: Mapping[str, Any] | None = None,
     sink_options: Mapping[str, Any] | None = None,
+    engine: Engine | None = None,
 ) -> State:
     """The state at a path or URI, to look at or to mend. Raises SnapshotError where there is none, StoreError.
 
     `options`, `sink_options`: of the remote stores that state and sink are in, see `open_store`. `sync=False`: local
-    files are not synced.
+    files are not synced. `engine`: where the tasks of `reshard`, `evict`, `rollback` and `collect_garbage` run, threads
+    of this process unless given; a `fencepost_spark.SparkEngine`, say.
     """
-    state = State(open_store(uri, sync=sync, options=options), sink_options)
+    state = State(open_store(uri, sync=sync, options=options), sink_options, engine)
     state.agreed()
     return state
 
@@ -92,13 +95,21 @@ class Seen:
 class State:
     """A state, whether or not anything was decided in it yet."""
 
-    def __init__(self, store: Store, sink_options: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self, store: Store, sink_options: Mapping[str, Any] | None = None, engine: Engine | None = None
+    ) -> None:
+        """`engine`: where the tasks of operations run, threads of this process unless given."""
         self.store = store
         self.sink_options = sink_options
+        self.engine = engine
         self._known: dict[tuple[str, bool], Decision] = {}
         """The two read last, by the hash of the log file and whether it is without its LISTS."""
         self._seen: Seen | None = None
         self._settings: Settings | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Tasks get it without the engine that runs them."""
+        return State, (self.store, self.sink_options)
 
     @property
     def uri(self) -> str:
@@ -407,7 +418,7 @@ class State:
         `run=<n>/` stay; or `accept_duplicates`, and those rows will be there twice. Where an earlier rollback is
         undone, the output files of the versions that count again must be there. Clock and horizon of
         evictions go back as well. Reads the whole state, a shard at a time, to make the list of missing ranges right
-        (`_missing`).
+        (`_missing`), in tasks of the engine; the driver holds the ranges that are missing.
 
         `sink`: where versions are shown, the one in the settings unless given. Gives the decision of the new version.
         Raises SinkError where rows would be there twice or lost, or the sink is not this state's; SinkChangedError;
@@ -417,10 +428,11 @@ class State:
         return operations.rollback(self, version, accept_duplicates=accept_duplicates, sink=sink)
 
     def reshard(self, count: int, *, sink: Sink | None = None) -> Decision:
-        """Cut the state into `count` parts, 1 to 65534, as a new version. Verdicts stay the same.
+        """Cut the state into `count` parts, 1 to 262144, as a new version. Verdicts stay the same.
 
-        More parts are smaller, and more tasks can judge beside each other: a task holds one at a time. Memory: one part
-        before and one after; the entries lie in a temporary file between. Jobs that name another number of shards are
+        More parts are smaller, and more tasks can judge beside each other: a task holds one at a time. Tasks
+        of the engine take some parts each. Memory of a task: one part before and one after; the entries lie in a
+        temporary folder of its machine between. Jobs that name another number of shards are
         refused from then on; those that name none take it.
 
         `sink`: where versions are shown, the one in the settings unless given. Gives the decision of the new version.

@@ -5,15 +5,13 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
-import pyarrow as pa  # type: ignore[import-untyped]
-
-from fencepost.lake.task_plan import Place, read_item, write_plan
 from fencepost.state.scratch import Scratch
+from fencepost.state.task_plan import Place, read_item, write_plan
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -108,6 +106,18 @@ class LocalEngine:
         return [future.result() for future in futures if not future.cancelled()]
 
 
+def groups(weights: Sequence[float], target: float) -> Iterator[tuple[int, int]]:
+    """(first, end) of the neighbours that a task takes: as many as weigh no more than `target`, but one at least."""
+    first, sum_ = 0, 0.0
+    for place, weight in enumerate(weights):
+        if place > first and sum_ + weight > target:
+            yield first, place
+            first, sum_ = place, 0.0
+        sum_ += weight
+    if first < len(weights):
+        yield first, len(weights)
+
+
 def run_stage(
     engine: Engine,
     stage: str,
@@ -134,6 +144,8 @@ def _work_by_plan(
 
 
 def _timed(work: Callable[[T], R], item: T) -> tuple[float, R]:
+    import pyarrow as pa  # type: ignore[import-untyped]
+
     start = time.perf_counter()
     result = work(item)
     pa.default_memory_pool().release_unused()  # or the next task has what this one held beside its own

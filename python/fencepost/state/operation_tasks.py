@@ -1,0 +1,349 @@
+"""What the tasks of operations do (`operations.py`): each takes some shards from the state's store, and leaves what
+becomes of them there.
+
+Keys go to shards by the rank of their hash, so shard *s* of *n* holds what `shards_between` says of another number.
+A task of a reshard takes neighbouring new shards and reads the old ones that reach into them. Nothing is exchanged
+between tasks; where the numbers are multiples of each other, each old shard is read once.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import fencepost
+from fencepost._native import StateTable
+from fencepost.policy import Columns, Policy
+from fencepost.state.changelog import changes
+from fencepost.state.decision import Shard, SumPiece
+from fencepost.state.scratch import Scratch, write_table
+from fencepost.state.segments import SegmentWriter, advance, held_positions, load_table
+from fencepost.state.stores import Store
+
+if TYPE_CHECKING:
+    from fencepost.state.versions import State
+
+TASK_BYTES_MIN, TASK_BYTES_MAX = 4 << 20, 64 << 20
+"""Shards go together in a task until their state has so many bytes: the fewer, the more tasks there are."""
+TASKS_PER_SLOT = 2
+"""Tasks that every slot of an engine gets where they are large enough."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Common:
+    """What is the same for all tasks of an operation."""
+
+    policy: Policy
+    keep: list[str]
+    """What tables keep, as in `Settings.keep`."""
+    version: int
+    attempt: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Held:
+    """A shard and what is kept with it."""
+
+    shard: Shard
+    sums: tuple[SumPiece, ...] | None
+    """Its checksums; None where the state keeps none."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of both."""
+        return bytes_of(self.shard) + sum(it.piece.bytes for it in self.sums or ())
+
+
+@dataclass(kw_only=True)
+class Done:
+    """What a task has left."""
+
+    shards: list[Shard] = field(default_factory=list)
+    sums: dict[int, tuple[SumPiece, ...]] = field(default_factory=dict)
+    """By shard."""
+    changelog: str | None = None
+    """An Arrow IPC file of `changelog.changes`."""
+    evicted: int = 0
+    entries_before: int = 0
+    positions_before: int = 0
+    """What the old shards held that this task counts, as they were read: an eviction may have come meanwhile."""
+
+
+def target_bytes(total: float, slots: int) -> float:
+    """How many bytes of the state a task takes, of so many."""
+    return min(TASK_BYTES_MAX, max(TASK_BYTES_MIN, total / (TASKS_PER_SLOT * slots)))
+
+
+def bytes_of(shard: Shard) -> int:
+    return sum(piece.bytes for piece in shard.pieces)
+
+
+def as_written(store: Store, shard: Shard, common: Common) -> tuple[StateTable, Any]:
+    """A shard's table and its missing ranges as the version wrote them that looked at it last.
+
+    That is what the changelog tells, not what is left of it at the horizon of today.
+    """
+    import pyarrow as pa  # type: ignore[import-untyped]
+
+    table = load_table(store, shard.pieces, common.policy, keep=common.keep)
+    return table, pa.table(table.missing())
+
+
+def catch_up(table: StateTable, horizon_ms: int | None) -> int:
+    """Forget what lies at or before the horizon; gives how many entries."""
+    return 0 if horizon_ms is None or table.horizon_ms == horizon_ms else table.evict(horizon_ms, 0)
+
+
+def _write_lines(scratch: Scratch, lines: list[Any]) -> str | None:
+    import pyarrow as pa
+
+    if not lines:
+        return None
+    return write_table(scratch, "changes", pa.concat_tables(lines, promote_options="permissive").unify_dictionaries())
+
+
+# Missing ranges
+
+
+@dataclass(frozen=True, kw_only=True)
+class MissingItem:
+    shards: list[Shard]
+    common: Common
+
+
+def write_missing(store: Store, scratch: Scratch, item: MissingItem) -> str | None:
+    """A file with the ranges that the changelog should tell of these shards; None where nothing is missing."""
+    import pyarrow as pa
+
+    tables = [as_written(store, shard, item.common)[1] for shard in item.shards]
+    found = [it.replace_schema_metadata(None) for it in tables if len(it)]
+    return write_table(scratch, "missing", pa.concat_tables(found, promote_options="permissive")) if found else None
+
+
+# Evict
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvictItem:
+    shards: list[Held]
+    horizon_before: int | None
+    horizon_ms: int
+    common: Common
+
+
+def evict(store: Store, scratch: Scratch, item: EvictItem) -> Done:
+    """Evict these shards up to the horizon. Memory: one shard at a time."""
+    done = Done()
+    lines: list[Any] = []
+    with SegmentWriter(store, item.common.version, item.common.attempt) as writer:
+        for held in item.shards:
+            shard = held.shard
+            table, missing = as_written(store, shard, item.common)
+            catch_up(table, item.horizon_before)
+            done.evicted += catch_up(table, item.horizon_ms)
+            lines += changes(missing, table, item.common.version)
+            done.shards.append(advance(table, shard, shard.shard, writer, held_positions(table)))
+            if held.sums is not None:
+                done.sums[shard.shard] = _living_checksums(store, held.sums, table, writer)
+    done.changelog = _write_lines(scratch, lines)
+    return done
+
+
+def _living_checksums(
+    store: Store, before: Sequence[SumPiece], table: StateTable, writer: SegmentWriter
+) -> tuple[SumPiece, ...]:
+    """A shard's checksums without those of entries that are no longer in its table."""
+    from fencepost.state.checksums import Living, compacted
+
+    return compacted(store, before, Living(table=lambda: table, rows_max=None), writer)
+
+
+# Reshard
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReshardItem:
+    first: int
+    """The new shards that the task makes, up to `end`."""
+    end: int
+    old: list[Held]
+    """All that reach into those."""
+    count_before: int
+    count: int
+    horizon_ms: int | None
+    common: Common
+
+    def counts(self, old: int) -> bool:
+        """Whether this task is the one of several that says what an old shard held."""
+        return self.first <= shards_between(old, self.count_before, self.count)[0] < self.end
+
+
+def shards_between(shard: int, count_before: int, count: int) -> tuple[int, int]:
+    """(first, end) of the shards, of `count`, to which the keys of a shard of `count_before` go."""
+    return shard * count // count_before, -(-(shard + 1) * count // count_before)
+
+
+def new_shards(
+    old: Sequence[Held], count_before: int, count: int, slots: int
+) -> Iterator[tuple[int, int, Sequence[Held]]]:
+    """(first, end, old shards) of each task: the new shards that it makes, and those that it reads."""
+    from fencepost.state.engine import groups
+
+    at_once = -(-count // count_before)  # what a task makes at least, so that one that splits a shard reads it alone
+    ends = [*range(at_once, count, at_once), count]
+    weights = [0.0] * len(ends)
+    for held in old:
+        first, end = shards_between(held.shard.shard, count_before, count)
+        units = range(first // at_once, (end - 1) // at_once + 1)
+        for unit in units:
+            weights[unit] += held.size / len(units)
+    begin = 0
+    for low, high in groups(weights, target_bytes(sum(weights), slots)):
+        first, end = low * at_once, ends[high - 1]
+        low_old, end_old = (
+            shards_between(first, count, count_before)[0],
+            shards_between(end - 1, count, count_before)[1],
+        )
+        while begin < len(old) and old[begin].shard.shard < low_old:
+            begin += 1
+        stop = begin
+        while stop < len(old) and old[stop].shard.shard < end_old:
+            stop += 1
+        if begin < stop:
+            yield first, end, old[begin:stop]
+
+
+def reshard(store: Store, scratch: Scratch, item: ReshardItem) -> Done:
+    """Make new shards of the old ones. Memory: one shard before and one after; the entries lie in a temporary folder of
+    the task's machine between."""
+    done = Done()
+    lines: list[Any] = []
+    common = item.common
+    with (
+        tempfile.TemporaryDirectory(prefix="fencepost-") as folder,
+        SegmentWriter(store, common.version, common.attempt) as writer,
+    ):
+        for shard, table in _dealt(item, _caught_up(store, item, done, lines), Path(folder)):
+            done.shards.append(advance(table, None, shard, writer, held_positions(table)))
+        _deal_checksums(store, item, Path(folder), writer, done)
+    done.changelog = _write_lines(scratch, lines)
+    return done
+
+
+def _caught_up(store: Store, item: ReshardItem, done: Done, lines: list[Any]) -> Iterator[tuple[int, StateTable]]:
+    """(shard, table) of each old shard; `lines` get what the horizon has given up since it was looked at last."""
+    for held in item.old:
+        old = held.shard
+        table, missing = as_written(store, old, item.common)
+        catch_up(table, item.horizon_ms)
+        if item.counts(old.shard):
+            lines += changes(missing, table, item.common.version)
+            done.entries_before += len(table)
+            done.positions_before += held_positions(table) or 0
+        yield old.shard, table
+
+
+def _dealt(item: ReshardItem, old: Iterator[tuple[int, StateTable]], folder: Path) -> Iterator[tuple[int, StateTable]]:
+    """(shard, table) of each new shard of this task that has entries, from a file a batch of old ones went to."""
+    import numpy as np
+    import pyarrow as pa
+
+    batches: dict[int, list[tuple[Path, int]]] = {}
+    for number, table in old:
+        reader = pa.RecordBatchReader.from_stream(table.entries())
+        path = folder / f"{number}.arrow"
+        written = 0
+        with pa.ipc.new_file(path, reader.schema, options=pa.ipc.IpcWriteOptions(compression="lz4")) as file:
+            for batch in filter(len, reader):
+                columns = _key_columns(batch.schema, item.common.policy)
+                numbers = np.asarray(fencepost.shards(batch, item.count, columns))
+                order = np.argsort(numbers, kind="stable")
+                cuts = np.flatnonzero(np.diff(numbers[order].astype(np.int64), prepend=-1))
+                dealt = batch.take(pa.array(order))
+                for start, stop in zip(cuts, [*cuts[1:], len(order)], strict=True):
+                    shard = int(numbers[order[start]])
+                    if item.first <= shard < item.end:
+                        file.write_batch(dealt.slice(start, stop - start))
+                        batches.setdefault(shard, []).append((path, written))
+                        written += 1
+    for shard in sorted(batches):
+        parts = [_read_batch(path, number) for path, number in batches[shard]]
+        rows = pa.concat_tables(parts, promote_options="permissive")
+        rows = rows.replace_schema_metadata(parts[0].schema.metadata)
+        keep, horizon_ms = item.common.keep, item.horizon_ms
+        yield shard, StateTable.from_entries(rows, item.common.policy, keep=keep, horizon_ms=horizon_ms)
+
+
+def _read_batch(path: Path, number: int) -> Any:
+    import pyarrow as pa
+
+    with pa.memory_map(str(path)) as file:
+        return pa.Table.from_batches([pa.ipc.open_file(file).get_batch(number)])
+
+
+def _deal_checksums(store: Store, item: ReshardItem, folder: Path, writer: SegmentWriter, done: Done) -> None:
+    """The checksums of kept rows as the new shards have them: a piece each.
+
+    Memory: those of one shard before, or of one after, at 32 bytes a row.
+    """
+    from fencepost.state.checksums import add, dealt, decode, encode, joined, read_sums
+
+    parts: dict[int, list[Path]] = {}
+    for held in item.old:
+        if not held.sums:
+            continue
+        kept = joined([read_sums(store, it.piece) for it in held.sums])
+        for new, some in dealt(kept, item.count, _key_columns(kept.ranges.schema, item.common.policy)):
+            if item.first <= new < item.end:
+                path = folder / f"{held.shard.shard}-{new}.sums"
+                path.write_bytes(encode(some))
+                parts.setdefault(new, []).append(path)
+    for new in sorted(parts):
+        some = joined([decode(path.read_bytes(), str(path)) for path in parts[new]])
+        done.sums[new] = add(some, writer)
+
+
+def _key_columns(schema: Any, policy: Policy) -> Columns:
+    """The columns by which `entries` names keys."""
+
+    def names(role: str) -> str | tuple[str, ...]:
+        parts = tuple(name for name in schema.names if name.startswith(f"{role}_"))
+        return role if role in schema.names else parts
+
+    has_epochs = policy.columns.epoch is not None
+    partition = names("partition") or None  # checksums have none where rows have none
+    return Columns(pid=names("pid"), epoch="epoch" if has_epochs else None, partition=partition, seq="last")
+
+
+# Garbage
+
+
+@dataclass(frozen=True, kw_only=True)
+class GarbageItem:
+    first: int
+    """Versions from here on, up to `end`; all are done."""
+    end: int
+    oldest: int
+    """Which can be gone back to."""
+    needed: list[str]
+    """Segments of these versions that those from `oldest` on need."""
+
+
+def collect(state: State, item: GarbageItem) -> int:
+    """Remove what crashed and beaten attempts at these versions left, and what only versions before `oldest` need.
+
+    Gives how many files.
+    """
+    rubbish = set(state.orphans(range(item.first, item.end)))
+    if item.oldest > 1:
+        needed = set(item.needed)
+        for version in range(item.first, item.end):
+            rubbish.update(name for name in state.store.list(f"segments/{version}") if name not in needed)
+        old = range(item.first, min(item.oldest, item.end))
+        rubbish.update(name for name in state.store.list("body") if int(name[5:].partition("-")[0]) in old)
+    # Bodies last: what else is to be removed stands in them.
+    state.store.delete(sorted(rubbish, key=lambda name: (name.startswith("body/"), name)))
+    return len(rubbish)
