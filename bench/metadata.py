@@ -1,8 +1,9 @@
 """What the metadata of a job cost: a state of many versions, a ledger of many files, a run with many new files.
 
-`python bench/metadata.py [history] [ledger] [run] [--versions N ...] [--files N ...] [--ledger N ...]` prints a table
-each. Nothing is deduplicated here: versions are written into the state as their decisions are, the tasks of a run
-answer at once, and a sink that shows nothing takes the place of a folder. So the figures are the driver's alone.
+`python bench/metadata.py [history] [ledger] [run] [apply] [--versions N ...] [--files N ...] [--ledger N ...]` prints a
+table each. Nothing is deduplicated here: versions are written into the state as their decisions are, the tasks of a run
+answer at once, and a sink that shows nothing takes the place of a folder. So the figures are the driver's alone. The
+part `apply` has the sink of an object store, with a store that notes names and bytes, and without and with tasks.
 """
 
 from __future__ import annotations
@@ -32,10 +33,13 @@ from fencepost.lake.sources import list_of
 from fencepost.lake.storage import LocalStorage
 from fencepost.lake.write import WriteItem, Written
 from fencepost.state import segments
-from fencepost.state.decision import Decision
+from fencepost.state.commit import in_turn
+from fencepost.state.decision import Decision, Outputs
+from fencepost.state.engine import run_stage
 from fencepost.state.ledger import extend_ledger, new_files
+from fencepost.state.prefix import RunPrefixes
 from fencepost.state.sinks import RunFolders
-from fencepost.state.stores import MemoryStore, _MemoryWriter
+from fencepost.state.stores import MemoryStore, RemoteStore, _MemoryWriter
 
 PAGE = 1_000
 """Names that a request of a listing gives."""
@@ -131,7 +135,7 @@ class Hidden(RunFolders):
     def collect(self, version: int, attempt: str, winners: dict[str, str]) -> str:
         return f"_prepare/{version}-{attempt}/run"
 
-    def apply(self, decision: Decision) -> str:
+    def apply(self, decision: Decision, tasks: Any = None) -> str:
         return "applied"
 
 
@@ -320,23 +324,131 @@ def run(root: Path, files: int) -> tuple[dict[str, Cost], dict[str, float]]:
         return costs, first.seconds
 
 
+# A version with many files in an object store
+
+
+class Names(RemoteStore):
+    """An object store that knows of each object but its bytes, and of a small one its content. It counts requests."""
+
+    driver: ClassVar[Counter[str]] = Counter()
+    tasks: ClassVar[Counter[str]] = Counter()
+    cpu_of_tasks: ClassVar[float] = 0.0
+    is_task: ClassVar[bool] = False
+
+    def __init__(self) -> None:
+        self._uri, self.options = "s3://bench/sink", {}
+        self.sizes: dict[str, int] = {}
+        self.contents: dict[str, bytes] = {}
+
+    def _count(self, kind: str, requests: int = 1) -> None:
+        (self.tasks if self.is_task else self.driver)[kind] += requests
+
+    def put(self, name: str, data: bytes) -> bool:
+        self._count("PUT")
+        self.sizes.setdefault(name, len(data))
+        return self.contents.setdefault(name, bytes(data)) == data
+
+    def upload(self, path: Path, name: str) -> None:
+        self.put(name, path.read_bytes())
+
+    def read(self, name: str, offset: int | None = None, length: int | None = None) -> bytes:
+        self._count("GET")
+        if name not in self.contents:
+            raise FileNotFoundError(name)
+        return self.contents[name]
+
+    def read_exactly(self, name: str, offset: int, length: int, etag: str) -> bytes:
+        return self.read(name)[offset : offset + length]
+
+    def head(self, name: str) -> tuple[int, str]:
+        self._count("HEAD")
+        return self.sizes[name], ""
+
+    def listing(self, prefix: str = "") -> list[tuple[str, int, str]]:
+        found = [(name, size, "") for name, size in self.sizes.items() if name.startswith(f"{prefix}/")]
+        self._count("LIST", 1 + len(found) // PAGE)
+        return found
+
+    def copy(self, origin: RemoteStore, name: str, size: int, target: str) -> bool:
+        self._count("COPY")
+        self.sizes[target] = self.sizes[name]
+        return True
+
+    def delete(self, names: Any) -> None:
+        wanted = [*names]
+        self._count("DELETE", -(-len(wanted) // PAGE))
+        for name in wanted:
+            self.sizes.pop(name, None)
+
+
+class Elsewhere:
+    """Tasks of other processes, as far as the driver is concerned: they run here, and what they take is apart."""
+
+    name, in_process, slots = "elsewhere", False, 64
+
+    def run(self, stage: str, work: Any, items: Sequence[Any], progress: Any = None) -> list[Any]:
+        Names.is_task, began = True, time.process_time()
+        try:
+            return [work(item) for item in items]
+        finally:
+            Names.is_task, Names.cpu_of_tasks = False, Names.cpu_of_tasks + time.process_time() - began
+
+
+def apply(files: int) -> Iterator[tuple[str, Counter[str], Counter[str], float]]:
+    """(how, requests of the driver, those of tasks, CPU seconds of the driver) of a version of so many files."""
+
+    def tasks(stage: str, work: Any, items: Sequence[Any], /, *, scratch: Any) -> list[Any]:
+        return [result for _, result in run_stage(Elsewhere(), stage, work, items, scratch)]
+
+    names = [f"day={it // FOLDER_FILES:05}/part-{it:07}.parquet" for it in range(files)]
+    written = {name: f"part-{number}-0123456789ab.parquet" for number, name in enumerate(names)}
+    same = [1 << 20] * files
+    outputs = Outputs(name=names, ordinal=[*range(files)], rows=[1] * files, bytes=same, footer_crc=[7] * files)
+    for how, runs in (("without tasks", in_turn), ("with tasks", tasks)):
+        store = Names()
+        sink = RunPrefixes(store)
+        store.sizes = {f"_prepare/1-a/{name}": 1 << 20 for name in written.values()}
+        about: dict[str, Any] = {"version": 1, "previous": None, "builds_on": 0, "attempt": "a", "decided_ms": 0}
+        about |= {"fencepost": "", "shard_count": 1, "policy": {}}
+        decision = Decision(**about, outputs=outputs, prepared=sink.collect(1, "a", written))
+        Names.driver.clear()
+        Names.tasks.clear()
+        Names.cpu_of_tasks, began = 0.0, time.process_time()
+        assert sink.apply(decision, runs) == "applied"
+        cpu_seconds = time.process_time() - began - Names.cpu_of_tasks
+        assert len(store.sizes) == files + 2, "its files, the claim and the mark"
+        yield how, Names.driver.copy(), Names.tasks.copy(), cpu_seconds
+
+
 # Tables
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("parts", nargs="*", default=["history", "ledger", "run"])
+    parser.add_argument("parts", nargs="*", default=["history", "ledger", "run", "apply"])
     parser.add_argument("--versions", type=int, nargs="*", default=[10**4, 10**5, 10**6])
     parser.add_argument("--files", type=int, nargs="*", default=[10**4, 10**5, 10**6])
     parser.add_argument("--ledger", type=int, nargs="*", default=[10**6, 10**7])
     given = parser.parse_args()
     for part in given.parts:
+        if part == "apply":
+            show_apply(given.files)
+            continue
         sizes = {"history": given.versions, "ledger": given.ledger, "run": given.files}[part]
         print(f"\n| {part} | | requests | s | CPU s | s in a store | MB read | MB written | MB held |")
         print("|---|---:|---:|---:|---:|---:|---:|---:|---:|")
         for size in sizes:
             with tempfile.TemporaryDirectory(prefix="fencepost-") as folder:
                 show(part, size, Path(folder))
+
+
+def show_apply(sizes: Sequence[int]) -> None:
+    print("\n| apply | files | requests of the driver | CPU s of the driver | requests of tasks |")
+    print("|---|---:|---:|---:|---:|")
+    for size in sizes:
+        for how, driver, tasks, cpu_seconds in apply(size):
+            kinds = ", ".join(f"{count:,} {kind}" for kind, count in sorted(tasks.items()))
+            print(f"| {how} | {size:,} | {sum(driver.values()):,} | {cpu_seconds:.1f} | {kinds} |", flush=True)
 
 
 def show(part: str, size: int, root: Path) -> None:

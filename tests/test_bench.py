@@ -340,6 +340,10 @@ def test_what_files_cost(tmp_path: Path) -> None:
     costs, seconds = metadata.run(tmp_path, 3_000)
     assert costs["no-op"].read_bytes < costs["run"].written_bytes / 10, "no list of files is read"
     assert "decide" in seconds
+    (_, alone, _, _), (_, driver, tasks, _) = metadata.apply(3_000)
+    assert alone["COPY"] == tasks["COPY"] == 3_000
+    assert driver["COPY"] == 0
+    assert sum(driver.values()) < 20, "the driver makes no request for a file"
     known = metadata.ledger(tmp_path, 300_000)
     assert known["one day and a new file"].read_bytes < known["all and a new file"].read_bytes / 2
     assert known["note one"].written_bytes < 10_000

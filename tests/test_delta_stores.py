@@ -18,7 +18,7 @@ from fencepost import cli
 from fencepost import state as states
 from fencepost.lake import DedupJob, LocalEngine, audit, dataset
 from fencepost.lake.plan import PLANS
-from fencepost.state import delta, delta_log, prefix, stores
+from fencepost.state import delta, delta_log, placing, stores
 from fencepost.state.delta import DeltaSink, library_options
 from fencepost.state.stores import RemoteStore
 from liar import Liar
@@ -230,8 +230,7 @@ def kill_at_each(bucket: Tables, monkeypatch: pytest.MonkeyPatch, wanted: tuple[
                 bucket.job().run()
             bucket.land(f"{number}.parquet", rows(20 * number, 30))
         with monkeypatch.context() as patch:
-            for module in (prefix, delta):
-                patch.setattr(module, "COPIES_AT_ONCE", 1)
+            patch.setattr(placing, "COPIES_AT_ONCE", 1)
             patch.setattr("test_object_sinks.REQUESTS", wanted)
             killed_at(patch, step // 2, ("before", "after")[step % 2], bucket.uri("sink"))
             try:
@@ -268,7 +267,7 @@ def decided(bucket: Tables, monkeypatch: pytest.MonkeyPatch, dies_at: str) -> An
     return bucket.state().version(bucket.state().decided())
 
 
-@pytest.mark.parametrize("dies_at", ["_put", "_show", *(pytest.param(it, marks=MORE) for it in ("apply", "_copy_one"))])
+@pytest.mark.parametrize("dies_at", ["_put", "_show", *(pytest.param(it, marks=MORE) for it in ("apply", "_copy"))])
 def test_killed_around_the_commit(bucket: Tables, monkeypatch: pytest.MonkeyPatch, dies_at: str) -> None:
     """What is decided needs its source no more."""
     bucket.land("a.parquet", rows(0, 30))
@@ -428,8 +427,8 @@ def test_a_commit_that_is_too_late_is_cheap(bucket: Tables, monkeypatch: pytest.
 
     real_place = DeltaSink._place
 
-    def place_once(sink: DeltaSink, decision: Any) -> None:
-        real_place(sink, decision)
+    def place_once(*arguments: Any) -> None:
+        real_place(*arguments)
         monkeypatch.setattr(DeltaSink, "_place", refuse)
 
     monkeypatch.setattr(DeltaSink, "_place", place_once)

@@ -19,7 +19,7 @@ import pytest
 from fencepost import state as states
 from fencepost.lake import DedupJob, LocalEngine, dataset, shown_files
 from fencepost.lake.plan import PLANS
-from fencepost.state import prefix, stores
+from fencepost.state import placing, stores
 from fencepost.state.prefix import RunPrefixes
 from fencepost.state.stores import RemoteStore, open_store
 from liar import FAULTS_OF_READS, Liar
@@ -124,6 +124,27 @@ def land_some(bucket: Bucket) -> None:
 COUNTS = {"ACCEPTED": 4500, "DUPLICATE": 550}
 
 
+class Killed(BaseException):
+    pass
+
+
+def die(*_: Any) -> None:
+    raise Killed
+
+
+class Apart(LocalEngine):
+    """Tasks of this process that hand on by the store, as those of others do, and whose unknown errors come as the
+    engine's own."""
+
+    in_process = False
+
+    def run(self, *arguments: Any) -> list[Any]:
+        try:
+            return super().run(*arguments)
+        except OSError as error:
+            raise RuntimeError("a task has failed") from error
+
+
 @pytest.mark.parametrize("plan", [None, *PLANS])
 def test_the_output_is_that_of_a_folder(bucket: Bucket, plan: Any) -> None:
     land_some(bucket)
@@ -149,14 +170,38 @@ def test_workers_that_share_no_folder(bucket: Bucket, plan: Any, monkeypatch: py
     monkeypatch.setattr("fencepost.lake.run.DRIVER_RUNS_MAX", -1)
     monkeypatch.setattr("fencepost.lake.plan.TASK_BYTES", 1)
     monkeypatch.setattr("fencepost.lake.plan.FILE_BYTES", 1)
+    for name in ("COPIES_OF_A_TASK", "REMOVED_OF_A_TASK"):
+        monkeypatch.setattr(placing, name, 1)
+    changed: list[str] = []
+    copy, delete = RemoteStore.copy, RemoteStore.delete
+
+    def copied(store: RemoteStore, *arguments: Any) -> bool:
+        changed.append(arguments[-1])
+        return copy(store, *arguments)
+
+    def deleted(store: RemoteStore, names: Any) -> None:
+        wanted = list(names)
+        changed.extend(wanted)
+        delete(store, wanted)
+
+    monkeypatch.setattr(RemoteStore, "copy", copied)
+    monkeypatch.setattr(RemoteStore, "delete", deleted)
     land_some(bucket)
     options: dict[str, Any] = {"compare_content": True, "keep_checksums": "all"} if plan == "interval" else {}
     far = {**options, "plan": plan, "engine": ProcessEngine()}
     assert bucket.near(**options).run().counts == bucket.job(**far).run().counts == COUNTS
     bucket.check(1)
     bucket.land("day=2/late.parquet", rows(400, 300, pid=2))
-    assert bucket.near(**options).run().counts == bucket.job(**far).run().counts
+    bucket.land("day=2/later.parquet", rows(0, 300, pid=3))
+    bucket.near(**options).run()
+    with monkeypatch.context() as patch:
+        patch.setattr(RunPrefixes, "place", die)
+        with pytest.raises(Killed):
+            bucket.job(**far).run()
+    assert bucket.job(**far).run().recovered == (2,)
     bucket.check(2)
+    assert changed, "it probes the store"
+    assert not [name for name in changed if "/part-" in name], "tasks copy and remove files, in recovery as well"
 
 
 @pytest.mark.parametrize(
@@ -205,7 +250,7 @@ def test_a_clean_file_does_not_pass_here(bucket: Bucket, monkeypatch: pytest.Mon
 def test_a_file_that_the_store_does_not_copy(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stores, "COPY_BYTES_MAX", 1000)
     monkeypatch.setattr(stores, "PART_BYTES", 5 << 20)
-    monkeypatch.setattr(prefix, "STREAMED_BYTES", 1 << 20)
+    monkeypatch.setattr(placing, "STREAMED_BYTES", 1 << 20)
     payload = pa.array([os.urandom(700) for _ in range(10_000)])
     bucket.land("a.parquet", rows(0, 10_000).set_column(4, "payload", payload))
     bucket.land("b.parquet", rows(0, 2, pid=2).set_column(4, "payload", payload[:2]))
@@ -216,10 +261,6 @@ def test_a_file_that_the_store_does_not_copy(bucket: Bucket, monkeypatch: pytest
 
 
 # Interrupted
-
-
-class Killed(BaseException):
-    pass
 
 
 REQUESTS = ("put", "copy", "delete", "listing", "names_at_top", "upload", "read", "head")
@@ -265,7 +306,7 @@ def test_killed_at_every_request(bucket: Bucket, monkeypatch: pytest.MonkeyPatch
         for name in ("a.parquet", "b.parquet"):
             bucket.land(name, pq.read_table(bucket.folder / "source" / name))
         with monkeypatch.context() as patch:
-            patch.setattr(prefix, "COPIES_AT_ONCE", 1)
+            patch.setattr(placing, "COPIES_AT_ONCE", 1)
             killed_at(patch, number, moment, f"{bucket.root}/sink")
             try:
                 bucket.job(engine=LocalEngine(1)).run()
@@ -277,37 +318,35 @@ def test_killed_at_every_request(bucket: Bucket, monkeypatch: pytest.MonkeyPatch
     assert kills > 20
 
 
-def show_only(sink: RunPrefixes, decision: Any, status: str) -> str:
-    """And leave what was prepared."""
-    sink._show(decision)
-    return status
-
-
+@pytest.mark.parametrize("has_plan", [False, True], ids=["", "by a plan"])
 @pytest.mark.parametrize("prepared", ["there", "gone", "gone, and the files as well"])
-def test_finished_by_somebody_else(bucket: Bucket, monkeypatch: pytest.MonkeyPatch, prepared: str) -> None:
-    """A driver that is paused before any of its copies goes on when others have finished the version."""
+def test_finished_by_somebody_else(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch, prepared: str, has_plan: bool
+) -> None:
+    """A driver that is paused before any of its copies goes on when others have finished the version, though the plan
+    of its tasks is gone as well."""
     land_some(bucket)
     bucket.near().run()
-    real, paused = RunPrefixes._copy, threading.Event()
+    real, paused = placing.copy_object, threading.Event()
 
-    def others_first(self: RunPrefixes, *arguments: Any) -> None:
+    def others_first(*arguments: Any) -> None:
         if not paused.is_set():
             paused.set()
             with monkeypatch.context() as patch:
                 if prepared == "there":
-                    patch.setattr(
-                        RunPrefixes, "_go_on", lambda sink, decision, status: (sink._show(decision), status)[1]
-                    )
+                    patch.setattr(RunPrefixes, "clear", lambda *_: None)
                 assert bucket.job().run().version is None
             if prepared != "there":
                 bucket.check(1)
             if prepared == "gone, and the files as well":
                 bucket.store("sink").delete([name for name in bucket.listed() if name.startswith("run=1/day")])
-        return real(self, *arguments)
+        return real(*arguments)
 
-    monkeypatch.setattr(prefix, "COPIES_AT_ONCE", 1)
-    monkeypatch.setattr(RunPrefixes, "_copy", others_first)
-    assert bucket.job().run().version == 1
+    monkeypatch.setattr(placing, "COPIES_AT_ONCE", 1)
+    monkeypatch.setattr(placing, "copy_object", others_first)
+    for name in ("COPIES_OF_A_TASK", "REMOVED_OF_A_TASK"):
+        monkeypatch.setattr(placing, name, 1 if has_plan else 1_000)
+    assert bucket.job(engine=Apart(1) if has_plan else LocalEngine(1)).run().version == 1
     assert paused.is_set()
     if prepared == "gone, and the files as well":
         assert sorted(bucket.listed()) == ["_fencepost.json", "_versions/1.json", "run=1/_SUCCESS"]
@@ -320,10 +359,6 @@ def decided(bucket: Bucket, monkeypatch: pytest.MonkeyPatch, dies_at: str) -> An
     """The decision of a run that dies at a call of the sink."""
     land_some(bucket)
     bucket.near().run()
-
-    def die(*_: Any) -> None:
-        raise Killed
-
     with monkeypatch.context() as patch:
         patch.setattr(RunPrefixes, dies_at, die)
         with pytest.raises(Killed):
@@ -331,7 +366,7 @@ def decided(bucket: Bucket, monkeypatch: pytest.MonkeyPatch, dies_at: str) -> An
     return bucket.state().version(1)
 
 
-@pytest.mark.parametrize("dies_at", ["apply", "_show", "_copy"])
+@pytest.mark.parametrize("dies_at", ["apply", "_show", "place"])
 def test_fenced(bucket: Bucket, monkeypatch: pytest.MonkeyPatch, dies_at: str) -> None:
     """Whoever claims a version first says what becomes of it, for the one who is late as well."""
     decision = decided(bucket, monkeypatch, dies_at)
@@ -372,8 +407,8 @@ def test_files_that_are_not_those_that_were_decided(bucket: Bucket, monkeypatch:
     store._client.put(store._store, f"run=1/{first}", bytes(wrong))
     store.copy(store, f"{folder}/{written[second]}", 1, f"run=1/{second}")
     copied: list[str] = []
-    real = RunPrefixes._copy
-    monkeypatch.setattr(RunPrefixes, "_copy", lambda *it: (copied.append(it[-1]), real(*it))[1])
+    real = placing.copy_object
+    monkeypatch.setattr(placing, "copy_object", lambda *it: (copied.append(it[-1]), real(*it))[1])
     assert sink.apply(decision) == "applied"
     assert f"run=1/{first}" in copied
     assert f"run=1/{second}" not in copied
@@ -428,12 +463,6 @@ def test_reads_that_are_wrong(bucket: Bucket, fault: str, monkeypatch: pytest.Mo
         assert job.run().counts == COUNTS
         assert liar.told[fault] > 0
     bucket.check(1)
-
-
-class Apart(LocalEngine):
-    """Tasks of this process that hand on by the store, as those of others do."""
-
-    in_process = False
 
 
 def test_an_upload_that_is_cut(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:

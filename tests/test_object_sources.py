@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 from fencepost import Columns
 from fencepost._native import RunScan
-from fencepost.lake import DedupJob, LocalEngine, audit
+from fencepost.lake import DedupJob, LocalEngine, asking, audit
 from fencepost.lake.ahead import ColumnsAhead
 from fencepost.lake.plan import PLANS
 from fencepost.lake.storage import ObjectStorage, open_storage
@@ -98,6 +98,29 @@ def test_slices_of_a_prefix(landing: Landing, tmp_path: Path) -> None:
         **KEEP,
     )
     assert several.run().kept == 20
+
+
+def test_the_driver_asks_for_no_single_file(landing: Landing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tasks do, of files that a notification has named, whose rows are counted, and that are set aside."""
+    monkeypatch.setattr(asking, "ASKED_OF_A_TASK", 1)
+    asked: list[str] = []
+    for name in ("head", "read_exactly"):
+        real = getattr(stores.RemoteStore, name)
+        monkeypatch.setattr(stores.RemoteStore, name, lambda *it, real=real: (asked.append(it[1]), real(*it))[1])
+    for number in range(4):
+        landing.land(f"{number}.parquet", rows(0, 10, pid=number))
+    for name in ("bad.parquet", "worse.parquet"):
+        landing.put(name, b"no Parquet")
+    named = ["0.parquet", "1.parquet", "2.parquet", "3.parquet", "bad.parquet", "worse.parquet", "gone.parquet"]
+    options = {"files": named, "rows_max": 25, "plan": "interval", "engine": ProcessEngine()}
+    report = job(landing, tmp_path, remote=True, **options).run()
+    assert (report.kept, report.left, report.vanished) == (20, 4, ("gone.parquet",))
+    report = job(landing, tmp_path, remote=True, **options).run()
+    assert (report.kept, report.left) == (20, 0)
+    assert [path for path, _ in report.quarantined] == ["bad.parquet", "worse.parquet"]
+    assert asked == []
+    monkeypatch.undo()
+    assert job(landing, tmp_path, remote=True).run().version is None
 
 
 def shown(root: Path) -> dict[str, list[dict[str, Any]]]:

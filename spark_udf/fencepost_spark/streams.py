@@ -23,7 +23,7 @@ from fencepost.errors import PolicyError, SourceError
 from fencepost.lake import DedupJob, Engine, LocalEngine, RunReport
 from fencepost.lake.run import Run
 from fencepost.lake.sources import Given
-from fencepost.state.commit import Sink
+from fencepost.state.commit import Sink, Tasks, in_turn
 from fencepost.state.decision import Decision
 from fencepost.state.disk import Disk
 from fencepost.state.sinks import ForJobs, RunFolders
@@ -346,7 +346,7 @@ class CalledSink(RunFolders):
         self.spark: SparkSession | None = None
         """The session of the batch at hand."""
 
-    def apply(self, decision: Decision) -> str:
+    def apply(self, decision: Decision, tasks: Tasks = in_turn) -> str:
         """See `Sink`: a version is shown once the function has returned. It is not called for one that is fenced."""
         prepared = self.path / str(decision.prepared)
         is_fenced = self._is_fenced(self._target(decision))
@@ -356,7 +356,7 @@ class CalledSink(RunFolders):
             all_of_them = {"ignoreMissingFiles": "false", "ignoreCorruptFiles": "false"}
             frame = self.spark.read.options(basePath=f"file://{prepared}", **all_of_them).parquet(*files)
             self._call(frame, decision.version, decision.attempt)
-        return super().apply(decision)
+        return super().apply(decision, tasks)
 
     def shown(self, decision: Decision) -> int:
         """See `Sink`: what the function was given is not in this folder any more."""

@@ -154,7 +154,7 @@ def test_workers_that_share_no_folder(spark: SparkSession, tmp_path: Path, marks
         assert far.counts == near.counts == {"ACCEPTED": 5500, "DUPLICATE": 500}
         rows = dataset(f"{root}/sink", options).to_table()
         assert sorted(rows["seq"].to_pylist()) == [*range(5500)]
-    assert engine.stages == ["scan", "judge", "write"]
+    assert engine.stages == ["scan", "judge", "write", "copy"]
     assert {mark.name for mark in marks.iterdir()} == set(HOSTS)
 
 

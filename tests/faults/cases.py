@@ -53,7 +53,10 @@ ALIGNED_STEPS = ("list", "align", "judge", "check", "collect", "decide", "apply"
 KEEPS = {"compare_content": True, "keep_checksums": "all", "on_conflict": "drop"}
 """Options of a job that keeps checksums from run to run. Every repeat is a conflict in these worlds."""
 KEEPING_STEPS = ("judge", "sum", "compare", "write")
-DECIDED = {("decide", "after"), *((step, moment) for step in ("apply", "finish") for moment in ("before", "after"))}
+DECIDED = {
+    ("decide", "after"),
+    *((step, moment) for step in ("apply", "copy", "finish") for moment in ("before", "within", "after")),
+}
 LIES_ABOUT = {
     "PUT": ("503 after", "503 before", "dropped after", "dropped before", "late"),
     "GET": ("503", "dropped", "cut and closed"),  # nothing tells who reads a whole object that is "cut"
@@ -941,6 +944,8 @@ def _add_stored(add: Callable[..., None], changes: list[str]) -> None:
         for step in steps:
             for moment in ("before", "after") if step in IN_THE_DRIVER else ("after",):
                 add(stored, killed_at_a_step, step, moment, plan, changes.pop())
+    for moment in ("within", "after"):
+        add(stored, killed_at_a_step, "copy", moment, "interval", "delete")
     add(stored, killed_at_a_step, "compare", "after", None, changes.pop(), keeps=True)
     add(stored, killed_at_a_step, "apply", "after", "interval", changes.pop(), hive=True)
     for calls in range(1, 34, 2):
@@ -969,7 +974,7 @@ def _add_stored(add: Callable[..., None], changes: list[str]) -> None:
     for mode in workers.MODES:
         for plan in ("interval", "aligned"):
             add(stored, disturbed_workers, mode, 5, plan)
-    for step in ("scan", "write"):
+    for step in ("scan", "write", "copy"):
         add(stored, orphaned_workers, 5, step)
     for seed, lies in enumerate([*((lie,) for lie in LIES), LIES]):
         add(lying_sink, lies, seed)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from fencepost.lake import DedupJob, LocalEngine, plan, run
-from fencepost.state import stores
+from fencepost.state import placing, stores
 from processes import fork_server
 
 from faults.tally import injected
@@ -216,6 +216,7 @@ def make_job(world: World, drive: Drive) -> DedupJob:
     from faults.workers import PoolEngine
 
     plan.TASK_BYTES = 1  # a task a file, and a task a shard
+    placing.COPIES_OF_A_TASK = placing.REMOVED_OF_A_TASK = 1
     stores.PAUSE_SECONDS = 0.001
     if drive.judge_in_tasks:
         run.DRIVER_RUNS_MAX = -1

@@ -27,8 +27,8 @@ def relists(job: DedupJob) -> None:
         (job.state.path / f"log/{version}.json").unlink()
     real = RunFolders.apply
 
-    def apply(sink: RunFolders, decision: Decision) -> str:
-        return APPLIED if (sink.path / f"run={decision.version}").exists() else real(sink, decision)
+    def apply(sink: RunFolders, decision: Decision, tasks: Any) -> str:
+        return APPLIED if (sink.path / f"run={decision.version}").exists() else real(sink, decision, tasks)
 
     RunFolders.apply = apply  # type: ignore[method-assign]
     RunFolders.check = lambda *_: None  # type: ignore[method-assign]
@@ -37,7 +37,7 @@ def relists(job: DedupJob) -> None:
 def copies_file_by_file(job: DedupJob) -> None:
     """Apply shows a version bit by bit."""
 
-    def apply(sink: RunFolders, decision: Decision) -> str:
+    def apply(sink: RunFolders, decision: Decision, tasks: Any) -> str:
         target = sink.path / f"run={decision.version}"
         target.mkdir(exist_ok=True)
         for path in sorted((sink.path / str(decision.prepared)).iterdir()):
@@ -51,9 +51,9 @@ def zombie_overwrites(job: DedupJob) -> None:
     """Apply makes room for itself."""
     real = RunFolders.apply
 
-    def apply(sink: RunFolders, decision: Decision) -> str:
+    def apply(sink: RunFolders, decision: Decision, tasks: Any) -> str:
         shutil.rmtree(sink.path / f"run={decision.version}", ignore_errors=True)
-        return real(sink, decision)
+        return real(sink, decision, tasks)
 
     RunFolders.apply = apply  # type: ignore[method-assign]
 
@@ -66,12 +66,12 @@ def drops_ledger(job: DedupJob) -> None:
 def finishes_first(job: DedupJob) -> None:
     """Done is said before it is so."""
 
-    def commit_(state: State, sink: Any, decision: Decision, step: Any = nullcontext) -> None:
+    def commit_(state: State, sink: Any, decision: Decision, step: Any, tasks: Any) -> None:
         with step("decide"):
             state.decide(decision)
         state.finish(decision.version)
         with step("apply"):
-            sink.apply(decision)
+            sink.apply(decision, tasks)
 
     run.commit = commit_  # type: ignore[assignment]
 
@@ -189,9 +189,9 @@ def undoes_losses(job: DedupJob) -> None:
     """A put whose outcome is unknown counts as lost, and what it names is removed."""
     real = commit.commit
 
-    def commit_(state: State, sink: Any, decision: Decision, step: Any = nullcontext) -> None:
+    def commit_(state: State, sink: Any, decision: Decision, step: Any, tasks: Any) -> None:
         try:
-            real(state, sink, decision, step)
+            real(state, sink, decision, step, tasks)
         except (OSError, StoreError):
             state.discard(decision.version, decision.attempt)
             raise
@@ -205,7 +205,7 @@ def shows_undecided(job: DedupJob) -> None:
 
     def collect(sink: RunPrefixes, version: int, attempt: str, winners: dict[str, str]) -> str:
         for name, written in winners.items():
-            sink._copy(f"{PREPARE}/{version}-{attempt}/{written}", 1, f"run={version}/{name}")
+            sink.store.copy(sink.store, f"{PREPARE}/{version}-{attempt}/{written}", 1, f"run={version}/{name}")
         return real(sink, version, attempt, winners)
 
     RunPrefixes.collect = collect  # type: ignore[method-assign]
@@ -213,16 +213,16 @@ def shows_undecided(job: DedupJob) -> None:
 
 def claims_nothing(job: DedupJob) -> None:
     """Who shows a version in an object store does not ask whether it was abandoned."""
-    RunPrefixes.apply = lambda sink, decision: sink._go_on(decision, APPLIED)  # type: ignore[method-assign]
+    RunPrefixes.apply = lambda sink, decision, tasks: sink._go_on(decision, APPLIED, tasks)  # type: ignore[method-assign]
 
 
 def marks_first(job: DedupJob) -> None:
     """A version in an object store is said to be whole before it is."""
     real = RunPrefixes._copy_lacking
 
-    def copy_lacking(sink: RunPrefixes, decision: Decision) -> None:
+    def copy_lacking(sink: RunPrefixes, decision: Decision, tasks: Any) -> None:
         sink.store.put(f"run={decision.version}/{prefix.SUCCESS}", prefix._json(prefix._manifest(decision)))
-        real(sink, decision)
+        real(sink, decision, tasks)
 
     RunPrefixes._copy_lacking = copy_lacking  # type: ignore[method-assign]
 

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from fencepost.lake import plan, run
+from fencepost.state import placing
 
 from faults.cases import DECIDED, finish, prepare
 from faults.driver import Drive, count_calls, is_stopped, wait_for_death, wait_until
@@ -125,13 +126,13 @@ class DisturbedEngine:
 @contextmanager
 def small_tasks() -> Iterator[None]:
     """A task a file, a task a shard, and none in the driver."""
-    before = plan.TASK_BYTES, run.DRIVER_RUNS_MAX, run.groups_of_shards
-    plan.TASK_BYTES, run.DRIVER_RUNS_MAX = 1, -1
+    before = plan.TASK_BYTES, run.DRIVER_RUNS_MAX, run.groups_of_shards, placing.COPIES_OF_A_TASK
+    plan.TASK_BYTES, run.DRIVER_RUNS_MAX, placing.COPIES_OF_A_TASK = 1, -1, 1
     run.groups_of_shards = lambda runs, *_: [(at, at + 1) for at in range(len(runs))]  # type: ignore[assignment]
     try:
         yield
     finally:
-        plan.TASK_BYTES, run.DRIVER_RUNS_MAX, run.groups_of_shards = before
+        plan.TASK_BYTES, run.DRIVER_RUNS_MAX, run.groups_of_shards, placing.COPIES_OF_A_TASK = before
 
 
 def disturbed_workers(root: Path, spark: SparkSession, mode: str, chosen: str | None = None, mutant: str = "") -> None:

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from fencepost.lake.asking import ask_footers
 from fencepost.lake.checks import check_kept
 from fencepost.lake.files import Files
 from fencepost.lake.found import Found
 from fencepost.lake.judge import Judged
-from fencepost.lake.scan import UNREADABLE_CRC, FooterItem, footers
 from fencepost.lake.schemas import to_text
 from fencepost.lake.write import Written
 from fencepost.state.changelog import corrections, write_lines
@@ -155,19 +155,11 @@ def _quarantined(run: Run, found: Found) -> Any:
     """The quarantined files as the ledger lists them. The checksum of the footer tells such a file from a good one that
     takes its place with the same size and time."""
     aside = found.quarantined
-    files = Files(found.files.root, aside.path, aside.bytes, aside.mtime_ns, aside.inode, aside.etag)
-    crcs = [
-        crc if crc is not None and _is_as_found(run, files, place) else UNREADABLE_CRC
-        for place, crc in enumerate(footers(run.storage, FooterItem(files=files)))
-    ]
+    files = Files(
+        found.files.root, aside.path, aside.bytes, aside.mtime_ns, aside.inode, aside.etag, [None] * len(aside)
+    )
+    crcs = ask_footers(run.ask, run.storage, files, as_listed=True)
     return file_table(vars(aside) | {"footer_crc": crcs})
-
-
-def _is_as_found(run: Run, files: Files, place: int) -> bool:
-    try:
-        return run.storage.look(files.full_path(place)) == files.facts(place)
-    except FileNotFoundError:
-        return False
 
 
 def _inputs(found: Found) -> Inputs:

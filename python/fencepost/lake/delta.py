@@ -8,14 +8,14 @@ ones (UPDATE, MERGE, an overwrite) says of no row which of the two it is: the ru
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 from fencepost.errors import SourceError
-from fencepost.lake.files import Facts, Files
-from fencepost.lake.storage import Storage, from_storage, persist
+from fencepost.lake.asking import Ask, ask_facts, here
+from fencepost.lake.files import Files
+from fencepost.lake.storage import Storage, from_storage
 from fencepost.state.delta import by_library, is_delta, open_table
 from fencepost.state.delta_columns import INTEGERS
 from fencepost.state.delta_log import LOG, Action, Live, Table, info_of, live_files, read_commits
@@ -31,10 +31,6 @@ REBASE = "rebase the state on the table as it is now (DedupJob(...).rebase(), or
 
 FEATURES = {"deletionVectors", "timestampNtz", "typeWidening", "v2Checkpoint", "vacuumProtocolCheck", "variantType"}
 """Features of reading under which a file's rows are those of the table, but for those that its vector takes away."""
-
-
-LOOKS_AT_ONCE = 32
-"""Files that are asked for at the same time."""
 
 
 class Appended(NamedTuple):
@@ -72,6 +68,7 @@ def list_appended(
     position: Position | None,
     own: str | None = None,
     pending: Iterable[Action] = (),
+    ask: Ask = here,
 ) -> Appended:
     """The files that were added to a table since `position`, and the position behind them. `storage`: of its files.
 
@@ -86,7 +83,7 @@ def list_appended(
     table = open_table(store, SourceError)
     _check_readable(table, root)
     new: Position = {"table": table.id, "version": table.version}
-    place = _Place(root, storage, table)
+    place = _Place(root, storage, table, ask)
     if position is None:
         return place.appended(_snapshot(table), set(), NEW_STATE, new)
     if position["table"] != new["table"] or position["version"] > new["version"]:
@@ -232,36 +229,30 @@ class _Place:
     root: str
     storage: Storage
     table: Table
+    ask: Ask
 
     def appended(self, added: list[Action], dropped: set[str], remedy: str, position: Position) -> Appended:
         """The files as a run reads them. Those that were dropped again since may be gone."""
         files = Files(self.root, types=_types(self.table))
         found = Appended(files, position, {}, {})
-        with ThreadPoolExecutor(LOOKS_AT_ONCE) as pool:
-            looks = pool.map(self._look, [action["path"] for action in added])
-            for action, facts in zip(added, looks, strict=True):
-                path, full_path = action["path"], f"{self.root}/{action['path']}"
-                if facts is None and path in dropped:
-                    continue
-                if facts is None:
-                    raise SourceError(
-                        f"{full_path}: the table has added this file, and it is gone before it was read. If its rows "
-                        "were moved (OPTIMIZE, then VACUUM), nobody can tell which of those in the new file are new: "
-                        f"{remedy}",
-                        path=full_path,
-                    )
-                if facts.bytes != action["size"]:
-                    found.bad[full_path] = f"{full_path}: {facts.bytes} bytes, the table says {action['size']}"
-                self._check_folders(action)
-                files.append(path, facts, action["vector"])
-                found.adds[path] = {name: it for name, it in action.items() if name not in ("stats", "vector")}
+        looks = ask_facts(self.ask, self.storage, [f"{self.root}/{action['path']}" for action in added])
+        for action, facts in zip(added, looks, strict=True):
+            path, full_path = action["path"], f"{self.root}/{action['path']}"
+            if facts is None and path in dropped:
+                continue
+            if facts is None:
+                raise SourceError(
+                    f"{full_path}: the table has added this file, and it is gone before it was read. If its rows "
+                    "were moved (OPTIMIZE, then VACUUM), nobody can tell which of those in the new file are new: "
+                    f"{remedy}",
+                    path=full_path,
+                )
+            if facts.bytes != action["size"]:
+                found.bad[full_path] = f"{full_path}: {facts.bytes} bytes, the table says {action['size']}"
+            self._check_folders(action)
+            files.append(path, facts, action["vector"])
+            found.adds[path] = {name: it for name, it in action.items() if name not in ("stats", "vector")}
         return found
-
-    def _look(self, path: str) -> Facts | None:
-        try:
-            return persist(lambda: self.storage.look(f"{self.root}/{path}"))
-        except FileNotFoundError:
-            return None
 
     def _check_folders(self, action: Action) -> None:
         path, partitions = action["path"], self.table.partition_columns

@@ -8,13 +8,12 @@ are, so tables with delete files, with renamed columns or with files that are no
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fencepost.errors import SourceError
-from fencepost.lake.files import Facts, Files
-from fencepost.lake.storage import LocalStorage, ObjectStorage, Storage, persist
+from fencepost.lake.asking import Ask, ask_facts, here
+from fencepost.lake.files import Files
+from fencepost.lake.storage import LocalStorage, ObjectStorage, Storage
 from fencepost.state.iceberg_tables import NamedTable, history, plain_location
 from fencepost.state.stores import RemoteStore, is_local
 
@@ -29,7 +28,6 @@ Added = dict[str, Any]
 """A file as a decision remembers it until it was read: {"path", "size"}."""
 
 NEW_STATE = "read the table as it is now with a new state"
-LOOKS_AT_ONCE = 32
 
 
 class Appended(NamedTuple):
@@ -52,7 +50,11 @@ def open_files(named: NamedTable) -> Storage:
 
 
 def list_appended(
-    named: NamedTable, storage: Storage, position: Position | None, pending: Iterable[Added] = ()
+    named: NamedTable,
+    storage: Storage,
+    position: Position | None,
+    pending: Iterable[Added] = (),
+    ask: Ask = here,
 ) -> Appended:
     """The files that were appended to a table since `position`, and the position behind them.
 
@@ -77,7 +79,7 @@ def list_appended(
             entries = (entry for it in snapshots for entry in _added_by(table, uri, it))
         root = _root_of(plain_location(table.location(), uri))
         found = [*pending, *(_as_added(entry, root, uri) for entry in entries)]
-    return _appended(storage, root, found, new)
+    return _appended(ask, storage, root, found, new)
 
 
 def _loaded(named: NamedTable) -> Table:
@@ -172,24 +174,16 @@ def _as_added(entry: ManifestEntry, root: str, uri: str) -> Added:
     return {"path": path.removeprefix(start), "size": file.file_size_in_bytes}
 
 
-def _appended(storage: Storage, root: str, added: list[Added], position: Position) -> Appended:
+def _appended(ask: Ask, storage: Storage, root: str, added: list[Added], position: Position) -> Appended:
     """The files as a run reads them."""
     found = Appended(Files(root), position, {}, {})
-    with ThreadPoolExecutor(LOOKS_AT_ONCE) as pool:
-        all_facts = list(pool.map(partial(_facts, storage, root), added))
-    for it, facts in zip(added, all_facts, strict=True):
+    paths = [f"{root.rstrip('/')}/{it['path']}" for it in added]
+    for it, path, facts in zip(added, paths, ask_facts(ask, storage, paths), strict=True):
+        if facts is None:
+            text = f"{path}: the table has added this file, and it is gone before it was read: {NEW_STATE}"
+            raise SourceError(text, path=path)
         if facts.bytes != it["size"]:
-            full_path = f"{root.rstrip('/')}/{it['path']}"
-            found.bad[full_path] = f"{full_path}: {facts.bytes} bytes, the table says {it['size']}"
+            found.bad[path] = f"{path}: {facts.bytes} bytes, the table says {it['size']}"
         found.files.append(it["path"], facts)
         found.adds[it["path"]] = it
     return found
-
-
-def _facts(storage: Storage, root: str, added: Added) -> Facts:
-    path = f"{root.rstrip('/')}/{added['path']}"
-    try:
-        return persist(partial(storage.look, path))
-    except FileNotFoundError:
-        text = f"{path}: the table has added this file, and it is gone before it was read: {NEW_STATE}"
-        raise SourceError(text, path=path) from None

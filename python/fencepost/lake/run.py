@@ -18,6 +18,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 from fencepost.errors import SnapshotError, SourceError, StateConflictError, StoreError
 from fencepost.lake.aligned import AlignItem, align, can_align
 from fencepost.lake.arranging import ArrangeItem, arrange, batches, check_arrangement
+from fencepost.lake.asking import here
 from fencepost.lake.checks import check_verdicts
 from fencepost.lake.column_types import check_types
 from fencepost.lake.conflicts import CompareItem, compare
@@ -183,7 +184,7 @@ class Run:
         """Check that state and sink are this job's, and finish the version that was decided and not done."""
         job = self.job
         job.state.check(job.settings())
-        self.recovered += recover(job.state, job.sink)
+        self.recovered += recover(job.state, job.sink, self.tasks)
         self.version, self.before = job.state.root()
         self.base = None if self.is_rebase else self.before
         self.checksums = checked(job.state.uri, job.keep_checksums, job.compare_content, self.before, self.base)
@@ -215,7 +216,7 @@ class Run:
             self.discard()
             return make_report(self, None, found, [], [])
         try:
-            commit(job.state, job.sink, decision, self.step)
+            commit(job.state, job.sink, decision, self.step, self.tasks)
         except StateConflictError:
             self.discard()
             raise
@@ -606,14 +607,35 @@ class Run:
 
     # Around the steps
 
-    def tasks(self, step: str, work: Callable[[T], R], items: Sequence[T], engine: Engine | None = None) -> list[R]:
-        engine = engine or self.job.engine
+    def tasks(
+        self,
+        step: str,
+        work: Callable[[T], R],
+        items: Sequence[T],
+        engine: Engine | None = None,
+        scratch: Scratch | None = None,
+    ) -> list[R]:
+        engine, scratch = engine or self.job.engine, scratch or self.scratch
         with self.timed(step):
             began = time.perf_counter()
-            done = run_stage(engine, step, work, items, self.scratch, lambda at, total: self.tell(step, at, total))
+            done = run_stage(engine, step, work, items, scratch, lambda at, total: self.tell(step, at, total))
             self.waited += time.perf_counter() - began
         self.task_seconds += sum(seconds for seconds, _ in done)
         return [result for _, result in done]
+
+    def ask(self, work: Callable[[Any], list[Any]], items: Sequence[Any]) -> list[Any]:
+        """See `asking.Ask`: by tasks, unless there is one item."""
+        return here(work, items) if len(items) < 2 else [it for some in self.tasks("look", work, items) for it in some]
+
+    def ask_early(self, work: Callable[[Any], list[Any]], items: Sequence[Any]) -> list[Any]:
+        """The same while nothing is prepared yet."""
+        if len(items) < 2:
+            return here(work, items)
+        self.outputs.make()
+        try:
+            return self.ask(work, items)
+        finally:
+            self.outputs.remove()
 
     @contextmanager
     def step(self, step: str) -> Iterator[None]:
@@ -625,10 +647,12 @@ class Run:
 
     @contextmanager
     def timed(self, step: str) -> Iterator[None]:
+        """What a step does within another one is its own."""
         self.stage = step
-        start = time.perf_counter()
+        start, before = time.perf_counter(), sum(self.seconds.values())
         yield
-        self.seconds[step] = self.seconds.get(step, 0.0) + time.perf_counter() - start
+        within = sum(self.seconds.values()) - before
+        self.seconds[step] = self.seconds.get(step, 0.0) + time.perf_counter() - start - within
 
     @property
     def driver_seconds(self) -> float:

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa  # type: ignore[import-untyped]
 
-from fencepost._native import RunScan, parquet_footer
+from fencepost._native import RunScan
 from fencepost.errors import BatchError, SourceError
 from fencepost.lake.ahead import ColumnsAhead
 from fencepost.lake.files import Constants, Facts, Files
@@ -222,34 +222,6 @@ def _read_file(
         finally:
             writer.forget()
     return facts, None, f"{path}: changed each time it was read, {TRIES} times"
-
-
-@dataclass(frozen=True, kw_only=True)
-class FooterItem:
-    """Files whose footers a task reads."""
-
-    files: Files
-
-
-def footers(storage: Storage, item: FooterItem) -> list[int | None]:
-    """The checksum of each file's footer; None for a file that is gone, UNREADABLE_CRC where there is none.
-
-    Raises StoreError where storage does not give a file.
-    """
-    return [_footer(storage, item.files, place) for place in range(len(item.files))]
-
-
-UNREADABLE_CRC = -2
-
-
-def _footer(storage: Storage, files: Files, place: int) -> int | None:
-    path = files.full_path(place)
-    try:
-        return persist(lambda: parquet_footer(path, object=storage.object(path, files.facts(place)))).footer_crc
-    except FileNotFoundError:
-        return None
-    except SourceError:
-        return UNREADABLE_CRC
 
 
 class _Read:

@@ -15,21 +15,16 @@ import dataclasses
 import glob
 import os
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from itertools import takewhile
 
-from fencepost._native import parquet_footer
-from fencepost.errors import FencepostError, StoreError
 from fencepost.findings import IGNORED_MAX
-from fencepost.lake.files import Facts, Files
-from fencepost.lake.storage import Storage, persist
+from fencepost.lake.asking import Ask, ask_facts, ask_rows
+from fencepost.lake.files import Files
+from fencepost.lake.storage import Storage
 from fencepost.state.stores import absolute, is_local
-
-AT_ONCE = 32
-"""Files that are looked at at a time: in an object store each is a request."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,13 +53,13 @@ class Slice:
         """The same without a bound on how much is read at once."""
         return Slice(of_source=self.of_source, only=self.only, files=self.files)
 
-    def listed(self, storage: Storage, root: str, deferred: Collection[str]) -> tuple[Files, list[str]]:
+    def listed(self, ask: Ask, storage: Storage, root: str, deferred: Collection[str]) -> tuple[Files, list[str]]:
         """(the files of the source that belong to it, those that were named and are not there)."""
         gone: list[str] = []
         if self.files is None:
-            found = self._list(storage, root, deferred)
+            found = self._list(ask, storage, root, deferred)
         else:
-            found, gone = _look(storage, root, self.files, deferred)
+            found, gone = _look(ask, storage, root, self.files, deferred)
         if not (self.of_source or self.only):
             return found, gone
         places = [place for place, path in enumerate(found.paths) if path in deferred or self.matches(path)]
@@ -83,7 +78,7 @@ class Slice:
             "**" in (some := pattern.split("/")) or all(map(_is_like, some, parts)) for pattern in self.of_source
         )
 
-    def _list(self, storage: Storage, root: str, deferred: Collection[str]) -> Files:
+    def _list(self, ask: Ask, storage: Storage, root: str, deferred: Collection[str]) -> Files:
         """What lies in the folders in which anything may match, and what is deferred."""
         folders = sorted({_folder(pattern) for pattern in self.of_source or self.only or ("",)})
         tops = [it for it in folders if not any(it != top and f"{it}/".startswith(f"{top}/") for top in folders)]
@@ -93,19 +88,19 @@ class Slice:
         files = Files(root, ignored=tuple(path for it in listed for path in it.ignored)[:IGNORED_MAX])
         for some in listed:
             files.extend(some)
-        files.extend(_look(storage, root, (), set(deferred).difference(files.paths))[0])
+        files.extend(_look(ask, storage, root, (), set(deferred).difference(files.paths))[0])
         in_order = files.take(sorted(range(len(files)), key=files.paths.__getitem__))
         return dataclasses.replace(in_order, ignored=files.ignored)
 
     def first_of(
-        self, storage: Storage, files: Files, places: Sequence[int], deferred: Collection[str]
+        self, ask: Ask, storage: Storage, files: Files, places: Sequence[int], deferred: Collection[str]
     ) -> Sequence[int]:
         """Of these new files as many as a run may read, the first ones by name. At least one, and those that are
         deferred."""
         if self.files_max is None and self.bytes_max is None and self.rows_max is None:
             return places
         fresh = [place for place in places if files.paths[place] not in deferred]
-        rows_of = _rows(storage, files, fresh) if self.rows_max is not None else iter([0] * len(fresh))
+        rows_of = ask_rows(ask, storage, files, fresh) if self.rows_max is not None else iter([0] * len(fresh))
         taken, count, size, rows = set[int](), 0, 0, 0
         for place in fresh:
             count, size, rows = count + 1, size + files.bytes[place], rows + next(rows_of)
@@ -209,17 +204,11 @@ def _is_like(pattern: str, part: str) -> bool:
     return found == name and low <= value <= (high or value)
 
 
-def _look(storage: Storage, root: str, named: Collection[str], deferred: Collection[str]) -> tuple[Files, list[str]]:
+def _look(
+    ask: Ask, storage: Storage, root: str, named: Collection[str], deferred: Collection[str]
+) -> tuple[Files, list[str]]:
     paths = sorted({*named, *deferred})
-
-    def look(path: str) -> Facts | None:
-        try:
-            return persist(lambda: storage.look(os.path.join(root, path)))
-        except FileNotFoundError:
-            return None
-
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        facts = list(pool.map(look, paths))
+    facts = ask_facts(ask, storage, [os.path.join(root, path) for path in paths])
     files, gone = Files(root), []
     for path, it in zip(paths, facts, strict=True):
         if it is None:
@@ -227,20 +216,3 @@ def _look(storage: Storage, root: str, named: Collection[str], deferred: Collect
         else:
             files.append(path, it)
     return files, gone
-
-
-def _rows(storage: Storage, files: Files, places: Sequence[int]) -> Iterator[int]:
-    """How many rows each file has, some footers at a time; none of a file that cannot be read."""
-
-    def rows(place: int) -> int:
-        path = files.full_path(place)
-        try:
-            return persist(lambda: parquet_footer(path, object=storage.object(path, files.facts(place)))).rows
-        except StoreError:
-            raise
-        except (FencepostError, FileNotFoundError):
-            return 0  # the scan will say what is wrong
-
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        for first in range(0, len(places), AT_ONCE):
-            yield from pool.map(rows, places[first : first + AT_ONCE])

@@ -30,14 +30,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 import pyarrow as pa  # type: ignore[import-untyped]
 
 from fencepost.errors import SinkError, SourceError
+from fencepost.lake.asking import ask_footers
 from fencepost.lake.delta import has_table, list_appended
 from fencepost.lake.files import Facts, Files
 from fencepost.lake.iceberg import list_appended as list_snapshots
 from fencepost.lake.iceberg import open_files
 from fencepost.lake.kafka_log import ExportItem, KafkaLog, export, find_new
 from fencepost.lake.left_out import Adds
-from fencepost.lake.plan import groups_of_files
-from fencepost.lake.scan import FooterItem, footers
 from fencepost.lake.slices import Slice
 from fencepost.lake.storage import LocalStorage, Storage, open_storage
 from fencepost.state.decision import Inputs
@@ -188,17 +187,19 @@ class Folder:
             raise SourceError(text, path=self.place)
         some = run.job.slice if not run.given else run.job.slice.whole if self.is_own else Slice()
         deferred = set(run.base.deferred.path) if run.base else set[str]()
-        listed, gone = some.listed(self.storage, self.place, deferred)
+        listed, gone = some.listed(run.ask_early, self.storage, self.place, deferred)
         run.vanished += gone
         listing = list_of(listed)
         digest = hash_of_listing(listing)
         if run.base and run.base.listing == digest:
             return News(files=listed.take([]), ignored=listed.ignored, listing=digest)
         new, moved = new_files(run.job.state.store, run.base.ledger if run.base else None, listing)
-        crcs = self._footers(run, listed, sorted(moved))
+        # Of files that have other inodes than when they were read. None: it is gone.
+        places = sorted(moved)
+        crcs = dict(zip(places, ask_footers(run.ask_early, self.storage, listed.take(places)), strict=True))
         same = [place for place, crc in crcs.items() if crc in moved[place]]
         new = sorted([*new, *(place for place, crc in crcs.items() if crc is not None and crc not in moved[place])])
-        taken = some.first_of(self.storage, listed, new, deferred)
+        taken = some.first_of(run.ask_early, self.storage, listed, new, deferred)
         return News(
             files=listed.take(taken) if len(taken) < len(listed) else listed,
             ignored=listed.ignored,
@@ -206,19 +207,6 @@ class Folder:
             seen_again=list_of(listed.take(same), [crcs[place] or 0 for place in same]),
             listing=digest if len(taken) == len(new) and None not in crcs.values() else None,
         )
-
-    def _footers(self, run: Run, listed: Files, places: list[int]) -> dict[int, int | None]:
-        """The checksums of the footers of files that have other inodes than when they were read. None: it is gone."""
-        if not places:
-            return {}
-        groups = [places[first:end] for first, end in groups_of_files([0] * len(places), run.job.engine.slots)]
-        items = [FooterItem(files=listed.take(group)) for group in groups]
-        run.outputs.make()
-        try:
-            found = run.tasks("look", partial(footers, self.storage), items)
-        finally:
-            run.outputs.remove()
-        return dict(zip(places, (crc for some in found for crc in some), strict=True))
 
     def unread(self, found: Found, *, is_rebase: bool) -> list[str]:
         return [] if self.is_own else _left_out(found)
@@ -249,7 +237,7 @@ class DeltaTable:
             job.check_rewritten()  # the first version was given up: its files may have been others
         own = job.state.agreed().id if job.is_in_place and run.before else None
         pending = [add for add in base.deferred.add if add is not None] if base and position else []
-        files, position, adds, damaged = list_appended(self.place, self.storage, position, own, pending)
+        files, position, adds, damaged = list_appended(self.place, self.storage, position, own, pending, run.ask_early)
         return News(files=files, position=position, adds=adds, damaged=damaged)
 
     def unread(self, found: Found, *, is_rebase: bool) -> list[str]:
@@ -284,7 +272,7 @@ class IcebergTable:
         base = run.base if self.is_own else None
         position = base.source_position if base else None
         pending = [add for add in base.deferred.add if add is not None] if base and position else []
-        files, position, adds, damaged = list_snapshots(self.named, self.storage, position, pending)
+        files, position, adds, damaged = list_snapshots(self.named, self.storage, position, pending, run.ask_early)
         return News(files=files, position=position, adds=adds, damaged=damaged)
 
     def unread(self, found: Found, *, is_rebase: bool) -> list[str]:

@@ -49,7 +49,7 @@ from fencepost.lake.plan import groups_of_files
 from fencepost.sql import rows as bulk
 from fencepost.sql.database import Database, Int64, outages
 from fencepost.sql.target import Target
-from fencepost.state.commit import NewRows
+from fencepost.state.commit import NewRows, Tasks, in_turn
 from fencepost.state.decision import ABANDONED, APPLIED, Decision, Outputs
 from fencepost.state.disk import Disk
 from fencepost.state.sinks import RunFolders, without_rows
@@ -206,7 +206,7 @@ class StagedTable(RunFolders):
         """See `RunFolders`."""
         return {"staged": [[it.table, it.rows] for it in results], "columns": results[0].columns}
 
-    def apply(self, decision: Decision) -> str:
+    def apply(self, decision: Decision, tasks: Tasks = in_turn) -> str:
         """See `Sink`: one transaction, then the side tables."""
         return self._show(decision, self.status(decision) or self._commit(decision, APPLIED))
 

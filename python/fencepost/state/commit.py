@@ -9,11 +9,11 @@ Every decision is applied, also one without output: what a sink shows is numbere
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 from fencepost.errors import StateConflictError
 from fencepost.state.decision import ABANDONED, Decision, Outputs, SideFiles
@@ -21,6 +21,25 @@ from fencepost.state.scratch import Scratch
 
 if TYPE_CHECKING:
     from fencepost.state.versions import State
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class Tasks(Protocol):
+    """Runs a stage of `Sink.apply`, such as a job does on its engine."""
+
+    def __call__(self, stage: str, work: Callable[[T], R], items: Sequence[T], /, *, scratch: Scratch) -> list[R]:
+        """`work` of each item, in the order of the items, which are dataclasses of data. It is a function of a module,
+        or a `partial` of one, and may run more than once. `scratch`: where the plan of a stage may lie.
+
+        Raises what a task raises.
+        """
+
+
+def in_turn(_: str, work: Callable[[T], R], items: Sequence[T], /, *, scratch: Scratch) -> list[R]:
+    """`Tasks` where there is no engine: one after the other, in this process."""
+    return [work(item) for item in items]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,8 +128,11 @@ class Sink(Protocol):
         """Keep the winning files, final name to name in the scratch, apart from what else tasks have written or still
         write; gives their place for `apply` (`Decision.prepared`)."""
 
-    def apply(self, decision: Decision) -> str:
-        """Show a decided version. Gives APPLIED, or ABANDONED where it was fenced. Raises SinkChangedError."""
+    def apply(self, decision: Decision, tasks: Tasks = in_turn) -> str:
+        """Show a decided version. Gives APPLIED, or ABANDONED where it was fenced. Raises SinkChangedError.
+
+        `tasks`: runs what takes a request for each file.
+        """
 
     def fence(self, decision: Decision) -> str:
         """Make sure that a decided version is never shown. Gives ABANDONED, or APPLIED where it is shown already.
@@ -137,7 +159,7 @@ class Sink(Protocol):
         """Remove what attempts at versions that are done have left."""
 
 
-def recover(state: State, sink: Sink) -> tuple[int, ...]:
+def recover(state: State, sink: Sink, tasks: Tasks = in_turn) -> tuple[int, ...]:
     """Check that the sink is the state's, finish the version that was decided and not done, and clean up behind it.
 
     Gives the version's number, if there was one. `state.seen()` is of now then. Raises SnapshotError, SinkError,
@@ -148,7 +170,7 @@ def recover(state: State, sink: Sink) -> tuple[int, ...]:
     state.settle()
     sink.check(state)
     for version in unfinished:
-        state.finish(version, sink.apply(state.version(version)))
+        state.finish(version, sink.apply(state.version(version), tasks))
         clean_up(state, sink)
     state.renew_hint()
     return tuple(unfinished)
@@ -165,6 +187,7 @@ def commit(
     sink: Sink,
     decision: Decision,
     step: Callable[[str], AbstractContextManager[object]] = nullcontext,
+    tasks: Tasks = in_turn,
 ) -> None:
     """Decide, apply and finish. Everything that the decision names is durable already. `step` is entered for each.
 
@@ -175,7 +198,7 @@ def commit(
         if not state.decide(decision):
             raise conflict(state, decision.version)
     with step("apply"):
-        status = sink.apply(decision)
+        status = sink.apply(decision, tasks)
     with step("finish"):
         state.finish(decision.version, status)
         clean_up(state, sink)

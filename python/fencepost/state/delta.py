@@ -17,7 +17,6 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
@@ -25,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from fencepost.errors import FencepostError, SinkChangedError, SinkError
-from fencepost.state.commit import NewRows
+from fencepost.state.commit import NewRows, Tasks, in_turn
 from fencepost.state.decision import ABANDONED, APPLIED, Decision, Outputs, SideFiles
 from fencepost.state.delta_columns import (
     WIDENING,
@@ -40,7 +39,8 @@ from fencepost.state.delta_columns import (
 from fencepost.state.delta_log import LOG, Action, Table, info_of, put_commit, read_commit, read_commits, read_table
 from fencepost.state.disk import Disk
 from fencepost.state.hive import hive_folders, hive_values
-from fencepost.state.prefix import COPIES_AT_ONCE, RunPrefixes, copy_object
+from fencepost.state.placing import CopyItem
+from fencepost.state.prefix import RunPrefixes
 from fencepost.state.scratch import Scratch
 from fencepost.state.sinks import MARKER, RunFolders, without_rows
 from fencepost.state.stores import LocalStore, RemoteStore, Store, load_provider
@@ -279,31 +279,31 @@ class DeltaSink:
             check_schema(self.location, known, schema, path)
         return about
 
-    def apply(self, decision: Decision) -> str:
+    def apply(self, decision: Decision, tasks: Tasks = in_turn) -> str:
         """See `Sink`: one transaction, then the side tables."""
-        return self._show(decision, self.own.status(decision) or self._commit(decision, APPLIED))
+        return self._show(decision, self.own.status(decision) or self._commit(decision, APPLIED, tasks), tasks)
 
     def fence(self, decision: Decision) -> str:
         """See `Sink`: a transaction without rows takes the version's number."""
         try:
-            status = self.own.status(decision) or self._commit(decision, ABANDONED)
+            status = self.own.status(decision) or self._commit(decision, ABANDONED, in_turn)
         except SinkChangedError:
             status = ABANDONED  # another table than the one it was decided for: nobody can write the version to it
-        return self._show(decision, status)
+        return self._show(decision, status, in_turn)
 
-    def _show(self, decision: Decision, status: str) -> str:
+    def _show(self, decision: Decision, status: str, tasks: Tasks) -> str:
         """What follows the transaction, whichever it was."""
         beside = without_rows(decision)
         if status == APPLIED:
-            status = self.own.apply(beside)
+            status = self.own.apply(beside, tasks)
         else:
             status = self.own.fence(beside)
             if status == ABANDONED:
                 self.store.delete(self.names(decision))
-        self.own.clear(decision)
+        self.own.clear(decision, tasks)
         return status
 
-    def _commit(self, decision: Decision, wanted: str) -> str:
+    def _commit(self, decision: Decision, wanted: str, tasks: Tasks) -> str:
         """Write the version's transaction, unless somebody has. Gives what it was: `wanted`, or what theirs was."""
         state, number = str(self.own.owner()), decision.version
         seen = decision.sink_version
@@ -324,7 +324,7 @@ class DeltaSink:
                 wanted = ABANDONED
             before = table.version
             try:
-                self._write(table, decision, wanted, state)
+                self._write(table, decision, wanted, state, tasks)
                 is_mine = True
             except TakenError:
                 is_mine = False  # look at what came first, then try the version after it
@@ -353,7 +353,7 @@ class DeltaSink:
         those that are there."""
         return True
 
-    def _write(self, table: Table, decision: Decision, wanted: str, state: str) -> None:
+    def _write(self, table: Table, decision: Decision, wanted: str, state: str, tasks: Tasks) -> None:
         """The table's next version, or TakenError where it has one already."""
         now_ms = time.time_ns() // 1_000_000
         about = {
@@ -364,7 +364,7 @@ class DeltaSink:
         commit = heading(decision, state, wanted, about, now_ms)
         if wanted == APPLIED:
             if decision.attempt not in self._placed:
-                self._place(decision)
+                self._place(decision, tasks)
                 self._placed.add(decision.attempt)
             commit += [*self._changed_columns(table, decision), *self._added(decision, now_ms)]
         self._put(table, commit)
@@ -417,7 +417,7 @@ class DeltaSink:
 
     # Files
 
-    def _place(self, decision: Decision) -> None:
+    def _place(self, decision: Decision, tasks: Tasks) -> None:
         """Bring the version's files to where the table will name them. May be done again, by anyone.
 
         VACUUM removes files that no version of the table names, but for young ones. So their age begins here: a version
@@ -426,7 +426,7 @@ class DeltaSink:
         if not len(decision.outputs):
             return
         if isinstance(self.own, RunPrefixes):
-            self._copy(decision, self.own)
+            self._copy(decision, self.own, tasks)
         else:
             self._move(decision, self.own.path)
 
@@ -450,31 +450,14 @@ class DeltaSink:
         for folder in folders | {root}:
             self.disk.seal(folder)
 
-    def _copy(self, decision: Decision, own: RunPrefixes) -> None:
+    def _copy(self, decision: Decision, own: RunPrefixes, tasks: Tasks) -> None:
         """By the store itself, where it can."""
-        outputs = decision.outputs
-        try:
-            written: dict[str, str] = own.written(decision)
-        except FileNotFoundError:
-            written = {}  # another driver was through, and has cleaned up
-        with ThreadPoolExecutor(COPIES_AT_ONCE) as pool:
-            copies = [
-                pool.submit(self._copy_one, own, decision, written.get(name), final, size)
-                for name, final, size in zip(outputs.name, self.names(decision), outputs.bytes, strict=True)
-            ]
-        for copy in copies:
-            copy.result()
-
-    def _copy_one(self, own: RunPrefixes, decision: Decision, name: str | None, final: str, size: int) -> None:
         assert isinstance(self.store, RemoteStore)
-        with suppress(FileNotFoundError):  # by now another driver may be through
-            if name is not None:
-                copy_object(own.store, name, size, self.store, final)
-        try:
-            found = self.store.size(final)
-        except FileNotFoundError:
-            found = -1
-        if found != size:
+        outputs, written, files = decision.outputs, own.written(decision), CopyItem()
+        for name, final, size in zip(outputs.name, self.names(decision), outputs.bytes, strict=True):
+            files.add(written.get(name), final, size)
+        # Files that are gone from where they were prepared are at their places if another driver was through.
+        for final in own.place(decision, files, self.store, tasks).wrong:
             raise SinkChangedError(
                 f"{self.location}/{final}: not what version {decision.version} decided, and it cannot be taken from "
                 f"{decision.prepared}"

@@ -15,20 +15,19 @@ What they must not do is take rows back by going to an older snapshot: the state
 from __future__ import annotations
 
 import base64
-import json
 import os
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fencepost.errors import SinkChangedError, SinkError
 from fencepost.state import changelog
-from fencepost.state.commit import NewRows
+from fencepost.state.commit import NewRows, Tasks, in_turn
 from fencepost.state.decision import ABANDONED, APPLIED, Decision, Outputs, SideFiles
 from fencepost.state.disk import Disk
 from fencepost.state.iceberg_tables import NamedTable, columns_of, history, plain_location, schema_of
-from fencepost.state.prefix import COPIES_AT_ONCE, RunPrefixes, copy_object
+from fencepost.state.placing import CopyItem
+from fencepost.state.prefix import RunPrefixes
 from fencepost.state.scratch import Scratch
 from fencepost.state.sinks import RunFolders, without_rows
 from fencepost.state.stores import RemoteStore, is_local
@@ -67,6 +66,8 @@ class IcebergSink:
         self.named = NamedTable(uri, options)
         self.disk = disk
         self._known: RunFolders | RunPrefixes | None = None
+        self._placed: set[str] = set()
+        """Attempts whose files this sink has brought to their places."""
 
     @property
     def location(self) -> str:
@@ -234,24 +235,24 @@ class IcebergSink:
 
     # Versions
 
-    def apply(self, decision: Decision) -> str:
+    def apply(self, decision: Decision, tasks: Tasks = in_turn) -> str:
         """See `Sink`: one commit, then the side tables."""
-        return self._show(decision, self._commit(decision, APPLIED))
+        return self._show(decision, self._commit(decision, APPLIED, tasks), tasks)
 
     def fence(self, decision: Decision) -> str:
         """See `Sink`: an empty snapshot takes the version's number."""
-        return self._show(decision, self._commit(decision, ABANDONED))
+        return self._show(decision, self._commit(decision, ABANDONED, in_turn), in_turn)
 
-    def _show(self, decision: Decision, status: str) -> str:
+    def _show(self, decision: Decision, status: str, tasks: Tasks) -> str:
         """What follows the commit, whichever it was."""
         beside, sides = self._beside(), without_rows(decision)
-        status = beside.apply(sides) if status == APPLIED else beside.fence(sides)
+        status = beside.apply(sides, tasks) if status == APPLIED else beside.fence(sides)
         if status == ABANDONED and len(decision.outputs):
             self._remove(self._table(), self.names(decision))
-        beside.discard(decision.version, decision.attempt)
+        beside.clear(decision, tasks)
         return status
 
-    def _commit(self, decision: Decision, wanted: str) -> str:
+    def _commit(self, decision: Decision, wanted: str, tasks: Tasks) -> str:
         """Move the property to the version, its rows with it, unless somebody has. Gives what it was: `wanted`, or
         what theirs was."""
         from pyiceberg.exceptions import CommitFailedException
@@ -270,8 +271,9 @@ class IcebergSink:
                 text = f"version {number} can only follow {number - 1}; the newest in the table is {mark.version}"
                 raise SinkChangedError(f"{self.location}: {text}")
             try:
-                if wanted == APPLIED:
-                    self._place(table, decision)
+                if wanted == APPLIED and decision.attempt not in self._placed:
+                    self._place(table, decision, tasks)
+                    self._placed.add(decision.attempt)
                 self._write(table, decision, wanted, state)
             except (CommitFailedException, FileNotFoundError) as error:
                 if self._table().metadata_location != table.metadata_location:
@@ -329,7 +331,7 @@ class IcebergSink:
 
     # Files
 
-    def _place(self, table: Table, decision: Decision) -> None:
+    def _place(self, table: Table, decision: Decision, tasks: Tasks) -> None:
         """Bring the version's files to where the table will name them. May be done again, by anyone.
 
         Raises FileNotFoundError where they are in neither place.
@@ -339,7 +341,7 @@ class IcebergSink:
         beside, outputs = self._beside(table), decision.outputs
         moves = list(zip(outputs.name, self.names(decision), outputs.bytes, strict=True))
         if isinstance(beside, RunPrefixes):
-            self._copy_all(table, beside, decision, moves)
+            self._copy_all(table, beside, decision, moves, tasks)
         else:
             self._move_all(self._folder(table), beside.path / str(decision.prepared), moves)
 
@@ -356,22 +358,13 @@ class IcebergSink:
         self.disk.seal(folder / DATA)
 
     def _copy_all(
-        self, table: Table, beside: RunPrefixes, decision: Decision, moves: list[tuple[str, str, int]]
+        self, table: Table, beside: RunPrefixes, decision: Decision, moves: list[tuple[str, str, int]], tasks: Tasks
     ) -> None:
-        store = self._store(table)
-        there = {name: size for name, size, _ in store.listing(DATA)}
-        lacking = [move for move in moves if there.get(move[1]) != move[2]]
-        if not lacking:
-            return
-        folder = str(decision.prepared).rpartition("/")[0]
-        written = json.loads(beside.store.read(str(decision.prepared)))
-        with ThreadPoolExecutor(COPIES_AT_ONCE) as pool:
-            list(
-                pool.map(
-                    lambda move: copy_object(beside.store, f"{folder}/{written[move[0]]}", move[2], store, move[1]),
-                    lacking,
-                )
-            )
+        written, files = beside.written(decision), CopyItem()
+        for name, final, size in moves:
+            files.add(written.get(name), final, size)
+        for final in beside.place(decision, files, self._store(table), tasks).wrong:
+            raise FileNotFoundError(final)
 
     def _remove(self, table: Table, names: list[str]) -> None:
         if is_local(self._root(table)):

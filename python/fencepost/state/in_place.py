@@ -21,6 +21,7 @@ from urllib.parse import quote, unquote, urlparse
 
 from fencepost._native import parquet_footer
 from fencepost.errors import SinkChangedError, SinkError, SourceError
+from fencepost.state.commit import Tasks, in_turn
 from fencepost.state.decision import APPLIED, Decision
 from fencepost.state.delta import (
     FEATURES,
@@ -106,7 +107,7 @@ class InPlace(DeltaSink):
                 return False
         return True
 
-    def _write(self, table: Table, decision: Decision, wanted: str, state: str) -> None:
+    def _write(self, table: Table, decision: Decision, wanted: str, state: str, tasks: Tasks) -> None:
         version, now_ms = table.version + 1, time.time_ns() // 1_000_000
         has_changes = wanted == APPLIED and len(decision.marked)
         changes = self._checked_changes(table, decision, now_ms) if has_changes else []
@@ -131,7 +132,7 @@ class InPlace(DeltaSink):
         version may be decided long before it is committed. Raises SinkChangedError where they are there no more: others
         have given the version up.
         """
-        self._place(decision)
+        self._place(decision, in_turn)
         try:
             live = live_files(self.store, table.version)
             changes = self._changes(table, live, decision, now_ms)

@@ -18,13 +18,14 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
-from fencepost._native import parquet_footer
-from fencepost.errors import FencepostError, SinkChangedError, SinkError, StoreError
+from fencepost.errors import SinkChangedError, SinkError
 from fencepost.state import changelog
-from fencepost.state.commit import NewRows
+from fencepost.state.commit import NewRows, Tasks, in_turn
 from fencepost.state.decision import ABANDONED, APPLIED, Decision, Outputs, SideFiles
+from fencepost.state.placing import CopyItem, Placed, clear_folder, place_files
 from fencepost.state.scratch import PrefixScratch
 from fencepost.state.sinks import MARKER, PREPARE, check_owner
 from fencepost.state.stores import RemoteStore, check_exclusion
@@ -34,9 +35,7 @@ VERSIONS = "_versions"
 SUCCESS = "_SUCCESS"
 COLLECTED = "collected.json"
 """In the folder of an attempt: final name to the name that a task has drawn."""
-COPIES_AT_ONCE = 32
-STREAMED_BYTES = 32 << 20
-"""One request of a copy that the store does not make by itself."""
+READS_AT_ONCE = 32
 
 
 class RunPrefixes:
@@ -145,13 +144,13 @@ class RunPrefixes:
 
     # Versions
 
-    def apply(self, decision: Decision) -> str:
+    def apply(self, decision: Decision, tasks: Tasks = in_turn) -> str:
         """See `Sink`: every step may have been done before, by anyone."""
-        return self._go_on(decision, self._claimed(decision, APPLIED))
+        return self._go_on(decision, self._claimed(decision, APPLIED), tasks)
 
     def fence(self, decision: Decision) -> str:
         """See `Sink`: whoever claims the version says what becomes of it."""
-        return self._go_on(decision, self._claimed(decision, ABANDONED))
+        return self._go_on(decision, self._claimed(decision, ABANDONED), in_turn)
 
     def _claimed(self, decision: Decision, wanted: str) -> str:
         """What became of a version: what is wanted, unless it was claimed before."""
@@ -170,28 +169,28 @@ class RunPrefixes:
             )
         return str(claim["status"])
 
-    def _go_on(self, decision: Decision, status: str) -> str:
+    def _go_on(self, decision: Decision, status: str, tasks: Tasks) -> str:
         if status == APPLIED:
-            self._show(decision)
-        self.clear(decision)
+            self._show(decision, tasks)
+        self.clear(decision, tasks)
         return status
 
-    def clear(self, decision: Decision) -> None:
+    def clear(self, decision: Decision, tasks: Tasks = in_turn) -> None:
         """Remove what was prepared for a version that is over."""
         if decision.prepared is not None:
-            self.store.clear(decision.prepared.rpartition("/")[0])
+            clear_folder(self.store, _folder_of(decision), tasks)
 
     def status(self, decision: Decision) -> str | None:
         """For sinks whose rows are elsewhere: what has become of a version, if anything has."""
         data = self._read(_claim_of(decision.version))
         return None if data is None else self._checked_claim(decision, data)
 
-    def _show(self, decision: Decision) -> None:
+    def _show(self, decision: Decision, tasks: Tasks) -> None:
         name, manifest = f"run={decision.version}/{SUCCESS}", _json(_manifest(decision))
         if self._read(name) == manifest:
             return
         try:
-            self._copy_lacking(decision)
+            self._copy_lacking(decision, tasks)
         except FileNotFoundError:
             # Another driver was through, and has cleaned up; its files may be gone again by now.
             if self._read(name) == manifest:
@@ -203,49 +202,39 @@ class RunPrefixes:
         if not self.store.put(name, manifest):
             raise SinkChangedError(f"{self.store.uri}/{name}: not what version {decision.version} decided; remove it")
 
-    def _copy_lacking(self, decision: Decision) -> None:
-        """Raises FileNotFoundError where what was prepared is gone."""
-        wanted = _files(decision)
-        lacking = self._lacking(decision, wanted)
-        if not lacking:
+    def _copy_lacking(self, decision: Decision, tasks: Tasks) -> None:
+        """Copy the files that are not at their places, or are others there.
+
+        Raises FileNotFoundError where what was prepared is gone, or something else.
+        """
+        wanted, run = _files(decision), f"run={decision.version}"
+        if not wanted:
             return
-        written, run = self.written(decision), f"run={decision.version}"
-        with ThreadPoolExecutor(COPIES_AT_ONCE) as pool:
-            copies = [pool.submit(self._copy, written[name], wanted[name][0], f"{run}/{name}") for name in lacking]
-        for copy in copies:
-            copy.result()
-        sizes = self._sizes(decision)
-        wrong = [name for name, (size, _) in wanted.items() if sizes.get(name) != size]
-        if wrong:
-            raise SinkChangedError(f"{self.location}/{run}/{wrong[0]}: not what was copied there")
+        sizes, written = self._sizes(run), self.written(decision)
+        files = CopyItem()
+        for name, (size, crc) in wanted.items():
+            files.add(written.get(name), f"{run}/{name}", size, crc if sizes.get(name) == size else None)
+        placed = self.place(decision, files, self.store, tasks)
+        for target in (*placed.gone, *placed.wrong):
+            raise FileNotFoundError(target)
 
-    def _lacking(self, decision: Decision, wanted: dict[str, tuple[int, int]]) -> list[str]:
-        """Names of files that are not at their places, or are others."""
-        sizes = self._sizes(decision)
-        there = [name for name, (size, _) in wanted.items() if sizes.get(name) == size]
-        with ThreadPoolExecutor(COPIES_AT_ONCE) as pool:
-            are_right = pool.map(lambda name: self._has_footer(decision, name, wanted[name]), there)
-            right = {name for name, is_right in zip(there, are_right, strict=True) if is_right}
-        return [name for name in wanted if name not in right]
-
-    def _has_footer(self, decision: Decision, name: str, facts: tuple[int, int]) -> bool:
-        full_name, (size, crc) = f"run={decision.version}/{name}", facts
+    def place(self, decision: Decision, files: CopyItem, store: RemoteStore, tasks: Tasks) -> Placed:
+        """Bring files of a version, by their names in this prefix, to their places in a store."""
+        scratch = PrefixScratch(self.store, _folder_of(decision))
         try:
-            footer = parquet_footer(f"{self.store.uri}/{full_name}", object=self.store.object(full_name, size))
-        except StoreError:
-            raise
-        except (FencepostError, FileNotFoundError):
-            return False
-        return footer.footer_crc == crc
-
-    def _copy(self, name: str, size: int, target: str) -> None:
-        copy_object(self.store, name, size, self.store, target)
+            return place_files(files, self.store, store, scratch, tasks)
+        except Exception:
+            if self.written(decision):
+                raise
+            # Another driver was through, and has cleaned up: what was prepared, and the plan of these tasks.
+            lost = replace(files, names=[None] * len(files.targets))
+            return place_files(lost, self.store, store, scratch, in_turn)
 
     def written(self, decision: Decision) -> dict[str, str]:
-        """Where the files of a version were prepared, by their final names. Raises FileNotFoundError: nowhere now."""
-        folder = str(decision.prepared).rpartition("/")[0]
-        written = json.loads(self.store.read(str(decision.prepared)))
-        return {name: f"{folder}/{it}" for name, it in written.items()}
+        """Where the files of a version were prepared, by their final names. Empty where they are nowhere now."""
+        data = self._read(str(decision.prepared))
+        written = {} if data is None else json.loads(data)
+        return {name: f"{_folder_of(decision)}/{it}" for name, it in written.items()}
 
     # What is there
 
@@ -253,7 +242,7 @@ class RunPrefixes:
         return [f"run={decision.version}/{name}" for name in decision.outputs.name]
 
     def shown(self, decision: Decision) -> int:
-        return len(self._sizes(decision).keys() & set(decision.outputs.name))
+        return len(self._sizes(f"run={decision.version}").keys() & set(decision.outputs.name))
 
     def changelog(self) -> Iterator[Any]:
         import pyarrow.parquet as pq  # type: ignore[import-untyped]
@@ -271,7 +260,7 @@ class RunPrefixes:
         """The names of the files with kept rows of all versions that are there as a whole."""
         listed = [name for name, _, _ in self.store.listing()]
         whole = [name.partition("/")[0] for name in listed if re.fullmatch(rf"run=\d+/{SUCCESS}", name)]
-        with ThreadPoolExecutor(COPIES_AT_ONCE) as pool:
+        with ThreadPoolExecutor(READS_AT_ONCE) as pool:
             manifests = list(pool.map(lambda run: self.store.read(f"{run}/{SUCCESS}"), whole))
         there = set(listed)
         rows = [f"{run}/{it['name']}" for run, data in zip(whole, manifests, strict=True) for it in _rows_of(data)]
@@ -287,9 +276,8 @@ class RunPrefixes:
                 return schema
         return None
 
-    def _sizes(self, decision: Decision) -> dict[str, int]:
+    def _sizes(self, folder: str) -> dict[str, int]:
         """The bytes of every file of a version, by its name within."""
-        folder = f"run={decision.version}"
         return {name.removeprefix(f"{folder}/"): size for name, size, _ in self.store.listing(folder)}
 
     def owner(self) -> str | None:
@@ -304,21 +292,13 @@ class RunPrefixes:
             return None
 
 
-def copy_object(origin: RemoteStore, name: str, size: int, store: RemoteStore, target: str) -> None:
-    """Copy an object of so many bytes to a name of a store, by the store itself where it can.
-
-    Raises FileNotFoundError.
-    """
-    if store.copy(origin, name, size, target):
-        return
-    writer = store.writer(target)
-    for piece in origin.object(name, size).pieces(STREAMED_BYTES):
-        writer.write(piece)
-    writer.close()
-
-
 def _claim_of(version: int) -> str:
     return f"{VERSIONS}/{version}.json"
+
+
+def _folder_of(decision: Decision) -> str:
+    """Where the files of a version were prepared."""
+    return str(decision.prepared).rpartition("/")[0]
 
 
 def _json(value: Any) -> bytes:

@@ -27,7 +27,7 @@ from uuid import uuid4
 
 from fencepost.errors import SinkChangedError, SinkError
 from fencepost.state import changelog
-from fencepost.state.commit import NewRows, Sink
+from fencepost.state.commit import NewRows, Sink, Tasks, in_turn
 from fencepost.state.decision import ABANDONED, APPLIED, Decision, Outputs, Settings, SideFiles
 from fencepost.state.disk import TEMPORARY, Disk, opened_folder
 from fencepost.state.iceberg_tables import is_iceberg
@@ -242,7 +242,7 @@ class RunFolders:
             self.disk.seal(prepared / subfolder)
         return prepared.relative_to(self.path).as_posix()
 
-    def apply(self, decision: Decision) -> str:
+    def apply(self, decision: Decision, tasks: Tasks = in_turn) -> str:
         """See `Sink`: one rename, of a folder that has just what was decided."""
         target, is_empty = self._target(decision), decision.prepared is None
         prepared = self._folder_for_marker(decision) if is_empty else self.path / str(decision.prepared)
@@ -363,7 +363,7 @@ class RunFolders:
         self.disk.write(folder / name, b"")
         self.disk.seal(folder)
 
-    def clear(self, decision: Decision) -> None:
+    def clear(self, decision: Decision, tasks: Tasks = in_turn) -> None:
         """Remove what was prepared for a version that is over."""
         if decision.prepared is not None:
             self.disk.remove((self.path / decision.prepared).parent)
