@@ -302,14 +302,14 @@ class _Attempt:
         from fencepost.state.engine import LocalEngine
 
         self.state, self.sink = state, sink or _sink_of(state)
-        recover(state, self.sink)
+        self.engine: Engine = state.engine or LocalEngine()
+        self._scratch: Scratch = FolderScratch("", Disk(sync=False))
+        recover(state, self.sink, self.run)
         self.version, before = state.root()
         if before is None:
             raise SnapshotError(f"{state.uri}: no version is done yet", reason="no version is done yet")
         self.before = before
         self.attempt = uuid4().hex
-        self.engine: Engine = state.engine or LocalEngine()
-        self._scratch: Scratch = FolderScratch("", Disk(sync=False))
 
     @property
     def common(self) -> Common:
@@ -351,12 +351,14 @@ class _Attempt:
     def tasks(self, stage: str, work: Callable[[Store, Scratch, T], R], items: Sequence[T]) -> list[R]:
         return self.run(stage, partial(work, self.state.store, self._scratch), items)
 
-    def run(self, stage: str, work: Callable[[T], R], items: Sequence[T]) -> list[R]:
+    def run(
+        self, stage: str, work: Callable[[T], R], items: Sequence[T], /, *, scratch: Scratch | None = None
+    ) -> list[R]:
         """What the items' tasks give. A single one is run here: an engine costs more than that."""
         from fencepost.state.engine import LocalEngine, run_stage
 
         engine = self.engine if len(items) > 1 else LocalEngine()
-        return [result for _, result in run_stage(engine, stage, work, items, self._scratch)]
+        return [result for _, result in run_stage(engine, stage, work, items, scratch or self._scratch)]
 
     def lines(self, done: list[Done]) -> list[Any]:
         """The lines of the changelog that tasks have written."""
