@@ -65,7 +65,7 @@ PACKAGE_SOURCES := $(shell find python/fencepost -name '*.py' -o -name '*.pyi' -
 SPARK_SOURCES := Cargo.toml spark_udf/pyproject.toml spark_udf/hatch_build.py $(shell find spark_udf/fencepost_spark -name '*.py')
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-chain test test-matrix test-marked lint test-rust test-portable test-portable-part test-fuzz test-fuzz-part test-python test-jobs test-bench test-sql postgresql model \
+.PHONY: help demo demo-chain test test-matrix test-marked lint test-rust test-portable test-portable-part test-fuzz test-fuzz-part test-python test-jobs test-tables test-bench test-sql postgresql model \
 	faults test-spark test-spark43 test-spark43-part test-free-threaded asan asan-part miri fuzz test-spark-connect \
 	test-spark-connect-part test-spark-delta test-kafka test-cluster test-stores jars fuzz-corpus fuzz-targets bench bench-full bench-rust bench-curve wheels \
 	develop format requirements tools java clean
@@ -86,13 +86,13 @@ test-matrix: ## All of what `make test` runs in part: libFuzzer, benchmarks, the
 	$(call together,$(MATRIX))
 
 # What others wait for first, beside it what waits for nothing, then what takes longest.
-SUITES := java postgresql $(VENV)/tests $(JARS_IF_MAVEN) $(VENV43)/dependencies test-portable-part asan-part test-jobs \
-	test-spark test-rust test-python test-sql test-spark-delta test-cluster test-fuzz-part lint test-kafka test-spark43-part \
+SUITES := java postgresql $(VENV)/tests $(JARS_IF_MAVEN) $(VENV43)/dependencies test-portable-part asan-part test-spark \
+	test-jobs test-tables test-rust test-python test-sql test-spark-delta test-cluster test-fuzz-part lint test-kafka test-spark43-part \
 	test-spark-connect-part test-bench
 MATRIX := java postgresql $(S3_SERVER) test-fuzz test-spark43 asan test-spark-connect test-portable test-marked test-stores
 
-# Suites at a time. Each waits for servers, JVMs and other processes: three leave a third of two cores idle.
-JOBS ?= 4
+# Suites at a time. Each waits for servers, JVMs and other processes: four leave a seventh of two cores idle.
+JOBS ?= 5
 # Rust's test runner prints times only where unstable options are welcome.
 together = @$(PYTHON) .ci/suite.py --clear; \
 	PYTEST_ADDOPTS="--durations=20 --durations-min=0.05 $(2) $$PYTEST_ADDOPTS" \
@@ -102,7 +102,7 @@ together = @$(PYTHON) .ci/suite.py --clear; \
 	code=$$?; $(PYTHON) .ci/suite.py; exit $$code
 
 # The JVMs of tests are short-lived: their second compiler and a collector's threads would take a quarter of the time.
-test-python test-jobs test-bench test-marked test-spark test-spark43 test-spark43-part test-spark-delta \
+test-python test-jobs test-tables test-bench test-marked test-spark test-spark43 test-spark43-part test-spark-delta \
 	test-spark-connect test-spark-connect-part test-kafka test-cluster test-stores: export JDK_JAVA_OPTIONS := -XX:TieredStopAtLevel=1 -XX:+UseSerialGC
 
 lint: $(VENV)/tests ## Formatting, clippy, ruff, mypy
@@ -176,15 +176,20 @@ test-free-threaded: dist/native-free-threaded ## The thread tests on a CPython w
 	.venv-free-threaded/bin/python -W error -c 'import fencepost, sys; assert not sys._is_gil_enabled()'
 	.venv-free-threaded/bin/python -m pytest tests/test_threads.py --deselect tests/test_threads.py::test_the_measure_tells_a_held_interpreter
 
-# Jobs and their states. What is in neither list is in test-python.
-JOB_TESTS := $(wildcard $(patsubst %,tests/test_%.py,lake* delta* iceberg* faults in_place kept_content layouts object_sinks object_sources operations protocol retention schemas secrets segments slices \
-	shards state stores task_plan vectors))
+tests_of = $(wildcard $(patsubst %,tests/test_%.py,$(1)))
+# What is in none of these is in test-python.
+JOB_TESTS := $(call tests_of,lake* faults kept_content layouts operations protocol retention schemas secrets segments shards \
+	slices state task_plan)
+TABLE_TESTS := $(call tests_of,delta* iceberg* in_place object_sinks object_sources stores vectors)
 BENCH_TESTS := tests/test_bench.py
 test-python: $(VENV)/tests ## Everything in Python that has no suite of its own
-	$(TIMED) $(BIN)/python -m pytest $(filter-out $(JOB_TESTS) $(BENCH_TESTS),$(wildcard tests/test_*.py))
+	$(TIMED) $(BIN)/python -m pytest $(filter-out $(JOB_TESTS) $(TABLE_TESTS) $(BENCH_TESTS),$(wildcard tests/test_*.py))
 
 test-jobs: $(VENV)/tests ## Jobs on local engines, their states, and faults
 	$(TIMED) $(BIN)/python -m pytest $(JOB_TESTS)
+
+test-tables: $(VENV)/tests ## Jobs on Delta and Iceberg tables and in object stores
+	$(TIMED) $(BIN)/python -m pytest $(TABLE_TESTS)
 
 test-bench: java $(VENV)/tests ## The benchmarks with few rows: every answer is right
 	$(TIMED) $(BIN)/python -m pytest $(BENCH_TESTS)
