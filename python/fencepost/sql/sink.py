@@ -108,6 +108,10 @@ class SqlSink:
     must hold the identity columns, with an index on them where it is large. Leave out columns that your application
     updates.
 
+    `lock_timeout_ms`, `idle_timeout_ms`: on PostgreSQL, how long a statement of a call waits for a lock, and how long an
+    effect may leave the transaction idle between two statements before the database undoes it: a process that was
+    stopped in a call keeps its locks no longer. None: as the session has it.
+
     Raises:
         PolicyError: settings that make no sense, or others than those of this consumer.
         SinkError: no such table, or not these columns.
@@ -133,8 +137,12 @@ class SqlSink:
         attempts: int = 20,
         compare_content: bool | Sequence[str] = False,
         on_conflict: OnConflict = "stop",
+        lock_timeout_ms: int | None = 90_000,
+        idle_timeout_ms: int | None = 60_000,
     ) -> None:
-        self._database = Database(engine, attempts=attempts)
+        self._database = Database(
+            engine, attempts=attempts, lock_timeout_ms=lock_timeout_ms, idle_timeout_ms=idle_timeout_ms
+        )
         self._target = None if table is None else Target(engine, table, insert)
         self.replay_ms = replay_ms
         settings: dict[str, Any] = {"claim": claim, "table": None if self._target is None else self._target.name}

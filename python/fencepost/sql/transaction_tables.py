@@ -192,7 +192,8 @@ def save(connection: Connection, held: Held) -> None:
 def save_if(connection: Connection, before: Held, after: Transaction) -> bool:
     """Writes a transaction back to a row that was not locked, if nobody has changed it since; whether it did.
 
-    Only where none is open: pid, epoch and state name each other step of a transactional id.
+    Only where none is open: pid, epoch and state name each other step of a transactional id. Where somebody has locked
+    the row it does not wait, and does nothing.
     """
     was = before.transaction
     found = {"id": was.transactional_id, "was_pid": was.pid, "was_epoch": was.epoch, "was_state": int(was.state)}
@@ -224,10 +225,18 @@ _SAVE = (
     .values({name: bindparam(name) for name in (it.name for it in PRODUCERS.c) if name != "transactional_id"})
 )
 
+_UNCHANGED = PRODUCERS.alias("unchanged")
 _SAVE_IF = _SAVE.where(
-    (PRODUCERS.c.pid == bindparam("was_pid"))
-    & (PRODUCERS.c.epoch == bindparam("was_epoch"))
-    & (PRODUCERS.c.state == bindparam("was_state"))
+    PRODUCERS.c.transactional_id
+    == select(_UNCHANGED.c.transactional_id)
+    .where(
+        (_UNCHANGED.c.transactional_id == bindparam("id"))
+        & (_UNCHANGED.c.pid == bindparam("was_pid"))
+        & (_UNCHANGED.c.epoch == bindparam("was_epoch"))
+        & (_UNCHANGED.c.state == bindparam("was_state"))
+    )
+    .with_for_update(skip_locked=True)
+    .scalar_subquery()
 )
 
 
