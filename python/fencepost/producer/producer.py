@@ -179,9 +179,20 @@ class SequencedProducer:
 
     @property
     def identity(self) -> Identity:
-        """The producer id and epoch under which new rows are numbered."""
+        """The producer id and epoch under which new rows are numbered. See `previous_pid`."""
         with self._changed:
             return self._sequencer.identity
+
+    @property
+    def previous_pid(self) -> int | None:
+        """The pid that this name had before the present one, because the name expired or its epochs were used up.
+
+        What an application keeps by that pid is of the past, and numbers began anew. None: the name had no other pid,
+        or there is no name. The registry says so of each identity until the pid changes again, or until it forgets.
+        """
+        with self._changed:
+            found: int | None = getattr(self._identities.given, "previous_pid", None)
+            return found
 
     def send(self, rows: Any) -> list[Delivery]:
         """Hand rows over; one delivery for each batch that they become, in the order of partitions.

@@ -7,7 +7,7 @@ that somebody set elsewhere.
 
 from __future__ import annotations
 
-import inspect
+import inspect as functions
 import random
 import sqlite3
 import threading
@@ -26,6 +26,7 @@ from sqlalchemy import (
     String,
     Table,
     exc,
+    inspect,
     literal_column,
     select,
     text,
@@ -89,8 +90,8 @@ def run(work: Callable[..., T], *arguments: object) -> T:
     """What a caller's work gives. Raises PolicyError for what would run only later, which is never: a coroutine, or a
     generator. Nothing is committed then."""
     result = work(*arguments)
-    if inspect.isawaitable(result) or inspect.isgenerator(result) or inspect.isasyncgen(result):
-        if inspect.iscoroutine(result):
+    if functions.isawaitable(result) or functions.isgenerator(result) or functions.isasyncgen(result):
+        if functions.iscoroutine(result):
             result.close()
         raise PolicyError(
             f"{getattr(work, '__name__', work)!s} gave a {type(result).__name__}: it has not run, and would not before "
@@ -313,6 +314,13 @@ class Database:
                 )
 
         self.settled(create)
+
+    def version_of(self, connection: Connection, part: str) -> int | None:
+        """The version of the tables of a part; None where there are none."""
+        if not inspect(connection).has_table(_VERSIONS.name):
+            return None
+        found: int | None = connection.execute(select(_VERSIONS.c.version).where(_VERSIONS.c.part == part)).scalar()
+        return found
 
     def _set_up(self, connection: Connection) -> None:
         if self.is_sqlite and not connection.info.get("fencepost"):

@@ -13,6 +13,7 @@ from fencepost.sql.database import IDLE_TIMEOUT_MS, LOCK_TIMEOUT_MS, Database, I
 from fencepost.sql.pids import PidBlocks
 from fencepost.sql.transaction import OPENABLE, PREPARED, ProducerIdentity, State, Transaction
 from fencepost.sql.transaction_tables import (
+    PART,
     PRODUCERS,
     TABLES,
     VERSION,
@@ -75,7 +76,7 @@ class ProducerRegistry:
         self.timeout_max_ms = timeout_max_ms
         self.keep_alive_ms = max(1, min(expiry_ms // KEPT_ALIVE, DAY_MS))
         self.pids = PidBlocks(self.database, block_size)
-        self.database.create_tables("producers", VERSION, TABLES, upgrade)
+        self.database.create_tables(PART, VERSION, TABLES, upgrade)
 
     def init_producer(
         self, transactional_id: str | None = None, timeout_ms: int = 60_000, expected: ProducerIdentity | None = None

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import (
     Column,
+    ColumnElement,
     Connection,
     Integer,
     MetaData,
@@ -32,7 +33,7 @@ from fencepost.errors import PolicyError, SchemaError, TransactionAbortableError
 from fencepost.sql.database import Database, Int64, clock
 from fencepost.sql.transaction import NONE, PREPARED, Partition, State, TopicPartition, Transaction
 
-VERSION = 2
+PART, VERSION = "producers", 2
 TABLES = MetaData()
 
 PIDS = Table(
@@ -144,6 +145,12 @@ def look(
 ) -> Held | None:
     """The same without a lock."""
     return _read(database, connection, pid, transactional_id, is_locked=False)
+
+
+def look_at(database: Database, connection: Connection, which: ColumnElement[bool]) -> list[Held]:
+    """All that meet a condition, by transactional id, without a lock."""
+    query = select(PRODUCERS, literal_column(database.clock, Int64)).where(which)
+    return [_held(row) for row in connection.execute(query.order_by(PRODUCERS.c.transactional_id))]
 
 
 def _read(
