@@ -187,8 +187,9 @@ class SequencedProducer:
     def previous_pid(self) -> int | None:
         """The pid that this name had before the present one, because the name expired or its epochs were used up.
 
-        What an application keeps by that pid is of the past, and numbers began anew. None: the name had no other pid,
-        or there is no name. The registry says so of each identity until the pid changes again, or until it forgets.
+        What an application keeps by that pid is of the past, and numbers began anew. A registry says so of each
+        identity until the pid changes again. None: the name had no other pid, the registry does not say, or there is
+        no name.
         """
         with self._changed:
             found: int | None = getattr(self._identities.given, "previous_pid", None)
