@@ -19,6 +19,7 @@ from fencepost.sql import (
     TransactionStatus,
     describe_transaction,
     list_transactions,
+    transaction_metrics,
 )
 from fencepost.sql import transaction_tables as tables
 from sqlalchemy import Engine, inspect, select
@@ -99,15 +100,15 @@ def test_what_is_late(engine: Engine, coordinator: TransactionCoordinator, owner
 
 
 def test_terminate_aborts_as_a_time_out_does(engine: Engine) -> None:
-    told: list[Any] = []
+    markers: list[Any] = []
     coordinator = TransactionCoordinator(
-        engine, routes={"clicks": Route(lambda *marker: told.append(marker)), "sales": None}
+        engine, routes={"clicks": Route(lambda *marker: markers.append(marker)), "sales": None}
     )
     owner = coordinator.init_producer("stage")
     coordinator.add_partitions(owner, [("sales", 1), ("clicks", 0)])
     assert coordinator.terminate("stage") == ()
     assert coordinator.decision(owner.pid, owner.epoch) == "abort"
-    assert [marker[:4] for marker in told] == [(owner.pid, owner.epoch + 1, 0, "abort")]
+    assert [marker[:4] for marker in markers] == [(owner.pid, owner.epoch + 1, 0, "abort")]
     assert list_transactions(engine) == []
     with pytest.raises(fp.TransactionStateError, match="decided otherwise"):
         coordinator.commit(owner)
@@ -140,6 +141,27 @@ def test_who_holds_the_row(engine: Engine, owner: ProducerIdentity, new_engine: 
     assert describe_transaction(engine, "stage").sessions == ()
 
 
+def test_metrics(engine: Engine, owner: ProducerIdentity, database_url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    TransactionCoordinator(engine).init_producer("idle")
+    found = transaction_metrics(engine)
+    states = {state: count for state, count in found["transactional_ids"].items() if count}
+    assert (states, found["late"]) == ({"empty": 1, "ongoing": 1}, 0)
+    assert found["pids"] >= 2
+    assert 0 <= found["oldest_age_ms"] < DAY_MS
+    set_back(engine, started_ms=DAY_MS)
+    assert transaction_metrics(engine)["late"] == 1
+    code, out, err = run(capsys, database_url, "metrics")
+    lines = out.splitlines()
+    assert (code, err, lines[-1]) == (0, "", "# EOF")
+    assert 'fencepost_transactional_ids{state="ongoing"} 1' in lines
+    assert "fencepost_transactions_late 1" in lines
+    TransactionCoordinator(engine).terminate("stage")
+    found = transaction_metrics(engine)
+    assert (found["transactional_ids"]["prepare_abort"], found["late"]) == (1, 0)
+    set_back(engine, updated_ms=DAY_MS)
+    assert transaction_metrics(engine)["late"] == 1
+
+
 def test_looking_makes_no_tables(engine: Engine) -> None:
     for look in (list_transactions, lambda it: describe_transaction(it, "stage")):
         with pytest.raises(fp.SchemaError, match="no tables of producers, this package knows 2: name the database"):
@@ -167,9 +189,9 @@ def test_the_command_line(
     assert "state: ongoing\n" in out
     set_back(engine, started_ms=DAY_MS)
     code, out, _ = run(capsys, database_url, "describe", "stage", "--json")
-    told = json.loads(out)
-    assert (code, told["is_late"], told["owner"]["pid"]) == (3, True, owner.pid)
-    assert told["positions"] == [{"group": "group", "partition": ["input", 3], "expected": 0, "position": 10}]
+    report = json.loads(out)
+    assert (code, report["is_late"], report["owner"]["pid"]) == (3, True, owner.pid)
+    assert report["positions"] == [{"group": "group", "partition": ["input", 3], "expected": 0, "position": 10}]
     code, out, _ = run(capsys, database_url, "list", "--json")
     assert (code, [it["transactional_id"] for it in json.loads(out)]) == (3, ["stage"])
     code, out, _ = run(capsys, database_url, "abort", "stage")

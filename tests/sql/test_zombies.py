@@ -13,7 +13,7 @@ import fencepost as fp
 import pyarrow as pa
 import pytest
 import transacting
-from fencepost.sql import ProducerRegistry, SqlSink, TransactionCoordinator
+from fencepost.sql import ProducerRegistry, SqlSink, TransactionCoordinator, describe_transaction
 from fencepost.transports import SqlTransport
 from sqlalchemy import Engine, text
 from test_coordinator_faults import (
@@ -85,6 +85,8 @@ def test_without_a_limit_the_successor_says_that_it_waits(
     """The negative control: a zombie whose transaction may be idle for as long as it likes."""
     zombie = start(transacting.decide_and_stop, database_url, None)
     wait_until(lambda: is_stopped(zombie), "it does not stop")
+    [session] = describe_transaction(engine, "stage").sessions
+    assert session.state == "idle in transaction"
     impatient = TransactionCoordinator(engine, ProducerRegistry(engine, lock_timeout_ms=IDLE_MS))
     with pytest.raises(fp.StoreError, match="for longer than lock_timeout_ms"):
         impatient.init_producer("stage")

@@ -49,7 +49,7 @@ def list_command(
     with _engine(database) as engine:
         found = list_transactions(engine, unfinished_only=not every)
     if as_json:
-        print(json.dumps([_told(it) for it in found]))
+        print(json.dumps([_report(it) for it in found]))
     elif found:
         show_table(_COLUMNS, (_line(it) for it in found))
     if any(it.is_late for it in found):
@@ -63,8 +63,8 @@ def describe_command(transactional_id: TransactionalId, database: Database, as_j
 
     with _engine(database) as engine:
         found = describe_transaction(engine, transactional_id)
-    told = _told(found)
-    print(json.dumps(told) if as_json else "\n".join(f"{name}: {_shown(value)}" for name, value in told.items()))
+    report = _report(found)
+    print(json.dumps(report) if as_json else "\n".join(f"{name}: {_shown(value)}" for name, value in report.items()))
     if found.is_late:
         raise typer.Exit(EXIT_FINDINGS)
 
@@ -80,6 +80,17 @@ def abort_command(transactional_id: TransactionalId, database: Database) -> None
         topics = TransactionCoordinator(engine).terminate(transactional_id)
     left = f"; markers for {', '.join(topics)} are written by recover() of a coordinator with routes to them"
     print(f"{transactional_id}: aborted{left if topics else ''}")
+
+
+@transactions_app.command("metrics")
+def metrics_command(database: Database, as_json: AsJson = False) -> None:
+    """Transactional ids by state, late transactions, the age of the oldest: OpenMetrics text for a scraper."""
+    from fencepost.sql import transaction_metrics
+    from fencepost.sql.inspection import to_open_metrics
+
+    with _engine(database) as engine:
+        found = transaction_metrics(engine)
+    print(json.dumps(found) if as_json else to_open_metrics(found), end="\n" if as_json else "")
 
 
 @contextmanager
@@ -124,10 +135,9 @@ def _partitions(found: tuple[tuple[str, int], ...]) -> str:
     return ", ".join(f"{topic}-{number}" for topic, number in found)
 
 
-def _told(found: TransactionStatus) -> dict[str, Any]:
+def _report(found: TransactionStatus) -> dict[str, Any]:
     """A status as plain values."""
-    told = asdict(found)
-    return told | {
+    return asdict(found) | {
         "partitions": [list(it) for it in found.partitions],
         "waiting": [list(it) for it in found.waiting],
         "positions": [it._asdict() for it in found.positions],

@@ -11,6 +11,7 @@ from fencepost.sql.inspection import (
     TransactionStatus,
     describe_transaction,
     list_transactions,
+    transaction_metrics,
 )
 from fencepost.sql.outbound import derived_key
 from fencepost.sql.reconciliation import Reconciliation
@@ -42,5 +43,6 @@ __all__ = [
     "derived_key",
     "describe_transaction",
     "list_transactions",
+    "transaction_metrics",
     "transition",
 ]

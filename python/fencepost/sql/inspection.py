@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, Connection, Engine, select, text, true
+from sqlalchemy import ColumnElement, Connection, Engine, func, literal_column, or_, select, text, true
 
 from fencepost.errors import MappingError, SchemaError
-from fencepost.sql.database import Database
+from fencepost.sql.database import Database, Int64
+from fencepost.sql.metrics import Family, families
 from fencepost.sql.transaction import OPENABLE, PREPARED, Partition, ProducerIdentity, State, TopicPartition
-from fencepost.sql.transaction_tables import PART, PRODUCERS, STAGED, VERSION, Held, from_text, look_at
+from fencepost.sql.transaction_tables import PART, PIDS, PRODUCERS, STAGED, VERSION, Held, from_text, look_at
 
 _UNFINISHED = PRODUCERS.c.state.in_([int(State.ONGOING), *map(int, PREPARED)])
 
@@ -109,6 +110,56 @@ def describe_transaction(engine: Engine, transactional_id: str) -> TransactionSt
         return replace(_status(found[0]), positions=positions, sessions=sessions)
 
     return database.transaction(work)
+
+
+def transaction_metrics(engine: Engine) -> dict[str, Any]:
+    """What monitoring asks of a registry and its coordinators, by the database. Takes a pass over transactional ids.
+
+    `transactional_ids`: by state. `late`: transactions that are open or decided for too long, as
+    `TransactionStatus.is_late`. `oldest_age_ms`: since the oldest of those that are open or decided was opened; None
+    without any. `pids`: how many were reserved, of 2^63 - 1.
+
+    Raises SchemaError, StoreError: as `list_transactions`.
+    """
+    database = Database(engine)
+    columns = PRODUCERS.c
+    now = literal_column(database.clock, Int64)
+    is_open = columns.state == int(State.ONGOING)
+    is_late = or_(
+        is_open & (columns.started_ms + columns.timeout_ms < now),
+        ~is_open & _UNFINISHED & (columns.updated_ms + columns.timeout_ms < now),
+    )
+    by_state = select(columns.state, func.count(), func.count().filter(is_late)).group_by(columns.state)
+
+    def work(connection: Connection) -> dict[str, Any]:
+        _check_tables(database, connection)
+        found = {state: (count, late) for state, count, late in connection.execute(by_state)}
+        oldest = connection.execute(select(now - func.min(columns.started_ms)).where(_UNFINISHED)).scalar_one()
+        return {
+            "transactional_ids": {state.name.lower(): found.get(int(state), (0, 0))[0] for state in State},
+            "late": sum(late for _, late in found.values()),
+            "oldest_age_ms": oldest,
+            "pids": connection.execute(select(PIDS.c.next_pid)).scalar() or 0,
+        }
+
+    return database.transaction(work)
+
+
+def to_open_metrics(metrics: dict[str, Any]) -> str:
+    """`transaction_metrics` as OpenMetrics text, for a scraper."""
+    age = metrics["oldest_age_ms"]
+    states = {("state", state): count for state, count in metrics["transactional_ids"].items()}
+    about_age = "Since the oldest open or decided transaction was opened."
+    name = "fencepost_transactions_oldest_age_seconds"
+    return families(
+        {},
+        [
+            Family("fencepost_transactional_ids", "gauge", "Transactional ids, by state.", states),
+            Family("fencepost_transactions_late", "gauge", "Open or decided for too long.", {None: metrics["late"]}),
+            Family(name, "gauge", about_age, {None: None if age is None else age / 1000}, "seconds"),
+            Family("fencepost_pids", "gauge", "Producer ids that were reserved.", {None: metrics["pids"]}),
+        ],
+    )
 
 
 def check_database(engine: Engine) -> None:

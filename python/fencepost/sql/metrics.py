@@ -86,7 +86,7 @@ def to_open_metrics(consumer: str, metrics: Mapping[str, Any]) -> str:
     about_stale, stale = "Rows below the highest epoch of their key.", metrics["stale_epoch"]
     about_horizon = "Rows up to this time are no longer taken for new."
     return families(
-        consumer,
+        {"consumer": consumer},
         [
             Family("fencepost_sink_calls", "counter", "Calls of apply and handle.", {None: metrics["calls"]}),
             Family("fencepost_sink_failures", "counter", "Calls that raised.", {None: metrics["failures"]}),
@@ -112,8 +112,8 @@ class Family(NamedTuple):
     unit: str = ""
 
 
-def families(consumer: str, found: Iterable[Family]) -> str:
-    """Metrics of a consumer as OpenMetrics text."""
+def families(labels: Mapping[str, str], found: Iterable[Family]) -> str:
+    """Metrics as OpenMetrics text, each sample with these labels."""
     lines = []
     for family in found:
         lines.append(f"# TYPE {family.name} {family.kind}")
@@ -123,8 +123,9 @@ def families(consumer: str, found: Iterable[Family]) -> str:
         name = f"{family.name}_total" if family.kind == "counter" else family.name
         for label, value in family.samples.items():
             if value is not None:
-                labels = [("consumer", consumer), *([label] if label else [])]
-                lines.append(f"{name}{{{','.join(_label(*it) for it in labels)}}} {value}")
+                every = [*labels.items(), *([label] if label else [])]
+                shown = f"{{{','.join(_label(*it) for it in every)}}}" if every else ""
+                lines.append(f"{name}{shown} {value}")
     return "\n".join([*lines, "# EOF", ""])
 
 
