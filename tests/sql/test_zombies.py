@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,10 @@ from test_coordinator_faults import (
     PROCESSES,
     all_of,
     check,
+    check_recovered,
     coordinator,
     decisions,
+    leave_work,
     markers,
     outcome_of,
     start,
@@ -29,12 +32,21 @@ from test_coordinator_faults import (
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from transacting import EVENTS, OUTPUT, TOPIC, Markers
+from transacting import EVENTS, OUTPUT, Markers
 from waiting import PATIENCE_SECONDS, wait_until
 
 __all__ = ["coordinator", "markers"]
 pytestmark = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 IDLE_MS = 200
+
+
+@pytest.fixture(autouse=True)
+def none_stays() -> Iterator[None]:
+    """A test that fails leaves a process that stands still, and whoever waits for it would wait for ever."""
+    yield
+    for process in PROCESSES.active_children():
+        process.kill()
+        process.join()
 
 
 def is_stopped(process: Any) -> bool:
@@ -45,8 +57,22 @@ def is_stopped(process: Any) -> bool:
         return False
 
 
-def go_on(process: Any) -> None:
+def stopped_at(step: int, target: Callable[..., None], url: str, markers: Markers) -> tuple[Any, Any] | None:
+    """A process that stands still at this step of its work, and what it will put its answer into; None: it has ended
+    before."""
+    told = PROCESSES.Queue()
+    process = start(target, url, markers.path, step, IDLE_MS, told)
+    wait_until(lambda: process.exitcode is not None or is_stopped(process), "it neither stops nor ends")
+    return None if process.exitcode is not None else (process, told)
+
+
+def answer_of(process: Any, told: Any) -> str:
+    """What a process answers that was stopped until now."""
+    assert is_stopped(process), "nobody has waited for it"
     os.kill(process.pid, signal.SIGCONT)
+    answer = told.get(timeout=PATIENCE_SECONDS)
+    assert outcome_of(process) == 0
+    return str(answer)
 
 
 @pytest.mark.parametrize("stride", [13, pytest.param(1, marks=pytest.mark.matrix)])
@@ -56,27 +82,36 @@ def test_stopped_at_every_step_of_a_transaction(
     """Whoever comes with the id goes on while the process is stopped; what the stopped one then does is fenced, or is
     a transaction of its own."""
     found: Counter[str] = Counter()
-    for stop_at in range(1, 1000, stride):
-        before, told = decisions(coordinator), PROCESSES.Queue()
-        arguments = (database_url, markers.path, stop_at, IDLE_MS, told)
-        zombie = start(transacting.transact_and_stop, *arguments)
-        wait_until(lambda zombie=zombie: zombie.exitcode is not None or is_stopped(zombie), "it neither stops nor ends")
-        if zombie.exitcode is not None:
+    for step in range(1, 1000, stride):
+        before = decisions(coordinator)
+        if (zombie := stopped_at(step, transacting.transact_and_stop, database_url, markers)) is None:
             break
         transacting.transact_by(coordinator)
-        assert is_stopped(zombie), "the successor did not wait for it"
-        go_on(zombie)
-        found[told.get(timeout=PATIENCE_SECONDS)] += 1
-        assert outcome_of(zombie) == 0
+        found[answer_of(*zombie)] += 1
         coordinator.recover()
         coordinator.init_producer("stage")
         check(coordinator, markers)
         new = [outcome for identity, outcome in decisions(coordinator).items() if identity not in before]
         assert "commit" in new, "the successor's own"
-    assert stop_at > 60, "steps were looked at"
+    assert step > 60, "steps were looked at"
     assert found["FencedError"] >= 1
-    assert found["committed"] >= 1
-    assert found.keys() <= {"FencedError", "committed", "TransactionAbortableError", "MappingError"}
+    assert found["done"] >= 1
+    assert found.keys() <= {"FencedError", "done", "TransactionAbortableError", "MappingError"}
+
+
+@pytest.mark.matrix
+def test_stopped_at_every_step_of_a_recovery(
+    database_url: str, coordinator: TransactionCoordinator, markers: Markers
+) -> None:
+    for step in range(1, 1000):
+        leave_work(coordinator)
+        if (zombie := stopped_at(step, transacting.recover_and_stop, database_url, markers)) is None:
+            break
+        coordinator.recover()
+        check_recovered(coordinator, markers)
+        assert answer_of(*zombie) == "done"
+        check_recovered(coordinator, markers)
+    assert step > 30
 
 
 def test_without_a_limit_the_successor_says_that_it_waits(
@@ -108,10 +143,7 @@ def test_a_consumer_that_is_stopped_in_its_effect(
 
     applied = sink.handle(EVENTS, effect, positions={"in": len(EVENTS)})
     assert applied.rows_kept == len(EVENTS)
-    assert is_stopped(zombie), "it did not wait for the other"
-    go_on(zombie)
-    assert told.get(timeout=PATIENCE_SECONDS) == (0, [len(EVENTS)]), "what it had done was undone, and is done"
-    assert outcome_of(zombie) == 0
+    assert answer_of(zombie, told) == f"(0, [{len(EVENTS)}])", "what it had done was undone, and is done"
     assert sorted(source for (source,) in all_of(coordinator, OUTPUT.c.source)) == [it["seq"] for it in EVENTS]
 
 

@@ -63,7 +63,7 @@ class Steps:
 class Markers:
     """What a route leads to: a file with a line for each marker."""
 
-    def __init__(self, path: Path, steps: Steps | None = None) -> None:
+    def __init__(self, path: Path, steps: Steps | Stops | None = None) -> None:
         self.path = path
         self.steps = steps
 
@@ -103,15 +103,30 @@ def transact(url: str, markers: Path, kill_at: int) -> None:
 
 def transact_and_stop(url: str, markers: Path, stop_at: int, idle_timeout_ms: int | None, told: Any) -> None:
     """The same, by a process that is stopped, and once it is continued goes on as if nothing had happened."""
+    do_and_stop(transact_by, url, markers, stop_at, idle_timeout_ms, told)
+
+
+def recover_and_stop(url: str, markers: Path, stop_at: int, idle_timeout_ms: int | None, told: Any) -> None:
+    do_and_stop(TransactionCoordinator.recover, url, markers, stop_at, idle_timeout_ms, told)
+
+
+def do_and_stop(
+    work: Callable[[TransactionCoordinator], object],
+    url: str,
+    markers: Path,
+    stop_at: int,
+    idle_timeout_ms: int | None,
+    told: Any,
+) -> None:
     engine = sqlalchemy.create_engine(url)
     routes = {TOPIC: Markers(markers, Stops(engine, stop_at))}
     try:
         registry = ProducerRegistry(engine, idle_timeout_ms=idle_timeout_ms)
-        transact_by(TransactionCoordinator(engine, registry, routes=routes))
+        work(TransactionCoordinator(engine, registry, routes=routes))
     except fp.FencepostError as error:
         told.put(type(error).__name__)
     else:
-        told.put("committed")
+        told.put("done")
 
 
 def decide_and_stop(url: str, idle_timeout_ms: int | None) -> None:
