@@ -57,6 +57,21 @@ def test_rows_are_stamped_and_delivered() -> None:
     assert fp.StateTable("kafka").apply(stamped).counts[fp.Verdict.ACCEPTED] == 3
 
 
+def test_metrics_count_rows_and_requests() -> None:
+    transport = Script(OSError("no answer"), Answer(offset=0), Answer(fp.Verdict.DUPLICATE, 1), Answer(ErrorCode.INVALID_RECORD))
+    with fp.SequencedProducer(transport, batch_rows=2, **QUICK) as producer:
+        for values in ((1, 2), (3,), (4, 5)):
+            [delivery] = producer.send(rows(*values))
+            delivery.exception(10)
+        with pytest.raises(fp.FencepostError):
+            producer.flush()
+        assert producer.metrics() == {
+            "requests": len(transport.batches), "delivered_rows": 3, "duplicate_rows": 1, "failed_rows": 2,
+            "buffered_rows": 0, "buffered_batches": 0,
+        }  # fmt: skip
+        assert len(transport.batches) == 4
+
+
 def test_no_rows_are_no_delivery() -> None:
     with fp.SequencedProducer(MemoryTransport()) as producer:
         assert producer.send([]) == []

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import fencepost as fp
 import pytest
@@ -276,3 +277,68 @@ def test_a_trigger_that_rolls_back(tmp_path: Path) -> None:
     with database.engine.connect() as connection:
         assert connection.execute(select(COUNTER)).all() == []
     database.engine.dispose()
+
+
+def session_of(connection: Connection) -> int:
+    return int(connection.execute(text("SELECT pg_backend_pid()")).scalar_one())
+
+
+def wait_for_the_end_of(session: int, engine: Engine) -> None:
+    def is_gone() -> bool:
+        with engine.connect() as connection:
+            query = text("SELECT count(*) FROM pg_stat_activity WHERE pid = :pid")
+            return connection.execute(query, {"pid": session}).scalar_one() == 0
+
+    wait_until(is_gone, f"session {session} is not ended")
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+@pytest.mark.parametrize("at", ["statement", "commit"])
+def test_work_that_was_stopped_is_done_again(database: Database, new_engine: Callable[[], Engine], at: str) -> None:
+    limited, other, runs = Database(database.engine, idle_timeout_ms=20), new_engine(), []
+
+    def work(connection: Connection) -> None:
+        increment(connection, 1)
+        runs.append(session_of(connection))
+        if len(runs) == 1:
+            wait_for_the_end_of(runs[0], other)
+            if at == "statement":
+                connection.execute(select(COUNTER)).all()
+
+    limited.transaction(work)
+    assert len(runs) == 2
+    assert value(database, 1) == 1
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+def test_work_that_is_too_slow_is_an_outage(database: Database, new_engine: Callable[[], Engine]) -> None:
+    limited, other, runs = Database(database.engine, idle_timeout_ms=20), new_engine(), []
+
+    def work(connection: Connection) -> None:
+        increment(connection, 1)
+        runs.append(session_of(connection))
+        wait_for_the_end_of(runs[-1], other)
+
+    with pytest.raises(fp.StoreError, match="idle for longer than idle_timeout_ms"):
+        limited.transaction(work)
+    assert len(runs) == 2, "once more, for it may have been stopped"
+    assert value(database, 1) == 0
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+def test_a_lock_that_another_holds_is_an_outage(database: Database, new_engine: Callable[[], Engine]) -> None:
+    with new_engine().connect() as holder:
+        holder.execute(text("LOCK TABLE counter"))
+        with pytest.raises(fp.StoreError, match="held it for longer than lock_timeout_ms"):
+            Database(database.engine, lock_timeout_ms=20).transaction(lambda it: it.execute(select(COUNTER)).all())
+    settings = [text(f"SHOW {name}") for name in ("lock_timeout", "idle_in_transaction_session_timeout")]
+    with database.engine.connect() as connection:
+        assert [connection.execute(it).scalar_one() for it in settings] == ["0", "0"], "of the transaction alone"
+
+
+@pytest.mark.parametrize("bound", [0, -1, True, 1.5, 2**31, "5"])
+@pytest.mark.parametrize("name", ["lock_timeout_ms", "idle_timeout_ms"])
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_time_outs_that_are_none(engine: Engine, name: str, bound: Any) -> None:
+    with pytest.raises(fp.PolicyError, match=f"{name}={bound!r}: milliseconds were expected"):
+        Database(engine, **{name: bound})

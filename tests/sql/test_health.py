@@ -192,6 +192,68 @@ def test_without_timestamps_nothing_is_forgotten(events: Engine) -> None:
         SqlSink(events, None, "c").reap(1_000)
 
 
+def pass_time(engine: Engine, table: Table, ms: int) -> None:
+    with engine.begin() as connection:
+        connection.execute(table.update().values(changed_ms=table.c.changed_ms - ms))
+
+
+@pytest.mark.parametrize("claim", ["sequence", "message_id"])
+def test_without_timestamps_claims_go_by_the_time_of_processing(events: Engine, claim: Any) -> None:
+    """From any day on: nothing was set up for it."""
+    table, more = (CLAIMS, {}) if claim == "sequence" else (MESSAGES, {"message_id": "note"})
+    sink, other = (SqlSink(events, None, name, claim, **more) for name in ("c", "other"))
+    for it in (sink, other):
+        it.handle(rows(0, 1, pid=1, note="old"), nothing)
+    pass_time(events, table, 10_000)
+    sink.handle(rows(0, 1, pid=2, note="new"), nothing)
+    left, gone = count(events, table), 1 if claim == "sequence" else 2
+    assert sink.reap(5_000, by="processed_time") == Reaped(claims=gone, horizon_ms=None, warning=None)
+    assert count(events, table) == left - gone
+    assert verdicts(sink.handle(rows(0, 1, pid=2, note="new"), nothing)) == ["DUPLICATE"] * 2
+    assert verdicts(sink.handle(rows(0, 1, pid=1, note="old"), nothing)) == ["ACCEPTED"] * 2, "it knows nothing of them"
+    assert verdicts(other.handle(rows(0, 1, pid=1, note="old"), nothing)) == ["DUPLICATE"] * 2
+
+
+def test_a_claim_in_use_does_not_go(events: Engine) -> None:
+    sink = SqlSink(events, None, "c")
+    sink.handle(rows(0), nothing)
+    pass_time(events, CLAIMS, 10_000)
+    sink.handle(rows(1), nothing)
+    assert sink.reap(5_000, by="processed_time").claims == 0
+    assert verdicts(sink.handle(rows(0, 1), nothing)) == ["DUPLICATE"] * 2
+
+
+def test_a_retention_by_processing_that_is_too_short(events: Engine) -> None:
+    sink = SqlSink(events, None, "c", replay_ms=20_000)
+    sink.handle(rows(0), nothing)
+    pass_time(events, CLAIMS, 15_000)
+    with pytest.raises(fp.PolicyError, match="events that come again by it will be applied again. Choose a longer"):
+        sink.reap(10_000, by="processed_time")
+    assert count(events, CLAIMS) == 1
+    with pytest.warns(RetentionWarning, match="will be applied again"):
+        assert sink.reap(10_000, by="processed_time", force=True).claims == 1
+    with pytest.raises(fp.PolicyError, match="keeps the events' own time: reap by='event_time'"):
+        SqlSink(events, None, "timed", columns=TIMED).reap(10_000, by="processed_time")
+    with pytest.raises(fp.PolicyError, match="by='size' is neither"):
+        sink.reap(10_000, by="size")  # type: ignore[arg-type]
+    with pytest.raises(fp.PolicyError, match="a positive number of milliseconds was expected"):
+        sink.reap(0, by="processed_time")
+
+
+def test_rows_of_a_replaced_producer_are_counted(events: Engine) -> None:
+    sink = SqlSink(events, None, "c")
+    of_successor = rows(0, 1).set_column(1, "epoch", pa.array([1, 1], pa.int16()))
+    assert sink.handle(rows(0, 1), nothing).stale_epoch == 0
+    assert sink.handle(of_successor, nothing).stale_epoch == 0
+    of_zombie = sink.handle(rows(1, 2, 3), nothing)
+    assert (of_zombie.stale_epoch, verdicts(of_zombie)) == (3, ["DUPLICATE", "ACCEPTED", "ACCEPTED"])
+    assert sink.metrics()["stale_epoch"] == 3
+    assert 'fencepost_sink_stale_epoch_rows_total{consumer="c"} 3' in sink.open_metrics().splitlines()
+    by_id = SqlSink(events, None, "ids", "message_id", message_id="note")
+    assert by_id.handle(rows(0), nothing).stale_epoch is None
+    assert by_id.metrics()["stale_epoch"] == 0
+
+
 def test_reaping_while_others_apply(events: Engine, new_engine: Callable[[], Engine]) -> None:
     """Each identity is applied once at most, though claims vanish all the time."""
     applied: list[tuple[int, int]] = []
@@ -484,7 +546,7 @@ def test_metrics(events: Engine) -> None:
     assert "# TYPE fencepost_sink_rows counter" in lines
     assert "# UNIT fencepost_sink_oldest_claim_age_seconds seconds" in lines
     families = {line.split()[2] for line in lines if line.startswith("# TYPE")}
-    assert len(families) == 7
+    assert len(families) == 8
     for line in lines[:-1]:
         assert re.fullmatch(r'# (TYPE|UNIT|HELP) \w+ .+|\w+\{\w+="(\\.|[^"\\])*"(,\w+="[^"]*")?\} [\d.]+', line), line
 

@@ -254,8 +254,11 @@ def test_the_name_of_a_running_producer_does_not_expire(engine: Engine, kind: st
             with producer.transaction():
                 producer.send([{"n": 1}])
         pid = producer.identity.pid
+        assert producer.previous_pid is None
     set_back(registry, "updated_ms", 2 * DAY_MS)
     assert registry.expire() == 1, "nobody keeps it alive any more"
+    with fp.SequencedProducer(Anywhere(), name="gate 7", **options) as producer:
+        assert (producer.previous_pid, producer.identity.epoch) == (pid, 0)
     assert registry.init_producer("gate 7").previous_pid == pid
 
 

@@ -12,12 +12,14 @@ from typing import Any
 
 import fencepost as fp
 import sqlalchemy
-from fencepost.sql import TransactionCoordinator
+from fencepost.sql import ProducerRegistry, SqlSink, TransactionCoordinator
 from fencepost.sql.database import Database
 from sqlalchemy import Column, Connection, Integer, MetaData, Table
 
 GROUP, TOPIC, BATCH = "group", "out", 10
 PARTITIONS = ((TOPIC, 0), (TOPIC, 1))
+SECOND_MS = 1000
+EVENTS = [{"pid": 1, "epoch": 0, "partition": 0, "seq": it} for it in range(BATCH)]
 OUTPUT = Table(
     "output",
     MetaData(),
@@ -61,7 +63,7 @@ class Steps:
 class Markers:
     """What a route leads to: a file with a line for each marker."""
 
-    def __init__(self, path: Path, steps: Steps | None = None) -> None:
+    def __init__(self, path: Path, steps: Steps | Stops | None = None) -> None:
         self.path = path
         self.steps = steps
 
@@ -77,11 +79,80 @@ class Markers:
         return [tuple(json.loads(line)) for line in self.path.read_text().splitlines()] if self.path.exists() else []
 
 
+class Stops:
+    """Stops a process at one of its steps: around each statement, before each commit, and around each marker."""
+
+    def __init__(self, engine: sqlalchemy.Engine, stop_at: int) -> None:
+        self.stop_at = stop_at
+        self.count = 0
+        for name in ("before_cursor_execute", "after_cursor_execute", "commit"):
+            sqlalchemy.event.listen(engine, name, self.step)
+
+    def step(self, *_: object) -> None:
+        self.count += 1
+        if self.count == self.stop_at:
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+
 def transact(url: str, markers: Path, kill_at: int) -> None:
     """One transaction, from the registry's tables to the last marker."""
     steps = Steps(kill_at)
     steps.install()
-    coordinator = TransactionCoordinator(sqlalchemy.create_engine(url), routes={TOPIC: Markers(markers, steps)})
+    transact_by(TransactionCoordinator(sqlalchemy.create_engine(url), routes={TOPIC: Markers(markers, steps)}))
+
+
+def transact_and_stop(url: str, markers: Path, stop_at: int, idle_timeout_ms: int | None, told: Any) -> None:
+    """The same, by a process that is stopped, and once it is continued goes on as if nothing had happened."""
+    do_and_stop(transact_by, url, markers, stop_at, idle_timeout_ms, told)
+
+
+def recover_and_stop(url: str, markers: Path, stop_at: int, idle_timeout_ms: int | None, told: Any) -> None:
+    do_and_stop(TransactionCoordinator.recover, url, markers, stop_at, idle_timeout_ms, told)
+
+
+def do_and_stop(
+    work: Callable[[TransactionCoordinator], object],
+    url: str,
+    markers: Path,
+    stop_at: int,
+    idle_timeout_ms: int | None,
+    told: Any,
+) -> None:
+    engine = sqlalchemy.create_engine(url)
+    routes = {TOPIC: Markers(markers, Stops(engine, stop_at))}
+    try:
+        registry = ProducerRegistry(engine, idle_timeout_ms=idle_timeout_ms)
+        work(TransactionCoordinator(engine, registry, routes=routes))
+    except fp.FencepostError as error:
+        told.put(type(error).__name__)
+    else:
+        told.put("done")
+
+
+def decide_and_stop(url: str, idle_timeout_ms: int | None) -> None:
+    """A producer that is stopped in the work of its commit."""
+    engine = sqlalchemy.create_engine(url)
+    coordinator = TransactionCoordinator(engine, ProducerRegistry(engine, idle_timeout_ms=idle_timeout_ms))
+    identity = coordinator.init_producer("stage")
+    coordinator.begin(identity)
+    coordinator.commit(identity, work=lambda _: os.kill(os.getpid(), signal.SIGSTOP))
+
+
+def apply_and_stop(url: str, told: Any) -> None:
+    """A consumer that is stopped in its effect the first time."""
+    sink = SqlSink(sqlalchemy.create_engine(url), None, "consumer", idle_timeout_ms=SECOND_MS)
+    calls = []
+
+    def effect(connection: Connection, kept: Any) -> None:
+        calls.append(len(kept))
+        connection.execute(OUTPUT.insert(), [{"source": it} for it in kept["seq"].to_pylist()])
+        if len(calls) == 1:
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+    told.put((sink.handle(EVENTS, effect, positions={"in": BATCH}).rows_kept, calls))
+
+
+def transact_by(coordinator: TransactionCoordinator) -> None:
     identity = coordinator.init_producer("stage")
     start = coordinator.positions(GROUP).decided.get(0, 0)
     coordinator.begin(identity)

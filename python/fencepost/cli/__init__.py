@@ -25,6 +25,7 @@ try:
     from fencepost.cli.kafka import kafka_app
     from fencepost.cli.state import state_app
     from fencepost.cli.terminal import EXIT_CLEAN, EXIT_ERROR, EXIT_FINDINGS, EXIT_NOTHING, EXIT_USAGE
+    from fencepost.cli.transactions import transactions_app
     from fencepost.errors import FencepostError
 except ModuleNotFoundError as problem:
     package = str(problem.name).partition(".")[0]
@@ -61,6 +62,7 @@ app.command("dedup")(dedup_command)
 app.command("audit")(audit_command)
 app.add_typer(state_app, name="state")
 app.add_typer(kafka_app, name="kafka")
+app.add_typer(transactions_app, name="transactions")
 app.command("generate")(generate_command)
 app.command("doctor")(doctor_command)
 
@@ -95,7 +97,8 @@ def main(arguments: list[str] | None = None) -> int:
         return _complain(problem.format_message(), problem.exit_code)  # type: ignore[attr-defined]
     except ModuleNotFoundError as problem:
         package = str(problem.name).partition(".")[0]
-        return _complain(f"{package} is not installed: pip install 'fencepost[cli]'", EXIT_ERROR)
+        extra = {"sqlalchemy": "sql", "psycopg": "postgresql"}.get(package, "cli")
+        return _complain(f"{package} is not installed: pip install 'fencepost[{extra}]'", EXIT_ERROR)
     except BrokenPipeError:
         # Whoever read stdout has seen enough; what is still buffered must not fail when the interpreter ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

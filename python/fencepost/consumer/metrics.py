@@ -35,4 +35,4 @@ def to_open_metrics(consumer: str, metrics: Mapping[str, Any]) -> str:
             {("source", source): count for source, count in metrics["lag"].items()},
         ),
     ]
-    return families(consumer, found)
+    return families({"consumer": consumer}, found)

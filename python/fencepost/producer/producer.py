@@ -156,6 +156,7 @@ class SequencedProducer:
         self._positions: dict[int, int | None] = {}
         self._deliveries: dict[Batch, Delivery] = {}
         self._buffered = 0
+        self._counts = dict.fromkeys(("requests", "delivered_rows", "duplicate_rows", "failed_rows"), 0)
         self._undelivered: FencepostError | None = None
         self._joined: set[int] | None = None  # the partitions of the open transaction
         self._is_ending = False  # that transaction is being decided, and takes nothing more
@@ -179,9 +180,21 @@ class SequencedProducer:
 
     @property
     def identity(self) -> Identity:
-        """The producer id and epoch under which new rows are numbered."""
+        """The producer id and epoch under which new rows are numbered. See `previous_pid`."""
         with self._changed:
             return self._sequencer.identity
+
+    @property
+    def previous_pid(self) -> int | None:
+        """The pid that this name had before the present one, because the name expired or its epochs were used up.
+
+        What an application keeps by that pid is of the past, and numbers began anew. A registry says so of each
+        identity until the pid changes again. None: the name had no other pid, the registry does not say, or there is
+        no name.
+        """
+        with self._changed:
+            found: int | None = getattr(self._identities.given, "previous_pid", None)
+            return found
 
     def send(self, rows: Any) -> list[Delivery]:
         """Hand rows over; one delivery for each batch that they become, in the order of partitions.
@@ -236,6 +249,16 @@ class SequencedProducer:
             "version": CHECKPOINT_VERSION, "name": self._identities.name, "pid": pid, "epoch": epoch,
             "partitions": partitions, "position": position,
         }  # fmt: skip
+
+    def metrics(self) -> dict[str, int]:
+        """What monitoring asks of this producer. Counted since it was made, but for the buffer.
+
+        `requests`: batches that were given to the transport, each try counted. `delivered_rows`: acknowledged;
+        `duplicate_rows`: of these, in batches that the transport had before; `failed_rows`: refused, expired or
+        dropped. `buffered_rows`, `buffered_batches`: without an outcome now.
+        """
+        with self._changed:
+            return self._counts | {"buffered_rows": self._buffered, "buffered_batches": len(self._deliveries)}
 
     def close(self, timeout: float | None = None) -> None:
         """Deliver what was sent, then stop; a transaction that is open is aborted.
@@ -542,6 +565,7 @@ class SequencedProducer:
                     lane.is_busy = False
                     return
                 request = lane.requests.popleft()
+                self._counts["requests"] += 1
                 payload = request.batch.payload
             try:
                 result = self._transport.send(self._stamped(request.batch, request.numbers, payload))
@@ -669,6 +693,10 @@ class SequencedProducer:
             with self._changed:
                 if not isinstance(outcome, Delivered):
                     self._undelivered = self._undelivered or outcome
+                    self._counts["failed_rows"] += batch.count
+                else:
+                    self._counts["delivered_rows"] += batch.count
+                    self._counts["duplicate_rows"] += batch.count if outcome.is_duplicate else 0
                 del self._deliveries[batch]
                 self._buffered -= batch.count
                 self._changed.notify_all()

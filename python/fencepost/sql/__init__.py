@@ -5,6 +5,14 @@ Needs `fencepost[sql]` (SQLAlchemy 2, pyarrow, numpy). SQLite is embedded and ne
 """
 
 from fencepost.sql.coordinator import Positions, TransactionCoordinator
+from fencepost.sql.inspection import (
+    DatabaseSession,
+    StagedPosition,
+    TransactionStatus,
+    describe_transaction,
+    list_transactions,
+    transaction_metrics,
+)
 from fencepost.sql.outbound import derived_key
 from fencepost.sql.reconciliation import Reconciliation
 from fencepost.sql.registry import ProducerRegistry
@@ -17,6 +25,7 @@ from fencepost.sql.transitions import transition
 
 __all__ = [
     "Applied",
+    "DatabaseSession",
     "Left",
     "MarkerWriter",
     "Positions",
@@ -27,8 +36,13 @@ __all__ = [
     "Recovered",
     "RetentionWarning",
     "SqlSink",
+    "StagedPosition",
     "StagedTable",
     "TransactionCoordinator",
+    "TransactionStatus",
     "derived_key",
+    "describe_transaction",
+    "list_transactions",
+    "transaction_metrics",
     "transition",
 ]

@@ -324,6 +324,36 @@ class TransactionCoordinator:
         found = self._each(select(PRODUCERS.c.transactional_id).where(prepared), self._take_over, failures)
         return self._recovered(found, failures)
 
+    def terminate(self, transactional_id: str) -> tuple[str, ...]:
+        """Aborts the open transaction of an id whose producer does not end it: for an operator.
+
+        The producer learns it as from a time-out. Markers are written as far as there are routes; gives the topics
+        whose markers are left to `recover` of a coordinator with routes to them.
+
+        Raises:
+            MappingError: there is no such id.
+            TransactionStateError: none is open: it never began, or it is decided. Nothing has changed.
+            ConcurrentTransactionError: it is aborted, but a marker could not be written: `recover` writes it.
+            OutcomeUnknownError, StoreError: as `abort`.
+        """
+        fresh_pid = self.registry.pids.take()
+
+        def work(connection: Connection) -> Held:
+            held = hold(self.database, connection, transactional_id=transactional_id)
+            if held is None:
+                raise MappingError(f"transactional id {transactional_id!r} is not known in this database")
+            before = held.transaction
+            if before.state is not State.ONGOING:
+                raise TransactionStateError(
+                    f"transactional id {transactional_id!r}: no transaction is open ({before.state.name})"
+                    + (": its outcome is decided, and recover() completes it" if before.state in PREPARED else "")
+                )
+            aborted = before.fenced(held.now_ms, fresh_pid)
+            end(connection, before, aborted)
+            return self._saved(connection, held, aborted)
+
+        return _topics_of(self._finish(self.database.transaction(work)))
+
     # How it is done
 
     def _hold(self, connection: Connection, identity: ProducerIdentity) -> Held:

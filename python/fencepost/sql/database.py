@@ -7,7 +7,7 @@ that somebody set elsewhere.
 
 from __future__ import annotations
 
-import inspect
+import inspect as functions
 import random
 import sqlite3
 import threading
@@ -26,6 +26,7 @@ from sqlalchemy import (
     String,
     Table,
     exc,
+    inspect,
     literal_column,
     select,
     text,
@@ -48,6 +49,16 @@ _POSTGRESQL_AWAY = {"08", "28", "40", "53", "55", "57", "58"}
 # Of PostgreSQL's advisory locks, the one under which tables are made.
 _SCHEMA_LOCK = 0x66656E63
 _PAUSE_MAX_S = 0.5
+# PostgreSQL has ended a session that left its transaction idle; or a statement that waited for a lock.
+_IDLED, _LOCKED = "25P03", "55P03"
+_TIMED_OUT = {
+    _IDLED: "; the work left its transaction idle for longer than idle_timeout_ms",
+    _LOCKED: "; another session held it for longer than lock_timeout_ms",
+}
+IDLE_TIMEOUT_MS = 10_000
+"""How long a producer's transaction may be idle between two statements: a stopped process holds its locks no longer."""
+LOCK_TIMEOUT_MS = 30_000
+"""How long a producer's statement waits for a lock: longer than a stopped process can hold it."""
 # The pools on which this thread is in a transaction.
 _WRITING = threading.local()
 # The savepoint that stands as long as a transaction of SQLite does.
@@ -79,8 +90,8 @@ def run(work: Callable[..., T], *arguments: object) -> T:
     """What a caller's work gives. Raises PolicyError for what would run only later, which is never: a coroutine, or a
     generator. Nothing is committed then."""
     result = work(*arguments)
-    if inspect.isawaitable(result) or inspect.isgenerator(result) or inspect.isasyncgen(result):
-        if inspect.iscoroutine(result):
+    if functions.isawaitable(result) or functions.isgenerator(result) or functions.isasyncgen(result):
+        if functions.iscoroutine(result):
             result.close()
         raise PolicyError(
             f"{getattr(work, '__name__', work)!s} gave a {type(result).__name__}: it has not run, and would not before "
@@ -119,7 +130,7 @@ def outages(engine: Engine) -> Iterator[None]:
         said = str(getattr(error, "orig", None) or error).partition("\n")[0]
         raise StoreError(
             f"{engine.url.render_as_string(hide_password=True)}: the database does not answer or cannot go on "
-            f"({said}). Nothing was committed: call again once it answers"
+            f"({said}{_TIMED_OUT.get(_state_of(error), '')}). Nothing was committed: call again once it answers"
         ) from error
 
 
@@ -130,10 +141,27 @@ def _is_outage(error: exc.DBAPIError | exc.TimeoutError) -> bool:
         return True
     if isinstance(error.orig, sqlite3.Error):
         return getattr(error.orig, "sqlite_errorcode", 0) & 0xFF in _SQLITE_AWAY
-    state: str | None = getattr(error.orig, "sqlstate", None)
-    if state is not None:
+    if state := _state_of(error):
         return state[:2] in _POSTGRESQL_AWAY
     return isinstance(error, exc.OperationalError | exc.InterfaceError)
+
+
+def _state_of(error: exc.SQLAlchemyError) -> str:
+    """PostgreSQL's code of an error; "" where it has none."""
+    return getattr(getattr(error, "orig", None), "sqlstate", None) or ""
+
+
+def _limits(**timeouts_ms: int | None) -> str:
+    """The statements that set these time-outs for one transaction. Raises PolicyError for one that is none."""
+    for name, value in timeouts_ms.items():
+        is_count = isinstance(value, int) and not isinstance(value, bool) and 1 <= value < 2**31
+        if value is not None and not is_count:
+            raise PolicyError(f"{name}={value!r}: milliseconds were expected, 1 to 2147483647, or None for no limit")
+    settings = {
+        "lock_timeout": timeouts_ms["lock_timeout_ms"],
+        "idle_in_transaction_session_timeout": timeouts_ms["idle_timeout_ms"],
+    }
+    return "; ".join(f"SET LOCAL {name} = {value}" for name, value in settings.items() if value is not None)
 
 
 class Database:
@@ -141,9 +169,21 @@ class Database:
 
     `attempts` bounds how often a transaction is begun that the database undoes (serialization failure, deadlock, a
     write lock that stays taken, a connection lost before the commit).
+
+    On PostgreSQL, and for each transaction alone: `lock_timeout_ms` bounds how long a statement waits for a lock, and
+    `idle_timeout_ms` how long the work may leave the transaction idle between two statements, after which PostgreSQL
+    ends the session: a process that was stopped within a transaction does not keep its locks. None: as the session has
+    it.
     """
 
-    def __init__(self, engine: Engine, *, attempts: int = 20) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        attempts: int = 20,
+        lock_timeout_ms: int | None = None,
+        idle_timeout_ms: int | None = None,
+    ) -> None:
         if not isinstance(engine, Engine):
             raise PolicyError(f"engine: {type(engine).__name__}, but a SQLAlchemy Engine is needed: create_engine(url)")
         if engine.dialect.name not in ("sqlite", "postgresql"):
@@ -163,6 +203,7 @@ class Database:
         self.engine = engine
         self.is_sqlite = engine.dialect.name == "sqlite"
         self.attempts = attempts
+        self._limits = _limits(lock_timeout_ms=lock_timeout_ms, idle_timeout_ms=idle_timeout_ms)
 
     def transaction(self, work: Callable[[Connection], T]) -> T:
         """What `work` returns, once everything that it did is committed; nothing of it is there otherwise.
@@ -190,7 +231,9 @@ class Database:
                     self._commit(connection)
                     return result
             except exc.DBAPIError as error:
-                if attempt == self.attempts or not self._may_try_again(error):
+                # Whoever was stopped finds out what came of it; work that is too slow would be so again.
+                is_slow = attempt > 1 and _state_of(error) == _IDLED
+                if is_slow or attempt == self.attempts or not self._may_try_again(error):
                     raise
             time.sleep(min(_PAUSE_MAX_S, 0.002 * 2**attempt) * random.random())
         raise AssertionError("the last attempt returns or raises")
@@ -272,6 +315,13 @@ class Database:
 
         self.settled(create)
 
+    def version_of(self, connection: Connection, part: str) -> int | None:
+        """The version of the tables of a part; None where there are none."""
+        if not inspect(connection).has_table(_VERSIONS.name):
+            return None
+        found: int | None = connection.execute(select(_VERSIONS.c.version).where(_VERSIONS.c.part == part)).scalar()
+        return found
+
     def _set_up(self, connection: Connection) -> None:
         if self.is_sqlite and not connection.info.get("fencepost"):
             driver: Any = connection.connection.dbapi_connection
@@ -287,6 +337,7 @@ class Database:
         if not self.is_sqlite:
             connection.execution_options(isolation_level="READ COMMITTED")
             connection.begin()
+            self._limit(connection)
             return
         driver = connection.connection.dbapi_connection
         assert driver is not None
@@ -295,6 +346,12 @@ class Database:
         if not driver.in_transaction:
             connection.exec_driver_sql("BEGIN IMMEDIATE")
         connection.exec_driver_sql(f"SAVEPOINT {_WHOLE}")
+
+    def _limit(self, connection: Connection) -> None:
+        if self._limits:
+            driver: Any = connection.connection.dbapi_connection
+            with driver_errors(connection, self._limits):
+                driver.execute(self._limits, prepare=False).close()
 
     def _check_whole(self, connection: Connection, begun: object) -> None:
         """That the commit will commit what was done since the begin.
@@ -319,19 +376,21 @@ class Database:
         try:
             connection.commit()
         except exc.DBAPIError as error:
-            if error.connection_invalidated:
+            # A session that was ended before the commit reached it has not committed.
+            if error.connection_invalidated and _state_of(error) != _IDLED:
                 raise OutcomeUnknownError(
                     "the connection was lost during the commit: it may have happened or not; "
                     "look at what it was to leave, or call again where the call is idempotent"
                 ) from error
             # SQLite leaves the transaction open, and SQLAlchemy the connection as it is: its next user would commit it.
-            connection.connection.rollback()
+            if not error.connection_invalidated:
+                connection.connection.rollback()
             raise
 
     def _may_try_again(self, error: exc.DBAPIError) -> bool:
         if self.is_sqlite:
             return getattr(error.orig, "sqlite_errorcode", 0) & 0xFF in _SQLITE_TAKEN
-        return error.connection_invalidated or getattr(error.orig, "sqlstate", None) in _UNDONE
+        return error.connection_invalidated or _state_of(error) in _UNDONE
 
 
 _VERSIONS = Table(

@@ -24,6 +24,7 @@ class Counters:
         self._calls = 0
         self._failures = 0
         self._rows = dict.fromkeys(Verdict, 0)
+        self._stale_epoch = 0
 
     @contextmanager
     def of_call(self) -> Iterator[None]:
@@ -38,9 +39,10 @@ class Counters:
             with self._lock:
                 self._calls += 1
 
-    def count(self, rows: Mapping[Verdict, int]) -> None:
+    def count(self, rows: Mapping[Verdict, int], stale_epoch: int) -> None:
         """Adds the rows of a call that has committed."""
         with self._lock:
+            self._stale_epoch += stale_epoch
             for verdict, count in rows.items():
                 self._rows[verdict] += count
 
@@ -48,7 +50,13 @@ class Counters:
         """See `SqlSink.metrics`."""
         with self._lock:
             rows = {verdict.name.lower(): count for verdict, count in self._rows.items()}
-            return {"calls": self._calls, "failures": self._failures, "rows": rows, "hits": rows["duplicate"]}
+            return {
+                "calls": self._calls,
+                "failures": self._failures,
+                "rows": rows,
+                "hits": rows["duplicate"],
+                "stale_epoch": self._stale_epoch,
+            }
 
 
 def claims_of(consumer: Consumer, storage: Storage) -> dict[str, Any]:
@@ -75,13 +83,15 @@ def to_open_metrics(consumer: str, metrics: Mapping[str, Any]) -> str:
     rows: Samples = {("verdict", verdict): count for verdict, count in metrics["rows"].items()}
     age, horizon = metrics["oldest_claim_age_ms"], metrics["horizon_ms"]
     positions: Samples = {("source", source): position for source, position in metrics["positions"].items()}
+    about_stale, stale = "Rows below the highest epoch of their key.", metrics["stale_epoch"]
     about_horizon = "Rows up to this time are no longer taken for new."
     return families(
-        consumer,
+        {"consumer": consumer},
         [
             Family("fencepost_sink_calls", "counter", "Calls of apply and handle.", {None: metrics["calls"]}),
             Family("fencepost_sink_failures", "counter", "Calls that raised.", {None: metrics["failures"]}),
             Family("fencepost_sink_rows", "counter", "Rows that were judged, by verdict.", rows),
+            Family("fencepost_sink_stale_epoch_rows", "counter", about_stale, {None: stale}),
             Family("fencepost_sink_claims", "gauge", "Claims in the database.", {None: metrics["claims"]}),
             Family(
                 "fencepost_sink_oldest_claim_age_seconds", "gauge", "Since the oldest claim.", _seconds(age), "seconds"
@@ -102,8 +112,8 @@ class Family(NamedTuple):
     unit: str = ""
 
 
-def families(consumer: str, found: Iterable[Family]) -> str:
-    """Metrics of a consumer as OpenMetrics text."""
+def families(labels: Mapping[str, str], found: Iterable[Family]) -> str:
+    """Metrics as OpenMetrics text, each sample with these labels."""
     lines = []
     for family in found:
         lines.append(f"# TYPE {family.name} {family.kind}")
@@ -113,8 +123,9 @@ def families(consumer: str, found: Iterable[Family]) -> str:
         name = f"{family.name}_total" if family.kind == "counter" else family.name
         for label, value in family.samples.items():
             if value is not None:
-                labels = [("consumer", consumer), *([label] if label else [])]
-                lines.append(f"{name}{{{','.join(_label(*it) for it in labels)}}} {value}")
+                every = [*labels.items(), *([label] if label else [])]
+                shown = f"{{{','.join(_label(*it) for it in every)}}}" if every else ""
+                lines.append(f"{name}{shown} {value}")
     return "\n".join([*lines, "# EOF", ""])
 
 

@@ -9,10 +9,11 @@ from sqlalchemy.exc import DBAPIError
 
 from fencepost.errors import ConcurrentTransactionError, OutcomeUnknownError, PolicyError, StoreError
 from fencepost.inputs import is_text
-from fencepost.sql.database import Database, Int64
+from fencepost.sql.database import IDLE_TIMEOUT_MS, LOCK_TIMEOUT_MS, Database, Int64
 from fencepost.sql.pids import PidBlocks
 from fencepost.sql.transaction import OPENABLE, PREPARED, ProducerIdentity, State, Transaction
 from fencepost.sql.transaction_tables import (
+    PART,
     PRODUCERS,
     TABLES,
     VERSION,
@@ -43,6 +44,11 @@ class ProducerRegistry:
     `SequencedProducer` keeps its own alive; others call `keep_alive` every `keep_alive_ms`. Time is the database's
     clock.
 
+    On PostgreSQL, in each transaction of the registry and of the coordinators that have it: a statement waits for a
+    lock no longer than `lock_timeout_ms` (StoreError), and a transaction that its process leaves idle for
+    `idle_timeout_ms` between two statements is undone, so that a process that was stopped in it blocks its successor no
+    longer than that. None: as the session has it.
+
     Raises:
         PolicyError: an engine for another database, or a bound that is none.
         SchemaError: the tables are of another version of this package. Nothing has changed.
@@ -57,18 +63,20 @@ class ProducerRegistry:
         expiry_ms: int = 7 * DAY_MS,
         tombstone_ms: int = 365 * DAY_MS,
         timeout_max_ms: int = 900_000,
+        lock_timeout_ms: int | None = LOCK_TIMEOUT_MS,
+        idle_timeout_ms: int | None = IDLE_TIMEOUT_MS,
     ) -> None:
         bounds = {"block_size": block_size, "expiry_ms": expiry_ms, "tombstone_ms": tombstone_ms}
         for name, value in (bounds | {"timeout_max_ms": timeout_max_ms}).items():
             if not isinstance(value, int) or value < 1:
                 raise PolicyError(f"{name}={value!r} is not a whole number of at least 1")
-        self.database = Database(engine)
+        self.database = Database(engine, lock_timeout_ms=lock_timeout_ms, idle_timeout_ms=idle_timeout_ms)
         self.expiry_ms = expiry_ms
         self.tombstone_ms = tombstone_ms
         self.timeout_max_ms = timeout_max_ms
         self.keep_alive_ms = max(1, min(expiry_ms // KEPT_ALIVE, DAY_MS))
         self.pids = PidBlocks(self.database, block_size)
-        self.database.create_tables("producers", VERSION, TABLES, upgrade)
+        self.database.create_tables(PART, VERSION, TABLES, upgrade)
 
     def init_producer(
         self, transactional_id: str | None = None, timeout_ms: int = 60_000, expected: ProducerIdentity | None = None

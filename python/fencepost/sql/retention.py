@@ -1,4 +1,7 @@
-"""Forgetting by age: the horizon first, which decides how rows are judged; then the claims behind it, in pieces."""
+"""Forgetting by age: the horizon first, which decides how rows are judged; then the claims behind it, in pieces.
+
+Without event times there is no horizon: claims go that took no new row for so long, and nothing is known of them.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +26,9 @@ class Reaped:
 
     claims: int
     """Rows of the database that went."""
-    horizon_ms: int
-    """Rows with a timestamp at or below it are judged by what is still known, and never taken for new."""
+    horizon_ms: int | None
+    """Rows with a timestamp at or below it are judged by what is still known, and never taken for new. None: claims
+    went by the time of processing, and there is no horizon."""
     warning: str | None
     """Why the retention is too short, where it is."""
 
@@ -36,11 +40,10 @@ def reap(
     if not consumer.keeps_time:
         raise PolicyError(
             f"consumer {consumer.name!r} keeps no timestamps, so nothing tells how old its claims are: name the "
-            "column of the events' own time (Columns(timestamp=...), or timestamp= by message id) when it is set up"
+            "column of the events' own time (Columns(timestamp=...), or timestamp= by message id) when it is set up, or "
+            "reap by='processed_time', after which an event that comes again is applied again"
         )
-    is_count = isinstance(retention_ms, int) and not isinstance(retention_ms, bool)
-    if not is_count or retention_ms <= 0:
-        raise PolicyError(f"retention_ms={retention_ms!r}: a positive number of milliseconds was expected")
+    _check_retention(retention_ms)
     warning = None
     if replay_ms is not None and retention_ms < replay_ms:
         warning = (
@@ -57,7 +60,36 @@ def reap(
         return consumer.raise_horizon(connection, horizon)
 
     horizon_ms = consumer.database.transaction(raise_horizon)
-    return Reaped(_delete_behind(consumer, storage, horizon_ms), horizon_ms, warning)
+    return Reaped(_delete_behind(consumer, storage, storage.timestamp, horizon_ms), horizon_ms, warning)
+
+
+def reap_processed(
+    consumer: Consumer, storage: Storage, retention_ms: int, replay_ms: int | None, now_ms: int | None, force: bool
+) -> Reaped:
+    """See `SqlSink.reap`."""
+    if consumer.keeps_time:
+        raise PolicyError(
+            f"consumer {consumer.name!r} keeps the events' own time: reap by='event_time', after which nothing that was "
+            "forgotten is taken for new"
+        )
+    _check_retention(retention_ms)
+    warning = None
+    if replay_ms is not None and retention_ms < replay_ms:
+        warning = (
+            f"consumer {consumer.name!r}: a retention of {retention_ms} ms is shorter than the slowest replay "
+            f"({replay_ms} ms): events that come again by it will be applied again"
+        )
+        if not force:
+            raise PolicyError(f"{warning}. Choose a longer one; force=True goes on. Nothing has changed")
+        warnings.warn(warning, RetentionWarning, stacklevel=3)
+    clock = consumer.database.transaction(consumer.database.now_ms) if now_ms is None else now_ms
+    return Reaped(_delete_behind(consumer, storage, "changed_ms", clock - retention_ms), None, warning)
+
+
+def _check_retention(retention_ms: int) -> None:
+    is_count = isinstance(retention_ms, int) and not isinstance(retention_ms, bool)
+    if not is_count or retention_ms <= 0:
+        raise PolicyError(f"retention_ms={retention_ms!r}: a positive number of milliseconds was expected")
 
 
 def _check_in_flight(
@@ -80,11 +112,11 @@ def _check_in_flight(
         )
 
 
-def _delete_behind(consumer: Consumer, storage: Storage, horizon_ms: int) -> int:
+def _delete_behind(consumer: Consumer, storage: Storage, age: str, until_ms: int) -> int:
     """In the order of keys, in which they are locked everywhere, and on from the last one: no piece looks twice."""
     table = storage.table
     key = tuple_(*(table.c[name] for name in storage.key))
-    behind = (table.c.consumer == consumer.id, table.c[storage.timestamp] <= horizon_ms)
+    behind = (table.c.consumer == consumer.id, table.c[age] <= until_ms)
     after: tuple[object, ...] | None = None
     deleted = 0
     while True:

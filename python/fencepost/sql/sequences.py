@@ -97,6 +97,7 @@ class SequenceVerdicts:
     counts: dict[Verdict, int]
     missing: Any
     expected: Any
+    stale_epoch: int
 
 
 class Sequences:
@@ -162,7 +163,7 @@ class Sequences:
             )
             counts[Verdict.DUPLICATE] += counts[Verdict.FENCED]
             counts[Verdict.FENCED] = 0
-        return SequenceVerdicts(codes, kept, counts, verdicts.missing, verdicts.expected)
+        return SequenceVerdicts(codes, kept, counts, verdicts.missing, verdicts.expected, verdicts.stale_epoch)
 
     def _table(self, keys: Keys, held: Sequence[Claim], horizon_ms: int | None) -> StateTable:
         entries = _entries(keys, held)

@@ -21,7 +21,7 @@ from fencepost.sql.database import Database, run
 from fencepost.sql.messages import Messages, check_names
 from fencepost.sql.metrics import Counters, claims_of, to_open_metrics
 from fencepost.sql.reconciliation import OnFindings, Reconciliation, reconcile
-from fencepost.sql.retention import Reaped, reap
+from fencepost.sql.retention import Reaped, reap, reap_processed
 from fencepost.sql.rows import NOTHING, as_table, refused_at_commit
 from fencepost.sql.sequences import RacedError, Sequences, log_order_of
 from fencepost.sql.staged import StagedTable, place_of
@@ -33,6 +33,7 @@ Effect: TypeAlias = Callable[[Connection, pa.Table], Any]
 """Called with the connection of the transaction and rows; what it writes through it is written once."""
 
 OnConflict: TypeAlias = Literal["stop", "quarantine", "drop"]
+ReapBy: TypeAlias = Literal["event_time", "processed_time"]
 
 REDELIVERY_ONLY = "redelivery only"
 _RACES_MAX = 100
@@ -60,6 +61,9 @@ class Applied:
     """Duplicates that the table has no row of, so that there was nothing to compare; None likewise."""
     identity: str = "sequence"
     """What the rows were told apart by: "sequence", "message_id", or "redelivery only"."""
+    stale_epoch: int | None = None
+    """Rows below the highest epoch accepted of their key, kept or not: of a producer that was replaced, or delivered
+    again since; None by message id."""
 
     def __len__(self) -> int:
         return len(self.verdict)
@@ -108,6 +112,10 @@ class SqlSink:
     must hold the identity columns, with an index on them where it is large. Leave out columns that your application
     updates.
 
+    `lock_timeout_ms`, `idle_timeout_ms`: on PostgreSQL, how long a statement of a call waits for a lock, and how long an
+    effect may leave the transaction idle between two statements before the database undoes it: a process that was
+    stopped in a call keeps its locks no longer. None: as the session has it.
+
     Raises:
         PolicyError: settings that make no sense, or others than those of this consumer.
         SinkError: no such table, or not these columns.
@@ -133,8 +141,12 @@ class SqlSink:
         attempts: int = 20,
         compare_content: bool | Sequence[str] = False,
         on_conflict: OnConflict = "stop",
+        lock_timeout_ms: int | None = 90_000,
+        idle_timeout_ms: int | None = 60_000,
     ) -> None:
-        self._database = Database(engine, attempts=attempts)
+        self._database = Database(
+            engine, attempts=attempts, lock_timeout_ms=lock_timeout_ms, idle_timeout_ms=idle_timeout_ms
+        )
         self._target = None if table is None else Target(engine, table, insert)
         self.replay_ms = replay_ms
         settings: dict[str, Any] = {"claim": claim, "table": None if self._target is None else self._target.name}
@@ -328,28 +340,39 @@ class SqlSink:
             raise PolicyError("forget_positions() without a source: name those to forget")
         self._database.transaction(lambda connection: self._consumer.forget_positions(connection, list(sources)))
 
-    def reap(self, retention_ms: int, *, now_ms: int | None = None, force: bool = False) -> Reaped:
-        """Forgets what was claimed by events older than the retention, and says how much that was.
+    def reap(
+        self, retention_ms: int, *, by: ReapBy = "event_time", now_ms: int | None = None, force: bool = False
+    ) -> Reaped:
+        """Forgets claims that are older than the retention, and says how many that were.
 
-        From then on rows at or below the horizon (now - `retention_ms`) that nothing is known of are FORGOTTEN: not
+        `by="event_time"`: by the events' own time, for a sink that keeps timestamps. From then on rows at or below the horizon (now - `retention_ms`) that nothing is known of are FORGOTTEN: not
         kept, and never taken for new. So are rows of a missing range that a row at or below it had left, whatever
         their own time. The horizon never falls. `now_ms`: the database's clock, unless given. Claims go in pieces, each
         a transaction; broken off, it is complete as to what rows are judged by, and the next one removes the rest.
 
+        `by="processed_time"`: claims that took no new row for `retention_ms` by the database's clock, for a sink without
+        timestamps, from any day on. There is no horizon then: an event that comes again after that is applied again.
+
         Warns (RetentionWarning, and in the result) of a retention shorter than `replay_ms`.
 
         Raises:
-            PolicyError: the sink keeps no timestamps; a retention that is not positive; or one that is shorter than
-                what is in flight: claims that were written within it by events that are older. `force` goes on
-                nevertheless. Nothing has changed.
+            PolicyError: by event time, the sink keeps no timestamps, or the retention is shorter than what is in flight
+                (claims that were written within it by events that are older); by processed time, the sink keeps
+                timestamps, or the retention is shorter than `replay_ms`; a retention that is not positive. `force`
+                goes on with a short one. Nothing has changed.
         """
-        return reap(self._consumer, self._claims.storage, retention_ms, self.replay_ms, now_ms, force)
+        storage = self._claims.storage
+        if by not in get_args(ReapBy):
+            raise PolicyError(f"by={by!r} is neither 'event_time' nor 'processed_time'")
+        if by == "processed_time":
+            return reap_processed(self._consumer, storage, retention_ms, self.replay_ms, now_ms, force)
+        return reap(self._consumer, storage, retention_ms, self.replay_ms, now_ms, force)
 
     def metrics(self) -> dict[str, Any]:
         """What monitoring asks: the rows of this process by verdict, and the consumer's claims in the database.
 
-        `calls`, `failures` (calls that raised), `rows` (by verdict), `hits` (rows that had been applied before) count
-        since this sink was made. `claims`, `oldest_claim_age_ms` (since its last event, or where no timestamps are kept
+        `calls`, `failures` (calls that raised), `rows` (by verdict), `hits` (rows that had been applied before) and
+        `stale_epoch` (`Applied.stale_epoch`) count since this sink was made. `claims`, `oldest_claim_age_ms` (since its last event, or where no timestamps are kept
         its last write, by the database's clock; None without claims), `horizon_ms`, `positions` are the database's.
         """
         return self._counters.to_dict() | claims_of(self._consumer, self._claims.storage)
@@ -457,6 +480,7 @@ class SqlSink:
                 None if not_compared is None else counts[Verdict.CONFLICT],
                 not_compared,
                 self.identity,
+                getattr(judged, "stale_epoch", None),
             )
 
         for _ in range(_RACES_MAX):
@@ -464,7 +488,7 @@ class SqlSink:
                 applied = self._database.transaction(work)
             except RacedError:
                 continue
-            self._counters.count(applied.counts)
+            self._counters.count(applied.counts, applied.stale_epoch or 0)
             return applied
         raise AssertionError(f"{_RACES_MAX} times in a row others claimed the same new keys")
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import (
     Column,
+    ColumnElement,
     Connection,
     Integer,
     MetaData,
@@ -32,7 +33,7 @@ from fencepost.errors import PolicyError, SchemaError, TransactionAbortableError
 from fencepost.sql.database import Database, Int64, clock
 from fencepost.sql.transaction import NONE, PREPARED, Partition, State, TopicPartition, Transaction
 
-VERSION = 2
+PART, VERSION = "producers", 2
 TABLES = MetaData()
 
 PIDS = Table(
@@ -146,6 +147,12 @@ def look(
     return _read(database, connection, pid, transactional_id, is_locked=False)
 
 
+def look_at(database: Database, connection: Connection, which: ColumnElement[bool]) -> list[Held]:
+    """All that meet a condition, by transactional id, without a lock."""
+    query = select(PRODUCERS, literal_column(database.clock, Int64)).where(which)
+    return [_held(row) for row in connection.execute(query.order_by(PRODUCERS.c.transactional_id))]
+
+
 def _read(
     database: Database, connection: Connection, pid: int | None, transactional_id: str, is_locked: bool
 ) -> Held | None:
@@ -192,7 +199,8 @@ def save(connection: Connection, held: Held) -> None:
 def save_if(connection: Connection, before: Held, after: Transaction) -> bool:
     """Writes a transaction back to a row that was not locked, if nobody has changed it since; whether it did.
 
-    Only where none is open: pid, epoch and state name each other step of a transactional id.
+    Only where none is open: pid, epoch and state name each other step of a transactional id. Where somebody has locked
+    the row it does not wait, and does nothing.
     """
     was = before.transaction
     found = {"id": was.transactional_id, "was_pid": was.pid, "was_epoch": was.epoch, "was_state": int(was.state)}
@@ -224,10 +232,18 @@ _SAVE = (
     .values({name: bindparam(name) for name in (it.name for it in PRODUCERS.c) if name != "transactional_id"})
 )
 
+_UNCHANGED = PRODUCERS.alias("unchanged")
 _SAVE_IF = _SAVE.where(
-    (PRODUCERS.c.pid == bindparam("was_pid"))
-    & (PRODUCERS.c.epoch == bindparam("was_epoch"))
-    & (PRODUCERS.c.state == bindparam("was_state"))
+    PRODUCERS.c.transactional_id
+    == select(_UNCHANGED.c.transactional_id)
+    .where(
+        (_UNCHANGED.c.transactional_id == bindparam("id"))
+        & (_UNCHANGED.c.pid == bindparam("was_pid"))
+        & (_UNCHANGED.c.epoch == bindparam("was_epoch"))
+        & (_UNCHANGED.c.state == bindparam("was_state"))
+    )
+    .with_for_update(skip_locked=True)
+    .scalar_subquery()
 )
 
 

@@ -41,7 +41,7 @@ from fencepost.producer.answers import Answer, ErrorCode
 from fencepost.producer.sequencer import Identity
 from fencepost.producer.transport import SequencedBatch
 from fencepost.sql import rows as bulk
-from fencepost.sql.database import Database, Int64, outages
+from fencepost.sql.database import IDLE_TIMEOUT_MS, LOCK_TIMEOUT_MS, Database, Int64, outages
 from fencepost.sql.target import Target
 from fencepost.transports.counts import checked
 from fencepost.transports.cursors import above
@@ -71,7 +71,8 @@ class SqlTransport:
     application's columns and `LOG_COLUMNS`, and partition with log_offset is unique. `schema`: an Arrow schema of the
     application's columns, by which a table that is not there is made; every batch is held against it, and in any case
     against the table's columns. `partitions`: how many there are; the tables store the number, for ever, and None takes
-    it (1 for a new table). It is a registry too: `init_producer` hands out leases.
+    it (1 for a new table). It is a registry too: `init_producer` hands out leases. `lock_timeout_ms`,
+    `idle_timeout_ms`: as of a `ProducerRegistry`.
 
     Raises SchemaError for a table without the columns, or tables of a newer version; nothing is made then. PolicyError
     for another number of partitions than the table's. StoreError, here and in every call, for a database that does not
@@ -79,9 +80,16 @@ class SqlTransport:
     """
 
     def __init__(
-        self, engine: Engine, table: str | Table, *, schema: pa.Schema | None = None, partitions: int | None = None
+        self,
+        engine: Engine,
+        table: str | Table,
+        *,
+        schema: pa.Schema | None = None,
+        partitions: int | None = None,
+        lock_timeout_ms: int | None = LOCK_TIMEOUT_MS,
+        idle_timeout_ms: int | None = IDLE_TIMEOUT_MS,
     ) -> None:
-        self._database = Database(engine)
+        self._database = Database(engine, lock_timeout_ms=lock_timeout_ms, idle_timeout_ms=idle_timeout_ms)
         self._tables = open_tables(self._database, table, schema)
         self._target = Target(engine, self._tables.rows)
         self._schema = schema

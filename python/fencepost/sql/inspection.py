@@ -1,0 +1,227 @@
+"""What an operator sees of transactions: who has one open, since when, and what it waits for. Changes nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from sqlalchemy import ColumnElement, Connection, Engine, func, literal_column, or_, select, text, true
+
+from fencepost.errors import MappingError, SchemaError
+from fencepost.sql.database import Database, Int64
+from fencepost.sql.metrics import Family, families
+from fencepost.sql.transaction import OPENABLE, PREPARED, Partition, ProducerIdentity, State, TopicPartition
+from fencepost.sql.transaction_tables import PART, PIDS, PRODUCERS, STAGED, VERSION, Held, from_text, look_at
+
+_UNFINISHED = PRODUCERS.c.state.in_([int(State.ONGOING), *map(int, PREPARED)])
+
+
+class StagedPosition(NamedTuple):
+    """A position of an input that moves when the transaction is committed."""
+
+    group: str
+    partition: Partition
+    expected: int
+    position: int
+
+
+class DatabaseSession(NamedTuple):
+    """A session of PostgreSQL that holds rows of transactional ids, in a database transaction of its own."""
+
+    backend_pid: int
+    """For `pg_terminate_backend`."""
+    application: str
+    address: str | None
+    """None: through a socket of the machine."""
+    state: str
+    """As in `pg_stat_activity`: "active", "idle in transaction"."""
+    state_ms: int
+    """For how long it is in this state."""
+
+
+@dataclass(frozen=True)
+class TransactionStatus:
+    """How the transaction of a transactional id stands."""
+
+    transactional_id: str
+    state: str
+    """As the protocol names it: "ongoing", "prepare_commit", "complete_abort", ..."""
+    owner: ProducerIdentity
+    partitions: tuple[TopicPartition, ...]
+    """Of outputs, that the open or decided transaction writes to."""
+    age_ms: int | None
+    """Since it was opened; None where none is open or decided."""
+    idle_ms: int
+    """Since the last call that changed it."""
+    timeout_ms: int
+    is_late: bool
+    """Open, or decided without all of its markers, for longer than its time-out."""
+    waiting: tuple[TopicPartition, ...]
+    """Partitions whose readers wait for a marker that is not written yet."""
+    waits_for: str
+    """What has to happen next, and who does it."""
+    positions: tuple[StagedPosition, ...] = ()
+    """Of inputs. `describe_transaction` reads them."""
+    sessions: tuple[DatabaseSession, ...] = ()
+    """Where another database transaction holds the row: the sessions that may be it. `describe_transaction` reads
+    them, on PostgreSQL."""
+
+
+def list_transactions(engine: Engine, *, unfinished_only: bool = True) -> list[TransactionStatus]:
+    """The transactions that are open or decided, by transactional id; of all ids with `unfinished_only=False`.
+
+    Raises:
+        SchemaError: the database has no tables of producers, or they have another version.
+        StoreError: the database does not answer.
+    """
+    database = Database(engine)
+
+    def work(connection: Connection) -> list[TransactionStatus]:
+        _check_tables(database, connection)
+        which = _UNFINISHED if unfinished_only else true()
+        return [_status(held) for held in look_at(database, connection, which)]
+
+    return database.transaction(work)
+
+
+def describe_transaction(engine: Engine, transactional_id: str) -> TransactionStatus:
+    """The transaction of an id with its staged positions, and the sessions that hold its row.
+
+    On PostgreSQL it asks for a lock that it does not wait for, so the role needs the right to update.
+
+    Raises:
+        MappingError: there is no such id.
+        SchemaError, StoreError: as `list_transactions`.
+    """
+    database = Database(engine)
+
+    def work(connection: Connection) -> TransactionStatus:
+        _check_tables(database, connection)
+        which = PRODUCERS.c.transactional_id == transactional_id
+        found = look_at(database, connection, which)
+        if not found:
+            raise MappingError(f"transactional id {transactional_id!r} is not known in this database")
+        mine = STAGED.c.transactional_id == transactional_id
+        staged = connection.execute(select(STAGED).where(mine).order_by(*STAGED.primary_key))
+        positions = tuple(
+            StagedPosition(it.group_id, from_text(it.partition), it.expected, it.position) for it in staged
+        )
+        sessions = () if database.is_sqlite else _holders(connection, which)
+        return replace(_status(found[0]), positions=positions, sessions=sessions)
+
+    return database.transaction(work)
+
+
+def transaction_metrics(engine: Engine) -> dict[str, Any]:
+    """What monitoring asks of a registry and its coordinators, by the database. Takes a pass over transactional ids.
+
+    `transactional_ids`: by state. `late`: transactions that are open or decided for too long, as
+    `TransactionStatus.is_late`. `oldest_age_ms`: since the oldest of those that are open or decided was opened; None
+    without any. `pids`: how many were reserved, of 2^63 - 1.
+
+    Raises SchemaError, StoreError: as `list_transactions`.
+    """
+    database = Database(engine)
+    columns = PRODUCERS.c
+    now = literal_column(database.clock, Int64)
+    is_open = columns.state == int(State.ONGOING)
+    is_late = or_(
+        is_open & (columns.started_ms + columns.timeout_ms < now),
+        ~is_open & _UNFINISHED & (columns.updated_ms + columns.timeout_ms < now),
+    )
+    by_state = select(columns.state, func.count(), func.count().filter(is_late)).group_by(columns.state)
+
+    def work(connection: Connection) -> dict[str, Any]:
+        _check_tables(database, connection)
+        found = {state: (count, late) for state, count, late in connection.execute(by_state)}
+        oldest = connection.execute(select(now - func.min(columns.started_ms)).where(_UNFINISHED)).scalar_one()
+        return {
+            "transactional_ids": {state.name.lower(): found.get(int(state), (0, 0))[0] for state in State},
+            "late": sum(late for _, late in found.values()),
+            "oldest_age_ms": oldest,
+            "pids": connection.execute(select(PIDS.c.next_pid)).scalar() or 0,
+        }
+
+    return database.transaction(work)
+
+
+def to_open_metrics(metrics: dict[str, Any]) -> str:
+    """`transaction_metrics` as OpenMetrics text, for a scraper."""
+    age = metrics["oldest_age_ms"]
+    states = {("state", state): count for state, count in metrics["transactional_ids"].items()}
+    about_age = "Since the oldest open or decided transaction was opened."
+    name = "fencepost_transactions_oldest_age_seconds"
+    return families(
+        {},
+        [
+            Family("fencepost_transactional_ids", "gauge", "Transactional ids, by state.", states),
+            Family("fencepost_transactions_late", "gauge", "Open or decided for too long.", {None: metrics["late"]}),
+            Family(name, "gauge", about_age, {None: None if age is None else age / 1000}, "seconds"),
+            Family("fencepost_pids", "gauge", "Producer ids that were reserved.", {None: metrics["pids"]}),
+        ],
+    )
+
+
+def check_database(engine: Engine) -> None:
+    """That there are tables of producers, of this version; makes none. Raises as `list_transactions`."""
+    database = Database(engine)
+    database.transaction(lambda connection: _check_tables(database, connection))
+
+
+def _check_tables(database: Database, connection: Connection) -> None:
+    found = database.version_of(connection, PART)
+    if found != VERSION:
+        problem = "no tables of producers" if found is None else f"tables of producers of version {found}"
+        raise SchemaError(
+            f"{database.engine.url.render_as_string(hide_password=True)}: {problem}, this package knows {VERSION}: "
+            + ("name the database that the producers use" if found is None else "use the fencepost that they use")
+        )
+
+
+def _status(held: Held) -> TransactionStatus:
+    transaction, now_ms = held.transaction, held.now_ms
+    is_unfinished = transaction.state is State.ONGOING or transaction.state in PREPARED
+    late_ms = transaction.started_ms if transaction.state is State.ONGOING else transaction.updated_ms
+    return TransactionStatus(
+        transaction.transactional_id,
+        transaction.state.name.lower(),
+        transaction.identity,
+        tuple(sorted(transaction.partitions)),
+        now_ms - transaction.started_ms if is_unfinished else None,
+        now_ms - transaction.updated_ms,
+        transaction.timeout_ms,
+        is_unfinished and late_ms + transaction.timeout_ms < now_ms,
+        tuple(sorted(held.waiting)),
+        _next_step(held),
+    )
+
+
+def _next_step(held: Held) -> str:
+    transaction = held.transaction
+    if transaction.state in PREPARED:
+        topics = ", ".join(sorted({topic for topic, _ in held.waiting}))
+        return f"{PREPARED[transaction.state]} markers for {topics}: recover() of a coordinator with routes to them"
+    if transaction.is_timed_out(held.now_ms):
+        return "recover() or reap(): it is open for longer than its time-out"
+    if transaction.state is State.ONGOING:
+        return "its producer, to commit or abort"
+    return "its producer, to begin" if transaction.state in OPENABLE else "nothing: the id has expired"
+
+
+def _holders(connection: Connection, which: ColumnElement[bool]) -> tuple[DatabaseSession, ...]:
+    """The sessions that hold rows of this table, if one of them holds this row; else none."""
+    free = select(PRODUCERS.c.transactional_id).where(which).with_for_update(read=True, skip_locked=True)
+    if connection.execute(free).first() is not None:
+        return ()
+    return tuple(DatabaseSession(*row) for row in connection.execute(text(_HOLDERS)))
+
+
+_HOLDERS = f"""
+SELECT DISTINCT a.pid, a.application_name, CAST(a.client_addr AS text), a.state,
+    CAST(extract(epoch FROM clock_timestamp() - a.state_change) * 1000 AS bigint)
+FROM pg_locks AS l JOIN pg_stat_activity AS a ON a.pid = l.pid
+WHERE l.relation = CAST('{PRODUCERS.name}' AS regclass) AND l.mode = 'RowShareLock' AND l.granted
+    AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+    AND a.pid <> pg_backend_pid() AND a.state IS NOT NULL
+ORDER BY a.pid
+"""
