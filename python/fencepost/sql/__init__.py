@@ -5,9 +5,11 @@ Needs `fencepost[sql]` (SQLAlchemy 2, pyarrow, numpy). SQLite is embedded and ne
 """
 
 from fencepost.sql.coordinator import Positions, TransactionCoordinator
+from fencepost.sql.http import AsgiIdempotency, WsgiIdempotency
 from fencepost.sql.outbound import derived_key
 from fencepost.sql.reconciliation import Reconciliation
 from fencepost.sql.registry import ProducerRegistry
+from fencepost.sql.requests import IdempotentRequests, RequestClaim, Response
 from fencepost.sql.retention import Reaped, RetentionWarning
 from fencepost.sql.routes import Left, MarkerWriter, Recovered
 from fencepost.sql.sink import Applied, SqlSink
@@ -17,6 +19,8 @@ from fencepost.sql.transitions import transition
 
 __all__ = [
     "Applied",
+    "AsgiIdempotency",
+    "IdempotentRequests",
     "Left",
     "MarkerWriter",
     "Positions",
@@ -25,10 +29,13 @@ __all__ = [
     "Reaped",
     "Reconciliation",
     "Recovered",
+    "RequestClaim",
+    "Response",
     "RetentionWarning",
     "SqlSink",
     "StagedTable",
     "TransactionCoordinator",
+    "WsgiIdempotency",
     "derived_key",
     "transition",
 ]
