@@ -859,6 +859,8 @@ NOT_REACHED = {
     fp.DeliveryError: "of producers: test_producer.py",
     fp.TransportError: "of producers: test_producer.py",
     fp.TransitionError: "of guarded transitions: sql/test_health.py",
+    fp.RequestInFlightError: "of requests: sql/test_requests.py",
+    fp.KeyReusedError: "of requests: sql/test_requests.py",
 }
 NOT_REACHED |= {
     fp.FencedError: "of producers: test_producer.py",
@@ -894,6 +896,7 @@ def test_the_classes_tested_are_the_classes_that_exist() -> None:
         *((class_("m"), {}) for class_ in (fp.PolicyError, fp.SinkError, fp.SinkChangedError)),
         *((class_("m"), {}) for class_ in (fp.StateConflictError, fp.PoisonedError, fp.FencepostError)),
         (fp.LockedError("m"), {}),
+        (fp.RequestInFlightError("m", lease_left_ms=7), {"lease_left_ms": 7}),
     ],
     ids=lambda it: type(it).__name__,
 )

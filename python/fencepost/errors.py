@@ -130,6 +130,19 @@ class TransitionError(FencepostError):
     """A guarded transition does not apply, the row is in another state: look; an event may have come too early."""
 
 
+class RequestInFlightError(FencepostError):
+    """Another worker processes the same request: repeat it later. Nothing has changed. Over HTTP: 409."""
+
+    def __init__(self, message: str, *, lease_left_ms: int | None = None) -> None:
+        super().__init__(message)
+        self.lease_left_ms = lease_left_ms
+        """How long that worker's claim is protected, unless it is renewed."""
+
+
+class KeyReusedError(FencepostError):
+    """An idempotency key was used for another request: send this one with a new key. Over HTTP: 422."""
+
+
 class PoisonedError(FencepostError):
     """An earlier call broke off midway: rebuild the table from a snapshot, or open the log again."""
 

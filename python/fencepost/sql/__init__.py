@@ -5,6 +5,7 @@ Needs `fencepost[sql]` (SQLAlchemy 2, pyarrow, numpy). SQLite is embedded and ne
 """
 
 from fencepost.sql.coordinator import Positions, TransactionCoordinator
+from fencepost.sql.http import AsgiIdempotency, WsgiIdempotency
 from fencepost.sql.inspection import (
     DatabaseSession,
     StagedPosition,
@@ -16,6 +17,7 @@ from fencepost.sql.inspection import (
 from fencepost.sql.outbound import derived_key
 from fencepost.sql.reconciliation import Reconciliation
 from fencepost.sql.registry import ProducerRegistry
+from fencepost.sql.requests import IdempotentRequests, RequestClaim, Response
 from fencepost.sql.retention import Reaped, RetentionWarning
 from fencepost.sql.routes import Left, MarkerWriter, Recovered
 from fencepost.sql.sink import Applied, SqlSink
@@ -25,7 +27,9 @@ from fencepost.sql.transitions import transition
 
 __all__ = [
     "Applied",
+    "AsgiIdempotency",
     "DatabaseSession",
+    "IdempotentRequests",
     "Left",
     "MarkerWriter",
     "Positions",
@@ -34,12 +38,15 @@ __all__ = [
     "Reaped",
     "Reconciliation",
     "Recovered",
+    "RequestClaim",
+    "Response",
     "RetentionWarning",
     "SqlSink",
     "StagedPosition",
     "StagedTable",
     "TransactionCoordinator",
     "TransactionStatus",
+    "WsgiIdempotency",
     "derived_key",
     "describe_transaction",
     "list_transactions",

@@ -1,0 +1,276 @@
+"""The Idempotency-Key header in front of an application: one middleware for WSGI, one for ASGI.
+
+Draft "The Idempotency-Key HTTP Header Field" of the IETF, draft-ietf-httpapi-idempotency-key-header. Errors are
+application/problem+json (RFC 9457). The application finds the claim under CLAIM and completes it; what is sent is what
+the database has, so that the first client and a repeat get the same bytes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from http import HTTPStatus
+from io import BytesIO
+from typing import Any, TypeAlias
+
+from fencepost.errors import KeyReusedError, PolicyError, RequestInFlightError
+from fencepost.sql.requests import IdempotentRequests, RequestClaim, Response
+
+CLAIM = "fencepost.request"
+"""Where the application finds the `RequestClaim`: a key of WSGI's environ, and of ASGI's scope."""
+
+_SAFE = {"GET", "HEAD", "OPTIONS", "TRACE"}
+# A string of structured fields (RFC 9651), or the same without quotes, as most clients send it.
+_QUOTED = re.compile(r'"((?:[ !#-\[\]-~]|\\["\\])+)"')
+_BARE = re.compile(r"[!#-+\--~]+")
+_KEY_MAX = 255
+
+Environ: TypeAlias = dict[str, Any]
+Scope: TypeAlias = MutableMapping[str, Any]
+Message: TypeAlias = MutableMapping[str, Any]
+Receive: TypeAlias = Callable[[], Awaitable[Message]]
+Send: TypeAlias = Callable[[Message], Awaitable[None]]
+
+
+class _Door:
+    """What both middlewares decide alike."""
+
+    def __init__(self, requests: IdempotentRequests, required: Iterable[str], body_bytes_max: int) -> None:
+        if isinstance(required, str):
+            raise PolicyError(f"required={required!r}: a list of methods was expected")
+        self.requests = requests
+        self.required = frozenset(required)
+        self.body_bytes_max = body_bytes_max
+
+    def key_of(self, method: str, header: str | None) -> str | Response | None:
+        """The key of a request; None where it passes through, or the response that refuses it."""
+        if method in _SAFE or (header is None and method not in self.required):
+            return None
+        if header is None:
+            return _problem(400, "Idempotency-Key is missing", f"{method} requires this header.")
+        header = header.strip(" \t")
+        quoted = _QUOTED.fullmatch(header)
+        key = re.sub(r"\\(.)", r"\1", quoted[1]) if quoted else header
+        if len(key) > _KEY_MAX or not (quoted or _BARE.fullmatch(header)):
+            detail = f"One string of 1 to {_KEY_MAX} visible characters of ASCII was expected."
+            return _problem(400, "Idempotency-Key is malformed", detail)
+        return key
+
+    def claim(self, caller: str, key: str, *parts: bytes) -> RequestClaim | Response:
+        """The claim of a request, or the response to it. `parts`: method, path, query, body."""
+        request = b"".join(len(it).to_bytes(8, "big") + it for it in parts)
+        try:
+            return self.requests.claim(caller, key, request)
+        except RequestInFlightError:
+            detail = "The same request is being processed. Repeat it later."
+            return _problem(409, "A request is outstanding for this Idempotency-Key", detail, ("Retry-After", "1"))
+        except KeyReusedError:
+            detail = "Send this request with a new key."
+            return _problem(422, "Idempotency-Key is already used for another request", detail)
+
+    def too_large(self) -> Response:
+        return _problem(413, "The body is too large", f"At most {self.body_bytes_max} bytes are accepted.")
+
+
+def _finish(claim: RequestClaim, status: int, headers: Iterable[tuple[str, str]], body: bytes) -> Response:
+    """What to send once the application has answered: the committed response, where there is one."""
+    if claim.response is not None:
+        return claim.response
+    if claim.is_lost:
+        return _LOST
+    given = Response(status, tuple(headers), body)
+    if status >= 500:  # not an outcome: a repeat resumes behind the last step
+        claim.release()
+        return given
+    return claim.complete(lambda _: given)
+
+
+def _problem(status: int, title: str, detail: str, *headers: tuple[str, str]) -> Response:
+    body = json.dumps({"title": title, "status": status, "detail": detail}).encode()
+    return Response(status, (("Content-Type", "application/problem+json"), *headers), body)
+
+
+_LOST = _problem(409, "Another worker has taken the request over", "Repeat it later.", ("Retry-After", "1"))
+
+
+class WsgiIdempotency:
+    """WSGI middleware: each request with an Idempotency-Key header is applied once.
+
+    `caller`: takes the environ and returns who sends the request (an account, a tenant), a text of 1 to 255 characters;
+    callers never get each other's responses. Put the middleware behind authentication: a repeat does not reach the
+    application. `required`: methods that are refused without the header (400). Safe methods pass through; others
+    without the header too, unless required. Request and response are held in memory; a body above `body_bytes_max` is
+    refused (413).
+    """
+
+    def __init__(
+        self,
+        app: Callable[..., Iterable[bytes]],
+        requests: IdempotentRequests,
+        *,
+        caller: Callable[[Environ], str],
+        required: Iterable[str] = ("POST", "PATCH"),
+        body_bytes_max: int = 1 << 20,
+    ) -> None:
+        self.app, self.caller = app, caller
+        self._door = _Door(requests, required, body_bytes_max)
+
+    def __call__(self, environ: Environ, start_response: Callable[..., Any]) -> Iterable[bytes]:
+        key = self._door.key_of(environ["REQUEST_METHOD"], environ.get("HTTP_IDEMPOTENCY_KEY"))
+        if key is None:
+            return self.app(environ, start_response)
+        response = key if isinstance(key, Response) else self._respond(environ, key)
+        start_response(f"{response.status} {_reason(response.status)}", list(response.headers))
+        return [response.body]
+
+    def _respond(self, environ: Environ, key: str) -> Response:
+        body = self._body(environ)
+        if isinstance(body, Response):
+            return body
+        path = environ.get("SCRIPT_NAME", "") + environ.get("PATH_INFO", "")
+        texts = (environ["REQUEST_METHOD"], path, environ.get("QUERY_STRING", ""))
+        claim = self._door.claim(self.caller(environ), key, *(it.encode("latin-1") for it in texts), body)
+        if isinstance(claim, Response):
+            return claim
+        try:
+            inner = environ | {CLAIM: claim, "wsgi.input": BytesIO(body), "CONTENT_LENGTH": str(len(body))}
+            return _finish(claim, *_answer_of(self.app, inner))
+        except Exception:
+            if claim.is_lost:
+                return _LOST
+            claim.release()
+            raise
+
+    def _body(self, environ: Environ) -> bytes | Response:
+        """The body as the client declared it. One that was cut off is refused: its hash would be another request's."""
+        declared, most = environ.get("CONTENT_LENGTH") or "", self._door.body_bytes_max
+        if not declared and not environ.get("wsgi.input_terminated"):
+            return b""
+        if declared and not re.fullmatch("[0-9]{1,18}", declared):
+            return _problem(400, "Content-Length is malformed", "A number was expected.")
+        wanted = int(declared) if declared else most + 1
+        if declared and wanted > most:
+            return self._door.too_large()
+        body = b""
+        while len(body) < wanted and (piece := environ["wsgi.input"].read(wanted - len(body))):
+            body += piece
+        if len(body) > most:
+            return self._door.too_large()
+        if declared and len(body) < wanted:
+            return _problem(400, "The body is incomplete", f"{wanted} bytes were declared, {len(body)} arrived.")
+        return body
+
+
+def _answer_of(app: Callable[..., Iterable[bytes]], environ: Environ) -> tuple[int, list[tuple[str, str]], bytes]:
+    """Status, headers and body of what a WSGI application answers."""
+    started: list[Any] = []
+    written: list[bytes] = []
+
+    def start_response(status: str, headers: list[tuple[str, str]], exc_info: Any = None) -> Callable[[bytes], Any]:
+        started[:] = [int(status[:3]), headers]
+        return written.append
+
+    pieces = app(environ, start_response)
+    try:
+        written.extend(pieces)
+    finally:
+        if hasattr(pieces, "close"):
+            pieces.close()
+    return started[0], started[1], b"".join(written)
+
+
+def _reason(status: int) -> str:
+    try:
+        return HTTPStatus(status).phrase
+    except ValueError:
+        return "Unknown"
+
+
+class AsgiIdempotency:
+    """ASGI middleware, for servers on asyncio: each request with an Idempotency-Key header is applied once.
+
+    As `WsgiIdempotency`; `caller` takes the scope. Calls to the database run in threads. In the application, call the
+    claim from a function that the framework runs in a thread, or with `asyncio.to_thread`.
+    """
+
+    def __init__(
+        self,
+        app: Callable[[Scope, Receive, Send], Awaitable[None]],
+        requests: IdempotentRequests,
+        *,
+        caller: Callable[[Scope], str],
+        required: Iterable[str] = ("POST", "PATCH"),
+        body_bytes_max: int = 1 << 20,
+    ) -> None:
+        self.app, self.caller = app, caller
+        self._door = _Door(requests, required, body_bytes_max)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self.app(scope, receive, send)
+        fields = [value.decode("latin-1") for name, value in scope["headers"] if name.lower() == b"idempotency-key"]
+        key = self._door.key_of(scope["method"], ", ".join(fields) if fields else None)
+        if key is None:
+            return await self.app(scope, receive, send)
+        response = key if isinstance(key, Response) else await self._respond(scope, receive, key)
+        if response is None:
+            return None  # the client has gone
+        headers = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in response.headers]
+        await send({"type": "http.response.start", "status": response.status, "headers": headers})
+        return await send({"type": "http.response.body", "body": response.body})
+
+    async def _respond(self, scope: Scope, receive: Receive, key: str) -> Response | None:
+        body = await self._body(receive)
+        if not isinstance(body, bytes):
+            return body
+        request = (scope["method"].encode(), scope["path"].encode(), scope.get("query_string", b""), body)
+        claim = await asyncio.to_thread(self._door.claim, self.caller(scope), key, *request)
+        if isinstance(claim, Response):
+            return claim
+        answer = _Answer(body, receive)
+        try:
+            await self.app({**scope, CLAIM: claim}, answer.receive, answer.send)
+            return await asyncio.to_thread(_finish, claim, answer.status, answer.headers, bytes(answer.body))
+        except Exception:
+            if claim.is_lost:
+                return _LOST
+            await asyncio.to_thread(claim.release)
+            raise
+
+    async def _body(self, receive: Receive) -> bytes | Response | None:
+        body = bytearray()
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return None
+            body += message.get("body", b"")
+            if len(body) > self._door.body_bytes_max:
+                return self._door.too_large()
+            if not message.get("more_body", False):
+                return bytes(body)
+
+
+class _Answer:
+    """Gives an ASGI application the body that was read, and keeps what it answers."""
+
+    def __init__(self, request_body: bytes, receive: Receive) -> None:
+        self._unread: bytes | None = request_body
+        self._receive = receive
+        self.status = 0
+        self.headers: list[tuple[str, str]] = []
+        self.body = bytearray()
+
+    async def receive(self) -> Message:
+        if self._unread is None:
+            return await self._receive()
+        body, self._unread = self._unread, None
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            self.headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in message["headers"]]
+        elif message["type"] == "http.response.body":
+            self.body += message.get("body", b"")

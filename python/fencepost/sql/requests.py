@@ -1,0 +1,311 @@
+"""Requests that a client repeats: the contract of the Idempotency-Key header, in the application's database.
+
+fencepost_requests    a row a (scope, key): the fingerprint, who works on it until when, the results of finished steps,
+                      and the response once it is complete
+
+A claim commits before the work begins, so that a repeat meanwhile finds it. The work, its response and the completion
+commit together, on condition that the claim still has the same owner. The row is written last in that transaction: a
+worker that is slow or stopped in its work locks nobody out of the key.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import uuid
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import (
+    Column,
+    Connection,
+    Engine,
+    Integer,
+    LargeBinary,
+    MetaData,
+    Row,
+    String,
+    Table,
+    Text,
+    and_,
+    delete,
+    literal_column,
+    select,
+    tuple_,
+    update,
+)
+
+from fencepost.errors import FencedError, KeyReusedError, PolicyError, RequestInFlightError
+from fencepost.inputs import is_text
+from fencepost.sql.database import Database, Int64, run
+from fencepost.sql.outbound import derived_key
+from fencepost.sql.transaction_tables import insert_if_missing
+
+PART, VERSION = "requests", 1
+TABLES = MetaData()
+REQUESTS = Table(
+    "fencepost_requests",
+    TABLES,
+    Column("scope", String(255), primary_key=True),
+    Column("key", String(255), primary_key=True),
+    Column("fingerprint", String(64), nullable=False),
+    # Random and of one claim, so that nobody takes the claim of an expired key for its own.
+    Column("owner", String(32), nullable=False),
+    Column("leased_until_ms", Int64, nullable=False),
+    Column("expires_ms", Int64, nullable=False, index=True),
+    Column("steps", Text, nullable=False),
+    # Null until the request is complete.
+    Column("status", Integer),
+    Column("headers", Text),
+    Column("body", LargeBinary),
+)
+_PIECE = 1000
+_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_HEADER_VALUE = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
+
+
+@dataclass(frozen=True)
+class Response:
+    """The response to a request, as it is stored and sent: to the first request and to every repeat."""
+
+    status: int
+    """The status code: 200 to 599."""
+    headers: tuple[tuple[str, str], ...] = ()
+    """Names and values, in order."""
+    body: bytes = b""
+
+    @staticmethod
+    def of_json(value: Any, status: int = 200, headers: Iterable[tuple[str, str]] = ()) -> Response:
+        """A response whose body is JSON."""
+        return Response(status, (("Content-Type", "application/json"), *headers), json.dumps(value).encode())
+
+
+class IdempotentRequests:
+    """Applies each request once, however often a client sends it.
+
+    `engine`: of SQLite, or of PostgreSQL with psycopg 3; the database that the requests change. `lease_ms`: how long a
+    claim is protected; it must be longer than a request takes, or a repeat starts the work a second time, of which only
+    one can commit. `keep_ms`: how long a response is replayed after its completion, and an unfinished request resumed
+    after its claim.
+
+    Raises:
+        PolicyError: an engine or a duration that cannot be used.
+        SchemaError: the table was made by another version of this package.
+        StoreError: the database does not answer, here and in every call.
+    """
+
+    def __init__(
+        self, engine: Engine, *, lease_ms: int = 60_000, keep_ms: int = 24 * 3_600_000, attempts: int = 20
+    ) -> None:
+        for name, value in (("lease_ms", lease_ms), ("keep_ms", keep_ms)):
+            if not isinstance(value, int) or isinstance(value, bool) or not 0 < value < 2**53:
+                raise PolicyError(f"{name}={value!r}: a number of milliseconds from 1 to 2^53 - 1 was expected")
+        self.database = Database(engine, attempts=attempts)
+        self.lease_ms, self.keep_ms = lease_ms, keep_ms
+        self.database.create_tables(PART, VERSION, TABLES)
+
+    def claim(self, scope: str, key: str, request: bytes) -> RequestClaim | Response:
+        """Claims a request for this worker, or returns the stored response of a request that is complete.
+
+        `scope`: who sends it; two callers with the same key do not meet. `request`: its bytes (method, path, body); a
+        hash of them is stored. The claim is committed when this returns.
+
+        Raises:
+            RequestInFlightError: another worker has the claim, and its lease is running. Over HTTP: 409.
+            KeyReusedError: the key was used for another request. Over HTTP: 422.
+            PolicyError: a scope or key that is not a text of 1 to 255 characters.
+        """
+        for name, value in (("scope", scope), ("key", key)):
+            if not is_text(value) or not 0 < len(value) <= 255 or "\0" in value:
+                raise PolicyError(f"{name}={value!r}: a text of 1 to 255 characters of UTF-8 without NUL was expected")
+        fingerprint, owner = hashlib.sha256(request).hexdigest(), uuid.uuid4().hex
+
+        def work(connection: Connection) -> RequestClaim | Response:
+            now = self.database.now_ms(connection)
+            fresh = {"fingerprint": fingerprint, "steps": "{}", "status": None, "headers": None, "body": None}
+            mine = {"owner": owner, "leased_until_ms": now + self.lease_ms, "expires_ms": now + self.keep_ms}
+            row = {"scope": scope, "key": key, **fresh, **mine}
+            if insert_if_missing(self.database, connection, REQUESTS, row):
+                return RequestClaim(self, scope, key, owner, {})
+            found = connection.execute(select(REQUESTS).where(_named(scope, key)).with_for_update()).one_or_none()
+            if found is None:  # expired and deleted since
+                return work(connection)
+            # Not the time of before, for this may have waited for the row.
+            now = self.database.now_ms(connection)
+            if max(found.expires_ms, found.leased_until_ms) <= now:
+                connection.execute(update(REQUESTS).where(_named(scope, key)).values(**fresh, **mine))
+                return RequestClaim(self, scope, key, owner, {})
+            if found.fingerprint != fingerprint:
+                raise KeyReusedError(f"key {key!r} was used for another request: send this one with a new key")
+            if found.status is not None:
+                return _response(found)
+            if found.owner != owner and found.leased_until_ms > now:
+                raise RequestInFlightError(
+                    f"key {key!r}: the same request is being processed: repeat it later",
+                    lease_left_ms=found.leased_until_ms - now,
+                )
+            connection.execute(update(REQUESTS).where(_named(scope, key)).values(mine))
+            return RequestClaim(self, scope, key, owner, json.loads(found.steps))
+
+        return self.database.settled(work)
+
+    def expire(self) -> int:
+        """Deletes the requests whose time is over, a thousand a transaction; returns how many. Safe at any time."""
+        deleted = 0
+        while True:
+            count = self.database.transaction(self._expire_piece)
+            deleted += count
+            if count < _PIECE:
+                return deleted
+
+    def _expire_piece(self, connection: Connection) -> int:
+        now = self.database.now_ms(connection)
+        is_over = and_(REQUESTS.c.expires_ms <= now, REQUESTS.c.leased_until_ms <= now)
+        names = select(REQUESTS.c.scope, REQUESTS.c.key).where(is_over).limit(_PIECE)
+        found = connection.execute(names.with_for_update(skip_locked=True)).all()
+        if found:
+            keys = tuple_(REQUESTS.c.scope, REQUESTS.c.key).in_([tuple(it) for it in found])
+            connection.execute(delete(REQUESTS).where(keys))
+        return len(found)
+
+
+class RequestClaim:
+    """A request that this worker has claimed. Made by `IdempotentRequests.claim`; for one thread at a time."""
+
+    def __init__(self, requests: IdempotentRequests, scope: str, key: str, owner: str, steps: dict[str, Any]) -> None:
+        self.scope = scope
+        """Who sent it."""
+        self.key = key
+        """Its key, within the scope."""
+        self.response: Response | None = None
+        """The response, once it is committed."""
+        self.is_lost = False
+        """Whether this worker was found to have lost the claim."""
+        self._requests, self._owner, self._steps = requests, owner, steps
+
+    def __repr__(self) -> str:
+        return f"<RequestClaim {self.scope!r} {self.key!r}: steps {list(self._steps)}>"
+
+    def step(self, name: str, work: Callable[[Connection], Any]) -> Any:
+        """Runs `work(connection)` and commits its result as a recovery point; returns the result.
+
+        If this or an earlier worker has committed the step, its result is returned and nothing runs. Results are values
+        of JSON. The lease begins again. `work` may run several times until it commits, and must not commit itself.
+
+        Raises:
+            FencedError: the lease ran out and another worker has the claim. Nothing of the step is in the database.
+            PolicyError: a name that is not a text, or a result that is not a value of JSON.
+        """
+        if not is_text(name) or not name:
+            raise PolicyError(f"name={name!r}: a text was expected that names the step")
+
+        def settled(connection: Connection) -> dict[str, Any]:
+            steps: dict[str, Any] = json.loads(self._mine(connection).steps)
+            if name not in steps:
+                steps[name] = run(work, connection)
+                self._save(connection, steps=_json_of(name, steps))
+            return steps
+
+        if name not in self._steps:
+            self._steps = json.loads(json.dumps(self._requests.database.settled(settled)))
+        return self._steps[name]
+
+    def complete(self, work: Callable[[Connection], Response]) -> Response:
+        """Commits what `work(connection)` writes, the response that it returns, and the completion, together.
+
+        `work` may run several times until it commits, and must not commit itself. Called again, it returns the same
+        response.
+
+        Raises:
+            FencedError: the lease ran out and another worker has the claim. Nothing that `work` wrote is in the
+                database.
+            PolicyError: `work` has not returned a `Response`, or one that HTTP cannot express.
+        """
+
+        def settled(connection: Connection) -> Response:
+            found = self._mine(connection)
+            if found.status is not None:
+                return _response(found)
+            response = _checked(run(work, connection))
+            headers = json.dumps(response.headers)
+            self._save(connection, status=response.status, headers=headers, body=response.body, leased_until_ms=0)
+            return response
+
+        if self.response is None:
+            self.response = self._requests.database.settled(settled)
+        return self.response
+
+    def renew(self) -> None:
+        """Begins the lease again, for work that takes longer outside of transactions.
+
+        Raises:
+            FencedError: the lease ran out and another worker has the claim.
+        """
+        self._requests.database.settled(lambda connection: self._save(connection))
+
+    def release(self) -> None:
+        """Gives the claim up: the next repeat resumes at once, behind the steps that are committed.
+
+        Nothing happens where the request is complete, or another worker has the claim.
+        """
+        mine = and_(_named(self.scope, self.key), REQUESTS.c.owner == self._owner, REQUESTS.c.status.is_(None))
+        self._requests.database.settled(
+            lambda connection: connection.execute(update(REQUESTS).where(mine).values(owner="", leased_until_ms=0))
+        )
+
+    def derived_key(self, purpose: str) -> str:
+        """The key for a call to another service on behalf of this request, the same in every try: `derived_key`."""
+        return derived_key((self.scope, self.key), purpose)
+
+    def _mine(self, connection: Connection) -> Row[Any]:
+        """The row, if it is still this worker's. Without a lock: `_save` asks again."""
+        found = connection.execute(select(REQUESTS).where(_named(self.scope, self.key))).one_or_none()
+        if found is None or found.owner != self._owner:
+            raise self._fenced()
+        return found
+
+    def _save(self, connection: Connection, **values: Any) -> None:
+        clock = literal_column(self._requests.database.clock, Int64)
+        times = {"leased_until_ms": clock + self._requests.lease_ms, "expires_ms": clock + self._requests.keep_ms}
+        mine = and_(_named(self.scope, self.key), REQUESTS.c.owner == self._owner)
+        if connection.execute(update(REQUESTS).where(mine).values({**times, **values})).rowcount != 1:
+            raise self._fenced()
+
+    def _fenced(self) -> FencedError:
+        self.is_lost = True
+        return FencedError(
+            f"key {self.key!r}: this worker no longer has the claim, which ran out or was released: stop. Nothing of "
+            "this call was committed"
+        )
+
+
+def _named(scope: str, key: str) -> Any:
+    return and_(REQUESTS.c.scope == scope, REQUESTS.c.key == key)
+
+
+def _response(row: Row[Any]) -> Response:
+    return Response(row.status, tuple((name, value) for name, value in json.loads(row.headers)), bytes(row.body))
+
+
+def _json_of(name: str, steps: dict[str, Any]) -> str:
+    try:
+        return json.dumps(steps, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise PolicyError(f"step {name!r}: its result is not a value of JSON ({error}); nothing was applied") from error
+
+
+def _checked(response: object) -> Response:
+    """The response, if every server can send it: after the commit it is too late to find out."""
+    if not isinstance(response, Response):
+        raise PolicyError(f"the work gave a {type(response).__name__}, not a Response: nothing was applied")
+    status, body = response.status, response.body
+    if not isinstance(status, int) or isinstance(status, bool) or not 200 <= status <= 599:
+        raise PolicyError(f"status={status!r}: a code from 200 to 599 was expected; nothing was applied")
+    if not isinstance(body, bytes):
+        raise PolicyError(f"body: bytes were expected, not {type(body).__name__}; nothing was applied")
+    for name, value in response.headers:
+        if not _HEADER_NAME.fullmatch(name) or not _HEADER_VALUE.fullmatch(value):
+            raise PolicyError(f"header {name!r}: {value!r} is not a field of HTTP; nothing was applied")
+    return response

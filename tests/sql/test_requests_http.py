@@ -1,0 +1,264 @@
+"""The Idempotency-Key header before applications of Flask and of Starlette: the same requests, the same responses."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from io import BytesIO
+from typing import Any, NamedTuple, Protocol
+
+import flask
+import httpx
+import pytest
+from fencepost.sql import AsgiIdempotency, IdempotentRequests, RequestClaim, Response, WsgiIdempotency
+from fencepost.sql.http import CLAIM
+from sqlalchemy import Connection, Engine, text
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse
+from starlette.responses import Response as StarletteResponse
+from starlette.routing import Route
+
+BODY_BYTES_MAX = 1000
+Views = dict[str, Callable[[RequestClaim | None], tuple[int, str]]]
+
+
+class Answer(NamedTuple):
+    status: int
+    headers: list[tuple[str, str]]
+    body: bytes
+
+    @property
+    def title(self) -> str:
+        assert ("content-type", "application/problem+json") in self.headers
+        told = json.loads(self.body)
+        assert told["status"] == self.status
+        return str(told["title"])
+
+
+class Client(Protocol):
+    def __call__(
+        self, path: str, key: str | None = None, body: bytes = b"", *, method: str = "POST", account: str = "7"
+    ) -> Answer: ...
+
+
+def flask_client(requests: IdempotentRequests, views: Views) -> Client:
+    app = flask.Flask("shop")
+
+    @app.route("/<view>", methods=["GET", "POST", "PUT"])
+    def handle(view: str) -> tuple[str, int]:
+        status, body = views[view](flask.request.environ.get(CLAIM))
+        return body + flask.request.get_data(as_text=True), status
+
+    guarded = WsgiIdempotency(
+        app.wsgi_app, requests, caller=lambda environ: environ["HTTP_ACCOUNT"], body_bytes_max=BODY_BYTES_MAX
+    )
+    app.wsgi_app = guarded  # type: ignore[method-assign]
+    app.logger.disabled = True
+
+    def send(
+        path: str, key: str | None = None, body: bytes = b"", *, method: str = "POST", account: str = "7"
+    ) -> Answer:
+        headers = {"Account": account} | ({} if key is None else {"Idempotency-Key": key})
+        answer = app.test_client().open(path, method=method, headers=headers, data=body)
+        return Answer(answer.status_code, [(name.lower(), value) for name, value in answer.headers], answer.data)
+
+    return send
+
+
+def starlette_client(requests: IdempotentRequests, views: Views) -> Client:
+    async def handle(request: Request) -> StarletteResponse:
+        claim = request.scope.get(CLAIM)
+        status, body = await run_in_threadpool(views[request.path_params["view"]], claim)
+        return PlainTextResponse(body + (await request.body()).decode(), status)
+
+    app = AsgiIdempotency(
+        Starlette(routes=[Route("/{view}", handle, methods=["GET", "POST", "PUT"])]),
+        requests,
+        caller=lambda scope: dict(scope["headers"])[b"account"].decode(),
+        body_bytes_max=BODY_BYTES_MAX,
+    )
+
+    async def ask(method: str, path: str, headers: dict[str, str], body: bytes) -> httpx.Response:
+        transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://shop") as client:
+            return await client.request(method, path, headers=headers, content=body)
+
+    def send(
+        path: str, key: str | None = None, body: bytes = b"", *, method: str = "POST", account: str = "7"
+    ) -> Answer:
+        headers = {"Account": account} | ({} if key is None else {"Idempotency-Key": key})
+        answer = asyncio.run(ask(method, path, headers, body))
+        return Answer(answer.status_code, answer.headers.multi_items(), answer.content)
+
+    return send
+
+
+class Shop:
+    """An application with views that are called by their names, and its database."""
+
+    def __init__(self, engine: Engine, make: Callable[[IdempotentRequests, Views], Client]) -> None:
+        self.engine = engine
+        with engine.begin() as connection:
+            connection.execute(text("CREATE TABLE effects (name VARCHAR(20))"))
+        self.requests = IdempotentRequests(engine)
+        self.calls: list[str] = []
+        views = {"order": self._order, "plain": self._plain, "broken": self._broken, "slow": self._slow}
+        self.send = make(self.requests, {name: self._counted(name, view) for name, view in views.items()})
+        self.while_slow: Callable[[], object] = lambda: None
+
+    def _counted(self, name: str, view: Callable[[Any], tuple[int, str]]) -> Callable[[Any], tuple[int, str]]:
+        return lambda claim: (self.calls.append(name), view(claim))[1]
+
+    def _insert(self, connection: Connection) -> Response:
+        connection.execute(text("INSERT INTO effects VALUES ('order')"))
+        number = connection.execute(text("SELECT count(*) FROM effects")).scalar_one()
+        return Response(
+            201, (("Content-Type", "a/b"), ("X-Order", "é"), ("X-Order", "2")), b"\x00\xff" + b"%d" % number
+        )
+
+    def _order(self, claim: RequestClaim) -> tuple[int, str]:
+        claim.complete(self._insert)
+        return 500, "the committed response is sent, not this one"
+
+    def _plain(self, claim: RequestClaim | None) -> tuple[int, str]:
+        return 210 + len(self.calls), "" if claim is None else "claimed "
+
+    def _broken(self, claim: RequestClaim) -> tuple[int, str]:
+        claim.step("charge", lambda connection: (self._insert(connection), None)[1])
+        if self.calls.count("broken") == 1:
+            raise ConnectionError("the next service is away")
+        return (503, "away") if self.calls.count("broken") == 2 else self._order(claim)
+
+    def _slow(self, claim: RequestClaim) -> tuple[int, str]:
+        self.while_slow()
+        return self._order(claim)
+
+    def effects(self) -> int:
+        with self.engine.connect() as connection:
+            return int(connection.execute(text("SELECT count(*) FROM effects")).scalar_one())
+
+
+@pytest.fixture(params=[flask_client, starlette_client], ids=["wsgi", "asgi"])
+def shop(engine: Engine, request: pytest.FixtureRequest) -> Shop:
+    return Shop(engine, request.param)
+
+
+on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+
+
+def test_a_repeat_gets_the_same_response(shop: Shop) -> None:
+    first = shop.send("/order", '"k"', b"three")
+    assert (first.status, first.body) == (201, b"\x00\xff1")
+    assert [it for it in first.headers if it[0] in ("content-type", "x-order")] == [
+        ("content-type", "a/b"), ("x-order", "é"), ("x-order", "2")
+    ]  # fmt: skip
+    for key in ('"k"', "k"):
+        assert shop.send("/order", key, b"three") == first
+    assert (shop.effects(), shop.calls) == (1, ["order"])
+    assert shop.send("/order", "k", b"three", account="8").body == b"\x00\xff2", "each caller has keys of its own"
+
+
+@on_sqlite
+def test_what_is_refused(shop: Shop) -> None:
+    assert shop.send("/order", "k", b"one").status == 201
+    for other in (
+        shop.send("/order", "k", b"two"),
+        shop.send("/plain", "k", b"one"),
+        shop.send("/order?a", "k", b"one"),
+    ):
+        assert (other.status, other.title) == (422, "Idempotency-Key is already used for another request")
+    missing = shop.send("/order", body=b"one")
+    assert (missing.status, missing.title) == (400, "Idempotency-Key is missing")
+    for key in ("", '""', '"', 'a"b', "a b", "a, b", '"a\\b"', "k" * 256, '"k";p=1'):
+        refused = shop.send("/order", key, b"one")
+        assert (refused.status, refused.title) == (400, "Idempotency-Key is malformed"), key
+    large = shop.send("/order", "large", b"-" * (BODY_BYTES_MAX + 1))
+    assert (large.status, large.title) == (413, "The body is too large")
+    assert (shop.effects(), shop.calls) == (1, ["order"])
+
+
+@on_sqlite
+def test_what_passes_through(shop: Shop) -> None:
+    assert shop.send("/plain", "k", method="GET") == shop.send("/plain", "k", method="GET")._replace(status=211)
+    assert shop.send("/plain", body=b"x", method="PUT").body == b"x"
+    first = shop.send("/plain", "k", b"x" * BODY_BYTES_MAX, method="PUT")
+    assert (first.status, first.body) == (214, b"claimed " + b"x" * BODY_BYTES_MAX)
+    assert shop.send("/plain", "k", b"x" * BODY_BYTES_MAX, method="PUT") == first, "where it is given, it counts"
+    assert shop.calls == ["plain"] * 4
+
+
+def test_a_failure_is_tried_again_behind_its_last_step(shop: Shop) -> None:
+    assert [shop.send("/broken", "k").status for _ in range(4)] == [500, 503, 201, 201]
+    assert (shop.effects(), len(shop.calls)) == (2, 3)
+
+
+def test_a_repeat_while_the_first_is_in_flight(shop: Shop) -> None:
+    told: list[Answer] = []
+    shop.while_slow = lambda: told.append(shop.send("/slow", "k"))
+    assert shop.send("/slow", "k").status == 201
+    assert (told[0].status, told[0].title) == (409, "A request is outstanding for this Idempotency-Key")
+    assert ("retry-after", "1") in told[0].headers
+    assert shop.effects() == 1
+
+
+def test_a_worker_that_was_replaced_says_so(shop: Shop) -> None:
+    told: list[Answer] = []
+
+    def replace() -> None:
+        shop.while_slow = lambda: None
+        with shop.engine.begin() as connection:
+            connection.execute(text("UPDATE fencepost_requests SET leased_until_ms = 1"))
+        told.append(shop.send("/slow", "k"))
+
+    shop.while_slow = replace
+    late = shop.send("/slow", "k")
+    assert (late.status, late.title) == (409, "Another worker has taken the request over")
+    assert told[0].status == 201
+    assert shop.send("/slow", "k") == told[0]
+    assert shop.effects() == 1
+
+
+@on_sqlite
+@pytest.mark.parametrize(
+    ("given", "status"),
+    [
+        ({"CONTENT_LENGTH": "9"}, 400),
+        ({"CONTENT_LENGTH": "-1"}, 400),
+        ({"CONTENT_LENGTH": str(BODY_BYTES_MAX + 1)}, 413),
+        ({"CONTENT_LENGTH": "3"}, 200),
+        ({}, 200),
+        ({"wsgi.input_terminated": True}, 200),
+    ],
+)
+def test_bodies_of_wsgi(engine: Engine, given: dict[str, Any], status: int) -> None:
+    """One that was cut off would be stored as another request under its key."""
+    seen: list[Any] = []
+
+    def app(environ: dict[str, Any], start_response: Callable[..., Any]) -> list[bytes]:
+        start_response("200 OK", [])(b"written ")
+        return [environ["wsgi.input"].read()]
+
+    guarded = WsgiIdempotency(app, IdempotentRequests(engine), caller=lambda _: "7", body_bytes_max=BODY_BYTES_MAX)
+    environ = {"REQUEST_METHOD": "POST", "HTTP_IDEMPOTENCY_KEY": "k", "wsgi.input": BytesIO(b"one two"), **given}
+    body = b"".join(guarded(environ, lambda *started: seen.append(started)))
+    assert int(seen[0][0][:3]) == status
+    if status == 200:
+        assert body == b"written " + {"": b"", "3": b"one"}.get(given.get("CONTENT_LENGTH", ""), b"one two") or given
+
+
+@on_sqlite
+def test_a_client_that_goes_away_leaves_no_claim(engine: Engine) -> None:
+    requests = IdempotentRequests(engine)
+
+    async def disconnected() -> dict[str, Any]:
+        return {"type": "http.disconnect"}
+
+    async def never(*_: Any) -> None:
+        raise AssertionError("nothing is called, nothing is sent")
+
+    scope = {"type": "http", "method": "POST", "path": "/", "headers": [(b"Idempotency-Key", b"k")]}
+    asyncio.run(AsgiIdempotency(never, requests, caller=lambda _: "7")(scope, disconnected, never))
+    assert isinstance(requests.claim("7", "k", b""), RequestClaim)
