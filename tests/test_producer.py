@@ -58,7 +58,9 @@ def test_rows_are_stamped_and_delivered() -> None:
 
 
 def test_metrics_count_rows_and_requests() -> None:
-    transport = Script(OSError("no answer"), Answer(offset=0), Answer(fp.Verdict.DUPLICATE, 1), Answer(ErrorCode.INVALID_RECORD))
+    transport = Script(
+        OSError("no answer"), Answer(offset=0), Answer(fp.Verdict.DUPLICATE, 1), Answer(ErrorCode.INVALID_RECORD)
+    )
     with fp.SequencedProducer(transport, batch_rows=2, **QUICK) as producer:
         for values in ((1, 2), (3,), (4, 5)):
             [delivery] = producer.send(rows(*values))

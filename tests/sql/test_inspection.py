@@ -120,7 +120,9 @@ def test_terminate_without_routes_leaves_the_markers(
 ) -> None:
     assert TransactionCoordinator(engine).terminate("stage") == ("sales",)
     assert coordinator.decision(owner.pid, owner.epoch) == "abort"
-    with pytest.raises(fp.TransactionStateError, match=r"no transaction is open \(PREPARE_ABORT\): its outcome is deci"):
+    with pytest.raises(
+        fp.TransactionStateError, match=r"no transaction is open \(PREPARE_ABORT\): its outcome is deci"
+    ):
         coordinator.terminate("stage")
     routed = TransactionCoordinator(engine, routes={"sales": Route(lambda *_: None)})
     assert routed.recover() == Recovered(completed=1, aborted=0)
@@ -141,7 +143,9 @@ def test_who_holds_the_row(engine: Engine, owner: ProducerIdentity, new_engine: 
     assert describe_transaction(engine, "stage").sessions == ()
 
 
-def test_metrics(engine: Engine, owner: ProducerIdentity, database_url: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_metrics(
+    engine: Engine, owner: ProducerIdentity, database_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     TransactionCoordinator(engine).init_producer("idle")
     found = transaction_metrics(engine)
     states = {state: count for state, count in found["transactional_ids"].items() if count}
@@ -196,9 +200,7 @@ def test_the_command_line(
     assert (code, [it["transactional_id"] for it in json.loads(out)]) == (3, ["stage"])
     code, out, _ = run(capsys, database_url, "abort", "stage")
     assert code == 0
-    assert out == (
-        "stage: aborted; markers for sales are written by recover() of a coordinator with routes to them\n"
-    )
+    assert out == ("stage: aborted; markers for sales are written by recover() of a coordinator with routes to them\n")
     code, out, err = run(capsys, database_url, "abort", "stage")
     assert (code, out) == (1, "")
     assert err.startswith("fencepost: transactional id 'stage': no transaction is open (PREPARE_ABORT)")

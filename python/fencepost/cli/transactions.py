@@ -15,8 +15,9 @@ from fencepost.cli.terminal import EXIT_FINDINGS, show_table
 from fencepost.errors import PolicyError, StoreError
 
 if TYPE_CHECKING:
-    from fencepost.sql import TransactionStatus
     from sqlalchemy import Engine
+
+    from fencepost.sql import TransactionStatus
 
 transactions_app = typer.Typer(
     help="Look at the transactions of producers, and abort one.",
