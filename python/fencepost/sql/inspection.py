@@ -9,7 +9,7 @@ from sqlalchemy import ColumnElement, Connection, Engine, func, literal_column, 
 
 from fencepost.errors import MappingError, SchemaError
 from fencepost.sql.database import Database, Int64
-from fencepost.sql.metrics import Family, families
+from fencepost.sql.metrics import Family, Samples, families
 from fencepost.sql.transaction import OPENABLE, PREPARED, Partition, ProducerIdentity, State, TopicPartition
 from fencepost.sql.transaction_tables import PART, PIDS, PRODUCERS, STAGED, VERSION, Held, from_text, look_at
 
@@ -148,7 +148,7 @@ def transaction_metrics(engine: Engine) -> dict[str, Any]:
 def to_open_metrics(metrics: dict[str, Any]) -> str:
     """`transaction_metrics` as OpenMetrics text, for a scraper."""
     age = metrics["oldest_age_ms"]
-    states = {("state", state): count for state, count in metrics["transactional_ids"].items()}
+    states: Samples = {("state", state): count for state, count in metrics["transactional_ids"].items()}
     about_age = "Since the oldest open or decided transaction was opened."
     name = "fencepost_transactions_oldest_age_seconds"
     return families(

@@ -40,8 +40,8 @@ def reap(
     if not consumer.keeps_time:
         raise PolicyError(
             f"consumer {consumer.name!r} keeps no timestamps, so nothing tells how old its claims are: name the "
-            "column of the events' own time (Columns(timestamp=...), or timestamp= by message id) when it is set up, or "
-            "reap by='processed_time', after which an event that comes again is applied again"
+            "column of the events' own time (Columns(timestamp=...), or timestamp= by message id) when it is set up, "
+            "or reap by='processed_time', after which an event that comes again is applied again"
         )
     _check_retention(retention_ms)
     warning = None
@@ -69,8 +69,8 @@ def reap_processed(
     """See `SqlSink.reap`."""
     if consumer.keeps_time:
         raise PolicyError(
-            f"consumer {consumer.name!r} keeps the events' own time: reap by='event_time', after which nothing that was "
-            "forgotten is taken for new"
+            f"consumer {consumer.name!r} keeps the events' own time: reap by='event_time', after which nothing that "
+            "was forgotten is taken for new"
         )
     _check_retention(retention_ms)
     warning = None

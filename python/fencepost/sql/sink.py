@@ -112,8 +112,8 @@ class SqlSink:
     must hold the identity columns, with an index on them where it is large. Leave out columns that your application
     updates.
 
-    `lock_timeout_ms`, `idle_timeout_ms`: on PostgreSQL, how long a statement of a call waits for a lock, and how long an
-    effect may leave the transaction idle between two statements before the database undoes it: a process that was
+    `lock_timeout_ms`, `idle_timeout_ms`: on PostgreSQL, how long a statement of a call waits for a lock, and how long
+    an effect may leave the transaction idle between two statements before the database undoes it: a process that was
     stopped in a call keeps its locks no longer. None: as the session has it.
 
     Raises:
@@ -345,13 +345,15 @@ class SqlSink:
     ) -> Reaped:
         """Forgets claims that are older than the retention, and says how many that were.
 
-        `by="event_time"`: by the events' own time, for a sink that keeps timestamps. From then on rows at or below the horizon (now - `retention_ms`) that nothing is known of are FORGOTTEN: not
-        kept, and never taken for new. So are rows of a missing range that a row at or below it had left, whatever
+        `by="event_time"`: by the events' own time, for a sink that keeps timestamps. From then on rows at or
+        below the horizon (now - `retention_ms`) that nothing is known of are FORGOTTEN: not kept, and never taken for
+        new. So are rows of a missing range that a row at or below it had left, whatever
         their own time. The horizon never falls. `now_ms`: the database's clock, unless given. Claims go in pieces, each
         a transaction; broken off, it is complete as to what rows are judged by, and the next one removes the rest.
 
-        `by="processed_time"`: claims that took no new row for `retention_ms` by the database's clock, for a sink without
-        timestamps, from any day on. There is no horizon then: an event that comes again after that is applied again.
+        `by="processed_time"`: claims that took no new row for `retention_ms` by the database's clock, for a sink
+        without timestamps, from any day on. There is no horizon then: an event that comes again after that is applied
+        again.
 
         Warns (RetentionWarning, and in the result) of a retention shorter than `replay_ms`.
 
@@ -372,8 +374,9 @@ class SqlSink:
         """What monitoring asks: the rows of this process by verdict, and the consumer's claims in the database.
 
         `calls`, `failures` (calls that raised), `rows` (by verdict), `hits` (rows that had been applied before) and
-        `stale_epoch` (`Applied.stale_epoch`) count since this sink was made. `claims`, `oldest_claim_age_ms` (since its last event, or where no timestamps are kept
-        its last write, by the database's clock; None without claims), `horizon_ms`, `positions` are the database's.
+        `stale_epoch` (`Applied.stale_epoch`) count since this sink was made. `claims`,
+        `oldest_claim_age_ms` (since its last event, or where no timestamps are kept its last write, by the database's
+        clock; None without claims), `horizon_ms`, `positions` are the database's.
         """
         return self._counters.to_dict() | claims_of(self._consumer, self._claims.storage)
 
