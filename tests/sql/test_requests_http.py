@@ -269,6 +269,23 @@ def test_bodies_of_wsgi(engine: Engine, given: dict[str, Any], status: int) -> N
 
 
 @on_sqlite
+def test_a_wsgi_application_that_lets_errors_through(engine: Engine) -> None:
+    requests, started = IdempotentRequests(engine), []
+
+    def app(environ: dict[str, Any], _: Callable[..., Any]) -> list[bytes]:
+        with engine.begin() as connection:
+            connection.execute(text("UPDATE fencepost_requests SET owner = 'another worker'"))
+        environ[CLAIM].renew()
+        raise AssertionError("the claim was lost")
+
+    guarded = WsgiIdempotency(app, requests, caller=lambda _: "7")
+    environ = {"REQUEST_METHOD": "POST", "HTTP_IDEMPOTENCY_KEY": "k"}
+    body = b"".join(guarded(environ, lambda *given: started.append(given)))
+    assert started[0][0] == "409 Conflict"
+    assert json.loads(body)["title"] == "Another worker has taken the request over"
+
+
+@on_sqlite
 def test_a_client_that_goes_away_leaves_no_claim(engine: Engine) -> None:
     requests = IdempotentRequests(engine)
 
