@@ -92,9 +92,9 @@ class SchemaError(FencepostError):
 
 
 class FencedError(FencepostError):
-    """Another producer took over this identity, which can do nothing any more: stop. Nothing has changed.
+    """Another producer took over this identity, or another worker this request: stop. Nothing has changed.
 
-    Kafka's PRODUCER_FENCED.
+    Kafka's PRODUCER_FENCED, for producers.
     """
 
 

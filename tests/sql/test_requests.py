@@ -194,7 +194,7 @@ def test_concurrent_repeats_have_one_effect(requests: IdempotentRequests, new_en
     assert effects(requests.database.engine) == ["order"]
 
 
-def test_what_is_over_is_forgotten(requests: IdempotentRequests, engine: Engine) -> None:
+def test_expired_requests_are_forgotten(requests: IdempotentRequests, engine: Engine) -> None:
     for key in ("complete", "abandoned", "in flight"):
         claim = claimed(requests, key)
         claim.step("first", insert("first"))

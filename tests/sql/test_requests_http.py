@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
+import random
+import threading
+import time
 from collections.abc import Callable
 from io import BytesIO
+from multiprocessing.connection import Connection as Pipe
 from typing import Any, NamedTuple, Protocol
 
+import fencepost as fp
 import flask
 import httpx
 import pytest
+import sqlalchemy
 from fencepost.sql import AsgiIdempotency, IdempotentRequests, RequestClaim, Response, WsgiIdempotency
 from fencepost.sql.http import CLAIM
+from processes import fork_server
 from sqlalchemy import Connection, Engine, text
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -20,7 +28,10 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.responses import Response as StarletteResponse
 from starlette.routing import Route
+from waiting import wait_until
+from werkzeug.serving import make_server
 
+PROCESSES = fork_server("fencepost.sql", "sqlalchemy.dialects.postgresql.psycopg", "psycopg")
 BODY_BYTES_MAX = 1000
 Views = dict[str, Callable[[RequestClaim | None], tuple[int, str]]]
 
@@ -130,7 +141,7 @@ class Shop:
         claim.step("charge", lambda connection: (self._insert(connection), None)[1])
         if self.calls.count("broken") == 1:
             raise ConnectionError("the next service is away")
-        return (503, "away") if self.calls.count("broken") == 2 else self._order(claim)
+        return {2: (503, "away"), 3: (429, "too often")}.get(self.calls.count("broken")) or self._order(claim)
 
     def _slow(self, claim: RequestClaim) -> tuple[int, str]:
         self.while_slow()
@@ -181,6 +192,12 @@ def test_what_is_refused(shop: Shop) -> None:
 
 
 @on_sqlite
+def test_methods_are_a_list(engine: Engine) -> None:
+    with pytest.raises(fp.PolicyError, match="required='POST': a list of methods was expected"):
+        WsgiIdempotency(lambda *_: [], IdempotentRequests(engine), caller=lambda _: "7", required="POST")
+
+
+@on_sqlite
 def test_what_passes_through(shop: Shop) -> None:
     assert shop.send("/plain", "k", method="GET") == shop.send("/plain", "k", method="GET")._replace(status=211)
     assert shop.send("/plain", body=b"x", method="PUT").body == b"x"
@@ -191,8 +208,8 @@ def test_what_passes_through(shop: Shop) -> None:
 
 
 def test_a_failure_is_tried_again_behind_its_last_step(shop: Shop) -> None:
-    assert [shop.send("/broken", "k").status for _ in range(4)] == [500, 503, 201, 201]
-    assert (shop.effects(), len(shop.calls)) == (2, 3)
+    assert [shop.send("/broken", "k").status for _ in range(5)] == [500, 503, 429, 201, 201]
+    assert (shop.effects(), len(shop.calls)) == (2, 4)
 
 
 def test_a_repeat_while_the_first_is_in_flight(shop: Shop) -> None:
@@ -228,6 +245,7 @@ def test_a_worker_that_was_replaced_says_so(shop: Shop) -> None:
         ({"CONTENT_LENGTH": "9"}, 400),
         ({"CONTENT_LENGTH": "-1"}, 400),
         ({"CONTENT_LENGTH": str(BODY_BYTES_MAX + 1)}, 413),
+        ({"HTTP_TRANSFER_ENCODING": "chunked"}, 411),
         ({"CONTENT_LENGTH": "3"}, 200),
         ({}, 200),
         ({"wsgi.input_terminated": True}, 200),
@@ -246,7 +264,25 @@ def test_bodies_of_wsgi(engine: Engine, given: dict[str, Any], status: int) -> N
     body = b"".join(guarded(environ, lambda *started: seen.append(started)))
     assert int(seen[0][0][:3]) == status
     if status == 200:
-        assert body == b"written " + {"": b"", "3": b"one"}.get(given.get("CONTENT_LENGTH", ""), b"one two") or given
+        read = {"CONTENT_LENGTH": b"one", "wsgi.input_terminated": b"one two"}
+        assert body == b"written " + b"".join(read[name] for name in given)
+
+
+@on_sqlite
+def test_a_wsgi_application_that_lets_errors_through(engine: Engine) -> None:
+    requests, started = IdempotentRequests(engine), []
+
+    def app(environ: dict[str, Any], _: Callable[..., Any]) -> list[bytes]:
+        with engine.begin() as connection:
+            connection.execute(text("UPDATE fencepost_requests SET owner = 'another worker'"))
+        environ[CLAIM].renew()
+        raise AssertionError("the claim was lost")
+
+    guarded = WsgiIdempotency(app, requests, caller=lambda _: "7")
+    environ = {"REQUEST_METHOD": "POST", "HTTP_IDEMPOTENCY_KEY": "k"}
+    body = b"".join(guarded(environ, lambda *given: started.append(given)))
+    assert started[0][0] == "409 Conflict"
+    assert json.loads(body)["title"] == "Another worker has taken the request over"
 
 
 @on_sqlite
@@ -262,3 +298,88 @@ def test_a_client_that_goes_away_leaves_no_claim(engine: Engine) -> None:
     scope = {"type": "http", "method": "POST", "path": "/", "headers": [(b"Idempotency-Key", b"k")]}
     asyncio.run(AsgiIdempotency(never, requests, caller=lambda _: "7")(scope, disconnected, never))
     assert isinstance(requests.claim("7", "k", b""), RequestClaim)
+
+
+# Servers that are killed
+
+
+LEASE_MS = 300
+CLIENTS, KEYS, KILLS = 4, 50, 10
+
+
+def serve(url: str, pipe: Pipe) -> None:
+    """An HTTP server whose orders are a step and a completion; it runs until it is killed."""
+    logging.getLogger("werkzeug").disabled = True
+    app = flask.Flask("shop")
+
+    def insert(connection: Connection, name: str) -> None:
+        connection.execute(text("INSERT INTO effects VALUES (:name)"), {"name": name})
+
+    @app.post("/order")
+    def order() -> str:
+        claim = flask.request.environ[CLAIM]
+
+        def work(connection: Connection) -> Response:
+            insert(connection, f"order {claim.key}")
+            return Response.of_json(connection.execute(text("SELECT count(*) FROM effects")).scalar_one())
+
+        claim.step("charge", lambda connection: insert(connection, f"charge {claim.key}"))
+        claim.complete(work)
+        return ""
+
+    requests = IdempotentRequests(sqlalchemy.create_engine(url), lease_ms=LEASE_MS)
+    guarded = WsgiIdempotency(app.wsgi_app, requests, caller=lambda environ: environ["REMOTE_ADDR"])
+    server = make_server("127.0.0.1", 0, guarded, threaded=True)
+    pipe.send(server.server_port)
+    server.serve_forever()
+
+
+def response_to(client: httpx.Client, ports: list[int], key: str) -> bytes:
+    """What the client gets in the end: it repeats its request until there is a response."""
+    while True:
+        try:
+            answer = client.post(f"http://127.0.0.1:{ports[-1]}/order", headers={"Idempotency-Key": key})
+        except httpx.TransportError:
+            answer = None
+        if answer is not None and answer.status_code != 409:
+            assert answer.status_code == 200, answer.text
+            return answer.content
+        time.sleep(0.005)
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("seed", range(3))
+def test_servers_that_are_killed_again_and_again(engine: Engine, database_url: str, seed: int) -> None:
+    """Each client repeats its requests until they are answered, and once more."""
+    with engine.begin() as connection:
+        connection.execute(text("CREATE TABLE effects (name VARCHAR(40))"))
+    ports: list[int] = []
+    answers: list[tuple[str, bytes]] = []
+
+    def send(number: int) -> None:
+        with httpx.Client(trust_env=False, timeout=60) as client:
+            for key in (f"{number}-{it}" for it in range(KEYS)):
+                answers.extend([(key, response_to(client, ports, key)), (key, response_to(client, ports, key))])
+
+    clients = [threading.Thread(target=send, args=[number]) for number in range(CLIENTS)]
+    marks = sorted(random.Random(seed).sample(range(CLIENTS * KEYS), KILLS))
+    for mark in (*marks, None):
+        ours, theirs = PROCESSES.Pipe()
+        server = PROCESSES.Process(target=serve, args=(database_url, theirs))
+        server.start()
+        ports.append(ours.recv())
+        if len(ports) == 1:
+            for client in clients:
+                client.start()
+        if mark is not None:
+            wait_until(lambda mark=mark: len(answers) >= 2 * mark, "no request is answered")
+        else:
+            for client in clients:
+                client.join()
+        server.kill()
+        server.join()
+    assert len(answers) == 2 * len(set(answers)) == 2 * CLIENTS * KEYS, "each key has one response"
+    with engine.connect() as connection:
+        effects = sorted(connection.execute(text("SELECT name FROM effects")).scalars())
+    keys = {key for key, _ in answers}
+    assert effects == sorted(f"{effect} {key}" for effect in ("charge", "order") for key in keys)

@@ -81,7 +81,7 @@ def _finish(claim: RequestClaim, status: int, headers: Iterable[tuple[str, str]]
     if claim.is_lost:
         return _LOST
     given = Response(status, tuple(headers), body)
-    if status >= 500:  # not an outcome: a repeat resumes behind the last step
+    if status >= 400:  # not an outcome, unless it is completed: a repeat resumes behind the last step
         claim.release()
         return given
     return claim.complete(lambda _: given)
@@ -147,6 +147,8 @@ class WsgiIdempotency:
         """The body as the client declared it. One that was cut off is refused: its hash would be another request's."""
         declared, most = environ.get("CONTENT_LENGTH") or "", self._door.body_bytes_max
         if not declared and not environ.get("wsgi.input_terminated"):
+            if "HTTP_TRANSFER_ENCODING" in environ:
+                return _problem(411, "The length of the body is unknown", "Send the Content-Length header.")
             return b""
         if declared and not re.fullmatch("[0-9]{1,18}", declared):
             return _problem(400, "Content-Length is malformed", "A number was expected.")
@@ -225,7 +227,9 @@ class AsgiIdempotency:
         body = await self._body(receive)
         if not isinstance(body, bytes):
             return body
-        request = (scope["method"].encode(), scope["path"].encode(), scope.get("query_string", b""), body)
+        # As the client sent it, where the server gives that: a decoded path may stand for several.
+        path = scope.get("raw_path") or scope["path"].encode()
+        request = (scope["method"].encode(), path, scope.get("query_string", b""), body)
         claim = await asyncio.to_thread(self._door.claim, self.caller(scope), key, *request)
         if isinstance(claim, Response):
             return claim

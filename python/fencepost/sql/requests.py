@@ -87,8 +87,8 @@ class IdempotentRequests:
 
     `engine`: of SQLite, or of PostgreSQL with psycopg 3; the database that the requests change. `lease_ms`: how long a
     claim is protected; it must be longer than a request takes, or a repeat starts the work a second time, of which only
-    one can commit. `keep_ms`: how long a response is replayed after its completion, and an unfinished request resumed
-    after its claim.
+    one can commit. `keep_ms`: how long a response is replayed after its completion, and how long an unfinished request
+    can be resumed after its last step.
 
     Raises:
         PolicyError: an engine or a duration that cannot be used.
@@ -152,7 +152,7 @@ class IdempotentRequests:
         return self.database.settled(work)
 
     def expire(self) -> int:
-        """Deletes the requests whose time is over, a thousand a transaction; returns how many. Safe at any time."""
+        """Deletes expired requests, a thousand a transaction; returns how many. Safe at any time."""
         deleted = 0
         while True:
             count = self.database.transaction(self._expire_piece)
@@ -183,7 +183,8 @@ class RequestClaim:
         """The response, once it is committed."""
         self.is_lost = False
         """Whether this worker was found to have lost the claim."""
-        self._requests, self._owner, self._steps = requests, owner, steps
+        self._requests, self._steps = requests, steps
+        self._is_mine = and_(_named(scope, key), REQUESTS.c.owner == owner)
 
     def __repr__(self) -> str:
         return f"<RequestClaim {self.scope!r} {self.key!r}: steps {list(self._steps)}>"
@@ -248,12 +249,10 @@ class RequestClaim:
     def release(self) -> None:
         """Gives the claim up: the next repeat resumes at once, behind the steps that are committed.
 
-        Nothing happens where the request is complete, or another worker has the claim.
+        Nothing changes where another worker has the claim.
         """
-        mine = and_(_named(self.scope, self.key), REQUESTS.c.owner == self._owner, REQUESTS.c.status.is_(None))
-        self._requests.database.settled(
-            lambda connection: connection.execute(update(REQUESTS).where(mine).values(owner="", leased_until_ms=0))
-        )
+        given_up = update(REQUESTS).where(self._is_mine).values(owner="", leased_until_ms=0)
+        self._requests.database.settled(lambda connection: connection.execute(given_up))
 
     def derived_key(self, purpose: str) -> str:
         """The key for a call to another service on behalf of this request, the same in every try: `derived_key`."""
@@ -261,16 +260,15 @@ class RequestClaim:
 
     def _mine(self, connection: Connection) -> Row[Any]:
         """The row, if it is still this worker's. Without a lock: `_save` asks again."""
-        found = connection.execute(select(REQUESTS).where(_named(self.scope, self.key))).one_or_none()
-        if found is None or found.owner != self._owner:
+        found = connection.execute(select(REQUESTS).where(self._is_mine)).one_or_none()
+        if found is None:
             raise self._fenced()
         return found
 
     def _save(self, connection: Connection, **values: Any) -> None:
         clock = literal_column(self._requests.database.clock, Int64)
         times = {"leased_until_ms": clock + self._requests.lease_ms, "expires_ms": clock + self._requests.keep_ms}
-        mine = and_(_named(self.scope, self.key), REQUESTS.c.owner == self._owner)
-        if connection.execute(update(REQUESTS).where(mine).values({**times, **values})).rowcount != 1:
+        if connection.execute(update(REQUESTS).where(self._is_mine).values({**times, **values})).rowcount != 1:
             raise self._fenced()
 
     def _fenced(self) -> FencedError:
