@@ -13,7 +13,7 @@ use crate::rewrite::{
     write_footer, writing,
 };
 use parquet::basic::Type;
-use parquet::column::reader::{ColumnReaderImpl, get_column_reader, get_typed_column_reader};
+use parquet::column::reader::{get_column_reader, get_typed_column_reader};
 use parquet::column::writer::{ColumnCloseResult, get_column_writer};
 use parquet::data_type::{
     BoolType, ByteArrayType, DataType, DoubleType, FixedLenByteArrayType, FloatType, Int32Type, Int64Type, Int96Type,
@@ -631,7 +631,7 @@ impl<'a, T: DataType> Loaded<'a, T> {
         let (mut values, mut definitions, mut repetitions) = (vec![], vec![], vec![]);
         let mut at = 0;
         for range in reading.kept {
-            skip(&mut reader, reading, at..range.start)?;
+            reading.skip(&mut reader, at..range.start)?;
             at = range.start;
             while at < range.end {
                 let wanted = (length(&(at..range.end)) as usize).min(reading.step_rows());
@@ -708,19 +708,6 @@ fn write_chunk<T: DataType>(
 
 fn place(starts: &[usize], row: usize) -> usize {
     if starts.is_empty() { row } else { starts[row] }
-}
-
-fn skip<T: DataType>(reader: &mut ColumnReaderImpl<T>, reading: &Rewriting<'_>, rows: Range<u64>) -> Outcome<()> {
-    let mut at = rows.start;
-    while at < rows.end {
-        // Decoders of some encodings hold what they skip.
-        let gap = (rows.end - at).min(reading.step_rows() as u64) as usize;
-        if reader.skip_records(gap).map_err(Fault::Source)? != gap {
-            return Err(reading.too_few());
-        }
-        at += gap as u64;
-    }
-    Ok(())
 }
 
 fn level_starts(repetitions: &[i16]) -> Vec<usize> {

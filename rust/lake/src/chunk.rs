@@ -98,14 +98,8 @@ impl Rewriting<'_> {
         let (rows_max, step_max) = (self.batch_rows(), self.step_rows());
         let mut at = 0;
         for range in self.kept {
-            while at < range.start {
-                // Decoders of some encodings hold what they skip.
-                let gap = (range.start - at).min(step_max as u64) as usize;
-                if reader.skip_records(gap).map_err(Fault::Source)? != gap {
-                    return Err(self.too_few());
-                }
-                at += gap as u64;
-            }
+            self.skip(&mut reader, at..range.start)?;
+            at = at.max(range.start);
             while at < range.end {
                 let wanted = ((range.end - at) as usize).min(rows_max - batch.rows).min(step_max);
                 let Batch { definitions, repetitions, values, .. } = &mut batch;
@@ -123,6 +117,32 @@ impl Rewriting<'_> {
         }
         batch.write().map_err(Fault::Sink)?;
         batch.writer.close().map_err(Fault::Sink)
+    }
+
+    /// Skips these rows, which are the next ones.
+    pub(crate) fn skip<T: DataType>(&self, reader: &mut ColumnReaderImpl<T>, rows: Range<u64>) -> Outcome<()> {
+        let is_list = self.column.column_descr().max_rep_level() > 0;
+        let (mut values, mut definitions, mut repetitions) = (vec![], vec![], vec![]);
+        let mut at = rows.start;
+        while at < rows.end {
+            // Decoders of some encodings hold what they skip.
+            let gap = (rows.end - at).min(self.step_rows() as u64) as usize;
+            let skipped = if is_list {
+                // Where a page has fewer repetition levels than it says, this is an error; `skip_records` never ends.
+                values.clear();
+                definitions.clear();
+                repetitions.clear();
+                let read = reader.read_records(gap, Some(&mut definitions), Some(&mut repetitions), &mut values);
+                read.map_err(Fault::Source)?.0
+            } else {
+                reader.skip_records(gap).map_err(Fault::Source)?
+            };
+            if skipped == 0 {
+                return Err(self.too_few());
+            }
+            at += skipped as u64;
+        }
+        Ok(())
     }
 
     /// As many rows as have about so many bytes.
