@@ -130,7 +130,6 @@ def test_without_a_limit_the_successor_says_that_it_waits(
     impatient.init_producer("stage")
 
 
-@pytest.mark.matrix
 def test_a_consumer_that_is_stopped_in_its_effect(
     database_url: str, coordinator: TransactionCoordinator, engine: Engine
 ) -> None:

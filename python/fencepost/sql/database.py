@@ -25,6 +25,7 @@ from sqlalchemy import (
     MetaData,
     String,
     Table,
+    event,
     exc,
     inspect,
     literal_column,
@@ -352,6 +353,7 @@ class Database:
             driver: Any = connection.connection.dbapi_connection
             with driver_errors(connection, self._limits):
                 driver.execute(self._limits, prepare=False).close()
+            event.listen(connection, "after_cursor_execute", _begin_to_count)
 
     def _check_whole(self, connection: Connection, begun: object) -> None:
         """That the commit will commit what was done since the begin.
@@ -391,6 +393,16 @@ class Database:
         if self.is_sqlite:
             return getattr(error.orig, "sqlite_errorcode", 0) & 0xFF in _SQLITE_TAKEN
         return error.connection_invalidated or _state_of(error) in _UNDONE
+
+
+def _begin_to_count(
+    connection: Connection, cursor: Any, statement: str, parameters: Any, context: Any, many: bool
+) -> None:
+    """After psycopg's executemany, which is a pipeline, PostgreSQL does not count how long the session is idle."""
+    if many:
+        driver: Any = connection.connection.dbapi_connection
+        with driver_errors(connection, "SELECT 1"):
+            driver.execute("SELECT 1", prepare=False).close()
 
 
 _VERSIONS = Table(
