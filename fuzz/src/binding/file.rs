@@ -3,8 +3,9 @@ use _native::library::{self as binding, Columns, Refused, Scanned};
 use arrow_array::cast::AsArray;
 use arrow_array::types::{UInt32Type, UInt64Type};
 use arrow_array::{BooleanArray, RecordBatch};
-use fencepost_lake::{ParquetFile, ReadAt, RowRanges, rewrite};
+use fencepost_lake::{Arranging, ParquetFile, ReadAt, RowRanges, Rows, Target, arrange, rewrite};
 use std::io;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -21,8 +22,8 @@ const ROWS_MAX: u64 = 1 << 17;
 /// Bytes of an input in front of the file: how it is read, and which of its rows are taken out.
 pub const OPTIONS: usize = 3;
 
-/// Any bytes as a Parquet file: refused, or scanned and rewritten as a job does both, without memory that they do not
-/// justify, and then the rows that are kept are those of the file.
+/// Any bytes as a Parquet file: refused, or scanned and rewritten or arranged as a job does these, without memory that
+/// they do not justify, and then the rows that are kept are those of the file.
 pub fn parquet(bytes: &[u8]) {
     let Some((options, file)) = bytes.split_first_chunk::<OPTIONS>() else { return };
     let limit = BYTES_FREE + BYTES_PER_BYTE * file.len();
@@ -35,28 +36,28 @@ pub fn parquet(bytes: &[u8]) {
     if let Ok(scanned) = &scanned
         && scanned.is_end
     {
-        assert_eq!(scanned.untracked + rows(scanned), opened.rows(), "rows were lost");
+        assert_eq!(scanned.untracked + rows_of(scanned), opened.rows(), "rows were lost");
     }
-    if opened.rows() > ROWS_MAX {
+    let rows = opened.rows();
+    if rows > ROWS_MAX {
         return;
     }
-    let (first, count) = (u64::from(options[1]), u64::from(options[2]));
-    let first = first.min(opened.rows());
-    let ranges = RowRanges::new(&[first], &[count.min(opened.rows() - first)]).expect("one range");
-    let (rows_before, target) = (opened.rows(), Temporary::new("target"));
-    let written = bounded(limit, || rewrite(opened, &target.0, &ranges, of.keeps, &mut || true));
-    let Ok(written) = written else {
+    let first = rows.min(u64::from(options[1]));
+    let until = rows.min(first + u64::from(options[2]));
+    let order = of.order(first..until, rows);
+    let target = Temporary::new("target");
+    let written = bounded(limit, || of.write(opened, &target.0, first..until, &order));
+    let Some(written) = written else {
         assert!(!target.0.exists(), "what is left of a file that was not written");
         return;
     };
-    let is_kept = |row: u64| (first..first + count).contains(&row) == of.keeps;
-    assert_eq!(written.rows, (0..rows_before).filter(|&row| is_kept(row)).count() as u64);
+    assert_eq!(written, order.iter().map(|it| it.end - it.start).sum::<u64>());
     if let Ok(scanned) = scanned
         && scanned.is_end
     {
         let rewritten = ParquetFile::open(&target.0).expect("what was written");
         let again = of.scan(&rewritten).unwrap_or_else(|refused| panic!("what was written: {}", refused.0));
-        of.compare(&scanned, &again, is_kept);
+        of.compare(&scanned, &again, &order);
     }
 }
 
@@ -66,6 +67,7 @@ struct Of {
     order_by: Vec<String>,
     by_row: bool,
     keeps: bool,
+    arranges: bool,
 }
 
 impl Of {
@@ -83,6 +85,7 @@ impl Of {
             order_by: names(if has(4) { &["name"] } else { &[] }),
             by_row: !has(5),
             keeps: has(6),
+            arranges: has(7),
         }
     }
 
@@ -90,25 +93,48 @@ impl Of {
         binding::scan(file, &self.columns, self.order_by.clone(), self.by_row, BATCHES_MAX)
     }
 
-    /// The rows that were kept are what they were.
-    fn compare(&self, before: &Scanned, after: &Scanned, is_kept: impl Fn(u64) -> bool) {
+    /// The rows that are written, in their order: those of the range or all others, arranged with the last ones first.
+    fn order(&self, range: Range<u64>, rows: u64) -> Vec<Range<u64>> {
+        if self.keeps {
+            vec![range]
+        } else if self.arranges {
+            vec![range.end..rows, 0..range.start]
+        } else {
+            vec![0..range.start, range.end..rows]
+        }
+    }
+
+    /// Writes these rows to a file; how many, unless it was refused.
+    fn write(&self, file: ParquetFile, path: &Path, range: Range<u64>, order: &[Range<u64>]) -> Option<u64> {
+        if self.arranges {
+            let rows = order.iter().map(|it| Rows { source: 0, first: it.start, count: it.end - it.start }).collect();
+            let targets = [Target { path: path.to_path_buf(), rows }];
+            return Some(arrange(vec![file], &targets, &Arranging::default(), &mut || true).ok()?[0].rows);
+        }
+        let ranges = RowRanges::new(&[range.start], &[range.end - range.start]).expect("one range");
+        Some(rewrite(file, path, &ranges, self.keeps, &mut || true).ok()?.rows)
+    }
+
+    /// The rows that were written are what they were.
+    fn compare(&self, before: &Scanned, after: &Scanned, order: &[Range<u64>]) {
         if !self.by_row || !after.is_end {
             return;
         }
         for shard in 0..2 {
-            let of = |scanned: &Scanned, is_kept: &dyn Fn(u64) -> bool| -> Vec<RecordBatch> {
+            let of = |scanned: &Scanned, range: &Range<u64>| -> Vec<RecordBatch> {
                 let own = scanned.runs.iter().filter(|(it, _)| *it == shard);
-                own.flat_map(|(_, batch)| single_rows(batch, is_kept)).collect()
+                own.flat_map(|(_, batch)| single_rows(batch, range)).collect()
             };
-            assert!(of(before, &is_kept) == of(after, &|_| true), "a row is another one");
+            let kept: Vec<RecordBatch> = order.iter().flat_map(|range| of(before, range)).collect();
+            assert!(kept == of(after, &(0..u64::MAX)), "a row is another one");
         }
     }
 }
 
-/// The rows that are kept, without their place and that of their file.
-fn single_rows(batch: &RecordBatch, is_kept: &dyn Fn(u64) -> bool) -> Vec<RecordBatch> {
+/// The rows of a range, without their place and that of their file.
+fn single_rows(batch: &RecordBatch, range: &Range<u64>) -> Vec<RecordBatch> {
     let places = batch.column(batch.num_columns() - 1).as_primitive::<UInt64Type>();
-    let mask: BooleanArray = places.values().iter().map(|&row| Some(is_kept(row))).collect();
+    let mask: BooleanArray = places.values().iter().map(|&row| Some(range.contains(&row))).collect();
     let kept = arrow_select::filter::filter_record_batch(batch, &mask).expect("a mask of its rows");
     let columns: Vec<usize> = (0..kept.num_columns() - 3).collect();
     let kept = kept.project(&columns).expect("columns that it has");
@@ -116,7 +142,7 @@ fn single_rows(batch: &RecordBatch, is_kept: &dyn Fn(u64) -> bool) -> Vec<Record
 }
 
 /// The rows that runs stand for.
-fn rows(scanned: &Scanned) -> u64 {
+fn rows_of(scanned: &Scanned) -> u64 {
     let lengths = |batch: &RecordBatch| -> u64 {
         let lengths = batch.column(batch.num_columns() - 3).as_primitive::<UInt32Type>();
         lengths.values().iter().map(|&length| u64::from(length)).sum()

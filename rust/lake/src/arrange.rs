@@ -4,7 +4,7 @@
 //! are read by the typed reader of its physical type, and written with their levels by the typed writer, as in
 //! `chunk.rs`. So no logical type and no nesting can come out as another.
 
-use crate::chunk::{BATCH_ROWS, Batch, Form, Outcome, Rewriting, is_writable, without_bounds};
+use crate::chunk::{BATCH_ROWS, Batch, Decoded, Form, Outcome, Rewriting, is_writable, without_bounds};
 use crate::error::{Error, Fault, Result, guard};
 use crate::file::ParquetFile;
 use crate::pages::Pages;
@@ -347,14 +347,18 @@ impl<'a> Shared<'a> {
         let (mut loaded, mut room) = (Vec::with_capacity(round.pieces.len()), VALUES_MAX);
         for piece in &round.pieces {
             let some = self.load::<T>(piece, column, room)?;
-            room -= some.values.len().max(some.definitions.len());
+            room -= some.decoded.len();
             loaded.push(some);
         }
         let mut done = Vec::with_capacity(round.gathers.len());
         for gather in &round.gathers {
             let file = &mut files[gather.target];
             let first = &loaded[gather.slices[0].piece];
-            let mut closed = write_chunk(&loaded, gather, &mut file.out).map_err(|error| file.writing(&error))?;
+            // A writer may despair of what a decoder let pass.
+            let source = &self.sources[round.pieces[gather.slices[0].piece].source as usize];
+            let mut closed = guard(source.path(), source.source(), || {
+                write_chunk(&loaded, gather, &mut file.out).map_err(|error| file.writing(&error))
+            })?;
             if closed.rows_written != gather.rows {
                 let (found, name) = (closed.rows_written, first.chunk.column_path());
                 let problem = format!("column {name}: {found} rows were gathered, not {}", gather.rows);
@@ -609,9 +613,7 @@ struct Loaded<'a, T: DataType> {
     chunk: &'a ColumnChunkMetaData,
     form: Form,
     properties: WriterProperties,
-    values: Vec<T::T>,
-    definitions: Vec<i16>,
-    repetitions: Vec<i16>,
+    decoded: Decoded<T>,
     /// Where the levels of each row begin, and where the last ones end; empty where each row has one.
     level_at: Vec<usize>,
     /// The same of the values.
@@ -628,20 +630,15 @@ impl<'a, T: DataType> Loaded<'a, T> {
         let pages = reading.pages().map_err(Fault::Source)?;
         let descriptor = reading.column.column_descr_ptr();
         let mut reader = get_typed_column_reader::<T>(get_column_reader(descriptor, Box::new(pages)));
-        let (mut values, mut definitions, mut repetitions) = (vec![], vec![], vec![]);
+        let mut decoded = Decoded::new();
         let mut at = 0;
         for range in reading.kept {
             reading.skip(&mut reader, at..range.start)?;
             at = range.start;
             while at < range.end {
                 let wanted = (length(&(at..range.end)) as usize).min(reading.step_rows());
-                let read = reader.read_records(wanted, Some(&mut definitions), Some(&mut repetitions), &mut values);
-                let (rows, ..) = read.map_err(Fault::Source)?;
-                if rows == 0 {
-                    return Err(reading.too_few());
-                }
-                at += rows as u64;
-                if values.len().max(definitions.len()) > room {
+                at += reading.read(&mut reader, wanted, &mut decoded)? as u64;
+                if decoded.len() > room {
                     let name = reading.column.column_path();
                     let problem = format!("column {name}: more than {VALUES_MAX} values in rows of one row group");
                     return Err(Fault::Source(ParquetError::General(problem)));
@@ -649,10 +646,10 @@ impl<'a, T: DataType> Loaded<'a, T> {
             }
         }
         let descriptor = reading.column.column_descr();
-        let level_at = if descriptor.max_rep_level() > 0 { level_starts(&repetitions) } else { vec![] };
+        let level_at = if descriptor.max_rep_level() > 0 { level_starts(&decoded.repetitions) } else { vec![] };
         let level_max = descriptor.max_def_level();
-        let value_at = if level_max > 0 { value_starts(&definitions, &level_at, level_max) } else { vec![] };
-        Ok(Loaded { chunk: reading.column, form, properties, values, definitions, repetitions, level_at, value_at })
+        let value_at = if level_max > 0 { value_starts(&decoded.definitions, &level_at, level_max) } else { vec![] };
+        Ok(Loaded { chunk: reading.column, form, properties, decoded, level_at, value_at })
     }
 
     /// How a chunk with so many rows is written that begins with these.
@@ -672,12 +669,12 @@ impl<'a, T: DataType> Loaded<'a, T> {
             let step = if self.level_at.is_empty() { (end - at).min(BATCH_ROWS - batch.rows) } else { 1 };
             let levels = place(&self.level_at, at)..place(&self.level_at, at + step);
             let values = place(&self.value_at, at)..place(&self.value_at, at + step);
-            batch.values.extend_from_slice(&self.values[values]);
+            batch.decoded.values.extend_from_slice(&self.decoded.values[values]);
             if batch.has_definitions {
-                batch.definitions.extend_from_slice(&self.definitions[levels.clone()]);
+                batch.decoded.definitions.extend_from_slice(&self.decoded.definitions[levels.clone()]);
             }
             if batch.has_repetitions {
-                batch.repetitions.extend_from_slice(&self.repetitions[levels]);
+                batch.decoded.repetitions.extend_from_slice(&self.decoded.repetitions[levels]);
             }
             batch.rows += step;
             at += step;

@@ -102,12 +102,7 @@ impl Rewriting<'_> {
             at = at.max(range.start);
             while at < range.end {
                 let wanted = ((range.end - at) as usize).min(rows_max - batch.rows).min(step_max);
-                let Batch { definitions, repetitions, values, .. } = &mut batch;
-                let read = reader.read_records(wanted, Some(definitions), Some(repetitions), values);
-                let (rows, ..) = read.map_err(Fault::Source)?;
-                if rows == 0 {
-                    return Err(self.too_few());
-                }
+                let rows = self.read(&mut reader, wanted, &mut batch.decoded)?;
                 at += rows as u64;
                 batch.rows += rows;
                 if batch.rows == rows_max || batch.is_full() {
@@ -122,27 +117,55 @@ impl Rewriting<'_> {
     /// Skips these rows, which are the next ones.
     pub(crate) fn skip<T: DataType>(&self, reader: &mut ColumnReaderImpl<T>, rows: Range<u64>) -> Outcome<()> {
         let is_list = self.column.column_descr().max_rep_level() > 0;
-        let (mut values, mut definitions, mut repetitions) = (vec![], vec![], vec![]);
+        let mut skipped = Decoded::new();
         let mut at = rows.start;
         while at < rows.end {
             // Decoders of some encodings hold what they skip.
             let gap = (rows.end - at).min(self.step_rows() as u64) as usize;
-            let skipped = if is_list {
+            let gone = if is_list {
                 // Where a page has fewer repetition levels than it says, this is an error; `skip_records` never ends.
-                values.clear();
-                definitions.clear();
-                repetitions.clear();
-                let read = reader.read_records(gap, Some(&mut definitions), Some(&mut repetitions), &mut values);
-                read.map_err(Fault::Source)?.0
+                skipped.clear();
+                self.read(reader, gap, &mut skipped)?
             } else {
                 reader.skip_records(gap).map_err(Fault::Source)?
             };
-            if skipped == 0 {
+            if gone == 0 {
                 return Err(self.too_few());
             }
-            at += skipped as u64;
+            at += gone as u64;
         }
         Ok(())
+    }
+
+    /// Decodes one row or more, but not more than these, behind what is there; how many.
+    pub(crate) fn read<T: DataType>(
+        &self,
+        reader: &mut ColumnReaderImpl<T>,
+        rows_max: usize,
+        into: &mut Decoded<T>,
+    ) -> Outcome<usize> {
+        let before = (into.definitions.len(), into.repetitions.len());
+        let Decoded { values, definitions, repetitions } = into;
+        let read = reader.read_records(rows_max, Some(definitions), Some(repetitions), values);
+        let (rows, ..) = read.map_err(Fault::Source)?;
+        if rows == 0 {
+            return Err(self.too_few());
+        }
+        // Decoders take whatever level a run says; writers panic.
+        let descriptor = self.column.column_descr();
+        self.check_levels(&definitions[before.0..], descriptor.max_def_level())?;
+        self.check_levels(&repetitions[before.1..], descriptor.max_rep_level())?;
+        Ok(rows)
+    }
+
+    fn check_levels(&self, levels: &[i16], level_max: i16) -> Outcome<()> {
+        match levels.iter().find(|level| !(0..=level_max).contains(*level)) {
+            None => Ok(()),
+            Some(level) => {
+                let problem = format!("column {} has a level {level} above {level_max}", self.column.column_path());
+                Err(Fault::Source(ParquetError::General(problem)))
+            }
+        }
     }
 
     /// As many rows as have about so many bytes.
@@ -163,15 +186,37 @@ impl Rewriting<'_> {
     }
 }
 
+/// Rows of a column: its values, and the levels that it has.
+pub(crate) struct Decoded<T: DataType> {
+    pub(crate) values: Vec<T::T>,
+    pub(crate) definitions: Vec<i16>,
+    pub(crate) repetitions: Vec<i16>,
+}
+
+impl<T: DataType> Decoded<T> {
+    pub(crate) fn new() -> Decoded<T> {
+        Decoded { values: vec![], definitions: vec![], repetitions: vec![] }
+    }
+
+    /// The values, or where there are more, the levels.
+    pub(crate) fn len(&self) -> usize {
+        self.values.len().max(self.definitions.len())
+    }
+
+    fn clear(&mut self) {
+        self.values.clear();
+        self.definitions.clear();
+        self.repetitions.clear();
+    }
+}
+
 /// Rows on their way.
 pub(crate) struct Batch<'a, T: DataType> {
     pub(crate) writer: ColumnWriterImpl<'a, T>,
     pub(crate) has_definitions: bool,
     pub(crate) has_repetitions: bool,
     pub(crate) rows: usize,
-    pub(crate) values: Vec<T::T>,
-    pub(crate) definitions: Vec<i16>,
-    pub(crate) repetitions: Vec<i16>,
+    pub(crate) decoded: Decoded<T>,
 }
 
 impl<'a, T: DataType> Batch<'a, T> {
@@ -181,27 +226,23 @@ impl<'a, T: DataType> Batch<'a, T> {
             has_definitions: descriptor.max_def_level() > 0,
             has_repetitions: descriptor.max_rep_level() > 0,
             rows: 0,
-            values: vec![],
-            definitions: vec![],
-            repetitions: vec![],
+            decoded: Decoded::new(),
         }
     }
 
     /// Whether it is to be written, however few rows it has.
     pub(crate) fn is_full(&self) -> bool {
-        self.values.len().max(self.definitions.len()) > BATCH_VALUES
+        self.decoded.len() > BATCH_VALUES
     }
 
     pub(crate) fn write(&mut self) -> Result<(), ParquetError> {
         if self.rows > 0 {
-            let definitions = self.has_definitions.then_some(&self.definitions[..]);
-            let repetitions = self.has_repetitions.then_some(&self.repetitions[..]);
-            self.writer.write_batch(&self.values, definitions, repetitions)?;
+            let definitions = self.has_definitions.then_some(&self.decoded.definitions[..]);
+            let repetitions = self.has_repetitions.then_some(&self.decoded.repetitions[..]);
+            self.writer.write_batch(&self.decoded.values, definitions, repetitions)?;
         }
         self.rows = 0;
-        self.values.clear();
-        self.definitions.clear();
-        self.repetitions.clear();
+        self.decoded.clear();
         Ok(())
     }
 }
