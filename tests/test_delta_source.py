@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from collections.abc import Callable
@@ -14,8 +15,10 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import pytest
 from deltalake import DeltaTable, write_deltalake
+from deltalake.exceptions import DeltaError
 from fencepost import state
-from fencepost.lake import DedupJob, audit
+from fencepost.lake import DedupJob, audit, delta, storage
+from fencepost.state.stores import LocalStore
 from test_lake import SCHEMA, first_of_each, land, make_rows, read_sink
 
 
@@ -51,6 +54,59 @@ def test_each_run_reads_what_was_appended_since(tmp_path: Path) -> None:
     report = make_job(tmp_path).run()
     assert (report.files, report.rows) == (3, 900)
     assert_kept(tmp_path, 0, 1, 2, 3, 4)
+
+
+ERRNOS = ("EIO", "ESTALE", "EACCES", "EMFILE", "ETIMEDOUT", "ECONNRESET")
+
+
+def failing_reads(monkeypatch: pytest.MonkeyPatch, name: str, times: int) -> list[str]:
+    """The next reads of the table's log that fail with this error. Gives the names that were asked for."""
+    real, asked = LocalStore.read, []
+
+    def read(self: LocalStore, path: str, *part: int | None) -> bytes:
+        if "_delta_log/" in path:
+            asked.append(path)
+            if len(asked) <= times:
+                raise OSError(getattr(errno, name), os.strerror(getattr(errno, name)), path)
+        return real(self, path, *part)
+
+    monkeypatch.setattr(LocalStore, "read", read)
+    return asked
+
+
+@pytest.mark.parametrize("name", ERRNOS)
+@pytest.mark.parametrize("versions", [0, 1])
+def test_an_error_of_storage_is_no_damage_of_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, versions: int
+) -> None:
+    monkeypatch.setattr(storage, "PAUSES_SECONDS", (0.001, 0.001))
+    append(tmp_path, 0)
+    for _ in range(versions):
+        make_job(tmp_path).run()
+    append(tmp_path, 1)
+    with monkeypatch.context() as patch:
+        asked = failing_reads(patch, name, times=1_000)
+        with pytest.raises(fp.StoreError, match="run again") as caught:
+            make_job(tmp_path).run()
+        assert caught.value.errno == getattr(errno, name)
+        assert len(asked) == (1 if name == "EACCES" else 3)
+    assert len(list((tmp_path / "state").glob("log/*"))) == versions
+    with monkeypatch.context() as patch:
+        asked = failing_reads(patch, name, times=0 if name == "EACCES" else 1)
+        make_job(tmp_path).run()
+        assert asked
+    assert_kept(tmp_path, 0, 1)
+
+
+def test_an_error_that_only_the_library_meets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def by_library(*_: object) -> DeltaTable:
+        raise DeltaError("Generic LocalFileSystem error: Unable to open file: Input/output error (os error 5)\n...")
+
+    append(tmp_path, 0)
+    monkeypatch.setattr(delta, "by_library", by_library)
+    with pytest.raises(fp.StoreError, match="Input/output error") as caught:
+        make_job(tmp_path).run()
+    assert caught.value.errno == errno.EIO
 
 
 def test_survivors_follow_the_order_of_versions(tmp_path: Path) -> None:

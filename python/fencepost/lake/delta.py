@@ -7,6 +7,7 @@ ones (UPDATE, MERGE, an overwrite) says of no row which of the two it is: the ru
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -15,8 +16,8 @@ from urllib.parse import unquote
 from fencepost.errors import SourceError
 from fencepost.lake.asking import Ask, ask_facts, here
 from fencepost.lake.files import Files
-from fencepost.lake.storage import Storage, from_storage
-from fencepost.state.delta import by_library, is_delta, open_table
+from fencepost.lake.storage import Storage, from_storage, persist
+from fencepost.state.delta import by_library, is_delta, log_errors, log_unread, open_table
 from fencepost.state.delta_columns import INTEGERS
 from fencepost.state.delta_log import LOG, Action, Live, Table, info_of, live_files, read_commits
 from fencepost.state.hive import hive_values
@@ -80,7 +81,18 @@ def list_appended(
     if "%" in root:
         raise SourceError(f"{root}: a '%' in the path of a Delta table is read as another path; rename it", path=root)
     store = storage.as_store(root)
-    table = open_table(store, SourceError)
+
+    def attempt() -> Appended:
+        with from_storage(root):
+            return _appended(store, storage, position, own, pending, ask)
+
+    return persist(attempt)
+
+
+def _appended(
+    store: Store, storage: Storage, position: Position | None, own: str | None, pending: Iterable[Action], ask: Ask
+) -> Appended:
+    root, table = store.uri, open_table(store, SourceError)
     _check_readable(table, root)
     new: Position = {"table": table.id, "version": table.version}
     place = _Place(root, storage, table, ask)
@@ -121,10 +133,8 @@ def _check_readable(table: Table, root: str) -> None:
 def _snapshot(table: Table) -> list[Action]:
     """The files of the newest version, by the time of their writing, then by name."""
     root = table.store.uri
-    try:
+    with log_errors(root, SourceError):
         live = live_files(table.store, table.version)
-    except (FileNotFoundError, ValueError) as error:
-        raise SourceError(f"{root}: its log cannot be read: {error}", path=root) from error
     if isinstance(table.store, LocalStore):
         _check_by_library(table, live)
     files = [_as_read(table.store, action) for action in live.values()]
@@ -140,6 +150,8 @@ def _check_by_library(table: Table, live: Live) -> None:
     try:
         known = pa.table(by_library(table.store, table.version).get_add_actions())
     except DeltaError as error:
+        if number := re.search(r"\(os error (\d+)\)", str(error)):
+            raise log_unread(root, int(number[1])) from error
         reason = str(error).partition("\n")[0]
         raise SourceError(f"{root}: cannot be read as a Delta table: {reason}", path=root) from error
     sizes = zip(map(unquote, known["path"].to_pylist()), known["size_bytes"].to_pylist(), strict=True)

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from fencepost.errors import FencepostError, SinkChangedError, SinkError
+from fencepost.errors import FencepostError, SinkChangedError, SinkError, StoreError
 from fencepost.state.commit import NewRows, Tasks, in_turn
 from fencepost.state.decision import ABANDONED, APPLIED, Decision, Outputs, SideFiles
 from fencepost.state.delta_columns import (
@@ -551,11 +551,22 @@ def check_library(path: object) -> None:
 
 @contextmanager
 def log_errors(place: str, failure: type[FencepostError]) -> Iterator[None]:
-    """Around what reads a log. Raises `failure` where it is not one."""
+    """Around code that reads a log. Raises `failure` for content that is not a log, StoreError (path, errno) where the
+    system does not give it."""
     try:
         yield
-    except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
+    except OSError as error:
+        if error.errno is None or isinstance(error, FileNotFoundError):  # pyarrow reports damage without a number
+            raise failure(f"{place}: cannot be read as a Delta table: {error}") from error
+        raise log_unread(place, error.errno) from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise failure(f"{place}: cannot be read as a Delta table: {error}") from error
+
+
+def log_unread(place: str, number: int) -> StoreError:
+    """What to raise where the system does not give a table's log, and says why by a number."""
+    text = f"{place}: its log cannot be read: {os.strerror(number)}. Check the storage and the rights, then run again"
+    return StoreError(text, path=place, errno=number)
 
 
 def open_table(store: Store, failure: type[FencepostError]) -> Table:
