@@ -3,8 +3,9 @@
 
 mod inputs;
 
-use _native::library::{Columns, apply, missing, restore, scan};
-use arrow_array::{ArrayRef, Int16Array, Int32Array, Int64Array, RecordBatch, StringArray};
+use _native::library::{Columns, apply, missing, restore, scan, without_panic};
+use arrow_array::ffi_stream::{ArrowArrayStreamReader, FFI_ArrowArrayStream};
+use arrow_array::{ArrayRef, Int16Array, Int32Array, Int64Array, RecordBatch, RecordBatchIterator, StringArray};
 use fencepost_core::Epochs;
 use fencepost_fuzz::{Named, POLICIES, binding, bounded};
 use fencepost_lake::{ParquetFile, ReadAt};
@@ -38,6 +39,25 @@ fn no_snapshot_breaks_what_is_given_of_it() {
 #[test]
 fn no_file_breaks_a_scan_or_a_rewrite() {
     run(binding::parquet, "binding_parquet");
+}
+
+/// A panic that left through the C functions of a stream would end the process: its reader sees an error, and goes on.
+#[test]
+fn a_panic_behind_a_stream_of_arrow_is_an_error() {
+    let mut pulls = 0;
+    let pull = move || {
+        pulls += 1;
+        without_panic(|| match pulls {
+            2 => panic!("no room for {pulls} rows"),
+            _ => Some(Ok(rows())),
+        })
+    };
+    let stream = RecordBatchIterator::new(std::iter::from_fn(pull), rows().schema());
+    let mut reader = ArrowArrayStreamReader::try_new(FFI_ArrowArrayStream::new(Box::new(stream))).expect("a stream");
+    assert_eq!(reader.next().expect("rows").expect("rows"), rows());
+    let error = reader.next().expect("an error").expect_err("a panic");
+    assert!(error.to_string().contains("the stream broke off: no room for 2 rows"), "{error}");
+    assert_eq!(reader.next().expect("rows").expect("rows"), rows());
 }
 
 struct Memory(Vec<u8>);

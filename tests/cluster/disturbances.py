@@ -180,7 +180,8 @@ def leave_mark(marks: Path) -> None:
 def wait_for_marks(marks: Path, count: int) -> None:
     """Without it one host could be done with all tasks before the other has begun one."""
     end = time.monotonic() + IDLE_SECONDS
-    while len(list(marks.iterdir())) < count and time.monotonic() < end:
+    while len(list(marks.iterdir())) < count:
+        assert time.monotonic() < end, f"{count} marks were waited for, there are {len(list(marks.iterdir()))}"
         time.sleep(0.05)
 
 

@@ -19,6 +19,7 @@ from conftest import settings
 from fencepost import state
 from fencepost.lake import LocalEngine
 from fencepost.lake.run import Run
+from fencepost.state import retention
 from fencepost.state.disk import Disk
 from fencepost.state.sinks import RunFolders
 from fencepost_spark import SparkEngine
@@ -620,6 +621,18 @@ def test_columns_that_are_not_there_are_refused_at_the_first_batch_even_if_it_is
     with pytest.raises(fp.BatchError, match="column 'number': missing in the batch, which has pid, epoch") as error:
         deliver(spark, tmp_path, spark.createDataFrame([], DDL), 0, columns=fp.Columns(seq="number"))
     assert error.value.column == "number"
+
+
+def test_the_newest_versions_are_kept(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As batches come: nobody has to remove what is older."""
+    monkeypatch.setattr(retention, "READERS_MS", -1)
+    for batch in range(5):
+        deliver(spark, tmp_path, make_rows(batch, 300), batch, keep_versions=2, keep_versions_ms=0)
+    found = state.open(tmp_path / "state")
+    assert found.version(5).oldest == 4
+    with pytest.raises(fp.SnapshotError, match="version 3 is older than 4"):
+        found.rollback(3)
+    assert_kept(tmp_path, *range(5))
 
 
 def test_leftovers_of_batches_are_collected(spark: SparkSession, tmp_path: Path) -> None:

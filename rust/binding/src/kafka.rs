@@ -200,7 +200,7 @@ impl KafkaStream {
 
 /// What a stream gives. A panic becomes an error: it must not leave through the C functions that readers of an Arrow
 /// stream call, which would end the process.
-fn without_panic<T>(pull: impl FnOnce() -> Option<Result<T, ArrowError>>) -> Option<Result<T, ArrowError>> {
+pub fn without_panic<T>(pull: impl FnOnce() -> Option<Result<T, ArrowError>>) -> Option<Result<T, ArrowError>> {
     catch_unwind(AssertUnwindSafe(pull)).unwrap_or_else(|panic| {
         let said = panic.downcast_ref::<String>().map(String::as_str);
         let said = said.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no reason given");

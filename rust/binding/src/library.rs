@@ -3,6 +3,7 @@
 use crate::arrow_out::{has_epochs, missing_batches};
 use crate::failure::Failure;
 use crate::identity::{ColumnNames, Identity};
+pub use crate::kafka::without_panic;
 use crate::rows::Rows;
 use crate::scan::{Asked, Scan};
 use crate::table::{self, Call};
