@@ -6,6 +6,8 @@ MVN ?= mvn
 GO ?= go
 VENV := .venv
 VENV43 := .venv-spark43
+# Classes of Spark as its JVMs map them.
+SPARK_CLASSES := .tools/spark-classes.jsa
 BIN := $(VENV)/bin
 UV := .tools/bin/uv
 # An S3 server whose conditional puts are exact while many are answered at once.
@@ -86,13 +88,13 @@ test-matrix: ## All of what `make test` runs in part: libFuzzer, benchmarks, the
 	$(call together,$(MATRIX))
 
 # What others wait for first, beside it what waits for nothing, then what takes longest.
-SUITES := java postgresql $(VENV)/tests $(JARS_IF_MAVEN) $(VENV43)/dependencies test-portable-part asan-part test-spark \
+SUITES := java postgresql $(VENV)/tests $(SPARK_CLASSES) $(JARS_IF_MAVEN) $(VENV43)/dependencies test-portable-part asan-part test-spark \
 	test-jobs test-tables test-rust test-python test-sql test-spark-delta test-cluster test-fuzz-part lint test-kafka test-spark43-part \
 	test-spark-connect-part test-bench
 MATRIX := java postgresql $(S3_SERVER) test-fuzz test-spark43 asan test-spark-connect test-portable test-marked test-stores
 
 # Suites at a time. Each waits for servers, JVMs and other processes: four leave a seventh of two cores idle.
-JOBS ?= 5
+JOBS ?= 6
 # Rust's test runner prints times only where unstable options are welcome.
 together = @$(PYTHON) .ci/suite.py --clear; \
 	PYTEST_ADDOPTS="--durations=20 --durations-min=0.05 $(2) $$PYTEST_ADDOPTS" \
@@ -101,9 +103,14 @@ together = @$(PYTHON) .ci/suite.py --clear; \
 		TIMED='$$(PYTHON) $$(CURDIR)/.ci/suite.py $$@' RUST_TIMES='-Zunstable-options --report-time' $(1); \
 	code=$$?; $(PYTHON) .ci/suite.py; exit $$code
 
-# The JVMs of tests are short-lived: their second compiler and a collector's threads would take a quarter of the time.
-test-python test-jobs test-tables test-bench test-marked test-spark test-spark43 test-spark43-part test-spark-delta \
-	test-spark-connect test-spark-connect-part test-kafka test-cluster test-stores: export JDK_JAVA_OPTIONS := -XX:TieredStopAtLevel=1 -XX:+UseSerialGC
+# The JVMs of tests are short-lived: their second compiler and a collector's threads would take a quarter of the time,
+# and reading and verifying classes from jars another third. A JVM with other jars passes over the archive; what it has
+# to say of it must not stand in what tests read.
+BRIEF_JVM := -XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xlog:disable -Xlog:all=error:stderr
+WITH_JVM := test-python test-bench test-marked test-spark test-spark43 test-spark43-part \
+	test-spark-delta test-spark-connect test-spark-connect-part test-kafka test-cluster test-stores
+$(WITH_JVM): export JDK_JAVA_OPTIONS = $(BRIEF_JVM) -XX:SharedArchiveFile=$(abspath $(SPARK_CLASSES))
+$(WITH_JVM): $(SPARK_CLASSES)
 
 lint: $(VENV)/tests ## Formatting, clippy, ruff, mypy
 	$(TIMED) cargo fmt --all --check
@@ -359,6 +366,11 @@ $(VENV)/installed: dist/native dist/spark
 $(VENV)/tests: dist/tests dist/spark
 	$(call install_wheels,$(VENV),dist/tests/*.whl dist/spark/*.whl)
 	@rm -f $(VENV)/installed && touch $@
+
+# A JVM that cannot archive leaves no file: an empty one is passed over.
+$(SPARK_CLASSES): tests/spark_classes.py tests/spark_session.py $(VENV)/dependencies | java
+	JDK_JAVA_OPTIONS="$(BRIEF_JVM) -XX:ArchiveClassesAtExit=$(abspath $@)" $(TIMED) $(BIN)/python $<
+	@touch $@
 
 $(VENV43)/dependencies: requirements/spark43.txt $(UV)
 	$(UV) venv --quiet --allow-existing --python $(PYTHON) $(VENV43)

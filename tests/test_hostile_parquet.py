@@ -265,8 +265,14 @@ def test_jobs_and_audits_name_such_files(tmp_path: Path) -> None:
     assert said.splitlines() == ["3, dictionary, row groups, values"] * 2
 
 
-@pytest.mark.parametrize("codec", ["NONE", "SNAPPY", "GZIP", "BROTLI", "LZ4", "ZSTD"])
-@pytest.mark.parametrize("version", ["1.0", "2.0"])
+CODECS = ["NONE", "SNAPPY", "GZIP", "BROTLI", "LZ4", "ZSTD"]
+# What decompresses is the same for both versions of pages.
+BOTH_VERSIONS = [(codec, "1.0") for codec in CODECS] + [
+    pytest.param(codec, "2.0", marks=() if codec == "SNAPPY" else pytest.mark.matrix) for codec in CODECS
+]
+
+
+@pytest.mark.parametrize(("codec", "version"), BOTH_VERSIONS)
 def test_what_compresses_well_is_read(codec: str, version: str, tmp_path: Path) -> None:
     """Pages of 32 MiB of one value, rows of a hundred thousand equal items, and a million nulls: a few kilobytes."""
     rows = 1 << 22

@@ -6,8 +6,6 @@ import os
 import re
 import shutil
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,6 +17,7 @@ import polars as pl
 import pytest
 from fencepost import state
 from fencepost.lake import DedupJob, LocalEngine
+from processes import fork_server
 from test_lake import (
     IDENTITY,
     first_of_each,
@@ -31,6 +30,8 @@ from test_lake import (
     read_source,
     state_hashes,
 )
+
+PROCESSES = fork_server("test_lake_commit")
 
 
 class Crash(BaseException):
@@ -200,15 +201,14 @@ def die_at(step: str, done: int) -> Callable[[str, int, int], None]:
     return die
 
 
-KILLED = """
-import os, signal, sys
-from fencepost.lake import DedupJob
-root, step, when = sys.argv[1:]
-def die(at, done, total):
-    if at == step and done == (0 if when == "before" else total):
-        os.kill(os.getpid(), signal.SIGKILL)
-DedupJob(root + "/source", root + "/state", root + "/sink").run(die)
-"""
+def run_and_die(root: Path, step: str, when: str) -> None:
+    def die(at: str, done: int, total: int) -> None:
+        if at == step and done == (0 if when == "before" else total):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    make_job(root).run(die)
+
+
 STEPS = ["scan", "judge", "write", "check", "decide", "apply", "finish"]
 
 
@@ -218,8 +218,10 @@ STEPS = ["scan", "judge", "write", "check", "decide", "apply", "finish"]
 )
 def test_sigkill_at_each_step(tmp_path: Path, step: str, when: str) -> None:
     prepare_world(tmp_path)
-    killed = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path), step, when], check=False)
-    assert killed.returncode == -signal.SIGKILL
+    killed = PROCESSES.Process(target=run_and_die, args=(tmp_path, step, when))
+    killed.start()
+    killed.join()
+    assert killed.exitcode == -signal.SIGKILL
     is_decided = state.open(tmp_path / "state").decided() == 2
     assert is_decided == ((step, when) in [("decide", "after"), *((step, when) for step in ("apply", "finish"))])
     if is_decided:

@@ -86,7 +86,9 @@ def complaints(streams: list[Stream], judged: Judged) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize(("kind", "rows_max"), [("arrow", 10_000), ("arrow", 3), ("pandas", 3)])
+@pytest.mark.parametrize(
+    ("kind", "rows_max"), [("arrow", 3), ("pandas", 3), pytest.param("arrow", 10_000, marks=pytest.mark.matrix)]
+)
 def test_the_book_holds(spark: SparkSession, tmp_path: Path, whole_files: None, kind: str, rows_max: int) -> None:
     """However Spark cuts its Arrow batches."""
     streams = right_streams()

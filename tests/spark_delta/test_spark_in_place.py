@@ -119,9 +119,12 @@ def test_rows_that_spark_moves_are_known(spark: SparkSession, tmp_path: Path, co
     "command",
     [
         "delete from {} where seq < 20",
-        "update {} set origin = 'x' where seq = 3",
-        "merge into {} t using more s on t.origin = s.origin when matched then update set seq = t.seq + 1000 "
-        "when not matched then insert *",
+        pytest.param("update {} set origin = 'x' where seq = 3", marks=pytest.mark.matrix),
+        pytest.param(
+            "merge into {} t using more s on t.origin = s.origin when matched then update set seq = t.seq + 1000 "
+            "when not matched then insert *",
+            marks=pytest.mark.matrix,
+        ),
         "restore table {} to version as of 1",
         "insert overwrite {} select * from more",
     ],
@@ -193,6 +196,7 @@ def test_a_change_of_the_table_between_judging_and_writing(
     assert_clean(spark, tmp_path, pl.concat(pl.DataFrame(make_rows(seed, 300)) for seed in (0, 1)))
 
 
+@pytest.mark.parametrize("way", ["vectors", pytest.param("files", marks=pytest.mark.matrix)])
 def test_partitions_checkpoints_and_rules(spark: SparkSession, tmp_path: Path, way: str) -> None:
     """Names that are written otherwise in the log than on the disk, checkpoints of both kinds, and rules for columns,
     which hold for some rows where they hold for all."""

@@ -6,9 +6,6 @@ import contextlib
 import random
 import signal
 import sqlite3
-import subprocess
-import sys
-import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -21,9 +18,12 @@ import pytest
 import sqlalchemy
 from fencepost.sql import SqlSink
 from postgres import PostgresServer
+from processes import fork_server
 from sqlalchemy import Connection, Engine, text
 from waiting import PATIENCE_SECONDS, wait_until
 
+# Not forked from the test process, which has threads.
+PROCESSES = fork_server("fencepost.sql", "sqlalchemy.dialects.postgresql.psycopg", "psycopg")
 CREATE = "CREATE TABLE events (pid BIGINT, epoch SMALLINT, partition INTEGER, seq BIGINT)"
 
 
@@ -200,41 +200,44 @@ def test_a_server_that_crashes_again_and_again(own_server: PostgresServer) -> No
     engine.dispose()
 
 
-CONSUMER = """
-    import sys, pyarrow as pa, sqlalchemy
-    from fencepost.sql import SqlSink
-
-    sink = SqlSink(sqlalchemy.create_engine(sys.argv[1]), "events", "c")
-    first, told_at = sink.positions().get("t", 0), int(sys.argv[2])
+def consume(url: str, told_at: int, told: Any) -> None:
+    """Up to the end, or from `told_at`, which it says, 200 rows further on, where it waits."""
+    sink = SqlSink(sqlalchemy.create_engine(url), "events", "c")
+    first = sink.positions().get("t", 0)
     while first < 2000:
         if first >= told_at:
-            print(first, flush=True)
+            told.send(first)
         if first >= told_at + 200:
-            sys.stdin.read()
+            signal.pause()
         # One that goes back, as after a rebalance: what was applied comes again.
         for start in (max(first - 30, 0), first):
-            seqs = range(start, min(start + 50, 2000))
-            zeros = [0] * len(seqs)
-            rows = {"pid": [7] * len(seqs), "epoch": zeros, "partition": zeros, "seq": seqs}
-            sink.apply(pa.table(rows), positions={"t": seqs.stop})
+            count = min(50, 2000 - start)
+            sink.apply(run(start, count), positions={"t": start + count})
         first += 50
-"""
+
+
+def start_to_consume(url: str, told_at: int) -> tuple[Any, Any]:
+    heard, told = PROCESSES.Pipe(duplex=False)
+    process = PROCESSES.Process(target=consume, args=(url, told_at, told))
+    process.start()
+    told.close()
+    return process, heard
 
 
 def test_a_consumer_that_is_killed_again_and_again(events: Engine, database_url: str) -> None:
     """It goes on from its position, which committed with the rows."""
-    command = [sys.executable, "-c", textwrap.dedent(CONSUMER), database_url]
     chance = random.Random(7)
     for kill in range(4):
         # Between one place and 200 rows further on, where it waits.
         told_at = 400 * kill + chance.randrange(150)
-        process = subprocess.Popen([*command, str(told_at)], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        assert process.stdout is not None
-        assert int(process.stdout.readline()) >= told_at
+        process, heard = start_to_consume(database_url, told_at)
+        assert heard.recv() >= told_at
         process.kill()
-        process.communicate()
-        assert process.returncode == -signal.SIGKILL
+        process.join()
+        assert process.exitcode == -signal.SIGKILL
     assert 0 < len(stored(events)) < 2000
-    subprocess.run([*command, "2000"], check=True)
+    process, _ = start_to_consume(database_url, 2000)
+    process.join()
+    assert process.exitcode == 0
     assert stored(events) == [(7, seq) for seq in range(2000)]
     assert SqlSink(events, "events", "c").positions() == {"t": 2000}
