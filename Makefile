@@ -68,7 +68,7 @@ SPARK_SOURCES := Cargo.toml spark_udf/pyproject.toml spark_udf/hatch_build.py $(
 
 .DEFAULT_GOAL := help
 .PHONY: help demo demo-chain test test-matrix test-marked lint test-rust test-portable test-portable-part test-fuzz test-fuzz-part test-python test-jobs test-tables test-bench test-sql postgresql model \
-	faults test-spark test-spark43 test-spark43-part test-free-threaded asan asan-part miri fuzz test-spark-connect \
+	faults test-spark test-spark-frames test-spark-jobs test-spark43 test-spark43-part test-free-threaded asan asan-part miri fuzz test-spark-connect \
 	test-spark-connect-part test-spark-delta test-kafka test-cluster test-stores jars fuzz-corpus fuzz-targets bench bench-full bench-rust bench-curve wheels \
 	develop format requirements tools java clean
 
@@ -88,8 +88,8 @@ test-matrix: ## All of what `make test` runs in part: libFuzzer, benchmarks, the
 	$(call together,$(MATRIX))
 
 # What others wait for first, beside it what waits for nothing, then what takes longest.
-SUITES := java postgresql $(VENV)/tests $(SPARK_CLASSES) $(JARS_IF_MAVEN) $(VENV43)/dependencies test-portable-part asan-part test-spark \
-	test-jobs test-tables test-rust test-python test-sql test-spark-delta test-cluster test-fuzz-part lint test-kafka test-spark43-part \
+SUITES := java postgresql $(VENV)/tests $(SPARK_CLASSES) $(JARS_IF_MAVEN) $(VENV43)/dependencies test-portable-part asan-part test-spark-frames test-python \
+	test-spark-jobs test-jobs test-tables test-rust test-sql test-spark-delta test-cluster test-fuzz-part lint test-kafka test-spark43-part \
 	test-spark-connect-part test-bench
 MATRIX := java postgresql $(S3_SERVER) test-fuzz test-spark43 asan test-spark-connect test-portable test-marked test-stores
 
@@ -107,7 +107,7 @@ together = @$(PYTHON) .ci/suite.py --clear; \
 # and reading and verifying classes from jars another third. A JVM with other jars passes over the archive; what it has
 # to say of it must not stand in what tests read.
 BRIEF_JVM := -XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xlog:disable -Xlog:all=error:stderr
-WITH_JVM := test-python test-bench test-marked test-spark test-spark43 test-spark43-part \
+WITH_JVM := test-python test-bench test-marked test-spark-frames test-spark-jobs test-spark43 test-spark43-part \
 	test-spark-delta test-spark-connect test-spark-connect-part test-kafka test-cluster test-stores
 $(WITH_JVM): export JDK_JAVA_OPTIONS = $(BRIEF_JVM) -XX:SharedArchiveFile=$(abspath $(SPARK_CLASSES))
 $(WITH_JVM): $(SPARK_CLASSES)
@@ -219,8 +219,15 @@ ROUNDS ?= 200
 faults: java postgresql $(S3_SERVER) $(VENV)/tests ## Kill, stop, starve and deceive real runs, and compare each with an undisturbed one: hours
 	FENCEPOST_S3_SERVER=$(abspath $(S3_SERVER)) PYTHONPATH=$(abspath tests) $(BIN)/python -m faults.run --rounds $(ROUNDS) $(FAMILY)
 
-test-spark: java postgresql $(VENV)/tests ## The Spark suite on the PySpark it is developed on
-	$(TIMED) $(BIN)/python -m pytest tests/spark
+# Two sessions of Spark: in one, its tests would take longer than all others together.
+SPARK_FRAMES := $(patsubst %,tests/spark/test_spark_%.py,deduplicate plain_scan rules sql udf)
+test-spark: test-spark-frames test-spark-jobs ## The Spark suite on the PySpark it is developed on
+
+test-spark-frames: java $(VENV)/tests ## DataFrames and SQL
+	$(TIMED) $(BIN)/python -m pytest $(SPARK_FRAMES)
+
+test-spark-jobs: java postgresql $(VENV)/tests ## Jobs, streams, and sources of Spark
+	$(TIMED) $(BIN)/python -m pytest $(filter-out $(SPARK_FRAMES),$(wildcard tests/spark/test_*.py))
 
 # The doors for DataFrames and SQL, and the engine of jobs; the part has each door once.
 CONNECT_WHOLE := deduplicate udf sql engine
@@ -369,8 +376,9 @@ $(VENV)/tests: dist/tests dist/spark
 
 # A JVM that cannot archive leaves no file: an empty one is passed over.
 $(SPARK_CLASSES): tests/spark_classes.py tests/spark_session.py $(VENV)/dependencies | java
-	JDK_JAVA_OPTIONS="$(BRIEF_JVM) -XX:ArchiveClassesAtExit=$(abspath $@)" $(TIMED) $(BIN)/python $<
-	@touch $@
+	@rm -f $@
+	JDK_JAVA_OPTIONS="$(BRIEF_JVM) -XX:ArchiveClassesAtExit=$(abspath $@.unfinished)" $(TIMED) $(BIN)/python $<
+	@if [ -e $@.unfinished ]; then mv $@.unfinished $@; else touch $@; fi
 
 $(VENV43)/dependencies: requirements/spark43.txt $(UV)
 	$(UV) venv --quiet --allow-existing --python $(PYTHON) $(VENV43)

@@ -29,8 +29,7 @@ def main() -> None:
         queries(session, rows)
         python(rows)
         stream(session, home)
-        session.sql("select count(*) from range(5)").collect()
-        session.stop()
+        end(session)
 
 
 def files(session: SparkSession, home: Path) -> DataFrame:
@@ -68,6 +67,16 @@ def stream(session: SparkSession, home: Path) -> None:
     found = session.readStream.schema("id long").parquet(str(home / "parquet"))
     begun = found.writeStream.foreachBatch(lambda batch, _: batch.count()).trigger(availableNow=True)
     begun.option("checkpointLocation", str(home / "checkpoint")).start().awaitTermination()
+
+
+def end(session: SparkSession) -> None:
+    """And wait for the JVM, which writes the archive as it ends."""
+    gateway = session.sparkContext._gateway
+    assert gateway is not None
+    session.stop()
+    gateway.shutdown()
+    gateway.proc.stdin.close()
+    gateway.proc.wait()
 
 
 if __name__ == "__main__":

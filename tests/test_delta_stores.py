@@ -22,7 +22,7 @@ from fencepost.state import delta, delta_log, placing, stores
 from fencepost.state.delta import DeltaSink, library_options
 from fencepost.state.stores import RemoteStore
 from liar import Liar
-from quick_retries import be_quick  # noqa: F401
+from quick_retries import be_quick, probe_little  # noqa: F401
 from s3_server import BUCKET, serve_s3
 from secret_runs import ProcessEngine
 from test_object_sinks import COUNTS, REQUESTS, Bucket, Killed, killed_at, land_some, rows
@@ -32,12 +32,6 @@ from test_object_sinks import COUNTS, REQUESTS, Bucket, Killed, killed_at, land_
 def endpoint() -> Iterator[str]:
     with serve_s3() as endpoint:
         yield endpoint
-
-
-@pytest.fixture(autouse=True)
-def probe_little(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stores, "PROBE_ROUNDS", 1)
-    monkeypatch.setattr(stores, "PROBE_WRITERS", 2)
 
 
 class Tables(Bucket):

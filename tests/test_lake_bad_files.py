@@ -241,6 +241,24 @@ def test_what_follows_a_deferred_file_waits_for_it(
     assert (kept(tmp_path), file.exists()) == (list(range(60)), True)
 
 
+def test_a_deferred_file_has_its_turn_among_what_a_run_may_read(tmp_path: Path, clock: Clock) -> None:
+    """Mended, it comes behind the new files that lie before it, however few of them a run reads."""
+    options: dict[str, Any] = {"policy": "in_order", "order_by": (), "files_max": 2}
+    land(tmp_path / "source", "0.parquet", numbered(0))
+    file = land(tmp_path / "source", "5.parquet", numbered(50))
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-100])
+    assert make_job(tmp_path, **options).run().deferred == ("5.parquet",)
+    for number in range(1, 5):
+        land(tmp_path / "source", f"{number}.parquet", numbered(number * 10))
+    file.write_bytes(whole)
+    runs = [make_job(tmp_path, **options).run() for _ in range(3)]
+    read = [run.inputs["path"].to_pylist() for run in runs]
+    assert read == [["1.parquet", "2.parquet"], ["3.parquet", "4.parquet"], ["5.parquet"]]
+    assert [run.counts for run in runs] == [{"ACCEPTED": 20}, {"ACCEPTED": 20}, {"ACCEPTED": 10}]
+    assert kept(tmp_path) == list(range(60))
+
+
 def test_what_waits_goes_on_without_a_file_that_is_set_aside(tmp_path: Path, clock: Clock) -> None:
     for number in range(4):
         land(tmp_path / "source", f"{number}.parquet", numbered(number * 10))

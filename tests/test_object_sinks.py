@@ -23,7 +23,7 @@ from fencepost.state import placing, stores
 from fencepost.state.prefix import RunPrefixes
 from fencepost.state.stores import RemoteStore, open_store
 from liar import FAULTS_OF_READS, Liar
-from quick_retries import be_quick  # noqa: F401
+from quick_retries import be_quick, probe_little  # noqa: F401
 from s3_server import BUCKET, OneAtATime, serve_by_moto, serve_s3
 from secret_runs import ProcessEngine
 from test_object_sources import OPTIONS, rows
@@ -294,8 +294,6 @@ def killed_at(monkeypatch: pytest.MonkeyPatch, number: int, moment: str, uri: st
 def test_killed_at_every_request(bucket: Bucket, monkeypatch: pytest.MonkeyPatch, first: int) -> None:
     """Whatever the driver's last request to the sink was, the next run ends as if nothing had happened: every third
     moment from the first, which takes in turn those before and after the store has answered."""
-    monkeypatch.setattr(stores, "PROBE_ROUNDS", 1)
-    monkeypatch.setattr(stores, "PROBE_WRITERS", 2)
     bucket.land("a.parquet", rows(0, 30))
     bucket.land("b.parquet", rows(20, 30))
     bucket.near().run()
@@ -436,7 +434,7 @@ def test_what_was_prepared_is_gone(bucket: Bucket, monkeypatch: pytest.MonkeyPat
 def test_answers_that_do_not_come(bucket: Bucket, fault: str, verb: str) -> None:
     land_some(bucket)
     bucket.near().run()
-    with Liar(bucket.options["endpoint"], (fault,), share=0.3, verb=verb) as liar:
+    with Liar(bucket.options["endpoint"], (fault,), share=0.5, verb=verb) as liar:
         assert bucket.job(sink_endpoint=liar.endpoint).run().counts == COUNTS
         assert liar.told[fault] > 0
     bucket.check(1)
@@ -458,7 +456,7 @@ def test_reads_that_are_wrong(bucket: Bucket, fault: str, monkeypatch: pytest.Mo
     monkeypatch.setattr("fencepost.lake.run.DRIVER_RUNS_MAX", -1)
     land_some(bucket)
     bucket.near().run()
-    with Liar(bucket.options["endpoint"], (fault,), share=0.2, verb="GET") as liar:
+    with Liar(bucket.options["endpoint"], (fault,), share=0.5, verb="GET") as liar:
         job = bucket.job(sink_endpoint=liar.endpoint, engine=Apart())
         assert job.run().counts == COUNTS
         assert liar.told[fault] > 0
@@ -480,7 +478,9 @@ def test_an_upload_that_is_cut(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize("lie", ["ignored", "checked before"])
-def test_a_store_with_several_winners_is_refused(bucket: Bucket, lie: str) -> None:
+def test_a_store_with_several_winners_is_refused(bucket: Bucket, monkeypatch: pytest.MonkeyPatch, lie: str) -> None:
+    monkeypatch.setattr(stores, "PROBE_ROUNDS", 4)
+    monkeypatch.setattr(stores, "PROBE_WRITERS", 8)
     land_some(bucket)
     with serve_by_moto() as careless, Liar(careless, (lie,), share=1.0) as liar:
         with pytest.raises(fp.StoreError, match="exactly one must succeed"):

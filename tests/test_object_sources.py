@@ -21,7 +21,7 @@ from fencepost.lake.plan import PLANS
 from fencepost.lake.storage import ObjectStorage, open_storage
 from fencepost.state import stores
 from liar import FAULTS_OF_READS, Liar
-from quick_retries import be_quick  # noqa: F401
+from quick_retries import be_quick, probe_little  # noqa: F401
 from s3_server import BUCKET, serve_s3
 from secret_runs import ProcessEngine
 

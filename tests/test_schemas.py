@@ -20,6 +20,7 @@ from fencepost.lake.plan import PLANS
 from fencepost.lake.schemas import from_text, merged, to_text
 from fencepost.state.decision import decision_from_json, to_json
 from fencepost.state.sinks import RunFolders
+from quick_retries import probe_little  # noqa: F401
 from s3_server import serve_s3
 from test_object_sinks import Bucket
 

@@ -260,6 +260,13 @@ def warn_of(sources: Sequence[KafkaSource]) -> None:
         warnings.warn(problem, KafkaWarning, stacklevel=4)
 
 
+def are_the_same(sources: Sequence[KafkaSource], topics: Mapping[str, Topic], before: dict[str, Any]) -> bool:
+    """Whether no topic is known to be another than that of the version whose position is ``before``."""
+    pairs = zip(sources, before.get("kafka") or (), strict=False)
+    ids = [(topics.get(topic), last["ids"].get(topic)) for source, last in pairs for topic in source.end]
+    return all(found is None or known is None or found.id == known for found, known in ids)
+
+
 def check_continuity(
     state: str, sources: Sequence[KafkaSource], topics: Mapping[str, Topic], before: dict[str, Any] | None, same: bool
 ) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import fencepost as fp
 import pytest
 from fencepost_spark import deduplicate, from_headers
-from fencepost_spark.kafka import KafkaSource, Topic, check_continuity
+from fencepost_spark.kafka import KafkaSource, Topic, are_the_same, check_continuity
 from pyspark.errors import SparkRuntimeException
 from pyspark.sql import DataFrame, SparkSession
 
@@ -130,6 +130,14 @@ def test_topics_that_are_not_what_they_were(
     with pytest.raises(fp.SourceError) as error:
         check_continuity("state", [KafkaSource({}, start, end)], topics, before, same=True)
     assert message in str(error.value)
+
+
+def test_offsets_of_a_topic_that_was_made_anew_are_others() -> None:
+    read = [KafkaSource({}, {}, OFFSETS)]
+    assert are_the_same(read, {"a": Topic("x", {0: 0}), "b": Topic("y", {0: 0})}, BEFORE)
+    assert are_the_same(read, {}, BEFORE)
+    assert are_the_same(read, {"b": Topic("z", {0: 0})}, {})
+    assert not are_the_same(read, {"b": Topic("z", {0: 0})}, BEFORE)
 
 
 def test_topics_that_go_on() -> None:

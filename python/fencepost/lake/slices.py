@@ -6,7 +6,8 @@
 | `files` | paths that a notification named: the source is not listed |
 | `files_max`, `bytes_max`, `rows_max` | how much of that is read at once, the first files by name |
 
-Files that an earlier run has deferred are read in any case: else they would be looked at later, and never settle.
+Files that an earlier run has deferred are read in any case, unless verdicts depend on the order: else they would be
+looked at later, and never settle.
 """
 
 from __future__ import annotations
@@ -93,13 +94,12 @@ class Slice:
         return dataclasses.replace(in_order, ignored=files.ignored)
 
     def first_of(
-        self, ask: Ask, storage: Storage, files: Files, places: Sequence[int], deferred: Collection[str]
+        self, ask: Ask, storage: Storage, files: Files, places: Sequence[int], at_once: Collection[str]
     ) -> Sequence[int]:
-        """Of these new files as many as a run may read, the first ones by name. At least one, and those that are
-        deferred."""
+        """Of these new files as many as a run may read, the first ones by name: at least one, and `at_once`."""
         if self.files_max is None and self.bytes_max is None and self.rows_max is None:
             return places
-        fresh = [place for place in places if files.paths[place] not in deferred]
+        fresh = [place for place in places if files.paths[place] not in at_once]
         rows_of = ask_rows(ask, storage, files, fresh) if self.rows_max is not None else iter([0] * len(fresh))
         taken, count, size, rows = set[int](), 0, 0, 0
         for place in fresh:
@@ -108,7 +108,7 @@ class Slice:
             if count > 1 and any(most is not None and found > most for most, found in known):
                 break
             taken.add(place)
-        return [place for place in places if place in taken or files.paths[place] in deferred]
+        return [place for place in places if place in taken or files.paths[place] in at_once]
 
 
 def patterns_of(only: str | Iterable[str] | None) -> tuple[str, ...]:

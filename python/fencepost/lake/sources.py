@@ -199,7 +199,9 @@ class Folder:
         crcs = dict(zip(places, ask_footers(run.ask_early, self.storage, listed.take(places)), strict=True))
         same = [place for place, crc in crcs.items() if crc in moved[place]]
         new = sorted([*new, *(place for place, crc in crcs.items() if crc is not None and crc not in moved[place])])
-        taken = some.first_of(run.ask_early, self.storage, listed, new, deferred)
+        # Where verdicts depend on the order, a file that was deferred has its turn as any other.
+        at_once = set[str]() if run.job.policy.depends_on_order else deferred
+        taken = some.first_of(run.ask_early, self.storage, listed, new, at_once)
         return News(
             files=listed.take(taken) if len(taken) < len(listed) else listed,
             ignored=listed.ignored,

@@ -87,7 +87,7 @@ class RunPrefixes:
         first, second = f"{folder}/first.probe", f"{folder}/second.probe"
         self.store.put(first, b"probe")
         self.store.copy(self.store, first, 5, second)
-        if self.store.read(second) != b"probe":
+        if self.store.read_exactly(second, 0, 5, "") != b"probe":
             raise SinkError(f"{self.location}: this store cannot hold a sink: a copy of an object is not equal to it")
         self.store.delete([first, second])
 

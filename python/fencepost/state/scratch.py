@@ -25,6 +25,8 @@ ArrowTable: TypeAlias = Any
 
 READ_AT_ONCE = 8
 """Requests to an object store that a task has under way."""
+MAPPED_BYTES_MIN = 1 << 20
+"""Smaller ranges of files are read into memory: a task has one of each exchange file, a process at most 65,530 maps."""
 
 
 class Scratch(Protocol):
@@ -91,12 +93,18 @@ class FolderScratch:
             return file.read_buffer()
 
     def read_ranges(self, ranges: Sequence[tuple[str, int, int]]) -> list[Buffer]:
-        found = []
-        for name, offset, end in ranges:
-            data = self.read(name)
-            offset, end = min(offset, data.size), min(end, data.size)
-            found.append(data.slice(offset, end - offset))
-        return found
+        return [self._range(*it) for it in ranges]
+
+    def _range(self, name: str, offset: int, end: int) -> Buffer:
+        import pyarrow as pa
+
+        if end - offset < MAPPED_BYTES_MIN:
+            with open(self.place(name), "rb") as file:
+                file.seek(offset)
+                return pa.py_buffer(file.read(end - offset))
+        data = self.read(name)
+        offset, end = min(offset, data.size), min(end, data.size)
+        return data.slice(offset, end - offset)
 
     def remove(self) -> None:
         self.disk.remove(Path(self.folder))
