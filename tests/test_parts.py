@@ -16,7 +16,7 @@ import pytest
 from deltalake import WriterProperties
 from fencepost import state
 from fencepost._native import RunScan
-from fencepost.lake import DedupJob, LocalEngine, RunReport, found, refused
+from fencepost.lake import DedupJob, LocalEngine, RunReport, arranging, found, refused
 from fencepost.lake.plan import groups_of_files, parts_of_files
 from fencepost.state.scratch import FolderScratch
 from hypothesis import given, settings
@@ -256,6 +256,58 @@ def test_a_task_reads_the_refused_rows_of_its_part_only(tmp_path: Path, monkeypa
     assert 2_000 * line <= sum(read) <= (2_000 + 2 * 4 * tasks) * line
 
 
+class Counting(LocalEngine):
+    """How many tasks each stage has."""
+
+    def __init__(self) -> None:
+        super().__init__(2)
+        self.tasks: dict[str, int] = {}
+
+    def run(self, stage: str, work: Any, items: Any, progress: Any = None) -> Any:
+        self.tasks[stage] = len(items)
+        return super().run(stage, work, items, progress)
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        {"target_file_bytes": 6_000},
+        {"sort_by": "seq"},
+        {"partition_by": "partition", "target_file_bytes": 10_000},
+        {"partition_by": "day(at)", "sort_by": ["pid", "seq"], "rejects": "all"},
+    ],
+    ids=str,
+)
+def test_layouts_of_a_large_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: dict[str, Any]) -> None:
+    monkeypatch.setattr(arranging, "HELD_BYTES", 10_000)  # so that the two files are not dealt together
+    for name in "ab":
+        rows = timed_rows(ord(name))
+        days = pa.array(rows["timestamp"].to_numpy() // 1000 * 86_400_000, pa.timestamp("ms"))
+        land(tmp_path / "source", f"{name}.parquet", rows.append_column("at", days), row_group_size=GROUP_ROWS)
+    read, rejects, tasks = [], [], []
+    for root, size in ((tmp_path / "whole", WHOLE), (tmp_path / "split", SMALL)):
+        engine = Counting()
+        job = DedupJob(tmp_path / "source", root / "state", root / "sink", task_bytes_max=size, engine=engine, **layout)
+        report = job.run()
+        tasks.append(engine.tasks["write"])
+        tables = {name: pq.read_table(root / "sink" / name, partitioning=None) for name in sorted(report.outputs)}
+        by = [(name, "ascending") for name in np.atleast_1d(layout.get("sort_by", []))]
+        assert not by or all(table.equals(table.sort_by(by)) for table in tables.values())
+        folders = {name.rpartition("/")[0] for name in tables}
+        alike = {it: [table for name, table in tables.items() if name.startswith(f"{it}/")] for it in folders}
+        read.append({it: in_order(pa.concat_tables(some), layout) for it, some in alike.items()})
+        rejects.append(rows_of(root, "run=*/_rejects/*/*.parquet"))
+    assert tasks[0] <= 2
+    assert tasks[1] > 2
+    assert read[0] == read[1]
+    assert rejects[0] == rejects[1]
+
+
+def in_order(rows: pa.Table, layout: dict[str, Any]) -> pa.Table:
+    """Rows as they lie in files, or where they are dealt and sorted, in an order of their own."""
+    return rows if list(layout) == ["target_file_bytes"] else rows.sort_by("origin")
+
+
 # -- What goes wrong with a part
 
 
@@ -346,8 +398,8 @@ def test_a_file_that_vanishes_between_its_parts(tmp_path: Path) -> None:
 # -- Tables
 
 
-@pytest.mark.parametrize("in_place", [True, False])
-def test_tables_with_deletion_vectors(tmp_path: Path, in_place: bool) -> None:
+@pytest.mark.parametrize(("in_place", "layout"), [(True, {}), (False, {}), (False, {"target_file_bytes": 4_000})])
+def test_tables_with_deletion_vectors(tmp_path: Path, in_place: bool, layout: dict[str, Any]) -> None:
     """Rows are gone before on both sides of the borders of parts. In place one task marks the rows that go."""
     properties = WriterProperties(max_row_group_size=GROUP_ROWS)
     for root in (tmp_path / "whole", tmp_path / "split"):
@@ -356,7 +408,7 @@ def test_tables_with_deletion_vectors(tmp_path: Path, in_place: bool) -> None:
         append(root, 2, count=900, writer_properties=properties)
         sink = root / ("table" if in_place else "sink")
         size = WHOLE if root.name == "whole" else SMALL
-        report = DedupJob(root / "table", root / "state", sink, task_bytes_max=size).run()
+        report = DedupJob(root / "table", root / "state", sink, task_bytes_max=size, **layout).run()
         assert report.counts["DUPLICATE"] > 100
     assert plan_of(tmp_path / "split")["split_files"] == 2
     assert state_hashes(tmp_path / "whole") == state_hashes(tmp_path / "split")

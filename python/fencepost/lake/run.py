@@ -17,7 +17,14 @@ import pyarrow as pa  # type: ignore[import-untyped]
 
 from fencepost.errors import SnapshotError, SourceError, StateConflictError, StoreError
 from fencepost.lake.aligned import AlignItem, align, can_align
-from fencepost.lake.arranging import ArrangeItem, arrange, batches, check_arrangement
+from fencepost.lake.arranging import (
+    ArrangeItem,
+    Arrangement,
+    arrange,
+    batches,
+    check_arrangement,
+    spans_to_arrange,
+)
 from fencepost.lake.asking import here
 from fencepost.lake.checks import check_verdicts
 from fencepost.lake.column_types import check_types
@@ -579,27 +586,33 @@ class Run:
 
     def write(self, items: list[ScanItem], found: Found, judged: list[Judged]) -> list[Written]:
         refused = [it.losers for it in judged if it.losers is not None]
-        arrangement = self.job.arrangement
-        if arrangement is None:
+        if self.job.arrangement is None:
             spans = {} if self.job.is_in_place else found.spans_to_write(refused)
             work = partial(write, self.places)
             tasks = [self.write_item(found, *task, refused) for task in tasks_of(items, spans)]
             written = self.tasks("write", work, tasks)
         else:
-            ends = batches(arrangement, found.files, found.is_read.tolist(), found.schema_crc)
-            borders = [0, *ends]
-            sizes = [sum(found.files.bytes[first:end]) for first, end in pairwise(borders)]
-            arranged = [
-                ArrangeItem(
-                    files=self.write_item(found, borders[low], borders[high], None, refused),
-                    ends=[end - borders[low] for end in ends[low:high]],
-                    arrangement=arrangement,
-                )
-                for low, high in groups_of_files(sizes, self.job.engine.slots)
-            ]
+            arranged = list(self.arrange_items(self.job.arrangement, found, refused))
             written = self.tasks("write", partial(arrange, self.places), arranged)
         self.check_copied(written)
         return written
+
+    def arrange_items(self, arrangement: Arrangement, found: Found, refused: list[Refused]) -> Iterator[ArrangeItem]:
+        sizes = found.files.bytes
+        ends = batches(arrangement, found.files, found.is_read.tolist(), found.schema_crc)
+        borders = [0, *ends]
+        of_batch = [sum(sizes[first:end]) for first, end in pairwise(borders)]
+        for low, high in groups_of_files(of_batch, self.job.engine.slots, self.job.task_bytes_max):
+            first, end = borders[low], borders[high]
+            spans: Sequence[Span | None] = [None]
+            if end == first + 1 and first in found.spans:
+                spans = spans_to_arrange(arrangement, sizes[first], found.spans[first])
+            for span in spans:
+                yield ArrangeItem(
+                    files=self.write_item(found, first, end, span, refused),
+                    ends=[end - first for end in ends[low:high]],
+                    arrangement=arrangement,
+                )
 
     def write_item(self, found: Found, first: int, end: int, span: Span | None, refused: list[Refused]) -> WriteItem:
         rows = None if span is None else (span.first, span.end)

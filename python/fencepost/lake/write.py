@@ -111,10 +111,7 @@ def write(places: Places, item: WriteItem) -> Written:
     Memory: some thousand rows. Raises ChangedError where a file is not what the first pass read, StoreError where
     storage does not give it.
     """
-    refused = read_refused(places.scratch, item.losers)
-    if item.span is not None:
-        refused = within(refused, item.span.first, item.span.end)
-    losers = by_file(refused, item.first, item.first + len(item.files))
+    losers = losers_of(places, item)
     written = Written()
     vectors = VectorFile() if item.in_place == "vectors" else None
     for place in range(len(item.files)):
@@ -136,11 +133,19 @@ def write(places: Places, item: WriteItem) -> Written:
     return written
 
 
+def losers_of(places: Places, item: WriteItem) -> list[pa.Table]:
+    """The refused rows of each file, of a span those in it."""
+    refused = read_refused(places.scratch, item.losers)
+    if item.span is not None:
+        refused = within(refused, item.span.first, item.span.end)
+    return by_file(refused, item.first, item.first + len(item.files))
+
+
 def write_file(places: Places, item: WriteItem, place: int, losers: pa.Table, written: Written) -> None:
     """One file's kept rows, and those that are set aside."""
     ordinal, rows = item.first + place, item.rows[place]
     refused = pc.sum(losers["count"]).as_py() or 0
-    not_kept = _without(losers, item.files.vectors[place], item.span)
+    not_kept = rows_not_written(losers, item.files.vectors[place], item.span)
     with unchanged(places.storage, item.files, place) if item.is_read[place] else nullcontext():
         if rows and refused < rows:
             name = new_name(f"part-{ordinal:05}")
@@ -202,25 +207,24 @@ def note_columns(places: Places, item: WriteItem, place: int, names: list[str], 
         written.bounds.append(bounds)
 
 
-def with_gone(losers: pa.Table, vector: Bitmap | None) -> pa.Table:
-    """Ranges of rows that are not written, by row: those that lost, and those that the source no longer has."""
+def rows_not_written(losers: pa.Table, vector: Bitmap | None, span: Span | None) -> pa.Table:
+    """Ranges by row: of rows that lost, that the source no longer has, or that are not in the span."""
+    not_kept = _with_gone(losers, vector)
+    if span is None:
+        return not_kept
+    outside = [(0, span.first), (span.end, span.rows_of_file)]
+    schema = pa.schema([("row", pa.uint64()), ("count", pa.uint64())])
+    before, behind = (pa.table([[first], [end - first]], schema=schema) for first, end in outside)
+    return pa.concat_tables([before, within(not_kept.select(schema.names), span.first, span.end), behind])
+
+
+def _with_gone(losers: pa.Table, vector: Bitmap | None) -> pa.Table:
     if vector is None:
         return losers
     firsts, counts = ranges_of(vector)
     gone = pa.table({"row": firsts, "count": counts})
     both = pa.concat_tables([losers.select(gone.column_names), gone], promote_options="permissive")
     return both.sort_by("row")
-
-
-def _without(losers: pa.Table, vector: Bitmap | None, span: Span | None) -> pa.Table:
-    """Ranges of rows that are not written, by row: also those that are not in the span."""
-    not_kept = with_gone(losers, vector)
-    if span is None:
-        return not_kept
-    ends = [(0, span.first), (span.end, span.rows_of_file)]
-    before, behind = (pa.table({"row": pa.array([at], pa.uint64()), "count": [end - at]}) for at, end in ends)
-    ranges = within(not_kept.select(before.column_names), span.first, span.end)
-    return pa.concat_tables([before, ranges, behind], promote_options="permissive")
 
 
 def _schema_and_bounds(outputs: Scratch, name: str) -> tuple[bytes, Bounds]:
