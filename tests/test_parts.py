@@ -13,7 +13,7 @@ import polars as pl
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import pytest
-from deltalake import WriterProperties
+from deltalake import WriterProperties, write_deltalake
 from fencepost import state
 from fencepost._native import RunScan
 from fencepost.lake import DedupJob, LocalEngine, RunReport, arranging, found, refused
@@ -21,9 +21,9 @@ from fencepost.lake.plan import groups_of_files, parts_of_files
 from fencepost.state.scratch import FolderScratch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_in_place import append, state_of_vectors
+from test_in_place import VECTORS, append, state_of_vectors
 from test_in_place import rows_of as table_rows
-from test_lake import first_of_each, land, make_job, make_rows, read_sink, read_source, state_hashes
+from test_lake import IDENTITY, first_of_each, land, make_job, make_rows, read_sink, read_source, state_hashes
 from test_lake_bad_files import flip_payload
 
 WHOLE = 1 << 40
@@ -378,6 +378,34 @@ def test_a_file_that_is_replaced_between_its_parts(tmp_path: Path, when: str, is
     assert read_sink(tmp_path).equals(first_of_each(read_source(tmp_path)))
 
 
+def test_a_seed_of_a_file_that_is_replaced_between_its_parts(tmp_path: Path) -> None:
+    """Nothing is written that would look at the file again."""
+
+    def rows(pid: int) -> pa.Table:
+        return pa.table({"pid": [pid] * 900, "epoch": [0] * 900, "partition": [0] * 900, "seq": [*range(900)]})
+
+    path = land(tmp_path / "source", "a.parquet", rows(1), row_group_size=GROUP_ROWS)
+    before = path.stat()
+
+    class Replacing(LocalEngine):
+        is_done = False
+
+        def run(self, stage: str, work: Any, items: Any, progress: Any = None) -> Any:
+            if stage != "scan" or self.is_done:
+                return super().run(stage, work, items, progress)
+            first = super().run(stage, work, items[:2], progress)
+            land(tmp_path / "source", "a.parquet", rows(2), row_group_size=GROUP_ROWS)
+            assert path.stat().st_size == before.st_size
+            os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+            self.is_done = True
+            return first + super().run(stage, work, items[2:], progress)
+
+    report = make_job(tmp_path, task_bytes_max=SMALL, engine=Replacing(2)).seed()
+    assert (report.vanished, report.counts) == ((str(path),), {"ACCEPTED": 900})
+    entries = pa.concat_tables([pa.table(table.entries()) for _, table in state.open(tmp_path / "state").tables()])
+    assert entries["pid"].to_pylist() == [2]
+
+
 def test_a_file_that_vanishes_between_its_parts(tmp_path: Path) -> None:
     for name in "ab":
         land(tmp_path / "source", f"{name}.parquet", timed_rows(ord(name)), row_group_size=GROUP_ROWS)
@@ -396,6 +424,19 @@ def test_a_file_that_vanishes_between_its_parts(tmp_path: Path) -> None:
 
 
 # -- Tables
+
+
+def test_rows_that_were_gone_before_are_taken_out_by_several_tasks(tmp_path: Path) -> None:
+    """The file loses no row in this run; and yet it cannot be carried over."""
+    rows = pl.DataFrame(make_rows(1, 900)).filter(pl.col("pid") >= 0).unique(IDENTITY, keep="first").sort("origin")
+    properties = WriterProperties(max_row_group_size=GROUP_ROWS)
+    write_deltalake(tmp_path / "table", rows.to_arrow(), configuration=VECTORS, writer_properties=properties)
+    state_of_vectors(tmp_path, rows.to_arrow(), np.array([5, 250]))
+    report = DedupJob(tmp_path / "table", tmp_path / "state", tmp_path / "sink", task_bytes_max=SMALL).run()
+    assert report.counts == {"ACCEPTED": rows.height - 2}
+    assert len(report.outputs) > 2
+    left = rows.with_row_index().filter(~pl.col("index").is_in([5, 250])).drop("index")
+    assert read_sink(tmp_path)["origin"].to_list() == left["origin"].to_list()
 
 
 @pytest.mark.parametrize(("in_place", "layout"), [(True, {}), (False, {}), (False, {"target_file_bytes": 4_000})])

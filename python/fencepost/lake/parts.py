@@ -50,7 +50,7 @@ def _join(parts: list[Scanned]) -> Scanned:
         path = parts[0].files.full_path(0)
         raise ChangedError(f"{path}: changed while its parts were read; run again when its writer is done", path=path)
     if gone or unread:
-        return replace((gone or unread)[0], newest_ms=None, exchanges=[])
+        return (gone or unread)[0]
     newest = [it.newest_ms for it in parts if it.newest_ms is not None]
     return replace(
         parts[0],
