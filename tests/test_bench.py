@@ -26,6 +26,7 @@ from bench import (  # noqa: E402
     layout,
     measure,
     metadata,
+    parts,
     peers,
     producer,
     report,
@@ -97,6 +98,12 @@ def test_every_layout_has_the_rows_of_the_copy(tmp_path: Path) -> None:
     assert {name: files for name, (_, _, files) in found.items()} == {
         "byte copies": 20, "merged": 1, "by day": 4, "sorted": 1, "by day, sorted": 4,
     }  # fmt: skip
+
+
+def test_a_large_file_has_the_same_rows_in_parts(tmp_path: Path) -> None:
+    found = parts.measure(tmp_path, ROWS * 10, rows_to_a_repeat=10, rounds=1)
+    assert list(found) == ["one task", "one task, aligned", "12 parts"]
+    assert found["12 parts"]["scan"] > 0
 
 
 def test_a_wrong_contestant_is_recorded(tmp_path: Path) -> None:

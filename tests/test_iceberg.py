@@ -127,6 +127,13 @@ def test_the_rows_are_those_of_folders(tmp_path: Path, catalog: SqlCatalog) -> N
     )
 
 
+def test_a_file_that_becomes_several(tmp_path: Path, catalog: SqlCatalog) -> None:
+    """It is split among tasks, and each writes a file."""
+    land_some(tmp_path, range(2))
+    assert len(make_job(tmp_path, task_bytes_max=3_000).run().outputs) > 2
+    check(tmp_path, catalog, [1])
+
+
 def test_versions_without_rows_are_snapshots_too(tmp_path: Path, catalog: SqlCatalog) -> None:
     land(tmp_path / "source", "0.parquet", SCHEMA.empty_table())
     make_job(tmp_path).run()

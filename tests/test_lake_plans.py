@@ -123,6 +123,17 @@ def test_a_lower_epoch_in_another_file_falls_back(tmp_path: Path, monkeypatch: p
     assert (report.plan, report.stale_epoch, report.kept) == ("interval", 2, 4)
 
 
+def test_aligned_keys_of_many_holes_take_memory_once(tmp_path: Path) -> None:
+    """Each claim between two holes had a list of all holes: 3 GB here."""
+    seqs = range(0, 28_000, 2)
+    rows = pa.table({"pid": [1] * len(seqs), "epoch": [0] * len(seqs), "partition": [0] * len(seqs), "seq": seqs})
+    land(tmp_path / "source", "a.parquet", rows)
+    before = pa.default_memory_pool().max_memory()
+    report = make_job(tmp_path, plan="aligned").run()
+    assert (report.plan, report.kept) == ("aligned", len(seqs))
+    assert pa.default_memory_pool().max_memory() - before < 500_000_000
+
+
 def test_aligned_without_a_tracked_row(tmp_path: Path) -> None:
     """Where a task has seen no key it does not know of how many parts one is."""
     columns = fp.Columns(partition=("topic", "partition"))

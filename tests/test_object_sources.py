@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 from fencepost import Columns
 from fencepost._native import RunScan
-from fencepost.lake import DedupJob, LocalEngine, asking, audit
+from fencepost.lake import DedupJob, LocalEngine, asking, audit, dataset
 from fencepost.lake.ahead import ColumnsAhead
 from fencepost.lake.plan import PLANS
 from fencepost.lake.storage import ObjectStorage, open_storage
@@ -321,6 +321,40 @@ def test_row_groups_are_read_ahead(landing: Landing, tmp_path: Path, monkeypatch
     assert min(sizes) > 12_000_000
     assert len(columns) == 6 + 2
     assert sum(columns) < 200_000
+
+
+def test_large_objects_are_split_among_tasks(landing: Landing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A task asks for the identity columns of its own row groups only, and source and sink are in the store."""
+    payload = pa.array([os.urandom(500) for _ in range(6_000)])
+    landing.land("a.parquet", rows(0, 6_000).set_column(4, "payload", payload), row_group_size=1_000)
+    landing.land("b.parquet", rows(3_000, 6_000).set_column(4, "payload", payload), row_group_size=1_000)
+    sizes = {path.stat().st_size for path in landing.folder.iterdir()}
+    columns: list[int] = []
+    real = stores.Ranges.read
+
+    def counted(self: stores.Ranges, offset: int, length: int) -> bytes:
+        if offset + length not in sizes and length < 100_000:  # no footer, no block of a file
+            columns.append(length)
+        return real(self, offset, length)
+
+    monkeypatch.setattr(stores.Ranges, "read", counted)
+    sink = landing.uri.replace("landing", "sink")
+    split = DedupJob(
+        landing.uri,
+        tmp_path / "state",
+        sink,
+        source_options=landing.options,
+        sink_options=landing.options,
+        task_bytes_max=1_000_000,
+        **KEEP,
+    ).run()
+    assert len(columns) == 6 + 6
+    whole = job(landing, tmp_path / "whole", remote=False).run()
+    assert split.counts == whole.counts == {"ACCEPTED": 9_000, "DUPLICATE": 3_000}
+    assert len(split.outputs) == 1 + 2, "the first is copied, and one of four parts of the other is repeats alone"
+    found = dataset(sink, options=landing.options).to_table().drop_columns(["run"])
+    written = [pq.read_table(tmp_path / "whole" / "sink" / name) for name in whole.outputs]
+    assert found.sort_by("seq").equals(pa.concat_tables(written).sort_by("seq"))
 
 
 def test_columns_in_the_end_of_a_file(landing: Landing) -> None:

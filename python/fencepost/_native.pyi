@@ -179,7 +179,8 @@ class RunScan:
     A run is rows that follow each other in the file, with the same key and epoch, sequence numbers that follow each
     other, and the same timestamp and values of `order_by` where those are read; with `by_row` each row is one.
     `constants`: values of columns that are not read from the file. `policy`: whose sequence space holds the values.
-    Raises BatchError (column, row of the file) and SourceError (path, position).
+    `part`: a number and how many parts there are; only the row groups are read whose middle lies in that share of the
+    file. Raises BatchError (column, row of the file) and SourceError (path, position).
     """
 
     def __new__(
@@ -195,6 +196,7 @@ class RunScan:
         ordinal: int = 0,
         policy: str | Policy | None = None,
         object: Any = None,
+        part: tuple[int, int] = (0, 1),
     ) -> RunScan: ...
     def next(self, runs_max: int) -> list[tuple[int, ArrowArrayExportable]] | None:
         """The next runs, `runs_max` or somewhat more unless the file ends; None at its end.
@@ -204,9 +206,11 @@ class RunScan:
         """
 
     @property
+    def first_row(self) -> int: ...
+    @property
     def rows(self) -> int: ...
     @property
-    def row_groups(self) -> int: ...
+    def row_groups(self) -> tuple[int, int]: ...
     @property
     def footer_crc(self) -> int: ...
     @property

@@ -202,6 +202,16 @@ def killed_in_a_split(root: Path, calls: int) -> None:
     demand("reshard" in kinds, f"no split: {kinds}")
 
 
+def killed_with_large_files(root: Path, calls: int) -> None:
+    """A run dies in which several tasks scan and write each file; the next one goes on."""
+    drive = Drive(options={"task_bytes_max": 3_000, "rejects": "all"})
+    world = prepare(root, drive)
+    _killed("kills of runs with large files", go(world, replace(drive, calls=calls)))
+    finish(world, drive)
+    plan = world.opened().version(1).plan
+    demand(plan.get("split_files", 0) > 0, f"no file was split: {plan}")
+
+
 # -- Drivers that stand still
 
 
@@ -876,6 +886,8 @@ def _all() -> dict[str, Case]:
             add("kill in an operation", killed_in_an_operation, operation, calls)
     for calls in range(1, 40, 4):
         add("kill in a split", killed_in_a_split, calls)
+    for calls in range(2, 82, 8):
+        add("kill with large files", killed_with_large_files, calls)
     for seed in range(4):
         add("race", raced, 3, seed)
     for versions in (0, 1):

@@ -372,7 +372,7 @@ def _rows_of(path: Path) -> tuple[list[Any], list[str]]:
 
 
 def _check_rows(world: World, decision: Decision, inputs: list[tuple[str, Path]], known: set[Any]) -> None:
-    """The first of each identity is in the output, under the name of its file, and nothing else is."""
+    """The first of each identity is in the outputs of its file, and nothing else is."""
     wanted: dict[int, list[str]] = {}
     for ordinal, (_, archived) in enumerate(inputs):
         kept = []
@@ -382,11 +382,11 @@ def _check_rows(world: World, decision: Decision, inputs: list[tuple[str, Path]]
                 known.add(key)
         if kept:
             wanted[ordinal] = kept
-    found = {}
+    found: dict[int, list[str]] = {}
     for it in decision.outputs.each():
         path = world.sink / f"run={decision.version}" / it["name"]
         demand(path.exists(), f"{path} is decided and not there")
-        found[it["ordinal"]] = pq.read_table(path, partitioning=None)["origin"].to_pylist()
+        found.setdefault(it["ordinal"], []).extend(pq.read_table(path, partitioning=None)["origin"].to_pylist())
     lost = [row for rows in wanted.values() for row in rows]
     extra = Counter(row for rows in found.values() for row in rows)
     extra.subtract(lost)

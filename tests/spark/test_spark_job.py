@@ -164,15 +164,22 @@ def test_progress_comes_by_step(spark: SparkSession, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("plan", PLANS)
 def test_every_plan_in_tasks(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plan: Plan) -> None:
-    """Judged in tasks as well, and a task a file: the same rows and state as threads give."""
+    """Judged in tasks as well, and a task a file, or a part of one: the same rows and state as threads give."""
     monkeypatch.setattr(lake.run, "DRIVER_RUNS_MAX", -1)
     monkeypatch.setattr(lake.plan, "FILE_BYTES", lake.plan.TASK_BYTES)
     source, columns = tmp_path / "source", fp.Columns(partition=("topic", "partition"))
     deliver(source, landed()[:6])
+    for file in source.iterdir():
+        pq.write_table(pq.read_table(file), file, row_group_size=100)
+    size = 100_000 if plan == "row" else 256 << 20
     for make in (DedupJob, lake.DedupJob):
         root = tmp_path / make.__module__
-        found = make(source, root / "state", root / "sink", columns=columns, plan=plan, shards=3).run()
+        job = make(source, root / "state", root / "sink", columns=columns, plan=plan, shards=3, task_bytes_max=size)
+        found = job.run()
         assert found.judged == "in tasks"
+        decided = state.open(root / "state").latest()
+        assert decided is not None
+        assert ("split_files" in decided.plan) == (plan == "row")
     spark_root, local_root = (tmp_path / make.__module__ for make in (DedupJob, lake.DedupJob))
     spark_rows, local_rows = sink_rows(spark_root / "sink"), sink_rows(local_root / "sink")
     assert spark_rows.keys() == local_rows.keys()

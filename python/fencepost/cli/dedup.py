@@ -110,6 +110,9 @@ def dedup_command(
         int | None,
         option("Bytes of a part of the state above which runs cut it into more (16 MB on average)."),
     ] = None,
+    task_bytes_max: Annotated[
+        int | None, option("Bytes of a file above which several tasks share it, between row groups (256 MB).")
+    ] = None,
     plan: Annotated[
         str | None,
         option("How to exchange rows: interval, row or aligned; the run chooses unless given. All keep the same rows."),
@@ -227,6 +230,7 @@ def dedup_command(
             "clock_gap_max_ms": milliseconds(clock_gap_max),
             "shards": shards,
             "shard_bytes_max": shard_bytes_max,
+            "task_bytes_max": task_bytes_max,
             "layout": layout,
             "schema": schema,
             "plan": plan,

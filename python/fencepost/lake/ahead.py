@@ -34,6 +34,8 @@ class ColumnsAhead:
         """Where the end of the file begins, and its bytes."""
         self.groups: list[list[Span]] = []
         """Of each row group, in the order of the file."""
+        self.end: int | None = None
+        """The row group behind the last one that will be read, if not all are."""
         self.places: list[tuple[Span, int]] = []
         """The same, each with the number of its row group, by first byte."""
         self.held: dict[Span, Future[bytes]] = {}
@@ -61,10 +63,11 @@ class ColumnsAhead:
 
     def _ask(self, group: int) -> None:
         """Forget what lies before the row group ahead of this one, and ask for what is next."""
-        around = self.groups[max(0, group - 1) : group + 1 + GROUPS_AHEAD]
+        groups = self.groups[: self.end]
+        around = groups[max(0, group - 1) : group + 1 + GROUPS_AHEAD]
         wanted = {span for spans in around for span in spans}
         self.held = {span: it for span, it in self.held.items() if span in wanted}
-        for start, end in (span for spans in self.groups[group : group + 1 + GROUPS_AHEAD] for span in spans):
+        for start, end in (span for spans in groups[group : group + 1 + GROUPS_AHEAD] for span in spans):
             if (start, end) not in self.held:
                 self.held[start, end] = self.pool.submit(self.ranges.read, start, end - start)
 

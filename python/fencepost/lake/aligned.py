@@ -126,7 +126,7 @@ def _claims(table: StateTable, item: ScanItem, border: int) -> tuple[pa.Table, s
     length = high - low + 1
     if length.max() > 2**32 - 1:
         return pa.table({}), "a claim has more than 2^32 rows"
-    lines = entries.take(pa.array(of_entry))
+    lines = entries.drop_columns(["holes"]).take(pa.array(of_entry))  # each line would have all holes of its entry
     columns: dict[str, Any] = {}
     for role in ("pid", "partition"):
         names = policy.columns.parts(role)

@@ -17,7 +17,7 @@ import base64
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import quote
 
@@ -29,7 +29,7 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 from fencepost._native import arrange as arrange_rows
 from fencepost.errors import BatchError, SourceError, StoreError
 from fencepost.lake.files import Files
-from fencepost.lake.refused import by_file, read_refused
+from fencepost.lake.parts import Span
 from fencepost.lake.scan import Scanned
 from fencepost.lake.storage import ChangedError, persist, unchanged
 from fencepost.lake.write import (
@@ -39,10 +39,11 @@ from fencepost.lake.write import (
     add_output,
     check_footer,
     check_written,
+    losers_of,
     new_name,
     note_columns,
+    rows_not_written,
     set_aside_all,
-    with_gone,
     write_file,
 )
 from fencepost.state.hive import HIVE_NULL, hive_folders, hive_values
@@ -181,6 +182,21 @@ def batches(arrangement: Arrangement, files: Files, is_read: Sequence[bool], sch
     return [*ends, len(files)] if len(files) else []
 
 
+def spans_to_arrange(arrangement: Arrangement, size: int, spans: Sequence[Span]) -> list[Span | None]:
+    """The rows of a file that tasks lay out: of so many of its parts as an output is to have. [None]: it is one task's.
+
+    `size`: its bytes.
+    """
+    target = arrangement.target_file_bytes or 0
+    together = max(1, round(target * len(spans) / size)) if size else 1
+    if together >= len(spans) or (not arrangement.keys and size <= target):
+        return [None]
+    some = (spans[at : at + together] for at in range(0, len(spans), together))
+    return [
+        replace(it[0], end=it[-1].end, live=sum(span.live for span in it)) for it in some if it[0].first < it[-1].end
+    ]
+
+
 # In a task
 
 
@@ -198,7 +214,7 @@ def arrange(places: Places, item: ArrangeItem) -> Written:
     Memory: HELD_BYTES and HELD_ROWS, decoded column by column; where nothing is sorted or dealt, a row group's column.
     """
     files = item.files.files
-    losers = by_file(read_refused(places.scratch, item.files.losers), item.files.first, item.files.first + len(files))
+    losers = losers_of(places, item.files)
     written = Written()
     first = 0
     for end in item.ends:
@@ -225,7 +241,8 @@ class _Batch:
         self.kept = sum(item.files.rows[it] - lost for it, lost in zip(members, refused, strict=True))
         self.sources = [it for it, lost in zip(members, refused, strict=True) if item.files.rows[it] > lost]
         """The places of files with kept rows, in this order the sources of what is written."""
-        self.not_kept = {it: with_gone(losers[it], item.files.files.vectors[it]) for it in self.sources}
+        vectors, self.span = item.files.files.vectors, item.files.span
+        self.not_kept = {it: rows_not_written(losers[it], vectors[it], self.span) for it in self.sources}
 
     def write(self) -> None:
         files = self.item.files
@@ -275,9 +292,10 @@ class _Batch:
             return []
         if self.item.files.bytes[self.sources[0]] <= target:
             return []
-        cuts, row, size = [], 0, 0
+        cuts, size = [], 0
         with self._open(self.sources[0]) as file:
-            groups = [file.metadata.row_group(it) for it in range(file.metadata.num_row_groups)]
+            numbers, row = self._groups(file)
+            groups = [file.metadata.row_group(it) for it in numbers]
         for group in groups:
             bytes_ = sum(group.column(it).total_compressed_size for it in range(group.num_columns))
             if size and size + bytes_ > target:
@@ -291,7 +309,7 @@ class _Batch:
         found = []
         for source, member in enumerate(self.sources):
             gone_first, gone_count = (self.not_kept[member][it].to_numpy().astype(np.int64) for it in ("row", "count"))
-            rows = self.item.rows[member] + _vector_rows(self.item.files, member)
+            rows = self._rows_of_file(member)
             borders = np.concatenate([[0], np.sort(np.concatenate([gone_first, gone_first + gone_count])), [rows]])
             first, end = borders[::2], borders[1::2]
             found.append((np.full(len(first), source), first, end - first))
@@ -309,9 +327,8 @@ class _Batch:
 
     def _dealt(self) -> Iterator[list[tuple[str, Ranges]]]:
         """(folder, rows) of each output, for as many rows at a time as may be held."""
-        files = self.item.files
-        size, rows = (sum(column[it] for it in self.sources) for column in (files.bytes, self.item.rows))
-        row_bytes = max(1, size // max(1, rows))
+        size = sum(self.item.files.bytes[it] for it in self.sources)
+        row_bytes = max(1, size // max(1, sum(map(self._rows_of_file, self.sources))))
         held, count = [], 0
         rows_max = min(HELD_ROWS, max(1, HELD_BYTES // row_bytes))
         for source, member in enumerate(self.sources):
@@ -328,10 +345,10 @@ class _Batch:
         """Kept rows of a file, and their values of the columns to sort and deal by."""
         path = self.item.files.full_path(member)
         first, count = (self.not_kept[member][it].to_numpy().astype(np.int64) for it in ("row", "count"))
-        row = 0
         try:
             with self._open(member) as file:
-                for batch in file.iter_batches(ROWS_READ, columns=self.arrangement.keys):
+                numbers, row = self._groups(file)
+                for batch in file.iter_batches(ROWS_READ, row_groups=numbers, columns=self.arrangement.keys):
                     kept = row + _outside(first - row, first + count - row, len(batch))
                     row += len(batch)
                     if len(kept):
@@ -392,6 +409,20 @@ class _Batch:
         return quote(text, safe="")
 
     # Files
+
+    def _rows_of_file(self, member: int) -> int:
+        if self.span is not None:
+            return self.span.rows_of_file
+        return self.item.rows[member] + _vector_rows(self.item.files, member)
+
+    def _groups(self, file: Any) -> tuple[list[int], int]:
+        """The row groups whose rows are laid out, and the first of these rows."""
+        counts = [file.metadata.row_group(it).num_rows for it in range(file.metadata.num_row_groups)]
+        if self.span is None:
+            return [*range(len(counts))], 0
+        firsts = np.cumsum([0, *counts])
+        low, high = np.searchsorted(firsts, [self.span.first, self.span.end]).tolist()
+        return [*range(low, high)], self.span.first
 
     def _open(self, member: int) -> Any:
         import pyarrow.parquet as pq  # type: ignore[import-untyped]

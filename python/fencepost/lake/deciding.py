@@ -132,14 +132,17 @@ def _side_files(
     run: Run, found: Found, judged: list[Judged], written: list[Written], ordinals: npt.NDArray[np.int64]
 ) -> tuple[SideFiles, dict[str, str]]:
     """The files of refused rows and of changes in what is missing, and their names until now."""
-    rows: list[dict[str, Any]] = []
-    places: dict[str, str] = {}
-    for group in written:
-        for ordinal, verdict, written_name, count, size, crc in group.rejects:
-            hive = run.folders_of(found.files.paths[ordinal])
-            name = f"_rejects/verdict={verdict}/{hive}part-{ordinals[ordinal]:05}.parquet"
-            places[name] = written_name
-            rows.append({"table": "rejects", "name": name, "rows": count, "bytes": size, "footer_crc": crc})
+    rejects = [it for group in written for it in group.rejects]
+    stems = [
+        f"_rejects/verdict={verdict}/{run.folders_of(found.files.paths[ordinal])}part-{ordinals[ordinal]:05}"
+        for ordinal, verdict, *_ in rejects
+    ]
+    names = _numbered(stems)
+    places = {name: written_name for name, (_, _, written_name, *_) in zip(names, rejects, strict=True)}
+    rows: list[dict[str, Any]] = [
+        {"table": "rejects", "name": name, "rows": count, "bytes": size, "footer_crc": crc}
+        for name, (_, _, _, count, size, crc) in zip(names, rejects, strict=True)
+    ]
     lines = [read_table(run.scratch, it.changelog) for it in judged if it.changelog]
     if run.is_rebase:
         now = [it.drop_columns(["version", "change"]) for it in lines]  # all that is missing: nothing was known

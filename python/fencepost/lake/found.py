@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -10,8 +11,11 @@ import numpy.typing as npt
 import pyarrow as pa  # type: ignore[import-untyped]
 
 from fencepost.lake.files import Files
+from fencepost.lake.parts import Span
+from fencepost.lake.refused import Refused
 from fencepost.lake.scan import Exchange
 from fencepost.state.decision import Deferred, Quarantined
+from fencepost.state.stores import COPY_BYTES_MAX
 
 
 @dataclass
@@ -29,6 +33,8 @@ class Found:
     """Of the columns as each footer declares them."""
     exchanges: list[Exchange]
     newest_ms: int | None
+    spans: dict[int, list[Span]]
+    """The parts of each file that several tasks have scanned, by its ordinal."""
     vanished: list[str] = field(default_factory=list)
     deferred: Deferred = field(default_factory=Deferred)
     quarantined: Quarantined = field(default_factory=Quarantined)
@@ -36,3 +42,13 @@ class Found:
     """Rows that were refused before the exchange, by name of verdict."""
     stale_epoch: int = 0
     stale: list[pa.Table] = field(default_factory=list)
+
+    def spans_to_write(self, refused: Sequence[Refused]) -> dict[int, list[Span]]:
+        """The `spans` of the files that tasks write in parts. A file that loses no row is carried over whole, unless it
+        has more bytes than a store copies by a request."""
+        if not self.spans:
+            return {}
+        losing = {ordinal for it in refused for ordinal in it.files.tolist()}
+        losing.update(it for it in self.spans if self.files.vectors[it] is not None)
+        losing.update(it for it in self.spans if self.files.bytes[it] > COPY_BYTES_MAX)
+        return {it: spans for it, spans in self.spans.items() if it in losing}

@@ -23,6 +23,7 @@ from fencepost import StateTable, Verdict
 from fencepost.content import checksums, content_columns
 from fencepost.errors import BatchError, SnapshotError, SourceError, StoreError
 from fencepost.lake.files import Files
+from fencepost.lake.parts import Span
 from fencepost.lake.repeats import NOT_HERE, Repeats, Stretches, key_columns
 from fencepost.lake.scan import FILE, ROW
 from fencepost.lake.storage import Storage, unchanged
@@ -104,6 +105,8 @@ class SumItem:
     columns: Columns
     wanted: tuple[str, ...]
     """The columns to compare; (): all that are not of the identity."""
+    span: Span | None
+    """Of a single file: the rows that are read."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,6 +119,8 @@ class Summed:
     """The ordinal of the first input file."""
     count: int
     """How many input files."""
+    first_row: int
+    """Of the first input file; not 0 where others have the rows before."""
 
 
 def sum_rows(storage: Storage, scratch: Scratch, item: SumItem) -> Summed:
@@ -137,13 +142,15 @@ def sum_rows(storage: Storage, scratch: Scratch, item: SumItem) -> Summed:
             starts[place + 1] = starts[place] + rows
         file.seek(0)
         file.write(starts.tobytes())
-    return Summed(name=name, first=item.first, count=len(item.files))
+    first_row = item.span.first if item.span else 0
+    return Summed(name=name, first=item.first, count=len(item.files), first_row=first_row)
 
 
 def _sums_of(storage: Storage, item: SumItem, place: int) -> Iterator[Hashes]:
     path = item.files.full_path(place)
+    rows = np.arange(item.span.first, item.span.end) if item.span else None
     with unchanged(storage, item.files, place):
-        for part in read_rows(storage, item.files, place, None, item.columns, item.wanted):
+        for part in read_rows(storage, item.files, place, rows, item.columns, item.wanted):
             try:
                 yield checksums(part, part.column_names)
             except BatchError as error:
@@ -195,8 +202,9 @@ class Sums:
     """The checksums of all rows of a run; those in a folder are mapped into memory."""
 
     def __init__(self, scratch: Scratch, summed: Sequence[Summed]) -> None:
-        found = sorted(summed, key=lambda it: it.first)
+        found = sorted(summed, key=lambda it: (it.first, it.first_row))
         self._firsts = np.array([it.first for it in found], np.int64)
+        self._first_rows = np.array([it.first_row for it in found], np.int64)
         words = [np.frombuffer(scratch.read(it.name), np.int64) for it in found]
         self._starts = [words[place][: it.count + 1] for place, it in enumerate(found)]
         self._sums = [words[place][it.count + 1 :].view(np.uint64) for place, it in enumerate(found)]
@@ -205,10 +213,13 @@ class Sums:
         """Of each row: `files` are ordinals."""
         found = np.zeros(len(rows), np.uint64)
         task = np.searchsorted(self._firsts, files.astype(np.int64), side="right") - 1
+        rows = rows.astype(np.int64)
+        while (is_before := rows < self._first_rows[task]).any():  # in an earlier part of the file
+            task[is_before] -= 1
         for number in np.unique(task).tolist():
             some = np.flatnonzero(task == number)
             starts = self._starts[number][files[some].astype(np.int64) - self._firsts[number]]
-            found[some] = self._sums[number][starts + rows[some].astype(np.int64)]
+            found[some] = self._sums[number][starts + rows[some] - self._first_rows[number]]
         return found
 
 

@@ -40,7 +40,8 @@ the memory of the task that judges by them."""
 TASKS_MAX = 32_768
 """Tasks of a stage, unless the engine has more slots than half of that. An engine may not know how many it has."""
 TASK_BYTES, TASK_BYTES_MAX = 32 << 20, 256 << 20
-"""Files go together in a task until they have so many bytes: the more, the fewer tasks an engine has to run."""
+"""Files go together in a task until they have so many bytes: the more, the fewer tasks an engine has to run. A file of
+more bytes than the second is split among tasks; a job may choose another one."""
 TASKS_PER_SLOT = 2
 """Tasks that every slot of an engine gets where they are large enough, so that none is left alone at the end."""
 FILE_BYTES = 256 << 10
@@ -57,12 +58,18 @@ FOOTERS_MAX = 256
 FOOTERS_AT_ONCE = 8
 
 
-def groups_of_files(sizes: Sequence[int], slots: int) -> list[tuple[int, int]]:
+def groups_of_files(sizes: Sequence[int], slots: int, bytes_max: int = TASK_BYTES_MAX) -> list[tuple[int, int]]:
     """(first, end) of the files that a task takes, from their bytes."""
     weights = np.asarray(sizes, np.int64) + FILE_BYTES
     all_bytes = int(weights.sum())
-    bytes_ = min(TASK_BYTES_MAX, max(TASK_BYTES, all_bytes // (TASKS_PER_SLOT * slots)))
+    bytes_ = min(bytes_max, max(TASK_BYTES, all_bytes // (TASKS_PER_SLOT * slots)))
     return list(groups(weights.tolist(), max(bytes_, all_bytes // max(TASKS_MAX, TASKS_PER_SLOT * slots))))
+
+
+def parts_of_files(sizes: Sequence[int], slots: int, bytes_max: int) -> list[int]:
+    """Into how many parts each file is split, from its bytes: no part has more, unless there were too many tasks."""
+    bytes_ = max(bytes_max, sum(sizes) // max(TASKS_MAX, TASKS_PER_SLOT * slots))
+    return [max(1, -(-size // bytes_)) for size in sizes]
 
 
 def groups_of_shards(runs: Sequence[float], state_bytes: Sequence[int], slots: int) -> list[tuple[int, int]]:

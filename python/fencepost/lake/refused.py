@@ -21,6 +21,9 @@ LOSERS = pa.schema([("file", pa.uint32()), ("row", pa.uint64()), ("count", pa.ui
 _LINE = np.dtype([("file", "<u4"), ("row", "<u8"), ("count", "<u8"), ("verdict", "u1")])
 """A range in a file of them. All have one length, so a place in the file follows from their number."""
 
+MARK_LINES = 1 << 14
+"""Ranges of one file from mark to mark, by which a task that writes a part of it finds its own."""
+
 Range = tuple[str, int, int]
 """Name, first byte and end of a part of a file in the scratch."""
 
@@ -34,14 +37,24 @@ class Refused:
     """The ordinals of the files in it, in ascending order."""
     ends: npt.NDArray[np.int64]
     """How many ranges there are up to the last one of each."""
+    marks: npt.NDArray[np.int64]
+    """File, row and number of every MARK_LINES-th range of a file, but for its first."""
 
-    def of(self, first: int, end: int) -> Range | None:
-        """Where the ranges of the files from ordinal `first` to `end` are; None where it has none of them."""
+    def of(self, first: int, end: int, rows: tuple[int, int] | None = None) -> Range | None:
+        """Where the ranges of the files from ordinal `first` to `end` are; None where it has none of them.
+
+        `rows`: first and end of what is wanted of a single file; there may be others around it.
+        """
         low, high = np.searchsorted(self.files, [first, end]).tolist()
         if low == high:
             return None
-        begin = int(self.ends[low - 1]) if low else 0
-        return self.name, begin * _LINE.itemsize, int(self.ends[high - 1]) * _LINE.itemsize
+        begin, stop = int(self.ends[low - 1]) if low else 0, int(self.ends[high - 1])
+        if rows is not None:
+            _, at, number = self.marks.reshape(-1, 3)[self.marks[::3] == first].T
+            before, behind = np.searchsorted(at, rows[0], "right"), np.searchsorted(at, rows[1])
+            begin = int(number[before - 1]) if before else begin
+            stop = int(number[behind]) if behind < len(number) else stop
+        return self.name, begin * _LINE.itemsize, stop * _LINE.itemsize
 
     def all(self) -> Range:
         """Where all of them are."""
@@ -59,7 +72,16 @@ def write_refused(scratch: Scratch, losers: pa.Table) -> Refused | None:
     with scratch.new(refused) as path:
         path.write_bytes(lines.tobytes())
     ends = np.append(np.flatnonzero(np.diff(lines["file"])) + 1, len(lines)).astype(np.int64)
-    return Refused(name=refused, files=lines["file"][ends - 1].copy(), ends=ends)
+    return Refused(name=refused, files=lines["file"][ends - 1].copy(), ends=ends, marks=_marks(lines, ends))
+
+
+def _marks(lines: npt.NDArray[np.void], ends: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    starts = np.append(0, ends[:-1])
+    is_long = ends - starts > MARK_LINES
+    long = zip(starts[is_long].tolist(), ends[is_long].tolist(), strict=True)
+    places = [np.arange(start + MARK_LINES, end, MARK_LINES) for start, end in long]
+    numbers = np.concatenate(places) if places else np.zeros(0, np.int64)
+    return np.stack([lines["file"][numbers], lines["row"][numbers].astype(np.int64), numbers], 1).reshape(-1)
 
 
 def read_refused(scratch: Scratch, ranges: Sequence[Range]) -> pa.Table:
@@ -69,6 +91,16 @@ def read_refused(scratch: Scratch, ranges: Sequence[Range]) -> pa.Table:
     if len(read) > 1:
         lines = lines[np.lexsort((lines["row"], lines["file"]))]
     return pa.table([np.ascontiguousarray(lines[name]) for name in LOSERS.names], schema=LOSERS)
+
+
+def within(ranges: pa.Table, first: int, end: int) -> pa.Table:
+    """What of ranges of rows lies in the rows from `first` to `end`."""
+    row = ranges["row"].to_numpy()
+    begins, stops = np.clip(row, first, end), np.clip(row + ranges["count"].to_numpy(), first, end)
+    for name, values in (("row", begins), ("count", stops - begins)):
+        place = ranges.schema.get_field_index(name)
+        ranges = ranges.set_column(place, ranges.schema.field(place), pa.array(values, pa.uint64()))
+    return ranges.filter(pa.array(stops > begins))
 
 
 def by_file(losers: pa.Table, first: int, end: int) -> list[pa.Table]:

@@ -17,7 +17,14 @@ import pyarrow as pa  # type: ignore[import-untyped]
 
 from fencepost.errors import SnapshotError, SourceError, StateConflictError, StoreError
 from fencepost.lake.aligned import AlignItem, align, can_align
-from fencepost.lake.arranging import ArrangeItem, arrange, batches, check_arrangement
+from fencepost.lake.arranging import (
+    ArrangeItem,
+    Arrangement,
+    arrange,
+    batches,
+    check_arrangement,
+    spans_to_arrange,
+)
 from fencepost.lake.asking import here
 from fencepost.lake.checks import check_verdicts
 from fencepost.lake.column_types import check_types
@@ -28,6 +35,7 @@ from fencepost.lake.found import Found
 from fencepost.lake.judge import Eviction, Judged, JudgeItem, Parts, judge
 from fencepost.lake.kept_content import Keeping, ShardSums, SumItem, Summed, checked, rows_max, sum_rows
 from fencepost.lake.left_out import LeftOut, ReplanError
+from fencepost.lake.parts import Span, joined, tasks_of
 from fencepost.lake.plan import (
     DRIVER_RUNS_MAX,
     DRIVER_STATE_BYTES_MAX,
@@ -35,6 +43,7 @@ from fencepost.lake.plan import (
     choose,
     groups_of_files,
     groups_of_shards,
+    parts_of_files,
     shards_for,
 )
 from fencepost.lake.refused import Refused
@@ -248,15 +257,23 @@ class Run:
         except (OSError, StoreError):
             return False
 
-    def scan_items(self, files: Files, reading: Reading) -> list[ScanItem]:
+    def parts_of(self, files: Files) -> list[int]:
+        """Into how many parts each file is split."""
+        return parts_of_files(files.bytes, self.job.engine.slots, self.job.task_bytes_max)
+
+    def scan_items(self, files: Files, reading: Reading, *, splits: bool = True) -> list[ScanItem]:
         job = self.job
         names = list(dict.fromkeys((*job.policy.columns.names, *reading.order_by)))
         types = {**files.types, **(self.base.key_types if self.base else {})}
         misfits = self.left_out.bad if self.left_out.sets_misfits_aside else None
         has_folders = self.source.has_folder_columns
         constants: list[Constants] = constants_of(files, names, types, misfits) if has_folders else [{}] * len(files)
+        parts = self.parts_of(files)
         groups = [
-            (first, end, files.slice(first, end)) for first, end in groups_of_files(files.bytes, job.engine.slots)
+            (first, end, files.slice(first, end), (number, count))
+            for first, end in groups_of_files(files.bytes, job.engine.slots, job.task_bytes_max)
+            for count in (parts[first] if splits and end == first + 1 else 1,)
+            for number in range(count)
         ]
         return [
             ScanItem(
@@ -266,8 +283,9 @@ class Run:
                 left_out=self.left_out.of(some),
                 sets_aside=self.left_out.sets_misfits_aside,
                 reading=reading,
+                part=part,
             )
-            for first, end, some in groups
+            for first, end, some, part in groups
         ]
 
     # Prepare
@@ -289,12 +307,14 @@ class Run:
         """Raises ReplanError where files have to be left out that were not."""
         job = self.job
         reading = self.reading()
-        problem = self.problem_of_aligned(reading)
+        problem = self.problem_of_aligned(reading, files)
         name, reason = choose(job.plan, problem, self.before, self.storage, files, job.policy.columns)
         self.plan = {"name": name, "reason": reason}
+        if name == "aligned":
+            done = self.prepare_aligned(self.scan_items(files, reading, splits=False), files)
+            if done is not None:
+                return done
         items = self.scan_items(files, reading)
-        if name == "aligned" and (done := self.prepare_aligned(items, files)) is not None:
-            return done
         found = self.found(files, self.tasks("scan", partial(scan, self.storage, self.scratch), items))
         judged = self.judge(found, reading)
         self.compare(found, judged, self.sums(items, found))
@@ -303,7 +323,7 @@ class Run:
         written = [] if self.is_seed else self.write(items, found, judged)
         return make_decision(self, found, judged, written, counts), found, judged, written
 
-    def problem_of_aligned(self, reading: Reading) -> str:
+    def problem_of_aligned(self, reading: Reading, files: Files) -> str:
         """Why tasks cannot judge and write at once; "" if they can."""
         if self.is_seed:
             return "a seed writes nothing"
@@ -313,6 +333,8 @@ class Run:
             return "the content of repeats is compared"
         if self.job.arrangement is not None:
             return "outputs have rows of several files, or another order"
+        if self.job.plan != "aligned" and max(self.parts_of(files), default=1) > 1:
+            return "large files are split among tasks"
         return can_align(self.job.policy, reading.timestamp, reading.order_by)
 
     def prepare_aligned(self, items: list[ScanItem], files: Files) -> Prepared | None:
@@ -369,8 +391,9 @@ class Run:
             tells_schemas=job.sink.has_schema,
         )
 
-    def found(self, files: Files, scanned: list[Scanned]) -> Found:
+    def found(self, files: Files, tasks: list[Scanned]) -> Found:
         """What the tasks found, taken together."""
+        scanned, spans = joined(tasks)
         is_read = np.array([it for group in scanned for it in group.is_read], bool)
         as_read = Files(files.root)
         for group in scanned:
@@ -386,7 +409,10 @@ class Run:
             schema_crc=[it for group in scanned for it in group.schema_crc],
             exchanges=[it for group in scanned for it in group.exchanges],
             newest_ms=max(newest, default=None),
+            spans=spans,
         )
+        if spans:
+            self.plan |= {"split_files": len(spans)}
         misfit = next((group.misfit for group in scanned if group.misfit is not None), None)
         if misfit is not None and not is_read.any() and not (self.base and self.base.key_types):
             raise misfit  # no file has ever been read so: the job's columns are wrong rather than every file
@@ -464,7 +490,6 @@ class Run:
         if self.checksums is None:
             return []
         is_read = found.is_read.tolist()
-        groups = [(item.first, item.first + len(item.files)) for item in items]
         with self.bad_content():
             return self.tasks(
                 "sum",
@@ -476,8 +501,9 @@ class Run:
                         is_read=is_read[first:end],
                         columns=self.job.policy.columns,
                         wanted=self.job.compare_content or (),
+                        span=span,
                     )
-                    for first, end in groups
+                    for first, end, span in tasks_of(items, found.spans)
                 ],
             )
 
@@ -560,40 +586,49 @@ class Run:
 
     def write(self, items: list[ScanItem], found: Found, judged: list[Judged]) -> list[Written]:
         refused = [it.losers for it in judged if it.losers is not None]
-        arrangement = self.job.arrangement
-        if arrangement is None:
-            groups = [(item.first, item.first + len(item.files)) for item in items]
+        if self.job.arrangement is None:
+            spans = {} if self.job.is_in_place else found.spans_to_write(refused)
             work = partial(write, self.places)
-            written = self.tasks("write", work, [self.write_item(found, *group, refused) for group in groups])
+            tasks = [self.write_item(found, *task, refused) for task in tasks_of(items, spans)]
+            written = self.tasks("write", work, tasks)
         else:
-            ends = batches(arrangement, found.files, found.is_read.tolist(), found.schema_crc)
-            borders = [0, *ends]
-            sizes = [sum(found.files.bytes[first:end]) for first, end in pairwise(borders)]
-            arranged = [
-                ArrangeItem(
-                    files=self.write_item(found, borders[low], borders[high], refused),
-                    ends=[end - borders[low] for end in ends[low:high]],
-                    arrangement=arrangement,
-                )
-                for low, high in groups_of_files(sizes, self.job.engine.slots)
-            ]
+            arranged = list(self.arrange_items(self.job.arrangement, found, refused))
             written = self.tasks("write", partial(arrange, self.places), arranged)
         self.check_copied(written)
         return written
 
-    def write_item(self, found: Found, first: int, end: int, refused: list[Refused]) -> WriteItem:
+    def arrange_items(self, arrangement: Arrangement, found: Found, refused: list[Refused]) -> Iterator[ArrangeItem]:
+        sizes = found.files.bytes
+        ends = batches(arrangement, found.files, found.is_read.tolist(), found.schema_crc)
+        borders = [0, *ends]
+        of_batch = [sum(sizes[first:end]) for first, end in pairwise(borders)]
+        for low, high in groups_of_files(of_batch, self.job.engine.slots, self.job.task_bytes_max):
+            first, end = borders[low], borders[high]
+            spans: Sequence[Span | None] = [None]
+            if end == first + 1 and first in found.spans:
+                spans = spans_to_arrange(arrangement, sizes[first], found.spans[first])
+            for span in spans:
+                yield ArrangeItem(
+                    files=self.write_item(found, first, end, span, refused),
+                    ends=[end - first for end in ends[low:high]],
+                    arrangement=arrangement,
+                )
+
+    def write_item(self, found: Found, first: int, end: int, span: Span | None, refused: list[Refused]) -> WriteItem:
+        rows = None if span is None else (span.first, span.end)
         return WriteItem(
             files=found.files.slice(first, end),
             first=first,
-            rows=found.rows[first:end].tolist(),
+            rows=found.rows[first:end].tolist() if span is None else [span.live],
             footer_crc=found.footer_crc[first:end],
             is_read=found.is_read[first:end].tolist(),
-            losers=[place for it in refused if (place := it.of(first, end)) is not None],
+            losers=[place for it in refused if (place := it.of(first, end, rows)) is not None],
             rejects=self.job.rejects,
             drops_conflicts=self.job.on_conflict == "drop",
             may_link=self.may_link,
             tells_schemas=self.job.sink.has_schema,
             in_place=self.in_place,
+            span=span,
         )
 
     def check_copied(self, written: list[Written]) -> None:

@@ -37,6 +37,9 @@ RUNS_TOGETHER, RUNS_TOGETHER_MAX, RUNS_OF_A_SHARD = 1 << 17, 1 << 24, 1 << 8
 """Runs that are held before they are written, or more, up to a bound, where they are dealt to so many shards that each
 would get fewer than `RUNS_OF_A_SHARD`: what bounds a task's memory."""
 
+WHOLE = (0, 1)
+"""The part that is a whole file: the first one of one."""
+
 TRIES = 3
 """How often a file is read again that changes while it is read."""
 
@@ -71,14 +74,23 @@ class Reading:
     def runs_together(self) -> int:
         return min(max(RUNS_TOGETHER, RUNS_OF_A_SHARD * self.shards), RUNS_TOGETHER_MAX)
 
-    def open(self, storage: Storage, path: str, facts: Facts, constants: Constants, ordinal: int) -> RunScan:
+    def open(
+        self,
+        storage: Storage,
+        path: str,
+        facts: Facts,
+        constants: Constants,
+        ordinal: int,
+        part: tuple[int, int] = WHOLE,
+    ) -> RunScan:
         ranges = storage.object(path, facts)
         names = (
             *self.policy.columns.names,
             *self.order_by,
             *([self.policy.columns.timestamp] if self.timestamp else ()),
         )
-        return RunScan(
+        ahead = None if ranges is None else ColumnsAhead(ranges, names)
+        scan = RunScan(
             path,
             self.policy.columns,
             self.shards,
@@ -88,8 +100,12 @@ class Reading:
             constants=constants,
             ordinal=ordinal,
             policy=self.policy,
-            object=None if ranges is None else ColumnsAhead(ranges, names),
+            object=ahead,
+            part=part,
         )
+        if ahead is not None:
+            ahead.end = scan.row_groups[1]
+        return scan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,6 +119,8 @@ class ScanItem:
     sets_aside: bool
     """Whether a file of wrong columns, types or values is left out, rather than an error."""
     reading: Reading
+    part: tuple[int, int] = WHOLE
+    """Of a single file: the number of the part that is read, and how many there are (`parts.py`)."""
 
 
 @dataclass(frozen=True)
@@ -145,6 +163,8 @@ class Scanned:
     """The distinct ones."""
     newest_ms: int | None = None
     exchanges: list[Exchange] = field(default_factory=list)
+    span: tuple[int, int] = (0, 0)
+    """Where a part of a file was read: its first row, and the one behind its last."""
 
     @property
     def is_read(self) -> list[bool]:
@@ -160,6 +180,7 @@ class Scanned:
         self.footer_crc.append(read.scan.footer_crc if read else 0)
         self.schema_crc.append(read.scan.schema_crc if read else 0)
         self.schema.append(self._number_of(pa.schema(read.scan.schema)) if read else -1)
+        self.span = read.span if read else (0, 0)
         newest = read.scan.newest_timestamp if read else None
         if newest is not None:
             self.newest_ms = max(newest, self.newest_ms or newest)
@@ -230,7 +251,8 @@ class _Read:
     def __init__(self, storage: Storage, item: ScanItem, place: int, facts: Facts) -> None:
         self.path = item.files.full_path(place)
         self.reading = item.reading
-        self.scan = item.reading.open(storage, self.path, facts, item.constants[place], item.first + place)
+        self.scan = item.reading.open(storage, self.path, facts, item.constants[place], item.first + place, item.part)
+        self.span = self.scan.first_row, self.scan.first_row + self.scan.rows
         vector = item.files.vectors[place]
         self.gone: tuple[Rows, Rows] | None = None if vector is None else ranges_of(vector)
         self.gone_of_runs = 0
@@ -247,7 +269,10 @@ class _Read:
 
     @property
     def _gone_rows(self) -> int:
-        return 0 if self.gone is None else int(self.gone[1].sum())
+        if self.gone is None:
+            return 0
+        firsts, counts = self.gone
+        return int((np.clip(firsts + counts, *self.span) - np.clip(firsts, *self.span)).sum())
 
     def all_but_last(self, writer: _Writer) -> list[tuple[int, pa.RecordBatch]]:
         """Read it; gives its last runs, which nobody has written yet."""

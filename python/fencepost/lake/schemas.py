@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Literal
 
 import pyarrow as pa  # type: ignore[import-untyped]
@@ -37,8 +38,7 @@ def check_schemas(
     nobody can tell which of two schemas is the right one.
     """
     schema, where, misfits = known, "the sink has", dict[str, str]()
-    for read, paths in _distinct(scanned):
-        first = next(iter(paths))
+    for read, paths_of in _distinct(scanned):
         try:
             found = columns_of(read)
             problem = _problem(schema, found, rule, where)
@@ -46,12 +46,13 @@ def check_schemas(
             problem = str(error.column), str(error)
         if problem is None:
             if schema is None:
-                where = f"{first} has"
+                where = f"{paths_of()[0]} has"
             schema = found if schema is None else merged(schema, found)
             continue
         column, reason = problem
+        paths = paths_of()
         if known is None or not sets_aside:
-            raise BatchError(f"{first}: column '{column}': {reason}", column=column)
+            raise BatchError(f"{paths[0]}: column '{column}': {reason}", column=column)
         misfits |= {path: f"{path}: column '{column}': {reason}" for path in paths}
     return schema, misfits
 
@@ -81,12 +82,15 @@ def from_text(text: str) -> pa.Schema:
     return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text)))
 
 
-def _distinct(scanned: Iterable[Scanned]) -> Iterator[tuple[pa.Schema, list[str]]]:
-    """Each schema of a task's files, and the full paths of the files that have it."""
+def _distinct(scanned: Iterable[Scanned]) -> Iterator[tuple[pa.Schema, Callable[[], list[str]]]]:
+    """Each schema of a task's files, and what gives the full paths of the files that have it: few are asked for."""
     for group in scanned:
         for number, schema in enumerate(group.schemas):
-            places = (place for place, it in enumerate(group.schema) if it == number)
-            yield schema, [group.files.full_path(place) for place in places]
+            yield schema, partial(_paths, group, number)
+
+
+def _paths(group: Scanned, schema: int) -> list[str]:
+    return [group.files.full_path(place) for place, it in enumerate(group.schema) if it == schema]
 
 
 def _problem(known: pa.Schema | None, found: pa.Schema, rule: SchemaRule, where: str) -> tuple[str, str] | None:

@@ -17,7 +17,8 @@ from fencepost import Verdict
 from fencepost._native import Rewritten, parquet_footer, rewrite
 from fencepost.errors import SourceError
 from fencepost.lake.files import Files
-from fencepost.lake.refused import by_file, read_refused
+from fencepost.lake.parts import Span
+from fencepost.lake.refused import by_file, read_refused, within
 from fencepost.lake.storage import ChangedError, Storage, persist, unchanged
 from fencepost.state.scratch import Scratch
 from fencepost.state.stores import ReadAhead
@@ -57,6 +58,8 @@ class WriteItem:
     tells_schemas: bool
     """Whether to tell what columns outputs have, and the bounds of their integer columns."""
     in_place: InPlace | None = None
+    span: Span | None = None
+    """Of a single file: the rows that are written."""
 
 
 @dataclass(kw_only=True)
@@ -102,13 +105,13 @@ class Places:
 
 
 def write(places: Places, item: WriteItem) -> Written:
-    """Write the kept rows of some files: a file that loses none is carried over whole, of others the row groups that
-    lose none are copied as bytes.
+    """Write the kept rows of some files, or of a part of one: a file that loses none is carried over whole, of others
+    the row groups that lose none are copied as bytes.
 
     Memory: some thousand rows. Raises ChangedError where a file is not what the first pass read, StoreError where
     storage does not give it.
     """
-    losers = by_file(read_refused(places.scratch, item.losers), item.first, item.first + len(item.files))
+    losers = losers_of(places, item)
     written = Written()
     vectors = VectorFile() if item.in_place == "vectors" else None
     for place in range(len(item.files)):
@@ -130,11 +133,19 @@ def write(places: Places, item: WriteItem) -> Written:
     return written
 
 
+def losers_of(places: Places, item: WriteItem) -> list[pa.Table]:
+    """The refused rows of each file, of a span those in it."""
+    refused = read_refused(places.scratch, item.losers)
+    if item.span is not None:
+        refused = within(refused, item.span.first, item.span.end)
+    return by_file(refused, item.first, item.first + len(item.files))
+
+
 def write_file(places: Places, item: WriteItem, place: int, losers: pa.Table, written: Written) -> None:
     """One file's kept rows, and those that are set aside."""
     ordinal, rows = item.first + place, item.rows[place]
     refused = pc.sum(losers["count"]).as_py() or 0
-    not_kept = with_gone(losers, item.files.vectors[place])
+    not_kept = rows_not_written(losers, item.files.vectors[place], item.span)
     with unchanged(places.storage, item.files, place) if item.is_read[place] else nullcontext():
         if rows and refused < rows:
             name = new_name(f"part-{ordinal:05}")
@@ -196,8 +207,18 @@ def note_columns(places: Places, item: WriteItem, place: int, names: list[str], 
         written.bounds.append(bounds)
 
 
-def with_gone(losers: pa.Table, vector: Bitmap | None) -> pa.Table:
-    """Ranges of rows that are not written, by row: those that lost, and those that the source no longer has."""
+def rows_not_written(losers: pa.Table, vector: Bitmap | None, span: Span | None) -> pa.Table:
+    """Ranges by row: of rows that lost, that the source no longer has, or that are not in the span."""
+    not_kept = _with_gone(losers, vector)
+    if span is None:
+        return not_kept
+    outside = [(0, span.first), (span.end, span.rows_of_file)]
+    schema = pa.schema([("row", pa.uint64()), ("count", pa.uint64())])
+    before, behind = (pa.table([[first], [end - first]], schema=schema) for first, end in outside)
+    return pa.concat_tables([before, within(not_kept.select(schema.names), span.first, span.end), behind])
+
+
+def _with_gone(losers: pa.Table, vector: Bitmap | None) -> pa.Table:
     if vector is None:
         return losers
     firsts, counts = ranges_of(vector)

@@ -42,7 +42,7 @@ from fencepost.state.hive import hive_folders, hive_values
 from fencepost.state.placing import CopyItem
 from fencepost.state.prefix import RunPrefixes
 from fencepost.state.scratch import Scratch
-from fencepost.state.sinks import MARKER, RunFolders, without_rows
+from fencepost.state.sinks import MARKER, RunFolders, number_of, without_rows
 from fencepost.state.stores import LocalStore, RemoteStore, Store, load_provider
 
 if TYPE_CHECKING:
@@ -238,7 +238,7 @@ class DeltaSink:
     def names(self, decision: Decision) -> list[str]:
         """See `Sink`."""
         return [
-            f"{hive_folders(name)}part-{decision.version:06}-{_number(name)}-{decision.attempt[:12]}.parquet"
+            f"{hive_folders(name)}part-{decision.version:06}-{number_of(name)}-{decision.attempt[:12]}.parquet"
             for name in decision.outputs.name
         ]
 
@@ -638,8 +638,3 @@ def _option(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     return f"{value.total_seconds()}s" if isinstance(value, timedelta) else str(value)
-
-
-def _number(name: str) -> str:
-    """What tells an output of a version from the others of its folder."""
-    return name.rpartition("/")[2].removeprefix("part-").removesuffix(".parquet")

@@ -29,7 +29,7 @@ from fencepost.state.iceberg_tables import NamedTable, columns_of, history, plai
 from fencepost.state.placing import CopyItem
 from fencepost.state.prefix import RunPrefixes
 from fencepost.state.scratch import Scratch
-from fencepost.state.sinks import RunFolders, without_rows
+from fencepost.state.sinks import RunFolders, number_of, without_rows
 from fencepost.state.stores import RemoteStore, is_local
 
 if TYPE_CHECKING:
@@ -325,8 +325,8 @@ class IcebergSink:
 
     def names(self, decision: Decision) -> list[str]:
         return [
-            f"{DATA}/part-{decision.version:06}-{ordinal:05}-{decision.attempt[:12]}.parquet"
-            for ordinal in decision.outputs.ordinal
+            f"{DATA}/part-{decision.version:06}-{number_of(name)}-{decision.attempt[:12]}.parquet"
+            for name in decision.outputs.name
         ]
 
     # Files

@@ -490,3 +490,8 @@ def _sizes(folder: Path) -> dict[str, int]:
         except (FileNotFoundError, NotADirectoryError):
             continue
     return found
+
+
+def number_of(name: str) -> str:
+    """What tells an output of a version from the others of its folder."""
+    return name.rpartition("/")[2].removeprefix("part-").removesuffix(".parquet")

@@ -119,7 +119,7 @@ pub fn scan(
 ) -> Result<Scanned, Refused> {
     let names = columns.names(None);
     let asked = Asked { names, order_by, by_row, shards: 2, ordinal: 0, seq_max: i64::MAX };
-    let mut scan = Scan::open(file, asked, HashMap::new())?;
+    let mut scan = Scan::open(file, 0..file.row_groups(), asked, HashMap::new())?;
     let mut scanned = Scanned { runs: vec![], untracked: 0, is_end: false };
     for _ in 0..batches_max {
         if !scan.step()? {

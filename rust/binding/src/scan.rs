@@ -18,6 +18,7 @@ use pyo3::prelude::*;
 use pyo3_arrow::{PyRecordBatch, PySchema};
 use std::collections::HashMap;
 use std::iter::repeat_n;
+use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
@@ -38,7 +39,8 @@ pub(crate) enum Constant {
 /// ``columns``: a Columns. ``shards``: how many there are; a key's is that of ``fencepost.shards``. ``constants``:
 /// values of columns that are not read from the file. ``ordinal``: the file's number, given back as ``_file``.
 /// ``policy``: whose sequence space holds the values, all that the column's type can hold if None. ``object``: what
-/// the file is read from, with ``size()`` and ``read(offset, length)``; the path is only its name then.
+/// the file is read from, with ``size()`` and ``read(offset, length)``; the path is only its name then. ``part``: a
+/// number and how many parts there are: only the row groups are read whose middle lies in that share of the file.
 ///
 /// Usable from several threads, one call at a time; the interpreter is released meanwhile. Raises BatchError (column,
 /// row of the file) for what StateTable.apply would refuse, SourceError (path, position), StoreError (path, errno)
@@ -46,8 +48,9 @@ pub(crate) enum Constant {
 #[pyclass(frozen, module = "fencepost._native")]
 pub(crate) struct RunScan {
     scan: Mutex<Scan>,
+    first_row: u64,
     rows: u64,
-    row_groups: usize,
+    groups: Range<usize>,
     footer_crc: u32,
     schema_crc: u32,
     schema: SchemaRef,
@@ -59,10 +62,10 @@ impl RunScan {
     #[pyo3(
         signature = (
             path, columns, shards, *, timestamp=false, order_by=vec![], by_row=false, constants=None, ordinal=0,
-            policy=None, object=None
+            policy=None, object=None, part=(0, 1)
         ),
         text_signature = "(path, columns, shards, *, timestamp=False, order_by=(), by_row=False, constants=None, \
-            ordinal=0, policy=None, object=None)"
+            ordinal=0, policy=None, object=None, part=(0, 1))"
     )]
     #[expect(clippy::too_many_arguments, reason = "keywords in Python")]
     fn new(
@@ -77,7 +80,13 @@ impl RunScan {
         ordinal: u32,
         policy: Option<&Bound<'_, PyAny>>,
         object: Option<Py<PyAny>>,
+        part: (u32, u32),
     ) -> PyResult<RunScan> {
+        let (number, parts) = part;
+        if number >= parts {
+            let text = format!("part=({number}, {parts}): a number below that of all parts is needed");
+            return Err(pyo3::exceptions::PyValueError::new_err(text));
+        }
         if shards == 0 {
             return Err(pyo3::exceptions::PyValueError::new_err("shards=0: at least one shard is needed"));
         }
@@ -94,13 +103,16 @@ impl RunScan {
         let opened = py.detach(|| {
             let file = open(&path, object.as_ref(), Blocks::COLUMNS)?;
             let schema = file.schema()?;
-            Ok((Scan::open(&file, asked, constants.unwrap_or_default())?, file, schema))
+            let groups = file.groups_of_part(number, parts);
+            Ok((Scan::open(&file, groups.clone(), asked, constants.unwrap_or_default())?, groups, file, schema))
         });
-        let (scan, file, schema) = opened.map_err(|failure: Failure| failure.raise(py))?;
+        let (scan, groups, file, schema) = opened.map_err(|failure: Failure| failure.raise(py))?;
+        let first_row = file.first_row(groups.start);
         Ok(RunScan {
             scan: Mutex::new(scan),
-            rows: file.rows(),
-            row_groups: file.row_groups(),
+            first_row,
+            rows: file.first_row(groups.end) - first_row,
+            groups,
             footer_crc: file.footer_crc(),
             schema_crc: file.schema_crc(),
             schema: schema.into(),
@@ -129,16 +141,22 @@ impl RunScan {
         }
     }
 
-    /// Rows of the file.
+    /// The first row of the part.
+    #[getter]
+    fn first_row(&self) -> u64 {
+        self.first_row
+    }
+
+    /// Rows of the part.
     #[getter]
     fn rows(&self) -> u64 {
         self.rows
     }
 
-    /// Row groups of the file.
+    /// The first row group of the part, and the one behind its last.
     #[getter]
-    fn row_groups(&self) -> usize {
-        self.row_groups
+    fn row_groups(&self) -> (usize, usize) {
+        (self.groups.start, self.groups.end)
     }
 
     /// CRC-32 of its footer.
@@ -203,7 +221,8 @@ pub(crate) struct Scan {
     /// The order columns that runs must agree in, and that are given beside the identity.
     order: Vec<Order>,
     is_broken: bool,
-    rows_read: u64,
+    /// The file's row that comes next.
+    row: u64,
     /// By shard, since the last call.
     held: Vec<Held>,
     runs_held: u64,
@@ -272,6 +291,7 @@ struct Scratch {
 impl Scan {
     pub(crate) fn open(
         file: &lake::ParquetFile,
+        groups: Range<usize>,
         asked: Asked,
         constants: HashMap<String, Option<Constant>>,
     ) -> Result<Scan, Failure> {
@@ -299,7 +319,8 @@ impl Scan {
             }
         }
         let read: Vec<&str> = wanted.iter().map(String::as_str).collect();
-        let columns = lake::Columns::open(file, &read, BATCH_ROWS)?;
+        let row = file.first_row(groups.start);
+        let columns = lake::Columns::open(file, groups, &read, BATCH_ROWS)?;
         let held = (0..asked.shards).map(|_| Held::default()).collect();
         Ok(Scan {
             path: file.path().into(),
@@ -308,7 +329,7 @@ impl Scan {
             identity,
             order,
             is_broken: false,
-            rows_read: 0,
+            row,
             held,
             runs_held: 0,
             open: None,
@@ -330,7 +351,7 @@ impl Scan {
             None => false,
             Some((rows, columns)) => {
                 self.take_in(rows, &columns).map_err(|failure| failure.in_file(&self.path))?;
-                self.rows_read += rows as u64;
+                self.row += rows as u64;
                 true
             }
         };
@@ -343,7 +364,7 @@ impl Scan {
             Origin::File(place) => columns[*place].clone(),
             Origin::Constant(values) => values.slice(0, rows),
         };
-        let rows_before = self.rows_read as usize;
+        let rows_before = self.row as usize;
         let identity = self.identity.iter().map(of_origin).collect();
         let order: Vec<ArrayRef> = self.order.iter().map(|it| of_origin(&it.origin)).collect();
         for (column, Order { name, .. }) in order.iter().zip(&self.order) {
@@ -491,7 +512,7 @@ impl Scan {
         for (shard, held) in self.held.iter_mut().enumerate() {
             let end = ends[shard] as usize;
             if start < end {
-                held.extend(&columns, &sorted[start..end], &sorted_length[start..end], self.rows_read)?;
+                held.extend(&columns, &sorted[start..end], &sorted_length[start..end], self.row)?;
             }
             start = end;
         }

@@ -10,6 +10,7 @@ use parquet::arrow::arrow_reader::{ArrowReaderMetadata, ArrowReaderOptions, Parq
 use parquet::arrow::{ProjectionMask, parquet_to_arrow_field_levels};
 use parquet::column::page::{PageIterator, PageReader};
 use parquet::file::metadata::{ParquetMetaData, RowGroupMetaData};
+use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -30,19 +31,20 @@ pub struct Columns {
 }
 
 impl Columns {
-    /// The columns of these names, each of which must be there once.
-    pub fn open(file: &ParquetFile, names: &[&str], batch_rows: usize) -> Result<Columns> {
+    /// The columns of these names, each of which must be there once, in these row groups.
+    pub fn open(file: &ParquetFile, groups: Range<usize>, names: &[&str], batch_rows: usize) -> Result<Columns> {
         let roots = names.iter().map(|name| root(file, name)).collect::<Result<Vec<usize>>>()?;
         let mut in_file_order = roots.clone();
         in_file_order.sort_unstable();
         in_file_order.dedup();
         let place = |root: &usize| in_file_order.binary_search(root).unwrap_or_default();
         let places = roots.iter().map(place).collect();
+        let rows = file.first_row(groups.end) - file.first_row(groups.start);
         let reader = guard(file.path(), file.source(), || {
-            open(file, &in_file_order, batch_rows).map_err(|error| file.decoding(None, &error))
+            open(file, groups, &in_file_order, batch_rows).map_err(|error| file.decoding(None, &error))
         })?;
         let (path, source) = (file.path().into(), file.source().clone());
-        Ok(Columns { path, source, reader: Some(reader), places, rows: file.rows(), rows_read: 0 })
+        Ok(Columns { path, source, reader: Some(reader), places, rows, rows_read: 0 })
     }
 
     /// The types in which the columns come, in the order of the names.
@@ -89,7 +91,12 @@ fn root(file: &ParquetFile, name: &str) -> Result<usize> {
     Err(Error::Column { path: file.path().into(), name: name.into(), problem })
 }
 
-fn open(file: &ParquetFile, roots: &[usize], batch_rows: usize) -> parquet::errors::Result<ParquetRecordBatchReader> {
+fn open(
+    file: &ParquetFile,
+    groups: Range<usize>,
+    roots: &[usize],
+    batch_rows: usize,
+) -> parquet::errors::Result<ParquetRecordBatchReader> {
     let mut metadata = ArrowReaderMetadata::try_new(file.metadata().clone(), ArrowReaderOptions::new())?;
     let schema = metadata.schema();
     let mut fields: Vec<Arc<Field>> = schema.fields().iter().cloned().collect();
@@ -113,28 +120,29 @@ fn open(file: &ParquetFile, roots: &[usize], batch_rows: usize) -> parquet::erro
     let rows = usize::try_from(file.rows()).unwrap_or(usize::MAX);
     let batch_rows = batch_rows.min(rows).min(FIXED_BYTES / value_bytes).max(1);
     let levels = parquet_to_arrow_field_levels(descriptor, mask, Some(metadata.schema().fields()))?;
-    let groups = Groups { source: file.source().clone(), metadata: file.metadata().clone() };
+    let groups = Groups { source: file.source().clone(), metadata: file.metadata().clone(), groups };
     ParquetRecordBatchReader::try_new_with_row_groups(&levels, &groups, batch_rows, None)
 }
 
-/// The row groups of a file, whose pages are read by [`Pages`].
+/// Some row groups of a file, whose pages are read by [`Pages`].
 struct Groups {
     source: Source,
     metadata: Arc<ParquetMetaData>,
+    groups: Range<usize>,
 }
 
 impl RowGroups for Groups {
     fn num_rows(&self) -> usize {
-        self.metadata.row_groups().iter().map(|group| group.num_rows() as usize).sum()
+        self.row_groups().map(|group| group.num_rows() as usize).sum()
     }
 
     fn column_chunks(&self, column: usize) -> parquet::errors::Result<Box<dyn PageIterator>> {
-        let Groups { source, metadata } = self;
-        Ok(Box::new(Chunks { source: source.clone(), metadata: metadata.clone(), column, group: 0 }))
+        let Groups { source, metadata, groups } = self;
+        Ok(Box::new(Chunks { source: source.clone(), metadata: metadata.clone(), column, groups: groups.clone() }))
     }
 
     fn row_groups(&self) -> Box<dyn Iterator<Item = &RowGroupMetaData> + '_> {
-        Box::new(self.metadata.row_groups().iter())
+        Box::new(self.metadata.row_groups()[self.groups.clone()].iter())
     }
 
     fn metadata(&self) -> &ParquetMetaData {
@@ -147,15 +155,14 @@ struct Chunks {
     source: Source,
     metadata: Arc<ParquetMetaData>,
     column: usize,
-    group: usize,
+    groups: Range<usize>,
 }
 
 impl Iterator for Chunks {
     type Item = parquet::errors::Result<Box<dyn PageReader>>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        let group = self.metadata.row_groups().get(self.group)?;
-        self.group += 1;
+        let group = self.metadata.row_groups().get(self.groups.next()?)?;
         let pages = Pages::open(&self.source, group.column(self.column), group.num_rows() as u64);
         Some(pages.map(|pages| Box::new(pages) as Box<dyn PageReader>))
     }

@@ -13,6 +13,7 @@ use parquet::file::reader::ChunkReader;
 use parquet::schema::printer::print_schema;
 use std::fs::{self, File};
 use std::io;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -112,6 +113,35 @@ impl ParquetFile {
     /// How many row groups it has.
     pub fn row_groups(&self) -> usize {
         self.metadata.num_row_groups()
+    }
+
+    /// The row groups of part `number` of so many: those whose middle lies in that share of the bytes of all columns.
+    ///
+    /// Every row group is in one part, and those of a part are neighbours, wherever their columns lie in the file. A
+    /// part may be empty.
+    pub fn groups_of_part(&self, number: u32, parts: u32) -> Range<usize> {
+        let mut all = 0u128;
+        let middles: Vec<u128> = self
+            .metadata
+            .row_groups()
+            .iter()
+            .map(|group| {
+                let bytes: u128 = group.columns().iter().map(|it| it.compressed_size().max(0) as u128).sum();
+                all += 2 * bytes;
+                all - bytes // twice the middle, as `all` is twice the bytes
+            })
+            .collect();
+        let border = |number: u32| match number {
+            0 => 0,
+            _ if number >= parts => middles.len(),
+            _ => middles.partition_point(|&middle| middle * u128::from(parts) < all * u128::from(number)),
+        };
+        border(number)..border(number.saturating_add(1))
+    }
+
+    /// The row that a row group begins with; behind the last one the number of rows.
+    pub fn first_row(&self, group: usize) -> u64 {
+        self.metadata.row_groups().iter().take(group).map(|group| group.num_rows() as u64).sum()
     }
 
     /// The CRC-32 of the footer, which holds the place and length of everything else.

@@ -262,7 +262,7 @@ fn read_columns(bytes: Vec<u8>) -> Result<usize, Error> {
 
 fn read_from(reader: Arc<dyn ReadAt>) -> Result<usize, Error> {
     let file = ParquetFile::of_reader(Path::new("memory"), reader)?;
-    let mut columns = Columns::open(&file, &["text", "seq"], 64)?;
+    let mut columns = Columns::open(&file, 0..file.row_groups(), &["text", "seq"], 64)?;
     let mut rows = 0;
     while let Some((count, columns)) = columns.next_batch()? {
         assert_eq!(columns.len(), 2);
@@ -488,4 +488,23 @@ fn page_indexes_tell_of_every_page_what_is_in_it() {
         }
         assert_eq!(rows(&target).len(), kept.len());
     }
+}
+
+#[test]
+fn each_row_group_is_in_one_part_and_those_of_a_part_are_neighbours() {
+    let folder = Folder::new("parts");
+    let source = folder.path("source.parquet");
+    write_things(&source, &[20, 5, 400, 1, 30], WriterProperties::builder().build());
+    let file = ParquetFile::open(&source).unwrap();
+    assert_eq!(file.groups_of_part(0, 1), 0..5);
+    assert_eq!((file.first_row(2), file.first_row(5)), (25, 456));
+    for parts in [1, 2, 3, 5, 50] {
+        let all: Vec<_> = (0..parts).flat_map(|number| file.groups_of_part(number, parts)).collect();
+        assert_eq!(all, [0, 1, 2, 3, 4], "{parts}");
+    }
+    assert_eq!([file.groups_of_part(0, u32::MAX), file.groups_of_part(u32::MAX - 1, u32::MAX)], [0..0, 5..5]);
+    let nothing = folder.path("nothing.parquet");
+    write_things(&nothing, &[], WriterProperties::builder().build());
+    let file = ParquetFile::open(&nothing).unwrap();
+    assert_eq!((file.groups_of_part(0, 3), file.groups_of_part(2, 3)), (0..0, 0..0));
 }

@@ -1,0 +1,80 @@
+"""Large files, of which several tasks scan and write a part each.
+
+A part is a number and how many parts there are. The driver plans it from the file's size alone: a task reads the
+footer, and takes the row groups whose middle lies in its share of the bytes (`RunScan`). Rows are numbered as in the
+whole file, so their verdicts, and everything that is said of a file, are the same in one part or many.
+
+A row group is one task's, however large it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+
+from fencepost.lake.scan import ScanItem, Scanned
+from fencepost.lake.storage import ChangedError
+
+Task = tuple[int, int, "Span | None"]
+"""The ordinals of the first file that a task takes and of the one behind its last, and of a single file which rows."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Span:
+    """The rows of a part."""
+
+    first: int
+    end: int
+    live: int
+    """How many of them are there, and not gone by a deletion vector."""
+    rows_of_file: int
+
+
+def joined(scanned: Sequence[Scanned]) -> tuple[list[Scanned], dict[int, list[Span]]]:
+    """What was found in whole files; and the spans of each that was read in parts, by its ordinal.
+
+    Raises ChangedError where two parts are not of one file.
+    """
+    together = [list(some) for _, some in groupby(scanned, key=lambda it: it.first)]
+    whole = [some[0] if len(some) == 1 else _join(some) for some in together]
+    return whole, {some[0].first: _spans(some) for some in together if len(some) > 1 and all(some[0].is_read)}
+
+
+def _join(parts: list[Scanned]) -> Scanned:
+    """The one file of these tasks. If one of them could not read it, nothing of the others counts."""
+    gone = [it for it in parts if it.status == ["vanished"]]
+    unread = [it for it in parts if it.status == ["left out"]]
+    footers = {it.footer_crc[0] for it in parts if it.status == ["read"]}
+    if not gone and (len({it.files.identity(0) for it in parts}) > 1 or len(footers) > 1):
+        path = parts[0].files.full_path(0)
+        raise ChangedError(f"{path}: changed while its parts were read; run again when its writer is done", path=path)
+    if gone or unread:
+        return (gone or unread)[0]
+    newest = [it.newest_ms for it in parts if it.newest_ms is not None]
+    return replace(
+        parts[0],
+        rows=[sum(it.rows[0] for it in parts)],
+        untracked=[sum(it.untracked[0] for it in parts)],
+        newest_ms=max(newest, default=None),
+        exchanges=[exchange for it in parts for exchange in it.exchanges],
+    )
+
+
+def _spans(parts: list[Scanned]) -> list[Span]:
+    rows_of_file = parts[-1].span[1]
+    return [Span(first=it.span[0], end=it.span[1], live=it.rows[0], rows_of_file=rows_of_file) for it in parts]
+
+
+def tasks_of(items: Iterable[ScanItem], spans: Mapping[int, list[Span]]) -> Iterator[Task]:
+    """What tasks of another stage take that are to read what those of the scan have read.
+
+    `spans`: of the files that are to be split; the others are a task's as a whole. A part without rows is nobody's.
+    """
+    for item in items:
+        first, end, (number, _) = item.first, item.first + len(item.files), item.part
+        if first not in spans:
+            if number == 0:
+                yield first, end, None
+        elif (span := spans[first][number]).first < span.end:
+            yield first, end, span
