@@ -137,6 +137,12 @@ class State:
             self._settings = settings_from_json(data, self._place("state.json"))
         return self._settings
 
+    def layout_at(self, sink: str) -> str | None:
+        """How versions are shown at this place, if it is the one that the state was created for."""
+        with suppress(FileNotFoundError):
+            self._settings = settings_from_json(self.store.read("state.json"), self._place("state.json"))
+        return self._settings.layout if self._settings is not None and self._settings.sink == sink else None
+
     def agreed(self) -> Settings:
         """What it was created for. Raises SnapshotError before the first decision."""
         settings = self.settings()
