@@ -185,8 +185,8 @@ test-free-threaded: dist/native-free-threaded ## The thread tests on a CPython w
 
 tests_of = $(wildcard $(patsubst %,tests/test_%.py,$(1)))
 # What is in none of these is in test-python.
-JOB_TESTS := $(call tests_of,lake* faults kept_content layouts operations parts protocol retention schemas secrets segments \
-	shards slices state task_plan)
+JOB_TESTS := $(call tests_of,lake* faults folding kept_content layouts operations parts protocol retention schemas secrets \
+	segments shards slices state task_plan)
 TABLE_TESTS := $(call tests_of,delta* iceberg* in_place object_sinks object_sources stores vectors)
 BENCH_TESTS := tests/test_bench.py
 test-python: $(VENV)/tests ## Everything in Python that has no suite of its own

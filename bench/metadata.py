@@ -1,9 +1,11 @@
 """What the metadata of a job cost: a state of many versions, a ledger of many files, a run with many new files.
 
-`python bench/metadata.py [history] [ledger] [run] [apply] [--versions N ...] [--files N ...] [--ledger N ...]` prints a
-table each. Nothing is deduplicated here: versions are written into the state as their decisions are, the tasks of a run
-answer at once, and a sink that shows nothing takes the place of a folder. So the figures are the driver's alone. The
-part `apply` has the sink of an object store, with a store that notes names and bytes, and without and with tasks.
+`python bench/metadata.py [history] [folded] [ledger] [run] [apply] [--versions N ...] [--files N ...] [--ledger N ...]`
+prints a table each. Nothing is deduplicated here: versions are written into the state as their decisions are, the tasks
+of a run answer at once, and a sink that shows nothing takes the place of a folder. So the figures are the driver's
+alone. The part `history` has a state whose versions are all in the log, `folded` one that has folded them as it went
+on. The part `apply` has the sink of an object store, with a store that notes names and bytes, and without and with
+tasks.
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 from unittest import mock
@@ -34,8 +37,9 @@ from fencepost.lake.storage import LocalStorage
 from fencepost.lake.write import WriteItem, Written
 from fencepost.state import segments
 from fencepost.state.commit import in_turn
-from fencepost.state.decision import Decision, Outputs
+from fencepost.state.decision import FORMAT_FOLDED, Decision, Outputs
 from fencepost.state.engine import run_stage
+from fencepost.state.folding import Folded
 from fencepost.state.ledger import extend_ledger, new_files
 from fencepost.state.prefix import RunPrefixes
 from fencepost.state.sinks import RunFolders
@@ -47,7 +51,7 @@ ROUND_TRIP_MS = 20
 """Of a request, by which an object store's seconds are computed."""
 FOLDER_FILES = 1_000
 """Files of a folder of the source."""
-REAL = 160
+REAL = 240
 """Versions at the end of a history whose decisions are there; of those before only the names are."""
 ROWS = pa.schema([("pid", pa.int64()), ("epoch", pa.int64()), ("partition", pa.int64()), ("seq", pa.int64())])
 
@@ -61,6 +65,8 @@ class Cost:
     requests: int
     read_bytes: int
     written_bytes: int
+    objects: int = 0
+    """Of the state, afterwards, where that was counted."""
     peak_mb: float = 0.0
     """How much more the process has held at its worst, as far as it had not before."""
 
@@ -148,7 +154,7 @@ def measured(call: Callable[[], Any]) -> tuple[Cost, Any]:
     seconds, cpu_seconds = time.perf_counter() - began, time.process_time() - cpu_began
     counts = Counted.requests
     peak_mb = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - held) / 1024
-    return Cost(seconds, cpu_seconds, counts["requests"], counts["read"], counts["written"], peak_mb), found
+    return Cost(seconds, cpu_seconds, counts["requests"], counts["read"], counts["written"], peak_mb=peak_mb), found
 
 
 @contextmanager
@@ -168,19 +174,20 @@ def in_memory(name: str) -> Iterator[str]:
 # A long history
 
 
-def lengthen(uri: str, versions: int) -> None:
-    """Let a state of one version have so many, as if each had run like the first."""
+def lengthen(uri: str, versions: int, is_folded: bool) -> None:
+    """Let a state of one version have so many, as if each had run like the first; all but `REAL` folded or not."""
     store = Counted(uri)
     text = json.loads(store.objects["log/1.json"])
     settings = store.objects["state.json"]
     store.objects.clear()
     store.objects["state.json"] = settings
     first = max(1, versions - REAL + 1)
-    Counted.old = first - 1
+    Counted.old = 0 if is_folded else first - 1
     previous: str | None = None if first == 1 else state.decision.sha256(b"the version before")
     for version in range(first, versions + 1):
         attempt = f"{version:032x}"
         own = {"version": version, "builds_on": version - 1, "previous": previous, "attempt": attempt, "breaks": []}
+        own |= {"format": FORMAT_FOLDED} if is_folded else {}
         kept = {"oldest": max(1, version - 99), "collected": max(1, version - 99)}
         files = {"ledger": {**text["ledger"]}}
         fields = text | own | {name: it for name, it in kept.items() if name in text} | files
@@ -190,9 +197,12 @@ def lengthen(uri: str, versions: int) -> None:
         store.objects[f"log/{version}.json"] = data
         store.objects[f"done/{version}"] = (json.dumps(done) + "\n").encode()
     store.objects["hint"] = json.dumps({"format": text["format"], "done": versions}).encode()
+    if is_folded and first > 1:
+        folded = Folded(version=first - 1, removed=first - 1, sha256=state.decision.sha256(b"the version before"))
+        store.objects[f"folded/{first - 1}.json"] = state.decision.to_json(vars(folded))
 
 
-def history(root: Path, versions: int) -> dict[str, Cost]:
+def history(root: Path, versions: int, is_folded: bool = False) -> dict[str, Cost]:
     """What a state of so many versions costs."""
     (root / "source").mkdir(parents=True)
     with in_memory(f"{root.name}-{versions}") as uri:
@@ -203,19 +213,24 @@ def history(root: Path, versions: int) -> dict[str, Cost]:
         write_rows(root / "source/0.parquet", 0)
         job().run()
         segments = {name: it for name, it in Counted(uri).objects.items() if name.startswith("segments/")}
-        lengthen(uri, versions)
+        lengthen(uri, versions, is_folded)
         Counted(uri).objects.update(segments)
-        costs = {}
-        costs["open"], opened = measured(lambda: state.open(uri).latest())
-        assert opened is not None
-        assert opened.version == versions
+        costs: dict[str, Cost] = {}
+
+        def measure(name: str, call: Callable[[], Any]) -> Any:
+            cost, found = measured(call)
+            costs[name] = replace(cost, objects=len(Counted(uri).objects) + 2 * Counted.old)
+            return found
+
+        assert measure("open", lambda: state.open(uri).latest()).version == versions
         job().run()  # whatever a first run after the change of the state does once
-        costs["no-op"], report = measured(lambda: job().run())
+        report = measure("no-op", lambda: job().run())
         assert report.version is None, report
-        write_rows(root / "source/1.parquet", 1)
-        costs["one file"], report = measured(lambda: job().run())
-        assert (report.version, report.files) == (versions + 1, 1), report
-        costs["no-op behind it"], report = measured(lambda: job().run())
+        for number, name in enumerate(["one file, and a fold"] * is_folded + ["one file"], 1):
+            write_rows(root / f"source/{number}.parquet", number)
+            report = measure(name, lambda: job().run())
+            assert (report.version, report.files) == (versions + number, 1), report
+        report = measure("no-op behind it", lambda: job().run())
         assert report.version is None, report
         return costs
 
@@ -425,7 +440,7 @@ def apply(files: int) -> Iterator[tuple[str, Counter[str], Counter[str], float]]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("parts", nargs="*", default=["history", "ledger", "run", "apply"])
+    parser.add_argument("parts", nargs="*", default=["history", "folded", "ledger", "run", "apply"])
     parser.add_argument("--versions", type=int, nargs="*", default=[10**4, 10**5, 10**6])
     parser.add_argument("--files", type=int, nargs="*", default=[10**4, 10**5, 10**6])
     parser.add_argument("--ledger", type=int, nargs="*", default=[10**6, 10**7])
@@ -434,9 +449,9 @@ def main() -> None:
         if part == "apply":
             show_apply(given.files)
             continue
-        sizes = {"history": given.versions, "ledger": given.ledger, "run": given.files}[part]
-        print(f"\n| {part} | | requests | s | CPU s | s in a store | MB read | MB written | MB held |")
-        print("|---|---:|---:|---:|---:|---:|---:|---:|---:|")
+        sizes = {"history": given.versions, "folded": given.versions, "ledger": given.ledger, "run": given.files}[part]
+        print(f"\n| {part} | | requests | s | CPU s | s in a store | MB read | MB written | MB held | objects |")
+        print("|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|")
         for size in sizes:
             with tempfile.TemporaryDirectory(prefix="fencepost-") as folder:
                 show(part, size, Path(folder))
@@ -456,12 +471,13 @@ def show(part: str, size: int, root: Path) -> None:
     if part == "run":
         costs, seconds = run(root, size)
     else:
-        costs = {"history": history, "ledger": ledger}[part](root, size)
+        parts = {"history": history, "folded": partial(history, is_folded=True), "ledger": ledger}
+        costs = parts[part](root, size)
     for name, it in costs.items():
         in_store = it.seconds + it.requests * ROUND_TRIP_MS / 1e3
         megabytes = f"{it.read_bytes / 1e6:.2f} | {it.written_bytes / 1e6:.2f} | {it.peak_mb:.0f}"
         seconds_of = f"{it.seconds:.3f} | {it.cpu_seconds:.3f} | {in_store:.2f}"
-        print(f"| {name} | {size:,} | {it.requests} | {seconds_of} | {megabytes} |", flush=True)
+        print(f"| {name} | {size:,} | {it.requests} | {seconds_of} | {megabytes} | {it.objects or ''} |", flush=True)
     if seconds:
         print("| " + ", ".join(f"{step} {it:.1f} s" for step, it in seconds.items()) + " |", flush=True)
 

@@ -341,6 +341,14 @@ def test_what_versions_cost_does_not_grow(tmp_path: Path) -> None:
     assert {name: it.requests for name, it in few.items()} == {name: it.requests for name, it in many.items()}
     assert many["no-op"].requests <= 7, "and three of the sink: ten at most"
     assert many["one file"].requests <= 40
+    assert many["no-op"].objects > 600_000
+    few, many = (metadata.history(tmp_path / f"{it} folded", it, is_folded=True) for it in (1_000, 300_000))
+    assert {name: (it.requests, it.objects) for name, it in few.items()} == {
+        name: (it.requests, it.objects) for name, it in many.items()
+    }
+    assert many["no-op"].requests <= 7
+    assert many["one file"].requests <= 40
+    assert many["one file"].objects < 1_000
 
 
 def test_what_files_cost(tmp_path: Path) -> None:

@@ -353,7 +353,7 @@ def test_a_state_of_another_version(tmp_path: Path) -> None:
     with pytest.raises(fp.SnapshotError, match="created with semantics 2, this job has 1"):
         make_job(tmp_path).run()
     path.write_text(text.replace('"format": 2', '"format": 9'))
-    with pytest.raises(fp.SnapshotError, match="format 9, this version of fencepost reads format 2"):
+    with pytest.raises(fp.SnapshotError, match="format 9, this version of fencepost reads formats 2 and 3"):
         make_job(tmp_path).run()
     path.write_text("{")
     with pytest.raises(fp.SnapshotError, match="not a file of a fencepost state"):

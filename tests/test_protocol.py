@@ -18,9 +18,11 @@ DEEP = os.environ.get("FENCEPOST_MODEL") == "deep"
 # (sink, bounds, worlds there are at least)
 SMALL = (
     ("run", Bounds(faults=2, starts=2, changes=1), 40_000),
-    ("run", Bounds(faults=1, starts=3, changes=1), 12_000),
+    ("run", Bounds(faults=1, starts=3, changes=1, folds=True), 27_000),
     ("prefix", Bounds(faults=1, starts=3, changes=1), 20_000),
+    ("prefix", Bounds(faults=1, starts=2, changes=1, folds=True), 13_000),
     ("table", Bounds(faults=1, starts=3, changes=1), 10_000),
+    ("table", Bounds(faults=1, starts=2, changes=1, folds=True), 7_000),
     ("run", Bounds(faults=1, starts=2, changes=0, free=True), 7_000),
     ("prefix", Bounds(faults=1, starts=2, changes=0, free=True), 11_000),
     ("table", Bounds(faults=1, starts=2, changes=0, free=True), 7_000),
@@ -30,6 +32,12 @@ LARGE = (
     ("prefix", Bounds(faults=2, starts=3, changes=1), 260_000),
     ("table", Bounds(faults=2, starts=3, changes=1), 110_000),
     ("run", Bounds(faults=3, starts=2, changes=1), 220_000),
+    ("run", Bounds(faults=2, starts=3, changes=1, folds=True), 300_000),
+    ("prefix", Bounds(faults=1, starts=3, changes=1, folds=True), 37_000),
+    ("table", Bounds(faults=1, starts=3, changes=1, folds=True), 32_000),
+    ("run", Bounds(faults=1, starts=2, changes=0, free=True, folds=True), 11_000),
+    ("prefix", Bounds(faults=1, starts=2, changes=0, free=True, folds=True), 20_000),
+    ("table", Bounds(faults=1, starts=2, changes=0, free=True, folds=True), 12_000),
     ("run", Bounds(faults=2, starts=2, changes=0, free=True), 30_000),
     ("prefix", Bounds(faults=2, starts=2, changes=0, free=True), 45_000),
     ("table", Bounds(faults=2, starts=2, changes=0, free=True), 30_000),
@@ -45,7 +53,8 @@ KINDS_OF = {
 
 def name(case: tuple[str, Bounds, int]) -> str:
     sink, bounds, _ = case
-    return f"{sink}-{'free-' * bounds.free}{bounds.faults}-faults-{bounds.starts}-runs-{bounds.changes}-changes"
+    kind = f"{'free-' * bounds.free}{'folds-' * bounds.folds}"
+    return f"{sink}-{kind}{bounds.faults}-faults-{bounds.starts}-runs-{bounds.changes}-changes"
 
 
 @pytest.mark.parametrize("case", [*SMALL, *(LARGE if DEEP else ())], ids=name)
@@ -63,7 +72,7 @@ def test_every_world_within_the_bounds(case: tuple[str, Bounds, int]) -> None:
 
 @pytest.mark.parametrize("sink", ["run", "prefix", "table"])
 def test_long_walks_where_anyone_acts_at_any_time(sink: str) -> None:
-    bounds = Bounds(drivers=3, faults=6, starts=8, changes=4, abandons=2, free=True)
+    bounds = Bounds(drivers=3, faults=6, starts=8, changes=4, abandons=2, folds=True, free=True)
     seed = int(os.environ.get("FENCEPOST_SEED", "1"))
     seen = wander(Protocol(sink, bounds), seed, WALKS)
     print(f"seed {seed}: {seen}")
@@ -79,7 +88,8 @@ def everything_happened(sink: str, bounds: Bounds, seen: Exploration) -> None:
     """Every kind of action, every step of a driver and every outcome of a put."""
     impossible = {"squat"} if bounds.faults < 2 and not bounds.free else set()  # it takes someone who is interrupted
     impossible |= set() if bounds.changes else {"add", "overwrite", "delete", "compact", "squat", "remove"}
-    assert set(seen.kinds) == KINDS_OF[sink] - impossible
+    folding = {"fold", "seal floor", "trim"} if bounds.folds else set()
+    assert set(seen.kinds) == (KINDS_OF[sink] | folding) - impossible
     of_prefix, of_run = {"read claim", "copy", "mark", "clear"}, {"seal sink"}
     unused = {"run": of_prefix, "prefix": of_run, "table": of_prefix | of_run}[sink]
     assert {STEPS[step] for step in seen.steps} == set(STEPS) - {STEPS[IDLE]} - unused

@@ -17,7 +17,7 @@ import pytest
 from fencepost import state
 from fencepost.cli.state import explain
 from fencepost.lake import DedupJob
-from fencepost.state import retention, versions
+from fencepost.state import folding, retention, versions
 from fencepost.state.ledger import read_ledger
 from fencepost.state.retention import Retention
 from fencepost.state.sinks import RunFolders
@@ -83,13 +83,24 @@ def check(root: Path) -> None:
             own.table(decision, shard.shard)
         read_ledger(own.store, decision.ledger)
     waiting: set[str] = set()
-    for version in range(newest.collected, newest.oldest):
+    for version in range(max(newest.collected, own.floor() + 1), newest.oldest):
         waiting |= own.files_of(version) or set()
     assert needed <= files_of(root)
     assert files_of(root) <= needed | waiting, "files that no run will ever remove"
     bodies = {int(path.name.partition("-")[0]) for path in (root / "state" / "body").glob("*")}
     assert not bodies or min(bodies) >= newest.collected
-    assert [it.version for it in own.versions()] == list(range(1, own.decided() + 1)), "the log is kept"
+    check_folded(own, newest.oldest)
+
+
+def check_folded(own: State, oldest: int) -> None:
+    """The log has just the versions that are not folded."""
+    floor = own.floor()
+    assert floor < oldest
+    numbers = list(range(floor + 1, own.decided() + 1))
+    assert [it.version for it in own.versions()] == numbers
+    assert sorted(own.store.list("log")) == sorted(f"log/{it}.json" for it in numbers)
+    assert sorted(own.store.list("done")) == sorted(f"done/{it}" for it in numbers)
+    assert len(own.folds()) <= 2
 
 
 def test_the_newest_versions_are_kept(tmp_path: Path, clock: list[int]) -> None:
@@ -179,6 +190,7 @@ def test_any_history(
     if has_bodies:
         monkeypatch.setattr(versions, "DECISION_BYTES_MAX", 0)
     monkeypatch.setattr(retention, "AT_ONCE", 3)
+    monkeypatch.setattr(folding, "AT_ONCE", 4)
     draw = random.Random(seed)
     done: Counter[str] = Counter()
     go(tmp_path, 0)
@@ -208,6 +220,7 @@ def test_any_history(
         done[act] += 1
     assert min(done[act] for act in ("run", "crash", "rollback", "abandon")) > 0
     assert opened(tmp_path).version(opened(tmp_path).decided()).oldest > 1, "nothing was ever given up"
+    assert opened(tmp_path).floor() > 10
     tracked = pl.col("pid") >= 0
     found, wanted = read_sink(tmp_path).filter(tracked), first_of_each(read_source(tmp_path)).filter(tracked)
     polars.testing.assert_frame_equal(

@@ -30,14 +30,15 @@ ABANDONED = -1  # what done/<n> says, when it is no attempt
 # Where a driver stands: the step that it takes next.
 (
     IDLE, HEAD, LIST, WRITE, SYNC, SEAL, DECIDE, READ_LOG, SEAL_LOG, APPLY, READ_CLAIM, COPY, MARK, CLEAR, SEAL_SINK,
-    FINISH, READ_DONE, SEAL_DONE, DISCARD, PUT_FENCE,
-) = range(20)  # fmt: skip
+    FINISH, READ_DONE, SEAL_DONE, DISCARD, PUT_FENCE, READ_FLOOR,
+) = range(21)  # fmt: skip
 STEPS = (
     "idle", "head", "list", "write", "sync", "seal", "decide", "read log", "seal log", "apply", "read claim", "copy",
-    "mark", "clear", "seal sink", "finish", "read done", "seal done", "discard", "put fence",
+    "mark", "clear", "seal sink", "finish", "read done", "seal done", "discard", "put fence", "read floor",
 )  # fmt: skip
 
 RUN, ABANDON, RECOVER = range(3)  # what a driver is about
+LOST = 1  # what a driver notes that has read another's log/<n>
 
 # What a put-if-absent may tell. All but the first two are lies or silence, and cost a fault.
 OK, EXISTS, OWN_EXISTS, APPLIED_ERROR = "ok", "exists", "own taken for another's", "applied, error"
@@ -98,7 +99,7 @@ class Driver(NamedTuple):
     base: int = 0
     """The nonce of the version that it builds on."""
     note: int = 0
-    """The inputs; the file that comes next; what done/<n> is to say."""
+    """The inputs; the file that comes next; what done/<n> is to say; whether log/<n> is another's."""
 
 
 class World(NamedTuple):
@@ -125,6 +126,8 @@ class World(NamedTuple):
     abandons: int
     acted: tuple[tuple[int, ...], ...]
     """By version, the nonces of the decisions that anybody has acted on; nobody in the world knows."""
+    folded: tuple[int, int] = (0, 0)
+    """(the floor: the versions up to it are folded; the floor that a power loss leaves)."""
 
 
 class Bounds(NamedTuple):
@@ -134,6 +137,8 @@ class Bounds(NamedTuple):
     starts: int = 4
     changes: int = 2
     abandons: int = 1
+    folds: bool = False
+    """Whether versions are folded."""
     free: bool = False
     """Anyone may act at any time; else a driver runs until it is paused, dies or ends."""
 
@@ -222,6 +227,7 @@ class Protocol:
         if self.bounds.free or not running:
             yield from self.begin(w)
             yield from self.collect(w)
+            yield from self.fold(w)
             yield from self.land(w)
             yield from self.disturb(w)
         # While a driver runs, a change matters between list and write alone: any other may as well come before it.
@@ -264,11 +270,11 @@ class Protocol:
 
     def newest_by(self, w: World, hint: int) -> tuple[int, int]:
         """(done, decided), beginning at the version that the hint names: 0 where there is none."""
-        if not hint or not w.done[hint - 1]:
-            return newest(w.done), newest(w.log)  # all names are listed
         done = hint
-        while done < len(w.done) and w.done[done]:
+        while done and done < len(w.done) and w.done[done - 1] and w.done[done]:
             done += 1
+        if done <= w.folded[0] or not w.done[done - 1]:
+            return newest(w.done), newest(w.log)  # all names are listed
         return done, done + int(done < len(w.log) and w.log[done] is not None)
 
     def head_of(self, w, d, done, decided):
@@ -281,7 +287,7 @@ class Protocol:
                 yield from self.recover(w, d, decided, nonce)
         elif d.about == ABANDON or done == self.bounds.versions:
             yield "nothing to do", "", w, Driver()
-        elif decided < done or not all(w.done[:done]):
+        elif decided < done or not all(w.done[w.folded[0] : done]):
             yield "the state is damaged, stops", "", w, Driver()
         else:
             base = applied(w, done)
@@ -433,15 +439,36 @@ class Protocol:
             yield "it is mine", "", w, d._replace(step=SEAL_LOG)
         else:
             w = self.seal_lost(w, d.version)
-            yield f"it is attempt {entry[0]}'s", "", w, d._replace(step=DISCARD)
+            yield f"it is attempt {entry[0]}'s", "", w, d._replace(step=READ_FLOOR, note=LOST)
 
     def seal_lost(self, w: World, version: int) -> World:
         """Make the winner durable before removing anything: a put of mine may land yet, were its name free again."""
         return self.seal_decision(w, version)
 
     def seal_log(self, w, d):
-        w = self.act(self.seal_decision(w, d.version), d.version, d.nonce)
-        yield f"log/{d.version}", "", w, d._replace(step=APPLY)
+        yield f"log/{d.version}", "", self.seal_decision(w, d.version), d._replace(step=READ_FLOOR)
+
+    def read_floor(self, w, d):
+        """Only of a version above the floor the log tells whose it is."""
+        floor = self.floor_of(w, d)
+        if d.version <= floor:
+            yield f"{floor}: {d.version} is folded", "", self.leave_folded(w, d), Driver()
+        elif d.note == LOST:
+            yield f"{floor}: lost", "", w, d._replace(step=DISCARD, note=0)
+        else:
+            yield f"{floor}: decided", "", self.act(w, d.version, d.nonce), d._replace(step=APPLY, note=0)
+
+    def floor_of(self, w: World, d: Driver) -> int:
+        return w.folded[0]
+
+    def leave_folded(self, w: World, d: Driver) -> World:
+        """Remove what was put; not what was prepared, for the version may have been this attempt's."""
+        w = self.seal_floor(w)
+        is_mine = d.note != LOST and w.log[d.version - 1]
+        return w._replace(log=replaced(w.log, d.version - 1, None)) if is_mine else w
+
+    def seal_floor(self, w: World) -> World:
+        return w._replace(folded=(w.folded[0], w.folded[0]))
 
     def seal_decision(self, w: World, version: int) -> World:
         return w._replace(log=durable(w.log, version))
@@ -618,6 +645,32 @@ class Protocol:
         kept = applied(w, until)
         return (kept, *w.attempts[kept - 1].refs) if kept else ()
 
+    def fold(self, w: World) -> Iterator[Action]:
+        """What the newest applied version that the collector knows does not need of the log goes: first the floor."""
+        if not self.bounds.folds:
+            return
+        floor, durable_floor = w.folded
+        last = self.foldable(w)
+        if last > floor:
+            yield Action("fold", f"versions up to {last} are folded", w._replace(folded=(last, durable_floor)))
+        if durable_floor < floor:
+            yield Action("seal floor", f"folded/{floor} is synced", self.seal_floor(w))
+        for name in ("log", "done"):
+            entries = getattr(w, name)
+            for version in range(1, self.trimmable(w) + 1):
+                if entries[version - 1]:
+                    world = w._replace(**{name: replaced(entries, version - 1, None)})
+                    yield Action("trim", f"{name}/{version} is removed", world)
+
+    def foldable(self, w: World) -> int:
+        """Up to where nobody can go back."""
+        kept = applied(w, w.collector)
+        return w.attempts[kept - 1].version - 1 if kept else 0
+
+    def trimmable(self, w: World) -> int:
+        """Up to where the log may go: not before the floor is durable."""
+        return w.folded[1]
+
     def land(self, w: World) -> Iterator[Action]:
         """A put of which its writer heard an error arrives after all, and finds the name free or not."""
         for place, (name, version, value) in enumerate(w.flying):
@@ -692,13 +745,18 @@ class Protocol:
             for number, shown in enumerate(w.sink):
                 if shown and not shown.durable:
                     choices.append([("shown", number, None), ("shown", number, shown._replace(durable=True))])
+        if w.folded[1] < w.folded[0]:
+            choices.append([("floor", 0, floor) for floor in w.folded])
         if not choices:
             return
         dark = w._replace(drivers=(Driver(),) * len(w.drivers), collector=0, faults=w.faults - 1)
         for chosen in product(*choices):
             world, lost = dark, []
             for name, number, after in chosen:
-                if name in ("log", "done", "folders"):
+                if name == "floor":
+                    world = world._replace(folded=(after, after))
+                    lost += [f"folded/{w.folded[0]}"] if after < w.folded[0] else []
+                elif name in ("log", "done", "folders"):
                     world = world._replace(**{name: replaced(getattr(world, name), number, after)})
                     if not after:
                         lost.append(f"{'segments' if name == 'folders' else name}/{number + 1}")

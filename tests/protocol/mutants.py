@@ -523,4 +523,66 @@ class FenceLooksApplied(Mutant):
             yield from super().apply_table(w, d)
 
 
-MUTANTS: tuple[type[Mutant], ...] = tuple(Mutant.__subclasses__())
+class Folding(Mutant):
+    """What mutants that break folding have in common."""
+
+    bounds = Bounds(faults=1, starts=2, changes=1, abandons=0, folds=True)
+
+
+class TrimsBeforeSync(Folding):
+    """The log goes as soon as the floor is put, synced or not."""
+
+    caught_by = "history_has_no_gap"
+
+    def trimmable(self, w):
+        return w.folded[0]
+
+
+class ForgetsTheFloor(Folding):
+    """Whoever has put log/<n> has decided."""
+
+    bounds = Bounds(faults=1, starts=3, changes=1, abandons=0, folds=True)
+    caught_by = "numbers_decided_once"
+
+    def floor_of(self, w, d):
+        return 0
+
+
+class ReadsTheFloorFirst(Folding):
+    """The floor is read before log/<n> is put, not after."""
+
+    bounds = Bounds(faults=1, starts=3, changes=1, abandons=0, folds=True)
+    caught_by = "numbers_decided_once"
+
+    def seal(self, w, d):
+        is_folded = 2 * (d.version <= w.folded[0])
+        for text, outcome, world, then in super().seal(w, d):
+            yield text, outcome, world, then._replace(note=is_folded)
+
+    def floor_of(self, w, d):
+        return d.version if d.note == 2 else 0
+
+
+class DiscardsWhatIsFolded(Folding):
+    """A driver that finds its version folded takes it for lost, and removes what it prepared."""
+
+    caught_by = "references_exist"
+
+    def leave_folded(self, w, d):
+        return self.change_attempt(super().leave_folded(w, d), d.nonce, segments=GONE)
+
+
+class BelievesUnsyncedFloor(Folding):
+    """A driver that finds its version folded removes log/<n>, though a power loss may take the floor back."""
+
+    bounds = Bounds(faults=2, starts=2, changes=1, abandons=0, folds=True)
+    caught_by = "history_has_no_gap"
+
+    def seal_floor(self, w):
+        return w
+
+
+MUTANTS: tuple[type[Mutant], ...] = (
+    *(it for it in Mutant.__subclasses__() if it is not Folding),
+    *Folding.__subclasses__(),
+)

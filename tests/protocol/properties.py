@@ -113,11 +113,12 @@ def done_is_shown(model: Protocol, world: World) -> str:
 
 
 def history_has_no_gap(model: Protocol, world: World) -> str:
-    """done/<n> implies log/<n>, and log/<n + 1> implies done/<n>, also after a power loss."""
-    for version in range(1, len(world.log) + 1):
+    """Above the floor done/<n> implies log/<n>, and log/<n + 1> implies done/<n>, also after a power loss."""
+    floor = world.folded[0]
+    for version in range(floor + 1, len(world.log) + 1):
         if world.done[version - 1] and not world.log[version - 1]:
             return f"done/{version} is there, log/{version} is not"
-        if version > 1 and world.log[version - 1] and not world.done[version - 2]:
+        if version > floor + 1 and world.log[version - 1] and not world.done[version - 2]:
             return f"log/{version} is there, done/{version - 1} is not"
     return ""
 

@@ -19,6 +19,7 @@ from fencepost.cli.terminal import Threads, option, show_table
 
 if TYPE_CHECKING:
     from fencepost.state import State
+    from fencepost.state.folding import Folded
 
 state_app = typer.Typer(
     help="Look at what a job remembers, and mend it.",
@@ -44,11 +45,14 @@ def show(
     if run is not None:
         if not 1 <= run <= newest:
             raise typer.BadParameter(f"there is no version {run}; there are 1 to {newest}")
+        if run <= state.known_floor():
+            raise typer.BadParameter(f"version {run} is folded: of 1 to {state.known_floor()} only totals are left")
         told = explain(state, run)
         print(json.dumps(told) if as_json else _to_text(told))
         return
     about = _about(state)
-    shown = [explain(state, version, is_whole=False) for version in range(max(1, newest - last + 1), newest + 1)]
+    first = max(state.known_floor(), newest - last) + 1
+    shown = [explain(state, version, is_whole=False) for version in range(first, newest + 1)]
     if as_json:
         print(json.dumps({"state": about, "versions": shown}))
         return
@@ -80,7 +84,16 @@ def _about(state: State) -> dict[str, Any]:
         "made_by": f"fencepost {settings.fencepost}",
         "versions": state.decided(),
         "unfinished": list(state.unfinished()),
+        "folded": _totals(state.folded()),
     }
+
+
+def _totals(folded: Folded | None) -> dict[str, Any] | None:
+    """What is left of the versions that are folded."""
+    if folded is None:
+        return None
+    names = ("abandoned", "files", "rows", "kept")
+    return {"versions": folded.version} | {name: getattr(folded, name) for name in names} | folded.counts
 
 
 def explain(state: State, version: int, is_whole: bool = True) -> dict[str, Any]:
@@ -312,8 +325,8 @@ def collect_garbage(
         int | None,
         typer.Option(
             min=1,
-            help="Keep only so many of the newest versions to go back to, e.g. 50, and remove what older ones need. "
-            "Their rows stay in the sink. All versions are kept unless given.",
+            help="Keep only so many of the newest versions to go back to, e.g. 50, remove what older ones need, and "
+            "fold them: only totals are left. Their rows stay in the sink. All versions are kept unless given.",
         ),
     ] = None,
     as_json: AsJson = False,

@@ -18,7 +18,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Literal, get_args
+from typing import Literal, cast, get_args
 from uuid import uuid4
 
 import fencepost
@@ -279,7 +279,10 @@ class DedupJob:
         if isinstance(sink, ForJobs):
             sink = sink.for_job(state)
         if isinstance(sink, str | os.PathLike):
-            sink = _open_sink(absolute(sink), layout, self.source, self.disk, sink_options)
+            place = absolute(sink)
+            if layout is None and not is_local(place):  # the state tells, without a request of the sink
+                layout = cast("Layout | None", self.state.layout_at(place))
+            sink = _open_sink(place, layout, self.source, self.disk, sink_options)
         self.sink: Sink = sink
         if schema != "strict" and not (self.sink.can_merge or self.sink.layout == "delta"):
             raise SinkError(

@@ -19,6 +19,9 @@ from fencepost.errors import SnapshotError
 from fencepost.policy import Policy, from_label
 
 FORMAT = 2  # of the files in a state folder
+FORMAT_FOLDED = 3
+"""Of a decision behind which versions may be folded (`folding.py`). No field differs, and earlier versions of this
+package refuse it: they know of no floor."""
 SEMANTICS = 1  # of the verdicts: raised when the same rows would be judged otherwise
 
 APPLIED, ABANDONED, DECIDED = "applied", "abandoned", "decided"  # what can become of a version
@@ -556,7 +559,7 @@ def to_json(value: Settings | Decision | dict[str, Any]) -> bytes:
 def settings_from_json(data: bytes, path: object) -> Settings:
     """Raises SnapshotError where `data` are no settings that this version understands."""
     fields = fields_from_json(data, path)
-    with _understood(path):
+    with understood(path):
         return Settings(**fields)
 
 
@@ -574,7 +577,7 @@ def decision_from_json(data: bytes, path: object) -> Decision:
         "marked": Marked,
         "side_files": SideFiles,
     }
-    with _understood(path):
+    with understood(path):
         if "ledger" in fields:
             fields["ledger"].setdefault("index", [0] * len(fields["ledger"]["name"]))
         fields |= {name: kind(**fields[name]) for name, kind in parts.items() if name in fields}
@@ -583,11 +586,11 @@ def decision_from_json(data: bytes, path: object) -> Decision:
 
 def fields_from_json(data: bytes, path: object) -> dict[str, Any]:
     """The fields of a file of a state. Raises SnapshotError where it is none, or of another format."""
-    with _understood(path):
+    with understood(path):
         fields: dict[str, Any] = json.loads(data)
         found = fields["format"]
-    if found != FORMAT:
-        reason = f"format {found}, this version of fencepost reads format {FORMAT}"
+    if found not in (FORMAT, FORMAT_FOLDED):
+        reason = f"format {found}, this version of fencepost reads formats {FORMAT} and {FORMAT_FOLDED}"
         raise SnapshotError(f"{path}: {reason}", reason=reason)
     return fields
 
@@ -606,7 +609,8 @@ def _text(value: Any) -> str:
 
 
 @contextmanager
-def _understood(path: object) -> Iterator[None]:
+def understood(path: object) -> Iterator[None]:
+    """Within, what is no file of a state is a SnapshotError."""
     try:
         yield
     except (ValueError, TypeError, KeyError) as error:

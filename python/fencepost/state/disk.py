@@ -10,7 +10,7 @@ import errno
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from uuid import uuid4
@@ -62,18 +62,20 @@ class Disk:
         the data are written first; unless given, one beside `path`.
         """
         temporary = temporary or path.with_name(f"{path.name}.{uuid4().hex}{TEMPORARY}")
-        while not os.path.lexists(path):
-            self.write(temporary, data)
-            try:
-                os.link(temporary, path)
-            except (FileExistsError, FileNotFoundError):
-                # Not found: another run took the temporary for rubbish, as is right once `path` is there. Look again.
-                continue
-            finally:
-                temporary.unlink(missing_ok=True)
-        # Also where it is another's, who may have died before the name was on disk: what follows builds on it.
-        self.seal(path.parent)
-        return path.read_bytes() == data
+        while True:
+            while not os.path.lexists(path):
+                self.write(temporary, data)
+                try:
+                    os.link(temporary, path)
+                except (FileExistsError, FileNotFoundError):
+                    # Not found: another run took the temporary for rubbish, as is right once `path` is there.
+                    continue
+                finally:
+                    temporary.unlink(missing_ok=True)
+            # Also where it is another's, who may have died before the name was on disk: what follows builds on it.
+            self.seal(path.parent)
+            with suppress(FileNotFoundError):  # removed meanwhile (`folding.py`): once more
+                return path.read_bytes() == data
 
     def carry_over(self, source: Path, target: Path, *, may_link: bool = False) -> None:
         """A new file with the content of another: a clone where the file system can, else a copy.

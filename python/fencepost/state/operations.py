@@ -7,6 +7,7 @@ is shown as a run shows it (`changelog.py`).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -18,8 +19,18 @@ from fencepost.errors import PolicyError, SinkError, SnapshotError, StateConflic
 from fencepost.state import operation_tasks
 from fencepost.state.changelog import corrections
 from fencepost.state.commit import Sink, commit, recover
-from fencepost.state.decision import ABANDONED, APPLIED, Checksums, Decision, Deferred, LedgerFiles, Shards
+from fencepost.state.decision import (
+    ABANDONED,
+    APPLIED,
+    FORMAT_FOLDED,
+    Checksums,
+    Decision,
+    Deferred,
+    LedgerFiles,
+    Shards,
+)
 from fencepost.state.disk import Disk
+from fencepost.state.folding import fold
 from fencepost.state.operation_tasks import (
     Common,
     Done,
@@ -65,11 +76,12 @@ def rollback(state: State, version: int, *, accept_duplicates: bool = False, sin
     """
     at = _Attempt(state, sink)
     sink, next_version, before = at.sink, at.version, at.before
+    if 0 < version < before.oldest:
+        is_folded = " (it is folded: only totals are left of it)" if version <= state.known_floor() else ""
+        reason = f"version {version} is older than {before.oldest}, the oldest that is retained{is_folded}"
+        raise SnapshotError(f"{state.uri}: {reason}", reason=reason)
     if not 0 <= version < next_version or (version and state.status(version) != APPLIED):
         reason = f"no version {version} that was applied; the newest is {before.version}"
-        raise SnapshotError(f"{state.uri}: {reason}", reason=reason)
-    if 0 < version < before.oldest:
-        reason = f"version {version} is older than {before.oldest}, the oldest that is retained"
         raise SnapshotError(f"{state.uri}: {reason}", reason=reason)
     sink_version = sink.look(None)  # before it is looked at what is shown: what changes later is noticed later
     over, asked = _apart(state, before.version, version)
@@ -248,15 +260,15 @@ def collect_garbage(state: State, keep_versions: int | None = None, *, sink: Sin
 
     `keep_versions`: no version but the so many newest can be gone back to from now on (that is decided, as a version),
     and files that only older ones need are removed, too. Never touched: what belongs to versions that are not done.
-    Raises ValueError, StateConflictError.
+    Versions that cannot be gone back to are folded. Raises ValueError, StateConflictError.
     """
     if keep_versions is not None and keep_versions < 1:
         raise ValueError(f"keep_versions={keep_versions}: at least one is needed")
     at = _Attempt(state, sink)
     before = at.before
     if keep_versions is not None:
-        applied = [it for it in range(1, at.version) if state.status(it) == APPLIED]
-        oldest = applied[-keep_versions:][0]
+        applied = [it for it in range(before.oldest, at.version) if state.status(it) == APPLIED]
+        oldest = applied[-keep_versions] if len(applied) >= keep_versions else before.oldest
         if oldest > before.oldest:
             seen = at.sink.look(before)
             before = at.commit(
@@ -265,6 +277,7 @@ def collect_garbage(state: State, keep_versions: int | None = None, *, sink: Sin
     done = state.done()
     state.settle()
     needed = _needed(state, before)
+    floor = state.known_floor()
     items = [
         GarbageItem(
             first=first,
@@ -272,13 +285,29 @@ def collect_garbage(state: State, keep_versions: int | None = None, *, sink: Sin
             oldest=before.oldest,
             needed=[name for version in range(first, first + VERSIONS_TOGETHER) for name in needed.get(version, ())],
         )
-        for first in range(1, done + 1, VERSIONS_TOGETHER)
+        for first in range(floor + 1, done + 1, VERSIONS_TOGETHER)
     ]
     with at.stages():
         removed = sum(at.run("gc", partial(operation_tasks.collect, state), items))
+    removed += _collect_folded(state, floor, needed)
+    while before.format == FORMAT_FOLDED and fold(state, before.oldest - 1):
+        pass
     at.sink.discard(at.version, at.attempt)  # the plan of the tasks
     at.sink.collect_garbage(done)
     return removed
+
+
+def _collect_folded(state: State, floor: int, needed: dict[int, list[str]]) -> int:
+    """Remove what drivers that were paused for long have left of versions that are folded; gives how many files."""
+    kept = {name for names in needed.values() for name in names}
+    rubbish = [
+        name
+        for folder in ("log", "done", "body", "segments") * (floor > 0)
+        for name in state.store.list(folder)
+        if name not in kept and int(re.split(r"[/.-]", name)[1]) <= floor
+    ]
+    state.store.delete(rubbish)
+    return len(rubbish)
 
 
 def _needed(state: State, newest: Decision) -> dict[int, list[str]]:

@@ -11,8 +11,13 @@ never chosen between such a version and the one that it builds on.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from fencepost.errors import SnapshotError
+from fencepost.state.decision import FORMAT_FOLDED
+from fencepost.state.folding import fold
 
 if TYPE_CHECKING:
     from fencepost.state.decision import Decision
@@ -64,11 +69,15 @@ def next_oldest(state: State, before: Decision | None, version: int, keep: Reten
 def release(state: State, before: Decision | None) -> int:
     """Remove what no version from `before.oldest` on needs, as far as `AT_ONCE` goes. `before`: is applied.
 
-    Gives `Decision.collected` for the next version. May be done again, by anyone.
+    Gives `Decision.collected` for the next version. Folds the versions of which nothing but the log is left since long.
+    May be done again, by anyone.
     """
     if before is None:
         return 1
-    collected = before.collected
+    if before.format == FORMAT_FOLDED:
+        with suppress(SnapshotError):  # what is damaged there is no reason to stop: `fencepost state gc` tells
+            fold(state, before.collected - 1)
+    collected = max(before.collected, state.known_floor() + 1)  # `State.collect_garbage` folds all at once
     for _ in range(AT_ONCE):
         following = _after(collected, _breaks(state, before))
         if following > before.oldest:

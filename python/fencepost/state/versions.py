@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING, Any
 import fencepost
 from fencepost._native import StateTable
 from fencepost.errors import SnapshotError, StateConflictError, StoreError
-from fencepost.state import ledger, operations, retention
+from fencepost.state import folding, ledger, operations, retention
 from fencepost.state.decision import (
     ABANDONED,
     APPLIED,
     DECIDED,
     FORMAT,
+    FORMAT_FOLDED,
     Decision,
     LedgerFiles,
     Settings,
@@ -35,6 +36,7 @@ from fencepost.state.decision import (
     to_json,
 )
 from fencepost.state.disk import TEMPORARY
+from fencepost.state.folding import Folded
 from fencepost.state.ledger import ArrowTable
 from fencepost.state.segments import load_table, segments_folder
 from fencepost.state.stores import TEMPORARIES, LocalStore, Store, check_exclusion, open_store
@@ -105,6 +107,8 @@ class State:
         self._known: dict[tuple[str, bool], Decision] = {}
         """The two read last, by the hash of the log file and whether it is without its LISTS."""
         self._seen: Seen | None = None
+        self._floor: int | None = None
+        self._folded: Folded | None = None
         self._settings: Settings | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -137,6 +141,12 @@ class State:
             self._settings = settings_from_json(data, self._place("state.json"))
         return self._settings
 
+    def layout_at(self, sink: str) -> str | None:
+        """How versions are shown at this place, if it is the one that the state was created for."""
+        with suppress(FileNotFoundError):
+            self._settings = settings_from_json(self.store.read("state.json"), self._place("state.json"))
+        return self._settings.layout if self._settings is not None and self._settings.sink == sink else None
+
     def agreed(self) -> Settings:
         """What it was created for. Raises SnapshotError before the first decision."""
         settings = self.settings()
@@ -153,7 +163,7 @@ class State:
         return self.look().done
 
     def look(self) -> Seen:
-        """Find the newest versions: four requests, however many versions there are, once a run has put the hint."""
+        """Find the newest versions: five requests, however many versions there are, once a run has put the hint."""
         self._seen = self._by_hint() or self._by_listing()
         if not self._seen.decided:
             self._settings = None  # the folder of another state, or of none any more
@@ -168,16 +178,16 @@ class State:
         seen = self.look()
         done, decided = seen.done, seen.decided
         if decided < done:
-            raise self._damaged(f"log/{done}.json", f"missing, though version {done} is done")
+            raise self.damaged(f"log/{done}.json", f"missing, though version {done} is done")
         if done < decided - 1:
             done = self.done()  # another run may have finished it meanwhile
         if done < decided - 1:
-            raise self._damaged(f"done/{decided - 1}", f"missing, though version {decided} is decided")
+            raise self.damaged(f"done/{decided - 1}", f"missing, though version {decided} is decided")
         return range(done + 1, decided + 1)
 
     def status(self, version: int) -> str:
         """APPLIED, ABANDONED, or DECIDED where it is neither yet. Raises SnapshotError for a version there is not."""
-        return self._status(version, self.log_hash(version), self._mark(version))
+        return self._status(version, sha256(self._logged(version)), self._mark(version))
 
     def version(self, version: int) -> Decision:
         """What was decided as `version`. Raises SnapshotError where it or its link to the version before is damaged."""
@@ -186,19 +196,22 @@ class State:
         return self._decision(version, logged)
 
     def builds_on(self, version: int) -> int:
-        """`Decision.builds_on`, by the log alone: also of versions whose files were collected."""
-        return int(self._summary(version)["builds_on"])
+        """`Decision.builds_on`, by the log alone: also of versions whose files were collected. 0 where it is folded."""
+        return 0 if version <= self.known_floor() else int(self._summary(version)["builds_on"])
 
     def decided_ms(self, version: int) -> int:
         """`Decision.decided_ms`, by the log alone: also of versions whose files were collected."""
         return int(self._summary(version)["decided_ms"])
 
     def glance(self, version: int) -> Version:
-        """What the log says of a version: also of one whose decision was collected."""
+        """What the log says of a version: also of one whose decision was collected. Raises SnapshotError where it is
+        folded."""
         return self._glance(version, self._logged(version), self.log_hash(version - 1), self._mark(version))
 
     def is_collected(self, version: int) -> bool:
-        """Whether only the log is left of a version, since none can go back to it any more."""
+        """Whether no more than the log is left of a version, since none can go back to it any more."""
+        if version <= self.known_floor():
+            return True
         return self._is_collected(self._header(version, self._logged(version), self.log_hash(version - 1)))
 
     def files_of(self, version: int) -> set[str] | None:
@@ -237,17 +250,54 @@ class State:
         return self.head()[1]
 
     def versions(self) -> list[Version]:
-        """All versions, oldest first, without their files; the chain of hashes is checked. Raises SnapshotError."""
-        done, count = self.done(), self.decided()
+        """All versions that are not folded, oldest first, without their files; the chain of hashes is checked.
+
+        Raises SnapshotError.
+        """
+        decided = self.decided()
+        return self.glances(self.known_floor() + 1, decided)
+
+    def glances(self, first: int, last: int) -> list[Version]:
+        """What the log says of the versions from `first` to `last`; the chain of hashes is checked.
+
+        Raises SnapshotError.
+        """
+        numbers = range(first, last + 1)
         with ThreadPoolExecutor(READERS) as pool:
-            logs = pool.map(self._logged, range(1, count + 1))
-            marks = pool.map(lambda version: self._mark(version) if version <= done else None, range(1, count + 1))
+            marks = list(pool.map(self._mark, numbers))  # first: a version may be finished meanwhile, not undone
+            logs = pool.map(self._logged, numbers)
             found: list[Version] = []
-            previous = None
-            for version, (logged, mark) in enumerate(zip(logs, marks, strict=True), 1):
+            previous = self.log_hash(first - 1)
+            for version, logged, mark in zip(numbers, logs, marks, strict=True):
                 found.append(self._glance(version, logged, previous, mark))
                 previous = sha256(logged)
         return found
+
+    def folds(self) -> list[int]:
+        """The versions up to which some were folded, as of now: the last one, and the one before."""
+        return sorted(self._numbers(folding.FOLDER, r"(\d+)\.json"))
+
+    def floor(self) -> int:
+        """The newest version that is folded, as of now; 0 where none is."""
+        self._floor = max(self.folds(), default=0)
+        return self._floor
+
+    def known_floor(self) -> int:
+        """What `floor` has found when it was asked last: more may be folded since."""
+        return self.floor() if self._floor is None else self._floor
+
+    def folded(self) -> Folded | None:
+        """What is left of the versions that are folded, if any are. Raises SnapshotError."""
+        floor = self.known_floor()
+        name = f"{folding.FOLDER}/{floor}.json"
+        if floor and (self._folded is None or self._folded.version != floor):
+            try:
+                self._folded = folding.folded_from_json(self.store.read(name), self._place(name))
+            except FileNotFoundError:
+                if self.floor() == floor:
+                    raise self.damaged(name, "missing") from None
+                return self.folded()  # later ones are folded meanwhile
+        return self._folded if floor else None
 
     def tables(self, version: int | None = None) -> Iterator[tuple[int, StateTable]]:
         """(shard, table) of the newest version that is applied, or of another one, shard by shard."""
@@ -329,13 +379,23 @@ class State:
             "fencepost": fencepost.__version__,
         }
         fields = carried | own | changes
+        if fields.get("oldest", 1) > 1:
+            fields["format"] = FORMAT_FOLDED
         collected = fields.get("collected", 1)
         fields["breaks"] = retention.breaks_behind(self, before, version, fields["builds_on"], collected)
         return Decision(**fields)
 
     def log_hash(self, version: int) -> str | None:
         """What decision version + 1 must give as its `previous`."""
-        return sha256(self._logged(version)) if version else None
+        if not version:
+            return None
+        try:
+            return sha256(self._logged(version))
+        except SnapshotError:
+            folded = self.folded()
+            if folded is None or folded.version != version:
+                raise
+            return folded.sha256
 
     def create(self, settings: Settings) -> Settings:
         """Write the settings unless they are there; gives those that count.
@@ -352,20 +412,30 @@ class State:
     def decide(self, decision: Decision) -> bool:
         """Put the decision unless its version is decided already. False: another writer was first.
 
-        A StoreError leaves it open whether it was put: what it names must stay until the next run has looked.
+        A StoreError leaves it open whether it was put: what it names must stay until the next run has looked. So does
+        one that says that the version is folded: whose it was nobody knows any more.
         """
         data = to_json(decision)
         if len(data) > DECISION_BYTES_MAX:
             body = f"body/{decision.version}-{sha256(data)}.json"
             self.store.put(body, data)
-            header: dict[str, Any] = {"format": FORMAT, "version": decision.version, "previous": decision.previous}
-            header |= {"attempt": decision.attempt, "summary": summary(decision)}
+            header: dict[str, Any] = {it: getattr(decision, it) for it in ("format", "version", "previous", "attempt")}
+            header |= {"summary": summary(decision)}
             header |= {"body": body, "sha256": sha256(data)} | self._put_root(decision, len(data) // 2)
             data = to_json(header)
-        if not self.store.put(f"log/{decision.version}.json", data):
-            return False
-        self._remember(data, decision)
-        return True
+        name = f"log/{decision.version}.json"
+        is_mine = self.store.put(name, data)
+        if decision.version <= self.floor():
+            # Durable before anything goes that it stands for: the name may be free because it is folded, or mine still.
+            self.store.settle(folding.FOLDER)
+            self.store.delete([name] if is_mine else [])
+            raise StoreError(
+                f"{self._place(name)}: version {decision.version} was finished and folded while this run was paused. "
+                "Which run had decided it is not known any more; nothing is lost or shown twice: run again"
+            )
+        if is_mine:
+            self._remember(data, decision)
+        return is_mine
 
     def _put_root(self, decision: Decision, bytes_max: int) -> dict[str, Any]:
         """What the log says of a decision without its LISTS, where these are most of it."""
@@ -377,8 +447,17 @@ class State:
         return {"root": name, "root_sha256": sha256(root)}
 
     def finish(self, version: int, status: str = APPLIED) -> None:
-        """Say that a version is applied to the sink, or abandoned. Raises StateConflictError if it is the other."""
-        done = {"format": FORMAT, "status": status, "decision": self.log_hash(version)}
+        """Say that a version is applied to the sink, or abandoned. Raises StateConflictError if it is the other.
+
+        Of a version that is folded nothing is left to say.
+        """
+        try:
+            logged = self._logged(version)
+        except SnapshotError:
+            if version > self.known_floor():
+                raise
+            return
+        done = {"format": FORMAT, "status": status, "decision": sha256(logged)}
         if not self.store.put(f"done/{version}", to_json(done)):
             raise StateConflictError(f"{self.uri}: version {version} is {self.status(version)}, not {status}")
         self._seen = None
@@ -405,7 +484,7 @@ class State:
         done = self.seen().done
         if done:
             self.settle()
-            self.store.delete(self.orphans(range(max(done - 1, 1), done + 1)))
+            self.store.delete(self.orphans(range(max(done - 1, self.known_floor() + 1), done + 1)))
 
     # What people do to it (operations.py). All but `abandon`, and `collect_garbage` without `keep_versions`, make a
     # version.
@@ -488,7 +567,7 @@ class State:
     def orphans(self, versions: range) -> Iterator[str]:
         """What was left of versions that are done."""
         # Earlier versions of this package had temporaries beside what they became.
-        beside = ("log", "done", "body") if versions.start == 1 else ()
+        beside = ("log", "done", "body") if versions.start <= self.known_floor() + 1 else ()
         for name in (name for folder in (TEMPORARIES, *beside) for name in self.store.list(folder)):
             match = re.match(rf"(?:{TEMPORARIES}/)?(?:log|done|body)[-/](\d+)", name)
             if name.endswith(TEMPORARY) and (match is None or int(match[1]) < versions.stop):
@@ -522,7 +601,7 @@ class State:
         tables = [pa.table(part(table)) for _, table in self.tables()]
         if not tables:
             if self.latest() is None:
-                raise self._damaged("done", "no version is done yet")
+                raise self.damaged("done", "no version is done yet")
             settings = self.agreed()
             tables = [pa.table(part(StateTable(settings.full_policy(), keep=settings.keep)))]
         # A table that holds nothing does not know its keys' types.
@@ -550,20 +629,22 @@ class State:
         name = f"done/{version}"
         found = fields_from_json(mark, self._place(name))
         if found.get("decision") != log_hash or found.get("status") not in (APPLIED, ABANDONED):
-            raise self._damaged(name, f"not of log/{version}.json as it is now, or of no known status")
+            raise self.damaged(name, f"not of log/{version}.json as it is now, or of no known status")
         status: str = found["status"]
         return status
 
     def _place(self, name: str) -> str:
         return f"{self.uri}/{name}"
 
-    def _damaged(self, name: str, reason: str) -> SnapshotError:
+    def damaged(self, name: str, reason: str) -> SnapshotError:
+        """The error for a file of this state that is not as it should be."""
         return SnapshotError(f"{self._place(name)}: {reason}", reason=reason)
 
     def _by_hint(self) -> Seen | None:
         """None where there is no hint that helps: it is lost, damaged, ahead of what is done, or far behind.
 
-        Only the log and the marks tell what is decided and done; the hint says where to begin to look for them.
+        Only the log and the marks tell what is decided and done; the hint says where to begin to look for them. The
+        floor is read last: what is above it now was not folded before.
         """
         try:
             done = hint = int(json.loads(self.store.read(HINT))["done"])
@@ -575,17 +656,22 @@ class State:
             following = self._mark(done + 1)
             is_decided = self.store.exists(f"log/{done + 1}.json")
             if following is None:
-                return Seen(done=done, decided=done + is_decided, mark=mark, hint=hint)
+                is_folded = self.floor() >= done
+                return None if is_folded else Seen(done=done, decided=done + is_decided, mark=mark, hint=hint)
             if not is_decided:
                 return None
             done, mark = done + 1, following
         return None
 
     def _by_listing(self) -> Seen:
-        # In this order: other runs may decide and finish meanwhile, and what is read first can only have grown since.
-        done = max(self._numbers("done", r"(\d+)"), default=0)
-        decided = max(self._numbers("log", r"(\d+)\.json"), default=0)
-        return Seen(done=done, decided=decided, mark=self._mark(done) if done else None)
+        for _ in range(2):
+            # In this order: others may decide and finish meanwhile, and what is read first can only have grown since.
+            done = max(self._numbers("done", r"(\d+)"), default=0)
+            decided = max(self._numbers("log", r"(\d+)\.json"), default=0)
+            mark = self._mark(done) if done else None
+            if self.floor() < max(done, 1):
+                return Seen(done=done, decided=decided, mark=mark)
+        raise self.damaged("done", f"nothing behind version {self._floor} is there, up to which all are folded")
 
     def _decision(self, version: int, logged: bytes, *, is_root: bool = False) -> Decision:
         """What a log file has decided; see `root`."""
@@ -600,7 +686,7 @@ class State:
             data = self._read_root(header) if is_root else self._read(header["body"], header["sha256"])
         decision = decision_from_json(data, self._place(place))
         if decision.version != version:
-            raise self._damaged(place, f"it is version {decision.version}")
+            raise self.damaged(place, f"it is version {decision.version}")
         self._remember(logged, decision, is_root=is_root)
         return decision
 
@@ -619,7 +705,14 @@ class State:
         return (int(match[1]) for name in names if (match := re.fullmatch(f"{folder}/{pattern}", name)))
 
     def _logged(self, version: int) -> bytes:
-        return self._read(f"log/{version}.json")
+        name = f"log/{version}.json"
+        if version > self.known_floor():
+            with suppress(FileNotFoundError):
+                return self.store.read(name)
+            if version > self.floor():
+                raise self.damaged(name, "missing")
+        reason = f"version {version} is folded: of versions 1 to {self._floor} only totals are left"
+        raise SnapshotError(f"{self.uri}: {reason}", reason=reason)
 
     def _header(self, version: int, logged: bytes, previous: str | None) -> dict[str, Any]:
         """The log's fields, after a look at its link to the version before."""
@@ -627,18 +720,18 @@ class State:
         header = fields_from_json(logged, self._place(name))
         if "previous" not in header or "attempt" not in header:
             reason = "not a file of a fencepost state (KeyError: 'previous')"
-            raise self._damaged(name, reason)
+            raise self.damaged(name, reason)
         if header["previous"] != previous:
-            raise self._damaged(name, f"it does not follow from log/{version - 1}.json, which has changed since")
+            raise self.damaged(name, f"it does not follow from log/{version - 1}.json, which has changed since")
         return header
 
     def _read(self, name: str, expected: str | None = None, missing: str = "missing") -> bytes:
         try:
             data = self.store.read(name)
         except FileNotFoundError:
-            raise self._damaged(name, missing) from None
+            raise self.damaged(name, missing) from None
         if expected is not None and sha256(data) != expected:
-            raise self._damaged(name, f"its SHA-256 is {sha256(data)}, decided was {expected}")
+            raise self.damaged(name, f"its SHA-256 is {sha256(data)}, decided was {expected}")
         return data
 
 
