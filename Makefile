@@ -94,7 +94,7 @@ SUITES := java postgresql $(VENV)/tests $(SPARK_CLASSES) $(JARS_IF_MAVEN) $(VENV
 MATRIX := java postgresql $(S3_SERVER) test-fuzz test-spark43 asan test-spark-connect test-portable test-marked test-stores
 
 # Suites at a time. Each waits for servers, JVMs and other processes: four leave a seventh of two cores idle.
-JOBS ?= 6
+JOBS ?= 7
 # Rust's test runner prints times only where unstable options are welcome.
 together = @$(PYTHON) .ci/suite.py --clear; \
 	PYTEST_ADDOPTS="--durations=20 --durations-min=0.05 $(2) $$PYTEST_ADDOPTS" \
@@ -132,7 +132,7 @@ test-rust: $(VENV)/tests ## The core, the lake and the testkit
 PORTABLE_PART := --test rulebook --test oracle --test golden
 test-portable test-portable-part: tools ## The core without the CPU's wide instructions
 	$(TIMED) cargo test --locked --package fencepost-core --features portable $(if $(findstring part,$@),$(PORTABLE_PART)) \
-		-- $(RUST_TIMES)
+		-- $(RUST_TIMES) $(if $(findstring part,$@),--skip every_short)
 
 # Without the small worlds, which take longest: they ask for every verdict, but touch few bytes. The part has the unit
 # tests, which reach every unsafe block, but for those of holes, where there is none.
@@ -230,11 +230,12 @@ test-spark-jobs: java postgresql $(VENV)/tests ## Jobs, streams, and sources of 
 	$(TIMED) $(BIN)/python -m pytest $(filter-out $(SPARK_FRAMES),$(wildcard tests/spark/test_*.py))
 
 # The doors for DataFrames and SQL, and the engine of jobs; the part has each door once.
-CONNECT_WHOLE := deduplicate udf sql engine
-CONNECT_PART := sql engine
+CONNECT_WHOLE := deduplicate.py udf.py sql.py engine.py
+CONNECT_PART := sql.py::test_the_function sql.py::test_the_table_function sql.py::test_it_keeps_what_deduplicate_keeps \
+	engine.py::test_results_come_in_the_order_of_the_items engine.py::test_a_task_that_fails_once_is_tried_again
 test-spark-connect test-spark-connect-part: java $(VENV)/tests ## DataFrames, SQL and the engine of jobs in a session of Spark Connect
 	FENCEPOST_SPARK=connect $(TIMED) $(BIN)/python -m pytest \
-		$(patsubst %,tests/spark/test_spark_%.py,$(if $(findstring part,$@),$(CONNECT_PART),$(CONNECT_WHOLE)))
+		$(addprefix tests/spark/test_spark_,$(if $(findstring part,$@),$(CONNECT_PART),$(CONNECT_WHOLE)))
 
 test-spark-delta: java $(VENV)/tests $(JARS_IF_MAVEN) ## Jobs and Delta's own jars on the same tables; without Maven it says so and goes on
 	$(call with_jars,tests/spark_delta)
@@ -252,7 +253,7 @@ test-stores: java $(S3_SERVER) $(VENV)/tests dist/environment.tar.gz ## Jobs in 
 
 # Each door once: DataFrames, SQL, functions, jobs, streams, Kafka's log, a table of a database. The whole lacks what needs an
 # S3 server or PyIceberg, which this environment does not have.
-SPARK43_PART := $(addprefix tests/spark/test_spark_,package.py engine.py job.py rules.py::test_the_book_holds[arrow-3] \
+SPARK43_PART := $(addprefix tests/spark/test_spark_,package.py engine.py::test_results_come_in_the_order_of_the_items job.py \
 	deduplicate.py::TestColumns sql.py::test_the_function sql.py::test_the_table_function \
 	udf.py::test_each_row_gets_its_verdict udf.py::test_detail_names_the_sequences_jumped_over \
 	udf.py::test_large_integers_beside_nulls_are_exact_or_refused streams.py::test_each_batch_is_a_version \
@@ -362,7 +363,7 @@ dist/environment.tar.gz: requirements/workers.txt dist/tests dist/spark
 	$(UV) venv --quiet --clear --python $(PYTHON) dist/environment
 	$(UV) pip install --quiet --python dist/environment/bin/python --require-hashes -r requirements/workers.txt
 	$(call install_wheels,dist/environment,dist/tests/*.whl dist/spark/*.whl)
-	$(BIN)/venv-pack --quiet --force --prefix dist/environment --format tar.gz --output $@.unfinished
+	$(BIN)/venv-pack --quiet --force --prefix dist/environment --format tar.gz --compress-level 1 --output $@.unfinished
 	mv $@.unfinished $@
 
 # Either wheel may be the one that is installed; the file of the other goes.

@@ -20,7 +20,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -259,11 +259,10 @@ def _scratch_watched(folder: Path) -> Iterator[list[int]]:
 
 def _bytes_beneath(folder: Path) -> int:
     found = 0
-    for path in folder.rglob("*"):
-        try:
-            found += path.stat().st_size if path.is_file() else 0
-        except FileNotFoundError:
-            continue  # it was temporary
+    for inside, _, names in os.walk(folder):  # passes over folders that are gone meanwhile
+        for name in names:
+            with suppress(FileNotFoundError):  # it was temporary
+                found += os.stat(os.path.join(inside, name)).st_size
     return found
 
 

@@ -177,6 +177,7 @@ def measured() -> curve.Curve:
     return curve.Curve(curve.measure(["3000"], list(curve.SHAPES), 2, ROWS, profile="dev", portable_at="3000"))
 
 
+@pytest.mark.matrix
 def test_the_curve_measures_every_part_of_every_shape(measured: curve.Curve) -> None:
     assert measured.facts["failures"] == []
     for shape in curve.SHAPES:
@@ -189,6 +190,7 @@ def test_the_curve_measures_every_part_of_every_shape(measured: curve.Curve) -> 
     assert len(checksums) == 1, "the same rows are repeats, whatever the shape and the path"
 
 
+@pytest.mark.matrix
 def test_the_portable_path_says_the_same(measured: curve.Curve) -> None:
     assert sum(line["path"] == "portable" for line in measured.facts["lines"]) == 4
     assert measured.differing() == []
@@ -198,6 +200,7 @@ def test_the_portable_path_says_the_same(measured: curve.Curve) -> None:
     assert curve.Curve(other).differing() == [f"{line['part']} of {line['shape']}, 3,000 entries"]
 
 
+@pytest.mark.matrix
 def test_the_curve_is_written_and_drawn(measured: curve.Curve, tmp_path: Path) -> None:
     curve.write(measured, tmp_path)
     text = (tmp_path / "curve.md").read_text()
@@ -208,6 +211,7 @@ def test_the_curve_is_written_and_drawn(measured: curve.Curve, tmp_path: Path) -
     assert json.loads((tmp_path / "curve.json").read_text())["lines"] == measured.facts["lines"]
 
 
+@pytest.mark.matrix
 def test_figures_of_the_curve_are_judged(measured: curve.Curve) -> None:
     """Lines of 3000 entries passed off as lines of 100 M."""
     other = json.loads(json.dumps(measured.facts))

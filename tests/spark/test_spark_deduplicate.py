@@ -466,6 +466,7 @@ class TestRealLandingZone:
     def truth(self) -> Any:
         return json.loads((LANDING_ZONE / "truth.json").read_text("utf-8"))
 
+    @pytest.mark.matrix
     def test_by_offset(self, landed: DataFrame, truth: dict[str, Any]) -> None:
         kept = deduplicate(landed, "kafka_offsets")
         assert landed.count() == truth["rows_landed"]

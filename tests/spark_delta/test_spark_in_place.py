@@ -126,7 +126,7 @@ def test_rows_that_spark_moves_are_known(spark: SparkSession, tmp_path: Path, co
             marks=pytest.mark.matrix,
         ),
         "restore table {} to version as of 1",
-        "insert overwrite {} select * from more",
+        pytest.param("insert overwrite {} select * from more", marks=pytest.mark.matrix),
     ],
 )
 def test_rows_that_spark_rewrites(spark: SparkSession, tmp_path: Path, command: str) -> None:
