@@ -94,7 +94,7 @@ SUITES := java postgresql $(VENV)/tests $(SPARK_CLASSES) $(JARS_IF_MAVEN) $(VENV
 MATRIX := java postgresql $(S3_SERVER) test-fuzz test-spark43 asan test-spark-connect test-portable test-marked test-stores
 
 # Suites at a time. Each waits for servers, JVMs and other processes: four leave a seventh of two cores idle.
-JOBS ?= 7
+JOBS ?= 6
 # Rust's test runner prints times only where unstable options are welcome.
 together = @$(PYTHON) .ci/suite.py --clear; \
 	PYTEST_ADDOPTS="--durations=20 --durations-min=0.05 $(2) $$PYTEST_ADDOPTS" \
