@@ -323,7 +323,7 @@ STEPS: dict[str, tuple[Any, str]] = {
     "commit": (SqlCatalog, "commit_table"),
     "seal": (IcebergSink, "_seal"),
     "side tables": (RunFolders, "apply"),
-    "clean": (RunFolders, "discard"),
+    "clean": (RunFolders, "clear"),
 }
 
 
