@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -298,24 +298,32 @@ def test_few_requests_and_few_bytes(landing: Landing, monkeypatch: pytest.Monkey
     assert sum(length for _, length in asked) < size
 
 
+def count_columns(
+    monkeypatch: pytest.MonkeyPatch, landing: Landing, bytes_max: int, meet: Callable[[], object] = int
+) -> tuple[set[int], list[int]]:
+    """(sizes of the objects, bytes of each request of at most so many that is for none of their ends). `meet`: called
+    with each of the first three."""
+    sizes, columns = {path.stat().st_size for path in landing.folder.iterdir()}, list[int]()
+    real = stores.Ranges.read
+
+    def counted(self: stores.Ranges, offset: int, length: int) -> bytes:
+        if offset + length not in sizes and length < bytes_max:
+            columns.append(length)
+            if len(columns) <= 3:
+                meet()
+        return real(self, offset, length)
+
+    monkeypatch.setattr(stores.Ranges, "read", counted)
+    return sizes, columns
+
+
 def test_row_groups_are_read_ahead(landing: Landing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One request for the identity columns of each row group, those of three at a time."""
     payload = pa.array([os.urandom(2_000) for _ in range(6_000)])
     landing.land("a.parquet", rows(0, 6_000).set_column(4, "payload", payload), row_group_size=1_000)
     landing.land("b.parquet", rows(3_000, 6_000).set_column(4, "payload", payload), row_group_size=3_000)
-    sizes = {path.stat().st_size for path in landing.folder.iterdir()}
-    columns: list[int] = []
     together = threading.Barrier(3)
-    real = stores.Ranges.read
-
-    def counted(self: stores.Ranges, offset: int, length: int) -> bytes:
-        if offset + length not in sizes and length < 1 << 20:  # no footer, no whole file
-            columns.append(length)
-            if len(columns) <= 3:
-                together.wait(60)
-        return real(self, offset, length)
-
-    monkeypatch.setattr(stores.Ranges, "read", counted)
+    sizes, columns = count_columns(monkeypatch, landing, 1 << 20, lambda: together.wait(60))  # no whole file
     report = job(landing, tmp_path, remote=True, engine=LocalEngine(1)).run()
     assert report.counts == {"ACCEPTED": 9_000, "DUPLICATE": 3_000}
     assert min(sizes) > 12_000_000
@@ -328,16 +336,7 @@ def test_large_objects_are_split_among_tasks(landing: Landing, tmp_path: Path, m
     payload = pa.array([os.urandom(500) for _ in range(6_000)])
     landing.land("a.parquet", rows(0, 6_000).set_column(4, "payload", payload), row_group_size=1_000)
     landing.land("b.parquet", rows(3_000, 6_000).set_column(4, "payload", payload), row_group_size=1_000)
-    sizes = {path.stat().st_size for path in landing.folder.iterdir()}
-    columns: list[int] = []
-    real = stores.Ranges.read
-
-    def counted(self: stores.Ranges, offset: int, length: int) -> bytes:
-        if offset + length not in sizes and length < 100_000:  # no footer, no block of a file
-            columns.append(length)
-        return real(self, offset, length)
-
-    monkeypatch.setattr(stores.Ranges, "read", counted)
+    _, columns = count_columns(monkeypatch, landing, 100_000)  # no block of a file
     sink = landing.uri.replace("landing", "sink")
     split = DedupJob(
         landing.uri,

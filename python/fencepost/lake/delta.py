@@ -7,6 +7,7 @@ ones (UPDATE, MERGE, an overwrite) says of no row which of the two it is: the ru
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -17,11 +18,11 @@ from fencepost.errors import SourceError
 from fencepost.lake.asking import Ask, ask_facts, here
 from fencepost.lake.files import Files
 from fencepost.lake.storage import Storage, from_storage, persist
-from fencepost.state.delta import by_library, is_delta, log_errors, log_unread, open_table
+from fencepost.state.delta import LOG_UNREAD, by_library, is_delta, log_errors, open_table
 from fencepost.state.delta_columns import INTEGERS
 from fencepost.state.delta_log import LOG, Action, Live, Table, info_of, live_files, read_commits
 from fencepost.state.hive import hive_values
-from fencepost.state.stores import LocalStore, Store
+from fencepost.state.stores import LocalStore, Store, not_given
 from fencepost.state.vectors import read_vector
 
 Position = dict[str, Any]
@@ -151,7 +152,8 @@ def _check_by_library(table: Table, live: Live) -> None:
         known = pa.table(by_library(table.store, table.version).get_add_actions())
     except DeltaError as error:
         if number := re.search(r"\(os error (\d+)\)", str(error)):
-            raise log_unread(root, int(number[1])) from error
+            code = int(number[1])
+            raise not_given(root, LOG_UNREAD, OSError(code, os.strerror(code))) from error
         reason = str(error).partition("\n")[0]
         raise SourceError(f"{root}: cannot be read as a Delta table: {reason}", path=root) from error
     sizes = zip(map(unquote, known["path"].to_pylist()), known["size_bytes"].to_pylist(), strict=True)

@@ -23,7 +23,7 @@ from fencepost.lake.files import Facts, Files
 from fencepost.state.delta_log import LOG
 from fencepost.state.disk import Disk, opened_folder
 from fencepost.state.scratch import Scratch
-from fencepost.state.stores import LocalStore, Ranges, RemoteStore, Store, is_local, open_store
+from fencepost.state.stores import LocalStore, Ranges, RemoteStore, Store, is_local, not_given, open_store
 
 T = TypeVar("T")
 
@@ -149,8 +149,7 @@ def from_storage(path: str, what: str = "read", *, other_than: Collection[int] =
     except OSError as error:
         if error.errno in other_than:
             raise
-        text = f"{path}: cannot be {what}: {error.strerror}. Check the storage and the rights, then run again"
-        raise StoreError(text, path=path, errno=error.errno) from error
+        raise not_given(path, f"cannot be {what}", error) from error
 
 
 @dataclass(frozen=True)

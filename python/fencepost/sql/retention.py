@@ -43,13 +43,8 @@ def reap(
             "column of the events' own time (Columns(timestamp=...), or timestamp= by message id) when it is set up, "
             "or reap by='processed_time', after which an event that comes again is applied again"
         )
-    _check_retention(retention_ms)
-    warning = None
-    if replay_ms is not None and retention_ms < replay_ms:
-        warning = (
-            f"consumer {consumer.name!r}: a retention of {retention_ms} ms is shorter than the slowest replay "
-            f"({replay_ms} ms): events that come again by it will be FORGOTTEN, not recognised as duplicates"
-        )
+    warning = _too_short(consumer, retention_ms, replay_ms, "FORGOTTEN, not recognised as duplicates")
+    if warning is not None:
         warnings.warn(warning, RetentionWarning, stacklevel=3)
 
     def raise_horizon(connection: Connection) -> int:
@@ -72,13 +67,8 @@ def reap_processed(
             f"consumer {consumer.name!r} keeps the events' own time: reap by='event_time', after which nothing that "
             "was forgotten is taken for new"
         )
-    _check_retention(retention_ms)
-    warning = None
-    if replay_ms is not None and retention_ms < replay_ms:
-        warning = (
-            f"consumer {consumer.name!r}: a retention of {retention_ms} ms is shorter than the slowest replay "
-            f"({replay_ms} ms): events that come again by it will be applied again"
-        )
+    warning = _too_short(consumer, retention_ms, replay_ms, "applied again")
+    if warning is not None:
         if not force:
             raise PolicyError(f"{warning}. Choose a longer one; force=True goes on. Nothing has changed")
         warnings.warn(warning, RetentionWarning, stacklevel=3)
@@ -86,10 +76,17 @@ def reap_processed(
     return Reaped(_delete_behind(consumer, storage, "changed_ms", clock - retention_ms), None, warning)
 
 
-def _check_retention(retention_ms: int) -> None:
+def _too_short(consumer: Consumer, retention_ms: int, replay_ms: int | None, outcome: str) -> str | None:
+    """What is to be told where a replay takes longer than the retention. Raises PolicyError."""
     is_count = isinstance(retention_ms, int) and not isinstance(retention_ms, bool)
     if not is_count or retention_ms <= 0:
         raise PolicyError(f"retention_ms={retention_ms!r}: a positive number of milliseconds was expected")
+    if replay_ms is None or retention_ms >= replay_ms:
+        return None
+    return (
+        f"consumer {consumer.name!r}: a retention of {retention_ms} ms is shorter than the slowest replay "
+        f"({replay_ms} ms): events that come again by it will be {outcome}"
+    )
 
 
 def _check_in_flight(

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from fencepost.errors import FencepostError, SinkChangedError, SinkError, StoreError
+from fencepost.errors import FencepostError, SinkChangedError, SinkError
 from fencepost.state.commit import NewRows, Tasks, in_turn
 from fencepost.state.decision import ABANDONED, APPLIED, Decision, Outputs, SideFiles
 from fencepost.state.delta_columns import (
@@ -43,7 +43,7 @@ from fencepost.state.placing import CopyItem
 from fencepost.state.prefix import RunPrefixes
 from fencepost.state.scratch import Scratch
 from fencepost.state.sinks import MARKER, RunFolders, number_of, without_rows
-from fencepost.state.stores import LocalStore, RemoteStore, Store, load_provider
+from fencepost.state.stores import LocalStore, RemoteStore, Store, load_provider, not_given
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -549,6 +549,9 @@ def check_library(path: object) -> None:
         raise FencepostError(f"{path}: Delta tables need fencepost[lake] ({error})") from error
 
 
+LOG_UNREAD = "its log cannot be read"
+
+
 @contextmanager
 def log_errors(place: str, failure: type[FencepostError]) -> Iterator[None]:
     """Around code that reads a log. Raises `failure` for content that is not a log, StoreError (path, errno) where the
@@ -558,15 +561,9 @@ def log_errors(place: str, failure: type[FencepostError]) -> Iterator[None]:
     except OSError as error:
         if error.errno is None or isinstance(error, FileNotFoundError):  # pyarrow reports damage without a number
             raise failure(f"{place}: cannot be read as a Delta table: {error}") from error
-        raise log_unread(place, error.errno) from error
+        raise not_given(place, LOG_UNREAD, error) from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise failure(f"{place}: cannot be read as a Delta table: {error}") from error
-
-
-def log_unread(place: str, number: int) -> StoreError:
-    """What to raise where the system does not give a table's log, and says why by a number."""
-    text = f"{place}: its log cannot be read: {os.strerror(number)}. Check the storage and the rights, then run again"
-    return StoreError(text, path=place, errno=number)
 
 
 def open_table(store: Store, failure: type[FencepostError]) -> Table:

@@ -290,6 +290,12 @@ class LocalStore:
         return folder / f"{name.replace('/', '-')}.{uuid4().hex}{TEMPORARY}"
 
 
+def not_given(path: str, problem: str, error: OSError) -> StoreError:
+    """What to raise where the system does not give what lies at a path, which says nothing of the content."""
+    text = f"{path}: {problem}: {error.strerror}. Check the storage and the rights, then run again"
+    return StoreError(text, path=path, errno=error.errno)
+
+
 def _unless_gone(error: OSError) -> None:
     """A folder that cannot be listed is not an empty one."""
     if not isinstance(error, FileNotFoundError | NotADirectoryError):
