@@ -96,7 +96,7 @@ MATRIX := java postgresql $(S3_SERVER) test-fuzz test-spark43 asan test-spark-co
 # Suites at a time. Each waits for servers, JVMs and other processes: four leave a seventh of two cores idle.
 JOBS ?= 6
 # Rust's test runner prints times only where unstable options are welcome.
-together = @$(PYTHON) .ci/suite.py --clear; \
+together = @$(PYTHON) .ci/suite.py --clear || exit 1; \
 	PYTEST_ADDOPTS="--durations=20 --durations-min=0.05 $(2) $$PYTEST_ADDOPTS" \
 	CARGO_TARGET_$(subst -,_,$(shell echo $(HOST) | tr a-z A-Z))_RUNNER="env RUSTC_BOOTSTRAP=1" \
 	$(MAKE) --no-print-directory --keep-going --jobs=$(JOBS) $(if $(filter output-sync,$(.FEATURES)),--output-sync=line) \
@@ -106,7 +106,7 @@ together = @$(PYTHON) .ci/suite.py --clear; \
 # The JVMs of tests are short-lived: their second compiler and a collector's threads would take a quarter of the time,
 # and reading and verifying classes from jars another third. A JVM with other jars passes over the archive; what it has
 # to say of it must not stand in what tests read.
-BRIEF_JVM := -XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xlog:disable -Xlog:all=error:stderr
+BRIEF_JVM := -Djava.io.tmpdir=$(or $(TMPDIR),/tmp) -XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xlog:disable -Xlog:all=error:stderr
 WITH_JVM := test-python test-bench test-marked test-spark-frames test-spark-jobs test-spark43 test-spark43-part \
 	test-spark-delta test-spark-connect test-spark-connect-part test-kafka test-cluster test-stores
 $(WITH_JVM): export JDK_JAVA_OPTIONS = $(BRIEF_JVM) -XX:SharedArchiveFile=$(abspath $(SPARK_CLASSES))

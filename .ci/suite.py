@@ -1,5 +1,7 @@
 """Times the suites of `make test`.
 
+`suite.py --clear` forgets an earlier run and checks that the disks have room.
+
 `suite.py SUITE COMMAND...` runs one command of a suite, or of what suites need. The output goes to
 target/suites/SUITE.log, the times to target/suites/SUITE.times; the log is printed if the command fails.
 
@@ -17,6 +19,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections import defaultdict
 from contextlib import suppress
@@ -27,6 +30,8 @@ FOLDER = Path(__file__).parents[1] / "target" / "suites"
 SLOWEST = 20
 LIMIT_SECONDS = 45 * 60
 """After which a command hangs: it is ended, so that its log shows where."""
+FREE_BYTES_MIN = 6 << 30
+"""What a clone takes with its environments, jars and builds, rounded up."""
 ORPHANS_SECONDS = 5.0
 """How long processes that a command leaves behind may take to end, so that their time is counted."""
 PYTEST_TIME = re.compile(r"^\s*(\d+\.\d+)s (?:call|setup|teardown) +(\S.*)$", re.MULTILINE)
@@ -40,10 +45,20 @@ SUMMARY = re.compile(
 def main(arguments: list[str]) -> int:
     if arguments == ["--clear"]:
         shutil.rmtree(FOLDER, ignore_errors=True)
-        return 0
+        return check_disks()
     if arguments:
         return run(arguments[0].strip(".").replace("/", "-"), arguments[1:])
     report()
+    return 0
+
+
+def check_disks() -> int:
+    """Returns 1 if a disk that the tests write to is nearly full: their own errors would not say so."""
+    for folder in (str(FOLDER.parents[1]), tempfile.gettempdir()):
+        free = shutil.disk_usage(folder).free
+        if free < FREE_BYTES_MIN:
+            print(f"{folder} has {free / 2**30:.1f} GiB free: the tests need {FREE_BYTES_MIN >> 30} GiB")
+            return 1
     return 0
 
 
@@ -93,7 +108,8 @@ def await_orphans() -> None:
 
 
 def report() -> None:
-    suites = {path.stem: took(path) for path in FOLDER.glob("*.times")}
+    # A file is empty if the disk was full when its line was written.
+    suites = {path.stem: took(path) for path in FOLDER.glob("*.times") if path.stat().st_size}
     ordered = sorted(suites, key=lambda suite: -suites[suite].wall)
     logs = {suite: (FOLDER / f"{suite}.log").read_text(errors="replace") for suite in ordered}
     for suite in ordered:
