@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import shutil
 from collections import Counter
 from collections.abc import Callable
@@ -14,9 +15,12 @@ from typing import Any
 import fencepost as fp
 import polars as pl
 import polars.testing
+import pyarrow.compute as pc  # type: ignore[import-untyped]
 import pytest
+from deltalake import DeltaTable
 from fencepost.lake import LocalEngine, dataset
 from fencepost.state import State, decision, folding
+from fencepost.state.prefix import RunPrefixes
 from fencepost.state.stores import LocalStore, RemoteStore
 from test_cli import run
 from test_lake import IDENTITY, first_of_each, land, make_rows, read_sink, read_source
@@ -39,6 +43,21 @@ def go_on(root: Path, count: int, keep: int | None = 1) -> int:
     for number in range(first, first + count):
         newest = go(root, number, keep=keep)
     return newest
+
+
+def go_without_output(root: Path) -> int:
+    """A version that keeps no row: all were there before."""
+    rows = make_rows(0, 40)
+    land(root / "source", f"again-{opened(root).decided()}.parquet", rows.filter(pc.greater_equal(rows["pid"], 0)))
+    report = make_job(root, keep=1).run()
+    assert report.version is not None
+    assert report.kept == 0
+    return report.version
+
+
+def runs(root: Path) -> list[int]:
+    """The versions that have a folder in the sink."""
+    return sorted(int(it.name[4:]) for it in (root / "sink").glob("run=*"))
 
 
 def check_rows(root: Path) -> None:
@@ -81,6 +100,27 @@ def test_abandoned_versions_are_counted_apart(tmp_path: Path, monkeypatch: pytes
     assert folded is not None
     assert (folded.version, folded.abandoned, folded.rows, folded.files) == (4, 1, 40 * 4, 4)
     check_rows(tmp_path)
+
+
+def test_the_sink_keeps_no_folder_of_a_folded_version_without_output(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But the marks of abandoned versions stay: nothing else keeps out a driver that was paused."""
+    from test_retention import abandon_next
+
+    go_on(tmp_path, 1)
+    assert go_without_output(tmp_path) == 2
+    abandon_next(tmp_path, 50, monkeypatch)
+    go_on(tmp_path, 9)
+    assert opened(tmp_path).floor() == 8
+    assert runs(tmp_path) == [1, *range(3, 13)]
+    assert os.listdir(tmp_path / "sink" / "run=3") == ["_abandoned"]
+    check_rows(tmp_path)
+    shutil.rmtree(tmp_path / "sink" / "run=4")  # whoever wants its rows no more need not leave an empty folder
+    go_on(tmp_path, 1)
+    shutil.rmtree(tmp_path / "sink" / "run=9")
+    with pytest.raises(fp.SinkChangedError, match="run=9 is gone, though version 9 was written"):
+        go_on(tmp_path, 1)
 
 
 def test_what_is_folded_is_refused_by_name(tmp_path: Path) -> None:
@@ -165,7 +205,7 @@ def test_damage_of_what_is_to_be_folded_stops_no_run(tmp_path: Path) -> None:
         opened(tmp_path).collect_garbage()
     (tmp_path / "state" / "done" / "1").unlink()
     with pytest.raises(fp.SnapshotError):
-        folding.fold(opened(tmp_path), 4)
+        folding.fold(opened(tmp_path), make_job(tmp_path).sink, 4)
 
 
 def test_a_floor_without_a_log_above_it_is_damage(tmp_path: Path) -> None:
@@ -185,25 +225,32 @@ def test_a_crash_at_any_change_to_the_disk_while_versions_fold(tmp_path: Path, m
     world, template = tmp_path / "world", tmp_path / "template"
     with monkeypatch.context() as patch:
         patch.setattr("fencepost.lake.run.release", lambda *_: 1)
-        go_on(world, 10)
-    shutil.copytree(world / "state", template)
+        go_on(world, 1)
+        go_without_output(world)
+        go_on(world, 8)
+    sink = make_job(world).sink
+    for name in ("state", "sink"):
+        shutil.copytree(world / name, template / name)
     newest = opened(world).latest()
     crashes = 0
     for call in itertools.count(1):
-        shutil.rmtree(world / "state")
-        shutil.copytree(template, world / "state")
+        for name in ("state", "sink"):
+            shutil.rmtree(world / name)
+            shutil.copytree(template / name, world / name)
         with crash_at(monkeypatch, call), suppress(Crash):
-            folding.fold(State(LocalStore(world / "state")), 4)
+            folding.fold(State(LocalStore(world / "state")), sink, 4)
             break
         crashes += 1
         own = opened(world)
         assert own.floor() in (0, 4)
         assert own.latest() == newest
         assert [it.version for it in own.versions()] == list(range(own.floor() + 1, 11))
-        while folding.fold(own, 8):
+        sink.check(own)
+        while folding.fold(own, sink, 8):
             assert own.latest() == newest
         check_folded(own, 10)
         assert own.floor() == 8
+        assert runs(world) == [1, *range(3, 11)]
     assert crashes > 15
 
 
@@ -304,6 +351,63 @@ def test_a_driver_that_wakes_after_a_fold(tmp_path: Path, monkeypatch: pytest.Mo
     assert not own.store.exists("done/2")
 
 
+@pytest.mark.parametrize("has_output", [True, False])
+def test_an_abandon_that_wakes_after_a_fold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_output: bool) -> None:
+    """It says that the version is folded, and changes nothing that a reader sees."""
+    from fencepost.state.sinks import RunFolders
+
+    go_on(tmp_path, 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(RunFolders, "apply", lambda *_: (_ for _ in ()).throw(Crash))
+        with pytest.raises(Crash):
+            go_on(tmp_path, 1) if has_output else go_without_output(tmp_path)
+    with (
+        paused_at(monkeypatch, RunFolders, "fence", lambda: others(tmp_path)),
+        pytest.raises(fp.SnapshotError, match="version 2 is folded: of versions 1 to 4 only totals are left"),
+    ):
+        opened(tmp_path).abandon(2)
+    check_rows(tmp_path)
+    go_on(tmp_path, 1)
+    check_rows(tmp_path)
+
+
+def test_a_driver_that_wakes_to_show_a_version_without_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from fencepost.state.sinks import RunFolders
+
+    go_on(tmp_path, 1)
+    with paused_at(monkeypatch, RunFolders, "apply", lambda: others(tmp_path)):
+        assert go_without_output(tmp_path) == 2
+    assert opened(tmp_path).floor() == 4
+    assert os.listdir(tmp_path / "sink" / "run=2") == ["_empty"]
+    go_on(tmp_path, 1)
+    check_rows(tmp_path)
+
+
+def test_a_table_keeps_its_marks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fence that found none would remove the files of an applied version."""
+    from fencepost.state.delta import DeltaSink
+
+    def step(seed: int) -> None:
+        land(tmp_path / "source", f"{seed:04}.parquet", make_rows(seed, 40))
+        make_job(tmp_path, keep=1, layout="delta").run()
+
+    step(0)
+    with monkeypatch.context() as patch:
+        patch.setattr(DeltaSink, "apply", lambda *_: (_ for _ in ()).throw(Crash))
+        with pytest.raises(Crash):
+            step(1)
+    with (
+        paused_at(monkeypatch, DeltaSink, "fence", lambda: [step(number) for number in range(2, 12)]),
+        pytest.raises(fp.SnapshotError, match="version 2 is folded"),
+    ):
+        opened(tmp_path).abandon(2)
+    assert opened(tmp_path).floor() == 8
+    step(12)
+    found = pl.DataFrame(DeltaTable(tmp_path / "sink").to_pyarrow_table()).filter(pl.col("pid") >= 0)
+    wanted = first_of_each(read_source(tmp_path)).filter(pl.col("pid") >= 0)
+    polars.testing.assert_frame_equal(found.select(IDENTITY).sort(IDENTITY), wanted.select(IDENTITY).sort(IDENTITY))
+
+
 def test_files_below_the_floor_count_for_nothing(tmp_path: Path) -> None:
     """A paused driver may have put them, and the hint."""
     go_on(tmp_path, 3)
@@ -377,9 +481,40 @@ def go_far(bucket: Bucket, first: int, count: int) -> None:
         bucket.job(keep_versions=1, keep_versions_ms=0, shards=1, engine=LocalEngine(1)).run()
 
 
+def claims(bucket: Bucket) -> list[int]:
+    """The versions whose claims are in the sink."""
+    return sorted(int(name[10:-5]) for name in bucket.store("sink").list("_versions"))
+
+
 def listed(bucket: Bucket) -> list[str]:
     """What lies in the state, but for what any version has."""
     return sorted(name for name in bucket.store("state").list("") if name.startswith(("log", "done", "folded")))
+
+
+def test_claims_of_applied_versions_go_from_a_prefix(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of abandoned ones stay. A paused `abandon` takes a free name, says so, and removes nothing."""
+    monkeypatch.setattr(folding, "AT_ONCE", 2)
+    go_far(bucket, 1, 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(RunPrefixes, "apply", lambda *_: (_ for _ in ()).throw(Crash))
+        with pytest.raises(Crash):
+            go_far(bucket, 2, 1)
+    bucket.state().abandon(2)
+    with monkeypatch.context() as patch:
+        patch.setattr(RunPrefixes, "apply", lambda *_: (_ for _ in ()).throw(Crash))
+        with pytest.raises(Crash):
+            go_far(bucket, 3, 1)
+    with (
+        paused_at(monkeypatch, RunPrefixes, "fence", lambda: go_far(bucket, 4, 5)),
+        pytest.raises(fp.SnapshotError, match="version 3 is folded: of versions 1 to 4 only totals are left"),
+    ):
+        bucket.state().abandon(3)
+    assert claims(bucket) == [2, 3, 5, 6, 7, 8]
+    go_far(bucket, 9, 1)
+    found = dataset(f"{bucket.root}/sink", bucket.options).to_table().select(["pid", "seq"]).to_pylist()
+    assert sorted(found, key=repr) == sorted(
+        ({"pid": pid, "seq": seq} for pid in range(1, 10) for seq in range(5)), key=repr
+    )
 
 
 @pytest.mark.matrix
@@ -388,6 +523,7 @@ def test_killed_at_every_request_of_a_fold(bucket: Bucket, monkeypatch: pytest.M
         patch.setattr("fencepost.lake.run.release", lambda *_: 1)
         go_far(bucket, 1, 6)
     store = bucket.store("state")
+    claim_of_first = bucket.store("sink").read("_versions/1.json")
     template = {name: store.read(name) for name in listed(bucket)}
     monkeypatch.setattr(folding, "AT_ONCE", 2)
     kills = 0
@@ -396,19 +532,22 @@ def test_killed_at_every_request_of_a_fold(bucket: Bucket, monkeypatch: pytest.M
         with monkeypatch.context() as patch:
             killed_at(patch, number, moment, store.uri)
             try:
-                folding.fold(bucket.state(), 4)
+                folding.fold(bucket.state(), bucket.sink(), 4)
                 break
             except Killed:
                 kills += 1
         own = bucket.state()
         assert own.floor() in (0, 2)
         assert own.done() == own.latest().version == 6
-        while folding.fold(own, 4):
+        while folding.fold(own, bucket.sink(), 4):
             assert own.latest().version == 6
         assert listed(bucket) == [
             *("done/5", "done/6", "folded/2.json", "folded/4.json", "log/5.json", "log/6.json"),
         ]
+        assert claims(bucket) == [5, 6]
         store.delete(["folded/2.json", "folded/4.json"])
+        for version in range(1, 5):
+            bucket.store("sink").put(f"_versions/{version}.json", claim_of_first)
         for name in template.keys() - set(listed(bucket)):
             store.put(name, template[name])
     assert kills > 10

@@ -364,6 +364,9 @@ class CalledSink(RunFolders):
         """See `Sink`: what the function was given is not in this folder any more."""
         return len(decision.outputs)
 
+    def fold(self, first: int, last: int) -> None:
+        """See `Sink`: all marks stay. Without one, a paused driver would call the function again."""
+
     def collect_garbage(self, done: int) -> None:
         """See `Sink`: the rows of the newest version, too, which were shown."""
         super().collect_garbage(done)

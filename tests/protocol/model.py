@@ -25,6 +25,7 @@ READABLE = (WRITTEN, SYNCED, SEALED)
 ABSENT, THERE, REMOVED, BACK = range(4)  # an output in the sink
 
 FENCE, FOREIGN = -1, -2  # who stands in the sink under a number, when it is no attempt
+FREE = 0  # nobody: the version is there, and its name was folded
 ABANDONED = -1  # what done/<n> says, when it is no attempt
 
 # Where a driver stands: the step that it takes next.
@@ -77,6 +78,12 @@ class Shown(NamedTuple):
     """Per output ABSENT, THERE, REMOVED by its user, or BACK after that."""
     marked: bool = False
     """Whether a prefix says that all files are there."""
+    claim: int | None = None
+    """Who has the version's name: None where it is `who`, FREE where the name was folded, FENCE where a fence took it
+    after that."""
+
+    def owner(self) -> int:
+        return self.who if self.claim is None else self.claim
 
 
 class Table(NamedTuple):
@@ -414,7 +421,7 @@ class Protocol:
     def put(self, w: World, name: str, version: int, value: int) -> Iterator[tuple[str, World]]:
         """Put log/<version>, done/<version> or the claim of a prefix if it is absent: all outcomes."""
         lied = w._replace(faults=w.faults - 1)
-        if getattr(w, name)[version - 1]:
+        if self.is_taken(w, name, version):
             yield EXISTS, w
         else:
             yield OK, self.landed(w, name, version, value)
@@ -425,7 +432,13 @@ class Protocol:
         if w.faults:
             yield ERROR, lied
 
+    def is_taken(self, w: World, name: str, version: int) -> bool:
+        entry = getattr(w, name)[version - 1]
+        return entry is not None and not (name == "sink" and entry.owner() == FREE)
+
     def landed(self, w: World, name: str, version: int, value: int) -> World:
+        if name == "sink" and (folded := w.sink[version - 1]):
+            return self.show(w, version, folded._replace(claim=None if value == folded.who else value))
         if name == "sink":
             files = (ABSENT,) * len(w.attempts[value - 1].kept) if value > 0 else ()
             return self.show(w, version, Shown(value, True, files))
@@ -483,6 +496,8 @@ class Protocol:
             w = self.change_attempt(w, d.nonce, outputs=MOVED)
             shown = Shown(d.nonce, False, (THERE,) * len(attempt.kept))
             yield f"rename to run={d.version}", "", self.show(w, d.version, shown), seal
+        elif shown and shown.owner() == FREE:
+            yield f"an empty run={d.version}, again", "", self.show(w, d.version, shown._replace(claim=None)), seal
         elif shown is None:
             yield "the prepared folder is gone, stops", "", w, Driver()
         else:
@@ -490,9 +505,9 @@ class Protocol:
 
     def find_shown(self, w, d, shown, seal):
         """What to do about what stands in the sink under the number."""
-        if shown.who == d.nonce:
+        if shown.owner() == d.nonce:
             yield "shown already", "", w, seal
-        elif shown.who == FENCE:
+        elif shown.owner() == FENCE:
             yield "fenced off: abandoned", "", w, d._replace(step=SEAL_SINK, note=ABANDONED)
         else:
             yield "not what was decided, stops", "", w, Driver()
@@ -514,9 +529,11 @@ class Protocol:
         shown = w.sink[d.version - 1]
         if shown is None:
             yield "nothing there, once more", "", w, d._replace(step=PUT_FENCE if d.about == ABANDON else APPLY)
-        elif shown.who == FOREIGN:
+        elif shown.owner() == FREE:
+            yield "it was folded, once more", "", w, d._replace(step=PUT_FENCE if d.about == ABANDON else APPLY)
+        elif shown.owner() == FOREIGN:
             yield "not of what was decided, stops", "", w, Driver()
-        elif shown.who == FENCE:
+        elif shown.owner() == FENCE:
             yield "abandoned", "", w, d._replace(step=CLEAR, note=ABANDONED)
         elif shown.marked:
             yield "applied, all is there", "", w, d._replace(step=CLEAR, note=d.nonce)
@@ -607,7 +624,14 @@ class Protocol:
         shown = w.sink[d.version - 1]
         if shown is None:
             yield f"version {d.version}", "", self.show(w, d.version, Shown(FENCE, False, ())), then
-        elif shown.who in (FENCE, FOREIGN):
+        elif shown.owner() == FREE:
+            yield (
+                f"version {d.version}, which was folded",
+                "",
+                self.show(w, d.version, shown._replace(claim=FENCE)),
+                then,
+            )
+        elif shown.owner() in (FENCE, FOREIGN):
             yield "its name is taken already", "", w, then
         else:
             yield "applied already: cannot be abandoned", "", w, Driver()
@@ -661,6 +685,8 @@ class Protocol:
                 if entries[version - 1]:
                     world = w._replace(**{name: replaced(entries, version - 1, None)})
                     yield Action("trim", f"{name}/{version} is removed", world)
+        for version, shown in self.without_marks(w) if self.sink != "table" else ():
+            yield Action("unmark", f"version {version} loses its mark in the sink", self.show(w, version, shown))
 
     def foldable(self, w: World) -> int:
         """Up to where nobody can go back."""
@@ -671,11 +697,18 @@ class Protocol:
         """Up to where the log may go: not before the floor is durable."""
         return w.folded[1]
 
+    def without_marks(self, w: World) -> Iterator[tuple[int, Shown | None]]:
+        """Versions whose name in the sink may be free again: they are applied, and no reader needs the name."""
+        for version, shown in enumerate(w.sink[: self.trimmable(w)], 1):
+            needs_name = self.sink == "run" and shown and shown.files
+            if shown and shown.owner() > 0 and not needs_name:
+                yield version, shown._replace(claim=FREE)
+
     def land(self, w: World) -> Iterator[Action]:
         """A put of which its writer heard an error arrives after all, and finds the name free or not."""
         for place, (name, version, value) in enumerate(w.flying):
             world = w._replace(flying=w.flying[:place] + w.flying[place + 1 :])
-            if not getattr(w, name)[version - 1]:
+            if not self.is_taken(w, name, version):
                 world = self.landed(world, name, version, value)
             yield Action("land", f"a put of {name}/{version} by attempt {value} lands", world)
 

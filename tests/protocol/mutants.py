@@ -18,6 +18,7 @@ from protocol.model import (
     EXISTS,
     FENCE,
     FINISH,
+    FREE,
     GONE,
     HEAD,
     LATE,
@@ -580,6 +581,32 @@ class BelievesUnsyncedFloor(Folding):
 
     def seal_floor(self, w):
         return w
+
+
+class FoldsFences(Folding):
+    """Marks of abandoned versions go too: a driver that was paused before the fence finds the name free."""
+
+    bounds = Bounds(faults=1, starts=2, changes=1, abandons=1, folds=True)
+    caught_by = "identities_once"
+
+    def without_marks(self, w):
+        yield from super().without_marks(w)
+        for version, shown in enumerate(w.sink[: self.trimmable(w)], 1):
+            if shown and shown.owner() == FENCE:
+                yield version, None
+
+
+class FoldsBeforeDone(Folding):
+    """Marks of applied versions go before the versions are done: `abandon` finds the name free."""
+
+    sink = "prefix"
+    bounds = Bounds(faults=1, starts=1, changes=0, abandons=1, folds=True)
+    caught_by = "abandoned_never_appears"
+
+    def without_marks(self, w):
+        for version, shown in enumerate(w.sink, 1):
+            if shown and shown.owner() > 0 and shown.marked:
+                yield version, shown._replace(claim=FREE)
 
 
 MUTANTS: tuple[type[Mutant], ...] = (

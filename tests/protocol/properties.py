@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from protocol.model import (
     ABANDONED,
@@ -68,6 +68,11 @@ def is_shown(world: World, version: int, nonce: int) -> bool:
     return shown is not None and shown.who == nonce and all(shown.files)
 
 
+def above_floor(world: World) -> Iterator[tuple[int, tuple[int, bool] | None]]:
+    """done/<n> of the versions above the durable floor: below it nobody believes what is there."""
+    return ((version, entry) for version, entry in enumerate(world.done, 1) if version > world.folded[1])
+
+
 def identities_once(model: Protocol, world: World) -> str:
     """Each decided identity is in the sink once: never twice, and exactly once when its version is done."""
     rows = shown_rows(world)
@@ -105,8 +110,8 @@ def numbers_decided_once(model: Protocol, world: World) -> str:
 
 
 def done_is_shown(model: Protocol, world: World) -> str:
-    """done/<n> implies that the sink has n as it was decided, also after a power loss."""
-    for version, entry in enumerate(world.done, 1):
+    """Above the floor done/<n> implies that the sink has n as it was decided, also after a power loss."""
+    for version, entry in above_floor(world):
         if entry and entry[0] != ABANDONED and not is_shown(world, version, entry[0]):
             return f"version {version} is done, the sink does not have it"
     return ""
@@ -174,8 +179,8 @@ def finishable_without_source(model: Protocol, world: World) -> str:
 
 
 def abandoned_never_appears(model: Protocol, world: World) -> str:
-    """Where done/<n> says abandoned, the sink has no row of n."""
-    for version, entry in enumerate(world.done, 1):
+    """Where done/<n> says abandoned, above the floor, the sink has no row of n."""
+    for version, entry in above_floor(world):
         if entry and entry[0] == ABANDONED:
             if isinstance(world.sink, Table):
                 appears = (FENCE, version) not in world.sink.hidden

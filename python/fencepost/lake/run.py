@@ -214,7 +214,7 @@ class Run:
             if self.split():
                 self.outputs.remove()
                 return None
-            self.collected = release(job.state, self.before)
+            self.collected = release(job.state, job.sink, self.before)
             decision, found, judged, written = self.prepare(self.news.files)
         except BaseException as error:
             self.discard()

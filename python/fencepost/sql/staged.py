@@ -224,6 +224,9 @@ class StagedTable(RunFolders):
                 if match and int(match[1]) <= done:
                     Database(engine).transaction(lambda it, name=name: it.execute(self._drop(it, name)))  # type: ignore[misc]
 
+    def fold(self, first: int, last: int) -> None:
+        """See `Sink`: all marks stay. The row in the database knows the newest version only."""
+
     def _show(self, decision: Decision, status: str) -> str:
         """What follows the transaction, whichever it was."""
         beside = without_rows(decision)

@@ -158,6 +158,13 @@ class Sink(Protocol):
     def collect_garbage(self, done: int) -> None:
         """Remove what attempts at versions that are done have left."""
 
+    def fold(self, first: int, last: int) -> None:
+        """Remove the marks of applied versions that no reader needs. `first` to `last`: the state has folded them.
+
+        Marks of abandoned versions stay: a paused driver must find them. Sinks that would show an applied version
+        again, or remove its rows, without its mark keep all marks.
+        """
+
 
 def recover(state: State, sink: Sink, tasks: Tasks = in_turn) -> tuple[int, ...]:
     """Check that the sink is the state's, finish the version that was decided and not done, and clean up behind it.

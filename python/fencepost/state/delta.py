@@ -145,6 +145,9 @@ class DeltaSink:
     def collect_garbage(self, done: int) -> None:
         self.own.collect_garbage(done)
 
+    def fold(self, first: int, last: int) -> None:
+        """See `Sink`: all marks stay. A fence that finds none removes the files of the version."""
+
     # Looking
 
     def check_table(self, table: Table) -> None:

@@ -7,19 +7,21 @@ and its version would be shown twice. So `folded/<m>.json` is there, durably, be
 go, and a driver that has put `log/<n>.json` reads the *floor*, the largest m, before it believes that it has decided
 (`State.decide`). Of a version at or below the floor no file in `log` or `done` counts: a paused driver may have put it.
 
+The marks of applied versions go from the sink as well (`Sink.fold`).
+
 The two newest of these objects stay, so that a folder that is listed meanwhile never shows none.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from fencepost.state.decision import APPLIED, DECIDED, FORMAT_FOLDED, Version, fields_from_json, to_json, understood
 
 if TYPE_CHECKING:
+    from fencepost.state.commit import Sink
     from fencepost.state.versions import State
 
 FOLDER = "folded"
@@ -50,7 +52,7 @@ class Folded:
     format: int = FORMAT_FOLDED
 
 
-def fold(state: State, until: int) -> bool:
+def fold(state: State, sink: Sink, until: int) -> bool:
     """Fold the next `AT_ONCE` versions up to `until`; none where there are fewer.
 
     `until`: nobody may ask for a version up to it any more, and what a later one needs of it stays. May be done again,
@@ -62,9 +64,9 @@ def fold(state: State, until: int) -> bool:
         return False
     before = state.folded()
     if before is not None:  # who put it may have died before all of this was gone
-        state.store.delete(_names(before.removed, before.version))
+        _remove(state, sink, before.removed, before.version)
     state.store.put(f"{FOLDER}/{last}.json", to_json(vars(_summed(state, before, last))))
-    state.store.delete(_names(floor, last))
+    _remove(state, sink, floor, last)
     state.store.delete([f"{FOLDER}/{it}.json" for it in state.folds() if it < floor])
     state.floor()
     return True
@@ -99,7 +101,9 @@ def _counts(version: Version) -> Counter[str]:
     return Counter(version.counts)
 
 
-def _names(after: int, last: int) -> Iterator[str]:
-    """The files of the versions behind `after`, up to `last`."""
-    for version in range(after + 1, last + 1):
-        yield from (f"log/{version}.json", f"done/{version}")
+def _remove(state: State, sink: Sink, after: int, last: int) -> None:
+    """Remove the files of the versions behind `after`, up to `last`, and their marks in the sink."""
+    sink.fold(after + 1, last)
+    state.store.delete(
+        name for version in range(after + 1, last + 1) for name in (f"log/{version}.json", f"done/{version}")
+    )

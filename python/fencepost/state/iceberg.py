@@ -233,6 +233,9 @@ class IcebergSink:
         if table is not None:
             self._beside(table).collect_garbage(done)
 
+    def fold(self, first: int, last: int) -> None:
+        """See `Sink`: all marks stay. A fence that finds none removes the files of the version."""
+
     # Versions
 
     def apply(self, decision: Decision, tasks: Tasks = in_turn) -> str:

@@ -249,6 +249,7 @@ def abandon(state: State, version: int, *, sink: Sink | None = None) -> None:
     if status not in (ABANDONED, APPLIED):
         status = sink.fence(state.version(version))
         state.finish(version, status)
+        state.check_not_folded(version)  # else its mark in the sink is gone, and the fence took a free name
     if status == APPLIED:
         raise StateConflictError(
             f"{state.uri}: version {version} is applied; `rollback` makes a new version of an older"
@@ -290,7 +291,7 @@ def collect_garbage(state: State, keep_versions: int | None = None, *, sink: Sin
     with at.stages():
         removed = sum(at.run("gc", partial(operation_tasks.collect, state), items))
     removed += _collect_folded(state, floor, needed)
-    while before.format == FORMAT_FOLDED and fold(state, before.oldest - 1):
+    while before.format == FORMAT_FOLDED and fold(state, at.sink, before.oldest - 1):
         pass
     at.sink.discard(at.version, at.attempt)  # the plan of the tasks
     at.sink.collect_garbage(done)

@@ -63,7 +63,7 @@ class RunPrefixes:
             self._check_new(done)
             return
         check_owner(self.location, owner, state.uri, settings)
-        if done and not self.store.exists(_claim_of(done)):
+        if done and not self.store.exists(_claim_of(done)) and done > state.floor():
             raise SinkChangedError(f"{self.location}: {_claim_of(done)} is gone, though version {done} was written")
         is_claimed = self.store.exists(_claim_of(decided + 1))
         if is_claimed and state.decided() == decided:  # nor has another run decided it meanwhile
@@ -141,6 +141,15 @@ class RunPrefixes:
             match = re.fullmatch(r"(\d+)-\w+", folder)
             if match and int(match[1]) <= done:
                 self.store.clear(f"{PREPARE}/{folder}")
+
+    def fold(self, first: int, last: int) -> None:
+        """See `Sink`: the claims. `_SUCCESS` stays, for readers."""
+        claims = [_claim_of(version) for version in range(first, last + 1)]
+        with ThreadPoolExecutor(READS_AT_ONCE) as pool:
+            found = list(pool.map(self._read, claims))
+        self.store.delete(
+            name for name, data in zip(claims, found, strict=True) if data and json.loads(data)["status"] == APPLIED
+        )
 
     # Versions
 

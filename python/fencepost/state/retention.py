@@ -20,6 +20,7 @@ from fencepost.state.decision import FORMAT_FOLDED
 from fencepost.state.folding import fold
 
 if TYPE_CHECKING:
+    from fencepost.state.commit import Sink
     from fencepost.state.decision import Decision
     from fencepost.state.versions import State
 
@@ -66,7 +67,7 @@ def next_oldest(state: State, before: Decision | None, version: int, keep: Reten
     return oldest
 
 
-def release(state: State, before: Decision | None) -> int:
+def release(state: State, sink: Sink, before: Decision | None) -> int:
     """Remove what no version from `before.oldest` on needs, as far as `AT_ONCE` goes. `before`: is applied.
 
     Gives `Decision.collected` for the next version. Folds the versions of which nothing but the log is left since long.
@@ -76,7 +77,7 @@ def release(state: State, before: Decision | None) -> int:
         return 1
     if before.format == FORMAT_FOLDED:
         with suppress(SnapshotError):  # what is damaged there is no reason to stop: `fencepost state gc` tells
-            fold(state, before.collected - 1)
+            fold(state, sink, before.collected - 1)
     collected = max(before.collected, state.known_floor() + 1)  # `State.collect_garbage` folds all at once
     for _ in range(AT_ONCE):
         following = _after(collected, _breaks(state, before))

@@ -176,9 +176,9 @@ class RunFolders:
         else:
             check_owner(self.path, self.owner(), state.uri, settings)
         # Not all folders: a year's versions are many.
-        newest = range(max(1, done - CHECKED + 1), done + 1)
+        newest = range(max(state.known_floor(), done - CHECKED) + 1, done + 1)
         gone = next((it for it in newest if not os.path.lexists(f"{self.path}/run={it}")), None)
-        if gone is not None:
+        if gone is not None and gone > state.floor():  # nor is it folded meanwhile
             raise SinkChangedError(
                 f"{self.path}: run={gone} is gone, though version {gone} was written: put it back, or make "
                 "an empty folder of that name if nobody wants its rows any more"
@@ -338,6 +338,13 @@ class RunFolders:
             match = re.fullmatch(r"(\d+)-\w+", path.name)
             if (match and int(match[1]) <= done) or (done and path.name.startswith(f"{MARKER}.")):
                 self.disk.remove(path)
+
+    def fold(self, first: int, last: int) -> None:
+        """See `Sink`: the folders of versions without output."""
+        for version in range(first, last + 1):
+            folder = self.path / f"run={version}"
+            if _sizes(folder) in ({EMPTY_NAME: 0}, {}):  # who removed the file may have died before the folder went
+                self.disk.remove(folder)
 
     def owner(self) -> str | None:
         """The state whose folder it is."""

@@ -286,6 +286,11 @@ class State:
         """What `floor` has found when it was asked last: more may be folded since."""
         return self.floor() if self._floor is None else self._floor
 
+    def check_not_folded(self, version: int) -> None:
+        """Raises SnapshotError if the version is folded as of now."""
+        if version <= self.floor():
+            raise self._is_folded(version)
+
     def folded(self) -> Folded | None:
         """What is left of the versions that are folded, if any are. Raises SnapshotError."""
         floor = self.known_floor()
@@ -711,8 +716,11 @@ class State:
                 return self.store.read(name)
             if version > self.floor():
                 raise self.damaged(name, "missing")
+        raise self._is_folded(version)
+
+    def _is_folded(self, version: int) -> SnapshotError:
         reason = f"version {version} is folded: of versions 1 to {self._floor} only totals are left"
-        raise SnapshotError(f"{self.uri}: {reason}", reason=reason)
+        return SnapshotError(f"{self.uri}: {reason}", reason=reason)
 
     def _header(self, version: int, logged: bytes, previous: str | None) -> dict[str, Any]:
         """The log's fields, after a look at its link to the version before."""
