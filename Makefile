@@ -89,12 +89,12 @@ test-matrix: ## All of what `make test` runs in part: libFuzzer, benchmarks, the
 
 # What others wait for first, beside it what waits for nothing, then what takes longest.
 SUITES := java postgresql $(VENV)/tests $(SPARK_CLASSES) $(JARS_IF_MAVEN) $(VENV43)/dependencies test-portable-part asan-part test-spark-frames test-python \
-	test-spark-jobs test-jobs test-tables test-rust test-sql test-spark-delta test-cluster test-fuzz-part lint test-kafka test-spark43-part \
+	test-spark-jobs test-jobs test-tables test-sql test-spark-delta test-rust test-kafka test-cluster test-fuzz-part lint test-spark43-part \
 	test-spark-connect-part test-bench
 MATRIX := java postgresql $(S3_SERVER) test-fuzz test-spark43 asan test-spark-connect test-portable test-marked test-stores
 
-# Suites at a time. Each waits for servers, JVMs and other processes: four leave a seventh of two cores idle.
-JOBS ?= 6
+# Suites at a time. Each waits for servers, JVMs and other processes: six leave a seventh of two cores idle.
+JOBS ?= 8
 # Rust's test runner prints times only where unstable options are welcome.
 together = @$(PYTHON) .ci/suite.py --clear || exit 1; \
 	PYTEST_ADDOPTS="--durations=20 --durations-min=0.05 $(2) $$PYTEST_ADDOPTS" \

@@ -105,8 +105,11 @@ def template_of(world: Path, versions: int, run: Callable[[Path], int | None]) -
 
 @pytest.mark.slow
 @pytest.mark.parametrize("versions", [0, 1])
-def test_a_crash_at_any_change_to_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, versions: int) -> None:
-    """What was decided needs its source no more; what was not is as if it had never begun."""
+@pytest.mark.parametrize("half", [0, pytest.param(1, marks=pytest.mark.matrix)])
+def test_a_crash_at_any_change_to_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, versions: int, half: int
+) -> None:
+    """What was decided needs its source no more; what was not is as if it had never begun: every second change."""
     world = tmp_path / "world"
     restore_world = template_of(world, versions, run_alone)
     restore_world()
@@ -115,7 +118,8 @@ def test_a_crash_at_any_change_to_the_disk(tmp_path: Path, monkeypatch: pytest.M
     run_alone(world)
     expected, expected_shape, total = visible(world), shape(world), calls[0]
     decided_at = []
-    for call in range(1, total + 1):
+    tried = range(1 + half, total + 1, 2)
+    for call in tried:
         restore_world()
         with crash_at(monkeypatch, call), pytest.raises(Crash):
             run_alone(world)
@@ -131,9 +135,9 @@ def test_a_crash_at_any_change_to_the_disk(tmp_path: Path, monkeypatch: pytest.M
             assert run_alone(world) is None, call
             assert visible(world) == expected, call
             assert shape(world) == expected_shape, call
-    assert decided_at == list(range(decided_at[0], total + 1))
+    assert decided_at == [call for call in tried if call >= decided_at[0]]
     assert decided_at[0] > 20, "the steps before Decide touch the disk that often"
-    assert len(decided_at) > 5, "and those after it"
+    assert len(decided_at) > 2, "and those after it"
 
 
 def test_a_recovery_that_is_interrupted_again_and_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
