@@ -6,12 +6,15 @@ MVN ?= mvn
 GO ?= go
 VENV := .venv
 VENV43 := .venv-spark43
+VENV_RELEASE := .venv-release
 # Classes of Spark as its JVMs map them.
 SPARK_CLASSES := .tools/spark-classes.jsa
 BIN := $(VENV)/bin
 UV := .tools/bin/uv
 # An S3 server whose conditional puts are exact while many are answered at once.
 S3_SERVER := .tools/versitygw-1.8.0/versitygw
+ACTIONLINT := .tools/actionlint-1.7.7/actionlint
+CARGO_DENY := .tools/cargo-deny-0.18.5/bin/cargo-deny
 # Spark's workers must run the Python that has the wheels.
 export PYSPARK_PYTHON := $(abspath $(BIN)/python)
 export PYTHONDONTWRITEBYTECODE := 1
@@ -69,7 +72,7 @@ SPARK_SOURCES := Cargo.toml spark_udf/pyproject.toml spark_udf/hatch_build.py $(
 .DEFAULT_GOAL := help
 .PHONY: help demo demo-chain test test-matrix test-marked lint test-rust test-portable test-portable-part test-fuzz test-fuzz-part test-python test-jobs test-tables test-bench test-sql postgresql model \
 	faults test-spark test-spark-frames test-spark-jobs test-spark43 test-spark43-part test-free-threaded asan asan-part miri fuzz test-spark-connect \
-	test-spark-connect-part test-spark-delta test-kafka test-cluster test-stores jars fuzz-corpus fuzz-targets bench bench-full bench-rust bench-curve wheels \
+	test-spark-connect-part test-spark-delta test-kafka test-cluster test-stores jars fuzz-corpus fuzz-targets bench bench-full bench-rust bench-curve wheels release-check \
 	develop format requirements tools java clean
 
 help: ## Show every task
@@ -277,6 +280,32 @@ bench-curve: tools $(VENV)/dependencies ## The state table from 10 k to 100 M en
 
 wheels: dist/native dist/spark ## Build both wheels into dist/
 
+# What the release workflow checks, as far as one machine can: metadata, sizes, workflows, licences and sources of crates,
+# and that the sdist has all that it needs to build without a network.
+release-check: dist/native dist/spark dist/sdist $(ACTIONLINT) $(CARGO_DENY) ## Check packages and the release workflow
+	$(VENV_RELEASE)/bin/twine check --strict dist/native/* dist/spark/* dist/sdist/*
+	$(BIN)/python .ci/packages.py dist
+	$(ACTIONLINT)
+	$(CARGO_DENY) check licenses bans sources
+	rm -rf dist/unpacked && mkdir dist/unpacked && tar -xzf dist/sdist/fencepost-*.tar.gz -C dist/unpacked --strip-components 1
+	cd dist/unpacked && CARGO_TARGET_DIR=$(abspath target) cargo check --locked --offline --package fencepost-python
+
+dist/sdist: $(RUST_SOURCES) $(PACKAGE_SOURCES) $(SPARK_SOURCES) $(VENV)/dependencies $(VENV_RELEASE)/dependencies
+	$(call built,$(VENV_RELEASE)/bin/python -m build --sdist spark_udf --outdir)
+	$(BIN)/maturin sdist --quiet --out $@
+
+$(VENV_RELEASE)/dependencies: requirements/release.txt $(UV)
+	$(UV) venv --quiet --allow-existing --python $(PYTHON) $(VENV_RELEASE)
+	$(UV) pip install --quiet --python $(VENV_RELEASE)/bin/python --require-hashes -r requirements/release.txt
+	touch $@
+
+$(ACTIONLINT):
+	@command -v $(GO) >/dev/null || { echo "Go is missing, which actionlint is built with: apt-get install golang"; exit 1; }
+	GOBIN=$(abspath $(@D)) $(GO) install github.com/rhysd/actionlint/cmd/actionlint@v1.7.7
+
+$(CARGO_DENY): | tools
+	cargo install --quiet --locked cargo-deny@0.18.5 --root $(abspath $(dir $(@D)))
+
 develop: $(VENV)/dependencies ## Install editable: Python changes show at once, Rust changes after another `make develop`
 	$(UV) pip install --quiet --python $(BIN)/python --no-build-isolation --no-deps --editable spark_udf
 	. $(BIN)/activate && PATH="$(abspath .tools/bin):$$PATH" maturin develop --uv --release
@@ -287,7 +316,7 @@ format: $(VENV)/dependencies ## Put every file in its form
 	$(BIN)/ruff format --quiet .
 
 requirements: $(UV) ## Compile the requirement files, hashes included
-	for name in uv dev spark43 workers; do $(UV) pip compile --quiet --generate-hashes --universal --python-version 3.11 \
+	for name in uv dev spark43 workers release; do $(UV) pip compile --quiet --generate-hashes --universal --python-version 3.11 \
 		--no-header --no-annotate requirements/$$name.in -o requirements/$$name.txt || exit 1; done
 
 tools:
