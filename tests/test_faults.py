@@ -20,7 +20,7 @@ QUICK = [
     "met_at_decide 3 versions=1",
     "disturbed_workers killed",
     "disturbed_workers twice 3 keeps",
-    "disturbed_workers late 4 hot",
+    "disturbed_workers twice 4 hot",
     "killed_at_a_step compare after",
     "changed_source judge after swap",
     "killed_with_large_files 34",

@@ -59,25 +59,29 @@ def overlapping(runs: pa.Table, policy: Policy) -> Numbers | None:
 
 def _positions(runs: pa.Table, policy: Policy) -> tuple[Numbers, Numbers, int, int] | None:
     """(first position of each run among those of all keys, rows that follow its first, widths of epochs and of
-    sequences); None where these are no numbers, too many, or not the same in any order."""
+    sequences); None where these are too many, or not the same in any order."""
     columns = policy.columns
-    if len(columns.parts("pid")) != 1 or len(columns.parts("partition")) > 1:
-        return None
-    names = [*columns.parts("pid"), *columns.parts("partition")]
-    if not all(pa.types.is_integer(runs[name].type) for name in names):
-        return None
     seq = runs[columns.seq].to_numpy().astype(np.int64)
     more = runs[LENGTH].to_numpy().astype(np.int64) - 1
     last = int((seq + more).max()) if len(seq) else 0
     border = border_of(policy)
     if border is not None and last >= border:
         return None
-    keys = [runs[name].to_numpy() for name in names]
+    keys = [_as_numbers(runs[name]) for name in (*columns.parts("pid"), *columns.parts("partition"))]
     epoch = np.zeros(len(runs), np.int64) if columns.epoch is None else runs[columns.epoch].to_numpy()
     widths = [_width(column) for column in (*keys, epoch)] + [last + 1]
     if not len(seq) or np.prod([float(width) for width in widths]) >= 2.0**62:
         return None
     return _packed([*keys, epoch, seq], widths), more, widths[-2], widths[-1]
+
+
+def _as_numbers(column: pa.ChunkedArray) -> Numbers:
+    """Parts of keys as they are, or where they are no integers a number for each value."""
+    if not pa.types.is_integer(column.type):
+        chunks = column.dictionary_encode().unify_dictionaries().chunks
+        column = pa.chunked_array([chunk.indices for chunk in chunks], pa.int32())
+    numbers: Numbers = column.to_numpy()
+    return numbers
 
 
 def border_of(policy: Policy) -> int | None:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa  # type: ignore[import-untyped]
-import pyarrow.compute as pc  # type: ignore[import-untyped]
 
 from fencepost import Verdict
 from fencepost.lake.repeats import Stretches, key_columns
 from fencepost.lake.scan import FILE, LENGTH, ROW
 from fencepost.policy import Policy
-from fencepost.state.changelog import numbered
+from fencepost.state.changelog import told_apart
 
 BLOCK_BITS = 12
 """Blocks of 4096 sequence numbers are dealt to tasks: a hot key has thousands of them, so each task gets as many."""
@@ -39,15 +38,12 @@ def cut_at_blocks(runs: pa.Table, seq: str) -> tuple[pa.Table, Numbers, Numbers]
 
 
 def accepted_runs(runs: pa.Table, codes: npt.NDArray[np.uint8], policy: Policy) -> pa.Table:
-    """The accepted rows as `joined` runs. `codes`: a verdict for each row of the runs.
+    """The accepted rows as runs, put together as by `joined`. `codes`: a verdict for each row of the runs.
 
-    FILE and ROW name the first row of each that came; the others are elsewhere.
+    FILE and ROW name the first row of each; the others may lie elsewhere.
     """
     some = Stretches.of(runs, codes, [Verdict.ACCEPTED])
-    columns = policy.columns
-    names = [*columns.parts("pid"), *columns.parts("partition"), *([columns.epoch] if columns.epoch else [])]
-    runs = runs.select([*names, columns.seq, LENGTH, FILE, ROW])
-    return joined(_parts_of_runs(runs, columns.seq, some.runs, some.offsets, some.counts), policy)
+    return _join(runs, some.runs, some.offsets, some.counts, policy)
 
 
 def joined(runs: pa.Table, policy: Policy) -> pa.Table:
@@ -56,23 +52,30 @@ def joined(runs: pa.Table, policy: Policy) -> pa.Table:
     For rows that were accepted under a policy that admits any order, where no sequence passed the wrap: no two have one
     position then, and their order does not matter. Keys are in no order of their own.
     """
-    runs = _join_neighbours(runs, policy)  # most of them, so that there are few to sort
-    keys = numbered(pa.table(key_columns(runs, policy, by_epoch=True)))
-    order = np.lexsort((runs[policy.columns.seq].to_numpy(), keys))
-    return _join_neighbours(runs.take(pa.array(order)), policy)
+    counts = runs[LENGTH].to_numpy().astype(np.int64)
+    return _join(runs, np.arange(len(runs)), np.zeros(len(runs), np.int64), counts, policy)
 
 
-def _join_neighbours(runs: pa.Table, policy: Policy) -> pa.Table:
-    if len(runs) < 2:
-        return runs
-    seq, length = (runs[name].to_numpy().astype(np.int64) for name in (policy.columns.seq, LENGTH))
-    goes_on = seq[1:] == seq[:-1] + length[:-1]
-    goes_on &= (seq[1:] >> JOINED_BITS) == (seq[:-1] >> JOINED_BITS)
-    for column in key_columns(runs, policy, by_epoch=True).values():
-        values = column.combine_chunks()
-        goes_on &= pc.equal(values[1:], values[:-1]).to_numpy(zero_copy_only=False)
-    firsts = np.flatnonzero(np.append(True, ~goes_on))
-    return _with(runs.take(pa.array(firsts)), {LENGTH: np.add.reduceat(length, firsts)})
+def _join(runs: pa.Table, of_run: Numbers, offsets: Numbers, counts: Numbers, policy: Policy) -> pa.Table:
+    """`counts` rows of each of these runs from the one at `offsets` on, put together."""
+    columns = policy.columns
+    names = [*columns.parts("pid"), *columns.parts("partition"), *([columns.epoch] if columns.epoch else [])]
+    runs = runs.select([*names, columns.seq, LENGTH, FILE, ROW])
+    entries = told_apart(pa.table(key_columns(runs, policy, by_epoch=True)))[of_run]
+    seqs = runs[columns.seq].to_numpy().astype(np.int64)[of_run] + offsets
+    if not _is_sorted(entries, seqs):
+        order = np.lexsort((seqs, entries))
+        entries, seqs, of_run, offsets, counts = (it[order] for it in (entries, seqs, of_run, offsets, counts))
+    goes_on = (entries[1:] == entries[:-1]) & (seqs[1:] == seqs[:-1] + counts[:-1])
+    goes_on &= (seqs[1:] >> JOINED_BITS) == (seqs[:-1] >> JOINED_BITS)
+    firsts = np.flatnonzero(np.append(True, ~goes_on)[: len(seqs)])
+    counts = np.add.reduceat(counts, firsts) if len(firsts) else counts
+    return _parts_of_runs(runs, columns.seq, of_run[firsts], offsets[firsts], counts)
+
+
+def _is_sorted(entries: Numbers, seqs: Numbers) -> bool:
+    is_next = (entries[1:] > entries[:-1]) | ((entries[1:] == entries[:-1]) & (seqs[1:] >= seqs[:-1]))
+    return bool(is_next.all())
 
 
 def _parts_of_runs(runs: pa.Table, seq: str, of_run: Numbers, offsets: Numbers, counts: Numbers) -> pa.Table:
