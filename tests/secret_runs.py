@@ -103,9 +103,9 @@ def _work(pipe: Any) -> None:
 
 
 def _main(told: dict[str, Any]) -> None:
-    from fencepost.lake import DedupJob, KafkaLog, LocalEngine, run
+    from fencepost.lake import DedupJob, KafkaLog, LocalEngine, judging
 
-    run.DRIVER_RUNS_MAX = -1  # shards are judged in tasks, which open the state's store
+    judging.DRIVER_RUNS_MAX = -1  # shards are judged in tasks, which open the state's store
 
     def progress(step: str, done: int, total: int) -> None:
         if step == told["step"] and done == total:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from fencepost.errors import FencepostError
-from fencepost.lake import DedupJob, LocalEngine, judge, plan, run, scan
+from fencepost.lake import DedupJob, LocalEngine, judge, judging, plan, scan
 
 
 def make_job(root: Path, **options: Any) -> DedupJob:
@@ -63,16 +63,16 @@ def with_few_descriptors(root: Path) -> list[dict[str, Any]]:
     """A run of each plan whose tasks hand on many more files than a process may have open."""
     plan.TASK_BYTES = 1
     scan.RUNS_TOGETHER, scan.RUNS_OF_A_SHARD = 16, 1
-    run.DRIVER_RUNS_MAX = -1
-    run.groups_of_shards = lambda runs, *_: [(at, at + 1) for at in range(len(runs))]  # type: ignore[assignment]
+    judging.DRIVER_RUNS_MAX = -1
+    judging.groups_of_shards = lambda runs, *_: [(at, at + 1) for at in range(len(runs))]  # type: ignore[assignment]
     exchanges: list[int] = []
-    by_shard = judge._by_shard
+    by_shard = judge.by_shard
 
-    def counted(scratch: Any, item: judge.JudgeItem) -> Any:
-        exchanges.append(len(item.parts.names))
-        return by_shard(scratch, item)
+    def counted(scratch: Any, parts: judge.Parts) -> Any:
+        exchanges.append(len(parts.names))
+        return by_shard(scratch, parts)
 
-    judge._by_shard = counted
+    judge.by_shard = counted
     resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
     found = []
     for wanted in plan.PLANS:

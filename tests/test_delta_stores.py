@@ -138,7 +138,7 @@ def test_the_table_is_that_of_a_folder(bucket: Tables, plan: Any) -> None:
 
 @pytest.mark.matrix
 def test_workers_that_share_no_folder(bucket: Tables, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fencepost.lake.run.DRIVER_RUNS_MAX", -1)
+    monkeypatch.setattr("fencepost.lake.judging.DRIVER_RUNS_MAX", -1)
     land_some(bucket)
     bucket.near().run()
     assert bucket.job(engine=ProcessEngine()).run().counts == COUNTS

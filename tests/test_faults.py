@@ -20,9 +20,11 @@ QUICK = [
     "met_at_decide 3 versions=1",
     "disturbed_workers killed",
     "disturbed_workers twice 3 keeps",
+    "disturbed_workers twice 4 hot",
     "killed_at_a_step compare after",
     "changed_source judge after swap",
     "killed_with_large_files 34",
+    "killed_with_hot_shards 34",
     "full_by_limit 2500",
     "damaged segment flipped",
     "damaged settings missing",
@@ -72,7 +74,7 @@ def test_a_broken_job_is_objected_to(tmp_path: Path, mutant: str) -> None:
 def test_there_are_enough_cases_of_every_kind() -> None:
     assert len(CASES) >= 500
     kinds = {case.kind for case in CASES.values()}
-    assert len(kinds) == 19
+    assert len(kinds) == 20
     assert {act.__name__ for _, act, _ in OBJECTIONS} >= {
         "killed_at_a_step",
         "stopped",

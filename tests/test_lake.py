@@ -18,7 +18,7 @@ import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import pytest
 from fencepost import state
 from fencepost.generate import LandingZone, generate
-from fencepost.lake import DedupJob, LocalEngine, RunReport, plan, run
+from fencepost.lake import DedupJob, LocalEngine, RunReport, judging, plan
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -386,7 +386,7 @@ class RetryingEngine:
 
 def test_tasks_that_run_more_than_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a cluster: items and results are pickled, losing attempts leave files, and only winners count."""
-    monkeypatch.setattr(run, "DRIVER_RUNS_MAX", -1)
+    monkeypatch.setattr(judging, "DRIVER_RUNS_MAX", -1)
     land_some(tmp_path)
     once, often = tmp_path / "once", tmp_path / "often"
     DedupJob(tmp_path / "source", once / "state", once / "sink").run()

@@ -109,7 +109,7 @@ def test_a_task_reads_the_refused_rows_of_its_files_only(tmp_path: Path, monkeyp
     """Together the tasks that write read each byte of what the tasks that judge have written once."""
     monkeypatch.setattr("fencepost.lake.plan.TASK_BYTES", 1)
     monkeypatch.setattr("fencepost.lake.plan.FILE_BYTES", 1)
-    monkeypatch.setattr("fencepost.lake.run.DRIVER_RUNS_MAX", -1)
+    monkeypatch.setattr("fencepost.lake.judging.DRIVER_RUNS_MAX", -1)
     for number in range(4):
         seqs = [*range(100 * number, 100 * number + 100)] * (1 + number % 2)
         rows = pa.table({"pid": [1] * len(seqs), "epoch": [0] * len(seqs), "partition": [0] * len(seqs), "seq": seqs})

@@ -167,7 +167,7 @@ def test_the_output_is_that_of_a_folder(bucket: Bucket, plan: Any) -> None:
 @pytest.mark.parametrize("plan", ["interval", "aligned"])
 def test_workers_that_share_no_folder(bucket: Bucket, plan: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tasks in processes of their own, each with a folder of its own that is gone after it."""
-    monkeypatch.setattr("fencepost.lake.run.DRIVER_RUNS_MAX", -1)
+    monkeypatch.setattr("fencepost.lake.judging.DRIVER_RUNS_MAX", -1)
     monkeypatch.setattr("fencepost.lake.plan.TASK_BYTES", 1)
     monkeypatch.setattr("fencepost.lake.plan.FILE_BYTES", 1)
     for name in ("COPIES_OF_A_TASK", "REMOVED_OF_A_TASK"):
@@ -453,7 +453,7 @@ def test_puts_of_which_nobody_knows(bucket: Bucket, lie: str) -> None:
 @pytest.mark.parametrize("fault", FAULTS_OF_READS)
 def test_reads_that_are_wrong(bucket: Bucket, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What tasks hand on is read as it was written, or again."""
-    monkeypatch.setattr("fencepost.lake.run.DRIVER_RUNS_MAX", -1)
+    monkeypatch.setattr("fencepost.lake.judging.DRIVER_RUNS_MAX", -1)
     land_some(bucket)
     bucket.near().run()
     with Liar(bucket.options["endpoint"], (fault,), share=0.5, verb="GET") as liar:

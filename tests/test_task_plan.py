@@ -17,8 +17,9 @@ import numpy as np
 import pytest
 from fencepost import Policy
 from fencepost.kafka.source import Object
-from fencepost.lake import run
+from fencepost.lake import judging
 from fencepost.lake.aligned import AlignItem
+from fencepost.lake.hot import DealItem, PartItem
 from fencepost.lake.judge import JudgeItem
 from fencepost.lake.kafka_log import ExportItem
 from fencepost.lake.scan import ScanItem
@@ -59,7 +60,7 @@ class Bomb:
 
 @pytest.fixture(autouse=True)
 def judge_in_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "DRIVER_RUNS_MAX", -1)
+    monkeypatch.setattr(judging, "DRIVER_RUNS_MAX", -1)
 
 
 def test_a_job_whose_tasks_are_processes(tmp_path: Path) -> None:
@@ -87,7 +88,15 @@ def test_a_plan_that_someone_else_wrote_is_refused(tmp_path: Path, stage: str, k
     assert not list((tmp_path / "sink").glob("run=*"))
 
 
-KINDS = {"scan": ScanItem, "judge": JudgeItem, "write": WriteItem, "align": AlignItem, "export": ExportItem}
+KINDS = {
+    "scan": ScanItem,
+    "deal": DealItem,
+    "part": PartItem,
+    "judge": JudgeItem,
+    "write": WriteItem,
+    "align": AlignItem,
+    "export": ExportItem,
+}
 
 
 def example(kind: Any) -> Any:

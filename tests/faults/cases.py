@@ -52,6 +52,8 @@ STEPS = ("list", "scan", "judge", "write", "check", "collect", "decide", "apply"
 ALIGNED_STEPS = ("list", "align", "judge", "check", "collect", "decide", "apply", "finish")
 KEEPS = {"compare_content": True, "keep_checksums": "all", "on_conflict": "drop"}
 """Options of a job that keeps checksums from run to run. Every repeat is a conflict in these worlds."""
+HOT = {"plan": "interval", "task_runs_max": 60}
+"""Options of a job whose shards several tasks judge."""
 KEEPING_STEPS = ("judge", "sum", "compare", "write")
 DECIDED = {
     ("decide", "after"),
@@ -212,6 +214,16 @@ def killed_with_large_files(root: Path, calls: int) -> None:
     demand(plan.get("split_files", 0) > 0, f"no file was split: {plan}")
 
 
+def killed_with_hot_shards(root: Path, calls: int) -> None:
+    """A run dies in which several tasks judge each shard; the next one goes on."""
+    drive = Drive(options=HOT, judge_in_tasks=True)
+    world = prepare(root, drive)
+    _killed("kills of runs with hot shards", go(world, replace(drive, calls=calls)))
+    finish(world, drive)
+    plan = world.opened().version(1).plan
+    demand(plan.get("split_shards", 0) > 0, f"no shard was split: {plan}")
+
+
 # -- Drivers that stand still
 
 
@@ -311,12 +323,16 @@ def _part(world: World) -> int:
 
 
 def disturbed_workers(
-    root: Path, mode: str, seed: int, plan: str | None = None, *, keeps: bool = False, **more: Any
+    root: Path, mode: str, seed: int, plan: str | None = None, *, keeps: bool = False, hot: bool = False, **more: Any
 ) -> None:
     """Tasks in processes that die, run twice or write late: the twin has threads, and equal files and segments."""
     seed = VARIATION.of(seed)
     drive = Drive(
-        options={"plan": plan} | (KEEPS if keeps else {}), engine=mode, seed=seed, judge_in_tasks=True, **more
+        options={"plan": plan} | (KEEPS if keeps else {}) | (HOT if hot else {}),
+        engine=mode,
+        seed=seed,
+        judge_in_tasks=True,
+        **more,
     )
     calm = replace(drive, engine="threads", mutant="")
     world = prepare(root, calm, "whole" if plan == "aligned" else "mixed")
@@ -888,6 +904,8 @@ def _all() -> dict[str, Case]:
         add("kill in a split", killed_in_a_split, calls)
     for calls in range(2, 82, 8):
         add("kill with large files", killed_with_large_files, calls)
+    for calls in range(2, 82, 8):
+        add("kill with hot shards", killed_with_hot_shards, calls)
     for seed in range(4):
         add("race", raced, 3, seed)
     for versions in (0, 1):
@@ -897,6 +915,7 @@ def _all() -> dict[str, Case]:
             for seed in seeds(f"{mode} {plan}", 2):
                 add("workers", disturbed_workers, mode, seed, plan)
         add("workers", disturbed_workers, mode, 3, keeps=True)
+        add("workers", disturbed_workers, mode, 4, hot=True)
     for step in ("scan", "judge", "write"):
         add("workers", orphaned_workers, 5, step)
     moments = [("list", "after"), ("scan", "within"), ("scan", "after"), ("judge", "after"), ("write", "within")]

@@ -15,7 +15,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from fencepost.lake import DedupJob, LocalEngine, plan, run
+from fencepost.lake import DedupJob, LocalEngine, judging, plan
 from fencepost.state import placing, stores
 from processes import fork_server
 
@@ -219,8 +219,8 @@ def make_job(world: World, drive: Drive) -> DedupJob:
     placing.COPIES_OF_A_TASK = placing.REMOVED_OF_A_TASK = 1
     stores.PAUSE_SECONDS = 0.001
     if drive.judge_in_tasks:
-        run.DRIVER_RUNS_MAX = -1
-        run.groups_of_shards = lambda runs, *_: [(at, at + 1) for at in range(len(runs))]  # type: ignore[assignment]
+        judging.DRIVER_RUNS_MAX = -1
+        judging.groups_of_shards = lambda runs, *_: [(at, at + 1) for at in range(len(runs))]  # type: ignore[assignment]
     if drive.clock_years:
         _shift_clock(drive.clock_years * YEAR_SECONDS)
     if drive.file_bytes_max is not None:

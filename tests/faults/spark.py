@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-from fencepost.lake import plan, run
+from fencepost.lake import judging, plan
 from fencepost.state import placing
 
 from faults.cases import DECIDED, finish, prepare
@@ -126,13 +126,13 @@ class DisturbedEngine:
 @contextmanager
 def small_tasks() -> Iterator[None]:
     """A task a file, a task a shard, and none in the driver."""
-    before = plan.TASK_BYTES, run.DRIVER_RUNS_MAX, run.groups_of_shards, placing.COPIES_OF_A_TASK
-    plan.TASK_BYTES, run.DRIVER_RUNS_MAX, placing.COPIES_OF_A_TASK = 1, -1, 1
-    run.groups_of_shards = lambda runs, *_: [(at, at + 1) for at in range(len(runs))]  # type: ignore[assignment]
+    before = plan.TASK_BYTES, judging.DRIVER_RUNS_MAX, judging.groups_of_shards, placing.COPIES_OF_A_TASK
+    plan.TASK_BYTES, judging.DRIVER_RUNS_MAX, placing.COPIES_OF_A_TASK = 1, -1, 1
+    judging.groups_of_shards = lambda runs, *_: [(at, at + 1) for at in range(len(runs))]  # type: ignore[assignment]
     try:
         yield
     finally:
-        plan.TASK_BYTES, run.DRIVER_RUNS_MAX, run.groups_of_shards, placing.COPIES_OF_A_TASK = before
+        plan.TASK_BYTES, judging.DRIVER_RUNS_MAX, judging.groups_of_shards, placing.COPIES_OF_A_TASK = before
 
 
 def disturbed_workers(root: Path, spark: SparkSession, mode: str, chosen: str | None = None, mutant: str = "") -> None:

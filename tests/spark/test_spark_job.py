@@ -165,7 +165,7 @@ def test_progress_comes_by_step(spark: SparkSession, tmp_path: Path) -> None:
 @pytest.mark.parametrize("plan", PLANS)
 def test_every_plan_in_tasks(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Judged in tasks as well, and a task a file, or a part of one: the same rows and state as threads give."""
-    monkeypatch.setattr(lake.run, "DRIVER_RUNS_MAX", -1)
+    monkeypatch.setattr(lake.judging, "DRIVER_RUNS_MAX", -1)
     monkeypatch.setattr(lake.plan, "FILE_BYTES", lake.plan.TASK_BYTES)
     source, columns = tmp_path / "source", fp.Columns(partition=("topic", "partition"))
     deliver(source, landed()[:6])
@@ -193,7 +193,7 @@ def test_repeats_of_earlier_runs_are_compared_in_tasks(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same conflicts, and the same checksums in the state, as with threads."""
-    monkeypatch.setattr(lake.run, "DRIVER_RUNS_MAX", -1)
+    monkeypatch.setattr(lake.judging, "DRIVER_RUNS_MAX", -1)
     monkeypatch.setattr(lake.plan, "FILE_BYTES", lake.plan.TASK_BYTES)
     source = tmp_path / "source"
     source.mkdir()

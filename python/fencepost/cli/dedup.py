@@ -113,6 +113,12 @@ def dedup_command(
     task_bytes_max: Annotated[
         int | None, option("Bytes of a file above which several tasks share it, between row groups (256 MB).")
     ] = None,
+    task_runs_max: Annotated[
+        int | None,
+        option(
+            "Runs of a part of the state (rows that follow each other) above which several tasks judge it (8388608)."
+        ),
+    ] = None,
     plan: Annotated[
         str | None,
         option("How to exchange rows: interval, row or aligned; the run chooses unless given. All keep the same rows."),
@@ -231,6 +237,7 @@ def dedup_command(
             "shards": shards,
             "shard_bytes_max": shard_bytes_max,
             "task_bytes_max": task_bytes_max,
+            "task_runs_max": task_runs_max,
             "layout": layout,
             "schema": schema,
             "plan": plan,

@@ -27,9 +27,9 @@ from fencepost.lake.scan import (
     Exchange,
     ScanItem,
     Scanned,
+    deal_runs,
     read_batch,
     scan,
-    write_exchange,
 )
 from fencepost.lake.write import Places, Rejects, WriteItem, Written, write
 from fencepost.policy import Policy
@@ -169,12 +169,4 @@ def _deal(claims: pa.Table, item: ScanItem, scratch: Scratch) -> Exchange:
     """The claims by shard, as an exchange file."""
     reading = item.reading
     shards = pa.array(fencepost.shards(claims, reading.shards, columns=reading.policy.columns)).to_numpy()
-    order = np.argsort(shards, kind="stable")
-    numbers, firsts = np.unique(shards[order], return_index=True)
-    sorted_claims = claims.take(pa.array(order)).combine_chunks()
-    ends = [*firsts[1:], len(order)]
-    batches = {
-        int(shard): sorted_claims.slice(first, end - first).to_batches()[0]
-        for shard, first, end in zip(numbers, firsts, ends, strict=True)
-    }
-    return write_exchange(scratch, batches)
+    return deal_runs(scratch, claims, shards)

@@ -29,7 +29,7 @@ from fencepost.lake.arranging import arrangement_of
 from fencepost.lake.conflicts import OnConflict
 from fencepost.lake.kafka_log import KafkaLog
 from fencepost.lake.left_out import OnBadFile
-from fencepost.lake.plan import PLANS, SHARD_BYTES_MAX, SHARDS, TASK_BYTES_MAX, Plan
+from fencepost.lake.plan import PLANS, SHARD_BYTES_MAX, SHARDS, TASK_BYTES_MAX, TASK_RUNS_MAX, Plan
 from fencepost.lake.report import RunReport
 from fencepost.lake.run import Run
 from fencepost.lake.scan import check_names
@@ -127,8 +127,10 @@ class DedupJob:
     read first doubles the number of parts, as often as need be, where those of the state have more bytes on average, 16
     MB unless given: a version of its own, as by `State.reshard`. None: never. Nor where `shards` is given: then that
     number is to stay. `task_bytes_max`: several tasks scan a file of more bytes, 256 MB unless given, some of its row
-    groups each. Where it loses rows they write it, too, as several files. `layout`: "delta" for a sink that is a Delta
-    table, "run" for folders; unless given, whichever the sink is already, and folders where there is none. `schema`:
+    groups each. Where it loses rows they write it, too, as several files. `task_runs_max`: several tasks judge a shard
+    that has more runs in this run (rows that follow each other; 8,388,608 unless given), where the policy admits any
+    order and nothing else depends on it (`fencepost.lake.hot`). `layout`: "delta" for a sink that is a Delta table,
+    "run" for folders; unless given, whichever the sink is already, and folders where there is none. `schema`:
     "strict" refuses a file whose columns or types differ from those of the sink's files, before anything is decided, as
     a file of wrong columns (`on_bad_file`). "merge" also takes new and missing columns, which are null elsewhere, and
     other widths of a type (`fencepost.lake.schemas`); no file is rewritten, `fencepost.lake.dataset` and
@@ -182,6 +184,7 @@ class DedupJob:
         shards: int | None = None,
         shard_bytes_max: int | None = SHARD_BYTES_MAX,
         task_bytes_max: int = TASK_BYTES_MAX,
+        task_runs_max: int = TASK_RUNS_MAX,
         layout: Layout | None = None,
         schema: SchemaRule = "strict",
         source_immutable: bool = False,
@@ -239,6 +242,7 @@ class DedupJob:
             ("rows_max", rows_max),
             ("shard_bytes_max", shard_bytes_max),
             ("task_bytes_max", task_bytes_max),
+            ("task_runs_max", task_runs_max),
         ):
             if value is not None and value < 1:
                 raise ValueError(f"{name}={value}: at least 1 was expected")
@@ -256,7 +260,7 @@ class DedupJob:
         self.source_options = source_options
         self.policy, self.scope, self.shards = policy, scope, shards
         self.shard_bytes_max = shard_bytes_max if shards is None else None
-        self.task_bytes_max = task_bytes_max
+        self.task_bytes_max, self.task_runs_max = task_bytes_max, task_runs_max
         self.rejected_max, self.rejects, self.on_reset = rejected_max, rejects, on_reset
         self.reset_rows_min = reset_rows_min
         self.compare_content = columns_to_compare(compare_content)

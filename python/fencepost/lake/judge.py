@@ -8,7 +8,7 @@ of missing ranges.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
@@ -23,6 +23,7 @@ from fencepost.lake.kept_content import Kept, Ranges
 from fencepost.lake.order import calm_order
 from fencepost.lake.refused import Refused, row_losers, sorted_losers, write_refused
 from fencepost.lake.repeats import find_resets
+from fencepost.lake.runs import joined
 from fencepost.lake.scan import LENGTH, Reading, read_batch
 from fencepost.state.changelog import changes
 from fencepost.state.decision import Shard
@@ -59,6 +60,16 @@ class Parts:
     schemas: list[bytes]
     """Arrow schemas, serialized."""
 
+    def take(self, lines: slice | npt.NDArray[Any]) -> Parts:
+        """Some of the lines."""
+        return replace(
+            self,
+            shard=self.shard[lines],
+            exchange=self.exchange[lines],
+            begin=self.begin[lines],
+            end=self.end[lines],
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
 class JudgeItem:
@@ -69,6 +80,8 @@ class JudgeItem:
     eviction: Eviction
     version: int
     attempt: str
+    is_settled: bool
+    """Whether the runs are what tasks have accepted that judged parts of the shards (`hot.py`)."""
 
 
 @dataclass(kw_only=True)
@@ -104,7 +117,8 @@ class Judged:
 
 
 def judge(store: Store, scratch: Scratch, item: JudgeItem) -> Judged:
-    """Judge the runs of some shards, one shard after the other. `store`: the state's.
+    """Judge the runs of some shards, one shard after the other. `store`: the state's. Nothing is told of the rows of
+    settled ones, which was done before, but of what they change.
 
     A shard's runs go to its table in one call: only so is `missing` what the whole run left open, not what a row of the
     next piece fills. Memory: one shard's table, a byte for each of its rows; the runs of all shards too, where they
@@ -116,8 +130,10 @@ def judge(store: Store, scratch: Scratch, item: JudgeItem) -> Judged:
     changed: list[pa.Table] = []
     ranges = Ranges() if item.reading.keeps_checksums else None
     with SegmentWriter(store, item.version, item.attempt) as writer:
-        for before, runs in zip(item.shards, _by_shard(scratch, item), strict=True):
+        for before, runs in zip(item.shards, by_shard(scratch, item.parts), strict=True):
             lines, codes = _judge_shard(store, item, before, runs, writer, judged, changed)
+            if item.is_settled:
+                continue
             losers.append(row_losers(lines, codes))
             if ranges is not None:
                 ranges.add(runs[0], lines, codes, item.reading.policy)
@@ -146,6 +162,7 @@ def _judge_shard(
     """The shard's runs in the order in which they were judged, and the verdict of each row."""
     shard, lines = runs
     reading = item.reading
+    lines = joined(lines, reading.policy) if item.is_settled else in_order(lines, reading.order_by)
     keep = ("timestamp",) if reading.timestamp else ()
     pieces = before.pieces if before else ()
     table = load_table(store, pieces, reading.policy, keep=keep)
@@ -154,10 +171,15 @@ def _judge_shard(
     is_evicted = _evict(table, item.eviction.horizon_before)  # what was forgotten since this shard was last looked at
     held_before = before.positions if before and not is_evicted else held_positions(table)
     ages = _ages(table) if reading.timestamp else None
-    order = None if reading.order_by else calm_order(lines, table)
+    order = None if reading.order_by or item.is_settled else calm_order(lines, table)
     lines = lines if order is None else lines.take(pa.array(order))
     verdicts = table.apply_runs(lines, LENGTH, reading.policy.columns)
     counts = {verdict.name: count for verdict, count in verdicts.counts.items() if count}
+    if item.is_settled:
+        _check_settled(shard, counts)
+    else:
+        tell_rows(verdicts, judged)
+    _tell_missing(verdicts, judged)
     held = held_positions(table)
     _check_growth(table, shard, held_before, held, counts.get(Verdict.ACCEPTED.name, 0))
     codes = np.asarray(pa.array(verdicts.verdict))
@@ -169,7 +191,6 @@ def _judge_shard(
     after = advance(table, before, shard, writer, held)
     judged.shards.append(after)
     judged.bytes_written += sum(piece.bytes for piece in after.pieces if piece not in pieces)
-    _tell(verdicts, counts, judged)
     return lines, codes
 
 
@@ -181,22 +202,32 @@ def _evict(table: StateTable, horizon_ms: int | None) -> bool:
     return True
 
 
-def _tell(verdicts: Any, counts: dict[str, int], judged: Judged) -> None:
-    """Add what a shard's verdicts say to what is said of the task."""
-    for name, count in counts.items():
-        judged.counts[name] = judged.counts.get(name, 0) + count
+def tell_rows(verdicts: Any, judged: Judged) -> None:
+    """Add what verdicts say of rows to what is said of the task."""
+    for verdict, count in verdicts.counts.items():
+        if count:
+            judged.counts[verdict.name] = judged.counts.get(verdict.name, 0) + count
+    judged.stale_epoch += verdicts.stale_epoch
+    judged.border += verdicts.border
+    _add_shown(pa.table(verdicts.stale), judged.stale)
+
+
+def _tell_missing(verdicts: Any, judged: Judged) -> None:
+    """The same for what the rows left open."""
     missing = pa.table(verdicts.missing)
     judged.missing_ranges += len(missing)
     judged.missing_rows += pc.sum(missing["count"]).as_py() or 0
-    judged.stale_epoch += verdicts.stale_epoch
-    judged.border += verdicts.border
     _add_shown(missing, judged.missing)
-    _add_shown(pa.table(verdicts.stale), judged.stale)
 
 
 def _add_shown(table: pa.Table, shown: list[pa.Table]) -> None:
     if not shown or (len(table) and sum(map(len, shown)) < SHOWN_MAX):
         shown.append(table.slice(0, SHOWN_MAX))
+
+
+def _check_settled(shard: int, counts: dict[str, int]) -> None:
+    if counts.keys() - {Verdict.ACCEPTED.name}:
+        raise AssertionError(f"shard {shard}: rows that tasks had accepted of its parts are {counts}")
 
 
 def _check_growth(table: StateTable, shard: int, before: int | None, after: int | None, accepted: int) -> None:
@@ -211,9 +242,8 @@ def _check_growth(table: StateTable, shard: int, before: int | None, after: int 
 # The runs
 
 
-def _by_shard(scratch: Scratch, item: JudgeItem) -> Iterator[tuple[int, pa.Table]]:
-    """(shard, its runs in their order)."""
-    parts = item.parts
+def by_shard(scratch: Scratch, parts: Parts) -> Iterator[tuple[int, pa.Table]]:
+    """(shard, its runs in the order of the files)."""
     read, first_bytes = _read(scratch, parts)
     schemas = [pa.ipc.read_schema(pa.py_buffer(it)) for it in parts.schemas]
     borders = [0, *(np.flatnonzero(np.diff(parts.shard)) + 1), len(parts.shard)]
@@ -224,7 +254,7 @@ def _by_shard(scratch: Scratch, item: JudgeItem) -> Iterator[tuple[int, pa.Table
                 exchange, begin = int(parts.exchange[place]), int(parts.begin[place])
                 data = read[exchange].slice(begin - first_bytes[exchange], int(parts.end[place]) - begin)
                 batches.append(read_batch(data, schemas[parts.schema[exchange]]))
-            yield int(parts.shard[first]), _in_order(gather(batches), item.reading.order_by)
+            yield int(parts.shard[first]), gather(batches)
 
 
 def _read(scratch: Scratch, parts: Parts) -> tuple[dict[int, pa.Buffer], dict[int, int]]:
@@ -245,7 +275,7 @@ def gather(batches: list[pa.RecordBatch]) -> pa.Table:
     return pa.concat_tables(map(pa.Table.from_batches, ([batch] for batch in batches)), promote_options="permissive")
 
 
-def _in_order(runs: pa.Table, order_by: tuple[str, ...]) -> pa.Table:
+def in_order(runs: pa.Table, order_by: tuple[str, ...]) -> pa.Table:
     """In their true order; runs of equal values stay in that of files and rows."""
     if not order_by:
         return runs

@@ -34,7 +34,7 @@ def calm_order(runs: pa.Table, table: StateTable, is_calm: bool = False) -> Numb
     their order.
     """
     policy = table.policy
-    if (len(table) and not is_calm) or not _is_order_free(policy) or len(table.keep):
+    if (len(table) and not is_calm) or not is_order_free(policy) or len(table.keep):
         return None
     positions = _positions(runs, policy)
     return None if positions is None else _by_clusters(*positions)
@@ -59,19 +59,15 @@ def overlapping(runs: pa.Table, policy: Policy) -> Numbers | None:
 
 def _positions(runs: pa.Table, policy: Policy) -> tuple[Numbers, Numbers, int, int] | None:
     """(first position of each run among those of all keys, rows that follow its first, widths of epochs and of
-    sequences); None where these are no numbers, too many, or not the same in any order."""
+    sequences); None where these are too many, or not the same in any order."""
     columns = policy.columns
-    if len(columns.parts("pid")) != 1 or len(columns.parts("partition")) > 1:
-        return None
-    names = [*columns.parts("pid"), *columns.parts("partition")]
-    if not all(pa.types.is_integer(runs[name].type) for name in names):
-        return None
     seq = runs[columns.seq].to_numpy().astype(np.int64)
     more = runs[LENGTH].to_numpy().astype(np.int64) - 1
     last = int((seq + more).max()) if len(seq) else 0
-    if policy.wrap is not None and last >= policy.wrap - min(policy.wrap // 4, BORDER_MAX):
+    border = border_of(policy)
+    if border is not None and last >= border:
         return None
-    keys = [runs[name].to_numpy() for name in names]
+    keys = [_as_numbers(runs[name]) for name in (*columns.parts("pid"), *columns.parts("partition"))]
     epoch = np.zeros(len(runs), np.int64) if columns.epoch is None else runs[columns.epoch].to_numpy()
     widths = [_width(column) for column in (*keys, epoch)] + [last + 1]
     if not len(seq) or np.prod([float(width) for width in widths]) >= 2.0**62:
@@ -79,7 +75,22 @@ def _positions(runs: pa.Table, policy: Policy) -> tuple[Numbers, Numbers, int, i
     return _packed([*keys, epoch, seq], widths), more, widths[-2], widths[-1]
 
 
-def _is_order_free(policy: Policy) -> bool:
+def _as_numbers(column: pa.ChunkedArray) -> Numbers:
+    """Parts of keys as they are, or where they are no integers a number for each value."""
+    if not pa.types.is_integer(column.type):
+        chunks = column.dictionary_encode().unify_dictionaries().chunks
+        column = pa.chunked_array([chunk.indices for chunk in chunks], pa.int32())
+    numbers: Numbers = column.to_numpy()
+    return numbers
+
+
+def border_of(policy: Policy) -> int | None:
+    """The first sequence number of the zone before the wrap, where the lap of a row depends on what came before it."""
+    return None if policy.wrap is None else policy.wrap - min(policy.wrap // 4, BORDER_MAX)
+
+
+def is_order_free(policy: Policy) -> bool:
+    """Whether only rows of one identity can take something from each other, as long as no sequence passes the wrap."""
     is_bounded = policy.max_jump is not None or policy.reach is not None or policy.intervals_max is not None
     return policy.admit == "any" and policy.epochs != "fence" and not is_bounded
 

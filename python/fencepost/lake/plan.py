@@ -53,6 +53,9 @@ DRIVER_STATE_BYTES_MAX = 256 << 20
 JUDGE_RUNS, JUDGE_STATE_BYTES = 1 << 20, 64 << 20
 """Above that, what makes a task worth it."""
 
+TASK_RUNS_MAX = 8 << 20
+"""A shard of more runs is split among tasks, where its policy allows it; a job may choose another number."""
+
 FOOTERS_MAX = 256
 """Files up to which the driver looks at their statistics, to see whether they hold whole keys."""
 FOOTERS_AT_ONCE = 8
@@ -77,6 +80,15 @@ def groups_of_shards(runs: Sequence[float], state_bytes: Sequence[int], slots: i
     weights = np.asarray(runs) / JUDGE_RUNS + np.asarray(state_bytes) / JUDGE_STATE_BYTES
     # No task is so small that it costs more than it does, and none is left alone at the end if that can be helped.
     return list(groups(weights.tolist(), max(0.05, min(1.0, weights.sum() / (TASKS_PER_SLOT * slots)))))
+
+
+def parts_of_shards(runs: Sequence[int], slots: int, runs_max: int) -> list[int]:
+    """Into how many parts each shard is split, from its runs: 1 for those of no more than `runs_max`.
+
+    Parts are not quite alike, so they are to have half as many.
+    """
+    runs_max = max(runs_max, sum(runs) // max(TASKS_MAX, TASKS_PER_SLOT * slots))
+    return [-(-2 * it // runs_max) if it > runs_max else 1 for it in runs]
 
 
 def shards_for(state_bytes: int, count: int, bytes_max: int) -> int:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import uuid4
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa  # type: ignore[import-untyped]
 
 from fencepost.errors import SnapshotError, SourceError, StateConflictError, StoreError
@@ -32,23 +31,21 @@ from fencepost.lake.conflicts import CompareItem, compare
 from fencepost.lake.deciding import make_decision
 from fencepost.lake.files import Constants, Files, constants_of
 from fencepost.lake.found import Found
-from fencepost.lake.judge import Eviction, Judged, JudgeItem, Parts, judge
+from fencepost.lake.judge import Eviction, Judged
+from fencepost.lake.judging import judge_runs
 from fencepost.lake.kept_content import Keeping, ShardSums, SumItem, Summed, checked, rows_max, sum_rows
 from fencepost.lake.left_out import LeftOut, ReplanError
 from fencepost.lake.parts import Span, joined, tasks_of
 from fencepost.lake.plan import (
-    DRIVER_RUNS_MAX,
-    DRIVER_STATE_BYTES_MAX,
     SHARDS,
     choose,
     groups_of_files,
-    groups_of_shards,
     parts_of_files,
     shards_for,
 )
 from fencepost.lake.refused import Refused
 from fencepost.lake.report import RunReport, make_report
-from fencepost.lake.scan import Exchange, Reading, ScanItem, Scanned, files_in, scan
+from fencepost.lake.scan import Reading, ScanItem, Scanned, files_in, scan
 from fencepost.lake.schemas import check_schemas, from_text
 from fencepost.lake.sources import Given, News, open_source
 from fencepost.lake.storage import ChangedError
@@ -56,7 +53,7 @@ from fencepost.lake.write import InPlace, Places, WriteItem, Written, write
 from fencepost.state.commit import commit, conflict, recover
 from fencepost.state.decision import ABANDONED, Checksums, Decision
 from fencepost.state.disk import Disk
-from fencepost.state.engine import Engine, LocalEngine, run_stage
+from fencepost.state.engine import Engine, run_stage
 from fencepost.state.hive import hive_folders
 from fencepost.state.retention import release
 from fencepost.state.scratch import FolderScratch, Scratch
@@ -316,7 +313,7 @@ class Run:
                 return done
         items = self.scan_items(files, reading)
         found = self.found(files, self.tasks("scan", partial(scan, self.storage, self.scratch), items))
-        judged = self.judge(found, reading)
+        judged = judge_runs(self, found, reading)
         self.compare(found, judged, self.sums(items, found))
         with self.step("check"):
             counts = check_verdicts(self, found, judged)
@@ -352,7 +349,7 @@ class Run:
             found.refused.update(it.refused)
             found.stale_epoch += it.stale_epoch
             found.stale += it.stale
-        judged = self.judge(found, items[0].reading)
+        judged = judge_runs(self, found, items[0].reading)
         lost = sum(count for shard in judged for name, count in shard.counts.items() if name != "ACCEPTED")
         if lost or any(shard.stale_epoch or shard.border for shard in judged):
             self.fall_back(
@@ -444,46 +441,6 @@ class Run:
         if self.job.policy.depends_on_order:
             self.left_out.hold_back(as_read, status, found.deferred, is_sorted=bool(self.job.order_by))
         return found
-
-    def judge(self, found: Found, reading: Reading) -> list[Judged]:
-        """Judge the runs, where that costs least."""
-        parts, sizes = _parts(found.exchanges)
-        shards = np.unique(parts.shard)
-        before = [self.base.shards.get(int(shard)) if self.base else None for shard in shards]
-        state_bytes = [sum(piece.bytes for piece in it.pieces) if it else 0 for it in before]
-        runs = np.bincount(np.searchsorted(shards, parts.shard), sizes, len(shards)) if len(shards) else np.zeros(0)
-        self.eviction = self.next_eviction(found)
-        engine: Engine = self.job.engine
-        is_small = runs.sum() <= DRIVER_RUNS_MAX and sum(state_bytes) <= DRIVER_STATE_BYTES_MAX
-        if is_small and not engine.in_process:
-            engine = LocalEngine()
-        self.plan |= {
-            "judged": "in the driver" if is_small else "in tasks",
-            "runs": int(runs.sum()),
-            "shards": len(shards),
-            "state_bytes_touched": sum(state_bytes),
-        }
-        borders = [*np.searchsorted(parts.shard, shards).tolist(), len(parts.shard)]
-        items = [
-            JudgeItem(
-                parts=Parts(
-                    shard=parts.shard[borders[first] : borders[end]],
-                    exchange=parts.exchange[borders[first] : borders[end]],
-                    begin=parts.begin[borders[first] : borders[end]],
-                    end=parts.end[borders[first] : borders[end]],
-                    names=parts.names,
-                    schema=parts.schema,
-                    schemas=parts.schemas,
-                ),
-                shards=before[first:end],
-                reading=reading,
-                eviction=self.eviction,
-                version=self.version,
-                attempt=self.attempt,
-            )
-            for first, end in groups_of_shards(runs.tolist(), state_bytes, engine.slots)
-        ]
-        return self.tasks("judge", partial(judge, self.job.state.store, self.scratch), items, engine)
 
     def sums(self, items: list[ScanItem], found: Found) -> list[Summed]:
         """The checksums of all rows, where they are kept."""
@@ -693,27 +650,3 @@ class Run:
     def driver_seconds(self) -> float:
         """Not spent in waiting for tasks."""
         return time.perf_counter() - self.began - self.waited
-
-
-def _parts(exchanges: list[Exchange]) -> tuple[Parts, npt.NDArray[np.int64]]:
-    """All record batches by shard, those of one in the order of the files; and how many runs each has."""
-    if not exchanges:
-        none, places = np.zeros(0, np.int64), np.zeros(0, np.int32)
-        shard = np.zeros(0, np.uint32)
-        return Parts(shard=shard, exchange=places, begin=none, end=none, names=[], schema=places, schemas=[]), none
-    shard = np.concatenate([it.shards for it in exchanges])
-    is_short = shard.max(initial=0) < 1 << 16  # and of 16 bits this is a radix sort
-    order = np.argsort(shard.astype(np.uint16) if is_short else shard, kind="stable")
-    exchange = np.repeat(np.arange(len(exchanges), dtype=np.int32), [len(it.shards) for it in exchanges])
-    schemas = [it.schema.serialize().to_pybytes() for it in exchanges]
-    known = {schema: place for place, schema in enumerate(dict.fromkeys(schemas))}
-    parts = Parts(
-        shard=shard[order],
-        exchange=exchange[order],
-        begin=np.concatenate([it.offsets[:-1] for it in exchanges])[order],
-        end=np.concatenate([it.offsets[1:] for it in exchanges])[order],
-        names=[it.name for it in exchanges],
-        schema=np.array([known[schema] for schema in schemas], np.int32),
-        schemas=list(known),
-    )
-    return parts, np.concatenate([it.runs for it in exchanges])[order]

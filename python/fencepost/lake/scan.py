@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Literal
+from typing import Any, Literal
 from uuid import uuid4
 
 import numpy as np
@@ -401,6 +401,18 @@ class _Writer:
         joined = {shard: pa.concat_batches(by_shard[shard]) for shard in sorted(by_shard)}
         self.exchanges.append(write_exchange(self.scratch, joined))
         self.held, self.runs = [], 0
+
+
+def deal_runs(scratch: Scratch, runs: pa.Table, shards: npt.NDArray[Any]) -> Exchange:
+    """An exchange file of runs, of one at least, dealt to `shards`; those of each keep their order."""
+    order = np.argsort(shards, kind="stable")
+    numbers, firsts = np.unique(shards[order], return_index=True)
+    in_order = runs.take(pa.array(order)).combine_chunks()
+    batches = {
+        int(number): in_order.slice(first, end - first).to_batches()[0]
+        for number, (first, end) in zip(numbers, pairwise([*firsts.tolist(), len(order)]), strict=True)
+    }
+    return write_exchange(scratch, batches)
 
 
 def write_exchange(scratch: Scratch, batches: dict[int, pa.RecordBatch]) -> Exchange:

@@ -119,10 +119,10 @@ def numbered(table: ArrowTable) -> npt.NDArray[np.int64]:
     """A number from 0 on for each row: the same for equal rows, and for no others."""
     import numpy as np
 
-    return np.unique(_told_apart(table), return_inverse=True)[1].reshape(-1).astype(np.int64)
+    return np.unique(told_apart(table), return_inverse=True)[1].reshape(-1).astype(np.int64)
 
 
-def _told_apart(table: ArrowTable) -> npt.NDArray[np.int64]:
+def told_apart(table: ArrowTable) -> npt.NDArray[np.int64]:
     """The same with gaps between the numbers."""
     import numpy as np
     import pyarrow.compute as pc
@@ -166,7 +166,7 @@ class _Ranges:
     @staticmethod
     def of(table: ArrowTable) -> _Ranges:
         return _Ranges(
-            _told_apart(table.select(_keys(table))), table["first_seq"].to_numpy(), table["last_seq"].to_numpy()
+            told_apart(table.select(_keys(table))), table["first_seq"].to_numpy(), table["last_seq"].to_numpy()
         )
 
     def same(self) -> npt.NDArray[np.int64]:

@@ -1,0 +1,218 @@
+"""Stage 2 as the driver sees it: which task judges which runs.
+
+| a shard | is judged by |
+|---|---|
+| of a run that has few runs in all | the driver |
+| of no more than `DedupJob.task_runs_max` runs | a task, which may have others |
+| of more: a hot one | several tasks, and one that writes its state (`hot.py`), where the policy allows it |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa  # type: ignore[import-untyped]
+
+from fencepost.lake.found import Found
+from fencepost.lake.hot import DealItem, Dealt, JudgedPart, PartItem, deal, judge_part, several_epochs, why_whole
+from fencepost.lake.judge import Judged, JudgeItem, Parts, judge
+from fencepost.lake.plan import DRIVER_RUNS_MAX, DRIVER_STATE_BYTES_MAX, groups_of_shards, parts_of_shards
+from fencepost.lake.scan import Exchange, Reading
+from fencepost.state.decision import Shard
+from fencepost.state.engine import LocalEngine, groups
+
+if TYPE_CHECKING:
+    from fencepost.lake.run import Run
+
+DEALERS = 4
+"""Tasks that deal the runs of `task_runs_max`: a run takes more memory there than where it is judged."""
+
+
+@dataclass(frozen=True)
+class Lines:
+    """Record batches of the exchange: by shard, those of one in the order of the files."""
+
+    parts: Parts
+    runs: npt.NDArray[np.int64]
+    """How many each of them has."""
+
+    @staticmethod
+    def of(exchanges: list[Exchange]) -> Lines:
+        if not exchanges:
+            none, places = np.zeros(0, np.int64), np.zeros(0, np.int32)
+            shard = np.zeros(0, np.uint32)
+            parts = Parts(shard=shard, exchange=places, begin=none, end=none, names=[], schema=places, schemas=[])
+            return Lines(parts, none)
+        shard = np.concatenate([it.shards for it in exchanges])
+        is_short = shard.max(initial=0) < 1 << 16  # and of 16 bits this is a radix sort
+        order = np.argsort(shard.astype(np.uint16) if is_short else shard, kind="stable")
+        exchange = np.repeat(np.arange(len(exchanges), dtype=np.int32), [len(it.shards) for it in exchanges])
+        schemas = [it.schema.serialize().to_pybytes() for it in exchanges]
+        known = {schema: place for place, schema in enumerate(dict.fromkeys(schemas))}
+        parts = Parts(
+            shard=shard[order],
+            exchange=exchange[order],
+            begin=np.concatenate([it.offsets[:-1] for it in exchanges])[order],
+            end=np.concatenate([it.offsets[1:] for it in exchanges])[order],
+            names=[it.name for it in exchanges],
+            schema=np.array([known[schema] for schema in schemas], np.int32),
+            schemas=list(known),
+        )
+        return Lines(parts, np.concatenate([it.runs for it in exchanges])[order])
+
+    def of_shards(self, shards: Iterable[int], are_in: bool = True) -> Lines:
+        """Those of some shards, or of all others."""
+        wanted = np.isin(self.parts.shard, np.array(list(shards), np.uint32), invert=not are_in)
+        return Lines(self.parts.take(wanted), self.runs[wanted])
+
+    def runs_of_shards(self) -> dict[int, int]:
+        """How many runs each shard has, in ascending order."""
+        shards, of_line = np.unique(self.parts.shard, return_inverse=True)
+        runs = np.bincount(of_line.reshape(-1), self.runs, len(shards)).astype(np.int64)
+        return dict(zip(shards.tolist(), runs.tolist(), strict=True))
+
+    def borders(self) -> list[int]:
+        """Where in the lines each shard begins, and where the last one ends."""
+        return [*np.unique(self.parts.shard, return_index=True)[1].tolist(), len(self.runs)]
+
+
+def judge_runs(run: Run, found: Found, reading: Reading) -> list[Judged]:
+    """Judge the runs of all shards, where that costs least."""
+    lines = Lines.of(found.exchanges)
+    runs = lines.runs_of_shards()
+    state_bytes = sum(map(_bytes, _before(run, runs)))
+    run.eviction = run.next_eviction(found)
+    hot = _hot_shards(run, runs)
+    is_small = not hot and sum(runs.values()) <= DRIVER_RUNS_MAX and state_bytes <= DRIVER_STATE_BYTES_MAX
+    run.plan |= {
+        "judged": "in the driver" if is_small else "in tasks",
+        "runs": sum(runs.values()),
+        "shards": len(runs),
+        "state_bytes_touched": state_bytes,
+    }
+    done: list[JudgedPart] = []
+    if hot:
+        problem = why_whole(reading)
+        done = [] if problem else _judge_parts(run, lines.of_shards(hot), hot, reading)
+        split = {it.shard for it in done}
+        run.plan |= {"hot_shards": len(hot), "split_shards": len(split)} | ({"whole": problem} if problem else {})
+        lines = lines.of_shards(split, are_in=False)
+    engine = LocalEngine() if is_small and not run.job.engine.in_process else run.job.engine
+    settled = Lines.of([it.accepted for it in done if it.accepted is not None])
+    items = [
+        *_judge_items(run, lines, reading, engine.slots),
+        *_judge_items(run, settled, reading, engine.slots, is_settled=True),
+    ]
+    judged = run.tasks("judge", partial(judge, run.job.state.store, run.scratch), items, engine)
+    return [*(it.judged for it in done), *judged]
+
+
+def _before(run: Run, shards: Iterable[int]) -> list[Shard | None]:
+    return [run.base.shards.get(shard) if run.base else None for shard in shards]
+
+
+def _bytes(shard: Shard | None) -> int:
+    return sum(piece.bytes for piece in shard.pieces) if shard else 0
+
+
+def _judge_items(run: Run, lines: Lines, reading: Reading, slots: int, *, is_settled: bool = False) -> list[JudgeItem]:
+    runs, borders = lines.runs_of_shards(), lines.borders()
+    before = _before(run, runs)
+    return [
+        JudgeItem(
+            parts=lines.parts.take(slice(borders[first], borders[end])),
+            shards=before[first:end],
+            reading=reading,
+            eviction=run.eviction,
+            version=run.version,
+            attempt=run.attempt,
+            is_settled=is_settled,
+        )
+        for first, end in groups_of_shards(list(runs.values()), list(map(_bytes, before)), slots)
+    ]
+
+
+# Hot shards
+
+
+def _hot_shards(run: Run, runs: dict[int, int]) -> dict[int, int]:
+    """The shards that are too large for a task, and into how many parts each is to be split."""
+    parts = parts_of_shards(list(runs.values()), run.job.engine.slots, run.job.task_runs_max)
+    return {shard: count for shard, count in zip(runs, parts, strict=True) if count > 1}
+
+
+def _judge_parts(run: Run, lines: Lines, hot: dict[int, int], reading: Reading) -> list[JudgedPart]:
+    """Judge the rows of hot shards, part by part; nothing of a shard whose rows one task has to judge.
+
+    `lines`: of these shards alone.
+    """
+    firsts = dict(zip(hot, np.cumsum([0, *hot.values()]).tolist(), strict=False))
+    dealt = _deal(run, lines, hot, firsts, reading)
+    near_wrap = {shard for it in dealt for shard in it.near_wrap}
+    by_part = Lines.of([it.exchange for it in dealt])
+    borders = by_part.borders()
+    shards, first = np.array(list(firsts)), np.array(list(firsts.values()))
+    items = []
+    for place, number in enumerate(by_part.runs_of_shards()):
+        shard = int(shards[np.searchsorted(first, number, side="right") - 1])
+        if shard not in near_wrap:
+            parts = by_part.parts.take(slice(borders[place], borders[place + 1]))
+            items.append(PartItem(parts=parts, shard=shard, before=_before(run, [shard])[0], reading=reading))
+    done = run.tasks("judge", partial(judge_part, run.job.state.store, run.scratch), items)
+    over_wrap = {it.shard for it in done if it.judged.border}
+    done = [it for it in done if it.shard not in over_wrap]
+    for shard in {it.shard for it in done}:
+        _put_together([it for it in done if it.shard == shard], _before(run, [shard])[0])
+    return done
+
+
+def _deal(run: Run, lines: Lines, hot: dict[int, int], firsts: dict[int, int], reading: Reading) -> list[Dealt]:
+    """Deal the runs to parts; once more where keys turn out to have several epochs, with these whole."""
+    shards = lines.parts.shard.tolist()
+    first, count = (np.array([of[shard] for shard in shards], np.int64) for of in (firsts, hot))
+    together = max(1, run.job.task_runs_max // DEALERS)
+    whole = np.zeros(0, np.uint32)
+    while True:
+        items = [
+            DealItem(
+                parts=lines.parts.take(slice(begin, end)),
+                first=first[begin:end],
+                count=count[begin:end],
+                whole=whole,
+                reading=reading,
+            )
+            for begin, end in groups(lines.runs.tolist(), together)
+        ]
+        dealt = run.tasks("deal", partial(deal, run.scratch), items)
+        found = several_epochs(dealt)
+        if np.isin(found, whole).all():
+            return dealt
+        whole = found
+
+
+def _put_together(parts: list[JudgedPart], before: Shard | None) -> None:
+    """What is said of a shard as a whole goes to its first part. `before`: its state before."""
+    accepted = sum(it.judged.counts.get("ACCEPTED", 0) for it in parts)
+    noted = sum(int(it.accepted.rows.sum()) for it in parts if it.accepted is not None)
+    if accepted != noted:
+        raise AssertionError(f"shard {parts[0].shard}: {accepted} rows were accepted, its state is told of {noted}")
+    if not accepted and before is not None:
+        parts[0].judged.shards.append(before)
+    stale = [table for it in parts for table in it.judged.stale]
+    some = [table for table in stale if len(table)]
+    for it in parts:
+        it.judged.stale = []
+    parts[0].judged.stale = [_summed(pa.concat_tables(some, promote_options="permissive"))] if some else stale[:1]
+
+
+def _summed(stale: pa.Table) -> pa.Table:
+    """`Verdicts.stale` of several tables: a line for each key and epoch, in their order."""
+    *keys, count = stale.column_names
+    summed = stale.group_by(keys).aggregate([(count, "sum")]).select([*keys, f"{count}_sum"])
+    summed = summed.sort_by([(name, "ascending") for name in keys])
+    return summed.rename_columns(stale.column_names).cast(stale.schema)
