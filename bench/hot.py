@@ -40,7 +40,7 @@ POLICY = fencepost.Policy.any_order().replace(
 class Processes:
     """An engine whose tasks of judging have a process each, which tells its peak memory; other tasks are threads."""
 
-    name, slots, in_process = "processes", WORKERS, False
+    name, slots, in_process, driver_bytes_max = "processes", WORKERS, False, 0
 
     def __init__(self) -> None:
         self.tasks: dict[str, list[tuple[float, float]]] = {}

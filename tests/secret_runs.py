@@ -68,6 +68,7 @@ class ProcessEngine:
     name = "processes"
     slots = 2
     in_process = False
+    driver_bytes_max = 0
 
     def run(
         self,

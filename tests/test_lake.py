@@ -371,6 +371,7 @@ class RetryingEngine:
     name = "retrying"
     slots = 2
     in_process = False
+    driver_bytes_max = 0
 
     def run(
         self,

@@ -27,11 +27,16 @@ dumps: Callable[[Any], bytes] = _dumps  # it has no types
 OUTCOME = pa.schema([("item", pa.int64()), ("is_error", pa.bool_()), ("outcome", pa.binary())])
 OUTCOME_DDL = "item bigint, is_error boolean, outcome binary"
 POLL_SECONDS = 0.2
+DRIVER_BYTES_MAX = 16 << 20
+"""A run over no more bytes takes a driver less time than Spark takes to start the tasks of two stages."""
 SLOTS_UNKNOWN = 8  # Spark Connect does not say how many tasks run beside each other
 
 
 class SparkEngine:
     """Runs each item of a stage as one Spark task. ``spark``: the session, the active one unless given.
+
+    ``driver_bytes_max``: a run over new files of no more bytes in all takes no task of Spark; threads of the driver
+    scan and write them. 16 MB unless given; 0 for tasks always.
 
     Works with classic sessions and Spark Connect: a frame with one row per task, no RDD. Results are the rows that were
     collected, so an attempt that lost (a retry, speculation) leaves no trace, provided that tasks write under names of
@@ -41,7 +46,10 @@ class SparkEngine:
     name = "spark"
     in_process = False
 
-    def __init__(self, spark: SparkSession | None = None) -> None:
+    def __init__(self, spark: SparkSession | None = None, *, driver_bytes_max: int | None = None) -> None:
+        if driver_bytes_max is not None and driver_bytes_max < 0:
+            raise ValueError(f"driver_bytes_max={driver_bytes_max}: bytes from 0 on were expected")
+        self.driver_bytes_max = DRIVER_BYTES_MAX if driver_bytes_max is None else driver_bytes_max
         self._spark = spark or SparkSession.getActiveSession()
         if self._spark is None:
             raise RuntimeError("no Spark session is active: pass one as spark=, or create it first")

@@ -28,6 +28,7 @@ class DisturbedEngine:
 
     name = "spark"
     in_process = False
+    driver_bytes_max = 0
 
     def __init__(self, spark: SparkSession, stages: Sequence[str], disturb: Disturbance) -> None:
         from fencepost_spark import SparkEngine
@@ -45,6 +46,7 @@ class EngineAtHome:
 
     name = "spark"
     in_process = False
+    driver_bytes_max = 0
 
     def __init__(self, spark: SparkSession, home: Path, marks: Path) -> None:
         from fencepost_spark import SparkEngine

@@ -101,6 +101,39 @@ def test_one_may_go_on_where_the_other_stopped(spark: SparkSession, tmp_path: Pa
     assert sum(table.num_rows for table in sink_rows(tmp_path / "sink").values()) == truth["rows_distinct"]
 
 
+@pytest.mark.parametrize("plan", [None, "interval"])
+def test_small_runs_start_no_task(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plan: Any
+) -> None:
+    """By the bytes of the new files. Output and state are those of tasks."""
+    files, source = landed(), tmp_path / "source"
+    stages: list[str] = []
+    run = SparkEngine.run
+    monkeypatch.setattr(SparkEngine, "run", lambda self, stage, *rest: stages.append(stage) or run(self, stage, *rest))
+    bound = sum(path.stat().st_size for path in files[:13])
+
+    def job(folder: str, driver_bytes_max: int) -> DedupJob:
+        engine = SparkEngine(spark, driver_bytes_max=driver_bytes_max)
+        return DedupJob(source, tmp_path / folder / "state", tmp_path / folder / "sink", engine=engine, plan=plan)
+
+    deliver(source, files[:13])
+    assert job("near", bound).run().plan["scanned"] == "in the driver"
+    assert not stages
+    assert "scanned" not in job("far", bound - 1).run().plan
+    assert stages
+    stages.clear()
+    deliver(source, files[13:])
+    assert "scanned" not in job("near", bound).run().plan
+    assert stages
+    job("far", 0).run()
+    near, far = (sink_rows(tmp_path / it / "sink") for it in ("near", "far"))
+    assert near.keys() == far.keys()
+    assert all(near[name].equals(far[name]) for name in near)
+    assert segments(tmp_path / "near" / "state") == segments(tmp_path / "far" / "state")
+    with pytest.raises(ValueError, match="driver_bytes_max=-1: bytes from 0 on were expected"):
+        SparkEngine(spark, driver_bytes_max=-1)
+
+
 def test_operations_run_on_the_jobs_engine(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

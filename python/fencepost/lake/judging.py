@@ -24,7 +24,7 @@ from fencepost.lake.judge import Judged, JudgeItem, Parts, judge
 from fencepost.lake.plan import DRIVER_RUNS_MAX, DRIVER_STATE_BYTES_MAX, groups_of_shards, parts_of_shards
 from fencepost.lake.scan import Exchange, Reading
 from fencepost.state.decision import Shard
-from fencepost.state.engine import LocalEngine, groups
+from fencepost.state.engine import groups
 
 if TYPE_CHECKING:
     from fencepost.lake.run import Run
@@ -102,7 +102,7 @@ def judge_runs(run: Run, found: Found, reading: Reading) -> list[Judged]:
         split = {it.shard for it in done}
         run.plan |= {"hot_shards": len(hot), "split_shards": len(split)} | ({"whole": problem} if problem else {})
         lines = lines.of_shards(split, are_in=False)
-    engine = LocalEngine() if is_small and not run.job.engine.in_process else run.job.engine
+    engine = run.engine_for(is_small)
     settled = Lines.of([it.accepted for it in done if it.accepted is not None])
     items = [
         *_judge_items(run, lines, reading, engine.slots),

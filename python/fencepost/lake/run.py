@@ -53,7 +53,7 @@ from fencepost.lake.write import InPlace, Places, WriteItem, Written, write
 from fencepost.state.commit import commit, conflict, recover
 from fencepost.state.decision import ABANDONED, Checksums, Decision
 from fencepost.state.disk import Disk
-from fencepost.state.engine import Engine, run_stage
+from fencepost.state.engine import Engine, LocalEngine, run_stage
 from fencepost.state.hive import hive_folders
 from fencepost.state.retention import release
 from fencepost.state.scratch import FolderScratch, Scratch
@@ -108,6 +108,8 @@ class Run:
         """Where this attempt's tasks write for the sink."""
         self.scratch: Scratch = self.outputs
         """Where they write for each other."""
+        self.engine: Engine = job.engine
+        """Where they run, but for those that are given another one."""
         self.plan: dict[str, Any] = {}
         self.stage = ""
         """The last step that was begun."""
@@ -303,10 +305,13 @@ class Run:
     def prepare_as_known(self, files: Files) -> Prepared:
         """Raises ReplanError where files have to be left out that were not."""
         job = self.job
+        self.engine = self.engine_for(sum(files.bytes) <= job.engine.driver_bytes_max)
         reading = self.reading()
         problem = self.problem_of_aligned(reading, files)
         name, reason = choose(job.plan, problem, self.before, self.storage, files, job.policy.columns)
         self.plan = {"name": name, "reason": reason}
+        if self.engine is not job.engine:
+            self.plan["scanned"] = "in the driver"
         if name == "aligned":
             done = self.prepare_aligned(self.scan_items(files, reading, splits=False), files)
             if done is not None:
@@ -599,6 +604,10 @@ class Run:
 
     # Around the steps
 
+    def engine_for(self, is_small: bool) -> Engine:
+        """Threads of the driver for what costs less than to start tasks elsewhere."""
+        return LocalEngine() if is_small and not self.job.engine.in_process else self.job.engine
+
     def tasks(
         self,
         step: str,
@@ -607,7 +616,7 @@ class Run:
         engine: Engine | None = None,
         scratch: Scratch | None = None,
     ) -> list[R]:
-        engine, scratch = engine or self.job.engine, scratch or self.scratch
+        engine, scratch = engine or self.engine, scratch or self.scratch
         with self.timed(step):
             began = time.perf_counter()
             done = run_stage(engine, step, work, items, scratch, lambda at, total: self.tell(step, at, total))

@@ -32,6 +32,9 @@ class Engine(Protocol):
     """How many tasks it runs beside each other, as far as it knows."""
     in_process: bool
     """Whether tasks share this process, so that handing them something costs nothing."""
+    driver_bytes_max: int
+    """A run over files of no more bytes in all scans and writes them in threads of the driver: starting tasks takes
+    longer. 0 for tasks always."""
 
     def run(
         self,
@@ -67,6 +70,7 @@ class LocalEngine:
 
     name = "local"
     in_process = True
+    driver_bytes_max = 0
 
     def __init__(self, threads: int | None = None) -> None:
         """`threads`: as many as this process may use processors, unless given."""
