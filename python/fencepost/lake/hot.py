@@ -87,7 +87,7 @@ class Dealt:
 
 
 def deal(scratch: Scratch, item: DealItem) -> Dealt:
-    """Deal runs to the parts of their shards. Memory: 150 bytes a run."""
+    """Deal runs to the parts of their shards. Memory: 200 bytes a run."""
     policy = item.reading.policy
     numbers, tables = zip(*by_shard(scratch, item.parts), strict=True)
     of_shard = np.repeat(np.arange(len(numbers)), [len(table) for table in tables])
