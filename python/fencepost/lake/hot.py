@@ -87,12 +87,13 @@ class Dealt:
 
 
 def deal(scratch: Scratch, item: DealItem) -> Dealt:
-    """Deal runs to the parts of their shards. Memory: 150 bytes a run."""
+    """Deal runs to the parts of their shards. Memory: 200 bytes a run."""
     policy = item.reading.policy
-    found = list(by_shard(scratch, item.parts))
-    of_shard = np.repeat(np.arange(len(found)), [len(runs) for _, runs in found])
-    borders = np.searchsorted(item.parts.shard, [shard for shard, _ in found])
-    runs = pa.concat_tables([runs for _, runs in found], promote_options="permissive").combine_chunks()
+    numbers, tables = zip(*by_shard(scratch, item.parts), strict=True)
+    of_shard = np.repeat(np.arange(len(numbers)), [len(table) for table in tables])
+    borders = np.searchsorted(item.parts.shard, numbers)
+    runs = pa.concat_tables(tables, promote_options="permissive")
+    del tables
     hashes = pa.array(shards(runs, HASHES, columns=policy.columns)).to_numpy()
     buckets, lowest, highest = _epochs(hashes, runs, policy)
     near_wrap = _near_wrap(runs, of_shard, policy)
@@ -105,7 +106,7 @@ def deal(scratch: Scratch, item: DealItem) -> Dealt:
         buckets=buckets,
         lowest=lowest,
         highest=highest,
-        near_wrap=[found[it][0] for it in near_wrap],
+        near_wrap=[numbers[it] for it in near_wrap],
     )
 
 
@@ -174,7 +175,7 @@ class JudgedPart:
 def judge_part(store: Store, scratch: Scratch, item: PartItem) -> JudgedPart:
     """Judge the rows of one part of a shard. `store`: the state's.
 
-    Memory: 110 bytes a run, a byte for each row, and the shard's table. Raises BatchError, CapacityError,
+    Memory: 200 bytes a run, a byte for each row, and the shard's table. Raises BatchError, CapacityError,
     SnapshotError.
     """
     reading, judged = item.reading, Judged()
@@ -182,8 +183,8 @@ def judge_part(store: Store, scratch: Scratch, item: PartItem) -> JudgedPart:
     pieces = item.before.pieces if item.before else ()
     table = load_table(store, pieces, policy)
     judged.bytes_read = sum(piece.bytes for piece in pieces)
-    ((_, runs),) = by_shard(scratch, item.parts)
-    lines = in_order(runs, reading.order_by)
+    ((_, lines),) = by_shard(scratch, item.parts)
+    lines = in_order(lines, reading.order_by)
     order = None if reading.order_by else calm_order(lines, table, is_calm=True)
     lines = lines if order is None else lines.take(pa.array(order))
     verdicts = table.apply_runs(lines, LENGTH, policy.columns)

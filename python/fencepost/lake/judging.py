@@ -22,7 +22,7 @@ from fencepost.lake.found import Found
 from fencepost.lake.hot import DealItem, Dealt, JudgedPart, PartItem, deal, judge_part, several_epochs, why_whole
 from fencepost.lake.judge import Judged, JudgeItem, Parts, judge
 from fencepost.lake.plan import DRIVER_RUNS_MAX, DRIVER_STATE_BYTES_MAX, groups_of_shards, parts_of_shards
-from fencepost.lake.scan import Exchange, Reading
+from fencepost.lake.scan import Exchange, Reading, by_number
 from fencepost.state.decision import Shard
 from fencepost.state.engine import groups
 
@@ -49,8 +49,7 @@ class Lines:
             parts = Parts(shard=shard, exchange=places, begin=none, end=none, names=[], schema=places, schemas=[])
             return Lines(parts, none)
         shard = np.concatenate([it.shards for it in exchanges])
-        is_short = shard.max(initial=0) < 1 << 16  # and of 16 bits this is a radix sort
-        order = np.argsort(shard.astype(np.uint16) if is_short else shard, kind="stable")
+        order = by_number(shard)
         exchange = np.repeat(np.arange(len(exchanges), dtype=np.int32), [len(it.shards) for it in exchanges])
         schemas = [it.schema.serialize().to_pybytes() for it in exchanges]
         known = {schema: place for place, schema in enumerate(dict.fromkeys(schemas))}

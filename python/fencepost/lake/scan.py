@@ -403,9 +403,15 @@ class _Writer:
         self.held, self.runs = [], 0
 
 
+def by_number(numbers: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+    """Places of numbers from 0 on in ascending order; those of equal ones stay in theirs."""
+    is_short = numbers.max(initial=0) < 1 << 16  # and of 16 bits this is a radix sort
+    return np.argsort(numbers.astype(np.uint16) if is_short else numbers, kind="stable")
+
+
 def deal_runs(scratch: Scratch, runs: pa.Table, shards: npt.NDArray[Any]) -> Exchange:
     """An exchange file of runs, of one at least, dealt to `shards`; those of each keep their order."""
-    order = np.argsort(shards, kind="stable")
+    order = by_number(shards)
     numbers, firsts = np.unique(shards[order], return_index=True)
     in_order = runs.take(pa.array(order)).combine_chunks()
     batches = {
