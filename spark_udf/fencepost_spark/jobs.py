@@ -35,12 +35,14 @@ class DedupJob(lake.DedupJob):
         sink: Path | Sink,
         *,
         spark: SparkSession | None = None,
+        driver_bytes_max: int | None = None,
         **same: Any,
     ) -> None:
         """``source``, ``state``, ``sink``: folders, or URIs of object stores; ``source`` may be a list of such, or a
         ``fencepost.lake.KafkaLog``.
 
         ``spark``: the session that runs the tasks, the active one unless given. It takes the place of ``engine``.
+        ``driver_bytes_max``: see ``SparkEngine``.
 
         ``same``: passed on to ``fencepost.lake.DedupJob``, whose defaults hold: ``policy``, ``columns``, ``scope``,
         ``order_by``, ``rejected_max``, ``rejects``, ``max_idle_ms``, ``settle_ms``, ``clock_gap_max_ms``, ``on_reset``,
@@ -53,7 +55,7 @@ class DedupJob(lake.DedupJob):
         Raises what ``fencepost.lake.DedupJob`` raises, RuntimeError where there is no session, and StoreError where the
         session's settings name credentials that only Spark's connector can get.
         """
-        engine = SparkEngine(spark)
+        engine = SparkEngine(spark, driver_bytes_max=driver_bytes_max)
         first = source[0] if isinstance(source, list | tuple) and source else source
         options = with_options(spark or SparkSession.getActiveSession(), same, source=first, state=state, sink=sink)
         super().__init__(source, state, sink, engine=engine, **options)

@@ -113,17 +113,17 @@ def test_small_runs_start_no_task(
     bound = sum(path.stat().st_size for path in files[:13])
 
     def job(folder: str, driver_bytes_max: int) -> DedupJob:
-        engine = SparkEngine(spark, driver_bytes_max=driver_bytes_max)
-        return DedupJob(source, tmp_path / folder / "state", tmp_path / folder / "sink", engine=engine, plan=plan)
+        folders = (source, tmp_path / folder / "state", tmp_path / folder / "sink")
+        return DedupJob(*folders, driver_bytes_max=driver_bytes_max, plan=plan)
 
     deliver(source, files[:13])
-    assert job("near", bound).run().plan["scanned"] == "in the driver"
+    assert job("near", bound).run().kept > 0
     assert not stages
-    assert "scanned" not in job("far", bound - 1).run().plan
+    job("far", bound - 1).run()
     assert stages
     stages.clear()
     deliver(source, files[13:])
-    assert "scanned" not in job("near", bound).run().plan
+    job("near", bound).run()
     assert stages
     job("far", 0).run()
     near, far = (sink_rows(tmp_path / it / "sink") for it in ("near", "far"))
