@@ -117,10 +117,15 @@ LAYERS = [
     "fencepost.kafka.finding",
     "fencepost._native",
     "fencepost.policy",
+    "fencepost.pages",
     "fencepost.findings",
     "fencepost.resets",
     "fencepost.content",
+    "fencepost.timeline",
+    "fencepost.examples",
     "fencepost.auditor",
+    "fencepost.advice",
+    "fencepost.explained",
     "fencepost.dedup",
     "fencepost.producer",
     "fencepost",
@@ -142,6 +147,7 @@ EXTRAS_AT_IMPORT = {"fencepost.auditor", "fencepost.generate", "fencepost.lake",
 EXTRAS_AT_IMPORT |= {"fencepost.sql", "fencepost.resets", "fencepost.content", "fencepost.state.checksums"}
 EXTRAS_AT_IMPORT |= {"fencepost.consumer", "fencepost.state.task_plan"}
 EXTRAS_AT_IMPORT |= {"fencepost.transports.sql"}
+EXTRAS_AT_IMPORT |= {"fencepost.timeline", "fencepost.examples", "fencepost.advice", "fencepost.explained"}
 EXTRAS_AT_IMPORT |= {"fencepost.kafka.auditing", "fencepost.kafka.sequences"}
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,9 +12,10 @@ import typer
 
 from fencepost._native import presets
 from fencepost.cli import identity
+from fencepost.cli.files import check_table_file, json_lines, write_table
 from fencepost.cli.identity import read_policy
 from fencepost.cli.jobs import make_job, milliseconds, number_or_all
-from fencepost.cli.terminal import Threads, option, show_table
+from fencepost.cli.terminal import Html, Threads, check_page, option, show_table
 
 if TYPE_CHECKING:
     from fencepost.state import State
@@ -37,12 +37,17 @@ def show(
     place: Place,
     run: Annotated[int | None, typer.Argument(metavar="RUN", help="One version, told whole.")] = None,
     last: Annotated[int, typer.Option(min=1, help="How many of the newest versions are listed.")] = VERSIONS_SHOWN,
+    html: Html = None,
     as_json: AsJson = False,
 ) -> None:
     """What the state was made for and what each run did; of one RUN, what it read, wrote, kept, refused and why."""
+    if html is not None:
+        check_page(html)
     state = _open(place)
     newest = state.decided()
     if run is not None:
+        if html is not None:
+            raise typer.BadParameter("RUN and --html: one of them")
         if not 1 <= run <= newest:
             raise typer.BadParameter(f"there is no version {run}; there are 1 to {newest}")
         if run <= state.known_floor():
@@ -53,6 +58,10 @@ def show(
     about = _about(state)
     first = max(state.known_floor(), newest - last) + 1
     shown = [explain(state, version, is_whole=False) for version in range(first, newest + 1)]
+    if html is not None:
+        from fencepost.pages.history import history_page
+
+        history_page({"place": place, **about}, shown).save(html)
     if as_json:
         print(json.dumps({"state": about, "versions": shown}))
         return
@@ -213,53 +222,14 @@ def export(
     """Write out all that is remembered, or all that is missing."""
     if what not in ("entries", "missing"):
         raise typer.BadParameter(f"--what {what}: entries or missing were expected")
-    if out is not None and out.suffix not in _WRITERS:
-        raise typer.BadParameter(f"{out}: a name that ends in {', '.join(_WRITERS)} was expected")
+    if out is not None:
+        check_table_file("", out)
     state = _open(place)
     rows = state.entries() if what == "entries" else state.missing()
     if out is None:
-        for line in _json_lines(rows):
-            sys.stdout.write(line)
+        sys.stdout.writelines(json_lines(rows))
     else:
-        _WRITERS[out.suffix](rows, out)
-
-
-def _json_lines(rows: Any) -> Iterator[str]:
-    for batch in rows.to_batches(max_chunksize=65_536):
-        yield from (
-            json.dumps(row, default=lambda it: it.hex() if isinstance(it, bytes) else str(it)) + "\n"
-            for row in batch.to_pylist()
-        )
-
-
-def _write_parquet(rows: Any, out: Path) -> None:
-    import pyarrow.parquet as pq
-
-    pq.write_table(rows, out)
-
-
-def _write_arrow(rows: Any, out: Path) -> None:
-    import pyarrow as pa
-
-    with pa.ipc.new_file(out, rows.schema) as file:
-        file.write_table(rows)
-
-
-def _write_csv(rows: Any, out: Path) -> None:
-    import pyarrow.csv
-
-    if "holes" in rows.column_names:  # a list in a cell is no CSV
-        holes = [json.dumps(it) for it in rows["holes"].to_pylist()]
-        rows = rows.set_column(rows.column_names.index("holes"), "holes", [holes])
-    pyarrow.csv.write_csv(rows, out)
-
-
-def _write_json_lines(rows: Any, out: Path) -> None:
-    with open(out, "w") as file:
-        file.writelines(_json_lines(rows))
-
-
-_WRITERS = {".parquet": _write_parquet, ".arrow": _write_arrow, ".csv": _write_csv, ".jsonl": _write_json_lines}
+        write_table(rows, out)
 
 
 @state_app.command("evict")
