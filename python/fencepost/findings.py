@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fencepost.errors import PolicyError
-from fencepost.pages.tables import utc
+from fencepost.pages.tables import key_names, utc
 from fencepost.policy import Policy
 from fencepost.verdict import Verdict
 
@@ -213,12 +213,7 @@ class AuditReport:
 
     def column_names(self) -> dict[str, str]:
         """How the rows name the key columns of the tables."""
-        pids, partitions = (
-            [name for name in self.resets.column_names if name.partition("_")[0] == role]
-            for role in ("pid", "partition")
-        )
-        names = dict(zip(pids, self.identity, strict=False))
-        return names | dict(zip(reversed(partitions), reversed(self.identity[:-1]), strict=False))
+        return key_names(self.resets.column_names, self.identity)
 
     def named(self, table: Any) -> Any:
         """One of the tables with its key columns named as the rows have them."""

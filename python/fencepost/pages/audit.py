@@ -13,7 +13,7 @@ from fencepost.pages.charts import KINDS, Chart
 from fencepost.pages.commands import SINK, STATE, command, options
 from fencepost.pages.drawings import bars, columns, heat_map, over_time
 from fencepost.pages.page import Command, Page, Section
-from fencepost.pages.tables import Table, plural, share, table_of, text, utc
+from fencepost.pages.tables import Table, plural, share, size, table_of, text, utc
 from fencepost.policy import Policy
 
 BARS_MAX = 12
@@ -56,7 +56,7 @@ class _Audit:
 
     def _facts(self) -> Iterator[tuple[str, str]]:
         report = self.report
-        files = f" in {plural(report.files, 'file')}, {report.bytes / 1e6:,.1f} MB" if report.files else ""
+        files = f" in {plural(report.files, 'file')}, {size(report.bytes)}" if report.files else ""
         yield "Rows read", f"{report.rows:,}{files}"
         yield "Policy", report.policy
         yield "Identity", ", ".join(report.identity)
@@ -299,7 +299,7 @@ class _Audit:
         return self._bars("partitions", "partition", self.by_partition, self.parts) if self.parts else None
 
     def _bars(self, name: str, noun: str, keys: Any, columns: list[str]) -> Chart | None:
-        if not len(keys):
+        if len(keys) < 2:
             return None
         rows = keys.slice(0, BARS_MAX).to_pylist()
         total = sum(keys["findings"].to_pylist())
@@ -512,9 +512,9 @@ def _range(first: int, last: int) -> str:
 
 
 def _short(number: int) -> str:
-    for size, letter in ((10**9, "G"), (10**6, "M"), (10**4, "")):
-        if number >= size and letter:
-            return f"{number // size:,} {letter}"
+    for unit, letter in ((10**9, "G"), (10**6, "M")):
+        if number >= unit:
+            return f"{number // unit:,} {letter}"
     return f"{number:,}"
 
 
@@ -524,5 +524,5 @@ _SPANS = ((86_400_000, "day"), (3_600_000, "hour"), (60_000, "minute"), (1_000, 
 def _span(width: int, unit: str) -> str:
     if unit == "rows":
         return f"{width:,} positions" if width > 1 else "one position"
-    size, name = next(it for it in _SPANS if width % it[0] == 0)
-    return f"one {name}" if width == size else f"{width // size} {name}s"
+    unit_ms, name = next(it for it in _SPANS if width % it[0] == 0)
+    return f"one {name}" if width == unit_ms else f"{width // unit_ms} {name}s"

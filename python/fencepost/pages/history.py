@@ -9,15 +9,21 @@ from fencepost.pages.charts import Chart
 from fencepost.pages.commands import command
 from fencepost.pages.drawings import over_versions
 from fencepost.pages.page import Command, Page, Section
-from fencepost.pages.tables import Table, plural, share
+from fencepost.pages.tables import Table, plural, share, size
 
 COUNTS = ("files", "rows", "kept", "not_kept", "missing_rows", "stale_epoch", "entries", "state_bytes")
 COLUMNS = ("version", "kind", "status", "decided", *COUNTS)
-NAMES = {"not_kept": "not kept", "missing_rows": "skipped", "stale_epoch": "stale", "state_bytes": "state bytes"}
+NAMES = {
+    "decided": "decided (UTC)",
+    "not_kept": "not kept",
+    "missing_rows": "missing",
+    "stale_epoch": "stale",
+    "state_bytes": "state bytes",
+}
 PANELS = {
     "kept": ("Rows kept", "refused"),
     "not_kept": ("Rows not kept", "duplicates"),
-    "missing_rows": ("Rows skipped", "missing"),
+    "missing_rows": ("Rows missing", "missing"),
     "state_bytes": ("Bytes of the state", "rows"),
 }
 """What is drawn for each version: (name, color)."""
@@ -36,7 +42,7 @@ def history_page(about: Mapping[str, Any], versions: Sequence[Mapping[str, Any]]
 
 def _said(value: Any) -> str:
     if isinstance(value, Mapping):
-        return ", ".join(f"{name} {_said(it)}" for name, it in value.items() if it is not None)
+        return "; ".join(f"{name}: {_said(it)}" for name, it in value.items() if it is not None)
     if isinstance(value, list | tuple):
         return ", ".join(map(_said, value))
     return f"{value:,}" if isinstance(value, int) else str(value)
@@ -44,22 +50,22 @@ def _said(value: Any) -> str:
 
 def _kept(versions: Sequence[Mapping[str, Any]]) -> Section:
     rows, kept = (sum(it[name] or 0 for it in versions) for name in ("rows", "kept"))
-    part = f" That is {share(kept / rows)}." if rows else ""
-    answer = f"The newest {plural(len(versions), 'version')} read {rows:,} rows and kept {kept:,}.{part}"
+    part = f", {share(kept / rows)}" if rows else ""
+    answer = f"were kept by the newest {plural(len(versions), 'version')}, of {rows:,} rows read{part}."
     charts = [_chart(versions)] if len(versions) > 1 else []
     return Section("kept", "What did the runs keep?", f"{kept:,} rows", answer, "note", charts, [_table(versions)])
 
 
 def _lost(about: Mapping[str, Any], versions: Sequence[Mapping[str, Any]]) -> Section:
-    question = "What did they skip?"
+    question = "What was missing?"
     skipped = sum(it["missing_rows"] or 0 for it in versions)
     line = command("state", "export", str(about["place"]), "missing.csv", "--what", "missing")
     if not skipped:
-        return Section("lost", question, "Nothing", "No run skipped a sequence number.", "good")
+        return Section("lost", question, "Nothing", "The rows of each run skip no sequence number.", "good")
     worst = max(versions, key=lambda it: it["missing_rows"] or 0)
     answer = (
-        f"Runs skipped {plural(skipped, 'row')} when they ran, most of them version {worst['version']}. "
-        "Later runs may have filled some of these gaps."
+        f"were missing when the runs ended, most after version {worst['version']}. Later runs may have filled some of "
+        "these gaps."
     )
     return Section(
         "lost",
@@ -76,9 +82,9 @@ def _grown(versions: Sequence[Mapping[str, Any]]) -> Section:
     if not known:
         return Section("size", "How large is the state?", "–", "There is no version yet.", "note")
     first, last = known[0], known[-1]
-    sizes = [f"{it['entries'] or 0:,} entries in {it['state_bytes'] / 1e6:,.1f} MB" for it in (first, last)]
+    sizes = [f"{it['entries'] or 0:,} entries in {size(it['state_bytes'])}" for it in (first, last)]
     answer = f"It has {sizes[1]}. At version {first['version']} it had {sizes[0]}."
-    return Section("size", "How large is the state?", f"{last['state_bytes'] / 1e6:,.1f} MB", answer, "note")
+    return Section("size", "How large is the state?", size(last["state_bytes"]), answer, "note")
 
 
 def _chart(versions: Sequence[Mapping[str, Any]]) -> Chart:
@@ -96,10 +102,15 @@ def _chart(versions: Sequence[Mapping[str, Any]]) -> Chart:
 
 
 def _table(versions: Sequence[Mapping[str, Any]]) -> Table:
-    rows = [[it.get(name) for name in COLUMNS] for it in reversed(versions)]
+    rows = [[_cell(it, name) for name in COLUMNS] for it in reversed(versions)]
     names = [NAMES.get(name, name) for name in COLUMNS]
     kinds = dict.fromkeys((NAMES.get(it, it) for it in COUNTS), "count")
     return Table("Versions, the newest first", names, rows[:200], len(rows), kinds=kinds)
+
+
+def _cell(version: Mapping[str, Any], name: str) -> Any:
+    value = version.get(name)
+    return str(value)[:19].replace("T", " ") if name == "decided" and value else value
 
 
 def _more(versions: Sequence[Mapping[str, Any]]) -> Iterator[Section]:

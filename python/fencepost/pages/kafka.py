@@ -9,7 +9,7 @@ from fencepost.pages.charts import Chart
 from fencepost.pages.commands import command
 from fencepost.pages.drawings import bars
 from fencepost.pages.page import Command, Page, Section
-from fencepost.pages.tables import Table, plural, table_of
+from fencepost.pages.tables import Table, plural, size, table_of
 
 PARTITIONS_MAX = 15
 """Partitions that a chart shows."""
@@ -24,6 +24,7 @@ COUNTS = dict.fromkeys(
     ("count", "batches", "records", "epochs", "producers", "expired", "differences", "bytes", "segments"), "count"
 )
 TIMES = {"last_timestamp": "time"}
+IDS = dict.fromkeys(("partition", "pid", "epoch"), "id")
 
 
 def log_page(report: Any) -> Page:
@@ -45,16 +46,16 @@ class _LogAudit:
         yield "Partitions", f"{total['partitions']:,}, {total['with_findings']:,} with findings"
         yield "Batches", f"{total['batches']:,}"
         yield "Records", f"{total['records']:,}"
-        yield "Segments", f"{total['segments']:,}, {total['bytes'] / 1e6:,.1f} MB"
+        yield "Segments", f"{total['segments']:,}, {size(total['bytes'])}"
 
     def repeated(self) -> Section:
-        answer = "batches go back in their producer's sequence, so they were written a second time."
+        answer = "that go back in their producer's sequence: they were written a second time."
         return self._section(
-            "repeats", "What was written twice?", "repeated", "batches", answer, "No batch was written twice."
+            "repeats", "What was written twice?", "repeated", "batch", answer, "No batch was written twice."
         )
 
     def lost(self) -> Section:
-        answer = "records were accepted by the broker and are not in its log."
+        answer = "that the broker had accepted are not in its log."
         compacted = [it.name for it, _ in self.of if it.compacted]
         notes = []
         if compacted:
@@ -62,29 +63,26 @@ class _LogAudit:
                 f"{plural(len(compacted), 'partition is', 'partitions are')} compacted: steps there are no losses."
             )
         return self._section(
-            "lost", "What was lost?", "missing", "records", answer, "No record is missing.", ("missing", "holes"), notes
+            "lost", "What was lost?", "missing", "record", answer, "No record is missing.", ("missing", "holes"), notes
         )
 
     def producers(self) -> Section:
         names = ("producers",)
         found = self._tables(names, by="records")
         count = sum(len(it.producers) for it, _ in self.of)
-        answer = f"{plural(count, 'producer')} of partitions. The table has those with the most records."
+        answer = "producers of a partition. The table has those with the most records."
         return Section("producers", "Which producers?", f"{count:,}", answer, "note", tables=found)
 
     def zombies(self) -> Section:
-        answer = "batches are of an epoch below their producer's highest."
+        answer = "of an epoch below their producer's highest."
         return self._section(
-            "zombies", "Is a zombie writing?", "fenced", "batches", answer, "No batch is of a replaced epoch."
+            "zombies", "Is a zombie writing?", "fenced", "batch", answer, "No batch is of a replaced epoch."
         )
 
     def hanging(self) -> Section:
-        answer = (
-            "transactions have been open for longer than any time-out allows. Consumers that read committed "
-            "records wait for them."
-        )
+        answer = "open for longer than any time-out allows. Consumers that read committed records wait for its end."
         none = "No transaction hangs."
-        return self._section("hanging", "Does a transaction hang?", "hanging", "transactions", answer, none, ("open",))
+        return self._section("hanging", "Does a transaction hang?", "hanging", "transaction", answer, none, ("open",))
 
     def files(self) -> Section:
         count = sum(self.found.get(it, 0) for it in ("snapshot", "index", "damage"))
@@ -148,7 +146,7 @@ class _LogAudit:
         return Section(
             name,
             question,
-            f"{count:,} {unit}",
+            plural(count, unit, "batches" if unit == "batch" else None),
             answer,
             "bad",
             tables=self._tables(tables or (kind,)),
@@ -163,5 +161,5 @@ class _LogAudit:
             if by is not None:
                 found = found.sort_by([(by, "descending")])
             if len(found):
-                tables.append(table_of(name.capitalize(), found, COUNTS | TIMES))
+                tables.append(table_of(name.capitalize(), found, COUNTS | TIMES | IDS))
         return tables

@@ -9,7 +9,7 @@ from fencepost.pages.charts import Chart
 from fencepost.pages.commands import command
 from fencepost.pages.drawings import columns
 from fencepost.pages.page import Command, Page, Section
-from fencepost.pages.tables import Table, plural, share, table_of
+from fencepost.pages.tables import Table, key_names, plural, share, size, table_of
 
 COUNTS = dict.fromkeys(("rows", "duplicates", "retimed", "count"), "count")
 SAID = {
@@ -44,7 +44,7 @@ class _Run:
     def facts(self) -> Iterator[tuple[str, str]]:
         report = self.report
         yield "Source", report.source
-        yield "Rows read", f"{report.rows:,} in {plural(report.files, 'new file')}, {report.bytes / 1e6:,.1f} MB"
+        yield "Rows read", f"{report.rows:,} in {plural(report.files, 'new file')}, {size(report.bytes)}"
         yield "Policy", report.policy
         yield "Identity", ", ".join(report.identity)
         yield "State", f"{report.state}, {report.entries:,} entries"
@@ -62,7 +62,7 @@ class _Run:
             "kept",
             "What was kept?",
             f"{report.kept:,} rows",
-            f"{report.kept:,} of {report.rows:,} rows were written, {report.rows - report.kept:,} were not.",
+            f"were written, of {report.rows:,} rows read. {report.rows - report.kept:,} were not.",
             "note",
             tables=[table],
         )
@@ -73,7 +73,7 @@ class _Run:
         repeats = report.counts.get("DUPLICATE", 0) + report.counts.get("CONFLICT", 0)
         if not repeats:
             return Section("repeats", question, "None", f"No row was a repeat, of {report.rows:,} rows.", "good")
-        answer = f"{share(repeats / report.rows)} of {report.rows:,} rows were repeats. They were not written."
+        answer = f"were repeats: {share(repeats / report.rows)} of {report.rows:,} rows. They were not written."
         if report.content_compared is not None:
             answer += (
                 f" {report.content_compared:,} were compared, {report.counts.get('CONFLICT', 0):,} have other content."
@@ -87,8 +87,8 @@ class _Run:
         if not report.missing_rows:
             return Section("lost", question, "Nothing", "The rows of this run skip no sequence number.", "good")
         answer = (
-            f"The rows of this run skip {plural(report.missing_rows, 'sequence number')} in "
-            f"{plural(report.missing_ranges, 'gap')}. Later runs may still fill them."
+            f"were missing when this run ended, in {plural(report.missing_ranges, 'gap')} that its rows left. Later "
+            "runs may still fill them."
         )
         line = command("state", "export", report.state, "missing.csv", "--what", "missing")
         return Section(
@@ -97,7 +97,7 @@ class _Run:
             f"{report.missing_rows:,} rows",
             answer,
             "bad",
-            tables=[table_of("Gaps of this run", report.missing, COUNTS)],
+            tables=[self._table("Gaps of this run", report.missing)],
             commands=[Command("List all gaps that are open now", line)],
         )
 
@@ -107,7 +107,7 @@ class _Run:
         if not report.stale_epoch:
             return Section("zombies", question, "No", "No row is of an epoch that a later one had replaced.", "good")
         answer = f"{plural(report.stale_epoch, 'row')} came after a new epoch of the same producer had begun."
-        tables = [table_of("Rows of replaced epochs", report.stale, COUNTS)]
+        tables = [self._table("Rows of replaced epochs", report.stale)]
         return Section("zombies", question, "Yes", answer, "bad", tables=tables)
 
     def restarts(self) -> Section:
@@ -119,10 +119,8 @@ class _Run:
         count = len(report.suspected_resets)
         if not count:
             return Section("restarts", question, "No", "No key seems to number anew.", "good")
-        answer = (
-            f"{plural(count, 'key')} probably numbered anew under the same epoch. Their new events look like repeats."
-        )
-        tables = [table_of("Keys that seem to number anew", report.suspected_resets, COUNTS)]
+        answer = "probably numbered anew under the same epoch. Their new events look like repeats."
+        tables = [self._table("Keys that seem to number anew", report.suspected_resets)]
         return Section("restarts", question, plural(count, "key"), answer, "bad", tables=tables)
 
     def left_out(self) -> Iterator[Section]:
@@ -137,6 +135,11 @@ class _Run:
             yield Section(
                 "files", "Which files were left out?", plural(len(files), "file"), answer, "bad", tables=[table]
             )
+
+    def _table(self, caption: str, found: Any) -> Table:
+        """Keys with what was found of them."""
+        names = key_names(found.column_names, self.report.identity)
+        return table_of(caption, found, COUNTS | dict.fromkeys([*names, "epoch"], "id"), names=names)
 
     def steps(self) -> Section:
         report = self.report

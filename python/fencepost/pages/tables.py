@@ -105,6 +105,22 @@ def utc(ms: int, unit: str | None = None) -> str:
     return time.replace(tzinfo=None).isoformat(sep=" ", timespec=unit) + " UTC"
 
 
+def size(count: int) -> str:
+    """Bytes for people."""
+    for unit, name in ((10**9, "GB"), (10**6, "MB"), (10**3, "kB")):
+        if count >= unit:
+            return f"{count / unit:,.1f} {name}"
+    return plural(count, "byte")
+
+
+def key_names(columns: Sequence[str], identity: Sequence[str]) -> dict[str, str]:
+    """How the rows name the key columns of a table: pid or pid_0 …, partition or partition_0 … `identity`: their names,
+    those of the producer first, the sequence's last, those of the partition before it."""
+    pids, partitions = ([it for it in columns if it.partition("_")[0] == role] for role in ("pid", "partition"))
+    names = dict(zip(pids, identity, strict=False))
+    return names | dict(zip(reversed(partitions), reversed(identity[:-1]), strict=False))
+
+
 def plural(count: int, one: str, many: str | None = None) -> str:
     """A count with its noun."""
     return f"{count:,} {one if count == 1 else many or f'{one}s'}"
