@@ -94,7 +94,12 @@ def _json(file: Any) -> Any:
 
 
 def _arrow(file: Any) -> Any:
-    """A file of Arrow batches, which begins with its name, and holds a stream behind 8 bytes."""
+    """A file of Arrow batches. Its footer says how many there are; without seeking, they are read as a stream, which
+    begins behind 8 bytes."""
+    if file.seekable():
+        opened = pa.ipc.open_file(file)
+        batches = (opened.get_batch(number) for number in range(opened.num_record_batches))
+        return pa.RecordBatchReader.from_batches(opened.schema, batches)
     if file.read(8)[:6] != b"ARROW1":
         raise pa.ArrowInvalid("not a file of Arrow IPC: it does not begin with ARROW1")
     return pa.ipc.open_stream(file)
