@@ -6,7 +6,6 @@ The page is one file. It loads nothing, and its policy forbids it to.
 from __future__ import annotations
 
 import base64
-import functools
 import hashlib
 import os
 from collections.abc import Sequence
@@ -165,12 +164,10 @@ def _command(command: Command) -> Html:
     return tag("div", tag("p", command.purpose), tag("div", line, copy, class_="line"), class_="command")
 
 
-@functools.cache
 def _asset(name: str) -> str:
     return resources.files("fencepost.pages").joinpath(name).read_text(encoding="utf-8")
 
 
-@functools.cache
 def _digest(name: str) -> str:
     digest = hashlib.sha256(_asset(name).encode()).digest()
     return f"sha256-{base64.b64encode(digest).decode()}"
