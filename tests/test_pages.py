@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import fencepost as fp
+import fencepost.state
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -286,6 +287,11 @@ def test_pages_of_runs_and_states(zone: Path, tmp_path: Path, capsys: pytest.Cap
     told = json.loads(capsys.readouterr().out)["versions"]
     text = check_page(history.read_text()).text
     assert f"{sum(it['kept'] for it in told):,} rows" in text
+    opened = fencepost.state.open(state)
+    assert opened.history() == told
+    assert opened.history(2) == told[-2:]
+    assert check_page(opened.to_html()).text == text
+    assert "srcdoc" in (opened._repr_html_() or "")
     assert cli.main([*job, "--html", str(page), "-q"]) == 0
     check_page(page.read_text())
 

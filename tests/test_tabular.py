@@ -117,7 +117,7 @@ def test_an_arrow_file_that_is_cut_off_is_no_shorter_file(tmp_path: Path) -> Non
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(fp.SourceError, match="none.csv"):
+    with pytest.raises(fp.SourceError, match=r"none\.csv"):
         lake.audit(tmp_path / "none.csv")
 
 

@@ -222,7 +222,8 @@ def _span_axis(bounds: Sequence[int], unit: str) -> Spec:
 
 def _count(ticks: int, title: str | None, is_whole: bool = True) -> Spec:
     """An axis of counts from 0 on, thousands as k."""
-    labels = {"labelExpr": "format(datum.value, '~s')", "domain": False, "ticks": False}
+    written = "~s" if is_whole else "~g"
+    labels = {"labelExpr": f"format(datum.value, '{written}')", "domain": False, "ticks": False}
     axis = {"title": title, "tickCount": ticks, "tickMinStep": 1 if is_whole else 0.001, **labels}
     return {"type": "quantitative", "scale": {"zero": True}, "axis": axis}
 

@@ -33,8 +33,8 @@ def history_page(about: Mapping[str, Any], versions: Sequence[Mapping[str, Any]]
     """`about`: facts of a state by name; `versions`: what each of the newest versions did, oldest first."""
     return Page(
         "State",
-        str(about["place"]),
-        [(name.replace("_", " ").capitalize(), _said(it)) for name, it in about.items() if name != "place" and it],
+        str(about["state"]),
+        [(name.replace("_", " ").capitalize(), _said(it)) for name, it in about.items() if name != "state" and it],
         [_kept(versions), _lost(about, versions), _grown(versions)],
         list(_more(versions)),
     )
@@ -59,7 +59,7 @@ def _kept(versions: Sequence[Mapping[str, Any]]) -> Section:
 def _lost(about: Mapping[str, Any], versions: Sequence[Mapping[str, Any]]) -> Section:
     question = "What was missing?"
     skipped = sum(it["missing_rows"] or 0 for it in versions)
-    line = command("state", "export", str(about["place"]), "missing.csv", "--what", "missing")
+    line = command("state", "export", str(about["state"]), "missing.csv", "--what", "missing")
     if not skipped:
         return Section("lost", question, "Nothing", "The rows of each run skip no sequence number.", "good")
     worst = max(versions, key=lambda it: it["missing_rows"] or 0)

@@ -87,8 +87,13 @@ class _LogAudit:
     def files(self) -> Section:
         count = sum(self.found.get(it, 0) for it in ("snapshot", "index", "damage"))
         question = "Are the files intact?"
-        damage = [(it.name, *finding) for it, _ in self.of for finding in it.damage]
-        tables = self._tables(("snapshots", "differences", "index"))
+        damage = [
+            (it.name, *finding)
+            for it, _ in self.of
+            for finding in it.damage
+            if not (it.compacted and finding.kind == "gap")
+        ]
+        tables = self._tables(("snapshots", "differences", "index") if count else ("snapshots",))
         if damage:
             table = Table("Damage", ["partition", "kind", "path", "position", "reason"], damage[:50], len(damage))
             tables.insert(0, table)
@@ -117,7 +122,7 @@ class _LogAudit:
         shown = [(it.name, counts) for it, counts in self.of if any(counts[kind] for kind in KINDS)]
         shown.sort(key=lambda it: -sum(it[1][kind] for kind in KINDS))
         charts = [self._chart(shown[:PARTITIONS_MAX], table, len(shown))] if shown else []
-        answer = f"{plural(len(shown), 'partition')} of {len(rows):,} have lost, repeated, fenced or hanging data."
+        answer = f"Partitions with lost, repeated, fenced or hanging data: {len(shown):,} of {len(rows):,}."
         return Section("partitions", "Which partitions?", "", answer, "note", charts, [] if shown else [table])
 
     def _chart(self, shown: list[tuple[str, dict[str, int]]], table: Table, total: int) -> Chart:

@@ -63,7 +63,8 @@ def _row(row: Sequence[Any], kinds: list[str], classes: list[str | None]) -> Htm
 
 
 def _class(kind: str, values: list[Any]) -> str | None:
-    is_number = bool(values) and all(isinstance(it, int | float | None) for it in values) and kind != "time"
+    is_number = all(isinstance(it, int | float | None) and not isinstance(it, bool) for it in values)
+    is_number = is_number and bool(values) and kind != "time"
     return "n" if kind in ("count", "share") or (is_number and kind != "id") else None
 
 
@@ -75,6 +76,8 @@ def text(value: Any, kind: str = "") -> str:
     """A value for people."""
     if value is None:
         return "–"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
     if kind == "count":
         return f"{value:,}"
     if kind == "share":
