@@ -43,6 +43,7 @@ def test_contiguous_rows() -> None:
         "Are gaps normal?": "no",
         "Are there epochs?": "one for each key",
         "Where do sequences begin?": "at 0",
+        "Do all rows have a producer?": "yes",
     }
     assert advice.policy == Policy.any_order()
     assert advice.command == "fencepost dedup SOURCE STATE CLEAN"
@@ -162,6 +163,16 @@ def test_the_counts_of_each_policy_are_those_of_an_audit(zone: Path) -> None:
         assert sum(row[it] for it in row if it.isupper()) == advice.rows
     rows = pa.concat_tables([pq.read_table(file) for file in sorted(zone.glob("*.parquet"))])
     assert fp.advise(rows).facts == advice.facts
+
+
+def test_rows_without_a_producer_are_counted(tmp_path: Path) -> None:
+    generate(tmp_path, LandingZone(rows=5_000, producers=5, payload_bytes=4, untracked_share=0.1, deliveries=1))
+    found = lake.audit(tmp_path / "landing", columns=Columns(partition=("topic", "partition")))
+    rows = pa.concat_tables([pq.read_table(file) for file in sorted((tmp_path / "landing").glob("*.parquet"))])
+    for advice in (lake.advise(tmp_path / "landing"), fp.advise(rows)):
+        assert advice.rows == found.rows
+        assert set(advice.policies["UNTRACKED"].to_pylist()) == {found.counts["UNTRACKED"]}
+        assert answers(advice)["Do all rows have a producer?"] == "no"
 
 
 def test_a_sample_is_the_first_rows(zone: Path) -> None:

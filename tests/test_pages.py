@@ -226,6 +226,18 @@ def test_every_policy_has_its_page(policy: str, zone: Path) -> None:
     assert sum(report.keys["refused"].to_pylist()) == refused
 
 
+def test_losses_without_a_time() -> None:
+    rows = pa.table({"pid": [1, 1], "epoch": [0, 0], "partition": [0, 0], "seq": [0, 5], "timestamp": [0, 1]})
+    sections = {it.name: it for it in audit_page(fp.audit(rows, "in_order", Columns(timestamp="timestamp"))).sections}
+    assert (sections["lost"].figure, sections["since"].mood) == ("4 rows", "unknown")
+    table = fp.StateTable("any_order", keep=("timestamp",))
+    table.apply(rows, Columns(timestamp="timestamp"))
+    known = fp.audit(rows.slice(0, 0), columns=Columns(timestamp="timestamp"), table=table)
+    sections = {it.name: it for it in audit_page(known).sections}
+    assert (sections["lost"].figure, sections["since"].figure) == ("4 rows", "1970-01-01 00:00")
+    check_page(known.to_html())
+
+
 # Files, notebooks, the command line
 
 
@@ -294,6 +306,19 @@ def test_pages_of_runs_and_states(zone: Path, tmp_path: Path, capsys: pytest.Cap
     assert "srcdoc" in (opened._repr_html_() or "")
     assert cli.main([*job, "--html", str(page), "-q"]) == 0
     check_page(page.read_text())
+
+
+def test_the_page_of_advice(zone: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "advice.html"
+    assert cli.main(["advise", str(zone), "--html", str(out), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    page = check_page(out.read_text())
+    assert page.commands == [told["command"]]
+    for fact in told["facts"]:
+        assert fact["evidence"] in page.text
+    kept = [row["ACCEPTED"] + row.get("UNTRACKED", 0) for row in told["policies"]]
+    assert f"keep {min(kept):,} to {max(kept):,} of these rows" in page.text
+    check_page(fp.advise(rows_of(HOSTILE), Columns()).to_html())
 
 
 # Parts

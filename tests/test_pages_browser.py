@@ -70,6 +70,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "positions": lake.audit(landing, columns=fp.Columns(partition=("topic", "partition"))).to_html(),
         "hostile": fp.audit(rows_of(HOSTILE)).to_html(),
         "nothing": fp.audit(rows_of([])).to_html(),
+        "advice": lake.advise(landing).to_html(),
     }
     for name, html in made.items():
         (path / f"{name}.html").write_text(html)
@@ -91,7 +92,7 @@ def show(browser: Any, page: Path, width: int = 1280, theme: str = "light") -> N
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_pages_load_nothing_and_fit(browser: Any, pages: dict[str, Path], width: int) -> None:
-    assert len(pages) == 7
+    assert len(pages) == 8
     for name, page in pages.items():
         show(browser, page, width)
         assert browser.get_log("browser") == [], name

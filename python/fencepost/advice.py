@@ -27,6 +27,7 @@ from fencepost.findings import ADVICE_ROWS, AuditReport
 from fencepost.pages.commands import SINK, STATE, command, options
 from fencepost.pages.tables import plural, share
 from fencepost.policy import COLUMN_PRESETS, Columns, Policy
+from fencepost.verdict import Verdict
 
 GAPS_ARE_NORMAL = 0.5
 """The share of skipped sequence numbers from which gaps are taken for normal."""
@@ -100,6 +101,18 @@ class Advice:
             words += ["--max-idle", duration(self.max_idle_ms)]
         return command("dedup", self.source or "SOURCE", STATE, SINK, *words)
 
+    def to_html(self) -> str:
+        """A page with charts, as one file that loads nothing. Raises FencepostError without `fencepost[report]`."""
+        from fencepost.pages.advice import advice_page
+
+        return advice_page(self).to_html()
+
+    def _repr_html_(self) -> str | None:
+        from fencepost.pages.advice import advice_page
+        from fencepost.pages.charts import is_installed
+
+        return advice_page(self).frame() if is_installed() else None
+
     def to_json(self) -> str:
         """Everything, the table as a list of objects."""
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
@@ -138,9 +151,14 @@ def advise(rows: Any, columns: Named = None, *, rows_max: int | None = ADVICE_RO
     return advise_table(pa.concat_tables(tables, promote_options="permissive"), found, is_all=is_all)
 
 
-def advise_table(rows: pa.Table, columns: Columns, *, is_all: bool, source: str | None = None) -> Advice:
-    """Advice from rows in memory."""
+def advise_table(
+    rows: pa.Table, columns: Columns, *, is_all: bool, source: str | None = None, untracked: int = 0
+) -> Advice:
+    """Advice from rows in memory. `untracked`: how many without a producer were read and are not among them."""
     rules = base_policy(columns)
+    tracked = _tracked(rows, rules)
+    untracked += len(rows) - len(tracked)
+    rows = tracked
     order = _Order(rows, rules)
     if order.highest >= INT31:
         rules = rules.replace(wrap=None)
@@ -149,13 +167,13 @@ def advise_table(rows: pa.Table, columns: Columns, *, is_all: bool, source: str 
     best = _Best(rules, order, report)
     return Advice(
         source=source,
-        rows=len(rows),
+        rows=len(rows) + untracked,
         is_all=is_all,
-        facts=tuple(_facts(rows, order, report, best)),
+        facts=(*_facts(rows, order, report, best), _untracked(untracked)),
         policy=best.policy,
         max_idle_ms=best.max_idle_ms,
         reasons=tuple(best.reasons),
-        policies=_compared(found),
+        policies=_compared(found, untracked),
     )
 
 
@@ -266,6 +284,12 @@ def _audit(rows: pa.Table, policy: Policy) -> AuditReport:
     return audit_rows(rows, columns, StateTable(policy, keep=keep), 10, CALL_ROWS, 1)
 
 
+def _tracked(rows: pa.Table, rules: Policy) -> pa.Table:
+    """The rows that have a producer."""
+    codes = pa.array(StateTable(rules.replace(wrap=None)).apply(rows).verdict)
+    return rows.filter(pc.not_equal(codes, pa.scalar(Verdict.UNTRACKED.value, codes.type)))
+
+
 class _Order:
     """In which order rows come, key by key (and epoch by epoch)."""
 
@@ -273,24 +297,11 @@ class _Order:
         columns = policy.columns
         keep = ("timestamp",) if columns.timestamp is not None else ()
         plain = identity(rows, columns, keep)
-        keys = [name for name in plain.column_names if name not in ("seq", "timestamp")]
-        hashes = np.zeros(len(plain), np.uint64)
-        for name in keys:
-            column = plain[name].combine_chunks()
-            codes = (
-                column.fill_null(-1)
-                if pa.types.is_integer(column.type)
-                else pc.fill_null(column.dictionary_encode().indices, -1)
-            )
-            hashes = mixed(hashes, codes.to_numpy(zero_copy_only=False).astype(np.int64))
-        seq = plain["seq"].combine_chunks()
-        is_known = seq.is_valid().to_numpy(zero_copy_only=False)
-        self.seq = seq.fill_null(0).to_numpy(zero_copy_only=False)[is_known]
-        hashes = hashes[is_known]
+        hashes = _hashes(plain.drop_columns([name for name in ("seq", "timestamp") if name in plain.column_names]))
         order = np.argsort(hashes, kind="stable")
         self.groups = hashes[order]
         self.is_start = np.append(True, self.groups[1:] != self.groups[:-1]) if len(order) else np.empty(0, bool)
-        ordered = self.seq[order]
+        ordered = plain["seq"].to_numpy()[order]
         self.keys = int(self.is_start.sum())
         self.behind = self._behind(ordered)
         """How far each row is below the highest before it of its key; 0 for rows that are above it."""
@@ -305,7 +316,7 @@ class _Order:
         self.age_of_repeats: int | None = None
         self.age_of_late: int | None = None
         if keep:
-            times = plain["timestamp"].combine_chunks().fill_null(0).to_numpy(zero_copy_only=False)[is_known]
+            times = plain["timestamp"].to_numpy()
             ages = (np.maximum.accumulate(times) - times)[order] if len(times) else times
             self.age_of_repeats = int(ages[~is_first].max(initial=0))
             self.age_of_late = int(ages[is_first & (self.behind > 0)].max(initial=0))
@@ -325,6 +336,16 @@ class _Order:
         groups, ordered = self.groups[order], seq[order]
         is_first[order] = np.append(True, (groups[1:] != groups[:-1]) | (ordered[1:] != ordered[:-1]))[: len(seq)]
         return is_first
+
+
+def _hashes(keys: pa.Table) -> npt.NDArray[np.uint64]:
+    """A number for each row, the same for equal keys."""
+    hashes = np.zeros(len(keys), np.uint64)
+    for column in keys.columns:
+        is_number = pa.types.is_integer(column.type)
+        codes = column if is_number else column.combine_chunks().dictionary_encode().indices
+        hashes = mixed(hashes, pc.fill_null(codes, -1).to_numpy().astype(np.int64))
+    return hashes
 
 
 class _Best:
@@ -433,11 +454,18 @@ def _epochs(report: AuditReport) -> Fact:
     return Fact("Are there epochs?", "yes" if changed else "one for each key", evidence)
 
 
-def _compared(reports: dict[str, AuditReport]) -> pa.Table:
-    verdicts = ["ACCEPTED", "UNTRACKED", "DUPLICATE", "OUT_OF_ORDER", "FENCED"]
+def _untracked(count: int) -> Fact:
+    question = "Do all rows have a producer?"
+    return Fact(question, "no" if count else "yes", f"{plural(count, 'row')} without one; each of them is kept")
+
+
+def _compared(reports: dict[str, AuditReport], untracked: int) -> pa.Table:
+    verdicts = ["ACCEPTED", "DUPLICATE", "OUT_OF_ORDER", "FENCED"]
     used = [it for it in verdicts if any(report.counts.get(it) for report in reports.values())]
     columns: dict[str, Any] = {"policy": list(reports)}
     columns |= {it: [report.counts.get(it, 0) for report in reports.values()] for it in used}
+    if untracked:
+        columns["UNTRACKED"] = [untracked] * len(reports)
     columns["missing"] = [report.missing_rows for report in reports.values()]
     columns["stale"] = [report.stale_epoch for report in reports.values()]
     return pa.table(columns)

@@ -193,8 +193,8 @@ def _floor_divide(chunk: pa.Array, by: int) -> pa.Array:
 class Auditor:
     """What the rows so far say. `policy`: by which they are judged; `table`: what was known before the first.
 
-    Memory: some 50 bytes per key for the tallies (more where keys are text), 16 per entry where timestamps are kept,
-    and 6 MB for a sample of kept rows.
+    Memory: some 50 bytes per key for the tallies (more where keys are text), 40 per key with findings, 16 per entry
+    where timestamps are kept, and 6 MB for a sample of kept rows.
     """
 
     def __init__(self, policy: Policy, columns: Columns, table: StateTable, is_compared: bool = False) -> None:
@@ -210,13 +210,12 @@ class Auditor:
                 "rows": "sum",
                 "duplicates": "sum",
                 "retimed": "sum",
-                "refused": "sum",
                 "first_epoch": "min",
                 "last_epoch": "max",
-                "since": "min",
-                "until": "max",
             }
         )
+        self.findings = _Tally({"refused": "sum", "since": "min", "until": "max"})
+        """Of keys with repeats, refused or stale rows only: most have none."""
         self.missing = [pa.table(table.missing())] if policy.admit == "forward" and len(table) else []
         self.every_epoch = (
             [_EveryEpoch(policy, columns, table)] if policy.admit == "any" and policy.epochs == "fence" else []
@@ -298,16 +297,26 @@ class Auditor:
         lines["rows"] = pa.array(line_rows)
         lines["duplicates"] = pa.array(_sums(is_duplicate, firsts[starts]))
         lines["retimed"] = pa.array(_sums(is_retimed, firsts[starts]))
-        lines["refused"] = pa.array(_sums(is_refused, firsts[starts]))
         lines["first_epoch"] = lines["last_epoch"] = pa.array(epoch[starts])
-        lines["since"], lines["until"] = _bounds(at, is_duplicate | is_refused | is_stale, firsts[starts])
         self.keys.add(pa.table(lines))
+        is_finding = is_duplicate | is_refused | is_stale
+        if is_finding.any():
+            self._add_findings(pa.table(lines).select(_key_names(runs)), is_finding, is_refused, at, firsts[starts])
         kinds = {"duplicates": is_duplicate, "stale": is_stale, "refused": is_refused}
         if timestamps is not None:
             self.timeline.add("rows", runs["timestamp"].to_numpy(), lengths)
         for kind, is_one in kinds.items():
             self.timeline.add(kind, at[is_one])
         self._add_examples(runs, lengths, codes, places, identities, is_stale & is_accepted, is_retimed)
+
+    def _add_findings(self, keys: pa.Table, is_finding: Mask, is_refused: Mask, at: Numbers, starts: Numbers) -> None:
+        """`keys`, `starts`: the key and the first row of each line; the others are of each row."""
+        limits = np.iinfo(np.int64)
+        found = keys.append_column("refused", pa.array(_sums(is_refused, starts)))
+        since = np.minimum.reduceat(np.where(is_finding, at, limits.max), starts)
+        until = np.maximum.reduceat(np.where(is_finding, at, limits.min), starts)
+        found = found.append_column("since", pa.array(since)).append_column("until", pa.array(until))
+        self.findings.add(found.filter(pa.array(np.logical_or.reduceat(is_finding, starts))))
 
     def _add_examples(
         self,
@@ -357,6 +366,7 @@ class Auditor:
         self.stale_epoch += other.stale_epoch
         self.stale.merge(other.stale)
         self.keys.merge(other.keys)
+        self.findings.merge(other.findings)
         self.missing += other.missing
         self.every_epoch += other.every_epoch
         self.distances.merge(other.distances)
@@ -427,7 +437,7 @@ class Auditor:
             resets=_resets(keys, names),
             suspected_resets=None if self.times is None else _suspected(keys, names, reset_rows_min),
             reset_rows_min=reset_rows_min,
-            keys=_with_findings(keys, names, ranges, stale),
+            keys=_with_findings(keys, names, self.findings.total(), ranges, stale),
             timeline=timeline.table(),
             timeline_unit=timeline.unit,
             examples=self.examples.table(names),
@@ -521,18 +531,6 @@ def _stale_rows(stale: pa.Table, names: list[str], hashes: Hashes, line_rows: Nu
     return is_stale
 
 
-def _bounds(at: Numbers, is_one: Mask, starts: Numbers) -> tuple[pa.Array, pa.Array]:
-    """The lowest and the highest `at` of the rows that count, from each start to the next; null where none does."""
-    if not is_one.any():
-        nothing = pa.nulls(len(starts), pa.int64())
-        return nothing, nothing
-    limits = np.iinfo(np.int64)
-    has_any = np.logical_or.reduceat(is_one, starts)
-    lowest = np.minimum.reduceat(np.where(is_one, at, limits.max), starts)
-    highest = np.maximum.reduceat(np.where(is_one, at, limits.min), starts)
-    return pa.array(lowest, mask=~has_any), pa.array(highest, mask=~has_any)
-
-
 def _timed_missing(table: StateTable) -> pa.Table:
     """`StateTable.missing`, with the timestamp at which each range was skipped where the table keeps timestamps."""
     found = pa.table(table.missing())
@@ -566,15 +564,18 @@ def _suspected(keys: pa.Table, names: list[str], rows_min: int) -> pa.Table:
     return _sorted(found, "retimed")
 
 
-def _with_findings(keys: pa.Table, names: list[str], missing: pa.Table, stale: pa.Table) -> pa.Table:
+def _with_findings(
+    keys: pa.Table, names: list[str], findings: pa.Table, missing: pa.Table, stale: pa.Table
+) -> pa.Table:
     """The keys that have any finding, those with the most first."""
     sums = {"rows": "sum", "duplicates": "sum", "refused": "sum", "missing": "sum", "stale": "sum"}
     tally = _Tally(sums | {"since": "min", "until": "max"})
-    tally.add(_filled(keys.select([*names, "rows", "duplicates", "refused", "since", "until"]), tally.figures))
+    tally.add(_filled(keys.select([*names, "rows", "duplicates"]), tally.figures))
     lost = missing.select([*names, "count"]).rename_columns([*names, "missing"])
     if "timestamp" in missing.column_names:
         lost = lost.append_column("since", missing["timestamp"]).append_column("until", missing["timestamp"])
-    for found in (lost, stale.select([*names, "count"]).rename_columns([*names, "stale"]) if len(stale) else stale):
+    zombies = stale.select([*names, "count"]).rename_columns([*names, "stale"]) if len(stale) else stale
+    for found in (findings, lost, zombies):
         if len(found):
             tally.add(_filled(found, tally.figures))
     total = tally.total()

@@ -9,7 +9,7 @@ import typer
 from fencepost.cli import identity
 from fencepost.cli.audit import SOURCE_HELP
 from fencepost.cli.identity import named_columns
-from fencepost.cli.terminal import quit_at_once
+from fencepost.cli.terminal import Html, check_page, quit_at_once
 from fencepost.errors import PolicyError
 from fencepost.findings import ADVICE_ROWS
 
@@ -27,6 +27,7 @@ def advise_command(
         str, typer.Option(metavar="NUMBER", help="Rows to read, from the beginning; all for all of them.")
     ] = str(ADVICE_ROWS),
     source_option: identity.SourceOption = None,
+    html: Html = None,
     as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
 ) -> None:
     """Recommend a policy, columns and retention for SOURCE, and show what each policy does with its rows.
@@ -36,6 +37,8 @@ def advise_command(
     if rows != "all" and not (rows.isdecimal() and int(rows)):
         raise typer.BadParameter(f"--rows {rows}: a number of rows above 0, or all, was expected")
     given = named_columns(locals())
+    if html is not None:
+        check_page(html)
     with quit_at_once():
         from fencepost.lake import advise
 
@@ -48,4 +51,8 @@ def advise_command(
         )
     except PolicyError as problem:
         raise typer.BadParameter(str(problem)) from None
+    if html is not None:
+        from fencepost.pages.advice import advice_page
+
+        advice_page(advice).save(html)
     print(advice.to_json() if as_json else advice)

@@ -57,21 +57,23 @@ def advise(
     keep = ("timestamp",) if found.timestamp is not None else ()
     constants = constants_of(files, found.read(keep) if opened.has_folder_columns else (), files.types)
     tables: list[pa.Table] = []
-    count, is_all = 0, True
+    count, untracked, is_all = 0, 0, True
     for at in range(len(files)):
         path = files.full_path(at)
         facts = opened.storage.object(path, files.facts(at))
-        for rows in _rows(path, found, constants[at], facts):
+        scan = _scan(path, found, constants[at], facts)
+        for rows in _rows(scan, found):
             room = len(rows) if rows_max is None else rows_max - count
             tables.append(rows.slice(0, room))
             count += len(tables[-1])
             if room < len(rows):
                 is_all = False
                 break
+        untracked += scan.untracked
         if not is_all:
             break
     joined = pa.concat_tables(tables, promote_options="permissive") if tables else head.slice(0, 0)
-    return advise_table(joined, found, is_all=is_all, source=place)
+    return advise_table(joined, found, is_all=is_all, source=place, untracked=untracked)
 
 
 def _head(path: str, facts: Any) -> pa.Table:
@@ -84,11 +86,14 @@ def _head(path: str, facts: Any) -> pa.Table:
     return pa.table(columns, schema=pa.schema([field.with_nullable(True) for field in schema]))
 
 
-def _rows(path: str, columns: Columns, constants: Constants, facts: Any) -> Iterator[pa.Table]:
-    """The identity columns of a file's rows, and their timestamps."""
+def _scan(path: str, columns: Columns, constants: Constants, facts: Any) -> RunScan:
     has_times = columns.timestamp is not None
     rules = base_policy(columns).replace(wrap=None)
-    scan = RunScan(path, columns, 1, timestamp=has_times, constants=constants, policy=rules, object=facts)
+    return RunScan(path, columns, 1, timestamp=has_times, constants=constants, policy=rules, object=facts)
+
+
+def _rows(scan: RunScan, columns: Columns) -> Iterator[pa.Table]:
+    """The identity columns of a file's rows that have a producer, and their timestamps."""
     while (dealt := scan.next(RUNS)) is not None:
         for _, batch in dealt:
             yield _expanded(pa.record_batch(batch), columns)

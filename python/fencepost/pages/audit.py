@@ -167,13 +167,23 @@ class _Audit:
                 "since", question, "Not known", answer, "unknown", _some(self.over_time()), commands=commands
             )
         first, last = _bounds(self.report.keys)
-        ends = self.report.timeline["last"].to_pylist()[-1]
+        if first is None:
+            answer = "Under this policy, the time at which rows were missed is not known."
+            return Section("since", question, "Not known", answer, "unknown", _some(self.over_time()))
         answer = (
             f"is the time of the first finding (UTC). The last is at {utc(last, 'minutes')}. "
-            f"The data ends by {utc(ends + 1, 'minutes')}."
+            f"The data ends by {utc(self._end() + 1, 'minutes')}."
         )
         when = utc(first, "minutes").removesuffix(" UTC")
         return Section("since", question, when, answer, "note", _some(self.over_time()))
+
+    def _end(self) -> int:
+        """The end of the newest bin of rows, or of the last finding where no rows were read."""
+        ends: list[int] = [
+            *self.report.timeline["last"].to_pylist(),
+            *self.report.keys["until"].drop_null().to_pylist(),
+        ]
+        return max(ends)
 
     def _zombies(self) -> Section:
         report = self.report
