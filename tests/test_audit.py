@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute
 import pyarrow.parquet as pq
 import pytest
-from fencepost import AuditReport, Columns, Policy, StateTable, auditor, lake
+from fencepost import AuditReport, Columns, Policy, StateTable, auditor, lake, timeline
 from fencepost.generate import LandingZone, generate
 from fencepost.lake import auditing
 from fencepost.state import engine
@@ -32,6 +32,8 @@ from test_lake import SCHEMA, make_rows
 KEY = ["pid", "partition", "epoch"]
 TIMED = Columns(timestamp="timestamp")
 FENCED = Policy.any_order().replace(epochs="fence")
+OF_FILES = ("order", "source", "files", "bytes", "examples", "timeline")
+"""What a report on files says in another way: rows are named by file."""
 TRACKED = pl.col("pid").is_not_null() & (pl.col("pid") != -1)
 
 
@@ -134,6 +136,110 @@ def test_every_figure(monkeypatch: pytest.MonkeyPatch, seed: int, call_rows: int
     suspects = {key: count for key, count in retimed_of(rows).items() if count >= 5}
     found = {(row["pid"], row["partition"]): row["retimed"] for row in report.suspected_resets.to_pylist()}
     assert found == suspects
+    check_keys(report, data)
+    check_timeline(report, data)
+    check_examples(report, data)
+
+
+def stale_rows(rows: pl.DataFrame) -> pl.DataFrame:
+    return rows.filter(pl.col("epoch") < pl.col("epoch").cum_max().over("pid", "partition"))
+
+
+def check_keys(report: AuditReport, data: pa.Table) -> None:
+    """The keys with findings, and when the first and the last of their repeats and stale rows are."""
+    rows = rows_of(data)
+    key = ["pid", "partition"]
+    missing = pl.DataFrame(report.missing).group_by(key).agg(pl.col("count").sum().alias("missing"))
+    stale = stale_rows(rows).group_by(key).agg(pl.len().cast(pl.Int64).alias("stale"))
+    counts = rows.group_by(key).agg(pl.len().alias("rows"), pl.col("is_copy").sum().alias("duplicates"))
+    expected = counts.join(missing, on=key, how="left").join(stale, on=key, how="left").fill_null(0)
+    expected = expected.filter(pl.col("duplicates") + pl.col("missing") + pl.col("stale") > 0).cast(pl.Int64)
+    names = [*key, "rows", "duplicates", "missing", "stale"]
+    found = pl.DataFrame(report.keys)
+    assert found.select(names).sort(key).rows() == expected.select(names).sort(key).rows()
+    findings = found["duplicates"] + found["missing"] + found["stale"]
+    assert findings.to_list() == sorted(findings.to_list(), reverse=True)
+    times = pl.concat([rows.filter("is_copy"), stale_rows(rows)]).select(*key, "timestamp")
+    times = pl.concat([times, pl.DataFrame(report.missing).select(*key, "timestamp")])
+    bounds = times.group_by(key).agg(pl.col("timestamp").min().alias("a"), pl.col("timestamp").max().alias("b"))
+    assert found.select(*key, "since", "until").sort(key).rows() == bounds.sort(key).rows()
+
+
+def check_timeline(report: AuditReport, data: pa.Table) -> None:
+    """Each bin counts the rows whose timestamps are in it."""
+    rows = rows_of(data)
+    assert report.timeline_unit == "ms"
+    assert len(report.timeline) <= 240
+    kinds = {"rows": rows, "duplicates": rows.filter("is_copy"), "stale": stale_rows(rows)}
+    for line in report.timeline.to_pylist():
+        for kind, some in kinds.items():
+            count = some.filter(pl.col("timestamp").is_between(line["first"], line["last"])).height
+            assert line[kind] == count, kind
+    for kind, some in kinds.items():
+        assert sum(report.timeline[kind].to_pylist()) == some.height
+    assert sum(report.timeline["missing"].to_pylist()) == report.missing_rows
+
+
+def check_examples(report: AuditReport, data: pa.Table) -> None:
+    """Each is a row of the data that is what it is said to be, of identities that are drawn fairly."""
+    rows = rows_of(data)
+    place = {row["place"]: row for row in rows.to_dicts()}
+    stale = set(stale_rows(rows)["place"])
+    identity = [*KEY, "seq"]
+    found = report.examples.to_pylist()
+    kinds = {it["what"] for it in found}
+    assert kinds == {"DUPLICATE", "RETIMED", "STALE"} if len(data) > 300 else {"DUPLICATE", "STALE"} <= kinds
+    for it in found:
+        row = place[it["row"]]
+        assert [row[name] for name in (*identity, "timestamp")] == [it[name] for name in (*identity, "timestamp")]
+        if it["what"] == "STALE":
+            assert it["row"] in stale
+            assert not row["is_copy"]
+            continue
+        assert row["distance"] == it["row"] - it["kept_row"]
+        assert it["kept_timestamp"] == place[it["kept_row"]]["timestamp"]
+        assert it["what"] == "DUPLICATE" or it["kept_timestamp"] != it["timestamp"]
+    for kind in kinds:
+        some = [tuple(it[name] for name in identity) for it in found if it["what"] == kind]
+        assert len(set(some)) == len(some) <= 20
+
+
+def test_the_timeline_is_bounded_and_outliers_do_not_hide_the_rest() -> None:
+    count = 50_000
+    times = np.arange(count) * 3_600_000 + 1_700_000_000_000
+    times[7], times[8] = 0, 40_000_000_000_000
+    rows = stream(1, range(count), times)
+    report = fp.audit(pa.concat_tables([rows, rows.slice(1_000, 500)]), columns=TIMED)
+    assert 24 < len(report.timeline) <= 240
+    found = {(it["first"], it["last"]): it for it in report.timeline.to_pylist()}
+    assert sum(it["rows"] for it in found.values()) == count + 500
+    for it in found.values():
+        assert (it["last"] - it["first"] + 1) % 86_400_000 == 0
+    whole = timeline.Timeline("ms")
+    for place in range(0, count, 777):
+        part = timeline.Timeline("ms")
+        part.add("rows", times[place : place + 777])
+        whole.merge(part)
+    assert [it["rows"] for it in whole.table().to_pylist()] == [
+        it["rows"] - it["duplicates"] for it in report.timeline.to_pylist()
+    ]
+
+
+def test_without_timestamps_findings_have_positions() -> None:
+    rows = stream(1, [*range(100), 5, 6], range(102)).drop_columns(["timestamp"])
+    report = fp.audit(rows)
+    assert report.timeline_unit == "rows"
+    assert [(it["first"], it["duplicates"]) for it in report.timeline.to_pylist()] == [(100, 1), (101, 1)]
+    assert report.keys.to_pylist()[0]["since"] == 100
+    assert "timestamp" not in report.missing.column_names
+
+
+def test_a_gap_has_the_time_at_which_it_was_skipped() -> None:
+    rows = stream(1, [0, 5, 3, 9], [10, 20, 30, 40])
+    found = fp.audit(rows, columns=TIMED).missing.select(["first_seq", "last_seq", "timestamp"]).to_pylist()
+    assert [tuple(it.values()) for it in found] == [(1, 2, 20), (4, 4, 20), (6, 8, 40)]
+    fenced = fp.audit(rows, FENCED, dataclasses.replace(TIMED)).missing
+    assert fenced["timestamp"].to_pylist() == [20, 20, 40]
 
 
 @pytest.mark.parametrize("policy", ["any_order", "in_order", "kafka", "strict", "watermark", "narrow", "fenced"])
@@ -256,7 +362,8 @@ def test_every_type_of_key(monkeypatch: pytest.MonkeyPatch, name: str, call_rows
     else:
         keys = pa.array(texts).cast(pa.binary() if name == "binary" else pa.string()).cast(kind)
     rows = data.set_column(0, "pid", keys)
-    ignored = () if is_number else ("missing", "stale", "resets", "producers_by_rows", "producers_by_duplicates")
+    keyed = ("missing", "stale", "resets", "producers_by_rows", "producers_by_duplicates", "keys", "examples")
+    ignored = () if is_number else keyed
     found = fp.audit(rows, columns=TIMED)
     assert differences(found, plain, *ignored, "suspected_resets") == []
     assert found.producers_by_rows["rows"].to_pylist() == plain.producers_by_rows["rows"].to_pylist()
@@ -333,7 +440,8 @@ def missing_in(report: AuditReport) -> set[tuple[Any, ...]]:
         len(report.missing),
         sum(report.missing["count"].to_pylist()),
     )
-    return {tuple(row.values()) for row in report.missing.to_pylist()}
+    names = [name for name in report.missing.column_names if name != "timestamp"]
+    return {tuple(row.values()) for row in report.missing.select(names).to_pylist()}
 
 
 @pytest.mark.parametrize("policy", [FENCED, Policy.in_order()], ids=["any", "forward"])
@@ -575,7 +683,7 @@ def test_the_report_for_people_programs_and_frames() -> None:
     frames = report.to_pandas()
     assert frames["missing"]["count"].tolist() == [2, 3]
     assert frames.keys() == report.tables.keys()
-    assert len(frames) == 6
+    assert frames.keys() >= {"missing", "keys", "timeline", "examples"}
 
 
 # Files
@@ -591,6 +699,23 @@ def zone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 LANDING = Columns(partition=("topic", "partition"), timestamp="timestamp")
 
 
+def check_files(report: AuditReport, whole: AuditReport, files: list[Path]) -> None:
+    """The report on files is that on their rows. Where rows are judged in another order, gaps may be skipped by another
+    row, so their times may differ."""
+    others = ("missing", "keys", "timeline", "examples")
+    assert differences(report, whole, "order", "source", "files", "bytes", *others) == []
+    for name, timed in (("missing", ["timestamp"]), ("keys", ["since", "until"]), ("timeline", ["missing"])):
+        assert getattr(report, name).drop_columns(timed).equals(getattr(whole, name).drop_columns(timed)), name
+    assert sum(report.timeline["missing"].to_pylist()) == report.missing_rows
+    firsts = np.cumsum([0, *(pq.read_metadata(file).num_rows for file in files)])
+    numbers = {file.name: first for file, first in zip(files, firsts, strict=False)}
+    rows = pl.DataFrame(report.examples).with_columns(
+        pl.col("row") + pl.col("file").replace_strict(numbers),
+        pl.col("kept_row") + pl.col("kept_file").replace_strict(numbers, default=0),
+    )
+    assert rows.drop("file", "kept_file").rows() == pl.DataFrame(whole.examples).rows()
+
+
 @pytest.mark.parametrize("threads", [1, 2, 5])
 @pytest.mark.parametrize(("runs", "call_rows"), [(1, 500), (2_500, 1_000), (1 << 20, 1 << 20)])
 def test_files_are_audited_as_their_rows(
@@ -603,7 +728,7 @@ def test_files_are_audited_as_their_rows(
     whole = fp.audit(pa.concat_tables([pq.read_table(file) for file in files]), columns=LANDING)
     shown: list[tuple[str, int, int]] = []
     report = lake.audit(zone / "landing", columns=LANDING, threads=threads, progress=lambda *step: shown.append(step))
-    assert differences(report, whole, "order", "source", "files", "bytes") == []
+    check_files(report, whole, files)
     assert report.source == str(zone / "landing")
     assert (report.files, report.bytes) == (len(files), sum(file.stat().st_size for file in files))
     assert [it for it in shown if it[0] == "audit"][-1] == ("audit", report.bytes, report.bytes)
@@ -624,7 +749,7 @@ def test_scattered_rows_are_audited_in_waves(
     for number, start in enumerate(range(0, len(data), 1_000)):
         pq.write_table(data.slice(start, 1_000), tmp_path / f"{number:03}.parquet")
     found, whole = lake.audit(tmp_path, threads=threads), fp.audit(data)
-    assert differences(found, whole, "order", "source", "files", "bytes") == []
+    assert differences(found, whole, *OF_FILES) == []
 
 
 def test_long_runs_are_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -635,7 +760,7 @@ def test_long_runs_are_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     whole = fp.audit(pa.concat_tables([rows, rows]), columns=TIMED)
     for threads in (1, 3):
         found = lake.audit(tmp_path, columns=TIMED, threads=threads)
-        assert differences(found, whole, "order", "source", "files", "bytes") == []
+        assert differences(found, whole, *OF_FILES) == []
 
 
 def test_identity_in_the_names_of_folders(tmp_path: Path) -> None:
@@ -662,7 +787,7 @@ def test_columns_of_other_names_over_files(tmp_path: Path) -> None:
         Columns(pid="device", epoch="ep", partition=None, seq="number"),
     ):
         found, whole = lake.audit(tmp_path, columns=columns), fp.audit(data, columns=columns)
-        assert differences(found, whole, "order", "source", "files", "bytes") == []
+        assert differences(found, whole, *OF_FILES) == []
 
 
 def test_policies_that_depend_on_order_over_files(zone: Path) -> None:
@@ -671,7 +796,7 @@ def test_policies_that_depend_on_order_over_files(zone: Path) -> None:
     for policy in ("in_order", "kafka"):
         whole = fp.audit(rows, policy, columns)
         found = lake.audit(zone / "landing", policy, columns, threads=2)
-        assert differences(found, whole, "order", "source", "files", "bytes") == []
+        assert differences(found, whole, *OF_FILES) == []
         assert found.order == "file names, then rows"
 
 

@@ -117,10 +117,15 @@ LAYERS = [
     "fencepost.kafka.finding",
     "fencepost._native",
     "fencepost.policy",
+    "fencepost.pages",
     "fencepost.findings",
     "fencepost.resets",
     "fencepost.content",
+    "fencepost.timeline",
+    "fencepost.examples",
     "fencepost.auditor",
+    "fencepost.advice",
+    "fencepost.explained",
     "fencepost.dedup",
     "fencepost.producer",
     "fencepost",
@@ -142,6 +147,7 @@ EXTRAS_AT_IMPORT = {"fencepost.auditor", "fencepost.generate", "fencepost.lake",
 EXTRAS_AT_IMPORT |= {"fencepost.sql", "fencepost.resets", "fencepost.content", "fencepost.state.checksums"}
 EXTRAS_AT_IMPORT |= {"fencepost.consumer", "fencepost.state.task_plan"}
 EXTRAS_AT_IMPORT |= {"fencepost.transports.sql"}
+EXTRAS_AT_IMPORT |= {"fencepost.timeline", "fencepost.examples", "fencepost.advice", "fencepost.explained"}
 EXTRAS_AT_IMPORT |= {"fencepost.kafka.auditing", "fencepost.kafka.sequences"}
 
 
@@ -397,12 +403,13 @@ def test_stubs_say_what_the_extension_is(module: str, tmp_path: Path) -> None:
     allowed = tmp_path / "allowed"
     # Names that an import that fails binds while it fails; types with an option in them, which stubtest takes for
     # classes.
-    options = "fencepost\\.cli\\.(identity|state|terminal|kafka_audit|kafka_export)\\.[A-Z].*"
+    options = "fencepost\\.cli\\.(identity|state|terminal|transactions|kafka_audit|kafka_export)\\.[A-Z].*"
     literals = (
         "(job\\.Layout|plan\\.Plan|scan\\.Status|segments\\.Isolation|schemas\\.SchemaRule|write\\.(InPlace|Rejects))"
     )
     literals = f"fencepost\\.(lake\\.{literals}|sql\\.transaction\\.Outcome|(lake|sql)\\.[a-z_]+\\.On[A-Z][A-Za-z]+)"
-    literals += "|fencepost\\.consumer\\.assignment\\.(OnReset|Start)"
+    literals += "|fencepost\\.consumer\\.assignment\\.(OnReset|Start)|fencepost\\.sql\\.sink\\.ReapBy"
+    literals += "|fencepost\\.(pages\\.charts\\.(Size|Theme)|pages\\.page\\.Mood|timeline\\.Unit)"
     for_types = "fencepost\\.(inputs|(producer|transports)\\.\\w+)\\.pa"
     allowed.write_text(f"fencepost\\.cli\\.(package|problem)\n{options}\n{literals}\n{for_types}\n")
     command = [sys.executable, "-m", "mypy.stubtest", module, "--mypy-config-file", str(ROOT / "pyproject.toml")]

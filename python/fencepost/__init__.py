@@ -19,7 +19,7 @@ Needs no other package: Arrow comes and goes by the PyCapsule protocol. Jobs ove
 from typing import TYPE_CHECKING, Any
 
 from fencepost._native import BrokerTable, StateTable, Verdicts, __version__, shards
-from fencepost.dedup import audit, deduplicate
+from fencepost.dedup import advise, audit, deduplicate, explain
 from fencepost.errors import (
     BatchError,
     CapacityError,
@@ -90,8 +90,10 @@ __all__ = [
     "Verdict",
     "Verdicts",
     "__version__",
+    "advise",
     "audit",
     "deduplicate",
+    "explain",
     "shards",
 ]
 

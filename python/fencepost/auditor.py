@@ -24,9 +24,11 @@ from fencepost import _native
 from fencepost._native import StateTable, Verdicts
 from fencepost.content import checksums, content_columns, mixed
 from fencepost.errors import BatchError
+from fencepost.examples import Examples
 from fencepost.findings import RESET_ROWS_MIN, AuditReport
 from fencepost.policy import Columns, Policy
 from fencepost.resets import UNKNOWN, newest_before
+from fencepost.timeline import Timeline
 from fencepost.verdict import Verdict
 
 CALL_ROWS = 1 << 20
@@ -35,6 +37,8 @@ SAMPLE_MAX = 1 << 18
 """Kept rows that are remembered, to compare repeats with them, 24 bytes each."""
 CONFLICTS_MAX = 1_000
 """Repeats with other content that a report lists."""
+EXAMPLES_MAX = 20
+"""Rows of each kind that a report shows as examples."""
 COMPACT_MIN = 1 << 18
 """Lines that a tally lets gather before it is added up."""
 
@@ -189,8 +193,8 @@ def _floor_divide(chunk: pa.Array, by: int) -> pa.Array:
 class Auditor:
     """What the rows so far say. `policy`: by which they are judged; `table`: what was known before the first.
 
-    Memory: some 50 bytes per key for the tallies (more where keys are text), 16 per entry where timestamps are kept,
-    and 6 MB for a sample of kept rows.
+    Memory: some 50 bytes per key for the tallies (more where keys are text), 40 per key with findings, 16 per entry
+    where timestamps are kept, and 6 MB for a sample of kept rows.
     """
 
     def __init__(self, policy: Policy, columns: Columns, table: StateTable, is_compared: bool = False) -> None:
@@ -210,51 +214,58 @@ class Auditor:
                 "last_epoch": "max",
             }
         )
+        self.findings = _Tally({"refused": "sum", "since": "min", "until": "max"})
+        """Of keys with repeats, refused or stale rows only: most have none."""
         self.missing = [pa.table(table.missing())] if policy.admit == "forward" and len(table) else []
         self.every_epoch = (
             [_EveryEpoch(policy, columns, table)] if policy.admit == "any" and policy.epochs == "fence" else []
         )
         self.distances = _Sample(is_compared)
         self.times = _Times(table, policy) if "timestamp" in table.keep else None
+        self.timeline = Timeline("rows" if self.times is None else "ms")
+        self.examples = Examples(EXAMPLES_MAX)
 
     def add(self, rows: pa.Table, verdicts: Verdicts, first: int = 0) -> None:
         """Rows as `identity` gives them, and what the table said of them. `first`: where the first of them stands."""
-        codes = self._add_verdicts(verdicts)
+        codes, stale = self._add_verdicts(verdicts)
         places = np.arange(first, first + len(rows), dtype=np.int64)
         is_tracked = codes != Verdict.UNTRACKED
         if not is_tracked.all():
             rows, codes, places = rows.filter(pa.array(is_tracked)), codes[is_tracked], places[is_tracked]
         if len(rows):
-            self._add_tracked(rows.combine_chunks(), np.ones(len(rows), np.int64), codes, places)
+            self._add_tracked(rows.combine_chunks(), np.ones(len(rows), np.int64), codes, places, stale)
 
     def add_runs(self, runs: pa.Table, verdicts: Verdicts, lengths: Numbers, places: Numbers) -> None:
         """Runs as `identity` gives them, how many rows each has, and where each row stands among all of the audit.
 
         Repeats come after what they repeat, in this call and in all of them.
         """
-        codes = self._add_verdicts(verdicts)
+        codes, stale = self._add_verdicts(verdicts)
         if len(runs):
-            self._add_tracked(runs.combine_chunks(), lengths, codes, places)
+            self._add_tracked(runs.combine_chunks(), lengths, codes, places, stale)
 
     def add_untracked(self, count: int) -> None:
         """Rows without a producer that no table was asked about."""
         self.rows += count
         self.counts[Verdict.UNTRACKED.name] += count
 
-    def _add_verdicts(self, verdicts: Verdicts) -> npt.NDArray[np.uint8]:
-        """What they say without a look at their rows; gives the verdict of each row."""
+    def _add_verdicts(self, verdicts: Verdicts) -> tuple[npt.NDArray[np.uint8], pa.Table]:
+        """Adds what verdicts say without their rows. Returns the verdict of each row, and `Verdicts.stale`."""
         codes = np.asarray(pa.array(verdicts.verdict))
         self.rows += len(codes)
         self.counts.update({verdict.name: count for verdict, count in verdicts.counts.items() if count})
         self.border += verdicts.border
         self.stale_epoch += verdicts.stale_epoch
-        self.stale.add(pa.table(verdicts.stale))
+        stale = pa.table(verdicts.stale)
+        self.stale.add(stale)
         if self.policy.admit == "forward":  # these holes never close, and a later epoch does not hide them
             self.missing.append(pa.table(verdicts.missing))
-        return codes
+        return codes, stale
 
-    def _add_tracked(self, runs: pa.Table, lengths: Numbers, codes: npt.NDArray[np.uint8], places: Numbers) -> None:
-        """`codes`, `places`: of each row of the runs."""
+    def _add_tracked(
+        self, runs: pa.Table, lengths: Numbers, codes: npt.NDArray[np.uint8], places: Numbers, stale: pa.Table
+    ) -> None:
+        """`codes`, `places`: of each row of the runs. `stale`: `Verdicts.stale` of their call."""
         is_duplicate, is_accepted = codes == Verdict.DUPLICATE, codes == Verdict.ACCEPTED
         for it in self.every_epoch:
             it.add(runs, lengths, is_accepted)
@@ -279,12 +290,65 @@ class Auditor:
             newest = self.times.add(entries, np.where(is_accepted, timestamps, UNKNOWN))
             is_newer = is_duplicate & (newest != UNKNOWN) & (timestamps > newest)
             is_retimed = is_retimed | ((sampled == NOT_AT_HAND) & is_newer)
+        is_stale = _stale_rows(stale, _key_names(runs), hashes, line_rows)
+        is_refused = ~is_accepted & ~is_duplicate
+        at = places if timestamps is None else timestamps
         lines = {name: runs[name].take(pa.array(starts)) for name in _key_names(runs)}
         lines["rows"] = pa.array(line_rows)
         lines["duplicates"] = pa.array(_sums(is_duplicate, firsts[starts]))
         lines["retimed"] = pa.array(_sums(is_retimed, firsts[starts]))
         lines["first_epoch"] = lines["last_epoch"] = pa.array(epoch[starts])
         self.keys.add(pa.table(lines))
+        is_finding = is_duplicate | is_refused | is_stale
+        if is_finding.any():
+            self._add_findings(pa.table(lines).select(_key_names(runs)), is_finding, is_refused, at, firsts[starts])
+        kinds = {"duplicates": is_duplicate, "stale": is_stale, "refused": is_refused}
+        if timestamps is not None:
+            self.timeline.add("rows", runs["timestamp"].to_numpy(), lengths)
+        for kind, is_one in kinds.items():
+            self.timeline.add(kind, at[is_one])
+        self._add_examples(runs, lengths, codes, places, identities, is_stale & is_accepted, is_retimed)
+
+    def _add_findings(self, keys: pa.Table, is_finding: Mask, is_refused: Mask, at: Numbers, starts: Numbers) -> None:
+        """`keys`, `starts`: the key and the first row of each line; the others are of each row."""
+        limits = np.iinfo(np.int64)
+        found = keys.append_column("refused", pa.array(_sums(is_refused, starts)))
+        since = np.minimum.reduceat(np.where(is_finding, at, limits.max), starts)
+        until = np.maximum.reduceat(np.where(is_finding, at, limits.min), starts)
+        found = found.append_column("since", pa.array(since)).append_column("until", pa.array(until))
+        self.findings.add(found.filter(pa.array(np.logical_or.reduceat(is_finding, starts))))
+
+    def _add_examples(
+        self,
+        runs: pa.Table,
+        lengths: Numbers,
+        codes: npt.NDArray[np.uint8],
+        places: Numbers,
+        identities: Hashes,
+        is_stale: Mask,
+        is_retimed: Mask,
+    ) -> None:
+        """`is_stale`: of rows that were accepted all the same."""
+        kinds = {it.name: codes == it for it in (Verdict.DUPLICATE, *_REFUSED)}
+        firsts = np.cumsum(lengths) - lengths
+        for kind, is_one in {**kinds, "STALE": is_stale, "RETIMED": is_retimed}.items():
+            rows = self.examples.wanted(kind, identities, places, is_one)
+            if not len(rows):
+                continue
+            of_run = np.searchsorted(firsts, rows, side="right") - 1
+            shown = runs.select([*_key_names(runs), *(name for name in runs.column_names if name in _EXAMPLE)]).take(
+                pa.array(of_run)
+            )
+            seqs = runs["seq"].to_numpy()[of_run] + rows - firsts[of_run]
+            seqs = seqs if self.policy.wrap is None else seqs % self.policy.wrap
+            shown = shown.set_column(shown.column_names.index("seq"), "seq", pa.array(seqs))
+            kept, kept_at = self.distances.kept(identities[rows], places[rows])
+            is_unknown = (codes[rows] != Verdict.DUPLICATE) | (kept < 0)
+            shown = shown.append_column("row", pa.array(places[rows]))
+            shown = shown.append_column("kept_row", pa.array(kept, mask=is_unknown))
+            if self.times is not None:
+                shown = shown.append_column("kept_timestamp", pa.array(kept_at, mask=is_unknown))
+            self.examples.add(kind, identities[rows], shown)
 
     def _sequences(self, seq: Numbers, firsts: Numbers, lengths: Numbers) -> Numbers:
         """Of each row of runs."""
@@ -302,9 +366,12 @@ class Auditor:
         self.stale_epoch += other.stale_epoch
         self.stale.merge(other.stale)
         self.keys.merge(other.keys)
+        self.findings.merge(other.findings)
         self.missing += other.missing
         self.every_epoch += other.every_epoch
         self.distances.merge(other.distances)
+        self.timeline.merge(other.timeline)
+        self.examples.merge(other.examples)
 
     def pairs(self) -> tuple[Numbers, Numbers]:
         """(where repeats stand, where the rows stand that they repeat), of this auditor's own keys."""
@@ -339,15 +406,20 @@ class Auditor:
         elif self.every_epoch:
             missing = [it.missing(table) for it, table in zip(self.every_epoch, tables, strict=True)]
         else:
-            missing = [pa.table(it.missing()) for it in tables]
+            missing = [_timed_missing(it) for it in tables]
         ranges = _sorted(_joined(missing or [pa.table(tables[0].missing())]), None)
         names = [f"{role}{suffix}" for role in ("pid", "partition") for suffix, _ in _parts(self.columns, role)]
         keys = self.keys.total() if self.keys.lines else _no_lines([*names, *self.keys.figures])
         pids = [name for name in names if name.startswith("pid")]
         producers = _Tally({"rows": "sum", "duplicates": "sum"}).added(keys.select([*pids, "rows", "duplicates"]))
+        stale = _sorted(self.stale.total(), "count")
+        timeline = self.timeline.copy()
+        if "timestamp" in ranges.column_names:
+            timeline.add("missing", *(ranges[name].drop_null().to_numpy() for name in ("timestamp", "count")))
         duplicates, seen = self.counts["DUPLICATE"] + self.counts["CONFLICT"], self.distances.measured
         return AuditReport(
             policy=self.policy.name or self.policy.rules,
+            rules=self.policy.replace(columns=self.columns),
             identity=self.columns.names,
             order=order,
             source=source,
@@ -361,10 +433,14 @@ class Auditor:
             missing_rows=pc.sum(ranges["count"]).as_py() or 0,
             missing=ranges,
             stale_epoch=self.stale_epoch,
-            stale=_sorted(self.stale.total(), "count"),
+            stale=stale,
             resets=_resets(keys, names),
             suspected_resets=None if self.times is None else _suspected(keys, names, reset_rows_min),
             reset_rows_min=reset_rows_min,
+            keys=_with_findings(keys, names, self.findings.total(), ranges, stale),
+            timeline=timeline.table(),
+            timeline_unit=timeline.unit,
+            examples=self.examples.table(names),
             producers=len(producers),
             producers_by_rows=_sorted(producers, "rows").slice(0, producers_max),
             producers_by_duplicates=_sorted(producers, "duplicates").slice(0, producers_max),
@@ -423,8 +499,47 @@ class _EveryEpoch:
 
     def missing(self, table: StateTable) -> pa.Table:
         """`table`: the one that judged, for the types of keys."""
-        found = pa.table(self.table.missing())
-        return found.cast(pa.table(table.missing()).schema) if len(found) else found
+        found = _timed_missing(self.table)
+        if not len(found):
+            return found
+        for field in pa.table(table.missing()).schema:
+            found = found.set_column(found.column_names.index(field.name), field, found[field.name].cast(field.type))
+        return found
+
+
+def _stale_rows(stale: pa.Table, names: list[str], hashes: Hashes, line_rows: Numbers) -> Mask:
+    """Whether each row is of an epoch that a higher one had replaced before it.
+
+    `stale`: `Verdicts.stale`; `names`: the columns of the key; `hashes`, `line_rows`: the entry and the number of
+    rows of each line. A replaced epoch stays replaced, so its stale rows are the last ones that it has in the call.
+    """
+    is_stale = np.zeros(int(line_rows.sum()), bool)
+    if not len(stale):
+        return is_stale
+    keys = [_Column(_plain(stale[name])) for name in names]
+    entries = mixed(_hash([key.bits for key in keys], len(stale)), _plain(stale["epoch"]).to_numpy())
+    counts = dict(zip(entries.tolist(), stale["count"].to_pylist(), strict=True))
+    rows = np.flatnonzero(np.repeat(np.isin(hashes, entries), line_rows))
+    of_row = np.repeat(hashes, line_rows)[rows]
+    order = np.argsort(of_row, kind="stable")
+    rows, of_row = rows[order], of_row[order]
+    ends = np.flatnonzero(np.append(of_row[1:] != of_row[:-1], True)) + 1
+    group = np.searchsorted(ends, np.arange(len(rows)), side="right")
+    left = ends[group] - np.arange(len(rows))
+    wanted = np.array([counts[it] for it in of_row[ends - 1].tolist()], np.int64)
+    is_stale[rows[left <= wanted[group]]] = True
+    return is_stale
+
+
+def _timed_missing(table: StateTable) -> pa.Table:
+    """`StateTable.missing`, with the timestamp at which each range was skipped where the table keeps timestamps."""
+    found = pa.table(table.missing())
+    if "timestamp" not in table.keep or not len(found):
+        return found
+    # The ranges are the holes of the entries, in the same order.
+    entries = pa.RecordBatchReader.from_stream(table.entries())
+    times = [batch.column("holes").flatten().field("timestamp") for batch in entries]
+    return found.append_column("timestamp", pa.chunked_array(times, pa.int64()))
 
 
 def _sums(is_one: Mask, starts: Numbers) -> Numbers:
@@ -447,6 +562,35 @@ def _resets(keys: pa.Table, names: list[str]) -> pa.Table:
 def _suspected(keys: pa.Table, names: list[str], rows_min: int) -> pa.Table:
     found = keys.filter(pc.greater_equal(keys["retimed"], rows_min)).select([*names, "rows", "duplicates", "retimed"])
     return _sorted(found, "retimed")
+
+
+def _with_findings(
+    keys: pa.Table, names: list[str], findings: pa.Table, missing: pa.Table, stale: pa.Table
+) -> pa.Table:
+    """The keys that have any finding, those with the most first."""
+    sums = {"rows": "sum", "duplicates": "sum", "refused": "sum", "missing": "sum", "stale": "sum"}
+    tally = _Tally(sums | {"since": "min", "until": "max"})
+    tally.add(_filled(keys.select([*names, "rows", "duplicates"]), tally.figures))
+    lost = missing.select([*names, "count"]).rename_columns([*names, "missing"])
+    if "timestamp" in missing.column_names:
+        lost = lost.append_column("since", missing["timestamp"]).append_column("until", missing["timestamp"])
+    zombies = stale.select([*names, "count"]).rename_columns([*names, "stale"]) if len(stale) else stale
+    for found in (findings, lost, zombies):
+        if len(found):
+            tally.add(_filled(found, tally.figures))
+    total = tally.total()
+    findings = pc.add(pc.add(total["duplicates"], total["missing"]), pc.add(total["stale"], total["refused"]))
+    found = total.append_column("_findings", findings).filter(pc.greater(findings, 0))
+    return _sorted(found, "_findings").drop_columns(["_findings"])
+
+
+def _filled(lines: pa.Table, figures: dict[str, str]) -> pa.Table:
+    """Lines of a tally with 0, or null for what has no sum, in the columns that they do not have."""
+    for name, how in figures.items():
+        if name not in lines.column_names:
+            value = pa.array(np.zeros(len(lines), np.int64)) if how == "sum" else pa.nulls(len(lines), pa.int64())
+            lines = lines.append_column(name, value)
+    return lines.select([*(it for it in lines.column_names if it not in figures), *figures])
 
 
 def _sorted(table: pa.Table, by: str | None) -> pa.Table:
@@ -529,6 +673,8 @@ def _hash(columns: list[Numbers | Hashes], count: int) -> Hashes:
     return hashes
 
 
+_REFUSED = (Verdict.OUT_OF_ORDER, Verdict.FENCED, Verdict.FORGOTTEN)
+_EXAMPLE = {"epoch", "seq", "timestamp"}
 COPY, RETIMED, NOT_AT_HAND = range(3)
 """What the sample says of a row: nothing or a copy, a repeat of another time, a repeat of what is not in the sample."""
 
@@ -595,19 +741,28 @@ class _Sample:
         self.places = np.concatenate([self.places, places])[order]
         self.times = np.concatenate([self.times, times])[order]
 
-    def _measure(self, hashes: Hashes, places: Numbers, times: Numbers) -> npt.NDArray[np.uint8]:
-        found = np.full(len(hashes), NOT_AT_HAND, np.uint8)
-        if not len(self.hashes):
-            self.unseen += len(hashes) << self.halvings
-            self.measured += len(hashes)
-            return found
+    def kept(self, hashes: Hashes, places: Numbers) -> tuple[Numbers, Numbers]:
+        """(where the kept copy of each row stands, when it was made); -1 where it is not remembered."""
+        at, is_copy = self._find(hashes, places)
+        found = [np.full(len(hashes), -1) for _ in range(2)]
+        found[0][is_copy], found[1][is_copy] = self.places[at[is_copy]], self.times[at[is_copy]]
+        return found[0], found[1]
+
+    def _find(self, hashes: Hashes, places: Numbers) -> tuple[Numbers, Mask]:
+        """(which kept row each row repeats, whether it repeats one at all)."""
         at = np.searchsorted(self.hashes, hashes, side="right") - 1
+        if not len(self.hashes):
+            return at, np.zeros(len(hashes), bool)
         while True:  # where a sequence came round, the kept copy is the last before the repeat
             is_copy = (at >= 0) & (self.hashes[at] == hashes)
             is_later = is_copy & (self.places[at] > places)
             if not is_later.any():
-                break
+                return at, is_copy
             at[is_later] -= 1
+
+    def _measure(self, hashes: Hashes, places: Numbers, times: Numbers) -> npt.NDArray[np.uint8]:
+        found = np.full(len(hashes), NOT_AT_HAND, np.uint8)
+        at, is_copy = self._find(hashes, places)
         if self.is_whole:
             self.pairs.append((places[is_copy], self.places[at[is_copy]]))
         distances = places[is_copy] - self.places[at[is_copy]]

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from fencepost import _native
 from fencepost._native import StateTable
 from fencepost.errors import FencepostError, PolicyError
-from fencepost.findings import RESET_ROWS_MIN, AuditReport, check_reset_rows_min
+from fencepost.findings import ADVICE_ROWS, RESET_ROWS_MIN, AuditReport, check_reset_rows_min
 from fencepost.policy import Columns, Policy, difference, resolve, resolve_columns
+
+if TYPE_CHECKING:
+    from fencepost.advice import Advice
 
 
 def deduplicate(
@@ -104,18 +107,80 @@ def audit(
         from fencepost.auditor import CALL_ROWS, audit_rows
         from fencepost.content import columns_to_compare
     except ModuleNotFoundError as problem:
-        package = str(problem.name).partition(".")[0]
-        raise FencepostError(f"{package} is not installed: pip install 'fencepost[lake]'") from problem
-    rules = resolve(policy) if policy is not None else table.policy if table is not None else resolve("any_order")
-    columns = resolve_columns(rules, columns)
-    if table is None:
-        table = StateTable(rules, keep=("timestamp",) if columns.timestamp is not None else ())
-    else:
-        _check_same_policy(policy, table)
-        table = StateTable.restore(table.snapshot())
+        raise _missing(problem) from problem
+    columns, table = _copied(policy, columns, table)
     return audit_rows(
         rows, columns, table, producers_max, CALL_ROWS, reset_rows_min, columns_to_compare(compare_content)
     )
+
+
+def explain(
+    rows: Any,
+    policy: str | Policy | None = None,
+    columns: Columns | str | None = None,
+    table: StateTable | None = None,
+) -> Any:
+    """The rows with three more columns: verdict, kept_row (the row that a repeat repeats, if it is one of these rows)
+    and reason.
+
+    Arguments as in `audit`: ``table`` is *not* advanced. Gives back a polars or pandas DataFrame for one of these, a
+    pyarrow Table for anything else.
+
+    Needs pyarrow and numpy, and raises FencepostError where they are not installed; BatchError where the rows have a
+    column of one of these names; else what `audit` raises.
+
+    >>> import fencepost as fp, polars as pl
+    >>> rows = pl.DataFrame({"pid": [7, 7, 7], "epoch": [0, 0, 0], "partition": [0, 0, 0], "seq": [0, 1, 1]})
+    >>> fp.explain(rows).filter(verdict="DUPLICATE").select("seq", "kept_row", "reason").rows()
+    [(1, 1, 'repeats row 1')]
+    """
+    try:
+        from fencepost.explained import explain_rows
+    except ModuleNotFoundError as problem:
+        raise _missing(problem) from problem
+    columns, table = _copied(policy, columns, table)
+    return explain_rows(rows, columns, table)
+
+
+def advise(
+    rows: Any, columns: Columns | str | Mapping[str, Any] | None = None, *, rows_max: int | None = ADVICE_ROWS
+) -> Advice:
+    """Recommend a policy, columns and retention for rows, and show what each policy does with them.
+
+    ``rows``: as in `deduplicate`. ``columns``: which hold the identity; what they do not say is found by the names of
+    columns, and a mapping may name some roles only (``{"pid": "device"}``).
+    ``rows_max``: how many rows are read, from the beginning; None for all.
+
+    Needs pyarrow and numpy, and raises FencepostError where they are not installed; PolicyError where no column looks
+    like a sequence number or a producer; else what ``StateTable.apply`` raises.
+
+    >>> import fencepost as fp, polars as pl
+    >>> rows = pl.DataFrame({"device": ["a", "a", "a"], "counter": [1, 2, 2]})
+    >>> print(fp.advise(rows).command)
+    fencepost dedup SOURCE STATE CLEAN --set epochs=ignore --pid device --no-partition --seq counter
+    """
+    try:
+        from fencepost import advice
+    except ModuleNotFoundError as problem:
+        raise _missing(problem) from problem
+    return advice.advise(rows, columns, rows_max=rows_max)
+
+
+def _copied(
+    policy: str | Policy | None, columns: Columns | str | None, table: StateTable | None
+) -> tuple[Columns, StateTable]:
+    """The columns, and a table that may be advanced."""
+    rules = resolve(policy) if policy is not None else table.policy if table is not None else resolve("any_order")
+    columns = resolve_columns(rules, columns)
+    if table is None:
+        return columns, StateTable(rules, keep=("timestamp",) if columns.timestamp is not None else ())
+    _check_same_policy(policy, table)
+    return columns, StateTable.restore(table.snapshot())
+
+
+def _missing(problem: ModuleNotFoundError) -> FencepostError:
+    package = str(problem.name).partition(".")[0]
+    return FencepostError(f"{package} is not installed: pip install 'fencepost[lake]'")
 
 
 def _check_same_policy(policy: str | Policy | None, table: StateTable) -> None:

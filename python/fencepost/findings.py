@@ -6,10 +6,15 @@ import dataclasses
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fencepost.errors import PolicyError
+from fencepost.pages.tables import key_names, utc
+from fencepost.policy import Policy
 from fencepost.verdict import Verdict
+
+if TYPE_CHECKING:
+    from fencepost.pages.charts import Chart
 
 FINDINGS = ("missing", "duplicate", "stale", "reset", "conflict")
 """What `AuditReport.found` can be asked for."""
@@ -17,6 +22,8 @@ SHOWN_MAX = 10
 """Lines of a table that the text shows, unless told otherwise."""
 IGNORED_MAX = 100
 """Files of other names that a report lists."""
+ADVICE_ROWS = 2_000_000
+"""Rows that advice reads, unless told otherwise: those at the beginning, so that no gap is due to the sample."""
 RESET_ROWS_MIN = 1
 """Retimed repeats from which a key is suspected, unless told otherwise: one cannot be a copy."""
 
@@ -47,6 +54,8 @@ class AuditReport:
     """
 
     policy: str
+    rules: Policy
+    """The policy by which rows were judged, with the columns that were read."""
     identity: tuple[str, ...]
     """The columns that told rows apart: pid, epoch, partition, seq, composites part by part."""
     order: str
@@ -70,6 +79,8 @@ class AuditReport:
     """Ranges of sequences that never came, and how many rows they stand for."""
     missing: Any
     """The ranges: key columns, epoch, first_seq, last_seq, count. With a table given, what it missed before as well.
+    Where timestamps were read and late rows are accepted, also timestamp: that of the row by which the range was
+    skipped, in milliseconds.
 
     Also of epochs that a later one has replaced, which their table does not list any more: what had not come by then
     never came. What a policy's `reach` has given up is not listed under policies that accept late rows."""
@@ -87,6 +98,21 @@ class AuditReport:
     more, a sample is (`distance_share`)."""
     reset_rows_min: int
     """Retimed repeats from which a key is suspected."""
+    keys: Any
+    """Keys with any finding, the most first: key columns, rows, duplicates, refused, missing, stale, since, until.
+    `refused` counts rows that are neither kept nor repeats. `since` and `until` are where the first and the last of
+    these findings are, in `timeline_unit`."""
+    timeline: Any
+    """Rows over time, in at most 240 bins: first, last (in `timeline_unit`, inclusive), rows, duplicates, missing,
+    stale, refused. Bins without rows are left out. Without timestamps only findings are counted: `rows` and `missing`
+    are 0."""
+    timeline_unit: str
+    """"ms": timestamps of the rows, in milliseconds since 1970; "rows": their positions in the order of the audit."""
+    examples: Any
+    """Up to 20 rows of each kind of finding, a fair sample of identities: what, key columns, epoch, seq, timestamp
+    (where read), row, kept_row and kept_timestamp (of the row that a repeat repeats, null where it is not remembered).
+    `what` is DUPLICATE, OUT_OF_ORDER, FENCED, FORGOTTEN, STALE (accepted, of a replaced epoch) or RETIMED (a repeat
+    with another timestamp). Of files: file and kept_file too, and rows are counted within the file."""
     producers: int
     """Producers seen, by pid."""
     producers_by_rows: Any
@@ -123,9 +149,30 @@ class AuditReport:
     def to_json(self, rows_max: int | None = None) -> str:
         """Everything, tables as lists of objects. `rows_max`: how many rows of each, all unless given."""
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        fields |= {"rules": self.rules.rules, "columns": dataclasses.asdict(self.rules.columns)}
         fields |= {name: table.slice(0, rows_max).to_pylist() for name, table in self.tables.items()}
         fields |= {f"{name}_keys": None if (it := getattr(self, name)) is None else len(it) for name in _KEY_TABLES}
         return json.dumps(fields, default=_plain)
+
+    def to_html(self) -> str:
+        """A page with charts, as one file that loads nothing. Raises FencepostError without `fencepost[report]`."""
+        from fencepost.pages.audit import audit_page
+
+        return audit_page(self).to_html()
+
+    def _repr_html_(self) -> str | None:
+        from fencepost.pages.audit import audit_page
+        from fencepost.pages.charts import is_installed
+
+        return audit_page(self).frame() if is_installed() else None
+
+    @property
+    def charts(self) -> dict[str, Chart]:
+        """The charts of the page, by name: over_time, distances, producers, partitions, heat_map; those that have
+        anything to show. `report.charts["over_time"].save("over_time.png")` writes one."""
+        from fencepost.pages.audit import audit_charts
+
+        return audit_charts(self)
 
     def found(self, *kinds: str) -> dict[str, int]:
         """How much there is of each kind of finding: "missing", "duplicate", "stale", "conflict" (rows) and
@@ -161,17 +208,16 @@ class AuditReport:
         for title, table in self._shown():
             if len(table) and rows_max:
                 more = "" if len(table) <= rows_max else f" (the first {rows_max:,} of {len(table):,})"
-                lines += ["", f"{title}{more}", *_grid(self._named(table.slice(0, rows_max)))]
+                lines += ["", f"{title}{more}", *_grid(self.named(table.slice(0, rows_max)))]
         return "\n".join(lines)
 
-    def _named(self, table: Any) -> Any:
-        """The table with its key columns named as the rows have them."""
-        pids, partitions = (
-            [name for name in self.resets.column_names if name.partition("_")[0] == role]
-            for role in ("pid", "partition")
-        )
-        names = dict(zip(pids, self.identity, strict=False))
-        names |= dict(zip(reversed(partitions), reversed(self.identity[:-1]), strict=False))
+    def column_names(self) -> dict[str, str]:
+        """How the rows name the key columns of the tables."""
+        return key_names(self.resets.column_names, self.identity)
+
+    def named(self, table: Any) -> Any:
+        """One of the tables with its key columns named as the rows have them."""
+        names = self.column_names()
         return table.rename_columns([names.get(name, name) for name in table.column_names])
 
     def _figures(self) -> Iterator[tuple[str, str, str]]:
@@ -258,6 +304,8 @@ def _cell(value: object, name: str) -> str:
         return ""
     if isinstance(value, int) and name in _COUNTS:
         return f"{value:,}"
+    if isinstance(value, int) and name == "timestamp":
+        return utc(value)
     return _plain(value)
 
 

@@ -18,6 +18,7 @@ try:
     import typer
 
     from fencepost import __version__
+    from fencepost.cli.advise import advise_command
     from fencepost.cli.audit import audit_command
     from fencepost.cli.dedup import dedup_command
     from fencepost.cli.doctor import doctor_command
@@ -60,6 +61,7 @@ app = typer.Typer(
 )
 app.command("dedup")(dedup_command)
 app.command("audit")(audit_command)
+app.command("advise")(advise_command)
 app.add_typer(state_app, name="state")
 app.add_typer(kafka_app, name="kafka")
 app.add_typer(transactions_app, name="transactions")

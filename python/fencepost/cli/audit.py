@@ -3,15 +3,31 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
 
 from fencepost.cli import identity
+from fencepost.cli.files import check_table_file, write_table
 from fencepost.cli.identity import read_policy
-from fencepost.cli.terminal import EXIT_ERROR, EXIT_FINDINGS, EXIT_NOTHING, Threads, quit_at_once, steps
+from fencepost.cli.terminal import (
+    EXIT_ERROR,
+    EXIT_FINDINGS,
+    EXIT_NOTHING,
+    Html,
+    Threads,
+    check_page,
+    quit_at_once,
+    steps,
+)
 from fencepost.errors import PolicyError
 from fencepost.findings import FINDINGS, RESET_ROWS_MIN, SHOWN_MAX, AuditReport
+
+SOURCE_HELP = (
+    "A folder or object-store prefix (s3://, gs://, az://) of Parquet files, one file, a Delta table, or an Iceberg "
+    "table (iceberg://catalog/namespace.table). Also one .csv, .tsv, .jsonl or .arrow file, or - for standard input."
+)
 
 
 def audit_command(
@@ -19,8 +35,7 @@ def audit_command(
         str,
         typer.Argument(
             metavar="SOURCE",
-            help="A folder or object-store prefix (s3://, gs://, az://) of Parquet files, one file, a Delta table, "
-            "or an Iceberg table (iceberg://catalog/namespace.table).",
+            help=SOURCE_HELP,
         ),
     ],
     policy: identity.PolicyName = None,
@@ -44,6 +59,13 @@ def audit_command(
         bool, typer.Option("--allow-empty", help="A source without rows is no error (exit code 4 unless given).")
     ] = False,
     top: Annotated[int, typer.Option(min=0, help="How many lines of each table are shown.")] = SHOWN_MAX,
+    html: Html = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Also write the list of missing ranges: a .csv, .jsonl, .parquet or .arrow file."
+        ),
+    ] = None,
     threads: Threads = None,
     as_json: Annotated[bool, typer.Option("--json", help="The report as JSON.")] = False,
     quiet: Annotated[
@@ -60,6 +82,10 @@ def audit_command(
         raise typer.BadParameter("--fail-on reset: needs --timestamp, by which resets and repeats are told apart")
     if "conflict" in kinds and not compare_content:
         raise typer.BadParameter("--fail-on conflict: needs --compare-content, which compares repeats")
+    if html is not None:
+        check_page(html)
+    if out is not None:
+        check_table_file("--out ", out)
     with quit_at_once():
         from fencepost.lake import audit
 
@@ -77,6 +103,12 @@ def audit_command(
             )
     except PolicyError as problem:
         raise typer.BadParameter(str(problem)) from None
+    if html is not None:
+        from fencepost.pages.audit import audit_page
+
+        audit_page(report).save(html)
+    if out is not None:
+        write_table(report.named(report.missing), out)
     if as_json:
         print(report.to_json(top))
     elif not quiet:

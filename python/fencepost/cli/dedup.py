@@ -11,7 +11,7 @@ import typer
 from fencepost.cli import identity
 from fencepost.cli.identity import read_policy
 from fencepost.cli.jobs import make_job, milliseconds, number_or_all
-from fencepost.cli.terminal import Threads, option, steps, stop_on_signals
+from fencepost.cli.terminal import Html, Threads, check_page, option, steps, stop_on_signals
 from fencepost.errors import StoreError
 
 if TYPE_CHECKING:
@@ -208,11 +208,14 @@ def dedup_command(
     no_sync: Annotated[
         bool, typer.Option("--no-sync", help="Do not wait for disks: a power loss may then cost the state.")
     ] = False,
+    html: Html = None,
     as_json: Annotated[bool, typer.Option("--json", help="The report as JSON.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No report and no progress.")] = False,
 ) -> None:
     """Read what is new in SOURCE, keep each event once, write the kept rows to SINK. Run it again at any time."""
     rules = read_policy(locals())
+    if html is not None:
+        check_page(html)
     if order_by and file_order:
         raise typer.BadParameter("--order-by and --file-order: one of them")
     job = make_job(
@@ -259,12 +262,17 @@ def dedup_command(
         },
     )
     if watch is not None:
-        if rebase or files_from:
-            raise typer.BadParameter(f"--watch and {'--rebase' if rebase else '--files-from'}: one of them")
+        others = {"--rebase": rebase, "--files-from": files_from, "--html": html}
+        if any(others.values()):
+            raise typer.BadParameter(f"--watch and {next(it for it in others if others[it])}: one of them")
         _watch(job, milliseconds(watch) or 0, as_json=as_json, quiet=quiet)
         return
     with steps(quiet) as show:
         report = job.rebase(show) if rebase else job.run(show)
+    if html is not None:
+        from fencepost.pages.run import run_page
+
+        run_page(report).save(html)
     _show(report, as_json=as_json, quiet=quiet)
 
 

@@ -23,6 +23,7 @@ EXTRAS = {
     "cli": ("typer", "rich"),
     "lake": ("pyarrow", "numpy", "obstore", "deltalake", "pyroaring"),
     "iceberg": ("pyiceberg",),
+    "report": ("vl-convert-python",),
 }
 
 

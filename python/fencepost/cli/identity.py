@@ -140,6 +140,16 @@ def read_policy(options: dict[str, Any]) -> Policy:
         raise typer.BadParameter(str(problem)) from None
 
 
+def named_columns(options: dict[str, Any]) -> Columns | dict[str, Any]:
+    """The columns that the options of a command name: by role, or all of a preset. Raises a usage error."""
+    try:
+        if options["columns"]:
+            return _columns(Columns.preset(options["columns"]), options)
+        return _given(options)
+    except PolicyError as problem:
+        raise typer.BadParameter(str(problem)) from None
+
+
 def _from_file(path: Path) -> Policy:
     text = path.read_text()
     try:
@@ -165,6 +175,11 @@ def _field(text: str) -> tuple[str, Any]:
 
 
 def _columns(columns: Columns, options: dict[str, Any]) -> Columns:
+    return dataclasses.replace(columns, **_given(options))
+
+
+def _given(options: dict[str, Any]) -> dict[str, Any]:
+    """The columns that single options name, by role."""
     given: dict[str, Any] = {
         role: tuple(options[role]) if len(options[role]) > 1 else options[role][0]
         for role in ("pid", "partition")
@@ -175,4 +190,4 @@ def _columns(columns: Columns, options: dict[str, Any]) -> Columns:
         if "partition" in given:
             raise PolicyError("--partition and --no-partition: one of them")
         given["partition"] = None
-    return dataclasses.replace(columns, **given)
+    return given

@@ -8,7 +8,7 @@ from typing import Annotated, Literal, cast
 
 import typer
 
-from fencepost.cli.terminal import EXIT_FINDINGS, EXIT_NOTHING
+from fencepost.cli.terminal import EXIT_FINDINGS, EXIT_NOTHING, Html, check_page
 from fencepost.kafka.report import CLEANUP_POLICIES, FINDINGS, SHOWN_MAX
 
 CleanupPolicy = Annotated[
@@ -50,6 +50,7 @@ def kafka_audit_command(
     only_findings: Annotated[
         bool, typer.Option("--only-findings", help="Show partitions with findings only, and the total.")
     ] = False,
+    html: Html = None,
     as_json: Annotated[bool, typer.Option("--json", help="The report as JSON.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No report: the exit code tells.")] = False,
 ) -> None:
@@ -59,9 +60,15 @@ def kafka_audit_command(
         if kind not in FINDINGS:
             raise typer.BadParameter(f"--fail-on {kind}: {', '.join(FINDINGS)} were expected")
     now, policy = _now(now_ms), policies(cleanup_policy or ())
+    if html is not None:
+        check_page(html)
     from fencepost import kafka
 
     report = kafka.audit(source, now_ms=now, max_idle_ms=max_idle_ms, cleanup_policy=policy, checksums=checksums)
+    if html is not None:
+        from fencepost.pages.kafka import log_page
+
+        log_page(report).save(html)
     if as_json:
         print(report.to_json(top, only_findings=only_findings))
     elif not quiet:

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fencepost._native import presets
 from fencepost.cli import identity
+from fencepost.cli.files import check_table_file, json_lines, write_table
 from fencepost.cli.identity import read_policy
 from fencepost.cli.jobs import make_job, milliseconds, number_or_all
-from fencepost.cli.terminal import Threads, option, show_table
+from fencepost.cli.terminal import Html, Threads, check_page, option, show_table
 
 if TYPE_CHECKING:
     from fencepost.state import State
-    from fencepost.state.folding import Folded
 
 state_app = typer.Typer(
     help="Look at what a job remembers, and mend it.",
@@ -37,22 +34,29 @@ def show(
     place: Place,
     run: Annotated[int | None, typer.Argument(metavar="RUN", help="One version, told whole.")] = None,
     last: Annotated[int, typer.Option(min=1, help="How many of the newest versions are listed.")] = VERSIONS_SHOWN,
+    html: Html = None,
     as_json: AsJson = False,
 ) -> None:
     """What the state was made for and what each run did; of one RUN, what it read, wrote, kept, refused and why."""
+    if html is not None:
+        check_page(html)
+    from fencepost.state import history
+
     state = _open(place)
     newest = state.decided()
     if run is not None:
+        if html is not None:
+            raise typer.BadParameter("RUN and --html: one of them")
         if not 1 <= run <= newest:
             raise typer.BadParameter(f"there is no version {run}; there are 1 to {newest}")
         if run <= state.known_floor():
             raise typer.BadParameter(f"version {run} is folded: of 1 to {state.known_floor()} only totals are left")
-        told = explain(state, run)
+        told = history.explain(state, run)
         print(json.dumps(told) if as_json else _to_text(told))
         return
-    about = _about(state)
-    first = max(state.known_floor(), newest - last) + 1
-    shown = [explain(state, version, is_whole=False) for version in range(first, newest + 1)]
+    about, shown = history.about(state), history.explained(state, last)
+    if html is not None:
+        history.page(about, shown).save(html)
     if as_json:
         print(json.dumps({"state": about, "versions": shown}))
         return
@@ -67,107 +71,6 @@ _COLUMNS = (
     "version", "kind", "status", "files", "rows", "kept", "not_kept", "missing_rows", "stale_epoch", "entries",
     "state_bytes",
 )  # fmt: skip
-
-
-def _about(state: State) -> dict[str, Any]:
-    """What the state was made for, and how far it is."""
-    settings = state.settings()
-    assert settings is not None, "a state that opens has settings"
-    return {
-        "source": settings.source,
-        "sink": settings.sink,
-        "layout": settings.layout,
-        "policy": _policy_name(settings.policy),
-        "columns": settings.columns,
-        "scope": settings.scope,
-        "keeps": settings.keep,
-        "made_by": f"fencepost {settings.fencepost}",
-        "versions": state.decided(),
-        "unfinished": list(state.unfinished()),
-        "folded": _totals(state.folded()),
-    }
-
-
-def _totals(folded: Folded | None) -> dict[str, Any] | None:
-    """What is left of the versions that are folded."""
-    if folded is None:
-        return None
-    names = ("abandoned", "files", "rows", "kept")
-    return {"versions": folded.version} | {name: getattr(folded, name) for name in names} | folded.counts
-
-
-def explain(state: State, version: int, is_whole: bool = True) -> dict[str, Any]:
-    """What a version did and why, by name. `is_whole`: with every file. Of a version that was collected what its log
-    says."""
-    if state.is_collected(version):
-        return _explain_collected(state, version)
-    decision = state.version(version)
-    inputs, outputs = list(decision.inputs.each()), list(decision.outputs.each())
-    quarantined, side_files = list(decision.quarantined.each()), list(decision.side_files.each())
-    kept = decision.counts.get("ACCEPTED", 0) + decision.counts.get("UNTRACKED", 0)
-    decided_ms = decision.decided_ms
-    told: dict[str, Any] = {
-        "version": version,
-        "kind": decision.kind,
-        "status": state.status(version),
-        "builds_on": decision.builds_on,
-        "decided": datetime.fromtimestamp(decided_ms / 1000, UTC).isoformat(timespec="seconds") if decided_ms else None,
-        "plan": decision.plan or None,
-        "report": decision.report or None,
-        "source_position": decision.source_position,
-        "files": len(inputs),
-        "bytes": sum(it["bytes"] for it in inputs),
-        "rows": sum(it["rows"] for it in inputs),
-        "counts": dict(decision.counts),
-        "kept": kept,
-        "not_kept": sum(it["rows"] for it in inputs) - kept,
-        "missing_ranges": decision.missing_ranges,
-        "missing_rows": decision.missing_rows,
-        "stale_epoch": decision.stale_epoch,
-        "border": decision.border,
-        "quarantined": len(quarantined),
-        "sink_version": {name: it for name, it in (decision.sink_version or {}).items() if name != "create"} or None,
-        "written_files": len(outputs),
-        "written_rows": sum(it["rows"] for it in outputs),
-        "written_bytes": sum(it["bytes"] for it in outputs),
-        "shards": len(decision.shards),
-        "entries": decision.entries,
-        "state_bytes": decision.state_bytes,
-        "checksums_kept": sum(decision.checksums.rows) if decision.checksums else None,
-        "horizon_ms": decision.horizon_ms,
-        "policy": _policy_name(decision.policy),
-        "order_by": decision.order_by,
-        "attempt": decision.attempt,
-        "made_by": f"fencepost {decision.fencepost}",
-    }
-    if is_whole:
-        told["inputs"] = _only(inputs, "path", "rows", "bytes")
-        told["quarantined_files"] = _only(quarantined, "path", "reason", "bytes")
-        told["outputs"] = _only(outputs, "name", "rows", "bytes")
-        told["side_files"] = _only(side_files, "name", "rows", "bytes")
-    return told
-
-
-def _explain_collected(state: State, version: int) -> dict[str, Any]:
-    found = state.glance(version)
-    unknown = dict.fromkeys(("missing_rows", "stale_epoch"))
-    names = ("version", "kind", "status", "builds_on", "files", "rows", "counts", "kept", "entries", "state_bytes")
-    return {
-        **{name: getattr(found, name) for name in names},
-        "not_kept": found.rows - found.kept,
-        **unknown,
-        "report": found.report or None,
-        "collected": "older than what is kept to go back to, so only this is known",
-    }
-
-
-def _policy_name(rules: str) -> str:
-    """The preset of these rules, or the rules."""
-    return next((name for name, preset, *_ in presets() if preset == rules), rules)
-
-
-def _only(rows: list[dict[str, Any]], *names: str) -> list[dict[str, Any]]:
-    return [{name: row[name] for name in names} for row in rows]
 
 
 def _to_text(told: dict[str, Any]) -> str:
@@ -213,53 +116,14 @@ def export(
     """Write out all that is remembered, or all that is missing."""
     if what not in ("entries", "missing"):
         raise typer.BadParameter(f"--what {what}: entries or missing were expected")
-    if out is not None and out.suffix not in _WRITERS:
-        raise typer.BadParameter(f"{out}: a name that ends in {', '.join(_WRITERS)} was expected")
+    if out is not None:
+        check_table_file("", out)
     state = _open(place)
     rows = state.entries() if what == "entries" else state.missing()
     if out is None:
-        for line in _json_lines(rows):
-            sys.stdout.write(line)
+        sys.stdout.writelines(json_lines(rows))
     else:
-        _WRITERS[out.suffix](rows, out)
-
-
-def _json_lines(rows: Any) -> Iterator[str]:
-    for batch in rows.to_batches(max_chunksize=65_536):
-        yield from (
-            json.dumps(row, default=lambda it: it.hex() if isinstance(it, bytes) else str(it)) + "\n"
-            for row in batch.to_pylist()
-        )
-
-
-def _write_parquet(rows: Any, out: Path) -> None:
-    import pyarrow.parquet as pq
-
-    pq.write_table(rows, out)
-
-
-def _write_arrow(rows: Any, out: Path) -> None:
-    import pyarrow as pa
-
-    with pa.ipc.new_file(out, rows.schema) as file:
-        file.write_table(rows)
-
-
-def _write_csv(rows: Any, out: Path) -> None:
-    import pyarrow.csv
-
-    if "holes" in rows.column_names:  # a list in a cell is no CSV
-        holes = [json.dumps(it) for it in rows["holes"].to_pylist()]
-        rows = rows.set_column(rows.column_names.index("holes"), "holes", [holes])
-    pyarrow.csv.write_csv(rows, out)
-
-
-def _write_json_lines(rows: Any, out: Path) -> None:
-    with open(out, "w") as file:
-        file.writelines(_json_lines(rows))
-
-
-_WRITERS = {".parquet": _write_parquet, ".arrow": _write_arrow, ".csv": _write_csv, ".jsonl": _write_json_lines}
+        write_table(rows, out)
 
 
 @state_app.command("evict")

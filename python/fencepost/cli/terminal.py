@@ -8,9 +8,12 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from fencepost.errors import FencepostError
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -21,9 +24,24 @@ EXIT_CLEAN, EXIT_ERROR, EXIT_USAGE, EXIT_FINDINGS, EXIT_NOTHING = range(5)
 Threads = Annotated[int | None, typer.Option(min=1, help="As many as there are processors unless given.")]
 
 
+Html = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Also write a page with charts: one file that loads nothing.")
+]
+
+
 def option(text: str) -> Any:
     """An option of which the name and the default are the parameter's."""
     return typer.Option(help=text)
+
+
+def check_page(path: Path) -> None:
+    """Refuse, before the work begins, a page that could not be written. Raises a usage error or FencepostError."""
+    from fencepost.pages.charts import is_installed
+
+    if not path.parent.is_dir():
+        raise typer.BadParameter(f"--html {path}: there is no folder {path.parent}")
+    if not is_installed():
+        raise FencepostError("vl_convert is not installed: pip install 'fencepost[report]'")
 
 
 @contextmanager

@@ -215,6 +215,18 @@ class LogAudit:
         """The tables as pandas DataFrames, by name."""
         return {name: self.table(name).to_pandas() for name in _TABLES}
 
+    def to_html(self) -> str:
+        """A page with charts, as one file that loads nothing. Raises FencepostError without `fencepost[report]`."""
+        from fencepost.pages.kafka import log_page
+
+        return log_page(self).to_html()
+
+    def _repr_html_(self) -> str | None:
+        from fencepost.pages.charts import is_installed
+        from fencepost.pages.kafka import log_page
+
+        return log_page(self).frame() if is_installed() else None
+
     def total(self) -> dict[str, int]:
         """Sums over all partitions: partitions, with_findings, segments, batches, records, bytes."""
         sums = {name: sum(getattr(it, name) for it in self.partitions) for name in _SUMMED}

@@ -13,10 +13,11 @@ from fencepost.lake.report import RunReport
 from fencepost.state.engine import Engine, LocalEngine
 
 if TYPE_CHECKING:
+    from fencepost.lake.advising import advise
     from fencepost.lake.auditing import audit
     from fencepost.lake.reading import dataset, shown_files
 
-__all__ = ["DedupJob", "Engine", "KafkaLog", "LocalEngine", "RunReport", "audit", "dataset", "shown_files"]
+__all__ = ["DedupJob", "Engine", "KafkaLog", "LocalEngine", "RunReport", "advise", "audit", "dataset", "shown_files"]
 
 
 def __getattr__(name: str) -> Any:
@@ -25,6 +26,10 @@ def __getattr__(name: str) -> Any:
         from fencepost.lake.auditing import audit
 
         return audit
+    if name == "advise":
+        from fencepost.lake.advising import advise
+
+        return advise
     if name in ("dataset", "shown_files"):
         from fencepost.lake import reading
 

@@ -8,6 +8,7 @@ the order that costs least (`order.py`). So verdicts are those of judging all ro
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -32,6 +33,7 @@ from fencepost.lake.order import calm_order
 from fencepost.lake.scan import FILE, LENGTH, ROW, check_names
 from fencepost.lake.sources import Folder, Stored, open_place
 from fencepost.lake.storage import Storage, open_storage, unchanged
+from fencepost.lake.tabular import is_tabular, open_rows
 from fencepost.policy import Columns, Policy, resolve, resolve_columns
 from fencepost.state.engine import LocalEngine, check_stopped
 from fencepost.state.iceberg_tables import is_iceberg
@@ -63,7 +65,8 @@ def audit(
     """What the rows of a Parquet folder, of one file or of a table say about their producers. Nothing is written.
 
     `source`: also a prefix of an object store, or one object (`s3://`, `gs://`, `az://`), a Delta table in a folder or
-    prefix, or an Iceberg table (`iceberg://<catalog>/<namespace>.<table>`). `source_options`: as in `DedupJob`.
+    prefix, or an Iceberg table (`iceberg://<catalog>/<namespace>.<table>`); one file of CSV, JSON lines or Arrow IPC by
+    its name, and "-", standard input, which are read as a stream. `source_options`: as in `DedupJob`.
 
     `policy`, `columns`: as in `DedupJob`; rows are judged in the order of file names, then rows, also under policies
     that depend on order; of a table, in the order in which its files were added. Suspected resets are looked for where
@@ -77,6 +80,16 @@ def audit(
     Raises SourceError where the source cannot be listed; BatchError (column, row, file) or SourceError where no file
     can be read; PolicyError for arguments that make no sense.
     """
+    if is_tabular(source):
+        report = fencepost.audit(
+            open_rows(source),
+            policy,
+            columns,
+            producers_max=producers_max,
+            reset_rows_min=reset_rows_min,
+            compare_content=compare_content,
+        )
+        return dataclasses.replace(report, source=os.fspath(source))
     check_reset_rows_min(reset_rows_min)
     policy = resolve(policy)
     columns = resolve_columns(policy, columns)
@@ -84,8 +97,7 @@ def audit(
     policy = policy.replace(columns=columns)
     engine = LocalEngine(threads)
     show = progress or (lambda step, done, total: None)
-    place = absolute(source)
-    opened, files = _list(place, source_options)
+    opened, files, place = list_source(source, source_options)
     keep = ("timestamp",) if columns.timestamp is not None else ()
     read = columns.read(keep) if opened.has_folder_columns else ()
     constants = constants_of(files, read, files.types)
@@ -126,7 +138,7 @@ def audit(
         auditor.merge(shard.auditor)
     if problems and len(problems) == len(files) and not auditor.rows:
         raise problems[0][1]
-    return auditor.report(
+    report = auditor.report(
         *(shard.table for shard in shards),
         order=ORDER if isinstance(opened, Folder) else ORDER_OF_TABLE,
         producers_max=producers_max,
@@ -138,6 +150,28 @@ def audit(
         ignored=files.ignored,
         **facts,
     )
+    return _with_files(report, files, np.array(starts, np.int64))
+
+
+def _with_files(report: AuditReport, files: Files, borders: npt.NDArray[np.int64]) -> AuditReport:
+    """The report, with files where it names rows. `borders`: the first row of each file."""
+
+    def placed(rows: pa.ChunkedArray) -> tuple[pa.Array, pa.Array]:
+        """(the file of each row, the row within the file)."""
+        known = rows.cast(pa.int64()).fill_null(-1).to_numpy()
+        at = np.searchsorted(borders, known, side="right") - 1
+        names = [files.paths[it] if it >= 0 else None for it in at.tolist()]
+        return pa.array(names, pa.string()), pa.array(known - borders[at] if len(borders) else known, mask=at < 0)
+
+    examples = report.examples
+    for name in ("row", "kept_row"):
+        file, row = placed(examples[name])
+        where = examples.column_names.index(name)
+        examples = examples.set_column(where, name, row).add_column(where, name.replace("row", "file"), file)
+    timeline = report.timeline
+    if report.timeline_unit == "rows":
+        timeline = timeline.append_column("file", placed(timeline["first"])[0])
+    return dataclasses.replace(report, examples=examples, timeline=timeline)
 
 
 def _compared(
@@ -163,20 +197,21 @@ def _compared(
     return {"content_compared": sum(map(len, pairs)), "conflicts": content.samples(shown)}
 
 
-def _list(place: str, options: Mapping[str, Any] | None) -> tuple[Stored, Files]:
-    """The files of a source in the order in which they are judged, or the one file that was named."""
+def list_source(source: str | os.PathLike[str], options: Mapping[str, Any] | None) -> tuple[Stored, Files, str]:
+    """(the source, its files in the order in which they are judged or the one that was named, its absolute path)."""
+    place = absolute(source)
     is_object = place.endswith(".parquet") and not is_local(place) and not is_iceberg(place)
     if is_object or os.path.isfile(place):
         folder, _, name = place.rpartition("/")
         storage = open_storage(folder or "/", options)
         one = Files(folder or "/")
         one.append(name, storage.look(place))
-        return Folder(folder or "/", storage, is_own=True), one
-    source = open_place(place, options)
-    files = source.files()
+        return Folder(folder or "/", storage, is_own=True), one, place
+    opened = open_place(place, options)
+    files = opened.files()
     if any(files.vectors):
         raise SourceError(f"{place}: has files with deletion vectors, which an audit does not read yet", path=place)
-    return source, files
+    return opened, files, place
 
 
 @dataclass(frozen=True)

@@ -147,6 +147,18 @@ class RunReport:
         tables = {name: value.to_pylist() for name, value in fields.items() if isinstance(value, pa.Table)}
         return json.dumps({**fields, **tables}, default=str)
 
+    def to_html(self) -> str:
+        """A page with charts, as one file that loads nothing. Raises FencepostError without `fencepost[report]`."""
+        from fencepost.pages.run import run_page
+
+        return run_page(self).to_html()
+
+    def _repr_html_(self) -> str | None:
+        from fencepost.pages.charts import is_installed
+        from fencepost.pages.run import run_page
+
+        return run_page(self).frame() if is_installed() else None
+
     def to_pandas(self) -> Any:
         """One row for the run, the figures in columns: for a DataFrame of many runs."""
         import pandas as pd  # type: ignore[import-untyped]

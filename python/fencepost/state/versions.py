@@ -304,6 +304,27 @@ class State:
                 return self.folded()  # later ones are folded meanwhile
         return self._folded if floor else None
 
+    def history(self, last: int = 20) -> list[dict[str, Any]]:
+        """What each of the newest versions did, the oldest first; those that are folded are left out."""
+        from fencepost.state.history import explained
+
+        return explained(self, last)
+
+    def to_html(self, last: int = 100) -> str:
+        """A page on the newest versions, as one file that loads nothing. Raises FencepostError without
+        `fencepost[report]`."""
+        from fencepost.state import history
+
+        return history.page(history.about(self), history.explained(self, last)).to_html()
+
+    def _repr_html_(self) -> str | None:
+        from fencepost.pages.charts import is_installed
+        from fencepost.state import history
+
+        if not is_installed() or self.settings() is None:
+            return None
+        return history.page(history.about(self), history.explained(self, 100)).frame()
+
     def tables(self, version: int | None = None) -> Iterator[tuple[int, StateTable]]:
         """(shard, table) of the newest version that is applied, or of another one, shard by shard."""
         decision = self.latest() if version is None else self.version(version)

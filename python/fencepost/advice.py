@@ -1,0 +1,499 @@
+"""Recommends a policy, columns and retention from rows, with the evidence.
+
+The rows are judged by each policy, and their order is measured: how far rows come behind the newest of their key, in
+sequence numbers and in time, and how old repeats are.
+
+Requires pyarrow and numpy (`fencepost[lake]`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from fencepost._native import StateTable
+from fencepost.auditor import CALL_ROWS, audit_rows, identity, pieces
+from fencepost.content import mixed
+from fencepost.errors import PolicyError
+from fencepost.findings import ADVICE_ROWS, AuditReport
+from fencepost.pages.commands import SINK, STATE, command, options
+from fencepost.pages.tables import plural, share
+from fencepost.policy import COLUMN_PRESETS, Columns, Policy
+from fencepost.verdict import Verdict
+
+GAPS_ARE_NORMAL = 0.5
+"""The share of skipped sequence numbers from which gaps are taken for normal."""
+SPARE = 4
+"""Bounds are recommended this many times as large as what was seen."""
+INT31 = 1 << 31
+
+PRODUCERS = ("pid", "producer_id", "producer", "device_id", "device", "client_id", "sensor_id", "sensor", "source_id")
+EPOCHS = (
+    "epoch",
+    "producer_epoch",
+    "incarnation",
+    "generation",
+    "boot_id",
+    "boot_time",
+    "boot",
+    "session_id",
+    "session",
+)
+PARTITIONS = ("partition", "shard", "stream", "channel")
+SEQUENCES = (
+    "seq",
+    "sequence",
+    "sequence_number",
+    "seq_no",
+    "seqno",
+    "seqnum",
+    "counter",
+    "publishing_id",
+    "message_id",
+)
+TIMESTAMPS = ("timestamp", "event_time", "event_timestamp", "ts", "time", "created_at")
+
+Numbers = npt.NDArray[np.int64]
+Named: TypeAlias = Columns | str | Mapping[str, Any] | None
+"""Columns, the name of a preset, or some of the roles; what is not named is found by the names of columns."""
+
+
+@dataclass(frozen=True)
+class Fact:
+    """One thing that the data shows."""
+
+    question: str
+    answer: str
+    evidence: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Advice:
+    """What the rows look like, and what follows. `str(advice)` is for people."""
+
+    source: str | None
+    rows: int
+    """Rows that were read."""
+    is_all: bool
+    """Whether these are all rows of the source."""
+    facts: tuple[Fact, ...]
+    policy: Policy
+    """The recommended policy, with its columns."""
+    max_idle_ms: int | None
+    """For how long to remember idle producers; None where no timestamps were read."""
+    reasons: tuple[str, ...]
+    policies: Any
+    """What each policy does with the rows: policy, kept, its rows by verdict, missing, stale; a `pyarrow.Table`."""
+
+    @property
+    def command(self) -> str:
+        """The job that follows."""
+        words = [*options(self.policy, self.policy.columns)]
+        if self.max_idle_ms is not None:
+            words += ["--max-idle", duration(self.max_idle_ms)]
+        return command("dedup", self.source or "SOURCE", STATE, SINK, *words)
+
+    def to_html(self) -> str:
+        """A page with charts, as one file that loads nothing. Raises FencepostError without `fencepost[report]`."""
+        from fencepost.pages.advice import advice_page
+
+        return advice_page(self).to_html()
+
+    def _repr_html_(self) -> str | None:
+        from fencepost.pages.advice import advice_page
+        from fencepost.pages.charts import is_installed
+
+        return advice_page(self).frame() if is_installed() else None
+
+    def to_json(self) -> str:
+        """Everything, the table as a list of objects."""
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        fields |= {
+            "facts": [dataclasses.asdict(it) for it in self.facts],
+            "policy": self.policy.name or self.policy.rules,
+        }
+        fields |= {"columns": dataclasses.asdict(self.policy.columns), "policies": self.policies.to_pylist()}
+        return json.dumps(fields | {"command": self.command})
+
+    def __str__(self) -> str:
+        part = "all" if self.is_all else "the first"
+        lines = [f"advice for {self.source or 'rows'}, from {part} {plural(self.rows, 'row')}", ""]
+        width = max(len(it.question) for it in self.facts)
+        for fact in self.facts:
+            lines += [f"  {fact.question:<{width}}  {fact.answer}", f"  {'':<{width}}    {fact.evidence}"]
+        lines += ["", "what each policy does with these rows", *_grid(self.policies), "", "recommended"]
+        lines += [f"  {it}" for it in self.reasons]
+        return "\n".join([*lines, "", f"  {self.command}"])
+
+
+def advise(rows: Any, columns: Named = None, *, rows_max: int | None = ADVICE_ROWS) -> Advice:
+    """See `fencepost.advise`."""
+    stream = pieces(rows, (), CALL_ROWS, is_whole=True)
+    first = next(stream)
+    found = resolve_named(columns, first)
+    tables, count, is_all = [], 0, True
+    for piece in _chained(first, stream):
+        if rows_max is not None and count + len(piece) > rows_max:
+            piece, is_all = piece.slice(0, rows_max - count), False
+        keep = ("timestamp",) if found.timestamp is not None else ()
+        tables.append(_narrow(piece, found, keep))
+        count += len(piece)
+        if not is_all:
+            break
+    return advise_table(pa.concat_tables(tables, promote_options="permissive"), found, is_all=is_all)
+
+
+def advise_table(
+    rows: pa.Table, columns: Columns, *, is_all: bool, source: str | None = None, untracked: int = 0
+) -> Advice:
+    """Advice from rows in memory. `untracked`: how many without a producer were read and are not among them."""
+    rules = base_policy(columns)
+    tracked = _tracked(rows, rules)
+    untracked += len(rows) - len(tracked)
+    rows = tracked
+    order = _Order(rows, rules)
+    if order.highest >= INT31:
+        rules = rules.replace(wrap=None)
+    found = {name: _audit(rows, policy) for name, policy in _candidates(rules).items()}
+    report = next(iter(found.values()))
+    best = _Best(rules, order, report)
+    return Advice(
+        source=source,
+        rows=len(rows) + untracked,
+        is_all=is_all,
+        facts=(*_facts(rows, order, report, best), _untracked(untracked)),
+        policy=best.policy,
+        max_idle_ms=best.max_idle_ms,
+        reasons=tuple(best.reasons),
+        policies=_compared(found, untracked),
+    )
+
+
+def resolve_named(columns: Named, rows: pa.Table) -> Columns:
+    """The columns that hold the identity. `rows`: the first ones. Raises PolicyError."""
+    if isinstance(columns, Columns):
+        return columns
+    if isinstance(columns, str):
+        return Columns.preset(columns)
+    named = dict(columns or {})
+    return dataclasses.replace(_by_names(rows, named), **named)
+
+
+def _by_names(rows: pa.Table, named: Mapping[str, Any]) -> Columns:
+    """The columns that hold the identity, by their names, types and first values. `named`: what is known already.
+
+    Raises PolicyError where no column looks like a producer, or like a sequence number.
+    """
+    schema, names = rows.schema, set(rows.column_names)
+    if named.get("pid") is not None and named.get("seq") is not None:
+        epoch = _first(schema, EPOCHS)
+        epoch = epoch if epoch is not None and _is_epoch(rows[epoch]) else None
+        return Columns(epoch=epoch, partition=_partition(schema), timestamp=_timestamp(schema))
+    for preset in ("kafka-producer", "kafka-connect", "hudi"):
+        if set(COLUMN_PRESETS[preset].names) <= names:
+            return dataclasses.replace(COLUMN_PRESETS[preset], timestamp=_timestamp(schema))
+    pid = named.get("pid") or _first(schema, PRODUCERS)
+    seq = named.get("seq") or _first(schema, SEQUENCES, pa.types.is_integer)
+    if pid is None or seq is None:
+        if set(COLUMN_PRESETS["kafka"].names) <= names:
+            return dataclasses.replace(COLUMN_PRESETS["kafka"], timestamp=_timestamp(schema))
+        what = "a producer" if pid is None else "a sequence number"
+        role = "pid" if pid is None else "seq"
+        raise PolicyError(f"no column looks like {what}; name it as `{role}`. There are {', '.join(schema.names)}")
+    epoch = _first(schema, EPOCHS)
+    if epoch is not None and not _is_epoch(rows[epoch]):
+        parts = pid if isinstance(pid, tuple) else (pid,)
+        return Columns(
+            pid=(*parts, epoch), epoch=None, partition=_partition(schema), seq=seq, timestamp=_timestamp(schema)
+        )
+    return Columns(pid=pid, epoch=epoch, partition=_partition(schema), seq=seq, timestamp=_timestamp(schema))
+
+
+def base_policy(columns: Columns) -> Policy:
+    """The policy to begin with: `any_order`, or `kafka_offsets` where rows are identified by their offsets."""
+    if any(columns.names == COLUMN_PRESETS[it].names for it in ("kafka", "kafka-connect", "hudi")):
+        return Policy.kafka_offsets().replace(columns=columns)
+    if columns.epoch is None:
+        return Policy.any_order().replace(epochs="ignore", columns=columns)
+    return Policy.any_order().replace(columns=columns)
+
+
+def duration(ms: int) -> str:
+    """A duration as options of the command line take it."""
+    for size, letter in ((86_400_000, "d"), (3_600_000, "h"), (60_000, "m")):
+        if ms % size == 0:
+            return f"{ms // size}{letter}"
+    return f"{-(-ms // 1000)}s"
+
+
+def _first(schema: pa.Schema, wanted: Sequence[str], is_right: Any = lambda kind: True) -> str | None:
+    known = {name.lower(): name for name in reversed(schema.names)}
+    return next((known[it] for it in wanted if it in known and is_right(schema.field(known[it]).type)), None)
+
+
+def _partition(schema: pa.Schema) -> str | None:
+    return _first(schema, PARTITIONS, lambda kind: pa.types.is_integer(kind) or pa.types.is_string(kind))
+
+
+def _timestamp(schema: pa.Schema) -> str | None:
+    return _first(schema, TIMESTAMPS, lambda kind: pa.types.is_timestamp(kind) or kind == pa.int64())
+
+
+def _is_epoch(column: pa.ChunkedArray) -> bool:
+    """Whether a column can be an epoch: numbers of 16 bits. Texts, UUIDs and times of a boot are none."""
+    if not pa.types.is_integer(column.type):
+        return False
+    bounds = pc.min_max(column.cast(pa.int64())).as_py()
+    return bounds["min"] is None or (bounds["min"] >= -1 and bounds["max"] < 1 << 15)
+
+
+def _chained(first: pa.Table, rest: Any) -> Any:
+    yield first
+    yield from rest
+
+
+def _narrow(rows: pa.Table, columns: Columns, keep: tuple[str, ...]) -> pa.Table:
+    return rows.select(list(dict.fromkeys(columns.read(keep))))
+
+
+def _candidates(rules: Policy) -> dict[str, Policy]:
+    """The policies that are compared, by name; the one to begin with first."""
+    found = {rules.name or "any_order": rules}
+    if rules.columns.epoch is not None:
+        found["any_order, epochs=fence"] = rules.replace(epochs="fence")
+    for name in ("in_order", "kafka", "strict", "watermark"):
+        preset: Policy = getattr(Policy, name)()
+        has_epochs = preset.epochs != "ignore" and rules.columns.epoch is not None
+        columns = rules.columns if has_epochs else dataclasses.replace(rules.columns, epoch=None)
+        epochs = preset.epochs if has_epochs else "ignore"
+        found[name] = preset.replace(epochs=epochs, wrap=rules.wrap, columns=columns)
+    return found
+
+
+def _audit(rows: pa.Table, policy: Policy) -> AuditReport:
+    columns = policy.columns
+    keep = ("timestamp",) if columns.timestamp is not None else ()
+    return audit_rows(rows, columns, StateTable(policy, keep=keep), 10, CALL_ROWS, 1)
+
+
+def _tracked(rows: pa.Table, rules: Policy) -> pa.Table:
+    """The rows that have a producer."""
+    codes = pa.array(StateTable(rules.replace(wrap=None)).apply(rows).verdict)
+    return rows.filter(pc.not_equal(codes, pa.scalar(Verdict.UNTRACKED.value, codes.type)))
+
+
+class _Order:
+    """In which order rows come, key by key (and epoch by epoch)."""
+
+    def __init__(self, rows: pa.Table, policy: Policy) -> None:
+        columns = policy.columns
+        keep = ("timestamp",) if columns.timestamp is not None else ()
+        plain = identity(rows, columns, keep)
+        hashes = _hashes(plain.drop_columns([name for name in ("seq", "timestamp") if name in plain.column_names]))
+        order = np.argsort(hashes, kind="stable")
+        self.groups = hashes[order]
+        self.is_start = np.append(True, self.groups[1:] != self.groups[:-1]) if len(order) else np.empty(0, bool)
+        ordered = plain["seq"].to_numpy()[order]
+        self.keys = int(self.is_start.sum())
+        self.behind = self._behind(ordered)
+        """How far each row is below the highest before it of its key; 0 for rows that are above it."""
+        is_first = self._is_first(ordered)
+        self.repeats = int((~is_first).sum())
+        self.late = self.behind[is_first & (self.behind > 0)]
+        steps = np.append(0, np.diff(ordered))
+        inner = ~self.is_start
+        self.contiguous = float((steps[inner] == 1).mean()) if inner.any() else 1.0
+        self.lowest = ordered[self.is_start] if len(ordered) else np.empty(0, np.int64)
+        self.highest = int(ordered.max()) if len(ordered) else 0
+        self.age_of_repeats: int | None = None
+        self.age_of_late: int | None = None
+        if keep:
+            times = plain["timestamp"].to_numpy()
+            ages = (np.maximum.accumulate(times) - times)[order] if len(times) else times
+            self.age_of_repeats = int(ages[~is_first].max(initial=0))
+            self.age_of_late = int(ages[is_first & (self.behind > 0)].max(initial=0))
+
+    def _behind(self, seq: Numbers) -> Numbers:
+        """Running maxima within each key: ranks, raised by key so that none reaches into the next."""
+        ranked, ranks = np.unique(seq, return_inverse=True)
+        raised = np.maximum.accumulate(ranks.reshape(-1) + (np.cumsum(self.is_start) - 1) * max(len(ranked), 1))
+        highest = ranked[raised % max(len(ranked), 1)] if len(ranked) else seq
+        before = np.append(0, highest[:-1])
+        return np.where(self.is_start, 0, np.maximum(before - seq, 0))
+
+    def _is_first(self, seq: Numbers) -> npt.NDArray[np.bool_]:
+        """Whether a row is the first of its identity."""
+        order = np.lexsort((np.arange(len(seq)), seq, self.groups))
+        is_first = np.zeros(len(seq), bool)
+        groups, ordered = self.groups[order], seq[order]
+        is_first[order] = np.append(True, (groups[1:] != groups[:-1]) | (ordered[1:] != ordered[:-1]))[: len(seq)]
+        return is_first
+
+
+def _hashes(keys: pa.Table) -> npt.NDArray[np.uint64]:
+    """A number for each row, the same for equal keys."""
+    hashes = np.zeros(len(keys), np.uint64)
+    for column in keys.columns:
+        is_number = pa.types.is_integer(column.type)
+        codes = column if is_number else column.combine_chunks().dictionary_encode().indices
+        hashes = mixed(hashes, pc.fill_null(codes, -1).to_numpy().astype(np.int64))
+    return hashes
+
+
+class _Best:
+    """The recommendation, a reason for each part of it."""
+
+    def __init__(self, rules: Policy, order: _Order, report: AuditReport) -> None:
+        self.policy = rules
+        name = rules.name or "any_order"
+        self.reasons = [f"{name}: it keeps each row once, in whatever order rows come, and refuses none."]
+        self.max_idle_ms: int | None = None
+        numbered = report.missing_rows + report.counts.get("ACCEPTED", 0)
+        self.missing_share = report.missing_rows / numbered if numbered else 0.0
+        self.gaps_are_normal = self.missing_share >= GAPS_ARE_NORMAL
+        if rules.columns.epoch is None:
+            self.reasons.append("epochs=ignore: no column is an epoch.")
+        elif report.stale_epoch:
+            rows = plural(report.stale_epoch, "row")
+            self.reasons.append(f"Consider --set epochs=fence: {rows} of replaced epochs would be refused then.")
+        if order.highest >= INT31:
+            self.reasons.append(f"wrap=none: the highest sequence number is {order.highest:,}, above 2^31.")
+        if self.gaps_are_normal:
+            reach = _round_up(SPARE * int(order.behind.max(initial=0)), 1_000)
+            self._set("gaps", "normal", f"gaps=normal: {share(self.missing_share)} of the numbers are skipped.")
+            reason = f"reach={reach}: {SPARE} times the farthest row behind, so that memory is bounded."
+            self._set("reach", reach, reason)
+        ages = [it for it in (order.age_of_repeats, order.age_of_late) if it is not None]
+        if ages:
+            self.max_idle_ms = max(SPARE * max(ages), 86_400_000)
+            self.max_idle_ms = -(-self.max_idle_ms // 86_400_000) * 86_400_000
+            reason = f"the oldest repeat or late row is {_time(max(ages))} behind the newest row."
+            self.reasons.append(f"--max-idle {duration(self.max_idle_ms)}: {reason}")
+        else:
+            self.reasons.append("No retention: without a timestamp column, idle producers cannot be forgotten by age.")
+
+    def _set(self, field: str, value: Any, reason: str) -> None:
+        self.policy = self.policy.replace(**{field: value})
+        self.reasons.append(reason)
+
+
+def _facts(rows: pa.Table, order: _Order, report: AuditReport, best: _Best) -> list[Fact]:
+    columns = report.rules.columns
+    kinds = {
+        name: "numbers" if pa.types.is_integer(rows.schema.field(name).type) else "texts" for name in columns.names
+    }
+    texts = [name for name in columns.parts("pid") if not pa.types.is_integer(rows.schema.field(name).type)]
+    found = [
+        Fact(
+            "Which columns hold the identity?",
+            ", ".join(columns.names) + (f"; time in {columns.timestamp}" if columns.timestamp else "; no time"),
+            ", ".join(f"{name}: {kind}" for name, kind in kinds.items()),
+        ),
+        Fact(
+            "What are the producers' ids?",
+            "texts" if texts else "numbers",
+            f"{plural(report.producers, 'producer')}, {plural(order.keys, 'sequence')} of numbers",
+        ),
+        Fact(
+            "Are sequences contiguous?",
+            "yes" if order.contiguous > 0.99 else "mostly" if order.contiguous > 0.8 else "no",
+            f"{share(order.contiguous)} of the rows follow the row before them of their key",
+        ),
+        _late(order),
+        Fact(
+            "Do rows come twice?",
+            "yes" if order.repeats else "no",
+            f"{plural(order.repeats, 'repeat')}, {share(order.repeats / len(rows) if len(rows) else 0.0)} of the rows",
+        ),
+        Fact(
+            "Are gaps normal?",
+            "yes" if best.gaps_are_normal else "no",
+            f"{plural(report.missing_rows, 'number')} skipped, {share(best.missing_share)} of all numbers",
+        ),
+        _epochs(report),
+        _beginnings(order),
+    ]
+    if report.suspected_resets is not None:
+        count = len(report.suspected_resets)
+        evidence = f"{plural(count, 'key')} with repeats that carry another timestamp than the row they repeat"
+        found.append(Fact("Do counters restart?", "probably" if count else "no", evidence))
+    return found
+
+
+def _late(order: _Order) -> Fact:
+    question = "Do rows come out of order?"
+    if not len(order.late):
+        return Fact(question, "no", "each new row is above all rows before it of its key")
+    rows, farthest = plural(len(order.late), "new row"), plural(int(order.late.max()), "number")
+    return Fact(question, "yes", f"{rows} behind a later one, the farthest by {farthest}")
+
+
+def _beginnings(order: _Order) -> Fact:
+    part = float((order.lowest == 0).mean()) if order.keys else 0.0
+    evidence = f"{share(part)} of the keys begin with 0; the highest number is {order.highest:,}"
+    return Fact("Where do sequences begin?", "at 0" if part > 0.9 else "anywhere", evidence)
+
+
+def _epochs(report: AuditReport) -> Fact:
+    if report.rules.columns.epoch is None:
+        return Fact(
+            "Are there epochs?",
+            "no",
+            "no column is an epoch; one that is a text or a time can be part of the producer's id",
+        )
+    changed = len(report.resets)
+    evidence = f"{plural(changed, 'key')} changed the epoch, {plural(report.stale_epoch, 'row')} came of a replaced one"
+    return Fact("Are there epochs?", "yes" if changed else "one for each key", evidence)
+
+
+def _untracked(count: int) -> Fact:
+    question = "Do all rows have a producer?"
+    return Fact(question, "no" if count else "yes", f"{plural(count, 'row')} without one; each of them is kept")
+
+
+def _compared(reports: dict[str, AuditReport], untracked: int) -> pa.Table:
+    verdicts = ["ACCEPTED", "DUPLICATE", "OUT_OF_ORDER", "FENCED"]
+    used = [it for it in verdicts if any(report.counts.get(it) for report in reports.values())]
+    columns: dict[str, Any] = {"policy": list(reports)}
+    columns |= {it: [report.counts.get(it, 0) for report in reports.values()] for it in used}
+    if untracked:
+        columns["UNTRACKED"] = [untracked] * len(reports)
+    columns["missing"] = [report.missing_rows for report in reports.values()]
+    columns["stale"] = [report.stale_epoch for report in reports.values()]
+    return pa.table(columns)
+
+
+def _round_up(value: int, least: int) -> int:
+    """To one significant digit."""
+    size: int = 10 ** (len(str(max(value, 1))) - 1)
+    return max(-(-value // size) * size, least)
+
+
+def _time(ms: int) -> str:
+    for size, name in ((86_400_000, "day"), (3_600_000, "hour"), (60_000, "minute"), (1_000, "second")):
+        if ms >= size:
+            return f"{ms / size:.1f} {name}s"
+    return f"{ms} ms"
+
+
+def _grid(table: pa.Table) -> list[str]:
+    lines = [
+        table.column_names,
+        *([it if isinstance(it, str) else f"{it:,}" for it in row.values()] for row in table.to_pylist()),
+    ]
+    widths = [max(len(line[at]) for line in lines) for at in range(len(table.column_names))]
+    return [
+        "  "
+        + "  ".join(
+            it.rjust(width) if at else it.ljust(width) for at, (it, width) in enumerate(zip(line, widths, strict=True))
+        )
+        for line in lines
+    ]

@@ -1,0 +1,58 @@
+"""`fencepost advise`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from fencepost.cli import identity
+from fencepost.cli.audit import SOURCE_HELP
+from fencepost.cli.identity import named_columns
+from fencepost.cli.terminal import Html, check_page, quit_at_once
+from fencepost.errors import PolicyError
+from fencepost.findings import ADVICE_ROWS
+
+
+def advise_command(
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help=SOURCE_HELP)],
+    columns: identity.ColumnsName = None,
+    pid: identity.Pid = None,
+    partition: identity.Partition = None,
+    no_partition: identity.NoPartition = False,
+    epoch: identity.Epoch = None,
+    seq: identity.Seq = None,
+    timestamp: identity.Timestamp = None,
+    rows: Annotated[
+        str, typer.Option(metavar="NUMBER", help="Rows to read, from the beginning; all for all of them.")
+    ] = str(ADVICE_ROWS),
+    source_option: identity.SourceOption = None,
+    html: Html = None,
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+) -> None:
+    """Recommend a policy, columns and retention for SOURCE, and show what each policy does with its rows.
+
+    The columns of the identity are found by their names unless options name them.
+    """
+    if rows != "all" and not (rows.isdecimal() and int(rows)):
+        raise typer.BadParameter(f"--rows {rows}: a number of rows above 0, or all, was expected")
+    given = named_columns(locals())
+    if html is not None:
+        check_page(html)
+    with quit_at_once():
+        from fencepost.lake import advise
+
+    try:
+        advice = advise(
+            source,
+            given,
+            rows_max=None if rows == "all" else int(rows),
+            source_options=identity.pairs("--source-option", source_option),
+        )
+    except PolicyError as problem:
+        raise typer.BadParameter(str(problem)) from None
+    if html is not None:
+        from fencepost.pages.advice import advice_page
+
+        advice_page(advice).save(html)
+    print(advice.to_json() if as_json else advice)

@@ -1,0 +1,61 @@
+"""Tables that commands write to files, by the ending of the name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import typer
+
+
+def check_table_file(option: str, out: Path) -> None:
+    """Raises a usage error for a name of another ending, or in a folder that does not exist."""
+    if out.suffix not in _WRITERS:
+        raise typer.BadParameter(f"{option}{out}: a name that ends in {', '.join(_WRITERS)} was expected")
+    if not out.parent.is_dir():
+        raise typer.BadParameter(f"{option}{out}: there is no folder {out.parent}")
+
+
+def write_table(rows: Any, out: Path) -> None:
+    """Write a `pyarrow.Table`."""
+    _WRITERS[out.suffix](rows, out)
+
+
+def json_lines(rows: Any) -> Iterator[str]:
+    for batch in rows.to_batches(max_chunksize=65_536):
+        yield from (
+            json.dumps(row, default=lambda it: it.hex() if isinstance(it, bytes) else str(it)) + "\n"
+            for row in batch.to_pylist()
+        )
+
+
+def _write_parquet(rows: Any, out: Path) -> None:
+    import pyarrow.parquet as pq
+
+    pq.write_table(rows, out)
+
+
+def _write_arrow(rows: Any, out: Path) -> None:
+    import pyarrow as pa
+
+    with pa.ipc.new_file(out, rows.schema) as file:
+        file.write_table(rows)
+
+
+def _write_csv(rows: Any, out: Path) -> None:
+    import pyarrow.csv
+
+    if "holes" in rows.column_names:  # a list in a cell is no CSV
+        holes = [json.dumps(it) for it in rows["holes"].to_pylist()]
+        rows = rows.set_column(rows.column_names.index("holes"), "holes", [holes])
+    pyarrow.csv.write_csv(rows, out)
+
+
+def _write_json_lines(rows: Any, out: Path) -> None:
+    with open(out, "w") as file:
+        file.writelines(json_lines(rows))
+
+
+_WRITERS = {".parquet": _write_parquet, ".arrow": _write_arrow, ".csv": _write_csv, ".jsonl": _write_json_lines}

@@ -1,0 +1,92 @@
+"""Rows with the verdict of each and the reason for it.
+
+Requires pyarrow and numpy (`fencepost[lake]`).
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from fencepost._native import StateTable
+from fencepost.auditor import CALL_ROWS, identity, pieces
+from fencepost.errors import BatchError
+from fencepost.policy import Columns
+from fencepost.verdict import Verdict
+
+ADDED = ("verdict", "kept_row", "reason")
+_REASONS = {
+    Verdict.ACCEPTED: "new",
+    Verdict.DUPLICATE: "repeats a row that was accepted before",
+    Verdict.OUT_OF_ORDER: "neither new nor known to be a repeat under this policy",
+    Verdict.FENCED: "of an epoch that a higher one has replaced",
+    Verdict.UNTRACKED: "has no producer",
+    Verdict.FORGOTTEN: "older than what is still remembered",
+}
+
+
+def explain_rows(rows: Any, columns: Columns, table: StateTable) -> Any:
+    """See `fencepost.explain`. `table` is advanced."""
+    if hasattr(rows, "read_all"):
+        rows = rows.read_all()
+    whole = pa.concat_tables(pieces(rows, columns.read(table.keep), CALL_ROWS))
+    codes = np.asarray(pa.array(table.apply(whole, columns).verdict))
+    kept = _kept_rows(identity(whole, columns), codes)
+    found = {
+        "verdict": _texts({it: it.name for it in Verdict}, codes),
+        "kept_row": kept,
+        "reason": _reasons(codes, kept),
+    }
+    return _joined(rows, found)
+
+
+def _kept_rows(rows: pa.Table, codes: npt.NDArray[np.uint8]) -> pa.Array:
+    """For each repeat the row of this call that it repeats: the last one before it that was accepted."""
+    is_known = np.isin(codes, (Verdict.ACCEPTED, Verdict.DUPLICATE))
+    places = np.flatnonzero(is_known)
+    groups = np.zeros(len(places), np.int64)
+    for column in rows.filter(pa.array(is_known)).columns:
+        values = pc.fill_null(column.combine_chunks().dictionary_encode().indices, -1).to_numpy(zero_copy_only=False)
+        groups = np.unique(groups * (int(values.max(initial=0)) + 2) + values + 1, return_inverse=True)[1].reshape(-1)
+    order = np.argsort(groups, kind="stable")
+    is_accepted = codes[places][order] == Verdict.ACCEPTED
+    # The newest accepted row at or before each, within its group: a row of another group is none.
+    newest = np.maximum.accumulate(np.where(is_accepted, np.arange(len(order)), -1)) if len(order) else order
+    is_own = (newest >= 0) & (groups[order][newest] == groups[order])
+    found = np.full(len(codes), -1)
+    found[places[order]] = np.where(is_own, places[order][newest], -1)
+    return pa.array(found, mask=(found < 0) | (codes != Verdict.DUPLICATE))
+
+
+def _reasons(codes: npt.NDArray[np.uint8], kept: pa.Array) -> pa.Array:
+    known = pc.binary_join_element_wise("repeats row ", kept.cast(pa.string()), "")
+    return pc.if_else(kept.is_valid(), known, _texts(_REASONS, codes))
+
+
+def _texts(texts: dict[Verdict, str], codes: npt.NDArray[np.uint8]) -> pa.Array:
+    return pa.array([texts.get(it, "") for it in Verdict], pa.string()).take(pa.array(codes))
+
+
+def _joined(rows: Any, found: dict[str, pa.Array]) -> Any:
+    """The rows with these columns, as the kind that came in where that is a frame."""
+    kinds = ((package, getattr(sys.modules.get(package), "DataFrame", None)) for package in ("polars", "pandas"))
+    package = next((package for package, kind in kinds if kind is not None and isinstance(rows, kind)), None)
+    if package is None:
+        rows = rows if isinstance(rows, pa.Table) else pa.concat_tables(pieces(rows, (), CALL_ROWS, is_whole=True))
+    for name in found:
+        if name in (rows.column_names if package is None else rows.columns):
+            raise BatchError(f"column '{name}': the rows have it already; rename it", column=name)
+    if package == "polars":
+        import polars as pl
+
+        return rows.with_columns(pl.Series(name, values) for name, values in found.items())
+    if package == "pandas":
+        return rows.assign(**{name: values.to_pandas().array for name, values in found.items()})
+    for name, values in found.items():
+        rows = rows.append_column(name, values)
+    return rows

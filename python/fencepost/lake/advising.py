@@ -1,0 +1,110 @@
+"""Advice on files: their first rows are read, and no more of them than asked for."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow as pa  # type: ignore[import-untyped]
+
+import fencepost
+from fencepost._native import RunScan, parquet_footer
+from fencepost.advice import Advice, Named, advise_table, base_policy, resolve_named
+from fencepost.errors import SourceError
+from fencepost.findings import ADVICE_ROWS
+from fencepost.lake.auditing import list_source
+from fencepost.lake.files import Constants, constants_of
+from fencepost.lake.scan import FILE, LENGTH, ROW, check_names
+from fencepost.lake.tabular import is_tabular, open_rows
+from fencepost.policy import Columns
+from fencepost.state.hive import hive_values
+
+RUNS = 1 << 16
+"""Runs that are read at a time."""
+
+
+def advise(
+    source: str | os.PathLike[str],
+    columns: Named = None,
+    *,
+    rows_max: int | None = ADVICE_ROWS,
+    source_options: Mapping[str, Any] | None = None,
+) -> Advice:
+    """Recommend a policy, columns and retention for the rows of a Parquet folder, one file, or a table.
+
+    `source`, `source_options`: as in `fencepost.lake.audit`. `columns`: which hold the identity, found by their names
+    where they are not named. `rows_max`: rows that are read, in the order of an audit; None for all.
+
+    Raises SourceError where there is nothing to read; PolicyError where no column looks like a sequence number or a
+    producer; BatchError for values that are wrong.
+    """
+    if is_tabular(source):
+        advice = fencepost.advise(open_rows(source), columns, rows_max=rows_max)
+        return dataclasses.replace(advice, source=os.fspath(source))
+    opened, files, place = list_source(source, source_options)
+    if not files.paths:
+        raise SourceError(f"{place}: there is no file to read", path=place)
+    first = files.full_path(0)
+    head = _head(first, opened.storage.object(first, files.facts(0)))
+    if opened.has_folder_columns:
+        for name, value in constants_of(files, list(hive_values(files.folders()[0])), files.types)[0].items():
+            head = head.append_column(name, pa.array([value] * len(head)))
+    found = resolve_named(columns, head)
+    check_names(found.names)
+    keep = ("timestamp",) if found.timestamp is not None else ()
+    constants = constants_of(files, found.read(keep) if opened.has_folder_columns else (), files.types)
+    tables: list[pa.Table] = []
+    count, untracked, is_all = 0, 0, True
+    for at in range(len(files)):
+        path = files.full_path(at)
+        facts = opened.storage.object(path, files.facts(at))
+        scan = _scan(path, found, constants[at], facts)
+        for rows in _rows(scan, found):
+            room = len(rows) if rows_max is None else rows_max - count
+            tables.append(rows.slice(0, room))
+            count += len(tables[-1])
+            if room < len(rows):
+                is_all = False
+                break
+        untracked += scan.untracked
+        if not is_all:
+            break
+    joined = pa.concat_tables(tables, promote_options="permissive") if tables else head.slice(0, 0)
+    return advise_table(joined, found, is_all=is_all, source=place, untracked=untracked)
+
+
+def _head(path: str, facts: Any) -> pa.Table:
+    """Two rows with the lowest and the highest number of each column of the first row group; other values are null."""
+    schema = pa.schema(parquet_footer(path, object=facts).schema)
+    numbers = [field.name for field in schema if pa.types.is_integer(field.type)]
+    bounds = parquet_footer(path, numbers, object=facts).bounds
+    known = {name: found[0] for name, found in bounds.items() if found and found[0] is not None}
+    columns = [pa.array(known.get(field.name, (None, None)), field.type) for field in schema]
+    return pa.table(columns, schema=pa.schema([field.with_nullable(True) for field in schema]))
+
+
+def _scan(path: str, columns: Columns, constants: Constants, facts: Any) -> RunScan:
+    has_times = columns.timestamp is not None
+    rules = base_policy(columns).replace(wrap=None)
+    return RunScan(path, columns, 1, timestamp=has_times, constants=constants, policy=rules, object=facts)
+
+
+def _rows(scan: RunScan, columns: Columns) -> Iterator[pa.Table]:
+    """The identity columns of a file's rows that have a producer, and their timestamps."""
+    while (dealt := scan.next(RUNS)) is not None:
+        for _, batch in dealt:
+            yield _expanded(pa.record_batch(batch), columns)
+
+
+def _expanded(runs: pa.RecordBatch, columns: Columns) -> pa.Table:
+    """The rows that runs stand for."""
+    lengths = runs.column(LENGTH).to_numpy().astype(np.int64)
+    of_row = np.repeat(np.arange(len(runs)), lengths)
+    within = np.arange(len(of_row)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    names = [name for name in runs.schema.names if name not in (LENGTH, FILE, ROW)]
+    rows = pa.table([runs.column(name) for name in names], names=names).take(pa.array(of_row))
+    seq = rows[columns.seq].combine_chunks().cast(pa.int64()).to_numpy() + within
+    return rows.set_column(names.index(columns.seq), columns.seq, pa.array(seq))

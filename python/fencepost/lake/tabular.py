@@ -1,0 +1,121 @@
+"""Rows of files that are not Parquet, and of standard input: CSV, JSON lines and Arrow IPC, read as they come."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import PurePath
+from typing import Any
+
+import pyarrow as pa  # type: ignore[import-untyped]
+
+from fencepost.errors import SourceError
+from fencepost.state.stores import is_local
+
+STDIN = "-"
+COMPRESSIONS = {".gz", ".bz2", ".zst", ".lz4"}
+
+
+def is_tabular(source: str | os.PathLike[str]) -> bool:
+    """Whether a source is standard input ("-") or one local file of a kind that is read here, by its name."""
+    place = os.fspath(source)
+    return place == STDIN or (is_local(place) and _ending(place) in _READERS and not os.path.isdir(place))
+
+
+def open_rows(source: str | os.PathLike[str]) -> pa.RecordBatchReader:
+    """The rows as a stream. Types of CSV and JSON are inferred from the first block.
+
+    Raises SourceError (path) for what cannot be read.
+    """
+    place = os.fspath(source)
+    name = "standard input" if place == STDIN else place
+    with _told(name):
+        if place == STDIN:
+            file = io.BufferedReader(sys.stdin.buffer)  # type: ignore[type-var]
+            reader = _READERS[_sniffed(file.peek(8)[:8])](file)
+        else:
+            reader = _READERS[_ending(place)](pa.input_stream(place, compression="detect"))
+    return pa.RecordBatchReader.from_batches(reader.schema, _checked(reader, name))
+
+
+def _checked(reader: Any, name: str) -> Iterator[pa.RecordBatch]:
+    with _told(name):
+        yield from reader
+
+
+class _told:
+    """Makes a SourceError of what cannot be read."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: Any, problem: Any, trace: Any) -> None:
+        if isinstance(problem, pa.ArrowException | OSError):
+            raise SourceError(f"{self.name}: {' '.join(str(problem).split())}", path=self.name) from problem
+
+
+def _ending(place: str) -> str:
+    suffixes = [it.lower() for it in PurePath(place).suffixes]
+    return next((it for it in reversed(suffixes) if it not in COMPRESSIONS), "")
+
+
+def _sniffed(start: bytes) -> str:
+    """The kind of what begins so, as the ending of a file's name. Raises SourceError for Parquet."""
+    if start.startswith(b"PAR1"):
+        raise SourceError("standard input: Parquet is read from its end, so save it to a file first", path=STDIN)
+    if start.startswith(b"ARROW1"):
+        return ".arrow"
+    if start.startswith(b"\xff\xff\xff\xff"):
+        return ".arrows"
+    return ".jsonl" if start.lstrip().startswith(b"{") else ".csv"
+
+
+def _csv(file: Any) -> Any:
+    from pyarrow import csv
+
+    return csv.open_csv(file)
+
+
+def _tsv(file: Any) -> Any:
+    from pyarrow import csv
+
+    return csv.open_csv(file, parse_options=csv.ParseOptions(delimiter="\t"))
+
+
+def _json(file: Any) -> Any:
+    from pyarrow import json
+
+    return json.open_json(file)
+
+
+def _arrow(file: Any) -> Any:
+    """A file of Arrow batches. Its footer says how many there are; without seeking, they are read as a stream, which
+    begins behind 8 bytes."""
+    if file.seekable():
+        opened = pa.ipc.open_file(file)
+        batches = (opened.get_batch(number) for number in range(opened.num_record_batches))
+        return pa.RecordBatchReader.from_batches(opened.schema, batches)
+    if file.read(8)[:6] != b"ARROW1":
+        raise pa.ArrowInvalid("not a file of Arrow IPC: it does not begin with ARROW1")
+    return pa.ipc.open_stream(file)
+
+
+def _arrows(file: Any) -> Any:
+    return pa.ipc.open_stream(file)
+
+
+_READERS: dict[str, Callable[[Any], Any]] = {
+    ".csv": _csv,
+    ".tsv": _tsv,
+    ".jsonl": _json,
+    ".ndjson": _json,
+    ".arrow": _arrow,
+    ".feather": _arrow,
+    ".ipc": _arrow,
+    ".arrows": _arrows,
+}

@@ -1,0 +1,43 @@
+"""Command lines that a reader can copy, quoted for a shell."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+
+from fencepost.policy import Columns, Policy
+
+
+def command(*words: str) -> str:
+    """A command line of these words."""
+    return " ".join(it if it in _PLACES else shlex.quote(it) for it in ("fencepost", *words))
+
+
+STATE, SINK = "STATE", "CLEAN"
+"""What the reader has to choose."""
+_PLACES = {STATE, SINK}
+
+
+def options(policy: Policy, columns: Columns) -> list[str]:
+    """The options of a command that give this policy and these columns."""
+    base = Policy.any_order()
+    words = []
+    if policy.name is not None and policy.name != "any_order":
+        words += ["--policy", policy.name]
+        base = getattr(Policy, policy.name)()
+    for field in dataclasses.fields(Policy):
+        value = getattr(policy, field.name)
+        if field.name != "columns" and value != getattr(base, field.name):
+            words += ["--set", f"{field.name}={'none' if value is None else value}"]
+    known = Columns(epoch=None) if policy.epochs == "ignore" else Columns()
+    if policy.name is not None:
+        known = base.columns
+    for role in ("pid", "partition"):
+        if columns.parts(role) != known.parts(role):
+            parts = [word for name in columns.parts(role) for word in (f"--{role}", name)]
+            words += parts or ["--no-partition"]
+    for role in ("epoch", "seq", "timestamp"):
+        name = getattr(columns, role)
+        if name is not None and name != getattr(known, role):
+            words += [f"--{role}", name]
+    return words

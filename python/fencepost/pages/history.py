@@ -1,0 +1,122 @@
+"""The page of a state: what each run kept and refused, what it skipped, and how the state grew."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from fencepost.pages.charts import Chart
+from fencepost.pages.commands import command
+from fencepost.pages.drawings import over_versions
+from fencepost.pages.page import Command, Page, Section
+from fencepost.pages.tables import Table, plural, share, size
+
+COUNTS = ("files", "rows", "kept", "not_kept", "missing_rows", "stale_epoch", "entries", "state_bytes")
+COLUMNS = ("version", "kind", "status", "decided", *COUNTS)
+NAMES = {
+    "decided": "decided (UTC)",
+    "not_kept": "not kept",
+    "missing_rows": "missing",
+    "stale_epoch": "stale",
+    "state_bytes": "state bytes",
+}
+PANELS = {
+    "kept": ("Rows kept", "refused"),
+    "not_kept": ("Rows not kept", "duplicates"),
+    "missing_rows": ("Rows missing", "missing"),
+    "state_bytes": ("Bytes of the state", "rows"),
+}
+"""What is drawn for each version: (name, color)."""
+
+
+def history_page(about: Mapping[str, Any], versions: Sequence[Mapping[str, Any]]) -> Page:
+    """`about`: facts of a state by name; `versions`: what each of the newest versions did, oldest first."""
+    return Page(
+        "State",
+        str(about["state"]),
+        [(name.replace("_", " ").capitalize(), _said(it)) for name, it in about.items() if name != "state" and it],
+        [_kept(versions), _lost(about, versions), _grown(versions)],
+        list(_more(versions)),
+    )
+
+
+def _said(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "; ".join(f"{name}: {_said(it)}" for name, it in value.items() if it is not None)
+    if isinstance(value, list | tuple):
+        return ", ".join(map(_said, value))
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _kept(versions: Sequence[Mapping[str, Any]]) -> Section:
+    rows, kept = (sum(it[name] or 0 for it in versions) for name in ("rows", "kept"))
+    part = f", {share(kept / rows)}" if rows else ""
+    answer = f"were kept by the newest {plural(len(versions), 'version')}, of {rows:,} rows read{part}."
+    charts = [_chart(versions)] if len(versions) > 1 else []
+    return Section("kept", "What did the runs keep?", f"{kept:,} rows", answer, "note", charts, [_table(versions)])
+
+
+def _lost(about: Mapping[str, Any], versions: Sequence[Mapping[str, Any]]) -> Section:
+    question = "What was missing?"
+    skipped = sum(it["missing_rows"] or 0 for it in versions)
+    line = command("state", "export", str(about["state"]), "missing.csv", "--what", "missing")
+    if not skipped:
+        return Section("lost", question, "Nothing", "The rows of each run skip no sequence number.", "good")
+    worst = max(versions, key=lambda it: it["missing_rows"] or 0)
+    answer = (
+        f"were missing when the runs ended, most after version {worst['version']}. Later runs may have filled some of "
+        "these gaps."
+    )
+    return Section(
+        "lost",
+        question,
+        f"{skipped:,} rows",
+        answer,
+        "bad",
+        commands=[Command("List the gaps that are open now", line)],
+    )
+
+
+def _grown(versions: Sequence[Mapping[str, Any]]) -> Section:
+    known = [it for it in versions if it["state_bytes"] is not None]
+    if not known:
+        return Section("size", "How large is the state?", "–", "There is no version yet.", "note")
+    first, last = known[0], known[-1]
+    sizes = [f"{it['entries'] or 0:,} entries in {size(it['state_bytes'])}" for it in (first, last)]
+    answer = f"It has {sizes[1]}. At version {first['version']} it had {sizes[0]}."
+    return Section("size", "How large is the state?", size(last["state_bytes"]), answer, "note")
+
+
+def _chart(versions: Sequence[Mapping[str, Any]]) -> Chart:
+    used = {name: panel for name, panel in PANELS.items() if any(it[name] for it in versions)}
+    said = ", ".join(f"{name} {versions[-1][key] or 0:,}" for key, (name, _) in used.items())
+    return Chart(
+        "versions",
+        "Each version",
+        "One column for each version, the newest to the right.",
+        f"Columns by version. The newest: {said}.",
+        over_versions(versions, used),
+        _table(versions),
+        ("wide", "narrow"),
+    )
+
+
+def _table(versions: Sequence[Mapping[str, Any]]) -> Table:
+    rows = [[_cell(it, name) for name in COLUMNS] for it in reversed(versions)]
+    names = [NAMES.get(name, name) for name in COLUMNS]
+    kinds = dict.fromkeys((NAMES.get(it, it) for it in COUNTS), "count")
+    return Table("Versions, the newest first", names, rows[:200], len(rows), kinds=kinds)
+
+
+def _cell(version: Mapping[str, Any], name: str) -> Any:
+    value = version.get(name)
+    return str(value)[:19].replace("T", " ") if name == "decided" and value else value
+
+
+def _more(versions: Sequence[Mapping[str, Any]]) -> Iterator[Section]:
+    stale = [it for it in versions if it["stale_epoch"]]
+    if stale:
+        count = sum(it["stale_epoch"] for it in stale)
+        versions_with = plural(len(stale), "version")
+        answer = f"are of replaced epochs, in {versions_with}. The last of these is version {stale[-1]['version']}."
+        yield Section("zombies", "Did zombies write?", plural(count, "row"), answer, "bad")

@@ -1,0 +1,170 @@
+"""The page of an audit of Kafka's log: what each partition lost, wrote twice, fenced or left open."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from fencepost.pages.charts import Chart
+from fencepost.pages.commands import command
+from fencepost.pages.drawings import bars
+from fencepost.pages.page import Command, Page, Section
+from fencepost.pages.tables import Table, plural, size, table_of
+
+PARTITIONS_MAX = 15
+"""Partitions that a chart shows."""
+KINDS = {
+    "missing": "Missing records",
+    "repeated": "Repeated batches",
+    "fenced": "Fenced batches",
+    "hanging": "Hanging transactions",
+}
+COLORS = {"missing": "missing", "repeated": "duplicates", "fenced": "stale", "hanging": "refused"}
+COUNTS = dict.fromkeys(
+    ("count", "batches", "records", "epochs", "producers", "expired", "differences", "bytes", "segments"), "count"
+)
+TIMES = {"last_timestamp": "time"}
+IDS = dict.fromkeys(("partition", "pid", "epoch"), "id")
+
+
+def log_page(report: Any) -> Page:
+    """The page of a `LogAudit`."""
+    audit = _LogAudit(report)
+    answers = [audit.repeated(), audit.lost(), audit.producers(), audit.zombies(), audit.hanging(), audit.files()]
+    return Page("Kafka log audit", report.source, list(audit.facts()), answers, [audit.partitions()])
+
+
+class _LogAudit:
+    def __init__(self, report: Any) -> None:
+        self.report = report
+        self.found = report.found()
+        self.total = report.total()
+        self.of = [(it, it.found()) for it in report.partitions]
+
+    def facts(self) -> Iterator[tuple[str, str]]:
+        total = self.total
+        yield "Partitions", f"{total['partitions']:,}, {total['with_findings']:,} with findings"
+        yield "Batches", f"{total['batches']:,}"
+        yield "Records", f"{total['records']:,}"
+        yield "Segments", f"{total['segments']:,}, {size(total['bytes'])}"
+
+    def repeated(self) -> Section:
+        answer = "that go back in their producer's sequence: they were written a second time."
+        return self._section(
+            "repeats", "What was written twice?", "repeated", "batch", answer, "No batch was written twice."
+        )
+
+    def lost(self) -> Section:
+        answer = "that the broker had accepted are not in its log."
+        compacted = [it.name for it, _ in self.of if it.compacted]
+        notes = []
+        if compacted:
+            notes.append(
+                f"{plural(len(compacted), 'partition is', 'partitions are')} compacted: steps there are no losses."
+            )
+        return self._section(
+            "lost", "What was lost?", "missing", "record", answer, "No record is missing.", ("missing", "holes"), notes
+        )
+
+    def producers(self) -> Section:
+        names = ("producers",)
+        found = self._tables(names, by="records")
+        count = sum(len(it.producers) for it, _ in self.of)
+        answer = "producers of a partition. The table has those with the most records."
+        return Section("producers", "Which producers?", f"{count:,}", answer, "note", tables=found)
+
+    def zombies(self) -> Section:
+        answer = "of an epoch below their producer's highest."
+        return self._section(
+            "zombies", "Is a zombie writing?", "fenced", "batch", answer, "No batch is of a replaced epoch."
+        )
+
+    def hanging(self) -> Section:
+        answer = "open for longer than any time-out allows. Consumers that read committed records wait for its end."
+        none = "No transaction hangs."
+        return self._section("hanging", "Does a transaction hang?", "hanging", "transaction", answer, none, ("open",))
+
+    def files(self) -> Section:
+        count = sum(self.found.get(it, 0) for it in ("snapshot", "index", "damage"))
+        question = "Are the files intact?"
+        damage = [
+            (it.name, *finding)
+            for it, _ in self.of
+            for finding in it.damage
+            if not (it.compacted and finding.kind == "gap")
+        ]
+        tables = self._tables(("snapshots", "differences", "index") if count else ("snapshots",))
+        if damage:
+            table = Table("Damage", ["partition", "kind", "path", "position", "reason"], damage[:50], len(damage))
+            tables.insert(0, table)
+        if not count:
+            return Section(
+                "files", question, "Yes", "Files, snapshots and indexes agree with the log.", "good", tables=tables
+            )
+        return Section(
+            "files",
+            question,
+            plural(count, "finding"),
+            "Some files are damaged, or differ from the log.",
+            "bad",
+            tables=tables,
+        )
+
+    def partitions(self) -> Section:
+        rows = [
+            [it.name, it.segments, it.batches, it.records, it.log_start, it.log_end, *(counts[kind] for kind in KINDS)]
+            for it, counts in self.of
+        ]
+        rows.sort(key=lambda row: (-sum(row[6:]), row[0]))
+        columns = ["partition", "segments", "batches", "records", "log start", "log end", *KINDS]
+        kinds = COUNTS | dict.fromkeys(KINDS, "count")
+        table = Table("Partitions, those with the most findings first", columns, rows[:100], len(rows), kinds=kinds)
+        shown = [(it.name, counts) for it, counts in self.of if any(counts[kind] for kind in KINDS)]
+        shown.sort(key=lambda it: -sum(it[1][kind] for kind in KINDS))
+        charts = [self._chart(shown[:PARTITIONS_MAX], table, len(shown))] if shown else []
+        answer = f"Partitions with lost, repeated, fenced or hanging data: {len(shown):,} of {len(rows):,}."
+        return Section("partitions", "Which partitions?", "", answer, "note", charts, [] if shown else [table])
+
+    def _chart(self, shown: list[tuple[str, dict[str, int]]], table: Table, total: int) -> Chart:
+        subtitle = f"The {len(shown):,} with the most findings, of {total:,}."
+        said = ", ".join(f"{name}: {sum(counts[kind] for kind in KINDS):,}" for name, counts in shown[:5])
+        drawing = bars(shown, KINDS, COLORS, "findings")
+        return Chart("partitions", "Findings by partition", subtitle, f"Bars by partition: {said}", drawing, table)
+
+    def _section(
+        self,
+        name: str,
+        question: str,
+        kind: str,
+        unit: str,
+        answer: str,
+        none: str,
+        tables: tuple[str, ...] = (),
+        notes: Any = (),
+    ) -> Section:
+        count = self.found.get(kind, 0)
+        if not count:
+            return Section(
+                name, question, "No" if question.startswith(("Is", "Does")) else "None", none, "good", notes=notes
+            )
+        line = command("kafka", "audit", self.report.source, "--only-findings", "--top", "1000")
+        return Section(
+            name,
+            question,
+            plural(count, unit, "batches" if unit == "batch" else None),
+            answer,
+            "bad",
+            tables=self._tables(tables or (kind,)),
+            notes=notes,
+            commands=[Command("List them by partition", line)],
+        )
+
+    def _tables(self, names: tuple[str, ...], by: str | None = None) -> list[Table]:
+        tables = []
+        for name in names if self.of else ():
+            found = self.report.table(name)
+            if by is not None:
+                found = found.sort_by([(by, "descending")])
+            if len(found):
+                tables.append(table_of(name.capitalize(), found, COUNTS | TIMES | IDS))
+        return tables

@@ -1,0 +1,154 @@
+"""The page of a run of a job: what it kept and refused, and the questions of an audit, for the rows of this run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from fencepost.pages.charts import Chart
+from fencepost.pages.commands import command
+from fencepost.pages.drawings import columns
+from fencepost.pages.page import Command, Page, Section
+from fencepost.pages.tables import Table, key_names, plural, share, size, table_of
+
+COUNTS = dict.fromkeys(("rows", "duplicates", "retimed", "count"), "count")
+SAID = {
+    "ACCEPTED": "new",
+    "UNTRACKED": "without a producer, kept as they are",
+    "DUPLICATE": "came before",
+    "CONFLICT": "came before, with other content",
+    "OUT_OF_ORDER": "neither new nor known to be repeats",
+    "FENCED": "of a replaced epoch",
+    "FORGOTTEN": "older than what is remembered",
+}
+
+
+def run_page(report: Any) -> Page:
+    """The page of a `RunReport`."""
+    run = _Run(report)
+    title = (
+        f"version {report.version} of {report.sink}"
+        if report.version is not None
+        else f"nothing new in {report.source}"
+    )
+    answers = (
+        [run.kept(), run.repeats(), run.lost(), run.zombies(), run.restarts()] if report.version is not None else []
+    )
+    return Page("Run", title, list(run.facts()), [*answers, *run.left_out()], [run.steps()])
+
+
+class _Run:
+    def __init__(self, report: Any) -> None:
+        self.report = report
+
+    def facts(self) -> Iterator[tuple[str, str]]:
+        report = self.report
+        yield "Source", report.source
+        yield "Rows read", f"{report.rows:,} in {plural(report.files, 'new file')}, {size(report.bytes)}"
+        yield "Policy", report.policy
+        yield "Identity", ", ".join(report.identity)
+        yield "State", f"{report.state}, {report.entries:,} entries"
+        yield "Seconds", f"{sum(report.seconds.values()):,.2f}"
+
+    def kept(self) -> Section:
+        report = self.report
+        counts = list(report.counts.items())
+        rows = [
+            (name, count, count / report.rows if report.rows else 0.0, SAID.get(name, "")) for name, count in counts
+        ]
+        kinds = {"rows": "count", "share": "share"}
+        table = Table("Rows by verdict", ["verdict", "rows", "share", "meaning"], rows, len(rows), kinds=kinds)
+        return Section(
+            "kept",
+            "What was kept?",
+            f"{report.kept:,} rows",
+            f"were written, of {report.rows:,} rows read. {report.rows - report.kept:,} were not.",
+            "note",
+            tables=[table],
+        )
+
+    def repeats(self) -> Section:
+        report = self.report
+        question = "How many rows came twice?"
+        repeats = report.counts.get("DUPLICATE", 0) + report.counts.get("CONFLICT", 0)
+        if not repeats:
+            return Section("repeats", question, "None", f"No row was a repeat, of {report.rows:,} rows.", "good")
+        answer = f"were repeats: {share(repeats / report.rows)} of {report.rows:,} rows. They were not written."
+        if report.content_compared is not None:
+            answer += (
+                f" {report.content_compared:,} were compared, {report.counts.get('CONFLICT', 0):,} have other content."
+            )
+        tables = [table_of("Repeats with other content", report.conflicts, {}, 10)] if len(report.conflicts) else []
+        return Section("repeats", question, f"{repeats:,} rows", answer, "note", tables=tables)
+
+    def lost(self) -> Section:
+        report = self.report
+        question = "What is missing?"
+        if not report.missing_rows:
+            return Section("lost", question, "Nothing", "The rows of this run skip no sequence number.", "good")
+        answer = (
+            f"were missing when this run ended, in {plural(report.missing_ranges, 'gap')} that its rows left. Later "
+            "runs may still fill them."
+        )
+        line = command("state", "export", report.state, "missing.csv", "--what", "missing")
+        return Section(
+            "lost",
+            question,
+            f"{report.missing_rows:,} rows",
+            answer,
+            "bad",
+            tables=[self._table("Gaps of this run", report.missing)],
+            commands=[Command("List all gaps that are open now", line)],
+        )
+
+    def zombies(self) -> Section:
+        report = self.report
+        question = "Is a zombie writing?"
+        if not report.stale_epoch:
+            return Section("zombies", question, "No", "No row is of an epoch that a later one had replaced.", "good")
+        answer = f"{plural(report.stale_epoch, 'row')} came after a new epoch of the same producer had begun."
+        tables = [self._table("Rows of replaced epochs", report.stale)]
+        return Section("zombies", question, "Yes", answer, "bad", tables=tables)
+
+    def restarts(self) -> Section:
+        report = self.report
+        question = "Did a counter restart?"
+        if not report.resets_looked_for:
+            answer = "Timestamps are not kept by this state, and only they tell a restarted counter from repeats."
+            return Section("restarts", question, "Not known", answer, "unknown")
+        count = len(report.suspected_resets)
+        if not count:
+            return Section("restarts", question, "No", "No key seems to number anew.", "good")
+        answer = "probably numbered anew under the same epoch. Their new events look like repeats."
+        tables = [self._table("Keys that seem to number anew", report.suspected_resets)]
+        return Section("restarts", question, plural(count, "key"), answer, "bad", tables=tables)
+
+    def left_out(self) -> Iterator[Section]:
+        report = self.report
+        files = [(path, "quarantined", why) for path, why in report.quarantined]
+        files += [(path, "deferred", "cannot be read yet") for path in report.deferred]
+        files += [(path, "held back", "comes after a deferred file") for path in report.held_back]
+        files += [(path, "vanished", "was gone or changed when it was read") for path in report.vanished]
+        if files:
+            table = Table("Files that were not read", ["file", "what", "why"], files[:50], len(files))
+            answer = f"{plural(len(files), 'new file')} of the source could not be read in this run."
+            yield Section(
+                "files", "Which files were left out?", plural(len(files), "file"), answer, "bad", tables=[table]
+            )
+
+    def _table(self, caption: str, found: Any) -> Table:
+        """Keys with what was found of them."""
+        names = key_names(found.column_names, self.report.identity)
+        return table_of(caption, found, COUNTS | dict.fromkeys([*names, "epoch"], "id"), names=names)
+
+    def steps(self) -> Section:
+        report = self.report
+        rows = [(name, round(seconds, 3)) for name, seconds in report.seconds.items()]
+        table = Table("Seconds by step", ["step", "seconds"], rows, len(rows))
+        total = sum(report.seconds.values())
+        plan = f"The plan was {report.plan}: {report.plan_reason}." if report.plan else "Nothing was new."
+        answer = f"{total:,.2f} seconds in all. {plan}"
+        shown = [(name, seconds) for name, seconds in rows if seconds]
+        said = "Columns by step: " + ", ".join(f"{name}: {seconds}" for name, seconds in shown)
+        chart = Chart("steps", "Seconds by step", "", said, columns(shown, "step", "rows", "seconds"), table)
+        return Section("steps", "Where did the time go?", "", answer, "note", [chart] if shown else ())

@@ -1,0 +1,130 @@
+"""What each version of a state did, by name: for people, programs and pages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from fencepost._native import presets
+
+if TYPE_CHECKING:
+    from fencepost.pages.page import Page
+    from fencepost.state.folding import Folded
+    from fencepost.state.versions import State
+
+
+def explained(state: State, last: int) -> list[dict[str, Any]]:
+    """What each of the newest versions did, the oldest first; those that are folded are left out."""
+    newest = state.decided()
+    first = max(state.known_floor(), newest - last) + 1
+    return [explain(state, version, is_whole=False) for version in range(first, newest + 1)]
+
+
+def page(facts: Mapping[str, Any], versions: Sequence[Mapping[str, Any]]) -> Page:
+    """The page of a state. `facts`: as `about` gives them; `versions`: as `explained` does."""
+    from fencepost.pages.history import history_page
+
+    return history_page(facts, versions)
+
+
+def about(state: State) -> dict[str, Any]:
+    """What the state was made for, and how far it is."""
+    settings = state.settings()
+    assert settings is not None, "a state that opens has settings"
+    return {
+        "state": state.uri,
+        "source": settings.source,
+        "sink": settings.sink,
+        "layout": settings.layout,
+        "policy": _policy_name(settings.policy),
+        "columns": settings.columns,
+        "scope": settings.scope,
+        "keeps": settings.keep,
+        "made_by": f"fencepost {settings.fencepost}",
+        "versions": state.decided(),
+        "unfinished": list(state.unfinished()),
+        "folded": _totals(state.folded()),
+    }
+
+
+def _totals(folded: Folded | None) -> dict[str, Any] | None:
+    """What is left of the versions that are folded."""
+    if folded is None:
+        return None
+    names = ("abandoned", "files", "rows", "kept")
+    return {"versions": folded.version} | {name: getattr(folded, name) for name in names} | folded.counts
+
+
+def explain(state: State, version: int, is_whole: bool = True) -> dict[str, Any]:
+    """What a version did and why, by name. `is_whole`: with every file. Of a version that was collected what its log
+    says."""
+    if state.is_collected(version):
+        return _explain_collected(state, version)
+    decision = state.version(version)
+    inputs, outputs = list(decision.inputs.each()), list(decision.outputs.each())
+    quarantined, side_files = list(decision.quarantined.each()), list(decision.side_files.each())
+    kept = decision.counts.get("ACCEPTED", 0) + decision.counts.get("UNTRACKED", 0)
+    decided_ms = decision.decided_ms
+    told: dict[str, Any] = {
+        "version": version,
+        "kind": decision.kind,
+        "status": state.status(version),
+        "builds_on": decision.builds_on,
+        "decided": datetime.fromtimestamp(decided_ms / 1000, UTC).isoformat(timespec="seconds") if decided_ms else None,
+        "plan": decision.plan or None,
+        "report": decision.report or None,
+        "source_position": decision.source_position,
+        "files": len(inputs),
+        "bytes": sum(it["bytes"] for it in inputs),
+        "rows": sum(it["rows"] for it in inputs),
+        "counts": dict(decision.counts),
+        "kept": kept,
+        "not_kept": sum(it["rows"] for it in inputs) - kept,
+        "missing_ranges": decision.missing_ranges,
+        "missing_rows": decision.missing_rows,
+        "stale_epoch": decision.stale_epoch,
+        "border": decision.border,
+        "quarantined": len(quarantined),
+        "sink_version": {name: it for name, it in (decision.sink_version or {}).items() if name != "create"} or None,
+        "written_files": len(outputs),
+        "written_rows": sum(it["rows"] for it in outputs),
+        "written_bytes": sum(it["bytes"] for it in outputs),
+        "shards": len(decision.shards),
+        "entries": decision.entries,
+        "state_bytes": decision.state_bytes,
+        "checksums_kept": sum(decision.checksums.rows) if decision.checksums else None,
+        "horizon_ms": decision.horizon_ms,
+        "policy": _policy_name(decision.policy),
+        "order_by": decision.order_by,
+        "attempt": decision.attempt,
+        "made_by": f"fencepost {decision.fencepost}",
+    }
+    if is_whole:
+        told["inputs"] = _only(inputs, "path", "rows", "bytes")
+        told["quarantined_files"] = _only(quarantined, "path", "reason", "bytes")
+        told["outputs"] = _only(outputs, "name", "rows", "bytes")
+        told["side_files"] = _only(side_files, "name", "rows", "bytes")
+    return told
+
+
+def _explain_collected(state: State, version: int) -> dict[str, Any]:
+    found = state.glance(version)
+    unknown = dict.fromkeys(("missing_rows", "stale_epoch"))
+    names = ("version", "kind", "status", "builds_on", "files", "rows", "counts", "kept", "entries", "state_bytes")
+    return {
+        **{name: getattr(found, name) for name in names},
+        "not_kept": found.rows - found.kept,
+        **unknown,
+        "report": found.report or None,
+        "collected": "older than what is kept to go back to, so only this is known",
+    }
+
+
+def _policy_name(rules: str) -> str:
+    """The preset of these rules, or the rules."""
+    return next((name for name, preset, *_ in presets() if preset == rules), rules)
+
+
+def _only(rows: list[dict[str, Any]], *names: str) -> list[dict[str, Any]]:
+    return [{name: row[name] for name in names} for row in rows]

@@ -1,0 +1,102 @@
+"""Counts rows of several kinds over time, in a bounded number of bins.
+
+A bin is a range of time that holds rows of any kind, so a few rows of the year 1970 cost a few bins and hide nothing.
+Bins get wider when there are more than `BINS_MAX`. How wide they end up depends on the rows only, not on how they were
+cut into calls.
+
+Requires pyarrow and numpy (`fencepost[lake]`).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+Numbers = npt.NDArray[np.int64]
+Unit = Literal["ms", "rows"]
+
+KINDS = ("rows", "duplicates", "missing", "stale", "refused")
+BINS_MAX = 240
+"""Bins of a timeline: one for each few pixels of a page."""
+SPREAD_MAX = 1 << 20
+"""Bins from the first to the last row of a call up to which they are counted in one array."""
+
+_SECOND, _MINUTE, _HOUR, _DAY = 1_000, 60_000, 3_600_000, 86_400_000
+_TIMES = (
+    *(1, 10, 100, _SECOND, 10 * _SECOND, _MINUTE, 5 * _MINUTE, 15 * _MINUTE, _HOUR, 3 * _HOUR, 6 * _HOUR),
+    *(_DAY * days for days in (1, 7, 28, 364, 3_640, 36_400, 364_000, 3_640_000, 36_400_000, 364_000_000)),
+)
+_WIDTHS: dict[Unit, tuple[int, ...]] = {"ms": _TIMES, "rows": tuple(10**power for power in range(18))}
+"""Each width is a multiple of the one before it, so bins are merged and never split."""
+
+
+class Timeline:
+    """Rows by kind and bin. `unit`: "ms" for timestamps, "rows" for positions in the input."""
+
+    def __init__(self, unit: Unit) -> None:
+        self.unit: Unit = unit
+        self.level = 0
+        self.bins: Numbers = np.empty(0, np.int64)
+        self.counts: Numbers = np.empty((0, len(KINDS)), np.int64)
+
+    @property
+    def width(self) -> int:
+        return _WIDTHS[self.unit][self.level]
+
+    def add(self, kind: str, at: Numbers, weights: Numbers | None = None) -> None:
+        """Count rows of one kind. `at`: where each is; `weights`: how many rows each stands for, one unless given."""
+        if not len(at):
+            return
+        bins, sums = _counted(at // self.width, weights)
+        counts = np.zeros((len(bins), len(KINDS)), np.int64)
+        counts[:, KINDS.index(kind)] = sums
+        self._put(bins, counts)
+
+    def merge(self, other: Timeline) -> None:
+        while self.level < other.level:
+            self._widen()
+        self._put(other.bins * other.width // self.width, other.counts)
+
+    def copy(self) -> Timeline:
+        made = Timeline(self.unit)
+        made.level, made.bins, made.counts = self.level, self.bins, self.counts
+        return made
+
+    def _put(self, bins: Numbers, counts: Numbers) -> None:
+        self.bins, self.counts = _summed(np.concatenate([self.bins, bins]), np.concatenate([self.counts, counts]))
+        while len(self.bins) > BINS_MAX and self.level + 1 < len(_WIDTHS[self.unit]):
+            self._widen()
+
+    def _widen(self) -> None:
+        before = self.width
+        self.level += 1
+        self.bins, self.counts = _summed(self.bins * before // self.width, self.counts)
+
+    def table(self) -> pa.Table:
+        """first, last (inclusive, in the timeline's unit), and a column for each kind, in the order of time."""
+        firsts = self.bins * self.width
+        columns: dict[str, Any] = {"first": firsts, "last": firsts + (self.width - 1)}
+        columns |= {kind: self.counts[:, number] for number, kind in enumerate(KINDS)}
+        return pa.table({name: pa.array(values, pa.int64()) for name, values in columns.items()})
+
+
+def _counted(bins: Numbers, weights: Numbers | None) -> tuple[Numbers, Numbers]:
+    low, high = int(bins.min()), int(bins.max())
+    if high - low < SPREAD_MAX:
+        sums = np.bincount(bins - low, weights)  # floats where there are weights, exact up to 2^53
+        found = np.flatnonzero(sums)
+        return found + low, sums[found].astype(np.int64)
+    return _summed(bins, np.ones(len(bins), np.int64) if weights is None else weights)
+
+
+def _summed(bins: Numbers, counts: Numbers) -> tuple[Numbers, Numbers]:
+    """Counts of equal bins added up, in the order of bins."""
+    if not len(bins):
+        return bins, counts
+    order = np.argsort(bins, kind="stable")
+    ordered = bins[order]
+    starts = np.flatnonzero(np.append(True, ordered[1:] != ordered[:-1]))
+    return ordered[starts], np.add.reduceat(counts[order], starts, axis=0)
