@@ -14,6 +14,7 @@ from typing import Any
 import fencepost as fp
 import psycopg
 import pyarrow as pa
+import pymysql
 import pytest
 import sqlalchemy
 from fencepost.sql import SqlSink
@@ -58,6 +59,8 @@ def lose_the_connection(engine: Engine, monkeypatch: pytest.MonkeyPatch, *, afte
         connection.driver_connection.close()
         if engine.dialect.name == "sqlite":
             raise sqlite3.ProgrammingError("Cannot operate on a closed database.")
+        if engine.dialect.name == "mariadb":
+            raise pymysql.OperationalError(2013, "Lost connection to server during query")
         raise psycopg.OperationalError("the connection is lost")
 
     monkeypatch.setattr(engine.dialect, "do_commit", broken)
