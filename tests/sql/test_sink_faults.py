@@ -18,6 +18,7 @@ import pymysql
 import pytest
 import sqlalchemy
 from fencepost.sql import SqlSink
+from mariadb import MariaDBServer
 from postgres import PostgresServer
 from processes import fork_server
 from sqlalchemy import Connection, Engine, text
@@ -161,16 +162,20 @@ def test_sinks_that_deadlock_in_their_effects(events: Engine, new_engine: Callab
 
 
 @pytest.fixture
-def own_server() -> Iterator[PostgresServer]:
-    with PostgresServer() as server:
+def own_server(request: pytest.FixtureRequest) -> Iterator[PostgresServer | MariaDBServer]:
+    with request.param() as server:
         yield server
 
 
-def test_a_server_that_crashes_again_and_again(own_server: PostgresServer) -> None:
+@pytest.mark.filterwarnings("ignore:Exception ignored in. <socket:pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize(
+    "own_server", [PostgresServer, pytest.param(MariaDBServer, marks=pytest.mark.matrix)], indirect=True
+)
+def test_a_server_that_crashes_again_and_again(own_server: PostgresServer | MariaDBServer) -> None:
     """A caller that repeats what failed, and only that, ends with each row once and its position at the end."""
     engine = sqlalchemy.create_engine(own_server.new_database())
-    with engine.begin() as connection:
-        connection.execute(text(CREATE))
+    columns = (sqlalchemy.Column(it, sqlalchemy.BigInteger) for it in ("pid", "epoch", "partition", "seq"))
+    sqlalchemy.Table("events", sqlalchemy.MetaData(), *columns).create(engine)
     errors: list[str] = []
     applied = 0
 

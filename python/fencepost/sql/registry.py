@@ -41,8 +41,8 @@ class ProducerRegistry:
     `SequencedProducer` keeps its own alive; others call `keep_alive` every `keep_alive_ms`. Time is the database's
     clock.
 
-    On PostgreSQL and MariaDB, in each transaction of the registry and of the coordinators that have it: a statement waits for a
-    lock no longer than `lock_timeout_ms` (StoreError), and a transaction that its process leaves idle for
+    On PostgreSQL and MariaDB, in each transaction of the registry and of the coordinators that have it: a statement
+    waits for a lock no longer than `lock_timeout_ms` (StoreError), and a transaction that its process leaves idle for
     `idle_timeout_ms` between two statements is undone, so that a process that was stopped in it blocks its successor no
     longer than that. None: as the session has it.
 
