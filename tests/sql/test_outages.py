@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -38,6 +39,13 @@ on_both = pytest.mark.parametrize("server", [PostgresServer, MariaDBServer], ind
 on_each = pytest.mark.parametrize(
     "server", [PostgresServer, pytest.param(MariaDBServer, marks=pytest.mark.matrix)], indirect=True
 )
+
+
+@pytest.fixture(autouse=True)
+def sockets_are_collected() -> Iterator[None]:
+    """Here, and not in another test."""
+    yield
+    gc.collect()
 
 
 @pytest.fixture(scope="module")

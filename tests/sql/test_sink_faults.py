@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import random
 import signal
 import sqlite3
@@ -165,6 +166,7 @@ def test_sinks_that_deadlock_in_their_effects(events: Engine, new_engine: Callab
 def own_server(request: pytest.FixtureRequest) -> Iterator[PostgresServer | MariaDBServer]:
     with request.param() as server:
         yield server
+    gc.collect()  # sockets, within the filter of the test
 
 
 @pytest.mark.filterwarnings("ignore:Exception ignored in. <socket:pytest.PytestUnraisableExceptionWarning")

@@ -209,10 +209,12 @@ class Database:
                 if found is None:
                     part.tables.create_all(connection)
                     connection.execute(SCHEMA.insert().values(part=part.name, version=part.version))
+                    self._commit_step(connection)
                     return
                 for number, step in part.steps(found):
                     step.run(connection)
                     connection.execute(SCHEMA.update().where(SCHEMA.c.part == part.name).values(version=number))
+                    self._commit_step(connection)
 
         try:
             self.define(create)
@@ -224,6 +226,11 @@ class Database:
                 "make or change them: have a role that may run `fencepost sql migrate`, or what `fencepost sql ddl` "
                 "prints"
             ) from error
+
+    def _commit_step(self, connection: Connection) -> None:
+        """Where tables change in no transaction: what follows may fail, and this must not be done again."""
+        if self.kind.commits_ddl:
+            connection.commit()
 
     def define(self, work: Callable[[Connection], object]) -> None:
         """`settled` of work that makes, changes or drops tables, and bears to be broken off anywhere and begun again.
@@ -237,7 +244,8 @@ class Database:
             try:
                 with outages(self.engine), self.engine.connect() as connection:
                     self._set_up(connection)
-                    work(connection.execution_options(isolation_level="AUTOCOMMIT"))
+                    work(connection)
+                    connection.commit()
                 return
             except StoreError:
                 if attempt == self.attempts:
