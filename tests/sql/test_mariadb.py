@@ -169,6 +169,19 @@ def test_servers_of_mysql_and_old_ones_are_refused(engine: Engine, monkeypatch: 
         other.dispose()
 
 
+def test_a_url_of_mysql_leads_to_mariadb_too(engine: Engine) -> None:
+    execute(engine, "CREATE TABLE events (id VARCHAR(20), amount INTEGER)")
+    other = sa.create_engine(engine.url.set(drivername="mysql+pymysql"))
+    sink = SqlSink(other, "events", "c", "message_id", message_id="id", compare_content=True, on_conflict="drop")
+    rows = {"id": SPELLINGS, "amount": [1] * len(SPELLINGS)}
+    assert sink.apply(rows, positions={"t": 1}).rows_kept == len(SPELLINGS)
+    assert SqlSink(engine, "events", "c", "message_id", message_id="id").apply(rows).duplicates == len(SPELLINGS)
+    assert sink.apply(rows).conflicts == 0
+    assert sink.reconcile(rows).is_clean
+    assert ProducerRegistry(other).init_producer("a").epoch == 0
+    other.dispose()
+
+
 def test_a_table_without_transactions_is_refused(engine: Engine) -> None:
     execute(engine, "CREATE TABLE events (pid BIGINT) ENGINE=MyISAM")
     with pytest.raises(fp.SinkError, match="its engine MyISAM has no transactions"):

@@ -86,6 +86,7 @@ def test_the_sql_makes_what_the_library_makes(engine: Engine, request: pytest.Fi
 
 
 def test_dialects_and_parts_that_are_not_known() -> None:
+    assert schema.ddl("mysql") == schema.ddl("mariadb"), "a URL of mysql+pymysql may lead to MariaDB"
     with pytest.raises(fp.PolicyError, match=r"dialect 'oracle': expected one of postgresql, sqlite, mariadb"):
         schema.ddl("oracle")
     with pytest.raises(fp.PolicyError, match=r"part 'sinks': expected one of dead_letters, producers, requests, sink"):

@@ -26,10 +26,11 @@ _URLS = {"postgresql": "postgresql+psycopg://", "sqlite": "sqlite://", "mariadb"
 
 
 def dialect_named(name: str) -> Dialect:
-    """Raises PolicyError for a database that is not known."""
-    if name not in _URLS:
+    """Raises PolicyError for a database that is not known. "mysql" is what SQLAlchemy calls MariaDB by some URLs."""
+    url = _URLS.get("mariadb" if name == "mysql" else name)
+    if url is None:
         raise PolicyError(f"dialect {name!r}: expected one of {', '.join(_URLS)}")
-    return make_url(_URLS[name]).get_dialect()()
+    return make_url(url).get_dialect()()
 
 
 def statements(dialect: str, parts: Iterable[Part] = PARTS, since: Mapping[str, int] | None = None) -> list[str]:
