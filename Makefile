@@ -70,7 +70,7 @@ PACKAGE_SOURCES := $(shell find python/fencepost -name '*.py' -o -name '*.pyi' -
 SPARK_SOURCES := Cargo.toml spark_udf/pyproject.toml spark_udf/hatch_build.py $(shell find spark_udf/fencepost_spark -name '*.py')
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-chain test test-matrix test-marked lint test-rust test-portable test-portable-part test-fuzz test-fuzz-part test-python test-jobs test-tables test-bench test-sql postgresql model \
+.PHONY: help demo demo-chain test test-matrix test-marked lint test-rust test-portable test-portable-part test-fuzz test-fuzz-part test-python test-jobs test-tables test-bench test-sql postgresql mariadb model \
 	faults test-spark test-spark-frames test-spark-jobs test-spark43 test-spark43-part test-free-threaded asan asan-part miri fuzz test-spark-connect \
 	test-spark-connect-part test-spark-delta test-kafka test-cluster test-stores jars fuzz-corpus fuzz-targets bench bench-full bench-rust bench-curve wheels release-check \
 	develop format requirements tools java clean
@@ -91,10 +91,10 @@ test-matrix: ## All of what `make test` runs in part: libFuzzer, benchmarks, the
 	$(call together,$(MATRIX))
 
 # What others wait for first, beside it what waits for nothing, then what takes longest.
-SUITES := java postgresql $(VENV)/tests $(SPARK_CLASSES) $(JARS_IF_MAVEN) $(VENV43)/dependencies test-portable-part asan-part test-spark-frames test-python \
+SUITES := java postgresql mariadb $(VENV)/tests $(SPARK_CLASSES) $(JARS_IF_MAVEN) $(VENV43)/dependencies test-portable-part asan-part test-spark-frames test-python \
 	test-spark-jobs test-jobs test-tables test-sql test-spark-delta test-rust test-kafka test-cluster test-fuzz-part lint test-spark43-part \
 	test-spark-connect-part test-bench
-MATRIX := java postgresql $(S3_SERVER) test-fuzz test-spark43 asan test-spark-connect test-portable test-marked test-stores
+MATRIX := java postgresql mariadb $(S3_SERVER) test-fuzz test-spark43 asan test-spark-connect test-portable test-marked test-stores
 
 # Suites at a time. Each waits for servers, JVMs and other processes: six leave a seventh of two cores idle.
 JOBS ?= 8
@@ -205,13 +205,13 @@ test-bench: java $(VENV)/tests ## The benchmarks with few rows: every answer is 
 	$(TIMED) $(BIN)/python -m pytest $(BENCH_TESTS)
 
 # Contestants of the benchmarks beside ours, and stubs of modules that are their own stubs.
-test-marked: java postgresql $(VENV)/tests $(JARS_IF_MAVEN) $(S3A_IF_MAVEN) ## The tests that `make test` leaves out
+test-marked: java postgresql mariadb $(VENV)/tests $(JARS_IF_MAVEN) $(S3A_IF_MAVEN) ## The tests that `make test` leaves out
 	$(TIMED) $(BIN)/python -m pytest -m matrix $(wildcard tests/test_*.py)
 	$(TIMED) $(BIN)/python -m pytest -m matrix tests/sql tests/spark
 	$(call with_jars,-m matrix tests/spark_delta)
 	$(call with_jars,-m matrix tests/kafka)
 
-test-sql: postgresql $(VENV)/tests ## Producers, transactions and consumers on SQLite and on a real PostgreSQL
+test-sql: postgresql mariadb $(VENV)/tests ## Producers, transactions and consumers on SQLite, and on a real PostgreSQL and MariaDB
 	$(TIMED) $(BIN)/python -m pytest tests/sql
 
 model: $(VENV)/dependencies ## The commit protocol's model in larger bounds than the tests': minutes
@@ -358,6 +358,9 @@ java:
 
 postgresql:
 	@command -v initdb >/dev/null || ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || { echo "PostgreSQL is missing: apt-get install postgresql"; exit 1; }
+
+mariadb:
+	@PATH="$$PATH:/usr/sbin:/usr/local/sbin" command -v mariadbd >/dev/null || { echo "MariaDB is missing: apt-get install mariadb-server"; exit 1; }
 
 $(UV): requirements/uv.txt | tools
 	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || { echo "Python's venv module is missing: apt-get install python3-venv"; exit 1; }

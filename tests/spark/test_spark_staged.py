@@ -10,6 +10,7 @@ import polars as pl
 import pyarrow as pa  # type: ignore[import-untyped]
 import pytest
 import sqlalchemy
+from databases import without_mariadb
 from fencepost.lake import DedupJob, LocalEngine
 from fencepost.sql import StagedTable
 from fencepost_spark import SparkEngine, foreach_batch
@@ -21,6 +22,8 @@ from test_lake import first_of_each, land, make_rows
 from test_spark_streams import DDL
 
 KEYS = ["pid", "epoch", "partition", "seq"]
+# Tasks write there as those of tests/sql/test_staged.py do.
+pytestmark = without_mariadb
 
 
 @pytest.fixture

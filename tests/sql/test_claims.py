@@ -10,7 +10,8 @@ import fencepost as fp
 import pyarrow as pa
 import pytest
 from fencepost.sql import SqlSink
-from sqlalchemy import Connection, Engine, text
+from fencepost.sql.consumers import CLAIMS
+from sqlalchemy import Connection, Engine, select, text
 
 ACCEPTED, DUPLICATE = fp.Verdict.ACCEPTED, fp.Verdict.DUPLICATE
 PARTITIONS = 64
@@ -37,7 +38,8 @@ def verdicts(sink: SqlSink, rows: Any, **more: Any) -> list[fp.Verdict]:
 
 def claims(engine: Engine) -> list[tuple[Any, ...]]:
     with engine.connect() as connection:
-        query = text("SELECT pid, partition, epoch, first, last, more FROM fencepost_claims ORDER BY pid, partition")
+        names = ("pid", "partition", "epoch", "first", "last", "more")
+        query = select(*(CLAIMS.c[name] for name in names)).order_by(CLAIMS.c.pid, CLAIMS.c.partition)
         return [tuple(row) for row in connection.execute(query)]
 
 

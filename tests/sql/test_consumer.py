@@ -68,8 +68,9 @@ def stored(engine: Engine) -> list[tuple[int, int, int]]:
 
 def dead(engine: Engine, columns: str = '"offset", error_type, tries') -> list[tuple[Any, ...]]:
     with engine.connect() as connection:
-        query = text(f'SELECT {columns} FROM fencepost_dead_letters ORDER BY partition, "offset"')
-        return [tuple(row) for row in connection.execute(query)]
+        query = f'SELECT {columns} FROM fencepost_dead_letters ORDER BY "partition", "offset"'
+        query = query.replace('"', engine.dialect.identifier_preparer.initial_quote)
+        return [tuple(row) for row in connection.execute(text(query))]
 
 
 def truth(cluster: Cluster) -> list[tuple[int, int, int]]:

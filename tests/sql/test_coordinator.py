@@ -24,7 +24,7 @@ OUTPUT = Table("output", MetaData(), Column("id", Integer, primary_key=True), Co
 @pytest.fixture
 def coordinator(engine: Engine) -> TransactionCoordinator:
     made = TransactionCoordinator(engine, routes={"clicks": None, "views": None})
-    made.database.transaction(lambda connection: OUTPUT.create(connection))
+    OUTPUT.create(made.database.engine)
     return made
 
 
@@ -86,8 +86,10 @@ def test_readers_join_decisions(coordinator: TransactionCoordinator) -> None:
     for it in identities:
         coordinator.begin(it)
 
-    def write(connection: Connection) -> None:
+    with coordinator.database.engine.begin() as connection:
         connection.execute(text("CREATE TABLE rows_of_producers (pid BIGINT, epoch INTEGER)"))
+
+    def write(connection: Connection) -> None:
         for it in identities:
             connection.execute(text(f"INSERT INTO rows_of_producers VALUES ({it.pid}, {it.epoch})"))
 
@@ -144,7 +146,7 @@ def test_work_that_passes_over_an_error_decides_nothing(engine: Engine) -> None:
     """Nor does it write markers: PostgreSQL takes the commit of what it has undone for a rollback."""
     markers: list[tuple[Any, ...]] = []
     coordinator = TransactionCoordinator(engine, routes={"out": Route(lambda *marker: markers.append(marker))})
-    coordinator.database.transaction(lambda connection: OUTPUT.create(connection))
+    OUTPUT.create(coordinator.database.engine)
     identity = coordinator.init_producer("an id")
     coordinator.add_partitions(identity, [("out", 0)])
     coordinator.add_offsets(identity, "group", {0: (0, 10)})

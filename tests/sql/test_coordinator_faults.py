@@ -48,7 +48,7 @@ def markers(tmp_path: Path) -> Markers:
 @pytest.fixture
 def coordinator(engine: Engine, markers: Markers) -> TransactionCoordinator:
     made = TransactionCoordinator(engine, routes={TOPIC: markers})
-    made.database.transaction(lambda connection: OUTPUT.create(connection))
+    OUTPUT.create(made.database.engine)
     return made
 
 

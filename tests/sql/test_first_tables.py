@@ -5,6 +5,7 @@ from __future__ import annotations
 import coordinator_first_tables as first
 import fencepost as fp
 import pytest
+from databases import without_mariadb
 from fencepost.sql import ProducerIdentity, ProducerRegistry, Recovered, TransactionCoordinator
 from fencepost.sql.transaction import State
 from sqlalchemy import Engine, text
@@ -19,6 +20,7 @@ def make(engine: Engine, *producers: tuple[str, int, int, list[str], bool]) -> N
             first.add_producer(connection, *it)
 
 
+@without_mariadb
 def test_what_the_first_version_knew_is_known(engine: Engine) -> None:
     make(
         engine,
@@ -39,6 +41,7 @@ def test_what_the_first_version_knew_is_known(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("state", WAITING)
+@without_mariadb
 def test_transactions_that_wait_for_markers_are_refused(engine: Engine, state: State) -> None:
     """Nobody can say whose they are; what was made stays as it is, for the version that can."""
     make(engine, ("done", 7, State.COMPLETE_COMMIT, [], True), ("stuck", 8, state, ["clicks", "views"], True))

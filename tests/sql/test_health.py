@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import sqlalchemy
+from databases import without_mariadb
 from fencepost.sql import Reaped, RetentionWarning, SqlSink, derived_key, transition
 from fencepost.sql.consumers import CLAIMS, MESSAGES
 from sqlalchemy import Column, Connection, Engine, Integer, MetaData, String, Table, func, select
@@ -394,6 +395,7 @@ def payload(*values: Any) -> pa.Table:
         ("REAL", [0.5, Decimal("0.5")], [0.25, -0.5]),
     ],
 )
+@without_mariadb
 def test_values_are_compared_not_how_they_are_written(
     events: Engine, kind: str, equal: list[Any], others: list[Any]
 ) -> None:
@@ -431,6 +433,7 @@ def test_names_with_signs_of_parameters(events: Engine, name: str, by_copy: bool
         sink.apply(pa.table({"pid": [7, 7], "seq": [2, 3], name: ["", "x" * 21]}))
 
 
+@without_mariadb
 def test_decimals_that_sqlite_would_round(events: Engine) -> None:
     sink = with_payload(events, "typed", ["NUMERIC"])
     long = Decimal("123456789012345678901234567890")
@@ -698,4 +701,5 @@ def test_an_unknown_outcome_of_opening_is_asked_again(events: Engine, monkeypatc
 
     monkeypatch.setattr(Database, "_commit", lose_every_other)
     SqlSink(events, None, "opened", columns=TIMED)
-    assert lost == [True, False] * 2
+    # MariaDB makes tables outside of transactions.
+    assert lost == [True, False] * (1 if events.dialect.name == "mariadb" else 2)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import fencepost as fp
 import psycopg
 import pyarrow as pa
+import pymysql
 import pytest
 import sqlalchemy as sa
 from coordinator_doors import Route
@@ -21,6 +23,7 @@ from sqlalchemy import text
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from mariadb import MariaDBServer
 from postgres import PostgresServer
 
 SCHEMA = pa.schema({"value": pa.int64()})
@@ -29,18 +32,34 @@ WAITING_MAX = 3
 ROWS = {"pid": [1], "epoch": [0], "partition": [0], "seq": [0]}
 
 
+# PyMySQL leaves the sockets of connections that it could not make to the garbage collector.
+pytestmark = pytest.mark.filterwarnings("ignore:Exception ignored in. <socket:pytest.PytestUnraisableExceptionWarning")
+Server: TypeAlias = PostgresServer | MariaDBServer
+on_both = pytest.mark.parametrize("server", [PostgresServer, MariaDBServer], indirect=True)
+on_each = pytest.mark.parametrize(
+    "server", [PostgresServer, pytest.param(MariaDBServer, marks=pytest.mark.matrix)], indirect=True
+)
+
+
+@pytest.fixture(autouse=True)
+def sockets_are_collected() -> Iterator[None]:
+    """Here, and not in another test."""
+    yield
+    gc.collect()
+
+
 @pytest.fixture(scope="module")
-def server() -> Iterator[PostgresServer]:
+def server(request: pytest.FixtureRequest) -> Iterator[Server]:
     """Of its own, for it is stopped and started."""
-    with PostgresServer() as running:
+    with getattr(request, "param", PostgresServer)() as running:
         yield running
 
 
 @pytest.fixture
-def engine(server: PostgresServer) -> Iterator[sa.Engine]:
+def engine(server: Server) -> Iterator[sa.Engine]:
     made = sa.create_engine(server.new_database())
-    with made.begin() as connection:
-        connection.execute(text("CREATE TABLE sunk (pid bigint, epoch int, partition int, seq bigint)"))
+    columns = (sa.Column(it, sa.BigInteger) for it in ("pid", "epoch", "partition", "seq"))
+    sa.Table("sunk", sa.MetaData(), *columns).create(made)
     yield made
     made.dispose()
 
@@ -100,7 +119,8 @@ class Doors:
         }
 
 
-def test_every_door_says_that_the_database_is_away(engine: sa.Engine, server: PostgresServer, tmp_path: Path) -> None:
+@on_both
+def test_every_door_says_that_the_database_is_away(engine: sa.Engine, server: Server, tmp_path: Path) -> None:
     doors = Doors(engine, tmp_path / "sink")
     server.halt("immediate")
     try:
@@ -121,14 +141,21 @@ def test_errors_of_statements_stay_what_they_are(new_engine: Callable[[], sa.Eng
             database.transaction(lambda connection, it=statement: connection.execute(text(it)))
 
 
+@on_both
 def test_a_statement_that_takes_too_long_is_an_outage(engine: sa.Engine) -> None:
     """As is every other that the server ends for reasons of its own."""
 
     def work(connection: sa.Connection) -> None:
-        connection.execute(text("SET LOCAL statement_timeout = 1"))
-        connection.execute(text("SELECT pg_sleep(60)"))
+        if engine.dialect.name == "mariadb":
+            slow = "SELECT count(*) FROM seq_1_to_100000000 AS a WHERE md5(a.seq) = 'x'"
+            connection.execute(text(f"SET STATEMENT max_statement_time = 0.001 FOR {slow}"))
+        else:
+            connection.execute(text("SET LOCAL statement_timeout = 1"))
+            connection.execute(text("SELECT pg_sleep(60)"))
 
-    with pytest.raises(fp.StoreError, match="canceling statement due to statement timeout"):
+    with pytest.raises(
+        fp.StoreError, match=r"canceling statement due to statement timeout|max_statement_time exceeded"
+    ):
         Database(engine).transaction(work)
 
 
@@ -149,7 +176,8 @@ def test_a_password_is_not_told() -> None:
     assert "secret" not in str(caught.value)
 
 
-def test_a_pool_without_a_free_connection_is_an_outage(server: PostgresServer) -> None:
+@on_each
+def test_a_pool_without_a_free_connection_is_an_outage(server: Server) -> None:
     engine = sa.create_engine(server.new_database(), pool_size=1, max_overflow=0, pool_timeout=0.01)
     database = Database(engine)
     with engine.connect(), pytest.raises(fp.StoreError, match="QueuePool limit"):
@@ -209,9 +237,10 @@ def is_delivered(error: BaseException | None) -> bool:
     return error is None
 
 
+@on_each
 @pytest.mark.parametrize("kind", ["no name", "lease", "registry"])
 def test_a_producer_outlives_an_outage_that_is_longer_than_its_time_out(
-    engine: sa.Engine, server: PostgresServer, kind: str
+    engine: sa.Engine, server: Server, kind: str
 ) -> None:
     transport = SqlTransport(engine, "events", schema=SCHEMA)
     options: dict[str, Any] = {} if kind == "no name" else {"name": "gate 7"}
@@ -242,7 +271,8 @@ def test_a_producer_outlives_an_outage_that_is_longer_than_its_time_out(
     assert not refused & set(found), "what was refused is not"
 
 
-def test_transactions_under_load_survive_outages(engine: sa.Engine, server: PostgresServer) -> None:
+@on_each
+def test_transactions_under_load_survive_outages(engine: sa.Engine, server: Server) -> None:
     """Who runs again what was aborted, and asks what is unknown, has every value once."""
     transport = SqlTransport(engine, "events", schema=SCHEMA)
     coordinator = TransactionCoordinator(engine, routes={"events": transport})
@@ -304,7 +334,8 @@ def test_transactions_under_load_survive_outages(engine: sa.Engine, server: Post
     assert read_committed(engine, "events")["value"].to_pylist() == list(range(committed[0]))
 
 
-def test_an_outage_masks_nothing_and_leaves_no_threads(engine: sa.Engine, server: PostgresServer) -> None:
+@on_each
+def test_an_outage_masks_nothing_and_leaves_no_threads(engine: sa.Engine, server: Server) -> None:
     transport = SqlTransport(engine, "events", schema=SCHEMA)
     coordinator = TransactionCoordinator(engine, routes={"events": transport})
     threads = set(threading.enumerate())
@@ -344,7 +375,8 @@ def test_an_outage_masks_nothing_and_leaves_no_threads(engine: sa.Engine, server
     assert read_committed(engine, "events")["value"].to_pylist() == [4]
 
 
-def test_what_an_abort_has_begun_is_not_committed(engine: sa.Engine, server: PostgresServer) -> None:
+@on_each
+def test_what_an_abort_has_begun_is_not_committed(engine: sa.Engine, server: Server) -> None:
     """The next begin aborts what an outage has left; a commit would show what was sent without what was dropped."""
     transport = SqlTransport(engine, "events", schema=SCHEMA)
     coordinator = TransactionCoordinator(engine, routes={"events": transport})
@@ -367,7 +399,8 @@ def test_what_an_abort_has_begun_is_not_committed(engine: sa.Engine, server: Pos
     assert read_committed(engine, "events")["value"].to_pylist() == [2]
 
 
-def test_an_outcome_that_is_unknown_stays_so_in_an_outage(engine: sa.Engine, server: PostgresServer) -> None:
+@on_each
+def test_an_outcome_that_is_unknown_stays_so_in_an_outage(engine: sa.Engine, server: Server) -> None:
     """The commit happened, its answer was lost, and then nobody answers: not an error that says that it did not."""
     transport = SqlTransport(engine, "events", schema=SCHEMA)
     coordinator = TransactionCoordinator(engine, routes={"events": transport})
@@ -378,6 +411,8 @@ def test_an_outcome_that_is_unknown_stays_so_in_an_outage(engine: sa.Engine, ser
         engine.dialect.do_commit = commit  # type: ignore[method-assign]
         server.halt("immediate")
         connection.driver_connection.close()
+        if engine.dialect.name == "mariadb":
+            raise pymysql.OperationalError(2013, "the answer was lost")
         raise psycopg.OperationalError("the answer was lost")
 
     def send_and_lose(producer: fp.SequencedProducer) -> None:
@@ -399,7 +434,8 @@ def test_an_outcome_that_is_unknown_stays_so_in_an_outage(engine: sa.Engine, ser
     assert read_committed(engine, "events")["value"].to_pylist() == [1, 2]
 
 
-def test_a_decision_that_could_not_be_completed_is_not_called_undone(engine: sa.Engine, server: PostgresServer) -> None:
+@on_each
+def test_a_decision_that_could_not_be_completed_is_not_called_undone(engine: sa.Engine, server: Server) -> None:
     """The database goes away while markers are written: what is decided stands, and the error says so."""
     coordinator = TransactionCoordinator(engine, routes={"out": Route(lambda *_: server.halt("immediate"))})
     identity = coordinator.init_producer("stage")

@@ -12,6 +12,7 @@ import pytest
 import sqlalchemy as sa
 from fencepost.sql import SqlSink
 from sqlalchemy import Engine
+from sqlalchemy.dialects.mysql import DATETIME
 
 ACCEPTED, DUPLICATE, CONFLICT = fp.Verdict.ACCEPTED, fp.Verdict.DUPLICATE, fp.Verdict.CONFLICT
 TABLES = sa.MetaData()
@@ -21,7 +22,7 @@ PAYMENTS = sa.Table(
     *(sa.Column(name, sa.BigInteger, nullable=False) for name in ("pid", "epoch", "partition", "seq")),
     sa.Column("amount", sa.Numeric(10, 2)),
     sa.Column("rate", sa.Float),
-    sa.Column("at", sa.DateTime(timezone=True)),
+    sa.Column("at", sa.DateTime(timezone=True).with_variant(DATETIME(fsp=6), "mariadb")),
     sa.Column("note", sa.String(20)),
     sa.Column("flag", sa.Boolean),
     sa.Column("raw", sa.LargeBinary),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import random
 import signal
 import sqlite3
@@ -14,9 +15,11 @@ from typing import Any
 import fencepost as fp
 import psycopg
 import pyarrow as pa
+import pymysql
 import pytest
 import sqlalchemy
 from fencepost.sql import SqlSink
+from mariadb import MariaDBServer
 from postgres import PostgresServer
 from processes import fork_server
 from sqlalchemy import Connection, Engine, text
@@ -58,6 +61,8 @@ def lose_the_connection(engine: Engine, monkeypatch: pytest.MonkeyPatch, *, afte
         connection.driver_connection.close()
         if engine.dialect.name == "sqlite":
             raise sqlite3.ProgrammingError("Cannot operate on a closed database.")
+        if engine.dialect.name == "mariadb":
+            raise pymysql.OperationalError(2013, "Lost connection to server during query")
         raise psycopg.OperationalError("the connection is lost")
 
     monkeypatch.setattr(engine.dialect, "do_commit", broken)
@@ -158,16 +163,21 @@ def test_sinks_that_deadlock_in_their_effects(events: Engine, new_engine: Callab
 
 
 @pytest.fixture
-def own_server() -> Iterator[PostgresServer]:
-    with PostgresServer() as server:
+def own_server(request: pytest.FixtureRequest) -> Iterator[PostgresServer | MariaDBServer]:
+    with request.param() as server:
         yield server
+    gc.collect()  # sockets, within the filter of the test
 
 
-def test_a_server_that_crashes_again_and_again(own_server: PostgresServer) -> None:
+@pytest.mark.filterwarnings("ignore:Exception ignored in. <socket:pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize(
+    "own_server", [PostgresServer, pytest.param(MariaDBServer, marks=pytest.mark.matrix)], indirect=True
+)
+def test_a_server_that_crashes_again_and_again(own_server: PostgresServer | MariaDBServer) -> None:
     """A caller that repeats what failed, and only that, ends with each row once and its position at the end."""
     engine = sqlalchemy.create_engine(own_server.new_database())
-    with engine.begin() as connection:
-        connection.execute(text(CREATE))
+    columns = (sqlalchemy.Column(it, sqlalchemy.BigInteger) for it in ("pid", "epoch", "partition", "seq"))
+    sqlalchemy.Table("events", sqlalchemy.MetaData(), *columns).create(engine)
     errors: list[str] = []
     applied = 0
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import threading
+import time
 import uuid
 from collections.abc import Callable
 from datetime import date, datetime
@@ -16,6 +17,7 @@ import fencepost as fp
 import pyarrow as pa
 import pytest
 import sqlalchemy as sa
+from databases import without_mariadb
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -26,7 +28,15 @@ from fencepost.producer.stamping import stamp, stamp_positions
 from fencepost.sql import ProducerRegistry, TransactionCoordinator
 from fencepost.sql.database import Database
 from fencepost.sql.registry import DAY_MS
-from fencepost.transports import LandingTransport, PartitionLogTransport, SqlTransport, read_committed, read_landing
+from fencepost.transports import (
+    LandingTransport,
+    PartitionLogTransport,
+    SqlTransport,
+    create_committed_view,
+    read_committed,
+    read_landing,
+    stream_committed,
+)
 from fencepost.transports.judging import LEASES_FROM
 
 QUICK = {"retry_backoff_ms": 1, "retry_backoff_max_ms": 5}
@@ -259,6 +269,8 @@ REFUSALS = {
     "trigger": (
         {
             "sqlite": "CREATE TRIGGER no BEFORE INSERT ON events BEGIN SELECT RAISE(ABORT, 'closed'); END",
+            "mariadb": "CREATE TRIGGER no BEFORE INSERT ON events FOR EACH ROW SIGNAL SQLSTATE '45000' "
+            "SET MESSAGE_TEXT = 'events are closed'",
             "postgresql": "CREATE FUNCTION no() RETURNS trigger AS $$ BEGIN RAISE EXCEPTION 'closed'; END $$ "
             "LANGUAGE plpgsql; CREATE TRIGGER no BEFORE INSERT ON events FOR EACH ROW EXECUTE FUNCTION no()",
         },
@@ -282,6 +294,12 @@ def test_a_missing_right_is_not_waited_for(engine: sa.Engine, tmp_path: Path) ->
     url = engine.url
     if engine.dialect.name == "sqlite":
         limited = sa.create_engine(f"sqlite:///file:{tmp_path}/test.db?mode=ro&uri=true")
+    elif engine.dialect.name == "mariadb":
+        name = f"r{uuid.uuid4().hex[:20]}"
+        with engine.begin() as connection:
+            connection.execute(sa.text(f"CREATE USER {name}@localhost"))
+            connection.execute(sa.text(f"GRANT SELECT ON {url.database}.* TO {name}@localhost"))
+        limited = sa.create_engine(url.set(username=name))
     else:
         with engine.begin() as connection:
             name = f"reader_{uuid.uuid4().hex}"
@@ -642,6 +660,7 @@ def test_tables_of_another_version_are_refused(engine: sa.Engine, version: int, 
         SqlTransport(engine, "events")
 
 
+@without_mariadb
 def test_tables_of_the_version_before_are_taken(engine: sa.Engine) -> None:
     """They have neither a count of partitions nor whose next epoch a lease is."""
     before = SqlTransport(engine, "events", schema=SCHEMA, partitions=2)
@@ -724,3 +743,100 @@ def wear_out(engine: sa.Engine, folder: Path, kind: str, pid: int) -> None:
     table, column = ("events_leases", "name") if kind == "sql" else ("fencepost_producers", "transactional_id")
     with engine.begin() as connection:
         assert connection.execute(sa.text(f"UPDATE {table} SET epoch = 32765 WHERE {column} = 'a'")).rowcount == 1
+
+
+# What is committed, in pieces and for SQL
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 100])
+def test_what_is_committed_comes_in_pieces(engine: sa.Engine, rows: int) -> None:
+    transport = SqlTransport(engine, "events", schema=SCHEMA, partitions=2)
+    transport.send(batch(9, 0, 0, [1, 2, 3]))
+    transport.send(batch(7, 0, 0, [8], transactional=True))
+    transport.send(batch(9, 0, 0, [4, 5], partition=1))
+    transport.send(batch(9, 0, 3, [6]))
+    pieces = list(stream_committed(engine, "events", batch_rows=rows))
+    assert max(map(len, pieces)) <= rows
+    assert [it for piece in pieces for it in piece["value"].to_pylist()] == [1, 2, 3, 4, 5]
+    some = stream_committed(engine, "events", partition=0, from_offset=1, batch_rows=rows)
+    assert [it for piece in some for it in piece["value"].to_pylist()] == [2, 3]
+    [nothing] = stream_committed(engine, "events", from_offset=99)
+    assert (len(nothing), nothing.column_names) == (0, list(pieces[0].column_names))
+
+
+def test_no_transaction_is_open_between_two_pieces(engine: sa.Engine, new_engine: NewEngine) -> None:
+    """A reader that is slow blocks no writer, on SQLite too."""
+    transport = SqlTransport(engine, "events", schema=SCHEMA)
+    transport.send(batch(7, 0, 0, [1, 2]))
+    pieces = stream_committed(new_engine(), "events", batch_rows=1)
+    first = next(pieces)
+    assert transport.send(batch(7, 0, 2, [3])).offset == 2
+    assert [first["value"].to_pylist(), *(it["value"].to_pylist() for it in pieces)] == [[1], [2]]
+    with pytest.raises(fp.PolicyError, match="batch_rows=0: a number of rows"):
+        next(stream_committed(engine, "events", batch_rows=0))
+
+
+def test_a_view_shows_what_is_committed_to_sql(engine: sa.Engine) -> None:
+    transport = SqlTransport(engine, "events", schema=SCHEMA, partitions=2)
+    assert create_committed_view(engine, "events") == "events_committed"
+
+    def seen() -> list[int]:
+        with engine.connect() as connection:
+            query = sa.text("SELECT value FROM events_committed ORDER BY 1")
+            found = list(connection.execute(query).scalars())
+        assert found == sorted(values(engine)), "as read_committed"
+        return found
+
+    assert seen() == []
+    transport.send(batch(9, 0, 0, [1]))
+    transport.send(batch(7, 0, 0, [2, 3], transactional=True))
+    transport.send(batch(9, 0, 1, [4]))
+    transport.send(batch(9, 0, 0, [5], partition=1))
+    assert seen() == [1, 5], "of each partition up to what is open"
+    transport.write_marker(7, 1, 0, "abort")
+    assert seen() == [1, 4, 5]
+    transport.send(batch(7, 1, 0, [6], transactional=True))
+    transport.write_marker(7, 2, 0, "commit")
+    assert seen() == [1, 4, 5, 6]
+    with engine.begin() as connection:
+        connection.execute(
+            sa.text("INSERT INTO events (pid, epoch, partition, seq, log_offset, value) VALUES (7, 0, 0, 2, 77, 99)")
+        )
+        connection.execute(
+            sa.text("INSERT INTO events (pid, epoch, partition, seq, log_offset, value) VALUES (7, 0, 5, 2, 0, 98)")
+        )
+    assert seen() == [1, 4, 5, 6], "rows that nobody listed"
+    with engine.begin() as connection:
+        connection.execute(sa.text("ALTER TABLE events ADD COLUMN colour INTEGER"))
+    create_committed_view(engine, "events")
+    assert "colour" in [it["name"] for it in sa.inspect(engine).get_columns("events_committed")]
+
+
+def test_a_view_of_a_table_with_an_odd_name(engine: sa.Engine) -> None:
+    name = "of 50% :all"
+    SqlTransport(engine, name, schema=SCHEMA).send(batch(7, 0, 0, [1]))
+    view = sa.Table(create_committed_view(engine, name), sa.MetaData(), sa.Column("value", sa.Integer))
+    with engine.connect() as connection:
+        assert connection.execute(sa.select(view)).all() == [(1,)]
+
+
+def test_a_view_reads_each_batch_by_an_index(engine: sa.Engine) -> None:
+    """However many batches there are: a view that scanned them for every row would take their product."""
+    transport = SqlTransport(engine, "events", schema=SCHEMA)
+    transport.send(batch(7, 0, 0, [1]))
+    create_committed_view(engine, "events")
+    count = 3000
+    with engine.begin() as connection:
+        rows = [
+            {"pid": 7, "epoch": 0, "partition": 0, "seq": it, "log_offset": it, "value": it} for it in range(1, count)
+        ]
+        listed = [
+            {"partition": 0, "log_offset": it, "pid": 7, "epoch": 0, "first_seq": it, "last_seq": it, "count": 1,
+             "outcome": "commit"} for it in range(1, count)
+        ]  # fmt: skip
+        tables = transport._tables
+        connection.execute(sa.insert(tables.rows), rows)
+        connection.execute(sa.insert(tables.commits), listed)
+        began = time.monotonic()
+        assert connection.execute(sa.text("SELECT count(*) FROM events_committed")).scalar_one() == count
+        assert time.monotonic() - began < 5

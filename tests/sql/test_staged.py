@@ -17,7 +17,9 @@ import fencepost as fp
 import polars as pl
 import psycopg
 import pyarrow as pa  # type: ignore[import-untyped]
+import pymysql
 import pytest
+from databases import without_mariadb
 from fencepost.lake import DedupJob, LocalEngine
 from fencepost.sql import SqlSink, StagedTable
 from fencepost.state.operations import abandon, collect_garbage
@@ -174,7 +176,7 @@ def test_a_crash_at_every_commit(
             raise AssertionError("there are not so many commits in a run")
         make().run()
         assert stored(events) == expected(*seeds)
-    assert crashes >= 6
+    assert crashes >= (4 if events.dialect.name == "mariadb" else 6), "MariaDB's CREATE TABLE is no commit of ours"
     assert version(events)[1] == "applied"
     collect_garbage(make().state, sink=make().sink)
     assert tables_of_tasks(events) == []
@@ -201,7 +203,7 @@ def test_a_lost_commit_is_told_by_the_version(
             connection.driver_connection.close()
         try:
             commit(dialect, connection)
-        except (sqlite3.ProgrammingError, psycopg.OperationalError) as error:
+        except (sqlite3.ProgrammingError, psycopg.OperationalError, pymysql.Error) as error:
             raise (closed if events.dialect.name == "sqlite" else error) from None
 
     monkeypatch.setattr(StagedTable, "_move", move)
@@ -359,7 +361,9 @@ def test_a_table_with_columns_of_its_own(engine: Engine, database_url: str, tmp_
 def test_a_table_with_odd_names(engine: Engine, database_url: str, tmp_path: Path) -> None:
     """Those that SQLAlchemy and drivers take for parameters."""
     with engine.begin() as connection:
-        connection.execute(text(r'CREATE TABLE "of 50% \:all" (pid BIGINT, seq INTEGER, "%s \:origin" VARCHAR(20))'))
+        quote = connection.dialect.identifier_preparer.initial_quote
+        create = r'CREATE TABLE "of 50% \:all" (pid BIGINT, seq INTEGER, "%s \:origin" VARCHAR(20))'
+        connection.execute(text(create.replace('"', quote)))
     rows = (
         make_rows(0)
         .select(["pid", "epoch", "partition", "seq", "origin"])
@@ -370,7 +374,9 @@ def test_a_table_with_odd_names(engine: Engine, database_url: str, tmp_path: Pat
     sink = StagedTable(database_url, "of 50% :all", tmp_path / "sink", insert=names, sync=False)
     report = DedupJob(tmp_path / "source", tmp_path / "state", sink, sync=False).run()
     with engine.connect() as connection:
-        assert len(connection.execute(text(r'SELECT * FROM "of 50% \:all"')).all()) == report.kept > 0
+        assert (
+            len(connection.execute(text(r'SELECT * FROM "of 50% \:all"'.replace('"', quote))).all()) == report.kept > 0
+        )
 
 
 def test_a_consumer_s_sink_is_asked_for_one(events: Engine, tmp_path: Path) -> None:
@@ -391,6 +397,7 @@ def test_a_consumer_s_sink_is_asked_for_one(events: Engine, tmp_path: Path) -> N
         sink.for_job("s3://bucket/state")
 
 
+@without_mariadb
 def test_an_engine_that_its_url_does_not_lead_to(
     events: Engine, new_engine: Callable[..., Engine], database_url: str, tmp_path: Path
 ) -> None:

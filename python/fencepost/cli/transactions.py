@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fencepost.cli.databases import Database, engine_of
 from fencepost.cli.terminal import EXIT_FINDINGS, show_table
-from fencepost.errors import PolicyError, StoreError
 
 if TYPE_CHECKING:
-    from sqlalchemy import Engine
-
     from fencepost.sql import TransactionStatus
 
 transactions_app = typer.Typer(
@@ -25,15 +20,6 @@ transactions_app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-Database = Annotated[
-    str,
-    typer.Option(
-        metavar="URL",
-        envvar="FENCEPOST_DATABASE",
-        help="The database of the producers, such as postgresql+psycopg://host/name or sqlite:///file.db. Put a "
-        "password into the environment variable, not on the command line.",
-    ),
-]
 TransactionalId = Annotated[str, typer.Argument(metavar="ID", help="A transactional id.")]
 AsJson = Annotated[bool, typer.Option("--json", help="As JSON.")]
 
@@ -47,7 +33,7 @@ def list_command(
     """Transactions that are open, or decided and not completed. Exit code 3 if one of them takes too long."""
     from fencepost.sql import list_transactions
 
-    with _engine(database) as engine:
+    with engine_of(database) as engine:
         found = list_transactions(engine, unfinished_only=not every)
     if as_json:
         print(json.dumps([_report(it) for it in found]))
@@ -62,7 +48,7 @@ def describe_command(transactional_id: TransactionalId, database: Database, as_j
     """One transaction: state, owner, age, partitions, positions, and what it waits for. Exit code 3 if it is late."""
     from fencepost.sql import describe_transaction
 
-    with _engine(database) as engine:
+    with engine_of(database) as engine:
         found = describe_transaction(engine, transactional_id)
     report = _report(found)
     print(json.dumps(report) if as_json else "\n".join(f"{name}: {_shown(value)}" for name, value in report.items()))
@@ -76,7 +62,7 @@ def abort_command(transactional_id: TransactionalId, database: Database) -> None
     from fencepost.sql import TransactionCoordinator
     from fencepost.sql.inspection import check_database
 
-    with _engine(database) as engine:
+    with engine_of(database) as engine:
         check_database(engine)
         topics = TransactionCoordinator(engine).terminate(transactional_id)
     left = f"; markers for {', '.join(topics)} are written by recover() of a coordinator with routes to them"
@@ -89,36 +75,9 @@ def metrics_command(database: Database, as_json: AsJson = False) -> None:
     from fencepost.sql import transaction_metrics
     from fencepost.sql.inspection import to_open_metrics
 
-    with _engine(database) as engine:
+    with engine_of(database) as engine:
         found = transaction_metrics(engine)
     print(json.dumps(found) if as_json else to_open_metrics(found), end="\n" if as_json else "")
-
-
-@contextmanager
-def _engine(url: str) -> Iterator[Engine]:
-    """The database of this URL, while the command runs. A file that is not there is not made."""
-    from sqlalchemy import create_engine, exc, make_url
-
-    try:
-        parsed = make_url(url)
-    except exc.ArgumentError:
-        # Without what it says: there may be a password in it.
-        raise typer.BadParameter("--database: not a URL such as postgresql+psycopg://host/name") from None
-    if parsed.get_backend_name() == "postgresql":
-        parsed = parsed.set(drivername="postgresql+psycopg")  # the one driver that is known
-    if parsed.get_backend_name() == "sqlite" and not Path(parsed.database or "").is_file():
-        raise StoreError(f"{parsed.database}: there is no such file")
-    try:
-        engine = create_engine(parsed)
-    except exc.NoSuchModuleError as problem:
-        raise PolicyError(f"--database: {problem}") from None
-    try:
-        yield engine
-    except exc.DBAPIError as problem:
-        shown = parsed.render_as_string(hide_password=True)
-        raise StoreError(f"{shown}: {str(problem.orig).partition(chr(10))[0]}") from problem
-    finally:
-        engine.dispose()
 
 
 _COLUMNS = ("id", "state", "pid", "epoch", "age s", "late", "partitions", "waits for")

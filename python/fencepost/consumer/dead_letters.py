@@ -6,30 +6,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from sqlalchemy import Column, Connection, Engine, Integer, LargeBinary, MetaData, String, Table, Text, text
+from sqlalchemy import Connection, Engine
 
 from fencepost.consumer.messages import Message, headers_text, place_of
 from fencepost.errors import StoreError
-from fencepost.sql.database import Database, Int64
+from fencepost.sql.consumers import DEAD_LETTERS, DEAD_LETTERS_PART
+from fencepost.sql.database import Database
+from fencepost.sql.upserts import insert_if_missing
 
-PART, VERSION = "dead_letters", 1
-TABLES = MetaData()
-DEAD_LETTERS = Table(
-    "fencepost_dead_letters",
-    TABLES,
-    Column("consumer", String(255), primary_key=True),
-    Column("topic", String(255), primary_key=True),
-    Column("partition", Integer, primary_key=True),
-    Column("offset", Int64, primary_key=True),
-    Column("timestamp", Int64),
-    Column("key", LargeBinary),
-    Column("value", LargeBinary),
-    Column("headers", Text),
-    Column("error_type", Text, nullable=False),
-    Column("error", Text, nullable=False),
-    Column("tries", Integer, nullable=False),
-    Column("created_ms", Int64, nullable=False),
-)
 _ERROR_CHARACTERS = 4000
 
 
@@ -68,15 +52,12 @@ DeadLetterWriter: TypeAlias = Callable[[Connection, Sequence[DeadLetter]], None]
 def to_table(engine: Engine) -> DeadLetterWriter:
     """Writes to the table `fencepost_dead_letters` of the database, which is made where it is missing."""
     database = Database(engine)
-    database.create_tables(PART, VERSION, TABLES)
-    names = DEAD_LETTERS.c.keys()
-    places = ", ".join(database.clock if name == "created_ms" else f":{name}" for name in names)
-    # `offset` is a keyword of PostgreSQL.
-    quoted = ", ".join(f'"{name}"' for name in names)
-    statement = text(f"INSERT INTO fencepost_dead_letters ({quoted}) VALUES ({places}) ON CONFLICT DO NOTHING")
+    database.create_tables(DEAD_LETTERS_PART)
 
     def write(connection: Connection, letters: Sequence[DeadLetter]) -> None:
-        connection.execute(statement, [_row(letter) for letter in letters])
+        now = {"created_ms": database.now_ms(connection)}
+        for letter in letters:
+            insert_if_missing(connection, DEAD_LETTERS, _row(letter) | now)
 
     return write
 

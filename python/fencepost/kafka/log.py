@@ -61,7 +61,7 @@ class Recovered(NamedTuple):
 
 
 class PartitionLog:
-    """The log of one partition, open for its only writer.
+    """The log of one partition, open for its only writer. A building block: no retention, no readers elsewhere.
 
     `path`: the partition's folder, created if need be; `orders-3` is partition 3 of the topic orders. `partition`: the
     number where the folder's name does not tell it, 0 unless given. Batches are judged by a `BrokerTable` and written

@@ -1,7 +1,8 @@
 """Both ends of a stream on a real database: producer identity, transactions, idempotent consumers.
 
 Needs `fencepost[sql]` (SQLAlchemy 2, pyarrow, numpy). SQLite is embedded and needs no more; PostgreSQL needs psycopg 3,
-`fencepost[postgresql]`. Everything here runs in transactions of `database`, which knows what may be tried again.
+`fencepost[postgresql]`; MariaDB needs PyMySQL, `fencepost[mariadb]`. Everything here runs in transactions of
+`database`, which knows what may be tried again; `kinds` knows the databases.
 """
 
 from fencepost.sql.coordinator import Positions, TransactionCoordinator
@@ -20,6 +21,7 @@ from fencepost.sql.registry import ProducerRegistry
 from fencepost.sql.requests import IdempotentRequests, RequestClaim, Response
 from fencepost.sql.retention import Reaped, RetentionWarning
 from fencepost.sql.routes import Left, MarkerWriter, Recovered
+from fencepost.sql.schema import ddl, statements
 from fencepost.sql.sink import Applied, SqlSink
 from fencepost.sql.staged import StagedTable
 from fencepost.sql.transaction import ProducerIdentity
@@ -47,9 +49,11 @@ __all__ = [
     "TransactionCoordinator",
     "TransactionStatus",
     "WsgiIdempotency",
+    "ddl",
     "derived_key",
     "describe_transaction",
     "list_transactions",
+    "statements",
     "transaction_metrics",
     "transition",
 ]

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-from sqlalchemy import Column, Connection, MetaData, Table, and_, exists, select
-from sqlalchemy.schema import CreateTable, DropTable
+from sqlalchemy import Column, Connection, MetaData, Table, and_, exists, literal_column, select
+from sqlalchemy.schema import CreateTable
 
 from fencepost.errors import PolicyError
 from fencepost.sql import rows as bulk
 from fencepost.sql.database import Int64
-from fencepost.sql.reconciliation import fingerprint_of, know_fingerprints
+from fencepost.sql.reconciliation import drop_temporary, exact, fingerprint_of, know_fingerprints
 from fencepost.sql.target import Target
 
 Mask = npt.NDArray[np.bool_]
@@ -49,20 +49,26 @@ class Comparison:
             return found, 0
         know_fingerprints(connection)
         batch = self._table(rows.column_names)
-        connection.execute(CreateTable(batch))
         try:
+            self._create(connection, batch)
             bulk.insert(connection, batch, rows.take(pa.array(places)).append_column(_PLACE, pa.array(places)))
             known, equal = (self._places(connection, batch, is_equal) for is_equal in (False, True))
         finally:
             if not connection.invalidated and connection.in_transaction():
-                self._drop(connection, batch)
+                drop_temporary(connection, batch)
         found[known] = True
         found[equal] = False
         return found, len(places) - len(known)
 
-    @staticmethod
-    def _drop(connection: Connection, batch: Table) -> None:
-        connection.execute(DropTable(batch, if_exists=True))
+    def _create(self, connection: Connection, batch: Table) -> None:
+        if self.target.kind != "mariadb":
+            connection.execute(CreateTable(batch))
+            return
+        # As a query of the target, whose character sets and collations come along.
+        columns = [self.target.table.c[it.name] for it in batch.c if it.name != _PLACE]
+        query = select(*columns, literal_column("0 + 0").label(_PLACE)).limit(0)
+        compiled = query.compile(connection, compile_kwargs={"literal_binds": True})
+        connection.exec_driver_sql(f"CREATE TEMPORARY TABLE {batch.name} AS {compiled}")
 
     def _table(self, names: Sequence[str]) -> Table:
         columns: list[Column[Any]] = [Column(name, self.target.table.c[name].type) for name in names]
@@ -74,11 +80,12 @@ class Comparison:
         table = self.target.table
         names = [name for name in batch.c.keys() if name not in (*self.identity, _PLACE)]  # noqa: SIM118
         compared = sorted(self.wanted or names)
+        # The first finds the row by an index, the second is exact: without it "a" repeats "A" on MariaDB.
         conditions = [table.c[name] == batch.c[name] for name in self.identity]
+        if self.target.kind == "mariadb":
+            conditions += [exact(table.c[name], "mariadb") == exact(batch.c[name], "mariadb") for name in self.identity]
         if is_equal:
-            one, other = (
-                fingerprint_of([of.c[name] for name in compared], self.target.is_sqlite) for of in (table, batch)
-            )
+            one, other = (fingerprint_of([of.c[name] for name in compared], self.target.kind) for of in (table, batch))
             conditions.append(one == other)
         query = select(batch.c[_PLACE]).where(exists().where(and_(*conditions)))
         return [row[0] for row in connection.execute(query)]

@@ -4,6 +4,7 @@ fencepost_consumers    a row a consumer: its settings for ever, the types of its
 fencepost_claims       a row a (consumer, pid, partition): what was accepted, see `sequences`
 fencepost_messages     a row a (consumer, message): the processed messages, see `messages`
 fencepost_applied      a row a (consumer, source): up to where it was applied
+fencepost_dead_letters a row a message that a `ConsumerLoop` has set aside
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from sqlalchemy import (
     ForeignKey,
     Integer,
     MetaData,
+    Result,
     SmallInteger,
     String,
     Table,
@@ -32,13 +34,23 @@ from sqlalchemy import (
 
 from fencepost.errors import BatchError, PolicyError, StateConflictError
 from fencepost.inputs import is_text
-from fencepost.sql.database import Database, Int64
+from fencepost.sql.columns import INNODB, Int64, LongBinary, LongText, key_text
+from fencepost.sql.database import Database
+from fencepost.sql.migrations import Part
+from fencepost.sql.upserts import insert_if_missing
 
-PART, VERSION = "sink", 1
 TABLES = MetaData()
+PART = Part("sink", 1, TABLES)
+_DEAD = MetaData()
+DEAD_LETTERS_PART = Part("dead_letters", 1, _DEAD)
 
+KEY_BYTES_MAX = 1000
+"""Of a pid or partition as text: an index entry of PostgreSQL has 2704 for both, one of MariaDB 3072."""
+ID_BYTES_MAX = 2000
+"""Of a message's id as text, likewise."""
 # Compared byte by byte, so that every process locks in one order; and faster.
-_Key = Text().with_variant(Text(collation="C"), "postgresql")
+_Plain = Text().with_variant(Text(collation="C"), "postgresql")
+_Key, _Id, _Name = key_text(_Plain, KEY_BYTES_MAX), key_text(_Plain, ID_BYTES_MAX), key_text(String(255), 1020)
 # Claims are updated all the time: half a page stays free, so that a new version of a row finds room beside the old
 # one and no index is touched.
 _HALF_FULL = {"fillfactor": 50}
@@ -47,12 +59,13 @@ CONSUMERS = Table(
     "fencepost_consumers",
     TABLES,
     Column("id", Integer, primary_key=True),
-    Column("name", String(255), nullable=False),
-    Column("settings", Text, nullable=False),
+    Column("name", _Name, nullable=False),
+    Column("settings", LongText, nullable=False),
     Column("key_types", Text),
     Column("horizon_ms", Int64),
     Column("created_ms", Int64, nullable=False),
     UniqueConstraint("name"),
+    **INNODB,
 )
 CLAIMS = Table(
     "fencepost_claims",
@@ -65,27 +78,47 @@ CLAIMS = Table(
     Column("last", Int64, nullable=False),
     Column("last_timestamp", Int64),
     Column("changed_ms", Int64, nullable=False),
-    Column("more", Text),
+    Column("more", LongText),
     postgresql_with=_HALF_FULL,
+    **INNODB,
 )
 MESSAGES = Table(
     "fencepost_messages",
     TABLES,
     # No foreign key: it would be looked up for every message, which takes longer than all else.
-    Column("consumer", Integer, primary_key=True),
-    Column("id", _Key, primary_key=True),
-    Column("version", Int64, primary_key=True),
+    Column("consumer", Integer, primary_key=True, autoincrement=False),
+    Column("id", _Id, primary_key=True),
+    Column("version", Int64, primary_key=True, autoincrement=False),
     Column("timestamp", Int64),
     Column("changed_ms", Int64, nullable=False),
+    **INNODB,
 )
 POSITIONS = Table(
     "fencepost_applied",
     TABLES,
     Column("consumer", ForeignKey("fencepost_consumers.id"), primary_key=True),
-    Column("source", String(255), primary_key=True),
+    Column("source", _Name, primary_key=True),
     Column("position", Int64, nullable=False),
     Column("changed_ms", Int64, nullable=False),
     postgresql_with=_HALF_FULL,
+    **INNODB,
+)
+DEAD_LETTERS = Table(
+    "fencepost_dead_letters",
+    _DEAD,
+    Column("consumer", _Name, primary_key=True),
+    Column("topic", _Name, primary_key=True),
+    Column("partition", Integer, primary_key=True, autoincrement=False),
+    Column("offset", Int64, primary_key=True, autoincrement=False),
+    Column("timestamp", Int64),
+    Column("key", LongBinary),
+    Column("value", LongBinary),
+    Column("headers", LongText),
+    Column("error_type", LongText, nullable=False),
+    Column("error", LongText, nullable=False),
+    Column("tries", Integer, nullable=False),
+    Column("created_ms", Int64, nullable=False),
+    **INNODB,
 )
 
 
@@ -119,18 +152,15 @@ class Consumer:
         """
         if not is_text(name) or not 0 < len(name) <= 255:
             raise PolicyError(f"consumer_id={name!r}: a text of 1 to 255 characters of UTF-8 was expected")
-        database.create_tables(PART, VERSION, TABLES)
+        database.create_tables(PART)
         wanted = dict(settings)
-        created = text(
-            "INSERT INTO fencepost_consumers (name, settings, created_ms) "
-            f"VALUES (:name, :settings, {database.clock}) ON CONFLICT (name) DO NOTHING"
-        )
 
         def work(connection: Connection) -> tuple[int, str]:
             query = select(CONSUMERS.c.id, CONSUMERS.c.settings).where(CONSUMERS.c.name == name)
             row = connection.execute(query).one_or_none()
             if row is None:
-                connection.execute(created, {"name": name, "settings": json.dumps(wanted, sort_keys=True)})
+                made = {"name": name, "settings": json.dumps(wanted, sort_keys=True)}
+                insert_if_missing(connection, CONSUMERS, made | {"created_ms": database.now_ms(connection)}, ("name",))
                 row = connection.execute(query).one()
             return row.id, row.settings
 
@@ -151,26 +181,28 @@ class Consumer:
         """The age above which rows can be judged. While this transaction runs it does not rise."""
         if not self.keeps_time:
             return None
-        if not self.database.is_sqlite:
-            # A statement of its own: the next one sees what was committed while this one waited.
-            self._advisory_lock(connection, "pg_advisory_xact_lock_shared")
-        query = select(CONSUMERS.c.horizon_ms).where(CONSUMERS.c.id == self.id)
-        found: int | None = connection.execute(query).scalar_one()
+        found: int | None = self._locked(connection, is_shared=True).scalar_one()
         return found
 
     def raise_horizon(self, connection: Connection, horizon_ms: int) -> int:
         """Sets it, unless it is higher; gives what it is then. Waits for the transactions that have read it."""
-        if not self.database.is_sqlite:
-            self._advisory_lock(connection, "pg_advisory_xact_lock")
-        query = select(CONSUMERS.c.horizon_ms).where(CONSUMERS.c.id == self.id)
-        before = connection.execute(query).scalar_one()
+        before = self._locked(connection, is_shared=False).scalar_one()
         if before is not None and before >= horizon_ms:
             return int(before)
         connection.execute(update(CONSUMERS).where(CONSUMERS.c.id == self.id).values(horizon_ms=horizon_ms))
         return horizon_ms
 
-    def _advisory_lock(self, connection: Connection, function: str) -> None:
-        connection.execute(text(f"SELECT {function}({_LOCK_CLASS}, :id)"), {"id": self.id})
+    def _locked(self, connection: Connection, *, is_shared: bool) -> Result[Any]:
+        """The horizon, which nobody raises, or nobody else reads, until the transaction ends."""
+        query = select(CONSUMERS.c.horizon_ms).where(CONSUMERS.c.id == self.id)
+        if self.database.is_mariadb:
+            # PostgreSQL would write to the row for each lock of it; MariaDB has no other lock that ends by itself.
+            query = query.with_for_update(read=is_shared)
+        elif not self.database.is_sqlite:
+            # A statement of its own: the next one sees what was committed while this one waited.
+            function = "pg_advisory_xact_lock_shared" if is_shared else "pg_advisory_xact_lock"
+            connection.execute(text(f"SELECT {function}({_LOCK_CLASS}, :id)"), {"id": self.id})
+        return connection.execute(query)
 
     def check_key_types(self, connection: Connection, found: Mapping[str, str]) -> None:
         """Stores the types of the key columns with the first claim; refuses other types from then on.
@@ -202,14 +234,12 @@ class Consumer:
 
     def begin(self, connection: Connection, positions: Mapping[str, int]) -> dict[str, int]:
         """Stores these positions for sources that have none, and gives the positions of all of these sources."""
-        statement = text(
-            "INSERT INTO fencepost_applied (consumer, source, position, changed_ms) "
-            f"VALUES (:consumer, :source, :position, {self.database.clock}) ON CONFLICT DO NOTHING"
-        )
-        rows = [{"consumer": self.id, "source": it, "position": positions[it]} for it in sorted(positions)]
-        if not rows:
+        if not positions:
             return {}
-        connection.execute(statement, rows)
+        now_ms = self.database.now_ms(connection)
+        for source in sorted(positions):
+            row = {"consumer": self.id, "source": source, "position": positions[source], "changed_ms": now_ms}
+            insert_if_missing(connection, POSITIONS, row)
         query = select(POSITIONS.c.source, POSITIONS.c.position).where(POSITIONS.c.consumer == self.id)
         found = connection.execute(query.where(POSITIONS.c.source.in_(list(positions))))
         return {it.source: it.position for it in found}
@@ -239,16 +269,10 @@ class Consumer:
 
     def advance(self, connection: Connection, positions: Mapping[str, int]) -> None:
         """Takes these positions over where they are higher: a delivery from before moves nothing back."""
-        statement = text(
-            "INSERT INTO fencepost_applied (consumer, source, position, changed_ms) "
-            f"VALUES (:consumer, :source, :position, {self.database.clock}) "
-            "ON CONFLICT (consumer, source) "
-            "DO UPDATE SET position = excluded.position, changed_ms = excluded.changed_ms "
-            "WHERE excluded.position > fencepost_applied.position"
-        )
         rows = [{"consumer": self.id, "source": it, "position": positions[it]} for it in sorted(positions)]
         if rows:
-            connection.execute(statement, rows)
+            advanced = _ADVANCED_ON_MARIADB if self.database.is_mariadb else _ADVANCED
+            connection.execute(text(advanced.format(clock=self.database.clock)), rows)
 
     def forget_positions(self, connection: Connection, sources: list[str]) -> None:
         """As if these sources had never been read."""
@@ -257,5 +281,16 @@ class Consumer:
         )
 
 
+_ADVANCED = """
+INSERT INTO fencepost_applied (consumer, source, position, changed_ms) VALUES (:consumer, :source, :position, {clock})
+ON CONFLICT (consumer, source) DO UPDATE SET position = excluded.position, changed_ms = excluded.changed_ms
+WHERE excluded.position > fencepost_applied.position
+"""
+# Assigned from left to right: the first still sees the position of before.
+_ADVANCED_ON_MARIADB = """
+INSERT INTO fencepost_applied (consumer, source, position, changed_ms) VALUES (:consumer, :source, :position, {clock})
+ON DUPLICATE KEY UPDATE changed_ms = IF(VALUES(position) > position, VALUES(changed_ms), changed_ms),
+    position = GREATEST(position, VALUES(position))
+"""
 # Of PostgreSQL's advisory locks in two numbers, ours; the other is the consumer's.
 _LOCK_CLASS = 0x66656E63

@@ -34,6 +34,7 @@ from fencepost.sql.transaction import (
 from fencepost.sql.transaction_tables import (
     DECISIONS,
     GROUPS,
+    NAME_BYTES_MAX,
     POSITIONS,
     PRODUCERS,
     STAGED,
@@ -45,11 +46,11 @@ from fencepost.sql.transaction_tables import (
     end,
     from_text,
     hold,
-    insert_if_missing,
     look,
     save,
     to_text,
 )
+from fencepost.sql.upserts import insert_if_missing
 
 Offsets = Mapping[Partition, tuple[int | None, int]]
 
@@ -398,7 +399,7 @@ class TransactionCoordinator:
             if partition not in committed:
                 # A row that the decision can lock. In the order of keys, as everybody inserts them.
                 empty = {"group_id": group, "partition": partition, "position": None}
-                insert_if_missing(self.database, connection, POSITIONS, empty)
+                insert_if_missing(connection, POSITIONS, empty)
             if before is None:
                 check_position(group, partition, expected, committed.get(partition))
             elif (before.expected, before.position) != (expected, position):
@@ -411,7 +412,7 @@ class TransactionCoordinator:
 
     def _enter(self, connection: Connection, group: str, generation: int) -> None:
         """The group's generation is this one, or a higher one is found out."""
-        insert_if_missing(self.database, connection, GROUPS, {"group_id": group, "generation": generation})
+        insert_if_missing(connection, GROUPS, {"group_id": group, "generation": generation})
         which = GROUPS.c.group_id == group
         found = connection.execute(select(GROUPS.c.generation).where(which).with_for_update()).scalar_one()
         check_generation(group, generation, max(found, generation))
@@ -615,6 +616,8 @@ def _checked_offsets(group: str, offsets: Offsets) -> list[tuple[str, int, int]]
     """(partition as text, expected, next position), in the order of keys."""
     if not is_text(group) or not group:
         raise PolicyError(f"group={group!r}: a name was expected, a text of UTF-8")
+    if len(group.encode()) > NAME_BYTES_MAX:
+        raise PolicyError(f"group={shown(group)}: has more than {NAME_BYTES_MAX} bytes of UTF-8")
     if not isinstance(offsets, Mapping):
         raise PolicyError(f"offsets={shown(offsets)}: a mapping of partitions to pairs was expected, {_PAIR}")
     check_inputs(offsets)
@@ -622,6 +625,10 @@ def _checked_offsets(group: str, offsets: Offsets) -> list[tuple[str, int, int]]
     for partition, pair in offsets.items():
         if not _is_pair(pair):
             raise PolicyError(f"group {group!r}, partition {partition!r}: {shown(pair)} is not a pair {_PAIR}")
+        if len(to_text(partition)) > NAME_BYTES_MAX:
+            raise PolicyError(
+                f"group {group!r}, partition {shown(partition)}: has more than {NAME_BYTES_MAX} bytes as JSON"
+            )
         expected, position = pair
         start = 0 if expected is None else expected
         if start < 0 or position < start:

@@ -1,90 +1,36 @@
 """Transactions on the caller's engine: begun so that they hold what they read, tried again only where that is safe.
 
-SQLite takes its one write lock at the start (BEGIN IMMEDIATE) and is durable (WAL, synchronous FULL). PostgreSQL runs
-in READ COMMITTED, and whoever reads to write locks the rows first: the outcome does not hang on an isolation level
-that somebody set elsewhere.
+What a kind of database does otherwise than others is in `kinds`.
 """
 
 from __future__ import annotations
 
 import inspect as functions
 import random
-import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from sqlalchemy import (
-    BigInteger,
-    Column,
-    Connection,
-    Engine,
-    Integer,
-    MetaData,
-    String,
-    Table,
-    event,
-    exc,
-    inspect,
-    literal_column,
-    select,
-    text,
-)
-from sqlalchemy.pool import StaticPool
+from sqlalchemy import Connection, Engine, exc, inspect, literal_column, select
 
 from fencepost.errors import OutcomeUnknownError, PolicyError, SchemaError, StoreError, UndoneError
+from fencepost.sql.columns import Int64
+from fencepost.sql.kinds import ENDED, Limits, driver_errors, kind_of
+from fencepost.sql.migrations import SCHEMA, Part
+
+__all__ = ["Database", "Int64", "driver_errors", "outages", "run"]
 
 T = TypeVar("T")
 
-# What PostgreSQL has undone for the sake of another transaction: serialization_failure, deadlock_detected.
-_UNDONE = {"40001", "40P01"}
-# SQLITE_BUSY and SQLITE_LOCKED, whatever the reason in the higher bits.
-_SQLITE_TAKEN = {5, 6}
-# What may pass without a change of statement, values or rights. SQLITE_BUSY, LOCKED, NOMEM, INTERRUPT, IOERR, FULL,
-# CANTOPEN, PROTOCOL; and of PostgreSQL the classes of connections, authentication, rollbacks, resources, locks,
-# operators and the system.
-_SQLITE_AWAY = {5, 6, 7, 9, 10, 13, 14, 15}
-_POSTGRESQL_AWAY = {"08", "28", "40", "53", "55", "57", "58"}
-# Of PostgreSQL's advisory locks, the one under which tables are made.
-_SCHEMA_LOCK = 0x66656E63
 _PAUSE_MAX_S = 0.5
-# PostgreSQL has ended a session that left its transaction idle; or a statement that waited for a lock.
-_IDLED, _LOCKED = "25P03", "55P03"
-_TIMED_OUT = {
-    _IDLED: "; the work left its transaction idle for longer than idle_timeout_ms",
-    _LOCKED: "; another session held it for longer than lock_timeout_ms",
-}
 IDLE_TIMEOUT_MS = 10_000
 """How long a producer's transaction may be idle between two statements: a stopped process holds its locks no longer."""
 LOCK_TIMEOUT_MS = 30_000
 """How long a producer's statement waits for a lock: longer than a stopped process can hold it."""
 # The pools on which this thread is in a transaction.
 _WRITING = threading.local()
-# The savepoint that stands as long as a transaction of SQLite does.
-_WHOLE = "fencepost_whole"
-# What libpq calls a session without a transaction, and with one that failed. A closed one is neither.
-_IDLE, _IN_ERROR = 0, 3
-_ENDED = (
-    "the transaction was ended by the work that it was to commit. Nothing but what was committed there is in the "
-    "database: neither commit nor roll back in it"
-)
-_PASSED_OVER = (
-    "the database has undone the transaction, and the work in it went on: an error of a statement was passed over. "
-    "Nothing of it is in the database: let the error through, or put what may fail into connection.begin_nested()"
-)
-
-# What SQLite calls INTEGER has 64 bits, and only a column of that name counts up by itself.
-Int64 = BigInteger().with_variant(Integer(), "sqlite")
-
-
-def clock(is_sqlite: bool) -> str:
-    """The database's clock as SQL, in ms since 1970, for a query that asks for more."""
-    if is_sqlite:
-        return "CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)"
-    # Not now(), which stands still in a transaction: it may have waited for a lock since.
-    return "CAST(extract(epoch FROM clock_timestamp()) * 1000 AS BIGINT)"
 
 
 def run(work: Callable[..., T], *arguments: object) -> T:
@@ -102,67 +48,32 @@ def run(work: Callable[..., T], *arguments: object) -> T:
 
 
 @contextmanager
-def driver_errors(connection: Connection, statement: str) -> Iterator[None]:
-    """Errors of the driver itself as those of SQLAlchemy, which transactions know how to take."""
-    dialect: Any = connection.dialect
-    module = dialect.dbapi
-    try:
-        yield
-    except module.Error as error:
-        is_lost = dialect.is_disconnect(error, connection.connection.dbapi_connection, None)
-        if is_lost:
-            connection.invalidate(error)
-        raise exc.DBAPIError.instance(
-            statement, None, error, module.Error, connection_invalidated=is_lost, dialect=dialect
-        ) from error
-
-
-@contextmanager
 def outages(engine: Engine) -> Iterator[None]:
     """Raises StoreError for an error of the driver that says that the database is away, cuts off, or cannot go on.
 
-    The one place where this is decided. What is wrong with a statement, a value or rights stays SQLAlchemy's.
+    What is wrong with a statement, a value or rights stays SQLAlchemy's.
     """
+    kind = kind_of(engine)
     try:
         yield
     except (exc.DBAPIError, exc.TimeoutError) as error:
-        if not _is_outage(error):
+        # TimeoutError: no connection of the pool came free.
+        if isinstance(error, exc.DBAPIError) and not (error.connection_invalidated or kind.is_outage(error)):
             raise
         said = str(getattr(error, "orig", None) or error).partition("\n")[0]
         raise StoreError(
             f"{engine.url.render_as_string(hide_password=True)}: the database does not answer or cannot go on "
-            f"({said}{_TIMED_OUT.get(_state_of(error), '')}). Nothing was committed: call again once it answers"
+            f"({said}{kind.timed_out(error)}). Nothing was committed: call again once it answers"
         ) from error
 
 
-def _is_outage(error: exc.DBAPIError | exc.TimeoutError) -> bool:
-    if isinstance(error, exc.TimeoutError):
-        return True  # no connection of the pool came free
-    if error.connection_invalidated:
-        return True
-    if isinstance(error.orig, sqlite3.Error):
-        return getattr(error.orig, "sqlite_errorcode", 0) & 0xFF in _SQLITE_AWAY
-    if state := _state_of(error):
-        return state[:2] in _POSTGRESQL_AWAY
-    return isinstance(error, exc.OperationalError | exc.InterfaceError)
-
-
-def _state_of(error: exc.SQLAlchemyError) -> str:
-    """PostgreSQL's code of an error; "" where it has none."""
-    return getattr(getattr(error, "orig", None), "sqlstate", None) or ""
-
-
-def _limits(**timeouts_ms: int | None) -> str:
-    """The statements that set these time-outs for one transaction. Raises PolicyError for one that is none."""
-    for name, value in timeouts_ms.items():
+def _checked(limits: Limits) -> Limits:
+    """Raises PolicyError for a time-out that is none."""
+    for name, value in limits._asdict().items():
         is_count = isinstance(value, int) and not isinstance(value, bool) and 1 <= value < 2**31
         if value is not None and not is_count:
             raise PolicyError(f"{name}={value!r}: milliseconds were expected, 1 to 2147483647, or None for no limit")
-    settings = {
-        "lock_timeout": timeouts_ms["lock_timeout_ms"],
-        "idle_in_transaction_session_timeout": timeouts_ms["idle_timeout_ms"],
-    }
-    return "; ".join(f"SET LOCAL {name} = {value}" for name, value in settings.items() if value is not None)
+    return limits
 
 
 class Database:
@@ -171,10 +82,10 @@ class Database:
     `attempts` bounds how often a transaction is begun that the database undoes (serialization failure, deadlock, a
     write lock that stays taken, a connection lost before the commit).
 
-    On PostgreSQL, and for each transaction alone: `lock_timeout_ms` bounds how long a statement waits for a lock, and
-    `idle_timeout_ms` how long the work may leave the transaction idle between two statements, after which PostgreSQL
-    ends the session: a process that was stopped within a transaction does not keep its locks. None: as the session has
-    it.
+    On PostgreSQL and MariaDB (there in whole seconds), and for each transaction alone: `lock_timeout_ms` bounds how
+    long a statement waits for a lock, and `idle_timeout_ms` how long the work may leave the transaction idle between
+    two statements, after which the database ends the session: a process that was stopped within a transaction does not
+    keep its locks. None: as the session has it.
     """
 
     def __init__(
@@ -187,24 +98,12 @@ class Database:
     ) -> None:
         if not isinstance(engine, Engine):
             raise PolicyError(f"engine: {type(engine).__name__}, but a SQLAlchemy Engine is needed: create_engine(url)")
-        if engine.dialect.name not in ("sqlite", "postgresql"):
-            raise PolicyError(
-                f"an engine for {engine.dialect.name!r}: transactions are known for 'sqlite' and 'postgresql'"
-            )
-        if engine.dialect.name == "postgresql" and engine.dialect.driver != "psycopg":
-            raise PolicyError(
-                f"an engine with the driver {engine.dialect.driver!r}: use psycopg 3, postgresql+psycopg://..."
-            )
-        if engine.dialect.name == "sqlite" and isinstance(engine.pool, StaticPool):
-            raise PolicyError(
-                "an engine with the pool StaticPool: all its users have one connection, so that who closes it ends the "
-                "transactions of the others. Leave the pool to SQLAlchemy, and take a file where threads share a "
-                "database (in memory each thread has one of its own)"
-            )
+        self.kind = kind_of(engine)
         self.engine = engine
-        self.is_sqlite = engine.dialect.name == "sqlite"
+        self.is_sqlite = self.kind.name == "sqlite"
+        self.is_mariadb = self.kind.name == "mariadb"
         self.attempts = attempts
-        self._limits = _limits(lock_timeout_ms=lock_timeout_ms, idle_timeout_ms=idle_timeout_ms)
+        self._limits = _checked(Limits(lock_timeout_ms, idle_timeout_ms))
 
     def transaction(self, work: Callable[[Connection], T]) -> T:
         """What `work` returns, once everything that it did is committed; nothing of it is there otherwise.
@@ -223,21 +122,32 @@ class Database:
 
     def _transaction(self, work: Callable[[Connection], T]) -> T:
         for attempt in range(1, self.attempts + 1):
+            began = time.monotonic()
             try:
                 with self._alone(), self.engine.connect() as connection:
-                    self._begin(connection)
-                    begun = connection.get_transaction()
-                    result = work(connection)
-                    self._check_whole(connection, begun)
-                    self._commit(connection)
-                    return result
+                    return self._attempt(connection, work)
             except exc.DBAPIError as error:
                 # Whoever was stopped finds out what came of it; work that is too slow would be so again.
-                is_slow = attempt > 1 and _state_of(error) == _IDLED
-                if is_slow or attempt == self.attempts or not self._may_try_again(error):
+                is_slow = attempt > 1 and self.kind.is_idled(error, self._limits, time.monotonic() - began)
+                may_try_again = error.connection_invalidated or self.kind.is_undone(error)
+                if is_slow or attempt == self.attempts or not may_try_again:
                     raise
             time.sleep(min(_PAUSE_MAX_S, 0.002 * 2**attempt) * random.random())
         raise AssertionError("the last attempt returns or raises")
+
+    def _attempt(self, connection: Connection, work: Callable[[Connection], T]) -> T:
+        self._set_up(connection)
+        self.kind.begin(connection, self._limits)
+        try:
+            begun = connection.get_transaction()
+            result = work(connection)
+            if connection.get_transaction() is not begun:
+                raise UndoneError(ENDED)
+            self.kind.check_whole(connection)
+            self._commit(connection)
+            return result
+        finally:
+            self.kind.restore(connection, self._limits)
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
@@ -269,8 +179,8 @@ class Database:
 
     @property
     def clock(self) -> str:
-        """`clock` of this database."""
-        return clock(self.is_sqlite)
+        """The database's clock as SQL, in ms since 1970, for a query that asks for more."""
+        return self.kind.clock
 
     def now_ms(self, connection: Connection) -> int:
         """The database's clock, in ms since 1970: the only clock that all processes share."""
@@ -283,103 +193,87 @@ class Database:
                 return self.transaction(work)
         return self.transaction(work)
 
-    def create_tables(
-        self, part: str, version: int, tables: MetaData, upgrade: Callable[[Connection, int], None] | None = None
-    ) -> None:
+    def create_tables(self, part: Part) -> None:
         """Makes the tables of a part where they are missing, and brings older ones to this version.
 
-        `upgrade(connection, found)` changes tables of the lower version `found`, or raises SchemaError; it commits with
-        the new version's number.
-
         Raises:
-            SchemaError: the part's tables were made by a newer version of this package, or by an older one that it
-                cannot read. Nothing has changed.
+            SchemaError: the tables were made by a newer version of this package, by an older one that it cannot read,
+                or this role may not make or change them. Nothing has changed.
             StoreError: as `transaction`.
         """
 
         def create(connection: Connection) -> None:
-            if not self.is_sqlite:
-                connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _SCHEMA_LOCK})
-            _VERSIONS.create(connection, checkfirst=True)
-            found = connection.execute(select(_VERSIONS.c.version).where(_VERSIONS.c.part == part)).scalar()
-            if found is None:
-                tables.create_all(connection)
-                connection.execute(_VERSIONS.insert().values(part=part, version=version))
-            elif found < version and upgrade is not None:
-                upgrade(connection, found)
-                connection.execute(_VERSIONS.update().where(_VERSIONS.c.part == part).values(version=version))
-            elif found != version:
-                raise SchemaError(
-                    f"the tables of {part!r} have version {found}, this package knows {version}: "
-                    + ("upgrade fencepost" if found > version else "they are older than it can read")
-                )
+            with self.kind.schema_lock(connection):
+                SCHEMA.create(connection, checkfirst=True)
+                found = connection.execute(select(SCHEMA.c.version).where(SCHEMA.c.part == part.name)).scalar()
+                if found is None:
+                    part.tables.create_all(connection)
+                    connection.execute(SCHEMA.insert().values(part=part.name, version=part.version))
+                    self._commit_step(connection)
+                    return
+                for number, step in part.steps(found):
+                    step.run(connection)
+                    connection.execute(SCHEMA.update().where(SCHEMA.c.part == part.name).values(version=number))
+                    self._commit_step(connection)
 
-        self.settled(create)
+        try:
+            self.define(create)
+        except exc.DBAPIError as error:
+            if not self.kind.is_denied(error):
+                raise
+            raise SchemaError(
+                f"the tables of {part.name!r} are missing or older than version {part.version}, and this role may not "
+                "make or change them: have a role that may run `fencepost sql migrate`, or what `fencepost sql ddl` "
+                "prints"
+            ) from error
+
+    def _commit_step(self, connection: Connection) -> None:
+        """Where tables change in no transaction: what follows may fail, and this must not be done again."""
+        if self.kind.commits_ddl:
+            connection.commit()
+
+    def define(self, work: Callable[[Connection], object]) -> None:
+        """`settled` of work that makes, changes or drops tables, and bears to be broken off anywhere and begun again.
+
+        On MariaDB each statement commits by itself.
+        """
+        if not self.kind.commits_ddl:
+            self.settled(work)
+            return
+        for attempt in range(1, self.attempts + 1):
+            try:
+                with outages(self.engine), self.engine.connect() as connection:
+                    self._set_up(connection)
+                    work(connection)
+                    connection.commit()
+                return
+            except StoreError:
+                if attempt == self.attempts:
+                    raise
 
     def version_of(self, connection: Connection, part: str) -> int | None:
         """The version of the tables of a part; None where there are none."""
-        if not inspect(connection).has_table(_VERSIONS.name):
+        if not self.has_table(connection, SCHEMA.name):
             return None
-        found: int | None = connection.execute(select(_VERSIONS.c.version).where(_VERSIONS.c.part == part)).scalar()
+        found: int | None = connection.execute(select(SCHEMA.c.version).where(SCHEMA.c.part == part)).scalar()
         return found
 
+    @staticmethod
+    def has_table(connection: Connection, name: str) -> bool:
+        """Whether there is a table of this name."""
+        return inspect(connection).has_table(name)
+
     def _set_up(self, connection: Connection) -> None:
-        if self.is_sqlite and not connection.info.get("fencepost"):
-            driver: Any = connection.connection.dbapi_connection
-            # Not through the connection, which would begin: neither can be set in a transaction. Nobody is waited for
-            # who opens the database in the same moment, so it may be taken.
-            for setting in ("busy_timeout=10000", "journal_mode=WAL", "synchronous=FULL"):
-                with driver_errors(connection, setting):
-                    driver.execute(f"PRAGMA {setting}").close()
+        if not connection.info.get("fencepost"):
+            self.kind.set_up(connection)
             connection.info["fencepost"] = True
-
-    def _begin(self, connection: Connection) -> None:
-        self._set_up(connection)
-        if not self.is_sqlite:
-            connection.execution_options(isolation_level="READ COMMITTED")
-            connection.begin()
-            self._limit(connection)
-            return
-        driver = connection.connection.dbapi_connection
-        assert driver is not None
-        connection.begin()
-        # An engine whose own events begin transactions has begun one here.
-        if not driver.in_transaction:
-            connection.exec_driver_sql("BEGIN IMMEDIATE")
-        connection.exec_driver_sql(f"SAVEPOINT {_WHOLE}")
-
-    def _limit(self, connection: Connection) -> None:
-        if self._limits:
-            driver: Any = connection.connection.dbapi_connection
-            with driver_errors(connection, self._limits):
-                driver.execute(self._limits, prepare=False).close()
-            event.listen(connection, "after_cursor_execute", _begin_to_count)
-
-    def _check_whole(self, connection: Connection, begun: object) -> None:
-        """That the commit will commit what was done since the begin.
-
-        PostgreSQL takes the commit of a failed transaction for a rollback, and says so to nobody who does not ask.
-        SQLite goes on with another transaction where a trigger has rolled back the first.
-        """
-        if connection.get_transaction() is not begun:
-            raise UndoneError(_ENDED)
-        if self.is_sqlite:
-            try:
-                connection.exec_driver_sql(f"RELEASE {_WHOLE}")
-            except exc.OperationalError as error:
-                raise UndoneError(f"{_PASSED_OVER}. Or else {_ENDED}") from error
-        else:
-            driver: Any = connection.connection.dbapi_connection
-            status = driver.info.transaction_status
-            if status in (_IDLE, _IN_ERROR):
-                raise UndoneError(_ENDED if status == _IDLE else _PASSED_OVER)
 
     def _commit(self, connection: Connection) -> None:
         try:
             connection.commit()
         except exc.DBAPIError as error:
-            # A session that was ended before the commit reached it has not committed.
-            if error.connection_invalidated and _state_of(error) != _IDLED:
+            # A session that PostgreSQL ended before the commit reached it has not committed, and says so.
+            if error.connection_invalidated and not self.kind.is_idled(error, Limits(), 0):
                 raise OutcomeUnknownError(
                     "the connection was lost during the commit: it may have happened or not; "
                     "look at what it was to leave, or call again where the call is idempotent"
@@ -388,26 +282,3 @@ class Database:
             if not error.connection_invalidated:
                 connection.connection.rollback()
             raise
-
-    def _may_try_again(self, error: exc.DBAPIError) -> bool:
-        if self.is_sqlite:
-            return getattr(error.orig, "sqlite_errorcode", 0) & 0xFF in _SQLITE_TAKEN
-        return error.connection_invalidated or _state_of(error) in _UNDONE
-
-
-def _begin_to_count(
-    connection: Connection, cursor: Any, statement: str, parameters: Any, context: Any, many: bool
-) -> None:
-    """After psycopg's executemany, which is a pipeline, PostgreSQL does not count how long the session is idle."""
-    if many:
-        driver: Any = connection.connection.dbapi_connection
-        with driver_errors(connection, "SELECT 1"):
-            driver.execute("SELECT 1", prepare=False).close()
-
-
-_VERSIONS = Table(
-    "fencepost_schema",
-    MetaData(),
-    Column("part", String(64), primary_key=True),
-    Column("version", Integer, nullable=False),
-)

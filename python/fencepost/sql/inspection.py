@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, Connection, Engine, func, literal_column, or_, select, text, true
+from sqlalchemy import ColumnElement, Connection, Engine, case, func, literal_column, or_, select, text, true
 
 from fencepost.errors import MappingError, SchemaError
 from fencepost.sql.database import Database, Int64
 from fencepost.sql.metrics import Family, Samples, families
 from fencepost.sql.transaction import OPENABLE, PREPARED, Partition, ProducerIdentity, State, TopicPartition
-from fencepost.sql.transaction_tables import PART, PIDS, PRODUCERS, STAGED, VERSION, Held, from_text, look_at
+from fencepost.sql.transaction_tables import PART, PIDS, PRODUCERS, STAGED, Held, from_text, look_at
 
 _UNFINISHED = PRODUCERS.c.state.in_([int(State.ONGOING), *map(int, PREPARED)])
 
@@ -106,7 +106,7 @@ def describe_transaction(engine: Engine, transactional_id: str) -> TransactionSt
         positions = tuple(
             StagedPosition(it.group_id, from_text(it.partition), it.expected, it.position) for it in staged
         )
-        sessions = () if database.is_sqlite else _holders(connection, which)
+        sessions = _holders(connection, which) if database.kind.name == "postgresql" else ()
         return replace(_status(found[0]), positions=positions, sessions=sessions)
 
     return database.transaction(work)
@@ -129,7 +129,7 @@ def transaction_metrics(engine: Engine) -> dict[str, Any]:
         is_open & (columns.started_ms + columns.timeout_ms < now),
         ~is_open & _UNFINISHED & (columns.updated_ms + columns.timeout_ms < now),
     )
-    by_state = select(columns.state, func.count(), func.count().filter(is_late)).group_by(columns.state)
+    by_state = select(columns.state, func.count(), func.sum(case((is_late, 1), else_=0))).group_by(columns.state)
 
     def work(connection: Connection) -> dict[str, Any]:
         _check_tables(database, connection)
@@ -137,7 +137,7 @@ def transaction_metrics(engine: Engine) -> dict[str, Any]:
         oldest = connection.execute(select(now - func.min(columns.started_ms)).where(_UNFINISHED)).scalar_one()
         return {
             "transactional_ids": {state.name.lower(): found.get(int(state), (0, 0))[0] for state in State},
-            "late": sum(late for _, late in found.values()),
+            "late": sum(int(late) for _, late in found.values()),
             "oldest_age_ms": oldest,
             "pids": connection.execute(select(PIDS.c.next_pid)).scalar() or 0,
         }
@@ -169,11 +169,12 @@ def check_database(engine: Engine) -> None:
 
 
 def _check_tables(database: Database, connection: Connection) -> None:
-    found = database.version_of(connection, PART)
-    if found != VERSION:
+    found = database.version_of(connection, PART.name)
+    if found != PART.version:
         problem = "no tables of producers" if found is None else f"tables of producers of version {found}"
         raise SchemaError(
-            f"{database.engine.url.render_as_string(hide_password=True)}: {problem}, this package knows {VERSION}: "
+            f"{database.engine.url.render_as_string(hide_password=True)}: {problem}, this package knows "
+            f"{PART.version}: "
             + ("name the database that the producers use" if found is None else "use the fencepost that they use")
         )
 

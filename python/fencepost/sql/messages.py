@@ -14,17 +14,16 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, exc, text
 
 from fencepost.errors import BatchError, PolicyError
 from fencepost.inputs import shown
 from fencepost.policy import COLUMN_PRESETS
-from fencepost.sql.consumers import MESSAGES, Consumer, Storage
+from fencepost.sql.consumers import ID_BYTES_MAX, MESSAGES, Consumer, Storage
 from fencepost.sql.rows import uuid_spellings, uuid_texts
+from fencepost.sql.upserts import RacedError, as_json, is_duplicate
 from fencepost.verdict import Verdict
 
-ID_BYTES_MAX = 2000
-"""Of an id as text: an index entry of PostgreSQL has 2704."""
 _BROKER_NAMES = {"topic", "partition", "offset", "topic_partition", "kafka_key_offset", "record_offset"} | {
     name.lower() for preset in ("kafka", "kafka-connect", "hudi") for name in COLUMN_PRESETS[preset].names
 }
@@ -131,6 +130,8 @@ class Messages:
         timestamps = [None] * len(asked) if ids.timestamps is None else ids.timestamps[ids.first[asked]].tolist()
         if self.consumer.database.is_sqlite:
             return self._insert_one_by_one(connection, texts, versions, timestamps)
+        if self.consumer.database.is_mariadb:
+            return self._insert_unknown(connection, texts, versions, timestamps)
         # Few messages come twice, so those that were there are what the database tells. Not by a join: a prepared
         # statement's plan knows no sizes, and could compare each with each.
         statement = text(
@@ -148,6 +149,24 @@ class Messages:
         is_new[[row[0] for row in connection.execute(statement, arrays | {"consumer": consumer})]] = False
         return np.flatnonzero(is_new)
 
+    def _insert_unknown(
+        self, connection: Connection, texts: list[str], versions: list[int], timestamps: list[int | None]
+    ) -> Any:
+        """On MariaDB, which does not say what an insertion has passed over. Raises RacedError."""
+        ids = as_json(list(zip(texts, versions, strict=True)))
+        known = connection.execute(_KNOWN_ON_MARIADB, {"ids": ids, "consumer": self.consumer.id})
+        is_new = np.ones(len(texts), bool)
+        is_new[[row[0] - 1 for row in known]] = False
+        new = np.flatnonzero(is_new)
+        rows = as_json([(texts[it], versions[it], timestamps[it]) for it in new])
+        statement = text(_INSERT_ON_MARIADB.format(clock=self.consumer.database.clock))
+        if len(new):
+            try:
+                connection.execute(statement, {"ids": rows, "consumer": self.consumer.id})
+            except exc.IntegrityError as error:
+                raise (RacedError if is_duplicate(error) else error) from error
+        return new
+
     def _insert_one_by_one(
         self, connection: Connection, texts: list[str], versions: list[int], timestamps: list[int | None]
     ) -> Any:
@@ -160,6 +179,17 @@ class Messages:
         counts = (driver.execute(statement, row).rowcount for row in rows)
         return np.flatnonzero(np.fromiter(counts, np.int64, len(texts)))
 
+
+_KNOWN_ON_MARIADB = text(
+    f"SELECT n.place FROM JSON_TABLE(:ids, '$[*]' COLUMNS (place FOR ORDINALITY, id VARCHAR({ID_BYTES_MAX}) "
+    "PATH '$[0]', version BIGINT PATH '$[1]')) AS n STRAIGHT_JOIN fencepost_messages AS m ON m.consumer = :consumer "
+    "AND m.id = n.id AND m.version = n.version"
+)
+_INSERT_ON_MARIADB = (
+    f"INSERT INTO fencepost_messages (consumer, id, version, timestamp, changed_ms) SELECT :consumer, n.*, {{clock}} "
+    f"FROM JSON_TABLE(:ids, '$[*]' COLUMNS (id VARCHAR({ID_BYTES_MAX}) PATH '$[0]', version BIGINT PATH '$[1]', "
+    "timestamp BIGINT PATH '$[2]')) AS n"
+)
 
 # Arrays as PostgreSQL reads them; the driver takes ten times as long for the same text.
 

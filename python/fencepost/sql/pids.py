@@ -11,7 +11,8 @@ from sqlalchemy import Connection, select
 
 from fencepost.errors import CapacityError, OutcomeUnknownError
 from fencepost.sql.database import Database
-from fencepost.sql.transaction_tables import PIDS, insert_if_missing
+from fencepost.sql.transaction_tables import PIDS
+from fencepost.sql.upserts import insert_if_missing
 
 PID_MAX = 2**63 - 2
 """The highest pid: the number after it still fits into a column of 64 bits."""
@@ -52,7 +53,7 @@ class PidBlocks:
             self._rest.append(pid)
 
     def _reserve(self, connection: Connection) -> tuple[int, int]:
-        insert_if_missing(self.database, connection, PIDS, {"id": 1, "next_pid": 0})
+        insert_if_missing(connection, PIDS, {"id": 1, "next_pid": 0})
         first: int = connection.execute(select(PIDS.c.next_pid).where(PIDS.c.id == 1).with_for_update()).scalar_one()
         count = min(self.block_size, PID_MAX + 1 - first)
         if count <= 0:

@@ -23,11 +23,13 @@ from sqlalchemy import (
     Connection,
     MetaData,
     Select,
+    String,
     Table,
     Text,
     and_,
     case,
     cast,
+    collate,
     func,
     insert,
     literal,
@@ -35,6 +37,7 @@ from sqlalchemy import (
     null,
     select,
     text,
+    type_coerce,
     types,
     union_all,
 )
@@ -165,7 +168,7 @@ class _Comparison:
             )
         self.rows += len(rows)
         bulk.insert(self.connection, self.batch, rows)
-        every = select(*self._of(self.batch), self._fingerprint(self.batch))
+        every = select(*self._exact(self.batch), self._fingerprint(self.batch))
         self.connection.execute(insert(self.source).from_select([*self.identity, "fingerprint"], every))
         self.connection.execute(self.batch.delete())
 
@@ -174,7 +177,7 @@ class _Comparison:
         if self.names is None:
             self._begin(self.target.insert or tuple(self.target.table.columns.keys()))
         table = self.target.table
-        ours = select(*self._of(table), self._fingerprint(table).label("fingerprint"), literal(1).label("is_ours"))
+        ours = select(*self._exact(table), self._fingerprint(table).label("fingerprint"), literal(1).label("is_ours"))
         if where is not None:
             ours = ours.where(text(where) if isinstance(where, str) else _on(table, where))
         theirs = select(*self._of(self.source), self.source.c.fingerprint, literal(0).label("is_ours"))
@@ -242,10 +245,10 @@ class _Comparison:
         )
 
     def drop(self) -> None:
-        """Removes what is still there: SQLite's tables outlive the transaction that made them."""
-        if self.connection.dialect.name == "sqlite":
+        """Removes what is still there: but for PostgreSQL, such tables outlive the transaction that made them."""
+        if self.connection.dialect.name != "postgresql":
             for table in reversed(self._tables):
-                self.connection.execute(DropTable(table, if_exists=True))
+                drop_temporary(self.connection, table)
             self.connection.commit()
 
     def _begin(self, names: tuple[str, ...]) -> None:
@@ -256,7 +259,8 @@ class _Comparison:
         self.names = names
         columns = self.target.table.c
         self.batch = self._create("fencepost_batch", select(*(columns[name] for name in names)).limit(0))
-        identity = select(*self._of(self.target.table), cast(literal(""), Text).label("fingerprint"))
+        nothing = cast(literal(""), Text if self.target.kind != "mariadb" else String(32)).label("fingerprint")
+        identity = select(*self._exact(self.target.table), nothing)
         self.source = self._create("fencepost_source", identity.limit(0))
 
     def _create(self, name: str, query: Select[Any]) -> Table:
@@ -277,10 +281,14 @@ class _Comparison:
     def _of(self, table: Any) -> list[Any]:
         return [table.c[name] for name in self.identity]
 
+    def _exact(self, table: Any) -> list[Any]:
+        """The identity as it is told apart: see `exact`."""
+        return [exact(column, self.target.kind).label(column.name) for column in self._of(table)]
+
     def _fingerprint(self, table: Table) -> Any:
         """Of the columns beside the identity, in the order of their names."""
         payload = [table.c[name] for name in sorted(self.names or ()) if name not in self.identity]
-        return fingerprint_of(payload, self.target.is_sqlite)
+        return fingerprint_of(payload, self.target.kind)
 
 
 def know_fingerprints(connection: Connection) -> None:
@@ -290,11 +298,33 @@ def know_fingerprints(connection: Connection) -> None:
         driver.create_function("fencepost_fingerprint", -1, _fingerprint, deterministic=True)
 
 
-def fingerprint_of(payload: list[Any], is_sqlite: bool) -> Any:
+def drop_temporary(connection: Connection, table: Table) -> None:
+    """Drops a temporary table, if it is there."""
+    if connection.dialect.name in ("sqlite", "postgresql"):
+        connection.execute(DropTable(table, if_exists=True))
+    else:
+        # Without the word it would commit, and drop a table of the application by that name.
+        connection.exec_driver_sql(f"DROP TEMPORARY TABLE IF EXISTS {table.name}")
+
+
+def exact(column: ColumnElement[Any], kind: str) -> ColumnElement[Any]:
+    """A column whose texts are compared character by character: MariaDB's collations take "a", "A" and "a " for one."""
+    if kind != "mariadb" or not isinstance(column.type, types.String):
+        return column
+    return type_coerce(collate(_in_utf8(column), "utf8mb4_nopad_bin"), types.String())
+
+
+def _in_utf8(column: ColumnElement[Any]) -> ColumnElement[Any]:
+    return func.convert(column.op("USING")(literal_column("utf8mb4")), type_=types.String())
+
+
+def fingerprint_of(payload: list[Any], kind: str) -> Any:
     """The fingerprint of these columns of a row, as an expression of the database."""
     if not payload:
         return literal("")
-    if not is_sqlite:
+    if kind == "mariadb":
+        return func.md5(func.concat(*map(_with_length, payload)))
+    if kind == "postgresql":
         return func.md5(cast(func.row(*map(_in_one_way, payload)), Text))
     while len(payload) > _ARGUMENTS_MAX:
         starts = range(0, len(payload), _ARGUMENTS_MAX)
@@ -319,6 +349,15 @@ def _in_one_way(column: ColumnElement[Any]) -> ColumnElement[Any]:
     if isinstance(column.type, types.Numeric):
         return func.trim_scale(column)
     return column
+
+
+def _with_length(column: ColumnElement[Any]) -> ColumnElement[Any]:
+    """A value as bytes that tell where it ends, on MariaDB."""
+    if isinstance(column.type, types.Float):
+        column = column + literal_column("0e0")  # with all digits, and without the sign of a zero
+    is_bytes = isinstance(column.type, types._Binary)
+    found = column if is_bytes else cast(_in_utf8(column), types.LargeBinary())
+    return func.coalesce(func.concat(func.length(found), ":", found), "-")
 
 
 def _fingerprint(*values: object) -> str:

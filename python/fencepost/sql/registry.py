@@ -8,31 +8,28 @@ from sqlalchemy import Connection, Engine, literal_column
 from sqlalchemy.exc import DBAPIError
 
 from fencepost.errors import ConcurrentTransactionError, OutcomeUnknownError, PolicyError, StoreError
-from fencepost.inputs import is_text
+from fencepost.inputs import is_text, shown
 from fencepost.sql.database import IDLE_TIMEOUT_MS, LOCK_TIMEOUT_MS, Database, Int64
 from fencepost.sql.pids import PidBlocks
 from fencepost.sql.transaction import OPENABLE, PREPARED, ProducerIdentity, State, Transaction
 from fencepost.sql.transaction_tables import (
     PART,
     PRODUCERS,
-    TABLES,
-    VERSION,
     Held,
     end,
     hold,
-    insert_if_missing,
     look,
     row_of,
     save,
     save_if,
-    upgrade,
 )
+from fencepost.sql.upserts import insert_if_missing
 
 KEPT_ALIVE = 4
 """How often a name is kept alive within its expiry: it outlives an outage of three quarters of it."""
 DAY_MS = 24 * 3600 * 1000
 ID_MAX = 1000
-"""Characters of a transactional id: with more it does not fit into PostgreSQL's index."""
+"""Characters of a transactional id, on MariaDB bytes of UTF-8: more do not fit into an index of the database."""
 
 
 class ProducerRegistry:
@@ -44,8 +41,8 @@ class ProducerRegistry:
     `SequencedProducer` keeps its own alive; others call `keep_alive` every `keep_alive_ms`. Time is the database's
     clock.
 
-    On PostgreSQL, in each transaction of the registry and of the coordinators that have it: a statement waits for a
-    lock no longer than `lock_timeout_ms` (StoreError), and a transaction that its process leaves idle for
+    On PostgreSQL and MariaDB, in each transaction of the registry and of the coordinators that have it: a statement
+    waits for a lock no longer than `lock_timeout_ms` (StoreError), and a transaction that its process leaves idle for
     `idle_timeout_ms` between two statements is undone, so that a process that was stopped in it blocks its successor no
     longer than that. None: as the session has it.
 
@@ -76,7 +73,7 @@ class ProducerRegistry:
         self.timeout_max_ms = timeout_max_ms
         self.keep_alive_ms = max(1, min(expiry_ms // KEPT_ALIVE, DAY_MS))
         self.pids = PidBlocks(self.database, block_size)
-        self.database.create_tables(PART, VERSION, TABLES, upgrade)
+        self.database.create_tables(PART)
 
     def init_producer(
         self, transactional_id: str | None = None, timeout_ms: int = 60_000, expected: ProducerIdentity | None = None
@@ -156,13 +153,20 @@ class ProducerRegistry:
                 f"transactional_id={transactional_id!r}: a text of 1 to {ID_MAX} characters of UTF-8 was expected, or "
                 "None"
             )
+        if self.database.is_mariadb and len(transactional_id.encode()) > ID_MAX:
+            raise PolicyError(f"transactional_id={shown(transactional_id)}: MariaDB takes {ID_MAX} bytes of UTF-8")
         if not isinstance(timeout_ms, int) or not 1 <= timeout_ms <= self.timeout_max_ms:
             raise PolicyError(f"timeout_ms={timeout_ms!r} is outside 1..={self.timeout_max_ms}")
 
     def _unlocked(
         self, transactional_id: str, timeout_ms: int, expected: ProducerIdentity | None, fresh_pid: int
     ) -> Transaction | None:
-        """What is nearly always the case: a known id, nothing open, nobody else. None where it is otherwise."""
+        """What is nearly always the case: a known id, nothing open, nobody else. None where it is otherwise.
+
+        MariaDB has no update that passes over a locked row.
+        """
+        if self.database.is_mariadb:
+            return None
 
         def work(connection: Connection) -> Transaction | None:
             held = look(self.database, connection, transactional_id=transactional_id)
@@ -191,7 +195,7 @@ class ProducerRegistry:
         if held is None:
             new = Transaction(transactional_id, fresh_pid)
             new = new.initialized(timeout_ms, self.database.now_ms(connection), fresh_pid, expected)
-            if insert_if_missing(self.database, connection, PRODUCERS, row_of(Held(new))):
+            if insert_if_missing(connection, PRODUCERS, row_of(Held(new))):
                 return new
             # Somebody else has made it in the meantime.
             held = hold(self.database, connection, transactional_id=transactional_id)

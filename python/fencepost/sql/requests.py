@@ -23,12 +23,10 @@ from sqlalchemy import (
     Connection,
     Engine,
     Integer,
-    LargeBinary,
     MetaData,
     Row,
     String,
     Table,
-    Text,
     and_,
     delete,
     literal_column,
@@ -39,27 +37,31 @@ from sqlalchemy import (
 
 from fencepost.errors import FencedError, KeyReusedError, PolicyError, RequestInFlightError
 from fencepost.inputs import is_text
-from fencepost.sql.database import Database, Int64, run
+from fencepost.sql.columns import INNODB, Int64, LongBinary, LongText, key_text
+from fencepost.sql.database import Database, run
+from fencepost.sql.migrations import Part
 from fencepost.sql.outbound import derived_key
-from fencepost.sql.transaction_tables import insert_if_missing
+from fencepost.sql.upserts import insert_if_missing
 
-PART, VERSION = "requests", 1
 TABLES = MetaData()
+PART = Part("requests", 1, TABLES)
+_Name = key_text(String(255), 1020)
 REQUESTS = Table(
     "fencepost_requests",
     TABLES,
-    Column("scope", String(255), primary_key=True),
-    Column("key", String(255), primary_key=True),
+    Column("scope", _Name, primary_key=True),
+    Column("key", _Name, primary_key=True),
     Column("fingerprint", String(64), nullable=False),
     # Random and of one claim, so that nobody takes the claim of an expired key for its own.
     Column("owner", String(32), nullable=False),
     Column("leased_until_ms", Int64, nullable=False),
     Column("expires_ms", Int64, nullable=False, index=True),
-    Column("steps", Text, nullable=False),
+    Column("steps", LongText, nullable=False),
     # Null until the request is complete.
     Column("status", Integer),
-    Column("headers", Text),
-    Column("body", LargeBinary),
+    Column("headers", LongText),
+    Column("body", LongBinary),
+    **INNODB,
 )
 _PIECE = 1000
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
@@ -85,7 +87,7 @@ class Response:
 class IdempotentRequests:
     """Applies each request once, however often a client sends it.
 
-    `engine`: of SQLite, or of PostgreSQL with psycopg 3; the database that the requests change. `lease_ms`: how long a
+    `engine`: of SQLite, PostgreSQL or MariaDB; the database that the requests change. `lease_ms`: how long a
     claim is protected; it must be longer than a request takes, or a repeat starts the work a second time, of which only
     one can commit. `keep_ms`: how long a response is replayed after its completion, and how long an unfinished request
     can be resumed after its last step.
@@ -104,7 +106,7 @@ class IdempotentRequests:
                 raise PolicyError(f"{name}={value!r}: a number of milliseconds from 1 to 2^53 - 1 was expected")
         self.database = Database(engine, attempts=attempts)
         self.lease_ms, self.keep_ms = lease_ms, keep_ms
-        self.database.create_tables(PART, VERSION, TABLES)
+        self.database.create_tables(PART)
 
     def claim(self, scope: str, key: str, request: bytes) -> RequestClaim | Response:
         """Claims a request for this worker, or returns the stored response of a request that is complete.
@@ -127,7 +129,7 @@ class IdempotentRequests:
             fresh = {"fingerprint": fingerprint, "steps": "{}", "status": None, "headers": None, "body": None}
             mine = {"owner": owner, "leased_until_ms": now + self.lease_ms, "expires_ms": now + self.keep_ms}
             row = {"scope": scope, "key": key, **fresh, **mine}
-            if insert_if_missing(self.database, connection, REQUESTS, row):
+            if insert_if_missing(connection, REQUESTS, row):
                 return RequestClaim(self, scope, key, owner, {})
             found = connection.execute(select(REQUESTS).where(_named(scope, key)).with_for_update()).one_or_none()
             if found is None:  # expired and deleted since

@@ -112,20 +112,21 @@ def _check_in_flight(
 def _delete_behind(consumer: Consumer, storage: Storage, age: str, until_ms: int) -> int:
     """In the order of keys, in which they are locked everywhere, and on from the last one: no piece looks twice."""
     table = storage.table
-    key = tuple_(*(table.c[name] for name in storage.key))
+    columns = [table.c[name] for name in storage.key]
+    key, lead = tuple_(*columns), columns[0]
     behind = (table.c.consumer == consumer.id, table.c[age] <= until_ms)
     after: tuple[object, ...] | None = None
     deleted = 0
     while True:
 
         def delete_piece(connection: Connection, after: tuple[object, ...] | None = after) -> list[tuple[object, ...]]:
-            query = select(*key).where(*behind).order_by(*key).limit(_PIECE_ROWS).with_for_update()
-            if after is not None:
-                query = query.where(key > after)
-            found = [tuple(row) for row in connection.execute(query)]
+            query = select(*columns).where(*behind).order_by(*columns).limit(_PIECE_ROWS).with_for_update()
+            # The lead says it once more, for MariaDB, which finds no range of an index by several columns.
+            piece = () if after is None else (key > after, lead >= after[0])
+            found = [tuple(row) for row in connection.execute(query.where(*piece))]
             if found:
-                piece = (key > after,) if after is not None else ()
-                connection.execute(delete(table).where(*behind, *piece, key <= found[-1]))
+                last = (key <= found[-1], lead <= found[-1][0])
+                connection.execute(delete(table).where(*behind, *piece, *last))
             return found
 
         found = consumer.database.transaction(delete_piece)

@@ -3,7 +3,7 @@
 PostgreSQL takes CSV by COPY on the transaction's own connection. Into the table itself: that is as atomic as an insert
 from a temporary table beside it, and takes two thirds of the time. Binary COPY saves the server a third of its part,
 and costs as much more to make from Arrow in NumPy. Where COPY cannot (rules, row security) rows go through a temporary
-table after all. SQLite takes one prepared statement for all rows.
+table after all. SQLite takes one prepared statement for all rows, MariaDB statements of many rows each.
 """
 
 from __future__ import annotations
@@ -115,6 +115,8 @@ def insert(connection: Connection, table: Table, rows: pa.Table, numbers: Any = 
         return
     if connection.dialect.name == "sqlite":
         _insert_all(connection, table, rows, numbers)
+    elif connection.dialect.name != "postgresql":
+        _insert_pieces(connection, table, rows, numbers)
     elif _takes_copy(connection, table):
         _copy(connection, quoted(connection, table), rows, numbers)
     else:
@@ -123,18 +125,18 @@ def insert(connection: Connection, table: Table, rows: pa.Table, numbers: Any = 
 
 def quoted(connection: Connection, table: Table) -> str:
     """A table, as statements name it."""
-    return _unescaped(connection, connection.dialect.identifier_preparer.format_table(table))
+    return unescaped(connection.dialect.name, connection.dialect.identifier_preparer.format_table(table))
 
 
 def quoted_names(connection: Connection, names: Sequence[str]) -> str:
     """Columns, as statements name them."""
     quote = connection.dialect.identifier_preparer.quote_identifier
-    return _unescaped(connection, ", ".join(map(quote, names)))
+    return unescaped(connection.dialect.name, ", ".join(map(quote, names)))
 
 
-def _unescaped(connection: Connection, names: str) -> str:
-    """As the database knows them: SQLAlchemy doubles what marks a parameter of psycopg."""
-    return names if connection.dialect.name == "sqlite" else names.replace("%%", "%")
+def unescaped(dialect: str, names: str) -> str:
+    """As the database knows them: SQLAlchemy doubles what marks a parameter of psycopg and PyMySQL."""
+    return names if dialect == "sqlite" else names.replace("%%", "%")
 
 
 def statement(of: str) -> TextClause:
@@ -314,3 +316,62 @@ def _exact(value: Decimal) -> int | str:
 
 def _times(column: pa.ChunkedArray) -> list[Any]:
     return column.cast(pa.timestamp("us", column.type.tz)).to_pylist()  # type: ignore[no-any-return]
+
+
+# MariaDB
+
+_PIECE_ROWS = 10_000
+_PIECE = "fencepost_piece"
+_COLUMN = re.compile(r"[Cc]olumn [`']?(?:[^`']*[`']\.[`'])*([^`']+)[`']")
+_CHECK_FAILED = 4025  # ER_CONSTRAINT_FAILED
+
+
+def _insert_pieces(connection: Connection, table: Table, rows: pa.Table, numbers: Any) -> None:
+    """Statements of many rows, as long as the driver makes them. One that fails is undone alone, and the row sought."""
+    preparer = connection.dialect.identifier_preparer
+    # Not unescaped: the driver takes them apart once more.
+    target, names = preparer.format_table(table), ", ".join(map(preparer.quote_identifier, rows.column_names))
+    places = ", ".join(["%s"] * rows.num_columns)
+    statement = f"INSERT INTO {target} ({names}) VALUES ({places})"
+    driver: Any = connection.connection.dbapi_connection
+    for start in range(0, rows.num_rows, _PIECE_ROWS):
+        piece = rows.slice(start, _PIECE_ROWS)
+        values = list(zip(*(_for_mariadb(column) for column in piece.columns), strict=True))
+        with driver_errors(connection, statement), driver.cursor() as cursor:
+            cursor.execute(f"SAVEPOINT {_PIECE}")
+            try:
+                cursor.executemany(statement, values)
+            except driver.Error as error:
+                if not _is_refusal(driver, error):
+                    raise
+                cursor.execute(f"ROLLBACK TO SAVEPOINT {_PIECE}")
+                raise _first_refused(driver, cursor, statement, values, error, (table, rows, start, numbers)) from error
+
+
+def _is_refusal(driver: Any, error: Any) -> bool:
+    """Whether a row is at fault: its values, or a constraint."""
+    return isinstance(error, driver.DataError | driver.IntegrityError) or error.args[:1] == (_CHECK_FAILED,)
+
+
+def _first_refused(
+    driver: Any, cursor: Any, statement: str, values: list[Any], error: Any, where: tuple[Table, pa.Table, int, Any]
+) -> BatchError:
+    """The error of the row that stopped a statement of many: they are inserted one by one up to it."""
+    table, rows, start, numbers = where
+    for index, row in enumerate(values):
+        try:
+            cursor.execute(statement, row)
+        except driver.Error as refused:
+            if not _is_refusal(driver, refused):
+                raise
+            problem = f"the table {table.fullname} refuses it: {refused.args[-1]}"
+            column = _COLUMN.search(str(refused.args[-1]))
+            return refused_row(problem, rows, start + index, column and column[1], numbers)
+    return BatchError(f"the table {table.fullname} refuses a row: {error.args[-1]}; {NOTHING}")
+
+
+def _for_mariadb(column: pa.ChunkedArray) -> list[Any]:
+    """Values of which the driver writes the literals that the server reads back as they were."""
+    if pa.types.is_timestamp(column.type):
+        return [None if it is None else it.replace(tzinfo=None) for it in _times(column)]
+    return column.to_pylist()  # type: ignore[no-any-return]

@@ -27,17 +27,14 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, exc, text
 
 from fencepost._native import StateTable
 from fencepost.errors import BatchError, PolicyError
 from fencepost.policy import COLUMN_PRESETS, Columns, Policy
-from fencepost.sql.consumers import CLAIMS, Consumer, Storage
+from fencepost.sql.consumers import CLAIMS, KEY_BYTES_MAX, Consumer, Storage
+from fencepost.sql.upserts import RacedError, as_json, is_duplicate
 from fencepost.verdict import Verdict
-
-KEY_BYTES_MAX = 1000
-"""Of a pid or partition as text: an index entry of PostgreSQL has 2704 for both."""
-
 
 _OFFSETS = {preset.seq for preset in COLUMN_PRESETS.values() if preset.epoch is None}
 
@@ -51,10 +48,6 @@ def log_order_of(policy: Policy) -> Policy:
     return policy.replace(
         admit="forward", epochs=epochs, late="duplicate", gaps="normal", columns=policy.columns, **unbound
     )
-
-
-class RacedError(Exception):
-    """Another transaction has claimed what this one took for new: begin again."""
 
 
 class Claim(NamedTuple):
@@ -184,6 +177,13 @@ class Sequences:
                 "AND c.pid = json_extract(k.value, '$[0]') AND c.partition = json_extract(k.value, '$[1]')"
             )
             wanted: dict[str, Any] = {"keys": json.dumps(keys.texts)}
+        elif self.consumer.database.is_mariadb:
+            # STRAIGHT: rows are locked in the order in which they are read, so in that of the keys.
+            query = (
+                f"SELECT {names} FROM {_KEYS_ON_MARIADB} AS k STRAIGHT_JOIN fencepost_claims AS c "
+                "ON c.consumer = :consumer AND c.pid = k.pid AND c.partition = k.of_partition FOR UPDATE"
+            )
+            wanted = {"keys": as_json(sorted(keys.texts, key=_in_bytes))}
         else:
             query = (
                 f"SELECT {names} FROM fencepost_claims AS c JOIN unnest(CAST(:pids AS text[]), "
@@ -192,6 +192,8 @@ class Sequences:
             )
             wanted = {"pids": [it[0] for it in keys.texts], "partitions": [it[1] for it in keys.texts]}
         found = connection.execute(text(query), {**wanted, "consumer": self.consumer.id})
+        if self.consumer.database.is_mariadb:
+            return [Claim(bytes(pid).decode(), bytes(partition).decode(), *rest) for pid, partition, *rest in found]
         return [Claim(*row) for row in found.all()]
 
     def _insert(self, connection: Connection, claims: list[Claim]) -> None:
@@ -200,11 +202,21 @@ class Sequences:
         clock, consumer = self.consumer.database.clock, self.consumer.id
         names = f"consumer, {', '.join(Claim._fields)}, changed_ms"
         # In the order of the bytes of UTF-8, which is that of "C".
-        claims.sort(key=lambda it: (it.pid.encode(), it.partition.encode()))
+        claims.sort(key=_in_bytes)
         if self.consumer.database.is_sqlite:
             places = ", ".join(f":{name}" for name in Claim._fields)
             statement = text(f"INSERT INTO fencepost_claims ({names}) VALUES (:consumer, {places}, {clock})")
             connection.execute(statement, [{**it._asdict(), "consumer": consumer} for it in claims])
+            return
+        if self.consumer.database.is_mariadb:
+            statement = text(
+                f"INSERT INTO fencepost_claims ({names.replace('partition', '`partition`')}) "
+                f"SELECT :consumer, n.*, {clock} FROM {_CLAIMS_ON_MARIADB} AS n"
+            )
+            try:
+                connection.execute(statement, {"claims": as_json(claims), "consumer": consumer})
+            except exc.IntegrityError as error:
+                raise (RacedError if is_duplicate(error) else error) from error
             return
         statement = text(
             f"INSERT INTO fencepost_claims ({names}) SELECT :consumer, n.*, {clock} FROM {_UNNEST} AS n"
@@ -226,6 +238,14 @@ class Sequences:
             )
             connection.execute(statement, [{**it._asdict(), "consumer": self.consumer.id} for it in claims])
             return
+        if self.consumer.database.is_mariadb:
+            values = ", ".join(f"c.{name} = n.{name}" for name in names)
+            statement = text(
+                f"UPDATE {_CLAIMS_ON_MARIADB} AS n STRAIGHT_JOIN fencepost_claims AS c ON c.consumer = :consumer "
+                f"AND c.pid = n.pid AND c.partition = n.of_partition SET {values}, c.changed_ms = {clock}"
+            )
+            connection.execute(statement, {"claims": as_json(claims), "consumer": self.consumer.id})
+            return
         values = ", ".join(f"{name} = n.{name}" for name in names)
         statement = text(
             f"UPDATE fencepost_claims AS c SET {values}, changed_ms = {clock} FROM {_UNNEST} AS n"
@@ -239,6 +259,20 @@ _ARRAYS = {
     "last_timestamp": "bigint", "more": "text",
 }  # fmt: skip
 _UNNEST = "unnest(" + ", ".join(f"CAST(:{name} AS {kind}[])" for name, kind in _ARRAYS.items()) + ")"
+
+
+# MariaDB has no arrays.
+_KEYS_ON_MARIADB = f"""JSON_TABLE(:keys, '$[*]' COLUMNS (
+    pid VARCHAR({KEY_BYTES_MAX}) PATH '$[0]', of_partition VARCHAR({KEY_BYTES_MAX}) PATH '$[1]'))"""
+_CLAIMS_ON_MARIADB = f"""JSON_TABLE(:claims, '$[*]' COLUMNS (
+    pid VARCHAR({KEY_BYTES_MAX}) PATH '$[0]', of_partition VARCHAR({KEY_BYTES_MAX}) PATH '$[1]',
+    epoch SMALLINT PATH '$[2]', first BIGINT PATH '$[3]', last BIGINT PATH '$[4]', last_timestamp BIGINT PATH '$[5]',
+    more LONGTEXT PATH '$[6]'))"""
+
+
+def _in_bytes(key: Sequence[Any]) -> tuple[bytes, bytes]:
+    """The order of keys in the database."""
+    return key[0].encode(), key[1].encode()
 
 
 def _arrays(claims: list[Claim]) -> dict[str, list[Any]]:

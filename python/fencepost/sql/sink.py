@@ -23,9 +23,10 @@ from fencepost.sql.metrics import Counters, claims_of, to_open_metrics
 from fencepost.sql.reconciliation import OnFindings, Reconciliation, reconcile
 from fencepost.sql.retention import Reaped, reap, reap_processed
 from fencepost.sql.rows import NOTHING, as_table, refused_at_commit
-from fencepost.sql.sequences import RacedError, Sequences, log_order_of
+from fencepost.sql.sequences import Sequences, log_order_of
 from fencepost.sql.staged import StagedTable, place_of
 from fencepost.sql.target import Target
+from fencepost.sql.upserts import RacedError
 from fencepost.state.stores import is_local
 from fencepost.verdict import Verdict
 
@@ -82,8 +83,8 @@ class Applied:
 class SqlSink:
     """Applies each event once, however often it comes: the claim and the effect commit in one transaction.
 
-    `engine`: of SQLite, or of PostgreSQL with psycopg 3. `table`: what `apply` writes to, by its name (with its schema
-    where it is not on the path) or as a SQLAlchemy Table; None for sinks of which only `handle` is called.
+    `engine`: of SQLite, PostgreSQL (psycopg 3) or MariaDB (PyMySQL). `table`: what `apply` writes to, by its name (with
+    its schema where it is not on the path) or as a SQLAlchemy Table; None for sinks of which only `handle` is called.
     `consumer_id`: who has applied it: two consumers each apply every event, two processes of one consumer share their
     claims. What a consumer was set up with stays for ever.
 
@@ -112,9 +113,9 @@ class SqlSink:
     must hold the identity columns, with an index on them where it is large. Leave out columns that your application
     updates.
 
-    `lock_timeout_ms`, `idle_timeout_ms`: on PostgreSQL, how long a statement of a call waits for a lock, and how long
-    an effect may leave the transaction idle between two statements before the database undoes it: a process that was
-    stopped in a call keeps its locks no longer. None: as the session has it.
+    `lock_timeout_ms`, `idle_timeout_ms`: on PostgreSQL and MariaDB, how long a statement of a call waits for a lock,
+    and how long an effect may leave the transaction idle between two statements before the database undoes it: a
+    process that was stopped in a call keeps its locks no longer. None: as the session has it.
 
     Raises:
         PolicyError: settings that make no sense, or others than those of this consumer.

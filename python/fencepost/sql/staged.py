@@ -47,24 +47,28 @@ from sqlalchemy.pool import NullPool
 from fencepost.errors import BatchError, OutcomeUnknownError, SinkChangedError, SinkError
 from fencepost.lake.plan import groups_of_files
 from fencepost.sql import rows as bulk
-from fencepost.sql.database import Database, Int64, outages
+from fencepost.sql.columns import INNODB, Int64, key_text
+from fencepost.sql.database import Database, outages
+from fencepost.sql.migrations import Part
 from fencepost.sql.target import Target
+from fencepost.sql.upserts import insert_if_missing
 from fencepost.state.commit import NewRows, Tasks, in_turn
 from fencepost.state.decision import ABANDONED, APPLIED, Decision, Outputs
 from fencepost.state.disk import Disk
 from fencepost.state.sinks import RunFolders, without_rows
 from fencepost.state.versions import State
 
-PART, VERSION = "versions", 1
 TABLES = MetaData()
+PART = Part("versions", 1, TABLES)
 VERSIONS = Table(
     "fencepost_versions",
     TABLES,
-    Column("sink", String(255), primary_key=True),
+    Column("sink", key_text(String(255), 1020), primary_key=True),
     Column("state", String(64), nullable=False),
     Column("version", Int64, nullable=False),
     Column("status", String(16), nullable=False),
     Column("changed_ms", Int64, nullable=False),
+    **INNODB,
 )
 _BATCH_ROWS = 65_536
 _TRIES = 5
@@ -91,7 +95,7 @@ class Staged:
 
 
 class StagedTable(RunFolders):
-    """A table of SQLite or PostgreSQL as the sink of a `DedupJob` or of `fencepost_spark.foreach_batch`.
+    """A table of SQLite, PostgreSQL or MariaDB as the sink of a `DedupJob` or of `fencepost_spark.foreach_batch`.
 
     `url`: as SQLAlchemy takes it; workers open it too, so it must say where the database is from there. It goes to them
     by the engine's channel and into no file, so it may hold a password. `table`: by its name, with its schema where it
@@ -120,7 +124,7 @@ class StagedTable(RunFolders):
         self._table, self._insert = table, None if insert is None else tuple(insert)
         with self._opened() as engine:
             self.name = Target(engine, table, insert).name
-            Database(engine).create_tables(PART, VERSION, TABLES)
+            Database(engine).create_tables(PART)
 
     def __repr__(self) -> str:
         return f"<StagedTable {self.name} of {make_url(self._url)!r}>"
@@ -151,11 +155,10 @@ class StagedTable(RunFolders):
         super().claim(state_id)
         with self._opened() as engine:
             database = Database(engine)
-            statement = text(
-                "INSERT INTO fencepost_versions (sink, state, version, status, changed_ms) "
-                f"VALUES (:sink, :state, 0, '{APPLIED}', {database.clock}) ON CONFLICT (sink) DO NOTHING"
+            first = {"sink": self.name, "state": state_id, "version": 0, "status": APPLIED}
+            database.transaction(
+                lambda it: insert_if_missing(it, VERSIONS, first | {"changed_ms": database.now_ms(it)})
             )
-            database.transaction(lambda it: it.execute(statement, {"sink": self.name, "state": state_id}))
         row = self._row()
         if row is None or row.state != state_id:
             raise SinkError(f"{self!r}: belongs to another state (id {row and row.state}), claimed meanwhile")
@@ -222,7 +225,7 @@ class StagedTable(RunFolders):
             for name in inspect(engine).get_table_names(schema=self._schema):
                 match = pattern.fullmatch(name)
                 if match and int(match[1]) <= done:
-                    Database(engine).transaction(lambda it, name=name: it.execute(self._drop(it, name)))  # type: ignore[misc]
+                    Database(engine).define(lambda it, name=name: it.execute(self._drop(it, name)))  # type: ignore[misc]
 
     def fold(self, first: int, last: int) -> None:
         """See `Sink`: all marks stay. The row in the database knows the newest version only."""
@@ -279,7 +282,8 @@ class StagedTable(RunFolders):
         clock = text(Database(connection.engine).clock)
         moved = update(VERSIONS).where(mine, VERSIONS.c.version == number - 1)
         connection.execute(moved.values(version=number, status=wanted, changed_ms=clock))
-        for name, _ in staged:
+        # On MariaDB that would commit: `collect_garbage` drops them.
+        for name, _ in staged if not Database(connection.engine).kind.commits_ddl else ():
             connection.execute(self._drop(connection, name))
         return wanted
 
@@ -358,28 +362,35 @@ def stage(url: str, item: StageItem) -> Staged:
     with _opened(url) as engine:
         target = Target(engine, item.table, item.insert)
 
+        own, database = Table(name, MetaData(), schema=target.table.schema), Database(engine)
+        columns = pq.read_schema(item.paths[0]).names
+        if database.kind.commits_ddl:
+            database.define(lambda connection: _create(connection, target, own, columns))
+
         def work(connection: Connection) -> Staged:
-            own, rows = _create(connection, target, name, pq.read_schema(item.paths[0]).names), 0
+            rows = 0
+            if not database.kind.commits_ddl:
+                _create(connection, target, own, columns)
             for path in item.paths:
                 for some in _converted(target, path):
                     bulk.insert(connection, own, some)
                     rows += len(some)
             return Staged(name, rows, list(target.insert or some.column_names))
 
-        return Database(engine).transaction(work)
+        return database.transaction(work)
 
 
-def _create(connection: Connection, target: Target, name: str, columns: Sequence[str]) -> Table:
-    """A table like the target: what it refuses by itself, this refuses before anything is decided."""
-    table = Table(name, MetaData(), schema=target.table.schema)
+def _create(connection: Connection, target: Target, table: Table, columns: Sequence[str]) -> None:
+    """Makes a table like the target: what it refuses by itself, this refuses before anything is decided."""
     like, new = bulk.quoted(connection, target.table), bulk.quoted(connection, table)
     if target.is_sqlite:
         listed = bulk.quoted_names(connection, target.insert or columns)
         connection.execute(bulk.statement(f"CREATE TABLE {new} AS SELECT {listed} FROM {like} LIMIT 0"))
+    elif target.kind == "mariadb":
+        connection.execute(bulk.statement(f"CREATE TABLE IF NOT EXISTS {new} LIKE {like}"))
     else:
         parts = "DEFAULTS INCLUDING CONSTRAINTS INCLUDING GENERATED INCLUDING IDENTITY"
         connection.execute(bulk.statement(f"CREATE UNLOGGED TABLE {new} (LIKE {like} INCLUDING {parts})"))
-    return table
 
 
 def _converted(target: Target, path: str) -> Iterator[pa.Table]:

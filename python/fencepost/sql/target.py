@@ -15,14 +15,23 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from sqlalchemy import Column, Connection, Engine, MetaData, Table, exc, text, types
+from sqlalchemy.dialects import mysql
 
 from fencepost.errors import BatchError, SinkError
 from fencepost.inputs import shown
 from fencepost.sql import rows as bulk
 from fencepost.sql.database import outages
+from fencepost.sql.kinds import kind_of
 
 _UNCHANGED = "nothing has changed"
-_SMALL, _NORMAL, _BIG = 2**15, 2**31, 2**63
+_NORMAL, _BIG = 2**31, 2**63
+_LIMITS: dict[Any, int] = {
+    mysql.TINYINT: 2**7,
+    mysql.MEDIUMINT: 2**23,
+    types.SmallInteger: 2**15,
+    types.BigInteger: _BIG,
+}
+_MICROSECONDS = 6
 # Of what a REAL takes: the largest finite float32.
 _REAL_MAX = 3.4028234663852886e38
 _UUID_DIGITS = 32
@@ -38,10 +47,12 @@ class Target:
     """
 
     def __init__(self, engine: Engine, table: str | Table, insert: Sequence[str] | None = None) -> None:
-        self.is_sqlite = engine.dialect.name == "sqlite"
+        self.kind = kind_of(engine).name
+        self.is_sqlite = self.kind == "sqlite"
         self._engine = engine
         self.table = _reflected(engine, table)
         self.insert = None if insert is None else tuple(insert)
+        self._is_in_utc = False
         self._check_names(self.insert or ())
 
     @property
@@ -55,6 +66,9 @@ class Target:
             if self.is_sqlite:
                 files = {row[1]: row[2] for row in connection.exec_driver_sql("PRAGMA database_list")}
                 return files[self.table.schema or "main"], self.table.name
+            if self.kind == "mariadb":
+                query = text("SELECT @@hostname, @@port, @@datadir, COALESCE(:schema, DATABASE()), :name")
+                return tuple(connection.execute(query, {"schema": self.table.schema, "name": self.table.name}).one())
             query = text(
                 "SELECT pg_postmaster_start_time(), current_database(), "
                 "CAST(to_regclass(concat_ws('.', quote_ident(:schema), quote_ident(:name))) AS bigint)"
@@ -78,12 +92,29 @@ class Target:
             self.table = _reflected(self._engine, self.table)
         self._check_names(names)
         self._check_needed(names)
-        columns = [_Column(self.table.columns[name], self.is_sqlite) for name in names]
+        columns = [_Column(self.table.columns[name], self.kind) for name in names]
+        if self.kind == "mariadb":
+            self._check_time_zone(names)
         return pa.table([it.convert(rows[it.name]) for it in columns], names=list(names))
 
     def write(self, connection: Connection, rows: pa.Table, numbers: Any = None) -> None:
         """Puts in what `convert` gave, see `rows.insert`."""
         bulk.insert(connection, self.table, rows, numbers)
+
+    def _check_time_zone(self, names: Sequence[str]) -> None:
+        """MariaDB takes what is written to a TIMESTAMP for a time of the session's zone."""
+        stamps = [name for name in names if isinstance(self.table.columns[name].type, mysql.TIMESTAMP)]
+        if not stamps or self._is_in_utc:
+            return
+        with outages(self._engine), self._engine.connect() as connection:
+            offset = connection.exec_driver_sql("SELECT TIMEDIFF(NOW(), UTC_TIMESTAMP()), @@time_zone").one()
+        self._is_in_utc = not offset[0] and offset[1] in ("+00:00", "UTC", "SYSTEM")
+        if not self._is_in_utc:
+            raise SinkError(
+                f"table {self.name}: column '{stamps[0]}' is a TIMESTAMP, and the session's time zone is {offset[1]}: "
+                "instants would be stored as others. Make it DATETIME(6), or connect with "
+                f"connect_args={{'init_command': \"SET time_zone = '+00:00'\"}}; {_UNCHANGED}"
+            )
 
     def _check_names(self, names: Sequence[str]) -> None:
         unknown = [name for name in names if name not in self.table.columns]
@@ -115,9 +146,16 @@ def _reflected(engine: Engine, table: str | Table) -> Table:
         schema, _, name = table.rpartition(".")
     try:
         with outages(engine):
-            return Table(name, MetaData(), schema=schema or None, autoload_with=engine)
+            found = Table(name, MetaData(), schema=schema or None, autoload_with=engine)
     except exc.NoSuchTableError:
         raise SinkError(f"table {table}: does not exist in the database; {_UNCHANGED}") from None
+    storage = found.kwargs.get(f"{engine.dialect.name}_engine", "InnoDB")
+    if storage.lower() != "innodb":
+        raise SinkError(
+            f"table {table}: its engine {storage} has no transactions, so rows could not be written together with "
+            f"their claims: ALTER TABLE {table} ENGINE=InnoDB; {_UNCHANGED}"
+        )
+    return found
 
 
 def _has_default(column: Column[Any]) -> bool:
@@ -129,11 +167,12 @@ def _has_default(column: Column[Any]) -> bool:
 class _Column:
     """One column: what Arrow has for it, as what the database takes."""
 
-    def __init__(self, column: Column[Any], is_sqlite: bool) -> None:
+    def __init__(self, column: Column[Any], kind: str) -> None:
         self.name = column.name
         self._type = column.type
         self._nullable = column.nullable
-        self._is_sqlite = is_sqlite
+        self._is_sqlite = kind == "sqlite"
+        self._is_mariadb = kind == "mariadb"
 
     def convert(self, values: pa.ChunkedArray) -> pa.ChunkedArray:
         values = _plain(values)
@@ -157,13 +196,15 @@ class _Column:
         if isinstance(kind, types.String):
             return self._texts(values, kind.length)
         if isinstance(kind, types._Binary):
-            return self._only(values, _is_bytes, "binary")
+            return self._bytes(values)
         if isinstance(kind, types.DateTime):
             return self._times(values)
         if isinstance(kind, types.Date):
             return self._only(values, pa.types.is_date, "dates").cast(pa.date32())
         if isinstance(kind, types.Time):
-            return self._only(values, pa.types.is_time, "times of day")
+            return self._fine(self._only(values, pa.types.is_time, "times of day"))
+        if isinstance(kind, mysql.BIT):
+            raise SinkError(f"column '{self.name}': is of type BIT, which is not supported; {_UNCHANGED}")
         # JSON and what SQLAlchemy does not know: the database reads its text.
         return self._only(values, pa.types.is_string, f"texts of {kind}")
 
@@ -179,19 +220,31 @@ class _Column:
         raise self._wrong(values, row, problem)
 
     def _integers(self, values: pa.ChunkedArray) -> pa.ChunkedArray:
+        if isinstance(self._type, mysql.TINYINT) and pa.types.is_boolean(values.type):
+            return values  # what MariaDB calls BOOLEAN
         self._only(values, pa.types.is_integer, "integers")
-        limit = _SMALL if isinstance(self._type, types.SmallInteger) else _NORMAL
-        if isinstance(self._type, types.BigInteger) or (self._is_sqlite and limit == _NORMAL):
-            limit = _BIG
+        low, limit = self._range()
         bounds = pc.min_max(values).as_py()
-        if bounds["min"] is not None and not -limit <= bounds["min"] <= bounds["max"] < limit:
-            row = next(at for at, it in enumerate(values.to_pylist()) if it is not None and not -limit <= it < limit)
-            raise self._wrong(values, row, f"the column takes {-limit}…{limit - 1}")
+        if bounds["min"] is not None and not low <= bounds["min"] <= bounds["max"] < limit:
+            row = next(at for at, it in enumerate(values.to_pylist()) if it is not None and not low <= it < limit)
+            raise self._wrong(values, row, f"the column takes {low}…{limit - 1}")
         return values
+
+    def _range(self) -> tuple[int, int]:
+        """The lowest integer that the column takes, and the one above the highest."""
+        limit = next((limit for kind, limit in _LIMITS.items() if isinstance(self._type, kind)), _NORMAL)
+        if self._is_sqlite and limit == _NORMAL:
+            limit = _BIG
+        return (0, 2 * limit) if getattr(self._type, "unsigned", False) else (-limit, limit)
 
     def _floats(self, values: pa.ChunkedArray) -> pa.ChunkedArray:
         self._only(values, _is_number, "numbers")
-        is_real = isinstance(self._type, types.REAL) and not self._is_sqlite
+        # MariaDB calls a float32 FLOAT, and REAL a float64.
+        is_real = isinstance(self._type, mysql.FLOAT if self._is_mariadb else types.REAL) and not self._is_sqlite
+        if self._is_mariadb and getattr(self._type, "scale", None) is not None:
+            raise SinkError(
+                f"column '{self.name}': is of type {self._type}, which rounds: make it DECIMAL or DOUBLE; {_UNCHANGED}"
+            )
         if pa.types.is_integer(values.type):
             row = _first(values, lambda it: int((np.float32 if is_real else float)(it)) != it)
             if row >= 0:
@@ -226,6 +279,10 @@ class _Column:
         return values
 
     def _check_nan(self, values: pa.ChunkedArray) -> None:
+        if self._is_mariadb and pa.types.is_floating(values.type):
+            row = pc.index(pc.is_finite(values), False).as_py()
+            if row >= 0:
+                raise self._wrong(values, row, "MariaDB has neither NaN nor infinity; send a null where one is meant")
         if self._is_sqlite and pa.types.is_floating(values.type):
             row = pc.index(pc.is_nan(values), True).as_py()
             if row >= 0:
@@ -262,6 +319,29 @@ class _Column:
                 raise self._wrong(values, row, f"the column takes {length_max} characters")
         return values
 
+    def _bytes(self, values: pa.ChunkedArray) -> pa.ChunkedArray:
+        values = self._only(values, _is_bytes, "binary")
+        length = getattr(self._type, "length", None)
+        if isinstance(self._type, mysql.BINARY) and length is not None:
+            row = pc.index(pc.not_equal(pc.binary_length(values), length), True).as_py()
+            if row >= 0:
+                raise self._wrong(values, row, f"the column takes {length} bytes, and would fill up with zeros")
+        return values
+
+    def _fine(self, values: pa.ChunkedArray) -> pa.ChunkedArray:
+        """Refuses times that are finer than the column, whose rest MariaDB would cut off."""
+        digits = getattr(self._type, "fsp", None) or 0
+        if not self._is_mariadb or digits >= _MICROSECONDS:
+            return values
+        unit = 10 ** (_MICROSECONDS - digits)
+        ticks = values.cast(pa.time64("us") if pa.types.is_time(values.type) else pa.timestamp("us", values.type.tz))
+        row = _first(ticks.cast(pa.int64()), lambda it: it % unit != 0)
+        if row >= 0:
+            raise self._wrong(
+                values, row, f"the column takes {digits} digits of a second, and the database would cut the rest off"
+            )
+        return values
+
     def _times(self, values: pa.ChunkedArray) -> pa.ChunkedArray:
         """Instants in UTC, or times without a zone, whichever came; in microseconds, which is what databases have."""
         self._only(values, pa.types.is_timestamp, "timestamps")
@@ -271,6 +351,7 @@ class _Column:
             finest = pc.cast(values, pa.int64())
             row = next(at for at, it in enumerate(finest.to_pylist()) if it is not None and it % 1000)
             raise self._wrong(values, row, "the column takes microseconds") from error
+        values = self._fine(values)
         if values.type.tz is not None:
             return values.cast(pa.timestamp("us", "UTC"))
         # PostgreSQL would read it in the time zone of the session.

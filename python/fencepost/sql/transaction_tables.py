@@ -7,7 +7,7 @@ readers may join to rows of their own by pid and epoch.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -21,19 +21,22 @@ from sqlalchemy import (
     Select,
     String,
     Table,
-    Text,
     bindparam,
     literal_column,
     select,
     text,
 )
-from sqlalchemy.dialects import postgresql, sqlite
 
 from fencepost.errors import PolicyError, SchemaError, TransactionAbortableError
-from fencepost.sql.database import Database, Int64, clock
+from fencepost.sql.columns import INNODB, Int64, LongText, key_text
+from fencepost.sql.database import Database
+from fencepost.sql.kinds import KINDS
+from fencepost.sql.migrations import Migration, Part
 from fencepost.sql.transaction import NONE, PREPARED, Partition, State, TopicPartition, Transaction
 
-PART, VERSION = "producers", 2
+NAME_BYTES_MAX = 1000
+"""Of a name as UTF-8: three of them are a key, and an index entry of MariaDB has 3072."""
+_Name = key_text(String(), NAME_BYTES_MAX)
 TABLES = MetaData()
 
 PIDS = Table(
@@ -41,11 +44,12 @@ PIDS = Table(
     TABLES,
     Column("id", Integer, primary_key=True),
     Column("next_pid", Int64, nullable=False),
+    **INNODB,
 )
 PRODUCERS = Table(
     "fencepost_producers",
     TABLES,
-    Column("transactional_id", String, primary_key=True),
+    Column("transactional_id", _Name, primary_key=True),
     Column("pid", Int64, nullable=False, unique=True),
     Column("epoch", Integer, nullable=False),
     Column("last_epoch", Integer, nullable=False),
@@ -53,52 +57,54 @@ PRODUCERS = Table(
     Column("next_pid", Int64, nullable=False),
     Column("state", Integer, nullable=False),
     Column("timeout_ms", Int64, nullable=False),
-    Column("partitions", Text, nullable=False),
+    Column("partitions", LongText, nullable=False),
     Column("started_ms", Int64, nullable=False),
     Column("updated_ms", Int64, nullable=False),
     # Those of its partitions whose readers wait for a marker that is not written yet.
-    Column("waiting", Text, nullable=False),
+    Column("waiting", LongText, nullable=False),
     Column("coordinator_epoch", Integer, nullable=False),
+    **INNODB,
 )
 DECISIONS = Table(
     "fencepost_decisions",
     TABLES,
-    Column("pid", Int64, primary_key=True),
-    Column("epoch", Integer, primary_key=True),
+    Column("pid", Int64, primary_key=True, autoincrement=False),
+    Column("epoch", Integer, primary_key=True, autoincrement=False),
     Column("outcome", String(6), nullable=False),
     Column("decided_ms", Int64, nullable=False),
+    **INNODB,
 )
 POSITIONS = Table(
     "fencepost_positions",
     TABLES,
-    Column("group_id", String, primary_key=True),
-    Column("partition", String, primary_key=True),
+    Column("group_id", _Name, primary_key=True),
+    Column("partition", _Name, primary_key=True),
     # Null until the first commit: a row that can be locked before there is a position.
     Column("position", Int64),
+    **INNODB,
 )
 STAGED = Table(
     "fencepost_staged_positions",
     TABLES,
-    Column("transactional_id", String, primary_key=True),
-    Column("group_id", String, primary_key=True),
-    Column("partition", String, primary_key=True),
+    Column("transactional_id", _Name, primary_key=True),
+    Column("group_id", _Name, primary_key=True),
+    Column("partition", _Name, primary_key=True),
     Column("expected", Int64, nullable=False),
     Column("position", Int64, nullable=False),
     Column("generation", Int64),
+    **INNODB,
 )
 GROUPS = Table(
     "fencepost_groups",
     TABLES,
-    Column("group_id", String, primary_key=True),
+    Column("group_id", _Name, primary_key=True),
     Column("generation", Int64, nullable=False),
+    **INNODB,
 )
 
 
-def upgrade(connection: Connection, _: int) -> None:
-    """Brings tables of version 1 to version 2, whose partitions have topics.
-
-    Raises SchemaError where transactions wait for markers: version 1 does not say to which topics.
-    """
+def _check_markers(connection: Connection) -> None:
+    """Raises SchemaError where transactions wait for markers: version 1 does not say to which topics."""
     waiting = text(
         "SELECT transactional_id FROM fencepost_producers "
         f"WHERE state IN ({State.ONGOING:d}, {State.PREPARE_COMMIT:d}, {State.PREPARE_ABORT:d}) "
@@ -111,12 +117,18 @@ def upgrade(connection: Connection, _: int) -> None:
             "fencepost that began them, until none is open or decided; then open them with this one. Nothing has "
             "changed"
         )
-    for statement in (
+
+
+# Partitions have topics since version 2.
+_TOPICS = Migration(
+    (
         "ALTER TABLE fencepost_producers ADD COLUMN waiting TEXT NOT NULL DEFAULT '[]'",
         "UPDATE fencepost_producers SET partitions = '[]'",
         "ALTER TABLE fencepost_producers DROP COLUMN has_markers",
-    ):
-        connection.execute(text(statement))
+    ),
+    _check_markers,
+)
+PART = Part("producers", 2, TABLES, {2: _TOPICS})
 
 
 class Held(NamedTuple):
@@ -156,22 +168,33 @@ def look_at(database: Database, connection: Connection, which: ColumnElement[boo
 def _read(
     database: Database, connection: Connection, pid: int | None, transactional_id: str, is_locked: bool
 ) -> Held | None:
-    query = _QUERIES[database.is_sqlite, pid is not None, is_locked]
+    if database.is_mariadb and is_locked and pid is not None:
+        return _hold_by_pid(database, connection, pid)
+    query = _QUERIES[database.kind.name, pid is not None, is_locked]
     found = connection.execute(query, {"id": transactional_id} if pid is None else {"pid": pid}).one_or_none()
     return None if found is None else _held(found)
 
 
-def _query(is_sqlite: bool, is_by_pid: bool, is_locked: bool) -> Select[Any]:
+def _hold_by_pid(database: Database, connection: Connection, pid: int) -> Held | None:
+    """On MariaDB, which waits for every row that it looks at: the id first, without a lock; then its row alone."""
+    while (seen := _read(database, connection, pid, "", is_locked=False)) is not None:
+        held = _read(database, connection, None, seen.transaction.transactional_id, is_locked=True)
+        if held is not None and pid in (held.transaction.pid, held.transaction.previous_pid):
+            return held if held.transaction.state is not State.DEAD else None
+    return None
+
+
+def _query(kind: str, is_by_pid: bool, is_locked: bool) -> Select[Any]:
     which = PRODUCERS.c.transactional_id == bindparam("id")
     if is_by_pid:
         which = (PRODUCERS.c.pid == bindparam("pid")) | (PRODUCERS.c.previous_pid == bindparam("pid"))
         which &= PRODUCERS.c.state != int(State.DEAD)
-    query = select(PRODUCERS, literal_column(clock(is_sqlite), Int64)).where(which)
+    query = select(PRODUCERS, literal_column(KINDS[kind].clock, Int64)).where(which)
     return query.with_for_update(of=PRODUCERS) if is_locked else query
 
 
 # Made once: to put a query together takes longer than to run it.
-_QUERIES = {which: _query(*which) for which in product((False, True), repeat=3)}
+_QUERIES = {which: _query(*which) for which in product(KINDS, (False, True), (False, True))}
 
 
 def _held(row: Row[Any]) -> Held:
@@ -245,14 +268,6 @@ _SAVE_IF = _SAVE.where(
     .with_for_update(skip_locked=True)
     .scalar_subquery()
 )
-
-
-def insert_if_missing(database: Database, connection: Connection, table: Table, row: Mapping[str, Any]) -> bool:
-    """Inserts a row unless its key is there; whether it was not. Waits for whoever is inserting the same key."""
-    insert = sqlite.insert if database.is_sqlite else postgresql.insert
-    # Not by rowcount, which is -1 for an insert whatever became of it.
-    query = insert(table).on_conflict_do_nothing().returning(*table.primary_key)
-    return connection.execute(query, row).first() is not None
 
 
 def end(connection: Connection, before: Transaction, after: Transaction) -> None:

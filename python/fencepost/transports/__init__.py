@@ -12,15 +12,25 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fencepost.transports.landing import LandingTransport, read_landing
     from fencepost.transports.partition_log import PartitionLogTransport
-    from fencepost.transports.sql import SqlTransport, read_committed
+    from fencepost.transports.sql import SqlTransport, create_committed_view, read_committed, stream_committed
 
-__all__ = ["LandingTransport", "PartitionLogTransport", "SqlTransport", "read_committed", "read_landing"]
+__all__ = [
+    "LandingTransport",
+    "PartitionLogTransport",
+    "SqlTransport",
+    "create_committed_view",
+    "read_committed",
+    "read_landing",
+    "stream_committed",
+]
 
 _MODULES = {
     "LandingTransport": "landing",
     "PartitionLogTransport": "partition_log",
     "SqlTransport": "sql",
+    "create_committed_view": "sql",
     "read_committed": "sql",
+    "stream_committed": "sql",
     "read_landing": "landing",
 }
 

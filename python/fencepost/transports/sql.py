@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sqlalchemy import (
@@ -24,7 +25,6 @@ from sqlalchemy import (
     Connection,
     Engine,
     Integer,
-    LargeBinary,
     MetaData,
     String,
     Table,
@@ -41,8 +41,12 @@ from fencepost.producer.answers import Answer, ErrorCode
 from fencepost.producer.sequencer import Identity
 from fencepost.producer.transport import SequencedBatch
 from fencepost.sql import rows as bulk
-from fencepost.sql.database import IDLE_TIMEOUT_MS, LOCK_TIMEOUT_MS, Database, Int64, outages
+from fencepost.sql.columns import INNODB, Int64, LongBinary, LongText, key_text
+from fencepost.sql.database import IDLE_TIMEOUT_MS, LOCK_TIMEOUT_MS, Database, outages
+from fencepost.sql.migrations import Migration, Part
+from fencepost.sql.schema import dialect_named
 from fencepost.sql.target import Target
+from fencepost.sql.upserts import insert_if_missing
 from fencepost.transports.counts import checked
 from fencepost.transports.cursors import above
 from fencepost.transports.judging import LEASES_FROM, Judged, judge, last_written, mark, new_table
@@ -51,7 +55,6 @@ from fencepost.transports.schemas import NOTHING, conform
 if TYPE_CHECKING:
     import pyarrow as pa
 
-SCHEMA_VERSION = 3
 LOG_COLUMNS = ("pid", "epoch", "partition", "seq", "log_offset")
 """What the table needs beside the application's columns: integers, log_offset and seq with 64 bits."""
 LAST_EPOCH = 2**15 - 2
@@ -67,7 +70,7 @@ EVERYWHERE = -1
 class SqlTransport:
     """Writes batches of a `SequencedProducer` to a table, and lists them in the same transaction.
 
-    `engine`: SQLAlchemy 2, SQLite or PostgreSQL (psycopg 3). `table`: its name, or a `sqlalchemy.Table`; it has the
+    `engine`: SQLAlchemy 2; SQLite, PostgreSQL or MariaDB. `table`: its name, or a `sqlalchemy.Table`; it has the
     application's columns and `LOG_COLUMNS`, and partition with log_offset is unique. `schema`: an Arrow schema of the
     application's columns, by which a table that is not there is made; every batch is held against it, and in any case
     against the table's columns. `partitions`: how many there are; the tables store the number, for ever, and None takes
@@ -110,7 +113,7 @@ class SqlTransport:
         except (StoreError, exc.DBAPIError) as error:
             cause = error.__cause__ if isinstance(error, StoreError) else error
             told = f"{self._tables.rows.name}: {_short(cause or error)}"
-            code = _refusal(cause, self._database.is_sqlite)
+            code = _refusal(cause, self._database.kind.name)
             if code is None and isinstance(error, StoreError):
                 raise
             if code is None:
@@ -208,7 +211,7 @@ class SqlTransport:
         found = connection.execute(one).scalar()
         if found is not None:
             return int(found)
-        insert_missing(connection, partitions, {"partition": partition, "log_end": 0})
+        insert_if_missing(connection, partitions, {"partition": partition, "log_end": 0})
         return int(connection.execute(one).scalar_one())
 
     def _floor(self, connection: Connection, pid: int, partition: int) -> int:
@@ -218,13 +221,13 @@ class SqlTransport:
         one = select(floors.c.epoch).where(floors.c.pid == pid, these).with_for_update(read=True)
         found = list(connection.execute(one).scalars())
         if not found:  # nothing to lock: somebody could raise it meanwhile
-            insert_missing(connection, floors, {"pid": pid, "partition": EVERYWHERE, "epoch": 0})
+            insert_if_missing(connection, floors, {"pid": pid, "partition": EVERYWHERE, "epoch": 0})
             found = list(connection.execute(one).scalars())
         return int(max(found))
 
     def _raise_floor(self, connection: Connection, pid: int, partition: int, epoch: int) -> None:
         floors = self._tables.floors
-        insert_missing(connection, floors, {"pid": pid, "partition": partition, "epoch": 0})
+        insert_if_missing(connection, floors, {"pid": pid, "partition": partition, "epoch": 0})
         one = floors.update().where(floors.c.pid == pid, floors.c.partition == partition, floors.c.epoch < epoch)
         connection.execute(one.values(epoch=epoch))
 
@@ -237,7 +240,7 @@ class SqlTransport:
     def _move_cursor(self, connection: Connection, name: str, partition: int, position: int) -> None:
         """Called with the partition locked."""
         cursors = self._tables.cursors
-        insert_missing(connection, cursors, {"partition": partition, "name": name, "position": position})
+        insert_if_missing(connection, cursors, {"partition": partition, "name": name, "position": position})
         one = cursors.update().where(cursors.c.name == name, cursors.c.partition == partition)
         connection.execute(one.values(position=position))
 
@@ -294,7 +297,7 @@ class SqlTransport:
         stored = connection.execute(select(layout.c.partitions)).scalar()
         last = connection.execute(select(func.max(partitions.c.partition))).scalar()
         count = checked(f"the table {self._tables.rows.name!r}", given, stored, 0 if last is None else last + 1)
-        insert_missing(connection, layout, {"id": 1, "partitions": count})
+        insert_if_missing(connection, layout, {"id": 1, "partitions": count})
         stored = connection.execute(select(layout.c.partitions)).scalar_one()
         return checked(f"the table {self._tables.rows.name!r}", count, stored, 0)
 
@@ -302,7 +305,7 @@ class SqlTransport:
 
     def _lease(self, connection: Connection, name: str | None, expected: Any) -> Identity:
         leases = self._tables.leases
-        insert_missing(connection, leases, {"name": "", "pid": LEASES_FROM, "epoch": 0})  # the row that counts pids
+        insert_if_missing(connection, leases, {"name": "", "pid": LEASES_FROM, "epoch": 0})  # the row that counts pids
         if name is None:
             return Identity(self._new_pid(connection), 0)
         if not name:
@@ -365,25 +368,85 @@ def read_committed(
     """The rows that are listed, by partition and log_offset, with the columns of the table.
 
     Of transactions only what was committed, and in each partition up to the first one that is open, so that who goes
-    on with the next offset misses nothing. What somebody put into the table otherwise is not read.
+    on with the next offset misses nothing. What somebody put into the table otherwise is not read. All rows are held:
+    `stream_committed` gives them in pieces, and a view shows them to SQL (`create_committed_view`).
 
     Raises SourceError where the table has fewer rows than are listed, SchemaError for a table that is none of ours.
     """
-    database = Database(engine)
-    tables = open_tables(database, table, None)
-
-    def work(connection: Connection) -> list[pa.Table]:
-        return [
-            _read_range(connection, tables.rows, number, begin, end)
-            for number, begin, end in _ranges(connection, tables, partition, from_offset)
-        ]
-
     import pyarrow as pa
 
-    found = database.transaction(work)
-    if not found:
-        return pa.table({column.name: pa.nulls(0) for column in tables.rows.c})
+    found = list(stream_committed(engine, table, partition=partition, from_offset=from_offset))
     return pa.concat_tables(found, promote_options="permissive")
+
+
+def stream_committed(
+    engine: Engine,
+    table: str | Table,
+    *,
+    partition: int | None = None,
+    from_offset: int = 0,
+    batch_rows: int = 65_536,
+) -> Iterator[pa.Table]:
+    """What `read_committed` reads, as tables of at most `batch_rows`; one without rows where there are none.
+
+    What is committed when the first table is asked for. No transaction is open between two of them, for what is listed
+    does not change. Errors are those of `read_committed`, where they are met.
+    """
+    import pyarrow as pa
+
+    if isinstance(batch_rows, bool) or not isinstance(batch_rows, int) or batch_rows < 1:
+        raise PolicyError(f"batch_rows={batch_rows!r}: a number of rows, at least 1, was expected")
+    database = Database(engine)
+    tables = open_tables(database, table, None)
+    ranges = database.transaction(lambda connection: list(_ranges(connection, tables, partition, from_offset)))
+    for number, begin, end in ranges:
+        for first in range(begin, end, batch_rows):
+            last = min(first + batch_rows, end)
+            yield database.transaction(partial(_read_range, tables.rows, number, first, last))
+    if not ranges:
+        yield pa.table({column.name: pa.nulls(0) for column in tables.rows.c})
+
+
+def committed_view(table: str, dialect: str) -> str:
+    """The statement that makes the view `<table>_committed`, for `create_committed_view`.
+
+    Each row belongs to the last batch that begins at or before it, which an index finds. Of each partition it shows
+    what lies before the first transaction that is open.
+    """
+    preparer = dialect_named(dialect).identifier_preparer
+    names = (table, f"{table}_commits", f"{table}_committed", "partition")
+    rows, commits, view, partition = (bulk.unescaped(dialect, preparer.quote_identifier(it)) for it in names)
+    replace_it = "" if dialect == "sqlite" else "OR REPLACE "
+    return f"""CREATE {replace_it}VIEW {view} AS
+SELECT r.* FROM {rows} AS r
+LEFT JOIN (
+    SELECT c.{partition}, min(c.log_offset) AS log_offset FROM {commits} AS c WHERE c.outcome = '{OPEN}'
+    GROUP BY c.{partition}
+) AS first_open ON first_open.{partition} = r.{partition}
+WHERE (first_open.log_offset IS NULL OR r.log_offset < first_open.log_offset) AND (
+    SELECT CASE WHEN r.log_offset < c.log_offset + c.count THEN c.outcome END FROM {commits} AS c
+    WHERE c.{partition} = r.{partition} AND c.log_offset <= r.log_offset ORDER BY c.log_offset DESC LIMIT 1
+) = '{COMMIT}'"""
+
+
+def create_committed_view(engine: Engine, table: str) -> str:
+    """Makes the view `<table>_committed` of a transport's table, whose rows are those of `read_committed`; its name.
+
+    Call it again after columns were added: a view keeps the columns that the table had.
+
+    Raises SchemaError for a table that is none of ours, StoreError for a database that does not answer.
+    """
+    database = Database(engine)
+    open_tables(database, table, None)
+    statement, name = committed_view(table, database.kind.name), f"{table}_committed"
+
+    def make(connection: Connection) -> None:
+        if database.is_sqlite:
+            connection.execute(bulk.statement(f"DROP VIEW IF EXISTS {bulk.quoted_names(connection, [name])}"))
+        connection.execute(bulk.statement(statement))
+
+    database.define(make)
+    return name
 
 
 def _ranges(
@@ -414,7 +477,7 @@ def _ranges(
         yield begun
 
 
-def _read_range(connection: Connection, rows: Table, partition: int, begin: int, end: int) -> pa.Table:
+def _read_range(rows: Table, partition: int, begin: int, end: int, connection: Connection) -> pa.Table:
     import pyarrow as pa
 
     wanted = select(rows).where(rows.c.partition == partition, rows.c.log_offset.between(begin, end - 1))
@@ -462,26 +525,36 @@ def _open_tables(database: Database, table: str | Table, schema: pa.Schema | Non
     elif schema is None:
         raise SchemaError(f"there is no table {name!r}: make it, or give the Arrow schema of its columns")
     else:
-        rows = Table(name, metadata, *_columns_of(schema), *_log_columns())
+        rows = Table(name, metadata, *_columns_of(schema), *_log_columns(), **INNODB)
     _check_columns(rows)
     beside = MetaData()
     tables = Tables(rows, *_beside(name, beside))
-    if isinstance(table, str) and not inspect(database.engine).has_table(name):
+    is_missing = isinstance(table, str) and not inspect(database.engine).has_table(name)
+    if is_missing:
         rows.to_metadata(beside)
-
-    def upgrade(connection: Connection, found: int) -> None:
-        if found != 2:
-            raise SchemaError(
-                f"the tables of 'transport {name}' have version {found}, this package knows {SCHEMA_VERSION}: they are "
-                "older than it can read"
-            )
-        for column in ("follows_pid BIGINT", "follows_epoch INTEGER"):
-            alter = f"ALTER TABLE {bulk.quoted(connection, tables.leases)} ADD COLUMN {column}"
-            connection.execute(bulk.statement(alter))
-        tables.layout.create(connection)
-
-    database.create_tables(f"transport {name}", SCHEMA_VERSION, beside, upgrade)
+    database.create_tables(_part(name, beside))
+    if is_missing:  # still, where those beside it were made by SQL
+        database.define(lambda connection: rows.create(connection, checkfirst=True))
     return tables
+
+
+def part_beside(name: str) -> Part:
+    """The tables beside a transport's table of this name, for who makes them by SQL."""
+    beside = MetaData()
+    _beside(name, beside)
+    return _part(name, beside)
+
+
+def _part(name: str, beside: MetaData) -> Part:
+    leases, layout = (f'"{name}_{suffix}"' for suffix in ("leases", "layout"))
+    to_3 = Migration(
+        (
+            f"ALTER TABLE {leases} ADD COLUMN follows_pid BIGINT",
+            f"ALTER TABLE {leases} ADD COLUMN follows_epoch INTEGER",
+            f"CREATE TABLE {layout} (id INTEGER NOT NULL PRIMARY KEY, partitions INTEGER NOT NULL)",
+        )
+    )
+    return Part(f"transport {name}", 3, beside, {3: to_3})
 
 
 def _beside(name: str, metadata: MetaData) -> list[Table]:
@@ -497,26 +570,30 @@ def _beside(name: str, metadata: MetaData) -> list[Table]:
             Column("last_seq", Int64, nullable=False),
             Column("count", Int64, nullable=False),
             Column("outcome", String(8), nullable=False),
+            **INNODB,
         ),
         Table(
             f"{name}_partitions",
             metadata,
             Column("partition", Integer, primary_key=True, autoincrement=False),
             Column("log_end", Int64, nullable=False),
+            **INNODB,
         ),
         Table(
             f"{name}_producers",
             metadata,
             Column("partition", Integer, primary_key=True, autoincrement=False),
             Column("pid", Int64, primary_key=True, autoincrement=False),
-            Column("state", LargeBinary, nullable=False),
+            Column("state", LongBinary, nullable=False),
+            **INNODB,
         ),
         Table(
             f"{name}_cursors",
             metadata,
             Column("partition", Integer, primary_key=True, autoincrement=False),
-            Column("name", String(CURSOR_NAME_MAX), primary_key=True),
+            Column("name", key_text(String(CURSOR_NAME_MAX), 3000), primary_key=True),
             Column("position", Int64, nullable=False),
+            **INNODB,
         ),
         Table(
             f"{name}_floors",
@@ -524,22 +601,25 @@ def _beside(name: str, metadata: MetaData) -> list[Table]:
             Column("pid", Int64, primary_key=True, autoincrement=False),
             Column("partition", Integer, primary_key=True, autoincrement=False),
             Column("epoch", Integer, nullable=False),
+            **INNODB,
         ),
         Table(
             f"{name}_leases",
             metadata,
-            Column("name", String(255), primary_key=True),
+            Column("name", key_text(String(255), 1020), primary_key=True),
             Column("pid", Int64, nullable=False),
             Column("epoch", Integer, nullable=False),
             # Whose own next epoch it is; null where it was taken over.
             Column("follows_pid", Int64),
             Column("follows_epoch", Integer),
+            **INNODB,
         ),
         Table(
             f"{name}_layout",
             metadata,
             Column("id", Integer, primary_key=True, autoincrement=False),
             Column("partitions", Integer, nullable=False),
+            **INNODB,
         ),
     ]
 
@@ -557,7 +637,8 @@ def _log_columns() -> list[Any]:
 def _columns_of(schema: pa.Schema) -> list[Column[Any]]:
     """Columns for an Arrow schema. Raises SchemaError for a type that has no column."""
     import pyarrow as pa
-    from sqlalchemy import Date, DateTime, Float, Numeric, Text
+    from sqlalchemy import Date, DateTime, Float, Numeric
+    from sqlalchemy.dialects.mysql import DATETIME
 
     def kind_of(kind: pa.DataType) -> Any:
         is_a = pa.types
@@ -570,11 +651,11 @@ def _columns_of(schema: pa.Schema) -> list[Column[Any]]:
         if is_a.is_decimal(kind):
             return Numeric(kind.precision, kind.scale)
         if is_a.is_string(kind) or is_a.is_large_string(kind):
-            return Text()
+            return LongText
         if is_a.is_binary(kind) or is_a.is_large_binary(kind):
-            return LargeBinary()
+            return LongBinary
         if is_a.is_timestamp(kind):
-            return DateTime(timezone=kind.tz is not None)
+            return DateTime(timezone=kind.tz is not None).with_variant(DATETIME(fsp=6), "mysql", "mariadb")
         if is_a.is_date32(kind):
             return Date()
         return None
@@ -607,19 +688,13 @@ def _check_columns(rows: Table) -> None:
         )
 
 
-def insert_missing(connection: Connection, table: Table, values: dict[str, Any]) -> None:
-    """A row, unless there is one with its key."""
-    from sqlalchemy.dialects import postgresql, sqlite
-
-    insert = sqlite.insert if connection.dialect.name == "sqlite" else postgresql.insert
-    connection.execute(insert(table).values(**values).on_conflict_do_nothing())
-
-
-def _refusal(error: BaseException | None, is_sqlite: bool) -> ErrorCode | None:
+def _refusal(error: BaseException | None, kind: str) -> ErrorCode | None:
     """The answer where the database refuses a statement for good; None where the same may succeed later."""
     of_driver = getattr(error, "orig", None)
-    if is_sqlite:
+    if kind == "sqlite":
         return _SQLITE_REFUSALS.get(getattr(of_driver, "sqlite_errorcode", 0) & 0xFF)
+    if kind == "mariadb":
+        return _MARIADB_REFUSALS.get(next(iter(getattr(of_driver, "args", ())), 0))
     state = getattr(of_driver, "sqlstate", None) or ""
     return _REFUSALS.get(state) or _REFUSALS.get(state[:2])
 
@@ -635,6 +710,12 @@ _SQLITE_REFUSALS = {
     **dict.fromkeys((3, 8, 23), ErrorCode.TOPIC_AUTHORIZATION_FAILED),
     **dict.fromkeys((18, 19, 20), ErrorCode.INVALID_RECORD),
     **dict.fromkeys((1, 11, 26), ErrorCode.INVALID_REQUEST),
+}
+# Rights on databases, tables and columns; values, keys, checks and what a trigger raises; statements, names and limits.
+_MARIADB_REFUSALS = {
+    **dict.fromkeys((1044, 1142, 1143, 1227, 1370), ErrorCode.TOPIC_AUTHORIZATION_FAILED),
+    **dict.fromkeys((1048, 1062, 1216, 1264, 1364, 1366, 1406, 1452, 1644, 4025), ErrorCode.INVALID_RECORD),
+    **dict.fromkeys((1049, 1054, 1064, 1109, 1136, 1146, 1235, 1305, 1347, 1471), ErrorCode.INVALID_REQUEST),
 }
 
 

@@ -1,0 +1,75 @@
+"""Versions of tables: what leads from one to the next, and what to do where the database has another.
+
+The version of each part is a row of `fencepost_schema`. A migration is SQL, so that a person can review it and another
+tool can run it (`fencepost sql ddl`). It runs in one transaction with the new number, but on MariaDB, where each
+statement that changes a table commits by itself: there every statement must bear to run again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from sqlalchemy import Column, Connection, Integer, MetaData, String, Table, text
+
+from fencepost.errors import SchemaError
+from fencepost.sql.columns import INNODB, key_text
+
+SCHEMA = Table(
+    "fencepost_schema",
+    MetaData(),
+    Column("part", key_text(String(64), 256), primary_key=True),
+    Column("version", Integer, nullable=False),
+    **INNODB,
+)
+
+
+@dataclass(frozen=True)
+class Migration:
+    """Leads to a version from the one before it. `check` raises SchemaError where it cannot."""
+
+    statements: tuple[str, ...]
+    check: Callable[[Connection], None] | None = None
+
+    def run(self, connection: Connection) -> None:
+        """Changes the tables; the version is the caller's to write."""
+        if self.check is not None:
+            self.check(connection)
+        for statement in self.statements:
+            connection.execute(text(statement))
+
+
+@dataclass(frozen=True)
+class Part:
+    """Tables that have one version together. `migrations`: by the version that each leads to."""
+
+    name: str
+    version: int
+    tables: MetaData
+    migrations: Mapping[int, Migration] = field(default_factory=dict)
+
+    @property
+    def oldest(self) -> int:
+        """The oldest version from which migrations lead to this one."""
+        found = self.version
+        while found in self.migrations:
+            found -= 1
+        return found
+
+    def steps(self, found: int) -> list[tuple[int, Migration]]:
+        """What brings tables of version `found` to this one, with the version that each leads to.
+
+        Raises SchemaError, with what to do, for a newer version, and an older one that no migration begins with.
+        """
+        about = f"the tables of {self.name!r} have version {found}, this package knows {self.version}: "
+        if found > self.version:
+            raise SchemaError(
+                f"{about}upgrade fencepost here, as where the tables were upgraded. Nothing has changed; an older "
+                "fencepost cannot use them, and there is no way back but a backup"
+            )
+        if found < self.oldest:
+            raise SchemaError(
+                f"{about}they are older than it can read. Upgrade by way of a fencepost that knows version "
+                f"{self.oldest}, or begin with new tables. Nothing has changed"
+            )
+        return [(number, self.migrations[number]) for number in range(found + 1, self.version + 1)]
