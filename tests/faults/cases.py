@@ -347,8 +347,7 @@ def disturbed_workers(
         demand(resumed, "no task was stopped")
         injected("task stopped midway, and resumed later", resumed)
         demand(visible(world) == before, "a loser changed what others see")
-        if world.endpoint:  # in a store, a name is all that a file needs: the next version removes what came too late
-            world.land(500)
+        world.land(500)  # the next version removes what came too late
     finish(world, calm)
 
 
