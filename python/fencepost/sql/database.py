@@ -247,8 +247,9 @@ class Database:
                     work(connection)
                     connection.commit()
                 return
-            except StoreError:
-                if attempt == self.attempts:
+            except StoreError as error:
+                is_lost = isinstance(error.__cause__, exc.DBAPIError) and error.__cause__.connection_invalidated
+                if attempt == self.attempts or not is_lost:
                     raise
 
     def version_of(self, connection: Connection, part: str) -> int | None:

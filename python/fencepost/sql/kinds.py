@@ -73,7 +73,7 @@ class Kind(Protocol):
         """Whether the database has undone the transaction for the sake of another, or refused to begin it."""
 
     def is_idled(self, error: exc.DBAPIError, limits: Limits, seconds: float) -> bool:
-        """Whether the session was ended because it left its transaction idle. `seconds`: since the transaction began"""
+        """Whether the session was ended because it left its transaction idle. `seconds`: since it began."""
 
     def is_denied(self, error: exc.DBAPIError) -> bool:
         """Whether the role lacks the right to make or change tables."""
@@ -217,7 +217,7 @@ class PostgreSQL:
         pass  # they were of the transaction alone
 
     def check_whole(self, connection: Connection) -> None:
-        """PostgreSQL takes the commit of a failed transaction for a rollback, and says so to nobody who does not ask"""
+        """PostgreSQL takes the commit of a failed transaction for a rollback, and reports it only if asked."""
         driver: Any = connection.connection.dbapi_connection
         status = driver.info.transaction_status
         if status in (self._IDLE, self._IN_ERROR):
