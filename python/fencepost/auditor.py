@@ -617,6 +617,8 @@ class _Tally:
         self.figures = figures
         """Column to how it adds up; the other columns are the key."""
         self.lines: list[pa.Table] = []
+        self.is_total = False
+        """Whether there is one table of lines, one line a key."""
         self.pending = 0
         self.compact_at = COMPACT_MIN
 
@@ -624,6 +626,7 @@ class _Tally:
         if not len(lines) and self.lines:
             return
         self.lines.append(lines)
+        self.is_total = False
         self.pending += len(lines)
         if self.pending > self.compact_at:
             self.compact_at = max(COMPACT_MIN, 2 * len(self.total()))
@@ -640,12 +643,14 @@ class _Tally:
         """One line a key."""
         if not self.lines:
             return _no_lines(["pid", *self.figures])
+        if self.is_total:
+            return self.lines[0]
         joined = _joined(self.lines)
         names = [name for name in joined.column_names if name not in self.figures]
         grouped = joined.group_by(names, use_threads=False).aggregate(list(self.figures.items()))
         renamed = {name: grouped[f"{name}_{how}"] for name, how in self.figures.items()}
         total = pa.table({name: grouped[name] for name in names} | renamed)
-        self.lines, self.pending = [total], len(total)
+        self.lines, self.is_total, self.pending = [total], True, len(total)
         return total
 
 

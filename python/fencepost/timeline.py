@@ -21,6 +21,8 @@ Unit = Literal["ms", "rows"]
 KINDS = ("rows", "duplicates", "missing", "stale", "refused")
 BINS_MAX = 240
 """Bins of a timeline: one for each few pixels of a page."""
+SOME_ROWS = 4_096
+"""Rows of a call by which bins are widened before all are counted."""
 SPREAD_MAX = 1 << 20
 """Bins from the first to the last row of a call up to which they are counted in one array."""
 
@@ -50,6 +52,10 @@ class Timeline:
         """Count rows of one kind. `at`: where each is; `weights`: how many rows each stands for, one unless given."""
         if not len(at):
             return
+        # Some of the rows have no more bins than all of them: what is too narrow for these is never filled.
+        some = at[:: max(len(at) // SOME_ROWS, 1)]
+        while len(np.unique(some // self.width)) > BINS_MAX and self._can_widen:
+            self._widen()
         bins, sums = _counted(at // self.width, weights)
         counts = np.zeros((len(bins), len(KINDS)), np.int64)
         counts[:, KINDS.index(kind)] = sums
@@ -67,8 +73,12 @@ class Timeline:
 
     def _put(self, bins: Numbers, counts: Numbers) -> None:
         self.bins, self.counts = _summed(np.concatenate([self.bins, bins]), np.concatenate([self.counts, counts]))
-        while len(self.bins) > BINS_MAX and self.level + 1 < len(_WIDTHS[self.unit]):
+        while len(self.bins) > BINS_MAX and self._can_widen:
             self._widen()
+
+    @property
+    def _can_widen(self) -> bool:
+        return self.level + 1 < len(_WIDTHS[self.unit])
 
     def _widen(self) -> None:
         before = self.width
