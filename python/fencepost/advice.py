@@ -261,7 +261,9 @@ def _chained(first: pa.Table, rest: Any) -> Any:
 
 
 def _narrow(rows: pa.Table, columns: Columns, keep: tuple[str, ...]) -> pa.Table:
-    return rows.select(list(dict.fromkeys(columns.read(keep))))
+    rows = rows.select(list(dict.fromkeys(columns.read(keep))))
+    unpacked = {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}  # Arrow cannot filter views
+    return rows.cast(pa.schema([field.with_type(unpacked.get(field.type, field.type)) for field in rows.schema]))
 
 
 def _candidates(rules: Policy) -> dict[str, Policy]:
