@@ -23,6 +23,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 HEAVY = ("pyarrow", "numpy", "pandas", "polars", "pyspark", "sqlalchemy", "typer", "rich", "arro3", "duckdb", "obstore")
+HEAVY += ("prometheus_client",)
 # Folders that hold nothing that was written here.
 BUILT = {"target", "dist", "build", "results", "data", "demo-out", "node_modules", "__pycache__"}
 
@@ -114,6 +115,7 @@ LAYERS = [
     "fencepost.verdict",
     "fencepost.arrow",
     "fencepost.inputs",
+    "fencepost.metrics",
     "fencepost.kafka.finding",
     "fencepost._native",
     "fencepost.policy",
@@ -136,6 +138,7 @@ LAYERS = [
     "fencepost.sql",
     "fencepost.consumer",
     "fencepost.transports",
+    "fencepost.daemon",
     "fencepost.cli",
     "fencepost_spark",
 ]
@@ -145,7 +148,7 @@ SPARK = {"pyspark", "py4j", "fencepost_spark"}
 # Layers, and modules that the others of their layer import only when they are needed.
 EXTRAS_AT_IMPORT = {"fencepost.auditor", "fencepost.generate", "fencepost.lake", "fencepost.cli", "fencepost_spark"}
 EXTRAS_AT_IMPORT |= {"fencepost.sql", "fencepost.resets", "fencepost.content", "fencepost.state.checksums"}
-EXTRAS_AT_IMPORT |= {"fencepost.consumer", "fencepost.state.task_plan"}
+EXTRAS_AT_IMPORT |= {"fencepost.consumer", "fencepost.daemon", "fencepost.state.task_plan"}
 EXTRAS_AT_IMPORT |= {"fencepost.transports.sql"}
 EXTRAS_AT_IMPORT |= {"fencepost.timeline", "fencepost.examples", "fencepost.advice", "fencepost.explained"}
 EXTRAS_AT_IMPORT |= {"fencepost.kafka.auditing", "fencepost.kafka.sequences"}

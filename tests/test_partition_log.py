@@ -26,6 +26,7 @@ import pytest
 from aiokafka.record.default_records import _DefaultRecordBatchPy as DecodedBatch
 from fencepost import Verdict, kafka
 from fencepost.kafka import Appended, PartitionLog
+from fencepost.metrics import to_text
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -847,3 +848,20 @@ def test_what_lies_before_is_not_read(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="from_offset=-1"):
         kafka.read_records(tmp_path / "orders-0", from_offset=-1)
     assert rows_of(kafka.read_records(tmp_path / "orders-0", from_offset=10**9)) == []
+
+
+def test_metrics_of_a_log(tmp_path: Path) -> None:
+    with kafka.PartitionLog(tmp_path / "orders-0") as log:
+        log.append(7, 0, 0, [b"first", b"second"])
+        log.append(7, 0, 0, [b"first", b"second"])
+        log.append(7, 0, 9, [b"gap"])
+        found = log.metrics()
+        assert (found["log_end"], found["last_stable_offset"], found["segments"]) == (2, 2, 1)
+        assert found["bytes"] == sum(it.stat().st_size for it in (tmp_path / "orders-0").glob("*.log"))
+        assert {name: count for name, count in found["appended"].items() if count} == {
+            "accepted": 1, "duplicate": 1, "out_of_order": 1,
+        }  # fmt: skip
+        lines = to_text(log).splitlines()
+        path = tmp_path / "orders-0"
+        assert f'fencepost_log_end{{log="{path}"}} 2.0' in lines
+        assert f'fencepost_log_appended_total{{log="{path}",verdict="duplicate"}} 1.0' in lines

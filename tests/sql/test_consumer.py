@@ -16,6 +16,7 @@ import sqlalchemy
 from fake_kafka import Cluster, Error, FakeClient, FakeMessage
 from fencepost.consumer import ConsumerLoop, to_topic
 from fencepost.consumer import loop as loop_module
+from fencepost.metrics import to_text
 from fencepost.sql import SqlSink
 from processes import fork_server
 from sqlalchemy import Connection, Engine, text
@@ -513,9 +514,9 @@ def test_metrics_for_a_scraper(orders: Engine) -> None:
     loop = new_loop(new_sink(orders, 'a"b'), FakeClient(cluster, [P0]))
     loop.run()
     cluster.send("orders", order(2))
-    lines = loop.open_metrics().splitlines()
-    assert 'fencepost_consumer_applied_total{consumer="a\\"b"} 2' in lines
-    assert 'fencepost_consumer_lag{consumer="a\\"b",source="orders-0"} 1' in lines
+    lines = to_text(loop).splitlines()
+    assert 'fencepost_consumer_applied_total{consumer="a\\"b"} 2.0' in lines
+    assert 'fencepost_consumer_lag{consumer="a\\"b",source="orders-0"} 1.0' in lines
     assert lines[-1] == "# EOF"
 
 

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pytest
 import sqlalchemy
 from databases import without_mariadb
+from fencepost.metrics import to_text
 from fencepost.sql import Reaped, RetentionWarning, SqlSink, derived_key, transition
 from fencepost.sql.consumers import CLAIMS, MESSAGES
 from sqlalchemy import Column, Connection, Engine, Integer, MetaData, String, Table, func, select
@@ -249,7 +250,7 @@ def test_rows_of_a_replaced_producer_are_counted(events: Engine) -> None:
     of_zombie = sink.handle(rows(1, 2, 3), nothing)
     assert (of_zombie.stale_epoch, verdicts(of_zombie)) == (3, ["DUPLICATE", "ACCEPTED", "ACCEPTED"])
     assert sink.metrics()["stale_epoch"] == 3
-    assert 'fencepost_sink_stale_epoch_rows_total{consumer="c"} 3' in sink.open_metrics().splitlines()
+    assert 'fencepost_sink_stale_epoch_rows_total{consumer="c"} 3.0' in to_text(sink).splitlines()
     by_id = SqlSink(events, None, "ids", "message_id", message_id="note")
     assert by_id.handle(rows(0), nothing).stale_epoch is None
     assert by_id.metrics()["stale_epoch"] == 0
@@ -543,15 +544,15 @@ def test_metrics(events: Engine) -> None:
     assert 60_000 <= found["oldest_claim_age_ms"] < 90_000
     assert (found["calls"], found["failures"], found["hits"], found["claims"]) == (3, 1, 1, 2)
     assert (found["rows"]["accepted"], found["rows"]["duplicate"], found["positions"]) == (3, 1, {"orders-0": 3})
-    lines = sink.open_metrics().splitlines()
+    lines = to_text(sink).splitlines()
     assert lines[-1] == "# EOF"
-    assert r'fencepost_sink_rows_total{consumer="a \"c\"\n",verdict="duplicate"} 1' in lines
+    assert r'fencepost_sink_rows_total{consumer="a \"c\"\n",verdict="duplicate"} 1.0' in lines
     assert "# TYPE fencepost_sink_rows counter" in lines
     assert "# UNIT fencepost_sink_oldest_claim_age_seconds seconds" in lines
     families = {line.split()[2] for line in lines if line.startswith("# TYPE")}
     assert len(families) == 8
     for line in lines[:-1]:
-        assert re.fullmatch(r'# (TYPE|UNIT|HELP) \w+ .+|\w+\{\w+="(\\.|[^"\\])*"(,\w+="[^"]*")?\} [\d.]+', line), line
+        assert re.fullmatch(r'# (TYPE|UNIT|HELP) \w+ .+|\w+\{\w+="(\\.|[^"\\])*"(,\w+="[^"]*")?\} [\d.e+]+', line), line
 
 
 # Keys for outbound calls

@@ -157,8 +157,10 @@ def test_metrics(
     code, out, err = run(capsys, database_url, "metrics")
     lines = out.splitlines()
     assert (code, err, lines[-1]) == (0, "", "# EOF")
-    assert 'fencepost_transactional_ids{state="ongoing"} 1' in lines
-    assert "fencepost_transactions_late 1" in lines
+    assert 'fencepost_transactional_ids{state="ongoing"} 1.0' in lines
+    assert "fencepost_transactions_late 1.0" in lines
+    [late] = [line for line in lines if line.startswith("fencepost_transaction_late_age_seconds{")]
+    assert late.startswith('fencepost_transaction_late_age_seconds{transactional_id="stage"} 8')
     TransactionCoordinator(engine).terminate("stage")
     found = transaction_metrics(engine)
     assert (found["transactional_ids"]["prepare_abort"], found["late"]) == (1, 0)

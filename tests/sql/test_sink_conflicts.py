@@ -10,6 +10,7 @@ import fencepost as fp
 import pyarrow as pa
 import pytest
 import sqlalchemy as sa
+from fencepost.metrics import to_text
 from fencepost.sql import SqlSink
 from sqlalchemy import Engine
 from sqlalchemy.dialects.mysql import DATETIME
@@ -71,7 +72,7 @@ def test_other_content_under_a_seen_number_is_a_conflict(payments: Engine, colum
     assert verdicts(again) == [DUPLICATE, CONFLICT, ACCEPTED]
     assert (again.duplicates, again.conflicts, again.not_compared, again.rows_kept) == (1, 1, 0, 1)
     assert sink.metrics()["rows"]["conflict"] == 1
-    assert 'verdict="conflict"} 1' in sink.open_metrics()
+    assert 'verdict="conflict"} 1.0' in to_text(sink)
     assert sink.apply(pay(0, 1)).counts[DUPLICATE] == 2, "copies are copies"
     others = tuple(name for name in OTHER if name != column)
     narrow = SqlSink(payments, "payments", "billing", compare_content=others, on_conflict="drop")

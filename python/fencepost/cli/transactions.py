@@ -72,12 +72,14 @@ def abort_command(transactional_id: TransactionalId, database: Database) -> None
 @transactions_app.command("metrics")
 def metrics_command(database: Database, as_json: AsJson = False) -> None:
     """Transactional ids by state, late transactions, the age of the oldest: OpenMetrics text for a scraper."""
-    from fencepost.sql import transaction_metrics
-    from fencepost.sql.inspection import to_open_metrics
+    from fencepost.metrics import to_text
+    from fencepost.sql import TransactionMetrics, transaction_metrics
 
     with engine_of(database) as engine:
-        found = transaction_metrics(engine)
-    print(json.dumps(found) if as_json else to_open_metrics(found), end="\n" if as_json else "")
+        if as_json:
+            print(json.dumps(transaction_metrics(engine)))
+        else:
+            print(to_text(TransactionMetrics(engine)), end="")
 
 
 _COLUMNS = ("id", "state", "pid", "epoch", "age s", "late", "partitions", "waits for")

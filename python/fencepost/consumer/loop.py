@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import pyarrow as pa
 from sqlalchemy import Connection
@@ -22,7 +22,7 @@ from sqlalchemy import Connection
 from fencepost.consumer.assignment import Assignment, OnReset, Start
 from fencepost.consumer.dead_letters import DeadLetter, DeadLetterWriter, to_table
 from fencepost.consumer.messages import Client, Decoder, Item, Message, Partition, message_columns, place_of, row_of
-from fencepost.consumer.metrics import ABOUT, to_open_metrics
+from fencepost.consumer.metrics import ABOUT, families_of
 from fencepost.errors import (
     BatchError,
     CapacityError,
@@ -38,6 +38,9 @@ from fencepost.sql import SqlSink
 from fencepost.sql.sink import Effect
 from fencepost.verdict import Verdict
 
+if TYPE_CHECKING:
+    from prometheus_client import Metric
+
 T = TypeVar("T")
 logger = logging.getLogger("fencepost.consumer")
 
@@ -48,6 +51,14 @@ MISTAKES = (CapacityError, PolicyError, SchemaError, SinkError, UndoneError)
 _IDLE_S = 0.5
 _POLL_EVERY_S = 0.1
 _PAUSE_MIN_S, _PAUSE_MAX_S = 0.1, 5.0
+
+
+class Stopping(Protocol):
+    """`threading.Event`: set when the loop is to stop."""
+
+    def is_set(self) -> bool: ...
+    def set(self) -> None: ...
+    def wait(self, timeout: float | None = None) -> bool: ...
 
 
 class ConsumerLoop:
@@ -70,7 +81,8 @@ class ConsumerLoop:
     group stands in Kafka (else earliest). `on_reset`: what to do when messages were deleted before they were applied,
     "stop" or "report".
 
-    `batch_max`: messages of a transaction. `linger_s`: how long to wait for more after the first.
+    `batch_max`: messages of a transaction. `linger_s`: how long to wait for more after the first. `stopping`: what the
+    loop waits on between tries, an event of its own unless given.
 
     Raises PolicyError for settings that make no sense, and StoreError where the database does not answer.
     """
@@ -90,6 +102,7 @@ class ConsumerLoop:
         on_reset: OnReset = "stop",
         batch_max: int = 500,
         linger_s: float = 0.05,
+        stopping: Stopping | None = None,
     ) -> None:
         if isinstance(topics, str) or not topics:
             raise PolicyError(f"topics={topics!r}: a list of one or more topics was expected")
@@ -107,7 +120,7 @@ class ConsumerLoop:
         self._attempts, self._batch_max, self._linger_s = attempts, batch_max, linger_s
         self._write_dead = dead_letters or to_table(sink.engine)
         self._dead_max, self._dead_in_a_row = dead_letters_max, 0
-        self._stop = threading.Event()
+        self._stop = threading.Event() if stopping is None else stopping
         self._assignment = Assignment(client, sink, start, on_reset, self._until_up)
         self._early: list[Item] = []
         self._counts = dict.fromkeys(ABOUT, 0)
@@ -150,9 +163,9 @@ class ConsumerLoop:
             "lag": assignment.lag(),
         }
 
-    def open_metrics(self) -> str:
-        """The same as OpenMetrics text, for a scraper."""
-        return to_open_metrics(self._sink.consumer_id, self.metrics())
+    def collect(self) -> Iterator[Metric]:
+        """The same as families of `prometheus_client`: see `fencepost.metrics`."""
+        return families_of(self._sink.consumer_id, self.metrics())
 
     # Messages
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
-from fencepost.sql.metrics import Family, families
+from fencepost.metrics import counter, gauge
+
+if TYPE_CHECKING:
+    from prometheus_client import Metric
 
 ABOUT = {
     "messages": "Messages that arrived.",
@@ -22,17 +25,12 @@ ABOUT = {
 """The counters, and what they count."""
 
 
-def to_open_metrics(consumer: str, metrics: Mapping[str, Any]) -> str:
-    """The text of https://prometheus.io/docs/specs/om/open_metrics_spec, version 1.0."""
-    found = [Family(f"fencepost_consumer_{it}", "counter", about, {None: metrics[it]}) for it, about in ABOUT.items()]
-    found += [
-        Family("fencepost_consumer_paused", "gauge", "1 in an outage.", {None: int(metrics["is_paused"])}),
-        Family("fencepost_consumer_partitions", "gauge", "Assigned partitions.", {None: metrics["partitions"]}),
-        Family(
-            "fencepost_consumer_lag",
-            "gauge",
-            "Offsets that are not applied yet.",
-            {("source", source): count for source, count in metrics["lag"].items()},
-        ),
-    ]
-    return families({"consumer": consumer}, found)
+def families_of(consumer: str, metrics: Mapping[str, Any]) -> Iterator[Metric]:
+    """The families of `ConsumerLoop.metrics`."""
+    by = {"consumer": consumer}
+    for name, about in ABOUT.items():
+        yield counter(f"fencepost_consumer_{name}", about, metrics[name], by)
+    lag = {("source", source): count for source, count in metrics["lag"].items()}
+    yield gauge("fencepost_consumer_paused", "1 in an outage.", int(metrics["is_paused"]), by)
+    yield gauge("fencepost_consumer_partitions", "Assigned partitions.", metrics["partitions"], by)
+    yield gauge("fencepost_consumer_lag", "Offsets that are not applied yet.", lag, by)

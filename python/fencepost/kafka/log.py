@@ -6,15 +6,20 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from fencepost import _native
 from fencepost.arrow import ArrowStreamExportable
 from fencepost.kafka.source import topic_and_partition
+from fencepost.metrics import counter, gauge
 from fencepost.verdict import Verdict
+
+if TYPE_CHECKING:
+    from prometheus_client import Metric
 
 Record: TypeAlias = (
     bytes | tuple[bytes | None, bytes | None] | tuple[bytes | None, bytes | None, Iterable[tuple[str, bytes | None]]]
@@ -117,6 +122,8 @@ class PartitionLog:
         )  # fmt: skip
         state, passed_over, batches, cut_bytes = self._log.recovered
         self.recovered = Recovered(state, tuple(passed_over), batches, cut_bytes)
+        self._counts = dict.fromkeys(Verdict, 0)
+        self._count_lock = threading.Lock()
 
     def append(
         self,
@@ -150,7 +157,7 @@ class PartitionLog:
         producers; as one call to `append` each, but with one sync. Errors are those of `append`.
         """
         told = self._log.append([Batch(*batch) for batch in batches], _now_ms(now_ms))
-        return [Appended(Verdict(code), offset) for code, offset in told]
+        return [self._counted(Verdict(code), offset) for code, offset in told]
 
     def append_marker(
         self,
@@ -173,7 +180,12 @@ class PartitionLog:
         code, offset = self._log.append_marker(
             pid, epoch, outcome == "commit", coordinator_epoch, transaction_version, _now_ms(now_ms)
         )
-        return Appended(Verdict(code), offset)
+        return self._counted(Verdict(code), offset)
+
+    def _counted(self, verdict: Verdict, offset: int | None) -> Appended:
+        with self._count_lock:
+            self._counts[verdict] += 1
+        return Appended(verdict, offset)
 
     def read(
         self, from_offset: int = 0, isolation: Literal["read_committed", "read_uncommitted"] = "read_committed"
@@ -197,6 +209,34 @@ class PartitionLog:
     def last_stable_offset(self) -> int:
         """The first offset of an open transaction, or of what is not on disk yet; else the log's end."""
         return self._log.last_stable_offset
+
+    def metrics(self) -> dict[str, Any]:
+        """What monitoring asks of a log: `log_end`, `last_stable_offset`, `segments` and their `bytes`, as of now.
+
+        `appended`: batches and markers that were judged since it was opened, by verdict.
+        """
+        sizes = [path.stat().st_size for path in self.path.glob("*.log")]
+        with self._count_lock:
+            appended = {verdict.name.lower(): count for verdict, count in self._counts.items()}
+        return {
+            "log_end": self.log_end,
+            "last_stable_offset": self.last_stable_offset,
+            "segments": len(sizes),
+            "bytes": sum(sizes),
+            "appended": appended,
+        }
+
+    def collect(self) -> Iterator[Metric]:
+        """The same as families of `prometheus_client`: see `fencepost.metrics`."""
+        found = self.metrics()
+        by = {"log": os.fspath(self.path)}
+        judged = {("verdict", verdict): count for verdict, count in found["appended"].items()}
+        yield counter("fencepost_log_appended", "Batches and markers that were judged, by verdict.", judged, by)
+        yield gauge("fencepost_log_end", "The offset that the next batch gets.", found["log_end"], by)
+        about = "The first offset of an open transaction, or of what is not on disk yet; else the end."
+        yield gauge("fencepost_log_last_stable_offset", about, found["last_stable_offset"], by)
+        yield gauge("fencepost_log_segments", "Segments.", found["segments"], by)
+        yield gauge("fencepost_log_size_bytes", "Bytes of the segments.", found["bytes"], by, "bytes")
 
     def evict(self, now_ms: int) -> int:
         """Forgets producers that have been idle for `max_idle_ms`, as `BrokerTable.evict`, and gives how many.

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sqlalchemy import ColumnElement, Connection, Engine, case, func, literal_column, or_, select, text, true
 
 from fencepost.errors import MappingError, SchemaError
+from fencepost.metrics import gauge
 from fencepost.sql.database import Database, Int64
-from fencepost.sql.metrics import Family, Samples, families
 from fencepost.sql.transaction import OPENABLE, PREPARED, Partition, ProducerIdentity, State, TopicPartition
 from fencepost.sql.transaction_tables import PART, PIDS, PRODUCERS, STAGED, Held, from_text, look_at
 
+if TYPE_CHECKING:
+    from prometheus_client import Metric
+
+_NAMED_MAX = 20
 _UNFINISHED = PRODUCERS.c.state.in_([int(State.ONGOING), *map(int, PREPARED)])
 
 
@@ -145,21 +150,36 @@ def transaction_metrics(engine: Engine) -> dict[str, Any]:
     return database.transaction(work)
 
 
-def to_open_metrics(metrics: dict[str, Any]) -> str:
-    """`transaction_metrics` as OpenMetrics text, for a scraper."""
-    age = metrics["oldest_age_ms"]
-    states: Samples = {("state", state): count for state, count in metrics["transactional_ids"].items()}
-    about_age = "Since the oldest open or decided transaction was opened."
-    name = "fencepost_transactions_oldest_age_seconds"
-    return families(
-        {},
-        [
-            Family("fencepost_transactional_ids", "gauge", "Transactional ids, by state.", states),
-            Family("fencepost_transactions_late", "gauge", "Open or decided for too long.", {None: metrics["late"]}),
-            Family(name, "gauge", about_age, {None: None if age is None else age / 1000}, "seconds"),
-            Family("fencepost_pids", "gauge", "Producer ids that were reserved.", {None: metrics["pids"]}),
-        ],
-    )
+class TransactionMetrics:
+    """The metrics of the registry and the coordinators of a database: `collect()` for `fencepost.metrics`.
+
+    Late transactions are named, the oldest `_NAMED_MAX` of them.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+
+    def collect(self) -> Iterator[Metric]:
+        """Its families, as of now. Raises SchemaError, StoreError: as `list_transactions`."""
+        found = transaction_metrics(self.engine)
+        states = {("state", state): count for state, count in found["transactional_ids"].items()}
+        age_ms = found["oldest_age_ms"]
+        about_age = "Since the oldest open or decided transaction was opened."
+        yield gauge("fencepost_transactional_ids", "Transactional ids, by state.", states)
+        yield gauge("fencepost_transactions_late", "Open or decided for too long.", found["late"])
+        age = None if age_ms is None else age_ms / 1000
+        yield gauge("fencepost_transactions_oldest_age_seconds", about_age, age, unit="seconds")
+        yield gauge("fencepost_pids", "Producer ids that were reserved.", found["pids"])
+        late = late_transactions(self.engine) if found["late"] else []
+        ages = {("transactional_id", it.transactional_id): (it.age_ms or 0) / 1000 for it in late[:_NAMED_MAX]}
+        name = "fencepost_transaction_late_age_seconds"
+        yield gauge(name, "Of each late transaction, since it was opened.", ages, unit="seconds")
+
+
+def late_transactions(engine: Engine) -> list[TransactionStatus]:
+    """The transactions that are open or decided for too long, the oldest first. Raises as `list_transactions`."""
+    late = [it for it in list_transactions(engine) if it.is_late]
+    return sorted(late, key=lambda it: -(it.age_ms or 0))
 
 
 def check_database(engine: Engine) -> None:

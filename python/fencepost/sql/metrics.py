@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Connection, func, select
 
+from fencepost.metrics import counter, gauge
 from fencepost.sql.consumers import Consumer, Storage
 from fencepost.sql.retention import horizon_of
 from fencepost.verdict import Verdict
 
-Samples: TypeAlias = Mapping[tuple[str, str] | None, float | None]
+if TYPE_CHECKING:
+    from prometheus_client import Metric
 
 
 class Counters:
@@ -78,61 +80,23 @@ def claims_of(consumer: Consumer, storage: Storage) -> dict[str, Any]:
     return consumer.database.transaction(look)
 
 
-def to_open_metrics(consumer: str, metrics: Mapping[str, Any]) -> str:
-    """The text of https://prometheus.io/docs/specs/om/open_metrics_spec, version 1.0."""
-    rows: Samples = {("verdict", verdict): count for verdict, count in metrics["rows"].items()}
-    age, horizon = metrics["oldest_claim_age_ms"], metrics["horizon_ms"]
-    positions: Samples = {("source", source): position for source, position in metrics["positions"].items()}
+def families_of(consumer: str, metrics: Mapping[str, Any]) -> Iterator[Metric]:
+    """The families of `SqlSink.metrics`."""
+    by = {"consumer": consumer}
+    rows = {("verdict", verdict): count for verdict, count in metrics["rows"].items()}
+    positions = {("source", source): position for source, position in metrics["positions"].items()}
+    age, horizon = _seconds(metrics["oldest_claim_age_ms"]), _seconds(metrics["horizon_ms"])
     about_stale, stale = "Rows below the highest epoch of their key.", metrics["stale_epoch"]
     about_horizon = "Rows up to this time are no longer taken for new."
-    return families(
-        {"consumer": consumer},
-        [
-            Family("fencepost_sink_calls", "counter", "Calls of apply and handle.", {None: metrics["calls"]}),
-            Family("fencepost_sink_failures", "counter", "Calls that raised.", {None: metrics["failures"]}),
-            Family("fencepost_sink_rows", "counter", "Rows that were judged, by verdict.", rows),
-            Family("fencepost_sink_stale_epoch_rows", "counter", about_stale, {None: stale}),
-            Family("fencepost_sink_claims", "gauge", "Claims in the database.", {None: metrics["claims"]}),
-            Family(
-                "fencepost_sink_oldest_claim_age_seconds", "gauge", "Since the oldest claim.", _seconds(age), "seconds"
-            ),
-            Family("fencepost_sink_horizon_timestamp_seconds", "gauge", about_horizon, _seconds(horizon), "seconds"),
-            Family("fencepost_sink_position", "gauge", "Up to where a source was applied.", positions),
-        ],
-    )
+    yield counter("fencepost_sink_calls", "Calls of apply and handle.", metrics["calls"], by)
+    yield counter("fencepost_sink_failures", "Calls that raised.", metrics["failures"], by)
+    yield counter("fencepost_sink_rows", "Rows that were judged, by verdict.", rows, by)
+    yield counter("fencepost_sink_stale_epoch_rows", about_stale, stale, by)
+    yield gauge("fencepost_sink_claims", "Claims in the database.", metrics["claims"], by)
+    yield gauge("fencepost_sink_oldest_claim_age_seconds", "Since the oldest claim.", age, by, "seconds")
+    yield gauge("fencepost_sink_horizon_timestamp_seconds", about_horizon, horizon, by, "seconds")
+    yield gauge("fencepost_sink_position", "Up to where a source was applied.", positions, by)
 
 
-class Family(NamedTuple):
-    """A metric: its samples by a label and its value, or by None. A sample that is None is left out."""
-
-    name: str
-    kind: str
-    about: str
-    samples: Samples
-    unit: str = ""
-
-
-def families(labels: Mapping[str, str], found: Iterable[Family]) -> str:
-    """Metrics as OpenMetrics text, each sample with these labels."""
-    lines = []
-    for family in found:
-        lines.append(f"# TYPE {family.name} {family.kind}")
-        if family.unit:
-            lines.append(f"# UNIT {family.name} {family.unit}")
-        lines.append(f"# HELP {family.name} {family.about}")
-        name = f"{family.name}_total" if family.kind == "counter" else family.name
-        for label, value in family.samples.items():
-            if value is not None:
-                every = [*labels.items(), *([label] if label else [])]
-                shown = f"{{{','.join(_label(*it) for it in every)}}}" if every else ""
-                lines.append(f"{name}{shown} {value}")
-    return "\n".join([*lines, "# EOF", ""])
-
-
-def _seconds(ms: int | None) -> Samples:
-    return {None: None if ms is None else ms / 1000}
-
-
-def _label(name: str, value: str) -> str:
-    escaped = value.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
-    return f'{name}="{escaped}"'
+def _seconds(ms: int | None) -> float | None:
+    return None if ms is None else ms / 1000
