@@ -13,7 +13,7 @@ from faulty_transport import LIES, FaultyTransport, MemoryTransport
 from fencepost.producer import Answer, ErrorCode, Identity, SequencedBatch
 from waiting import wait_until
 
-QUICK = {"retry_backoff_ms": 1, "retry_backoff_max_ms": 5}
+QUICK = {"retry_backoff_ms": 1, "retry_backoff_max_ms": 5, "linger_ms": 0}
 
 
 def rows(*values: Any, **columns: Any) -> list[dict[str, Any]]:
@@ -69,7 +69,7 @@ def test_metrics_count_rows_and_requests() -> None:
             producer.flush()
         assert producer.metrics() == {
             "requests": len(transport.batches), "delivered_rows": 3, "duplicate_rows": 1, "failed_rows": 2,
-            "buffered_rows": 0, "buffered_batches": 0,
+            "buffered_rows": 0, "buffered_bytes": 0, "buffered_batches": 0,
         }  # fmt: skip
         assert len(transport.batches) == 4
 
@@ -82,7 +82,7 @@ def test_no_rows_are_no_delivery() -> None:
 
 def test_partitions_are_numbered_by_themselves() -> None:
     transport = MemoryTransport(partitions=3)
-    with fp.SequencedProducer(transport, partition_by="to") as producer:
+    with fp.SequencedProducer(transport, partition_by="to", linger_ms=0) as producer:
         producer.send(pa.table({"to": [2, 0, 2], "value": [1, 2, 3]}))
         producer.send(pa.table({"to": [2], "value": [4]}))
     assert transport.log == {0: [2], 2: [1, 3, 4]}
@@ -104,7 +104,7 @@ def test_a_retry_has_the_same_numbers_and_a_copy_is_a_success() -> None:
 def test_rows_that_are_none_leave_the_producer_as_it_was(rows: Any) -> None:
     transport = MemoryTransport(partitions=1)
     with fp.SequencedProducer(transport) as producer:
-        with pytest.raises(fp.BatchError, match=r"column 'value'.*; nothing of this call was sent"):
+        with pytest.raises((fp.BatchError, TypeError), match=r"'value'.*(; nothing of this call was sent|into a list)"):
             producer.send(rows)
         producer.send([{"value": 1}])
     assert transport.log == {0: [1]}
@@ -151,7 +151,7 @@ def test_what_expires_is_told() -> None:
 
 def test_a_full_buffer_makes_send_wait_and_then_fail() -> None:
     transport = Script(Future())
-    producer = fp.SequencedProducer(transport, buffer_rows=3, max_block_ms=50)
+    producer = fp.SequencedProducer(transport, buffer_rows=3, max_block_ms=50, linger_ms=0)
     producer.send(rows(1, 2))
     with pytest.raises(fp.CapacityError, match="2 rows have no outcome yet, and 2 more are above buffer_rows=3"):
         producer.send(rows(3, 4))
@@ -201,6 +201,80 @@ def test_batches_of_a_partition_are_in_flight_together() -> None:
         answer.set_result(MemoryTransport.send(transport, batch))
     producer.close()
     assert transport.log == {0: list(range(7))}
+
+
+# Batches
+
+
+def test_rows_of_several_calls_share_a_batch() -> None:
+    transport = MemoryTransport(partitions=1)
+    with fp.SequencedProducer(transport, linger_ms=60_000) as producer:
+        sent = [producer.send(rows(*range(it, 2 * it + 1)))[0] for it in range(4)]
+        producer.flush(10)
+        assert [(it.partition, it.rows) for it in sent] == [(0, 1), (0, 2), (0, 3), (0, 4)]
+        found = [it.result(0) for it in sent]
+    assert len(transport.batches) == 1
+    assert [(it.offset, it.rows, it.first_seq, it.last_seq) for it in found] == [
+        (0, 1, 0, 0), (1, 2, 1, 2), (3, 3, 3, 5), (6, 4, 6, 9),
+    ]  # fmt: skip
+    assert transport.log == {0: [0, 1, 2, 2, 3, 4, 3, 4, 5, 6]}
+
+
+def test_a_batch_goes_when_it_is_full_or_has_waited() -> None:
+    transport = MemoryTransport(partitions=1)
+    with fp.SequencedProducer(transport, linger_ms=60_000, batch_rows=3) as producer:
+        [*sent] = (producer.send(rows(it))[0] for it in range(7))
+        assert sent[5].result(10).offset == 5
+        assert not sent[6].done()
+    assert [it.count for it in transport.batches] == [3, 3, 1]
+    with fp.SequencedProducer(transport, linger_ms=1) as producer:
+        assert producer.send(rows(7))[0].result(10).offset == 7
+
+
+def test_bytes_bound_a_batch_and_the_buffer() -> None:
+    transport = Script(Future())
+    text = "x" * 1000
+    producer = fp.SequencedProducer(transport, linger_ms=60_000, batch_bytes=3000, buffer_bytes=8000, max_block_ms=50)
+    assert len(producer.send(rows(*[text] * 5))) > 1
+    assert producer.metrics()["buffered_bytes"] > 5000
+    with pytest.raises(fp.CapacityError, match=r"bytes of rows have no outcome yet, .* above buffer_bytes=8000"):
+        producer.send(rows(*[text] * 5))
+    assert max(it.rows.nbytes for it in transport.batches) < 3500
+    with pytest.raises(TimeoutError):
+        producer.close(0.01)
+
+
+def test_rows_with_other_columns_are_another_batch() -> None:
+    transport = MemoryTransport(partitions=1)
+    with fp.SequencedProducer(transport, linger_ms=60_000) as producer:
+        for row in (rows(1), rows(2), [{"value": 3, "more": "x"}], rows(4)):
+            producer.send(row)
+    assert [it.count for it in transport.batches] == [2, 1, 1]
+    assert transport.log == {0: [1, 2, 3, 4]}
+
+
+def test_what_waits_for_more_rows_is_refused_together() -> None:
+    transport = Script(Answer(ErrorCode.INVALID_RECORD), Answer(offset=0))
+    producer = fp.SequencedProducer(transport, linger_ms=60_000)
+    sent = [producer.send(rows(it))[0] for it in range(3)]
+    with pytest.raises(fp.DeliveryError):
+        producer.flush(10)
+    assert all(isinstance(it.exception(0), fp.DeliveryError) for it in sent)
+    assert producer.metrics()["failed_rows"] == 3
+    producer.close()
+
+
+def test_an_abort_drops_what_waits_for_more_rows() -> None:
+    transport = MemoryTransport(partitions=1)
+    coordinator = Coordinator(transport)
+    with fp.SequencedProducer(transport, name="t", coordinator=coordinator, topic="out", linger_ms=60_000) as producer:
+        producer.begin()
+        [sent] = producer.send(rows(1))
+        producer.abort()
+        assert isinstance(sent.exception(0), fp.TransactionAbortableError)
+        with producer.transaction():
+            producer.send(rows(2))
+    assert [it.count for it in transport.batches] == [1]
 
 
 # Epochs
@@ -551,7 +625,9 @@ def test_calls_out_of_turn_are_refused() -> None:
         ({"delivery_timeout_ms": 1000}, "delivery_timeout_ms=1000 is less than request_timeout_ms=30000"),
         ({"batch_rows": 0}, "batch_rows=0: 1 to 2147483647"),
         ({"threads": True}, "threads=True: 1 to 256"),
-        ({"linger_ms": 5}, "linger_ms: no such setting; there are acks, retries"),
+        ({"linger": 5}, "linger: no such setting; there are acks, retries"),
+        ({"linger_ms": 120_000}, "linger_ms=120000 is not less than delivery_timeout_ms=120000"),
+        ({"batch_bytes": 0}, "batch_bytes=0: 1 to"),
         ({"key": "a", "partition_by": "b"}, "key='a' and partition_by='b'"),
         ({"partitions": 0}, "partitions=0: 1 to 2147483647"),
         ({"name": "\udc80"}, "name='\\udc80': a name is a text of at least one character of UTF-8"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from fencepost.errors import BatchError
@@ -33,6 +34,50 @@ def shown(value: object) -> str:
     """A value in a message, cut where it is long."""
     said = repr(value)
     return said if len(said) <= 80 else f"{said[:77]}..."
+
+
+def rows_of(rows: Any, nothing: str) -> pa.Table:
+    """Anything tabular, or a list of dicts, as a pyarrow Table. `nothing`: what has not happened, for messages.
+
+    Raises TypeError for what is neither, BatchError (column, row) for values that make no column, and for an event
+    without any column.
+    """
+    import pyarrow as pa
+
+    if isinstance(rows, pa.Table):
+        return rows
+    if isinstance(rows, Mapping):
+        for name, values in rows.items():
+            if not is_column(values):
+                raise TypeError(
+                    f"'{name}': {shown(values)} is not an array: a mapping is one of column names to arrays; put an "
+                    "event into a list, [event]"
+                )
+        return table_of(rows, nothing)
+    if isinstance(rows, list | tuple) and all(isinstance(row, Mapping) for row in rows):
+        return _of_events(rows, nothing)
+    if hasattr(rows, "__arrow_c_stream__"):
+        return pa.table(rows)
+    if hasattr(rows, "__arrow_c_array__"):
+        return pa.Table.from_batches([pa.record_batch(rows)])
+    raise not_tabular(rows)
+
+
+def _of_events(events: Sequence[Mapping[str, Any]], nothing: str) -> pa.Table:
+    """The columns that any of them has; `Table.from_pylist` would take those of the first, and lose the others."""
+    empty = next((row for row, it in enumerate(events) if not it), None)
+    if empty is not None:
+        raise BatchError(f"row {empty}: an event without any column; {nothing}", row=empty)
+    names = dict.fromkeys(chain.from_iterable(events))
+    return table_of({name: [it.get(name) for it in events] for name in names}, nothing)
+
+
+def not_tabular(rows: object) -> TypeError:
+    """What to say of it."""
+    return TypeError(
+        f"{type(rows).__name__} is not tabular: pass Arrow (pyarrow, polars, pandas, duckdb), a mapping of column "
+        "names to arrays, or a list of dicts"
+    )
 
 
 def table_of(columns: Mapping[str, Any], nothing: str) -> pa.Table:

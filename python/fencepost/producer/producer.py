@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from queue import SimpleQueue
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fencepost.errors import (
     BatchError,
@@ -24,15 +24,31 @@ from fencepost.errors import (
     TransactionAbortableError,
     TransportError,
 )
-from fencepost.inputs import is_text
+from fencepost.inputs import is_text, rows_of
+from fencepost.metrics import counter, gauge
 from fencepost.producer.answers import Answer, ErrorCode
 from fencepost.producer.identities import CHECKPOINT_VERSION, Identities, Registry, read_checkpoint, read_identity
-from fencepost.producer.sequencer import EPOCH_MAX, Batch, Delivered, Identity, Numbers, Request, Sequencer
+from fencepost.producer.sequencer import EPOCH_MAX, Batch, Delivered, Identity, Numbers, Request, Sequencer, step
 from fencepost.producer.settings import Settings
-from fencepost.producer.stamping import Router, cut, read_positions, stamp, stamp_positions, to_table
+from fencepost.producer.stamping import Router, cut, joined, read_positions, stamp, stamp_positions
 from fencepost.producer.transport import Coordinator, SequencedBatch, Transport
 
+if TYPE_CHECKING:
+    from prometheus_client import Metric
+
 TIMEOUT_MS = 60_000
+_NOTHING = "nothing of this call was sent"
+_COUNTED = {
+    "requests": "Batches that were given to the transport, each try counted.",
+    "delivered_rows": "Rows that were acknowledged.",
+    "duplicate_rows": "Rows that were acknowledged, and that the transport had before.",
+    "failed_rows": "Rows that were refused, expired or dropped.",
+}
+_HELD = {
+    "buffered_rows": "Rows without an outcome.",
+    "buffered_bytes": "Bytes of the rows without an outcome.",
+    "buffered_batches": "Batches without an outcome.",
+}
 COMMITS = 5
 """How often `transaction()` asks for a commit before it gives up."""
 _THREAD = threading.local()
@@ -46,11 +62,28 @@ class Delivery(Future[Delivered]):
     raise PolicyError, as the calls of the producer that wait do.
     """
 
-    def __init__(self, partition: int, rows: int, producer: SequencedProducer) -> None:
+    def __init__(
+        self,
+        partition: int,
+        rows: int,
+        producer: SequencedProducer,
+        start: int = 0,
+        positions: tuple[int, int] | None = None,
+    ) -> None:
         super().__init__()
         self.partition = partition
         self.rows = rows
         self._producer = producer
+        self._start, self._positions = start, positions
+
+    def _part_of(self, outcome: Delivered) -> Delivered:
+        """The outcome of these rows, which lie in the batch from `start` on."""
+        if self.rows == outcome.rows:
+            return outcome
+        first_seq = step(outcome.first_seq, self._start)
+        first_seq, last_seq = self._positions or (first_seq, step(first_seq, self.rows - 1))
+        offset = None if outcome.offset is None else outcome.offset + self._start
+        return outcome._replace(offset=offset, rows=self.rows, first_seq=first_seq, last_seq=last_seq)
 
     def result(self, timeout: float | None = None) -> Delivered:
         if not self.done():
@@ -154,9 +187,9 @@ class SequencedProducer:
             asks=name is not None or self._fence is not None,
         )
         self._positions: dict[int, int | None] = {}
-        self._deliveries: dict[Batch, Delivery] = {}
-        self._buffered = 0
-        self._counts = dict.fromkeys(("requests", "delivered_rows", "duplicate_rows", "failed_rows"), 0)
+        self._deliveries: dict[Batch, list[Delivery]] = {}
+        self._buffered, self._buffered_bytes = 0, 0
+        self._counts = dict.fromkeys(_COUNTED, 0)
         self._undelivered: FencepostError | None = None
         self._joined: set[int] | None = None  # the partitions of the open transaction
         self._is_ending = False  # that transaction is being decided, and takes nothing more
@@ -197,21 +230,25 @@ class SequencedProducer:
             return found
 
     def send(self, rows: Any) -> list[Delivery]:
-        """Hand rows over; one delivery for each batch that they become, in the order of partitions.
+        """Hand rows over; one delivery for each partition that has some, in their order, or several for large tables.
 
-        Waits where `buffer_rows` rows have no outcome yet. Raises BatchError (column, row), CapacityError where there
-        was no room in `max_block_ms` (in a callback at once), and what the producer or its transaction has stopped
-        with; nothing of the call is sent then.
+        Rows of several calls share a batch where they come within `linger_ms` and have the same columns: they are
+        delivered, or refused, together. Waits where `buffer_rows` rows, or `buffer_bytes`, have no outcome yet. Raises
+        BatchError (column, row), CapacityError where there was no room in `max_block_ms` (in a callback at once), and
+        what the producer or its transaction has stopped with; nothing of the call is sent then.
         """
-        table, rows_max = to_table(rows), self._settings.batch_rows
+        table, settings = rows_of(rows, _NOTHING), self._settings
         with self._changed:
             self._check_open()
-            self._make_room(table.num_rows)
+            self._make_room(table.num_rows, table.nbytes)
             parts = self._router.deal(table)
             positions = self._read_positions(parts)
             self._join(number for number, _ in parts)
             self._positions |= {number: last for number, (_, last) in positions.items()}
-            deliveries = [self._add(number, piece) for number, part in parts for piece in cut(part, rows_max)]
+            pieces = [
+                (it, piece) for it, part in parts for piece in cut(part, settings.batch_rows, settings.batch_bytes)
+            ]
+            deliveries = [self._add(number, piece) for number, piece in pieces]
             self._changed.notify_all()
         return deliveries
 
@@ -224,6 +261,7 @@ class SequencedProducer:
         """
         self._check_waits("flush()")
         with self._changed:
+            self._hurry()
             if not self._changed.wait_for(lambda: not self._deliveries, timeout):
                 raise TimeoutError(f"{len(self._deliveries)} batches have no outcome after {timeout} s; they go on")
             error, self._undelivered = self._undelivered, None
@@ -255,10 +293,23 @@ class SequencedProducer:
 
         `requests`: batches that were given to the transport, each try counted. `delivered_rows`: acknowledged;
         `duplicate_rows`: of these, in batches that the transport had before; `failed_rows`: refused, expired or
-        dropped. `buffered_rows`, `buffered_batches`: without an outcome now.
+        dropped. `buffered_rows`, `buffered_bytes`, `buffered_batches`: without an outcome now.
         """
         with self._changed:
-            return self._counts | {"buffered_rows": self._buffered, "buffered_batches": len(self._deliveries)}
+            return self._counts | {
+                "buffered_rows": self._buffered,
+                "buffered_bytes": self._buffered_bytes,
+                "buffered_batches": len(self._deliveries),
+            }
+
+    def collect(self) -> Iterator[Metric]:
+        """The same as families of `prometheus_client`: see `fencepost.metrics`. Its label is the name, or the pid."""
+        found = self.metrics()
+        by = {"producer": self._identities.name or str(self.identity.pid)}
+        for name, about in _COUNTED.items():
+            yield counter(f"fencepost_producer_{name}", about, found[name], by)
+        for name, about in _HELD.items():
+            yield gauge(f"fencepost_producer_{name}", about, found[name], by)
 
     def close(self, timeout: float | None = None) -> None:
         """Deliver what was sent, then stop; a transaction that is open is aborted.
@@ -494,34 +545,75 @@ class SequencedProducer:
             return {}
         return {number: read_positions(part, self._position, self._positions.get(number)) for number, part in parts}
 
-    def _make_room(self, rows: int) -> None:
-        """Wait until so many rows fit. A call that is larger than the buffer waits until it is empty."""
-        bound = self._settings.buffer_rows
+    def _make_room(self, rows: int, size: int) -> None:
+        """Wait until so many rows and bytes fit. A call that is larger than the buffer waits until it is empty."""
+        rows_max, bytes_max = self._settings.buffer_rows, self._settings.buffer_bytes
         block_ms = 0 if self._is_own_thread() else self._settings.max_block_ms
-        fits = self._changed.wait_for(
-            lambda: not self._buffered or self._buffered + rows <= bound or self._is_closed, block_ms / 1000
-        )
-        if not fits:
+
+        def has_room() -> bool:
+            fits = self._buffered + rows <= rows_max and self._buffered_bytes + size <= bytes_max
+            return not self._buffered or fits or self._is_closed
+
+        if not has_room():
+            self._hurry()
+        if not self._changed.wait_for(has_room, block_ms / 1000):
             waited = (
                 f"for max_block_ms={block_ms}" if block_ms else "and a callback of the producer cannot wait for room"
             )
+            is_rows = self._buffered + rows > rows_max
+            held, more, bound, name = (
+                (f"{self._buffered} rows have", f"{rows} more", rows_max, "buffer_rows")
+                if is_rows
+                else (f"{self._buffered_bytes} bytes of rows have", f"{size} more", bytes_max, "buffer_bytes")
+            )
             raise CapacityError(
-                f"{self._buffered} rows have no outcome yet, and {rows} more are above buffer_rows={bound} {waited}: "
-                "nothing of this call was sent",
+                f"{held} no outcome yet, and {more} are above {name}={bound} {waited}: nothing of this call was sent",
                 limit=bound,
             )
         self._check_open()
 
+    def _hurry(self) -> None:
+        """What waits for more rows is sent now. Called with the lock held."""
+        for batch in self._deliveries:
+            batch.ready_ms = 0
+        self._changed.notify_all()
+
     def _add(self, number: int, piece: Any) -> Delivery:
+        """The rows of a call for a partition, or a piece of them: to the batch that waits there, or a new one."""
         positions = None
         if self._position is not None:
             column = piece[self._position]
             positions = (column[0].as_py(), column[-1].as_py())
-        batch = Batch(number, piece.num_rows, piece, _now_ms(), positions)
-        delivery = self._deliveries[batch] = Delivery(number, piece.num_rows, self)
+        batch = self._sequencer.waiting(number)
+        start = 0
+        if batch is not None and self._fits(batch, piece):
+            start = batch.count
+            batch.payload.append(piece)
+            batch.count += piece.num_rows
+            if batch.positions is not None and positions is not None:
+                batch.positions = batch.positions[0], positions[1]
+        else:
+            batch = Batch(number, piece.num_rows, [piece], _now_ms(), positions)
+            batch.ready_ms = batch.created_ms + self._settings.linger_ms
+            self._sequencer.add(batch)
+            self._deliveries[batch] = []
+        batch.bytes += piece.nbytes
+        if batch.count >= self._settings.batch_rows or batch.bytes >= self._settings.batch_bytes:
+            batch.ready_ms = 0
+        delivery = Delivery(number, piece.num_rows, self, start, positions)
+        self._deliveries[batch].append(delivery)
         self._buffered += piece.num_rows
-        self._sequencer.add(batch)
+        self._buffered_bytes += piece.nbytes
         return delivery
+
+    def _fits(self, batch: Batch, piece: Any) -> bool:
+        settings = self._settings
+        return bool(
+            settings.linger_ms
+            and batch.count + piece.num_rows <= settings.batch_rows
+            and batch.bytes + piece.nbytes <= settings.batch_bytes
+            and batch.payload[0].schema.equals(piece.schema)
+        )
 
     # Sending
 
@@ -577,8 +669,9 @@ class SequencedProducer:
             else:
                 self._answer(request.id, result)
 
-    def _stamped(self, batch: Batch, numbers: Numbers, payload: Any) -> SequencedBatch:
+    def _stamped(self, batch: Batch, numbers: Numbers, pieces: list[Any]) -> SequencedBatch:
         (pid, epoch), first_seq = numbers
+        payload = joined(pieces)
         if self._position is None:
             rows = stamp(payload, pid, epoch, batch.partition, first_seq)
             last_seq = (first_seq + batch.count - 1) % 2**31
@@ -685,11 +778,12 @@ class SequencedProducer:
         """Tell the application, in a thread of its own: its callbacks may send, or take their time."""
         self._enlist()
         while (batch := self._settled.get()) is not None:
-            delivery, outcome = self._deliveries[batch], batch.outcome
-            if isinstance(outcome, Delivered):
-                delivery.set_result(outcome)
-            else:
-                delivery.set_exception(outcome)
+            outcome = batch.outcome
+            for delivery in self._deliveries[batch]:
+                if isinstance(outcome, Delivered):
+                    delivery.set_result(delivery._part_of(outcome))
+                else:
+                    delivery.set_exception(outcome)
             with self._changed:
                 if not isinstance(outcome, Delivered):
                     self._undelivered = self._undelivered or outcome
@@ -699,6 +793,7 @@ class SequencedProducer:
                     self._counts["duplicate_rows"] += batch.count if outcome.is_duplicate else 0
                 del self._deliveries[batch]
                 self._buffered -= batch.count
+                self._buffered_bytes -= batch.bytes
                 self._changed.notify_all()
 
     def _shut(self, why: str) -> None:

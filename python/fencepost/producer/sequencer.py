@@ -33,6 +33,8 @@ from fencepost.producer.answers import ErrorCode, Reading, read_answer
 
 SEQUENCES = 2**31
 EPOCH_MAX = 2**15 - 1
+LAST_EPOCH = EPOCH_MAX - 1
+"""The last that a name is given: what comes after is a fresh pid, epoch 0. The one above is for fences and markers."""
 COUNT_MAX = SEQUENCES - 1
 UNLIMITED = 2**31 - 1
 
@@ -88,6 +90,9 @@ class Batch:
     may_be_written: bool = False
     """Whether an earlier try ended without a word on what became of it."""
     outcome: Delivered | FencepostError | None = None
+    ready_ms: int = 0
+    """Not sent before this: until then more rows may join it."""
+    bytes: int = 0
 
     @property
     def first_seq(self) -> int:
@@ -213,6 +218,7 @@ class Sequencer:
         self._sent: dict[int, Sent] = {}
         self._given_up: set[int] = set()
         self._next_id = 0
+        self._polled_ms = 0
 
     # What the application does
 
@@ -222,6 +228,11 @@ class Sequencer:
             raise ValueError(f"{batch.count} rows in a batch: 1 to {COUNT_MAX}")
         self.check()
         self._partition(batch.partition).waiting.append(batch)
+
+    def waiting(self, partition: int) -> Batch | None:
+        """The last batch of a partition that was not sent: as long as it has no numbers, rows may join it."""
+        known = self.partitions.get(partition)
+        return known.waiting[-1] if known is not None and known.waiting else None
 
     def check(self) -> None:
         """Raise what the producer, or its transaction, has stopped with."""
@@ -283,6 +294,7 @@ class Sequencer:
 
     def poll(self, now_ms: int) -> list[Request]:
         """What to send now. First what is overdue is given up, and the epoch raised where that is called for."""
+        self._polled_ms = now_ms
         if self.fatal is not None:
             return []
         self._time_out(now_ms)
@@ -301,6 +313,9 @@ class Sequencer:
         for partition in self.partitions.values():
             if self.wanted is None:
                 due += [batch.not_before_ms for batch in partition.numbered[:1] if batch.request is None]
+                # One that was ready at the last poll waits for an answer, not for a time.
+                ready = (batch.ready_ms for batch in islice(partition.waiting, 1))
+                due += [ready_ms for ready_ms in ready if ready_ms > self._polled_ms]
             oldest = (*partition.numbered[:1], *islice(partition.waiting, 1))
             due += [batch.created_ms + self.limits.delivery_ms for batch in oldest]
         return min(due, default=None)
@@ -565,6 +580,8 @@ class Sequencer:
         if any(self._sent[it.request].numbers != it.numbers for it in partition.numbered if it.request is not None):
             return  # numbered anew, and not yet sent under the new numbers
         while partition.waiting and not partition.reaches(self.limits.in_flight):
+            if partition.waiting[0].ready_ms > now_ms:
+                return
             if partition.identity != self.identity:
                 if partition.numbered:
                     return  # under the old epoch, which has to be done first

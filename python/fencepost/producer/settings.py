@@ -17,8 +17,10 @@ class Settings:
     `acks`: "all" (or -1), nothing else. `retries`: None for as many as fit into `delivery_timeout_ms`.
     `max_in_flight`: batches of a partition that are sent and not acknowledged, 1 to 5; a log remembers no more.
     `delivery_timeout_ms`: from `send` to the failure of a batch; `request_timeout_ms`: from sending it to sending it
-    again. `retry_backoff_ms` before the first retry, doubled up to `retry_backoff_max_ms`. `batch_rows`: rows of one
-    batch at most. `buffer_rows`: rows without an outcome at most; `send` waits up to `max_block_ms` for room.
+    again. `retry_backoff_ms` before the first retry, doubled up to `retry_backoff_max_ms`. `linger_ms`: how long a
+    batch waits for the rows of further calls; 0 sends the rows of each call at once, by themselves. `batch_rows`,
+    `batch_bytes`: of one batch at most; a full one does not wait. `buffer_rows`, `buffer_bytes`: without an outcome at
+    most; `send` waits up to `max_block_ms` for room. Bytes are those of the Arrow columns.
     `threads`: partitions that are written to at the same time, where the transport answers only when it is done.
     """
 
@@ -29,8 +31,11 @@ class Settings:
     request_timeout_ms: int = 30_000
     retry_backoff_ms: int = 100
     retry_backoff_max_ms: int = 1_000
+    linger_ms: int = 5
     batch_rows: int = 100_000
+    batch_bytes: int = 16 << 20
     buffer_rows: int = 10_000_000
+    buffer_bytes: int = 256 << 20
     max_block_ms: int = 60_000
     threads: int = 4
 
@@ -59,6 +64,11 @@ class Settings:
                 f"delivery_timeout_ms={self.delivery_timeout_ms} is less than request_timeout_ms="
                 f"{self.request_timeout_ms}: a batch would fail before its first try is over"
             )
+        if isinstance(self.linger_ms, int) and self.linger_ms >= self.delivery_timeout_ms:
+            raise PolicyError(
+                f"linger_ms={self.linger_ms} is not less than delivery_timeout_ms={self.delivery_timeout_ms}: a batch "
+                "would fail before it is sent"
+            )
         for name, least, most in _RANGES:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
@@ -82,8 +92,11 @@ _RANGES = (
     ("request_timeout_ms", 1, 2**31 - 1),
     ("retry_backoff_ms", 0, 2**31 - 1),
     ("retry_backoff_max_ms", 0, 2**31 - 1),
+    ("linger_ms", 0, 2**31 - 1),
     ("batch_rows", 1, COUNT_MAX),
+    ("batch_bytes", 1, 2**63 - 1),
     ("buffer_rows", 1, 2**63 - 1),
+    ("buffer_bytes", 1, 2**63 - 1),
     ("max_block_ms", 0, 2**31 - 1),
     ("threads", 1, 256),
 )

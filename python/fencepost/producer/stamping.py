@@ -7,12 +7,11 @@ UTF-8, bytes as they are, int16, int32 and int64 big-endian), without its sign, 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from fencepost.errors import BatchError, PolicyError
-from fencepost.inputs import is_column, shown, table_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -24,49 +23,9 @@ IDENTITY = ("pid", "epoch", "partition", "seq")
 HASHED_AT_ONCE = 1 << 16
 """Keys whose hashes stay in the processor's cache from one word to the next."""
 
-_NOTHING = "nothing of this call was sent"
 _SEQ_MASK = 2**31 - 1
 _SEED, _M = 0x9747B28C, 0x5BD1E995
 _KEY_TYPES = "a key is text, binary, int16, int32 or int64, as Kafka's serializers have them"
-
-
-def to_table(rows: Any) -> pa.Table:
-    """Anything tabular, or a list of dicts, as a table. Raises BatchError (column, row), and TypeError for no rows."""
-    import pyarrow as pa
-
-    if isinstance(rows, pa.Table):
-        return rows
-    if hasattr(rows, "__arrow_c_stream__") or hasattr(rows, "__arrow_c_array__"):
-        return pa.table(rows)
-    if isinstance(rows, Mapping):
-        for name, values in rows.items():
-            if not is_column(values):
-                raise BatchError(
-                    f"column '{name}': {shown(values)} is not an array: a dict is one of column names to arrays; put "
-                    f"one event into a list, [event]; {_NOTHING}",
-                    column=name,
-                )
-        return table_of(rows, _NOTHING)
-    if isinstance(rows, Sequence) and not isinstance(rows, str | bytes):
-        return _from_dicts(rows)
-    raise TypeError(f"{type(rows).__name__} is no table: Arrow, a mapping of columns, or a list of dicts")
-
-
-def _from_dicts(rows: Sequence[Any]) -> pa.Table:
-    import pyarrow as pa
-
-    if not rows:
-        return pa.table({})
-    for number, row in enumerate(rows):
-        if not isinstance(row, Mapping):
-            raise BatchError(f"row {number}: {type(row).__name__} is no dict", row=number)
-        if row.keys() != rows[0].keys():  # pyarrow would drop a column that the first row does not have
-            name = sorted(row.keys() ^ rows[0].keys())[0]
-            raise BatchError(
-                f"column '{name}', row {number}: there in some rows and not in others; null is None",
-                column=name, row=number,
-            )  # fmt: skip
-    return table_of({name: [row[name] for row in rows] for name in rows[0]}, _NOTHING)
 
 
 class Router:
@@ -289,10 +248,19 @@ def _bytes_of(keys: pa.Array, column: str) -> tuple[np.ndarray[Any, Any], ...]:
     return data, borders[:-1], np.diff(borders)
 
 
-def cut(table: pa.Table, rows_max: int) -> Iterator[pa.Table]:
-    """Pieces of at most so many rows."""
+def cut(table: pa.Table, rows_max: int, bytes_max: int | None = None) -> Iterator[pa.Table]:
+    """Pieces of at most so many rows, and of about so many bytes, at least a row each."""
+    if bytes_max is not None and table.nbytes > bytes_max:
+        rows_max = min(rows_max, max(1, table.num_rows * bytes_max // table.nbytes))
     for start in range(0, table.num_rows, rows_max):
         yield table.slice(start, rows_max)
+
+
+def joined(pieces: Sequence[pa.Table]) -> pa.Table:
+    """Tables of the same columns, one behind the other."""
+    import pyarrow as pa
+
+    return pieces[0] if len(pieces) == 1 else pa.concat_tables(pieces).combine_chunks()
 
 
 def stamp(table: pa.Table, pid: int, epoch: int, partition: int, first_seq: int) -> pa.Table:
