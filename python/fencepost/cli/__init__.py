@@ -24,6 +24,7 @@ try:
     from fencepost.cli.doctor import doctor_command
     from fencepost.cli.generate import generate_command
     from fencepost.cli.kafka import kafka_app
+    from fencepost.cli.serve import serve_command
     from fencepost.cli.sql import sql_app
     from fencepost.cli.state import state_app
     from fencepost.cli.terminal import EXIT_CLEAN, EXIT_ERROR, EXIT_FINDINGS, EXIT_NOTHING, EXIT_USAGE
@@ -50,6 +51,8 @@ __all__ = [
 # Typer carries its own copy of click in newer versions and imports the real one in older: this is the base of either.
 _UsageProblem: type[Exception] = typer.BadParameter.__mro__[2]
 
+# Of a package that is missing, the extra that brings it.
+_EXTRAS = {"sqlalchemy": "sql", "psycopg": "postgresql", "pymysql": "mariadb", "prometheus_client": "metrics"}
 # What newer versions of Typer make of Ctrl-C; older ones raise Abort.
 _INTERRUPTED = 130
 
@@ -67,6 +70,7 @@ app.add_typer(state_app, name="state")
 app.add_typer(kafka_app, name="kafka")
 app.add_typer(transactions_app, name="transactions")
 app.add_typer(sql_app, name="sql")
+app.command("serve")(serve_command)
 app.command("generate")(generate_command)
 app.command("doctor")(doctor_command)
 
@@ -101,7 +105,7 @@ def main(arguments: list[str] | None = None) -> int:
         return _complain(problem.format_message(), problem.exit_code)  # type: ignore[attr-defined]
     except ModuleNotFoundError as problem:
         package = str(problem.name).partition(".")[0]
-        extra = {"sqlalchemy": "sql", "psycopg": "postgresql", "pymysql": "mariadb"}.get(package, "cli")
+        extra = _EXTRAS.get(package, "cli")
         return _complain(f"{package} is not installed: pip install 'fencepost[{extra}]'", EXIT_ERROR)
     except BrokenPipeError:
         # Whoever read stdout has seen enough; what is still buffered must not fail when the interpreter ends.

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Connection, Engine, Select, literal_column, select
 
@@ -17,11 +17,12 @@ from fencepost.errors import (
     TransactionStateError,
 )
 from fencepost.inputs import is_text, shown
+from fencepost.producer.sequencer import LAST_EPOCH
 from fencepost.sql.database import run
+from fencepost.sql.inspection import TransactionMetrics
 from fencepost.sql.registry import ProducerRegistry
 from fencepost.sql.routes import Left, Recovered, Routes, checked_routes
 from fencepost.sql.transaction import (
-    LAST_EPOCH,
     NONE,
     PREPARED,
     Outcome,
@@ -51,6 +52,9 @@ from fencepost.sql.transaction_tables import (
     to_text,
 )
 from fencepost.sql.upserts import insert_if_missing
+
+if TYPE_CHECKING:
+    from prometheus_client import Metric
 
 Offsets = Mapping[Partition, tuple[int | None, int]]
 
@@ -296,6 +300,10 @@ class TransactionCoordinator:
             TransactionAbortableError: the group has a higher one.
         """
         self.database.transaction(lambda connection: self._enter(connection, group, generation))
+
+    def collect(self) -> Iterator[Metric]:
+        """The metrics of the database's producers and transactions, for `fencepost.metrics`."""
+        return TransactionMetrics(self.database.engine).collect()
 
     # What nobody may be left to do
 
@@ -586,6 +594,12 @@ class TransactionCoordinator:
                 held = act(transactional_id)
             except ConcurrentTransactionError as failure:
                 failures.append(failure)
+            except StoreError as failure:
+                if not self.database.is_locked(failure):
+                    raise
+                # The others must not wait for whoever holds this row.
+                problem = f"transactional id {transactional_id!r}: another session holds its row: {failure}"
+                failures.append(ConcurrentTransactionError(problem))
             else:
                 found += [] if held is None else [held]
         return found

@@ -12,6 +12,7 @@ from sqlalchemy import Connection, delete, func, select, tuple_
 
 from fencepost.errors import PolicyError
 from fencepost.sql.consumers import CONSUMERS, Consumer, Storage
+from fencepost.sql.database import Database
 
 _PIECE_ROWS = 20_000
 
@@ -74,6 +75,16 @@ def reap_processed(
         warnings.warn(warning, RetentionWarning, stacklevel=3)
     clock = consumer.database.transaction(consumer.database.now_ms) if now_ms is None else now_ms
     return Reaped(_delete_behind(consumer, storage, "changed_ms", clock - retention_ms), None, warning)
+
+
+def reap_consumer(database: Database, name: str, retention_ms: int) -> Reaped:
+    """Forgets the claims of a consumer that are older than this, for a process that does not have its sink.
+
+    By the events' own time where the consumer keeps it, else by the time of processing: see `SqlSink.reap`.
+    """
+    consumer, storage = Consumer.find(database, name)
+    forget = reap if consumer.keeps_time else reap_processed
+    return forget(consumer, storage, retention_ms, None, None, False)
 
 
 def _too_short(consumer: Consumer, retention_ms: int, replay_ms: int | None, outcome: str) -> str | None:

@@ -14,13 +14,13 @@ from sqlalchemy import Connection, Dialect, Engine, make_url, select
 from sqlalchemy.schema import CreateIndex, CreateTable
 
 from fencepost.errors import PolicyError, SchemaError
-from fencepost.sql import requests, staged, transaction_tables
+from fencepost.sql import leases, requests, staged, transaction_tables
 from fencepost.sql.consumers import DEAD_LETTERS_PART
 from fencepost.sql.consumers import PART as SINK_PART
 from fencepost.sql.database import Database
 from fencepost.sql.migrations import SCHEMA, Part
 
-PARTS = (SINK_PART, DEAD_LETTERS_PART, requests.PART, transaction_tables.PART, staged.PART)
+PARTS = (SINK_PART, DEAD_LETTERS_PART, requests.PART, transaction_tables.PART, staged.PART, leases.PART)
 """All but those of transports, whose tables are named after another."""
 _URLS = {"postgresql": "postgresql+psycopg://", "sqlite": "sqlite://", "mariadb": "mariadb+pymysql://"}
 

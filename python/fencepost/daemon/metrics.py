@@ -1,0 +1,110 @@
+"""What a daemon tells a scraper: how the database, its transactions, consumers and tables stand, and its own tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import TYPE_CHECKING
+
+from sqlalchemy import Connection, inspect, select, text
+
+from fencepost.errors import SchemaError, StoreError
+from fencepost.metrics import counter, gauge
+from fencepost.sql import TransactionMetrics, consumers, transaction_tables
+from fencepost.sql.consumers import CONSUMERS, POSITIONS
+
+if TYPE_CHECKING:
+    from prometheus_client import Metric
+
+    from fencepost.daemon.daemon import Daemon
+
+_ON_POSTGRESQL = """
+SELECT c.relname, greatest(coalesce(s.n_live_tup, 0), 0), pg_total_relation_size(c.oid)
+FROM pg_class AS c LEFT JOIN pg_stat_user_tables AS s ON s.relid = c.oid
+WHERE c.relkind = 'r' AND c.relname LIKE 'fencepost\\_%' AND pg_table_is_visible(c.oid)
+"""
+_ON_MARIADB = """
+SELECT table_name, table_rows, data_length + index_length FROM information_schema.tables
+WHERE table_schema = DATABASE() AND table_name LIKE 'fencepost\\_%'
+"""
+
+
+class DaemonMetrics:
+    """`collect()` for `fencepost.metrics`. In an outage there is what the daemon itself knows, and up is 0."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        self._daemon = daemon
+
+    def collect(self) -> Iterator[Metric]:
+        """Its families, as of now."""
+        by_outcome = self._daemon.runs()
+        for outcome in ("succeeded", "failed"):
+            about = f"Runs of a task by this process that {outcome}."
+            runs = {("task", task): counts[outcome] for task, counts in by_outcome.items()}
+            yield counter(f"fencepost_daemon_{outcome}_runs", about, runs)
+        found = []
+        try:
+            found = list(self._of_database())
+            is_up = 1
+        except (StoreError, SchemaError):
+            is_up = 0
+        yield gauge("fencepost_database_up", "1 where the database answers, and has tables that are known.", is_up)
+        yield from found
+
+    def _of_database(self) -> Iterator[Metric]:
+        states = self._daemon.leases().states()
+        ages = {("task", it.task): _seconds(it.succeeded_ms_ago) for it in states}
+        about = "Since a task succeeded last, in whichever process."
+        yield gauge("fencepost_task_last_success_age_seconds", about, ages, unit="seconds")
+        failures = {("task", it.task): it.failures for it in states}
+        yield gauge("fencepost_task_failures_in_a_row", "Runs of a task that have failed since.", failures)
+        running = {("task", it.task): int(it.is_running) for it in states}
+        yield gauge("fencepost_task_running", "1 while a process runs the task.", running)
+        if self._has(transaction_tables.PART.name):
+            yield from TransactionMetrics(self._daemon.engine).collect()
+        yield from self._of_tables()
+        if self._has(consumers.PART.name):
+            yield from self._of_consumers()
+
+    def _has(self, part: str) -> bool:
+        database = self._daemon.database
+        return database.transaction(lambda connection: database.version_of(connection, part)) is not None
+
+    def _of_tables(self) -> Iterator[Metric]:
+        """Of PostgreSQL and MariaDB estimates: to count millions of rows at every scrape would take seconds."""
+        database = self._daemon.database
+        sizes = database.transaction(_SIZES.get(database.kind.name, _counted))
+        rows = {("table", name): count for name, (count, _) in sizes.items()}
+        yield gauge("fencepost_table_rows", "Rows of a table; of PostgreSQL and MariaDB an estimate.", rows)
+        disk = {("table", name): size for name, (_, size) in sizes.items()}
+        yield gauge("fencepost_table_size_bytes", "Bytes of a table, with its indexes.", disk, unit="bytes")
+
+    def _of_consumers(self) -> Iterator[Metric]:
+        query = select(CONSUMERS.c.name, CONSUMERS.c.horizon_ms)
+        query_of_positions = select(CONSUMERS.c.name, POSITIONS.c.source, POSITIONS.c.position).join(POSITIONS)
+        horizons, positions = self._daemon.database.transaction(
+            lambda it: (it.execute(query).all(), it.execute(query_of_positions).all())
+        )
+        for name, horizon_ms in horizons:
+            about = "Rows up to this time are no longer taken for new."
+            horizon = _seconds(horizon_ms)
+            yield gauge("fencepost_sink_horizon_timestamp_seconds", about, horizon, {"consumer": name}, "seconds")
+        for name in dict.fromkeys(it.name for it in positions):
+            sources = {("source", it.source): it.position for it in positions if it.name == name}
+            yield gauge("fencepost_sink_position", "Up to where a source was applied.", sources, {"consumer": name})
+
+
+def _estimated(query: str, connection: Connection) -> dict[str, tuple[int, int | None]]:
+    return {name: (int(rows), int(size)) for name, rows, size in connection.execute(text(query))}
+
+
+def _counted(connection: Connection) -> dict[str, tuple[int, int | None]]:
+    names = [it for it in inspect(connection).get_table_names() if it.startswith("fencepost_")]
+    return {it: (connection.execute(text(f"SELECT count(*) FROM {it}")).scalar_one(), None) for it in names}
+
+
+_SIZES = {"postgresql": partial(_estimated, _ON_POSTGRESQL), "mariadb": partial(_estimated, _ON_MARIADB)}
+
+
+def _seconds(ms: int | None) -> float | None:
+    return None if ms is None else ms / 1000

@@ -1,0 +1,165 @@
+"""What a daemon is told, by a TOML file.
+
+    database = "postgresql+psycopg://fencepost@db/shop"
+    listen = "0.0.0.0:9464"
+
+    [recover]
+    every = "10s"
+    [recover.routes]
+    clicks = { table = "clicks" }
+
+    [claims.keep]
+    billing = "30d"
+
+Every key has a default but `database`.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from fencepost.errors import PolicyError
+
+_UNITS_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+_DURATION = re.compile(r"(\d{1,9})(ms|s|m|h|d)")
+_MINUTE_MS, _HOUR_MS, _DAY_MS = 60_000, 3_600_000, 86_400_000
+ROUTE_KINDS = ("table", "landing")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What one daemon does, and how often. Durations in the file are texts such as "500ms", "10s", "5m", "1h", "7d".
+
+    `recover_every_ms`, `routes` (`[recover]`): transactions that are decided are completed, those that are open for too
+    long aborted; by topic `{ table = "..." }`, a table of the same database that producers write to, `{ landing =
+    "..." }`, a landing folder, or "decisions" for readers that ask for decisions. `expire_every_ms`, `ids_after_ms`,
+    `tombstones_after_ms` (`[expire]`): `ProducerRegistry.expire`, with the registry's own bounds.
+    `claims_every_ms`, `claims_keep_ms` (`[claims]`): by consumer, how long its claims are kept; others are kept for
+    ever. `decisions_every_ms`, `decisions_keep_ms` (`[decisions]`): how long decisions are kept; None for ever.
+    `requests_every_ms` (`[requests]`): expired requests are deleted. `lease_ms`: after how long without a sign of life
+    another daemon takes over a task.
+    """
+
+    database: str
+    listen: str = "127.0.0.1:9464"
+    lease_ms: int = 30_000
+    recover_every_ms: int = 10_000
+    routes: Mapping[str, Any] = field(default_factory=dict)
+    expire_every_ms: int = _HOUR_MS
+    ids_after_ms: int = 7 * _DAY_MS
+    tombstones_after_ms: int = 365 * _DAY_MS
+    claims_every_ms: int = _HOUR_MS
+    claims_keep_ms: Mapping[str, int] = field(default_factory=dict)
+    decisions_every_ms: int = _HOUR_MS
+    decisions_keep_ms: int | None = None
+    requests_every_ms: int = _MINUTE_MS
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port of `listen`. Raises PolicyError."""
+        host, colon, port = self.listen.rpartition(":")
+        if not colon or not port.isdecimal() or int(port) > 65535:
+            raise PolicyError(f"listen={self.listen!r}: host:port was expected, such as '127.0.0.1:9464'")
+        return host.strip("[]"), int(port)
+
+    @staticmethod
+    def read(path: Path | None, **given: str | None) -> Settings:
+        """The settings of a file; what is `given` and not None takes precedence.
+
+        Raises PolicyError that names the key: unknown, missing, or with a value that it cannot have. OSError.
+        """
+        found: dict[str, Any] = {}
+        if path is not None:
+            try:
+                found = _of_document(tomllib.loads(path.read_text("utf-8")))
+            except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+                raise PolicyError(f"{path}: not a TOML file: {error}") from error
+            except PolicyError as error:
+                raise PolicyError(f"{path}: {error}") from None
+        found |= {name: value for name, value in given.items() if value is not None}
+        if "database" not in found:
+            raise PolicyError("database: missing: give it in the file, or by --database")
+        settings = Settings(**found)
+        settings.address  # noqa: B018
+        return settings
+
+    def with_port(self, port: int) -> Settings:
+        """The same on another port."""
+        return replace(self, listen=f"{self.address[0]}:{port}")
+
+
+_KEYS = {
+    ("database",): ("database", "text"),
+    ("listen",): ("listen", "text"),
+    ("lease",): ("lease_ms", "duration"),
+    ("recover", "every"): ("recover_every_ms", "duration"),
+    ("recover", "routes"): ("routes", "routes"),
+    ("expire", "every"): ("expire_every_ms", "duration"),
+    ("expire", "ids_after"): ("ids_after_ms", "duration"),
+    ("expire", "tombstones_after"): ("tombstones_after_ms", "duration"),
+    ("claims", "every"): ("claims_every_ms", "duration"),
+    ("claims", "keep"): ("claims_keep_ms", "durations"),
+    ("decisions", "every"): ("decisions_every_ms", "duration"),
+    ("decisions", "keep"): ("decisions_keep_ms", "duration"),
+    ("requests", "every"): ("requests_every_ms", "duration"),
+}
+"""Of each key of the file, the field and what is expected."""
+_SECTIONS = {key[0] for key in _KEYS if len(key) == 2}
+
+
+def _of_document(document: Mapping[str, Any]) -> dict[str, Any]:
+    flat: dict[tuple[str, ...], Any] = {}
+    for name, value in document.items():
+        if name in _SECTIONS and isinstance(value, Mapping):
+            flat |= {(name, key): it for key, it in value.items()}
+        else:
+            flat[name,] = value
+    found = {}
+    for key, value in flat.items():
+        if key not in _KEYS:
+            known = ", ".join(".".join(it) for it in _KEYS)
+            raise PolicyError(f"{'.'.join(key)}: no such key; there are {known}")
+        name, kind = _KEYS[key]
+        found[name] = _READERS[kind](".".join(key), value)
+    return found
+
+
+def _text(key: str, value: Any) -> str:
+    if not isinstance(value, str) or not value:
+        raise PolicyError(f"{key}={value!r}: a text was expected")
+    return value
+
+
+def _duration(key: str, value: Any) -> int:
+    found = _DURATION.fullmatch(value) if isinstance(value, str) else None
+    if found is None or int(found[1]) == 0:
+        raise PolicyError(f"{key}={value!r}: a duration was expected, such as '500ms', '10s', '5m', '1h' or '7d'")
+    return int(found[1]) * _UNITS_MS[found[2]]
+
+
+def _durations(key: str, value: Any) -> dict[str, int]:
+    return {name: _duration(f"{key}.{name}", it) for name, it in _table(key, value).items()}
+
+
+def _routes(key: str, value: Any) -> dict[str, Any]:
+    for topic, route in _table(key, value).items():
+        is_one = isinstance(route, Mapping) and len(route) == 1 and next(iter(route)) in ROUTE_KINDS
+        if not is_one and route != "decisions":
+            raise PolicyError(
+                f'{key}.{topic}={route!r}: {{ table = "..." }}, {{ landing = "..." }} or "decisions" was expected'
+            )
+    return dict(value)
+
+
+def _table(key: str, value: Any) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise PolicyError(f"{key}={value!r}: a table was expected")
+    return value
+
+
+_READERS: Mapping[str, Any] = {"text": _text, "duration": _duration, "durations": _durations, "routes": _routes}

@@ -1,0 +1,155 @@
+"""What a daemon does in the database: each task once, by the parts of `fencepost.sql`, with a line that says what came
+of it."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from sqlalchemy import Engine
+
+from fencepost.daemon.settings import Settings
+from fencepost.errors import ConcurrentTransactionError
+from fencepost.sql import (
+    IdempotentRequests,
+    ProducerRegistry,
+    TransactionCoordinator,
+    TransactionStatus,
+    consumers,
+    describe_transaction,
+    late_transactions,
+    requests,
+    transaction_tables,
+)
+from fencepost.sql.database import Database
+from fencepost.sql.retention import reap_consumer
+from fencepost.sql.routes import MarkerWriter
+
+logger = logging.getLogger("fencepost.daemon")
+LOCK_TIMEOUT_MS = 2_000
+"""How long a statement of a task waits for a lock: a transaction that somebody holds does not hold up the others."""
+_NAMED_EVERY_S = 300.0
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is done now and then. `part`: of the database's tables, without which there is nothing to do."""
+
+    name: str
+    part: str
+    every_ms: int
+    run: Callable[[], str]
+
+
+class Maintenance:
+    """The tasks of a database."""
+
+    def __init__(self, engine: Engine, settings: Settings) -> None:
+        self.engine, self.settings = engine, settings
+        self.database = Database(engine, lock_timeout_ms=LOCK_TIMEOUT_MS)
+        self._named: dict[str, float] = {}
+
+    def tasks(self) -> list[Task]:
+        """Those that these settings ask for."""
+        settings, producers = self.settings, transaction_tables.PART.name
+        found = [
+            Task("recover", producers, settings.recover_every_ms, self.recover),
+            Task("expire", producers, settings.expire_every_ms, self.expire),
+            Task("requests", requests.PART.name, settings.requests_every_ms, self.delete_requests),
+        ]
+        if settings.decisions_keep_ms is not None:
+            found.append(Task("decisions", producers, settings.decisions_every_ms, self.forget_decisions))
+        if settings.claims_keep_ms:
+            found.append(Task("claims", consumers.PART.name, settings.claims_every_ms, self.reap_claims))
+        return found
+
+    def recover(self) -> str:
+        """Completes what is decided, aborts what is open for too long, and names what stays late all the same."""
+        failure = None
+        try:
+            done = self._coordinator.recover()
+            said = f"{done.completed} completed, {done.aborted} aborted, {len(done.left)} left to other routes"
+        except ConcurrentTransactionError as error:
+            failure = error
+        for stuck in late_transactions(self.engine):
+            self._name(stuck)
+        if failure is not None:
+            raise failure
+        return said
+
+    def expire(self) -> str:
+        return f"{self._registry.expire()} transactional ids expired"
+
+    def forget_decisions(self) -> str:
+        assert self.settings.decisions_keep_ms is not None
+        return f"{self._coordinator.forget_decisions(self.settings.decisions_keep_ms)} decisions forgotten"
+
+    def delete_requests(self) -> str:
+        return f"{self._requests.expire()} requests deleted"
+
+    def reap_claims(self) -> str:
+        """Of each consumer that is named; the error of one keeps no other from being done."""
+        reaped, failure = 0, None
+        for name, keep_ms in self.settings.claims_keep_ms.items():
+            try:
+                reaped += reap_consumer(self.database, name, keep_ms).claims
+            except Exception as error:
+                logger.warning("claims of %r: %s", name, error)
+                failure = error
+        if failure is not None:
+            raise failure
+        return f"{reaped} claims forgotten"
+
+    # What they work with, made once their tables are there
+
+    @cached_property
+    def _registry(self) -> ProducerRegistry:
+        return ProducerRegistry(
+            self.engine,
+            block_size=1,
+            expiry_ms=self.settings.ids_after_ms,
+            tombstone_ms=self.settings.tombstones_after_ms,
+            lock_timeout_ms=LOCK_TIMEOUT_MS,
+        )
+
+    @cached_property
+    def _coordinator(self) -> TransactionCoordinator:
+        routes = {topic: self._route(route) for topic, route in self.settings.routes.items()}
+        return TransactionCoordinator(self.engine, self._registry, routes=routes)
+
+    @cached_property
+    def _requests(self) -> IdempotentRequests:
+        return IdempotentRequests(self.engine)
+
+    def _route(self, route: Mapping[str, str] | str) -> MarkerWriter | None:
+        from fencepost.transports import LandingTransport, SqlTransport
+
+        if isinstance(route, str):
+            return None
+        [(kind, place)] = route.items()
+        make: Any = {"table": lambda: SqlTransport(self.engine, place), "landing": lambda: LandingTransport(place)}
+        made: MarkerWriter = make[kind]()
+        return made
+
+    # Stuck transactions
+
+    def _name(self, stuck: TransactionStatus) -> None:
+        """Writes a late transaction to the log, now and then."""
+        last = self._named.get(stuck.transactional_id)
+        if last is not None and time.monotonic() - last < _NAMED_EVERY_S:
+            return
+        self._named[stuck.transactional_id] = time.monotonic()
+        found = describe_transaction(self.engine, stuck.transactional_id)
+        held = "; ".join(
+            f"backend {it.backend_pid} ({it.application or 'no name'}, {it.state} for {it.state_ms / 1000:.0f} s)"
+            for it in found.sessions
+        )
+        logger.warning(
+            "stuck: transactional id %r of producer (%d, %d) is %s for %.0f s and waits for %s%s",
+            found.transactional_id, found.owner.pid, found.owner.epoch, found.state, (found.age_ms or 0) / 1000,
+            found.waits_for, f". Its row is held, perhaps by {held}" if held else "",
+        )  # fmt: skip
