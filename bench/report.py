@@ -151,6 +151,11 @@ class Results:
         found = f"{ours / theirs:.2%} ({ours / 1e6:,.2f} MB of {theirs / 1e6:,.1f})"
         wanted = f"≤ {sql.STORAGE_SHARE:.0%} of processed messages'"
         yield Target(f"{sql.ALL}: claims on disk", wanted, found, ours <= theirs * sql.STORAGE_SHARE)
+        for size in sql.CALLS_AT_PAR:
+            contest = sql.calls_of(size)
+            for kind in (sql.BY_SEQUENCE, sql.BY_OFFSET, sql.BY_MESSAGE):
+                best = min((sql.ARRAYS, sql.STAGED), key=lambda it: self.contests[contest][it].median)
+                yield self.target_of(contest, kind, best, 1)
 
     def _append_target(self, ours: str) -> Target:
         contest = self.contests[partition_log.APPEND]

@@ -7,6 +7,10 @@ and the best bulk form that we could write: COPY to a temporary table, the new i
 their rows by INSERT ... SELECT, all in the same pieces as ours. COPY alone shows how fast any could be. An answer is
 (rows of the table, different events among them).
 
+Consumers make small calls: what a poll gave them. So calls of 1 to 50,000 rows are measured too, by sequence, by offset
+and by message id, each against both forms of processed messages in calls of the same size: by arrays (one statement
+claims the ids, RETURNING those that are new, and one inserts their rows) and staged by COPY as above.
+
 A loop of statements waits half of its time for processors to wake up, where they are virtual and otherwise idle: 140 µs
 an event against 60. That would flatter us, so processes of the lowest priority keep them awake.
 """
@@ -19,6 +23,7 @@ import sys
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +53,19 @@ PAYLOAD_BYTES = 100
 LOOP_TIMES, BULK_TIMES, STORAGE_SHARE = 20, 3, 0.01
 """Figures to reach: times as fast as either, and of the bytes of processed messages."""
 
+CALLS = {1: 400, 100: 100, 500: 60, 1_000: 40, 50_000: 6}
+"""Of each number of rows a call, how many calls there are."""
+BY_SEQUENCE, BY_OFFSET, BY_MESSAGE = "SqlSink, by sequence", "SqlSink, by offset", "SqlSink, by message id"
+ARRAYS, STAGED = "processed messages, by arrays", "processed messages, staged"
+CALLS_AT_PAR = (500, 1_000)
+"""Calls of so many rows are to be at least as fast as the better of both forms."""
+
 Answer = tuple[int, int]
+
+
+def calls_of(rows: int) -> str:
+    """The name of a contest."""
+    return f"calls of {rows:,} row{'s' if rows > 1 else ''}"
 
 
 def contest(rows: int, rounds: int) -> dict[str, Any]:
@@ -78,6 +95,21 @@ def contest(rows: int, rounds: int) -> dict[str, Any]:
             rounds,
             lambda: _clear(engine),
         )
+        for size, count in CALLS.items():
+            some = events.slice(0, min(len(events), size * count))
+            measurements += alternate(
+                calls_of(size),
+                [
+                    _contestant(BY_SEQUENCE, engine, some, partial(_call_sink, _sequences, size=size), "ours", {}),
+                    _contestant(BY_OFFSET, engine, some, partial(_call_sink, _offsets, size=size), "ours", {}),
+                    _contestant(BY_MESSAGE, engine, some, partial(_call_sink, _messages, size=size), "ours", {}),
+                    _contestant(ARRAYS, engine, some, partial(_by_arrays, size=size), "peer", {}),
+                    _contestant(STAGED, engine, some, partial(_in_bulk, size=size), "peer", {}),
+                ],
+                len(some),
+                rounds,
+                lambda: _clear(engine),
+            )
     return {"measurements": [it.to_json() for it in measurements], "storage_bytes": storage}
 
 
@@ -94,7 +126,20 @@ def _with_ids(table: pa.Table) -> pa.Table:
     ids = [str(uuid.UUID(bytes=rng.bytes(16), version=4)) for _ in range(number.max() + 1)]
     payloads = pa.array([rng.bytes(PAYLOAD_BYTES // 2).hex() for _ in range(1000)])
     table = table.append_column("event_id", pa.array(ids).take(pa.array(number)))
+    table = table.append_column("offset", _offsets_of(np.asarray(table["partition"]), number))
+    table = table.append_column("topic", pa.repeat(pa.scalar("clicks"), len(table)))
     return table.append_column("payload", payloads.take(pa.array(np.arange(len(table)) % 1000)))
+
+
+def _offsets_of(partition: np.ndarray[Any, Any], event: np.ndarray[Any, Any]) -> pa.Array:
+    """Where each event lies in its partition: in the order in which they come first. A repeat is delivered again."""
+    _, first, place = np.unique(event, return_index=True, return_inverse=True)
+    order = np.argsort(first, kind="stable")
+    offsets = np.empty(len(first), np.int64)
+    for number in np.unique(partition):
+        mine = order[partition[first[order]] == number]
+        offsets[mine] = np.arange(len(mine))
+    return pa.array(offsets[place])
 
 
 @contextmanager
@@ -171,18 +216,41 @@ def _pieces(events: pa.Table, rows: int) -> Iterator[pa.Table]:
     yield from (events.slice(start, rows) for start in range(0, len(events), rows))
 
 
+COLUMNS = ("pid", "epoch", "partition", "seq", "event_id", "payload")
+"""Those of the table."""
+
+
 def _sink(engine: Engine, events: pa.Table, rows: int) -> str:
-    sink = SqlSink(engine, "events", "bench")
+    sink = _sequences(engine)
     for piece in _pieces(events, rows):
         sink.apply(piece)
     return "fencepost_claims"
 
 
 def _sink_by_id(engine: Engine, events: pa.Table) -> str:
-    sink = SqlSink(engine, "events", "bench", "message_id", message_id="event_id")
+    sink = _messages(engine)
     for piece in _pieces(events, PIECE_ROWS):
         sink.apply(piece)
     return "fencepost_messages"
+
+
+def _sequences(engine: Engine) -> SqlSink:
+    return SqlSink(engine, "events", "bench", insert=COLUMNS)
+
+
+def _offsets(engine: Engine) -> SqlSink:
+    return SqlSink(engine, "events", "bench", policy="kafka_offsets", columns="kafka", insert=COLUMNS)
+
+
+def _messages(engine: Engine) -> SqlSink:
+    return SqlSink(engine, "events", "bench", "message_id", message_id="event_id", insert=COLUMNS)
+
+
+def _call_sink(make: Callable[[Engine], SqlSink], engine: Engine, events: pa.Table, *, size: int) -> str:
+    sink = make(engine)
+    for piece in _pieces(events, size):
+        sink.apply(piece)
+    return "fencepost_consumers"
 
 
 _STAGE = "CREATE TEMPORARY TABLE staged ON COMMIT DROP AS SELECT * FROM events LIMIT 0"
@@ -195,7 +263,7 @@ INSERT INTO events SELECT DISTINCT ON (event_id) staged.* FROM staged JOIN new U
 """
 
 
-def _in_bulk(engine: Engine, events: pa.Table) -> str:
+def _in_bulk(engine: Engine, events: pa.Table, size: int = PIECE_ROWS) -> str:
     database, staged = Database(engine), Table("staged", sqlalchemy.MetaData())
 
     def work(connection: Connection, piece: pa.Table) -> None:
@@ -203,14 +271,45 @@ def _in_bulk(engine: Engine, events: pa.Table) -> str:
         bulk.insert(connection, staged, piece)
         connection.execute(text(_APPLY))
 
-    for piece in _pieces(events, PIECE_ROWS):
+    for piece in _pieces(events.select(COLUMNS), size):
         database.transaction(lambda connection, piece=piece: work(connection, piece))  # type: ignore[misc]
+    return "processed_messages"
+
+
+_CLAIM = """
+INSERT INTO processed_messages (event_id) SELECT DISTINCT id FROM unnest(%s::uuid[]) AS id ORDER BY id
+ON CONFLICT DO NOTHING RETURNING event_id::text
+"""
+_ROWS = """
+INSERT INTO events (pid, epoch, partition, seq, event_id, payload)
+SELECT * FROM unnest(%s::bigint[], %s::smallint[], %s::integer[], %s::bigint[], %s::uuid[], %s::text[])
+"""
+
+
+def _by_arrays(engine: Engine, events: pa.Table, *, size: int) -> str:
+    """Through the driver itself, which prepares both statements: four round trips a call."""
+    connection: Any = engine.raw_connection()
+    try:
+        cursor = connection.cursor()
+        for piece in _pieces(events.select(COLUMNS), size):
+            columns = [column.to_pylist() for column in piece.columns]
+            cursor.execute(_CLAIM, (columns[4],))
+            new = {row[0] for row in cursor.fetchall()}
+            kept = []
+            for place, event in enumerate(columns[4]):
+                if event in new:
+                    new.discard(event)
+                    kept.append(place)
+            cursor.execute(_ROWS, [[column[place] for place in kept] for column in columns])
+            connection.commit()
+    finally:
+        connection.close()
     return "processed_messages"
 
 
 def _copied(engine: Engine, events: pa.Table) -> str:
     database, table = Database(engine), Table("events", sqlalchemy.MetaData())
-    for piece in _pieces(events, PIECE_ROWS):
+    for piece in _pieces(events.select(COLUMNS), PIECE_ROWS):
         database.transaction(lambda it, piece=piece: bulk.insert(it, table, piece))  # type: ignore[misc]
     return "processed_messages"
 
@@ -222,7 +321,7 @@ def _one_by_one(engine: Engine, events: pa.Table) -> str:
     connection: Any = engine.raw_connection()
     try:
         cursor = connection.cursor()
-        for piece in _pieces(events, COMMIT_ROWS):
+        for piece in _pieces(events.select(COLUMNS), COMMIT_ROWS):
             for event in zip(*(column.to_pylist() for column in piece.columns), strict=True):
                 cursor.execute(claim, (event[4],))
                 if cursor.rowcount:

@@ -6,6 +6,7 @@ import dataclasses
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from fencepost import _native
@@ -385,6 +386,7 @@ def difference(found: Policy, expected: Policy) -> str:
     )
 
 
+@lru_cache(maxsize=64)
 def to_label(policy: Policy) -> str:
     """What a snapshot keeps of a policy beside its rules."""
     return json.dumps(dataclasses.asdict(policy.columns), sort_keys=True)

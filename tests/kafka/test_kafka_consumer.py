@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -14,13 +15,15 @@ from typing import Any
 
 import pytest
 import sqlalchemy
+from aiokafka import AIOKafkaConsumer
 from broker import ANSWER_SECONDS, Broker
 from confluent_kafka import Consumer
-from fencepost.consumer import ConsumerLoop
-from fencepost.sql import SqlSink
+from fencepost.consumer import AsyncConsumerLoop, ConsumerLoop
+from fencepost.sql import AsyncSqlSink, SqlSink
 from postgres import PostgresServer
 from processes import fork_server
 from sqlalchemy import Engine, text
+from sqlalchemy.ext.asyncio import create_async_engine
 from waiting import PATIENCE_SECONDS, wait_until
 
 CREATE = 'CREATE TABLE orders (topic TEXT, partition INTEGER, "offset" BIGINT, number BIGINT NOT NULL)'
@@ -73,11 +76,56 @@ def consume(url: str, address: str, topic: str, settings: dict[str, Any], step: 
     engine.dispose()
 
 
+def consume_async(url: str, address: str, topic: str, settings: dict[str, Any], step: str | None, at: int) -> None:
+    """The same with aiokafka's consumer, on an event loop."""
+    reached = dict.fromkeys(STEPS, 0)
+
+    def reach(it: str) -> None:
+        reached[it] += 1
+        if it == step and reached[it] == at:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    class Dying(AIOKafkaConsumer):
+        async def commit(self, offsets: Any = None) -> None:
+            reach("after commit")
+            await super().commit(offsets)
+
+    def decode(message: Any) -> dict[str, Any]:
+        reach("decode")
+        return dict(json.loads(message.value()))
+
+    async def run() -> None:
+        client = Dying(
+            bootstrap_servers=address,
+            group_id=topic,
+            enable_auto_commit=False,
+            auto_offset_reset="none",
+            isolation_level="read_committed",
+            session_timeout_ms=1000,
+            heartbeat_interval_ms=200,
+            rebalance_timeout_ms=10_000,
+            **{key.replace(".", "_"): value for key, value in settings.items() if key == "group.instance.id"},
+        )
+        engine = create_async_engine(url)
+        sink = await AsyncSqlSink.open(engine, "orders", "billing", policy="kafka_offsets", columns="kafka")
+        sqlalchemy.event.listen(engine.sync_engine, "commit", lambda _: reach("before commit"))
+        options: dict[str, Any] = {"decode": decode, "attempts": 2, "batch_max": 7, "linger_s": 0.01}
+        loop = await AsyncConsumerLoop.open(client, sink, [topic], **options)
+        await loop.run()
+        await engine.dispose()
+
+    asyncio.run(run())
+
+
+CONSUMERS = {"confluent-kafka": consume, "aiokafka": consume_async}
+
+
 class Orders:
     """A topic of two partitions that a transactional producer fills, and what consumers make of it."""
 
-    def __init__(self, broker: Broker, server: PostgresServer, topic: str) -> None:
-        self.broker, self.topic = broker, topic
+    def __init__(self, broker: Broker, server: PostgresServer, topic: str, client: str = "confluent-kafka") -> None:
+        self.broker, self.topic, self.consume = broker, f"{topic}-{client}", CONSUMERS[client]
+        topic = self.topic
         self.url = server.new_database()
         self.engine: Engine = sqlalchemy.create_engine(self.url)
         with self.engine.begin() as connection:
@@ -104,7 +152,7 @@ class Orders:
 
     def start(self, step: str | None = None, at: int = 0, **settings: Any) -> Any:
         named = {key.replace("_", "."): value for key, value in settings.items()}
-        process = _FORK.Process(target=consume, args=(self.url, self.broker.address, self.topic, named, step, at))
+        process = _FORK.Process(target=self.consume, args=(self.url, self.broker.address, self.topic, named, step, at))
         process.start()
         return process
 
@@ -126,8 +174,11 @@ def end(process: Any) -> None:
     assert process.exitcode == 0
 
 
-def test_two_consumers_a_rebalance_a_kill_and_a_crash_of_the_database(broker: Broker, server: PostgresServer) -> None:
-    orders = Orders(broker, server, "orders-of-two")
+@pytest.mark.parametrize("client", CONSUMERS)
+def test_two_consumers_a_rebalance_a_kill_and_a_crash_of_the_database(
+    broker: Broker, server: PostgresServer, client: str
+) -> None:
+    orders = Orders(broker, server, "orders-of-two", client)
     cooperative = {"partition_assignment_strategy": "cooperative-sticky"}
     for _ in range(5):
         orders.send(10)
@@ -157,9 +208,10 @@ def test_two_consumers_a_rebalance_a_kill_and_a_crash_of_the_database(broker: Br
     orders.engine.dispose()
 
 
-def test_killed_at_each_step(broker: Broker, server: PostgresServer) -> None:
+@pytest.mark.parametrize("client", CONSUMERS)
+def test_killed_at_each_step(broker: Broker, server: PostgresServer, client: str) -> None:
     """With the static membership of its name the next process takes over at once."""
-    orders = Orders(broker, server, "orders-of-one")
+    orders = Orders(broker, server, "orders-of-one", client)
     for _ in range(20):
         orders.send(5)
     for step in STEPS:

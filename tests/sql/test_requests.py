@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection as Pipe
 from typing import Any
@@ -316,3 +317,19 @@ def test_a_worker_that_is_killed(requests: IdempotentRequests, engine: Engine, d
         again.complete(insert("order", CREATED))
     assert requests.claim(SCOPE, KEY, BODY) == CREATED
     assert effects(engine) == ["charge", "order"]
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+def test_work_that_leaves_its_transaction_idle_is_undone(engine: Engine) -> None:
+    """A worker that is stopped in its work keeps its locks no longer than that."""
+    requests = IdempotentRequests(engine, idle_timeout_ms=200)
+    claim = requests.claim("me", "key", b"body")
+    assert isinstance(claim, RequestClaim)
+
+    def sleeps(_: Connection) -> Response:
+        time.sleep(1)
+        return Response(200)
+
+    with pytest.raises(fp.StoreError, match="left its transaction idle for longer than idle_timeout_ms"):
+        claim.complete(sleeps)
+    assert claim.complete(lambda _: Response(201)).status == 201

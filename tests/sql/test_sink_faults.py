@@ -88,7 +88,7 @@ def test_a_lost_commit_is_told_by_the_claim(
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
-@pytest.mark.parametrize("when", ["in the effect", "in a copy"])
+@pytest.mark.parametrize("when", ["in the effect", "in a copy", "in an array"])
 def test_a_backend_that_is_killed_before_the_commit(
     events: Engine, new_engine: Callable[[], Engine], monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
@@ -104,15 +104,22 @@ def test_a_backend_that_is_killed_before_the_commit(
 
     from fencepost.sql import rows as bulk
 
-    copy = bulk._copy
+    def killed_before(name: str) -> None:
+        call = getattr(bulk, name)
 
-    def killed_copy(connection: Connection, *arguments: Any) -> None:
-        if not killed:
-            kill(connection)
-        copy(connection, *arguments)
+        def kill_and_call(connection: Connection, *arguments: Any) -> Any:
+            if not killed:
+                kill(connection)
+            return call(connection, *arguments)
+
+        monkeypatch.setattr(bulk, name, kill_and_call)
 
     if when == "in a copy":
-        monkeypatch.setattr(bulk, "_copy", killed_copy)
+        monkeypatch.setattr(bulk, "ARRAYS_ROWS_MAX", -1)
+        killed_before("_copy")
+        done = sink.apply(run(0, 3))
+    elif when == "in an array":
+        killed_before("as_arrays")
         done = sink.apply(run(0, 3))
     else:
         other = SqlSink(events, None, "d")

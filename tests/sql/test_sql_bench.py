@@ -25,9 +25,9 @@ def test_claims_of_a_log_of_transactions_do_not_grow(engine: Engine) -> None:
 @pytest.mark.matrix
 def test_every_contestant_of_the_sink_is_right() -> None:
     results = report.collect("quick", sql=sql.contest(6_000, rounds=1))
-    assert [len(contest) for contest in results.contests.values()] == [5, 1]
+    assert [len(contest) for contest in results.contests.values()] == [5, 1, 5, 5, 5, 5, 5]
     assert results.wrong == []
-    assert len(list(results.targets())) == 3
+    assert len(list(results.targets())) == 9
     expected = {name: one.expected for name, one in results.contests[sql.ALL].items()}
     rows, different = expected[sql.COPY]
     assert rows > different == expected[sql.OURS][0]

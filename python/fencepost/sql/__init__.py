@@ -5,13 +5,16 @@ Needs `fencepost[sql]` (SQLAlchemy 2, pyarrow, numpy). SQLite is embedded and ne
 `database`, which knows what may be tried again; `kinds` knows the databases.
 """
 
+from fencepost.sql.asynchronous import AsyncSqlSink
 from fencepost.sql.coordinator import Positions, TransactionCoordinator
 from fencepost.sql.http import AsgiIdempotency, WsgiIdempotency
 from fencepost.sql.inspection import (
     DatabaseSession,
     StagedPosition,
+    TransactionMetrics,
     TransactionStatus,
     describe_transaction,
+    late_transactions,
     list_transactions,
     transaction_metrics,
 )
@@ -30,6 +33,7 @@ from fencepost.sql.transitions import transition
 __all__ = [
     "Applied",
     "AsgiIdempotency",
+    "AsyncSqlSink",
     "DatabaseSession",
     "IdempotentRequests",
     "Left",
@@ -47,11 +51,13 @@ __all__ = [
     "StagedPosition",
     "StagedTable",
     "TransactionCoordinator",
+    "TransactionMetrics",
     "TransactionStatus",
     "WsgiIdempotency",
     "ddl",
     "derived_key",
     "describe_transaction",
+    "late_transactions",
     "list_transactions",
     "statements",
     "transaction_metrics",

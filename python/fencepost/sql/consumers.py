@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from sqlalchemy import (
@@ -131,6 +131,13 @@ class Storage:
     timestamp: str
 
 
+STORAGES = {
+    "sequence": Storage(CLAIMS, ("pid", "partition"), "last_timestamp"),
+    "message_id": Storage(MESSAGES, ("id", "version"), "timestamp"),
+}
+"""By the kind of claims."""
+
+
 @dataclass(frozen=True)
 class Consumer:
     """One consumer of the database.
@@ -142,6 +149,7 @@ class Consumer:
     id: int
     name: str
     keeps_time: bool
+    _stored: dict[str, str] = field(default_factory=dict, compare=False, repr=False)
 
     @staticmethod
     def open(database: Database, name: str, settings: Mapping[str, Any]) -> Consumer:
@@ -177,6 +185,16 @@ class Consumer:
             )
         return Consumer(database, number, name, bool(wanted.get("timestamp")))
 
+    @staticmethod
+    def find(database: Database, name: str) -> tuple[Consumer, Storage]:
+        """A consumer that is there, and where its claims are. Raises PolicyError where there is none of that name."""
+        query = select(CONSUMERS.c.id, CONSUMERS.c.settings).where(CONSUMERS.c.name == name)
+        row = database.transaction(lambda connection: connection.execute(query).one_or_none())
+        if row is None:
+            raise PolicyError(f"consumer {name!r} is not known in this database")
+        settings = json.loads(row.settings)
+        return Consumer(database, row.id, name, bool(settings.get("timestamp"))), STORAGES[settings["claim"]]
+
     def horizon_ms(self, connection: Connection) -> int | None:
         """The age above which rows can be judged. While this transaction runs it does not rise."""
         if not self.keeps_time:
@@ -207,13 +225,18 @@ class Consumer:
     def check_key_types(self, connection: Connection, found: Mapping[str, str]) -> None:
         """Stores the types of the key columns with the first claim; refuses other types from then on.
 
-        Reads the stored types in each transaction: what an earlier one stored may have been rolled back.
+        Types that another transaction has stored stay for ever, and are read once. What this one stores may be rolled
+        back.
 
         Raises:
             BatchError: keys of other types than those of the claims. The same text could be another key there.
         """
-        query = select(CONSUMERS.c.key_types).where(CONSUMERS.c.id == self.id)
-        known = connection.execute(query).scalar_one()
+        known = self._stored.get("key_types")
+        if known is None:
+            query = select(CONSUMERS.c.key_types).where(CONSUMERS.c.id == self.id)
+            known = connection.execute(query).scalar_one()
+            if known is not None:
+                self._stored["key_types"] = known
         if known is None:
             first = update(CONSUMERS).where(CONSUMERS.c.id == self.id, CONSUMERS.c.key_types.is_(None))
             connection.execute(first.values(key_types=json.dumps(dict(found), sort_keys=True)))

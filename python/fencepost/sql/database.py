@@ -7,17 +7,18 @@ from __future__ import annotations
 
 import inspect as functions
 import random
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from typing import TypeVar
 
 from sqlalchemy import Connection, Engine, exc, inspect, literal_column, select
 
 from fencepost.errors import OutcomeUnknownError, PolicyError, SchemaError, StoreError, UndoneError
+from fencepost.sql import drivers
 from fencepost.sql.columns import Int64
-from fencepost.sql.kinds import ENDED, Limits, driver_errors, kind_of
+from fencepost.sql.kinds import ENDED, LOCKED_TEXT, Limits, driver_errors, kind_of
 from fencepost.sql.migrations import SCHEMA, Part
 
 __all__ = ["Database", "Int64", "driver_errors", "outages", "run"]
@@ -29,8 +30,8 @@ IDLE_TIMEOUT_MS = 10_000
 """How long a producer's transaction may be idle between two statements: a stopped process holds its locks no longer."""
 LOCK_TIMEOUT_MS = 30_000
 """How long a producer's statement waits for a lock: longer than a stopped process can hold it."""
-# The pools on which this thread is in a transaction.
-_WRITING = threading.local()
+# The pools on which this thread, or task of asyncio, is in a transaction.
+_WRITING: ContextVar[frozenset[int]] = ContextVar("fencepost_writing", default=frozenset())
 
 
 def run(work: Callable[..., T], *arguments: object) -> T:
@@ -97,7 +98,10 @@ class Database:
         idle_timeout_ms: int | None = None,
     ) -> None:
         if not isinstance(engine, Engine):
-            raise PolicyError(f"engine: {type(engine).__name__}, but a SQLAlchemy Engine is needed: create_engine(url)")
+            raise PolicyError(
+                f"engine: {type(engine).__name__}, but a SQLAlchemy Engine is needed: create_engine(url); AsyncSqlSink "
+                "takes an AsyncEngine"
+            )
         self.kind = kind_of(engine)
         self.engine = engine
         self.is_sqlite = self.kind.name == "sqlite"
@@ -132,7 +136,9 @@ class Database:
                 may_try_again = error.connection_invalidated or self.kind.is_undone(error)
                 if is_slow or attempt == self.attempts or not may_try_again:
                     raise
-            time.sleep(min(_PAUSE_MAX_S, 0.002 * 2**attempt) * random.random())
+            drivers.pause(
+                min(_PAUSE_MAX_S, 0.002 * 2**attempt) * random.random(), is_async=self.engine.dialect.is_async
+            )
         raise AssertionError("the last attempt returns or raises")
 
     def _attempt(self, connection: Connection, work: Callable[[Connection], T]) -> T:
@@ -149,21 +155,25 @@ class Database:
         finally:
             self.kind.restore(connection, self._limits)
 
+    def is_locked(self, error: StoreError) -> bool:
+        """Whether a statement has waited in vain for a lock that another session holds."""
+        cause = error.__cause__
+        return isinstance(cause, exc.DBAPIError) and self.kind.timed_out(cause) == LOCKED_TEXT
+
     @contextmanager
     def _alone(self) -> Iterator[None]:
         """Refuses what would wait for itself: SQLite has one writer, and it is the caller of this call."""
-        writing: set[int] = _WRITING.__dict__.setdefault("pools", set())
-        pool = id(self.engine.pool)
+        writing, pool = _WRITING.get(), id(self.engine.pool)
         if self.is_sqlite and pool in writing:
             raise PolicyError(
                 "a call within an effect, or within the work of a commit, on the same engine: SQLite has one writer, "
                 "so it would wait for itself. Use the connection that the effect is given"
             )
-        writing.add(pool)
+        before = _WRITING.set(writing | {pool})
         try:
             yield
         finally:
-            writing.discard(pool)
+            _WRITING.reset(before)
 
     def statements(self, work: Callable[[Connection], T]) -> T:
         """What `work` returns, each of whose statements commits by itself. Nothing is tried again.

@@ -34,17 +34,25 @@ Receive: TypeAlias = Callable[[], Awaitable[Message]]
 Send: TypeAlias = Callable[[Message], Awaitable[None]]
 
 
-class _Door:
-    """What both middlewares decide alike."""
+class _Middleware:
+    """What both middlewares are given, and decide alike."""
 
-    def __init__(self, requests: IdempotentRequests, required: Iterable[str], body_bytes_max: int) -> None:
+    def __init__(
+        self,
+        app: Any,
+        requests: IdempotentRequests,
+        *,
+        caller: Callable[[Any], str],
+        required: Iterable[str] = ("POST", "PATCH"),
+        body_bytes_max: int = 1 << 20,
+    ) -> None:
         if isinstance(required, str):
             raise PolicyError(f"required={required!r}: a list of methods was expected")
-        self.requests = requests
+        self.app, self.requests, self.caller = app, requests, caller
         self.required = frozenset(required)
         self.body_bytes_max = body_bytes_max
 
-    def key_of(self, method: str, header: str | None) -> str | Response | None:
+    def _key_of(self, method: str, header: str | None) -> str | Response | None:
         """The key of a request; None where it passes through, or the response that refuses it."""
         if method in _SAFE or (header is None and method not in self.required):
             return None
@@ -58,7 +66,7 @@ class _Door:
             return _problem(400, "Idempotency-Key is malformed", detail)
         return key
 
-    def claim(self, caller: str, key: str, *parts: bytes) -> RequestClaim | Response:
+    def _claim(self, caller: str, key: str, *parts: bytes) -> RequestClaim | Response:
         """The claim of a request, or the response to it. `parts`: method, path, query, body."""
         request = b"".join(len(it).to_bytes(8, "big") + it for it in parts)
         try:
@@ -70,7 +78,7 @@ class _Door:
             detail = "Send this request with a new key."
             return _problem(422, "Idempotency-Key is already used for another request", detail)
 
-    def too_large(self) -> Response:
+    def _too_large(self) -> Response:
         return _problem(413, "The body is too large", f"At most {self.body_bytes_max} bytes are accepted.")
 
 
@@ -95,7 +103,7 @@ def _problem(status: int, title: str, detail: str, *headers: tuple[str, str]) ->
 _LOST = _problem(409, "Another worker has taken the request over", "Repeat it later.", ("Retry-After", "1"))
 
 
-class WsgiIdempotency:
+class WsgiIdempotency(_Middleware):
     """WSGI middleware: each request with an Idempotency-Key header is applied once.
 
     `caller`: takes the environ and returns who sends the request (an account, a tenant), a text of 1 to 255 characters;
@@ -105,22 +113,11 @@ class WsgiIdempotency:
     refused (413).
     """
 
-    def __init__(
-        self,
-        app: Callable[..., Iterable[bytes]],
-        requests: IdempotentRequests,
-        *,
-        caller: Callable[[Environ], str],
-        required: Iterable[str] = ("POST", "PATCH"),
-        body_bytes_max: int = 1 << 20,
-    ) -> None:
-        self.app, self.caller = app, caller
-        self._door = _Door(requests, required, body_bytes_max)
-
     def __call__(self, environ: Environ, start_response: Callable[..., Any]) -> Iterable[bytes]:
-        key = self._door.key_of(environ["REQUEST_METHOD"], environ.get("HTTP_IDEMPOTENCY_KEY"))
+        key = self._key_of(environ["REQUEST_METHOD"], environ.get("HTTP_IDEMPOTENCY_KEY"))
         if key is None:
-            return self.app(environ, start_response)
+            passed: Iterable[bytes] = self.app(environ, start_response)
+            return passed
         response = key if isinstance(key, Response) else self._respond(environ, key)
         start_response(f"{response.status} {_reason(response.status)}", list(response.headers))
         return [response.body]
@@ -131,7 +128,7 @@ class WsgiIdempotency:
             return body
         path = environ.get("SCRIPT_NAME", "") + environ.get("PATH_INFO", "")
         texts = (environ["REQUEST_METHOD"], path, environ.get("QUERY_STRING", ""))
-        claim = self._door.claim(self.caller(environ), key, *(it.encode("latin-1") for it in texts), body)
+        claim = self._claim(self.caller(environ), key, *(it.encode("latin-1") for it in texts), body)
         if isinstance(claim, Response):
             return claim
         try:
@@ -145,7 +142,7 @@ class WsgiIdempotency:
 
     def _body(self, environ: Environ) -> bytes | Response:
         """The body as the client declared it. One that was cut off is refused: its hash would be another request's."""
-        declared, most = environ.get("CONTENT_LENGTH") or "", self._door.body_bytes_max
+        declared, most = environ.get("CONTENT_LENGTH") or "", self.body_bytes_max
         if not declared and not environ.get("wsgi.input_terminated"):
             if "HTTP_TRANSFER_ENCODING" in environ:
                 return _problem(411, "The length of the body is unknown", "Send the Content-Length header.")
@@ -154,12 +151,12 @@ class WsgiIdempotency:
             return _problem(400, "Content-Length is malformed", "A number was expected.")
         wanted = int(declared) if declared else most + 1
         if declared and wanted > most:
-            return self._door.too_large()
+            return self._too_large()
         body = b""
         while len(body) < wanted and (piece := environ["wsgi.input"].read(wanted - len(body))):
             body += piece
         if len(body) > most:
-            return self._door.too_large()
+            return self._too_large()
         if declared and len(body) < wanted:
             return _problem(400, "The body is incomplete", f"{wanted} bytes were declared, {len(body)} arrived.")
         return body
@@ -190,38 +187,28 @@ def _reason(status: int) -> str:
         return "Unknown"
 
 
-class AsgiIdempotency:
+class AsgiIdempotency(_Middleware):
     """ASGI middleware, for servers on asyncio: each request with an Idempotency-Key header is applied once.
 
     As `WsgiIdempotency`; `caller` takes the scope. Calls to the database run in threads. In the application, call the
     claim from a function that the framework runs in a thread, or with `asyncio.to_thread`.
     """
 
-    def __init__(
-        self,
-        app: Callable[[Scope, Receive, Send], Awaitable[None]],
-        requests: IdempotentRequests,
-        *,
-        caller: Callable[[Scope], str],
-        required: Iterable[str] = ("POST", "PATCH"),
-        body_bytes_max: int = 1 << 20,
-    ) -> None:
-        self.app, self.caller = app, caller
-        self._door = _Door(requests, required, body_bytes_max)
-
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            return await self.app(scope, receive, send)
+            await self.app(scope, receive, send)
+            return
         fields = [value.decode("latin-1") for name, value in scope["headers"] if name.lower() == b"idempotency-key"]
-        key = self._door.key_of(scope["method"], ", ".join(fields) if fields else None)
+        key = self._key_of(scope["method"], ", ".join(fields) if fields else None)
         if key is None:
-            return await self.app(scope, receive, send)
+            await self.app(scope, receive, send)
+            return
         response = key if isinstance(key, Response) else await self._respond(scope, receive, key)
         if response is None:
-            return None  # the client has gone
+            return  # the client has gone
         headers = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in response.headers]
         await send({"type": "http.response.start", "status": response.status, "headers": headers})
-        return await send({"type": "http.response.body", "body": response.body})
+        await send({"type": "http.response.body", "body": response.body})
 
     async def _respond(self, scope: Scope, receive: Receive, key: str) -> Response | None:
         body = await self._body(receive)
@@ -230,7 +217,7 @@ class AsgiIdempotency:
         # As the client sent it, where the server gives that: a decoded path may stand for several.
         path = scope.get("raw_path") or scope["path"].encode()
         request = (scope["method"].encode(), path, scope.get("query_string", b""), body)
-        claim = await asyncio.to_thread(self._door.claim, self.caller(scope), key, *request)
+        claim = await asyncio.to_thread(self._claim, self.caller(scope), key, *request)
         if isinstance(claim, Response):
             return claim
         answer = _Answer(body, receive)
@@ -250,8 +237,8 @@ class AsgiIdempotency:
             if message["type"] == "http.disconnect":
                 return None
             body += message.get("body", b"")
-            if len(body) > self._door.body_bytes_max:
-                return self._door.too_large()
+            if len(body) > self.body_bytes_max:
+                return self._too_large()
             if not message.get("more_body", False):
                 return bytes(body)
 

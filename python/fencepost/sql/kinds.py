@@ -20,6 +20,7 @@ from sqlalchemy import Connection, Engine, event, exc, text
 from sqlalchemy.pool import StaticPool
 
 from fencepost.errors import PolicyError, StoreError, UndoneError
+from fencepost.sql import drivers
 
 _WHOLE = "fencepost_whole"
 ENDED = (
@@ -118,19 +119,16 @@ class SQLite:
             )
 
     def set_up(self, connection: Connection) -> None:
-        driver: Any = connection.connection.dbapi_connection
         # Not through the connection, which would begin: neither can be set in a transaction. Nobody is waited for
         # who opens the database in the same moment, so it may be taken.
         for setting in ("busy_timeout=10000", "journal_mode=WAL", "synchronous=FULL"):
             with driver_errors(connection, setting):
-                driver.execute(f"PRAGMA {setting}").close()
+                drivers.execute(connection, f"PRAGMA {setting}")
 
     def begin(self, connection: Connection, limits: Limits) -> None:
-        driver = connection.connection.dbapi_connection
-        assert driver is not None
         connection.begin()
         # An engine whose own events begin transactions has begun one here.
-        if not driver.in_transaction:
+        if not drivers.driver_of(connection).in_transaction:
             connection.exec_driver_sql("BEGIN IMMEDIATE")
         connection.exec_driver_sql(f"SAVEPOINT {_WHOLE}")
 
@@ -169,7 +167,7 @@ class SQLite:
 
 
 _IDLED_TEXT = "; the work left its transaction idle for longer than idle_timeout_ms"
-_LOCKED_TEXT = "; another session held it for longer than lock_timeout_ms"
+LOCKED_TEXT = "; another session held it for longer than lock_timeout_ms"
 
 
 class PostgreSQL:
@@ -208,9 +206,8 @@ class PostgreSQL:
         }
         settings = "; ".join(f"SET LOCAL {name} = {value}" for name, value in named.items() if value is not None)
         if settings:
-            driver: Any = connection.connection.dbapi_connection
             with driver_errors(connection, settings):
-                driver.execute(settings, prepare=False).close()
+                drivers.execute(connection, settings)
             event.listen(connection, "after_cursor_execute", _begin_to_count)
 
     def restore(self, connection: Connection, limits: Limits) -> None:
@@ -218,8 +215,7 @@ class PostgreSQL:
 
     def check_whole(self, connection: Connection) -> None:
         """PostgreSQL takes the commit of a failed transaction for a rollback, and says so to nobody who does not ask"""
-        driver: Any = connection.connection.dbapi_connection
-        status = driver.info.transaction_status
+        status = drivers.driver_of(connection).info.transaction_status
         if status in (self._IDLE, self._IN_ERROR):
             raise UndoneError(ENDED if status == self._IDLE else _PASSED_OVER)
 
@@ -242,7 +238,7 @@ class PostgreSQL:
         return self._state(error) == "42501"
 
     def timed_out(self, error: exc.SQLAlchemyError) -> str:
-        return {self._IDLED: _IDLED_TEXT, self._LOCKED: _LOCKED_TEXT}.get(self._state(error), "")
+        return {self._IDLED: _IDLED_TEXT, self._LOCKED: LOCKED_TEXT}.get(self._state(error), "")
 
     @staticmethod
     def _state(error: exc.SQLAlchemyError) -> str:
@@ -255,9 +251,8 @@ def _begin_to_count(
 ) -> None:
     """After psycopg's executemany, which is a pipeline, PostgreSQL does not count how long the session is idle."""
     if many:
-        driver: Any = connection.connection.dbapi_connection
         with driver_errors(connection, "SELECT 1"):
-            driver.execute("SELECT 1", prepare=False).close()
+            drivers.execute(connection, "SELECT 1")
 
 
 class MariaDB:
@@ -395,7 +390,7 @@ class MariaDB:
         return self._code(error) in (1044, 1142, 1227)
 
     def timed_out(self, error: exc.SQLAlchemyError) -> str:
-        return _LOCKED_TEXT if self._code(error) in self._LOCKED else ""
+        return LOCKED_TEXT if self._code(error) in self._LOCKED else ""
 
     @staticmethod
     def _code(error: exc.SQLAlchemyError) -> int:

@@ -7,7 +7,7 @@ was sent, so a producer's retry comes under two of them, and both would pass.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,8 +19,9 @@ from sqlalchemy import Connection, exc, text
 from fencepost.errors import BatchError, PolicyError
 from fencepost.inputs import shown
 from fencepost.policy import COLUMN_PRESETS
-from fencepost.sql.consumers import ID_BYTES_MAX, MESSAGES, Consumer, Storage
-from fencepost.sql.rows import uuid_spellings, uuid_texts
+from fencepost.sql import drivers
+from fencepost.sql.consumers import ID_BYTES_MAX, STORAGES, Consumer
+from fencepost.sql.rows import array_of_integers, array_of_texts, prepared, uuid_spellings, uuid_texts
 from fencepost.sql.upserts import RacedError, as_json, is_duplicate
 from fencepost.verdict import Verdict
 
@@ -66,12 +67,14 @@ class MessageVerdicts:
     verdict: pa.Array
     kept: pa.Array
     counts: dict[Verdict, int]
+    new: tuple[()] = ()
+    changed: tuple[()] = ()
 
 
 class Messages:
     """Judges rows by the messages that a consumer has processed, and adds theirs."""
 
-    storage = Storage(MESSAGES, ("id", "version"), "timestamp")
+    storage = STORAGES["message_id"]
 
     def __init__(self, consumer: Consumer, names: Sequence[str], timestamp: str | None) -> None:
         self.consumer = consumer
@@ -86,18 +89,20 @@ class Messages:
         if len(self.identity) == 2:
             versions = _integers(rows, self.identity[1])
             types[self.identity[1]] = "integer"
-        numbered = pa.table({"id": texts, "version": versions, "row": np.arange(rows.num_rows, dtype=np.int64)})
         # In the order of bytes: every process claims in the same one.
-        firsts = numbered.group_by(["id", "version"]).aggregate([("row", "min")])
-        firsts = firsts.sort_by([("id", "ascending"), ("version", "ascending")])
-        # The number of each row's id among the different ones.
-        firsts = firsts.append_column("number", pa.array(np.arange(len(firsts), dtype=np.int64)))
+        encoded = texts.combine_chunks().dictionary_encode()
+        by_bytes = np.asarray(pc.sort_indices(encoded.dictionary))
+        rank = np.empty(len(by_bytes), np.int64)
+        rank[by_bytes] = np.arange(len(by_bytes))
+        keys = rank[np.asarray(encoded.indices)], np.asarray(versions)
+        order = np.lexsort(keys[::-1])
+        is_other = [np.diff(it[order], prepend=it[order[:1]] - 1) != 0 for it in keys]
+        is_first = is_other[0] | is_other[1]
+        first = order[is_first]
         of_row = np.empty(rows.num_rows, np.int64)
-        joined = numbered.join(firsts.drop_columns(["row_min"]), ["id", "version"])
-        of_row[np.asarray(joined["row"])] = np.asarray(joined["number"])
+        of_row[order] = np.cumsum(is_first) - 1
         timestamps = None if self.timestamp is None else np.asarray(_milliseconds(rows, self.timestamp))
-        ids, numbers = firsts["id"].to_pylist(), firsts["version"].to_pylist()
-        return Ids(ids, numbers, of_row, np.asarray(firsts["row_min"]), timestamps, types)
+        return Ids(texts.take(first).to_pylist(), keys[1][first].tolist(), of_row, first, timestamps, types)
 
     def claim(self, connection: Connection, ids: Ids, positions: Mapping[str, int]) -> MessageVerdicts:
         """Judges the rows, and claims the ids that are new. `positions` say nothing of ids."""
@@ -122,6 +127,9 @@ class Messages:
             pa.array(codes), pa.array(codes == Verdict.ACCEPTED), {it: int(counts[it]) for it in Verdict}
         )
 
+    def save(self, connection: Connection, judged: MessageVerdicts) -> None:
+        """Nothing: ids are claimed as they are judged."""
+
     def _insert(self, connection: Connection, ids: Ids, asked: Any) -> Any:
         """Of those asked for, which were not there: their places in `asked`."""
         clock, consumer = self.consumer.database.clock, self.consumer.id
@@ -132,22 +140,18 @@ class Messages:
             return self._insert_one_by_one(connection, texts, versions, timestamps)
         if self.consumer.database.is_mariadb:
             return self._insert_unknown(connection, texts, versions, timestamps)
-        # Few messages come twice, so those that were there are what the database tells. Not by a join: a prepared
-        # statement's plan knows no sizes, and could compare each with each.
-        statement = text(
-            "WITH asked AS MATERIALIZED (SELECT * FROM unnest(CAST(:ids AS text[]), CAST(:versions AS bigint[]), "
-            "CAST(:timestamps AS bigint[])) WITH ORDINALITY AS n (id, version, timestamp, place)), "
-            "claimed AS (INSERT INTO fencepost_messages (consumer, id, version, timestamp, changed_ms) "
-            f"SELECT :consumer, id, version, timestamp, {clock} FROM asked ORDER BY place "
-            "ON CONFLICT DO NOTHING RETURNING id, version) "
-            "SELECT max(place) - 1 FROM (SELECT id, version, place FROM asked UNION ALL "
-            "SELECT id, version, NULL FROM claimed) AS both_of_them GROUP BY id, version HAVING count(*) = 1"
+        # The order of `asked`, in which all lock, is that of the arrays.
+        statement = prepared(
+            "WITH claimed AS (INSERT INTO fencepost_messages (consumer, id, version, timestamp, changed_ms) "
+            f"SELECT :consumer, n.*, (SELECT {clock}) FROM unnest(CAST(:ids AS text[]), CAST(:versions AS bigint[]), "
+            "CAST(:timestamps AS bigint[])) AS n (id, version, timestamp) ON CONFLICT DO NOTHING RETURNING id, version)"
+            " SELECT array_agg(id), array_agg(version) FROM claimed"
         )
-        arrays = {"ids": _array(map(_quoted, texts)), "versions": _array(map(str, versions))}
-        arrays["timestamps"] = _array("NULL" if it is None else str(it) for it in timestamps)
-        is_new = np.ones(len(asked), bool)
-        is_new[[row[0] for row in connection.execute(statement, arrays | {"consumer": consumer})]] = False
-        return np.flatnonzero(is_new)
+        arrays = {"ids": array_of_texts(texts), "versions": array_of_integers(versions)}
+        arrays["timestamps"] = array_of_integers(timestamps)
+        found = connection.execute(statement, arrays | {"consumer": consumer}).one()
+        claimed = set(zip(*found, strict=True)) if found[0] is not None else set()
+        return np.flatnonzero([key in claimed for key in zip(texts, versions, strict=True)])
 
     def _insert_unknown(
         self, connection: Connection, texts: list[str], versions: list[int], timestamps: list[int | None]
@@ -174,9 +178,9 @@ class Messages:
             "INSERT INTO fencepost_messages (consumer, id, version, timestamp, changed_ms) "
             f"VALUES (?, ?, ?, ?, {self.consumer.database.clock}) ON CONFLICT DO NOTHING"
         )
-        driver: Any = connection.connection.dbapi_connection
+        driver = drivers.driver_of(connection)
         rows = zip([self.consumer.id] * len(texts), texts, versions, timestamps, strict=True)
-        counts = (driver.execute(statement, row).rowcount for row in rows)
+        counts = (drivers.settled(driver.execute(statement, row)).rowcount for row in rows)
         return np.flatnonzero(np.fromiter(counts, np.int64, len(texts)))
 
 
@@ -190,18 +194,6 @@ _INSERT_ON_MARIADB = (
     f"FROM JSON_TABLE(:ids, '$[*]' COLUMNS (id VARCHAR({ID_BYTES_MAX}) PATH '$[0]', version BIGINT PATH '$[1]', "
     "timestamp BIGINT PATH '$[2]')) AS n"
 )
-
-# Arrays as PostgreSQL reads them; the driver takes ten times as long for the same text.
-
-
-def _array(elements: Iterable[str]) -> str:
-    return f"{{{','.join(elements)}}}"
-
-
-def _quoted(text: str) -> str:
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
-    return f'"{escaped}"'
-
 
 # Columns
 

@@ -45,6 +45,8 @@ from sqlalchemy.schema import DropTable
 from sqlalchemy.sql import visitors
 
 from fencepost.errors import BatchError, SinkError
+from fencepost.inputs import is_column, not_tabular, rows_of
+from fencepost.sql import drivers
 from fencepost.sql import rows as bulk
 from fencepost.sql.database import Database, Int64, outages
 from fencepost.sql.target import Target
@@ -124,22 +126,22 @@ def batches_of(source: Any) -> Iterator[pa.Table]:
     """The rows of a source, some at a time: anything tabular, or an iterable of such or of events as dicts."""
     is_whole = isinstance(source, pa.Table | Mapping) or (isinstance(source, list) and all(map(_is_event, source)))
     if is_whole or (hasattr(source, "__arrow_c_array__") and not hasattr(source, "__arrow_c_stream__")):
-        table = bulk.as_table(source)
+        table = rows_of(source, bulk.NOTHING)
         yield from (table.slice(start, _BATCH_ROWS) for start in range(0, len(table), _BATCH_ROWS))
     elif hasattr(source, "__arrow_c_stream__"):
         yield from (pa.Table.from_batches([it]) for it in pa.RecordBatchReader.from_stream(source))
     elif isinstance(source, str | bytes) or not isinstance(source, Iterable):
-        raise bulk.not_tabular(source)
+        raise not_tabular(source)
     else:
         for is_events, some in groupby(source, _is_event):
             if not is_events:
                 yield from chain.from_iterable(map(batches_of, some))
             while is_events and (events := list(islice(some, _BATCH_ROWS))):
-                yield bulk.as_table(events)
+                yield rows_of(events, bulk.NOTHING)
 
 
 def _is_event(rows: object) -> bool:
-    return isinstance(rows, Mapping) and not bulk.has_columns(rows)
+    return isinstance(rows, Mapping) and not all(map(is_column, rows.values()))
 
 
 class _Comparison:
@@ -294,8 +296,8 @@ class _Comparison:
 def know_fingerprints(connection: Connection) -> None:
     """Teach SQLite the function that `fingerprint_of` uses there."""
     if connection.dialect.name == "sqlite":
-        driver: Any = connection.connection.dbapi_connection
-        driver.create_function("fencepost_fingerprint", -1, _fingerprint, deterministic=True)
+        driver = drivers.driver_of(connection)
+        drivers.settled(driver.create_function("fencepost_fingerprint", -1, _fingerprint, deterministic=True))
 
 
 def drop_temporary(connection: Connection, table: Table) -> None:

@@ -38,7 +38,7 @@ from sqlalchemy import (
 from fencepost.errors import FencedError, KeyReusedError, PolicyError, RequestInFlightError
 from fencepost.inputs import is_text
 from fencepost.sql.columns import INNODB, Int64, LongBinary, LongText, key_text
-from fencepost.sql.database import Database, run
+from fencepost.sql.database import IDLE_TIMEOUT_MS, LOCK_TIMEOUT_MS, Database, run
 from fencepost.sql.migrations import Part
 from fencepost.sql.outbound import derived_key
 from fencepost.sql.upserts import insert_if_missing
@@ -90,7 +90,8 @@ class IdempotentRequests:
     `engine`: of SQLite, PostgreSQL or MariaDB; the database that the requests change. `lease_ms`: how long a
     claim is protected; it must be longer than a request takes, or a repeat starts the work a second time, of which only
     one can commit. `keep_ms`: how long a response is replayed after its completion, and how long an unfinished request
-    can be resumed after its last step.
+    can be resumed after its last step. `lock_timeout_ms`, `idle_timeout_ms`: as of a `ProducerRegistry`; work that
+    leaves its transaction idle for longer is undone.
 
     Raises:
         PolicyError: an engine or a duration that cannot be used.
@@ -99,12 +100,21 @@ class IdempotentRequests:
     """
 
     def __init__(
-        self, engine: Engine, *, lease_ms: int = 60_000, keep_ms: int = 24 * 3_600_000, attempts: int = 20
+        self,
+        engine: Engine,
+        *,
+        lease_ms: int = 60_000,
+        keep_ms: int = 24 * 3_600_000,
+        attempts: int = 20,
+        lock_timeout_ms: int | None = LOCK_TIMEOUT_MS,
+        idle_timeout_ms: int | None = IDLE_TIMEOUT_MS,
     ) -> None:
         for name, value in (("lease_ms", lease_ms), ("keep_ms", keep_ms)):
             if not isinstance(value, int) or isinstance(value, bool) or not 0 < value < 2**53:
                 raise PolicyError(f"{name}={value!r}: a number of milliseconds from 1 to 2^53 - 1 was expected")
-        self.database = Database(engine, attempts=attempts)
+        self.database = Database(
+            engine, attempts=attempts, lock_timeout_ms=lock_timeout_ms, idle_timeout_ms=idle_timeout_ms
+        )
         self.lease_ms, self.keep_ms = lease_ms, keep_ms
         self.database.create_tables(PART)
 

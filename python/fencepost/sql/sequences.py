@@ -32,7 +32,8 @@ from sqlalchemy import Connection, exc, text
 from fencepost._native import StateTable
 from fencepost.errors import BatchError, PolicyError
 from fencepost.policy import COLUMN_PRESETS, Columns, Policy
-from fencepost.sql.consumers import CLAIMS, KEY_BYTES_MAX, Consumer, Storage
+from fencepost.sql.consumers import KEY_BYTES_MAX, STORAGES, Consumer
+from fencepost.sql.rows import array_of_integers, array_of_texts, prepared
 from fencepost.sql.upserts import RacedError, as_json, is_duplicate
 from fencepost.verdict import Verdict
 
@@ -83,7 +84,7 @@ class Keys:
 
 @dataclass(frozen=True)
 class SequenceVerdicts:
-    """What became of the rows of a call: see `fencepost.Verdicts`."""
+    """What became of the rows of a call, see `fencepost.Verdicts`; and the claims that are new, or changed by it."""
 
     verdict: pa.Array
     kept: pa.Array
@@ -91,6 +92,8 @@ class SequenceVerdicts:
     missing: Any
     expected: Any
     stale_epoch: int
+    new: list[Claim]
+    changed: list[Claim]
 
 
 class Sequences:
@@ -99,7 +102,7 @@ class Sequences:
     `in_log_order`: rows of a producer's partition arrive in the order of a log; the policy is `log_order_of` another.
     """
 
-    storage = Storage(CLAIMS, ("pid", "partition"), "last_timestamp")
+    storage = STORAGES["sequence"]
 
     def __init__(
         self, consumer: Consumer, policy: Policy, columns: Columns, untracked: str, *, in_log_order: bool = False
@@ -127,12 +130,9 @@ class Sequences:
         return Keys(rows, columns, _texts(columns))
 
     def claim(self, connection: Connection, keys: Keys, positions: Mapping[str, int]) -> SequenceVerdicts:
-        """Judges the rows, and leaves the claims as they are after them.
+        """Judges the rows, with their claims locked; `save` is to follow.
 
         `positions`: up to where sources are applied with these rows.
-
-        Raises:
-            RacedError: to be done again, from the start of the transaction.
         """
         held = self._lock(connection, keys)
         horizon_ms = self.consumer.horizon_ms(connection)
@@ -145,8 +145,8 @@ class Sequences:
             entries = _closed(entries, keys.positions(positions))
         after = list(_claims(entries))
         known = {(it.pid, it.partition): it for it in held}
-        self._insert(connection, [it for it in after if it[:2] not in known])
-        self._update(connection, [it for it in after if known.get(it[:2], it) != it])
+        new = sorted((it for it in after if it[:2] not in known), key=_in_bytes)  # as everybody inserts them
+        changed = [it for it in after if known.get(it[:2], it) != it]
         codes = pa.array(verdicts.verdict)
         kept, counts = pa.array(verdicts.kept), dict(verdicts.counts)
         if self.in_log_order and counts[Verdict.FENCED]:
@@ -156,7 +156,13 @@ class Sequences:
             )
             counts[Verdict.DUPLICATE] += counts[Verdict.FENCED]
             counts[Verdict.FENCED] = 0
-        return SequenceVerdicts(codes, kept, counts, verdicts.missing, verdicts.expected, verdicts.stale_epoch)
+        told = verdicts.missing, verdicts.expected, verdicts.stale_epoch
+        return SequenceVerdicts(codes, kept, counts, *told, new, changed)
+
+    def save(self, connection: Connection, judged: SequenceVerdicts) -> None:
+        """Leaves the claims as they are after the rows. Raises RacedError: to be done again, from the start."""
+        self._insert(connection, judged.new)
+        self._update(connection, judged.changed)
 
     def _table(self, keys: Keys, held: Sequence[Claim], horizon_ms: int | None) -> StateTable:
         entries = _entries(keys, held)
@@ -190,8 +196,9 @@ class Sequences:
                 "CAST(:partitions AS text[])) AS k(pid, partition) ON c.pid = k.pid AND c.partition = k.partition "
                 "WHERE c.consumer = :consumer ORDER BY c.pid, c.partition FOR UPDATE OF c"
             )
-            wanted = {"pids": [it[0] for it in keys.texts], "partitions": [it[1] for it in keys.texts]}
-        found = connection.execute(text(query), {**wanted, "consumer": self.consumer.id})
+            pids, partitions = zip(*keys.texts, strict=True) if keys.texts else ((), ())
+            wanted = {"pids": array_of_texts(pids), "partitions": array_of_texts(partitions)}
+        found = connection.execute(prepared(query), {**wanted, "consumer": self.consumer.id})
         if self.consumer.database.is_mariadb:
             return [Claim(bytes(pid).decode(), bytes(partition).decode(), *rest) for pid, partition, *rest in found]
         return [Claim(*row) for row in found.all()]
@@ -201,8 +208,6 @@ class Sequences:
             return
         clock, consumer = self.consumer.database.clock, self.consumer.id
         names = f"consumer, {', '.join(Claim._fields)}, changed_ms"
-        # In the order of the bytes of UTF-8, which is that of "C".
-        claims.sort(key=_in_bytes)
         if self.consumer.database.is_sqlite:
             places = ", ".join(f":{name}" for name in Claim._fields)
             statement = text(f"INSERT INTO fencepost_claims ({names}) VALUES (:consumer, {places}, {clock})")
@@ -218,11 +223,7 @@ class Sequences:
             except exc.IntegrityError as error:
                 raise (RacedError if is_duplicate(error) else error) from error
             return
-        statement = text(
-            f"INSERT INTO fencepost_claims ({names}) SELECT :consumer, n.*, {clock} FROM {_UNNEST} AS n"
-            f"({', '.join(Claim._fields)}) ON CONFLICT DO NOTHING"
-        )
-        inserted = connection.execute(statement, {**_arrays(claims), "consumer": consumer})
+        inserted = connection.execute(text(insert_of("new", clock)), arrays_of("new", claims) | {"consumer": consumer})
         if inserted.rowcount != len(claims):
             raise RacedError
 
@@ -246,21 +247,48 @@ class Sequences:
             )
             connection.execute(statement, {"claims": as_json(claims), "consumer": self.consumer.id})
             return
-        values = ", ".join(f"{name} = n.{name}" for name in names)
-        statement = text(
-            f"UPDATE fencepost_claims AS c SET {values}, changed_ms = {clock} FROM {_UNNEST} AS n"
-            f"({', '.join(Claim._fields)}) WHERE c.consumer = :consumer AND c.pid = n.pid AND c.partition = n.partition"
-        )
-        connection.execute(statement, {**_arrays(claims), "consumer": self.consumer.id})
+        arrays = arrays_of("changed", claims)
+        connection.execute(text(update_of("changed", clock)), arrays | {"consumer": self.consumer.id})
+
+
+# PostgreSQL's statements, whose parameters are arrays
+
+
+def insert_of(prefix: str, clock: str) -> str:
+    """Inserts claims, but for those that are there: in the order in which they are given."""
+    return (
+        f"INSERT INTO fencepost_claims (consumer, {', '.join(Claim._fields)}, changed_ms) "
+        f"SELECT :consumer, n.*, (SELECT {clock}) FROM {_unnest(prefix)} ON CONFLICT DO NOTHING"
+    )
+
+
+def update_of(prefix: str, clock: str) -> str:
+    """Updates claims."""
+    values = ", ".join(f"{name} = n.{name}" for name in Claim._fields[2:])
+    return (
+        f"UPDATE fencepost_claims AS c SET {values}, changed_ms = (SELECT {clock}) FROM {_unnest(prefix)} "
+        "WHERE c.consumer = :consumer AND c.pid = n.pid AND c.partition = n.partition"
+    )
+
+
+def arrays_of(prefix: str, claims: Sequence[Claim]) -> dict[str, str]:
+    """The parameters of `insert_of` and `update_of`; none where there are no claims."""
+    columns = zip(*claims, strict=True) if claims else [()] * len(Claim._fields)
+    return {
+        f"{prefix}_{name}": array_of_texts(it) if kind == "text" else array_of_integers(it)
+        for (name, kind), it in zip(_ARRAYS.items(), columns, strict=True)
+    }
+
+
+def _unnest(prefix: str) -> str:
+    arrays = ", ".join(f"CAST(:{prefix}_{name} AS {kind}[])" for name, kind in _ARRAYS.items())
+    return f"unnest({arrays}) AS n ({', '.join(Claim._fields)})"
 
 
 _ARRAYS = {
     "pid": "text", "partition": "text", "epoch": "smallint", "first": "bigint", "last": "bigint",
     "last_timestamp": "bigint", "more": "text",
 }  # fmt: skip
-_UNNEST = "unnest(" + ", ".join(f"CAST(:{name} AS {kind}[])" for name, kind in _ARRAYS.items()) + ")"
-
-
 # MariaDB has no arrays.
 _KEYS_ON_MARIADB = f"""JSON_TABLE(:keys, '$[*]' COLUMNS (
     pid VARCHAR({KEY_BYTES_MAX}) PATH '$[0]', of_partition VARCHAR({KEY_BYTES_MAX}) PATH '$[1]'))"""
@@ -271,12 +299,8 @@ _CLAIMS_ON_MARIADB = f"""JSON_TABLE(:claims, '$[*]' COLUMNS (
 
 
 def _in_bytes(key: Sequence[Any]) -> tuple[bytes, bytes]:
-    """The order of keys in the database."""
+    """The order of keys in the database: of the bytes of UTF-8, which is that of "C"."""
     return key[0].encode(), key[1].encode()
-
-
-def _arrays(claims: list[Claim]) -> dict[str, list[Any]]:
-    return {name: [it[index] for it in claims] for index, name in enumerate(Claim._fields)}
 
 
 # Keys as texts

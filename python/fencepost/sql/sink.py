@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -13,22 +13,27 @@ from sqlalchemy import Connection, Engine, Table, exc
 
 from fencepost.content import columns_to_compare
 from fencepost.errors import BatchError, PolicyError
-from fencepost.inputs import is_text, shown
+from fencepost.inputs import is_text, rows_of, shown
 from fencepost.policy import Columns, Policy, resolve, resolve_columns
+from fencepost.sql import rows as bulk
 from fencepost.sql.conflicts import Comparison
 from fencepost.sql.consumers import Consumer
 from fencepost.sql.database import Database, run
 from fencepost.sql.messages import Messages, check_names
-from fencepost.sql.metrics import Counters, claims_of, to_open_metrics
+from fencepost.sql.metrics import Counters, claims_of, families_of
 from fencepost.sql.reconciliation import OnFindings, Reconciliation, reconcile
 from fencepost.sql.retention import Reaped, reap, reap_processed
-from fencepost.sql.rows import NOTHING, as_table, refused_at_commit
+from fencepost.sql.rows import NOTHING, refused_at_commit
 from fencepost.sql.sequences import Sequences, log_order_of
 from fencepost.sql.staged import StagedTable, place_of
 from fencepost.sql.target import Target
+from fencepost.sql.together import UnnamedError, write_together
 from fencepost.sql.upserts import RacedError
 from fencepost.state.stores import is_local
 from fencepost.verdict import Verdict
+
+if TYPE_CHECKING:
+    from prometheus_client import Metric
 
 Effect: TypeAlias = Callable[[Connection, pa.Table], Any]
 """Called with the connection of the transaction and rows; what it writes through it is written once."""
@@ -236,16 +241,11 @@ class SqlSink:
             raise PolicyError("this sink has no table: name one, or call handle() with an effect")
         if self._comparison is not None and self.on_conflict == "quarantine" and refused is None:
             raise PolicyError("on_conflict='quarantine': apply() needs refused=, which is called with the conflicts")
-        target, table = self._target, as_table(rows)
+        target, table = self._target, rows_of(rows, NOTHING)
         written = target.convert(table) if table.num_columns else table
 
-        def write(connection: Connection, mask: pa.Array) -> None:
-            numbers = pc.indices_nonzero(mask) if mask.false_count else None
-            kept = written if numbers is None else written.filter(mask)
-            target.write(connection, kept, None if numbers is None else numbers.to_numpy())
-
         try:
-            return self._run(table, write, positions, expected, refused, written)
+            return self._run(table, _Writing(target, written), positions, expected, refused, written)
         except exc.IntegrityError as error:
             # Of no statement, so of the commit; others are those of `refused`.
             if error.statement is not None:
@@ -276,7 +276,7 @@ class SqlSink:
         """
         if self._comparison is not None:
             raise PolicyError("handle(): what an effect writes cannot be compared; compare_content is for apply()")
-        table = as_table(rows)
+        table = rows_of(rows, NOTHING)
         return self._run(
             table, lambda connection, mask: run(effect, connection, table.filter(mask)), positions, expected, refused
         )
@@ -381,9 +381,9 @@ class SqlSink:
         """
         return self._counters.to_dict() | claims_of(self._consumer, self._claims.storage)
 
-    def open_metrics(self) -> str:
-        """The same as OpenMetrics text, for a scraper."""
-        return to_open_metrics(self._consumer.name, self.metrics())
+    def collect(self) -> Iterator[Metric]:
+        """The same as families of `prometheus_client`: see `fencepost.metrics`."""
+        return families_of(self._consumer.name, self.metrics())
 
     def reconcile(
         self, source: Any, *, where: Any = None, findings_max: int = 1000, on_findings: OnFindings | None = None
@@ -427,6 +427,24 @@ class SqlSink:
         with self._counters.of_call():
             return self._run_counted(rows, effect, positions, expected, refused, written)
 
+    def _write(
+        self,
+        connection: Connection,
+        judged: Any,
+        kept: pa.Array,
+        positions: Mapping[str, int],
+        effect: Callable[[Connection, pa.Array], Any],
+    ) -> Any:
+        """Saves the claims, applies the kept rows, and moves positions; returns what the effect gave back."""
+        if isinstance(effect, _Writing):
+            rows = effect.kept(kept)
+            if effect.takes_arrays(connection, rows):
+                return write_together(connection, self._consumer, judged, positions, effect.target, rows)
+        self._claims.save(connection, judged)
+        result = effect(connection, kept) if kept.true_count else None
+        self._consumer.advance(connection, positions)
+        return result
+
     def _compared(
         self, connection: Connection, rows: pa.Table, written: pa.Table, codes: pa.Array
     ) -> tuple[pa.Array, int]:
@@ -463,9 +481,9 @@ class SqlSink:
 
         def work(connection: Connection) -> Applied:
             self._consumer.hold(connection, held)
-            judged = self._claims.claim(connection, prepared, advanced)  # type: ignore[arg-type]
+            judged: Any = self._claims.claim(connection, prepared, advanced)  # type: ignore[arg-type]
             kept = pa.array(judged.kept)
-            result = effect(connection, kept) if kept.true_count else None
+            result = self._write(connection, judged, kept, advanced, effect)
             codes, counts = pa.array(judged.verdict), dict(judged.counts)
             not_compared = None
             if self._comparison is not None and written is not None:
@@ -473,7 +491,6 @@ class SqlSink:
                 counts[Verdict.CONFLICT] = pc.sum(pc.equal(codes, int(Verdict.CONFLICT))).as_py() or 0
                 counts[Verdict.DUPLICATE] -= counts[Verdict.CONFLICT]
             _set_aside(connection, rows, codes, refused, self.on_conflict == "quarantine")
-            self._consumer.advance(connection, advanced)
             return Applied(
                 codes,
                 kept,
@@ -492,18 +509,44 @@ class SqlSink:
                 applied = self._database.transaction(work)
             except RacedError:
                 continue
+            except UnnamedError:
+                assert isinstance(effect, _Writing)
+                effect.by_copy = True
+                continue
             self._counters.count(applied.counts, applied.stale_epoch or 0)
             return applied
         raise AssertionError(f"{_RACES_MAX} times in a row others claimed the same new keys")
 
 
+@dataclass
+class _Writing:
+    """The effect of `apply`: puts the kept rows into the table. `rows`: all, as `Target.convert` gives them."""
+
+    target: Target
+    rows: pa.Table
+    by_copy: bool = False
+    """Whether the database refused a row of an array, which says not which."""
+
+    def __call__(self, connection: Connection, mask: pa.Array) -> None:
+        numbers = pc.indices_nonzero(mask).to_numpy() if mask.false_count else None
+        self.target.write(connection, self.kept(mask), numbers)
+
+    def kept(self, mask: pa.Array) -> pa.Table:
+        return self.rows.filter(mask) if mask.false_count else self.rows
+
+    def takes_arrays(self, connection: Connection, kept: pa.Table) -> bool:
+        return not self.by_copy and bulk.takes_arrays(connection, self.target.table, kept)
+
+
 def _set_aside(
     connection: Connection, rows: pa.Table, codes: pa.Array, refused: Effect | None, with_conflicts: bool
 ) -> None:
+    if refused is None:
+        return
     usual = [it for it in Verdict if it.is_kept or it == Verdict.DUPLICATE]
     usual += [] if with_conflicts else [Verdict.CONFLICT]
     is_refused = pc.invert(pc.is_in(codes, value_set=pa.array(usual, pa.uint8())))
-    if refused is None or not pc.any(is_refused).as_py():
+    if not pc.any(is_refused).as_py():
         return
     names = pa.array([it.name for it in Verdict])
     run(refused, connection, rows.append_column("_verdict", names.take(codes)).filter(is_refused))

@@ -20,6 +20,7 @@ from fencepost.errors import (
     TransactionAbortableError,
     TransactionStateError,
 )
+from fencepost.producer.sequencer import EPOCH_MAX, LAST_EPOCH
 
 Outcome = Literal["commit", "abort"]
 Partition = int | str | tuple[int | str, ...]
@@ -29,10 +30,6 @@ TopicPartition = tuple[str, int]
 
 NONE = -1
 """No pid, no epoch, no time."""
-EPOCH_MAX = 2**15 - 1
-"""Kept for markers: no producer is ever given it."""
-LAST_EPOCH = EPOCH_MAX - 1
-"""The last that a producer is given: what comes after is a fresh pid, epoch 0."""
 
 
 @dataclass(frozen=True)

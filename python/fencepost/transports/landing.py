@@ -24,7 +24,7 @@ from uuid import uuid4
 from fencepost import BrokerTable, Verdict
 from fencepost.errors import BatchError, FencedError, PolicyError, SourceError
 from fencepost.producer.answers import Answer
-from fencepost.producer.sequencer import EPOCH_MAX, Identity
+from fencepost.producer.sequencer import EPOCH_MAX, LAST_EPOCH, Identity
 from fencepost.producer.transport import SequencedBatch
 from fencepost.state.stores import Store, check_exclusion, is_local, open_store
 from fencepost.transports import schemas
@@ -38,8 +38,6 @@ if TYPE_CHECKING:
 VERSION = 1
 LOG, DATA, COUNT = "_log", "data", "_partitions.json"
 _PARTITION = re.compile(rf"{DATA}/partition=(\d+)/")
-LAST_EPOCH = 2**15 - 2
-"""The last epoch that a lease gives; then comes a fresh pid. The one above is for fences and markers."""
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ from sqlalchemy import (
 from fencepost import BrokerTable, Verdict
 from fencepost.errors import BatchError, FencedError, PolicyError, SchemaError, SinkError, SourceError, StoreError
 from fencepost.producer.answers import Answer, ErrorCode
-from fencepost.producer.sequencer import Identity
+from fencepost.producer.sequencer import LAST_EPOCH, Identity
 from fencepost.producer.transport import SequencedBatch
 from fencepost.sql import rows as bulk
 from fencepost.sql.columns import INNODB, Int64, LongBinary, LongText, key_text
@@ -57,8 +57,6 @@ if TYPE_CHECKING:
 
 LOG_COLUMNS = ("pid", "epoch", "partition", "seq", "log_offset")
 """What the table needs beside the application's columns: integers, log_offset and seq with 64 bits."""
-LAST_EPOCH = 2**15 - 2
-"""The last epoch that a lease gives; then comes a fresh pid. The one above is for fences and markers."""
 NAME_MAX = 48
 """Of a table's name: PostgreSQL cuts names off after 63."""
 CURSOR_NAME_MAX = 1000
