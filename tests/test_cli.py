@@ -471,7 +471,7 @@ def test_every_command_is_there_and_has_help(capsys: pytest.CaptureFixture[str])
     operations = [*(f"state {it}" for it in operations), "kafka audit", "kafka export"]
     operations += [f"transactions {it}" for it in ("list", "describe", "abort", "metrics")]
     operations += [f"sql {it}" for it in ("ddl", "status", "migrate")]
-    assert sorted(found) == sorted(["dedup", "audit", "advise", "generate", "doctor", *operations])
+    assert sorted(found) == sorted(["dedup", "audit", "advise", "generate", "doctor", "serve", *operations])
     for command in commands():
         code, out, err = run(capsys, *command, "--help")
         assert (code, err) == (0, "")
