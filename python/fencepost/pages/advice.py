@@ -34,7 +34,13 @@ def advice_page(advice: Any) -> Page:
 
 
 def _recommended(advice: Any) -> Section:
-    reasons = Table("Reasons", ["what", "why"], [it.split(": ", 1) for it in advice.reasons], len(advice.reasons))
+    reasons = Table(
+        "Reasons",
+        ["what", "why"],
+        [it.split(": ", 1) for it in advice.reasons],
+        len(advice.reasons),
+        kinds={"why": "text"},
+    )
     figure = advice.reasons[0].partition(":")[0]
     answer = "is the policy to begin with. The command below has all options."
     commands = [Command("Write a copy without repeats by this policy", advice.command)]
@@ -43,7 +49,13 @@ def _recommended(advice: Any) -> Section:
 
 def _shape(advice: Any) -> Section:
     rows = [[it.question, it.answer, it.evidence] for it in advice.facts]
-    table = Table("What the data looks like", ["question", "answer", "evidence"], rows, len(rows))
+    table = Table(
+        "What the data looks like",
+        ["question", "answer", "evidence"],
+        rows,
+        len(rows),
+        kinds=dict.fromkeys(("answer", "evidence"), "text"),
+    )
     known = {it.question: it.answer for it in advice.facts}
     order = "in order" if known["Do rows come out of order?"] == "no" else "out of order"
     twice = "each of them once" if known["Do rows come twice?"] == "no" else "some of them twice"

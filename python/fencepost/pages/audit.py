@@ -387,7 +387,9 @@ class _Audit:
         report = self.report
         if report.unreadable:
             rows = [list(it) for it in report.unreadable[:50]]
-            table = Table("Files that could not be read", ["file", "error"], rows, len(report.unreadable))
+            table = Table(
+                "Files that could not be read", ["file", "error"], rows, len(report.unreadable), kinds={"error": "text"}
+            )
             answer = "Their rows are missing in all figures above, or those behind the damage are."
             yield Section(
                 "unreadable",

@@ -95,7 +95,13 @@ class _LogAudit:
         ]
         tables = self._tables(("snapshots", "differences", "index") if count else ("snapshots",))
         if damage:
-            table = Table("Damage", ["partition", "kind", "path", "position", "reason"], damage[:50], len(damage))
+            table = Table(
+                "Damage",
+                ["partition", "kind", "path", "position", "reason"],
+                damage[:50],
+                len(damage),
+                kinds={"reason": "text"},
+            )
             tables.insert(0, table)
         if not count:
             return Section(

@@ -130,7 +130,9 @@ class _Run:
         files += [(path, "held back", "comes after a deferred file") for path in report.held_back]
         files += [(path, "vanished", "was gone or changed when it was read") for path in report.vanished]
         if files:
-            table = Table("Files that were not read", ["file", "what", "why"], files[:50], len(files))
+            table = Table(
+                "Files that were not read", ["file", "what", "why"], files[:50], len(files), kinds={"why": "text"}
+            )
             answer = f"{plural(len(files), 'new file')} of the source could not be read in this run."
             yield Section(
                 "files", "Which files were left out?", plural(len(files), "file"), answer, "bad", tables=[table]

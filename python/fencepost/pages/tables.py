@@ -26,7 +26,8 @@ class Table:
     last: Sequence[Any] | None = None
     """A row under the others, such as a total; it is not sorted."""
     kinds: dict[str, str] = field(default_factory=dict)
-    """How columns are shown: "count" (with separators), "time" (milliseconds), "share" or "id"; else as they are."""
+    """How columns are shown: "count" (with separators), "time" (milliseconds), "share", "id" or "text" (in several
+    lines); as they are unless named."""
 
     def html(self) -> Html:
         kinds = [self.kinds.get(name, "") for name in self.columns]
@@ -63,6 +64,9 @@ def _row(row: Sequence[Any], kinds: list[str], classes: list[str | None]) -> Htm
 
 
 def _class(kind: str, values: list[Any]) -> str | None:
+    """n: numbers, to the right; t: sentences, which may take several lines."""
+    if kind == "text":
+        return "t"
     is_number = all(isinstance(it, int | float | None) and not isinstance(it, bool) for it in values)
     is_number = is_number and bool(values) and kind != "time"
     return "n" if kind in ("count", "share") or (is_number and kind != "id") else None
