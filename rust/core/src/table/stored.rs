@@ -1,7 +1,7 @@
 //! What snapshots and deltas need of a table.
 
 use super::merge::Change;
-use super::{Cuts, StateTable};
+use super::{Cuts, Judged, StateTable};
 use crate::batch::Batch;
 use crate::changes::{Changes, Forgotten};
 use crate::judge::{PlainSpan, Span};
@@ -31,9 +31,10 @@ impl StateTable {
         &self.changes
     }
 
-    pub(super) fn note_changes(&mut self, batches: &[Batch<'_>], cuts: &Cuts, verdicts: &[u8]) {
-        let is_kept = |verdict: &u8| *verdict == Verdict::Accepted as u8;
-        if !verdicts.iter().any(is_kept) {
+    /// `judged`: its counts are those of the rows that were not accepted.
+    pub(super) fn note_changes(&mut self, batches: &[Batch<'_>], cuts: &Cuts, judged: &Judged) {
+        let (verdicts, is_kept) = (&judged.verdicts, |verdict: &u8| *verdict == Verdict::Accepted as u8);
+        if judged.counts.iter().sum::<u64>() == verdicts.len() as u64 {
             return;
         }
         let entries = self.len();
