@@ -6,6 +6,7 @@ use crate::batch::Batch;
 use crate::changes::{Changes, Forgotten};
 use crate::judge::{PlainSpan, Span};
 use crate::keys::{KeySpace, Keys};
+use crate::lines::CHUNK;
 use crate::ordered::Appended;
 use crate::snapshot::KeyBounds;
 use crate::snapshot::order::Renumbering;
@@ -71,14 +72,16 @@ impl StateTable {
         let mut store = std::mem::replace(&mut self.store, nothing);
         let usual = self.usual();
         let appended = with_shelf!(&mut store, shelf => {
-            let mut line = None;
-            rows.try_for_each(before, |entry| {
+            let (mut line, mut waiting) = (None, Vec::with_capacity(CHUNK));
+            let told = rows.try_for_each(before, |entry| {
                 bounds.check(entry.pid, entry.partition)?;
                 if !usual.has(&entry) {
                     self.check_appended(&entry)?;
                 }
-                shelf.append(entry, &mut line)
-            })
+                waiting.push(entry);
+                if waiting.len() == CHUNK { shelf.append(&mut waiting, &mut line) } else { Ok(()) }
+            });
+            told.and_then(|()| shelf.append(&mut waiting, &mut line))
         });
         self.store = store;
         appended
