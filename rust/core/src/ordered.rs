@@ -1,8 +1,9 @@
 //! Entries in the order of snapshots: read in it, and added in it.
 
 use crate::Result;
+use crate::fast_path::Slot;
 use crate::judge::{PlainSpan, Span};
-use crate::lines::{BLOCK, EntryKey, LinePlace, RowLine, Slot, block_hash};
+use crate::lines::{BLOCK, CHUNK, EntryKey, LinePlace, RowLine, STEP, Searches, block_hash};
 use crate::shelf::Shelf;
 use crate::snapshot::order::Renumbering;
 use std::cmp::Reverse;
@@ -19,6 +20,9 @@ const LINES_AHEAD: usize = 32;
 /// Entries from which is known how many lines those to come will take: so many, or the first part of them.
 const SAMPLE: usize = 1 << 16;
 const SAMPLE_SHARE: u64 = 8;
+/// Or so many that their lines take this many bytes: they are the first in the order of hashes, and would fill a segment
+/// that divides, again and again.
+const SAMPLE_BYTES: usize = 1 << 20;
 
 /// A line, and the hash of its block with the last bits replaced: they say where in the block it lies. Of a
 /// table whose partitions are renumbered, a slot, and they say which.
@@ -192,9 +196,24 @@ impl<L: RowLine> Shelf<L> {
         })
     }
 
-    /// Adds an entry that follows all others in the order of snapshots. `line`: see [`Shelf::add_plain`].
+    /// Adds entries that follow all others in the order of snapshots, up to [`CHUNK`] of them: their lines are asked for
+    /// before the first is added. `line`: see [`Shelf::add_plain`].
+    pub(crate) fn append(&mut self, entries: &mut Vec<Appended>, line: &mut Option<LinePlace>) -> Result<()> {
+        let mut searches = [Searches::none(); CHUNK / STEP];
+        let steps = searches.iter_mut().zip(entries.chunks(STEP)).map(|(searches, entries)| {
+            let (mut hashes, mut partitions) = ([0; STEP], [0; STEP]);
+            for (index, entry) in entries.iter().enumerate() {
+                (hashes[index], partitions[index]) = (entry.hash, entry.partition);
+            }
+            self.lines().begin_hashed(&hashes, &partitions, searches);
+        });
+        let steps = steps.count();
+        searches[..steps].iter_mut().for_each(|searches| self.lines().ask_for_lines(searches));
+        entries.drain(..).try_for_each(|entry| self.append_one(entry, line))
+    }
+
     #[inline(always)]
-    pub(crate) fn append(&mut self, entry: Appended, line: &mut Option<LinePlace>) -> Result<()> {
+    fn append_one(&mut self, entry: Appended, line: &mut Option<LinePlace>) -> Result<()> {
         let Appended { hash, pid, partition, span, whole, is_older } = entry;
         let newest = EntryKey::newest(pid, partition);
         let key = if is_older { EntryKey::older(pid, partition, span.epoch) } else { newest };
@@ -211,7 +230,8 @@ impl<L: RowLine> Shelf<L> {
     /// so the first blocks are as good as any. Gives whether there are enough of them to go by.
     pub(crate) fn reserve_for(&mut self, entries: u64) -> Result<bool> {
         let have = self.len();
-        if (have as u64) < entries.div_ceil(SAMPLE_SHARE).min(SAMPLE as u64) {
+        let is_few = (have as u64) < entries.div_ceil(SAMPLE_SHARE).min(SAMPLE as u64);
+        if is_few && self.lines().memory_bytes() < SAMPLE_BYTES {
             return Ok(false);
         }
         if (have as u64) < entries {

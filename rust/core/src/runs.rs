@@ -3,12 +3,15 @@
 //! Both happen in one reading of the columns, for reading them is what the whole call costs when
 //! producers write in runs. A row goes on a run when pid, partition and epoch are those of the row
 //! before and seq is one more. The untracked rows' other columns may hold anything.
+//!
+//! What is found is a bit a row: where keys come in random order every row begins a run, and a list of runs would be
+//! written and read for nothing.
 
 use crate::batch::{Batch, Seqs};
 use crate::dispatch::{Work, dispatch};
 use crate::error::make_room;
-use crate::table::Untracked;
-use crate::{Column, Error, Result};
+use crate::lines::STEP;
+use crate::{Column, Error, Result, Untracked};
 
 /// Rows looked at together; one bit of a word each.
 const BLOCK: usize = 64;
@@ -55,32 +58,62 @@ pub struct Domain {
 /// How the rows of a batch are cut into runs.
 #[derive(Default)]
 pub(crate) struct Cut {
-    /// The first row of each run.
-    pub(crate) starts: Vec<u32>,
+    /// Bit `b` of word `w`: whether row `64 w + b + 1` begins a run; row 0 does. Not used where lengths were given.
+    begins: Vec<u64>,
+    /// The first row of each run, where lengths were given.
+    starts: Vec<u32>,
+    runs: usize,
     pub(crate) rows: u32,
     /// Whether the batch has a line a run, and not a line a row.
     pub(crate) is_gathered: bool,
 }
 
 impl Cut {
+    /// How many runs there are.
+    pub(crate) fn len(&self) -> usize {
+        self.runs
+    }
+
+    pub(crate) fn memory_bytes(&self) -> usize {
+        self.begins.capacity() * size_of::<u64>() + self.starts.capacity() * size_of::<u32>()
+    }
+
     /// Where in the batch a run stands that begins with the row `start`.
     #[inline(always)]
     pub(crate) fn line(&self, run: usize, start: u32) -> usize {
         if self.is_gathered { run } else { start as usize }
     }
 
+    /// Reads the runs in order.
+    #[inline(always)]
+    pub(crate) fn cursor(&self) -> Cursor<'_> {
+        Cursor { cut: self, run: 0, start: 0, word: 0, bits: self.begins.first().copied().unwrap_or(0) }
+    }
+
     /// For each run its line in the batch, its first row and the row after its last.
     pub(crate) fn runs(&self) -> impl Iterator<Item = (usize, usize, usize)> + '_ {
-        let ends = self.starts.iter().skip(1).chain([&self.rows]);
-        let runs = self.starts.iter().zip(ends).enumerate();
-        runs.map(|(run, (&start, &end))| (self.line(run, start), start as usize, end as usize))
+        let mut cursor = self.cursor();
+        (0..self.runs).map(move |run| {
+            let start = cursor.start;
+            cursor.advance();
+            (self.line(run, start), start as usize, cursor.start as usize)
+        })
     }
 
     /// Validates a batch and finds its runs.
     pub(crate) fn find(&mut self, batch: &Batch<'_>, domain: &Domain) -> Result<()> {
-        self.is_gathered = false;
-        find_runs(batch, domain, &mut self.starts)?;
-        self.rows = batch.len() as u32;
+        check_lengths(batch)?;
+        (self.is_gathered, self.rows, self.runs) = (false, batch.len() as u32, 0);
+        self.begins.clear();
+        if batch.is_empty() {
+            return Ok(());
+        }
+        make_room(&mut self.begins, batch.len().div_ceil(BLOCK))?;
+        let (epoch, begins) = (batch.epoch.unwrap_or(&[]), &mut self.begins);
+        self.runs = match batch.seq {
+            Seqs::I32(seq) => dispatch(Scan { columns: Columns { batch, epoch, seq }, domain, begins }),
+            Seqs::I64(seq) => dispatch(Scan { columns: Columns { batch, epoch, seq }, domain, begins }),
+        }?;
         Ok(())
     }
 
@@ -90,8 +123,7 @@ impl Cut {
         if lengths.len() != batch.len() {
             return fail(None, format!("has {} rows, of which {} lengths are given", batch.len(), lengths.len()));
         }
-        find_runs(batch, domain, &mut self.starts)?;
-        self.is_gathered = true;
+        self.find(batch, domain)?;
         self.starts.clear();
         make_room(&mut self.starts, lengths.len())?;
         let mut rows = 0u32;
@@ -108,24 +140,102 @@ impl Cut {
             };
             rows = sum;
         }
-        self.rows = rows;
+        (self.is_gathered, self.rows, self.runs) = (true, rows, lengths.len());
         Ok(())
+    }
+}
+
+/// The runs of a batch that are still to be read.
+pub(crate) struct Cursor<'a> {
+    cut: &'a Cut,
+    /// The number of the next run.
+    pub(crate) run: usize,
+    /// Its first row; behind the last run, the number of rows.
+    start: u32,
+    /// The word of `begins` that tells the run after it, and the bits of that word that are still to be read.
+    word: usize,
+    bits: u64,
+}
+
+impl Cursor<'_> {
+    /// Writes the first row of each of the next runs to `bounds`, then the row after the last. Gives how many they are.
+    #[inline(always)]
+    pub(crate) fn next_runs(&mut self, bounds: &mut [u32; STEP + 1]) -> usize {
+        bounds[0] = self.start;
+        self.refill();
+        let begin = self.bits >> (self.bits.trailing_zeros() & 63);
+        if begin & 0xffff == 0xffff && !self.cut.is_gathered {
+            let first = self.first_of_bits();
+            for (number, bound) in (0..).zip(&mut bounds[1..]) {
+                *bound = first + number;
+            }
+            self.start = bounds[STEP];
+            self.bits &= !(0xffff << self.bits.trailing_zeros());
+            self.run += STEP;
+            return STEP;
+        }
+        let mut count = 0;
+        while count < STEP && self.start < self.cut.rows {
+            self.advance();
+            count += 1;
+            bounds[count] = self.start;
+        }
+        count
+    }
+
+    /// Goes on to the next run.
+    #[inline(always)]
+    fn advance(&mut self) {
+        self.run += 1;
+        if self.cut.is_gathered {
+            self.start = self.cut.starts.get(self.run).copied().unwrap_or(self.cut.rows);
+            return;
+        }
+        self.refill();
+        if self.bits == 0 {
+            self.start = self.cut.rows;
+        } else {
+            self.start = self.first_of_bits();
+            self.bits &= self.bits - 1;
+        }
+    }
+
+    /// Takes the next word that has a bit, where none is left of this one.
+    #[inline(always)]
+    fn refill(&mut self) {
+        while self.bits == 0 && self.word + 1 < self.cut.begins.len() {
+            self.word += 1;
+            self.bits = self.cut.begins[self.word];
+        }
+    }
+
+    /// The row of the first bit that is still to be read.
+    #[inline(always)]
+    fn first_of_bits(&self) -> u32 {
+        (self.word * BLOCK) as u32 + self.bits.trailing_zeros() + 1
     }
 }
 
 /// Validates a batch and writes the first row of each of its runs to `starts`: rows of one key and epoch whose
 /// sequence numbers follow each other.
 pub fn find_runs(batch: &Batch<'_>, domain: &Domain, starts: &mut Vec<u32>) -> Result<()> {
-    check_lengths(batch)?;
+    let mut cut = Cut::default();
+    cut.find(batch, domain)?;
     starts.clear();
-    if batch.is_empty() {
-        return Ok(());
+    make_room(starts, cut.len())?;
+    starts.extend((!batch.is_empty()).then_some(0));
+    for (from, &word) in (1..).step_by(BLOCK).zip(&cut.begins) {
+        if word == u64::MAX {
+            starts.extend(from..from + BLOCK as u32);
+            continue;
+        }
+        let mut bits = word;
+        while bits != 0 {
+            starts.push(from + bits.trailing_zeros());
+            bits &= bits - 1;
+        }
     }
-    let epoch = batch.epoch.unwrap_or(&[]);
-    match batch.seq {
-        Seqs::I32(seq) => dispatch(Scan { columns: Columns { batch, epoch, seq }, domain, starts }),
-        Seqs::I64(seq) => dispatch(Scan { columns: Columns { batch, epoch, seq }, domain, starts }),
-    }
+    Ok(())
 }
 
 fn check_lengths(batch: &Batch<'_>) -> Result<()> {
@@ -154,50 +264,41 @@ struct Columns<'a, S> {
     seq: &'a [S],
 }
 
-/// The first pass over a batch.
+/// The first pass over a batch. Gives how many runs there are.
 struct Scan<'a, S> {
     columns: Columns<'a, S>,
     domain: &'a Domain,
-    starts: &'a mut Vec<u32>,
+    begins: &'a mut Vec<u64>,
 }
 
 impl<S: Seq> Work for Scan<'_, S> {
-    type Done = Result<()>;
+    type Done = Result<usize>;
     const IS_WIDE: bool = true;
 
     #[inline(always)]
-    fn work(self) -> Result<()> {
-        scan(&self.columns, self.domain, self.starts)
+    fn work(self) -> Result<usize> {
+        scan(&self.columns, self.domain, self.begins)
     }
 }
 
 #[inline(always)]
-fn scan<S: Seq>(columns: &Columns<'_, S>, domain: &Domain, starts: &mut Vec<u32>) -> Result<()> {
+fn scan<S: Seq>(columns: &Columns<'_, S>, domain: &Domain, begins: &mut Vec<u64>) -> Result<usize> {
     let rows = columns.seq.len();
     check_rows(columns, domain, 0..1)?;
-    make_room(starts, BLOCK)?;
-    starts.push(0);
-    let mut row = 1;
+    let (mut row, mut runs) = (1, 1);
     while row + BLOCK <= rows {
-        let (mut breaks, is_suspect) = look_at_block(columns, domain, row);
+        let (word, is_suspect) = look_at_block(columns, domain, row);
         if is_suspect {
             check_rows(columns, domain, row..row + BLOCK)?;
         }
-        make_room(starts, BLOCK)?;
-        if breaks == u64::MAX {
-            starts.extend(row as u32..(row + BLOCK) as u32);
-            breaks = 0;
-        }
-        while breaks != 0 {
-            starts.push((row + breaks.trailing_zeros() as usize) as u32);
-            breaks &= breaks - 1;
-        }
+        begins.push(word);
+        runs += word.count_ones() as usize;
         row += BLOCK;
     }
     check_rows(columns, domain, row..rows)?;
-    make_room(starts, BLOCK)?;
-    starts.extend((row..rows).filter(|&row| !goes_on(columns, row)).map(|row| row as u32));
-    Ok(())
+    let word = (row..rows).fold(0, |word, at| word | u64::from(!goes_on(columns, at)) << (at - row));
+    begins.push(word);
+    Ok(runs + word.count_ones() as usize)
 }
 
 #[inline(always)]
@@ -340,10 +441,13 @@ mod tests {
                 (0..rows).filter(|&row| row == 0 || !goes_on(&columns, row)).map(|row| row as u32).collect();
             let mut dispatched = Vec::new();
             find_runs(&batch, &DOMAIN, &mut dispatched).expect("valid rows");
-            let mut portable = Vec::new();
-            scan(&columns, &DOMAIN, &mut portable).expect("valid rows");
+            let mut portable = Cut { rows: rows as u32, ..Cut::default() };
+            portable.runs = scan(&columns, &DOMAIN, &mut portable.begins).expect("valid rows");
             assert_eq!(dispatched, expected);
-            assert_eq!(portable, expected);
+            let runs: Vec<_> = portable.runs().collect();
+            let ends = expected.iter().skip(1).copied().chain([rows as u32]);
+            let lines = expected.iter().zip(ends).map(|(&start, end)| (start as usize, start as usize, end as usize));
+            assert!(runs.into_iter().eq(lines));
         }
     }
 

@@ -1,10 +1,10 @@
 //! Entries by key: those that fit in their line's slot, and those kept aside.
 
 use crate::aside::Aside;
-use crate::judge::{PlainRules, PlainSpan, Rules, Run, Span};
-use crate::lines::{CHUNK, EntryKey, LinePlace, Lines, Place, Plainly, RowLine, Search, Slot};
-use crate::table::Key;
-use crate::table::call::Call;
+use crate::fast_path::{Plainly, Slot};
+use crate::judge::{PlainRules, PlainSpan, Rules, Run, Sink, Span};
+use crate::keys::Key;
+use crate::lines::{CHUNK, EntryKey, LinePlace, Lines, Place, RowLine, STEP, Searches};
 use crate::{Epochs, Result};
 use std::cmp::Reverse;
 
@@ -95,7 +95,7 @@ impl<L: RowLine> Shelf<L> {
         let place = self.lines.find_or_insert_hashed(key, block_hash);
         *line = Some(place.line());
         self.entries += 1;
-        if !self.lines.write_inline(place, span) {
+        if !self.lines.write(place, &Slot::Inline(span)) {
             self.put(place, span.into());
         }
         Ok(())
@@ -245,59 +245,63 @@ impl<L: RowLine> Shelf<L> {
         }
     }
 
-    /// Asks for the lines of up to [`CHUNK`] keys that are looked up next, so that their misses overlap.
+    /// Asks for the lines of keys that are looked up next, so that their misses overlap.
     pub(crate) fn prefetch(&self, keys: &[Key]) {
-        if self.lines.segments() == 0 {
-            return;
+        let mut searches = [Searches::none(); CHUNK.div_ceil(STEP)];
+        for (searches, keys) in searches.iter_mut().zip(keys.chunks(STEP)) {
+            let (mut pids, mut partitions) = ([0; STEP], [0; STEP]);
+            for (index, key) in keys.iter().enumerate() {
+                (pids[index], partitions[index]) = (key.0, key.1);
+            }
+            self.lines.begin(&pids, &partitions, searches);
         }
-        let mut searches = [Search::default(); CHUNK];
-        let searches = &mut searches[..keys.len()];
-        for (search, &(pid, partition, _)) in searches.iter_mut().zip(keys) {
-            *search = self.lines.begin_search(pid, partition);
-        }
-        searches.iter_mut().for_each(|search| self.go_on_searching(search));
+        let steps = keys.len().div_ceil(STEP);
+        searches.iter_mut().take(steps).for_each(|searches| self.lines.ask_for_lines(searches));
     }
 
-    /// First pass over a chunk of runs: asks for the tags. Room for two lines a run must have been reserved.
-    #[inline(always)]
-    pub(crate) fn begin_searches(&self, pids: &[i64], partitions: &[i32], searches: &mut [Search]) {
-        self.lines.begin_searches(pids, partitions, searches);
+    /// How many lines can be added before anything moves.
+    #[inline]
+    pub(crate) fn room(&self) -> usize {
+        self.lines.room()
     }
 
-    /// Second pass: asks for the line.
+    /// Judges the run if its slot alone can tell. [`Shelf::judge_beyond`] does the others.
     #[inline(always)]
-    pub(crate) fn go_on_searching(&self, search: &mut Search) {
-        self.lines.go_on_searching(search);
-    }
-
-    /// Third pass: judges the run if its slot alone can tell. [`Shelf::judge_beyond`] does the others.
-    #[inline(always)]
-    pub(crate) fn judge_plainly(&mut self, rules: &PlainRules, key: (i64, i32), run: Run, search: &Search) -> Plainly {
-        let plainly = self.lines.judge_plainly(key, run, rules, search);
+    pub(crate) fn judge_plainly(
+        &mut self,
+        rules: &PlainRules,
+        key: (i64, i32),
+        run: Run,
+        searches: &Searches,
+        index: usize,
+    ) -> Plainly {
+        let plainly = self.lines.judge_plainly(key, run, rules, searches, index);
         self.entries += usize::from(plainly == Plainly::Begun);
         plainly
     }
 
-    /// Between the second pass and the third: asks for the entries that are kept aside, then for what those hold
-    /// beside the positions of the runs.
+    /// The number of a key's entry, if that is kept aside.
     #[inline(always)]
-    pub(crate) fn ask_for_aside(
-        &self,
-        pids: &[i64],
-        partitions: &[i32],
-        searches: &[Search],
-        seq: impl Fn(usize) -> i64,
-    ) {
-        let (mut found, mut count) = ([(0, 0); CHUNK], 0);
-        for (run, search) in searches.iter().enumerate() {
-            if let Some((_, Slot::Aside(number))) = self.lines.read_near((pids[run], partitions[run]), search) {
-                self.aside.ask_for(number);
-                found[count] = (run as u32, number);
-                count += 1;
-            }
+    fn aside_of(&self, searches: &Searches, index: usize, key: (i64, i32)) -> Option<u32> {
+        match self.lines.read_near(searches, index, key)? {
+            Slot::Aside(number) => Some(number),
+            _ => None,
         }
-        for &(run, number) in &found[..count] {
-            self.aside(number).holes.ask_for(seq(run as usize));
+    }
+
+    /// Asks for the entry of a key, if it is kept aside.
+    #[inline(always)]
+    pub(crate) fn ask_for_aside(&self, searches: &Searches, index: usize, key: (i64, i32)) {
+        if let Some(number) = self.aside_of(searches, index, key) {
+            self.aside.ask_for(number);
+        }
+    }
+
+    /// Asks for what that entry holds beside a position.
+    #[inline(always)]
+    pub(crate) fn ask_for_holes(&self, searches: &Searches, index: usize, key: (i64, i32), position: i64) {
+        if let Some(number) = self.aside_of(searches, index, key) {
+            self.aside(number).holes.ask_for(position);
         }
     }
 
@@ -315,24 +319,28 @@ impl<L: RowLine> Shelf<L> {
         rules: &Rules,
         key: (i64, i32),
         run: Run,
-        search: &Search,
-        call: &mut Call<'_>,
+        (searches, index): (&Searches, usize),
+        call: &mut impl Sink,
     ) -> bool {
-        match self.lines.read_near(key, search) {
-            Some((place, Slot::Aside(number))) => {
+        match self.lines.read_near(searches, index, key) {
+            Some(Slot::Aside(number)) => {
                 let span = &mut self.aside.get_mut(number).0;
                 let holes = span.holes.len();
                 let is_judged = rules.judge_in_place(span, run, call);
                 self.holes = self.holes - holes + span.holes.len();
-                if is_judged && span.plain().is_some_and(|plain| self.lines.write_inline(place, plain)) {
-                    self.aside.free(number);
+                if is_judged && let Some(plain) = span.plain() {
+                    let place = self.lines.place_near(searches, index, key.1);
+                    if self.lines.write(place, &Slot::Inline(plain)) {
+                        self.aside.free(number);
+                    }
                 }
                 is_judged
             }
-            Some((place, Slot::Inline(plain))) => {
+            Some(Slot::Inline(plain)) => {
                 let mut span = plain.into();
                 let is_judged = rules.judge_in_place(&mut span, run, call);
                 if is_judged {
+                    let place = self.lines.place_near(searches, index, key.1);
                     self.put_over(place, None, span);
                 }
                 is_judged
@@ -344,7 +352,7 @@ impl<L: RowLine> Shelf<L> {
     /// Judges a run in any case.
     #[cold]
     #[inline(never)]
-    pub(crate) fn judge_beyond(&mut self, rules: &Rules, (pid, partition): (i64, i32), run: Run, call: &mut Call<'_>) {
+    pub(crate) fn judge_beyond(&mut self, rules: &Rules, (pid, partition): (i64, i32), run: Run, call: &mut impl Sink) {
         let newest = EntryKey::newest(pid, partition);
         let found = self.find(newest);
         let known_epoch = found.as_ref().and_then(|(_, held)| self.epoch_of(held));
@@ -368,7 +376,7 @@ impl<L: RowLine> Shelf<L> {
     }
 
     /// Judges against what a place holds, or against nothing, and keeps what comes of it.
-    fn judge_at(&mut self, rules: &Rules, key: EntryKey, run: Run, found: Option<(Place, Slot)>, call: &mut Call<'_>) {
+    fn judge_at(&mut self, rules: &Rules, key: EntryKey, run: Run, found: Option<(Place, Slot)>, call: &mut impl Sink) {
         let (place, entry, number) = match found {
             Some((place, Slot::Aside(number))) => (Some(place), Some(self.take(number)), Some(number)),
             Some((place, Slot::Inline(span))) => (Some(place), Some(span.into()), None),
@@ -434,13 +442,13 @@ impl<L: RowLine> Shelf<L> {
     /// The same where the place holds an entry kept aside, or does not, as is known.
     fn put_over(&mut self, place: Place, number: Option<u32>, span: Span) {
         number.into_iter().for_each(|number| drop(self.take(number)));
-        if span.plain().is_some_and(|plain| self.lines.write_inline(place, plain)) {
+        if span.plain().is_some_and(|plain| self.lines.write(place, &Slot::Inline(plain))) {
             number.into_iter().for_each(|number| self.aside.free(number));
             return;
         }
         let number = number.unwrap_or_else(|| {
             let number = self.aside.add();
-            self.lines.write_aside(place, number);
+            assert!(self.lines.write(place, &Slot::Aside(number)));
             number
         });
         self.holes += span.holes.len();

@@ -11,25 +11,16 @@ use crate::changes::{Changes, Eviction};
 use crate::entries::Entries;
 use crate::holes::Holes;
 use crate::judge::{Rules, Span};
-use crate::keys::Keys;
+use crate::keys::{Key, Keys};
 use crate::lines::CHUNK;
 use crate::runs::{Cut, Domain};
 use crate::shelf::Shelf;
 use crate::store::{Store, with_shelf};
-use crate::{Admit, Column, Epochs, Error, Policy, Result, Verdict};
+use crate::{Admit, Column, Epochs, Error, Policy, Result, Untracked, Verdict};
 use merge::Translation;
 use passes::judge_batches;
 use skipped::Skipped;
 use std::collections::HashSet;
-
-/// What becomes of rows that carry no producer identity.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Untracked {
-    /// They are kept, with a verdict of their own.
-    Keep,
-    /// They are an error: here they would mean a wrong mapping of columns.
-    Fail,
-}
 
 /// What is remembered of one key, or of one of its epochs where every epoch counts by itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -141,9 +132,6 @@ pub struct StateTable {
 
 /// For each batch of a call, how it is cut into runs.
 type Cuts = Vec<Cut>;
-
-/// The key and epoch of a row.
-pub(crate) type Key = (i64, i32, i16);
 
 impl StateTable {
     /// An empty table.
@@ -263,7 +251,7 @@ impl StateTable {
         shelf
             + keys
             + self.changes.memory_bytes()
-            + self.cuts.iter().map(|cut| cut.starts.capacity() * size_of::<u32>()).sum::<usize>()
+            + self.cuts.iter().map(Cut::memory_bytes).sum::<usize>()
             + size_of::<StateTable>()
     }
 
@@ -328,7 +316,7 @@ impl StateTable {
                 with_shelf!(&mut self.store, shelf => judge_batches(shelf, &self.rules, batches, &cuts, &mut call));
             self.is_half_done = judged.is_err();
             judged?;
-            self.note_changes(batches, &cuts, &call.judged.verdicts);
+            self.note_changes(batches, &cuts, &call.judged);
             Ok(self.finish(call))
         });
         self.cuts = cuts;
@@ -342,7 +330,7 @@ impl StateTable {
         let mut call = self.call(&cuts)?;
         with_shelf!(&self.store, shelf => {
             let mut copy = Shelf::new();
-            copy.reserve(shelf.lines().len().min(cuts.iter().map(|cut| cut.starts.len()).sum()))?;
+            copy.reserve(shelf.lines().len().min(cuts.iter().map(Cut::len).sum()))?;
             chunks_of(batches, &cuts).try_for_each(|keys| shelf.copy_to(&mut copy, &keys))?;
             judge_batches(&mut copy, &self.rules, batches, &cuts, &mut call)?;
         });
@@ -571,7 +559,7 @@ impl StateTable {
     fn check_capacity(&self, batches: &[Batch<'_>], cuts: &Cuts) -> Result<()> {
         let Some(limit) = self.entries_max else { return Ok(()) };
         let have = self.len() as u64;
-        if have + cuts.iter().map(|cut| cut.starts.len() as u64).sum::<u64>() <= limit {
+        if have + cuts.iter().map(|cut| cut.len() as u64).sum::<u64>() <= limit {
             return Ok(());
         }
         let counts_epochs = self.policy().epochs == Epochs::Key;
@@ -607,7 +595,7 @@ fn missing_of(rules: &Rules, (pid, partition, epoch): Key, (first, last): (i64, 
     Missing { pid, partition, epoch, first_seq: rules.seq(first), last_seq: rules.seq(last), count }
 }
 
-/// Lines that a chunk of so many runs can need: a run needs one for its key, and one for an epoch that
+/// Lines that so many runs can need, of which no more are under way at once: a run needs one for its key, and one for an epoch that
 /// is no longer the highest.
 fn room_for(runs: usize) -> usize {
     2 * runs.min(CHUNK)

@@ -5,7 +5,7 @@ use super::judge::{Judgement, Producer, Rules};
 use super::line::{BatchLine, Beside, Offsets, Times};
 use super::{CHUNK, Call, NONE};
 use crate::aside::Aside;
-use crate::lines::{EntryKey, Line, Lines, Search};
+use crate::lines::{EntryKey, Line, Lines, STEP, Searches};
 use crate::{Result, Verdict};
 use rustc_hash::FxHashMap;
 
@@ -158,7 +158,7 @@ impl<B: Beside> Shelf<B> {
         log_ends: &mut FxHashMap<i32, i64>,
         call: &mut Call,
     ) -> Result<()> {
-        let mut searches = [Search::default(); CHUNK];
+        let mut searches = [Searches::none(); CHUNK / STEP];
         for from in (0..batches.len()).step_by(CHUNK) {
             let rows = (batches.len() - from).min(CHUNK);
             self.lines.reserve_midway(CHUNK)?;
@@ -166,10 +166,18 @@ impl<B: Beside> Shelf<B> {
             // Producers often write many batches on end: one search does for all of them.
             let is_one = pids.iter().all(|pid| *pid == pids[0]) && partitions.iter().all(|it| *it == partitions[0]);
             let (searched, step) = if is_one { (1, 0) } else { (rows, 1) };
-            self.lines.begin_searches(&pids[..searched], &partitions[..searched], &mut searches[..searched]);
-            searches[..searched].iter_mut().for_each(|search| self.lines.go_on_searching(search));
+            let searches = &mut searches[..searched.div_ceil(STEP)];
+            for (number, searches) in searches.iter_mut().enumerate() {
+                let of_step = number * STEP..(number * STEP + STEP).min(searched);
+                let (mut pid, mut partition) = ([0; STEP], [0; STEP]);
+                pid[..of_step.len()].copy_from_slice(&pids[of_step.clone()]);
+                partition[..of_step.len()].copy_from_slice(&partitions[of_step]);
+                self.lines.begin(&pid, &partition, searches);
+            }
+            searches.iter_mut().for_each(|searches| self.lines.ask_for_lines(searches));
             for at in 0..rows {
-                let (row, search) = (batches.row(from + at, assigns), &searches[at * step]);
+                let (row, at) = (batches.row(from + at, assigns), at * step);
+                let search = (&searches[at / STEP], at % STEP);
                 if call.follows {
                     self.judge_in_log(row, search, rules, assigns, log_ends, call);
                 } else {
@@ -184,7 +192,7 @@ impl<B: Beside> Shelf<B> {
     fn judge_in_log(
         &mut self,
         mut row: Row,
-        search: &Search,
+        search: (&Searches, usize),
         rules: &Rules,
         assigns: bool,
         log_ends: &mut FxHashMap<i32, i64>,
@@ -205,12 +213,19 @@ impl<B: Beside> Shelf<B> {
 
     /// Whether the row was accepted or not judged, and so stands in the log.
     #[inline(always)]
-    fn judge_row(&mut self, row: &Row, search: &Search, rules: &Rules, is_new: bool, call: &mut Call) -> bool {
+    fn judge_row(
+        &mut self,
+        row: &Row,
+        search: (&Searches, usize),
+        rules: &Rules,
+        is_new: bool,
+        call: &mut Call,
+    ) -> bool {
         if row.pid < 0 {
             call.note(Verdict::Untracked, row.offset);
             return true;
         }
-        if let Some(line) = self.lines.find_near(search, row.pid, row.partition)
+        if let Some(line) = self.lines.find_searched(search.0, search.1, (row.pid, row.partition))
             && line.goes_on(row, rules.window)
         {
             call.accept(row.offset);

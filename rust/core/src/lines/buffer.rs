@@ -52,6 +52,16 @@ impl<L> Buffer<L> {
         Self::lines_from(self.groups) + self.groups * GROUP * size_of::<L>()
     }
 
+    /// Where the tags begin, for as long as the buffer lives.
+    pub(super) fn tags_at(&self) -> NonNull<Group> {
+        self.start.cast()
+    }
+
+    /// Where the lines begin.
+    pub(super) fn lines_at(&self) -> NonNull<u8> {
+        self.lines.cast()
+    }
+
     #[inline]
     pub(super) fn tags(&self) -> &[Group] {
         // SAFETY: `new` zeroed so many groups at the start, which nothing but `tags_mut` writes.

@@ -4,13 +4,14 @@ use super::buffer::Buffer;
 use super::{EntryKey, Line, LineKey};
 use crate::Result;
 use std::ops::Range;
+use std::ptr::NonNull;
 
 /// Lines whose tags are compared at once.
 pub(super) const GROUP: usize = 16;
 /// Of 16 lines, how many may be taken before there must be more groups.
 const GROUP_LOAD_MAX: usize = 13;
 
-/// The tags of 16 lines. 0: no line; else 0x80 and seven bits of the hash.
+/// The tags of 16 lines. 0: no line; else eight bits of the hash, but for 0, which is 1.
 pub(super) type Group = [u8; GROUP];
 
 /// A hash table of lines of one layout. It does not grow: its lines are moved to a larger one.
@@ -116,94 +117,26 @@ impl<L: Line> Groups<L> {
         ((hash >> 32) as usize * self.count()) >> 32
     }
 
-    /// Asks for the tags that a search reads first. Gives the line's hash and the group.
-    #[inline(always)]
-    pub(super) fn begin_search(&self, key: EntryKey, block_hash: u64) -> (u64, usize) {
-        let hash = key.line::<L>().hash(block_hash);
-        let group = self.group_of(hash);
-        self.ask_for_tags(group);
-        (hash, group)
-    }
-
-    /// Where there is no prefetch, a read that nothing waits for does nearly as much.
-    #[inline(always)]
-    fn ask_for_tags(&self, group: usize) {
-        #[cfg(all(target_arch = "x86_64", not(feature = "portable")))]
-        prefetch(self.buffer.tags().as_ptr().wrapping_add(group));
-        #[cfg(not(all(target_arch = "x86_64", not(feature = "portable"))))]
-        std::hint::black_box(self.buffer.tags()[group][0]);
-    }
-
-    /// Asks for the lines that a search is most likely to look at and gives the number of the first.
-    ///
-    /// Seven bits of hash let one search in 20 to 30 meet another key's line first, and where a group is
-    /// full the search goes on in the next: a line that was not asked for is a miss that is waited for.
-    #[inline]
-    pub(super) fn prefetch_line(&self, group: usize, hash: u64) -> usize {
-        let mut group = group;
-        let tags = self.buffer.tags();
-        let mut matches = equal_tags(&tags[group], tag_of(hash));
-        if matches == 0 {
-            matches = equal_tags(&tags[group], 0); // where it will be added
-            if matches == 0 {
-                group = self.group_after(group);
-                matches = equal_tags(&tags[group], tag_of(hash));
-            }
-        }
-        let line_of = |matches: u32| group * GROUP + (matches.trailing_zeros() as usize & (GROUP - 1));
-        self.prefetch_number(line_of(matches));
-        let second = matches & matches.wrapping_sub(1);
-        if second != 0 {
-            self.prefetch_number(line_of(second));
-        }
-        line_of(matches)
+    /// Where its tags and its lines lie, and how many groups there are: for searches that do not come through here.
+    pub(super) fn parts(&self) -> (NonNull<Group>, NonNull<u8>, usize) {
+        (self.buffer.tags_at(), self.buffer.lines_at(), self.count())
     }
 
     #[inline]
     pub(super) fn prefetch_number(&self, number: usize) {
-        #[cfg(all(target_arch = "x86_64", not(feature = "portable")))]
-        {
-            let line = self.buffer.address(number);
+        if HAS_PREFETCH {
+            let line = self.buffer.address(number).cast::<u8>();
             prefetch(line);
-            if 64 % size_of::<L>() != 0 {
-                prefetch(line.cast::<u8>().wrapping_add(size_of::<L>() - 1)); // it may reach into the next cache line
-            }
-        }
-        #[cfg(not(all(target_arch = "x86_64", not(feature = "portable"))))]
-        if self.is_taken(number) {
+            prefetch(line.wrapping_add(size_of::<L>() - 1)); // it may reach into the next cache line
+        } else if self.is_taken(number) {
             std::hint::black_box(self.line(number).pid());
         }
     }
 
-    /// The slot of a partition in its line.
-    #[inline(always)]
-    pub(super) fn slot_of(&self, partition: i32) -> usize {
-        EntryKey::newest(0, partition).slot::<L>()
-    }
-
-    /// The line of a newest entry, if it lies where `prefetch_line` said.
-    #[inline(always)]
-    pub(super) fn near(&self, number: usize, pid: i64, partition: i32) -> Option<&L> {
-        let LineKey { group, .. } = EntryKey::newest(pid, partition).line::<L>();
-        (self.is_taken(number) && self.line(number).is_newest(pid, group)).then(|| self.line(number))
-    }
-
-    /// The line of a newest entry, looked for where `prefetch_line` said and then everywhere.
-    #[inline(always)]
-    pub(super) fn find_near(&mut self, number: usize, pid: i64, partition: i32, hash: u64) -> Option<&mut L> {
-        let LineKey { group, .. } = EntryKey::newest(pid, partition).line::<L>();
-        let is_here = self.is_taken(number) && self.line(number).is_newest(pid, group);
-        // Taken apart: a key whose address is taken here would be written to memory for every row.
-        let number = if is_here { number } else { self.find_newest(pid, group, hash)? };
-        // SAFETY: either way the line was just read, so its tag is set; see `line`. Checking it a second
-        // time costs 7 of some 200 instructions a row.
-        Some(unsafe { self.buffer.line_mut(number).assume_init_mut() })
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn find_newest(&self, pid: i64, group: u32, hash: u64) -> Option<usize> {
-        self.find(LineKey { pid, group, epoch: 0 }, hash)
+    /// The line of a newest entry.
+    pub(super) fn find_newest(&mut self, pid: i64, partition: i32, block_hash: u64) -> Option<&mut L> {
+        let key = EntryKey::newest(pid, partition).line::<L>();
+        self.find(key, key.hash(block_hash)).map(|number| self.line_mut(number))
     }
 
     /// A line and the slot of an entry, if this is its line.
@@ -231,9 +164,14 @@ impl<L: Line> Groups<L> {
     /// Stores what slots of another layout hold, each with its key and its block's hash; false where one does
     /// not fit. Fetches the lines of all of them before it stores the first.
     pub(super) fn take_in(&mut self, entries: &[(EntryKey, u64, L::Slot)]) -> bool {
-        let searches = entries.iter().map(|&(key, block_hash, _)| self.begin_search(key, block_hash));
-        for (hash, group) in searches.collect::<Vec<_>>() {
-            self.prefetch_line(group, hash);
+        let hash_of = |(key, block_hash, _): &(EntryKey, u64, L::Slot)| key.line::<L>().hash(*block_hash);
+        for hash in entries.iter().map(hash_of) {
+            prefetch(&raw const self.buffer.tags()[self.group_of(hash)]);
+        }
+        for hash in entries.iter().map(hash_of) {
+            let tags = &self.buffer.tags()[self.group_of(hash)];
+            let matches = equal_tags(tags, tag_of(hash)) | equal_tags(tags, 0) << GROUP;
+            self.prefetch_number(self.group_of(hash) * GROUP + matches.trailing_zeros() as usize % GROUP);
         }
         entries.iter().all(|(key, block_hash, held)| {
             let has_room = self.room() > 0;
@@ -245,10 +183,9 @@ impl<L: Line> Groups<L> {
     }
 
     /// Adds the empty line of a newest entry that has none.
-    #[cold]
-    #[inline(never)]
-    pub(super) fn insert_newest(&mut self, pid: i64, partition: i32, hash: u64) -> &mut L {
-        let line = self.insert(hash, L::empty(EntryKey::newest(pid, partition).line::<L>()));
+    pub(super) fn insert_newest(&mut self, pid: i64, partition: i32, block_hash: u64) -> &mut L {
+        let key = EntryKey::newest(pid, partition).line::<L>();
+        let line = self.insert(key.hash(block_hash), L::empty(key));
         self.line_mut(line)
     }
 
@@ -324,14 +261,16 @@ impl<L: Line> Groups<L> {
     }
 }
 
-#[inline]
-fn tag_of(hash: u64) -> u8 {
-    hash as u8 | 0x80
+/// Never 0, which is no line's. All other values: one search in 20 meets another key's line first, one in 40 if every
+/// other value were left out.
+#[inline(always)]
+pub(super) fn tag_of(hash: u64) -> u8 {
+    (hash as u8).max(1)
 }
 
 /// One bit for each of 16 tags that equals `tag`.
-#[inline]
-fn equal_tags(tags: &Group, tag: u8) -> u32 {
+#[inline(always)]
+pub(super) fn equal_tags(tags: &Group, tag: u8) -> u32 {
     #[cfg(all(target_arch = "x86_64", not(feature = "portable")))]
     {
         use std::arch::x86_64::{_mm_cmpeq_epi8, _mm_loadu_si128, _mm_movemask_epi8, _mm_set1_epi8};
@@ -361,6 +300,9 @@ fn equal_tags_portable(tags: &Group, tag: u8) -> u32 {
     let [low, high] = [0, 8].map(|from| std::array::from_fn(|index| tags[from + index]));
     equal_in(low) | equal_in(high) << 8
 }
+
+/// Whether the processor can be asked to fetch memory. Where not, a read that nothing waits for does nearly as much.
+pub(super) const HAS_PREFETCH: bool = cfg!(all(target_arch = "x86_64", not(feature = "portable")));
 
 /// Asks the processor to fetch a cache line, where it can be asked. Never faults, whatever the address.
 #[inline(always)]

@@ -19,26 +19,33 @@
 //! 100 M entries, because its second probe is a miss that nothing prefetched.
 
 mod buffer;
+mod cell;
 mod groups;
 mod line;
-mod lone;
+mod search;
 mod segment;
+mod timed;
 
 pub(crate) use groups::prefetch;
-pub(crate) use line::{Line, NextLine, Plainly, RowLine, Slot, SpanLine, WideLine};
-pub(crate) use lone::{LoneNext, LoneSpan, LoneWide};
+pub(crate) use line::{Line, NextLine, RowLine, SpanLine, WideLine};
+pub(crate) use search::{Near, Searches};
+pub(crate) use timed::Timed;
 
+use crate::fast_path::{self, Plainly, Slot};
 use crate::judge::{PlainRules, PlainSpan, Run};
 use crate::{Error, Result};
-#[cfg(test)]
-use segment::Held;
-use segment::{Growth, Segment, with_groups};
+use groups::Groups;
+use search::{Root, next_version};
+use segment::{Growth, Held, Segment, with_groups};
 
 /// Marks the lines that hold the entries of an epoch below a key's highest.
 const OLDER: u32 = 1 << 31;
 
-/// Runs that go through the table together: while one is judged, the lines of the others are fetched.
-pub(crate) const CHUNK: usize = 128;
+/// Keys that are looked for in one step.
+pub(crate) const STEP: usize = 16;
+
+/// Keys that are looked for together, at the most: while one is judged, the lines of the others are fetched.
+pub(crate) const CHUNK: usize = 8 * STEP;
 
 /// A table of fewer bytes holds its entries several in a line, whatever its keys: what it could save is
 /// less than what changing over costs.
@@ -140,15 +147,6 @@ fn folded(value: u64) -> u64 {
     value ^ value >> 32
 }
 
-/// A search under way.
-#[derive(Clone, Copy, Default)]
-pub(crate) struct Search {
-    hash: u64,
-    segment: u32,
-    /// The group where the search begins, then the line where it most likely ends.
-    number: u32,
-}
-
 /// Where an entry lies or could lie, until a line is added.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Place {
@@ -179,21 +177,26 @@ impl LinePlace {
 
 /// A hash table of entries in lines of layout `L`, or of its twin: each segment has what takes less.
 pub(crate) struct Lines<L: Line> {
-    /// Segment numbers, by the first `depth` bits of a block's hash, one at the least.
-    directory: Vec<u32>,
+    /// A record of its segment for each value of the first `depth` bits of a block's hash, one bit at the least.
+    directory: Vec<Root>,
     depth: u32,
     segments: Vec<Segment<L>>,
     /// No segment has less room than this.
     room: usize,
+    /// Whether a segment has lines of one entry.
+    has_lone: bool,
+    /// Another one whenever a segment is put in the place of another.
+    version: u64,
 }
 
 impl<L: Line> Lines<L> {
     pub(crate) fn new() -> Lines<L> {
-        Lines { directory: vec![0, 0], depth: 1, segments: Vec::new(), room: 0 }
+        let directory = vec![Root::of_nothing(); 2];
+        Lines { directory, depth: 1, segments: Vec::new(), room: 0, has_lone: false, version: next_version() }
     }
 
     pub(crate) fn memory_bytes(&self) -> usize {
-        let tables = self.directory.capacity() * size_of::<u32>() + self.segments.capacity() * size_of::<Segment<L>>();
+        let tables = self.directory.capacity() * size_of::<Root>() + self.segments.capacity() * size_of::<Segment<L>>();
         tables + self.segments.iter().map(Segment::bytes).sum::<usize>()
     }
 
@@ -261,51 +264,15 @@ impl<L: Line> Lines<L> {
     }
 
     fn ordered_numbers(&self) -> impl Iterator<Item = usize> {
-        let is_first = |&index: &usize| index == 0 || self.directory[index] != self.directory[index - 1];
-        let numbers = (0..self.directory.len()).filter(is_first).map(|index| self.directory[index] as usize);
+        let number = |index: usize| self.directory[index].segment as usize;
+        let is_first = move |&index: &usize| index == 0 || number(index) != number(index - 1);
+        let numbers = (0..self.directory.len()).filter(is_first).map(number);
         numbers.filter(|&number| number < self.segments.len())
     }
 
     #[inline]
     fn segment_of(&self, block_hash: u64) -> u32 {
-        self.directory[(block_hash >> (64 - self.depth)) as usize]
-    }
-
-    /// First step of a search for a key's newest entry: asks for the tags. Room must have been reserved
-    /// before, and until the last step nothing else.
-    #[inline(always)]
-    pub(crate) fn begin_search(&self, pid: i64, partition: i32) -> Search {
-        self.begin_search_in(block_hash(pid, partition), EntryKey::newest(pid, partition))
-    }
-
-    /// The same for the keys of a chunk.
-    #[inline(always)]
-    pub(crate) fn begin_searches(&self, pids: &[i64], partitions: &[i32], searches: &mut [Search]) {
-        let mut hashes = [0; CHUNK];
-        for ((hash, &pid), &partition) in hashes.iter_mut().zip(pids).zip(partitions) {
-            *hash = block_hash(pid, partition);
-        }
-        for (((search, &hash), &pid), &partition) in searches.iter_mut().zip(&hashes).zip(pids).zip(partitions) {
-            *search = self.begin_search_in(hash, EntryKey::newest(pid, partition));
-        }
-    }
-
-    #[inline(always)]
-    fn begin_search_in(&self, block_hash: u64, key: EntryKey) -> Search {
-        let segment = self.segment_of(block_hash);
-        let (hash, group) = with_groups!(&self.segments[segment as usize].held, groups => {
-            groups.begin_search(key, block_hash)
-        });
-        Search { hash, segment, number: group as u32 }
-    }
-
-    /// Second step: asks for the line.
-    #[inline(always)]
-    pub(crate) fn go_on_searching(&self, search: &mut Search) {
-        let number = with_groups!(&self.segments[search.segment as usize].held, groups => {
-            groups.prefetch_line(search.number as usize, search.hash)
-        });
-        search.number = number as u32;
+        self.directory[(block_hash >> (64 - self.depth)) as usize].segment
     }
 
     /// The place of an entry whose line there is.
@@ -365,10 +332,16 @@ impl<L: Line> Lines<L> {
         if self.segments.iter().all(is_enough) { Ok(()) } else { Err(refused) }
     }
 
+    /// How many lines can be added before anything moves.
+    #[inline]
+    pub(crate) fn room(&self) -> usize {
+        self.room
+    }
+
     #[cold]
     fn grow(&mut self, more: usize) -> Result<()> {
         if self.segments.is_empty() {
-            self.segments.push(Segment::new(more)?);
+            self.put(0, Segment::new(more)?);
         }
         let mut growth = self.growth(more);
         let mut number = 0;
@@ -380,7 +353,7 @@ impl<L: Line> Lines<L> {
                 self.put_halves(number, halves);
                 growth = self.growth(more);
             } else {
-                self.segments[number] = self.segments[number].grown(&growth)?;
+                self.put(number, self.segments[number].grown(&growth)?);
             }
         }
         self.measure_room();
@@ -399,7 +372,7 @@ impl<L: Line> Lines<L> {
             return Ok(());
         }
         let growth = Growth { empty: 0, more: 0, is_small: false, is_alone: false };
-        self.segments[0] = self.segments[0].grown(&growth)?;
+        self.put(0, self.segments[0].grown(&growth)?);
         let first = &self.segments[0];
         let lines = with_groups!(&first.held, groups => groups.taken()) as f64 * times;
         let bytes = lines * first.bytes_a_line() as f64;
@@ -410,9 +383,10 @@ impl<L: Line> Lines<L> {
             }
         }
         let each = (lines / self.segments.len() as f64) as usize;
-        for segment in &mut self.segments {
+        for number in 0..self.segments.len() {
+            let segment = &self.segments[number];
             let more = each.saturating_sub(with_groups!(&segment.held, groups => groups.taken()));
-            *segment = segment.grown(&Growth { more, ..growth })?;
+            self.put(number, segment.grown(&Growth { more, ..growth })?);
         }
         self.measure_room();
         Ok(())
@@ -420,18 +394,30 @@ impl<L: Line> Lines<L> {
 
     fn put_halves(&mut self, number: usize, [low, high]: [Segment<L>; 2]) {
         if high.depth > self.depth {
-            self.directory = self.directory.iter().flat_map(|&number| [number, number]).collect();
+            self.directory = self.directory.iter().flat_map(|&root| [root, root]).collect();
             self.depth = high.depth;
         }
-        let free_bits = self.depth - high.depth;
-        let first = (high.prefix << free_bits) as usize;
-        self.directory[first..first + (1 << free_bits)].fill(self.segments.len() as u32);
-        self.segments[number] = low;
-        self.segments.push(high);
+        self.put(self.segments.len(), high);
+        self.put(number, low);
+    }
+
+    /// Puts a segment in the place of another or behind all others, and its record into the directory: nothing may
+    /// point to what is gone.
+    fn put(&mut self, number: usize, segment: Segment<L>) {
+        let free_bits = self.depth - segment.depth;
+        let first = (segment.prefix << free_bits) as usize;
+        self.directory[first..first + (1 << free_bits)].fill(Root::new(number, &segment));
+        (self.version, self.has_lone) = (next_version(), self.has_lone || segment.is_lone());
+        if number < self.segments.len() {
+            self.segments[number] = segment;
+        } else {
+            self.segments.push(segment);
+        }
     }
 
     fn measure_room(&mut self) {
         self.room = self.segments.iter().map(Segment::room).min().unwrap_or(0);
+        self.has_lone = self.segments.iter().any(Segment::is_lone);
     }
 
     /// How many segments there are.
@@ -447,9 +433,9 @@ impl<L: Line> Lines<L> {
     /// Drops the lines of empty slots, segment by segment. Without memory for it they stay.
     pub(crate) fn shrink(&mut self) {
         let growth = Growth { is_alone: false, ..self.growth(0) };
-        for segment in &mut self.segments {
-            if let Ok(Some(smaller)) = segment.without_empty_lines(&growth) {
-                *segment = smaller;
+        for number in 0..self.segments.len() {
+            if let Ok(Some(smaller)) = self.segments[number].without_empty_lines(&growth) {
+                self.put(number, smaller);
             }
         }
         self.measure_room();
@@ -458,73 +444,82 @@ impl<L: Line> Lines<L> {
 
 /// What is particular to entries that rows are judged by.
 impl<L: RowLine> Lines<L> {
-    /// Between the second step and the third: what the slot of a key holds, if its line lies where the second step
-    /// said, as nearly all do.
-    #[inline(always)]
-    pub(crate) fn read_near(&self, (pid, partition): (i64, i32), search: &Search) -> Option<(Place, Slot)> {
-        with_groups!(&self.segments[search.segment as usize].held, groups => {
-            let line = groups.near(search.number as usize, pid, partition)?;
-            let slot = groups.slot_of(partition);
-            let place = Place { segment: search.segment, line: search.number, slot: slot as u32 };
-            Some((place, line.read(slot)))
-        })
-    }
-
-    /// Third step: judges a run of the key if its slot alone can tell. An unknown line is added where an
-    /// entry may begin anywhere.
+    /// Judges a run of the key of a search if its slot alone can tell. An unknown line is added where an entry may
+    /// begin anywhere.
     #[inline(always)]
     pub(crate) fn judge_plainly(
         &mut self,
-        (pid, partition): (i64, i32),
+        key: (i64, i32),
         run: Run,
         rules: &PlainRules,
-        search: &Search,
+        searches: &Searches,
+        index: usize,
     ) -> Plainly {
-        with_groups!(&mut self.segments[search.segment as usize].held, groups => {
-            let slot = groups.slot_of(partition);
-            if let Some(line) = groups.find_near(search.number as usize, pid, partition, search.hash) {
-                return line.judge_plainly(slot, run, rules);
+        match self.near(searches, index, key) {
+            Some(Near::Dense(line)) => judge_in_line(line, key.1, run, rules),
+            Some(Near::Lone(line)) => judge_in_line(line, key.1, run, rules),
+            None => {
+                // One by one: a run whose address is taken here would be written to memory for every row.
+                let Run { epoch, seq, rows, newest, is_old } = run;
+                self.judge_elsewhere(key, epoch, seq, rows, newest, is_old, rules)
             }
-            if !rules.begins_anywhere {
-                return Plainly::Unclear;
-            }
-            let plainly = groups.insert_newest(pid, partition, search.hash).judge_plainly(slot, run, rules);
-            self.room = self.room.min(groups.room());
-            plainly
-        })
+        }
+    }
+
+    /// The same of a line that does not lie where it was looked for.
+    #[inline(never)]
+    #[expect(clippy::too_many_arguments, reason = "a run taken apart, see judge_plainly")]
+    fn judge_elsewhere(
+        &mut self,
+        (pid, partition): (i64, i32),
+        epoch: i16,
+        seq: i64,
+        rows: i64,
+        newest: i64,
+        is_old: bool,
+        rules: &PlainRules,
+    ) -> Plainly {
+        if pid == -1 {
+            return Plainly::Unclear;
+        }
+        let (run, hash) = (Run { epoch, seq, rows, newest, is_old }, block_hash(pid, partition));
+        let segment = self.segment_of(hash) as usize;
+        let (plainly, room) = match &mut self.segments[segment].held {
+            Held::Dense(groups) => (judge_in(groups, (pid, partition), hash, run, rules), groups.room()),
+            Held::Lone(groups) => (judge_in(groups, (pid, partition), hash, run, rules), groups.room()),
+        };
+        self.room = self.room.min(room);
+        plainly
     }
 
     /// Stores an entry in the line of the entry before it, if that is its line too and it fits.
     #[inline(always)]
     pub(crate) fn write_beside(&mut self, before: LinePlace, key: EntryKey, span: PlainSpan) -> bool {
         with_groups!(&mut self.segments[before.segment as usize].held, groups => {
-            groups.line_of(before.line as usize, key).is_some_and(|(line, slot)| line.write_inline(slot, span))
+            groups.line_of(before.line as usize, key).is_some_and(|(line, slot)| line.write(slot, &Slot::Inline(span)))
         })
     }
 
-    /// Stores an entry where it fits; false, and nothing changed, where it does not.
+    /// Stores what a slot is to hold; false, and nothing changed, where it does not fit.
     #[inline]
-    pub(crate) fn write_inline(&mut self, place: Place, span: PlainSpan) -> bool {
+    pub(crate) fn write(&mut self, place: Place, held: &Slot) -> bool {
         with_groups!(&mut self.segments[place.segment as usize].held, groups => {
-            groups.line_mut(place.line as usize).write_inline(place.slot as usize, span)
-        })
-    }
-
-    pub(crate) fn write_aside(&mut self, place: Place, number: u32) {
-        with_groups!(&mut self.segments[place.segment as usize].held, groups => {
-            groups.line_mut(place.line as usize).write_aside(place.slot as usize, number);
+            groups.line_mut(place.line as usize).write(place.slot as usize, held)
         })
     }
 }
 
 /// Lines that are the same one by one and side by side, and hold one entry each.
 impl<L: Line<Twin = L>> Lines<L> {
-    /// Third step of a search: the line, if there is one.
+    /// The line of the key of a search, if there is one.
     #[inline(always)]
-    pub(crate) fn find_near(&mut self, search: &Search, pid: i64, partition: i32) -> Option<&mut L> {
-        with_groups!(&mut self.segments[search.segment as usize].held, groups => {
-            groups.find_near(search.number as usize, pid, partition, search.hash)
-        })
+    pub(crate) fn find_searched(&mut self, searches: &Searches, index: usize, key: (i64, i32)) -> Option<&mut L> {
+        if self.read_near(searches, index, key).is_none() {
+            return self.find(EntryKey::newest(key.0, key.1)).map(|place| self.line_at(place));
+        }
+        match self.near(searches, index, key)? {
+            Near::Dense(line) | Near::Lone(line) => Some(line),
+        }
     }
 
     /// The line of an entry, added where there is none. Room must have been reserved.
@@ -536,6 +531,31 @@ impl<L: Line<Twin = L>> Lines<L> {
     /// The line at a place.
     pub(crate) fn line_at(&mut self, Place { segment, line, .. }: Place) -> &mut L {
         with_groups!(&mut self.segments[segment as usize].held, groups => groups.line_mut(line as usize))
+    }
+}
+
+/// Judges a run by what the slot of its partition holds, and keeps what comes of it.
+#[inline(always)]
+fn judge_in_line<L: RowLine>(line: &mut L, partition: i32, run: Run, rules: &PlainRules) -> Plainly {
+    let slot = EntryKey::newest(0, partition).slot::<L>();
+    let (plainly, entry) = fast_path::judge(rules, line.read(slot), run);
+    match plainly {
+        Plainly::WentOn | Plainly::Begun if !line.write(slot, &Slot::Inline(entry)) => Plainly::Unclear,
+        _ => plainly,
+    }
+}
+
+fn judge_in<L: RowLine>(
+    groups: &mut Groups<L>,
+    (pid, partition): (i64, i32),
+    block_hash: u64,
+    run: Run,
+    rules: &PlainRules,
+) -> Plainly {
+    match groups.find_newest(pid, partition, block_hash) {
+        Some(line) => judge_in_line(line, partition, run, rules),
+        None if !rules.begins_anywhere => Plainly::Unclear,
+        None => judge_in_line(groups.insert_newest(pid, partition, block_hash), partition, run, rules),
     }
 }
 
@@ -554,7 +574,7 @@ mod tests {
             let number = number * 7919 % count;
             lines.reserve(1).expect("memory");
             let place = lines.find_or_insert(key(number));
-            assert!(lines.write_inline(place, span(key(number), number)));
+            assert!(lines.write(place, &Slot::Inline(span(key(number), number))));
         }
         lines
     }

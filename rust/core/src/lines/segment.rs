@@ -64,6 +64,10 @@ impl<L: Line> Segment<L> {
         with_groups!(&self.held, groups => groups.bytes())
     }
 
+    pub(super) fn is_lone(&self) -> bool {
+        matches!(self.held, Held::Lone(_))
+    }
+
     pub(super) fn bytes_a_line(&self) -> usize {
         match self.held {
             Held::Dense(_) => 1 + size_of::<L>(),

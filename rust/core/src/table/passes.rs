@@ -1,12 +1,13 @@
-//! Runs of a call, judged in chunks.
+//! Runs of a call, judged in a pipeline.
 
 use super::call::{Call, Times};
 use super::{Cuts, room_for};
 use crate::batch::{Batch, Seqs};
 use crate::dispatch::{Work, dispatch};
+use crate::fast_path::Plainly;
 use crate::judge::{Rules, Run};
-use crate::lines::{CHUNK, Plainly, RowLine, Search};
-use crate::runs::{Cut, Seq};
+use crate::lines::{CHUNK, RowLine, STEP, Searches};
+use crate::runs::{Cursor, Cut, Seq};
 use crate::shelf::Shelf;
 use crate::{Result, Verdict};
 
@@ -48,83 +49,177 @@ impl<L: RowLine, S: Seq> Work for Runs<'_, '_, L, S> {
     }
 }
 
-/// Three passes over each chunk of runs: hash and ask for the tags; find and ask for the line; judge.
+/// Room for the steps that are under way at once.
+const STEPS: usize = CHUNK / STEP;
+/// After how many ticks a step asks for its lines and for what they need of entries kept aside, and is judged. What was
+/// asked for has arrived by then; more would be pushed out of the nearest cache again.
+const LINES_AFTER: usize = 1;
+const ASIDE_AFTER: usize = 2;
+const HOLES_AFTER: usize = 3;
+const JUDGED_AFTER: usize = 4;
+
+/// Runs that are judged together.
+struct Step {
+    count: usize,
+    /// The number of the first.
+    from: usize,
+    /// The first row of each, and the row after the last.
+    bounds: [u32; STEP + 1],
+    pid: [i64; STEP],
+    partition: [i32; STEP],
+    epoch: [i16; STEP],
+    seq: [i64; STEP],
+    searches: Searches,
+}
+
+impl Step {
+    fn empty() -> Step {
+        Step {
+            count: 0,
+            from: 0,
+            bounds: [0; STEP + 1],
+            pid: [0; STEP],
+            partition: [0; STEP],
+            epoch: [0; STEP],
+            seq: [0; STEP],
+            searches: Searches::none(),
+        }
+    }
+
+    /// Takes the next runs of a batch.
+    #[inline(always)]
+    fn take<S: Seq>(&mut self, cursor: &mut Cursor<'_>, cut: &Cut, batch: &Batch<'_>, seq: &[S]) {
+        self.from = cursor.run;
+        self.count = cursor.next_runs(&mut self.bounds);
+        let first = cut.line(self.from, self.bounds[0]);
+        if self.count == STEP && cut.line(self.from + STEP - 1, self.bounds[STEP - 1]) == first + STEP - 1 {
+            self.pid = of_step(batch.pid, first);
+            self.partition = of_step(batch.partition, first);
+            self.seq = of_step(seq, first).map(Seq::wide);
+            if let Some(epoch) = batch.epoch {
+                self.epoch = of_step(epoch, first);
+            }
+            return;
+        }
+        for run in 0..self.count {
+            let line = cut.line(self.from + run, self.bounds[run]);
+            (self.pid[run], self.partition[run], self.seq[run]) =
+                (batch.pid[line], batch.partition[line], seq[line].wide());
+            if let Some(epoch) = batch.epoch {
+                self.epoch[run] = epoch[line];
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn key(&self, run: usize) -> (i64, i32) {
+        (self.pid[run], self.partition[run])
+    }
+}
+
+#[inline(always)]
+fn of_step<T: Copy>(column: &[T], first: usize) -> [T; STEP] {
+    *column[first..].first_chunk().expect("as many lines follow")
+}
+
+/// A pipeline: at each tick a step begins (its runs are hashed and tags asked for), one that began earlier asks for its
+/// lines, and one that began before those is judged. Where the runs are at an end, or the table must grow, steps
+/// without a run begin until nothing is under way.
 #[inline(always)]
 fn judge_runs<L: RowLine, S: Seq>(runs: Runs<'_, '_, L, S>) -> Result<()> {
     let Runs { shelf, rules, batch, seq, cut, call } = runs;
-    let times = batch.timestamp.filter(|_| L::IS_TIMED);
-    // Cut to one length: one check of a line's number is enough for all columns.
-    let lines = batch.len();
-    let (pids, partitions, seq) = (&batch.pid[..lines], &batch.partition[..lines], &seq[..lines]);
-    let epochs = batch.epoch.map(|epoch| &epoch[..lines]);
-    let mut bounds = [0; CHUNK + 1];
-    let (mut pid, mut partition) = ([0; CHUNK], [0; CHUNK]);
-    let mut searches = [Search::default(); CHUNK];
-    let mut unclear = CHUNK;
-    for (number, chunk) in cut.starts.chunks(CHUNK).enumerate() {
-        let runs = chunk.len().min(CHUNK);
-        bounds[..runs].copy_from_slice(chunk);
-        bounds[runs] = cut.starts.get((number + 1) * CHUNK).copied().unwrap_or(cut.rows);
-        shelf.reserve_midway(room_for(runs))?;
-        for run in 0..runs {
-            let line = cut.line(number * CHUNK + run, bounds[run]);
-            (pid[run], partition[run]) = (pids[line], partitions[line]);
+    let mut steps: [Step; STEPS] = std::array::from_fn(|_| Step::empty());
+    let mut cursor = cut.cursor();
+    let (mut tick, mut judged) = (0usize, 0);
+    // Runs that need entries kept aside come together: where none did for a while, hardly one will now.
+    let mut aside_until = 2 * STEPS;
+    while judged < cut.len() {
+        let under_way = cursor.run - judged;
+        let mut has_room = shelf.room() >= room_for((cut.len() - judged).min(under_way + STEP));
+        if !has_room && under_way == 0 {
+            shelf.reserve_midway(room_for(cut.len() - judged))?;
+            has_room = true;
         }
-        shelf.begin_searches(&pid[..runs], &partition[..runs], &mut searches[..runs]);
-        for search in &mut searches[..runs] {
-            shelf.go_on_searching(search);
+        let step = &mut steps[tick % STEPS];
+        step.count = 0;
+        if has_room && cursor.run < cut.len() {
+            step.take(&mut cursor, cut, batch, seq);
+            shelf.lines().begin(&step.pid, &step.partition, &mut step.searches);
         }
-        // Runs that need entries kept aside come together: where the chunk before had none, hardly one will now.
-        if unclear > 0 && shelf.has_aside() {
-            let seq_of = |run: usize| seq[cut.line(number * CHUNK + run, bounds[run])].wide();
-            shelf.ask_for_aside(&pid[..runs], &partition[..runs], &searches[..runs], seq_of);
+        if tick < aside_until && shelf.has_aside() {
+            let step = &steps[tick.wrapping_sub(ASIDE_AFTER) % STEPS];
+            (0..step.count).for_each(|run| shelf.ask_for_aside(&step.searches, run, step.key(run)));
+            let step = &steps[tick.wrapping_sub(HOLES_AFTER) % STEPS];
+            (0..step.count).for_each(|run| shelf.ask_for_holes(&step.searches, run, step.key(run), step.seq[run]));
         }
-        unclear = 0;
-        for run in 0..runs {
-            let (row, end) = (bounds[run] as usize, bounds[run + 1] as usize);
-            let key = (pid[run], partition[run]);
-            if key.0 == -1 {
-                call.fill(row, end, Verdict::Untracked);
-                continue;
-            }
-            let line = cut.line(number * CHUNK + run, bounds[run]);
-            let seq = seq[line].wide();
-            let epoch = epochs.map_or(0, |epochs| epochs[line]);
-            let of_key = Run::plain(epoch, seq, (end - row) as i64);
-            match times {
-                None => unclear += usize::from(judge_run(shelf, rules, &searches[run], (key, row), of_key, call)),
-                Some(times) => {
-                    let times = match cut.is_gathered {
-                        true => Times::Shared(times[line], end - row),
-                        false => Times::Each(&times[row..end]),
-                    };
-                    unclear +=
-                        usize::from(judge_timed_run(shelf, rules, &searches[run], (key, row), of_key, times, call));
+        // What is asked for in between has the time to come: two steps at once are more than a processor waits for.
+        for half in [0..STEP / 2, STEP / 2..STEP] {
+            if half.start > 0 {
+                let step = &mut steps[tick.wrapping_sub(LINES_AFTER) % STEPS];
+                if step.count > 0 {
+                    shelf.lines().ask_for_lines(&mut step.searches);
                 }
             }
+            let step = &steps[tick.wrapping_sub(JUDGED_AFTER) % STEPS];
+            if judge_step(shelf, rules, step, half, cut, batch.timestamp, call) {
+                aside_until = tick + 2 * STEPS;
+            }
         }
+        judged += steps[tick.wrapping_sub(JUDGED_AFTER) % STEPS].count;
+        tick += 1;
     }
     Ok(())
 }
 
-/// Judges a run of a key that begins at `row`. Gives whether its slot alone could not tell.
+/// Judges the runs of a step. Gives whether the slot of one alone could not tell.
 #[inline(always)]
-fn judge_run<L: RowLine>(
+fn judge_step<'a, L: RowLine>(
     shelf: &mut Shelf<L>,
     rules: &Rules,
-    search: &Search,
-    (key, row): ((i64, i32), usize),
-    run: Run,
-    call: &mut Call<'_>,
+    step: &Step,
+    half: std::ops::Range<usize>,
+    cut: &Cut,
+    times: Option<&'a [i64]>,
+    call: &mut Call<'a>,
 ) -> bool {
-    let plainly = shelf.judge_plainly(&rules.plain, key, run, search);
+    let mut is_unclear = false;
+    for run in half.start..half.end.min(step.count) {
+        let (row, end) = (step.bounds[run] as usize, step.bounds[run + 1] as usize);
+        let of_key = Run::plain(step.epoch[run], step.seq[run], (end - row) as i64);
+        let at = At { step, run, row };
+        is_unclear |= match times {
+            Some(times) if L::IS_TIMED => {
+                let times = match cut.is_gathered {
+                    true => Times::Shared(times[cut.line(step.from + run, 0)], end - row),
+                    false => Times::Each(&times[row..end]),
+                };
+                judge_timed_run(shelf, rules, at, of_key, times, call)
+            }
+            _ => judge_run(shelf, rules, at, of_key, call),
+        };
+    }
+    is_unclear
+}
+
+/// A run of a step, and the row where what is judged of it begins.
+#[derive(Clone, Copy)]
+struct At<'a> {
+    step: &'a Step,
+    run: usize,
+    row: usize,
+}
+
+/// Judges a run of a key. Gives whether its slot alone could not tell.
+#[inline(always)]
+fn judge_run<L: RowLine>(shelf: &mut Shelf<L>, rules: &Rules, at: At<'_>, run: Run, call: &mut Call<'_>) -> bool {
+    let plainly = shelf.judge_plainly(&rules.plain, at.step.key(at.run), run, &at.step.searches, at.run);
     match plainly {
         Plainly::WentOn | Plainly::Begun => {}
-        Plainly::Repeated => call.fill(row, row + run.rows as usize, Verdict::Duplicate),
+        Plainly::Repeated => call.fill(at.row, at.row + run.rows as usize, Verdict::Duplicate),
         Plainly::Unclear => {
             // One by one: a run whose address is taken here would be written to memory for every row.
             let Run { epoch, seq, rows, newest, is_old } = run;
-            judge_unclear(shelf, rules, search, (key.0, key.1, row), epoch, seq, rows, newest, is_old, call);
+            judge_unclear(shelf, rules, (at.step, at.run, at.row), epoch, seq, rows, newest, is_old, call);
         }
     }
     plainly == Plainly::Unclear
@@ -135,8 +230,7 @@ fn judge_run<L: RowLine>(
 fn judge_unclear<L: RowLine>(
     shelf: &mut Shelf<L>,
     rules: &Rules,
-    search: &Search,
-    (pid, partition, row): (i64, i32, usize),
+    (step, index, row): (&Step, usize, usize),
     epoch: i16,
     seq: i64,
     rows: i64,
@@ -144,10 +238,14 @@ fn judge_unclear<L: RowLine>(
     is_old: bool,
     call: &mut Call<'_>,
 ) {
-    call.begin_run(row, (pid, partition, epoch));
+    let key = step.key(index);
+    if key.0 == -1 {
+        return call.fill(row, row + rows as usize, Verdict::Untracked);
+    }
+    call.begin_run(row, (key.0, key.1, epoch));
     let run = Run { epoch, seq, rows, newest, is_old };
-    if !shelf.judge_near(rules, (pid, partition), run, search, call) {
-        shelf.judge_beyond(rules, (pid, partition), run, call);
+    if !shelf.judge_near(rules, key, run, (&step.searches, index), call) {
+        shelf.judge_beyond(rules, key, run, call);
     }
 }
 
@@ -155,29 +253,31 @@ fn judge_unclear<L: RowLine>(
 fn judge_timed_run<'a, L: RowLine>(
     shelf: &mut Shelf<L>,
     rules: &Rules,
-    search: &Search,
-    (key, row): ((i64, i32), usize),
+    at: At<'_>,
     run: Run,
     times: Times<'a>,
     call: &mut Call<'a>,
 ) -> bool {
+    if at.step.pid[at.run] == -1 {
+        call.fill(at.row, at.row + run.rows as usize, Verdict::Untracked);
+        return false;
+    }
     let horizon = call.horizon_ms;
     let is_old = |time: i64| horizon.is_some_and(|horizon| time <= horizon);
     let times = match times {
         Times::Each(times) => times,
         Times::Shared(time, _) => {
             call.times = times;
-            let run = Run { newest: time, is_old: is_old(time), ..run };
-            return judge_run(shelf, rules, search, (key, row), run, call);
+            return judge_run(shelf, rules, at, Run { newest: time, is_old: is_old(time), ..run }, call);
         }
     };
     let (mut before, mut is_unclear) = (0, false);
     for part in times.chunk_by(|&one, &next| is_old(one) == is_old(next)) {
         let newest = part.iter().copied().max().unwrap_or(0);
         call.times = Times::Each(part);
-        let part = Run { seq: run.seq + before, rows: part.len() as i64, newest, is_old: is_old(part[0]), ..run };
-        is_unclear |= judge_run(shelf, rules, search, (key, row + before as usize), part, call);
-        before += part.rows;
+        let of_part = Run { seq: run.seq + before, rows: part.len() as i64, newest, is_old: is_old(part[0]), ..run };
+        is_unclear |= judge_run(shelf, rules, At { row: at.row + before as usize, ..at }, of_part, call);
+        before += of_part.rows;
     }
     is_unclear
 }

@@ -1,11 +1,12 @@
 //! What snapshots and deltas need of a table.
 
 use super::merge::Change;
-use super::{Cuts, StateTable};
+use super::{Cuts, Judged, StateTable};
 use crate::batch::Batch;
 use crate::changes::{Changes, Forgotten};
 use crate::judge::{PlainSpan, Span};
 use crate::keys::{KeySpace, Keys};
+use crate::lines::CHUNK;
 use crate::ordered::Appended;
 use crate::snapshot::KeyBounds;
 use crate::snapshot::order::Renumbering;
@@ -31,9 +32,10 @@ impl StateTable {
         &self.changes
     }
 
-    pub(super) fn note_changes(&mut self, batches: &[Batch<'_>], cuts: &Cuts, verdicts: &[u8]) {
-        let is_kept = |verdict: &u8| *verdict == Verdict::Accepted as u8;
-        if !verdicts.iter().any(is_kept) {
+    /// `judged`: its counts are those of the rows that were not accepted.
+    pub(super) fn note_changes(&mut self, batches: &[Batch<'_>], cuts: &Cuts, judged: &Judged) {
+        let (verdicts, is_kept) = (&judged.verdicts, |verdict: &u8| *verdict == Verdict::Accepted as u8);
+        if judged.counts.iter().sum::<u64>() == verdicts.len() as u64 {
             return;
         }
         let entries = self.len();
@@ -70,14 +72,16 @@ impl StateTable {
         let mut store = std::mem::replace(&mut self.store, nothing);
         let usual = self.usual();
         let appended = with_shelf!(&mut store, shelf => {
-            let mut line = None;
-            rows.try_for_each(before, |entry| {
+            let (mut line, mut waiting) = (None, Vec::with_capacity(CHUNK));
+            let told = rows.try_for_each(before, |entry| {
                 bounds.check(entry.pid, entry.partition)?;
                 if !usual.has(&entry) {
                     self.check_appended(&entry)?;
                 }
-                shelf.append(entry, &mut line)
-            })
+                waiting.push(entry);
+                if waiting.len() == CHUNK { shelf.append(&mut waiting, &mut line) } else { Ok(()) }
+            });
+            told.and_then(|()| shelf.append(&mut waiting, &mut line))
         });
         self.store = store;
         appended
