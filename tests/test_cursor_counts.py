@@ -39,7 +39,10 @@ def table(folder: Path) -> tuple[Make, Read]:
 
 def logs(folder: Path) -> tuple[Make, Read]:
     def read() -> list[int]:
-        found = [pa.table(kafka.read_records(it)) for it in sorted((folder / "logs").glob("events-*"))]
+        found = [
+            pa.table(kafka.read_records(it, isolation="read_uncommitted"))
+            for it in sorted((folder / "logs").glob("events-*"))
+        ]
         return [json.loads(it)["line"] for one in found for it in one["value"].to_pylist()]
 
     return lambda **options: PartitionLogTransport(folder / "logs", **options), read

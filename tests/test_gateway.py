@@ -51,7 +51,11 @@ class Gateway:
 
     def in_log(self) -> list[dict[str, Any]]:
         """The events that the logs hold."""
-        tables = [pa.table(read_records(path)) for path in sorted(self.folder.glob("clicks-*")) if path.is_dir()]
+        tables = [
+            pa.table(read_records(path, isolation="read_uncommitted"))
+            for path in sorted(self.folder.glob("clicks-*"))
+            if path.is_dir()
+        ]
         return [json.loads(it) for table in tables for it in table["value"].to_pylist()]
 
     def batches(self) -> int:

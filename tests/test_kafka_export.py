@@ -52,11 +52,11 @@ def test_a_folder_that_does_not_lie_below_one(
     assert run(capsys, segment, "alone")[0] == 0
     assert run(capsys, ".", tmp_path / "whole")[0] == 0
     one = pq.read_table("one.parquet")
-    assert one.equals(pa.table(kafka.read_records(segment)))
+    assert one.equals(pa.table(kafka.read_records(segment, isolation="read_uncommitted")))
     [alone] = sorted(Path("alone").rglob("*.parquet"))
     assert pq.ParquetFile(alone).read().equals(one)
     whole = [pq.ParquetFile(it).read() for it in sorted((tmp_path / "whole").rglob("*.parquet"))]
-    assert pa.concat_tables(whole).equals(pa.table(kafka.read_records(folder)))
+    assert pa.concat_tables(whole).equals(pa.table(kafka.read_records(folder, isolation="read_uncommitted")))
 
 
 @pytest.mark.parametrize("out", ["orders.parquet", "orders"])
@@ -209,7 +209,7 @@ def test_salvage_leaves_out_batches_whose_checksum_is_wrong(tmp_path: Path, caps
         path.write_bytes(data)
     code, _, err = run(capsys, folder, tmp_path / "no")
     assert (code, "--salvage" in err, (tmp_path / "no").exists()) == (cli.EXIT_ERROR, True, False)
-    wanted = pa.table(kafka.read_records(DATA / "orders-0"))["offset"].to_pylist()
+    wanted = pa.table(kafka.read_records(DATA / "orders-0", isolation="read_uncommitted"))["offset"].to_pylist()
     lost = {it for row in bent for it in range(row["base_offset"], row["last_offset"] + 1)}
     for out in (tmp_path / "out", tmp_path / "out.parquet"):
         code, _, err = run(capsys, folder, out, "--salvage")

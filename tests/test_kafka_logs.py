@@ -11,6 +11,7 @@ import signal
 import struct
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +103,7 @@ def test_the_columns_have_the_names_and_types_of_the_interface() -> None:
         "topic partition segment position bytes base_offset last_offset count pid epoch base_seq last_seq "
         "max_timestamp timestamp_type transactional control coordinator_epoch compression leader_epoch"
     )
-    records = pa.table(kafka.read_records(DATA / "orders-0")).schema
+    records = pa.table(kafka.read_records(DATA / "orders-0", isolation="read_uncommitted")).schema
     header = pa.struct([pa.field("key", pa.string(), nullable=False), ("value", pa.binary())])
     kinds = {"topic": pa.string(), "partition": pa.int32(), "offset": pa.int64(), "timestamp": pa.int64()}
     kinds |= {"key": pa.binary(), "value": pa.binary(), "headers": pa.list_(pa.field("item", header, nullable=False))}
@@ -130,7 +131,7 @@ def test_every_record_is_what_was_produced(truth: dict[str, Any]) -> None:
     timestamps = {(it["topic"], it["partition"], it["offset"]): it["timestamp"] for it in truth["read_committed"]}
     with_headers = with_timestamp = 0
     for name in PARTITIONS:
-        found = {it["offset"]: it for it in rows_of(kafka.read_records(DATA / name))}
+        found = {it["offset"]: it for it in rows_of(kafka.read_records(DATA / name, isolation="read_uncommitted"))}
         assert sorted(found) == truth["read_uncommitted_offsets"][name]
         compared = set()
         for produced in truth["produced"]:
@@ -156,7 +157,7 @@ def test_records_have_the_identities_of_their_headers() -> None:
     without = 0
     for name in PARTITIONS:
         batches = rows_of(kafka.read_batches(DATA / name))
-        records = rows_of(kafka.read_records(DATA / name))
+        records = rows_of(kafka.read_records(DATA / name, isolation="read_uncommitted"))
         for batch in batches:
             inside = [it for it in records if batch["base_offset"] <= it["offset"] <= batch["last_offset"]]
             if batch["control"] is not None:
@@ -199,7 +200,7 @@ def test_a_single_segment_is_decided_by_what_lies_beside_it() -> None:
                 assert (error.path, rows) == (str(path), [])
                 undecided += 1
                 continue
-            offsets = {it["offset"] for it in rows_of(kafka.read_records(path))}
+            offsets = {it["offset"] for it in rows_of(kafka.read_records(path, isolation="read_uncommitted"))}
             assert {it["offset"]: it for it in rows} == {at: it for at, it in of_folder.items() if at in offsets}
             decided += 1
     assert decided >= 20
@@ -292,8 +293,8 @@ def test_a_segment_has_any_name(tmp_path: Path) -> None:
     path = tmp_path / "object"
     shutil.copy(DATA / "carts-0" / f"{0:020}.log", path)
     assert len(rows_of(kafka.read_batches(path))) == 11
-    assert len(rows_of(kafka.read_records(str(path)))) == 30
-    assert len(rows_of(kafka.read_records(f"file://{path}"))) == 30
+    assert len(rows_of(kafka.read_records(str(path), isolation="read_uncommitted"))) == 30
+    assert len(rows_of(kafka.read_records(f"file://{path}", isolation="read_uncommitted"))) == 30
 
 
 def test_what_is_no_log_is_said_so(tmp_path: Path) -> None:
@@ -301,9 +302,9 @@ def test_what_is_no_log_is_said_so(tmp_path: Path) -> None:
         kafka.read_batches(tmp_path / "nowhere")
     assert caught.value.path == str(tmp_path / "nowhere")
     with pytest.raises(fp.SourceError, match=r"no segments .* carts-0, clicks-0, clicks-1, \.\.\.: read each"):
-        kafka.read_records(DATA)
+        kafka.read_records(DATA, isolation="read_uncommitted")
     with pytest.raises(fp.SourceError, match=r"no segments \(\*.log\) in this folder$"):
-        kafka.read_records(tmp_path)
+        kafka.read_records(tmp_path, isolation="read_uncommitted")
     with pytest.raises(fp.SourceError, match="cannot be read: No such file"):
         kafka.read_snapshot(tmp_path / "nowhere")
     with pytest.raises(ValueError, match="isolation='none'"):
@@ -311,7 +312,7 @@ def test_what_is_no_log_is_said_so(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="damage='ignore'"):
         kafka.read_batches(tmp_path, damage="ignore")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="at most 536870912 are possible"):
-        kafka.read_records(DATA / "carts-0", batch_bytes_max=2**30)
+        kafka.read_records(DATA / "carts-0", batch_bytes_max=2**30, isolation="read_uncommitted")
 
 
 # Object stores
@@ -406,11 +407,14 @@ DAMAGE = {
 }
 
 
+READ_ALL = partial(kafka.read_records, isolation="read_uncommitted")
+
+
 @pytest.mark.parametrize("name", DAMAGE)
 def test_damage_is_told_with_file_position_and_reason(name: str, tmp_path: Path) -> None:
     change, reason = DAMAGE[name]
     path = damaged(tmp_path, change)
-    for read in (kafka.read_batches, kafka.read_records):
+    for read in (kafka.read_batches, READ_ALL):
         rows, error = before_error(read(path))
         assert error is not None
         assert (error.path, error.position) == (str(path), THIRD)
@@ -432,7 +436,7 @@ TWO = rows_of(kafka.read_batches(DATA / "orders-0"))[:2]
 
 def test_a_wrong_checksum_is_found_where_payloads_are_read(tmp_path: Path) -> None:
     path = damaged(tmp_path, put(THIRD + 80, b"\xff\xff\xff"))
-    rows, error = before_error(kafka.read_records(path))
+    rows, error = before_error(kafka.read_records(path, isolation="read_uncommitted"))
     assert error is not None
     assert (error.path, error.position) == (str(path), THIRD)
     assert "CRC-32C" in str(error)
@@ -442,7 +446,7 @@ def test_a_wrong_checksum_is_found_where_payloads_are_read(tmp_path: Path) -> No
 
 def test_a_batch_above_the_limit_is_refused() -> None:
     with pytest.raises(fp.SourceError, match="more than the 100 that are allowed"):
-        pa.table(kafka.read_records(DATA / "orders-0", batch_bytes_max=100))
+        pa.table(kafka.read_records(DATA / "orders-0", batch_bytes_max=100, isolation="read_uncommitted"))
 
 
 def small_segment() -> bytes:
@@ -453,12 +457,15 @@ def small_segment() -> bytes:
 def test_every_truncation_leaves_the_rows_before_it(tmp_path: Path) -> None:
     data, path = small_segment(), tmp_path / "segment"
     path.write_bytes(data)
-    batches, records = rows_of(kafka.read_batches(path)), rows_of(kafka.read_records(path))
+    batches, records = (
+        rows_of(kafka.read_batches(path)),
+        rows_of(kafka.read_records(path, isolation="read_uncommitted")),
+    )
     starts = {it["position"] for it in batches} | {len(data)}
     errors = 0
     for length in range(len(data) + 1):
         path.write_bytes(data[:length])
-        for read, whole in ((kafka.read_batches, batches), (kafka.read_records, records)):
+        for read, whole in ((kafka.read_batches, batches), (READ_ALL, records)):
             rows, error = before_error(read(path))
             assert rows == whole[: len(rows)]
             assert (error is None) == (length in starts)
@@ -470,14 +477,17 @@ def test_every_flipped_byte_is_an_error_or_outside_the_checksum(tmp_path: Path) 
     """Base offset and leader epoch are covered by no checksum; whatever they become, nothing breaks."""
     data, path = small_segment(), tmp_path / "segment"
     path.write_bytes(data)
-    batches, records = rows_of(kafka.read_batches(path)), rows_of(kafka.read_records(path))
+    batches, records = (
+        rows_of(kafka.read_batches(path)),
+        rows_of(kafka.read_records(path, isolation="read_uncommitted")),
+    )
     errors = 0
     for at in range(len(data)):
         path.write_bytes(put(at, bytes([data[at] ^ 0xFF]))(data))
         number, batch = max((n, it) for n, it in enumerate(batches) if it["position"] <= at)  # type: ignore[type-var]
         rows, _ = before_error(kafka.read_batches(path))
         assert rows[:number] == batches[:number]
-        rows, error = before_error(kafka.read_records(path))
+        rows, error = before_error(kafka.read_records(path, isolation="read_uncommitted"))
         if at - batch["position"] not in {*range(8), *range(12, 16)}:
             assert error is not None
             assert error.position == batch["position"]
@@ -615,7 +625,9 @@ def test_the_interpreter_is_released(tmp_path: Path) -> None:
     rows = []
 
     def read() -> None:
-        rows.append(sum(pa.record_batch(batch).num_rows for batch in kafka.read_records(path)))
+        rows.append(
+            sum(pa.record_batch(batch).num_rows for batch in kafka.read_records(path, isolation="read_uncommitted"))
+        )
 
     assert_released(read, is_brief=True)
     assert set(rows) == {100_000 * one["count"]}
@@ -631,3 +643,9 @@ def test_nothing_is_opened_before_the_first_row_is_asked_for(tmp_path: Path) -> 
     assert rows
     assert str(error) == f"{last}: cannot be read: No such file or directory"
     assert len(open_log(folder).segments) == 1
+
+
+def test_records_are_the_committed_ones_unless_told_otherwise() -> None:
+    found = rows_of(kafka.read_records(DATA / "orders-0"))
+    assert found == rows_of(kafka.read_records(DATA / "orders-0", isolation="read_committed"))
+    assert len(found) < len(rows_of(kafka.read_records(DATA / "orders-0", isolation="read_uncommitted")))

@@ -131,7 +131,7 @@ def test_a_byte_that_lies_is_found_by_the_client_library_and_by_us(tmp_path: Pat
         segment.write_bytes(bent)
         is_seen = 8 <= at < 12 or at >= 16
         try:
-            rows_of(kafka.read_records(folder))
+            rows_of(kafka.read_records(folder, isolation="read_uncommitted"))
         except fp.SourceError:
             assert is_seen or at < 8, f"byte {at}"
         else:
@@ -834,20 +834,20 @@ def test_what_lies_before_is_not_read(tmp_path: Path) -> None:
     log_of_transactions(tmp_path / "orders-0").close()
     segments = sorted((tmp_path / "orders-0").glob("*.log"))
     start = int(segments[2].stem)
-    whole = rows_of(kafka.read_records(tmp_path / "orders-0", from_offset=start))
+    whole = rows_of(kafka.read_records(tmp_path / "orders-0", from_offset=start, isolation="read_uncommitted"))
     damaged = bytearray(segments[1].read_bytes())
     damaged[-1] ^= 1
     segments[1].write_bytes(damaged)
     with pytest.raises(fp.SourceError, match=segments[1].name):
-        rows_of(kafka.read_records(tmp_path / "orders-0", from_offset=start - 1))
-    assert rows_of(kafka.read_records(tmp_path / "orders-0", from_offset=start)) == whole
+        rows_of(kafka.read_records(tmp_path / "orders-0", from_offset=start - 1, isolation="read_uncommitted"))
+    assert rows_of(kafka.read_records(tmp_path / "orders-0", from_offset=start, isolation="read_uncommitted")) == whole
     segments[0].unlink()
     first = int(segments[1].stem)
     with pytest.raises(fp.SourceError, match=f"offsets 0 to {first - 1} are not in the log any more"):
-        kafka.read_records(tmp_path / "orders-0", from_offset=0)
+        kafka.read_records(tmp_path / "orders-0", from_offset=0, isolation="read_uncommitted")
     with pytest.raises(ValueError, match="from_offset=-1"):
-        kafka.read_records(tmp_path / "orders-0", from_offset=-1)
-    assert rows_of(kafka.read_records(tmp_path / "orders-0", from_offset=10**9)) == []
+        kafka.read_records(tmp_path / "orders-0", from_offset=-1, isolation="read_uncommitted")
+    assert rows_of(kafka.read_records(tmp_path / "orders-0", from_offset=10**9, isolation="read_uncommitted")) == []
 
 
 def test_metrics_of_a_log(tmp_path: Path) -> None:

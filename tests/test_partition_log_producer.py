@@ -38,7 +38,7 @@ def test_rows_become_records_that_every_reader_reads(transport: PartitionLogTran
     with fp.SequencedProducer(transport, partition_by="to") as producer:
         assert [it.result(10).offset for it in producer.send(rows)] == [0, 0]
     transport.close()
-    found = pa.table(kafka.read_records(tmp_path / "events-0")).select(
+    found = pa.table(kafka.read_records(tmp_path / "events-0", isolation="read_uncommitted")).select(
         ["offset", "key", "value", "pid", "epoch", "seq"]
     )
     pid = producer.identity.pid
@@ -46,7 +46,9 @@ def test_rows_become_records_that_every_reader_reads(transport: PartitionLogTran
         {"offset": 0, "key": b"ann", "value": b"login", "pid": pid, "epoch": 0, "seq": 0},
         {"offset": 1, "key": None, "value": b"click", "pid": pid, "epoch": 0, "seq": 1},
     ]
-    assert pa.table(kafka.read_records(tmp_path / "events-1"))["value"].to_pylist() == [None]
+    assert pa.table(kafka.read_records(tmp_path / "events-1", isolation="read_uncommitted"))["value"].to_pylist() == [
+        None
+    ]
 
 
 def test_without_a_value_a_row_is_json(tmp_path: Path) -> None:
@@ -57,7 +59,7 @@ def test_without_a_value_a_row_is_json(tmp_path: Path) -> None:
         fp.SequencedProducer(transport, partition_by=None) as producer,
     ):
         producer.send(rows)
-    [record] = pa.table(kafka.read_records(tmp_path / "events-0")).to_pylist()
+    [record] = pa.table(kafka.read_records(tmp_path / "events-0", isolation="read_uncommitted")).to_pylist()
     assert json.loads(record["value"]) == {
         "user": "änn", "n": 1, "at": "2024-02-29T12:00:00+00:00", "raw": "ff", "none": None,
     }  # fmt: skip
@@ -81,7 +83,9 @@ def test_behind_a_network_that_lies_each_record_is_there_once(tmp_path: Path, se
                 producer.send([{"to": value % 2, "n": value}])
         transport.settle()
     for number in range(2):
-        found = pa.table(kafka.read_records(tmp_path / f"events-{number}"))["value"].to_pylist()
+        found = pa.table(kafka.read_records(tmp_path / f"events-{number}", isolation="read_uncommitted"))[
+            "value"
+        ].to_pylist()
         assert [json.loads(it)["n"] for it in found] == list(range(number, 40, 2))
 
 
@@ -121,7 +125,10 @@ def test_what_a_log_has_is_not_sent_again_under_a_new_epoch(transport: Partition
     assert (found.epoch, found.first_seq, found.is_duplicate) == (0, 0, True)
     assert isinstance(refused.exception(10), fp.DeliveryError)
     assert (third.result(10).epoch, third.result(10).first_seq) == (1, 0)
-    assert pa.table(kafka.read_records(tmp_path / "events-0"))["value"].to_pylist() == [b"one", b"three"]
+    assert pa.table(kafka.read_records(tmp_path / "events-0", isolation="read_uncommitted"))["value"].to_pylist() == [
+        b"one",
+        b"three",
+    ]
     with pytest.raises(fp.DeliveryError):
         producer.close()
 
@@ -137,7 +144,9 @@ def test_where_batches_are_refused_as_well_each_record_is_there_once(tmp_path: P
             producer.close()
         transport.settle()
     for number in range(2):
-        found = pa.table(kafka.read_records(tmp_path / f"events-{number}"))["value"].to_pylist()
+        found = pa.table(kafka.read_records(tmp_path / f"events-{number}", isolation="read_uncommitted"))[
+            "value"
+        ].to_pylist()
         assert [int(it) for it in found] == [it for it in range(number, 60, 2) if it % 7 != 3]
 
 
@@ -287,7 +296,7 @@ def test_a_producer_that_begins_again_sends_the_same_positions(tmp_path: Path) -
     run(source[:20], size=7)
     run(source[5:], size=9)
     run(source, size=30)
-    found = pa.table(kafka.read_records(tmp_path / "events-0"))
+    found = pa.table(kafka.read_records(tmp_path / "events-0", isolation="read_uncommitted"))
     assert found["seq"].to_pylist() == list(range(10, 40))
     assert [json.loads(it)["n"] for it in found["value"].to_pylist()] == list(range(10, 40))
 
@@ -335,7 +344,9 @@ def test_in_cursor_mode_an_answer_that_is_lost_is_found_in_the_log(tmp_path: Pat
                 producer.send({"at": range(start, min(30, start + size))})[0].result(10) for start in range(0, 30, size)
             ]
     assert [it.is_duplicate for it in delivered] == [number == nth for number in range(1, len(delivered) + 1)]
-    assert pa.table(kafka.read_records(tmp_path / "events-0"))["seq"].to_pylist() == list(range(30))
+    assert pa.table(kafka.read_records(tmp_path / "events-0", isolation="read_uncommitted"))["seq"].to_pylist() == list(
+        range(30)
+    )
 
 
 def test_in_cursor_mode_a_copy_moves_on_what_is_known_of_the_log(tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ def read_batches(
 
 def read_records(
     source: str | os.PathLike[str],
-    isolation: Literal["read_uncommitted", "read_committed"] = "read_uncommitted",
+    isolation: Literal["read_uncommitted", "read_committed"] = "read_committed",
     *,
     from_offset: int | None = None,
     batch_bytes_max: int = BATCH_BYTES_MAX,
@@ -87,9 +87,10 @@ def read_records(
     empty), headers (list of struct key utf8, value binary), pid (int64), epoch (int16), seq (int32), null where the
     producer is not idempotent.
 
-    `isolation="read_committed"`: without records of aborted transactions, and to the last stable offset: the first one
-    that belongs to an open transaction, or the log's end. For that the headers of all segments are read first. Of a
-    single segment, the transaction index beside it is used; a transaction that is not decided there is a SourceError.
+    `isolation="read_committed"`, as of `PartitionLog.read`: without records of aborted transactions, and to the last
+    stable offset: the first one that belongs to an open transaction, or the log's end. For that the headers of all
+    segments are read first. Of a single segment, the transaction index beside it is used; a transaction that is not
+    decided there is a SourceError.
 
     `from_offset`: the first offset to read, for a reader that goes on where it was: its last record's offset + 1.
     Segments before it are not read, but for the headers that `read_committed` needs. At or behind the end there is
