@@ -12,7 +12,7 @@ import pyarrow.dataset as ds  # type: ignore[import-untyped]
 import pytest
 from deltalake import DeltaTable
 from fencepost import kafka, state
-from fencepost.lake import DedupJob, KafkaLog, sources
+from fencepost.lake import DedupJob, KafkaLog, judging, sources
 from fencepost.lake import run as run_module
 from fencepost.lake.segments import Isolation
 from fencepost.state.sinks import RunFolders
@@ -242,7 +242,7 @@ def test_a_run_that_dies_before_it_decides_has_read_nothing(tmp_path: Path, monk
             raise KeyboardInterrupt
 
         with monkeypatch.context() as patch:
-            patch.setattr(sources if step == "export" else run_module, step, die)
+            patch.setattr({"export": sources, "judge": judging}.get(step, run_module), step, die)
             with pytest.raises(KeyboardInterrupt):
                 make_job(tmp_path, plan="interval").run()
         [position] = [it.source_position for it in [state.open(tmp_path / "state").version(1)]]
