@@ -1,8 +1,8 @@
 //! Entries in the order of their keys.
 
+use crate::keys::Key;
 use crate::lines::CHUNK;
 use crate::snapshot::order::Renumbering;
-use crate::table::Key;
 use crate::{Entry, StateTable};
 use std::vec;
 

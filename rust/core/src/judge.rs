@@ -115,6 +115,8 @@ pub(crate) trait Sink {
     fn opened(&mut self, first: i64, last: i64);
     /// Positions that had been jumped over were accepted.
     fn closed(&mut self, first: i64, last: i64);
+    /// Rows of the run stand below their key's highest epoch.
+    fn stale(&mut self, rows: i64);
     /// Rows that only the border of the wrap could place.
     fn border(&mut self, rows: i64);
     /// The timestamp of a row of the run; 0 where timestamps are not kept.

@@ -6,9 +6,11 @@
 
 use crate::error::make_room;
 use crate::lines::BLOCK;
-use crate::table::Key;
 use crate::{Column, Error, Result};
 use std::cmp::Ordering;
+
+/// The key and epoch of a row: its pid and its partition, or their numbers.
+pub(crate) type Key = (i64, i32, i16);
 
 /// Parts of a key at the most.
 pub const KEY_PARTS_MAX: usize = 64;

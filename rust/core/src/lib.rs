@@ -29,6 +29,7 @@ mod changes;
 mod dispatch;
 mod entries;
 mod error;
+mod fast_path;
 mod holes;
 mod judge;
 mod keys;
@@ -41,7 +42,6 @@ mod shelf;
 mod snapshot;
 mod store;
 mod table;
-mod timed;
 mod transactions;
 mod union;
 mod verdict;
@@ -57,9 +57,9 @@ pub use keys::{
     Dictionary, KEY_BYTES_MAX, KEY_PARTS_MAX, KeyKind, KeyMark, KeyRef, KeySpace, Keys, PartKind, PartValue,
     decode_parts, encode_bytes, encode_int, shard_hash,
 };
-pub use policy::{Admit, Epochs, First, Gaps, Late, PRESETS, Policy, Preset};
+pub use policy::{Admit, Epochs, First, Gaps, Late, PRESETS, Policy, Preset, Untracked};
 pub use runs::{Domain, find_runs};
 pub use snapshot::Delta;
-pub use table::{Entry, Hole, Judged, Missing, Stale, StateTable, Untracked};
+pub use table::{Entry, Hole, Judged, Missing, Stale, StateTable};
 pub use transactions::{AbortedTransaction, LogRows, OpenTransaction, Outcome, Outcomes, Resolved, TransactionIndex};
 pub use verdict::Verdict;

@@ -1,9 +1,9 @@
 //! Entries in the order of snapshots: read in it, and added in it.
 
 use crate::Result;
+use crate::fast_path::Slot;
 use crate::judge::{PlainSpan, Span};
-use crate::lines::{BLOCK, CHUNK, EntryKey, LinePlace, RowLine, Searches, Slot, block_hash};
-use crate::runs::STEP;
+use crate::lines::{BLOCK, CHUNK, EntryKey, LinePlace, RowLine, STEP, Searches, block_hash};
 use crate::shelf::Shelf;
 use crate::snapshot::order::Renumbering;
 use std::cmp::Reverse;

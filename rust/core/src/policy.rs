@@ -283,3 +283,12 @@ named!(Epochs, "epochs", Key = "key", Fence = "fence", Ignore = "ignore");
 named!(First, "first", Any = "any", Zero = "zero");
 named!(Late, "late", OutOfOrder = "out_of_order", Duplicate = "duplicate");
 named!(Gaps, "gaps", Report = "report", Normal = "normal");
+
+/// What becomes of rows that carry no producer identity.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Untracked {
+    /// They are kept, with a verdict of their own.
+    Keep,
+    /// They are an error: here they would mean a wrong mapping of columns.
+    Fail,
+}

@@ -10,8 +10,8 @@
 use crate::batch::{Batch, Seqs};
 use crate::dispatch::{Work, dispatch};
 use crate::error::make_room;
-use crate::table::Untracked;
-use crate::{Column, Error, Result};
+use crate::lines::STEP;
+use crate::{Column, Error, Result, Untracked};
 
 /// Rows looked at together; one bit of a word each.
 const BLOCK: usize = 64;
@@ -54,9 +54,6 @@ pub struct Domain {
     /// Whether rows may come without a producer.
     pub untracked: Untracked,
 }
-
-/// Runs that a table looks for together.
-pub(crate) const STEP: usize = 16;
 
 /// How the rows of a batch are cut into runs.
 #[derive(Default)]

@@ -1,11 +1,10 @@
 //! Entries by key: those that fit in their line's slot, and those kept aside.
 
 use crate::aside::Aside;
-use crate::judge::{PlainRules, PlainSpan, Rules, Run, Span};
-use crate::lines::{CHUNK, EntryKey, LinePlace, Lines, Place, Plainly, RowLine, Searches, Slot};
-use crate::runs::STEP;
-use crate::table::Key;
-use crate::table::call::Call;
+use crate::fast_path::{Plainly, Slot};
+use crate::judge::{PlainRules, PlainSpan, Rules, Run, Sink, Span};
+use crate::keys::Key;
+use crate::lines::{CHUNK, EntryKey, LinePlace, Lines, Place, RowLine, STEP, Searches};
 use crate::{Epochs, Result};
 use std::cmp::Reverse;
 
@@ -96,7 +95,7 @@ impl<L: RowLine> Shelf<L> {
         let place = self.lines.find_or_insert_hashed(key, block_hash);
         *line = Some(place.line());
         self.entries += 1;
-        if !self.lines.write_inline(place, span) {
+        if !self.lines.write(place, &Slot::Inline(span)) {
             self.put(place, span.into());
         }
         Ok(())
@@ -321,7 +320,7 @@ impl<L: RowLine> Shelf<L> {
         key: (i64, i32),
         run: Run,
         (searches, index): (&Searches, usize),
-        call: &mut Call<'_>,
+        call: &mut impl Sink,
     ) -> bool {
         match self.lines.read_near(searches, index, key) {
             Some(Slot::Aside(number)) => {
@@ -331,7 +330,7 @@ impl<L: RowLine> Shelf<L> {
                 self.holes = self.holes - holes + span.holes.len();
                 if is_judged && let Some(plain) = span.plain() {
                     let place = self.lines.place_near(searches, index, key.1);
-                    if self.lines.write_inline(place, plain) {
+                    if self.lines.write(place, &Slot::Inline(plain)) {
                         self.aside.free(number);
                     }
                 }
@@ -353,7 +352,7 @@ impl<L: RowLine> Shelf<L> {
     /// Judges a run in any case.
     #[cold]
     #[inline(never)]
-    pub(crate) fn judge_beyond(&mut self, rules: &Rules, (pid, partition): (i64, i32), run: Run, call: &mut Call<'_>) {
+    pub(crate) fn judge_beyond(&mut self, rules: &Rules, (pid, partition): (i64, i32), run: Run, call: &mut impl Sink) {
         let newest = EntryKey::newest(pid, partition);
         let found = self.find(newest);
         let known_epoch = found.as_ref().and_then(|(_, held)| self.epoch_of(held));
@@ -377,7 +376,7 @@ impl<L: RowLine> Shelf<L> {
     }
 
     /// Judges against what a place holds, or against nothing, and keeps what comes of it.
-    fn judge_at(&mut self, rules: &Rules, key: EntryKey, run: Run, found: Option<(Place, Slot)>, call: &mut Call<'_>) {
+    fn judge_at(&mut self, rules: &Rules, key: EntryKey, run: Run, found: Option<(Place, Slot)>, call: &mut impl Sink) {
         let (place, entry, number) = match found {
             Some((place, Slot::Aside(number))) => (Some(place), Some(self.take(number)), Some(number)),
             Some((place, Slot::Inline(span))) => (Some(place), Some(span.into()), None),
@@ -443,13 +442,13 @@ impl<L: RowLine> Shelf<L> {
     /// The same where the place holds an entry kept aside, or does not, as is known.
     fn put_over(&mut self, place: Place, number: Option<u32>, span: Span) {
         number.into_iter().for_each(|number| drop(self.take(number)));
-        if span.plain().is_some_and(|plain| self.lines.write_inline(place, plain)) {
+        if span.plain().is_some_and(|plain| self.lines.write(place, &Slot::Inline(plain))) {
             number.into_iter().for_each(|number| self.aside.free(number));
             return;
         }
         let number = number.unwrap_or_else(|| {
             let number = self.aside.add();
-            self.lines.write_aside(place, number);
+            assert!(self.lines.write(place, &Slot::Aside(number)));
             number
         });
         self.holes += span.holes.len();

@@ -1,8 +1,7 @@
 //! Which layout a table's entries lie in follows from its policy and from what is kept.
 
-use crate::lines::{NextLine, SpanLine, WideLine};
+use crate::lines::{NextLine, SpanLine, Timed, WideLine};
 use crate::shelf::Shelf;
-use crate::timed::Timed;
 use crate::{Admit, Epochs, Policy};
 
 /// Entries in one of the layouts.

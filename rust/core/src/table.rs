@@ -11,25 +11,16 @@ use crate::changes::{Changes, Eviction};
 use crate::entries::Entries;
 use crate::holes::Holes;
 use crate::judge::{Rules, Span};
-use crate::keys::Keys;
+use crate::keys::{Key, Keys};
 use crate::lines::CHUNK;
 use crate::runs::{Cut, Domain};
 use crate::shelf::Shelf;
 use crate::store::{Store, with_shelf};
-use crate::{Admit, Column, Epochs, Error, Policy, Result, Verdict};
+use crate::{Admit, Column, Epochs, Error, Policy, Result, Untracked, Verdict};
 use merge::Translation;
 use passes::judge_batches;
 use skipped::Skipped;
 use std::collections::HashSet;
-
-/// What becomes of rows that carry no producer identity.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Untracked {
-    /// They are kept, with a verdict of their own.
-    Keep,
-    /// They are an error: here they would mean a wrong mapping of columns.
-    Fail,
-}
 
 /// What is remembered of one key, or of one of its epochs where every epoch counts by itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -141,9 +132,6 @@ pub struct StateTable {
 
 /// For each batch of a call, how it is cut into runs.
 type Cuts = Vec<Cut>;
-
-/// The key and epoch of a row.
-pub(crate) type Key = (i64, i32, i16);
 
 impl StateTable {
     /// An empty table.

@@ -19,17 +19,19 @@
 //! 100 M entries, because its second probe is a miss that nothing prefetched.
 
 mod buffer;
+mod cell;
 mod groups;
 mod line;
-mod lone;
 mod search;
 mod segment;
+mod timed;
 
 pub(crate) use groups::prefetch;
-pub(crate) use line::{Line, NextLine, Plainly, RowLine, Slot, SpanLine, WideLine};
-pub(crate) use lone::{LoneNext, LoneSpan, LoneWide};
+pub(crate) use line::{Line, NextLine, RowLine, SpanLine, WideLine};
 pub(crate) use search::{Near, Searches};
+pub(crate) use timed::Timed;
 
+use crate::fast_path::{self, Plainly, Slot};
 use crate::judge::{PlainRules, PlainSpan, Run};
 use crate::{Error, Result};
 use groups::Groups;
@@ -39,8 +41,11 @@ use segment::{Growth, Held, Segment, with_groups};
 /// Marks the lines that hold the entries of an epoch below a key's highest.
 const OLDER: u32 = 1 << 31;
 
-/// Runs that go through the table together: while one is judged, the lines of the others are fetched.
-pub(crate) const CHUNK: usize = 128;
+/// Keys that are looked for in one step.
+pub(crate) const STEP: usize = 16;
+
+/// Keys that are looked for together, at the most: while one is judged, the lines of the others are fetched.
+pub(crate) const CHUNK: usize = 8 * STEP;
 
 /// A table of fewer bytes holds its entries several in a line, whatever its keys: what it could save is
 /// less than what changing over costs.
@@ -451,8 +456,8 @@ impl<L: RowLine> Lines<L> {
         index: usize,
     ) -> Plainly {
         match self.near(searches, index, key) {
-            Some(Near::Dense(line)) => line.judge_plainly(slot_of::<L>(key.1), run, rules),
-            Some(Near::Lone(line)) => line.judge_plainly(slot_of::<L::Twin>(key.1), run, rules),
+            Some(Near::Dense(line)) => judge_in_line(line, key.1, run, rules),
+            Some(Near::Lone(line)) => judge_in_line(line, key.1, run, rules),
             None => {
                 // One by one: a run whose address is taken here would be written to memory for every row.
                 let Run { epoch, seq, rows, newest, is_old } = run;
@@ -491,21 +496,15 @@ impl<L: RowLine> Lines<L> {
     #[inline(always)]
     pub(crate) fn write_beside(&mut self, before: LinePlace, key: EntryKey, span: PlainSpan) -> bool {
         with_groups!(&mut self.segments[before.segment as usize].held, groups => {
-            groups.line_of(before.line as usize, key).is_some_and(|(line, slot)| line.write_inline(slot, span))
+            groups.line_of(before.line as usize, key).is_some_and(|(line, slot)| line.write(slot, &Slot::Inline(span)))
         })
     }
 
-    /// Stores an entry where it fits; false, and nothing changed, where it does not.
+    /// Stores what a slot is to hold; false, and nothing changed, where it does not fit.
     #[inline]
-    pub(crate) fn write_inline(&mut self, place: Place, span: PlainSpan) -> bool {
+    pub(crate) fn write(&mut self, place: Place, held: &Slot) -> bool {
         with_groups!(&mut self.segments[place.segment as usize].held, groups => {
-            groups.line_mut(place.line as usize).write_inline(place.slot as usize, span)
-        })
-    }
-
-    pub(crate) fn write_aside(&mut self, place: Place, number: u32) {
-        with_groups!(&mut self.segments[place.segment as usize].held, groups => {
-            groups.line_mut(place.line as usize).write_aside(place.slot as usize, number);
+            groups.line_mut(place.line as usize).write(place.slot as usize, held)
         })
     }
 }
@@ -535,9 +534,15 @@ impl<L: Line<Twin = L>> Lines<L> {
     }
 }
 
+/// Judges a run by what the slot of its partition holds, and keeps what comes of it.
 #[inline(always)]
-fn slot_of<L: Line>(partition: i32) -> usize {
-    EntryKey::newest(0, partition).slot::<L>()
+fn judge_in_line<L: RowLine>(line: &mut L, partition: i32, run: Run, rules: &PlainRules) -> Plainly {
+    let slot = EntryKey::newest(0, partition).slot::<L>();
+    let (plainly, entry) = fast_path::judge(rules, line.read(slot), run);
+    match plainly {
+        Plainly::WentOn | Plainly::Begun if !line.write(slot, &Slot::Inline(entry)) => Plainly::Unclear,
+        _ => plainly,
+    }
 }
 
 fn judge_in<L: RowLine>(
@@ -547,11 +552,10 @@ fn judge_in<L: RowLine>(
     run: Run,
     rules: &PlainRules,
 ) -> Plainly {
-    let slot = slot_of::<L>(partition);
     match groups.find_newest(pid, partition, block_hash) {
-        Some(line) => line.judge_plainly(slot, run, rules),
+        Some(line) => judge_in_line(line, partition, run, rules),
         None if !rules.begins_anywhere => Plainly::Unclear,
-        None => groups.insert_newest(pid, partition, block_hash).judge_plainly(slot, run, rules),
+        None => judge_in_line(groups.insert_newest(pid, partition, block_hash), partition, run, rules),
     }
 }
 
@@ -570,7 +574,7 @@ mod tests {
             let number = number * 7919 % count;
             lines.reserve(1).expect("memory");
             let place = lines.find_or_insert(key(number));
-            assert!(lines.write_inline(place, span(key(number), number)));
+            assert!(lines.write(place, &Slot::Inline(span(key(number), number))));
         }
         lines
     }

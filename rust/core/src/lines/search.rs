@@ -2,8 +2,7 @@
 
 use super::groups::{GROUP, Group, HAS_PREFETCH, equal_tags, prefetch, tag_of};
 use super::segment::{Held, Segment};
-use super::{EntryKey, Line, LineKey, Lines, Place, block_hash};
-use crate::runs::STEP;
+use super::{EntryKey, Line, LineKey, Lines, Place, STEP, block_hash};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -283,6 +282,7 @@ fn line_hashes<L: Line>(hashes: &[u64; STEP], partitions: &[i32; STEP]) -> [u64;
 mod tests {
     use super::super::SpanLine;
     use super::*;
+    use crate::fast_path::Slot;
     use crate::judge::PlainSpan;
 
     const PIDS: [i64; STEP] = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 1 << 40];
@@ -299,7 +299,7 @@ mod tests {
         for pid in 0..count {
             lines.reserve(1).expect("memory");
             let place = lines.find_or_insert(EntryKey::newest(pid, 3));
-            assert!(lines.write_inline(place, PlainSpan::default()));
+            assert!(lines.write(place, &Slot::Inline(PlainSpan::default())));
         }
         lines
     }

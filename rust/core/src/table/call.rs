@@ -1,9 +1,10 @@
 //! What a call gathers and says.
 
 use super::skipped::Skipped;
-use super::{Cuts, Judged, Key, Stale, StateTable, rows_of};
+use super::{Cuts, Judged, Stale, StateTable, rows_of};
 use crate::error::make_room;
 use crate::judge::{Rules, Sink};
+use crate::keys::Key;
 use crate::{Result, Verdict};
 use rustc_hash::FxHashMap;
 
@@ -73,11 +74,6 @@ impl<'a> Call<'a> {
     pub(super) fn begin_run(&mut self, row: usize, key: Key) {
         (self.row, self.key) = (row, key);
     }
-
-    /// Rows of the run at hand stand below their key's highest epoch.
-    pub(crate) fn stale(&mut self, rows: i64) {
-        *self.stale.entry(self.key).or_default() += rows as u64;
-    }
 }
 
 impl Sink for Call<'_> {
@@ -102,6 +98,10 @@ impl Sink for Call<'_> {
     #[inline]
     fn closed(&mut self, first: i64, last: i64) {
         self.judged.skipped.close(self.key, first, last);
+    }
+
+    fn stale(&mut self, rows: i64) {
+        *self.stale.entry(self.key).or_default() += rows as u64;
     }
 
     fn border(&mut self, rows: i64) {

@@ -1,9 +1,9 @@
 //! Tables that take in others.
 
 use super::skipped::{Range, by_value};
-use super::{Key, Missing, StateTable, missing_of, room_for};
+use super::{Missing, StateTable, missing_of, room_for};
 use crate::judge::Span;
-use crate::keys::Keys;
+use crate::keys::{Key, Keys};
 use crate::lines::{CHUNK, RowLine};
 use crate::shelf::Shelf;
 use crate::store::with_shelf;

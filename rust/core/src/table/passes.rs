@@ -4,9 +4,10 @@ use super::call::{Call, Times};
 use super::{Cuts, room_for};
 use crate::batch::{Batch, Seqs};
 use crate::dispatch::{Work, dispatch};
+use crate::fast_path::Plainly;
 use crate::judge::{Rules, Run};
-use crate::lines::{CHUNK, Plainly, RowLine, Searches};
-use crate::runs::{Cursor, Cut, STEP, Seq};
+use crate::lines::{CHUNK, RowLine, STEP, Searches};
+use crate::runs::{Cursor, Cut, Seq};
 use crate::shelf::Shelf;
 use crate::{Result, Verdict};
 

@@ -1,8 +1,8 @@
 //! What the rows of a call jumped over, and the list that is made of it where somebody asks.
 
-use super::{Key, Missing, missing_of};
+use super::{Missing, missing_of};
 use crate::judge::Rules;
-use crate::keys::Keys;
+use crate::keys::{Key, Keys};
 use std::cmp::Ordering;
 
 /// Positions of a key and epoch, both ends included.

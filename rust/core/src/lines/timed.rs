@@ -3,8 +3,9 @@
 //! A wrapper and not more layouts, so that a table without timestamps pays nothing for those that have
 //! them: its lines, its memory and its code are what they were.
 
-use crate::judge::{PlainRules, PlainSpan, Run};
-use crate::lines::{Line, LineKey, Plainly, RowLine, Slot};
+use super::{Line, LineKey, RowLine};
+use crate::fast_path::Slot;
+use crate::judge::PlainSpan;
 
 /// A line and the highest timestamp of the accepted rows of each of its entries: 128 bytes, two cache lines
 /// side by side, or 32 to 40 where a line holds one entry.
@@ -49,6 +50,7 @@ impl<L: RowLine> Line for Timed<L> {
         self.line.is_empty()
     }
 
+    #[inline(always)]
     fn read(&self, slot: usize) -> Slot {
         match self.line.read(slot) {
             Slot::Inline(span) => Slot::Inline(PlainSpan { last_timestamp: self.times.as_ref()[slot], ..span }),
@@ -56,8 +58,15 @@ impl<L: RowLine> Line for Timed<L> {
         }
     }
 
+    #[inline(always)]
     fn write(&mut self, slot: usize, held: &Slot) -> bool {
-        self.write_row_slot(slot, held)
+        let fits = self.line.write(slot, held);
+        if let Slot::Inline(span) = held
+            && fits
+        {
+            self.times.as_mut()[slot] = span.last_timestamp;
+        }
+        fits
     }
 
     fn clear(&mut self, slot: usize) {
@@ -70,32 +79,4 @@ impl<L: RowLine> RowLine for Timed<L> {
     type Times = L::Times;
     const NO_TIMES: L::Times = L::NO_TIMES;
     const IS_TIMED: bool = true;
-
-    #[inline]
-    fn write_inline(&mut self, slot: usize, span: PlainSpan) -> bool {
-        let fits = self.line.write_inline(slot, span);
-        if fits {
-            self.times.as_mut()[slot] = span.last_timestamp;
-        }
-        fits
-    }
-
-    fn write_aside(&mut self, slot: usize, number: u32) {
-        self.line.write_aside(slot, number);
-    }
-
-    #[inline]
-    fn judge_plainly(&mut self, slot: usize, run: Run, rules: &PlainRules) -> Plainly {
-        if run.is_old {
-            return Plainly::Unclear;
-        }
-        let plainly = self.line.judge_plainly(slot, run, rules);
-        let time = &mut self.times.as_mut()[slot];
-        match plainly {
-            Plainly::WentOn => *time = run.newest.max(*time),
-            Plainly::Begun => *time = run.newest,
-            Plainly::Repeated | Plainly::Unclear => {}
-        }
-        plainly
-    }
 }

@@ -1,0 +1,149 @@
+//! What lines keep of an entry: its positions, that it is kept aside, or that there is none. Its epoch lies beside.
+
+use super::line::{Lone, NextLine, RowLine, SpanLine, WideLine};
+use crate::fast_path::Slot;
+use crate::judge::PlainSpan;
+
+/// A slot in memory.
+pub(crate) trait Cell: Copy {
+    /// The lines that hold several.
+    type Dense: RowLine<RowTwin = Lone<Self>>;
+    /// No entry.
+    const EMPTY: Self;
+
+    /// What a slot is to hold, where it fits.
+    fn of(held: &Slot) -> Option<Self>;
+    fn read(self, epoch: i16) -> Slot;
+    fn is_empty(self) -> bool;
+}
+
+/// First and last position; the first above the last where there is no entry inline.
+#[derive(Clone, Copy, PartialEq, Eq)]
+#[repr(C)]
+pub(crate) struct Span32 {
+    first: u32,
+    last: u32,
+}
+
+impl Cell for Span32 {
+    type Dense = SpanLine;
+    const EMPTY: Span32 = Span32 { first: u32::MAX, last: 0 };
+
+    #[inline(always)]
+    fn of(held: &Slot) -> Option<Span32> {
+        Some(match *held {
+            Slot::Empty => Self::EMPTY,
+            Slot::Inline(span) => Span32 { first: span.first.try_into().ok()?, last: span.last.try_into().ok()? },
+            Slot::Aside(number) => Span32 { first: number + 1, last: 0 },
+        })
+    }
+
+    #[inline(always)]
+    fn read(self, epoch: i16) -> Slot {
+        let Span32 { first, last } = self;
+        if first <= last {
+            Slot::Inline(PlainSpan { epoch, first: first.into(), last: last.into(), last_timestamp: 0 })
+        } else if first == u32::MAX {
+            Slot::Empty
+        } else {
+            Slot::Aside(first - 1)
+        }
+    }
+
+    #[inline(always)]
+    fn is_empty(self) -> bool {
+        self == Self::EMPTY
+    }
+}
+
+/// The last position, and how many rows a window remembers. `remembered` is 0 where there is no entry, and `ASIDE` where
+/// it is kept aside.
+#[derive(Clone, Copy)]
+#[repr(C, packed)]
+pub(crate) struct Window {
+    pub(super) last: u32,
+    pub(super) remembered: u8,
+}
+
+impl Window {
+    /// Rows that four bits can count, beside the marks for an empty slot and an entry kept aside.
+    pub(super) const REMEMBERED_MAX: u8 = 14;
+    const ASIDE: u8 = 15;
+}
+
+impl Cell for Window {
+    type Dense = NextLine;
+    const EMPTY: Window = Window { last: 0, remembered: 0 };
+
+    #[inline(always)]
+    fn of(held: &Slot) -> Option<Window> {
+        match *held {
+            Slot::Empty => Some(Self::EMPTY),
+            Slot::Inline(span) => {
+                let remembered = u8::try_from(span.last - span.first + 1).ok()?;
+                let fits = (1..=Self::REMEMBERED_MAX).contains(&remembered);
+                Some(Window { last: span.last.try_into().ok()?, remembered }).filter(|_| fits)
+            }
+            Slot::Aside(number) => Some(Window { last: number, remembered: Self::ASIDE }),
+        }
+    }
+
+    #[inline(always)]
+    fn read(self, epoch: i16) -> Slot {
+        match self.remembered {
+            0 => Slot::Empty,
+            Self::ASIDE => Slot::Aside(self.last),
+            rows => {
+                let last = i64::from(self.last);
+                Slot::Inline(PlainSpan { epoch, first: last - (i64::from(rows) - 1), last, last_timestamp: 0 })
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn is_empty(self) -> bool {
+        self.remembered == 0
+    }
+}
+
+/// The last position in 64 bits, and how far back the first one lies. No position is `NOWHERE`.
+#[derive(Clone, Copy)]
+#[repr(C, packed(4))]
+pub(crate) struct Reach {
+    last: i64,
+    reach: u32,
+}
+
+impl Reach {
+    const NOWHERE: i64 = i64::MIN;
+}
+
+impl Cell for Reach {
+    type Dense = WideLine;
+    const EMPTY: Reach = Reach { last: Self::NOWHERE, reach: u32::MAX };
+
+    #[inline(always)]
+    fn of(held: &Slot) -> Option<Reach> {
+        Some(match *held {
+            Slot::Empty => Self::EMPTY,
+            Slot::Inline(PlainSpan { first, last, .. }) => {
+                Reach { last, reach: last.checked_sub(first)?.try_into().ok()? }
+            }
+            Slot::Aside(number) => Reach { last: Self::NOWHERE, reach: number },
+        })
+    }
+
+    #[inline(always)]
+    fn read(self, epoch: i16) -> Slot {
+        match (self.last, self.reach) {
+            (Self::NOWHERE, u32::MAX) => Slot::Empty,
+            (Self::NOWHERE, number) => Slot::Aside(number),
+            (last, reach) => Slot::Inline(PlainSpan { epoch, first: last - i64::from(reach), last, last_timestamp: 0 }),
+        }
+    }
+
+    #[inline(always)]
+    fn is_empty(self) -> bool {
+        self.last == Self::NOWHERE && self.reach == u32::MAX
+    }
+}
