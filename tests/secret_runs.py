@@ -138,7 +138,8 @@ def _spark(home: Path) -> Any:
     use_this_python()
     let_workers_import(HERE)
     settings = {"spark.ui.enabled": "false", **of_driver(home, "1g")}
-    return SparkEngine(configured(SparkSession.builder.master("local[2,2]"), settings).getOrCreate())
+    spark = configured(SparkSession.builder.master("local[2,2]"), settings).getOrCreate()
+    return SparkEngine(spark, driver_bytes_max=0)
 
 
 if __name__ == "__main__":

@@ -24,6 +24,13 @@ def mark_as_spark(items: Iterable[pytest.Item]) -> None:
             item.add_marker(pytest.mark.filterwarnings(warning))
 
 
+def run_small_jobs_in_tasks() -> None:
+    """The driver would scan and write all that tests have."""
+    from fencepost_spark import engine
+
+    engine.DRIVER_BYTES_MAX = 0
+
+
 def use_this_python() -> None:
     """Driver and workers run what runs the tests."""
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
@@ -63,9 +70,6 @@ def of_queries(partitions: int, *, is_compiled: bool = False) -> dict[str, str]:
 
 def configured(builder: Any, settings: Mapping[str, object]) -> Any:
     """A builder of sessions with these settings."""
-    import fencepost_spark.engine
-
-    fencepost_spark.engine.DRIVER_BYTES_MAX = 0  # the driver would scan and write all that tests have
     for name, value in settings.items():
         builder = builder.config(name, str(value))
     return builder

@@ -19,7 +19,7 @@ HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
-from spark_session import configured, mark_as_spark, of_driver, of_queries  # noqa: E402
+from spark_session import configured, mark_as_spark, of_driver, of_queries, run_small_jobs_in_tasks  # noqa: E402
 
 SHIPPED, PYTHON = "environment.tar.gz#environment", "./environment/bin/python"
 """As docs/cluster.md has them; both are relative to where the driver is started."""
@@ -34,6 +34,7 @@ SPECULATIVE = {
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    run_small_jobs_in_tasks()
     mark_as_spark(items)
 
 

@@ -212,9 +212,12 @@ def goes_on_elsewhere(root: Path, spark: SparkSession) -> None:
     demand(go(world, Drive(at=("apply", "before"), act="kill")).kind == "killed", "not killed")
     world.change("overwrite", 78)
     with small_tasks():
-        report = job(world, {"shards": 4}, engine=SparkEngine(spark)).run()
+        report = job(world, {"shards": 4}, engine=SparkEngine(spark, driver_bytes_max=0)).run()
         demand((report.recovered, report.version) == ((2,), 3), f"{report.recovered}, {report.version}")
-        demand(job(world, {"shards": 4}, engine=SparkEngine(spark)).run().version is None, "always something new")
+        demand(
+            job(world, {"shards": 4}, engine=SparkEngine(spark, driver_bytes_max=0)).run().version is None,
+            "always something new",
+        )
     check(world, {})
     demand(not leftovers(world), f"left over: {leftovers(world)}")
 
@@ -261,7 +264,7 @@ def die(root: str, chosen: str, step: str, moment: str) -> None:
     with tempfile.TemporaryDirectory() as folder, small_tasks():
         spark = session(Path(folder))
         options = {"shards": 4, "plan": chosen or None}
-        job(World(Path(root)), options, engine=SparkEngine(spark)).run(progress)
+        job(World(Path(root)), options, engine=SparkEngine(spark, driver_bytes_max=0)).run(progress)
 
 
 def rounds_of(family: str, top: Path, stack: ExitStack) -> Iterator[tuple[str, Callable[[Path], None]]]:

@@ -23,12 +23,21 @@ IS_CONNECT = os.environ.get("FENCEPOST_SPARK") == "connect"
 sys.path.insert(0, str(HERE.parent))  # the reader of the rule book
 
 from databases import database_url, postgres  # noqa: E402, F401
-from spark_session import configured, let_workers_import, mark_as_spark, of_driver, of_queries, use_this_python  # noqa: E402
+from spark_session import (  # noqa: E402
+    configured,
+    let_workers_import,
+    mark_as_spark,
+    of_driver,
+    of_queries,
+    run_small_jobs_in_tasks,
+    use_this_python,
+)
 
 classic_only = pytest.mark.skipif(IS_CONNECT, reason="what Spark Connect does not tell, see docs/dataframes.md")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    run_small_jobs_in_tasks()
     mark_as_spark(item for item in items if HERE in item.path.parents)
 
 

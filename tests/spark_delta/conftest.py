@@ -16,10 +16,11 @@ HERE = Path(__file__).parent
 JARS = HERE.parent.parent / ".tools" / "jars"
 sys.path.insert(0, str(HERE.parent))
 
-from spark_session import configured, mark_as_spark, of_driver, of_queries, use_this_python  # noqa: E402
+from spark_session import configured, mark_as_spark, of_driver, of_queries, run_small_jobs_in_tasks, use_this_python  # noqa: E402
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    run_small_jobs_in_tasks()
     mark_as_spark(items)
 
 
