@@ -100,6 +100,23 @@ def test_it_works_where_nothing_else_is_installed() -> None:
     assert out.split() == ["seq"]
 
 
+def test_databases_need_no_package_of_asyncio() -> None:
+    """SQLAlchemy brings greenlet along for its own extra only."""
+    out = run_python("""
+        import sys
+
+        class Refuse:
+            def find_spec(self, name, path=None, target=None):
+                if name.partition(".")[0] in ("greenlet", "aiokafka", "aiosqlite"):
+                    raise ModuleNotFoundError(f"{name} is not installed here")
+
+        sys.meta_path.insert(0, Refuse())
+        import fencepost.consumer, fencepost.daemon, fencepost.sql, fencepost.transports
+        print(fencepost.sql.AsyncSqlSink.__name__)
+    """)
+    assert out.split() == ["AsyncSqlSink"]
+
+
 def test_no_hard_dependency() -> None:
     requirements = importlib.metadata.requires("fencepost") or []
     assert requirements

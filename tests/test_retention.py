@@ -15,9 +15,9 @@ import polars as pl
 import polars.testing
 import pytest
 from fencepost import state
-from fencepost.cli.state import explain
 from fencepost.lake import DedupJob
 from fencepost.state import folding, retention, versions
+from fencepost.state.history import explain
 from fencepost.state.ledger import read_ledger
 from fencepost.state.retention import Retention
 from fencepost.state.sinks import RunFolders

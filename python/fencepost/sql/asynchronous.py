@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pyarrow as pa
 from sqlalchemy import Connection, Table
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from sqlalchemy.util import await_only, greenlet_spawn
 
 from fencepost.errors import PolicyError
 from fencepost.sql.retention import Reaped
 from fencepost.sql.sink import Applied, Effect, SqlSink
 
-AsyncEffect: TypeAlias = Callable[[AsyncConnection, pa.Table], Awaitable[Any] | Any]
+if TYPE_CHECKING:  # it needs greenlet, which not all who use this package have
+    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+
+AsyncEffect: TypeAlias = "Callable[[AsyncConnection, pa.Table], Awaitable[Any] | Any]"
 """Called with the connection of the transaction and rows; what it writes through it is written once."""
 
 
@@ -38,6 +40,8 @@ class AsyncSqlSink:
         cls, engine: AsyncEngine, table: str | Table | None, consumer_id: str, **options: Any
     ) -> AsyncSqlSink:
         """A sink with the arguments of `SqlSink`, and its errors."""
+        from sqlalchemy.ext.asyncio import AsyncEngine
+
         if not isinstance(engine, AsyncEngine):
             raise PolicyError(
                 f"engine: {type(engine).__name__}, but an AsyncEngine is needed: create_async_engine(url)"
@@ -109,6 +113,7 @@ class AsyncSqlSink:
         """An effect as the sink calls it: with the same connection, waiting for what is to be awaited."""
         if effect is None:
             return None
+        from sqlalchemy.ext.asyncio import AsyncConnection
 
         def call(connection: Connection, *rows: pa.Table) -> Any:
             result = effect(AsyncConnection(self.engine, connection), *rows)
