@@ -95,7 +95,8 @@ class MariaDBServer:
             return one.connect_ex(f"{self.folder}/socket") == 0
 
     def _environment(self) -> dict[str, str]:
-        return os.environ | {"HOME": str(self.folder)}
+        # The temporary folder of whoever runs the tests need not be the server's to write to.
+        return os.environ | {"HOME": str(self.folder), "TMPDIR": str(self.folder)}
 
     def _log(self) -> str:
         return (self.folder / "log").read_text(errors="replace")[-2000:]
