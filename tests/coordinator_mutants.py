@@ -13,6 +13,7 @@ from typing import Any
 
 from fencepost.sql import coordinator, transaction
 
+LAST = "from fencepost.producer.sequencer import EPOCH_MAX, LAST_EPOCH"
 MUTANTS = {
     "any expected pid will do": ("if expected is not None and not self._is_known(expected):", "if False:"),
     "a new id takes no expected one": ("return self.epoch == NONE or expected", "return expected"),
@@ -22,8 +23,8 @@ MUTANTS = {
         "is_fresh = True",
     ),
     "a rotation is known while the fresh pid is in use": (" and self.state is not State.ONGOING\n", "\n"),
-    "the last epoch is one too far": ("LAST_EPOCH = EPOCH_MAX - 1", "LAST_EPOCH = EPOCH_MAX"),
-    "the last epoch is one too near": ("LAST_EPOCH = EPOCH_MAX - 1", "LAST_EPOCH = EPOCH_MAX - 2"),
+    "the last epoch is one too far": (LAST, f"{LAST}\nLAST_EPOCH += 1"),
+    "the last epoch is one too near": (LAST, f"{LAST}\nLAST_EPOCH -= 1"),
     "init does not wait for markers": ("if self.state in PREPARED:\n            raise self._concurrent()\n        if self.state is State.ONGOING:", "if self.state is State.ONGOING:"),
     "init leaves open what is open": ("            return self.fenced(now_ms, fresh_pid)\n        begun", "            raise self._concurrent()\n        begun"),
     "a repeated init gives another epoch": ("if expected.epoch == self.last_epoch:\n                return self._to(State.EMPTY, **begun)", "if False:\n                pass"),

@@ -296,7 +296,7 @@ def wait_for_the_end_of(session: int, engine: Engine) -> None:
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 @pytest.mark.parametrize("at", ["statement", "commit"])
 def test_work_that_was_stopped_is_done_again(database: Database, new_engine: Callable[[], Engine], at: str) -> None:
-    limited, other, runs = Database(database.engine, idle_timeout_ms=20), new_engine(), []
+    limited, other, runs = Database(database.engine, idle_timeout_ms=1_000), new_engine(), []
 
     def work(connection: Connection) -> None:
         increment(connection, 1)
@@ -313,7 +313,7 @@ def test_work_that_was_stopped_is_done_again(database: Database, new_engine: Cal
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 def test_work_that_is_too_slow_is_an_outage(database: Database, new_engine: Callable[[], Engine]) -> None:
-    limited, other, runs = Database(database.engine, idle_timeout_ms=20), new_engine(), []
+    limited, other, runs = Database(database.engine, idle_timeout_ms=1_000), new_engine(), []
 
     def work(connection: Connection) -> None:
         increment(connection, 1)
