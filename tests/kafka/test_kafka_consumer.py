@@ -38,8 +38,11 @@ def server() -> Iterator[PostgresServer]:
         yield running
 
 
-def consume(url: str, address: str, topic: str, settings: dict[str, Any], step: str | None, at: int) -> None:
-    """A consumer process, until it gets a signal or kills itself at the step of its transaction `at`."""
+def consume(
+    url: str, address: str, topic: str, settings: dict[str, Any], step: str | None, at: int, ready: Any
+) -> None:
+    """A consumer process, until it gets a signal or kills itself at the step of its transaction `at`. `ready`: an event
+    that is set once the loop can outlive an outage."""
     engine = sqlalchemy.create_engine(url)
     reached = dict.fromkeys(STEPS, 0)
 
@@ -72,11 +75,15 @@ def consume(url: str, address: str, topic: str, settings: dict[str, Any], step: 
     )
     sink = SqlSink(engine, "orders", "billing", policy="kafka_offsets", columns="kafka")
     sqlalchemy.event.listen(engine, "commit", lambda _: reach("before commit"))
-    ConsumerLoop(client, sink, [topic], decode=decode, attempts=2, batch_max=7, linger_s=0.01).run()
+    loop = ConsumerLoop(client, sink, [topic], decode=decode, attempts=2, batch_max=7, linger_s=0.01)
+    ready.set()
+    loop.run()
     engine.dispose()
 
 
-def consume_async(url: str, address: str, topic: str, settings: dict[str, Any], step: str | None, at: int) -> None:
+def consume_async(
+    url: str, address: str, topic: str, settings: dict[str, Any], step: str | None, at: int, ready: Any
+) -> None:
     """The same with aiokafka's consumer, on an event loop."""
     reached = dict.fromkeys(STEPS, 0)
 
@@ -111,6 +118,7 @@ def consume_async(url: str, address: str, topic: str, settings: dict[str, Any], 
         sqlalchemy.event.listen(engine.sync_engine, "commit", lambda _: reach("before commit"))
         options: dict[str, Any] = {"decode": decode, "attempts": 2, "batch_max": 7, "linger_s": 0.01}
         loop = await AsyncConsumerLoop.open(client, sink, [topic], **options)
+        ready.set()
         await loop.run()
         await engine.dispose()
 
@@ -152,8 +160,11 @@ class Orders:
 
     def start(self, step: str | None = None, at: int = 0, **settings: Any) -> Any:
         named = {key.replace("_", "."): value for key, value in settings.items()}
-        process = _FORK.Process(target=self.consume, args=(self.url, self.broker.address, self.topic, named, step, at))
+        ready = _FORK.Event()
+        of_topic = (self.url, self.broker.address, self.topic)
+        process = _FORK.Process(target=self.consume, args=(*of_topic, named, step, at, ready))
         process.start()
+        wait_until(lambda: ready.is_set() or not process.is_alive(), "a consumer does not begin")
         return process
 
     def ask(self, query: str) -> list[Any]:
