@@ -78,7 +78,7 @@ def click(number: int) -> dict[str, str]:
 async def post(url: str, numbers: range, answers: list[tuple[int, httpx.Response]]) -> None:
     """Adds what is answered to `answers`: nothing where the server died."""
     limits = httpx.Limits(max_connections=50)
-    async with httpx.AsyncClient(base_url=url, limits=limits, timeout=60) as client:
+    async with httpx.AsyncClient(base_url=url, limits=limits, timeout=None) as client:
 
         async def one(number: int) -> None:
             with contextlib.suppress(httpx.TransportError):
@@ -107,6 +107,7 @@ def test_what_is_acknowledged_survives_a_kill(gateway: Gateway) -> None:
     async def run() -> None:
         sending = asyncio.create_task(post(gateway.url, range(1500), answers))
         while len(answers) < 300:
+            assert not sending.done(), "the gateway died by itself"
             await asyncio.sleep(0.001)
         await asyncio.to_thread(gateway.end, signal.SIGKILL)
         await sending
