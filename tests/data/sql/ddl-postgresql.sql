@@ -136,6 +136,17 @@ CREATE TABLE fencepost_versions (
     PRIMARY KEY (sink)
 );
 INSERT INTO fencepost_schema (part, version) VALUES ('versions', 1);
+CREATE TABLE fencepost_tasks (
+    task VARCHAR(64) NOT NULL,
+    owner VARCHAR(320) NOT NULL,
+    leased_until_ms BIGINT NOT NULL,
+    due_ms BIGINT NOT NULL,
+    finished_ms BIGINT NOT NULL,
+    succeeded_ms BIGINT NOT NULL,
+    failures INTEGER NOT NULL,
+    PRIMARY KEY (task)
+);
+INSERT INTO fencepost_schema (part, version) VALUES ('daemon', 1);
 CREATE TABLE clicks_commits (
     partition INTEGER NOT NULL,
     log_offset BIGINT NOT NULL,
