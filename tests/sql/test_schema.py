@@ -89,7 +89,7 @@ def test_dialects_and_parts_that_are_not_known() -> None:
     assert schema.ddl("mysql") == schema.ddl("mariadb"), "a URL of mysql+pymysql may lead to MariaDB"
     with pytest.raises(fp.PolicyError, match=r"dialect 'oracle': expected one of postgresql, sqlite, mariadb"):
         schema.ddl("oracle")
-    with pytest.raises(fp.PolicyError, match=r"part 'sinks': expected one of daemon, dead_letters, producers, requests"):
+    with pytest.raises(fp.PolicyError, match=r"part 'sinks': expected one of daemon, dead_letters"):
         schema.ddl("sqlite", since={"sinks": 1})
 
 

@@ -306,7 +306,7 @@ class Run:
         """Raises ReplanError where files have to be left out that were not."""
         job = self.job
         bytes_max = job.engine.driver_bytes_max
-        self.engine = self.engine_for(0 < bytes_max and sum(files.bytes) <= bytes_max)
+        self.engine = self.engine_for(bytes_max > 0 and sum(files.bytes) <= bytes_max)
         reading = self.reading()
         problem = self.problem_of_aligned(reading, files)
         name, reason = choose(job.plan, problem, self.before, self.storage, files, job.policy.columns)
