@@ -190,9 +190,9 @@ _KNOWN_ON_MARIADB = text(
     "AND m.id = n.id AND m.version = n.version"
 )
 _INSERT_ON_MARIADB = (
-    f"INSERT INTO fencepost_messages (consumer, id, version, timestamp, changed_ms) SELECT :consumer, n.*, {{clock}} "
-    f"FROM JSON_TABLE(:ids, '$[*]' COLUMNS (id VARCHAR({ID_BYTES_MAX}) PATH '$[0]', version BIGINT PATH '$[1]', "
-    "timestamp BIGINT PATH '$[2]')) AS n"
+    "INSERT INTO fencepost_messages (consumer, id, version, timestamp, changed_ms) SELECT :consumer, n.*, {clock} "
+    "FROM JSON_TABLE(:ids, '$[*]' COLUMNS (id VARCHAR(" + str(ID_BYTES_MAX) + ") PATH '$[0]', "
+    "version BIGINT PATH '$[1]', timestamp BIGINT PATH '$[2]')) AS n"
 )
 
 # Columns
