@@ -27,7 +27,7 @@ import pyarrow.parquet as pq
 import pytest
 from fencepost import Columns
 from fencepost._native import ParquetFooter, Rewritten, RunScan, parquet_footer, rewrite
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
 from interpreter import assert_released
 
@@ -519,6 +519,10 @@ def test_any_file_and_any_rows(data: st.DataObject, tmp_path_factory: pytest.Tem
         max_rows_per_page=data.draw(st.sampled_from([3, 20_000])),
     )
     lost = lose(rows, data.draw(st.integers(0, 99)), data.draw(st.sampled_from([0.02, 0.3, 0.9])))
+    try:
+        pq.read_table(source)
+    except pa.ArrowInvalid:
+        reject()  # pyarrow writes a list of one row behind a full dictionary so that it cannot read it itself
     cut_out(source, folder / "target.parquet", lost)
 
 
