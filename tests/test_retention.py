@@ -93,11 +93,24 @@ def check(root: Path) -> None:
 
 
 def check_folded(own: State, oldest: int) -> None:
-    """The log has just the versions that are not folded."""
+    """The log has the versions that are not folded. What a crash left of the newest fold goes with the next one."""
     floor = own.floor()
     assert floor < oldest
-    numbers = list(range(floor + 1, own.decided() + 1))
-    assert [it.version for it in own.versions()] == numbers
+    numbers = range(floor + 1, own.decided() + 1)
+    assert [it.version for it in own.versions()] == list(numbers)
+    newest = own.folded()
+    left = range(newest.removed + 1, newest.version + 1) if newest else range(0)
+    for folder, ending in (("log", ".json"), ("done", "")):
+        wanted = {f"{folder}/{it}{ending}" for it in numbers}
+        found = set(own.store.list(folder))
+        assert wanted <= found
+        assert found - wanted <= {f"{folder}/{it}{ending}" for it in left}
+    assert len(own.folds()) <= 3
+
+
+def check_nothing_is_left(own: State) -> None:
+    """Of what is folded, where the last folds were not disturbed."""
+    numbers = range(own.floor() + 1, own.decided() + 1)
     assert sorted(own.store.list("log")) == sorted(f"log/{it}.json" for it in numbers)
     assert sorted(own.store.list("done")) == sorted(f"done/{it}" for it in numbers)
     assert len(own.folds()) <= 2
@@ -221,6 +234,11 @@ def test_any_history(
     assert min(done[act] for act in ("run", "crash", "rollback", "abandon")) > 0
     assert opened(tmp_path).version(opened(tmp_path).decided()).oldest > 1, "nothing was ever given up"
     assert opened(tmp_path).floor() > 10
+    floor = opened(tmp_path).floor()
+    for number in range(36, 56):
+        go(tmp_path, number, keep=1)
+    assert opened(tmp_path).floor() > floor
+    check_nothing_is_left(opened(tmp_path))
     tracked = pl.col("pid") >= 0
     found, wanted = read_sink(tmp_path).filter(tracked), first_of_each(read_source(tmp_path)).filter(tracked)
     polars.testing.assert_frame_equal(
