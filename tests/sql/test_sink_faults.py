@@ -187,11 +187,12 @@ def test_a_server_that_crashes_again_and_again(own_server: PostgresServer | Mari
     sqlalchemy.Table("events", sqlalchemy.MetaData(), *columns).create(engine)
     errors: list[str] = []
     applied = 0
+    is_over = threading.Event()
 
     def consume() -> None:
         nonlocal applied
         sink = SqlSink(engine, "events", "c", attempts=1)
-        while applied < 4000:
+        while not is_over.is_set():
             try:
                 sink.apply(run(applied, 20), positions={"t": applied + 20})
                 applied += 20
@@ -202,18 +203,21 @@ def test_a_server_that_crashes_again_and_again(own_server: PostgresServer | Mari
     thread = threading.Thread(target=consume)
     thread.start()
     chance = random.Random(5)
-    for crash in range(6):
-        mark = 500 * crash + chance.randrange(500)
+    for _ in range(6):
+        mark = applied + 20 * chance.randrange(1, 25)
         wait_until(lambda mark=mark: applied >= mark, "nothing is applied")
         met = len(errors)
         own_server.halt("immediate")
         wait_until(lambda met=met: len(errors) > met, "no call met the crash")
         own_server.start_again()
+    mark = applied + 500
+    wait_until(lambda: applied >= mark, "nothing is applied after the last crash")
+    is_over.set()
     thread.join(timeout=PATIENCE_SECONDS)
     assert not thread.is_alive()
     engine.dispose()
-    assert stored(engine) == [(7, seq) for seq in range(4000)]
-    assert SqlSink(engine, "events", "c").positions() == {"t": 4000}
+    assert stored(engine) == [(7, seq) for seq in range(applied)]
+    assert SqlSink(engine, "events", "c").positions() == {"t": applied}
     engine.dispose()
 
 
