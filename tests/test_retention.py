@@ -68,7 +68,7 @@ def files_of(root: Path) -> set[str]:
     return {path.relative_to(root / "state").as_posix() for path in found.rglob("*") if path.is_file()}
 
 
-def check(root: Path) -> None:
+def check(root: Path, *, has_crashed: bool = False) -> None:
     """Whatever can be gone back to is there; and of what cannot, only what the newest version has just given up."""
     own = opened(root)
     own.collect_leftovers()  # what crashed and beaten attempts left, as the next run will
@@ -89,31 +89,20 @@ def check(root: Path) -> None:
     assert files_of(root) <= needed | waiting, "files that no run will ever remove"
     bodies = {int(path.name.partition("-")[0]) for path in (root / "state" / "body").glob("*")}
     assert not bodies or min(bodies) >= newest.collected
-    check_folded(own, newest.oldest)
+    check_folded(own, newest.oldest, has_crashed=has_crashed)
 
 
-def check_folded(own: State, oldest: int) -> None:
-    """The log has the versions that are not folded. What a crash left of the newest fold goes with the next one."""
-    floor = own.floor()
+def check_folded(own: State, oldest: int, *, has_crashed: bool = False) -> None:
+    """The log has just the versions that are not folded. A crash leaves files of the newest fold until the next one."""
+    floor, newest = own.floor(), own.folded()
     assert floor < oldest
     numbers = range(floor + 1, own.decided() + 1)
     assert [it.version for it in own.versions()] == list(numbers)
-    newest = own.folded()
-    left = range(newest.removed + 1, newest.version + 1) if newest else range(0)
+    left = range(newest.removed + 1, newest.version + 1) if has_crashed and newest else range(0)
     for folder, ending in (("log", ".json"), ("done", "")):
-        wanted = {f"{folder}/{it}{ending}" for it in numbers}
-        found = set(own.store.list(folder))
-        assert wanted <= found
-        assert found - wanted <= {f"{folder}/{it}{ending}" for it in left}
-    assert len(own.folds()) <= 3
-
-
-def check_nothing_is_left(own: State) -> None:
-    """Of what is folded, where the last folds were not disturbed."""
-    numbers = range(own.floor() + 1, own.decided() + 1)
-    assert sorted(own.store.list("log")) == sorted(f"log/{it}.json" for it in numbers)
-    assert sorted(own.store.list("done")) == sorted(f"done/{it}" for it in numbers)
-    assert len(own.folds()) <= 2
+        wanted, may_be_left = ({f"{folder}/{it}{ending}" for it in some} for some in (numbers, left))
+        assert wanted <= set(own.store.list(folder)) <= wanted | may_be_left
+    assert len(own.folds()) <= (3 if has_crashed else 2)
 
 
 def test_the_newest_versions_are_kept(tmp_path: Path, clock: list[int]) -> None:
@@ -229,8 +218,8 @@ def test_any_history(
         else:
             own.collect_garbage(keep_versions=keep)
         make_job(tmp_path, keep=keep).run()  # finishes what died
-        check(tmp_path)
         done[act] += 1
+        check(tmp_path, has_crashed=done["crash"] > 0)
     assert min(done[act] for act in ("run", "crash", "rollback", "abandon")) > 0
     assert opened(tmp_path).version(opened(tmp_path).decided()).oldest > 1, "nothing was ever given up"
     assert opened(tmp_path).floor() > 10
@@ -238,7 +227,7 @@ def test_any_history(
     for number in range(36, 56):
         go(tmp_path, number, keep=1)
     assert opened(tmp_path).floor() > floor
-    check_nothing_is_left(opened(tmp_path))
+    check(tmp_path)
     tracked = pl.col("pid") >= 0
     found, wanted = read_sink(tmp_path).filter(tracked), first_of_each(read_source(tmp_path)).filter(tracked)
     polars.testing.assert_frame_equal(
