@@ -7,6 +7,7 @@ GO ?= go
 VENV := .venv
 VENV43 := .venv-spark43
 VENV_RELEASE := .venv-release
+VENV_DOCS := .venv-docs
 # Classes of Spark as its JVMs map them.
 SPARK_CLASSES := .tools/spark-classes.jsa
 BIN := $(VENV)/bin
@@ -15,6 +16,8 @@ UV := .tools/bin/uv
 S3_SERVER := .tools/versitygw-1.8.0/versitygw
 ACTIONLINT := .tools/actionlint-1.7.7/actionlint
 CARGO_DENY := .tools/cargo-deny-0.18.5/bin/cargo-deny
+# Draws the diagrams of the documentation without a network.
+MERMAID := .tools/mermaid.min.js
 # Spark's workers must run the Python that has the wheels.
 export PYSPARK_PYTHON := $(abspath $(BIN)/python)
 export PYTHONDONTWRITEBYTECODE := 1
@@ -72,7 +75,7 @@ SPARK_SOURCES := Cargo.toml spark_udf/pyproject.toml spark_udf/hatch_build.py $(
 .DEFAULT_GOAL := help
 .PHONY: help demo demo-chain test test-matrix test-marked lint test-rust test-portable test-portable-part test-fuzz test-fuzz-part test-python test-jobs test-tables test-bench test-sql postgresql mariadb model \
 	faults test-spark test-spark-frames test-spark-jobs test-spark43 test-spark43-part test-free-threaded asan asan-part miri fuzz test-spark-connect \
-	test-spark-connect-part test-spark-delta test-kafka test-cluster test-stores jars fuzz-corpus fuzz-targets bench bench-full bench-rust bench-curve wheels release-check \
+	test-spark-connect-part test-spark-delta test-kafka test-cluster test-stores test-docs docs jars fuzz-corpus fuzz-targets bench bench-full bench-rust bench-curve wheels release-check \
 	develop format requirements tools java clean
 
 help: ## Show every task
@@ -93,7 +96,7 @@ test-matrix: ## All of what `make test` runs in part: libFuzzer, benchmarks, the
 # What others wait for first, beside it what waits for nothing, then what takes longest.
 SUITES := java postgresql mariadb $(VENV)/tests $(SPARK_CLASSES) $(JARS_IF_MAVEN) $(VENV43)/dependencies test-portable-part asan-part test-spark-frames test-python \
 	test-spark-jobs test-jobs test-tables test-sql test-spark-delta test-rust test-kafka test-cluster test-fuzz-part lint test-spark43-part \
-	test-spark-connect-part test-bench
+	test-spark-connect-part test-docs test-bench
 MATRIX := java postgresql mariadb $(S3_SERVER) test-fuzz test-spark43 asan test-spark-connect test-portable test-marked test-stores
 
 # Suites at a time. Each waits for servers, JVMs and other processes: six leave a seventh of two cores idle.
@@ -249,6 +252,15 @@ test-kafka: java $(VENV)/tests $(JARS_IF_MAVEN) ## Topics of a real broker, batc
 test-cluster: java $(VENV)/tests dist/environment.tar.gz ## A cluster of two workers, and the environment that is shipped to it
 	$(TIMED) $(BIN)/python -m pytest tests/cluster
 
+# Without npm a browser that shows a diagram loads the script from the network.
+SITE = NO_MKDOCS_2_WARNING=1 $(TIMED) $(VENV_DOCS)/bin/python -m mkdocs build --quiet --site-dir
+docs: $(if $(shell command -v npm),$(MERMAID)) $(VENV_DOCS)/tests ## Build the documentation site into dist/site
+	$(SITE) $(abspath dist/site)
+	@echo "open dist/site/index.html"
+
+test-docs: $(VENV_DOCS)/tests ## The documentation site builds: no link and no reference is broken
+	$(SITE) $(abspath target/site)
+
 # What `make test` runs on moto.
 test-stores: java $(S3_SERVER) $(VENV)/tests dist/environment.tar.gz ## Jobs in object stores and a cluster without a shared disk, on a real S3 server
 	FENCEPOST_S3_SERVER=$(abspath $(S3_SERVER)) $(TIMED) $(BIN)/python -m pytest tests/test_object_sinks.py tests/test_object_sources.py \
@@ -316,7 +328,7 @@ format: $(VENV)/dependencies ## Put every file in its form
 	$(BIN)/ruff format --quiet .
 
 requirements: $(UV) ## Compile the requirement files, hashes included
-	for name in uv dev spark43 workers release; do $(UV) pip compile --quiet --generate-hashes --universal --python-version 3.11 \
+	for name in uv dev spark43 workers release docs; do $(UV) pip compile --quiet --generate-hashes --universal --python-version 3.11 \
 		--no-header --no-annotate requirements/$$name.in -o requirements/$$name.txt || exit 1; done
 
 tools:
@@ -422,5 +434,23 @@ $(VENV43)/tests: $(VENV43)/dependencies dist/tests dist/spark
 	$(call install_wheels,$(VENV43),dist/tests/*.whl dist/spark/*.whl)
 	@touch $@
 
+$(VENV_DOCS)/dependencies: requirements/docs.txt $(UV)
+	$(UV) venv --quiet --allow-existing --python $(PYTHON) $(VENV_DOCS)
+	$(TIMED) $(UV) pip install --quiet --python $(VENV_DOCS)/bin/python --require-hashes -r requirements/docs.txt
+	@touch $@
+
+# The command-line reference is the help of the installed commands.
+$(VENV_DOCS)/tests: $(VENV_DOCS)/dependencies dist/tests
+	$(call install_wheels,$(VENV_DOCS),dist/tests/*.whl)
+	@touch $@
+
+MERMAID_SHA256 := 07e37dfa97b337ccc85365d57eddf99b9706f09db3b59b260d0333b23b343c4b
+$(MERMAID):
+	@mkdir -p $(@D)/mermaid
+	npm pack --silent --pack-destination $(@D)/mermaid mermaid@11.12.0
+	tar -xzf $(@D)/mermaid/mermaid-11.12.0.tgz -C $(@D)/mermaid package/dist/mermaid.min.js
+	echo "$(MERMAID_SHA256)  $(@D)/mermaid/package/dist/mermaid.min.js" | sha256sum --check --quiet
+	mv $(@D)/mermaid/package/dist/mermaid.min.js $@
+
 clean: ## Remove everything that was built, environments included
-	rm -rf .venv .venv-spark43 .venv-free-threaded .tools dist target demo-out
+	rm -rf .venv .venv-spark43 .venv-docs .venv-free-threaded .tools dist target demo-out
