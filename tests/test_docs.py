@@ -15,7 +15,7 @@ ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 LINES_MAX = 300
 # Pages that are to be split.
-LONG = {"operating.md", "producer.md", "producers-and-transactions.md"}
+LONG = {"producer.md", "producers-and-transactions.md"}
 
 _spec = importlib.util.spec_from_file_location("site_hook", ROOT / ".ci" / "docs.py")
 assert _spec is not None
