@@ -1,6 +1,6 @@
 """Deduplicates event streams identified by (pid, epoch, partition, seq).
 
-Tells duplicate, missing and zombie apart, row by row:
+Classifies each row: new, duplicate, out of order, or written by a fenced producer (a zombie). Reports missing rows.
 
 >>> import fencepost as fp
 >>> from array import array
@@ -12,8 +12,9 @@ Tells duplicate, missing and zombie apart, row by row:
 >>> table.get(pid=7, partition=0)["holes"]
 [{'first': 2, 'last': 3, 'timestamp': None}]
 
-Needs no other package: Arrow comes and goes by the PyCapsule protocol. Jobs over files live in
-``fencepost.lake``, their state in ``fencepost.state``; those doors ask for pyarrow when opened, and so does ``audit``.
+This module has no dependencies: it exchanges Arrow data by the PyCapsule protocol. Jobs over files are in
+``fencepost.lake`` and their state in ``fencepost.state``. These two modules and ``audit``, ``explain`` and ``advise``
+need pyarrow.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -99,7 +100,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    # Its threads and random numbers are imported when it is asked for: the command line starts without.
+    # Imported on first use: its threads and random numbers would slow down the start of the command line.
     if name == "SequencedProducer":
         from fencepost.producer import SequencedProducer
 

@@ -1,6 +1,6 @@
-"""Recommends a policy, columns and retention from rows, with the evidence.
+"""Recommends a policy, columns and retention for rows, with the evidence.
 
-The rows are judged by each policy, and their order is measured: how far rows come behind the newest of their key, in
+Judges the rows by each policy and measures their order: how far rows come behind the newest row of their key, in
 sequence numbers and in time, and how old repeats are.
 
 Requires pyarrow and numpy (`fencepost[lake]`).
@@ -30,9 +30,9 @@ from fencepost.policy import COLUMN_PRESETS, Columns, Policy
 from fencepost.verdict import Verdict
 
 GAPS_ARE_NORMAL = 0.5
-"""The share of skipped sequence numbers from which gaps are taken for normal."""
+"""Gaps count as normal from this share of skipped sequence numbers."""
 SPARE = 4
-"""Bounds are recommended this many times as large as what was seen."""
+"""Recommended bounds are this many times the observed maximum."""
 INT31 = 1 << 31
 
 PRODUCERS = ("pid", "producer_id", "producer", "device_id", "device", "client_id", "sensor_id", "sensor", "source_id")
@@ -63,12 +63,12 @@ TIMESTAMPS = ("timestamp", "event_time", "event_timestamp", "ts", "time", "creat
 
 Numbers = npt.NDArray[np.int64]
 Named: TypeAlias = Columns | str | Mapping[str, Any] | None
-"""Columns, the name of a preset, or some of the roles; what is not named is found by the names of columns."""
+"""Columns, the name of a preset, or some of the roles. Missing roles are detected by column name."""
 
 
 @dataclass(frozen=True)
 class Fact:
-    """One thing that the data shows."""
+    """One observation about the data."""
 
     question: str
     answer: str
@@ -77,32 +77,35 @@ class Fact:
 
 @dataclass(frozen=True, kw_only=True)
 class Advice:
-    """What the rows look like, and what follows. `str(advice)` is for people."""
+    """The recommendation and the observations behind it. `str(advice)` is a text for people."""
 
     source: str | None
     rows: int
-    """Rows that were read."""
+    """Number of rows read."""
     is_all: bool
-    """Whether these are all rows of the source."""
+    """Whether all rows of the source were read."""
     facts: tuple[Fact, ...]
     policy: Policy
     """The recommended policy, with its columns."""
     max_idle_ms: int | None
-    """For how long to remember idle producers; None where no timestamps were read."""
+    """How long to remember idle producers, in milliseconds. None if no timestamps were read."""
     reasons: tuple[str, ...]
     policies: Any
-    """What each policy does with the rows: policy, kept, its rows by verdict, missing, stale; a `pyarrow.Table`."""
+    """The effect of each policy: policy, kept, number of rows by verdict, missing, stale; a `pyarrow.Table`."""
 
     @property
     def command(self) -> str:
-        """The job that follows."""
+        """The recommended command line."""
         words = [*options(self.policy, self.policy.columns)]
         if self.max_idle_ms is not None:
             words += ["--max-idle", duration(self.max_idle_ms)]
         return command("dedup", self.source or "SOURCE", STATE, SINK, *words)
 
     def to_html(self) -> str:
-        """A page with charts, as one file that loads nothing. Raises FencepostError without `fencepost[report]`."""
+        """Return the advice as one HTML file with charts that loads nothing else.
+
+        Raises FencepostError if `fencepost[report]` is not installed.
+        """
         from fencepost.pages.advice import advice_page
 
         return advice_page(self).to_html()
@@ -114,7 +117,7 @@ class Advice:
         return advice_page(self).frame() if is_installed() else None
 
     def to_json(self) -> str:
-        """Everything, the table as a list of objects."""
+        """Return the advice as JSON, the table as a list of objects."""
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         fields |= {
             "facts": [dataclasses.asdict(it) for it in self.facts],
@@ -135,7 +138,7 @@ class Advice:
 
 
 def advise(rows: Any, columns: Named = None, *, rows_max: int | None = ADVICE_ROWS) -> Advice:
-    """See `fencepost.advise`."""
+    """Implement `fencepost.advise`."""
     stream = pieces(rows, (), CALL_ROWS, is_whole=True)
     first = next(stream)
     found = resolve_named(columns, first)
@@ -154,7 +157,7 @@ def advise(rows: Any, columns: Named = None, *, rows_max: int | None = ADVICE_RO
 def advise_table(
     rows: pa.Table, columns: Columns, *, is_all: bool, source: str | None = None, untracked: int = 0
 ) -> Advice:
-    """Advice from rows in memory. `untracked`: how many without a producer were read and are not among them."""
+    """Return advice for rows in memory. `untracked`: number of rows without a producer, not contained in `rows`."""
     rules = base_policy(columns)
     tracked = _tracked(rows, rules)
     untracked += len(rows) - len(tracked)
@@ -178,7 +181,7 @@ def advise_table(
 
 
 def resolve_named(columns: Named, rows: pa.Table) -> Columns:
-    """The columns that hold the identity. `rows`: the first ones. Raises PolicyError."""
+    """Return the identity columns. `rows`: a sample from the beginning. Raises PolicyError."""
     if isinstance(columns, Columns):
         return columns
     if isinstance(columns, str):
@@ -188,9 +191,9 @@ def resolve_named(columns: Named, rows: pa.Table) -> Columns:
 
 
 def _by_names(rows: pa.Table, named: Mapping[str, Any]) -> Columns:
-    """The columns that hold the identity, by their names, types and first values. `named`: what is known already.
+    """Detect the identity columns by names, types and first values. `named`: the roles that are already known.
 
-    Raises PolicyError where no column looks like a producer, or like a sequence number.
+    Raises PolicyError if no column looks like a producer or a sequence number.
     """
     schema, names = rows.schema, set(rows.column_names)
     if named.get("pid") is not None and named.get("seq") is not None:
@@ -218,7 +221,7 @@ def _by_names(rows: pa.Table, named: Mapping[str, Any]) -> Columns:
 
 
 def base_policy(columns: Columns) -> Policy:
-    """The policy to begin with: `any_order`, or `kafka_offsets` where rows are identified by their offsets."""
+    """Return the base policy: `kafka_offsets` if rows are identified by their offsets, otherwise `any_order`."""
     if any(columns.names == COLUMN_PRESETS[it].names for it in ("kafka", "kafka-connect", "hudi")):
         return Policy.kafka_offsets().replace(columns=columns)
     if columns.epoch is None:
@@ -227,7 +230,7 @@ def base_policy(columns: Columns) -> Policy:
 
 
 def duration(ms: int) -> str:
-    """A duration as options of the command line take it."""
+    """Format a duration as a value for command-line options."""
     for size, letter in ((86_400_000, "d"), (3_600_000, "h"), (60_000, "m")):
         if ms % size == 0:
             return f"{ms // size}{letter}"
@@ -248,7 +251,7 @@ def _timestamp(schema: pa.Schema) -> str | None:
 
 
 def _is_epoch(column: pa.ChunkedArray) -> bool:
-    """Whether a column can be an epoch: numbers of 16 bits. Texts, UUIDs and times of a boot are none."""
+    """Return whether a column can be an epoch: 16-bit integers. Texts, UUIDs and boot times cannot."""
     if not pa.types.is_integer(column.type):
         return False
     bounds = pc.min_max(column.cast(pa.int64())).as_py()
@@ -267,7 +270,7 @@ def _narrow(rows: pa.Table, columns: Columns, keep: tuple[str, ...]) -> pa.Table
 
 
 def _candidates(rules: Policy) -> dict[str, Policy]:
-    """The policies that are compared, by name; the one to begin with first."""
+    """Return the policies to compare, by name, the base policy first."""
     found = {rules.name or "any_order": rules}
     if rules.columns.epoch is not None:
         found["any_order, epochs=fence"] = rules.replace(epochs="fence")
@@ -287,13 +290,13 @@ def _audit(rows: pa.Table, policy: Policy) -> AuditReport:
 
 
 def _tracked(rows: pa.Table, rules: Policy) -> pa.Table:
-    """The rows that have a producer."""
+    """Return the rows that have a producer."""
     codes = pa.array(StateTable(rules.replace(wrap=None)).apply(rows).verdict)
     return rows.filter(pc.not_equal(codes, pa.scalar(Verdict.UNTRACKED.value, codes.type)))
 
 
 class _Order:
-    """In which order rows come, key by key (and epoch by epoch)."""
+    """Measures the order of rows per key (and epoch)."""
 
     def __init__(self, rows: pa.Table, policy: Policy) -> None:
         columns = policy.columns
@@ -306,7 +309,7 @@ class _Order:
         ordered = plain["seq"].to_numpy()[order]
         self.keys = int(self.is_start.sum())
         self.behind = self._behind(ordered)
-        """How far each row is below the highest before it of its key; 0 for rows that are above it."""
+        """How far each row is below the highest row before it of its key. 0 for rows above it."""
         is_first = self._is_first(ordered)
         self.repeats = int((~is_first).sum())
         self.late = self.behind[is_first & (self.behind > 0)]
@@ -324,7 +327,7 @@ class _Order:
             self.age_of_late = int(ages[is_first & (self.behind > 0)].max(initial=0))
 
     def _behind(self, seq: Numbers) -> Numbers:
-        """Running maxima within each key: ranks, raised by key so that none reaches into the next."""
+        """Compute running maxima within each key: ranks get an offset per key, so that no key affects the next."""
         ranked, ranks = np.unique(seq, return_inverse=True)
         raised = np.maximum.accumulate(ranks.reshape(-1) + (np.cumsum(self.is_start) - 1) * max(len(ranked), 1))
         highest = ranked[raised % max(len(ranked), 1)] if len(ranked) else seq
@@ -332,7 +335,7 @@ class _Order:
         return np.where(self.is_start, 0, np.maximum(before - seq, 0))
 
     def _is_first(self, seq: Numbers) -> npt.NDArray[np.bool_]:
-        """Whether a row is the first of its identity."""
+        """Return whether each row is the first of its identity."""
         order = np.lexsort((np.arange(len(seq)), seq, self.groups))
         is_first = np.zeros(len(seq), bool)
         groups, ordered = self.groups[order], seq[order]
@@ -341,7 +344,7 @@ class _Order:
 
 
 def _hashes(keys: pa.Table) -> npt.NDArray[np.uint64]:
-    """A number for each row, the same for equal keys."""
+    """Return a hash for each row; equal keys have equal hashes."""
     hashes = np.zeros(len(keys), np.uint64)
     for column in keys.columns:
         is_number = pa.types.is_integer(column.type)
@@ -351,7 +354,7 @@ def _hashes(keys: pa.Table) -> npt.NDArray[np.uint64]:
 
 
 class _Best:
-    """The recommendation, a reason for each part of it."""
+    """The recommendation, with a reason for each part."""
 
     def __init__(self, rules: Policy, order: _Order, report: AuditReport) -> None:
         self.policy = rules
@@ -474,7 +477,7 @@ def _compared(reports: dict[str, AuditReport], untracked: int) -> pa.Table:
 
 
 def _round_up(value: int, least: int) -> int:
-    """To one significant digit."""
+    """Round up to one significant digit."""
     size: int = 10 ** (len(str(max(value, 1))) - 1)
     return max(-(-value // size) * size, least)
 

@@ -1,4 +1,4 @@
-"""What tabular data looks like to this package: the Arrow PyCapsule protocol, as types.
+"""Types for tabular data that is exchanged by the Arrow PyCapsule protocol.
 
 https://arrow.apache.org/docs/format/CDataInterface/PyCapsuleInterface.html
 """
@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeAlias
 
 
 class ArrowArrayExportable(Protocol):
-    """An Arrow array, or a record batch: ``pyarrow.array(it)``, ``polars.Series(it)``, ``numpy.asarray(it)``."""
+    """An Arrow array or record batch: ``pyarrow.array(it)``, ``polars.Series(it)``, ``numpy.asarray(it)``."""
 
     def __arrow_c_array__(self, requested_schema: object | None = None) -> tuple[object, object]: ...
 
@@ -28,4 +28,4 @@ class ArrowSchemaExportable(Protocol):
 
 
 Rows: TypeAlias = ArrowStreamExportable | ArrowArrayExportable | Mapping[str, Any]
-"""Anything tabular; a mapping is of column name to NumPy or Arrow array."""
+"""Any tabular data. A mapping maps column names to NumPy or Arrow arrays."""

@@ -1,7 +1,7 @@
-"""Gathers what verdicts say about producers, call by call, in memory that follows producers and not rows.
+"""Gathers audit figures from verdicts, call by call. Memory grows with producers, not with rows.
 
-An `Auditor` is fed with the rows of a call and their verdicts; it neither judges nor changes a table. Auditors of
-disjoint keys add up (`merge`), so an audit of many files is several of them, one a shard.
+An `Auditor` receives the rows of a call and their verdicts. It neither judges nor changes a table. Auditors of disjoint
+keys can be merged (`merge`), so an audit of many files uses one auditor per shard.
 
 Requires pyarrow and numpy (`fencepost[lake]`).
 """
@@ -32,15 +32,15 @@ from fencepost.timeline import Timeline
 from fencepost.verdict import Verdict
 
 CALL_ROWS = 1 << 20
-"""Rows of a call: large enough to be fast, small enough to answer Ctrl-C and to bound memory."""
+"""Rows per call: large enough to be fast, small enough to react to Ctrl-C and to bound memory."""
 SAMPLE_MAX = 1 << 18
-"""Kept rows that are remembered, to compare repeats with them, 24 bytes each."""
+"""Maximum number of kept rows to remember for comparison with repeats, 24 bytes each."""
 CONFLICTS_MAX = 1_000
-"""Repeats with other content that a report lists."""
+"""Maximum number of repeats with other content that a report lists."""
 EXAMPLES_MAX = 20
-"""Rows of each kind that a report shows as examples."""
+"""Maximum number of example rows of each kind."""
 COMPACT_MIN = 1 << 18
-"""Lines that a tally lets gather before it is added up."""
+"""Number of lines that a tally collects before it adds them up."""
 
 Hashes: TypeAlias = npt.NDArray[np.uint64]
 Numbers: TypeAlias = npt.NDArray[np.int64]
@@ -56,7 +56,7 @@ def audit_rows(
     reset_rows_min: int,
     compared: tuple[str, ...] | None = None,
 ) -> AuditReport:
-    """The report on rows of any kind, judged by a table that is advanced. See `fencepost.audit`."""
+    """Return the report on rows of any type. Updates `table`. See `fencepost.audit`."""
     auditor = Auditor(table.policy, columns, table, compared is not None)
     first = 0
     sums = [np.empty(0, np.uint64)]
@@ -73,7 +73,7 @@ def audit_rows(
 
 
 def _compared(auditor: Auditor, sums: Hashes) -> dict[str, Any]:
-    """What the report says of content. `sums`: the checksum of each row."""
+    """Return the report's fields about content. `sums`: the checksum of each row."""
     repeats, kept = auditor.pairs()
     is_conflict = sums[repeats] != sums[kept]
     auditor.count_conflicts(int(is_conflict.sum()))
@@ -83,7 +83,7 @@ def _compared(auditor: Auditor, sums: Hashes) -> dict[str, Any]:
 
 @contextmanager
 def placed(first: int) -> Iterator[None]:
-    """While a call is judged whose rows begin at row `first`: a BatchError names the row of the whole input."""
+    """Make a BatchError name the row of the whole input. `first`: the number of the call's first row."""
     try:
         yield
     except BatchError as error:
@@ -95,10 +95,10 @@ def placed(first: int) -> Iterator[None]:
 
 
 def pieces(rows: Any, names: tuple[str, ...], rows_max: int = CALL_ROWS, is_whole: bool = False) -> Iterator[pa.Table]:
-    """Rows of any kind as Arrow tables of about `rows_max` rows, identity columns only if all are there.
+    """Yield tabular data as Arrow tables of about `rows_max` rows, with the identity columns only if all exist.
 
-    A stream is read as it comes and not collected. `is_whole`: with all their columns. Raises TypeError for what is no
-    table.
+    A stream is never held in memory as a whole. `is_whole`: yield all columns. Raises TypeError for input that is not
+    tabular.
     """
     gathered: list[pa.RecordBatch] = []
     count = 0
@@ -117,9 +117,9 @@ def pieces(rows: Any, names: tuple[str, ...], rows_max: int = CALL_ROWS, is_whol
 
 
 def _batches(rows: Any, names: tuple[str, ...]) -> Iterator[pa.RecordBatch]:
-    """At least one batch, so that wrong columns are found out even where there are no rows."""
+    """Yield at least one batch, so that wrong columns are found even without rows."""
     if names and _is_frame(rows) and set(names) <= set(rows.columns):
-        rows = rows[list(dict.fromkeys(names))]  # the others need not be convertible
+        rows = rows[list(dict.fromkeys(names))]  # other columns may not be convertible
     if hasattr(rows, "__arrow_c_stream__"):
         reader = pa.RecordBatchReader.from_stream(rows)
     else:
@@ -135,15 +135,16 @@ def _batches(rows: Any, names: tuple[str, ...]) -> Iterator[pa.RecordBatch]:
 
 
 def _is_frame(rows: object) -> bool:
-    """Whether rows are a DataFrame of pandas or polars, neither of which is imported to ask."""
+    """Return whether rows are a pandas or polars DataFrame, without importing either package."""
     kinds = (getattr(sys.modules.get(package), "DataFrame", None) for package in ("pandas", "polars"))
     return any(kind is not None and isinstance(rows, kind) for kind in kinds)
 
 
 def identity(rows: pa.Table, columns: Columns, keep: tuple[str, ...] = ()) -> pa.Table:
-    """The identity columns under the names that verdicts give them: pid or pid_0 …, partition …, epoch, seq, timestamp.
+    """Return the identity columns under their names in verdicts: pid or pid_0 …, partition …, epoch, seq, timestamp.
 
-    Integers as int64, timestamps as milliseconds; text and bytes as they are, dictionaries and views unpacked.
+    Integers become int64 and timestamps milliseconds. Text and bytes keep their type; dictionaries and views are
+    unpacked.
     """
     named = {f"{role}{suffix}": rows[name] for role in ("pid", "partition") for suffix, name in _parts(columns, role)}
     if columns.epoch is not None:
@@ -175,7 +176,7 @@ def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def _milliseconds(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Milliseconds since 1970, rounded down, as the table reads them."""
+    """Return milliseconds since 1970, rounded down, as the table reads them."""
     if not pa.types.is_timestamp(column.type):
         return column.cast(pa.int64())
     ticks = column.cast(pa.int64())
@@ -191,14 +192,14 @@ def _floor_divide(chunk: pa.Array, by: int) -> pa.Array:
 
 
 class Auditor:
-    """What the rows so far say. `policy`: by which they are judged; `table`: what was known before the first.
+    """Figures about the rows so far. `policy`: the rules that judge them; `table`: the state before the first row.
 
-    Memory: some 50 bytes per key for the tallies (more where keys are text), 40 per key with findings, 16 per entry
-    where timestamps are kept, and 6 MB for a sample of kept rows.
+    Memory: about 50 bytes per key (more for text keys), 40 per key with findings, 16 per entry if timestamps are kept,
+    and 6 MB for a sample of kept rows.
     """
 
     def __init__(self, policy: Policy, columns: Columns, table: StateTable, is_compared: bool = False) -> None:
-        """`is_compared`: whether repeats are paired with the rows they repeat (`pairs`), at 24 bytes a kept row."""
+        """`is_compared`: pair repeats with the rows they repeat (`pairs`), for 24 bytes per kept row."""
         self.policy, self.columns = policy, columns
         self.rows = 0
         self.counts: Counter[str] = Counter()
@@ -215,7 +216,7 @@ class Auditor:
             }
         )
         self.findings = _Tally({"refused": "sum", "since": "min", "until": "max"})
-        """Of keys with repeats, refused or stale rows only: most have none."""
+        """Only keys with repeats, refused or stale rows; most keys have none."""
         self.missing = [pa.table(table.missing())] if policy.admit == "forward" and len(table) else []
         self.every_epoch = (
             [_EveryEpoch(policy, columns, table)] if policy.admit == "any" and policy.epochs == "fence" else []
@@ -226,7 +227,7 @@ class Auditor:
         self.examples = Examples(EXAMPLES_MAX)
 
     def add(self, rows: pa.Table, verdicts: Verdicts, first: int = 0) -> None:
-        """Rows as `identity` gives them, and what the table said of them. `first`: where the first of them stands."""
+        """Add rows from `identity` and their verdicts. `first`: the number of the first row."""
         codes, stale = self._add_verdicts(verdicts)
         places = np.arange(first, first + len(rows), dtype=np.int64)
         is_tracked = codes != Verdict.UNTRACKED
@@ -236,21 +237,21 @@ class Auditor:
             self._add_tracked(rows.combine_chunks(), np.ones(len(rows), np.int64), codes, places, stale)
 
     def add_runs(self, runs: pa.Table, verdicts: Verdicts, lengths: Numbers, places: Numbers) -> None:
-        """Runs as `identity` gives them, how many rows each has, and where each row stands among all of the audit.
+        """Add runs from `identity`, the number of rows of each, and the number of each row in the whole audit.
 
-        Repeats come after what they repeat, in this call and in all of them.
+        A repeat must come after the row it repeats, within the call and across calls.
         """
         codes, stale = self._add_verdicts(verdicts)
         if len(runs):
             self._add_tracked(runs.combine_chunks(), lengths, codes, places, stale)
 
     def add_untracked(self, count: int) -> None:
-        """Rows without a producer that no table was asked about."""
+        """Count rows without a producer that were not judged."""
         self.rows += count
         self.counts[Verdict.UNTRACKED.name] += count
 
     def _add_verdicts(self, verdicts: Verdicts) -> tuple[npt.NDArray[np.uint8], pa.Table]:
-        """Adds what verdicts say without their rows. Returns the verdict of each row, and `Verdicts.stale`."""
+        """Add the figures of verdicts that need no rows. Returns the verdict of each row, and `Verdicts.stale`."""
         codes = np.asarray(pa.array(verdicts.verdict))
         self.rows += len(codes)
         self.counts.update({verdict.name: count for verdict, count in verdicts.counts.items() if count})
@@ -265,20 +266,20 @@ class Auditor:
     def _add_tracked(
         self, runs: pa.Table, lengths: Numbers, codes: npt.NDArray[np.uint8], places: Numbers, stale: pa.Table
     ) -> None:
-        """`codes`, `places`: of each row of the runs. `stale`: `Verdicts.stale` of their call."""
+        """`codes`, `places`: one value per row of the runs. `stale`: `Verdicts.stale` of the call."""
         is_duplicate, is_accepted = codes == Verdict.DUPLICATE, codes == Verdict.ACCEPTED
         for it in self.every_epoch:
             it.add(runs, lengths, is_accepted)
         keys = [_Column(runs[name]) for name in _key_names(runs)]
         epoch = runs["epoch"].to_numpy() if "epoch" in runs.column_names else np.zeros(len(runs), np.int64)
-        # What follows each other of one key and epoch is one line: it is hashed and tallied once.
+        # Consecutive runs of one key and epoch form one line, which is hashed and added once.
         is_start = np.ones(len(runs), bool)
         is_start[1:] = np.logical_or.reduce([it[1:] != it[:-1] for it in (*(key.codes for key in keys), epoch)])
         starts = np.flatnonzero(is_start)
         firsts = np.cumsum(lengths) - lengths
         line_rows = np.diff(firsts[starts], append=len(codes))
-        # Verdicts never lean on hashes. These only find the kept copy of a repeat and the age of an entry: two of a
-        # million entries are taken for one in one of 40 million audits.
+        # Verdicts never depend on these hashes. They only locate the kept row of a repeat and the age of an entry. With
+        # a million entries, two collide in one of 40 million audits.
         key_hashes = _hash([key.bits[starts] for key in keys], len(starts))
         hashes = mixed(key_hashes, epoch[starts])
         identities = mixed(np.repeat(hashes, line_rows), self._sequences(runs["seq"].to_numpy(), firsts, lengths))
@@ -310,7 +311,7 @@ class Auditor:
         self._add_examples(runs, lengths, codes, places, identities, is_stale & is_accepted, is_retimed)
 
     def _add_findings(self, keys: pa.Table, is_finding: Mask, is_refused: Mask, at: Numbers, starts: Numbers) -> None:
-        """`keys`, `starts`: the key and the first row of each line; the others are of each row."""
+        """`keys`, `starts`: the key and the first row of each line. The other arguments have one value per row."""
         limits = np.iinfo(np.int64)
         found = keys.append_column("refused", pa.array(_sums(is_refused, starts)))
         since = np.minimum.reduceat(np.where(is_finding, at, limits.max), starts)
@@ -328,7 +329,7 @@ class Auditor:
         is_stale: Mask,
         is_retimed: Mask,
     ) -> None:
-        """`is_stale`: of rows that were accepted all the same."""
+        """`is_stale`: rows of a replaced epoch that were accepted."""
         kinds = {it.name: codes == it for it in (Verdict.DUPLICATE, *_REFUSED)}
         firsts = np.cumsum(lengths) - lengths
         for kind, is_one in {**kinds, "STALE": is_stale, "RETIMED": is_retimed}.items():
@@ -351,7 +352,7 @@ class Auditor:
             self.examples.add(kind, identities[rows], shown)
 
     def _sequences(self, seq: Numbers, firsts: Numbers, lengths: Numbers) -> Numbers:
-        """Of each row of runs."""
+        """Return the sequence number of each row of the runs."""
         rows = int(lengths.sum())
         if rows == len(seq):
             return seq
@@ -359,7 +360,7 @@ class Auditor:
         return seqs if self.policy.wrap is None else seqs % self.policy.wrap
 
     def merge(self, other: Auditor) -> None:
-        """Take in what another auditor found of other keys."""
+        """Add the figures of another auditor, whose keys must be disjoint from this one's."""
         self.rows += other.rows
         self.counts.update(other.counts)
         self.border += other.border
@@ -374,13 +375,13 @@ class Auditor:
         self.examples.merge(other.examples)
 
     def pairs(self) -> tuple[Numbers, Numbers]:
-        """(where repeats stand, where the rows stand that they repeat), of this auditor's own keys."""
+        """Return (numbers of repeats, numbers of the rows they repeat), for this auditor's keys only."""
         repeats, kept = zip(*self.distances.pairs, strict=True) if self.distances.pairs else ((), ())
         none = np.empty(0, np.int64)
         return np.concatenate([none, *repeats]), np.concatenate([none, *kept])
 
     def count_conflicts(self, count: int) -> None:
-        """So many repeats have other content than what they repeat."""
+        """Count repeats whose content differs from the row they repeat."""
         if count:
             self.counts[Verdict.DUPLICATE.name] -= count
             self.counts[Verdict.CONFLICT.name] += count
@@ -399,8 +400,11 @@ class Auditor:
         content_compared: int | None = None,
         conflicts: pa.Table | None = None,
     ) -> AuditReport:
-        """The report; `tables`: those that judged, which know what is still missing; first this auditor's own, then
-        those of the others in the order in which they were merged."""
+        """Return the report.
+
+        `tables`: the tables that judged and know what is still missing: this auditor's own first, then those of the
+        merged auditors in order of merging.
+        """
         if self.policy.admit == "forward":
             missing = self.missing
         elif self.every_epoch:
@@ -454,13 +458,13 @@ class Auditor:
 
 
 class _EveryEpoch:
-    """What is missing of every epoch, where a higher epoch replaces an entry and its holes with it.
+    """Tracks missing rows of every epoch, for policies where a higher epoch replaces an entry and its holes.
 
-    Late rows fill holes under these policies, until the epoch is replaced, so a call's own list does not tell which are
-    left for good. Therefore the accepted rows go to a table of its own, in which each epoch is an entry: rows of a
-    replaced epoch are never accepted, so its holes stay as they were. `table`: what was known before the first row.
+    Under these policies, late rows fill holes until the epoch is replaced, so the missing ranges of a call are not
+    final. Accepted rows therefore go to a second table that has one entry per epoch. Rows of a replaced epoch are never
+    accepted, so its holes in this table stay as they were. `table`: the state before the first row.
 
-    Memory: an entry per key and epoch, not one per key.
+    Memory: one entry per key and epoch instead of one per key.
     """
 
     def __init__(self, policy: Policy, columns: Columns, table: StateTable) -> None:
@@ -481,11 +485,11 @@ class _EveryEpoch:
             self.table = StateTable.from_entries(entries, rules, keep=table.keep, horizon_ms=table.horizon_ms)
 
     def add(self, runs: pa.Table, lengths: Numbers, is_accepted: Mask) -> None:
-        """`is_accepted`: of each row of the runs."""
+        """`is_accepted`: one value per row of the runs."""
         firsts = np.cumsum(lengths) - lengths
         is_first = np.zeros(len(is_accepted), bool)
         is_first[firsts] = True
-        # As runs again: each goes on while rows of one run are accepted.
+        # Split the runs where accepted and refused rows meet.
         starts = np.flatnonzero(is_accepted & (is_first | ~np.append(False, is_accepted[:-1])))
         ends = np.flatnonzero(is_accepted & np.append(is_first[1:] | ~is_accepted[1:], True)) + 1
         if not len(starts):
@@ -498,7 +502,7 @@ class _EveryEpoch:
         self.table.apply_runs(rows.append_column("_length", pa.array(ends - starts)), "_length", self.columns)
 
     def missing(self, table: StateTable) -> pa.Table:
-        """`table`: the one that judged, for the types of keys."""
+        """Return the missing ranges. `table`: the table that judged; it defines the types of keys."""
         found = _timed_missing(self.table)
         if not len(found):
             return found
@@ -508,10 +512,10 @@ class _EveryEpoch:
 
 
 def _stale_rows(stale: pa.Table, names: list[str], hashes: Hashes, line_rows: Numbers) -> Mask:
-    """Whether each row is of an epoch that a higher one had replaced before it.
+    """Return whether each row is of an epoch that a higher one had replaced before it.
 
-    `stale`: `Verdicts.stale`; `names`: the columns of the key; `hashes`, `line_rows`: the entry and the number of
-    rows of each line. A replaced epoch stays replaced, so its stale rows are the last ones that it has in the call.
+    `stale`: `Verdicts.stale`; `names`: the key columns; `hashes`, `line_rows`: the entry and the number of rows of each
+    line. A replaced epoch stays replaced, so its stale rows are its last ones in the call.
     """
     is_stale = np.zeros(int(line_rows.sum()), bool)
     if not len(stale):
@@ -532,7 +536,7 @@ def _stale_rows(stale: pa.Table, names: list[str], hashes: Hashes, line_rows: Nu
 
 
 def _timed_missing(table: StateTable) -> pa.Table:
-    """`StateTable.missing`, with the timestamp at which each range was skipped where the table keeps timestamps."""
+    """Return `StateTable.missing`, with the timestamp at which each range was skipped if the table keeps timestamps."""
     found = pa.table(table.missing())
     if "timestamp" not in table.keep or not len(found):
         return found
@@ -543,7 +547,7 @@ def _timed_missing(table: StateTable) -> pa.Table:
 
 
 def _sums(is_one: Mask, starts: Numbers) -> Numbers:
-    """How many are from each start to the next."""
+    """Count the true values from each start to the next."""
     if not is_one.any():
         return np.zeros(len(starts), np.int64)
     sums: Numbers = np.add.reduceat(is_one, starts, dtype=np.int64)
@@ -567,7 +571,7 @@ def _suspected(keys: pa.Table, names: list[str], rows_min: int) -> pa.Table:
 def _with_findings(
     keys: pa.Table, names: list[str], findings: pa.Table, missing: pa.Table, stale: pa.Table
 ) -> pa.Table:
-    """The keys that have any finding, those with the most first."""
+    """Return the keys with any finding, those with the most first."""
     sums = {"rows": "sum", "duplicates": "sum", "refused": "sum", "missing": "sum", "stale": "sum"}
     tally = _Tally(sums | {"since": "min", "until": "max"})
     tally.add(_filled(keys.select([*names, "rows", "duplicates"]), tally.figures))
@@ -585,7 +589,7 @@ def _with_findings(
 
 
 def _filled(lines: pa.Table, figures: dict[str, str]) -> pa.Table:
-    """Lines of a tally with 0, or null for what has no sum, in the columns that they do not have."""
+    """Add missing figure columns: 0 for sums, otherwise null."""
     for name, how in figures.items():
         if name not in lines.column_names:
             value = pa.array(np.zeros(len(lines), np.int64)) if how == "sum" else pa.nulls(len(lines), pa.int64())
@@ -594,14 +598,14 @@ def _filled(lines: pa.Table, figures: dict[str, str]) -> pa.Table:
 
 
 def _sorted(table: pa.Table, by: str | None) -> pa.Table:
-    """The highest first; equal ones by key, so that equal audits give equal reports."""
+    """Sort by `by`, highest first, then by key, so that equal audits give equal reports."""
     names = [*_key_names(table), *(name for name in ("epoch", "first_seq") if name in table.column_names)]
     keys = [*([(by, "descending")] if by else []), *((name, "ascending") for name in names)]
     return table.sort_by(keys) if len(table) else table
 
 
 def _joined(tables: list[pa.Table]) -> pa.Table:
-    """One table of several; those of a table that has seen no key yet have columns of unknown types."""
+    """Concatenate tables, without empty ones: the types of their key columns are unknown."""
     known = [table for table in tables if len(table)] or tables[:1]
     return pa.concat_tables(known, promote_options="permissive").replace_schema_metadata(None)
 
@@ -611,14 +615,14 @@ def _no_lines(names: list[str]) -> pa.Table:
 
 
 class _Tally:
-    """Sums by key. Keys are compared by value, in Arrow."""
+    """Figures by key, added up in Arrow. Keys are compared by value."""
 
     def __init__(self, figures: dict[str, str]) -> None:
         self.figures = figures
-        """Column to how it adds up; the other columns are the key."""
+        """Maps columns to aggregations. The other columns form the key."""
         self.lines: list[pa.Table] = []
         self.is_total = False
-        """Whether there is one table of lines, one line a key."""
+        """Whether `lines` is one table with one line per key."""
         self.pending = 0
         self.compact_at = COMPACT_MIN
 
@@ -640,7 +644,7 @@ class _Tally:
         return self.total()
 
     def total(self) -> pa.Table:
-        """One line a key."""
+        """Return the total: one line per key."""
         if not self.lines:
             return _no_lines(["pid", *self.figures])
         if self.is_total:
@@ -655,7 +659,7 @@ class _Tally:
 
 
 class _Column:
-    """A key column of a call: numbers by which neighbours are compared, and 64 bits of each value."""
+    """A key column of a call: integer codes that differ if neighbors differ, and 64 bits of each value."""
 
     def __init__(self, column: pa.ChunkedArray) -> None:
         self.codes: npt.NDArray[Any]
@@ -681,20 +685,21 @@ def _hash(columns: list[Numbers | Hashes], count: int) -> Hashes:
 _REFUSED = (Verdict.OUT_OF_ORDER, Verdict.FENCED, Verdict.FORGOTTEN)
 _EXAMPLE = {"epoch", "seq", "timestamp"}
 COPY, RETIMED, NOT_AT_HAND = range(3)
-"""What the sample says of a row: nothing or a copy, a repeat of another time, a repeat of what is not in the sample."""
+"""The sample's answer for a row: nothing to report or a copy; a repeat with another timestamp; its kept row is not in
+the sample."""
 
 
 class _Sample:
-    """Kept rows, and how far their repeats lie behind them, in powers of ten.
+    """A sample of kept rows, and a histogram of the distance of their repeats in powers of ten.
 
-    Where each kept row stood is remembered by the hash of its identity, and when it was made where that is known: for
-    all rows until there are `SAMPLE_MAX`, then for those whose hash lies in the lower half, quarter, … of all hashes: a
-    fair sample of identities at every distance, in bounded memory. A window of the last rows would be bounded too, and
-    blind beyond it.
+    For each kept row, the sample maps the hash of its identity to its row number, and to its timestamp if known. It
+    holds all rows up to `SAMPLE_MAX`. Beyond that it holds rows whose hash is in the lower half, quarter, … of all
+    hashes: a fair sample of identities at every distance, in bounded memory. A window of the last rows would also be
+    bounded, but would miss all greater distances.
     """
 
     def __init__(self, is_whole: bool = False) -> None:
-        """`is_whole`: whether all kept rows are remembered, and repeats paired with them."""
+        """`is_whole`: remember all kept rows and pair repeats with them."""
         self.is_whole = is_whole
         self.pairs: list[tuple[Numbers, Numbers]] = []
         self.halvings = 0
@@ -702,15 +707,15 @@ class _Sample:
         self.places: Numbers = np.empty(0, np.int64)
         self.times: Numbers = np.empty(0, np.int64)
         self.bins: Numbers = np.zeros(20, np.int64)
-        """Estimated repeats at a distance of 1, 2 to 10, 11 to 100, …"""
+        """Estimated number of repeats at a distance of 1, 2 to 10, 11 to 100, …"""
         self.unseen = 0
         self.measured = 0
-        """Repeats that were in the sample."""
+        """Number of repeats whose kept row is in the sample."""
 
     def add(
         self, hashes: Hashes, is_duplicate: Mask, is_accepted: Mask, places: Numbers, times: Numbers | None
     ) -> npt.NDArray[np.uint8]:
-        """COPY, RETIMED or NOT_AT_HAND for each row. `times`: of each row, where they are read."""
+        """Return COPY, RETIMED or NOT_AT_HAND for each row. `times`: the timestamp of each row, if read."""
         found = np.where(is_duplicate, NOT_AT_HAND, COPY).astype(np.uint8)
         times = np.zeros(len(hashes), np.int64) if times is None else times
         self._narrow(hashes[is_accepted])
@@ -730,7 +735,7 @@ class _Sample:
         self.places, self.times = self.places[wanted].copy(), self.times[wanted].copy()
 
     def _narrow(self, hashes: Hashes) -> None:
-        """Sample fewer identities, until what is known and what comes have room."""
+        """Narrow the sample of identities until the known and the new rows fit."""
         while not self.is_whole and len(self.hashes) + len(hashes) > SAMPLE_MAX:
             self.halvings += 1
             hashes = hashes[hashes < self._bound()]
@@ -741,24 +746,24 @@ class _Sample:
 
     def _remember(self, hashes: Hashes, places: Numbers, times: Numbers) -> None:
         hashes = np.concatenate([self.hashes, hashes])
-        order = np.argsort(hashes, kind="stable")  # equal ones stay in their order of places
+        order = np.argsort(hashes, kind="stable")  # a stable sort keeps equal hashes ordered by place
         self.hashes = hashes[order]
         self.places = np.concatenate([self.places, places])[order]
         self.times = np.concatenate([self.times, times])[order]
 
     def kept(self, hashes: Hashes, places: Numbers) -> tuple[Numbers, Numbers]:
-        """(where the kept copy of each row stands, when it was made); -1 where it is not remembered."""
+        """Return (row number of each row's kept row, its timestamp); -1 if it is not remembered."""
         at, is_copy = self._find(hashes, places)
         found = [np.full(len(hashes), -1) for _ in range(2)]
         found[0][is_copy], found[1][is_copy] = self.places[at[is_copy]], self.times[at[is_copy]]
         return found[0], found[1]
 
     def _find(self, hashes: Hashes, places: Numbers) -> tuple[Numbers, Mask]:
-        """(which kept row each row repeats, whether it repeats one at all)."""
+        """Return (index of the kept row that each row repeats, whether there is one)."""
         at = np.searchsorted(self.hashes, hashes, side="right") - 1
         if not len(self.hashes):
             return at, np.zeros(len(hashes), bool)
-        while True:  # where a sequence came round, the kept copy is the last before the repeat
+        while True:  # if a sequence wrapped, the kept row is the last one before the repeat
             is_copy = (at >= 0) & (self.hashes[at] == hashes)
             is_later = is_copy & (self.places[at] > places)
             if not is_later.any():
@@ -779,7 +784,7 @@ class _Sample:
         return found
 
     def merge(self, other: _Sample) -> None:
-        """Add what was measured of other keys."""
+        """Add the measurements of other keys."""
         self.bins = self.bins + other.bins
         self.unseen += other.unseen
         self.measured += other.measured
@@ -795,7 +800,7 @@ _BIN_LASTS = [10**power for power in range(19)]
 
 
 class _Times:
-    """The newest timestamp of each entry, by the hash of its key (and epoch, where each epoch has its own)."""
+    """The newest timestamp of each entry, by the hash of its key (and epoch, if epochs are independent)."""
 
     def __init__(self, table: StateTable, policy: Policy) -> None:
         self.hashes: Hashes = np.empty(0, np.uint64)
@@ -809,8 +814,10 @@ class _Times:
             self._put(hashes, entries["last_timestamp"].to_numpy())
 
     def add(self, entries: Hashes, accepted: Numbers) -> Numbers:
-        """For each row the newest timestamp that its entry has accepted up to it. `accepted`: the timestamp of each
-        accepted row, UNKNOWN for others."""
+        """Return for each row the newest timestamp that its entry has accepted up to and including it.
+
+        `accepted`: the timestamp of each accepted row, UNKNOWN for others.
+        """
         of_row, known, newest = newest_before(entries, accepted, self._before)
         self._put(known, newest)
         return of_row
@@ -822,7 +829,7 @@ class _Times:
         return np.where(self.hashes[at] == entries, self.newest[at], UNKNOWN)
 
     def _put(self, entries: Hashes, newest: Numbers) -> None:
-        """`entries` may come in any order and more than once."""
+        """`entries` may be unordered and contain repeats."""
         entries, newest = np.concatenate([self.hashes, entries]), np.concatenate([self.newest, newest])
         order = np.argsort(entries, kind="stable")
         ordered = entries[order]

@@ -1,23 +1,23 @@
-"""Checksums of the content of rows: equal for equal rows, however they are encoded.
+"""Computes checksums of the content of rows: equal for equal rows, independent of encoding.
 
-The checksum of a row is 64 bits over its named values. Which values are equal:
+A checksum is 64 bits over the row's named values. Equality by type:
 
-| values | are equal if |
+| values | equal if |
 |---|---|
-| nulls, columns that are missing | always; so a column that was added later changes no older row |
+| nulls, missing columns | always; a column that was added later does not change older rows |
 | integers of any width, signed or not | they are the same number |
-| floats of any width | they are the same number; -0.0 is 0.0, and every NaN is NaN |
+| floats of any width | they are the same number; -0.0 equals 0.0, and all NaNs are equal |
 | decimals of any precision and scale | they are the same number |
-| booleans, dates, times, durations | they are the same, in whatever unit |
-| timestamps | they are the same instant, in whatever unit; the name of a time zone does not count |
-| texts | they have the same UTF-8 bytes; so have dictionaries, views and large offsets |
+| booleans, dates, times, durations | they are the same value, in any unit |
+| timestamps | they are the same instant, in any unit; the name of the time zone is ignored |
+| texts | they have the same UTF-8 bytes; dictionaries, views and large offsets are equal too |
 | binary of any kind | they have the same bytes |
 | lists of any kind | they have equal values in the same order |
-| structs | fields of the same name are equal, in whatever order |
-| maps | they have the same entries, in whatever order |
+| structs | fields of the same name are equal, in any order |
+| maps | they have the same entries, in any order |
 
-Values of two of these lines are not equal. The order of columns does not count. Two different rows have the same
-checksum once in 2^64; it is no safeguard against forgery.
+Values from different lines of this table are not equal. The order of columns is ignored. Two different rows collide
+with a probability of 2^-64. The checksum does not protect against forgery.
 
 Requires pyarrow and numpy (`fencepost[lake]`).
 """
@@ -38,11 +38,11 @@ from fencepost.errors import BatchError, PolicyError
 Hashes = npt.NDArray[np.uint64]
 
 BYTES_TOGETHER = 1 << 22
-"""Bytes of texts that are hashed at a time, at 16 bytes of memory each."""
+"""Bytes of text to hash at a time; each needs 16 bytes of memory."""
 
 
 def mixed(hashes: Hashes, values: npt.NDArray[Any]) -> Hashes:
-    """Another value into each hash: the finalizer of splitmix64, of which every input bit reaches every output bit."""
+    """Mix a value into each hash. The finalizer of splitmix64: every input bit affects every output bit."""
     mixed = (hashes + np.uint64(0x9E3779B97F4A7C15)) ^ (values.view(np.uint64) * np.uint64(0xFF51AFD7ED558CCD))
     mixed ^= mixed >> np.uint64(30)
     mixed *= np.uint64(0xBF58476D1CE4E5B9)
@@ -53,8 +53,10 @@ def mixed(hashes: Hashes, values: npt.NDArray[Any]) -> Hashes:
 
 
 def columns_to_compare(compare_content: bool | Sequence[str]) -> tuple[str, ...] | None:
-    """The columns that an argument `compare_content` names: () for all that are not of the identity, None for no
-    comparison. Raises PolicyError."""
+    """Return the columns that the argument `compare_content` names.
+
+    Returns () for all columns outside the identity, None for no comparison. Raises PolicyError for other values.
+    """
     if isinstance(compare_content, bool):
         return () if compare_content else None
     names = (compare_content,) if isinstance(compare_content, str) else tuple(compare_content)
@@ -64,9 +66,9 @@ def columns_to_compare(compare_content: bool | Sequence[str]) -> tuple[str, ...]
 
 
 def content_columns(names: Iterable[str], identity: Iterable[str], wanted: tuple[str, ...]) -> list[str]:
-    """The columns that are compared: those `wanted`, or where that is (), all that are not of the identity.
+    """Return the columns to compare: `wanted`, or all columns outside the identity if that is ().
 
-    Raises BatchError for a column that is wanted and not there.
+    Raises BatchError for a wanted column that does not exist.
     """
     have = list(names)
     for name in wanted:
@@ -79,7 +81,7 @@ def content_columns(names: Iterable[str], identity: Iterable[str], wanted: tuple
 
 
 def checksums(rows: pa.Table, names: Iterable[str]) -> Hashes:
-    """The checksum of each row over the named columns. Raises BatchError for a type that has no checksum."""
+    """Return the checksum (uint64) of each row over the named columns. Raises BatchError for an unsupported type."""
     total = np.zeros(len(rows), np.uint64)
     for name in names:
         label = _label(name)
@@ -104,7 +106,7 @@ def _label(name: str) -> Hashes:
 
 
 def _labelled(label: Hashes, values: pa.Array) -> Hashes:
-    """What a column or field adds to the hash of its row: nothing where it is null."""
+    """Return what a column or field adds to the hash of its row: 0 if the value is null."""
     hashes = mixed(_values(values), label)
     hashes[~_is_valid(values)] = 0
     return hashes
@@ -115,7 +117,7 @@ def _is_valid(values: pa.Array) -> npt.NDArray[np.bool_]:
 
 
 def _values(values: pa.Array) -> Hashes:
-    """A hash of each value; any number where it is null."""
+    """Return a hash of each value; undefined if the value is null."""
     values = _unpacked(values)
     kind = values.type
     if pa.types.is_null(kind):
@@ -127,7 +129,7 @@ def _values(values: pa.Array) -> Hashes:
 
 
 def _unpacked(values: pa.Array) -> pa.Array:
-    """Without extension types, dictionaries and runs."""
+    """Return the values without extension types, dictionaries and run-end encoding."""
     while True:
         if isinstance(values, pa.ExtensionArray):
             values = values.storage
@@ -178,7 +180,7 @@ def _dates(values: pa.Array) -> Hashes:
 
 
 def _ticks(kind: int, values: pa.Array) -> Hashes:
-    """Whole seconds and nanoseconds, so that no unit overflows."""
+    """Split into whole seconds and nanoseconds, so that no unit overflows."""
     per_second = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}[values.type.unit]
     ticks = _numbers(values.cast(pa.int32()) if values.type.bit_width == 32 else values, pa.int64())
     return mixed(_of(kind, ticks // per_second), ticks % per_second * (10**9 // per_second))
@@ -200,7 +202,7 @@ def _bytes(kind: int, values: pa.Array) -> Hashes:
 
 
 def _sums(values: Hashes, lengths: npt.NDArray[np.int64], powers: Hashes) -> Hashes:
-    """Of each list its values times the powers of a constant, so that order counts."""
+    """Return the sum of each list's values times powers of a constant, so that the order counts."""
     starts = np.cumsum(lengths) - lengths
     within = np.arange(len(values)) - np.repeat(starts, lengths)
     sums = np.zeros(len(lengths), np.uint64)
@@ -220,7 +222,7 @@ def _powers(count: int) -> Hashes:
 def _lists(values: pa.Array) -> Hashes:
     kind = pa.large_list(values.type.value_type)
     is_view = pa.types.is_list_view(values.type) or pa.types.is_large_list_view(values.type)
-    # Arrow's cast of views gives wrong offsets where there are nulls.
+    # Arrow's cast of list views gives wrong offsets if there are nulls.
     values = pa.array(values.to_pylist(), kind) if is_view else values.cast(kind)
     items = values.flatten()
     lengths = np.asarray(pc.list_value_length(values).fill_null(0).to_numpy(zero_copy_only=False)).astype(np.int64)
@@ -236,7 +238,7 @@ def _structs(values: pa.Array) -> Hashes:
 
 
 def _maps(values: pa.Array) -> Hashes:
-    """Entries in whatever order; what lies under nulls is not among them."""
+    """Hash entries independent of their order. Entries under null maps are excluded."""
     as_list = values.cast(pa.list_(pa.struct([("key", values.type.key_type), ("value", values.type.item_type)])))
     entries = as_list.flatten()
     lengths = np.asarray(pc.list_value_length(as_list).fill_null(0).to_numpy(zero_copy_only=False)).astype(np.int64)

@@ -1,4 +1,4 @@
-"""The one-liners: rows in, the rows to keep out; rows in, a report on them out."""
+"""Deduplicates, audits and explains rows in memory with one function call each."""
 
 from __future__ import annotations
 
@@ -22,17 +22,22 @@ def deduplicate(
     columns: Columns | str | None = None,
     table: StateTable | None = None,
 ) -> Any:
-    """The rows to keep, in their order: those judged ACCEPTED or UNTRACKED.
+    """Return the rows to keep (ACCEPTED or UNTRACKED), in their input order.
 
-    ``rows``: anything tabular, see ``StateTable.apply``. ``policy``: a preset name or a Policy, "any_order" unless a
-    table is given. ``columns``: which hold the identity, a Columns or the name of a preset (``Columns.preset``), the
-    policy's unless given. ``table``: what is already known,
-    and is advanced; without one each call stands alone.
+    Args:
+        rows: Any tabular data that ``StateTable.apply`` accepts.
+        policy: The name of a preset or a Policy. Default: the table's policy, or "any_order" without a table.
+        columns: The columns that hold the identity: a Columns or the name of a preset (``Columns.preset``). Default:
+            the policy's columns.
+        table: The state from earlier calls. The call updates it. Without a table, calls are independent of each other.
 
-    Gives back the kind that came in for pyarrow (Table, RecordBatch; a Table for a reader), polars and pandas
-    DataFrames; an Arrow table by the PyCapsule protocol for anything else.
+    Returns:
+        The input's type for pyarrow (Table and RecordBatch; a Table for a reader), polars and pandas DataFrames. For
+        other input, an Arrow table that supports the PyCapsule protocol.
 
-    Raises what ``StateTable.apply`` raises, and PolicyError where policy and table disagree.
+    Raises:
+        PolicyError: ``policy`` and ``table`` disagree.
+        FencepostError: Any error of ``StateTable.apply``.
 
     >>> import fencepost as fp, polars as pl
     >>> rows = pl.DataFrame({"pid": [7, 7, 7], "epoch": [0, 0, 0], "partition": [0, 0, 0], "seq": [0, 1, 1]})
@@ -52,7 +57,7 @@ def deduplicate(
         try:
             return rows.filter(pa.array(kept))
         except pa.ArrowNotImplementedError:
-            # pyarrow cannot filter every type; the table has advanced, so the rows must come out.
+            # pyarrow cannot filter every type. The table is already updated, so an error here would lose the rows.
             filtered = pa.table(_native.filter_rows(_native.collect(rows), kept))
             if _is_a(rows, "pyarrow", "Table"):
                 return filtered
@@ -64,7 +69,7 @@ def deduplicate(
     if _is_a(rows, "pandas", "DataFrame"):
         import numpy as np
 
-        # Only these: pandas would convert every column, and could not convert some.
+        # Pass the identity columns only: pandas would convert all columns, and cannot convert some.
         names = (columns or table.policy.columns).read(table.keep)
         is_complete = set(names) <= set(rows.columns)
         identity = rows.loc[:, [name in names for name in rows.columns]] if is_complete else rows
@@ -83,19 +88,28 @@ def audit(
     reset_rows_min: int = RESET_ROWS_MIN,
     compare_content: bool | Sequence[str] = False,
 ) -> AuditReport:
-    """What the rows say about their producers: what is missing, came twice or from a replaced epoch, and who sent it.
+    """Report duplicates, missing rows, rows of replaced epochs, and the producers they belong to.
 
-    ``rows``, ``policy``, ``columns``: as in `deduplicate`; a stream is read piece by piece and not collected.
-    ``table``: what is already known; it is *not* advanced, a copy of it is. Timestamps are read where ``columns`` (or
-    the policy's) name their column, or the table keeps them; only then are suspected resets looked for.
-    ``producers_max``: how many of the top producers are listed. ``reset_rows_min``: a key is suspected from so many
-    repeats on that carry another timestamp than the row they repeat (``AuditReport.suspected_resets``).
-    ``compare_content``: compare each repeat with the row it repeats, True for all columns but those of the identity, or
-    the columns to compare; one that differs is a CONFLICT. What is equal is said in ``fencepost.content``. That takes
-    24 bytes a kept row and 8 a row.
+    Args:
+        rows: As in `deduplicate`. A stream is read in pieces and never held in memory as a whole.
+        policy: As in `deduplicate`.
+        columns: As in `deduplicate`. Timestamps are read if the columns name a timestamp column or the table keeps
+            timestamps. Suspected resets are searched only if timestamps are read.
+        table: The state from earlier calls. The audit works on a copy and does not change it.
+        producers_max: Length of the lists of top producers.
+        reset_rows_min: A key is suspected of a reset from this number of repeats whose timestamp differs from that of
+            the row they repeat (``AuditReport.suspected_resets``).
+        compare_content: Compare each repeat with the row it repeats: True for all columns outside the identity, or the
+            columns to compare. A repeat that differs is a CONFLICT. ``fencepost.content`` defines equality. Needs 24
+            bytes of memory per kept row and 8 bytes per row.
 
-    Needs pyarrow and numpy, and raises FencepostError where they are not installed; else what ``StateTable.apply``
-    raises, PolicyError where policy and table disagree, and ValueError for ``reset_rows_min`` below 1.
+    Returns:
+        An AuditReport.
+
+    Raises:
+        PolicyError: ``policy`` and ``table`` disagree.
+        ValueError: ``reset_rows_min`` is below 1.
+        FencepostError: pyarrow or numpy is not installed, or any error of ``StateTable.apply``.
 
     >>> import fencepost as fp, polars as pl
     >>> rows = pl.DataFrame({"pid": [7, 7, 7], "epoch": [0, 0, 0], "partition": [0, 0, 0], "seq": [0, 1, 1]})
@@ -120,14 +134,22 @@ def explain(
     columns: Columns | str | None = None,
     table: StateTable | None = None,
 ) -> Any:
-    """The rows with three more columns: verdict, kept_row (the row that a repeat repeats, if it is one of these rows)
-    and reason.
+    """Return the rows with three more columns: verdict, kept_row and reason.
 
-    Arguments as in `audit`: ``table`` is *not* advanced. Gives back a polars or pandas DataFrame for one of these, a
-    pyarrow Table for anything else.
+    ``kept_row`` is the number of the row that a repeat repeats, or null if that row is not part of the input.
 
-    Needs pyarrow and numpy, and raises FencepostError where they are not installed; BatchError where the rows have a
-    column of one of these names; else what `audit` raises.
+    Args:
+        rows: As in `audit`.
+        policy: As in `audit`.
+        columns: As in `audit`.
+        table: The state from earlier calls. The call does not change it.
+
+    Returns:
+        A polars or pandas DataFrame for such input, otherwise a pyarrow Table.
+
+    Raises:
+        BatchError: The input already has a column named verdict, kept_row or reason.
+        FencepostError: Any error of `audit`.
 
     >>> import fencepost as fp, polars as pl
     >>> rows = pl.DataFrame({"pid": [7, 7, 7], "epoch": [0, 0, 0], "partition": [0, 0, 0], "seq": [0, 1, 1]})
@@ -147,12 +169,18 @@ def advise(
 ) -> Advice:
     """Recommend a policy, columns and retention for rows, and show what each policy does with them.
 
-    ``rows``: as in `deduplicate`. ``columns``: which hold the identity; what they do not say is found by the names of
-    columns, and a mapping may name some roles only (``{"pid": "device"}``).
-    ``rows_max``: how many rows are read, from the beginning; None for all.
+    Args:
+        rows: As in `deduplicate`.
+        columns: The columns that hold the identity. Missing roles are detected by column name; a mapping may name some
+            roles only (``{"pid": "device"}``).
+        rows_max: Number of rows to read, from the beginning. None reads all rows.
 
-    Needs pyarrow and numpy, and raises FencepostError where they are not installed; PolicyError where no column looks
-    like a sequence number or a producer; else what ``StateTable.apply`` raises.
+    Returns:
+        An Advice: the recommendation with its evidence.
+
+    Raises:
+        PolicyError: No column looks like a sequence number or a producer.
+        FencepostError: pyarrow or numpy is not installed, or any error of ``StateTable.apply``.
 
     >>> import fencepost as fp, polars as pl
     >>> rows = pl.DataFrame({"device": ["a", "a", "a"], "counter": [1, 2, 2]})
@@ -169,7 +197,7 @@ def advise(
 def _copied(
     policy: str | Policy | None, columns: Columns | str | None, table: StateTable | None
 ) -> tuple[Columns, StateTable]:
-    """The columns, and a table that may be advanced."""
+    """Return the columns to read, and a table that the caller may update."""
     rules = resolve(policy) if policy is not None else table.policy if table is not None else resolve("any_order")
     columns = resolve_columns(rules, columns)
     if table is None:
@@ -189,6 +217,6 @@ def _check_same_policy(policy: str | Policy | None, table: StateTable) -> None:
 
 
 def _is_a(rows: object, package: str, name: str) -> bool:
-    """Whether rows are of a class of a package, which is not imported to ask."""
+    """Return whether rows are an instance of a class, without importing its package."""
     kind = getattr(sys.modules.get(package), name, None)
     return kind is not None and isinstance(rows, kind)

@@ -1,7 +1,7 @@
-"""Keeps some rows of each kind of finding, to show what a figure counts.
+"""Keeps some rows of each kind of finding as examples.
 
-The rows of a kind whose identities have the lowest hashes are kept, one row of each identity: a fair sample of
-identities that does not depend on how rows are cut into calls or dealt to threads.
+Of each kind, the rows whose identities have the lowest hashes are kept, one row per identity. This is a fair sample of
+identities that does not depend on how rows are split into calls or threads.
 
 Requires pyarrow and numpy (`fencepost[lake]`).
 """
@@ -20,20 +20,20 @@ _HASH = "_hash"
 
 
 class Examples:
-    """Up to `rows_max` rows of each kind."""
+    """A sample of up to `rows_max` rows of each kind."""
 
     def __init__(self, rows_max: int) -> None:
         self.rows_max = rows_max
         self.found: dict[str, pa.Table] = {}
 
     def wanted(self, kind: str, hashes: Hashes, places: Numbers, is_one: Mask) -> Numbers:
-        """The rows of a call that belong to the sample. `is_one`: whether a row is of this kind."""
+        """Return the rows of a call that belong to the sample. `is_one`: whether each row is of this kind."""
         rows = np.flatnonzero(is_one)
         known = self.found.get(kind)
         if known is not None and len(known) == self.rows_max:
             rows = rows[hashes[rows] <= known[_HASH].to_numpy()[-1]]
         near = 50 * self.rows_max
-        if len(rows) > 2 * near:  # usually enough of the lowest, so that not all are sorted
+        if len(rows) > 2 * near:  # Usually leaves enough of the lowest hashes, and avoids sorting all.
             some = rows[hashes[rows] <= np.partition(hashes[rows], near)[near]]
             if len(np.unique(hashes[some])) >= self.rows_max:
                 rows = some
@@ -41,7 +41,7 @@ class Examples:
         return rows[_firsts(hashes[rows])[: self.rows_max]]
 
     def add(self, kind: str, hashes: Hashes, rows: pa.Table) -> None:
-        """Rows that are wanted. Column "row": where each stands."""
+        """Add rows that `wanted` returned. Column "row": the number of each row."""
         found = rows.append_column(_HASH, pa.array(hashes))
         if kind in self.found:
             found = pa.concat_tables([self.found[kind], found], promote_options="permissive")
@@ -53,7 +53,7 @@ class Examples:
             self.add(kind, found[_HASH].to_numpy(), found.drop_columns([_HASH]))
 
     def table(self, key_names: list[str]) -> pa.Table:
-        """The rows, their kind in the column "what", in the order of kinds and of the input."""
+        """Return the rows with their kind in the column "what", ordered by kind and input."""
         tables = []
         for kind, found in sorted(self.found.items()):
             rows = found.drop_columns([_HASH]).sort_by("row")
@@ -64,5 +64,5 @@ class Examples:
 
 
 def _firsts(ordered: Hashes) -> Numbers:
-    """Where each hash begins."""
+    """Return the first index of each hash."""
     return np.flatnonzero(np.append(True, ordered[1:] != ordered[:-1])) if len(ordered) else np.empty(0, np.int64)

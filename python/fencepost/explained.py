@@ -1,4 +1,4 @@
-"""Rows with the verdict of each and the reason for it.
+"""Adds the verdict on each row and its reason to the rows.
 
 Requires pyarrow and numpy (`fencepost[lake]`).
 """
@@ -31,7 +31,7 @@ _REASONS = {
 
 
 def explain_rows(rows: Any, columns: Columns, table: StateTable) -> Any:
-    """See `fencepost.explain`. `table` is advanced."""
+    """Implement `fencepost.explain`. Updates `table`."""
     if hasattr(rows, "read_all"):
         rows = rows.read_all()
     whole = pa.concat_tables(pieces(rows, columns.read(table.keep), CALL_ROWS))
@@ -46,7 +46,7 @@ def explain_rows(rows: Any, columns: Columns, table: StateTable) -> Any:
 
 
 def _kept_rows(rows: pa.Table, codes: npt.NDArray[np.uint8]) -> pa.Array:
-    """For each repeat the row of this call that it repeats: the last one before it that was accepted."""
+    """Return for each repeat the last accepted row of the same identity before it in this call, or null."""
     is_known = np.isin(codes, (Verdict.ACCEPTED, Verdict.DUPLICATE))
     places = np.flatnonzero(is_known)
     groups = np.zeros(len(places), np.int64)
@@ -55,7 +55,7 @@ def _kept_rows(rows: pa.Table, codes: npt.NDArray[np.uint8]) -> pa.Array:
         groups = np.unique(groups * (int(values.max(initial=0)) + 2) + values + 1, return_inverse=True)[1].reshape(-1)
     order = np.argsort(groups, kind="stable")
     is_accepted = codes[places][order] == Verdict.ACCEPTED
-    # The newest accepted row at or before each, within its group: a row of another group is none.
+    # A running maximum over all groups; `is_own` excludes rows of another group.
     newest = np.maximum.accumulate(np.where(is_accepted, np.arange(len(order)), -1)) if len(order) else order
     is_own = (newest >= 0) & (groups[order][newest] == groups[order])
     found = np.full(len(codes), -1)
@@ -73,7 +73,7 @@ def _texts(texts: dict[Verdict, str], codes: npt.NDArray[np.uint8]) -> pa.Array:
 
 
 def _joined(rows: Any, found: dict[str, pa.Array]) -> Any:
-    """The rows with these columns, as the kind that came in where that is a frame."""
+    """Return the rows with these columns added, in the input's type if that is a DataFrame."""
     kinds = ((package, getattr(sys.modules.get(package), "DataFrame", None)) for package in ("polars", "pandas"))
     package = next((package for package, kind in kinds if kind is not None and isinstance(rows, kind)), None)
     if package is None:

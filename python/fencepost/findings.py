@@ -1,4 +1,4 @@
-"""What an audit found: figures for programs, a page for people, tables for whoever wants to know more."""
+"""The report of an audit: figures for programs, text for people, tables for further analysis."""
 
 from __future__ import annotations
 
@@ -17,124 +17,132 @@ if TYPE_CHECKING:
     from fencepost.pages.charts import Chart
 
 FINDINGS = ("missing", "duplicate", "stale", "reset", "conflict")
-"""What `AuditReport.found` can be asked for."""
+"""The kinds of findings that `AuditReport.found` accepts."""
 SHOWN_MAX = 10
-"""Lines of a table that the text shows, unless told otherwise."""
+"""Default number of table lines in the text."""
 IGNORED_MAX = 100
-"""Files of other names that a report lists."""
+"""Maximum number of files with other names that a report lists."""
 ADVICE_ROWS = 2_000_000
-"""Rows that advice reads, unless told otherwise: those at the beginning, so that no gap is due to the sample."""
+"""Default number of rows that advice reads, from the beginning: a random sample would have gaps of its own."""
 RESET_ROWS_MIN = 1
-"""Retimed repeats from which a key is suspected, unless told otherwise: one cannot be a copy."""
+"""Default number of retimed repeats from which a key is suspected of a reset. One is enough: it cannot be a copy."""
 
 
 def reset_rule(rows_min: int) -> str:
-    """What makes a key suspected, in words."""
+    """Describe the rule for suspected resets."""
     return f"{rows_min:,} or more repeats have another timestamp than the row they repeat, or are newer than all before"
 
 
 def ignored_line(ignored: tuple[str, ...]) -> tuple[str, str, str]:
-    """(what, how many, what that means) of files that were not read for their names."""
+    """Return (label, count, explanation) for files that were not read because of their names."""
     more = " or more" if len(ignored) == IGNORED_MAX else ""
     names = f"{', '.join(ignored[:3])}{', …' if len(ignored) > 3 else ''}"
     return "ignored", f"{len(ignored):,}", f"files{more} whose names do not end in .parquet: {names}"
 
 
 def check_reset_rows_min(rows_min: int) -> None:
-    """Raises ValueError for a threshold below 1."""
+    """Raise ValueError if the threshold is below 1."""
     if rows_min < 1:
         raise ValueError(f"reset_rows_min={rows_min}: 1 row or more were expected")
 
 
 @dataclass(frozen=True, kw_only=True)
 class AuditReport:
-    """What rows say about their producers. Tables are `pyarrow.Table`; `str(report)` is for people.
+    """The findings of an audit. Tables are `pyarrow.Table`; `str(report)` is a text for people.
 
-    The key columns of the tables are pid and partition (composites pid_0, pid_1 …), as in `StateTable.entries`.
+    The key columns of the tables are pid and partition (composite keys: pid_0, pid_1 …), as in `StateTable.entries`.
     """
 
     policy: str
     rules: Policy
-    """The policy by which rows were judged, with the columns that were read."""
+    """The policy that judged the rows, with the columns that were read."""
     identity: tuple[str, ...]
-    """The columns that told rows apart: pid, epoch, partition, seq, composites part by part."""
+    """The identity columns: pid, epoch, partition, seq. Composite keys are expanded."""
     order: str
-    """In which order the rows were judged."""
+    """The order in which the rows were judged."""
     source: str | None
-    """The folder or file; None for rows in memory."""
+    """The folder or file. None for rows in memory."""
     files: int
-    """Files that were read; 0 for rows in memory."""
+    """Number of files read. 0 for rows in memory."""
     unreadable: tuple[tuple[str, str], ...]
-    """(path relative to the source, why) of files that could not be read, or not to their end. Rows before the damage
-    are counted where they had been judged."""
+    """(path relative to the source, reason) of files that could not be read to their end. Rows that were judged before
+    the damage are counted."""
     ignored: tuple[str, ...]
-    """The first 100 files that were not read because their names do not end in .parquet, relative to the source; those
-    that begin with _ or . are not among them."""
+    """The first 100 files that were skipped because their names do not end in .parquet, relative to the source. Names
+    that begin with _ or . are not listed."""
     bytes: int
     rows: int
     counts: dict[str, int]
-    """Rows by name of verdict; they add up to `rows`."""
+    """Number of rows by name of verdict. The numbers add up to `rows`."""
     missing_ranges: int
     missing_rows: int
-    """Ranges of sequences that never came, and how many rows they stand for."""
+    """Number of ranges of sequences that never came, and number of their rows."""
     missing: Any
-    """The ranges: key columns, epoch, first_seq, last_seq, count. With a table given, what it missed before as well.
-    Where timestamps were read and late rows are accepted, also timestamp: that of the row by which the range was
-    skipped, in milliseconds.
+    """The missing ranges: key columns, epoch, first_seq, last_seq, count. If a table was passed, its earlier missing
+    ranges are included. If timestamps were read and late rows are accepted, also timestamp: that of the row that
+    skipped the range, in milliseconds.
 
-    Also of epochs that a later one has replaced, which their table does not list any more: what had not come by then
-    never came. What a policy's `reach` has given up is not listed under policies that accept late rows."""
+    Includes epochs that a later epoch has replaced: their missing rows can no longer come. Under policies that accept
+    late rows, ranges that became final by `reach` are not listed.
+    """
     stale_epoch: int
-    """Rows below the highest epoch of their key: what zombies wrote."""
+    """Number of rows below the highest epoch of their key, written by zombies."""
     stale: Any
-    """Whose rows they were: key columns, epoch, count, the most first."""
+    """These rows by key: key columns, epoch, count. The largest counts come first."""
     resets: Any
-    """Keys that numbered anew under another epoch: key columns, first_epoch, last_epoch (lowest and highest seen)."""
+    """Keys that restarted their numbers under another epoch: key columns, first_epoch, last_epoch (lowest and highest
+    seen)."""
     suspected_resets: Any
-    """Keys that seem to have numbered anew under the *same* epoch: key columns, rows, duplicates, retimed; None where
-    no timestamps were read. A copy carries the timestamp of the row it repeats. `retimed` counts the repeats that
-    cannot be copies: their timestamp is not that of the kept row, or, where the kept row is not remembered, they are
-    newer than all that was accepted of their entry before them. Kept rows are remembered up to 262,144 a thread; of
-    more, a sample is (`distance_share`)."""
+    """Keys that probably restarted their numbers under the *same* epoch: key columns, rows, duplicates, retimed. None
+    if no timestamps were read.
+
+    A copy has the timestamp of the row it repeats. `retimed` counts the repeats that cannot be copies. Their timestamp
+    differs from that of the kept row, or, if the kept row is not in memory, it is newer than everything their entry
+    accepted before. Each thread remembers up to 262,144 kept rows, and a sample if there are more (`distance_share`).
+    """
     reset_rows_min: int
-    """Retimed repeats from which a key is suspected."""
+    """Number of retimed repeats from which a key is suspected."""
     keys: Any
-    """Keys with any finding, the most first: key columns, rows, duplicates, refused, missing, stale, since, until.
-    `refused` counts rows that are neither kept nor repeats. `since` and `until` are where the first and the last of
-    these findings are, in `timeline_unit`."""
+    """Keys with any finding, those with the most first: key columns, rows, duplicates, refused, missing, stale, since,
+    until. `refused` counts rows that are neither kept nor repeats. `since` and `until` locate the first and the last of
+    these findings, in `timeline_unit`."""
     timeline: Any
-    """Rows over time, in at most 240 bins: first, last (in `timeline_unit`, inclusive), rows, duplicates, missing,
-    stale, refused. Bins without rows are left out. Without timestamps only findings are counted: `rows` and `missing`
-    are 0."""
+    """Rows over time, in at most 240 bins: first, last (inclusive, in `timeline_unit`), rows, duplicates, missing,
+    stale, refused. Empty bins are left out. Without timestamps only findings are counted: `rows` and `missing` are 0.
+    """
     timeline_unit: str
-    """"ms": timestamps of the rows, in milliseconds since 1970; "rows": their positions in the order of the audit."""
+    """"ms": timestamps of the rows, in milliseconds since 1970. "rows": row numbers in the order of the audit."""
     examples: Any
-    """Up to 20 rows of each kind of finding, a fair sample of identities: what, key columns, epoch, seq, timestamp
-    (where read), row, kept_row and kept_timestamp (of the row that a repeat repeats, null where it is not remembered).
+    """Up to 20 rows of each kind of finding, a fair sample of identities: what, key columns, epoch, seq, timestamp (if
+    read), row, kept_row and kept_timestamp (of the row that a repeat repeats; null if unknown).
+
     `what` is DUPLICATE, OUT_OF_ORDER, FENCED, FORGOTTEN, STALE (accepted, of a replaced epoch) or RETIMED (a repeat
-    with another timestamp). Of files: file and kept_file too, and rows are counted within the file."""
+    with another timestamp). For files there are also file and kept_file, and row numbers are within the file.
+    """
     producers: int
-    """Producers seen, by pid."""
+    """Number of different producers (pid)."""
     producers_by_rows: Any
-    """Those of the most rows: pid columns, rows, duplicates."""
+    """The producers with the most rows: pid columns, rows, duplicates."""
     producers_by_duplicates: Any
-    """Those of the most duplicates, in the same columns."""
+    """The producers with the most duplicates, with the same columns."""
     distances: Any
-    """How far repeats lie behind what they repeat: first, last, repeats. A distance is how many rows of the audit, of
-    whatever key, the repeat comes after the kept copy; 1 is the next row."""
+    """Histogram of the distance between a repeat and its kept row: first, last, repeats. The distance is a number of
+    rows of any key in the audit; 1 is the next row."""
     distance_share: float
-    """The share of repeats whose distance was looked at: 1 is all. Below that, `distances` are estimates from it."""
+    """The share of repeats whose distance was measured, from 0 to 1. Below 1, `distances` is an estimate."""
     repeats_of_unseen: int
-    """Repeats of rows that this audit did not see: a table knew them before, or a policy calls late rows duplicates.
-    They have no distance; estimated as `distances` are."""
+    """Number of repeats whose first row is not part of this audit: a passed table knew it, or the policy calls late
+    rows duplicates. They have no distance. Estimated like `distances`."""
     content_compared: int | None
-    """Repeats that were compared with the row they repeat; None where content is not compared."""
+    """Number of repeats that were compared with the row they repeat. None if content was not compared."""
     conflicts: Any
-    """Some of the CONFLICT rows; None where content is not compared. Of files: identity columns (texts), file, row,
-    kept_file, kept_row, column (the first that differs), found and kept (its two values, as texts). Of other rows: row
-    and kept_row, their numbers."""
+    """Some of the CONFLICT rows. None if content was not compared.
+
+    For files: identity columns (text), file, row, kept_file, kept_row, column (the first that differs), found and kept
+    (its two values, as text). For other rows: row and kept_row, as row numbers.
+    """
     border: int
-    """Rows that only the border of the wrap could place on a lap."""
+    """Number of rows whose lap of a wrapped sequence is ambiguous: only the border of the wrap decided it."""
 
     @property
     def tables(self) -> dict[str, Any]:
@@ -143,11 +151,11 @@ class AuditReport:
         return {name: value for name, value in fields.items() if hasattr(value, "to_pylist")}
 
     def to_pandas(self) -> dict[str, Any]:
-        """The tables as pandas DataFrames, by name."""
+        """Return the tables as pandas DataFrames, by name."""
         return {name: table.to_pandas() for name, table in self.tables.items()}
 
     def to_json(self, rows_max: int | None = None) -> str:
-        """Everything, tables as lists of objects. `rows_max`: how many rows of each, all unless given."""
+        """Return the report as JSON, tables as lists of objects. `rows_max`: rows per table; None for all."""
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         fields |= {"rules": self.rules.rules, "columns": dataclasses.asdict(self.rules.columns)}
         fields |= {name: table.slice(0, rows_max).to_pylist() for name, table in self.tables.items()}
@@ -155,7 +163,10 @@ class AuditReport:
         return json.dumps(fields, default=_plain)
 
     def to_html(self) -> str:
-        """A page with charts, as one file that loads nothing. Raises FencepostError without `fencepost[report]`."""
+        """Return the report as one HTML file with charts that loads nothing else.
+
+        Raises FencepostError if `fencepost[report]` is not installed.
+        """
         from fencepost.pages.audit import audit_page
 
         return audit_page(self).to_html()
@@ -168,19 +179,24 @@ class AuditReport:
 
     @property
     def charts(self) -> dict[str, Chart]:
-        """The charts of the page, by name: over_time, distances, producers, partitions, heat_map; those that have
-        anything to show. `report.charts["over_time"].save("over_time.png")` writes one."""
+        """The charts of the page, by name: over_time, distances, producers, partitions, heat_map. Empty charts are left
+        out.
+
+        Example: `report.charts["over_time"].save("over_time.png")`.
+        """
         from fencepost.pages.audit import audit_charts
 
         return audit_charts(self)
 
     def found(self, *kinds: str) -> dict[str, int]:
-        """How much there is of each kind of finding: "missing", "duplicate", "stale", "conflict" (rows) and
-        "reset" (keys).
+        """Return the number of findings by kind. Kinds without findings are left out.
 
-        All kinds that were looked for unless named; what there is none of is left out. Raises PolicyError for a kind
-        that does not exist, for "reset" where no timestamps were read, and for "conflict" where content was not
-        compared.
+        Args:
+            kinds: "missing", "duplicate", "stale", "conflict" (numbers of rows) and "reset" (number of keys). Default:
+                all kinds that were searched for.
+
+        Raises:
+            PolicyError: A kind is unknown, "reset" without timestamps, or "conflict" without comparison of content.
         """
         for kind in kinds:
             if kind not in FINDINGS:
@@ -202,7 +218,7 @@ class AuditReport:
         return self.to_text()
 
     def to_text(self, rows_max: int = SHOWN_MAX) -> str:
-        """The page for people; of each table `rows_max` rows."""
+        """Return the report as text. `rows_max`: rows per table."""
         lines = [f"audit of {self.source or 'rows'}, policy {self.policy}"]
         lines += _aligned([*self._figures()])
         for title, table in self._shown():
@@ -212,16 +228,16 @@ class AuditReport:
         return "\n".join(lines)
 
     def column_names(self) -> dict[str, str]:
-        """How the rows name the key columns of the tables."""
+        """Return the input's names of the key columns of the tables."""
         return key_names(self.resets.column_names, self.identity)
 
     def named(self, table: Any) -> Any:
-        """One of the tables with its key columns named as the rows have them."""
+        """Return one of the tables with the input's names of the key columns."""
         names = self.column_names()
         return table.rename_columns([names.get(name, name) for name in table.column_names])
 
     def _figures(self) -> Iterator[tuple[str, str, str]]:
-        """(what, how many, what that means)."""
+        """Yield (label, number, explanation)."""
         yield "identity", "", ", ".join(self.identity)
         yield "order", "", self.order
         where = f" in {self.files:,} files, {self.bytes / 1e6:,.1f} MB" if self.files else ""
@@ -281,7 +297,7 @@ def _aligned(rows: list[tuple[str, str, str]]) -> list[str]:
 
 
 def _grid(table: Any) -> list[str]:
-    """The rows of a table in columns: numbers to the right, words to the left."""
+    """Format a table: numbers right-aligned, text left-aligned."""
     columns = [table[name].to_pylist() for name in table.column_names]
     are_numbers = [all(isinstance(value, int | None) for value in column) for column in columns]
     cells = [
@@ -309,7 +325,7 @@ def _cell(value: object, name: str) -> str:
     return _plain(value)
 
 
-# Columns that count; the others name.
+# Columns that hold counts and get thousands separators. Other numbers are names.
 _COUNTS = {"count", "rows", "duplicates", "retimed", "repeats", "first", "last"}
 
 assert set(_NOTES) <= {verdict.name for verdict in Verdict}

@@ -1,4 +1,4 @@
-"""Rows and texts as applications have them in Python, taken over into Arrow or refused by name."""
+"""Converts Python rows and texts of applications to Arrow, and refuses invalid ones with a precise error."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def is_text(value: object) -> bool:
-    """Whether it is a text that UTF-8 has: one without lone surrogates."""
+    """Return whether the value is a str that UTF-8 can encode (no lone surrogates)."""
     if not isinstance(value, str):
         return False
     try:
@@ -24,23 +24,25 @@ def is_text(value: object) -> bool:
 
 
 def is_column(value: object) -> bool:
-    """Whether these are the values of a column, and not one value."""
+    """Return whether the value is a sequence of column values and not a single value."""
     if isinstance(value, str | bytes | Mapping):
         return False
     return isinstance(value, Iterable) or hasattr(value, "__arrow_c_array__") or hasattr(value, "__arrow_c_stream__")
 
 
 def shown(value: object) -> str:
-    """A value in a message, cut where it is long."""
+    """Return a value as text for a message, shortened if long."""
     said = repr(value)
     return said if len(said) <= 80 else f"{said[:77]}..."
 
 
 def rows_of(rows: Any, nothing: str) -> pa.Table:
-    """Anything tabular, or a list of dicts, as a pyarrow Table. `nothing`: what has not happened, for messages.
+    """Convert tabular data or a list of dicts to a pyarrow Table.
 
-    Raises TypeError for what is neither, BatchError (column, row) for values that make no column, and for an event
-    without any column.
+    `nothing`: text for messages that says which effect did not take place.
+
+    Raises TypeError for other input. Raises BatchError (column, row) for values that do not form a column, and for an
+    event without columns.
     """
     import pyarrow as pa
 
@@ -64,7 +66,7 @@ def rows_of(rows: Any, nothing: str) -> pa.Table:
 
 
 def _of_events(events: Sequence[Mapping[str, Any]], nothing: str) -> pa.Table:
-    """The columns that any of them has; `Table.from_pylist` would take those of the first, and lose the others."""
+    """Build a table with the union of all keys. `Table.from_pylist` would take the first event's keys only."""
     empty = next((row for row, it in enumerate(events) if not it), None)
     if empty is not None:
         raise BatchError(f"row {empty}: an event without any column; {nothing}", row=empty)
@@ -73,7 +75,7 @@ def _of_events(events: Sequence[Mapping[str, Any]], nothing: str) -> pa.Table:
 
 
 def not_tabular(rows: object) -> TypeError:
-    """What to say of it."""
+    """Return the error for input that is not tabular."""
     return TypeError(
         f"{type(rows).__name__} is not tabular: pass Arrow (pyarrow, polars, pandas, duckdb), a mapping of column "
         "names to arrays, or a list of dicts"
@@ -81,9 +83,9 @@ def not_tabular(rows: object) -> TypeError:
 
 
 def table_of(columns: Mapping[str, Any], nothing: str) -> pa.Table:
-    """Columns as a pyarrow Table. `nothing`: what has not happened, for messages.
+    """Build a pyarrow Table from columns. `nothing`: as in `rows_of`.
 
-    Raises BatchError (column, row) for values that have no Arrow type, or not one type, and columns of other lengths.
+    Raises BatchError (column, row) for values without a common Arrow type, and for columns of different lengths.
     """
     import pyarrow as pa
 
@@ -96,7 +98,7 @@ def table_of(columns: Mapping[str, Any], nothing: str) -> pa.Table:
 
 
 def _check(name: str, values: Any, nothing: str) -> None:
-    """Raises BatchError if the values make no column by themselves."""
+    """Raise BatchError if the values do not form a column."""
     import pyarrow as pa
 
     try:
@@ -117,7 +119,7 @@ def _check(name: str, values: Any, nothing: str) -> None:
 
 
 def _first_odd(values: Sequence[Any]) -> int:
-    """The first row with which the values up to it make no column."""
+    """Return the first row that does not form a column together with the values before it."""
     import pyarrow as pa
 
     low, high = 0, len(values) - 1

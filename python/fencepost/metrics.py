@@ -1,7 +1,7 @@
-"""Metrics as `prometheus_client` has them, for a registry of yours or as text. Needs `fencepost[metrics]`.
+"""Builds `prometheus_client` metrics, for your registry or as text. Needs `fencepost[metrics]`.
 
-Sinks, loops, producers, coordinators and logs have `collect()`, which gives the families of one of them. A `Collector`
-puts several together:
+Sinks, loops, producers, coordinators and logs have a method `collect()` that returns their metric families. A
+`Collector` combines several of them:
 
     prometheus_client.REGISTRY.register(Collector(sink, loop, producer))
 """
@@ -15,25 +15,25 @@ if TYPE_CHECKING:
     from prometheus_client import Metric
 
 Samples: TypeAlias = Mapping[tuple[str, str], float | None]
-"""Values by one label and its value. A value that is None is left out."""
+"""Values by (label, label value). None values are left out."""
 
 
 class Source(Protocol):
-    """What has metrics."""
+    """An object with metrics."""
 
     def collect(self) -> Iterable[Metric]:
-        """Its families, as of now."""
+        """Return the current metric families."""
 
 
 def counter(name: str, about: str, samples: Samples | float, labels: Mapping[str, str] | None = None) -> Metric:
-    """A family of counters: each sample is named `<name>_total` and has these labels beside its own."""
+    """Build a family of counters named `<name>_total`. `labels` are added to the labels of each sample."""
     return _family(name, "counter", about, samples, labels or {}, "")
 
 
 def gauge(
     name: str, about: str, samples: Samples | float | None, labels: Mapping[str, str] | None = None, unit: str = ""
 ) -> Metric:
-    """A family of gauges. Where there is a `unit`, the name ends with it."""
+    """Build a family of gauges. With a `unit`, the name must end with it."""
     return _family(name, "gauge", about, samples, labels or {}, unit)
 
 
@@ -49,17 +49,17 @@ def _family(name: str, kind: str, about: str, samples: Any, labels: Mapping[str,
 
 
 class Collector:
-    """The metrics of any number of sources, those of one name in one family, for a registry of `prometheus_client`."""
+    """A collector for `prometheus_client` that merges the metrics of several sources by name."""
 
     def __init__(self, *sources: Source) -> None:
         self.sources = sources
 
     def describe(self) -> Iterator[Metric]:
-        """Nothing: asked at the registration, which would ask the database."""
+        """Return no metrics: registration calls this, and collecting would query the database."""
         return iter(())
 
     def collect(self) -> Iterable[Metric]:
-        """The families, as of now."""
+        """Return the current metric families."""
         found: dict[str, Metric] = {}
         for source in self.sources:
             for family in source.collect():
@@ -71,7 +71,7 @@ class Collector:
 
 
 def to_text(*sources: Source) -> str:
-    """The metrics of these sources as OpenMetrics text."""
+    """Return the metrics of the sources as OpenMetrics text."""
     from prometheus_client import CollectorRegistry
     from prometheus_client.openmetrics.exposition import generate_latest
 

@@ -1,4 +1,4 @@
-"""The rule set by which rows are judged, and the columns it reads."""
+"""Policies (the rules for judging rows) and the columns they read."""
 
 from __future__ import annotations
 
@@ -17,11 +17,16 @@ ColumnNames = str | tuple[str, ...] | None
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Columns:
-    """Which columns hold a row's identity: a name, a tuple of names for composite keys, or None where there is none.
+    """The columns that hold a row's identity.
 
-    ``partition=None`` means that a producer numbers all its rows as one. ``epoch`` is None exactly where the policy
-    ignores epochs. ``timestamp`` is read by tables that keep timestamps and by no others; None stands for the column
-    named "timestamp".
+    Each role is a column name, a tuple of names for a composite key, or None if there is no such column.
+
+    Attributes:
+        pid: The producer.
+        epoch: The producer's epoch. None if and only if the policy ignores epochs.
+        partition: The partition. None: a producer uses one sequence for all its rows.
+        seq: The sequence number.
+        timestamp: Read only by tables that keep timestamps. None: the column named "timestamp".
     """
 
     pid: ColumnNames = "pid"
@@ -32,9 +37,9 @@ class Columns:
 
     @staticmethod
     def preset(name: str) -> Columns:
-        """The columns of a usual layout: "kafka", "kafka-connect", "kafka-producer" or "hudi" (docs/kafka.md).
+        """Return the columns of a common layout: "kafka", "kafka-connect", "kafka-producer" or "hudi" (docs/kafka.md).
 
-        Wherever columns are asked for, the name alone will do. PolicyError where there is none of that name.
+        Every argument named ``columns`` also accepts the name itself. Raises PolicyError for an unknown name.
         """
         if name not in COLUMN_PRESETS:
             raise PolicyError(f"columns={name!r}: no preset has that name; there are {', '.join(COLUMN_PRESETS)}")
@@ -56,16 +61,16 @@ class Columns:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The columns of the identity, in the order pid, epoch, partition, seq; the parts of a composite one by one."""
+        """The identity columns in the order pid, epoch, partition, seq. Composite keys are expanded."""
         epoch = () if self.epoch is None else (self.epoch,)
         return (*self.parts("pid"), *epoch, *self.parts("partition"), self.seq)
 
     def read(self, keep: tuple[str, ...]) -> tuple[str, ...]:
-        """Every column that a table reads which keeps this beyond what its rules need."""
+        """Return every column that a table reads. `keep`: what the table keeps beyond what its rules need."""
         return (*self.names, self.timestamp or "timestamp") if "timestamp" in keep else self.names
 
     def parts(self, role: str) -> tuple[str, ...]:
-        """The columns of one role."""
+        """Return the columns of one role."""
         names = getattr(self, role)
         if names is None:
             return ()
@@ -74,12 +79,14 @@ class Columns:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BatchColumns:
-    """Which columns describe produce batches and markers, each by default the one of its own name.
+    """The columns that describe produce batches and markers. By default, each role is the column of the same name.
 
-    ``pid``, ``epoch``, ``partition``, ``base_seq`` and one of ``count`` and ``last_seq`` are needed; the others are
-    read where the rows have them. None means that a column is not to be read, of ``partition`` that there is only one.
-    ``default_origin``: where a batch comes from whose row does not say: "client", "replica" or "coordinator"; a marker
-    that would be a client's is the coordinator's.
+    ``pid``, ``epoch``, ``partition``, ``base_seq`` and either ``count`` or ``last_seq`` are required. The others are
+    read if the input has them. None means that the column is not read; for ``partition`` it means that there is only
+    one partition.
+
+    ``default_origin``: the origin of a batch whose row does not name one: "client", "replica" or "coordinator". With
+    "client", markers default to "coordinator".
     """
 
     pid: str = "pid"
@@ -100,7 +107,10 @@ class BatchColumns:
 
     @staticmethod
     def kafka_log() -> BatchColumns:
-        """The columns of ``fencepost.kafka.read_batches``: what a log holds was decided by its leader ("replica")."""
+        """Return the columns of ``fencepost.kafka.read_batches``.
+
+        The origin is "replica": the leader has already judged what its log holds.
+        """
         return BatchColumns(offset="base_offset", timestamp="max_timestamp", default_origin="replica")
 
     def __post_init__(self) -> None:
@@ -123,18 +133,18 @@ class BatchColumns:
 
     @property
     def optional(self) -> tuple[str, ...]:
-        """The roles whose columns are read only where the rows have them."""
+        """The roles whose columns are read only if the input has them."""
         return _OPTIONAL_ROLES
 
     def parts(self, role: str) -> tuple[str, ...]:
-        """The columns of one role."""
+        """Return the columns of one role."""
         names = getattr(self, role)
         if names is None:
             return ()
         return (names,) if isinstance(names, str) else tuple(names)
 
     def replace(self, **changes: Any) -> BatchColumns:
-        """The same with other columns."""
+        """Return a copy with other columns."""
         return dataclasses.replace(self, **changes)
 
 
@@ -160,13 +170,13 @@ def _are_names(names: object) -> bool:
 
 
 COLUMN_PRESETS = {
-    # As Spark's connector names them, and others after Kafka's own words.
+    # The names that Spark's Kafka connector and others use.
     "kafka": Columns(pid="topic", epoch=None, partition="partition", seq="offset"),
-    # InsertField has no names of its own; these are what most of its configurations say.
+    # InsertField has no default names; most of its configurations use these.
     "kafka-connect": Columns(pid="kafka_topic", epoch=None, partition="kafka_partition", seq="kafka_offset"),
-    # What Kafka's own producers write: they number each partition of each topic by itself.
+    # Kafka's producers number each partition of each topic separately.
     "kafka-producer": Columns(partition=("topic", "partition")),
-    # A table of one topic, whose name is in no column.
+    # A table of one topic; no column holds the topic's name.
     "hudi": Columns(
         pid="_hoodie_kafka_source_partition", epoch=None, partition=None, seq="_hoodie_kafka_source_offset"
     ),
@@ -175,34 +185,35 @@ COLUMN_PRESETS = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Policy:
-    """The rule set by which rows are judged: a value with named presets.
+    """The rules for judging rows: an immutable value with named presets.
 
-    Start from a preset and change fields: ``Policy.kafka().replace(window=10)``. A combination that makes no sense
-    is a PolicyError.
+    Start from a preset and change fields: ``Policy.kafka().replace(window=10)``. A contradictory combination raises
+    PolicyError.
     """
 
     admit: str
-    """'any': a new position is accepted in any order; 'forward': only above the highest; 'next': only highest + 1."""
+    """'any': accept a new position in any order; 'forward': only above the highest; 'next': only highest + 1."""
     epochs: str
-    """'key': every epoch counts by itself; 'fence': a lower one is FENCED, a higher one replaces; 'ignore': none."""
+    """'key': epochs are independent; 'fence': a higher epoch replaces a lower one, which is FENCED; 'ignore': no
+    epochs."""
     first: str
-    """What an unknown key may begin with: 'any', or 'zero' ('any' policies then count the head as missing)."""
+    """The first sequence of an unknown key: 'any', or 'zero' ('any' policies then count lower ones as missing)."""
     window: int
-    """'next' only: how many last rows of the epoch are still recognised as duplicates."""
+    """'next' only: how many last rows of the epoch are recognized as duplicates."""
     late: str
-    """'forward' only: what a row below the highest is that was never accepted: 'out_of_order' or 'duplicate'."""
+    """'forward' only: the verdict on a new row below the highest: 'out_of_order' or 'duplicate'."""
     gaps: str
     """Whether a hole counts as missing rows: 'report' or 'normal'."""
     wrap: int | None
-    """Sequence numbers run 0 to wrap - 1, then 0 again; None: 64-bit counters that never wrap."""
+    """Sequence numbers run from 0 to wrap - 1, then from 0 again. None: 64-bit counters that never wrap."""
     max_jump: int | None
-    """'any' and 'forward': a row further than this above the highest is OUT_OF_ORDER; None: no bound."""
+    """'any' and 'forward': a row further than this above the highest is OUT_OF_ORDER. None: unlimited."""
     reach: int | None
-    """Holes further than this below the highest become final: their rows are FORGOTTEN; None: no bound."""
+    """Holes further than this below the highest become final, and their rows FORGOTTEN. None: unlimited."""
     intervals_max: int | None
-    """A call on a table that holds this many holes raises CapacityError; None: no bound."""
+    """A call on a table with this many holes raises CapacityError. None: unlimited."""
     columns: Columns
-    """The columns it reads unless told otherwise."""
+    """The columns to read by default."""
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -213,30 +224,30 @@ class Policy:
 
     @property
     def rules(self) -> str:
-        """The rules as text, ``field=value`` by ``field=value``."""
+        """The rules as text: ``field=value``, separated by spaces."""
         fields = (field.name for field in dataclasses.fields(self) if field.name != "columns")
         return " ".join(f"{name}={_as_text(getattr(self, name))}" for name in fields)
 
     @property
     def name(self) -> str | None:
-        """The name of the preset with these rules, if there is one."""
+        """The name of the preset with these rules, or None."""
         return next((name for name, preset in _PRESETS.items() if preset.rules == self.rules), None)
 
     @property
     def depends_on_order(self) -> bool:
-        """Whether the rows to keep depend on the order in which they come.
+        """Whether the set of kept rows depends on the order of the input.
 
-        Under "any" they do where a higher epoch fences, where a jump may be too far, where holes below the reach are
-        given up, and where a short sequence space comes round: laps are told apart by arrival. A producer that passes
-        2^31 sequences within one epoch while rows from before are still under way does not occur; one that passes 256
-        does.
+        Under admit="any" it depends on the order if a higher epoch fences, if jumps are limited, if holes below the
+        reach become final, or if the sequence space is short. In a short space, the order of arrival distinguishes
+        laps. A space of 2^31 is not short: no producer wraps within one epoch while rows of the previous lap are still
+        in flight. A space of 256 is.
         """
         is_long = self.wrap is None or self.wrap >= 2**31
         is_bound = self.max_jump is not None or self.reach is not None
         return self.admit != "any" or self.epochs == "fence" or is_bound or not is_long
 
     def replace(self, **fields: Any) -> Policy:
-        """The same policy with other values for some fields; PolicyError for a field that does not exist."""
+        """Return a copy with other values for some fields. Raises PolicyError for an unknown field."""
         known = {field.name for field in dataclasses.fields(self)}
         for name in fields:
             if name not in known:
@@ -249,32 +260,33 @@ class Policy:
 
     @staticmethod
     def any_order() -> Policy:
-        """Every new row is kept, in any order; each epoch counts by itself. The default of every pipeline door."""
+        """Keep every new row, in any order. Epochs are independent. The default of pipelines."""
         return _PRESETS["any_order"]
 
     @staticmethod
     def in_order() -> Policy:
-        """Only what lies above the highest is kept; a higher epoch fences. Refuses rows that fill a hole."""
+        """Keep only rows above the highest; a higher epoch fences. Refuses rows that fill a hole."""
         return _PRESETS["in_order"]
 
     @staticmethod
     def kafka() -> Policy:
-        """The broker's rule on single records: highest + 1, a window of five. Refuses everything after a real loss."""
+        """Apply the broker's rule to single records: highest + 1, a window of five. Refuses everything after a real
+        loss."""
         return _PRESETS["kafka"]
 
     @staticmethod
     def strict() -> Policy:
-        """The textbook contract: from 0, each + 1, a window of one. Refuses everything after a real loss."""
+        """Apply the textbook contract: from 0, each + 1, a window of one. Refuses everything after a real loss."""
         return _PRESETS["strict"]
 
     @staticmethod
     def watermark() -> Policy:
-        """Cursors and publishing ids: only above the highest. Calls late rows duplicates though never seen."""
+        """Keep only rows above the highest (cursors, publishing ids). Late rows count as duplicates even if new."""
         return _PRESETS["watermark"]
 
     @staticmethod
     def kafka_offsets() -> Policy:
-        """Rows by (topic, partition, offset), as a sink landed them. Never an event's identity."""
+        """Identify rows by (topic, partition, offset), as a sink landed them. An offset never identifies an event."""
         return _PRESETS["kafka_offsets"]
 
 
@@ -290,7 +302,7 @@ _FIELD_TYPES = dict.fromkeys(("admit", "epochs", "first", "late", "gaps"), _WORD
 
 
 def _is_of_type(name: str, value: object) -> bool:
-    """Whether a field holds what its text can say: equal rules are equal text, and the other way round."""
+    """Return whether a field has a value that its text form preserves: equal rules have equal text and vice versa."""
     if name == "columns":
         return isinstance(value, Columns)
     if _FIELD_TYPES[name] == _WORD:
@@ -318,7 +330,7 @@ _PRESETS: dict[str, Policy] = {
 
 
 def resolve(policy: str | Policy) -> Policy:
-    """The policy itself, or the preset of that name; PolicyError where there is none."""
+    """Return the policy itself, or the preset of that name. Raises PolicyError for an unknown name."""
     if isinstance(policy, Policy):
         return policy
     if not isinstance(policy, str):
@@ -329,7 +341,7 @@ def resolve(policy: str | Policy) -> Policy:
 
 
 def check_columns(policy: Policy, columns: Columns) -> None:
-    """Refuses columns that do not go with the policy: an epoch mapped where there are none, or none where needed."""
+    """Raise PolicyError if the columns contradict the policy: an epoch that it ignores, or no epoch if it needs one."""
     _as_columns(columns)
     if policy.epochs == "ignore" and columns.epoch is not None:
         raise PolicyError(f"this policy ignores epochs, so epoch='{columns.epoch}' cannot be mapped; pass epoch=None")
@@ -341,9 +353,9 @@ def check_columns(policy: Policy, columns: Columns) -> None:
 
 
 def resolve_columns(policy: Policy, columns: Columns | str | None) -> Columns:
-    """The columns to read: those given, those of the preset of that name, or the policy's own.
+    """Return the columns to read: the given ones, the preset of that name, or the policy's own.
 
-    Raises PolicyError for a preset that is not known, and for columns that do not go with the policy.
+    Raises PolicyError for an unknown preset, and for columns that do not match the policy.
     """
     if columns is None:
         return policy.columns
@@ -361,7 +373,7 @@ def resolve_columns(policy: Policy, columns: Columns | str | None) -> Columns:
 
 
 def columns_or_default(columns: Columns | str | None) -> Columns:
-    """The same where no policy is at hand: the usual names if None."""
+    """Return the columns to read if there is no policy: None selects the default names."""
     if columns is None:
         return Columns()
     if isinstance(columns, str):
@@ -377,7 +389,7 @@ def _as_columns(columns: object) -> Columns:
 
 
 def difference(found: Policy, expected: Policy) -> str:
-    """How one policy differs from another, field by field."""
+    """Describe how one policy differs from another, field by field."""
     names = (field.name for field in dataclasses.fields(Policy))
     return "; ".join(
         f"{name}={getattr(found, name)!r} found, {getattr(expected, name)!r} expected"
@@ -388,12 +400,12 @@ def difference(found: Policy, expected: Policy) -> str:
 
 @lru_cache(maxsize=64)
 def to_label(policy: Policy) -> str:
-    """What a snapshot keeps of a policy beside its rules."""
+    """Return the text that a snapshot stores of a policy in addition to its rules."""
     return json.dumps(dataclasses.asdict(policy.columns), sort_keys=True)
 
 
 def from_label(rules: str, label: str) -> Policy:
-    """The policy of a snapshot; SnapshotError where the label is none that this package writes."""
+    """Return the policy of a snapshot. Raises SnapshotError for a label that this package does not write."""
     try:
         columns = Columns(**json.loads(label)) if label else _default_columns(rules)
     except (ValueError, TypeError, PolicyError) as error:
@@ -412,10 +424,10 @@ def _default_columns(rules: str) -> Columns:
 def options_of(
     metadata: Mapping[str, str], policy: str | Policy | None
 ) -> tuple[Policy, list[str], int | None, str, int | None]:
-    """What the metadata of ``StateTable.entries()`` keeps: policy, keep, entries_max, untracked and horizon_ms.
+    """Read policy, keep, entries_max, untracked and horizon_ms from the metadata of ``StateTable.entries()``.
 
-    ``policy``: what it must be, the metadata's own where None is given. Raises SnapshotError where the metadata names
-    other rules or cannot be read, PolicyError where no policy is named.
+    `policy`: the expected policy, or None for that of the metadata. Raises SnapshotError if the metadata has other
+    rules or is unreadable, PolicyError if neither names a policy.
     """
     rules = metadata.get("fencepost.policy")
     if policy is not None:

@@ -1,11 +1,11 @@
-"""Finds repeats that cannot be copies, because they carry another timestamp than the row they repeat.
+"""Finds repeats that cannot be copies because their timestamp differs from that of the row they repeat.
 
-A copy carries the timestamp of what it repeats. So a DUPLICATE row is *retimed* in two cases:
+A copy has the timestamp of the row it repeats. A DUPLICATE row is *retimed* in two cases:
 
-- the row that was kept is at hand and has another timestamp;
-- it is not at hand, and the repeat is newer than every row of its entry that was accepted before it.
+- the kept row is known and has another timestamp;
+- the kept row is not known, and the repeat is newer than every row that its entry accepted before it.
 
-An entry with retimed rows has probably numbered anew under the same epoch: a device that was reset, a topic that was
+An entry with retimed rows has probably restarted its numbers under the same epoch: a device was reset or a topic was
 recreated (`row-policies`, section 6). Jobs and audits share this rule.
 
 Requires numpy (`fencepost[lake]`).
@@ -23,20 +23,23 @@ Numbers = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
 UNKNOWN = np.iinfo(np.int64).min
-"""The timestamp of what was never accepted."""
+"""The timestamp of an entry that has not accepted any row."""
 ROWS_TOGETHER = 1 << 20
-"""Repeats that are looked up at a time."""
+"""Repeats to look up at a time."""
 
 
 def newest_before(
     entries: npt.NDArray[Any], times: Numbers, known: Callable[[npt.NDArray[Any]], Numbers]
 ) -> tuple[Numbers, npt.NDArray[Any], Numbers]:
-    """For each row the newest timestamp that its entry has accepted up to it.
+    """Return for each row the newest timestamp that its entry has accepted up to and including it.
 
-    `entries`: a number or a hash for each row; `times`: the timestamp of each accepted row, UNKNOWN for others;
-    `known`: gives for entries, ascending, what they had accepted before the first row.
+    Args:
+        entries: A number or hash of each row's entry.
+        times: The timestamp of each accepted row; UNKNOWN for other rows.
+        known: Returns, for entries in ascending order, the newest timestamp accepted before the first row.
 
-    Returns the timestamp for each row, the entries in ascending order, and the newest timestamp of each.
+    Returns:
+        The timestamp for each row, the entries in ascending order, and the newest timestamp of each.
     """
     order = np.argsort(entries, kind="stable")
     ordered, running = entries[order], times[order]
@@ -44,7 +47,7 @@ def newest_before(
     is_start[1:] = ordered[1:] != ordered[:-1]
     starts = np.flatnonzero(is_start)
     running[starts] = np.maximum(running[starts], known(ordered[starts]))
-    # The running maximum within each entry: ranks, raised by entry so that none reaches into the next.
+    # The running maximum within each entry: ranks get an offset per entry, so that no entry affects the next.
     ranked, ranks = np.unique(running, return_inverse=True)
     raised = np.maximum.accumulate(ranks.reshape(-1) + (np.cumsum(is_start) - 1) * len(ranked))
     newest = np.empty(len(entries), np.int64)
@@ -53,11 +56,11 @@ def newest_before(
 
 
 class KeptRows:
-    """Where the accepted rows of some groups are, as ranges of sequences.
+    """Locates accepted rows of groups by ranges of sequences.
 
-    `groups`: a number for each range, equal for equal (key, epoch); `seqs`, `counts`: its first sequence and its rows.
-    Groups whose ranges overlap, because their sequences passed the wrap, are not known: which row a repeat repeats is
-    then ambiguous. `unclear` has their numbers.
+    `groups`: the group number of each range; equal for equal (key, epoch). `seqs`, `counts`: the first sequence and the
+    number of rows of each range. Groups with overlapping ranges (their sequences wrapped) are excluded, because the row
+    that a repeat repeats is ambiguous. `unclear` lists these groups.
     """
 
     def __init__(self, groups: Numbers, seqs: Numbers, counts: Numbers) -> None:
@@ -73,12 +76,14 @@ class KeptRows:
             self.seqs, self.counts = self.seqs[is_clear], self.counts[is_clear]
 
     def find(self, groups: Numbers, seqs: Numbers) -> tuple[Numbers, Numbers]:
-        """For each row the range that holds its sequence, as a place in the constructor's arrays, and how many rows of
-        the range come before it; -1 and 0 where none does."""
+        """Return for each row the range that holds its sequence, and the number of rows of the range before it.
+
+        Ranges are indexes into the constructor's arrays. Returns -1 and 0 if no range holds the sequence.
+        """
         low = np.searchsorted(self.groups, groups, side="left")
         high = np.searchsorted(self.groups, groups, side="right")
         first = low.copy()
-        while (low < high).any():  # the first range of the group that begins behind the sequence
+        while (low < high).any():  # Binary search: the first range of the group that begins after the sequence.
             middle = (low + high) // 2
             is_open = low < high
             is_before = np.zeros(len(low), bool)

@@ -1,8 +1,8 @@
 """Counts rows of several kinds over time, in a bounded number of bins.
 
-A bin is a range of time that holds rows of any kind, so a few rows of the year 1970 cost a few bins and hide nothing.
-Bins get wider when there are more than `BINS_MAX`. How wide they end up depends on the rows only, not on how they were
-cut into calls.
+Only bins that contain rows exist, so a few rows of the year 1970 cost a few bins and do not distort the rest. Bins get
+wider when there are more than `BINS_MAX`. Their final width depends on the rows only, not on how the rows were split
+into calls.
 
 Requires pyarrow and numpy (`fencepost[lake]`).
 """
@@ -20,11 +20,11 @@ Unit = Literal["ms", "rows"]
 
 KINDS = ("rows", "duplicates", "missing", "stale", "refused")
 BINS_MAX = 240
-"""Bins of a timeline: one for each few pixels of a page."""
+"""Bins of a timeline: one per few pixels of a page."""
 SOME_ROWS = 4_096
-"""Rows of a call by which bins are widened before all are counted."""
+"""Rows of a call that are sampled to widen the bins before all rows are counted."""
 SPREAD_MAX = 1 << 20
-"""Bins from the first to the last row of a call up to which they are counted in one array."""
+"""A call that spans up to this number of bins is counted in one array."""
 
 _SECOND, _MINUTE, _HOUR, _DAY = 1_000, 60_000, 3_600_000, 86_400_000
 _TIMES = (
@@ -32,7 +32,7 @@ _TIMES = (
     *(_DAY * days for days in (1, 7, 28, 364, 3_640, 36_400, 364_000, 3_640_000, 36_400_000, 364_000_000)),
 )
 _WIDTHS: dict[Unit, tuple[int, ...]] = {"ms": _TIMES, "rows": tuple(10**power for power in range(18))}
-"""Each width is a multiple of the one before it, so bins are merged and never split."""
+"""Each width is a multiple of the one before, so bins are merged and never split."""
 
 
 class Timeline:
@@ -49,10 +49,10 @@ class Timeline:
         return _WIDTHS[self.unit][self.level]
 
     def add(self, kind: str, at: Numbers, weights: Numbers | None = None) -> None:
-        """Count rows of one kind. `at`: where each is; `weights`: how many rows each stands for, one unless given."""
+        """Count rows of one kind. `at`: the place of each; `weights`: how many rows each stands for (default 1)."""
         if not len(at):
             return
-        # Some of the rows have no more bins than all of them: what is too narrow for these is never filled.
+        # A sample of the rows never has more bins than all rows, so widening by it is never too much.
         some = at[:: max(len(at) // SOME_ROWS, 1)]
         while len(np.unique(some // self.width)) > BINS_MAX and self._can_widen:
             self._widen()
@@ -86,7 +86,7 @@ class Timeline:
         self.bins, self.counts = _summed(self.bins * before // self.width, self.counts)
 
     def table(self) -> pa.Table:
-        """first, last (inclusive, in the timeline's unit), and a column for each kind, in the order of time."""
+        """Return first, last (inclusive, in the timeline's unit) and one column per kind, ordered by time."""
         firsts = self.bins * self.width
         columns: dict[str, Any] = {"first": firsts, "last": firsts + (self.width - 1)}
         columns |= {kind: self.counts[:, number] for number, kind in enumerate(KINDS)}
@@ -96,14 +96,14 @@ class Timeline:
 def _counted(bins: Numbers, weights: Numbers | None) -> tuple[Numbers, Numbers]:
     low, high = int(bins.min()), int(bins.max())
     if high - low < SPREAD_MAX:
-        sums = np.bincount(bins - low, weights)  # floats where there are weights, exact up to 2^53
+        sums = np.bincount(bins - low, weights)  # bincount returns floats if there are weights: exact up to 2^53
         found = np.flatnonzero(sums)
         return found + low, sums[found].astype(np.int64)
     return _summed(bins, np.ones(len(bins), np.int64) if weights is None else weights)
 
 
 def _summed(bins: Numbers, counts: Numbers) -> tuple[Numbers, Numbers]:
-    """Counts of equal bins added up, in the order of bins."""
+    """Add up the counts of equal bins, ordered by bin."""
     if not len(bins):
         return bins, counts
     order = np.argsort(bins, kind="stable")

@@ -1,42 +1,42 @@
-"""The outcome for one row."""
+"""The verdict on one row."""
 
 from enum import IntEnum
 
 
 class Verdict(IntEnum):
-    """What became of a row. The codes are the same behind every door and never change."""
+    """The verdict on a row. The codes are the same in all interfaces and never change."""
 
     ACCEPTED = 0
-    """New: kept."""
+    """New. Kept."""
     DUPLICATE = 1
-    """Already accepted: not kept."""
+    """Already accepted. Not kept."""
     OUT_OF_ORDER = 2
-    """Neither new nor known under this policy: not kept."""
+    """Not the next row, and not known as a duplicate under this policy. Not kept."""
     FENCED = 3
-    """Of an epoch that a higher one has replaced: not kept."""
+    """From an epoch that a higher one has replaced. Not kept."""
     INVALID_TXN_STATE = 4
-    """A transaction in a state that does not allow it (produce batches only)."""
+    """The transaction's state does not allow this batch (produce batches only)."""
     COORDINATOR_FENCED = 5
-    """A marker of a deposed coordinator (produce batches only)."""
+    """A marker of a replaced coordinator (produce batches only)."""
     UNTRACKED = 6
-    """Carries no producer identity: not judged, kept."""
+    """Has no producer identity. Not judged, kept."""
     FORGOTTEN = 7
-    """Older than what is still remembered: set aside."""
+    """Older than what the state still remembers: may be new or a duplicate. Quarantined."""
     CONFLICT = 8
-    """Already accepted with other content: not kept. Jobs, audits and sinks that compare content tell it from
-    DUPLICATE; no table does."""
+    """Already accepted with other content. Not kept. Only jobs, audits and sinks that compare content distinguish it
+    from DUPLICATE; tables never return it."""
 
     @property
     def kafka_error(self) -> int | None:
-        """The error code with which a Kafka broker answers (org.apache.kafka.common.protocol.Errors); 0 is NONE.
+        """The error code of a Kafka broker for this verdict (org.apache.kafka.common.protocol.Errors); 0 is NONE.
 
-        None where Kafka has no answer.
+        None if Kafka has no such error.
         """
         return _KAFKA_ERRORS[self]
 
     @property
     def is_kept(self) -> bool:
-        """Whether such a row belongs in the output."""
+        """Whether a row with this verdict belongs in the output."""
         return self in (Verdict.ACCEPTED, Verdict.UNTRACKED)
 
 

@@ -1,8 +1,8 @@
-"""The command line, `fencepost` (extra `fencepost[cli]`).
+"""The command line `fencepost` (extra `fencepost[cli]`).
 
-A module per group of commands, one function per command; what a command needs is imported when it runs. Data go to
-stdout or to files, messages and progress to stderr, progress only on a terminal. Exit codes: 0 clean, 1 error, 2 usage,
-3 findings, 4 nothing read. An error is one line that says what is wrong and where.
+There is one module per group of commands and one function per command. Imports that a command needs happen when it
+runs. Data goes to stdout or to files; messages and progress go to stderr, progress only on a terminal. Exit codes: 0
+clean, 1 error, 2 usage, 3 findings, 4 no input rows. An error is one line that says what is wrong and where.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ try:
 except ModuleNotFoundError as problem:
     package = str(problem.name).partition(".")[0]
     raise SystemExit(f"fencepost: {package} is not installed: pip install 'fencepost[cli]'") from None
-except KeyboardInterrupt:  # before there is a command that could say so
+except KeyboardInterrupt:  # Ctrl-C before a command runs that could report it
     raise SystemExit("fencepost: interrupted") from None
 
 __all__ = [
@@ -48,12 +48,12 @@ __all__ = [
     "run",
 ]
 
-# Typer carries its own copy of click in newer versions and imports the real one in older: this is the base of either.
+# Newer versions of Typer contain a copy of click, older ones import click: this is the base class in both.
 _UsageProblem: type[Exception] = typer.BadParameter.__mro__[2]
 
-# Of a package that is missing, the extra that brings it.
+# The extra that installs a missing package.
 _EXTRAS = {"sqlalchemy": "sql", "psycopg": "postgresql", "pymysql": "mariadb", "prometheus_client": "metrics"}
-# What newer versions of Typer make of Ctrl-C; older ones raise Abort.
+# The exit code of newer Typer versions for Ctrl-C. Older versions raise Abort.
 _INTERRUPTED = 130
 
 app = typer.Typer(
@@ -76,10 +76,10 @@ app.command("doctor")(doctor_command)
 
 
 def run() -> int:
-    """Run the command of this process; gives the exit code.
+    """Run the command of this process and return the exit code.
 
-    pyarrow imports pandas at its first conversion wherever it is installed, to look whether it was given any. Here it
-    never is, and the import takes longer than a small job.
+    pyarrow imports pandas, if installed, at its first conversion, to check for pandas input. The command line never has
+    pandas input, and the import takes longer than a small job, so the import is blocked.
     """
     if "pandas" not in sys.modules:
         sys.meta_path.insert(0, _NoPandas)
@@ -87,7 +87,7 @@ def run() -> int:
 
 
 class _NoPandas:
-    """Finds no pandas."""
+    """An import hook that blocks pandas."""
 
     @staticmethod
     def find_spec(name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> None:
@@ -96,7 +96,7 @@ class _NoPandas:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one command, given or of this process; gives the exit code."""
+    """Run one command, from the arguments or from those of this process, and return the exit code."""
     try:
         exit_code = app(arguments, standalone_mode=False) or EXIT_CLEAN
         sys.stdout.flush()
@@ -108,7 +108,7 @@ def main(arguments: list[str] | None = None) -> int:
         extra = _EXTRAS.get(package, "cli")
         return _complain(f"{package} is not installed: pip install 'fencepost[{extra}]'", EXIT_ERROR)
     except BrokenPipeError:
-        # Whoever read stdout has seen enough; what is still buffered must not fail when the interpreter ends.
+        # The reader of stdout closed the pipe. Flushing the remaining output at exit must not fail.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_ERROR
     except (FencepostError, OSError, ValueError) as problem:

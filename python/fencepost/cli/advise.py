@@ -24,7 +24,7 @@ def advise_command(
     seq: identity.Seq = None,
     timestamp: identity.Timestamp = None,
     rows: Annotated[
-        str, typer.Option(metavar="NUMBER", help="Rows to read, from the beginning; all for all of them.")
+        str, typer.Option(metavar="NUMBER", help="Number of rows to read, from the beginning, or all.")
     ] = str(ADVICE_ROWS),
     source_option: identity.SourceOption = None,
     html: Html = None,
@@ -32,7 +32,7 @@ def advise_command(
 ) -> None:
     """Recommend a policy, columns and retention for SOURCE, and show what each policy does with its rows.
 
-    The columns of the identity are found by their names unless options name them.
+    Identity columns that no option names are detected by column name.
     """
     if rows != "all" and not (rows.isdecimal() and int(rows)):
         raise typer.BadParameter(f"--rows {rows}: a number of rows above 0, or all, was expected")

@@ -50,29 +50,25 @@ def audit_command(
     timestamp: identity.Timestamp = None,
     fail_on: Annotated[
         list[str] | None,
-        typer.Option(metavar="KINDS", help=f"Exit with 3 if there are any: {','.join(FINDINGS)}; may be repeated."),
+        typer.Option(metavar="KINDS", help=f"Exit with code 3 if there are any: {','.join(FINDINGS)}. Repeatable."),
     ] = None,
     reset_rows_min: identity.ResetRowsMin = None,
     compare_content: identity.CompareContent = None,
     source_option: identity.SourceOption = None,
     allow_empty: Annotated[
-        bool, typer.Option("--allow-empty", help="A source without rows is no error (exit code 4 unless given).")
+        bool, typer.Option("--allow-empty", help="Accept a source without rows (default: exit code 4).")
     ] = False,
-    top: Annotated[int, typer.Option(min=0, help="How many lines of each table are shown.")] = SHOWN_MAX,
+    top: Annotated[int, typer.Option(min=0, help="Number of lines per table.")] = SHOWN_MAX,
     html: Html = None,
     out: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE", help="Also write the list of missing ranges: a .csv, .jsonl, .parquet or .arrow file."
-        ),
+        typer.Option(metavar="FILE", help="Also write the missing ranges to a .csv, .jsonl, .parquet or .arrow file."),
     ] = None,
     threads: Threads = None,
-    as_json: Annotated[bool, typer.Option("--json", help="The report as JSON.")] = False,
-    quiet: Annotated[
-        bool, typer.Option("--quiet", "-q", help="No report and no progress: the exit code tells.")
-    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing: use the exit code.")] = False,
 ) -> None:
-    """Look at SOURCE without touching it: what is missing, came twice, from replaced producers, or began anew."""
+    """Report duplicates, missing rows, stale producers and resets in SOURCE. Does not change anything."""
     rules = read_policy(locals())
     kinds = [kind for text in fail_on or () for kind in text.split(",")]
     for kind in kinds:

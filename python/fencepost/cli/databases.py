@@ -1,4 +1,4 @@
-"""The database that a command is given, by its URL."""
+"""Opens the database that a command names by its URL."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ Database = Annotated[
     typer.Option(
         metavar="URL",
         envvar="FENCEPOST_DATABASE",
-        help="The database of the producers, such as postgresql+psycopg://host/name or sqlite:///file.db. Put a "
-        "password into the environment variable, not on the command line.",
+        help="The database URL, such as postgresql+psycopg://host/name or sqlite:///file.db. Pass a password in the "
+        "environment variable, not on the command line.",
     ),
 ]
 
 
 @contextmanager
 def engine_of(url: str, *, may_make_file: bool = False) -> Iterator[Engine]:
-    """The database of this URL, while the command runs. A file that is not there is not made, unless it may be."""
+    """Yield the engine of a database URL. Creates an SQLite file only if `may_make_file`."""
     from sqlalchemy import exc
 
     from fencepost.sql import engines

@@ -25,16 +25,16 @@ def dedup_command(
         str,
         typer.Argument(
             metavar="SOURCE",
-            help="A folder or object-store prefix (s3://, gs://, az://) of Parquet files, a glob of such in "
-            "quotes, a Delta table, or an Iceberg table (iceberg://catalog/namespace.table).",
+            help="A folder or object-store prefix (s3://, gs://, az://) of Parquet files, a quoted glob pattern, "
+            "a Delta table, or an Iceberg table (iceberg://catalog/namespace.table).",
         ),
     ],
-    state: Annotated[str, typer.Argument(metavar="STATE", help="What is remembered from run to run: its own folder.")],
+    state: Annotated[str, typer.Argument(metavar="STATE", help="A dedicated folder for the job's state.")],
     sink: Annotated[
         str,
         typer.Argument(
             metavar="SINK",
-            help="Where the kept rows go: its own folder or object-store prefix, an Iceberg table, or SOURCE again to "
+            help="The output: a dedicated folder or object-store prefix, an Iceberg table, or SOURCE itself to "
             "deduplicate a Delta table in place.",
         ),
     ],
@@ -50,143 +50,140 @@ def dedup_command(
     timestamp: identity.Timestamp = None,
     scope: Annotated[str | None, option(identity.SCOPE_HELP)] = None,
     order_by: Annotated[
-        list[str] | None, typer.Option(metavar="COLUMN", help="Judge rows in the order of these; may be repeated.")
+        list[str] | None, typer.Option(metavar="COLUMN", help="Judge rows in the order of this column. Repeatable.")
     ] = None,
     file_order: Annotated[
-        bool, typer.Option("--file-order", help="File names, then rows, stand in the true order.")
+        bool, typer.Option("--file-order", help="Judge files in the order of their names, and rows in file order.")
     ] = False,
     rejected_max: Annotated[
-        float | None, option("Stop if a larger share of rows is refused, DUPLICATE apart (0.5).")
+        float | None, option("Stop if a larger share of rows is refused, not counting duplicates (0.5).")
     ] = None,
     rejects: Annotated[
         str | None,
-        option("Which rows that are not kept are set aside: copy (all but DUPLICATE; the default), all or none."),
+        option("Which refused rows to quarantine: copy (all except DUPLICATE; default), all or none."),
     ] = None,
     on_reset: Annotated[
         str | None,
-        option(
-            "What a suspected reset of a counter does: stop (the default), or report. Only --max-idle looks for them."
-        ),
+        option("On a suspected counter reset: stop (default) or report. Needs --max-idle."),
     ] = None,
     reset_rows_min: identity.ResetRowsMin = None,
     compare_content: identity.CompareContent = None,
     on_conflict: Annotated[
         str | None,
-        option("What repeats with other content do: stop (the default), quarantine or drop. See --compare-content."),
+        option("On a repeat with other content: stop (default), quarantine or drop it. See --compare-content."),
     ] = None,
     keep_checksums: identity.KeepChecksums = None,
     max_idle: Annotated[
         str | None,
         typer.Option(
             metavar="DURATION",
-            help=f"Forget producers that were idle so long by the timestamps of the data, {_DURATION} Nothing is "
-            "forgotten unless given. Whether it is given is fixed for ever with the state, how long it is may change.",
+            help=f"Forget producers that were idle for this duration, by the timestamps of the data, {_DURATION} "
+            "Default: forget nothing. Cannot be enabled or disabled later; the duration may change.",
         ),
     ] = None,
     settle: Annotated[
         str | None,
         typer.Option(
             metavar="DURATION",
-            help="A file whose content is damaged is looked at again until it was so, unchanged, for this long (60s), "
-            f"{_DURATION}",
+            help=f"Retry a damaged file until it has been damaged and unchanged for this duration (60s), {_DURATION}",
         ),
     ] = None,
     on_bad_file: Annotated[
         str | None,
         option(
-            "What a damaged file does then, and one of wrong columns, types or values: quarantine (it is set aside) or "
-            "stop. Unless given, damaged files are set aside, and wrong columns, types or values stop the run."
+            "On a file that stays damaged, or has wrong columns, types or values: quarantine or stop. Default: "
+            "quarantine damaged files, stop on wrong columns, types or values."
         ),
     ] = None,
     clock_gap_max: Annotated[
         str | None,
         typer.Option(
             metavar="DURATION",
-            help=f"A run moves the clock of forgetting no further (as long as --max-idle is), {_DURATION}",
+            help=f"Maximum advance of the retention clock per run (default: --max-idle), {_DURATION}",
         ),
     ] = None,
     shards: Annotated[int | None, option(identity.SHARDS_HELP)] = None,
     shard_bytes_max: Annotated[
         int | None,
-        option("Bytes of a part of the state above which runs cut it into more (16 MB on average)."),
+        option("Average bytes per shard above which a run splits the state into more shards (16 MB)."),
     ] = None,
     task_bytes_max: Annotated[
-        int | None, option("Bytes of a file above which several tasks share it, between row groups (256 MB).")
+        int | None, option("Split files above this number of bytes among tasks, at row groups (256 MB).")
     ] = None,
     task_runs_max: Annotated[
         int | None,
-        option(
-            "Runs of a part of the state (rows that follow each other) above which several tasks judge it (8388608)."
-        ),
+        option("Split shards with more runs of consecutive rows than this among tasks (8388608)."),
     ] = None,
     plan: Annotated[
         str | None,
-        option("How to exchange rows: interval, row or aligned; the run chooses unless given. All keep the same rows."),
+        option("How to exchange rows: interval, row or aligned (default: chosen by the run). All keep the same rows."),
     ] = None,
     threads: Threads = None,
     layout: Annotated[str | None, option(identity.LAYOUT_HELP)] = None,
     schema: Annotated[
         str | None,
         option(
-            "What a file does whose columns differ from those of the sink: strict (an error, the default), or merge "
-            "(new and missing columns and wider types are taken)."
+            "On a file with other columns than the sink: strict (an error; default) or merge (accept new and missing "
+            "columns and wider types)."
         ),
     ] = None,
     rebase: Annotated[
         bool,
         typer.Option(
             "--rebase",
-            help="Begin the state anew with the whole table as it is now: for a table that is deduplicated in place, "
-            "after others have rewritten rows in it.",
+            help="Rebuild the state from the whole table. For a table that is deduplicated in place, after another "
+            "program rewrote rows in it.",
         ),
     ] = False,
-    files_max: Annotated[int | None, option("Read at most so many new files a run, the first ones by name.")] = None,
-    bytes_max: Annotated[
-        int | None, option("Read new files of at most so many bytes a run, one file at least.")
-    ] = None,
-    rows_max: Annotated[int | None, option("Read new files of at most so many rows a run, one file at least.")] = None,
+    files_max: Annotated[int | None, option("Maximum number of new files per run; the first by name are read.")] = None,
+    bytes_max: Annotated[int | None, option("Maximum bytes of new files per run; at least one file is read.")] = None,
+    rows_max: Annotated[int | None, option("Maximum rows of new files per run; at least one file is read.")] = None,
     only: Annotated[
         list[str] | None,
         typer.Option(
             metavar="PATTERN",
-            help="Read only files that match, or whose folder matches, relative to SOURCE: 'day=2026-11-2*', or "
-            "'day=2026-11-20..2026-11-24'; may be repeated.",
+            help="Read only files whose path or folder, relative to SOURCE, matches: 'day=2026-11-2*' or "
+            "'day=2026-11-20..2026-11-24'. Repeatable.",
         ),
     ] = None,
     files_from: Annotated[
         str | None,
         typer.Option(
             metavar="FILE",
-            help="Read only the files that this one names, a path a line; - for standard input. SOURCE is not listed.",
+            help="Read only the files listed in FILE, one path per line; - for standard input. Skips listing SOURCE.",
         ),
     ] = None,
     target_file_bytes: Annotated[
-        int | None, option("Put small outputs together to files of about so many bytes, and cut larger ones.")
+        int | None, option("Target size of output files: merge smaller and split larger outputs.")
     ] = None,
     partition_by: Annotated[
         str | None,
         typer.Option(
             metavar="COLUMN",
-            help="Write to Hive-style folders by the values of a column, or by the dates of a timestamp: day(COLUMN).",
+            help="Write Hive-style partition folders by a column, or by the date of a timestamp: day(COLUMN).",
         ),
     ] = None,
     sort_by: Annotated[
-        list[str] | None, typer.Option(metavar="COLUMN", help="Sort the rows of each output; may be repeated.")
+        list[str] | None,
+        typer.Option(metavar="COLUMN", help="Sort the rows of each output file by this column. Repeatable."),
     ] = None,
     watch: Annotated[
         str | None,
         typer.Option(
             metavar="DURATION",
-            help="Go on until SIGTERM or Ctrl-C: run while there is something new, then look again every so often, "
-            f"{_DURATION} Prints the report of each run.",
+            help="Keep running until SIGTERM or Ctrl-C: run while there are new files, then check again at this "
+            f"interval, {_DURATION} Prints the report of each run.",
         ),
     ] = None,
     source_immutable: Annotated[
-        bool, typer.Option("--source-immutable", help="Files of the source never change: the sink may share them.")
+        bool,
+        typer.Option(
+            "--source-immutable", help="Declare that source files never change, so that the sink may share them."
+        ),
     ] = False,
     state_option: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME=VALUE", help="Of the object store that the state lies in; may be repeated."),
+        typer.Option(metavar="NAME=VALUE", help="An option for the object store of STATE. Repeatable."),
     ] = None,
     source_option: identity.SourceOption = None,
     sink_option: identity.SinkOption = None,
@@ -194,25 +191,25 @@ def dedup_command(
         str | None,
         typer.Option(
             metavar="NUMBER",
-            help="How many of the newest versions of the state can be gone back to (100), or all; files that only "
-            "others need are removed as runs go on.",
+            help="Number of newest state versions that support rollback (100), or all. Runs remove files that only "
+            "older versions need.",
         ),
     ] = None,
     keep_versions_for: Annotated[
         str | None,
         typer.Option(
             metavar="DURATION",
-            help=f"Versions that were the newest in this time (7d) can be gone back to as well, {_DURATION}",
+            help=f"Also keep versions that were the newest within this duration (7d), {_DURATION}",
         ),
     ] = None,
     no_sync: Annotated[
-        bool, typer.Option("--no-sync", help="Do not wait for disks: a power loss may then cost the state.")
+        bool, typer.Option("--no-sync", help="Do not sync to disk. A power loss may then destroy the state.")
     ] = False,
     html: Html = None,
-    as_json: Annotated[bool, typer.Option("--json", help="The report as JSON.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No report and no progress.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print no report and no progress.")] = False,
 ) -> None:
-    """Read what is new in SOURCE, keep each event once, write the kept rows to SINK. Run it again at any time."""
+    """Read new files of SOURCE, keep each event once, write the kept rows to SINK. Safe to run again at any time."""
     rules = read_policy(locals())
     if html is not None:
         check_page(html)
@@ -277,7 +274,7 @@ def dedup_command(
 
 
 def _watch(job: DedupJob, interval_ms: int, *, as_json: bool, quiet: bool) -> None:
-    """Storage that is away ends no watch: it is said, and looked at again."""
+    """Run the job at intervals. A storage outage is reported and retried, and does not end the loop."""
     with stop_on_signals() as stop:
         while not stop.is_set():
             try:
@@ -296,7 +293,7 @@ def _show(report: RunReport, *, as_json: bool, quiet: bool) -> None:
 
 
 def _names(place: str | None) -> list[str] | None:
-    """The lines of a file that names files."""
+    """Return the lines of a file of file names."""
     if place is None:
         return None
     try:

@@ -28,10 +28,10 @@ EXTRAS = {
 
 
 def doctor_command(
-    spark: Annotated[bool, typer.Option("--spark", help="Also look for Spark and Java.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+    spark: Annotated[bool, typer.Option("--spark", help="Also check Spark and Java.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Check what fencepost stands on. Exit code 1 if something that is needed is missing or too old."""
+    """Check fencepost's dependencies. Exit code 1 if a required one is missing or too old."""
     checks = [*_checks(), *(_spark_checks() if spark else ())]
     if as_json:
         print(json.dumps([dict(zip(("name", "is_good", "found"), check, strict=True)) for check in checks]))
@@ -43,7 +43,7 @@ def doctor_command(
 
 
 Check = tuple[str, bool | None, str]
-"""What, whether it will do (None: not there, and only needed by some doors), what was found."""
+"""(name, whether it is usable, what was found). None: missing, and only some features need it."""
 
 
 def _checks() -> Iterator[Check]:

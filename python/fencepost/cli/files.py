@@ -1,4 +1,4 @@
-"""Tables that commands write to files, by the ending of the name."""
+"""Writes tables to files in the format that the file name's ending selects."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import typer
 
 
 def check_table_file(option: str, out: Path) -> None:
-    """Raises a usage error for a name of another ending, or in a folder that does not exist."""
+    """Raise a usage error for an unknown ending, or for a folder that does not exist."""
     if out.suffix not in _WRITERS:
         raise typer.BadParameter(f"{option}{out}: a name that ends in {', '.join(_WRITERS)} was expected")
     if not out.parent.is_dir():
@@ -47,7 +47,7 @@ def _write_arrow(rows: Any, out: Path) -> None:
 def _write_csv(rows: Any, out: Path) -> None:
     import pyarrow.csv
 
-    if "holes" in rows.column_names:  # a list in a cell is no CSV
+    if "holes" in rows.column_names:  # CSV has no lists: convert them to text
         holes = [json.dumps(it) for it in rows["holes"].to_pylist()]
         rows = rows.set_column(rows.column_names.index("holes"), "holes", [holes])
     pyarrow.csv.write_csv(rows, out)

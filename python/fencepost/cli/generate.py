@@ -18,39 +18,44 @@ if TYPE_CHECKING:
 
 def generate_command(
     out: Annotated[
-        Path, typer.Argument(metavar="OUT", help="A folder: files go to OUT/landing, the truth to OUT/truth.")
+        Path,
+        typer.Argument(metavar="OUT", help="Output folder: files go to OUT/landing, expected results to OUT/truth."),
     ],
-    rows: Annotated[int, _option("Events that producers write.")] = 1_000_000,
-    producers: Annotated[int, _option("Producers.")] = 100,
-    topics: Annotated[int, _option("Topics.")] = 2,
-    partitions: Annotated[int, _option("Partitions of each topic.")] = 6,
-    zipf_exponent: Annotated[float, _option("Skew of the producers' rates; 0: all alike.")] = 1.0,
-    run_mean: Annotated[float, _option("Mean rows of a producer's runs.")] = 20.0,
-    repeat_near: Annotated[float, _option("Share of rows landed again soon after.")] = 0.02,
-    repeat_far: Annotated[float, _option("Share of rows landed again in a later file.")] = 0.01,
-    redelivery_share: Annotated[float, _option("Share of files delivered again whole.")] = 0.1,
-    retry_share: Annotated[float, _option("Share of rows that a producer sends again: another offset.")] = 0.001,
+    rows: Annotated[int, _option("Number of events that producers write.")] = 1_000_000,
+    producers: Annotated[int, _option("Number of producers.")] = 100,
+    topics: Annotated[int, _option("Number of topics.")] = 2,
+    partitions: Annotated[int, _option("Number of partitions per topic.")] = 6,
+    zipf_exponent: Annotated[float, _option("Skew of the producers' rates; 0: equal rates.")] = 1.0,
+    run_mean: Annotated[float, _option("Mean number of consecutive rows of a producer.")] = 20.0,
+    repeat_near: Annotated[float, _option("Share of rows that land again soon after.")] = 0.02,
+    repeat_far: Annotated[float, _option("Share of rows that land again in a later file.")] = 0.01,
+    redelivery_share: Annotated[float, _option("Share of files delivered twice.")] = 0.1,
+    retry_share: Annotated[
+        float, _option("Share of rows that a producer sends twice, with different offsets.")
+    ] = 0.001,
     disorder_within: Annotated[float, _option("Share of rows displaced within their file.")] = 0.02,
     disorder_across: Annotated[float, _option("Share of rows that land in a later file.")] = 0.01,
     missing_share: Annotated[float, _option("Share of rows that never land.")] = 0.001,
     bump_share: Annotated[float, _option("Share of producers per delivery whose epoch is bumped.")] = 0.1,
-    zombie_share: Annotated[float, _option("Share of bumps after which the old epoch goes on writing.")] = 0.5,
+    zombie_share: Annotated[float, _option("Share of bumps after which the old epoch continues to write.")] = 0.5,
     restart_share: Annotated[float, _option("Share of producers per delivery that get a new pid.")] = 0.05,
     untracked_share: Annotated[float, _option("Share of rows without a pid.")] = 0.01,
     payload_bytes: Annotated[int, _option("Bytes of each payload.")] = 90,
-    deliveries: Annotated[int, _option("Deliveries in all.")] = 4,
-    files: Annotated[int, _option("Files per delivery.")] = 4,
-    co_located: Annotated[bool, typer.Option("--co-located", help="Whole keys per file, in order.")] = False,
-    row_group_rows: Annotated[int, _option("Rows of a Parquet row group.")] = 131_072,
-    compression: Annotated[str, _option("none, snappy, zstd, lz4 or gzip.")] = "snappy",
-    seed: Annotated[int, _option("Same seed and options, same bytes.")] = 0,
+    deliveries: Annotated[int, _option("Number of deliveries.")] = 4,
+    files: Annotated[int, _option("Number of files per delivery.")] = 4,
+    co_located: Annotated[
+        bool, typer.Option("--co-located", help="Put each key into one file per delivery, in order.")
+    ] = False,
+    row_group_rows: Annotated[int, _option("Rows per Parquet row group.")] = 131_072,
+    compression: Annotated[str, _option("Compression codec: none, snappy, zstd, lz4 or gzip.")] = "snappy",
+    seed: Annotated[int, _option("Random seed. Equal seeds and options give equal bytes.")] = 0,
     land: Annotated[str, typer.Option(metavar="FIRST:STOP", help="Write only these deliveries, e.g. 0:3.")] = "",
     truth: Annotated[
-        list[str] | None, typer.Option(metavar="POLICY", help="Whose truth to write; may be repeated.")
+        list[str] | None, typer.Option(metavar="POLICY", help="Write the expected results of this policy. Repeatable.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="The summary as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:
-    """Write a landing zone as an at-least-once sink leaves it, with the truth about it."""
+    """Generate the landing zone of an at-least-once sink, with the expected results of deduplication."""
     options = dict(locals())
     from fencepost.generate import ORDER_FREE, LandingZone, generate
 

@@ -1,4 +1,4 @@
-"""Options that say by which rules rows are judged, and where their identity stands."""
+"""Options for the policy and the identity columns."""
 
 from __future__ import annotations
 
@@ -22,36 +22,34 @@ PolicyName = Annotated[
     typer.Option(
         "--policy",
         metavar="PRESET",
-        help=f"The rules by which rows are judged: {_PRESETS}; any_order unless given.",
+        help=f"The rules for judging rows: {_PRESETS}. Default: any_order.",
     ),
 ]
 PolicyFile = Annotated[
     Path | None,
     typer.Option(
-        help='JSON or TOML: fields of a policy, "preset" (any_order) for the others, "columns" (by role, or a preset).'
+        help='A JSON or TOML file: policy fields, "preset" for others (any_order), "columns" (by role or preset).'
     ),
 ]
 SourceOption = Annotated[
     list[str] | None,
     typer.Option(
         metavar="NAME=VALUE",
-        help="Of the object store that SOURCE is in, such as region=eu-central-1, or of an Iceberg table's catalog; "
-        "may be repeated. What is not given comes from the environment, which is the place for credentials.",
+        help="An option for the object store of SOURCE, such as region=eu-central-1, or for its Iceberg catalog. "
+        "Repeatable. Other options come from the environment; put credentials there.",
     ),
 ]
 SinkOption = Annotated[
     list[str] | None,
-    typer.Option(
-        metavar="NAME=VALUE", help="Likewise of the object store or catalog that SINK is in; may be repeated."
-    ),
+    typer.Option(metavar="NAME=VALUE", help="An option for the object store or catalog of SINK. Repeatable."),
 ]
 Fields = Annotated[
     list[str] | None,
     typer.Option(
         "--set",
         metavar="FIELD=VALUE",
-        help=f"A field of the policy, e.g. reach=100000, or reach=none for no bound; may be repeated. "
-        f"Fields: {_FIELDS}; what they mean is told by help(fencepost.Policy) in Python.",
+        help=f"Change a field of the policy: reach=100000, or reach=none for unlimited. Repeatable. "
+        f"Fields: {_FIELDS}; see help(fencepost.Policy) in Python.",
     ),
 ]
 ColumnsName = Annotated[
@@ -59,59 +57,54 @@ ColumnsName = Annotated[
     typer.Option(
         "--columns",
         metavar="PRESET",
-        help=f"Where the identity stands in a usual layout: {', '.join(COLUMN_PRESETS)}. Options for single columns "
-        "change it.",
+        help=f"The identity columns of a common layout: {', '.join(COLUMN_PRESETS)}. Options for single columns "
+        "override it.",
     ),
 ]
 Pid = Annotated[
-    list[str] | None, typer.Option(metavar="COLUMN", help="The producer; repeat it for several columns as one key.")
+    list[str] | None, typer.Option(metavar="COLUMN", help="The producer column. Repeat for a composite key.")
 ]
 Partition = Annotated[
-    list[str] | None, typer.Option(metavar="COLUMN", help="The partition; repeat it for several columns as one key.")
+    list[str] | None, typer.Option(metavar="COLUMN", help="The partition column. Repeat for a composite key.")
 ]
-NoPartition = Annotated[bool, typer.Option("--no-partition", help="A producer numbers all its rows as one.")]
-Epoch = Annotated[str | None, typer.Option(metavar="COLUMN", help="The producer's incarnation.")]
-Seq = Annotated[str | None, typer.Option(metavar="COLUMN", help="The sequence number.")]
-Timestamp = Annotated[str | None, typer.Option(metavar="COLUMN", help="When the event was made.")]
+NoPartition = Annotated[
+    bool, typer.Option("--no-partition", help="No partition column: each producer has one sequence.")
+]
+Epoch = Annotated[str | None, typer.Option(metavar="COLUMN", help="The column of the producer's epoch (incarnation).")]
+Seq = Annotated[str | None, typer.Option(metavar="COLUMN", help="The column of the sequence number.")]
+Timestamp = Annotated[str | None, typer.Option(metavar="COLUMN", help="The column of the event's timestamp.")]
 ResetRowsMin = Annotated[
     int | None,
     typer.Option(
         min=1,
-        help="Suspect a reset from so many repeats of a key on (1) that carry another timestamp than what they repeat.",
+        help="Suspect a reset of a key from this number of repeats whose timestamp differs from the original's (1).",
     ),
 ]
 CompareContent = Annotated[
     list[str] | None,
     typer.Option(
         metavar="COLUMN",
-        help="Compare this column of a repeat with that of the row it repeats: one that differs is a CONFLICT. May be "
-        "repeated; all: every column that is not of the identity.",
+        help="Compare this column of a repeat with the row it repeats; a difference is a CONFLICT. Repeatable. all: "
+        "every column outside the identity.",
     ),
 ]
 KeepChecksums = Annotated[
     str | None,
     typer.Option(
         metavar="NUMBER",
-        help="Keep a checksum of each kept row in the state, at 4 bytes, so that later runs compare repeats with it: "
-        "all, or of so many of the newest positions of each key. Every later run must give it, with the same columns; "
-        "0 drops them. See --compare-content.",
+        help="Keep a checksum (4 bytes) of each kept row in the state, so that later runs can compare repeats: all, or "
+        "the number of newest positions per key. Later runs must pass it with the same columns; 0 drops the checksums. "
+        "See --compare-content.",
     ),
 ]
 
-SCOPE_HELP = (
-    "What the data does not say about itself, e.g. a cluster: a text of your own, by which states are told apart. "
-    "It is fixed for ever with the state, given or not."
-)
-SHARDS_HELP = (
-    "Into how many parts a new state is cut (16), and stays so. Unless given, runs cut it into more as it grows."
-)
-LAYOUT_HELP = (
-    "delta for a SINK that is to be a Delta table, run for folders; whichever it is already unless given, else folders."
-)
+SCOPE_HELP = "A text that distinguishes states of different origins, such as a cluster's name. Cannot be changed later."
+SHARDS_HELP = "Fixed number of shards of a new state. Default: 16, split automatically as the state grows."
+LAYOUT_HELP = "delta to write SINK as a Delta table, run for folders. Default: the existing layout, or folders."
 
 
 def pairs(name: str, texts: list[str] | None) -> dict[str, str] | None:
-    """What an option says that is given as NAME=VALUE, perhaps several times. Raises a usage error."""
+    """Parse an option of the form NAME=VALUE that may be repeated. Raises a usage error."""
     found = [text.partition("=") for text in texts or ()]
     for key, sign, value in found:
         if not (key and sign):
@@ -120,12 +113,12 @@ def pairs(name: str, texts: list[str] | None) -> dict[str, str] | None:
 
 
 def compared(names: list[str] | None) -> bool | list[str] | None:
-    """`compare_content=` of the columns that were named; None where none was."""
+    """Return the argument `compare_content` for the named columns. None if there are none."""
     return True if names == ["all"] else names or None
 
 
 def read_policy(options: dict[str, Any]) -> Policy:
-    """The policy that the options of a command name, with its columns. Raises a usage error."""
+    """Return the policy that a command's options describe, with its columns. Raises a usage error."""
     try:
         policy = _from_file(options["policy_file"]) if options["policy_file"] else resolve("any_order")
         if options["policy"] is not None:
@@ -141,7 +134,7 @@ def read_policy(options: dict[str, Any]) -> Policy:
 
 
 def named_columns(options: dict[str, Any]) -> Columns | dict[str, Any]:
-    """The columns that the options of a command name: by role, or all of a preset. Raises a usage error."""
+    """Return the columns that a command's options name, by role or as a preset. Raises a usage error."""
     try:
         if options["columns"]:
             return _columns(Columns.preset(options["columns"]), options)
@@ -179,7 +172,7 @@ def _columns(columns: Columns, options: dict[str, Any]) -> Columns:
 
 
 def _given(options: dict[str, Any]) -> dict[str, Any]:
-    """The columns that single options name, by role."""
+    """Return the columns that single options name, by role."""
     given: dict[str, Any] = {
         role: tuple(options[role]) if len(options[role]) > 1 else options[role][0]
         for role in ("pid", "partition")

@@ -1,6 +1,6 @@
-"""A `DedupJob` from what was said on the command line.
+"""Builds a `DedupJob` from command-line options.
 
-An option that was not given is not passed, so the job's own defaults hold.
+Options that the user did not pass are left out, so the job's defaults apply.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _MILLISECONDS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_0
 
 
 def make_job(source: str, state: str, sink: str, policy: Policy, options: dict[str, Any]) -> DedupJob:
-    """The job; `options`: argument to value, None where it was not given. Raises a usage error."""
+    """Build the job. `options`: maps arguments to values, None if not passed. Raises a usage error."""
     with quit_at_once():
         from fencepost.lake import DedupJob, LocalEngine
 
@@ -37,7 +37,7 @@ def make_job(source: str, state: str, sink: str, policy: Policy, options: dict[s
 
 
 def number_or_all(name: str, text: str | None) -> int | str | None:
-    """What an option `name` says that takes a number or "all". Raises a usage error."""
+    """Parse the value of option `name`: a number or "all". Raises a usage error."""
     if text is None or text == "all":
         return text
     if not text.isdecimal():
@@ -46,7 +46,7 @@ def number_or_all(name: str, text: str | None) -> int | str | None:
 
 
 def milliseconds(text: str | None) -> int | None:
-    """How long "7d", "12h", "30m", "45s" or "500ms" is. Raises a usage error."""
+    """Parse a duration such as "7d", "12h", "30m", "45s" or "500ms". Raises a usage error."""
     if text is None:
         return None
     match = re.fullmatch(r"(\d+)(ms|s|m|h|d)", text)

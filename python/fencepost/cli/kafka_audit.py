@@ -15,8 +15,8 @@ CleanupPolicy = Annotated[
     list[str] | None,
     typer.Option(
         metavar="POLICY",
-        help="The topics' cleanup.policy: delete (offsets in no batch are losses), compact (they are none), unknown "
-        "(the default: losses, unless batches have lost records). TOPIC=POLICY for one topic; may be repeated.",
+        help="The topics' cleanup.policy: delete (missing offsets are losses), compact (they are not), or unknown "
+        "(default: losses, unless compaction removed records from batches). TOPIC=POLICY for one topic. Repeatable.",
     ),
 ]
 
@@ -24,37 +24,37 @@ CleanupPolicy = Annotated[
 def kafka_audit_command(
     source: Annotated[
         str,
-        typer.Argument(metavar="DIR", help="A partition's folder, a broker's log directory, a segment, or a URI."),
+        typer.Argument(metavar="DIR", help="A partition's folder, a broker's log directory, a segment file, or a URI."),
     ],
     now_ms: Annotated[
         str | None,
         typer.Option(
             metavar="MS",
-            help="By which transactions hang: milliseconds, or newest for the partition's newest timestamp; the "
-            "system's clock unless given.",
+            help="The time for finding hanging transactions: milliseconds since 1970, or newest for the partition's "
+            "newest timestamp. Default: now.",
         ),
     ] = None,
     max_idle_ms: Annotated[int, typer.Option(min=0, help="The broker's producer.id.expiration.ms.")] = 86_400_000,
     cleanup_policy: CleanupPolicy = None,
     checksums: Annotated[
-        bool, typer.Option("--checksums", help="Read what batches hold, too: checksums, compression.")
+        bool, typer.Option("--checksums", help="Also read the content of batches: checksums, compression.")
     ] = False,
     fail_on: Annotated[
         list[str] | None,
-        typer.Option(metavar="KINDS", help=f"Exit with 3 if there are any: {','.join(FINDINGS)}; may be repeated."),
+        typer.Option(metavar="KINDS", help=f"Exit with code 3 if there are any: {','.join(FINDINGS)}. Repeatable."),
     ] = None,
     allow_empty: Annotated[
-        bool, typer.Option("--allow-empty", help="A log without batches is no error (exit code 4 unless given).")
+        bool, typer.Option("--allow-empty", help="Accept a log without batches (default: exit code 4).")
     ] = False,
-    top: Annotated[int, typer.Option(min=0, help="How many lines of each table are shown.")] = SHOWN_MAX,
+    top: Annotated[int, typer.Option(min=0, help="Number of lines per table.")] = SHOWN_MAX,
     only_findings: Annotated[
-        bool, typer.Option("--only-findings", help="Show partitions with findings only, and the total.")
+        bool, typer.Option("--only-findings", help="Show only partitions with findings, and the total.")
     ] = False,
     html: Html = None,
-    as_json: Annotated[bool, typer.Option("--json", help="The report as JSON.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No report: the exit code tells.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing: use the exit code.")] = False,
 ) -> None:
-    """Replay the partitions in DIR: what was lost, written twice, fenced or left open, and what snapshots say of it."""
+    """Replay the partitions in DIR: report losses, repeats, fenced and open batches, and check snapshots."""
     kinds = [kind for text in fail_on or () for kind in text.split(",")]
     for kind in kinds:
         if kind not in FINDINGS:
@@ -95,7 +95,7 @@ def _now(text: str | None) -> int | Literal["newest"] | None:
 
 
 def policies(texts: Sequence[str]) -> dict[str, str]:
-    """The options POLICY and TOPIC=POLICY as `fencepost.kafka.audit` takes them."""
+    """Parse POLICY and TOPIC=POLICY into the argument of `fencepost.kafka.audit`."""
     found = {}
     for text in texts:
         topic, _, policy = text.rpartition("=")

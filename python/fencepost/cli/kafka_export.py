@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from fencepost.lake.segments import Part
 
     Read = Callable[[Part], Any]
-    """Gives the rows of a part, as record batches."""
+    """Returns the rows of a part as record batches."""
 
 ISOLATIONS, ROWS = ("read_uncommitted", "read_committed"), ("records", "batches")
 
@@ -29,27 +29,29 @@ def kafka_export_command(
     source: Annotated[
         str,
         typer.Argument(
-            metavar="SOURCE", help="A partition's folder, a folder of such folders, a segment, or a URI of either."
+            metavar="SOURCE",
+            help="A partition's folder, a folder of such folders, a segment file, or a URI of one of these.",
         ),
     ],
     out: Annotated[
         Path,
         typer.Argument(
-            metavar="OUT", help="One file if its name ends in .parquet, else a new folder with a file per segment."
+            metavar="OUT",
+            help="One file if the name ends in .parquet, otherwise a new folder with one file per segment.",
         ),
     ],
     isolation: Annotated[
         str,
-        option("read_committed: nothing of aborted transactions, and to the last stable offset; or read_uncommitted."),
+        option("read_committed (no aborted transactions, up to the last stable offset) or read_uncommitted."),
     ] = "read_uncommitted",
-    rows: Annotated[str, option("records, or batches: a row for each batch header.")] = "records",
+    rows: Annotated[str, option("records, or batches (one row per batch header).")] = "records",
     cleanup_policy: CleanupPolicy = None,
     salvage: Annotated[
-        bool, typer.Option("--salvage", help="Export what can be read of damaged segments, and exit with 3.")
+        bool, typer.Option("--salvage", help="Export the readable part of damaged segments, and exit with code 3.")
     ] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No summary and no progress.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print no summary and no progress.")] = False,
 ) -> None:
-    """Write the records of SOURCE, or its batch headers, to Parquet. Exit with 3 if any are missing."""
+    """Export the records or batch headers of SOURCE to Parquet. Exit code 3 if any are missing."""
     _check_one_of("--isolation", isolation, ISOLATIONS)
     _check_one_of("--rows", rows, ROWS)
     if rows == "batches" and isolation != "read_uncommitted":
@@ -77,7 +79,7 @@ def kafka_export_command(
 
 @contextmanager
 def _hint(salvage: bool) -> Iterator[None]:
-    """Names the option in errors of damage."""
+    """Mention the option --salvage in errors about damage."""
     try:
         yield
     except SourceError as error:
@@ -102,7 +104,7 @@ def _write_file(out: Path, parts: Sequence[Part], read: Read, rows: str, show: C
 
 
 def _write_folder(out: Path, parts: Sequence[Part], read: Read, rows: str, show: Callable[[int], None]) -> int:
-    """A folder that is there once it is whole."""
+    """Write a folder that appears under its name only when complete."""
     from fencepost.state.disk import Disk
 
     disk, beside = Disk(), out.with_name(f".{out.name}.{uuid4().hex}")
@@ -122,7 +124,7 @@ def _write_folder(out: Path, parts: Sequence[Part], read: Read, rows: str, show:
 
 
 def _write(out: Path, rows: str, batches: Any) -> int:
-    """Written beside, and there once it is whole."""
+    """Write a file that appears under its name only when complete."""
     from fencepost.lake.kafka_log import write_parquet
     from fencepost.lake.segments import batches_schema, records_schema
     from fencepost.state.disk import TEMPORARY, Disk

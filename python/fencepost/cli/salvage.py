@@ -1,4 +1,4 @@
-"""What `fencepost kafka export` reads, and what of it is not there or cannot be read."""
+"""Reads the input of `fencepost kafka export`, and reports what is missing or unreadable."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from fencepost.lake.segments import OWN_TOPICS, Isolation, Part, look, open_part
 
 
 class Source:
-    """Partitions to export. `missing` says, a line each, what is not exported because it is not there or is damaged.
+    """The partitions to export. `missing` has one line for everything that is missing or damaged and not exported.
 
-    Raises SourceError where there is no segment; unless `salvages`, also for damage.
+    Raises SourceError if there is no segment, and for damage unless `salvages`.
     """
 
     def __init__(self, source: str, isolation: str, cleanup_policy: Mapping[str, str], salvages: bool) -> None:
@@ -26,7 +26,7 @@ class Source:
         self.salvages = salvages
         self.missing: list[str] = []
         self.damaged: set[str] = set()
-        """Segments whose headers are damaged."""
+        """Segments with damaged headers."""
         self.logs: list[Log] = open_partitions(source)
         if not self.logs:
             raise SourceError(f"{source}: no segments (*.log) in any of the partitions' folders here", path=source)
@@ -50,7 +50,7 @@ class Source:
                     self.missing.append(f"{path}{place}: {reason}")
 
     def parts(self) -> list[Part]:
-        """The segments, and what is seen of each."""
+        """Return the segments, with the visible part of each."""
         found = []
         for log in self.logs:
             for part in look(log, self.isolation, salvages=self.salvages).parts():
@@ -60,7 +60,7 @@ class Source:
         return found
 
     def rows(self, part: Part, rows: str) -> Iterator[Any]:
-        """The rows of a part. With `salvages`, those of batches that cannot be read are left out, and noted."""
+        """Yield the rows of a part. With `salvages`, unreadable batches are skipped and added to `missing`."""
         if rows == "batches":
             yield from part.batches()
             return
@@ -78,7 +78,7 @@ class Source:
 
 
 def _without_segments(source: str) -> list[str]:
-    """Folders of partitions that are exported and hold no segment."""
+    """Return partition folders in the export that contain no segment."""
     found = []
     for folder in find_partitions(source):
         name = PurePosixPath(folder).name
@@ -86,13 +86,13 @@ def _without_segments(source: str) -> list[str]:
         try:
             open_log(folder)
         except EmptyLogError as error:
-            # Not those that a broker removes or moves.
+            # Skip folders that a broker is deleting or moving.
             found += [str(error)] if topic not in OWN_TOPICS and name == f"{topic}-{partition}" else []
     return found
 
 
 def _before_damage(part: Part) -> Part:
-    """What can be read of a segment whose headers are damaged."""
+    """Return the part of a segment before its first damaged header."""
     from fencepost.kafka import read_batches
 
     end = part.segment.base_offset or 0
@@ -102,7 +102,7 @@ def _before_damage(part: Part) -> Part:
 
 
 def _last_offset_at(part: Part, position: int | None) -> int | None:
-    """The last offset of the batch at a byte; None where there is no such batch."""
+    """Return the last offset of the batch at this byte position, or None if there is no such batch."""
     for rows in part.batches():
         for batch in rows.to_pylist():
             if position is not None and batch["position"] <= position < batch["position"] + batch["bytes"]:

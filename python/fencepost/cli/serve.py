@@ -1,4 +1,4 @@
-"""`fencepost serve`: what has to be done in a database now and then, and what monitoring asks."""
+"""`fencepost serve`: periodic maintenance of a database, and HTTP endpoints for monitoring."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ import typer
 
 def serve_command(
     config: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="A TOML file: see docs/serve.md.", exists=True, dir_okay=False)
+        Path | None, typer.Option(metavar="FILE", help="A TOML file; see docs/serve.md.", exists=True, dir_okay=False)
     ] = None,
     database: Annotated[
         str | None,
         typer.Option(
             metavar="URL",
             envvar="FENCEPOST_DATABASE",
-            help="The database, such as postgresql+psycopg://host/name. Takes precedence over the file. Put a password "
-            "into the environment variable, not on the command line.",
+            help="The database URL, such as postgresql+psycopg://host/name. Overrides the file. Pass a password in "
+            "the environment variable, not on the command line.",
         ),
     ] = None,
-    listen: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Where to answer HTTP.")] = None,
+    listen: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="The address of the HTTP server.")] = None,
 ) -> None:
-    """Complete and abort what producers leave, forget what is old, and answer /metrics, /healthz and /readyz.
+    """Complete or abort abandoned transactions, apply retention, and serve /metrics, /healthz and /readyz.
 
-    Runs until SIGTERM or Ctrl-C. Any number may run on one database.
+    Runs until SIGTERM or Ctrl-C. Any number of instances may run on one database.
     """
     from fencepost.daemon import Daemon, Settings
 

@@ -1,4 +1,4 @@
-"""`fencepost sql`: the tables of this package in a database, as SQL, their versions, and their upgrade."""
+"""`fencepost sql`: prints the schema of this package's tables, shows its version, and upgrades it."""
 
 from __future__ import annotations
 
@@ -14,28 +14,30 @@ if TYPE_CHECKING:
     from fencepost.sql.migrations import Part
 
 sql_app = typer.Typer(
-    help="The tables of fencepost in a database: as SQL, their versions, their upgrade.",
+    help="Create, inspect and upgrade fencepost's tables in a database.",
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
 Transports = Annotated[
     list[str] | None,
-    typer.Option("--transport", metavar="TABLE", help="Also the tables beside this table of a SqlTransport."),
+    typer.Option(
+        "--transport", metavar="TABLE", help="Include the tables that belong to this table of a SqlTransport."
+    ),
 ]
 
 
 @sql_app.command("ddl")
 def ddl_command(
-    dialect: Annotated[str, typer.Option(metavar="NAME", help="postgresql, sqlite or mariadb.")],
+    dialect: Annotated[str, typer.Option(metavar="NAME", help="The SQL dialect: postgresql, sqlite or mariadb.")],
     transports: Transports = None,
     since: Annotated[
         list[str] | None,
         typer.Option(
-            "--from", metavar="PART=VERSION", help="Not the tables, but what brings this part from an older version."
+            "--from", metavar="PART=VERSION", help="Print the upgrade of this part from an older version instead."
         ),
     ] = None,
 ) -> None:
-    """The SQL that makes the tables, to review and to run as a role that may."""
+    """Print the SQL that creates the tables, for review and for execution by a role with the necessary rights."""
     from fencepost.sql.schema import ddl
 
     versions = {name: int(version) for name, version in map(_part_and_version, since or ())}
@@ -46,9 +48,9 @@ def ddl_command(
 def status_command(
     database: Database,
     transports: Transports = None,
-    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """The version of each part of the tables. Exit code 3 if one is older or newer than this fencepost knows."""
+    """Show the schema version of each part. Exit code 3 if one is older or newer than this fencepost supports."""
     from fencepost.sql.schema import status
 
     with engine_of(database) as engine:
@@ -66,7 +68,7 @@ def status_command(
 
 @sql_app.command("migrate")
 def migrate_command(database: Database, transports: Transports = None) -> None:
-    """Make the tables that are missing, and bring older ones to the version of this fencepost."""
+    """Create missing tables and upgrade older ones to the version of this fencepost."""
     from fencepost.sql.schema import migrate, status
 
     parts = _parts(transports)

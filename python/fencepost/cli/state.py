@@ -1,4 +1,4 @@
-"""`fencepost state`: to look at what a job remembers, and to mend it."""
+"""`fencepost state`: inspects and repairs the state of a job."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ if TYPE_CHECKING:
     from fencepost.state import State
 
 state_app = typer.Typer(
-    help="Look at what a job remembers, and mend it.",
+    help="Inspect and repair the state of a job.",
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
 
-Place = Annotated[str, typer.Argument(metavar="STATE", help="The folder of a job's state, or its URI.")]
-AsJson = Annotated[bool, typer.Option("--json", help="As JSON.")]
+Place = Annotated[str, typer.Argument(metavar="STATE", help="The folder or URI of a job's state.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 VERSIONS_SHOWN = 20
 
 
 @state_app.command("show")
 def show(
     place: Place,
-    run: Annotated[int | None, typer.Argument(metavar="RUN", help="One version, told whole.")] = None,
-    last: Annotated[int, typer.Option(min=1, help="How many of the newest versions are listed.")] = VERSIONS_SHOWN,
+    run: Annotated[int | None, typer.Argument(metavar="RUN", help="Show this version in detail.")] = None,
+    last: Annotated[int, typer.Option(min=1, help="Number of newest versions to list.")] = VERSIONS_SHOWN,
     html: Html = None,
     as_json: AsJson = False,
 ) -> None:
-    """What the state was made for and what each run did; of one RUN, what it read, wrote, kept, refused and why."""
+    """Show what the state is for and what each run did. With RUN, show what it read, wrote, kept, refused and why."""
     if html is not None:
         check_page(html)
     from fencepost.state import history
@@ -51,8 +51,8 @@ def show(
             raise typer.BadParameter(f"there is no version {run}; there are 1 to {newest}")
         if run <= state.known_floor():
             raise typer.BadParameter(f"version {run} is folded: of 1 to {state.known_floor()} only totals are left")
-        told = history.explain(state, run)
-        print(json.dumps(told) if as_json else _to_text(told))
+        details = history.explain(state, run)
+        print(json.dumps(details) if as_json else _to_text(details))
         return
     about, shown = history.about(state), history.explained(state, last)
     if html is not None:
@@ -73,9 +73,9 @@ _COLUMNS = (
 )  # fmt: skip
 
 
-def _to_text(told: dict[str, Any]) -> str:
+def _to_text(details: dict[str, Any]) -> str:
     lines = []
-    for name, value in told.items():
+    for name, value in details.items():
         title = name.replace("_", " ")
         if isinstance(value, list) and value and isinstance(value[0], dict):
             lines += ["", title, *(_one_line(it) for it in value)]
@@ -87,7 +87,7 @@ def _to_text(told: dict[str, Any]) -> str:
 
 
 def _one_line(item: dict[str, Any]) -> str:
-    """The first value, then numbers with their names, then texts as they are."""
+    """Format the first value, then numbers with their names, then texts."""
     (_, first), *others = item.items()
     numbers = ", ".join(f"{_shown(value)} {name}" for name, value in others if not isinstance(value, str))
     texts = [" ".join(value.split()) for _, value in others if isinstance(value, str)]
@@ -107,13 +107,11 @@ def export(
     place: Place,
     out: Annotated[
         Path | None,
-        typer.Argument(
-            metavar="OUT", help="A .parquet, .arrow, .csv or .jsonl file; JSON lines on stdout unless given."
-        ),
+        typer.Argument(metavar="OUT", help="A .parquet, .arrow, .csv or .jsonl file. Default: JSON lines on stdout."),
     ] = None,
-    what: Annotated[str, option("entries: all that is remembered; missing: what never came.")] = "entries",
+    what: Annotated[str, option("entries (the whole state) or missing (missing ranges).")] = "entries",
 ) -> None:
-    """Write out all that is remembered, or all that is missing."""
+    """Export the whole state, or the missing ranges."""
     if what not in ("entries", "missing"):
         raise typer.BadParameter(f"--what {what}: entries or missing were expected")
     if out is not None:
@@ -129,17 +127,17 @@ def export(
 @state_app.command("evict")
 def evict(
     place: Place,
-    max_idle: Annotated[str, typer.Option(metavar="DURATION", help="For how long, e.g. 7d, 12h, 30m, 45s.")],
+    max_idle: Annotated[str, typer.Option(metavar="DURATION", help="Minimum idle time, e.g. 7d, 12h, 30m, 45s.")],
     now_ms: Annotated[
         int | None,
-        option("Up to when, in milliseconds since 1970; the state's own clock, that of the data, unless given."),
+        option("The current time in milliseconds since 1970. Default: the state's clock, which follows the data."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Forget producers that were not written for so long. Their older rows will be FORGOTTEN.
+    """Forget producers that were idle for a duration. Their older rows will be FORGOTTEN.
 
-    The state must keep timestamps: its job has --max-idle. Its clock moves on to --now-ms and does not fall again, but
-    by a rollback.
+    The state must keep timestamps: its job has --max-idle. This sets the state's clock to --now-ms; only a rollback
+    sets it back.
     """
     _say("evicted", _operation(place, "evict", now_ms, milliseconds(max_idle)), as_json)
 
@@ -149,22 +147,22 @@ def rollback(
     place: Place,
     version: Annotated[
         int,
-        typer.Argument(metavar="VERSION", help="The version to go back to; 0 is the state before the first version."),
+        typer.Argument(metavar="VERSION", help="The version to return to; 0 is the state before the first version."),
     ],
     accept_duplicates: Annotated[
         bool,
         typer.Option(
             "--accept-duplicates",
-            help="Although rows of later versions are still in the sink: what is read again will be there twice.",
+            help="Proceed although the sink contains rows of later versions. Rows that are read again are duplicated.",
         ),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Go back to what was known after VERSION, as a new version. What was read since is new again.
+    """Return to the state after VERSION, as a new version. Files that were read since then become new again.
 
-    First remove from the sink all files in the folders run=<n>/ of the versions after VERSION, and leave the folders
-    themselves: the next run writes these rows again, as far as their files are still in the source. Where the sink is
-    a Delta table, RESTORE it to VERSION's commit first (its history names versions).
+    First remove all files from the sink's folders run=<n>/ of the versions after VERSION, but keep the folders. The
+    next run writes these rows again if their files are still in the source. If the sink is a Delta table, first RESTORE
+    it to the commit of VERSION (its history names versions).
     """
     _say("rolled back", _operation(place, "rollback", version, accept_duplicates=accept_duplicates), as_json)
 
@@ -172,12 +170,12 @@ def rollback(
 @state_app.command("abandon")
 def abandon(
     place: Place,
-    version: Annotated[int, typer.Argument(metavar="VERSION", help="The version that was decided and is not applied.")],
+    version: Annotated[int, typer.Argument(metavar="VERSION", help="The version that is decided but not applied.")],
     as_json: AsJson = False,
 ) -> None:
-    """Give up a version that was decided and cannot be applied.
+    """Abandon a version that is decided but cannot be applied.
 
-    None of it will ever be shown, and its input is new again.
+    Its rows never become visible, and its input files become new again.
     """
     _say("abandoned", _operation(place, "abandon", version), as_json)
 
@@ -189,13 +187,13 @@ def collect_garbage(
         int | None,
         typer.Option(
             min=1,
-            help="Keep only so many of the newest versions to go back to, e.g. 50, remove what older ones need, and "
-            "fold them: only totals are left. Their rows stay in the sink. All versions are kept unless given.",
+            help="Keep only this number of newest versions for rollback, e.g. 50, and fold older ones to totals. Their "
+            "rows stay in the sink. Default: keep all versions.",
         ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Remove what crashed and beaten runs left behind. No row of the sink is touched."""
+    """Remove files that crashed and defeated runs left behind. Does not change the sink's rows."""
     options = {} if keep_versions is None else {"keep_versions": keep_versions}
     _say("files removed", _operation(place, "collect_garbage", **options), as_json)
 
@@ -203,10 +201,10 @@ def collect_garbage(
 @state_app.command("reshard")
 def reshard(
     place: Place,
-    count: Annotated[int, typer.Argument(metavar="SHARDS", min=1, help="Into how many parts: 1 to 262144.")],
+    count: Annotated[int, typer.Argument(metavar="SHARDS", min=1, help="The new number of shards, 1 to 262144.")],
     as_json: AsJson = False,
 ) -> None:
-    """Cut the state into another number of shards: more are smaller, and more tasks can work on them at once."""
+    """Split the state into another number of shards. More shards are smaller and allow more parallel tasks."""
     _say("resharded", _operation(place, "reshard", count), as_json)
 
 
@@ -216,17 +214,17 @@ def seed(
         str,
         typer.Argument(
             metavar="SOURCE",
-            help="The folder that later runs read, for ever. The Parquet files in it now count as read, unless --clean "
-            "names another folder.",
+            help="The folder that later runs read; cannot be changed later. Its current Parquet files count as read, "
+            "unless --clean names another folder.",
         ),
     ],
     place: Place,
-    sink: Annotated[str, typer.Argument(metavar="SINK", help="Where later runs write: its own folder.")],
+    sink: Annotated[str, typer.Argument(metavar="SINK", help="The dedicated folder that later runs write to.")],
     clean: Annotated[
         str | None,
         option(
-            "A folder of Parquet files that are clean already, such as the table from before there was a job. SOURCE "
-            "itself unless given."
+            "A folder of Parquet files without duplicates, such as the table from before the first job. Default: "
+            "SOURCE."
         ),
     ] = None,
     policy: identity.PolicyName = None,
@@ -247,11 +245,11 @@ def seed(
     threads: Threads = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make a new state of rows that are clean already, and copy none of them to SINK.
+    """Create a state from rows that are already free of duplicates, without copying them to SINK.
 
-    They lie in SOURCE, and later runs read what is added; or in the folder that --clean names, and the first run reads
-    all of SOURCE and keeps what that folder does not hold. Rows that would not be kept are an error: make a clean copy
-    with `fencepost dedup` then.
+    Without --clean, these rows are in SOURCE, and later runs read the files added to it. With --clean, they are in that
+    folder, and the first run reads all of SOURCE and keeps the rows that the folder does not contain. Rows that would
+    not be kept are an error: make a clean copy with `fencepost dedup` first.
     """
     rules = read_policy(locals())
     options = {
@@ -267,7 +265,7 @@ def seed(
     print(report.to_json() if as_json else report)
 
 
-# The state as it is, and as operations find it
+# Access to the state and its operations
 
 
 def _open(place: str) -> State:
@@ -277,18 +275,18 @@ def _open(place: str) -> State:
 
 
 def _operation(place: str, name: str, *arguments: Any, **options: Any) -> Any:
-    """What an operation of the state gives back."""
+    """Run an operation of the state and return its result."""
     return getattr(_open(place), name)(*arguments, **options)
 
 
 def _say(what: str, result: Any, as_json: bool) -> None:
-    """The result of an operation: the decision of a new version, a number, or nothing."""
+    """Print the result of an operation: the decision of a new version, a number, or nothing."""
     if hasattr(result, "attempt"):
-        told = {"done": what, "version": result.version, **(getattr(result, "report", None) or {})}
+        details = {"done": what, "version": result.version, **(getattr(result, "report", None) or {})}
     else:
-        told = {"done": what, "count": result}
+        details = {"done": what, "count": result}
     if as_json:
-        print(json.dumps(told))
+        print(json.dumps(details))
         return
-    figures = ", ".join(f"{name.replace('_', ' ')} {_shown(it)}" for name, it in told.items() if name != "done")
+    figures = ", ".join(f"{name.replace('_', ' ')} {_shown(it)}" for name, it in details.items() if name != "done")
     print(what if result is None else f"{what}: {figures}")

@@ -1,4 +1,4 @@
-"""What commands show: tables on stdout, a bar on stderr, and the exit codes."""
+"""Output of commands (tables on stdout, progress bars on stderr) and their exit codes."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ if TYPE_CHECKING:
 EXIT_CLEAN, EXIT_ERROR, EXIT_USAGE, EXIT_FINDINGS, EXIT_NOTHING = range(5)
 
 
-Threads = Annotated[int | None, typer.Option(min=1, help="As many as there are processors unless given.")]
+Threads = Annotated[int | None, typer.Option(min=1, help="Number of threads. Default: the number of processors.")]
 
 
 Html = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="Also write a page with charts: one file that loads nothing.")
+    Path | None, typer.Option(metavar="FILE", help="Also write the report as one self-contained HTML file with charts.")
 ]
 
 
 def option(text: str) -> Any:
-    """An option of which the name and the default are the parameter's."""
+    """Declare an option; its name and default are those of the parameter."""
     return typer.Option(help=text)
 
 
 def check_page(path: Path) -> None:
-    """Refuse, before the work begins, a page that could not be written. Raises a usage error or FencepostError."""
+    """Check that a page can be written before the work starts. Raises a usage error or FencepostError."""
     from fencepost.pages.charts import is_installed
 
     if not path.parent.is_dir():
@@ -46,9 +46,9 @@ def check_page(path: Path) -> None:
 
 @contextmanager
 def quit_at_once() -> Iterator[None]:
-    """While modules are imported and nothing is under way, Ctrl-C ends the process in one line.
+    """During imports, make Ctrl-C end the process at once with a one-line message.
 
-    An interrupt within Python's import system may leave its lock held, and the process would wait for ever.
+    An interrupt inside Python's import system may leave its lock held and the process hanging.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -62,7 +62,7 @@ def quit_at_once() -> Iterator[None]:
 
 @contextmanager
 def stop_on_signals() -> Iterator[threading.Event]:
-    """An event that SIGTERM or Ctrl-C sets. A second signal ends the process as if there were no such event."""
+    """Yield an event that SIGTERM or Ctrl-C sets. A second signal has its default effect."""
     stop = threading.Event()
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
 
@@ -87,14 +87,15 @@ def _quit(*_: object) -> None:
 
 @contextmanager
 def progress(total: int) -> Iterator[Callable[[int], None]]:
-    """A bar on stderr if that is a terminal; gives a function that takes how much of `total` is done."""
+    """Show a progress bar on stderr if that is a terminal. Yields a function that adds to the completed part of
+    `total`."""
     with _bar(is_quiet=False) as update:
         yield lambda done: update("events", done, total)
 
 
 @contextmanager
 def steps(is_quiet: bool = False) -> Iterator[Callable[[str, int, int], None]]:
-    """A bar on stderr if that is a terminal; gives a function that takes (step, done, total), step after step."""
+    """Show a progress bar on stderr if that is a terminal. Yields a function of (step, done, total)."""
     with _bar(is_quiet) as update:
         yield lambda step, done, total: update(step, done, max(total, 1))
 
@@ -104,7 +105,7 @@ def _bar(is_quiet: bool) -> Iterator[Callable[[str, int, int], None]]:
     if is_quiet or not sys.stderr.isatty():
         yield lambda step, done, total: None
         return
-    with quit_at_once():  # without a terminal nothing of it is needed
+    with quit_at_once():  # import rich only if there is a terminal
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
@@ -116,15 +117,15 @@ def _bar(is_quiet: bool) -> Iterator[Callable[[str, int, int], None]]:
 
 
 def show_table(names: Iterable[str], lines: Iterable[tuple[Any, ...]]) -> None:
-    """A table on stdout."""
+    """Print a table to stdout."""
     from rich.console import Console
 
-    # As wide as it needs: what a narrow terminal cuts off would be lost in a file.
+    # Do not fit the table to the terminal: it would truncate values, also in redirected output.
     Console(width=10_000, markup=False, emoji=False, highlight=False).print(_table(names, lines))
 
 
 def _table(names: Iterable[str], lines: Iterable[tuple[Any, ...]]) -> Table:
-    """A table of a name and numbers per line."""
+    """Build a table: one name and several numbers per line."""
     from rich.table import Table
 
     made = Table(box=None, pad_edge=False)

@@ -1,4 +1,4 @@
-"""`fencepost transactions`: what producers have open in a database, and to end what nobody ends."""
+"""`fencepost transactions`: lists open transactions in a database, and aborts abandoned ones."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ if TYPE_CHECKING:
     from fencepost.sql import TransactionStatus
 
 transactions_app = typer.Typer(
-    help="Look at the transactions of producers, and abort one.",
+    help="Inspect and abort transactions of producers.",
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
 
 TransactionalId = Annotated[str, typer.Argument(metavar="ID", help="A transactional id.")]
-AsJson = Annotated[bool, typer.Option("--json", help="As JSON.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @transactions_app.command("list")
 def list_command(
     database: Database,
-    every: Annotated[bool, typer.Option("--all", help="Also ids without an open or decided transaction.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="Include ids without an open or decided transaction.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Transactions that are open, or decided and not completed. Exit code 3 if one of them takes too long."""
+    """List transactions that are open, or decided but not completed. Exit code 3 if one takes too long."""
     from fencepost.sql import list_transactions
 
     with engine_of(database) as engine:
@@ -45,7 +45,7 @@ def list_command(
 
 @transactions_app.command("describe")
 def describe_command(transactional_id: TransactionalId, database: Database, as_json: AsJson = False) -> None:
-    """One transaction: state, owner, age, partitions, positions, and what it waits for. Exit code 3 if it is late."""
+    """Show a transaction: state, owner, age, partitions, positions, what it waits for. Exit code 3 if it is late."""
     from fencepost.sql import describe_transaction
 
     with engine_of(database) as engine:
@@ -58,7 +58,7 @@ def describe_command(transactional_id: TransactionalId, database: Database, as_j
 
 @transactions_app.command("abort")
 def abort_command(transactional_id: TransactionalId, database: Database) -> None:
-    """Abort the open transaction of an ID, as if its time-out had passed. Its producer can go on with the next one."""
+    """Abort the open transaction of an ID, as after its timeout. Its producer may begin another one."""
     from fencepost.sql import TransactionCoordinator
     from fencepost.sql.inspection import check_database
 
@@ -71,7 +71,7 @@ def abort_command(transactional_id: TransactionalId, database: Database) -> None
 
 @transactions_app.command("metrics")
 def metrics_command(database: Database, as_json: AsJson = False) -> None:
-    """Transactional ids by state, late transactions, the age of the oldest: OpenMetrics text for a scraper."""
+    """Print metrics as OpenMetrics text: transactional ids by state, late transactions, age of the oldest."""
     from fencepost.metrics import to_text
     from fencepost.sql import TransactionMetrics, transaction_metrics
 
@@ -98,7 +98,7 @@ def _partitions(found: tuple[tuple[str, int], ...]) -> str:
 
 
 def _report(found: TransactionStatus) -> dict[str, Any]:
-    """A status as plain values."""
+    """Return a status as plain values."""
     return asdict(found) | {
         "partitions": [list(it) for it in found.partitions],
         "waiting": [list(it) for it in found.waiting],

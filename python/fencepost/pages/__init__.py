@@ -1,6 +1,6 @@
-"""Reports as one HTML file each, with charts (`fencepost[report]`).
+"""Renders each report as one HTML file with charts (`fencepost[report]`).
 
-`page.py` says what a page is made of, `charts.py` and `drawings.py` draw, `tables.py` lists, `html.py` escapes.
-A module for each kind of report says what is on its page. Reports come as they are: this package knows their fields and
-imports none of them.
+`page.py` defines a page, `charts.py` and `drawings.py` draw, `tables.py` formats tables, and `html.py` escapes. One
+module per kind of report defines the content of its page. This package reads fields of reports and does not import
+their classes.
 """

@@ -1,4 +1,4 @@
-"""The page of advice: what is recommended and why, what the data looks like, and what each policy does with it."""
+"""The page of advice: the recommendation and its reasons, the data's properties, and the effect of each policy."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ COLORS = {
 
 
 def advice_page(advice: Any) -> Page:
-    """The page of an `Advice`."""
+    """Return the page of an `Advice`."""
     part = "all" if advice.is_all else "the first"
     facts = [("Rows read", f"{part} {advice.rows:,}"), ("Columns", ", ".join(advice.policy.columns.names))]
     sections = [_recommended(advice), _shape(advice), _policies(advice)]

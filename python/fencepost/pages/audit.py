@@ -1,6 +1,6 @@
 """The page of an audit: six questions, in the order in which people ask them.
 
-How many rows are there twice? What was lost? Which producers? Since when? Is a zombie writing? Did a counter restart?
+How many rows exist twice? What was lost? Which producers? Since when? Is a zombie writing? Did a counter restart?
 """
 
 from __future__ import annotations
@@ -17,21 +17,23 @@ from fencepost.pages.tables import Table, plural, share, size, table_of, text, u
 from fencepost.policy import Policy
 
 BARS_MAX = 12
-"""Producers, partitions and columns that a chart shows."""
+"""Maximum number of producers, partitions and columns in a chart."""
 EXAMPLES_MAX = 10
-"""Rows of each kind that a section shows."""
+"""Maximum number of example rows of each kind in a section."""
 COUNTS = ("rows", "duplicates", "refused", "missing", "stale", "retimed", "count", "repeats", "first", "last")
 _TIMES = {"timestamp": "time", "kept_timestamp": "time"}
 
 
 def audit_page(report: Any) -> Page:
-    """The page of an `AuditReport`."""
+    """Return the page of an `AuditReport`."""
     return _Audit(report).page()
 
 
 def audit_charts(report: Any) -> dict[str, Chart]:
-    """The charts of an `AuditReport` by name: over_time, distances, producers, partitions, heat_map. What there is
-    nothing to show of is left out."""
+    """Return the charts of an `AuditReport` by name: over_time, distances, producers, partitions, heat_map.
+
+    Empty charts are left out.
+    """
     audit = _Audit(report)
     found = (audit.over_time(), audit.distances(), audit.producers(), audit.partitions(), audit.heat_map())
     return {it.name: it for it in found if it is not None}
@@ -64,7 +66,7 @@ class _Audit:
         if report.unreadable:
             yield "Not read", f"{plural(len(report.unreadable), 'file')} with errors"
 
-    # The answers
+    # Sections that answer the questions
 
     def _repeats(self) -> Section:
         report = self.report
@@ -178,7 +180,7 @@ class _Audit:
         return Section("since", question, when, answer, "note", _some(self.over_time()))
 
     def _end(self) -> int:
-        """The end of the newest bin of rows, or of the last finding where no rows were read."""
+        """Return the end of the newest bin or the last finding, whichever is later."""
         ends: list[int] = [
             *self.report.timeline["last"].to_pylist(),
             *self.report.keys["until"].drop_null().to_pylist(),
@@ -221,7 +223,7 @@ class _Audit:
         return f" The last of them was made by {utc(bins[-1]['last'] + 1, 'minutes')}."
 
     def _is_stale_now(self) -> bool:
-        """Whether there are stale rows in the last tenth of the data."""
+        """Return whether the last tenth of the data has stale rows."""
         bins = self.report.timeline.to_pylist()
         first, last = (bins[0]["first"], bins[-1]["last"]) if self.unit == "ms" else (0, self.report.rows)
         return any(it["stale"] and it["last"] >= last - (last - first) / 10 for it in bins)
@@ -258,7 +260,7 @@ class _Audit:
             ],
         )
 
-    # What is behind them
+    # Charts and tables behind the answers
 
     def over_time(self) -> Chart | None:
         rows, left_out = _without_outliers(self.report.timeline.to_pylist())
@@ -360,7 +362,7 @@ class _Audit:
         return [self._ranking("Findings by producer and partition", found, [*self.pids, *self.parts])]
 
     def _ranking(self, caption: str, found: Any, columns: list[str], total: int | None = None) -> Table:
-        """Keys and their findings, and what all of them have together."""
+        """A table of keys and their findings, with the total of all keys."""
         counts = ["rows", "duplicates", "missing", "stale", "refused"]
         shown = found.select([*columns, *counts, "since", "until"])
         table = table_of(caption, shown, self._kinds(), names={**self.names, "duplicates": "repeats"})
@@ -418,14 +420,14 @@ class _Audit:
                 commands=[advice],
             )
 
-    # Words
+    # Texts
 
     def _policy(self) -> Policy:
         policy: Policy = self.report.rules
         return policy
 
     def _dedup(self, purpose: str, policy: Policy | None = None) -> list[Command]:
-        """The job, where its source can be one of a job: files of Parquet, or rows of which the reader knows."""
+        """The job's command line if a job can read the source: Parquet files, or rows that the reader can locate."""
         if self.report.source is not None and not self.report.files:
             return []
         words = options(policy or self._policy(), self._policy().columns)
@@ -450,7 +452,7 @@ class _Audit:
 
 
 def _grouped(keys: Any, columns: list[str]) -> Any:
-    """Keys added up by some of their columns, with their `findings`, those with the most first."""
+    """Group keys by some of their columns and add a column `findings`; those with the most first."""
     import pyarrow.compute as pc
 
     how = dict.fromkeys(("rows", *KINDS), "sum") | {"since": "min", "until": "max"}
@@ -471,7 +473,7 @@ def _grouped(keys: Any, columns: list[str]) -> Any:
 
 
 def _of_keys(keys: Any, columns: list[str], wanted: dict[tuple[Any, ...], int]) -> list[dict[str, Any]]:
-    """The keys of the wanted producers."""
+    """Return the keys of the wanted producers."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -496,7 +498,8 @@ def _bounds(keys: Any) -> tuple[Any, Any]:
 
 
 def _without_outliers(rows: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], int]:
-    """The bins without a hundredth of the rows that are far from the others, and how many rows that leaves out."""
+    """Drop outlying bins that hold at most a hundredth of the rows. Returns the other bins and the number of dropped
+    rows."""
 
     def weight(row: dict[str, Any]) -> int:
         return int(max(row["rows"], *(row[kind] for kind in KINDS)))

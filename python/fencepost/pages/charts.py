@@ -1,8 +1,9 @@
-"""Charts of a page: Vega-Lite specifications (`drawings.py`), drawn as SVG or PNG without a browser.
+"""Draws charts of a page from Vega-Lite specifications (`drawings.py`) as SVG or PNG, without a browser.
 
-Requires `fencepost[report]` to draw.
+Drawing requires `fencepost[report]`.
 
-On a page the colors are CSS variables, so that one drawing serves light and dark. Files have the colors of one theme.
+On a page the colors are CSS variables, so that one drawing serves light and dark mode. Files have the colors of one
+theme.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ Theme = Literal["page", "light", "dark"]
 Size = Literal["normal", "wide", "narrow"]
 Spec = dict[str, Any]
 WIDTHS: dict[Size, int] = {"normal": 480, "wide": 1000, "narrow": 326}
-"""Pixels of a drawing with its labels."""
+"""Width in pixels, including labels."""
 
 COLORS: dict[str, tuple[str, str]] = {
     "page": ("#ffffff", "#181f27"),
@@ -40,49 +41,49 @@ COLORS: dict[str, tuple[str, str]] = {
     "heat4": ("#2f6fde", "#86b1ff"),
     "heat5": ("#123f8f", "#d3e4ff"),
 }
-"""Color by role: (light, dark)."""
+"""Colors by role: (light, dark)."""
 KINDS = {
     "duplicates": "Repeats",
     "missing": "Missing",
     "stale": "From replaced producers",
     "refused": "Refused",
 }
-"""The findings that charts count, and what they are called."""
+"""The findings that charts count, and their labels."""
 
 
 def css() -> str:
-    """The colors as CSS variables of a page."""
+    """Return the colors as CSS variables of a page."""
     light, dark = ("".join(f"--c-{role}:{pair[theme]};" for role, pair in COLORS.items()) for theme in range(2))
     return f":root{{{light}}}\n@media (prefers-color-scheme: dark){{:root{{{dark}}}}}\n"
 
 
 @dataclass(frozen=True)
 class Chart:
-    """One drawing with its numbers. `spec`: the Vega-Lite specification for a width."""
+    """A drawing with its numbers. `spec`: returns the Vega-Lite specification for a width."""
 
     name: str
     title: str
     subtitle: str
     alternative: str
-    """What the drawing shows, for those who do not see it."""
+    """A text alternative for screen readers."""
     spec: Callable[[Size], Spec]
     numbers: Table
     sizes: tuple[Size, ...] = ("normal", "narrow")
 
     def to_svg(self, theme: Theme = "light", size: Size | None = None) -> str:
-        """The drawing as SVG. Raises FencepostError without `fencepost[report]`."""
+        """Draw as SVG. Raises FencepostError if `fencepost[report]` is not installed."""
         svg: str = _renderer().vegalite_to_svg(self._whole(size, has_title=theme != "page"))
         svg = re.sub(r"<svg\b", f'<svg role="img" aria-label="{_attribute(self.alternative)}"', svg, count=1)
         return _colored(svg, theme)
 
     def to_png(self, theme: Theme = "light", size: Size | None = None) -> bytes:
-        """The drawing as PNG, at two pixels to one. Raises FencepostError without `fencepost[report]`."""
+        """Draw as PNG at twice the size in pixels. Raises FencepostError if `fencepost[report]` is not installed."""
         spec = _themed(self._whole(size, has_title=True), theme)
         png: bytes = _renderer().vegalite_to_png(spec, scale=2)
         return png
 
     def save(self, path: str | os.PathLike[str], theme: Theme = "light", size: Size | None = None) -> None:
-        """Write the drawing to a file whose name ends in .svg or .png. Raises ValueError for other names."""
+        """Write the drawing to a .svg or .png file. Raises ValueError for other names."""
         target = Path(path)
         if target.suffix == ".svg":
             target.write_text(self.to_svg(theme, size), encoding="utf-8")
@@ -102,7 +103,7 @@ class Chart:
 
 
 def is_installed() -> bool:
-    """Whether charts can be drawn."""
+    """Return whether charts can be drawn."""
     from importlib.util import find_spec
 
     return find_spec("vl_convert") is not None
@@ -116,13 +117,13 @@ def _renderer() -> Any:
     return vl_convert
 
 
-# Colors. A specification has a color that nobody would choose for each role, which is replaced in the drawing.
+# Colors. A specification uses an unusual placeholder color for each role, which the drawing replaces.
 
 _ROLES = list(COLORS)
 
 
 def color_of(role: str) -> str:
-    """What stands for the color of a role in a specification."""
+    """Return the placeholder color of a role in a specification."""
     return f"#fe{_ROLES.index(role):02x}fd"
 
 
@@ -138,7 +139,7 @@ def _colored(svg: str, theme: Theme) -> str:
 
 
 def _themed(value: Any, theme: Theme) -> Any:
-    """The specification with the colors of a theme."""
+    """Replace the placeholder colors of a specification with the colors of a theme."""
     if isinstance(value, dict):
         return {name: _themed(it, theme) for name, it in value.items()}
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""Command lines that a reader can copy, quoted for a shell."""
+"""Formats command lines that a reader can copy, quoted for a shell."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from fencepost.policy import Columns, Policy
 
 
 def command(*words: str) -> str:
-    """A command line of these words."""
+    """Join words to a command line, quoted where necessary."""
     return " ".join(it if it in _PLACES else shlex.quote(it) for it in ("fencepost", *words))
 
 
 STATE, SINK = "STATE", "CLEAN"
-"""What the reader has to choose."""
+"""Placeholders for the reader's state and sink."""
 _PLACES = {STATE, SINK}
 
 
 def options(policy: Policy, columns: Columns) -> list[str]:
-    """The options of a command that give this policy and these columns."""
+    """Return the command-line options for this policy and these columns."""
     base = Policy.any_order()
     words = []
     if policy.name is not None and policy.name != "any_order":

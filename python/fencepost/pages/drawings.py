@@ -1,7 +1,7 @@
-"""Specifications of charts in Vega-Lite, a function for each kind. Each gives the specification for a width.
+"""Vega-Lite specifications of charts, one function per kind. Each returns a function from width to specification.
 
-Names come from data: they are numbered, so that equal or strange ones do not matter, and stand in lists of texts
-(`_list`) in which nothing of them can be anything but text. The text of a mark says what it stands for.
+Names come from the data. The specification refers to them by number, so that equal or unusual names do no harm. Their
+texts are in lists (`_list`) whose content cannot be evaluated. Each mark has a text that describes it.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from fencepost.pages.tables import utc
 Drawing = Callable[[Size], Spec]
 
 LABELS = 46
-"""Pixels beside a panel for the labels of its counts."""
+"""Width in pixels of a panel's axis labels."""
 PANEL = 84
-"""Pixels of a panel's height."""
+"""Height of a panel in pixels."""
 LINE = 22
-"""Pixels of a line of names."""
+"""Height in pixels of a line of names."""
 NARROW_COLUMNS = 6
-"""Columns of a heat map in a narrow drawing."""
+"""Maximum number of columns of a heat map in a narrow drawing."""
 HEAT = ("none", "1 – 9", "10 – 99", "100 – 999", "1,000 – 9,999", "10,000 or more")
-"""What the colors of a heat map mean."""
+"""The legend of a heat map's colors."""
 _FORMATS = ((2 * 86_400_000, "%b %d"), (600_000, "%H:%M"), (10_000, "%H:%M:%S"), (0, "%H:%M:%S.%L"))
-"""How times are written on an axis of at least so many milliseconds."""
+"""Time formats by the minimum length of the axis in milliseconds."""
 
 
 def over_time(rows: Sequence[Mapping[str, Any]], kinds: Mapping[str, str], unit: str) -> Drawing:
-    """A panel for each kind. `rows`: first, last, and a count for each kind; `unit`: "ms" or "rows"."""
+    """Draw one panel per kind. `rows`: first, last, and a count per kind; `unit`: "ms" or "rows"."""
     bounds = [min(it["first"] for it in rows), max(it["last"] for it in rows) + 1]
     panels = []
     for kind, name in kinds.items():
@@ -50,7 +50,7 @@ def over_time(rows: Sequence[Mapping[str, Any]], kinds: Mapping[str, str], unit:
 
 
 def over_versions(rows: Sequence[Mapping[str, Any]], figures: Mapping[str, tuple[str, str]]) -> Drawing:
-    """A panel for each figure of versions. `figures`: (name, color) by figure."""
+    """Draw one panel per figure over versions. `figures`: maps a figure to (name, color)."""
     numbers = [it["version"] for it in rows]
     axis = {"title": "version", "labelAngle": 0, "labelOverlap": "greedy", "ticks": False}
     panels = []
@@ -70,8 +70,11 @@ def bars(
     colors: Mapping[str, str] | None = None,
     unit: str = "rows",
 ) -> Drawing:
-    """A bar for each name, stacked by kind. `rows`: (name, count by kind), in the order in which they are shown;
-    `colors`: the role of each kind in `charts.COLORS`, its own name unless given."""
+    """Draw a horizontal bar per name, stacked by kind.
+
+    `rows`: (name, count by kind), in display order. `colors`: the role of each kind in `charts.COLORS`; default: the
+    kind's own name.
+    """
     used = [kind for kind in kinds if any(counts.get(kind) for _, counts in rows)]
     values = [
         {"at": at, "kind": kind, "order": order, "n": counts[kind], "said": f"{name}; {kinds[kind]}: {counts[kind]:,}"}
@@ -103,7 +106,7 @@ def bars(
 
 
 def columns(rows: Sequence[tuple[str, float]], title: str, kind: str, unit: str) -> Drawing:
-    """A column for each name, in the given order."""
+    """Draw a column per name, in the given order."""
     is_whole = all(isinstance(count, int) for _, count in rows)
     values = [
         {"at": at, "n": count, "said": f"{title}: {name}; {count:,} {unit}"} for at, (name, count) in enumerate(rows)
@@ -126,7 +129,7 @@ def columns(rows: Sequence[tuple[str, float]], title: str, kind: str, unit: str)
 
 
 def heat_map(rows: Sequence[str], columns: Sequence[str], cells: Mapping[tuple[int, int], int]) -> Drawing:
-    """A cell for each row and column, its color by the power of ten of its count."""
+    """Draw a cell per row and column, colored by the power of ten of its count."""
     top = max((_heat(count) for count in cells.values()), default=0)
     scale = {
         "domain": list(range(top + 1)),
@@ -166,13 +169,13 @@ def heat_map(rows: Sequence[str], columns: Sequence[str], cells: Mapping[tuple[i
 
 
 def bin_name(row: Mapping[str, Any], unit: str) -> str:
-    """What a bin of a timeline is called."""
+    """Return the label of a timeline's bin."""
     if unit == "ms":
         return f"{utc(row['first'])} to {utc(row['last'] + 1)}"
     return f"rows {row['first']:,} to {row['last']:,}"
 
 
-# Parts
+# Parts of specifications
 
 _SAID = {"field": "said", "type": "nominal"}
 
@@ -182,7 +185,7 @@ def _single(size: Size, height: Any) -> Spec:
 
 
 def _panels(panels: Sequence[tuple[str, list[dict[str, Any]], Spec, Spec]]) -> Drawing:
-    """Panels one below the other over a common axis: (name, values, mark, encoding) of each."""
+    """Stack panels over a common axis: (name, values, mark, encoding) of each."""
 
     def panel(at: int, size: Size) -> Spec:
         name, values, mark, encoding = panels[at]
@@ -221,7 +224,7 @@ def _span_axis(bounds: Sequence[int], unit: str) -> Spec:
 
 
 def _count(ticks: int, title: str | None, is_whole: bool = True) -> Spec:
-    """An axis of counts from 0 on, thousands as k."""
+    """An axis of counts from 0, with thousands as k."""
     written = "~s" if is_whole else "~g"
     labels = {"labelExpr": f"format(datum.value, '{written}')", "domain": False, "ticks": False}
     axis = {"title": title, "tickCount": ticks, "tickMinStep": 1 if is_whole else 0.001, **labels}
@@ -240,12 +243,12 @@ def _heat(count: int) -> int:
 
 
 def _numbered(names: Sequence[str]) -> str:
-    """Labels of an axis whose values are 0, 1, 2, ..."""
+    """The label expression of an axis with the values 0, 1, 2, …"""
     return f"{_list(names)}[datum.value]"
 
 
 def _list(texts: Sequence[str]) -> str:
-    """The texts as a list of Vega's expression language."""
+    """Return the texts as a list in Vega's expression language."""
     return "[" + ",".join('"' + "".join(map(_escaped, text)) + '"' for text in texts) + "]"
 
 

@@ -26,11 +26,12 @@ PANELS = {
     "missing_rows": ("Rows missing", "missing"),
     "state_bytes": ("Bytes of the state", "rows"),
 }
-"""What is drawn for each version: (name, color)."""
+"""Figures to draw for each version: (name, color)."""
 
 
 def history_page(about: Mapping[str, Any], versions: Sequence[Mapping[str, Any]]) -> Page:
-    """`about`: facts of a state by name; `versions`: what each of the newest versions did, oldest first."""
+    """Return the page. `about`: facts about the state by name; `versions`: figures of the newest versions, oldest
+    first."""
     return Page(
         "State",
         str(about["state"]),

@@ -1,4 +1,4 @@
-"""Builds HTML of which every text is escaped: what is not `Html` already cannot bring tags or attributes."""
+"""Builds HTML with escaping: values that are not `Html` cannot add tags or attributes."""
 
 from __future__ import annotations
 
@@ -6,20 +6,22 @@ import re
 from html import escape
 
 Child = object
-"""Html as it is, any other value as its text; None and empty texts add nothing; a list or tuple its items."""
+"""Html is inserted as is, other values as escaped text. None and empty texts add nothing; a list or tuple adds its
+items."""
 
 
 class Html(str):
-    """Text that is HTML already."""
+    """Text that is already HTML."""
 
 
 def join(*children: Child) -> Html:
-    """The children one after the other."""
+    """Concatenate the children."""
     return Html("".join(_html(child) for child in children))
 
 
 def tag(name: str, /, *children: Child, **attributes: object) -> Html:
-    """An element. Attributes: a trailing _ is dropped, other _ become -. True: a bare name; None, False: none."""
+    """Build an element. In attribute names, a trailing _ is dropped and other _ become -. Values: True gives a bare
+    name, None and False omit the attribute."""
     given = "".join(_attribute(key, value) for key, value in attributes.items() if value not in (None, False))
     if name in _VOID:
         return Html(f"<{name}{given}>")
@@ -44,14 +46,14 @@ def _html(child: Child) -> str:
     return _text(child)
 
 
-# What HTML cannot hold, and what turns the order of neighbouring text around.
+# Characters that HTML cannot hold, and those that change the direction of neighboring text.
 _UNSAFE = re.compile(
     "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]"
 )
 
 
 def visible(text: str) -> str:
-    """The text with escapes in place of characters that a reader cannot see."""
+    """Replace invisible characters with escape sequences."""
     return _UNSAFE.sub(lambda it: f"\\u{ord(it[0]):04x}", text)
 
 

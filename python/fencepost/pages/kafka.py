@@ -1,4 +1,4 @@
-"""The page of an audit of Kafka's log: what each partition lost, wrote twice, fenced or left open."""
+"""The page of an audit of Kafka's log: for each partition, what is lost, repeated, fenced or left open."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fencepost.pages.page import Command, Page, Section
 from fencepost.pages.tables import Table, plural, size, table_of
 
 PARTITIONS_MAX = 15
-"""Partitions that a chart shows."""
+"""Maximum number of partitions in a chart."""
 KINDS = {
     "missing": "Missing records",
     "repeated": "Repeated batches",
@@ -28,7 +28,7 @@ IDS = dict.fromkeys(("partition", "pid", "epoch"), "id")
 
 
 def log_page(report: Any) -> Page:
-    """The page of a `LogAudit`."""
+    """Return the page of a `LogAudit`."""
     audit = _LogAudit(report)
     answers = [audit.repeated(), audit.lost(), audit.producers(), audit.zombies(), audit.hanging(), audit.files()]
     return Page("Kafka log audit", report.source, list(audit.facts()), answers, [audit.partitions()])

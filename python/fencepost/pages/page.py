@@ -1,6 +1,6 @@
-"""A page: a title, answers to the reader's questions in order, and a section behind each answer.
+"""A page: a title, answers to the reader's questions in order, and a section of evidence for each answer.
 
-The page is one file. It loads nothing, and its policy forbids it to.
+The page is one file. It loads nothing, and its content security policy forbids loading.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _SIGNS: dict[Mood, tuple[str, str]] = {
 
 @dataclass(frozen=True)
 class Command:
-    """A command that acts on a finding, and what it does."""
+    """A command that acts on a finding, and its effect."""
 
     purpose: str
     line: str
@@ -37,15 +37,15 @@ class Command:
 
 @dataclass(frozen=True)
 class Section:
-    """A question, its answer, and what the answer rests on."""
+    """A question, its answer, and the evidence."""
 
     name: str
     """The anchor: letters and hyphens."""
     question: str
     figure: str
-    """The answer at a glance, such as a count."""
+    """The answer as a short figure, such as a count."""
     answer: str
-    """The answer as sentences."""
+    """The answer in sentences."""
     mood: Mood
     charts: Sequence[Chart] = ()
     tables: Sequence[Table] = ()
@@ -56,16 +56,16 @@ class Section:
 @dataclass(frozen=True)
 class Page:
     kind: str
-    """What the page is, such as "Audit"."""
+    """The kind of report, such as "Audit"."""
     title: str
     facts: Sequence[tuple[str, str]]
     """What was read and how: (name, value)."""
     sections: Sequence[Section]
     more: Sequence[Section] = field(default=())
-    """Sections that answer no question of the summary."""
+    """Sections without an entry in the summary."""
 
     def to_html(self) -> str:
-        """The whole file."""
+        """Return the whole file."""
         title = f"{self.kind}: {self.title}"
         policy = f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src '{_digest('page.js')}'"
         head = tag(
@@ -90,7 +90,7 @@ class Page:
         return f"<!doctype html>\n{tag('html', head, body, lang='en')}\n"
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the file. It appears whole or not at all."""
+        """Write the file atomically."""
         target = Path(path)
         unfinished = target.with_name(f".{target.name}.{os.getpid()}")
         try:
@@ -100,7 +100,7 @@ class Page:
             unfinished.unlink(missing_ok=True)
 
     def frame(self) -> str:
-        """The page within another one, such as a notebook."""
+        """Return the page for embedding, such as in a notebook."""
         style = "width: 100%; height: 720px; border: 1px solid #8884; border-radius: 8px"
         return tag("iframe", sandbox="allow-scripts", title=self.kind, style=style, srcdoc=self.to_html())
 
@@ -144,7 +144,7 @@ def _section(section: Section) -> Html:
 
 
 def _between(section: Section) -> str:
-    """What joins the figure and the answer: the answer may go on with the figure's sentence."""
+    """Return the text between figure and answer: the answer may continue the figure's sentence."""
     if not section.figure:
         return ""
     return " " if section.answer[:1].islower() else ". "
@@ -158,7 +158,7 @@ def _figure(chart: Chart) -> Html:
 
 
 def _command(command: Command) -> Html:
-    words = [tag("span", word) for word in command.line.split(" ")]  # a line breaks between words only
+    words = [tag("span", word) for word in command.line.split(" ")]  # wrap lines between words only
     line = tag("pre", tag("code", [part for word in words for part in (" ", word)][1:]))
     copy = tag("button", "Copy", type="button", class_="copy", aria_label=f"Copy the command: {command.purpose}")
     return tag("div", tag("p", command.purpose), tag("div", line, copy, class_="line"), class_="command")

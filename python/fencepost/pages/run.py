@@ -1,4 +1,4 @@
-"""The page of a run of a job: what it kept and refused, and the questions of an audit, for the rows of this run."""
+"""The page of a run of a job: what it kept and refused, and the questions of an audit for the rows of this run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SAID = {
 
 
 def run_page(report: Any) -> Page:
-    """The page of a `RunReport`."""
+    """Return the page of a `RunReport`."""
     run = _Run(report)
     title = (
         f"version {report.version} of {report.sink}"
@@ -139,7 +139,7 @@ class _Run:
             )
 
     def _table(self, caption: str, found: Any) -> Table:
-        """Keys with what was found of them."""
+        """A table of keys and their findings."""
         names = key_names(found.column_names, self.report.identity)
         return table_of(caption, found, COUNTS | dict.fromkeys([*names, "epoch"], "id"), names=names)
 

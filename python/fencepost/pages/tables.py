@@ -10,24 +10,24 @@ from typing import Any
 from fencepost.pages.html import Html, tag, visible
 
 ROWS_MAX = 50
-"""Rows of a table on a page."""
+"""Default maximum number of rows of a table on a page."""
 TEXT_MAX = 120
-"""Characters of a value that are shown."""
+"""Maximum number of characters of a value."""
 
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of values under named columns; `total`: how many there are, more than `rows` where they are cut."""
+    """Rows of values under named columns. `total`: the number of rows before truncation."""
 
     caption: str
     columns: Sequence[str]
     rows: Sequence[Sequence[Any]]
     total: int
     last: Sequence[Any] | None = None
-    """A row under the others, such as a total; it is not sorted."""
+    """A row below the others, such as a total. Excluded from sorting."""
     kinds: dict[str, str] = field(default_factory=dict)
-    """How columns are shown: "count" (with separators), "time" (milliseconds), "share", "id" or "text" (in several
-    lines); as they are unless named."""
+    """Format by column: "count" (with separators), "time" (milliseconds), "share", "id" or "text" (may wrap). Other
+    columns are shown unformatted."""
 
     def html(self) -> Html:
         kinds = [self.kinds.get(name, "") for name in self.columns]
@@ -48,7 +48,7 @@ class Table:
 
 
 def table_of(caption: str, found: Any, kinds: dict[str, str], rows_max: int = ROWS_MAX, names: Any = None) -> Table:
-    """A table of a `pyarrow.Table`. `names`: other names for its columns."""
+    """Build a table from a `pyarrow.Table`. `names`: other names for its columns."""
     rows = found.slice(0, rows_max).to_pylist()
     shown = [(names or {}).get(name, name) for name in found.column_names]
     kinds = {(names or {}).get(name, name): kind for name, kind in kinds.items()}
@@ -64,7 +64,7 @@ def _row(row: Sequence[Any], kinds: list[str], classes: list[str | None]) -> Htm
 
 
 def _class(kind: str, values: list[Any]) -> str | None:
-    """n: numbers, to the right; t: sentences, which may take several lines."""
+    """Return the CSS class: n for numbers (right-aligned), t for sentences (may wrap)."""
     if kind == "text":
         return "t"
     is_number = all(isinstance(it, int | float | None) and not isinstance(it, bool) for it in values)
@@ -77,7 +77,7 @@ def _heading(name: str, kind: str) -> str:
 
 
 def text(value: Any, kind: str = "") -> str:
-    """A value for people."""
+    """Format a value for people."""
     if value is None:
         return "–"
     if isinstance(value, bool):
@@ -93,7 +93,7 @@ def text(value: Any, kind: str = "") -> str:
 
 
 def share(part: float) -> str:
-    """A share from 0 to 1 in percent, never rounded to 0% or 100% where it is neither."""
+    """Format a share from 0 to 1 in percent. Only exactly 0 and 1 become 0% and 100%."""
     if 0 < part < 0.0001:
         return "< 0.01%"
     if 0.9999 < part < 1:
@@ -102,8 +102,10 @@ def share(part: float) -> str:
 
 
 def utc(ms: int, unit: str | None = None) -> str:
-    """Milliseconds since 1970 as a time of UTC; the number itself where the calendar has no such time. `unit`: to which
-    it is cut, seconds or minutes; milliseconds are shown where there are any unless given."""
+    """Format milliseconds since 1970 as UTC, or as a plain number if the calendar has no such time.
+
+    `unit`: precision, seconds or minutes. Default: seconds, with milliseconds if there are any.
+    """
     try:
         time = datetime.fromtimestamp(0, UTC) + timedelta(milliseconds=ms)
     except OverflowError:
@@ -113,7 +115,7 @@ def utc(ms: int, unit: str | None = None) -> str:
 
 
 def size(count: int) -> str:
-    """Bytes for people."""
+    """Format a number of bytes."""
     for unit, name in ((10**9, "GB"), (10**6, "MB"), (10**3, "kB")):
         if count >= unit:
             return f"{count / unit:,.1f} {name}"
@@ -121,13 +123,15 @@ def size(count: int) -> str:
 
 
 def key_names(columns: Sequence[str], identity: Sequence[str]) -> dict[str, str]:
-    """How the rows name the key columns of a table: pid or pid_0 …, partition or partition_0 … `identity`: their names,
-    those of the producer first, the sequence's last, those of the partition before it."""
+    """Return the input's names of a table's key columns (pid or pid_0 …, partition or partition_0 …).
+
+    `identity`: the input's identity columns: the producer's first, then the partition's, the sequence's last.
+    """
     pids, partitions = ([it for it in columns if it.partition("_")[0] == role] for role in ("pid", "partition"))
     names = dict(zip(pids, identity, strict=False))
     return names | dict(zip(reversed(partitions), reversed(identity[:-1]), strict=False))
 
 
 def plural(count: int, one: str, many: str | None = None) -> str:
-    """A count with its noun."""
+    """Format a count with its noun."""
     return f"{count:,} {one if count == 1 else many or f'{one}s'}"
