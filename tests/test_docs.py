@@ -14,8 +14,6 @@ import yaml
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 LINES_MAX = 300
-# Pages that are to be split.
-LONG = {"producer.md", "producers-and-transactions.md"}
 
 _spec = importlib.util.spec_from_file_location("site_hook", ROOT / ".ci" / "docs.py")
 assert _spec is not None
@@ -107,7 +105,7 @@ def test_a_broken_link_is_found_out(tmp_path: Path) -> None:
 @pytest.mark.parametrize("path", pages_of_docs(), ids=lambda path: path.relative_to(DOCS).as_posix())
 def test_no_page_is_long(path: Path) -> None:
     lines = path.read_text("utf-8").count("\n")
-    assert lines <= LINES_MAX or path.name in LONG, f"{lines} lines; at most {LINES_MAX}: split the page"
+    assert lines <= LINES_MAX, f"{lines} lines; at most {LINES_MAX}: split the page"
 
 
 def test_links_of_the_repository_become_links_of_the_site() -> None:

@@ -2,7 +2,7 @@
 
 The rules are those of Kafka's `TransactionMetadata` and `TransactionCoordinator` for transactions of the second version
 (KIP-890), as of 4.3: the epoch rises with every transaction. `tests/rules/coordinator` states them row by row;
-docs/producers-and-transactions.md says where they differ from what is usually told, and where from the source.
+docs/transaction-failures.md lists the differences from common descriptions and from the source.
 
 A request gives the transaction that follows, or raises; nothing is changed in place.
 """
