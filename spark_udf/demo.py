@@ -1,6 +1,6 @@
-"""`make demo`: the main job, on a generated landing zone and on one that a real sink left behind.
+"""`make demo`: runs the job on a generated landing zone and on one that a real sink wrote.
 
-Every figure that is shown is checked against the truth that came with the data; the demo fails where one differs.
+Checks every figure against the expected results that came with the data, and fails if one differs.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ console = Console(highlight=False, width=max(100, Console().width))
 
 
 def main() -> int:
-    """Both parts; 1 where a figure is not what the truth says."""
+    """Run both parts. Returns 1 if a figure is wrong."""
     shutil.rmtree(OUT, ignore_errors=True)
     with spark_session() as spark:
         is_right = show_generated(spark)
@@ -48,7 +48,7 @@ def main() -> int:
 
 
 def show_generated(spark: SparkSession) -> bool:
-    """Two runs over a growing landing zone."""
+    """Run the job twice over a growing landing zone."""
     console.rule("[bold]a landing zone, as an at-least-once sink leaves it")
     first, then = range(ZONE.deliveries - 1), range(ZONE.deliveries - 1, ZONE.deliveries)
     with bar("generate") as progress:
@@ -73,7 +73,7 @@ def show_generated(spark: SparkSession) -> bool:
 
 
 def run(spark: SparkSession, zone: Path, delivery: int) -> bool:
-    """One run of the job, its report, and what the truth says of everything landed so far."""
+    """Run the job once, show its report, and check it against the expected results of all deliveries so far."""
     job = DedupJob(zone / "landing", OUT / "state", OUT / "clean", spark=spark, columns=IDENTITY)
     report = run_with_progress(job)
     console.print(str(report))
@@ -84,7 +84,7 @@ def run(spark: SparkSession, zone: Path, delivery: int) -> bool:
 
 
 def show_real(spark: SparkSession) -> bool:
-    """What a Kafka broker, real producers and a sink that was killed seven times left behind."""
+    """Run the job on data of a Kafka broker, real producers, and a sink that was killed seven times."""
     console.rule("[bold]real files: a Kafka broker, real producers, a sink killed several times")
     truth = json.loads((REAL / "truth.json").read_text())
     tracked = truth["rows_distinct_tracked"] + truth["rows_untracked_landed"]
@@ -101,13 +101,13 @@ def show_real(spark: SparkSession) -> bool:
 
 
 def run_with_progress(job: DedupJob) -> RunReport:
-    """The run, one bar a stage."""
+    """Run the job with one progress bar per stage."""
     with stages() as progress:
         return job.run(progress)
 
 
 def show_missing() -> None:
-    """What never arrived, the largest ranges first."""
+    """Show the largest missing ranges."""
     import fencepost.state
 
     missing = fencepost.state.open(OUT / "state").missing()
@@ -117,7 +117,7 @@ def show_missing() -> None:
 
 
 def show_zombies(report: RunReport) -> None:
-    """Who went on writing after a later epoch had taken over."""
+    """Show the producers that wrote after a later epoch had replaced them."""
     stale = report.stale
     if stale.num_rows:
         rows = duckdb.sql(
@@ -129,7 +129,7 @@ def show_zombies(report: RunReport) -> None:
 
 
 def show_checks(checks: dict[str, tuple[int, int]]) -> bool:
-    """Each figure beside the truth; whether all are equal."""
+    """Show each figure beside the expected one. Returns whether all are equal."""
     for what, (found, expected) in checks.items():
         sign = "[green]✓[/]" if found == expected else "[red]✗[/]"
         console.print(f"{sign} {what}: [bold]{found:,}[/], the truth says {expected:,}")
@@ -137,7 +137,7 @@ def show_checks(checks: dict[str, tuple[int, int]]) -> bool:
 
 
 def same_rows(kept: Path) -> bool:
-    """Whether the tracked rows in the output are exactly those of the truth's ranges, each once."""
+    """Return whether the tracked output rows are exactly those of the expected ranges, each once."""
     ((extra, lost),) = duckdb.sql(f"""
         WITH truth AS (
             SELECT pid, epoch, topic, partition, unnest(range(first_seq, last_seq + 1)) AS seq
@@ -153,13 +153,13 @@ def same_rows(kept: Path) -> bool:
 
 
 def count_rows(sink: Path) -> int:
-    """Rows in the output, as any reader counts them."""
+    """Return the number of output rows, as any reader counts them."""
     ((rows,),) = duckdb.sql(f"SELECT count(*) FROM read_parquet('{sink}/run=*/*.parquet')").fetchall()
     return int(rows)
 
 
 def show_table(title: str, names: list[str], rows: list[Any]) -> None:
-    """Some rows, aligned, below a line that says what they are."""
+    """Print a title and some aligned rows."""
     console.print(title)
     table = Table()
     for name in names:
@@ -171,7 +171,7 @@ def show_table(title: str, names: list[str], rows: list[Any]) -> None:
 
 @contextmanager
 def bar(name: str) -> Iterator[Any]:
-    """A progress bar over the rows of the zone, called with how many there are so far."""
+    """A progress bar over the rows of the zone. Yields a function of the number of rows so far."""
     columns = (TextColumn("{task.description:>8}"), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, console=console, transient=True) as shown:
         task = shown.add_task(name, total=ZONE.rows)
@@ -180,7 +180,7 @@ def bar(name: str) -> Iterator[Any]:
 
 @contextmanager
 def stages() -> Iterator[Any]:
-    """A progress bar a stage, called with (stage, done, total)."""
+    """A progress bar per stage. Yields a function of (stage, done, total)."""
     tasks: dict[str, Any] = {}
     columns = (TextColumn("{task.description:>8}"), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, console=console, transient=True) as shown:
@@ -195,10 +195,10 @@ def stages() -> Iterator[Any]:
 
 @contextmanager
 def spark_session() -> Iterator[SparkSession]:
-    """A small local Spark, quiet, its files inside demo-out."""
+    """A small, quiet local Spark session with its files in demo-out."""
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    os.environ["PYTHONWARNINGS"] = "ignore::FutureWarning"  # Spark's own, about versions of pandas
+    os.environ["PYTHONWARNINGS"] = "ignore::FutureWarning"  # a warning of Spark's about versions of pandas
     warnings.simplefilter("ignore", FutureWarning)
     OUT.mkdir()
     with console.status("starting Spark"), standard_error_to(OUT / "spark.log"):
@@ -220,7 +220,7 @@ def spark_session() -> Iterator[SparkSession]:
 
 @contextmanager
 def standard_error_to(path: Path) -> Iterator[None]:
-    """What a process that starts here says on its standard error goes to a file: the JVM's greetings."""
+    """Redirect the standard error of processes that start here to a file, because the JVM prints a greeting."""
     terminal = os.dup(2)
     with path.open("ab") as log:
         os.dup2(log.fileno(), 2)

@@ -1,4 +1,4 @@
-"""Takes the version, and the pin to the wheel of the same version, from the workspace: they stand in one place."""
+"""Takes the version and the pin of the core wheel from the workspace, where the version is defined once."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from hatchling.metadata.plugin.interface import MetadataHookInterface
 
 
 class WorkspaceVersion(MetadataHookInterface):
-    """Fills `version` and `dependencies` from `[workspace.package]` of the workspace's Cargo.toml."""
+    """Fills `version` and `dependencies` from `[workspace.package]` in the workspace's Cargo.toml."""
 
     def update(self, metadata: dict[str, Any]) -> None:
-        """`metadata`: the table [project], changed in place."""
+        """Change `metadata`, the table [project], in place."""
         root = Path(self.root)
-        # A source distribution carries its own copy beside the package.
+        # A source distribution contains a copy of Cargo.toml.
         manifest = next(path for path in (root / "Cargo.toml", root.parent / "Cargo.toml") if path.exists())
         version = tomllib.loads(manifest.read_text("utf-8"))["workspace"]["package"]["version"]
         metadata["version"] = version

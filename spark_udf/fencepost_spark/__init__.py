@@ -1,22 +1,21 @@
 """Deduplicates event streams identified by (pid, epoch, partition, seq) on Spark.
 
-Six doors, from the most convenient to the fastest:
+| function or class | use |
+|---|---|
+| ``deduplicate(df)`` | DataFrame in, kept rows out; each run is independent. ``way_of(df)`` shows what it shuffles. |
+| ``verdict_udf(...)`` | Adds each row's verdict as a column, if you control the partitioning. |
+| ``DedupJob(source, state, sink)`` | Files in, files out, with state between runs. Fault-tolerant, exactly once. |
+| ``foreach_batch(state, sink)`` | The same for the batches of a stream. |
+| ``register(spark)`` | ``deduplicate`` and ``verdict_udf`` in SQL, and the format ``fencepost-kafka-log``. |
+| ``SparkEngine(spark)`` | Runs the job's tasks on Spark. |
 
-- ``deduplicate(df)``: DataFrame in, the kept rows out, each run by itself. ``way_of(df)`` says what it shuffles.
-- ``verdict_udf(...)``: the verdict of every row as a column, for whoever lays out the partitions.
-- ``DedupJob(source, state, sink)``: files in, files out, with state between runs; each row counts once whatever dies.
-- ``foreach_batch(state, sink)``: the same for the batches of a stream.
-- ``register(spark)``: the first two by name, for SQL, and the format ``fencepost-kafka-log`` for ``spark.read``.
-- ``SparkEngine(spark)``: what that job runs its tasks on.
-
-For what is read from Kafka, ``from_headers(df)`` makes columns of the headers that hold an identity, and
-``kafka_options(options)`` warns, with a ``KafkaWarning``, of options that can cost or add rows. ``read_sink(sink)`` is
-what a job has written, as a DataFrame.
+For Kafka sources, ``from_headers(df)`` extracts identity columns from headers, and ``kafka_options(options)`` warns
+(``KafkaWarning``) of options that can lose or add rows. ``read_sink(sink)`` returns a job's output as a DataFrame.
 """
 
 from typing import TYPE_CHECKING, Any
 
-from fencepost_spark.versions import __version__  # isort: skip  # first: it refuses to go on with another wheel
+from fencepost_spark.versions import __version__  # isort: skip  # first: it refuses a core wheel of another version
 from fencepost_spark.engine import SparkEngine
 from fencepost_spark.frames import Way, deduplicate, way_of
 from fencepost_spark.verdicts import verdict_udf
@@ -45,7 +44,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    # These and what they need are for the driver: a worker that judges rows does not import them.
+    # Imported on first use on the driver: workers that judge rows do not need these modules.
     if name in ("DedupJob", "read_sink"):
         from fencepost_spark import jobs
 

@@ -1,7 +1,8 @@
-"""What is in a batch of a stream, in three numbers, by which one that is delivered again is known.
+"""Identifies the content of a stream's batch by three numbers, to recognize a batch that is delivered again.
 
-The number of rows, and the sum of a hash of each row, which no order changes. Of a row with an identity the identity is
-hashed, for other columns may be computed anew with every delivery (the time, say); of a row without one all of it.
+These are the number of rows, and an order-independent sum of row hashes. For a row with an identity only the identity
+is hashed, because other columns may change with each delivery (such as the current time). For a row without identity
+all columns are hashed.
 """
 
 from __future__ import annotations
@@ -19,17 +20,17 @@ Content = dict[str, int]
 
 
 def observed(batch: DataFrame, columns: Columns, observation: Observation) -> DataFrame:
-    """The batch; whoever runs it to its end finds its content in the observation (`content_of`)."""
+    """Return the batch with an observation of its content, filled when an action reads all of it (`content_of`)."""
     return batch.observe(observation, *_sums(batch, columns))
 
 
 def content_of(observation: Observation) -> Content:
-    """What an observation has found."""
+    """Return the content that an observation found."""
     return _content(observation.get)
 
 
 def read_content(batch: DataFrame, columns: Columns) -> Content:
-    """The content of a batch, which is read for it. Raises BatchError for columns that are not there."""
+    """Return the content of a batch by reading it. Raises BatchError for missing columns."""
     rows = batch.agg(*_sums(batch, columns)).collect()
     return _content(rows[0].asDict())
 
@@ -48,7 +49,7 @@ def _sums(batch: DataFrame, columns: Columns) -> list[Column]:
     whole = [functions.col(quoted(it.name)) for it in batch.schema if is_orderable(it.dataType)]
     row = functions.when(is_untracked(batch, columns, identity), functions.xxhash64(*whole))
     row = row.otherwise(functions.xxhash64(*identity.values()))
-    # In halves: the sum of whole hashes would overflow.
+    # Sum halves: the sum of 64-bit hashes would overflow.
     return [
         functions.count(functions.lit(1)).alias("rows"),
         functions.sum(row.bitwiseAND(functions.lit(0xFFFFFFFF))).alias("low"),

@@ -1,16 +1,15 @@
 """`deduplicate(df)` over a plain scan of files, without a shuffle of whole rows.
 
-Most rows have an identity that no other row has, which tasks see in the identity columns alone, read natively. Which of
-several copies is the first follows from the other columns. Tasks read those of rows that have copies, column by column
-until they differ; where only Spark can compare them the copies are open.
+Most rows have a unique identity, which tasks find out from the identity columns alone, with native reads. The order of
+several copies follows from the other columns. Tasks read these columns for the rows with copies, one column at a time,
+until they differ. Copies that only Spark can compare remain open.
 
     files ── identity columns ──> runs ── by shard ──> words: bits of rows ──────── broadcast ─┐
       └───── whole rows ───────────────────────┬── lost: not the first of its copies           │
                                                ├── open: shuffled by identity, the first kept <┤
                                                └── neither: kept where it is scanned <─────────┘
 
-All of this is one plan, which runs anew with each action. A file that is not the file it was when the plan was made
-fails the query.
+This is one plan, which runs again for each action. A file that has changed since planning fails the query.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ from fencepost_spark.plain_scan import WORD_ROWS_BITS, PlainScan, bit_of, is_kno
 from fencepost_spark.versions import __version__
 
 SHARD_ROWS = 1 << 22
-"""A task looks for copies among so many rows, which take 200 MB where each is a run of its own."""
+"""Maximum rows per task that finds copies: 200 MB if each row is a run of its own."""
 
 RUNS = pa.schema([("shard", pa.int32()), ("runs", pa.binary())])
 RUNS_DDL = "shard int, runs binary"
@@ -47,14 +46,14 @@ WORDS = pa.schema([("word", pa.int64()), ("lost", pa.int64()), ("open", pa.int64
 WORDS_DDL = "word bigint not null, lost bigint not null, open bigint not null"
 
 ROW_BITS = 32
-"""Of a row's number, beneath the number of its file."""
+"""Bits of a row's number, below the number of its file."""
 
 Batches = Iterator[pa.RecordBatch]
 Flags = npt.NDArray[np.bool_]
 
 
 def deduplicate_scan(df: DataFrame, scan: PlainScan, identity: Sequence[Column], order: Sequence[Column]) -> DataFrame:
-    """Of the rows of `df` that are copies of each other, the first in this order; and all others."""
+    """Return the first row, in this order, of each set of copies."""
     columns = [functions.col(quoted(name)) for name in df.columns]
     word, bit, place = (unused_name(df, name) for name in ("word", "bit", "place"))
     words = _words(df, scan)
@@ -62,7 +61,7 @@ def deduplicate_scan(df: DataFrame, scan: PlainScan, identity: Sequence[Column],
     lost, opened = (functions.getbit(words[name], placed[bit]) == 1 for name in ("lost", "open"))
     is_word = placed[word] == words["word"]
     kept = placed.join(functions.broadcast(words), is_word & (lost | opened), "left_anti").select(*columns)
-    rows = kept.union(_checked(df, scan))  # in this order, for the columns are those of df then
+    rows = kept.union(_checked(df, scan))  # kept comes first: union takes its column names
     if scan.has_all_ties:
         return rows
     copies = placed.join(functions.broadcast(words.where("open != 0")), is_word & opened, "left_semi").select(*columns)
@@ -71,16 +70,16 @@ def deduplicate_scan(df: DataFrame, scan: PlainScan, identity: Sequence[Column],
 
 
 def _checked(df: DataFrame, scan: PlainScan) -> DataFrame:
-    """No rows: a task that fails where a file is not the file it was.
+    """Return no rows, from a task that fails if a file has changed.
 
-    Spark may keep what was exchanged in an earlier run of the plan, the words too; this task runs with each.
+    Spark may reuse exchanged data of an earlier run, including the words. This task runs each time.
     """
     tasks = df.sparkSession.range(0, 1, 1, 1).mapInArrow(_in_worker("check_files", scan), "nothing boolean")
     return tasks.select(*(functions.lit(None).cast(field.dataType).alias(field.name) for field in df.schema))
 
 
 def _words(df: DataFrame, scan: PlainScan) -> DataFrame:
-    """`WORDS` in which a bit is set, each once."""
+    """Return the `WORDS` with set bits, each once."""
     spark = df.sparkSession
     groups = groups_of_files(scan.files.bytes, spark.sparkContext.defaultParallelism)
     shards = -(-scan.rows // SHARD_ROWS) or 1
@@ -92,7 +91,8 @@ def _words(df: DataFrame, scan: PlainScan) -> DataFrame:
 
 def _in_worker(work: str, *arguments: Any) -> Callable[[Batches], Batches]:
     driver = __version__
-    pickled = pickle.dumps(arguments)  # a worker of another version gets as far as the comparison
+    # unpickled after the comparison of versions, so that a worker of another version reaches it
+    pickled = pickle.dumps(arguments)
 
     def run(batches: Batches) -> Batches:
         from fencepost_spark.versions import check_worker
@@ -110,7 +110,7 @@ def _in_worker(work: str, *arguments: Any) -> Callable[[Batches], Batches]:
 
 
 def scan_files(batches: Batches, scan: PlainScan, groups: list[tuple[int, int]], shards: int) -> Batches:
-    """The runs of groups of files, as `RUNS`. Raises BatchError (column, row, file) and ChangedError."""
+    """Return the runs of groups of files, as `RUNS`. Raises BatchError (column, row, file) and ChangedError."""
     for batch in batches:
         for group in batch.column(0).to_pylist():
             for place in range(*groups[group]):
@@ -118,7 +118,7 @@ def scan_files(batches: Batches, scan: PlainScan, groups: list[tuple[int, int]],
 
 
 def check_files(batches: Batches, scan: PlainScan) -> Batches:
-    """Nothing. Raises ChangedError."""
+    """Return nothing. Raises ChangedError if a file has changed."""
     for _ in batches:
         for place in range(len(scan.files)):
             with unchanged(LocalStorage(), scan.files, place):
@@ -146,7 +146,7 @@ def _packed(batch: pa.RecordBatch) -> bytes:
 
 
 def find_copies(batches: Batches, scan: PlainScan) -> Batches:
-    """`WORDS` of the rows that have copies, shard by shard, from all runs of some shards. Raises ChangedError."""
+    """Return the `WORDS` of rows with copies, shard by shard, from all runs of some shards. Raises ChangedError."""
     of_shard: dict[int, list[pa.RecordBatch]] = {}
     for batch in batches:
         for shard, runs in zip(batch.column(0).to_pylist(), batch.column(1), strict=True):
@@ -162,22 +162,23 @@ def find_copies(batches: Batches, scan: PlainScan) -> Batches:
 
 
 class Rows(NamedTuple):
-    """Rows of files, by file and row, each once."""
+    """Rows of files, sorted by file and row, without repeats."""
 
     file: Numbers
     row: Numbers
 
     def take(self, places: Numbers) -> Rows:
-        """Those at the given places, which ascend."""
+        """Return the rows at these indexes, which must ascend."""
         return Rows(self.file[places], self.row[places])
 
 
 def rows_with_copies(runs: pa.Table, policy: Policy) -> Rows:
-    """The rows whose identity another row has too.
+    """Return the rows whose identity another row has, too.
 
-    A table refuses all copies but the one that it has seen first. Forwards and backwards, it refuses all of them.
+    A table refuses all copies except the first one that it sees. Judging forwards and backwards, it refuses all of
+    them.
     """
-    # No wrap: a sequence number is a position, and the same in whichever order rows come.
+    # Without a wrap, a sequence number is a position that does not depend on the order of rows.
     rules = Policy.any_order().replace(columns=policy.columns, epochs=policy.epochs, wrap=None)
     places = overlapping(runs, rules)
     if places is not None:
@@ -194,9 +195,9 @@ def rows_with_copies(runs: pa.Table, policy: Policy) -> Rows:
 
 
 def order_copies(rows: Rows, read: Callable[[Rows, str], pa.ChunkedArray], scan: PlainScan) -> tuple[Flags, Flags]:
-    """(whether a row is known not to be the first of its copies, whether only Spark can say).
+    """Return (whether a row is known not to be the first of its copies, whether only Spark can compare it).
 
-    `read`: gives a column of some rows.
+    `read`: returns a column of some rows.
     """
     copies = np.zeros(len(rows.row), np.int64)  # a number for each identity
     for name in scan.policy.columns.names:
@@ -214,7 +215,7 @@ def order_copies(rows: Rows, read: Callable[[Rows, str], pa.ChunkedArray], scan:
         lost[left[~is_lowest]] = True
         left = left[is_lowest]
         left = left[np.bincount(copies[left])[copies[left]] > 1]
-    if scan.has_all_ties:  # they are equal
+    if scan.has_all_ties:  # equal in all columns
         lost[np.delete(left, np.unique(copies[left], return_index=True)[1])] = True
     else:
         opened[left] = True
@@ -222,14 +223,14 @@ def order_copies(rows: Rows, read: Callable[[Rows, str], pa.ChunkedArray], scan:
 
 
 def _ranks(values: pa.ChunkedArray) -> Numbers:
-    """Of each value its place in Spark's order: the same for equal ones, and 0 for nulls, which come first."""
+    """Return the rank of each value in Spark's order: equal for equal values, 0 for nulls, which sort first."""
     ranks: Numbers = np.asarray(pc.rank(values, "ascending", tiebreaker="dense")).astype(np.int64)
     ranks[np.asarray(values.is_null())] = 0
     return ranks
 
 
 def _read(scan: PlainScan, rows: Rows, name: str) -> pa.ChunkedArray:
-    """A column of some rows, one file after the other. Raises ChangedError."""
+    """Read a column of some rows, file by file. Raises ChangedError."""
     kind, chunks = scan.types[name], []
     files, firsts = np.unique(rows.file, return_index=True)
     for file, of_file in zip(files.tolist(), np.split(rows.row, firsts[1:]), strict=True):
@@ -240,7 +241,7 @@ def _read(scan: PlainScan, rows: Rows, name: str) -> pa.ChunkedArray:
 
 
 def _words_of(first_words: Numbers, rows: Numbers, lost: Flags, opened: Flags) -> pa.RecordBatch:
-    """`WORDS` of some rows, each word once. `first_words`: of the file of each row."""
+    """Return the `WORDS` of some rows, each once. `first_words`: the first word of each row's file."""
     word = first_words | (rows >> WORD_ROWS_BITS)
     bit = np.int64(1) << (rows & ((1 << WORD_ROWS_BITS) - 1))
     order = np.argsort(word)

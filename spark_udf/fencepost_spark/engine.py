@@ -1,4 +1,4 @@
-"""Runs the tasks of a job on Spark. It knows nothing of deduplication, and Spark nothing of what a task does."""
+"""Runs a job's tasks on Spark. Independent of deduplication."""
 
 from __future__ import annotations
 
@@ -22,25 +22,27 @@ from fencepost_spark.versions import __version__
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 Progress = Callable[[int, int], None]
-dumps: Callable[[Any], bytes] = _dumps  # it has no types
+dumps: Callable[[Any], bytes] = _dumps  # cloudpickle has no type annotations
 
 OUTCOME = pa.schema([("item", pa.int64()), ("is_error", pa.bool_()), ("outcome", pa.binary())])
 OUTCOME_DDL = "item bigint, is_error boolean, outcome binary"
 POLL_SECONDS = 0.2
 DRIVER_BYTES_MAX = 16 << 20
-"""A run over no more bytes takes a driver less time than Spark takes to start the tasks of two stages."""
-SLOTS_UNKNOWN = 8  # Spark Connect does not say how many tasks run beside each other
+"""For this number of bytes, the driver is faster than Spark's start of tasks in two stages."""
+SLOTS_UNKNOWN = 8  # Spark Connect does not expose the number of parallel tasks
 
 
 class SparkEngine:
-    """Runs each item of a stage as one Spark task. ``spark``: the session, the active one unless given.
+    """Runs each item of a stage as one Spark task.
 
-    ``driver_bytes_max``: a run over new files of no more bytes in all takes no task of Spark; threads of the driver
-    scan and write them. 16 MB unless given; 0 for tasks always.
+    Works with classic sessions and Spark Connect: each stage is a DataFrame with one row per task, without RDDs.
+    Results are the collected rows, so a failed attempt (retry, speculation) leaves no trace, provided that tasks write
+    under unique names.
 
-    Works with classic sessions and Spark Connect: a frame with one row per task, no RDD. Results are the rows that were
-    collected, so an attempt that lost (a retry, speculation) leaves no trace, provided that tasks write under names of
-    their own.
+    Args:
+        spark: The session. Default: the active one.
+        driver_bytes_max: A run over at most this many bytes of new files uses threads of the driver and no Spark tasks.
+            Default: 16 MB. 0 always uses tasks.
     """
 
     name = "spark"
@@ -63,14 +65,19 @@ class SparkEngine:
         items: Sequence[Item],
         progress: Progress | None = None,
     ) -> list[Result]:
-        """``work`` of each item, in the order of ``items``.
+        """Return ``work(item)`` of each item, in the order of ``items``.
 
-        ``work``, items and results are pickled (by value where need be) and travel with every task: keep them small and
-        pass bulk through files. ``progress`` is called with (tasks done, tasks) from another thread; on Spark Connect
-        at the end only. ``stage``: shown in Spark's web pages.
+        ``work``, items and results are pickled (by value if necessary) and travel with every task. Keep them small and
+        pass bulk data through files.
 
-        A FencepostError in a task is raised here as it was raised there, that of the first item if there are several,
-        and is not retried: the input will not mend itself. Anything else is retried and fails as Spark's own exception.
+        Args:
+            stage: A name for Spark's web UI.
+            work: The function that tasks call.
+            items: One item per task.
+            progress: Called with (tasks done, tasks) from another thread; on Spark Connect only at the end.
+
+        A FencepostError of a task is raised unchanged (that of the first item, if there are several) and not retried,
+        because the same input fails again. Other errors are retried by Spark and raised as Spark's exception.
         """
         if not items:
             return []
@@ -78,7 +85,7 @@ class SparkEngine:
         assert spark is not None
         task = _task(work, items)
         with _watched(getattr(spark, "sparkContext", None), stage, count, progress):
-            # One slice per item and nothing to shuffle: there is no step at which Spark could join tasks.
+            # One slice per item and no shuffle, so that Spark cannot combine tasks.
             rows = spark.range(0, count, 1, count).mapInArrow(task, OUTCOME_DDL).collect()
         outcomes = {row.item: row for row in rows}
         assert len(rows) == len(outcomes) == count, f"{count} tasks gave {len(rows)} results"
@@ -93,8 +100,8 @@ class SparkEngine:
 
 def _task(work: Callable[[Item], Any], items: Sequence[Item]) -> Callable[[Iterator[Any]], Iterator[Any]]:
     driver = __version__
-    # Pickled one by one, and unpickled inside: a task looks at its own item only, and a worker of another version gets
-    # as far as the comparison.
+    # Pickled one by one and unpickled in the task: each task unpickles only its item, and a worker of another version
+    # reaches the comparison of versions.
     pickled_work, pickled = dumps(work), [dumps(item) for item in items]
 
     def run_task(batches: Iterator[Any]) -> Iterator[Any]:
@@ -112,7 +119,7 @@ def _task(work: Callable[[Item], Any], items: Sequence[Item]) -> Callable[[Itera
 
 
 def outcome_of(number: int, pickled_work: bytes, pickled_item: bytes) -> pa.RecordBatch:
-    """Runs in a task: one row of OUTCOME, what became of one item."""
+    """Run one item in a task and return a row of OUTCOME."""
     try:
         result: Any = pickle.loads(pickled_work)(pickle.loads(pickled_item))
     except FencepostError as error:
@@ -125,10 +132,10 @@ def outcome_of(number: int, pickled_work: bytes, pickled_item: bytes) -> pa.Reco
 
 @cache
 def shorten_collections() -> None:
-    """Runs at the end of a worker's first task, when it has imported all it needs.
+    """Freeze the garbage collector's objects at the end of a worker's first task, after all imports.
 
-    After every task a worker of Spark's that is kept for the next one looks at all objects for garbage: 60 ms where
-    pandas and pyarrow are imported, as much as a small task takes. Modules are none, so it need not look at them.
+    Spark collects garbage after every task of a reused worker. With pandas and pyarrow imported this takes 60 ms, as
+    much as a small task. Imported modules are never garbage, so they need no scan.
     """
     gc.collect()
     gc.freeze()
@@ -136,7 +143,7 @@ def shorten_collections() -> None:
 
 @contextmanager
 def _watched(context: SparkContext | None, stage: str, count: int, progress: Progress | None) -> Iterator[None]:
-    """Names the job for Spark's web pages, and reports its progress while it runs. No context: Spark Connect."""
+    """Name the job in Spark's web UI and report its progress. No context: Spark Connect."""
     if context is None:
         yield
         return

@@ -1,4 +1,4 @@
-"""DataFrame in, the kept rows out."""
+"""Deduplicates a DataFrame."""
 
 from __future__ import annotations
 
@@ -33,34 +33,43 @@ def deduplicate(
     verify: bool = False,
     untracked: Literal["keep", "fail"] = "keep",
 ) -> DataFrame:
-    """The rows of ``df`` to keep (judged ACCEPTED or UNTRACKED), with its own columns; lazy, as any transformation.
+    """Return the rows of ``df`` to keep (ACCEPTED or UNTRACKED), with its columns. Lazy, like any transformation.
 
-    Each run stands alone: nothing is remembered from one to the next (``DedupJob`` does that).
+    Each run is independent and keeps no state (``DedupJob`` does).
 
-    By default rows are shuffled by key (pid, partition) to ``spark.sql.shuffle.partitions`` tasks and sorted there by
-    key, ``order_by`` (else seq and epoch) and then by every other column. So which of several copies is kept follows
-    from the rows alone: it is the first in that order, in every action and every retried task.
+    By default, rows are shuffled by key (pid, partition) to ``spark.sql.shuffle.partitions`` tasks. Each task sorts
+    them by key, by ``order_by`` (default: seq and epoch) and then by all other columns. It keeps the first copy in that
+    order. The result depends on the rows only and is the same in every action and retried task.
 
-    Over a plain scan of Parquet files the same rows are kept without such a shuffle, where the policy does not depend
-    on the order: tasks read the identity columns from the files (docs/dataframes.md). ``way_of`` says if that is so. A
-    file that is then not the file it was in this call fails the query.
+    Over a plain scan of Parquet files, and if the policy does not depend on the order, the same rows are kept without
+    this shuffle: tasks read the identity columns from the files (docs/dataframes.md). ``way_of`` tells which way
+    applies. A file that changed since this call fails the query.
 
-    ``order_by``: a column, or several, that give the order of arrival, such as an offset. Policies whose verdicts
-    depend on the order need it: all but those with ``admit="any"``, 2^31 sequence numbers or more, no ``max_jump``, no
-    ``reach`` and epochs that do not fence. Rows that are equal there follow each other by epoch and seq.
+    With ``co_located=True`` nothing is shuffled. Without ``order_by``, each task judges its rows as they come and keeps
+    the first copy. A file that is split among several tasks fails the query with an error. Not detected are keys that
+    occur in two *whole* files of two tasks, keys that your own shuffle has spread, and keys in DataFrames that are not
+    read from files. ``verify=True`` detects them.
 
-    ``co_located=True``: all rows of a key lie in one task already, so nothing is shuffled; without ``order_by`` each
-    task judges its rows as they come and the first copy is kept. A file that is cut over several tasks fails the query,
-    by name. A key in two *whole* files of two tasks goes unnoticed, and so does one that a shuffle of yours has spread,
-    or that lies in a frame which is not read from files, unless ``verify=True`` reads the identity columns first, at
-    once, and refuses a key that lies in two tasks. That sees how *its* query lays out the rows: where adaptive
-    execution may lay them out otherwise the next time, as a join does that splits skewed partitions, persist the frame
-    first. After a shuffle of our own there is nothing to verify. ``untracked``: as for ``StateTable``.
+    Args:
+        df: A DataFrame.
+        policy: The name of a preset or a Policy.
+        columns: The identity columns: a Columns or the name of a preset.
+        order_by: One or several columns that define the order of arrival, such as an offset. Required by policies whose
+            verdicts depend on the order. Those that do not are policies with ``admit="any"``, at least 2^31 sequence
+            numbers, no ``max_jump``, no ``reach`` and epochs that do not fence. Rows that are equal in ``order_by`` are
+            ordered by epoch and seq.
+        co_located: All rows of a key are already in one task, in order.
+        verify: With ``co_located``, read the identity columns at once and refuse a key that is in two tasks. This
+            checks the layout of its own query. If adaptive execution may choose another layout next time (a join that
+            splits skewed partitions), persist the DataFrame first. Without ``co_located`` there is nothing to verify.
+        untracked: As in ``StateTable``.
 
-    Raises BatchError, at once, for a missing column, one of the wrong type, or a key that ``verify`` refuses;
-    PolicyError for arguments and settings that do not go together, and for identities or an order that are not
-    deterministic (but on Spark Connect, which does not tell); TypeError for what is not a DataFrame of Spark. In a
-    task, a row outside the domain fails the query; the message names column, row and value.
+    Raises:
+        BatchError: Immediately, for a missing column, a wrong type, or a key that ``verify`` refuses. In a task, an
+            invalid row fails the query with a message that names column, row and value.
+        PolicyError: Contradictory arguments or settings, or an identity or order that is not deterministic (not
+            detectable on Spark Connect).
+        TypeError: ``df`` is not a Spark DataFrame.
     """
     call = Call.of(df, policy, columns, order_by, co_located, untracked)
     if not co_located and (scan := call.plain_scan()[0]) is not None:
@@ -77,7 +86,7 @@ def deduplicate(
 
 
 class Way(NamedTuple):
-    """How ``deduplicate`` treats a frame."""
+    """How ``deduplicate`` processes a DataFrame."""
 
     name: Literal["files", "shuffle", "co_located"]
     reason: str
@@ -91,15 +100,18 @@ def way_of(
     co_located: bool = False,
     untracked: Literal["keep", "fail"] = "keep",
 ) -> Way:
-    """How ``deduplicate`` with these arguments treats the frame, and why; runs no query.
+    """Return how ``deduplicate`` with these arguments processes the DataFrame, and why. Runs no query.
 
-    "files": tasks read the identity columns from Parquet files, and only rows that have copies are shuffled.
-    "shuffle": all rows are shuffled. "co_located": none is.
+    | name | meaning |
+    |---|---|
+    | "files" | Tasks read the identity columns from Parquet files. Only rows with copies are shuffled. |
+    | "shuffle" | All rows are shuffled. |
+    | "co_located" | Nothing is shuffled. |
 
         >>> way_of(spark.read.parquet("events").where("pid > 7"))
         Way(name='shuffle', reason='the plan of the frame is not a plain scan of files, it has a Filter')
 
-    Raises what ``deduplicate`` raises at once.
+    Raises the immediate errors of ``deduplicate``.
     """
     call = Call.of(df, policy, columns, order_by, co_located, untracked)
     if co_located:
@@ -110,13 +122,13 @@ def way_of(
 
 @dataclass(frozen=True)
 class Call:
-    """The arguments of ``deduplicate``, once they were checked."""
+    """The validated arguments of ``deduplicate``."""
 
     df: DataFrame
     rules: Policy
     columns: Columns
     fields: dict[str, StructField]
-    """Of the identity columns, by the names that `columns` has for them."""
+    """The identity columns, by their names in `columns`."""
     order: list[Column]
     co_located: bool
     untracked: Literal["keep", "fail"]
@@ -156,7 +168,7 @@ class Call:
 
     @property
     def arrival(self) -> list[Column]:
-        """The order of the rows in a task; none where they stay as they come."""
+        """The order of the rows in a task; empty to keep their order."""
         keys, after = (
             [self.identity[name] for name in names] for names in (_keys(self.columns), _after_key(self.columns))
         )
@@ -165,7 +177,7 @@ class Call:
         return [] if self.co_located else [_place(self.columns, self.identity), *keys, *after]
 
     def plain_scan(self) -> tuple[PlainScan | None, str]:
-        """The files that the rows are scanned from, where that is all; and why."""
+        """Return the files that are scanned if the DataFrame is a plain scan, and the reason."""
         from fencepost_spark.plain_scan import NotPlainError, plain_scan
 
         try:
@@ -176,7 +188,7 @@ class Call:
 
 
 def _judged(df: DataFrame, call: Call) -> DataFrame:
-    """The rows that are kept, judged task by task in the order that they lie in."""
+    """Return the kept rows, judged task by task in their current order."""
     verdict = unused_name(df, "verdict")
     kind: Literal["arrow", "pandas"] = "arrow" if has_arrow_udf() else "pandas"
     judge = verdict_udf(call.rules, co_located=True, columns=call.columns, kind=kind, untracked=call.untracked)
@@ -185,7 +197,7 @@ def _judged(df: DataFrame, call: Call) -> DataFrame:
 
 
 def check_frame(df: object, what: str) -> None:
-    """Raises TypeError for what is not a DataFrame of Spark."""
+    """Raise TypeError if it is not a Spark DataFrame."""
     if not isinstance(df, DataFrame):
         kind = f"{type(df).__module__.partition('.')[0]}.{type(df).__name__}"
         raise TypeError(
@@ -202,12 +214,12 @@ def _as_columns(order_by: Order | Sequence[Order] | None) -> list[Column]:
 
 
 def _column(name: str) -> Column:
-    """The top-level column of that name, whatever characters it has."""
+    """Return the top-level column of that name, which may contain any characters."""
     return functions.col(quoted(name))
 
 
 def quoted(name: str) -> str:
-    """The name as SQL writes it, whatever characters it has."""
+    """Return the name quoted for SQL."""
     return "`" + name.replace("`", "``") + "`"
 
 
@@ -220,14 +232,16 @@ def _after_key(columns: Columns) -> tuple[str, ...]:
 
 
 def identity_fields(schema: StructType, policy: Policy, columns: Columns) -> dict[str, StructField]:
-    """The identity columns by the name that ``columns`` has for them. The table itself judges the types, on no rows,
-    before Spark runs anything. Raises BatchError."""
-    of_name = {field.name.lower(): field for field in schema}  # Spark resolves names without regard to case
+    """Return the identity columns by their names in ``columns``.
+
+    A table judges zero rows of these types to check them before Spark runs anything. Raises BatchError.
+    """
+    of_name = {field.name.lower(): field for field in schema}  # Spark resolves names case-insensitively
     fields = {name: of_name[name.lower()] for name in columns.names if name.lower() in of_name}
     twins = [name for name, count in Counter(name.lower() for name in schema.names).items() if count > 1]
     if twins:
         raise BatchError(f"column '{twins[0]}': stands twice in the DataFrame; rename one", column=twins[0])
-    others = {name: pa.nulls(0) for name in schema.names}  # for the message about a missing one
+    others = {name: pa.nulls(0) for name in schema.names}  # for the error about a missing column
     empty = {name: pa.array([], _arrow_type(name, field.dataType)) for name, field in fields.items()}
     StateTable(policy).check(others | empty, columns)
     return fields
@@ -244,13 +258,13 @@ def _arrow_type(name: str, kind: DataType) -> pa.DataType:
 
 
 def _shuffle(df: DataFrame, columns: Columns, identity: dict[str, Column]) -> DataFrame:
-    """Whole keys to one task each. The number is explicit, or adaptive execution would choose another one.
+    """Shuffle rows so that each key is in one task. An explicit number keeps adaptive execution from choosing another.
 
-    Untracked rows have no key; they are spread by their content, for a hash of their pid alone would send all of them
-    to one task. By content and not at random: a retried task must send each row where the first attempt did.
+    Untracked rows have no key. They are spread by their content, because a hash of their pid would send all of them to
+    one task. Random spreading would not do: a retried task must send each row to the same task.
     """
     partitions = df.sparkSession.conf.get("spark.sql.shuffle.partitions") or ""
-    count = int(partitions) if partitions.isdigit() else 200  # some platforms say "auto"
+    count = int(partitions) if partitions.isdigit() else 200  # some platforms set "auto"
     content = [_column(field.name) for field in df.schema if is_orderable(field.dataType)]
     if not _is_deterministic(df, content):
         content = list(identity.values())
@@ -259,7 +273,7 @@ def _shuffle(df: DataFrame, columns: Columns, identity: dict[str, Column]) -> Da
 
 
 def is_untracked(df: DataFrame, columns: Columns, identity: dict[str, Column]) -> Column:
-    """Whether a row has no identity: a part of its pid is null, or -1 where that is a number."""
+    """Return whether a row has no identity: a part of its pid is null, or -1 if it is a number."""
     untracked = functions.lit(False)
     for name in columns.parts("pid"):
         column = identity[name]
@@ -270,7 +284,7 @@ def is_untracked(df: DataFrame, columns: Columns, identity: dict[str, Column]) -
 
 
 def is_orderable(kind: DataType) -> bool:
-    """Whether Spark can sort and hash it: all but some types, however deep they lie."""
+    """Return whether Spark can sort and hash the type. All can except some types, at any nesting level."""
     if kind.typeName() in {"map", "variant", "interval", "geometry", "geography"}:
         return False
     inner = [getattr(kind, "elementType", None), *(field.dataType for field in getattr(kind, "fields", []))]
@@ -278,11 +292,11 @@ def is_orderable(kind: DataType) -> bool:
 
 
 def _place(columns: Columns, identity: dict[str, Column]) -> Column:
-    """Key and sequence in one number, for policies whose verdicts do not depend on the order: all that is asked of it
-    is that copies meet and keys come in runs.
+    """Return key and sequence as one number, for policies that do not depend on the order.
 
-    Spark's sort has the first number of each row beside its pointer, and looks at the rows only where that is the same.
-    A pid is the same in thousands of rows; this is so in copies, and where 32 bits of two hashes meet.
+    It must only bring copies together and keep each key in runs. Spark's sort keeps the first number of each row beside
+    its pointer and compares rows only if these numbers are equal. A pid is equal in thousands of rows. This number is
+    equal only in copies and in collisions of two 32-bit hashes.
     """
     key = functions.xxhash64(*(identity[name] for name in _keys(columns)))
     seq = identity[columns.seq].cast("long").bitwiseAND(functions.lit(0xFFFF_FFFF))
@@ -290,18 +304,21 @@ def _place(columns: Columns, identity: dict[str, Column]) -> Column:
 
 
 def _tie_breakers(df: DataFrame) -> list[Column]:
-    """Every column that can be sorted: compared only where rows are equal in key and order.
+    """Return every sortable column: compared only if rows are equal in key and order.
 
-    A shuffle delivers rows in another order when a task is retried. Were copies of one identity that differ elsewhere
-    left in that order, a retry could keep the other copy after a part of the plan above has already used the first:
-    counted twice, or not at all.
+    A shuffle may deliver rows in another order when a task is retried. Without these columns, the retry could keep
+    another copy of an identity after the plan above has partly consumed the first one. Rows would then be counted twice
+    or not at all.
     """
     return [_column(field.name) for field in df.schema if is_orderable(field.dataType)]
 
 
 def _check_deterministic(df: DataFrame, identity: dict[str, Column], order: list[Column]) -> None:
-    """Refuses identities that are drawn anew whenever a task is tried again: a row could then be judged as another one
-    than the one that is kept, and be lost. And an order that is drawn once the rows have been shuffled."""
+    """Raise PolicyError for identities or orders that change when a task is retried.
+
+    A row with a random identity could be judged as another one than the kept one, and be lost. The same applies to an
+    order that is drawn after the shuffle.
+    """
     names = ", ".join(identity)
     how = (
         "whenever a task is tried again (rand(), uuid(), monotonically_increasing_id(), input_file_name(), a UDF that "
@@ -320,17 +337,19 @@ def _check_deterministic(df: DataFrame, identity: dict[str, Column], order: list
 
 
 def _is_deterministic(df: DataFrame, columns: Iterable[Column]) -> bool:
-    """Whether rows have the same values in these columns whenever a task is tried again. What Spark leaves of the plan
-    says it; Spark Connect does not tell."""
+    """Return whether these columns have the same values when a task is retried, according to Spark's plan.
+
+    Spark Connect does not expose the plan; returns True there.
+    """
     plan = getattr(df.select(*columns), "_jdf", None)
     return plan is None or bool(plan.queryExecution().optimizedPlan().deterministic())
 
 
 def _check_keys(df: DataFrame, columns: Columns, identity: dict[str, Column]) -> None:
-    """Refuses keys that lie in two tasks, by reading the key columns alone."""
+    """Raise BatchError for a key that is in two tasks, by reading the key columns only."""
     keys = [identity[name].alias(f"key_{place}") for place, name in enumerate(_keys(columns))]
     tracked = df.where(~is_untracked(df, columns, identity)).select(*keys, functions.spark_partition_id().alias("task"))
-    # By a struct: grouped by the columns themselves, a bucketed table would be read by bucket here, and only here.
+    # Group by a struct: grouping by the columns would make Spark read a bucketed table by buckets, only in this query.
     key = functions.struct(*(column for column in tracked.columns if column != "task"))
     tasks = tracked.groupBy(key.alias("key")).agg(
         functions.min("task").alias("first_task"), functions.max("task").alias("last_task")
@@ -347,11 +366,11 @@ def _check_keys(df: DataFrame, columns: Columns, identity: dict[str, Column]) ->
 
 
 def _guard_files(df: DataFrame, is_verified: bool) -> DataFrame:
-    """Makes a file that is cut over two tasks an error of the query, where the frame is read from files.
+    """Make the query fail if a file is split between two tasks, if the DataFrame is read from files.
 
-    A filter in the JVM over the file's metadata: it costs next to nothing and cannot be optimised away, because it may
-    drop rows for all that Spark knows. A frame that is cached is read from its files again, for the cache does not know
-    which row is of which.
+    The guard is a JVM filter on the file's metadata. It costs almost nothing and cannot be optimized away, because for
+    Spark it may drop rows. A cached DataFrame is read from its files again, because the cache does not keep a row's
+    file.
     """
     try:
         block, size, path = (
@@ -381,7 +400,7 @@ def _guard_files(df: DataFrame, is_verified: bool) -> DataFrame:
 
 
 def unused_name(df: DataFrame, name: str) -> str:
-    """The name, or one like it that no column of the frame has."""
+    """Return the name, or a variant of it that no column of the DataFrame has."""
     taken = {column.lower() for column in df.columns}
     while name in taken:
         name = f"_{name}"

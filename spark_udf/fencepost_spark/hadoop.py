@@ -1,10 +1,10 @@
-"""What a session's Hadoop settings (`fs.s3a.*`, `fs.gs.*`, `fs.azure.*`) say of object stores, as options of ours.
+"""Translates a session's Hadoop settings (`fs.s3a.*`, `fs.gs.*`, `fs.azure.*`) to store options.
 
-Spark's own connectors and `fencepost.state.open_store` reach the same stores by different clients. Who has told one of
-them where a store is and by which credentials need not tell the other. Sources: hadoop-aws ("Authenticating with S3",
-core-default.xml), the Cloud Storage connector's CONFIGURATION.md, hadoop-azure ("ABFS").
+Spark's connectors and `fencepost.state.open_store` reach the same stores by different clients. With this translation,
+you configure location and credentials once. Sources: hadoop-aws ("Authenticating with S3", core-default.xml), the Cloud
+Storage connector's CONFIGURATION.md, hadoop-azure ("ABFS").
 
-The settings are read when a job is made, on the driver. Tasks get the options by Spark's own channel.
+The driver reads the settings when a job is created. Tasks receive the options through Spark.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from pyspark.sql import SparkSession
 
 Options = dict[str, Any]
 Get = Callable[[str], str | None]
-"""The value of a setting, None where it is not set."""
+"""Returns the value of a setting, or None."""
 
-# Classes of hadoop-aws and of both AWS SDKs, by their last names.
+# Classes of hadoop-aws and of both AWS SDKs, by their simple names.
 _BY_KEYS = ("SimpleAWSCredentialsProvider", "TemporaryAWSCredentialsProvider")
 _ANONYMOUS = "AnonymousAWSCredentialsProvider"
-# Where obstore looks by itself: the environment, files of web identity, containers, instances.
+# Providers that obstore implements itself: environment, web identity files, containers, instances.
 _FOUND_ALONE = (
     *(
         "EnvironmentVariableCredentialsProvider",
@@ -41,10 +41,10 @@ _AWS_HOST = re.compile(r"s3[.-](?:dualstack\.)?([a-z0-9-]+)?\.?amazonaws\.com(?:
 
 
 def with_options(spark: SparkSession | None, options: Mapping[str, Any], **places: object) -> dict[str, Any]:
-    """`options` of a job, with those of the stores that its `places` are in, unless they were given.
+    """Return `options` of a job, completed with the options of the stores of its `places`.
 
-    `places`: `source`, `state` and `sink`; what is no path or URI is passed over. Raises StoreError for credentials
-    that only Spark's connector can get.
+    `places`: `source`, `state` and `sink`; values that are not paths or URIs are ignored. Raises StoreError for
+    credentials that only Spark's connector can get.
     """
     found = dict(options)
     for name, place in places.items():
@@ -56,7 +56,7 @@ def with_options(spark: SparkSession | None, options: Mapping[str, Any], **place
 
 
 def store_options(uri: str, spark: SparkSession | None) -> Options:
-    """What the session's settings say of the store that a URI is in; empty for a local path, and without a session."""
+    """Return the session's options for the store of a URI. Empty for a local path, and without a session."""
     if is_local(uri) or spark is None:
         return {}
     parts = urlsplit(uri)
@@ -71,13 +71,13 @@ def store_options(uri: str, spark: SparkSession | None) -> Options:
 
 def _settings_of(spark: SparkSession) -> Get:
     java: Any = getattr(spark, "_jsparkSession", None)
-    if java is None:  # Spark Connect shows what was set with the session
+    if java is None:  # Spark Connect exposes only settings of the session
         return lambda name: spark.conf.get(name, None) or spark.conf.get(f"spark.hadoop.{name}", None)
     jvm: Any = spark.sparkContext._jvm
     settings, text = java.sessionState().newHadoopConf(), jvm.java.lang.String
 
     def get(name: str) -> str | None:
-        secret = settings.getPassword(name)  # looks into credential files, too
+        secret = settings.getPassword(name)  # also reads credential files
         return None if secret is None else str(text(secret)).strip() or None
 
     return get
@@ -99,7 +99,7 @@ def _of_s3(get: Get, bucket: str) -> Options:
 
 
 def _endpoint(host: str, own: Get, bucket: str) -> Options:
-    """Of a store that is not Amazon's."""
+    """Return the options of a store other than Amazon's."""
     if "://" not in host:
         host = f"{'http' if own('connection.ssl.enabled') == 'false' else 'https'}://{host}"
     scheme, address = host.rstrip("/").split("://", 1)

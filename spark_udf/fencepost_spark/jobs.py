@@ -1,4 +1,4 @@
-"""The incremental, durable job, run on Spark."""
+"""The incremental, durable job on Spark."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ Path = str | os.PathLike[str]
 
 
 class DedupJob(lake.DedupJob):
-    """``fencepost.lake.DedupJob`` with its tasks on Spark: the same arguments, report, verdicts, state and output.
+    """Runs ``fencepost.lake.DedupJob`` on Spark: the same arguments, report, verdicts, state and output.
 
-    Every worker must reach the three places under the same paths or URIs; where all are in object stores, workers need
-    share no disk. Options of stores that are not given come from the session's Hadoop settings (`fs.s3a.*` and so on,
-    `fencepost_spark.hadoop`), and from the environment. What the arguments mean is told at ``fencepost.lake.DedupJob``.
+    Every worker must reach the three places under the same paths or URIs. If all of them are in object stores, workers
+    need no shared disk. Store options that you do not pass come from the session's Hadoop settings (`fs.s3a.*` and so
+    on, `fencepost_spark.hadoop`) and from the environment. ``fencepost.lake.DedupJob`` documents the arguments.
     """
 
     def __init__(
@@ -38,22 +38,26 @@ class DedupJob(lake.DedupJob):
         driver_bytes_max: int | None = None,
         **same: Any,
     ) -> None:
-        """``source``, ``state``, ``sink``: folders, or URIs of object stores; ``source`` may be a list of such, or a
-        ``fencepost.lake.KafkaLog``.
+        """Create a job.
 
-        ``spark``: the session that runs the tasks, the active one unless given. It takes the place of ``engine``.
-        ``driver_bytes_max``: see ``SparkEngine``.
+        Args:
+            source: A folder, the URI of an object store, a list of these, or a ``fencepost.lake.KafkaLog``.
+            state: A folder or the URI of an object store.
+            sink: A folder, the URI of an object store, or a sink object.
+            spark: The session that runs the tasks. Default: the active one. Replaces ``engine``.
+            driver_bytes_max: As in ``SparkEngine``.
+            same: Arguments of ``fencepost.lake.DedupJob``, with its defaults: ``policy``, ``columns``, ``scope``,
+                ``order_by``, ``rejected_max``, ``rejects``, ``max_idle_ms``, ``settle_ms``, ``clock_gap_max_ms``,
+                ``on_reset``, ``reset_rows_min``, ``compare_content``, ``on_conflict``, ``keep_checksums``, ``plan``,
+                ``shards``, ``shard_bytes_max``, ``task_bytes_max``, ``task_runs_max``, ``layout``, ``schema``,
+                ``source_immutable``, ``sync``, ``state_options``, ``source_options``, ``sink_options``,
+                ``keep_versions``, ``keep_versions_ms``, ``files_max``, ``bytes_max``, ``rows_max``, ``only``,
+                ``files``, ``target_file_bytes``, ``partition_by`` and ``sort_by``.
 
-        ``same``: passed on to ``fencepost.lake.DedupJob``, whose defaults hold: ``policy``, ``columns``, ``scope``,
-        ``order_by``, ``rejected_max``, ``rejects``, ``max_idle_ms``, ``settle_ms``, ``clock_gap_max_ms``, ``on_reset``,
-        ``reset_rows_min``, ``compare_content``, ``on_conflict``, ``keep_checksums``, ``plan``, ``shards``,
-        ``shard_bytes_max``, ``task_bytes_max``, ``task_runs_max``, ``layout``, ``schema``, ``source_immutable``,
-        ``sync``, ``state_options``, ``source_options``, ``sink_options``, ``keep_versions``, ``keep_versions_ms``,
-        ``files_max``, ``bytes_max``, ``rows_max``, ``only``, ``files``, ``target_file_bytes``, ``partition_by`` and
-        ``sort_by``.
-
-        Raises what ``fencepost.lake.DedupJob`` raises, RuntimeError where there is no session, and StoreError where the
-        session's settings name credentials that only Spark's connector can get.
+        Raises:
+            RuntimeError: There is no session.
+            StoreError: The session's settings name credentials that only Spark's connector can get.
+            FencepostError: Any error of ``fencepost.lake.DedupJob``.
         """
         engine = SparkEngine(spark, driver_bytes_max=driver_bytes_max)
         first = source[0] if isinstance(source, list | tuple) and source else source
@@ -62,12 +66,18 @@ class DedupJob(lake.DedupJob):
 
 
 def read_sink(sink: Path, options: dict[str, Any] | None = None, *, spark: SparkSession | None = None) -> DataFrame:
-    """The kept rows of all versions of a sink that are there as a whole; ``run`` is the number of the version.
+    """Return the kept rows of all complete versions of a sink, with the version number in column ``run``.
 
-    ``sink``, ``options``: a folder or the URI of an object store, and its options, those of the session's Hadoop
-    settings unless given; or the name of an Iceberg table (``iceberg://...``), and its catalog's, without ``run``.
-    Spark reads the files by itself, those of S3 as ``s3a://``, so its settings must reach them.
-    Raises SinkError where there is no sink of files and no table, or no row was kept yet.
+    Spark reads the files itself, S3 files as ``s3a://``, so its settings must give access to them.
+
+    Args:
+        sink: A folder, the URI of an object store, or the name of an Iceberg table (``iceberg://...``), which has no
+            ``run``.
+        options: Options of the object store or Iceberg catalog. Default: the session's Hadoop settings.
+        spark: The session. Default: the active one.
+
+    Raises:
+        SinkError: There is no sink or table, or no row was kept yet.
     """
     session = spark or SparkSession.active()
     if options is None:

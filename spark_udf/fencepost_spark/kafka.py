@@ -1,8 +1,8 @@
-"""Kafka as a source: identities from headers, and what can be known of a stream beside its rows.
+"""Kafka as a source: identities from headers, and checks of a stream's sources.
 
-Spark hands the batches of a stream over without a word on where they are from. The running query knows: the options of
-its sources, and the offsets that the batch was pinned to. They are read there, driver side, and where a version of
-Spark does not show them nothing is checked.
+Spark passes batches without information on their sources. The running query has it: the options of its sources, and the
+offsets of the current batch. The checks read it on the driver. If a version of Spark does not expose it, nothing is
+checked.
 """
 
 from __future__ import annotations
@@ -22,30 +22,30 @@ from pyspark.sql import Column, DataFrame, SparkSession, functions
 from fencepost_spark.frames import check_frame, quoted, unused_name
 
 LEADER_SECONDS, PAUSE_SECONDS = 30.0, 0.1
-"""How long a partition may be without a leader, and how often brokers are asked meanwhile."""
+"""How long a partition may have no leader, and the interval of queries meanwhile, in seconds."""
 SECONDS = 30.0
-"""How long a broker may take to answer."""
+"""Timeout of a broker's answer in seconds."""
 INTEGER = r"\A-?[0-9]{1,19}\z"
 SHOWN_MAX = 100
-"""Characters of a header that an error shows."""
+"""Maximum number of characters of a header in an error."""
 SERVERS, ISOLATION, LOSS = "kafka.bootstrap.servers", "kafka.isolation.level", "failondataloss"
 
 Offsets = dict[str, dict[str, int]]
-"""By topic, by partition (as text, as the connector writes it): the offset after the last one that was read."""
+"""The offset after the last one read, by topic and partition (as text, as the connector writes it)."""
 
 
 class KafkaWarning(UserWarning):
-    """A stream or a frame is read from Kafka in a way that can cost or add rows."""
+    """Kafka is read in a way that can lose or add rows."""
 
 
 @dataclass(frozen=True)
 class Topic:
-    """A topic as its brokers know it now."""
+    """The current state of a topic."""
 
     id: str
-    """Another one for a topic that was deleted and created anew under its old name."""
+    """Changes when a topic is deleted and recreated under its old name."""
     first: Mapping[int, int]
-    """The first offset that is still there, by partition."""
+    """The first available offset by partition."""
 
 
 Describe = Callable[[Sequence[str]], Mapping[str, Topic]]
@@ -64,20 +64,29 @@ def from_headers(
     headers: str = "headers",
     malformed: Literal["fail", "untracked"] = "fail",
 ) -> DataFrame:
-    """``df`` with a column for each of these headers, of the same name: the identity that a producer has stamped.
+    """Return ``df`` with a column for each identity header, named like the header.
 
-    ``df``: with the connector's column ``headers`` (option ``includeHeaders``). Values are text: decimal integers,
-    which become bigint (epoch: int), or with ``pid_type="string"`` a pid of any text. Nothing is read here: these are
-    column expressions, without Python.
+    Header values are text: decimal integers, which become bigint (epoch: int), or any text for the pid with
+    ``pid_type="string"``. The columns are lazy expressions without Python.
 
-    A row without the header ``pid`` (or with null in it) has null there, and is UNTRACKED wherever it is judged. What
-    else is not an identity (no integer, ``epoch`` or ``seq`` absent beside a pid, a header that stands there twice with
-    different values) fails the query with a message that names header, value and offset, or with
-    ``malformed="untracked"`` makes all of the row's columns null. A header that is repeated with the same value counts
-    once.
+    A row without the header ``pid`` (or with a null value) gets null and is judged UNTRACKED. Other rows without a
+    valid identity are malformed: a value is not an integer, ``epoch`` or ``seq`` is missing, or a header occurs twice
+    with different values. A header that repeats the same value counts once.
 
-    Raises BatchError for a column that is missing or in the way; ValueError for arguments that make no sense; TypeError
-    for what is not a DataFrame of Spark.
+    Args:
+        df: A DataFrame with the connector's column ``headers`` (option ``includeHeaders``).
+        pid: The name of the header with the producer id.
+        epoch: The name of the header with the epoch; None without epochs.
+        seq: The name of the header with the sequence number.
+        pid_type: "bigint" or "string".
+        headers: The name of the column with the headers.
+        malformed: "fail" fails the query with a message that names header, value and offset; "untracked" sets all
+            columns of the row to null.
+
+    Raises:
+        BatchError: A column is missing, or already exists.
+        ValueError: Contradictory arguments.
+        TypeError: ``df`` is not a Spark DataFrame.
     """
     check_frame(df, "from_headers(df)")
     if pid_type not in ("bigint", "string") or malformed not in ("fail", "untracked"):
@@ -95,7 +104,7 @@ def from_headers(
                 f"column '{name}': is there already, and the header '{name}' would replace it", column=name
             )
     types = {pid: pid_type, seq: "bigint"} | ({} if epoch is None else {epoch: "int"})
-    # In steps, with columns between them: what is used ten times would be computed ten times.
+    # In steps with named columns: Spark would compute an inlined expression once per use, ten times.
     between = [unused_name(df, f"_header_{place}") for place in range(len(names))]
     found = [_Header(name, types[name], functions.col(column)) for name, column in zip(names, between, strict=True)]
     read = df.withColumns({column: _values(headers, name) for name, column in zip(names, between, strict=True)})
@@ -110,21 +119,21 @@ def from_headers(
 
 
 def _values(headers: str, name: str) -> Column:
-    """The different values of the headers of this name."""
+    """Return the distinct values of the headers of this name."""
     same = functions.filter(functions.col(quoted(headers)), lambda it: it["key"] == name)
     return functions.array_distinct(functions.transform(same, lambda it: it["value"]))
 
 
 def _problem_of(found: Sequence[_Header], place: Column) -> Column:
-    """What is wrong with a row's headers, the pid's first; null where nothing is."""
+    """Return what is wrong with a row's headers, the pid first; null if nothing is."""
     pid, *others = found
     problem = functions.coalesce(pid.problem(), *(it.problem(needed_by=pid.name) for it in others))
-    # Without a pid the rest is not looked at, as everywhere.
+    # Without a pid the other headers are ignored, as everywhere.
     return functions.when(~pid.is_absent, functions.concat(functions.lit("fencepost: "), problem, place))
 
 
 class _Header:
-    """The expressions of one header, whose different values are in a column."""
+    """Expressions on one header, whose distinct values are in a column."""
 
     def __init__(self, name: str, kind: str, values: Column) -> None:
         self.name, self.kind = name, kind
@@ -136,7 +145,7 @@ class _Header:
         self.value = functions.when(is_right, text.try_cast(kind))
 
     def problem(self, needed_by: str | None = None) -> Column:
-        """What is wrong, null where nothing is. `needed_by`: the header beside which this one must not be absent."""
+        """Return what is wrong; null if nothing is. `needed_by`: the header that requires this one."""
         text = functions.coalesce(
             functions.try_validate_utf8(self.raw.cast("string")),
             functions.concat(functions.lit("0x"), functions.hex(self.raw)),
@@ -155,7 +164,7 @@ class _Header:
 
 
 def _place(df: DataFrame) -> Column:
-    """Where a row lies, as far as the frame tells."""
+    """Return a description of a row's location, from the columns that the DataFrame has."""
     parts = [
         functions.concat(
             functions.lit(f"{name} "), functions.coalesce(functions.col(name).cast("string"), functions.lit("?"))
@@ -172,11 +181,11 @@ def _place(df: DataFrame) -> Column:
 
 
 def kafka_options(options: Mapping[str, str]) -> dict[str, str]:
-    """The options for ``spark.read`` or ``spark.readStream``, looked at: ``.options(**kafka_options(options))``.
+    """Check the options of a Kafka source and return them: ``.options(**kafka_options(options))``.
 
-    Warns with KafkaWarning where ``kafka.isolation.level`` is not ``read_committed``: the connector then also gives
-    rows of transactions that were aborted; and where ``failOnDataLoss`` is false, which has rows that are gone from a
-    topic passed over. ``foreach_batch`` looks at a stream's options by itself; those of a frame cannot be seen later.
+    Warns (KafkaWarning) if ``kafka.isolation.level`` is not ``read_committed``: the connector then also returns rows of
+    aborted transactions. Warns if ``failOnDataLoss`` is false: the connector then skips rows that were deleted from a
+    topic. ``foreach_batch`` checks a stream's options by itself; the options of a DataFrame are not available later.
     """
     for problem in _problems({name.lower(): str(value) for name, value in options.items()}):
         warnings.warn(problem, KafkaWarning, stacklevel=2)
@@ -184,7 +193,7 @@ def kafka_options(options: Mapping[str, str]) -> dict[str, str]:
 
 
 def _problems(options: Mapping[str, str]) -> Iterator[str]:
-    """What is wrong with options, whose names are in small letters."""
+    """Yield what is wrong with options, whose names are in lower case."""
     level = options.get(ISOLATION)
     if level != "read_committed":
         found = "is not set, and then is read_uncommitted" if level is None else f"is {level}"
@@ -204,16 +213,19 @@ def _problems(options: Mapping[str, str]) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class KafkaSource:
-    """A source of a running query, as the batch sees it that the query is at."""
+    """A Kafka source of a running query, for the current batch."""
 
     options: Mapping[str, str]
-    """By name in small letters."""
+    """By name in lower case."""
     start: Offsets
     end: Offsets
 
     def position(self, topics: Mapping[str, Topic], last: Mapping[str, Any], same: bool) -> dict[str, Any]:
-        """What a decision says of it. `last`: what the one before said; `same`: of the same query. Topics that are
-        not there now stay known: they may come again, and be others."""
+        """Return the decision's record of this source.
+
+        `last`: the previous decision's record; `same`: whether it is of the same query. Topics that are missing now are
+        kept: they may return, and may then be other topics.
+        """
         return {
             "start": self.start,
             "end": {**(last.get("end", {}) if same else {}), **self.end},
@@ -222,7 +234,7 @@ class KafkaSource:
 
 
 def execution_of(spark: SparkSession, query: str) -> Any:
-    """What runs a query, in the JVM; None where this Spark does not show it."""
+    """Return the JVM object that runs a query; None if this version of Spark does not expose it."""
     try:
         jvm: Any = spark.sparkContext._jvm
         shared = spark._jsparkSession.sharedState()
@@ -232,7 +244,7 @@ def execution_of(spark: SparkSession, query: str) -> Any:
 
 
 def kafka_sources(execution: Any) -> list[KafkaSource]:
-    """Those of a running query that are Kafka, in the order of its plan; none where this Spark does not show them."""
+    """Return the Kafka sources of a running query, in plan order. Empty if Spark does not expose them."""
     try:
         leaves = execution.logicalPlan().collectLeaves()
         found = (_source_of(leaves.apply(place), execution) for place in range(leaves.size()))
@@ -255,13 +267,13 @@ def _source_of(leaf: Any, execution: Any) -> KafkaSource | None:
 
 
 def warn_of(sources: Sequence[KafkaSource]) -> None:
-    """Warns of options that can cost or add rows."""
+    """Warn of options that can lose or add rows."""
     for problem in dict.fromkeys(problem for source in sources for problem in _problems(source.options)):
         warnings.warn(problem, KafkaWarning, stacklevel=4)
 
 
 def are_the_same(sources: Sequence[KafkaSource], topics: Mapping[str, Topic], before: dict[str, Any]) -> bool:
-    """Whether no topic is known to be another than that of the version whose position is ``before``."""
+    """Return whether no topic is known to differ from those of the version with position ``before``."""
     pairs = zip(sources, before.get("kafka") or (), strict=False)
     ids = [(topics.get(topic), last["ids"].get(topic)) for source, last in pairs for topic in source.end]
     return all(found is None or known is None or found.id == known for found, known in ids)
@@ -270,11 +282,10 @@ def are_the_same(sources: Sequence[KafkaSource], topics: Mapping[str, Topic], be
 def check_continuity(
     state: str, sources: Sequence[KafkaSource], topics: Mapping[str, Topic], before: dict[str, Any] | None, same: bool
 ) -> None:
-    """Refuses topics that are not those of the version before, that are gone, that end below where it stopped, or that
-    have lost rows which were not read.
+    """Raise SourceError if topics do not continue the previous version.
 
-    ``before``: the position of that version; ``same``: whether it is of the same query, whose offsets go on from there.
-    Raises SourceError.
+    That is if they were recreated or deleted, if they end below the last read offset, or if unread rows were deleted.
+    ``before``: the position of that version; ``same``: whether it is of the same query, so that its offsets continue.
     """
     known = (before or {}).get("kafka") or []
     for source, last in zip(sources, known, strict=True) if len(known) == len(sources) else ():
@@ -329,17 +340,18 @@ def _check_first(place: str, start: int, end: int, first: int | None) -> None:
 
 
 def describe_topics(settings: Mapping[str, str]) -> Describe:
-    """For ``foreach_batch(topics=...)``: asks the brokers for the ids of topics and where their logs begin.
+    """Return a function for ``foreach_batch(topics=...)`` that queries ids and first offsets of topics from the
+    brokers.
 
-    ``settings``: of a client of librdkafka, ``bootstrap.servers`` at least. Needs the package confluent-kafka, and
-    raises SourceError where it is not installed, or brokers do not answer. While a partition has no leader, or another
-    one than the client knows, brokers are asked again for up to `LEADER_SECONDS`.
+    ``settings``: settings of a librdkafka client, at least ``bootstrap.servers``. Needs the package confluent-kafka.
+    Raises SourceError if it is not installed, or if brokers do not answer. Retries for up to `LEADER_SECONDS` while a
+    partition has no leader, or another one than the client knows.
     """
     try:
         from confluent_kafka import KafkaError, KafkaException, TopicCollection, TopicPartition, admin
     except ModuleNotFoundError as problem:
         raise SourceError("confluent-kafka is not installed: pip install confluent-kafka") from problem
-    library: Any = admin  # which does not say of all its names that they are exported
+    library: Any = admin  # its stubs do not export all names
     client = library.AdminClient(dict(settings))
     earliest = library.OffsetSpec.earliest()
 

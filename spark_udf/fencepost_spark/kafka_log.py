@@ -1,13 +1,13 @@
-"""``spark.read.format("fencepost-kafka-log")``: the records, or the batch headers, of Kafka's own log segments.
+"""``spark.read.format("fencepost-kafka-log")``: the records or batch headers of Kafka's log segments.
 
-Kafka's connector asks brokers and gets what consumers get; producer id, epoch and sequence are not among it. This reads
-the files. Headers tell, when the query is planned, where each partition ends and which transactions were aborted; then
-each segment is a task's, and what the query wants of it comes as Arrow.
+Kafka's connector queries brokers and gets what consumers get, without producer id, epoch and sequence. This data source
+reads the files. While planning, it reads headers to find where each partition ends and which transactions were aborted.
+Then one task per segment returns the requested data as Arrow.
 
-Spark (4.1 to 4.3, at least) keeps what a Python data source has planned with the DataFrame, filters included: asked
-again, ``df.count()`` behind ``df.where(...).count()`` counts only the rows of before, and so does ``df.where(a).union(
-df.where(b))``. So filters are not taken from Spark unless ``pushdown=once`` says that the DataFrame is asked once; rows
-that are not wanted at all are named with ``where``, which is part of what is loaded.
+Spark (at least 4.1 to 4.3) stores what a Python data source has planned with the DataFrame, including filters. A
+``df.count()`` after ``df.where(...).count()`` then counts only the filtered rows, and
+``df.where(a).union(df.where(b))`` is wrong, too. So filters are not pushed down unless ``pushdown=once`` asserts that
+the DataFrame is used once. The option ``where`` selects rows as part of the load.
 """
 
 from __future__ import annotations
@@ -42,40 +42,40 @@ OF_STORE = "store."
 
 
 class KafkaLog(DataSource):
-    """Kafka's log as it lies on a broker's disk, in a backup or in tiered storage.
+    """Reads Kafka's log from a broker's disk, a backup or tiered storage.
 
-    ``load(path)``: a partition's folder (``orders-0``), a folder of such folders, a segment, or a URI of either, which
-    every worker must see. Options:
+    ``load(path)``: a partition's folder (``orders-0``), a folder of such folders, a segment, or a URI of one of these.
+    Every worker must see it. Options:
 
-    - ``rows``: ``records`` unless given, with the columns of ``fencepost.kafka.read_records``; or ``batches``, those
-      of ``read_batches``, a row for each batch header.
-    - ``isolation``: ``read_uncommitted`` unless given; ``read_committed``, of records: none of aborted transactions,
-      and to the last stable offset. A single segment uses the ``.txnindex`` beside it.
-    - ``where``: which rows, e.g. ``offset >= 100 AND pid IN (1000, 1007) AND topic = 'orders'``: comparisons of one
-      column with integers, or of the topic with texts; ``IN``, ``IS NULL``, ``IS NOT NULL``; joined by ``AND``. What
-      holds none of them is not read: segments by the offsets of their names, batches by ``offset``, ``pid``, ``epoch``
-      and the newest ``timestamp`` of their headers.
-    - ``pushdown``: ``off`` unless given; ``once``: filters of the query are used in the same way. Only for a DataFrame
-      that one query reads in one place: Spark gives wrong rows for it otherwise. From Spark 4.1 on, with
+    - ``rows``: ``records`` (default), with the columns of ``fencepost.kafka.read_records``, or ``batches``, with those
+      of ``read_batches``, one row per batch header.
+    - ``isolation``: ``read_uncommitted`` (default), or ``read_committed`` for records: without aborted transactions, up
+      to the last stable offset. A single segment uses the ``.txnindex`` beside it.
+    - ``where``: selects rows, e.g. ``offset >= 100 AND pid IN (1000, 1007) AND topic = 'orders'``. Supports comparisons
+      of one column with integers, or of the topic with texts; ``IN``, ``IS NULL``, ``IS NOT NULL``; joined by ``AND``.
+      Data without matches is not read: segments are skipped by the offsets in their names, batches by ``offset``,
+      ``pid``, ``epoch`` and newest ``timestamp`` of their headers.
+    - ``pushdown``: ``off`` (default), or ``once`` to use the query's filters in the same way. Only for a DataFrame that
+      one query reads in one place; otherwise Spark returns wrong rows. Needs Spark 4.1 and
       ``spark.sql.python.filterPushdown.enabled``.
-    - ``batchBytesMax``: what a batch may come to, decompressed (512 MiB).
-    - ``store.<name>``: of an object store, names as obstore has them (``store.endpoint``, ``store.region``, ...).
+    - ``batchBytesMax``: maximum decompressed size of a batch (512 MiB).
+    - ``store.<name>``: options of an object store, with obstore's names (``store.endpoint``, ``store.region``, ...).
 
-    A DataFrame has the rows that were there when it was first asked for some, though a broker goes on writing.
+    A DataFrame has the rows that existed at its first query, even if a broker continues to write.
     """
 
     @classmethod
     def name(cls) -> str:
-        """As ``format`` has it."""
+        """The name for ``format``."""
         return NAME
 
     def schema(self) -> StructType:
-        """The columns: all there are, in their order."""
+        """All columns, in order."""
         is_batches = _one_of(self.options, "rows", ROWS) == "batches"
         return from_arrow_schema(batches_schema() if is_batches else records_schema())
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Raises ValueError for options and columns that make no sense."""
+        """Return a reader. Raises ValueError for invalid options and columns."""
         if schema.fieldNames() != self.schema().fieldNames():
             names = ", ".join(self.schema().fieldNames())
             raise ValueError(f"{NAME}: a schema of one's own cannot be given; the columns are {names}: select of them")
@@ -91,17 +91,17 @@ def _one_of(options: Mapping[str, str], name: str, known: Sequence[str]) -> str:
 
 
 class SegmentPartition(InputPartition):
-    """What one task reads."""
+    """The part of the log that one task reads."""
 
     def __init__(self, part: Part) -> None:
         super().__init__(part)
 
 
 class KafkaLogReader(DataSourceReader):
-    """Plans a query, and runs in its tasks."""
+    """Plans a query, and reads in its tasks."""
 
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
-        # What came with other letters' case is a copy that has none.
+        # Option names may have lost their case on the way.
         given = {name.lower(): value for name, value in options.items()}
         unknown = sorted(it for it in given if it not in OPTIONS and not it.startswith(OF_STORE))
         if unknown:
@@ -121,18 +121,18 @@ class KafkaLogReader(DataSourceReader):
         self.driver = __version__
 
     def partitions(self) -> list[InputPartition]:
-        """The segments in which there may be rows. Reads headers; raises SourceError."""
+        """Return the segments that may contain matching rows, by reading headers. Raises SourceError."""
         logs = [it for it in open_partitions(self.path, self.store) if may_be_in(it, self.conditions)]
         with ThreadPoolExecutor() as pool:
             views = list(pool.map(lambda log: look(log, self.isolation, options=self.store), logs))
         return [SegmentPartition(part) for view in views for part in view.parts(self.conditions)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of a segment. Raises SourceError."""
+        """Yield the rows of a segment. Raises SourceError."""
         check_worker(self.driver)
         part = partition.value
         if part is None:
-            return  # Spark makes a task where there is no segment
+            return  # Spark creates one task even without segments
         if self.rows == "batches":
             batches = part.batches(self.conditions)
         else:
@@ -143,10 +143,10 @@ class KafkaLogReader(DataSourceReader):
 
 
 class PushedReader(KafkaLogReader):
-    """Takes filters from Spark, which must ask once."""
+    """A reader that accepts filters from Spark. Only for one query per DataFrame."""
 
     def pushFilters(self, filters: list[Any]) -> Iterable[Any]:
-        """Takes the filters that are applied here to the letter. Gives the others, which Spark applies."""
+        """Accept the filters that this source applies exactly. Returns the others, which Spark applies."""
         for filter in filters:
             condition = _condition(filter, self.schema)
             if condition is None:
@@ -171,7 +171,7 @@ _CONDITION = re.compile(
 
 
 def conditions_of(text: str, schema: StructType) -> list[Condition]:
-    """The conditions of option `where`. Raises ValueError for what is none."""
+    """Parse the option `where`. Raises ValueError for invalid conditions."""
     found = []
     for part in re.split(r"\s+AND\s+", text.strip(), flags=re.IGNORECASE) if text.strip() else ():
         match = _CONDITION.fullmatch(part)
@@ -209,23 +209,23 @@ OPERATORS = {
     "IsNull": "null",
     "IsNotNull": "known",
 }
-"""Spark's names of filters; the classes are not there before 4.1."""
+"""Spark's filter classes by name: they do not exist before 4.1."""
 
 
 def _condition(filter: Any, schema: StructType) -> Condition | None:
-    """A filter that is applied here to the letter; None for any other."""
+    """Return a filter as a condition if this source applies it exactly, otherwise None."""
     operator = OPERATORS.get(type(filter).__name__)
     if operator is None or len(filter.attribute) != 1:
         return None
     value = getattr(filter, "value", None)
     if operator == "in":
-        value = tuple(it for it in value or () if it is not None)  # which no row is equal to
+        value = tuple(it for it in value or () if it is not None)  # no row is equal to null
     condition = filter.attribute[0], operator, value
     return condition if _is_exact(condition, schema) else None
 
 
 def _is_exact(condition: Condition, schema: StructType) -> bool:
-    """Whether rows are told by it as Spark would tell them."""
+    """Return whether this source evaluates the condition exactly as Spark does."""
     name, operator, value = condition
     if name not in schema.fieldNames():
         return False

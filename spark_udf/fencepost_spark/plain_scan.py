@@ -1,6 +1,6 @@
-"""Which DataFrames are plain scans of Parquet files, whose identity columns tasks can read from the files themselves.
+"""Recognizes DataFrames that are plain scans of Parquet files, whose identity columns tasks can read from the files.
 
-A frame that is not recognised is deduplicated in the general way, so whatever is in doubt is refused here, with the
+A DataFrame that is not recognized is deduplicated by a shuffle. Therefore anything uncertain is refused here, with the
 reason.
 """
 
@@ -40,20 +40,20 @@ if TYPE_CHECKING:
     from fencepost_spark.frames import Call
 
 FILES_MAX = 10_000
-"""The driver opens each file to read its footer, which takes about 0.3 ms."""
+"""Maximum number of files: the driver reads each footer, which takes about 0.3 ms."""
 FOOTERS_AT_ONCE = 8
 
 ROWS_MAX = 1 << 27
-"""Bits for each row go to every executor, those of 64 rows in 64 bytes of Spark's hash table, under both spellings of a
-file: 270 MB if all are needed."""
+"""Maximum number of rows of a file. Every executor gets bits for each row: 64 rows take 64 bytes in Spark's hash table,
+for both spellings of a file. 270 MB if all are needed."""
 
 SPELLINGS = ("file:/", "file:///")
-"""How a local file begins depends on where in Spark its name comes from; to trim it in each row costs too much."""
+"""The prefix of a local file's URI differs between parts of Spark. Normalizing it in each row would be slow."""
 
 WORD_ROWS_BITS = 6
 WORD_BITS = 22
-"""A row is bit `row % 64` of word `row / 64` of its file. A word is known by a hash of the file above its number, in
-these bits: as many as `ROWS_MAX` rows of one file need."""
+"""A row is bit `row % 64` of word `row / 64` of its file. A word's key is a hash of the file, followed by the word's
+number in these bits: enough for `ROWS_MAX` rows of a file."""
 assert ROWS_MAX >> WORD_ROWS_BITS <= 1 << WORD_BITS
 
 PACKAGE = "org.apache.spark.sql.execution.datasources"
@@ -64,40 +64,40 @@ ALIAS = "org.apache.spark.sql.catalyst.expressions.Alias"
 ATTRIBUTE = "org.apache.spark.sql.catalyst.expressions.AttributeReference"
 
 PASSES_OVER = ("ignoreCorruptFiles", "ignoreMissingFiles")
-"""Options, and settings, under which a scan leaves out files that cannot be read."""
+"""Options and settings under which a scan skips unreadable files."""
 
 SORTED_ALIKE = (IntegralType, BooleanType, DateType, TimestampType, TimestampNTZType, BinaryType)
-"""Types of columns that Arrow sorts as Spark does, beside texts."""
+"""Column types, besides text, that Arrow sorts as Spark does."""
 
 
 class NotPlainError(Exception):
-    """The frame is no plain scan; the text says why."""
+    """The DataFrame is not a plain scan; the text is the reason."""
 
 
 @dataclass(frozen=True)
 class PlainScan:
-    """The files of a plain scan, as they were when it was recognised."""
+    """The files of a plain scan, as they were when it was recognized."""
 
     files: Files
     footer_crc: list[int]
     rows: int
     words: list[list[int]]
-    """Of each file, its first word; a list for each of `SPELLINGS`."""
+    """The first word of each file, in a list per spelling (`SPELLINGS`)."""
     policy: Policy
     """Its columns are named as in the files."""
     types: dict[str, pa.DataType]
-    """Of the identity columns and `ties`, as Spark reads them."""
+    """Types in Spark of the identity columns and of `ties`."""
     ties: list[str]
-    """Columns that put copies in order, one after the other, as far as Arrow can compare them."""
+    """Columns by which copies are ordered, one after the other, up to the first that Arrow cannot compare."""
     has_all_ties: bool
-    """Whether no other column puts them in order."""
+    """Whether `ties` are all the columns that order copies."""
 
     def reading(self, shards: int) -> Reading:
         return _reading(self.policy, shards)
 
 
 def plain_scan(call: Call) -> PlainScan:
-    """The files that the frame of a call is scanned from, where it is a plain scan. Raises NotPlainError."""
+    """Return the scanned files if the DataFrame of a call is a plain scan. Raises NotPlainError."""
     df = call.df
     if call.rules.depends_on_order:
         raise NotPlainError("the verdicts of the policy depend on the order of all rows")
@@ -127,7 +127,7 @@ def plain_scan(call: Call) -> PlainScan:
 
 
 def is_known(df: DataFrame, scan: PlainScan) -> Column:
-    """Whether the file of a row is one of the scan; it is an error if not. A scan may list its files anew."""
+    """Return whether the file of a row belongs to the scan, and fail if not: Spark may list the files again."""
     path = _metadata(df, "file_path")
     problem = functions.concat(
         functions.lit("fencepost: the file "),
@@ -139,13 +139,13 @@ def is_known(df: DataFrame, scan: PlainScan) -> Column:
 
 
 def word_of(df: DataFrame) -> Column:
-    """The word that a row of a plain scan is in."""
+    """Return the word of a row of a plain scan."""
     row = functions.shiftright(_metadata(df, "row_index"), WORD_ROWS_BITS)
     return _first_word(_metadata(df, "file_path")).bitwiseOR(row)
 
 
 def bit_of(df: DataFrame) -> Column:
-    """Which bit of its word it is."""
+    """Return the number of the row's bit in its word."""
     return _metadata(df, "row_index").bitwiseAND((1 << WORD_ROWS_BITS) - 1).cast("int")
 
 
@@ -154,7 +154,7 @@ def _metadata(df: DataFrame, name: str) -> Column:
 
 
 def _first_word(path: Column) -> Column:
-    """A hash of a file's path, with room for the number of a word."""
+    """Return a hash of a file's path, shifted to leave room for the number of a word."""
     return functions.shiftleft(functions.xxhash64(path), WORD_BITS)
 
 
@@ -162,7 +162,7 @@ def _first_word(path: Column) -> Column:
 
 
 def _traced(plan: Any, columns: list[str]) -> tuple[dict[str, str | None], Any]:
-    """What the columns of a frame are called in the files, None where they are not of them; and the relation."""
+    """Return the names of the DataFrame's columns in the files (None for others), and the relation."""
     output = plan.output()
     attributes: list[int | None] = [output.apply(place).exprId().id() for place in range(len(columns))]
     while plan.getClass().getName() == PROJECT:
@@ -180,7 +180,7 @@ def _traced(plan: Any, columns: list[str]) -> tuple[dict[str, str | None], Any]:
 
 
 def _projected(columns: Any) -> Iterator[tuple[int, int | None]]:
-    """(id of a projected column, id of the column that it is; None where it is computed)."""
+    """Yield (id of a projected column, id of the column it copies; None if it is computed)."""
     for place in range(columns.size()):
         column = columns.apply(place)
         source = column.child() if column.getClass().getName() == ALIAS else column
@@ -216,7 +216,7 @@ def _entries(options: Any) -> Iterator[tuple[str, str]]:
 
 
 def _renamed(call: Call, sources: Mapping[str, str | None]) -> Columns:
-    """The identity columns as the files name them."""
+    """Return the identity columns by their names in the files."""
     names = {}
     for name, field in call.fields.items():
         source = sources[field.name]
@@ -234,7 +234,7 @@ def _renamed(call: Call, sources: Mapping[str, str | None]) -> Columns:
 
 
 def _ties(call: Call, sources: Mapping[str, str | None]) -> tuple[dict[str, pa.DataType], bool]:
-    """`PlainScan.ties` with their types, and `has_all_ties`, as far as the frame says it."""
+    """Return `PlainScan.ties` with their types, and `has_all_ties`, as far as the DataFrame's schema decides it."""
     ties: dict[str, pa.DataType] = {}
     if call.order:
         return ties, False
@@ -254,7 +254,8 @@ def _is_sorted_alike(kind: DataType) -> bool:
 
 
 def _arrow_type(kind: DataType) -> pa.DataType:
-    if isinstance(kind, TimestampType | TimestampNTZType):  # for which versions of PySpark want other arguments
+    # versions of PySpark take different arguments for these types
+    if isinstance(kind, TimestampType | TimestampNTZType):
         return pa.timestamp("us", "UTC" if isinstance(kind, TimestampType) else None)
     return to_arrow_type(kind)
 
@@ -342,7 +343,7 @@ def _check_types(path: str, schema: pa.Schema, types: Mapping[str, pa.DataType])
 
 
 def _has(schema: pa.Schema, name: str, wanted: pa.DataType) -> bool:
-    """Whether a file has the column, and values are equal there where they are in Spark."""
+    """Return whether a file has the column, with the same equality of values as in Spark."""
     if len(schema.get_all_field_indices(name)) != 1:
         return False
     found = schema.field(name).type

@@ -1,4 +1,4 @@
-"""The doors for SQL: a function that judges rows, and a table function that keeps each identity once."""
+"""SQL functions: one that judges rows, and a table function that keeps each identity once."""
 
 from __future__ import annotations
 
@@ -21,36 +21,37 @@ from fencepost_spark.verdicts import has_arrow_udf, verdict_udf
 
 VERDICT, DEDUPLICATE = "fencepost_verdict", "fencepost_deduplicate"
 BUCKETS = 1_024
-"""Keys are dealt to so many groups, each judged by a table of its own: more than a cluster has tasks at a time."""
+"""Number of groups of keys, each with its own table: more than the parallel tasks of a cluster."""
 ROWS_TOGETHER = 8_192
 
 
 def register(
     spark: SparkSession | None = None, policy: str | Policy = "any_order", columns: Columns | str | None = None
 ) -> None:
-    """Names for the SQL of a session, the active one unless given.
+    """Register functions and a data source for SQL in a session (default: the active one).
 
     ``fencepost_verdict(pid, epoch, partition, seq)``: ``verdict_udf`` with this policy and these columns. The statement
-    must lay out the rows itself, whole keys to a task and in order, as ``DISTRIBUTE BY … SORT BY …`` does:
+    must partition the rows by key and sort them, as ``DISTRIBUTE BY … SORT BY …`` does:
 
         SELECT * FROM (
             SELECT *, fencepost_verdict(pid, epoch, partition, seq) AS verdict
             FROM (SELECT * FROM events DISTRIBUTE BY pid, partition SORT BY pid, partition, epoch, seq)
         ) WHERE verdict IN (0, 6)
 
-    ``fencepost_deduplicate(TABLE(events))``: the rows of a table to keep; lays them out itself, in the order that
-    ``deduplicate`` gives them. Policy and columns are constants of the call, these here unless given:
+    ``fencepost_deduplicate(TABLE(events))``: the rows to keep. It partitions and sorts the table as ``deduplicate``
+    does. Policy and columns are constant arguments of the call; the defaults are those passed here:
 
         SELECT * FROM fencepost_deduplicate(
             TABLE(events), policy => 'kafka', order_by => 'offset', partition => 'topic, partition')
 
-    Every column of every row goes through Python there, row by row: it is for tables of some millions of rows, whose
-    texts are UTF-8.
-    ``deduplicate(df)`` and ``DedupJob`` are for more.
+    All columns of all rows pass through Python, row by row. Use it for tables of up to some millions of rows with UTF-8
+    texts, and ``deduplicate(df)`` or ``DedupJob`` for more.
 
     ``spark.read.format("fencepost-kafka-log")``: Kafka's own log segments (``fencepost_spark.kafka_log.KafkaLog``).
 
-    Raises PolicyError for a policy and columns that do not go together; RuntimeError without a session.
+    Raises:
+        PolicyError: Policy and columns contradict each other.
+        RuntimeError: There is no session.
     """
     spark = spark or SparkSession.getActiveSession()
     if spark is None:
@@ -65,12 +66,12 @@ def register(
 
 @dataclass
 class Analyzed(AnalyzeResult):
-    """What a call is about, once Spark has told its arguments; travels to the tasks."""
+    """The analyzed arguments of a call, which travel to the tasks."""
 
     policy: Policy | None = None
     columns: Columns | None = None
     types: tuple[tuple[str, DataType], ...] = ()
-    """Identity columns, as the table names them, and their types."""
+    """The table's identity columns and their types."""
 
 
 def _table_function(policy: Policy, columns: Columns | None) -> Any:
@@ -103,7 +104,7 @@ ROLES = ("pid", "epoch", "partition", "seq")
 def analyze(
     table: AnalyzeArgument, options: dict[str, AnalyzeArgument], policy: Policy, columns: Columns | None
 ) -> Analyzed:
-    """Runs on the driver: what comes out, and how the table is laid out for it."""
+    """Define the result and the partitioning of the table, on the driver."""
     if not table.isTable or not isinstance(table.dataType, StructType):
         raise PolicyError(f"{DEDUPLICATE}: the first argument is the table: {DEDUPLICATE}(TABLE(events))")
     given = {name: _constant(name, it) for name, it in options.items()}
@@ -148,7 +149,7 @@ def _names(text: str) -> list[str]:
 
 
 def _columns(given: dict[str, str], default: Columns) -> Columns:
-    """The columns by role; an empty text for one that the rows do not have."""
+    """Return the columns by role. An empty text means that there is no such column."""
     found: dict[str, Any] = {role: getattr(default, role) for role in ROLES}
     for role, text in given.items():
         names = _names(text)
@@ -157,7 +158,7 @@ def _columns(given: dict[str, str], default: Columns) -> Columns:
 
 
 def _bucket(schema: StructType, keys: list[str], pids: list[str]) -> str:
-    """Which group a row belongs to. Untracked rows have no key: they are spread by their content."""
+    """Return the SQL expression of a row's group. Untracked rows have no key and are spread by their content."""
     of_name = {field.name: field.dataType for field in schema}
     untracked = [f"{quoted(name)} IS NULL" for name in pids]
     untracked += [f"{quoted(name)} = -1" for name in pids if isinstance(of_name[name], IntegralType)]
@@ -167,7 +168,7 @@ def _bucket(schema: StructType, keys: list[str], pids: list[str]) -> str:
 
 
 class Keeper:
-    """Runs in a task: judges the rows of a group, some thousand at a time."""
+    """Judges the rows of a group in a task, some thousand at a time."""
 
     def __init__(self, analyzed: Analyzed) -> None:
         assert analyzed.policy is not None
@@ -186,7 +187,7 @@ class Keeper:
             yield from self.rest()
 
     def rest(self) -> Iterator[Row]:
-        """The rows to keep of those that wait."""
+        """Return the rows to keep of the last, incomplete batch."""
         columns = {
             name: pa.array([row[place] for row in self.rows], kind)
             for name, place, kind in zip(self.columns.names, self.places, self.types, strict=True)
@@ -205,10 +206,10 @@ class Keeper:
 
 
 def _exact(kind: DataType) -> Callable[[Any], Any] | None:
-    """What makes a value of this type come back as it was; None where it does by itself.
+    """Return the conversion that preserves a value of this type; None if none is needed.
 
-    Timestamps come as local time. Given back so, PySpark does not ask which of two hours it is that the clock shows
-    twice when summer time ends; in UTC there is one.
+    Timestamps arrive as naive local time. If returned like that, PySpark may choose the wrong one of the two equal
+    hours at the end of daylight saving time. UTC has no such hours.
     """
     if isinstance(kind, TimestampType):
         return _in_utc
@@ -231,5 +232,5 @@ def _same(value: Any) -> Any:
 def _in_utc(value: datetime | None) -> datetime | None:
     try:
         return None if value is None else value.astimezone(UTC)
-    except (OverflowError, ValueError):  # in the first and last hours of the calendar, where no clock is changed
+    except (OverflowError, ValueError):  # in the first and last hours of the calendar, which have no time changes
         return value

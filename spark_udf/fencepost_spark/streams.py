@@ -1,9 +1,8 @@
 """Structured Streaming: every batch of a query is a version of a state.
 
-A batch is written to files as it comes, one for each of its partitions, and those are what a job reads: no shuffle, and
-the plans, checks and side tables of files. Rows that are kept are moved from there, not written twice. The decision
-carries the query's id and the batch's number, so a batch that Spark delivers again is known, and finished rather
-than judged again.
+Each partition of a batch is written to a file, and a job reads these files. So there is no shuffle, and the plans,
+checks and side tables of file jobs apply. Files of kept rows are moved, not rewritten. The decision contains the
+query's id and the batch's number. So a batch that Spark delivers again is recognized and completed, not judged again.
 """
 
 from __future__ import annotations
@@ -51,7 +50,8 @@ Place = str | os.PathLike[str]
 Ends = list[Any] | None
 OwnSink = Callable[[DataFrame, int, str], None]
 QUERY_ID, RUN_ID = "sql.streaming.queryId", "spark.jobGroup.id"
-"""Local properties of the thread that runs a query: what its checkpoint holds, and another one after every start."""
+"""Local properties of the thread that runs a query. The first is stored in the checkpoint; the second changes with
+every start."""
 
 PATTERN = "*?[]{}\\"
 
@@ -65,40 +65,50 @@ def foreach_batch(
     topics: Describe | None = None,
     **options: Any,
 ) -> BatchWriter:
-    """For ``DataFrame.writeStream.foreachBatch``: keeps each event of a stream once.
+    """Return a function for ``DataFrame.writeStream.foreachBatch`` that keeps each event of a stream once.
 
-    ``state``, ``sink``: as of ``fencepost.lake.DedupJob``, which takes ``options`` too (``policy``, ``columns``,
-    ``scope``, ``order_by``, ``layout`` and so on) and checks them here. A batch lies in ``<sink>.batches`` while it is
-    judged; workers must see that folder. For a sink in an object store give ``folder``, batches then lie in
-    ``<folder>.batches``. ``engine``: ``SparkEngine`` unless given, or threads of the driver where
-    Spark's master is local.
+    During processing, a batch's files are in ``<sink>.batches``, or in ``<folder>.batches`` if ``folder`` is set. All
+    workers must see that folder.
 
-    Batch *b* of a query is decided once, with the query's id, which its checkpoint holds, where the batch ends in each
-    source, and its content: how many rows it has, and a sum of hashes of their identities. Delivered again it is
-    finished and not judged. Kafka's offsets tell whether it is the same; where offsets are hidden, and for other
-    sources, its content is compared. A checkpoint that is not the state's, or that was taken back, stops the query,
-    since rows would be refused or missed, and so do a state that was lost and a batch that cannot be shown to be the
-    one that was decided: ``adopt_checkpoint=True`` takes over whichever comes. It is called once for a batch, with the
-    whole of it.
+    Batch *b* of a query is decided once. The decision contains the query's id (from its checkpoint), the batch's end in
+    each source, and its content: the number of rows and a sum of hashes of their identities. A batch that is delivered
+    again is completed, not judged. Kafka's offsets show whether it is the same batch. For other sources, or if offsets
+    are not available, its content is compared.
 
-    ``sink`` may be a sink itself, such as ``fencepost.sql.SqlSink`` or ``StagedTable``, a table of a database; batches
-    then lie beside its folder. It may also be a function ``(kept, version, attempt)`` of a DataFrame, a number and a
-    text; ``folder`` is then where kept rows lie until it has returned. It is called for versions that keep rows, in
-    order, and once more with the same number and attempt where the driver died before it was known to have returned.
-    It is not called for a version that was abandoned before. So a row is shown once if it refuses numbers that it has
-    seen (in the transaction that writes the rows), and at least once otherwise. ``attempt`` is drawn by the run that
-    decided the version. ``folder`` has none of ``* ? [ ] { } \\`` in its path, which Spark would read as a pattern.
+    The query stops if its checkpoint does not belong to the state or was reset, because rows would be refused or
+    missed. It also stops if the state was lost, or if a batch cannot be proven to be the decided one.
+    ``adopt_checkpoint=True`` accepts the query's batches anyway. Call the function once per batch, with the whole
+    batch.
 
-    Of a stream that is read from Kafka the decision also holds the offsets at which the batch begins and ends. A topic
-    that ends below where it was read before stops the query; with ``topics``, a function such as
-    ``fencepost_spark.kafka.describe_topics`` gives, one that was recreated does, and one that rows were deleted from
-    which were not read yet. ``on_reset="report"`` makes warnings of these. Options that can cost or add rows are a
+    For a Kafka stream, the decision also contains the offsets at which the batch begins and ends. The query stops if a
+    topic ends below the last read offset. With ``topics`` it also stops if a topic was recreated, or if unread rows
+    were deleted. ``on_reset="report"`` turns these errors into warnings. Options that can lose or add rows give a
     KafkaWarning.
 
-    The callable's ``report`` is the RunReport of the last batch. Raises what ``DedupJob`` raises for its arguments, and
-    PolicyError in a session of Spark Connect, where batches do not tell of which query they are. The callable raises
-    what ``DedupJob.run`` raises, and SourceError for a batch that does not follow the last one; Spark ends the query
-    with it.
+    Args:
+        state: As in ``fencepost.lake.DedupJob``.
+        sink: As in ``fencepost.lake.DedupJob``. Or a sink object, such as ``fencepost.sql.SqlSink`` or ``StagedTable``
+            for a database table; batches are then beside its folder. Or a function ``(kept, version, attempt)`` of a
+            DataFrame, a number and a text; see below.
+        folder: The location of batches, required for a sink in an object store. For a function, the kept rows are here
+            until it returns; the path must not contain ``* ? [ ] { } \\``, which Spark reads as a pattern.
+        adopt_checkpoint: Accept a checkpoint that does not match the state.
+        topics: Returns ids and first offsets of Kafka topics, such as ``fencepost_spark.kafka.describe_topics(...)``.
+        options: Arguments of ``DedupJob`` (``policy``, ``columns``, ``scope``, ``order_by``, ``layout`` and so on),
+            checked here. ``engine`` defaults to ``SparkEngine``, or to driver threads if Spark's master is local.
+
+    A function as sink is called for versions that keep rows, in order. If the driver dies before the function is known
+    to have returned, it is called again with the same number and attempt. It is not called for abandoned versions. So a
+    row is applied exactly once if the function refuses numbers that it has seen, in the transaction that writes the
+    rows. Otherwise it is applied at least once. The run that decides the version draws ``attempt`` at random.
+
+    Returns:
+        A callable. Its ``report`` is the RunReport of the last batch. It raises the errors of ``DedupJob.run``, and
+        SourceError for a batch that does not follow the last one; Spark then ends the query.
+
+    Raises:
+        PolicyError: The session is on Spark Connect, where batches do not reveal their query.
+        FencepostError: Any error of ``DedupJob`` about its arguments.
     """
     if is_remote():
         raise PolicyError(
@@ -129,7 +139,7 @@ def _folder_of(sink: Place | Sink) -> Place | None:
 
 
 class BatchWriter:
-    """What `foreach_batch` gives: to be called with each batch of one query, in order."""
+    """The callable that `foreach_batch` returns: processes the batches of one query, in order."""
 
     def __init__(
         self,
@@ -148,12 +158,12 @@ class BatchWriter:
         options = with_options(SparkSession.getActiveSession(), options, state=state, sink=sink)
         self._job = DedupJob(self._batches, state, sink, source_immutable=True, **options)
         self.report: RunReport | None = None
-        """The RunReport of the last batch that was judged."""
+        """The RunReport of the last judged batch."""
         self._called: tuple[str, int, str | None] | None = None
-        """Query, batch and run of it that were called for last."""
+        """The query, batch and run of the last call."""
 
     def __call__(self, batch: DataFrame, number: int) -> None:
-        """Judge a batch and show its version. A batch that is done already is not judged again."""
+        """Judge a batch and apply its version. A completed batch is not judged again."""
         spark = batch.sparkSession
         query = _query_of(spark)
         call = query, number, spark.sparkContext.getLocalProperty(RUN_ID)
@@ -173,7 +183,7 @@ class BatchWriter:
         run.recover()
         done = (run.before and run.before.source_position) or {}
         goes_on = done.get("query") == query
-        # Offsets of a topic that was made anew stand for other rows.
+        # Offsets of a recreated topic refer to other rows.
         is_told = _is_known(ends) and len(sources) == len(ends or ()) and are_the_same(sources, topics, done)
         if self._is_next(batch, position, begins, done, is_told):
             if sources:
@@ -190,7 +200,7 @@ class BatchWriter:
             rows = observed(batch, self._job.policy.columns, observation)
             rows.write.parquet(f"file://{folder}")
             position["content"] = content_of(observation)
-            # Not from the beginning: were this driver paused, and others have gone on, it must not follow them.
+            # Do not restart from the beginning: if this driver paused while others continued, it must not follow them.
             self.report = run.go_on()
         finally:
             shutil.rmtree(folder, ignore_errors=True)
@@ -204,7 +214,7 @@ class BatchWriter:
         return Run(self._job, given=Given(folder=str(folder), position=position))
 
     def _check_state(self, query: str, number: int) -> None:
-        """Raises SourceError where the checkpoint has batches and the state is empty."""
+        """Raise SourceError if the checkpoint has batches and the state is empty."""
         state = self._job.state
         if number > 0 and not self._adopts and state.settings() is None:
             raise SourceError(
@@ -214,14 +224,14 @@ class BatchWriter:
             )
 
     def _collect_batches(self, query: str, number: int) -> None:
-        """Remove what drivers that died have left of batches that are over."""
+        """Remove files that crashed drivers left behind for finished batches."""
         for path in self._batches.iterdir():
             match = re.fullmatch(r"(.+)-(\d+)-[0-9a-f]{12}", path.name)
             if match and (match[1] != query or int(match[2]) <= number):
                 shutil.rmtree(path, ignore_errors=True)
 
     def _topics(self, sources: list[KafkaSource]) -> dict[str, Topic]:
-        """The topics of a batch as they are before it is read."""
+        """Describe the batch's topics before the batch is read."""
         names = sorted({topic for source in sources for topic in source.end})
         return dict(self._describe(names)) if self._describe and names else {}
 
@@ -238,9 +248,9 @@ class BatchWriter:
     def _is_next(
         self, batch: DataFrame, position: dict[str, Any], begins: Ends, done: dict[str, Any], is_told: bool
     ) -> bool:
-        """Whether the batch is the one after the newest that is done; False where it is that one itself.
+        """Return whether the batch follows the newest completed one. False if it is that batch.
 
-        `is_told`: whether offsets tell all that lies between them, as Kafka's do. Those of folders count batches.
+        `is_told`: whether offsets identify the rows between them, as Kafka's do. Offsets of folders count batches.
         """
         state, query, number, ends = self._job.state.uri, position["query"], position["batch"], done.get("ends")
         if done and done["query"] == query:
@@ -273,7 +283,7 @@ class BatchWriter:
         return True
 
     def _difference(self, batch: DataFrame, known: Content | None) -> str:
-        """Why a batch cannot be shown to be the one with this content; "" where it can."""
+        """Return why a batch cannot be proven to have this content; "" if it can."""
         if known is None:
             return "its offsets do not tell what is in it, and the state does not either"
         found = read_content(batch, self._job.policy.columns)
@@ -290,19 +300,23 @@ def _check_function(sink: Callable[..., object]) -> None:
     except TypeError as error:
         raise ValueError(f"sink={sink!r}: a function (kept, version, attempt) was expected: {error}") from None
     except ValueError:
-        return  # it does not say what it takes
+        return  # the signature is not available
 
 
 def _engine_of(spark: SparkSession) -> Engine:
-    """Where tasks of a small batch are best run: where Spark has workers, but in the driver's threads where those would
-    be on its own machine, for every stage on Spark costs a tenth of a second or two."""
+    """Return the engine for small batches: Spark if it has workers on other machines, otherwise driver threads.
+
+    Each stage on Spark costs 0.1 to 0.2 s.
+    """
     context = spark.sparkContext
     return LocalEngine(context.defaultParallelism) if (context.master or "").startswith("local") else SparkEngine(spark)
 
 
 def _bounds(execution: Any) -> tuple[Ends, Ends]:
-    """Where the batch that a running query is at begins and ends in each of its sources, as they write it; None where
-    this Spark does not show it."""
+    """Return where the current batch of a running query begins and ends in each source, in the source's text format.
+
+    None if this version of Spark does not expose it.
+    """
     try:
         sources = [execution.sources().apply(place) for place in range(execution.sources().size())]
         begins, ends = (
@@ -315,12 +329,12 @@ def _bounds(execution: Any) -> tuple[Ends, Ends]:
 
 
 def _is_known(ends: Ends) -> bool:
-    """Whether the place in every source is known."""
+    """Return whether the offset in every source is known."""
     return ends is not None and None not in ends
 
 
 def _agree(found: Ends, known: Ends) -> bool:
-    """Whether places in the sources are the same, as far as they are known."""
+    """Return whether known offsets in the sources are equal."""
     if found is None or known is None:
         return True
     return len(found) == len(known) and all(
@@ -331,14 +345,14 @@ def _agree(found: Ends, known: Ends) -> bool:
 def _kafka_positions(
     sources: list[KafkaSource], topics: dict[str, Topic], done: dict[str, Any], same: bool
 ) -> list[dict[str, Any]]:
-    """What the decision says of each source."""
+    """Return the decision's record of each source."""
     last = done.get("kafka") or []
     last = last if len(last) == len(sources) else [{}] * len(sources)
     return [source.position(topics, it, same) for source, it in zip(sources, last, strict=True)]
 
 
 class CalledSink(RunFolders):
-    """Shows the rows of each version to a function, and keeps them only until it has returned."""
+    """Passes the rows of each version to a function, and keeps them only until it returns."""
 
     layout = "call"
 
@@ -346,10 +360,10 @@ class CalledSink(RunFolders):
         super().__init__(path, disk)
         self._call = call
         self.spark: SparkSession | None = None
-        """The session of the batch at hand."""
+        """The session of the current batch."""
 
     def apply(self, decision: Decision, tasks: Tasks = in_turn) -> str:
-        """See `Sink`: a version is shown once the function has returned. It is not called for one that is fenced."""
+        """Apply a version by calling the function (see `Sink`). Fenced versions are skipped."""
         prepared = self.path / str(decision.prepared)
         is_fenced = self._is_fenced(self._target(decision))
         if not is_fenced and len(decision.outputs) and self._holds(prepared, decision):
@@ -361,14 +375,14 @@ class CalledSink(RunFolders):
         return super().apply(decision, tasks)
 
     def shown(self, decision: Decision) -> int:
-        """See `Sink`: what the function was given is not in this folder any more."""
+        """Return the number of visible rows (see `Sink`). Rows passed to the function are no longer in this folder."""
         return len(decision.outputs)
 
     def fold(self, first: int, last: int) -> None:
-        """See `Sink`: all marks stay. Without one, a paused driver would call the function again."""
+        """Keep all marks (see `Sink`). Without its mark, a paused driver would call the function again."""
 
     def collect_garbage(self, done: int) -> None:
-        """See `Sink`: the rows of the newest version, too, which were shown."""
+        """Remove leftover files (see `Sink`), including the rows of the newest applied version."""
         super().collect_garbage(done)
         version = self.path / f"run={done}"
         for file in version.glob("**/part-*.parquet"):
@@ -377,7 +391,7 @@ class CalledSink(RunFolders):
 
 
 def _query_of(spark: SparkSession) -> str:
-    """The id of the query whose batch this is."""
+    """Return the id of the query that the current batch belongs to."""
     query = spark.sparkContext.getLocalProperty(QUERY_ID)
     if query is None:
         raise SourceError("foreach_batch was called outside a streaming query: DedupJob reads files")

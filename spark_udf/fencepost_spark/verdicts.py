@@ -1,4 +1,4 @@
-"""The verdict of every row as a column: a UDF over the identity columns, so that the payload stays in the JVM."""
+"""Each row's verdict as a column: a UDF over the identity columns only, so that payloads stay in the JVM."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pyspark.taskcontext import TaskContext
 from fencepost_spark.versions import __version__
 
 ACCEPTED = 0
-INEXACT_FLOAT_MIN = 2**53  # which is also what 2^53 + 1 becomes
+INEXACT_FLOAT_MIN = 2**53  # 2^53 + 1 rounds to it, too
 DETAIL = pa.struct([("verdict", pa.int8()), ("missing_from", pa.int64()), ("missing_to", pa.int64())])
 DETAIL_DDL = "struct<verdict: tinyint, missing_from: bigint, missing_to: bigint>"
 
@@ -29,29 +29,36 @@ def verdict_udf(
     detail: bool = False,
     untracked: Literal["keep", "fail"] = "keep",
 ) -> Any:
-    """A UDF that judges each row, in the order in which its task sees the rows, with one fresh state per task.
+    """Return a UDF that judges rows in the order in which its task sees them, with a new state for each task.
 
-    Called with the identity columns, composites part by part, in the order of ``policy.columns.names``: pid, epoch
-    (where the policy knows epochs), partition, seq:
+    Pass the identity columns in the order of ``policy.columns.names``, composite keys expanded: pid, epoch (if the
+    policy uses epochs), partition, seq:
 
         verdict = verdict_udf("any_order", co_located=True)
         df.withColumn("verdict", verdict("pid", "epoch", "partition", "seq")).where("verdict in (0, 6)")
 
-    ``co_located=True``: the caller's word that all rows of a key lie in one task, in order. Nothing here can check it;
-    ``deduplicate`` can. ``columns``: a Columns or the name of a preset, only named in error messages, and says how many
-    parts pid and partition have.
-    ``kind``: "arrow" (PySpark 4.1 and later) or "pandas" (4.0 as well). ``untracked``: as for ``StateTable``.
+    The UDF is non-deterministic, and each call returns a new one: Spark must not evaluate it twice or move a filter
+    below it. It does not run if nothing uses its column, as in ``count()``.
 
-    Gives tinyint, a ``fencepost.Verdict`` code per row, never null; with ``detail`` a struct of verdict, missing_from
-    and missing_to (bigint): the sequences that an ACCEPTED row jumped over and that had not arrived by the end of its
-    Arrow batch, else null. Verdicts do not depend on how Spark cuts batches; a hole that a later row closes is listed
-    or not depending on the cut.
+    Args:
+        policy: The name of a preset or a Policy.
+        co_located: Must be True: you assert that all rows of a key are in one task, in order. The UDF cannot check
+            this; ``deduplicate`` can.
+        columns: A Columns or the name of a preset. Defines the number of parts of pid and partition, and names columns
+            in errors.
+        kind: "arrow" (PySpark 4.1 and later) or "pandas" (also 4.0).
+        detail: Return structs; see below.
+        untracked: As in ``StateTable``.
 
-    The UDF is non-deterministic and each call gives a new one: Spark must neither evaluate it twice nor move a filter
-    beneath it. It still does not run where nothing needs its column, as in ``count()``.
+    Returns:
+        A UDF of type tinyint: a ``fencepost.Verdict`` code per row, never null. With ``detail`` a struct of verdict,
+            missing_from and missing_to (bigint): the sequences that an ACCEPTED row skipped and that had not arrived by
+            the end of its Arrow batch, otherwise null. Verdicts do not depend on Spark's batch boundaries. Whether a
+            hole is listed that a later row closes does depend on them.
 
-    Raises PolicyError, without ``co_located=True`` too. In a task, whatever ``StateTable.apply`` raises fails the
-    query; the message names column, row and value.
+    Raises:
+        PolicyError: Invalid policy or columns, or ``co_located`` is not True. In a task, any error of
+            ``StateTable.apply`` fails the query with a message that names column, row and value.
     """
     if co_located is not True:
         raise PolicyError(
@@ -63,7 +70,7 @@ def verdict_udf(
     check_settings(SparkSession.getActiveSession())
     result = DETAIL_DDL if detail else "tinyint"
     options = {"policy": rules, "columns": mapped, "detail": detail, "untracked": untracked}
-    StateTable(rules, untracked=untracked)  # whatever it refuses, it refuses here and not in a task
+    StateTable(rules, untracked=untracked)  # raise errors on the driver and not in a task
     if kind == "arrow":
         return _arrow_udf(_in_worker("judge_arrays", options), result)
     if kind == "pandas":
@@ -72,14 +79,14 @@ def verdict_udf(
 
 
 def has_arrow_udf() -> bool:
-    """Whether this PySpark knows Arrow UDFs: 4.1 and later."""
+    """Return whether this PySpark supports Arrow UDFs: 4.1 and later."""
     return hasattr(functions, "arrow_udf")
 
 
 def check_settings(spark: SparkSession | None) -> None:
-    """Refuses the settings under which Spark never ends.
+    """Raise an error for settings under which Spark never finishes.
 
-    Arrow batches without a bound and columnar input (PySpark 4.2 and later) together loop for ever in the JVM.
+    Unbounded Arrow batches together with columnar input (PySpark 4.2 and later) loop forever in the JVM.
     """
     if spark is None:
         return
@@ -95,8 +102,7 @@ def check_settings(spark: SparkSession | None) -> None:
 def _in_worker(judge: str, options: dict[str, Any]) -> Callable[[Iterator[Any]], Iterator[Any]]:
     driver = __version__
 
-    # What it needs is imported inside, so that a worker of another version gets as far as the comparison of versions
-    # and does not fail while unpickling.
+    # Imports are inside, so that a worker of another version fails in the comparison of versions, not while unpickling.
     def judge_in_worker(batches: Iterator[Any]) -> Iterator[Any]:
         from fencepost_spark.versions import check_worker
 
@@ -113,7 +119,7 @@ def _arrow_udf(judge: Callable[[Iterator[Any]], Iterator[Any]], result: str) -> 
         raise PolicyError("kind='arrow' needs PySpark 4.1 or later; pass kind='pandas'")
     from pyspark.sql.pandas.functions import arrow_udf
 
-    # Spark tells kinds of UDFs by these.
+    # Spark recognizes the kind of a UDF by these annotations.
     judge.__annotations__ = {"batches": Iterator[tuple[pa.Array, ...]], "return": Iterator[pa.Array]}
     return arrow_udf(judge, result).asNondeterministic()  # type: ignore[call-overload]
 
@@ -132,8 +138,8 @@ def _pandas_udf(judge: Callable[[Iterator[Any]], Iterator[Any]], result: str) ->
 def judge_arrays(
     batches: Iterator[tuple[pa.Array, ...]], policy: Policy, columns: Columns, detail: bool, untracked: str
 ) -> Iterator[pa.Array]:
-    """Runs in a task: identity columns in, an array of int8 (or of DETAIL) of the same length out, batch by batch."""
-    # Made here: a task that is tried again, and a worker process that is used again, begin afresh.
+    """Judge batches in a task: identity columns in, an array of int8 (or of DETAIL) of the same length out."""
+    # Created here, so that a retried task and a reused worker process start with an empty table.
     table = StateTable(policy, untracked=untracked)
     rows_before = 0
     for arrays in batches:
@@ -152,7 +158,7 @@ def judge_arrays(
 
 
 def judge_series(batches: Iterator[tuple[Any, ...]], columns: Columns, detail: bool, **options: Any) -> Iterator[Any]:
-    """The same for pandas: series in, a series (or a frame with the columns of DETAIL) out."""
+    """As `judge_arrays` for pandas: series in, a series (or a DataFrame with the columns of DETAIL) out."""
     import pandas as pd
 
     arrays = (tuple(map(_from_series, series, columns.names)) for series in batches)
@@ -171,10 +177,10 @@ def _nullable(kind: pa.DataType) -> Any:
 
 
 def _from_series(series: Any, name: str) -> pa.Array:
-    """The Arrow array that Spark made the series from.
+    """Return the Arrow array from which Spark made the series.
 
-    Integers beside nulls have passed through floats, also where they come as Int64 again. Below 2^53 they are exact,
-    and one from there on is an error, never a guess. Fractions stay what they are and are refused by the table.
+    Integers beside nulls were converted to floats, even if they arrive as Int64. They are exact below 2^53. Larger ones
+    raise an error and are never guessed. Fractions remain, and the table refuses them.
     """
     array = pa.Array.from_pandas(series)
     if array.null_count == 0 or array.type not in (pa.float64(), pa.int64()) or series.dtype == object:
@@ -191,7 +197,8 @@ def _from_series(series: Any, name: str) -> pa.Array:
 
 
 def _in_task(error: BatchError, rows_before: int, rows: dict[str, pa.Array]) -> BatchError:
-    """The error with the row shown, and counted over the whole task: its number within an Arrow batch says little."""
+    """Return the error with the row's values and its number within the task; its number within an Arrow batch is no
+    help."""
     if error.row is None:
         return error
     context = TaskContext.get()
@@ -204,10 +211,10 @@ def _in_task(error: BatchError, rows_before: int, rows: dict[str, pa.Array]) -> 
 def _with_missing(
     codes: pa.Array, verdicts: Verdicts, rows: dict[str, pa.Array], policy: Policy, columns: Columns
 ) -> pa.Array:
-    """The verdicts beside the hole that each row opened: an array of DETAIL.
+    """Return the verdicts with the hole that each row opened: an array of DETAIL.
 
-    Above each hole of the call stands a row of it that was ACCEPTED, with the sequence after the hole. Few rows have
-    such a sequence, so only they are looked at one by one.
+    The row above each hole of the call is an ACCEPTED row whose sequence follows the hole. Few rows have such a
+    sequence, so only those are checked one by one.
     """
     holes = pa.table(verdicts.missing)
     missing_from: list[int | None] = [None] * len(codes)
@@ -226,7 +233,7 @@ def _with_missing(
 
 
 def _rows_above(holes: pa.Table, policy: Policy, columns: Columns) -> dict[tuple[Any, ...], tuple[int, int]]:
-    """By the identity (pid, partition, epoch, seq) of the row above it: first and last sequence of each hole."""
+    """Map the identity (pid, partition, epoch, seq) of the row above each hole to its first and last sequence."""
     roles = ("pid", *(["partition"] if columns.partition else []), *(["epoch"] if columns.epoch else []))
     names = [name for role in roles for name in holes.column_names if name.startswith(role)]
     keys = zip(*(holes[name].to_pylist() for name in names), strict=True)

@@ -1,4 +1,4 @@
-"""One version everywhere: this package, the wheel beneath it, the driver and every worker."""
+"""Checks that the package, the core wheel, the driver and every worker have the same version."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ if fencepost.__version__ != __version__:
 
 
 def check_worker(driver: str) -> None:
-    """Refuses to work for a driver of another version: verdicts and snapshots of two versions may differ.
+    """Raise ImportError if the driver has another version: verdicts and snapshots of two versions may differ.
 
-    Called in every task with the version that the driver put into the closure. Raises ImportError.
+    Every task calls it with the version that the driver put into the closure.
     """
     if driver != __version__:
         raise ImportError(

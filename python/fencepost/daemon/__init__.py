@@ -1,7 +1,7 @@
-"""The daemon of a database: `fencepost serve`. Needs `fencepost[serve]`.
+"""The maintenance daemon of a database: `fencepost serve`. Needs `fencepost[serve]`.
 
-It completes and aborts transactions that nobody ends, lets producers' names expire, forgets claims, decisions and
-requests by age, and answers `/metrics`, `/healthz` and `/readyz`. Any number may run on one database.
+It completes decided transactions, aborts abandoned ones, expires producers' names, and deletes old claims, decisions
+and requests. It serves `/metrics`, `/healthz` and `/readyz`. Any number of daemons may run on one database.
 """
 
 from fencepost.daemon.daemon import Daemon

@@ -1,4 +1,4 @@
-"""The daemon: a thread a task, which asks for the task's lease when it may be due; and an HTTP server."""
+"""The daemon: one thread per task, which runs the task when it is due and its lease is free, and an HTTP server."""
 
 from __future__ import annotations
 
@@ -23,17 +23,18 @@ from fencepost.sql.leases import Leases
 
 logger = logging.getLogger("fencepost.daemon")
 GRACE_S = 5.0
-"""How long a task may go on after a signal. What is broken off then is undone by the database, and done by the next."""
+"""How long a task may continue after a signal, in seconds. The database rolls back what is interrupted; the next run
+redoes it."""
 _RETRY_S = 5.0
 
 
 class Daemon:
-    """Runs the tasks of a database and answers `/metrics`, `/healthz` and `/readyz`, until it is stopped.
+    """Runs the maintenance tasks of a database and serves `/metrics`, `/healthz` and `/readyz` until stopped.
 
-    Any number of processes may do so at once: of each task one is at work. Where it dies, another takes over once its
-    lease has ended. An outage of the database is survived: the tasks wait for its end.
+    Any number of processes may run at once: each task runs in one of them. If that process dies, another takes over
+    when its lease ends. During a database outage, tasks wait.
 
-    Raises PolicyError for settings that make no sense.
+    Raises PolicyError for invalid settings.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -51,9 +52,9 @@ class Daemon:
         ]
 
     def run(self, *, signals: Sequence[int] = (signal.SIGINT, signal.SIGTERM)) -> None:
-        """Works until `stop` is called or one of the signals arrives, and returns within `GRACE_S` seconds then.
+        """Run until `stop` or one of the signals, then return within `GRACE_S` seconds.
 
-        Raises OSError where the address is taken, FencepostError where a thread has broken off by a defect.
+        Raises OSError if the address is in use, FencepostError if a thread stopped because of a defect.
         """
         for number in signals:
             signal.signal(number, lambda *_: self.stop())
@@ -73,23 +74,23 @@ class Daemon:
         logger.info("stopped")
 
     def stop(self) -> None:
-        """Makes `run` return. From any thread, and from a signal handler."""
+        """Make `run` return. May be called from any thread and from a signal handler."""
         self._stop.set()
 
-    # What monitoring asks
+    # Status for monitoring
 
     def runs(self) -> Mapping[str, Mapping[str, int]]:
-        """Of each task, the runs of this process by outcome."""
+        """The number of runs of this process by task and outcome."""
         with self._lock:
             return {name: dict(counts) for name, counts in self._runs.items()}
 
     def problem(self) -> str | None:
-        """Why this process does not do its work, whatever the database does; None where it does."""
+        """The reason why this process does not work, independent of the database. None if it works."""
         dead = [it.name for it in self._threads if it.ident is not None and not it.is_alive()]
         return None if self._stop.is_set() or not dead else f"threads have ended: {', '.join(dead)}"
 
     def unreadiness(self) -> str | None:
-        """What is wrong with the database, or None."""
+        """Return what is wrong with the database, or None."""
         try:
             self.database.transaction(lambda connection: connection.execute(text("SELECT 1")).scalar_one())
             self.leases()
@@ -98,7 +99,7 @@ class Daemon:
         return self.problem()
 
     def leases(self) -> Leases:
-        """The leases of this database, whose table is made with the first call that finds it answering."""
+        """The leases in this database. Their table is created on first use."""
         if self._leases is None:
             self._leases = Leases(self.database, self.settings.lease_ms)
         return self._leases
@@ -106,7 +107,7 @@ class Daemon:
     # Tasks
 
     def _repeat(self, task: Task) -> None:
-        """Runs a task whenever it is due and nobody else has it."""
+        """Run a task whenever it is due and its lease is free."""
         pause_s = min(task.every_ms, self.settings.lease_ms) / 1000
         while not self._stop.is_set():
             try:
@@ -134,7 +135,7 @@ class Daemon:
         if failure is None:
             logger.info("%s: %s (%.2f s)", task.name, said, time.monotonic() - began)
         else:
-            # A defect is told with its traceback, and goes on: the other tasks must not stop for it.
+            # A defect is logged with its traceback. It must not stop the other tasks.
             traceback = None if isinstance(failure, FencepostError) else failure
             logger.error("%s: %s", task.name, failure, exc_info=traceback)
         is_failed = failure is not None

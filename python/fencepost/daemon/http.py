@@ -1,4 +1,4 @@
-"""`/metrics`, `/healthz` and `/readyz`, each request in a thread of its own."""
+"""Serves `/metrics`, `/healthz` and `/readyz`, with one thread per request."""
 
 from __future__ import annotations
 
@@ -18,10 +18,15 @@ Check = Callable[[], str | None]
 
 
 class Server:
-    """Answers on an address from when it is made until `close`. `metrics`: what `/metrics` tells, beside the process.
+    """An HTTP server that runs from its creation until `close`.
 
-    `alive` and `ready`: what is wrong, for `/healthz` and `/readyz`, which answer 503 then. Raises OSError for an
-    address that is taken.
+    Args:
+        address: Host and port.
+        metrics: The metrics of `/metrics`, in addition to those of the process.
+        alive: The check of `/healthz`. A problem gives status 503.
+        ready: The check of `/readyz`. A problem gives status 503.
+
+    Raises OSError if the address is in use.
     """
 
     def __init__(self, address: tuple[str, int], metrics: Source, alive: Check, ready: Check) -> None:
@@ -35,7 +40,7 @@ class Server:
         self._thread.start()
 
     def close(self) -> None:
-        """Answers no more."""
+        """Stop the server."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
@@ -47,7 +52,7 @@ class _Server(ThreadingMixIn, WSGIServer):
 
 class _Handler(WSGIRequestHandler):
     def log_message(self, *_: Any) -> None:
-        """Scrapes and probes are not news."""
+        """Do not log scrapes and probes."""
 
 
 def _app(metrics: Callable[..., Iterable[bytes]], checks: dict[str, Check]) -> Callable[..., Iterable[bytes]]:

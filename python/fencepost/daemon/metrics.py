@@ -1,4 +1,4 @@
-"""What a daemon tells a scraper: how the database, its transactions, consumers and tables stand, and its own tasks."""
+"""Metrics of a daemon: the database, its transactions, consumers and tables, and the daemon's tasks."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ WHERE table_schema = DATABASE() AND table_name LIKE 'fencepost\\_%'
 
 
 class DaemonMetrics:
-    """`collect()` for `fencepost.metrics`. In an outage there is what the daemon itself knows, and up is 0."""
+    """A source for `fencepost.metrics`. During an outage it returns the daemon's own metrics, and `up` is 0."""
 
     def __init__(self, daemon: Daemon) -> None:
         self._daemon = daemon
 
     def collect(self) -> Iterator[Metric]:
-        """Its families, as of now."""
+        """Yield the current metric families."""
         by_outcome = self._daemon.runs()
         for outcome in ("succeeded", "failed"):
             about = f"Runs of a task by this process that {outcome}."
@@ -71,7 +71,8 @@ class DaemonMetrics:
         return database.transaction(lambda connection: database.version_of(connection, part)) is not None
 
     def _of_tables(self) -> Iterator[Metric]:
-        """Of PostgreSQL and MariaDB estimates: to count millions of rows at every scrape would take seconds."""
+        """Yield table sizes. PostgreSQL and MariaDB give estimates: counting millions of rows per scrape would take
+        seconds."""
         database = self._daemon.database
         sizes = database.transaction(_SIZES.get(database.kind.name, _counted))
         rows = {("table", name): count for name, (count, _) in sizes.items()}

@@ -1,4 +1,4 @@
-"""What a daemon is told, by a TOML file.
+"""Settings of a daemon, read from a TOML file.
 
     database = "postgresql+psycopg://fencepost@db/shop"
     listen = "0.0.0.0:9464"
@@ -11,7 +11,7 @@
     [claims.keep]
     billing = "30d"
 
-Every key has a default but `database`.
+Every key except `database` has a default.
 """
 
 from __future__ import annotations
@@ -33,16 +33,19 @@ ROUTE_KINDS = ("table", "landing")
 
 @dataclass(frozen=True)
 class Settings:
-    """What one daemon does, and how often. Durations in the file are texts such as "500ms", "10s", "5m", "1h", "7d".
+    """The tasks of a daemon and their intervals. Durations in the file are texts: "500ms", "10s", "5m", "1h", "7d".
 
-    `recover_every_ms`, `routes` (`[recover]`): transactions that are decided are completed, those that are open for too
-    long aborted; by topic `{ table = "..." }`, a table of the same database that producers write to, `{ landing =
-    "..." }`, a landing folder, or "decisions" for readers that ask for decisions. `expire_every_ms`, `ids_after_ms`,
-    `tombstones_after_ms` (`[expire]`): `ProducerRegistry.expire`, with the registry's own bounds.
-    `claims_every_ms`, `claims_keep_ms` (`[claims]`): by consumer, how long its claims are kept; others are kept for
-    ever. `decisions_every_ms`, `decisions_keep_ms` (`[decisions]`): how long decisions are kept; None for ever.
-    `requests_every_ms` (`[requests]`): expired requests are deleted. `lease_ms`: after how long without a sign of life
-    another daemon takes over a task.
+    | section | fields | task |
+    |---|---|---|
+    | `[recover]` | `recover_every_ms`, `routes` | complete or abort transactions |
+    | `[expire]` | `expire_every_ms`, `ids_after_ms`, `tombstones_after_ms` | `ProducerRegistry.expire`, same bounds |
+    | `[claims]` | `claims_every_ms`, `claims_keep_ms` | delete claims by consumer; other claims are kept |
+    | `[decisions]` | `decisions_every_ms`, `decisions_keep_ms` | delete old decisions; None keeps all |
+    | `[requests]` | `requests_every_ms` | delete expired requests |
+
+    `routes` maps topics to outputs: `{ table = "..." }` for a table of the same database that producers write to, `{
+    landing = "..." }` for a landing folder, or "decisions" for readers that query decisions. `lease_ms`: another daemon
+    takes over a task after this time without a renewal.
     """
 
     database: str
@@ -61,7 +64,7 @@ class Settings:
 
     @property
     def address(self) -> tuple[str, int]:
-        """Host and port of `listen`. Raises PolicyError."""
+        """Return host and port of `listen`. Raises PolicyError."""
         host, colon, port = self.listen.rpartition(":")
         if not colon or not port.isdecimal() or int(port) > 65535:
             raise PolicyError(f"listen={self.listen!r}: host:port was expected, such as '127.0.0.1:9464'")
@@ -69,9 +72,9 @@ class Settings:
 
     @staticmethod
     def read(path: Path | None, **given: str | None) -> Settings:
-        """The settings of a file; what is `given` and not None takes precedence.
+        """Read the settings of a file. Values in `given` that are not None take precedence.
 
-        Raises PolicyError that names the key: unknown, missing, or with a value that it cannot have. OSError.
+        Raises PolicyError that names a key that is unknown, missing or invalid. Raises OSError.
         """
         found: dict[str, Any] = {}
         if path is not None:
@@ -89,7 +92,7 @@ class Settings:
         return settings
 
     def with_port(self, port: int) -> Settings:
-        """The same on another port."""
+        """Return a copy with another port."""
         return replace(self, listen=f"{self.address[0]}:{port}")
 
 
@@ -108,7 +111,7 @@ _KEYS = {
     ("decisions", "keep"): ("decisions_keep_ms", "duration"),
     ("requests", "every"): ("requests_every_ms", "duration"),
 }
-"""Of each key of the file, the field and what is expected."""
+"""For each key of the file: its field and its parser."""
 _SECTIONS = {key[0] for key in _KEYS if len(key) == 2}
 
 

@@ -1,5 +1,4 @@
-"""What a daemon does in the database: each task once, by the parts of `fencepost.sql`, with a line that says what came
-of it."""
+"""The tasks of a daemon. Each runs once per call, and returns a line about the result."""
 
 from __future__ import annotations
 
@@ -31,13 +30,13 @@ from fencepost.sql.routes import MarkerWriter
 
 logger = logging.getLogger("fencepost.daemon")
 LOCK_TIMEOUT_MS = 2_000
-"""How long a statement of a task waits for a lock: a transaction that somebody holds does not hold up the others."""
+"""How long a statement of a task waits for a lock, in milliseconds: a held lock must not delay the other work."""
 _NAMED_EVERY_S = 300.0
 
 
 @dataclass(frozen=True)
 class Task:
-    """What is done now and then. `part`: of the database's tables, without which there is nothing to do."""
+    """A periodic task. `part`: the database tables that it needs; without them there is nothing to do."""
 
     name: str
     part: str
@@ -54,7 +53,7 @@ class Maintenance:
         self._named: dict[str, float] = {}
 
     def tasks(self) -> list[Task]:
-        """Those that these settings ask for."""
+        """Return the tasks that the settings enable."""
         settings, producers = self.settings, transaction_tables.PART.name
         found = [
             Task("recover", producers, settings.recover_every_ms, self.recover),
@@ -68,7 +67,7 @@ class Maintenance:
         return found
 
     def recover(self) -> str:
-        """Completes what is decided, aborts what is open for too long, and names what stays late all the same."""
+        """Complete decided transactions, abort those open for too long, and log those that stay late."""
         failure = None
         try:
             done = self._coordinator.recover()
@@ -92,7 +91,7 @@ class Maintenance:
         return f"{self._requests.expire()} requests deleted"
 
     def reap_claims(self) -> str:
-        """Of each consumer that is named; the error of one keeps no other from being done."""
+        """Delete old claims by consumer. An error of one consumer does not stop the others."""
         reaped, failure = 0, None
         for name, keep_ms in self.settings.claims_keep_ms.items():
             try:
@@ -104,7 +103,7 @@ class Maintenance:
             raise failure
         return f"{reaped} claims forgotten"
 
-    # What they work with, made once their tables are there
+    # Components, created when their tables exist
 
     @cached_property
     def _registry(self) -> ProducerRegistry:
@@ -138,7 +137,7 @@ class Maintenance:
     # Stuck transactions
 
     def _name(self, stuck: TransactionStatus) -> None:
-        """Writes a late transaction to the log, now and then."""
+        """Log a late transaction, at intervals."""
         last = self._named.get(stuck.transactional_id)
         if last is not None and time.monotonic() - last < _NAMED_EVERY_S:
             return

@@ -1,7 +1,7 @@
-"""The producing end of a stream: rows in, each in its place once. `docs/producer.md` tells it from the start.
+"""The producing end of a stream: delivers each row exactly once, in order. `docs/producer.md` is an introduction.
 
-`SequencedProducer` is what applications use. The rules are in `sequencer`, without a thread or a clock; `transport`
-says what a place to write to must have.
+Applications use `SequencedProducer`. `sequencer` contains the protocol, without threads or clocks. `transport` defines
+the interface of a destination.
 """
 
 from fencepost.producer.answers import Answer, ErrorCode

@@ -1,7 +1,7 @@
-"""What a transport may answer to a batch, by Kafka's error codes.
+"""A transport's answers to batches, with Kafka's error codes.
 
-The codes, and which of them a client tries again, are those of `org.apache.kafka.common.protocol.Errors` and of the
-exceptions that it names (`RetriableException`).
+The codes, and whether a client retries them, follow `org.apache.kafka.common.protocol.Errors` and its exceptions
+(`RetriableException`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from fencepost.verdict import Verdict
 
 
 class ErrorCode(IntEnum):
-    """Errors of a produce request that a client knows how to act on; any other one is nonsense."""
+    """Errors of a produce request that a client can act on. Any other code violates the contract."""
 
     UNKNOWN_SERVER_ERROR = -1
     NONE = 0
@@ -60,12 +60,12 @@ class ErrorCode(IntEnum):
 
     @property
     def is_retriable(self) -> bool:
-        """Whether the same batch may succeed later, whatever the state of the producer."""
+        """Whether the same batch may succeed later, in any state of the producer."""
         return self in _RETRIABLE
 
     @property
     def is_fatal(self) -> bool:
-        """Whether the producer cannot go on (`TransactionManager.maybeTransitionToErrorState`)."""
+        """Whether the producer cannot continue (`TransactionManager.maybeTransitionToErrorState`)."""
         return self in _FATAL
 
 
@@ -101,12 +101,15 @@ _FATAL = frozenset(
 
 
 class Answer(NamedTuple):
-    """What a log says to one request.
+    """A log's answer to one request.
 
-    `error`: an `ErrorCode` or its number, or a `Verdict` (DUPLICATE is success, as on the wire); 0 is success.
-    `offset`: of the batch's first row in the log, the original one for a duplicate; None or -1 where there is none,
-    and always where it was refused. `log_start`: the log's first offset, which UNKNOWN_PRODUCER_ID comes with; None or
-    -1 where it is not known. `message`: for people.
+    Attributes:
+        error: An `ErrorCode` or its number, or a `Verdict` (DUPLICATE is success, as in Kafka's protocol). 0 is
+            success.
+        offset: The offset of the batch's first row in the log; for a duplicate, the original one. None or -1 if
+            unknown, and always if the batch was refused.
+        log_start: The log's first offset, which accompanies UNKNOWN_PRODUCER_ID. None or -1 if unknown.
+        message: A text for people.
     """
 
     error: int | Verdict = 0
@@ -116,7 +119,7 @@ class Answer(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """An answer that was looked at."""
+    """A validated answer."""
 
     code: ErrorCode
     offset: int | None
@@ -126,7 +129,7 @@ class Reading(NamedTuple):
 
 
 def read_answer(answer: Any) -> Reading:
-    """What an answer says. Raises ValueError with what is wrong about it."""
+    """Validate an answer. Raises ValueError that says what is wrong."""
     if not isinstance(answer, Answer):
         raise ValueError(f"{answer!r} is no Answer")
     code = _code(answer.error)

@@ -1,4 +1,4 @@
-"""Where a producer's id and epochs come from: nobody else, or whoever hands out leases."""
+"""Provides a producer's id and epochs: generated locally, or leased from a registry."""
 
 from __future__ import annotations
 
@@ -11,34 +11,36 @@ from fencepost.producer.sequencer import EPOCH_MAX, Identity
 
 
 class Registry(Protocol):
-    """Hands out producer ids and epochs, like `fencepost.sql.ProducerRegistry`."""
+    """Assigns producer ids and epochs, like `fencepost.sql.ProducerRegistry`."""
 
     def init_producer(self, transactional_id: str | None = None, timeout_ms: int = ..., expected: Any = None) -> Any:
-        """Something with `pid` and `epoch`, and, where a fresh pid has replaced another one of the id, that one as
-        `previous_pid`: whoever still writes under it is kept out of the log.
+        """Assign an identity: an object with `pid` and `epoch`.
 
-        Without an id a pid that nobody has had. With one the same pid and the next epoch, or a fresh pid once epochs
-        are used up; `expected`, what an earlier call gave: raises FencedError where somebody else came since.
+        Without an id, assigns a new pid. With an id, assigns the same pid with the next epoch, or a new pid when the
+        epochs are used up. A new pid of a known id comes with the old one as `previous_pid`, so that its writers can be
+        fenced.
+
+        `expected`: the result of an earlier call. Raises FencedError if another producer has called since.
         """
 
-    # These it may have, where names expire that nobody uses.
+    # Optional members of registries whose names expire:
 
     # keep_alive_ms: int
-    #     How often a running producer calls `keep_alive`.
+    #   Interval between calls of `keep_alive` by a running producer.
     # keep_alive(identity) -> object
-    #     The name that has this identity, one of `init_producer` or of a coordinator, is in use. What it raises is
-    #     tried again.
+    #   Reports that the name with this identity (from `init_producer` or a coordinator) is in use. Errors are retried.
 
 
 class Identities:
-    """The identity of one producer. `given` is what a registry or coordinator said last, in its own words."""
+    """The identity of one producer. `given` is the registry's or coordinator's last answer, unchanged."""
 
     def __init__(self, registry: Registry | None, name: str | None, timeout_ms: int) -> None:
         self.registry, self.name, self.timeout_ms = registry, name, timeout_ms
         self.given: Any = None
 
     def first(self, before: Identity | None) -> Identity:
-        """One to begin with, above what a checkpoint tells. Raises TransportError for a registry that goes back."""
+        """Return the first identity, above that of a checkpoint. Raises TransportError if the registry's epochs go
+        back."""
         self.given = self._ask(None)
         found = read_identity(self.given)
         if before is not None and found.pid == before.pid and found.epoch <= before.epoch:
@@ -49,9 +51,9 @@ class Identities:
         return found
 
     def next(self, identity: Identity) -> Identity:
-        """The successor. Raises FencedError where somebody else has taken over."""
+        """Return the next identity. Raises FencedError if another producer has taken over."""
         if self.name is None:
-            # Nobody else has this pid, so nobody has to be asked for the epoch.
+            # No other producer has this pid, so the epoch needs no registry.
             if identity.epoch < EPOCH_MAX:
                 return identity._replace(epoch=identity.epoch + 1)
             self.given = self._ask(None)
@@ -66,7 +68,7 @@ class Identities:
 
     @property
     def keep_alive_ms(self) -> int | None:
-        """How often the name has to be kept alive; None where it does not expire."""
+        """Interval of keep-alive calls in milliseconds. None if the name does not expire."""
         is_kept = self.name is not None and hasattr(self.registry, "keep_alive")
         return int(self.registry.keep_alive_ms) if is_kept else None  # type: ignore[union-attr]
 
@@ -80,7 +82,7 @@ class Identities:
 
 
 def read_identity(given: Any) -> Identity:
-    """What a registry or coordinator gave. Raises TransportError for what is no identity."""
+    """Read the answer of a registry or coordinator. Raises TransportError if it is not an identity."""
     pid, epoch = getattr(given, "pid", None), getattr(given, "epoch", None)
     if not isinstance(pid, int) or not isinstance(epoch, int) or not 0 <= pid < 2**63 or not 0 <= epoch <= EPOCH_MAX:
         raise TransportError(
@@ -93,7 +95,7 @@ CHECKPOINT_VERSION = 1
 
 
 def read_checkpoint(checkpoint: Any, name: str | None) -> Identity | None:
-    """Whom a checkpoint is of; None without one. Raises PolicyError."""
+    """Return the identity in a checkpoint; None without one. Raises PolicyError."""
     if checkpoint is None:
         return None
     if not isinstance(checkpoint, Mapping) or checkpoint.get("version") != CHECKPOINT_VERSION:

@@ -1,4 +1,4 @@
-"""The producer: hands rows to a sequencer, and what the sequencer says to a transport."""
+"""The producer: passes rows to a sequencer, and the sequencer's requests to a transport."""
 
 from __future__ import annotations
 
@@ -50,16 +50,16 @@ _HELD = {
     "buffered_batches": "Batches without an outcome.",
 }
 COMMITS = 5
-"""How often `transaction()` asks for a commit before it gives up."""
+"""How many times `transaction()` tries to commit."""
 _THREAD = threading.local()
-"""`producer`: whose own thread this is."""
+"""`producer`: the producer that owns the current thread, if any."""
 
 
 class Delivery(Future[Delivered]):
-    """What becomes of rows that were sent: `result()` gives a `Delivered`, or raises what went wrong.
+    """The pending outcome of sent rows: `result()` returns a `Delivered` or raises the error.
 
-    Its callbacks run on a thread of the producer. There `result()` and `exception()` of a delivery without an outcome
-    raise PolicyError, as the calls of the producer that wait do.
+    Callbacks run on a thread of the producer. On that thread, `result()` and `exception()` of a pending delivery raise
+    PolicyError, as do the producer's blocking calls.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Delivery(Future[Delivered]):
         self._start, self._positions = start, positions
 
     def _part_of(self, outcome: Delivered) -> Delivered:
-        """The outcome of these rows, which lie in the batch from `start` on."""
+        """Return the outcome of these rows. They begin at `start` within the batch."""
         if self.rows == outcome.rows:
             return outcome
         first_seq = step(outcome.first_seq, self._start)
@@ -96,12 +96,12 @@ class Delivery(Future[Delivered]):
         return super().exception(timeout)
 
     def cancel(self) -> bool:
-        """Never: what was handed over may be in the log by now."""
+        """Return False: the rows may already be in the log."""
         return False
 
 
 class Lane:
-    """The requests of one partition on their way to the transport, one after the other."""
+    """The queue of requests of one partition to the transport, sent one at a time."""
 
     def __init__(self) -> None:
         self.requests: deque[Request] = deque()
@@ -109,30 +109,33 @@ class Lane:
 
 
 class SequencedProducer:
-    """Numbers rows so that a log, a table or a folder can tell a retry from a new row, and delivers each once.
+    """Delivers each row exactly once, by numbers that let a log, table or folder distinguish a retry from a new row.
 
-    Rows are Arrow (anything with the PyCapsule protocol), a mapping of columns, or a list of dicts. They are dealt to
-    partitions, stamped with pid, epoch, partition and seq, and sent; each partition's keep their order. What was not
-    acknowledged is sent again under the same numbers. On every answer it acts as Kafka's client does
-    (`tests/rules/client`).
+    Rows are Arrow data (any object with the PyCapsule protocol), a mapping of columns, or a list of dicts. The producer
+    assigns them to partitions, adds pid, epoch, partition and seq, and sends them, in order per partition. It resends
+    unacknowledged rows under the same numbers. It reacts to each answer like Kafka's client (`tests/rules/client`).
 
-    `transport`: where to (`Transport`). `partitions`: how many, for a transport that does not say. `key`: the column
-    whose hash chooses the partition, as Kafka's client chooses it; `partition_by`: a column that says it; neither: each
-    call's rows go to the next partition.
+    Args:
+        transport: The destination (`Transport`).
+        partitions: The number of partitions, for a transport that does not define it.
+        key: The column whose hash selects the partition, as in Kafka's client.
+        partition_by: The column that contains the partition. Without ``key`` and ``partition_by``, each call's rows go
+            to the next partition.
+        name: Identifies the producer across restarts. The registry assigns it the same pid with the next epoch and
+            fences its predecessor. A running producer renews a name that can expire. Without a name the pid is new and
+            unique.
+        registry: Assigns identities (`Registry`). Default: the coordinator's or the transport's.
+        coordinator: Enables transactions. The name is the transactional id.
+        topic: With a coordinator, the name of this transport's output among its routes.
+        resume: A checkpoint of the previous producer of this name.
+        position: Enables cursor mode. The column holds each row's position in its source, which serves as its sequence.
+            A restarted producer sends the same numbers, and the log drops those it has. Positions must rise within a
+            partition. With several partitions, ``key`` (never null) or ``partition_by`` must select the partition.
+        settings: The fields of `Settings`.
 
-    `name`: under which a producer is known over restarts. A registry (`Registry`, the coordinator's own or the
-    transport's unless given) gives it the pid that it had, with the next epoch, and whoever had it before is fenced.
-    Where names expire, a running producer keeps its own alive. Without a name the pid is one that nobody else has.
-    `coordinator`: for transactions; the name is the transactional id. `topic`: with a coordinator, the
-    name of this transport's output among its routes. `resume`: a checkpoint of the producer of this name that was there
-    before.
-
-    `position`: cursor mode. The column with each row's position in its source is its sequence, so that a producer that
-    begins again sends the same numbers, and the log drops what it has. Positions rise within a partition; with several
-    partitions `key` (never null) or `partition_by` says which one a row belongs to.
-
-    Settings are those of `Settings`. Raises PolicyError for those that contradict each other, and what the registry
-    raises.
+    Raises:
+        PolicyError: The settings contradict each other.
+        FencepostError: Any error of the registry.
 
     >>> import fencepost as fp
     >>> from fencepost.producer import Answer
@@ -192,9 +195,10 @@ class SequencedProducer:
         self._counts = dict.fromkeys(_COUNTED, 0)
         self._undelivered: FencepostError | None = None
         self._joined: set[int] | None = None  # the partitions of the open transaction
-        self._is_ending = False  # that transaction is being decided, and takes nothing more
-        self._is_aborting = False  # for an abort, which drops what was not sent
-        self._undecided: FencepostError | None = None  # of a try to end it that may have decided it
+        self._is_ending = False  # that transaction is being decided and accepts no more rows
+        self._is_aborting = False  # the decision is an abort, which drops unsent rows
+        # the error of an attempt to end the transaction that may have decided it
+        self._undecided: FencepostError | None = None
         self._decider: int | None = None  # the thread that waits for the decision
         self._lanes: dict[int, Lane] = {}
         self._successor: Identity | None = None
@@ -209,33 +213,38 @@ class SequencedProducer:
         for thread in self._threads:
             thread.start()
 
-    # What the application does
+    # Calls of the application
 
     @property
     def identity(self) -> Identity:
-        """The producer id and epoch under which new rows are numbered. See `previous_pid`."""
+        """The producer id and epoch of new rows. See `previous_pid`."""
         with self._changed:
             return self._sequencer.identity
 
     @property
     def previous_pid(self) -> int | None:
-        """The pid that this name had before the present one, because the name expired or its epochs were used up.
+        """The pid of this name before the current one, if the name expired or its epochs were used up.
 
-        What an application keeps by that pid is of the past, and numbers began anew. A registry says so of each
-        identity until the pid changes again. None: the name had no other pid, the registry does not say, or there is
-        no name.
+        Data that an application stores by the old pid is obsolete: sequences restarted. A registry reports it with each
+        identity until the pid changes again. None: the name had no other pid, the registry does not report it, or there
+        is no name.
         """
         with self._changed:
             found: int | None = getattr(self._identities.given, "previous_pid", None)
             return found
 
     def send(self, rows: Any) -> list[Delivery]:
-        """Hand rows over; one delivery for each partition that has some, in their order, or several for large tables.
+        """Send rows. Returns one delivery per partition, in order of partitions, or several for large tables.
 
-        Rows of several calls share a batch where they come within `linger_ms` and have the same columns: they are
-        delivered, or refused, together. Waits where `buffer_rows` rows, or `buffer_bytes`, have no outcome yet. Raises
-        BatchError (column, row), CapacityError where there was no room in `max_block_ms` (in a callback at once), and
-        what the producer or its transaction has stopped with; nothing of the call is sent then.
+        Rows of several calls share a batch if they arrive within `linger_ms` and have the same columns. A batch is
+        delivered or refused as a whole. Blocks while `buffer_rows` rows or `buffer_bytes` bytes are pending.
+
+        On an error, nothing of the call is sent.
+
+        Raises:
+            BatchError: Invalid rows (column, row).
+            CapacityError: No room within `max_block_ms`; in a callback, at once.
+            FencepostError: The error that stopped the producer or its transaction.
         """
         table, settings = rows_of(rows, _NOTHING), self._settings
         with self._changed:
@@ -253,11 +262,12 @@ class SequencedProducer:
         return deliveries
 
     def flush(self, timeout: float | None = None) -> None:
-        """Wait until everything that was sent has an outcome.
+        """Wait until every sent row has an outcome.
 
-        Raises the first failure since the last `flush`, so that none goes unseen, and TimeoutError after `timeout`
-        seconds; then what was sent is still being delivered. PolicyError in a callback of the producer, whose return
-        it would wait for.
+        Raises:
+            FencepostError: The first failure since the last `flush`, mostly a DeliveryError.
+            TimeoutError: Not finished after `timeout` seconds. Delivery continues.
+            PolicyError: Called in a callback of the producer, whose end it would wait for.
         """
         self._check_waits("flush()")
         with self._changed:
@@ -269,10 +279,10 @@ class SequencedProducer:
             raise error
 
     def checkpoint(self, position: Any = None) -> dict[str, Any]:
-        """What `resume` takes: plain values, to be kept with the application's own state. Flushes first.
+        """Flush, and return a checkpoint for `resume`: plain values to store with the application's own state.
 
-        `position`: whatever the application wants to find in it again, such as how far it has read its source. Raises
-        what `flush` raises, and PolicyError for a producer without a name.
+        `position`: any value that the application wants to store with it, such as its position in the source. Raises
+        the errors of `flush`, and PolicyError for a producer without a name.
         """
         if self._identities.name is None:
             raise PolicyError("a producer without a name cannot resume: give it one, and a registry")
@@ -289,11 +299,15 @@ class SequencedProducer:
         }  # fmt: skip
 
     def metrics(self) -> dict[str, int]:
-        """What monitoring asks of this producer. Counted since it was made, but for the buffer.
+        """Return the metrics of this producer. Counters start at its creation; buffer values are current.
 
-        `requests`: batches that were given to the transport, each try counted. `delivered_rows`: acknowledged;
-        `duplicate_rows`: of these, in batches that the transport had before; `failed_rows`: refused, expired or
-        dropped. `buffered_rows`, `buffered_bytes`, `buffered_batches`: without an outcome now.
+        | name | meaning |
+        |---|---|
+        | `requests` | batches passed to the transport, counting each try |
+        | `delivered_rows` | acknowledged rows |
+        | `duplicate_rows` | acknowledged rows in batches that the transport already had |
+        | `failed_rows` | rows refused, expired or dropped |
+        | `buffered_rows`, `buffered_bytes`, `buffered_batches` | pending now |
         """
         with self._changed:
             return self._counts | {
@@ -303,7 +317,7 @@ class SequencedProducer:
             }
 
     def collect(self) -> Iterator[Metric]:
-        """The same as families of `prometheus_client`: see `fencepost.metrics`. Its label is the name, or the pid."""
+        """Yield the same metrics as `prometheus_client` families, labeled by name or pid. See `fencepost.metrics`."""
         found = self.metrics()
         by = {"producer": self._identities.name or str(self.identity.pid)}
         for name, about in _COUNTED.items():
@@ -312,10 +326,10 @@ class SequencedProducer:
             yield gauge(f"fencepost_producer_{name}", about, found[name], by)
 
     def close(self, timeout: float | None = None) -> None:
-        """Deliver what was sent, then stop; a transaction that is open is aborted.
+        """Deliver sent rows and stop. Aborts an open transaction.
 
-        Raises what `flush` and `abort` raise; it is closed in any case, but for a PolicyError in a callback of the
-        producer: then nothing has changed. The transport is the caller's, and stays open.
+        Raises the errors of `flush` and `abort`. The producer is closed in any case, except after a PolicyError in one
+        of its callbacks, which changes nothing. Does not close the transport.
         """
         self._check_waits("close()")
         self._check_undecided("close()")
@@ -346,11 +360,11 @@ class SequencedProducer:
     # Transactions
 
     def begin(self) -> None:
-        """Open a transaction: what is sent until `commit` is shown together, or not at all."""
+        """Begin a transaction: rows sent until `commit` become visible together or not at all."""
         coordinator = self._transactional()
         self._check_waits("begin()")
         if self._is_aborting:
-            self.abort()  # whose answer an outage has kept back
+            self.abort()  # an outage may have left its outcome open
         with self._changed:
             self._check_open()
             if self._joined is not None:
@@ -361,13 +375,16 @@ class SequencedProducer:
             self._joined = set()
 
     def commit(self, work: Any = None) -> None:
-        """Decide that what was sent is shown. `work`: for the coordinator, as in `TransactionCoordinator.commit`.
+        """Commit the transaction: make its rows visible. `work`: as in `TransactionCoordinator.commit`.
 
-        Raises TransactionAbortableError where something was not delivered: then call `abort`. FencedError: somebody
-        else has taken over, and nothing of it is shown. ConcurrentTransactionError, OutcomeUnknownError: it may be
-        decided by now; call again. StoreError: the coordinator's database does not answer, and nothing is decided; call
-        again, or abort. Until there is an answer, nothing more is taken. PolicyError in a callback of the producer, and
-        within `work`.
+        The producer accepts no rows until the outcome is known.
+
+        Raises:
+            TransactionAbortableError: Some rows were not delivered. Call `abort`.
+            FencedError: Another producer has taken over. Nothing becomes visible.
+            ConcurrentTransactionError, OutcomeUnknownError: It may be decided. Call again.
+            StoreError: The coordinator's database is not available, nothing is decided. Call again, or abort.
+            PolicyError: Called in a callback of the producer or within `work`.
         """
         self._check_waits("commit()")
         self._in_transaction()
@@ -383,15 +400,19 @@ class SequencedProducer:
                 raise TransactionAbortableError(f"{error}. The transaction can only be aborted") from error
             with self._changed:
                 self._sequencer.check()
-                self._is_ending = not self._deliveries  # other threads may have sent since
+                self._is_ending = not self._deliveries  # other threads may have sent rows since
         decide = self._transactional().commit
         self._end(decide if work is None else lambda identity: decide(identity, work))
 
     def abort(self) -> None:
-        """Decide that nothing of it is shown. What was not sent yet is not sent.
+        """Abort the transaction: its rows never become visible. Drops rows that were not sent yet.
 
-        Raises StoreError, ConcurrentTransactionError, OutcomeUnknownError: call again, or begin, which does so. It can
-        only be aborted from then on. PolicyError in a callback of the producer, and within the `work` of a commit.
+        From then on the transaction can only be aborted.
+
+        Raises:
+            StoreError, ConcurrentTransactionError, OutcomeUnknownError: Call again, or call `begin`, which aborts
+                first.
+            PolicyError: Called in a callback of the producer or within the `work` of a commit.
         """
         self._check_waits("abort()")
         self._in_transaction()
@@ -410,11 +431,11 @@ class SequencedProducer:
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[SequencedProducer]:
-        """A transaction that commits at its end, and aborts where an exception leaves it.
+        """Run a transaction: commit at the end of the block, abort if it raises.
 
-        A commit whose outcome is unknown, or that is decided and not complete, is tried again a few times. If that is
-        in vain the transaction is left as it is, for `commit`: it may be shown by now. What an exception leaves is
-        aborted; where that fails too, the exception is raised all the same, and `begin` aborts first.
+        Retries a commit a few times if its outcome is unknown, or if it is decided but not complete. If the retries
+        fail, the transaction stays open for `commit`: it may be visible already. If the abort after an exception fails
+        too, the exception is still raised, and `begin` aborts first.
         """
         self.begin()
         try:
@@ -429,7 +450,7 @@ class SequencedProducer:
             raise undone
 
     def _try_to_commit(self) -> FencepostError | None:
-        """The error of the last try where nobody knows, or not everybody does, that it is committed."""
+        """Return the error of the last attempt if the commit is not known to be complete."""
         pause_ms, last = self._settings.retry_backoff_ms, None
         for left in reversed(range(COMMITS)):
             try:
@@ -469,7 +490,7 @@ class SequencedProducer:
         except StoreError as error:
             if self._undecided is None:
                 raise
-            # This try has decided nothing. The one before may have.
+            # This attempt decided nothing, but the one before may have.
             raise type(self._undecided)(f"{self._undecided}. The next try: {error}") from error
         finally:
             self._decider = None
@@ -482,7 +503,7 @@ class SequencedProducer:
         self._is_ending = self._is_aborting = False
 
     def _join(self, partitions: Iterator[int]) -> None:
-        """Tell the coordinator of partitions before anything is written to them."""
+        """Register partitions with the coordinator before the first write to them."""
         if self._coordinator is None:
             return
         if self._joined is None:
@@ -498,9 +519,10 @@ class SequencedProducer:
             self._joined.update(new)
 
     def _told_apart(self, error: FencedError) -> FencepostError:
-        """What it means that this transaction's epoch was raised. Called with the lock held.
+        """Return the error for a raised epoch of this transaction. The caller holds the lock.
 
-        By its time-out: to abort it is what was done, and tells how to go on. By another producer: that is refused.
+        The transaction either timed out, which is recoverable by `abort`, or another producer has taken over, which is
+        final.
         """
         try:
             self._transactional().abort(self._identities.given)
@@ -508,20 +530,20 @@ class SequencedProducer:
             self._stop(error)
             return error
         except FencepostError:
-            pass  # nobody can tell now; abort will
+            pass  # unknown for now; abort will find out
         return TransactionAbortableError(f"the transaction was open for too long, and is aborted: call abort ({error})")
 
     # Callbacks
 
     def _enlist(self) -> None:
-        """This thread is the producer's: what runs on it must not wait for the producer."""
+        """Mark the current thread as the producer's. Code on it must not wait for the producer."""
         _THREAD.producer = self
 
     def _is_own_thread(self) -> bool:
         return getattr(_THREAD, "producer", None) is self
 
     def _check_waits(self, call: str) -> None:
-        """Refuse a call that would wait for the thread that it comes from."""
+        """Raise PolicyError for a call that would wait for its own thread."""
         if self._is_own_thread():
             raise PolicyError(
                 f"{call} within a callback of the producer: it runs on a thread that the call would wait for. Call it "
@@ -529,11 +551,11 @@ class SequencedProducer:
             )
 
     def _check_undecided(self, call: str) -> None:
-        """Refuse a call from within the decision that it would wait for."""
+        """Raise PolicyError for a call from within the decision that it would wait for."""
         if self._decider == threading.get_ident():
             raise PolicyError(f"{call} while this thread decides the transaction: call it once commit or abort is done")
 
-    # Taking rows
+    # Accepting rows
 
     def _check_open(self) -> None:
         if self._is_closed:
@@ -546,7 +568,7 @@ class SequencedProducer:
         return {number: read_positions(part, self._position, self._positions.get(number)) for number, part in parts}
 
     def _make_room(self, rows: int, size: int) -> None:
-        """Wait until so many rows and bytes fit. A call that is larger than the buffer waits until it is empty."""
+        """Wait until this number of rows and bytes fits. A call larger than the buffer waits until it is empty."""
         rows_max, bytes_max = self._settings.buffer_rows, self._settings.buffer_bytes
         block_ms = 0 if self._is_own_thread() else self._settings.max_block_ms
 
@@ -573,13 +595,13 @@ class SequencedProducer:
         self._check_open()
 
     def _hurry(self) -> None:
-        """What waits for more rows is sent now. Called with the lock held."""
+        """Send batches that wait for more rows. The caller holds the lock."""
         for batch in self._deliveries:
             batch.ready_ms = 0
         self._changed.notify_all()
 
     def _add(self, number: int, piece: Any) -> Delivery:
-        """The rows of a call for a partition, or a piece of them: to the batch that waits there, or a new one."""
+        """Add a partition's rows, or a piece of them, to the open batch or to a new one."""
         positions = None
         if self._position is not None:
             column = piece[self._position]
@@ -618,7 +640,7 @@ class SequencedProducer:
     # Sending
 
     def _run(self) -> None:
-        """The sender: asks the sequencer what is due, until the producer is closed."""
+        """The sender thread: executes requests of the sequencer until the producer is closed."""
         self._enlist()
         try:
             with self._changed:
@@ -648,7 +670,7 @@ class SequencedProducer:
             self._pool.submit(self._drive, lane)
 
     def _drive(self, lane: Lane) -> None:
-        """Send what a partition has to send, in its order."""
+        """Send the requests of a partition in order."""
         while True:
             with self._changed:
                 while lane.requests and not self._sequencer.is_wanted(lane.requests[0].id):
@@ -704,7 +726,7 @@ class SequencedProducer:
     # Epochs
 
     def _keep_others_out(self, identity: Identity) -> None:
-        """Fence whoever had the name before: under this pid, and under the one before a fresh one was given."""
+        """Fence earlier owners of the name, under this pid and under the previous one."""
         if self._fence is None:
             return
         previous_pid = getattr(self._identities.given, "previous_pid", None)
@@ -713,7 +735,7 @@ class SequencedProducer:
         self._fence(identity.pid, identity.epoch, None)
 
     def _succeed(self, identity: Identity) -> None:
-        """Get the next identity, keep the old one out, and find out what it has left. Called with the lock held."""
+        """Get the next identity, fence the old one, and find out what it delivered. The caller holds the lock."""
         partitions = self._sequencer.rewritten()
         self._changed.release()
         try:
@@ -722,7 +744,7 @@ class SequencedProducer:
             found = error
         except (StoreError, OutcomeUnknownError, OSError):
             time.sleep(self._settings.retry_backoff_ms / 1000)
-            return  # asked again in the next turn
+            return  # retried in the next turn
         except Exception as error:
             found = TransportError(f"asking for the next epoch failed: {error!r}. The producer has stopped")
         finally:
@@ -731,7 +753,7 @@ class SequencedProducer:
             self._stop(found)
             return
         for number, (epoch, last_seq) in found.items():
-            # Under an epoch before the present one, where the partition had not come to that yet.
+            # The partition may still be at an earlier epoch than the current one.
             self._sequencer.found(number, Identity(identity.pid, epoch), last_seq)
         assert self._successor is not None
         self._sequencer.renamed(self._successor, partitions)
@@ -749,7 +771,7 @@ class SequencedProducer:
         return {}
 
     def _keep(self) -> None:
-        """Keep the name alive while the producer runs, whether it sends or not."""
+        """Renew the name while the producer runs, even if it sends nothing."""
         self._enlist()
         wait_ms = interval_ms = self._identities.keep_alive_ms or 0
         while True:
@@ -759,7 +781,7 @@ class SequencedProducer:
             try:
                 self._identities.keep_alive()
                 wait_ms = interval_ms
-            except Exception:  # an outage of the registry's, most likely
+            except Exception:  # probably an outage of the registry; retried
                 wait_ms = min(interval_ms, self._settings.retry_backoff_max_ms)
 
     # Outcomes
@@ -770,12 +792,12 @@ class SequencedProducer:
         self._changed.notify_all()
 
     def _settle(self) -> None:
-        """Let go of what has an outcome. Called with the lock held."""
+        """Release batches that have an outcome. The caller holds the lock."""
         while self._sequencer.settled:
             self._settled.put(self._sequencer.settled.popleft())
 
     def _deliver(self) -> None:
-        """Tell the application, in a thread of its own: its callbacks may send, or take their time."""
+        """Report outcomes to the application, in a thread of their own: callbacks may send or block."""
         self._enlist()
         while (batch := self._settled.get()) is not None:
             outcome = batch.outcome
@@ -797,7 +819,7 @@ class SequencedProducer:
                 self._changed.notify_all()
 
     def _shut(self, why: str) -> None:
-        """Stop. What the transport has not answered is not waited for: it may never be."""
+        """Stop without waiting for the transport's answers, which may never come."""
         with self._changed:
             if self._is_closed:
                 return
@@ -817,7 +839,7 @@ def _settings(given: dict[str, Any], positions: bool) -> Settings:
 
 
 def _check(transport: Any, name: str | None, registry: Any, position: str | None) -> None:
-    """Refuse what contradicts itself."""
+    """Raise PolicyError for contradictory arguments."""
     if not hasattr(transport, "send"):
         raise PolicyError(f"{type(transport).__name__} is no transport: it has no send")
     if name is not None and not (is_text(name) and name):
@@ -834,7 +856,7 @@ def _check(transport: Any, name: str | None, registry: Any, position: str | None
 def _check_transactions(
     transport: Any, name: str | None, coordinator: Any, topic: str | None, position: str | None
 ) -> None:
-    """Refuse what contradicts itself, or would never be shown."""
+    """Raise PolicyError for contradictory arguments, or if the transaction's rows could never become visible."""
     if coordinator is None:
         if topic is not None:
             raise PolicyError(f"topic={topic!r} without a coordinator: topics name the outputs of transactions")
@@ -860,7 +882,7 @@ def _check_transactions(
 
 
 def _check_count(transport: Any, given: int | None) -> None:
-    """Refuse another number of partitions than the transport's own."""
+    """Raise PolicyError for another number of partitions than the transport's."""
     own = getattr(transport, "partitions", given)
     if given not in (None, own):
         raise PolicyError(
@@ -877,7 +899,7 @@ def _outcome(future: Any) -> Any:
 
 
 def _answer_of(error: BaseException) -> Answer | None:
-    """What an exception of a transport means; None where it is nonsense."""
+    """Translate a transport's exception to an answer. None if it violates the contract."""
     if isinstance(error, FencedError):
         return Answer(ErrorCode.PRODUCER_FENCED, message=str(error))
     if isinstance(error, BatchError):

@@ -1,15 +1,15 @@
-"""How a producer numbers its batches, and what it does about each answer. Knows no thread, no clock and no transport.
+"""The protocol of a producer: how it numbers batches and reacts to answers. Without threads, clocks and transports.
 
-The rules are those of Kafka's client (`TransactionManager`, `TxnPartitionEntry`, `Sender`, `RecordAccumulator`), a row
-of `tests/rules/client` each. Where they differ, the page says so and why.
+The rules are those of Kafka's client (`TransactionManager`, `TxnPartitionEntry`, `Sender`, `RecordAccumulator`), with
+one row of `tests/rules/client` for each. The page explains every difference.
 
-    add --> waiting --poll--> numbered, on the wire --answer--> settled
+    add --> waiting --poll--> numbered, in flight --answer--> settled
                |                 ^          |
                |                 +- retry --+      same numbers, or new ones after a bump
                +------ expired, never sent ------> settled
 
-A batch gets its numbers when it is first sent and keeps them, so that a log can tell a retry. Only a bump of the epoch
-gives new ones, to the batches of the partition that asked for it. Other partitions keep the old epoch until their
+A batch gets its numbers when it is first sent and keeps them, so that a log can recognize a retry. Only an epoch bump
+renumbers batches, and only those of the partition that requested it. Other partitions keep the old epoch until their
 numbered batches are settled.
 """
 
@@ -34,27 +34,28 @@ from fencepost.producer.answers import ErrorCode, Reading, read_answer
 SEQUENCES = 2**31
 EPOCH_MAX = 2**15 - 1
 LAST_EPOCH = EPOCH_MAX - 1
-"""The last that a name is given: what comes after is a fresh pid, epoch 0. The one above is for fences and markers."""
+"""The last epoch that a name gets. A new pid with epoch 0 follows. The epoch above is reserved for fences and markers.
+"""
 COUNT_MAX = SEQUENCES - 1
 UNLIMITED = 2**31 - 1
 
 
 class Identity(NamedTuple):
-    """Who writes: a producer id (int64) and its epoch (int16)."""
+    """A producer id (int64) and its epoch (int16)."""
 
     pid: int
     epoch: int
 
 
 class Numbers(NamedTuple):
-    """Under which name and number a batch was sent."""
+    """The identity and first sequence of a sent batch."""
 
     identity: Identity
     first_seq: int
 
 
 class Delivered(NamedTuple):
-    """Rows that the log has, from `offset` on, None where the log told no offset."""
+    """Rows in the log, beginning at `offset`. None if the log did not return an offset."""
 
     partition: int
     offset: int | None
@@ -64,34 +65,34 @@ class Delivered(NamedTuple):
     first_seq: int
     last_seq: int
     is_duplicate: bool
-    """Whether a log said that an earlier try had succeeded. Success all the same."""
+    """Whether the log reported that an earlier try had succeeded. This is a success too."""
 
 
 @dataclass(eq=False)
 class Batch:
-    """Rows of one partition that are sent, tried again and acknowledged together."""
+    """Rows of one partition that are sent, retried and acknowledged together."""
 
     partition: int
     count: int
     payload: Any
     created_ms: int
     positions: tuple[int, int] | None = None
-    """First and last position in its source, where the numbers are the source's: they never change."""
+    """First and last position in the source in cursor mode. These numbers never change."""
     numbers: Numbers | None = None
     tries: int = 0
-    """Retries so far, `ProducerBatch.attempts`."""
+    """Number of retries, `ProducerBatch.attempts`."""
     not_before_ms: int = 0
     request: int | None = None
-    """The request that is on the wire now."""
+    """The id of the request in flight."""
     problem: str = ""
-    """Why it was not acknowledged so far."""
+    """The reason for the last failure."""
     ordinal: int = 0
-    """Which it is of all batches that were numbered in its partition."""
+    """The number of this batch among all numbered batches of its partition."""
     may_be_written: bool = False
-    """Whether an earlier try ended without a word on what became of it."""
+    """Whether an earlier try ended without an answer, so that it may have been written."""
     outcome: Delivered | FencepostError | None = None
     ready_ms: int = 0
-    """Not sent before this: until then more rows may join it."""
+    """The earliest time to send. Until then more rows may join the batch."""
     bytes: int = 0
 
     @property
@@ -105,7 +106,7 @@ class Batch:
 
 
 class Request(NamedTuple):
-    """A batch to send now, under these numbers; the answer goes to `answered(id, ...)`."""
+    """A batch to send now, with its numbers. Pass the answer to `answered(id, ...)`."""
 
     id: int
     batch: Batch
@@ -113,18 +114,18 @@ class Request(NamedTuple):
 
 
 class Sent(NamedTuple):
-    """A request that has had no answer."""
+    """A request without an answer."""
 
     batch: Batch
     numbers: Numbers
     deadline_ms: int
     was_next: bool
-    """Whether all before it was acknowledged by then, so that a log must not find it out of order."""
+    """Whether all earlier batches were acknowledged when it was sent, so that a log must not call it out of order."""
 
 
 @dataclass
 class Limits:
-    """How often and how long. Milliseconds."""
+    """Limits of tries and times. Times are in milliseconds."""
 
     in_flight: int = 5
     retries: int = UNLIMITED
@@ -136,68 +137,69 @@ class Limits:
 
 @dataclass
 class Partition:
-    """What a producer knows of one partition, `TxnPartitionEntry`."""
+    """A producer's state of one partition, `TxnPartitionEntry`."""
 
     identity: Identity | None = None
     next_seq: int = 0
     last_acked_seq: int | None = None
     last_acked_offset: int = -1
     unresolved: int | None = None
-    """The sequence behind the last batch of which nobody knows whether it was written."""
+    """The sequence after the last batch whose outcome is unknown."""
     numbered: list[Batch] = field(default_factory=list)
-    """In the order of their numbers, those that wait for another try too."""
+    """Numbered batches, ordered by number, including those that wait for a retry."""
     waiting: deque[Batch] = field(default_factory=deque)
     ordinals: int = 0
-    """Batches that were numbered so far."""
+    """Number of batches numbered so far."""
 
     def reaches(self, window: int) -> bool:
-        """Whether one batch more would take the oldest one without an outcome out of the last `window` of the log.
+        """Whether one more batch would move the oldest pending one out of the log's window of the last `window`
+        batches.
 
-        Counted are those behind it that have an outcome as well. Kafka's client need not look: its connection never
-        answers a batch before those in front of it.
+        Later batches that already have an outcome count too. Kafka's client does not check this: its connection never
+        answers a batch before the earlier ones.
         """
         return bool(self.numbered) and self.ordinals - self.numbered[0].ordinal >= window
 
     def follows(self, seq: int) -> bool:
-        """Whether a batch that begins with `seq` is the next one that the log expects, as far as is known."""
+        """Whether a batch that begins with `seq` is the next one that the log expects, as far as known."""
         return seq == (0 if self.last_acked_seq is None else step(self.last_acked_seq, 1))
 
     def begin_again(self, identity: Identity) -> None:
-        """Number everything from 0 on, `startSequencesAtBeginning`."""
+        """Renumber everything from 0, `startSequencesAtBeginning`."""
         self.identity, self.next_seq, self.last_acked_seq, self.unresolved = identity, 0, None, None
         for batch in self.numbered:
             batch.numbers = Numbers(identity, self.next_seq)
             self.next_seq = step(self.next_seq, batch.count)
 
     def close_gap(self, gone: Batch, first_seq: int) -> None:
-        """Move what was numbered behind a batch that is not coming up to its place."""
+        """Renumber the batches after a removed batch to close the gap."""
         self.next_seq = step(self.next_seq, -gone.count)
         for batch in self.numbered:
             if batch.numbers and is_after(batch.first_seq, first_seq):
                 batch.numbers = batch.numbers._replace(first_seq=step(batch.first_seq, -gone.count))
 
     def leave_unresolved(self, batch: Batch) -> None:
-        """Nobody knows of a batch whether it was written: what comes behind it will tell (`markSequenceUnresolved`)."""
+        """Record that a batch's outcome is unknown until a later batch shows it (`markSequenceUnresolved`)."""
         end = step(batch.last_seq, 1)
         if self.unresolved is None or is_after(end, self.unresolved):
             self.unresolved = end
 
 
 def step(seq: int, count: int) -> int:
-    """The sequence `count` after (or before) another one: modulo 2^31, never negative (`DefaultRecordBatch`)."""
+    """Return the sequence `count` after (or before) another one: modulo 2^31, never negative (`DefaultRecordBatch`)."""
     return (seq + count) % SEQUENCES
 
 
 def is_after(seq: int, other: int) -> bool:
-    """Whether a sequence comes later than another one, at most half the space away."""
+    """Return whether a sequence comes after another one, at most half the space away."""
     return 0 < (seq - other) % SEQUENCES < SEQUENCES // 2
 
 
 class Sequencer:
-    """The state of one producer. Every call says what time it is, in milliseconds that never go back.
+    """The state of one producer. Times passed to calls are in milliseconds and never go back.
 
-    `asks`: an epoch is raised by asking for it (`wanted`, then `renamed`), because somebody else may have raised it
-    meanwhile. Without, a producer raises its own, as Kafka's idempotent one does: nobody else has its pid.
+    `asks`: raise an epoch by a request to the registry (`wanted`, then `renamed`), because another producer may have
+    raised it. Without it, a producer raises its own epoch, like Kafka's idempotent producer: no other one has its pid.
     """
 
     def __init__(
@@ -212,7 +214,7 @@ class Sequencer:
         self.fatal: FencepostError | None = None
         self.abortable: TransactionAbortableError | None = None
         self.wanted: Identity | None = None
-        """Whose successor is wanted: nothing is sent before `renamed`."""
+        """The identity whose successor is needed. Nothing is sent before `renamed`."""
         self.must_bump = False
         self._rewrite: set[int] = set()
         self._sent: dict[int, Sent] = {}
@@ -220,22 +222,22 @@ class Sequencer:
         self._next_id = 0
         self._polled_ms = 0
 
-    # What the application does
+    # Calls of the application
 
     def add(self, batch: Batch) -> None:
-        """Take a batch; `poll` says when to send it. Raises what the producer has stopped with."""
+        """Take a batch; `poll` decides when to send it. Raises the error that stopped the producer."""
         if not 1 <= batch.count <= COUNT_MAX:
             raise ValueError(f"{batch.count} rows in a batch: 1 to {COUNT_MAX}")
         self.check()
         self._partition(batch.partition).waiting.append(batch)
 
     def waiting(self, partition: int) -> Batch | None:
-        """The last batch of a partition that was not sent: as long as it has no numbers, rows may join it."""
+        """Return the last unsent batch of a partition. Rows may join it until it has numbers."""
         known = self.partitions.get(partition)
         return known.waiting[-1] if known is not None and known.waiting else None
 
     def check(self) -> None:
-        """Raise what the producer, or its transaction, has stopped with."""
+        """Raise the error that stopped the producer or its transaction."""
         if self.fatal is not None:
             raise self.fatal
         if self.abortable is not None:
@@ -250,7 +252,7 @@ class Sequencer:
         return sorted(self._rewrite)
 
     def found(self, partition: int, identity: Identity, last_seq: int) -> None:
-        """A log that takes nothing of `identity` any more has its batches up to `last_seq`: they are delivered."""
+        """Mark batches up to `last_seq` as delivered. The log has them and accepts no more batches of `identity`."""
         known = self._partition(partition)
         for batch in [it for it in known.numbered if it.numbers and it.numbers.identity == identity]:
             if is_after(batch.last_seq, last_seq):
@@ -259,7 +261,7 @@ class Sequencer:
             self._settle(batch, _delivered(batch, Reading(ErrorCode.NONE, None, None, True, "")))
 
     def renamed(self, identity: Identity, rewritten: list[int] | None = None) -> None:
-        """The successor of `wanted`. `rewritten`: what that said when it was asked for; more may have come since."""
+        """Set the successor of `wanted`. `rewritten`: its value at the time of the request; it may have grown since."""
         assert self.wanted is not None
         self.wanted = None
         later = set() if rewritten is None else self._rewrite.difference(rewritten)
@@ -268,20 +270,20 @@ class Sequencer:
         self._rewrite, self.must_bump = later, bool(later)
 
     def transaction_ended(self, identity: Identity) -> None:
-        """The coordinator has decided, and every partition begins again with 0 under the identity that it gave."""
+        """Restart every partition at 0 with the identity from the coordinator's decision."""
         assert self.pending() == 0, "a transaction ends when all of its batches are settled"
         self.identity, self.abortable, self.must_bump = identity, None, False
         self._rewrite.clear()
         self.partitions.clear()
 
     def drop_unsent(self, error: FencepostError) -> None:
-        """Settle what has no numbers yet: a transaction is being aborted, or the producer closed."""
+        """Settle unnumbered batches: a transaction is being aborted, or the producer closed."""
         for partition in self.partitions.values():
             while partition.waiting:
                 self._settle(partition.waiting.popleft(), error)
 
     def stop(self, error: FencepostError) -> None:
-        """Settle everything with an error, for good."""
+        """Settle everything with an error and stop."""
         self.fatal = self.fatal or error
         for partition in self.partitions.values():
             batches = [*partition.numbered, *partition.waiting]
@@ -290,10 +292,10 @@ class Sequencer:
             for batch in batches:
                 self._settle(batch, error)
 
-    # What the transport does
+    # Calls of the transport
 
     def poll(self, now_ms: int) -> list[Request]:
-        """What to send now. First what is overdue is given up, and the epoch raised where that is called for."""
+        """Return the requests to send now. First expires overdue batches and raises the epoch if necessary."""
         self._polled_ms = now_ms
         if self.fatal is not None:
             return []
@@ -306,14 +308,14 @@ class Sequencer:
         return [request for number in self.partitions for request in self._drain(number, now_ms)]
 
     def wake_ms(self) -> int | None:
-        """When something is due that `poll` has to see, if no answer comes before. None once it has stopped."""
+        """The time of the next `poll` if no answer comes before. None after a stop."""
         if self.fatal is not None:
             return None
         due = [it.deadline_ms for id, it in self._sent.items() if id not in self._given_up]
         for partition in self.partitions.values():
             if self.wanted is None:
                 due += [batch.not_before_ms for batch in partition.numbered[:1] if batch.request is None]
-                # One that was ready at the last poll waits for an answer, not for a time.
+                # A batch that was ready at the last poll waits for an answer, not for a time.
                 ready = (batch.ready_ms for batch in islice(partition.waiting, 1))
                 due += [ready_ms for ready_ms in ready if ready_ms > self._polled_ms]
             oldest = (*partition.numbered[:1], *islice(partition.waiting, 1))
@@ -321,16 +323,16 @@ class Sequencer:
         return min(due, default=None)
 
     def is_wanted(self, id: int) -> bool:
-        """Whether an answer to this request can still change anything."""
+        """Return whether an answer to this request can still have an effect."""
         return id in self._sent and self._sent[id].batch.outcome is None and id not in self._given_up
 
     def withdrawn(self, id: int) -> None:
-        """The request never left, and its answer will not come."""
+        """Forget a request that was never sent and will have no answer."""
         del self._sent[id]
         self._given_up.discard(id)
 
     def answered(self, id: int, answer: Any, now_ms: int) -> None:
-        """Act on an answer. Raises TransportError for one that cannot be; the producer has stopped then."""
+        """Process an answer. Raises TransportError, and stops the producer, if it violates the contract."""
         try:
             reading = self._read(id, answer)
         except ValueError as problem:
@@ -351,10 +353,10 @@ class Sequencer:
             self._failed(sent, reading, now_ms)
 
     def broken(self, id: int, problem: str) -> None:
-        """What came instead of an answer cannot be one. Raises TransportError; the producer has stopped."""
+        """Stop the producer: the transport returned something that is not an answer. Raises TransportError."""
         self._refuse(f"to request {id} came {problem}")
 
-    # Answers
+    # Processing of answers
 
     def _read(self, id: int, answer: Any) -> Reading:
         if id in self._sent:
@@ -368,7 +370,7 @@ class Sequencer:
         raise ValueError(f"request {id!r} was never sent, and is answered {answer!r}")
 
     def _refuse(self, problem: str) -> None:
-        """Nothing that this transport has said can be relied on."""
+        """Stop the producer: no answer of this transport is reliable."""
         numbered = sum(len(it.numbered) for it in self.partitions.values())
         error = TransportError(
             f"the transport answers nonsense: {problem}. The producer has stopped: {numbered} batches were sent and "
@@ -381,14 +383,14 @@ class Sequencer:
     def _answered_by_old_numbers(
         self, sent: Sent, reading: Reading, is_success: bool, is_late: bool, now_ms: int
     ) -> None:
-        """The batch was numbered anew while its request was on the wire.
+        """Process an answer to numbers that the batch no longer has, because it was renumbered in flight.
 
-        A log that has it under the old numbers has it: it must not be sent again. What was numbered behind it moves up,
-        for nothing of that was sent. A refusal says nothing about the new numbers.
+        If the log has the batch under the old numbers, it must not be sent again. The batches after it, none of which
+        were sent, move up. A refusal says nothing about the new numbers.
         """
         batch = sent.batch
         if batch.request is not None:
-            return  # sent under the new ones already: that answer counts
+            return  # already sent under the new numbers, whose answer counts
         partition = self._partition(batch.partition)
         if is_success:
             first_seq = batch.first_seq
@@ -402,7 +404,7 @@ class Sequencer:
             self._fail(batch, reading, is_last_try=False)
 
     def _complete(self, batch: Batch, reading: Reading) -> None:
-        """`handleCompletedBatch`."""
+        """Complete a batch, `handleCompletedBatch`."""
         partition = self._partition(batch.partition)
         if partition.last_acked_seq is None or is_after(batch.last_seq, partition.last_acked_seq):
             partition.last_acked_seq = batch.last_seq
@@ -412,7 +414,7 @@ class Sequencer:
         self._settle(batch, _delivered(batch, reading))
 
     def _failed(self, sent: Sent, reading: Reading, now_ms: int) -> None:
-        """`Sender.completeBatch`: once more, or never again."""
+        """Retry a batch or fail it, `Sender.completeBatch`."""
         batch = sent.batch
         batch.may_be_written |= reading.code in _DOUBTFUL
         batch.problem = _named(reading)
@@ -424,7 +426,7 @@ class Sequencer:
             self._fail(batch, reading, is_last_try)
 
     def _can_retry(self, sent: Sent, reading: Reading) -> bool:
-        """`TransactionManager.canRetry`, for an answer to the numbers that the batch has."""
+        """Return whether to retry (`TransactionManager.canRetry`), for an answer to the batch's current numbers."""
         batch = sent.batch
         if batch.positions is not None:
             return reading.code.is_retriable
@@ -447,8 +449,8 @@ class Sequencer:
                     self._ask_for_bump(batch.partition)
                 return True
         if reading.code is ErrorCode.INVALID_PRODUCER_EPOCH and self.wanted is not None:
-            # Our own next epoch may have come to the partition before it came here. If it is somebody else's, whoever
-            # was asked for it says so.
+            # The partition may have seen this producer's own next epoch before this answer came. If the epoch is
+            # another producer's, the registry reports it.
             return batch.partition in self._rewrite
         return reading.code.is_retriable
 
@@ -457,13 +459,13 @@ class Sequencer:
         batch.tries, batch.not_before_ms = batch.tries + 1, now_ms + backoff
 
     def _fail(self, batch: Batch, reading: Reading, is_last_try: bool) -> None:
-        """`handleFailedBatch`."""
+        """Fail a batch, `handleFailedBatch`."""
         code, partition = reading.code, self._partition(batch.partition)
         what = f"{_told(batch, batch.numbers)}: {_named(reading)}"
         if code.is_fatal or (batch.positions and code in _OF_OLD_NUMBERS):
             self.stop(_stopped(code, what))
             return
-        # Its numbers may be given to others only if it surely is not there.
+        # Its numbers may be reused only if it is certainly not in the log.
         is_refused = not batch.may_be_written and code not in _DOUBTFUL
         adjust, first_seq = is_refused and not is_last_try, batch.first_seq
         partition.numbered.remove(batch)
@@ -487,7 +489,7 @@ class Sequencer:
     # Time
 
     def _time_out(self, now_ms: int) -> None:
-        """Requests without an answer: sent again, though the answer may still come."""
+        """Retry requests without an answer. The answer may still come."""
         late = [id for id, it in self._sent.items() if it.deadline_ms <= now_ms and id not in self._given_up]
         for id in late:
             self._given_up.add(id)
@@ -498,12 +500,12 @@ class Sequencer:
             batch.request, batch.may_be_written = None, True
             batch.problem = f"no answer in request_timeout_ms={self.limits.request_ms}"
             if batch.tries < self.limits.retries:
-                self._retry(batch, now_ms)  # or it is overdue, which is looked at next
+                self._retry(batch, now_ms)  # if it is overdue, `_expire` fails it next
             else:
                 self._fail(batch, Reading(ErrorCode.REQUEST_TIMED_OUT, None, None, False, "no answer"), True)
 
     def _expire(self, now_ms: int) -> None:
-        """Give up what could not be delivered in time, in the order in which it came."""
+        """Expire batches that could not be delivered in time, in order."""
         for partition in list(self.partitions.values()):
             overdue = [it for it in partition.numbered if now_ms - it.created_ms >= self.limits.delivery_ms]
             for batch in overdue:
@@ -525,7 +527,7 @@ class Sequencer:
             self.stop(_hidden(error))
 
     def _resolve(self) -> None:
-        """`maybeResolveSequences`: what follows the batches of which nothing is known has told what became of them."""
+        """Settle unknown outcomes that later batches have revealed, `maybeResolveSequences`."""
         for number, partition in self.partitions.items():
             if partition.unresolved is None or partition.numbered:
                 continue
@@ -547,12 +549,12 @@ class Sequencer:
         )
 
     def _ask_for_bump(self, partition: int) -> None:
-        """`requestEpochBumpForPartition`."""
+        """Request an epoch bump for a partition, `requestEpochBumpForPartition`."""
         self.must_bump = True
         self._rewrite.add(partition)
 
     def _bump(self) -> None:
-        """`bumpIdempotentProducerEpoch`: once for everything that asked for it."""
+        """Bump the epoch once for all requests, `bumpIdempotentProducerEpoch`."""
         if self.transactional or not self.must_bump or self.wanted is not None:
             return
         if self.asks or self.identity.epoch >= EPOCH_MAX:
@@ -569,22 +571,22 @@ class Sequencer:
     # Sending
 
     def _drain(self, number: int, now_ms: int) -> Iterator[Request]:
-        """What a partition may send now, `RecordAccumulator.shouldStopDrainBatchesForPartition`."""
+        """Return what a partition may send now, `RecordAccumulator.shouldStopDrainBatchesForPartition`."""
         partition = self.partitions[number]
         again = next((it for it in partition.numbered if it.request is None), None)
         if again is not None:
-            # Retries go one at a time and in order: behind one that fails all others fail.
+            # Retry batches one at a time, in order: if one fails, all later ones fail.
             if again is partition.numbered[0] and again.not_before_ms <= now_ms:
                 yield self._send(again, now_ms)
             return
         if any(self._sent[it.request].numbers != it.numbers for it in partition.numbered if it.request is not None):
-            return  # numbered anew, and not yet sent under the new numbers
+            return  # renumbered, and not yet sent under the new numbers
         while partition.waiting and not partition.reaches(self.limits.in_flight):
             if partition.waiting[0].ready_ms > now_ms:
                 return
             if partition.identity != self.identity:
                 if partition.numbered:
-                    return  # under the old epoch, which has to be done first
+                    return  # numbered under the old epoch, which must be finished first
                 partition.begin_again(self.identity)
             if partition.unresolved is not None:
                 return
@@ -617,7 +619,7 @@ _OF_OLD_NUMBERS = frozenset(
         ErrorCode.INVALID_PRODUCER_EPOCH,
     }
 )
-"""Refusals of numbers that a batch no longer has."""
+"""Refusals that concern only numbers that the batch no longer has."""
 
 _DOUBTFUL = frozenset(
     {
@@ -628,7 +630,7 @@ _DOUBTFUL = frozenset(
         ErrorCode.KAFKA_STORAGE_ERROR,
     }
 )
-"""Answers after which the batch may be in the log all the same."""
+"""Errors after which the batch may be in the log."""
 
 _IN_THE_LOG = {True: "It is not in the log", False: "It may be in the log or not"}
 _GOES_ON = "the producer goes on"
@@ -651,7 +653,7 @@ def _undelivered(batch: Batch, problem: str, is_refused: bool) -> DeliveryError:
 
 
 def _stopped(code: ErrorCode, what: str) -> FencepostError:
-    """Why a producer cannot go on at all."""
+    """Return the error that stops a producer for good."""
     problem = f"{what}. The producer has stopped; what it sent and has no answer for may be in the log or not"
     if code in (ErrorCode.PRODUCER_FENCED, ErrorCode.INVALID_PRODUCER_EPOCH):
         return FencedError(problem)
@@ -659,7 +661,7 @@ def _stopped(code: ErrorCode, what: str) -> FencepostError:
 
 
 def _hidden(error: DeliveryError) -> DeliveryError:
-    """What becomes of all others where a producer takes its numbers from its source: some may be on their way."""
+    """Return the error of all other batches of a producer in cursor mode: some may be in flight."""
     return DeliveryError(f"an earlier batch was not delivered: {error}", partition=error.partition, is_refused=False)
 
 

@@ -1,4 +1,4 @@
-"""What a producer can be told, and what is refused because it contradicts the promise to write each row once."""
+"""Settings of a producer. Settings that break exactly-once delivery are refused."""
 
 from __future__ import annotations
 
@@ -12,16 +12,23 @@ IN_FLIGHT_MAX = 5
 
 @dataclass(frozen=True)
 class Settings:
-    """As safe as it can be unless told otherwise. Times are in milliseconds.
+    """Settings of a producer. The defaults are the safest values.
 
-    `acks`: "all" (or -1), nothing else. `retries`: None for as many as fit into `delivery_timeout_ms`.
-    `max_in_flight`: batches of a partition that are sent and not acknowledged, 1 to 5; a log remembers no more.
-    `delivery_timeout_ms`: from `send` to the failure of a batch; `request_timeout_ms`: from sending it to sending it
-    again. `retry_backoff_ms` before the first retry, doubled up to `retry_backoff_max_ms`. `linger_ms`: how long a
-    batch waits for the rows of further calls; 0 sends the rows of each call at once, by themselves. `batch_rows`,
-    `batch_bytes`: of one batch at most; a full one does not wait. `buffer_rows`, `buffer_bytes`: without an outcome at
-    most; `send` waits up to `max_block_ms` for room. Bytes are those of the Arrow columns.
-    `threads`: partitions that are written to at the same time, where the transport answers only when it is done.
+    Attributes:
+        acks: "all" (or -1). No other value is accepted.
+        retries: Maximum number of retries. None: unlimited within `delivery_timeout_ms`.
+        max_in_flight: Batches of a partition in flight, 1 to 5, because a log remembers five.
+        delivery_timeout_ms: Time from `send` to the failure of a batch.
+        request_timeout_ms: Time before a request is sent again.
+        retry_backoff_ms: Wait before the first retry. It doubles with each retry.
+        retry_backoff_max_ms: Maximum wait before a retry.
+        linger_ms: How long a batch waits for rows of further calls. 0 sends each call's rows at once.
+        batch_rows: Maximum rows per batch. A full batch does not wait.
+        batch_bytes: Maximum bytes per batch, as Arrow columns.
+        buffer_rows: Maximum pending rows.
+        buffer_bytes: Maximum pending bytes, as Arrow columns.
+        max_block_ms: How long `send` waits for room in the buffer.
+        threads: Number of partitions written concurrently, for transports that block until done.
     """
 
     acks: str | int = "all"
@@ -40,7 +47,7 @@ class Settings:
     threads: int = 4
 
     def check(self, *, positions: bool = False) -> Settings:
-        """Itself. Raises PolicyError that names the setting and why it cannot be. `positions`: numbers of a source."""
+        """Return the settings. Raises PolicyError that names the invalid setting. `positions`: cursor mode."""
         if self.acks not in ("all", -1, "-1"):
             raise PolicyError(
                 f"acks={self.acks!r}: only 'all'. What fewer replicas acknowledge can be lost with them, and a log "
@@ -76,7 +83,7 @@ class Settings:
         return self
 
     def limits(self, *, positions: bool = False) -> Limits:
-        """The same as the sequencer has it."""
+        """Return the sequencer's limits."""
         return Limits(
             in_flight=self.max_in_flight or (1 if positions else IN_FLIGHT_MAX),
             retries=UNLIMITED if self.retries is None else self.retries,

@@ -1,8 +1,8 @@
-"""Rows to partitions, and numbers on rows. Needs pyarrow and NumPy.
+"""Assigns rows to partitions and adds identity columns. Needs pyarrow and NumPy.
 
-A key goes where Kafka's own client puts it: murmur2 of the key's bytes as Kafka's serializers write them (text as
-UTF-8, bytes as they are, int16, int32 and int64 big-endian), without its sign, modulo the number of partitions
-(`BuiltInPartitioner.partitionForKey`, `Utils.murmur2`). Other clients may have another default.
+A key maps to the same partition as in Kafka's client: murmur2 of the key's bytes, without its sign, modulo the number
+of partitions (`BuiltInPartitioner.partitionForKey`, `Utils.murmur2`). The bytes are those of Kafka's serializers: text
+as UTF-8, bytes unchanged, int16, int32 and int64 big-endian. Other clients may use other defaults.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 IDENTITY = ("pid", "epoch", "partition", "seq")
-"""The columns that are stamped: int64, int16, int32, int32 (int64 where it is a position of the source)."""
+"""The identity columns: int64, int16, int32, int32 (int64 for a position of the source)."""
 
 HASHED_AT_ONCE = 1 << 16
-"""Keys whose hashes stay in the processor's cache from one word to the next."""
+"""Number of keys to hash at a time, so that the hashes stay in the processor's cache."""
 
 _SEQ_MASK = 2**31 - 1
 _SEED, _M = 0x9747B28C, 0x5BD1E995
@@ -29,13 +29,14 @@ _KEY_TYPES = "a key is text, binary, int16, int32 or int64, as Kafka's serialize
 
 
 class Router:
-    """Deals rows to partitions, each partition's in their order.
+    """Splits rows into partitions and keeps their order within each.
 
-    `key`: a column whose murmur2 chooses; `partition_by`: a column that says it itself. Rows without a key (null, or no
-    key column) stay together: those of one call go to one partition, those of the next call to the next.
-
-    `position`: the column of cursor mode. Then something in the row has to choose: whatever call a row comes with, it
-    goes to the partition where its position is known.
+    Args:
+        key: The column whose murmur2 hash selects the partition.
+        partition_by: The column that contains the partition. Rows without a key (null, or no key column) stay together:
+            each call's rows go to the next partition.
+        position: The column of cursor mode, which requires `key` or `partition_by`: in every call, a row must go to the
+            partition that knows its position.
     """
 
     def __init__(
@@ -63,7 +64,7 @@ class Router:
         self._sticky = 0
 
     def deal(self, table: pa.Table) -> list[tuple[int, pa.Table]]:
-        """(partition, its rows), for each that has some. Raises BatchError (column, row); nothing is dealt then."""
+        """Return (partition, rows) for each partition with rows. Raises BatchError (column, row)."""
         import numpy as np
 
         self._check(table)
@@ -76,7 +77,7 @@ class Router:
         used = np.flatnonzero(counts)
         if len(used) == 1:
             return [(int(used[0]), table)]
-        # Of two bytes NumPy sorts by counting, fourteen times as fast.
+        # NumPy sorts 16-bit integers by counting, fourteen times as fast.
         small = chosen.astype(np.uint16) if self.partitions <= 2**16 else chosen
         ordered = table.take(np.argsort(small, kind="stable"))
         ends = np.cumsum(counts[used])
@@ -100,7 +101,7 @@ class Router:
             )
 
     def _choose(self, table: pa.Table) -> int | np.ndarray[Any, Any]:
-        """One partition for all rows, or one for each."""
+        """Return one partition for all rows, or one per row."""
         import pyarrow as pa
 
         if self.partition_by is not None:
@@ -125,7 +126,7 @@ class Router:
         if not pa.types.is_integer(column.type):
             raise BatchError(f"column '{name}': {column.type}, but a partition is an integer", column=name)
         wrong = pc.less(column, 0)
-        if _fits(self.partitions, column.type):  # else no value is too large
+        if _fits(self.partitions, column.type):  # otherwise every value fits
             wrong = pc.or_(wrong, pc.greater_equal(column, pa.scalar(self.partitions, column.type)))
         first = pc.index(pc.fill_null(wrong, True), True).as_py()
         if first >= 0:
@@ -148,7 +149,7 @@ class Router:
         for chunk in pieces:
             if pa.types.is_dictionary(chunk.type):
                 own, index = chunk.dictionary, chunk.indices
-                # A null may stand in the dictionary, too.
+                # The dictionary may contain null, too.
                 of_values = np.where(np.asarray(own.is_null()), sticky, self._partitions_of(own))
                 part = of_values[np.asarray(index.fill_null(0))] if len(own) else np.full(len(chunk), sticky)
             else:
@@ -169,7 +170,7 @@ def _check_keys(column: pa.ChunkedArray, name: str) -> None:
     import pyarrow as pa
 
     if pa.types.is_dictionary(column.type):
-        column = column.cast(column.type.value_type)  # a null may stand in the dictionary, too
+        column = column.cast(column.type.value_type)  # the dictionary may contain null, too
     if column.null_count:
         row = column.is_null().index(True).as_py()
         raise BatchError(
@@ -180,12 +181,12 @@ def _check_keys(column: pa.ChunkedArray, name: str) -> None:
 
 
 def _fits(number: int, kind: pa.DataType) -> bool:
-    """Whether an Arrow integer type has the number."""
+    """Return whether the number fits into the Arrow integer type."""
     return bool(number < 2 ** (kind.bit_width - (0 if str(kind).startswith("u") else 1)))
 
 
 def murmur2(keys: pa.Array, column: str = "key") -> np.ndarray[Any, Any]:
-    """The hash of each key, uint32; of a null it means nothing. Raises BatchError (column) for other types of keys."""
+    """Return the hash (uint32) of each key; undefined for nulls. Raises BatchError (column) for other key types."""
     import numpy as np
 
     data, starts, lengths = _bytes_of(keys, column)
@@ -194,7 +195,7 @@ def murmur2(keys: pa.Array, column: str = "key") -> np.ndarray[Any, Any]:
     whole = lengths // 4
     left = np.arange(len(lengths))
     for word in range(int(whole.max(initial=0))):
-        left = left[whole[left] > word]  # those that have so many
+        left = left[whole[left] > word]  # keep the keys that have this many words
         k = _word(data, starts[left] + 4 * word) * m
         k ^= k >> np.uint32(24)
         found[left] = (found[left] * m) ^ (k * m)
@@ -211,7 +212,7 @@ def murmur2(keys: pa.Array, column: str = "key") -> np.ndarray[Any, Any]:
 
 
 def _word(data: np.ndarray[Any, Any], at: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Four bytes, the lowest first."""
+    """Read four bytes, little-endian."""
     import numpy as np
 
     found: np.ndarray[Any, Any] = data[at].astype(np.uint32)
@@ -221,7 +222,7 @@ def _word(data: np.ndarray[Any, Any], at: np.ndarray[Any, Any]) -> np.ndarray[An
 
 
 def _bytes_of(keys: pa.Array, column: str) -> tuple[np.ndarray[Any, Any], ...]:
-    """The bytes of all keys; where each begins, and how many it has."""
+    """Return the bytes of all keys, and the start and length of each."""
     import numpy as np
     import pyarrow as pa
 
@@ -249,7 +250,7 @@ def _bytes_of(keys: pa.Array, column: str) -> tuple[np.ndarray[Any, Any], ...]:
 
 
 def cut(table: pa.Table, rows_max: int, bytes_max: int | None = None) -> Iterator[pa.Table]:
-    """Pieces of at most so many rows, and of about so many bytes, at least a row each."""
+    """Split into pieces of at most `rows_max` rows and about `bytes_max` bytes, with at least one row each."""
     if bytes_max is not None and table.nbytes > bytes_max:
         rows_max = min(rows_max, max(1, table.num_rows * bytes_max // table.nbytes))
     for start in range(0, table.num_rows, rows_max):
@@ -257,16 +258,16 @@ def cut(table: pa.Table, rows_max: int, bytes_max: int | None = None) -> Iterato
 
 
 def joined(pieces: Sequence[pa.Table]) -> pa.Table:
-    """Tables of the same columns, one behind the other."""
+    """Concatenate tables with the same columns."""
     import pyarrow as pa
 
     return pieces[0] if len(pieces) == 1 else pa.concat_tables(pieces).combine_chunks()
 
 
 def stamp(table: pa.Table, pid: int, epoch: int, partition: int, first_seq: int) -> pa.Table:
-    """The rows with their identity in front: pid, epoch and partition, and sequences from `first_seq` on.
+    """Prepend the identity to the rows: pid, epoch, partition and sequences from `first_seq`.
 
-    They wrap: 2^31 - 1 is followed by 0.
+    Sequences wrap: 0 follows 2^31 - 1.
     """
     import numpy as np
 
@@ -279,7 +280,7 @@ def stamp(table: pa.Table, pid: int, epoch: int, partition: int, first_seq: int)
 
 
 def stamp_positions(table: pa.Table, pid: int, epoch: int, partition: int, column: str) -> pa.Table:
-    """The same, with the positions of the source for sequences (int64)."""
+    """Prepend the identity to the rows, with the positions of the source (int64) as sequences."""
     import pyarrow as pa
 
     return _with_identity(table, pid, epoch, partition, table[column].cast(pa.int64()))
@@ -301,7 +302,7 @@ def _with_identity(table: pa.Table, pid: int, epoch: int, partition: int, seq: A
 
 
 def _repeated(value: int, kind: pa.DataType, count: int) -> pa.Array:
-    """A column of one value: a slice of one that was made before, for most batches are alike."""
+    """Return a constant column: a slice of a cached one, because most batches are alike."""
     return _column_of(value, kind, 1 << (count - 1).bit_length() if count else 0).slice(0, count)
 
 
@@ -326,9 +327,9 @@ def _check_fits(positions: pa.ChunkedArray, column: str) -> None:
 
 
 def read_positions(table: pa.Table, column: str, after: int | None) -> tuple[int, int]:
-    """First and last position of a partition's rows. Raises BatchError (column, row) where they do not rise.
+    """Return the first and last position of a partition's rows.
 
-    `after`: the last position that was sent.
+    `after`: the last position sent. Raises BatchError (column, row) if positions do not rise.
     """
     import numpy as np
     import pyarrow as pa

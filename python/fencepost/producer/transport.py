@@ -1,6 +1,6 @@
-"""What a producer asks of the place it writes to. Anything with these calls will do; nothing needs to be inherited.
+"""The interface between a producer and its destination. Any object with these methods works, without inheritance.
 
-`fencepost.transports` has those for a `PartitionLog`, an SQL table and a landing folder.
+`fencepost.transports` implements it for a `PartitionLog`, an SQL table and a landing folder.
 """
 
 from __future__ import annotations
@@ -14,62 +14,65 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SequencedBatch:
-    """What is sent: rows of one partition, stamped."""
+    """The rows of one request: of one partition, with their identity."""
 
     partition: int
     pid: int
     epoch: int
     first_seq: int
     last_seq: int
-    """Modulo 2^31, so it may be lower than the first. In cursor mode the first and last position (int64)."""
+    """Modulo 2^31, so it may be below `first_seq`. In cursor mode these are the first and last position (int64)."""
     count: int
     rows: pa.Table
-    """The application's columns, with pid (int64), epoch (int16), partition (int32), seq in front."""
+    """The application's columns after pid (int64), epoch (int16), partition (int32) and seq."""
     transactional: bool = False
     cursor: str | None = None
-    """In cursor mode the producer's name: the sequences are positions of its source. A log takes what lies above the
-    highest that it has of the name, and drops the rest. By the pid it would not know a producer again whose epochs are
-    used up, or whose name has expired."""
+    """The producer's name in cursor mode: sequences are positions of its source. A log accepts what is above the
+    highest position of the name and drops the rest. The pid cannot identify the producer: it changes when epochs are
+    used up or the name expires."""
 
 
 class Transport(Protocol):
-    """The one call that there must be.
+    """The required method of a transport.
 
-    A transport is used from several threads, but for one partition by one at a time, in the order of the numbers.
+    Several threads may call a transport. For each partition, one thread at a time calls it, in the order of the
+    numbers.
     """
 
     def send(self, batch: SequencedBatch) -> Any:
-        """An `Answer`, once the batch is durable or refused, or something with `add_done_callback` and `result` that
-        comes to one (`concurrent.futures.Future`): then up to five batches of a partition are on their way at once.
+        """Write a batch. Returns an `Answer` when the batch is durable or refused.
 
-        Instead of an answer it may raise: StoreError, OutcomeUnknownError and any OSError, time-outs among them, mean
-        that nobody knows whether the batch was written, and it is sent again. FencedError stops the producer,
-        BatchError is INVALID_RECORD. Anything else is nonsense.
+        May instead return an object with `add_done_callback` and `result` (`concurrent.futures.Future`). Then up to
+        five batches of a partition are in flight.
+
+        Exceptions count as answers. StoreError, OutcomeUnknownError and OSError (such as timeouts): unknown whether the
+        batch was written; it is sent again. FencedError: stops the producer. BatchError: INVALID_RECORD. Any other
+        exception violates the contract.
         """
 
-    # These it may have.
+    # Optional members:
 
     # partitions: int
-    #     How many there are, where the producer is not told.
+    #   The number of partitions, if the producer does not get it as an argument.
     # init_producer(transactional_id, timeout_ms, expected)
-    #     As `Registry`, where the producer is given no other.
+    #   As in `Registry`, if the producer gets no registry.
     # fence(pid, epoch, partitions) -> Mapping[int, tuple[int, int]] | None
-    #     From here on nothing below `epoch` is taken of `pid` in these partitions, or in any where it is None. Gives,
-    #     where it knows, the epoch and last sequence that each has of the pid: what was in flight and is there counts
-    #     as delivered, and is not sent again under the new epoch.
+    #   Refuse everything below `epoch` of `pid` from now on, in these partitions or in all (None). May return the epoch
+    #   and last sequence that each partition has of the pid: batches in flight up to there count as delivered and are
+    #   not sent again under the new epoch.
     # cursor(name, partition) -> int | None
-    #     The highest position that it has of a producer, for cursor mode.
+    #   The highest position of a producer, for cursor mode.
 
 
 class Coordinator(Protocol):
-    """Decides transactions, like `fencepost.sql.TransactionCoordinator`. Identities are what it or a registry gave."""
+    """Decides transactions, like `fencepost.sql.TransactionCoordinator`. Identities come from it or from a registry."""
 
     def begin(self, identity: Any) -> Any: ...
     def add_partitions(self, identity: Any, partitions: list[tuple[str, int]]) -> Any:
-        """Names what will be written to, as (topic, partition)."""
+        """Register the (topic, partition) pairs that will be written."""
 
     def commit(self, identity: Any, work: Any = None) -> Any:
-        """Gives the identity for what comes next: the epoch rises with every transaction."""
+        """Commit, and return the next identity: every transaction raises the epoch."""
 
     def abort(self, identity: Any) -> Any:
-        """The same."""
+        """Abort, and return the next identity: every transaction raises the epoch."""

@@ -1,8 +1,8 @@
-"""Places that a `SequencedProducer` writes to: Kafka's log on this disk, an SQL table, a folder of Parquet files.
+"""Destinations of a `SequencedProducer`: a Kafka log on local disk, an SQL table, a folder of Parquet files.
 
-Each judges what comes by the rules of a broker, in one step with writing it, so that a retry is known and a producer
-that was replaced is kept out. Each is imported when it is asked for: `SqlTransport` needs `fencepost[sql]`,
-`LandingTransport` pyarrow.
+Each one judges batches by a broker's rules in the same atomic step as the write. So it recognizes retries and refuses
+replaced producers. Modules are imported on first use: `SqlTransport` needs `fencepost[sql]`, `LandingTransport`
+pyarrow.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""How many partitions a place has: stored when it is first used, and the same from then on.
+"""The number of partitions of a destination: stored on first use, and fixed from then on.
 
-Under another count keys move. A row that is read again, or is sent by a second producer, would come to a partition that
-does not know its sequence, and would be written twice.
+With another number, keys would move to other partitions. A row that is read again, or that a second producer sends,
+would go to a partition that does not know its sequence, and would be written twice.
 """
 
 from __future__ import annotations
@@ -17,11 +17,15 @@ COUNT_MAX = 2**31 - 1
 
 
 def checked(place: str, given: int | None, stored: int | None, used: int) -> int:
-    """The number of partitions of a place.
+    """Return the number of partitions of a destination.
 
-    `given`: what the caller says, None for whatever the place has. `stored`: what the place says, None if it is new or
-    an older version wrote it. `used`: how many partitions what lies there shows, 0 for none; counts where nothing is
-    stored. One partition where nobody says anything. Raises PolicyError for another count than the place's.
+    Args:
+        place: The destination, for messages.
+        given: The caller's number, or None to use the stored one.
+        stored: The stored number. None for a new destination, or if an older version wrote it.
+        used: The number that the existing data shows, 0 without data. Counts if no number is stored.
+
+    Returns one partition if nothing defines a number. Raises PolicyError if the numbers contradict each other.
     """
     if given is not None and (isinstance(given, bool) or not isinstance(given, int) or not 1 <= given <= COUNT_MAX):
         raise PolicyError(f"partitions={given!r}: 1 to {COUNT_MAX}, or None for as many as {place} has")
@@ -42,9 +46,9 @@ def checked(place: str, given: int | None, stored: int | None, used: int) -> int
 
 
 def stored_in(store: Store, name: str, place: str, given: int | None, used: Callable[[], int]) -> int:
-    """The number of partitions by an object of a store, which is put where it is missing.
+    """Return the number of partitions from an object of a store, which is created if missing.
 
-    `used` is called only then. Raises PolicyError as `checked`, SourceError (path) for an object that says no count,
+    `used` is called only to create it. Raises PolicyError as `checked`, SourceError (path) for an invalid object,
     StoreError.
     """
     path = f"{store.uri}/{name}"
@@ -52,7 +56,7 @@ def stored_in(store: Store, name: str, place: str, given: int | None, used: Call
     count = checked(place, given, stored, 0 if stored is not None else used())
     if stored is None:
         data = json.dumps({"version": VERSION, "partitions": count}).encode()
-        if not store.put(name, data):  # somebody else was first
+        if not store.put(name, data):  # another process created it first
             count = checked(place, given, _read(store, name, path), 0)
     return count
 

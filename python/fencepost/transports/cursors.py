@@ -1,4 +1,4 @@
-"""Cursor mode, where the sequences are positions of the source: what of a batch is not there yet."""
+"""Cursor mode: selects the rows of a batch that are not yet written. Sequences are positions in the source."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from fencepost.producer.transport import SequencedBatch
 
 
 def pid_of(name: str) -> int:
-    """The pid under which a Kafka log has the positions of a name: above those that anybody is given."""
+    """Return the pid under which a Kafka log stores the positions of a name: above all assigned pids."""
     return 2**62 | int.from_bytes(sha256(name.encode()).digest()[:8], "big") >> 2
 
 
 def above(batch: SequencedBatch, position: int | None) -> SequencedBatch:
-    """A batch without the rows up to a position, because it was cut otherwise before a restart.
+    """Return a batch without its rows up to a position: before a restart, batches may have had other boundaries.
 
-    All of them stay where all or none lie above.
+    Returns the whole batch if all or none of its rows are above the position.
     """
     import pyarrow.compute as pc
 

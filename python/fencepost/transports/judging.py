@@ -1,4 +1,4 @@
-"""One batch or marker at a time through a `BrokerTable`, by which a log, a table or a folder decides what it takes."""
+"""Judges single batches and markers with a `BrokerTable`, to decide what a log, table or folder accepts."""
 
 from __future__ import annotations
 
@@ -9,31 +9,31 @@ from fencepost import BrokerTable, Verdict
 
 NO_SEQ = -1
 TRANSACTION_VERSION = 2
-"""Of the markers: the epoch has risen by one when a transaction is decided."""
+"""The transaction version of markers: a decision raises the epoch by one."""
 LEASES_FROM = 2**40
-"""The first pid of a lease that a transport hands out itself. A `ProducerRegistry` counts from 0, and producers of both
-may write to one log: with one pid for two of them, rows of the second would be taken for repeats."""
+"""The first pid that a transport leases. A `ProducerRegistry` counts from 0, and both kinds of producers may write to
+one log. A shared pid would make one producer's rows look like repeats of the other's."""
 
 
 class Judged(NamedTuple):
-    """What became of a batch, and where it lies: the first copy's place for a duplicate, None where it was refused."""
+    """The verdict on a batch and its offset: that of the first copy for a duplicate, None if refused."""
 
     verdict: Verdict
     offset: int | None
 
 
 class Written(NamedTuple):
-    """The last batch that a partition has of a producer; -1 where its epoch has none yet."""
+    """The last batch of a producer in a partition. -1 if its epoch has none yet."""
 
     epoch: int
     last_seq: int
 
 
 def new_table() -> BrokerTable:
-    """A table that gives out offsets, and in which a stranger begins with 0.
+    """Return a table that assigns offsets and in which a new producer must start with 0.
 
-    In Kafka it may begin anywhere, for it may be someone who was forgotten; so there the second batch of a new producer
-    is taken if it comes before the first. Here nobody is forgotten.
+    Kafka accepts any first sequence, because it may have forgotten the producer. So it accepts a new producer's second
+    batch if that arrives before the first. These tables forget no producer.
     """
     return BrokerTable(offsets="assign", first="zero")
 
@@ -49,7 +49,7 @@ def judge(
     *,
     check: bool = False,
 ) -> Judged:
-    """Take a batch into the table, or refuse it. `check`: only say what would become of it."""
+    """Add a batch to the table, or refuse it. `check`: return the verdict only."""
     import pyarrow as pa
 
     columns = _columns(partition, pid, epoch, first_seq, count)
@@ -67,7 +67,8 @@ def mark(
     *,
     check: bool = False,
 ) -> Judged:
-    """Take a marker: "commit" or "abort". It empties the window, and fences every epoch below its own."""
+    """Add a marker, "commit" or "abort". It empties the window and fences all lower epochs. `check`: return the verdict
+    only."""
     import pyarrow as pa
 
     columns = _columns(partition, pid, epoch, NO_SEQ, 1)
@@ -78,7 +79,7 @@ def mark(
 
 
 def last_written(table: BrokerTable, partition: int, pid: int) -> Written | None:
-    """What the partition has of a producer; None if it does not know it."""
+    """Return the last batch of a producer in the partition. None if the producer is unknown."""
     entry = table.get(pid, partition)
     if entry is None:
         return None

@@ -1,13 +1,13 @@
-"""A folder, or a prefix of an object store, of Parquet files; what counts of them is what its log lists.
+"""A landing folder, or prefix of an object store, of Parquet files. Its log lists the files that count.
 
-    _partitions.json                   how many partitions there are, stored by the first writer
+    _partitions.json                   the number of partitions, stored by the first writer
     _log/00000000000000000007.json     one entry: batches, a lease, a fence or a marker
     data/partition=3/7-0-1200-<nonce>.parquet
 
-Every decision is one put-if-absent of the next entry, so all writers agree on one order, and everyone who reads it
-judges by it alike (`LandingState`). A writer puts its file first, durably, then the entry that lists it. A file without
-an entry is what a crash or a refused batch has left, and nobody reads it. A zombie cannot put an entry without having
-read the lease that came before.
+Every decision is one put-if-absent of the next log entry, so all writers agree on one order. All readers judge the
+entries by the same rules (`LandingState`). A writer first puts its file durably, then the entry that lists it. Files
+without an entry are left over from crashes or refused batches; nobody reads them. A zombie cannot put an entry without
+having read the lease that fenced it.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ class LandedFile:
     """A file that an entry lists."""
 
     path: str
-    """Within the folder."""
+    """Relative to the folder."""
     bytes: int
     rows: int
 
 
 @dataclass(frozen=True)
 class LandedBatch:
-    """What an entry says of a batch: its commit marker."""
+    """An entry's record of a batch: its commit marker."""
 
     partition: int
     pid: int
@@ -61,27 +61,27 @@ class LandedBatch:
     last_seq: int
     count: int
     offset: int
-    """Of its first row in the partition; markers of transactions take an offset, too."""
+    """Offset of its first row in the partition. Transaction markers take an offset, too."""
     files: tuple[LandedFile, ...]
     transactional: bool = False
     cursor: str | None = None
-    """In cursor mode the producer's name, by which its positions are known."""
+    """The producer's name in cursor mode; it identifies the producer's positions."""
     schema: str | None = None
-    """The application's columns of the folder from here on, where they are new (`schemas.to_text`)."""
+    """The folder's columns from this entry on, if the batch changes them (`schemas.to_text`)."""
 
 
 class Lease(NamedTuple):
-    """What an entry says of a lease: who has a name, or a pid without one."""
+    """An entry's record of a lease: the owner of a name, or of a pid without a name."""
 
     pid: int
     epoch: int
     name: str | None
     is_taken_over: bool
-    """Whether it was taken from another producer. False: it is the next epoch of the one that had it."""
+    """Whether it was taken from another producer. False: its owner asked for its own next epoch."""
 
 
 class Fence(NamedTuple):
-    """What an entry says of a fence: the lowest epoch of a pid from here on, in these partitions or (None) in all."""
+    """An entry's record of a fence: a pid's lowest epoch from here on, in these partitions or (None) in all."""
 
     pid: int
     epoch: int
@@ -89,7 +89,7 @@ class Fence(NamedTuple):
 
 
 class Marker(NamedTuple):
-    """What an entry says of the end of a transaction in a partition."""
+    """An entry's record of the end of a transaction in a partition."""
 
     pid: int
     epoch: int
@@ -99,14 +99,14 @@ class Marker(NamedTuple):
 
 
 class LandingState:
-    """What follows from the entries so far, the same for all who read them."""
+    """The state after the entries so far. Equal for all readers."""
 
     def __init__(self) -> None:
         self.next_entry = 0
         self.next_pid = LEASES_FROM
         self.leases: dict[str, Identity] = {}
         self.schema: pa.Schema | None = None
-        self._followed: dict[str, Identity | None] = {}  # of each lease, whose next epoch it is
+        self._followed: dict[str, Identity | None] = {}  # for each lease, the identity whose next epoch it is
         self.refused: list[tuple[LandedBatch, Verdict]] = []
         self._table: BrokerTable = new_table()
         self._floors: dict[tuple[int, int | None], int] = {}
@@ -116,14 +116,14 @@ class LandingState:
 
     @property
     def open(self) -> list[LandedBatch]:
-        """Batches of transactions that nobody has decided."""
+        """Batches of undecided transactions."""
         return [batch for batches in self._open.values() for batch in batches]
 
     def apply(self, entry: Mapping[str, Any]) -> list[LandedBatch]:
-        """Take the next entry, and give the batches that it lets be seen.
+        """Apply the next entry, and return the batches that it makes visible.
 
-        Raises KeyError, TypeError, ValueError or BatchError for what is no entry. Everything is as before then, so
-        that the same entry is read again.
+        Raises KeyError, TypeError, ValueError or BatchError for an invalid entry. The state is then unchanged, so the
+        same entry can be read again.
         """
         seen = self._accept(read_entry(entry))
         self.next_entry += 1
@@ -142,7 +142,7 @@ class LandingState:
         return []
 
     def judge(self, batch: SequencedBatch | LandedBatch, *, check: bool = False) -> Judged:
-        """What becomes of a batch. `check`: and leave everything as it is."""
+        """Judge a batch. `check`: do not change the state."""
         if batch.epoch < self.floor(batch.pid, batch.partition):
             return Judged(Verdict.FENCED, None)
         if batch.cursor is not None:
@@ -153,11 +153,11 @@ class LandingState:
         )  # fmt: skip
 
     def floor(self, pid: int, partition: int) -> int:
-        """The lowest epoch that a partition takes of a producer."""
+        """The lowest epoch that a partition accepts of a producer."""
         return max(self._floors.get((pid, None), 0), self._floors.get((pid, partition), 0))
 
     def follows(self, name: str, before: Identity) -> bool:
-        """Whether the lease of a name is the one that was given to `before`, on asking for its own next."""
+        """Return whether the name's lease was assigned to `before` when that producer asked for its next epoch."""
         return self._followed.get(name) == before
 
     def cursor(self, name: str, partition: int) -> int | None:
@@ -165,19 +165,19 @@ class LandingState:
         return self._cursors.get((name, partition))
 
     def written(self, pid: int, partitions: Sequence[int] | None) -> dict[int, tuple[int, int]]:
-        """The epoch and last sequence that partitions have of a producer."""
+        """The epoch and last sequence of a producer in each partition."""
         known = sorted(self._partitions) if partitions is None else partitions
         return {number: last for number in known if (last := last_written(self._table, number, pid)) is not None}
 
     def mark(self, marker: Marker, *, check: bool = False) -> Verdict:
-        """What becomes of a marker. `check`: and leave everything as it is."""
+        """Judge a marker. `check`: do not change the state."""
         of = (marker.partition, marker.pid, marker.epoch, marker.outcome, marker.coordinator_epoch)
         return mark(self._table, *of, check=check).verdict
 
     def _take(self, batch: LandedBatch) -> list[LandedBatch]:
         verdict, offset = self.judge(batch, check=True)
         if verdict is not Verdict.ACCEPTED or offset != batch.offset:
-            # What is not read must not change what is taken after it.
+            # A batch that readers skip must not affect the judgment of later batches.
             self.refused.append((batch, Verdict.OUT_OF_ORDER if verdict is Verdict.ACCEPTED else verdict))
             return []
         self.judge(batch)
@@ -190,13 +190,13 @@ class LandingState:
         return [batch]
 
     def _judge_cursor(self, batch: SequencedBatch | LandedBatch, name: str, check: bool) -> Judged:
-        """Pulsar's rule: what lies above the highest position is new."""
+        """Apply Pulsar's rule: everything above the highest position is new."""
         key = (name, batch.partition)
         before = self._cursors.get(key, -1)
         if batch.last_seq <= before:
             return Judged(Verdict.DUPLICATE, None)
         if batch.first_seq <= before:
-            return Judged(Verdict.OUT_OF_ORDER, None)  # the transport cuts off what is there
+            return Judged(Verdict.OUT_OF_ORDER, None)  # the transport removes rows that are already written
         offset = self._table.log_end(batch.partition)
         if not check:
             self._table.set_log_end(batch.partition, offset + batch.count)
@@ -212,7 +212,8 @@ class LandingState:
         self.leases[lease.name] = identity
         self._followed[lease.name] = None if lease.is_taken_over else before
         if lease.is_taken_over and before is not None:
-            # Of its own next epoch a producer fences partition by partition: others may be in flight.
+            # For its own next epoch, a producer fences partition by partition: other partitions may have batches in
+            # flight.
             self._raise_floor(before.pid, None, identity.epoch if identity.pid == before.pid else LAST_EPOCH + 1)
 
     def _raise_floor(self, pid: int, partition: int | None, epoch: int) -> None:
@@ -227,17 +228,24 @@ class LandingState:
 
 
 class LandingTransport:
-    """Writes batches of a `SequencedProducer` to a landing folder, a Parquet file each.
+    """Writes batches of a `SequencedProducer` to a landing folder, one Parquet file each.
 
-    `folder`: a path, or a URI of an object store (`options` as for `fencepost.state.open`) that knows puts that must
-    not replace anything. Its rows have the columns of the first batch, or of `schema` if given: an Arrow schema of the
-    application's columns. `partitions`: how many there are; the folder stores the number, for ever, and None takes it
-    (1 for a new folder). `sync=False`: local files are not synced, for tests and scratch data. It is a registry too:
-    `init_producer` hands out leases, so a producer needs nothing but a name.
+    It is also a registry: `init_producer` leases identities, so a producer needs only a name. May be used from several
+    threads and processes.
 
-    Usable from several threads and processes. Raises PolicyError for another number of partitions than the folder's,
-    StoreError for a store that does not answer or lets two writers put one name, SourceError (path) for a log that is
-    none.
+    Args:
+        folder: A path, or the URI of an object store that supports put-if-absent.
+        partitions: The number of partitions. The folder stores it permanently. None uses the stored number (1 for a new
+            folder).
+        schema: An Arrow schema of the application's columns. Default: the columns of the first batch.
+        compression: The Parquet codec.
+        sync: False does not sync local files, for tests and scratch data.
+        options: Options of the object store, as for `fencepost.state.open`.
+
+    Raises:
+        PolicyError: The folder has another number of partitions.
+        StoreError: The store is not available, or lets two writers put the same name.
+        SourceError: The log is invalid (path).
     """
 
     def __init__(
@@ -258,9 +266,9 @@ class LandingTransport:
         self._lock = threading.Lock()
 
     def send(self, batch: SequencedBatch) -> Answer:
-        """Write a batch and list it, or say why not.
+        """Write a batch and list it, or return the reason for refusing it.
 
-        Raises BatchError (column, row) for rows of other columns or types than the folder's. Nothing is written then.
+        Raises BatchError (column, row) if columns or types differ from the folder's. Nothing is written then.
         """
         while True:
             with self._lock:
@@ -280,10 +288,10 @@ class LandingTransport:
     def init_producer(
         self, transactional_id: str | None = None, timeout_ms: int = 60_000, expected: Identity | None = None
     ) -> Identity:
-        """A pid that nobody has had, or the lease of a name: its pid with the next epoch. Whoever had it is fenced.
+        """Lease a name: its pid with the next epoch, or a new pid without a name. Fences the previous owner.
 
-        `expected`: what an earlier call gave to the same producer. Raises FencedError where somebody came since.
-        `timeout_ms` means nothing here: a lease is held until the next one is taken.
+        `expected`: the result of the producer's earlier call. Raises FencedError if another producer has called since.
+        `timeout_ms` is ignored: a lease holds until the next one.
         """
         with self._lock:
             while True:
@@ -296,7 +304,7 @@ class LandingTransport:
                     return Identity(entry["pid"], entry["epoch"])
 
     def fence(self, pid: int, epoch: int, partitions: Sequence[int] | None) -> dict[int, tuple[int, int]]:
-        """Take nothing of a producer below an epoch from here on, and tell what there is of it (`Transport`)."""
+        """Refuse epochs of a producer below `epoch` from now on, and return its last sequences (`Transport`)."""
         with self._lock:
             while True:
                 self._log.refresh()
@@ -309,16 +317,16 @@ class LandingTransport:
                     return state.written(pid, partitions)
 
     def cursor(self, name: str, partition: int) -> int | None:
-        """The highest position that it has of a producer in cursor mode; None if it has none."""
+        """The highest position of a producer in cursor mode, or None."""
         with self._lock:
             self._log.refresh()
             return self._log.state.cursor(name, partition)
 
     def write_marker(self, pid: int, epoch: int, partition: int, outcome: str, coordinator_epoch: int = 0) -> Verdict:
-        """The end of a transaction in a partition, for a coordinator. Gives what became of the marker.
+        """Write a transaction's end to a partition, for a coordinator, and return the verdict on the marker.
 
-        Again, nothing happens, and a marker that comes when the producer has gone on is FENCED and changes nothing: the
-        coordinator need not know.
+        Idempotent. A marker of a producer that has already advanced is FENCED and changes nothing, so the coordinator
+        needs no check.
         """
         marker = Marker(pid, epoch, partition, outcome, coordinator_epoch)
         with self._lock:
@@ -326,26 +334,27 @@ class LandingTransport:
                 self._log.refresh()
                 written = self._log.state.written(pid, [partition]).get(partition)
                 if written is not None and written[0] == epoch:
-                    return Verdict.DUPLICATE  # markers alone bring an epoch that no batch has
+                    return Verdict.DUPLICATE  # only a marker introduces an epoch without batches
                 verdict = self._log.state.mark(marker, check=True)
                 if not verdict.is_kept or self._log.put({"kind": "marker", **marker._asdict()}):
                     return verdict
 
-    # One step each
+    # Single steps
 
     def _used_partitions(self) -> int:
-        """How many partitions the folder's files show."""
+        """The number of partitions that the folder's files show."""
         found = (_PARTITION.match(name) for name in self._log.store.list(DATA))
         return max((int(it[1]) + 1 for it in found if it), default=0)
 
     def _seen(self, batch: SequencedBatch) -> Answer | None:
-        """The answer where nothing is to be written."""
+        """Return the answer if there is nothing to write."""
         self._log.refresh()
         judged = self._log.state.judge(batch, check=True)
         return None if judged.verdict is Verdict.ACCEPTED else Answer(judged.verdict, judged.offset)
 
     def _unwritten(self, batch: SequencedBatch) -> SequencedBatch:
-        """In cursor mode the rows that are not there yet: a batch may be cut otherwise than before a restart."""
+        """In cursor mode, return the rows that are not yet written: batches may have had other boundaries before a
+        restart."""
         if batch.cursor is None:
             return batch
         self._log.refresh()
@@ -357,7 +366,7 @@ class LandingTransport:
 
         sink = pa.BufferOutputStream()
         pq.write_table(batch.rows, sink, compression=self.compression)
-        data = memoryview(sink.getvalue()).cast("B")  # stores want bytes without a sign
+        data = memoryview(sink.getvalue()).cast("B")  # stores need unsigned bytes
         name = f"{batch.pid}-{batch.epoch}-{batch.first_seq}-{uuid4().hex}.parquet"
         path = f"{DATA}/partition={batch.partition}/{name}"
         writer = self._log.store.writer(path)
@@ -366,7 +375,8 @@ class LandingTransport:
         return LandedFile(path, data.nbytes, batch.count)
 
     def _conformed(self, batch: SequencedBatch) -> tuple[SequencedBatch, pa.Schema]:
-        """A batch with the folder's columns, and what these are once it is listed. Raises BatchError (column, row)."""
+        """Return a batch with the folder's columns, and the columns after it is listed. Raises BatchError (column,
+        row)."""
         place, rows = self._log.store.uri, batch.rows
         if self._schema is not None:
             rows = schemas.conform(rows, self._schema, place)
@@ -374,7 +384,10 @@ class LandingTransport:
         return replace(batch, rows=schemas.conform(rows, schema, place)), schema
 
     def _list(self, batch: SequencedBatch, file: LandedFile, schema: pa.Schema) -> tuple[Answer | None, bool]:
-        """Put the entry, unless another one before it has changed what is true. No answer: the columns are others."""
+        """Put the entry, unless an earlier entry changed the decision.
+
+        Returns (answer or None if the columns have changed, whether the entry is listed).
+        """
         while True:
             answer = self._seen(batch)
             if answer is not None:
@@ -382,7 +395,7 @@ class LandingTransport:
             try:
                 is_same = self._conformed(batch)[1] == schema
             except BatchError:
-                is_same = False  # the next try says why
+                is_same = False  # the next attempt reports the reason
             if not is_same:
                 return None, False
             offset = self._log.state.judge(batch, check=True).offset
@@ -396,12 +409,12 @@ class LandingTransport:
                 return Answer(Verdict.ACCEPTED, offset), True
 
     def _next_lease(self, name: str | None, expected: Any) -> dict[str, Any] | None:
-        """The entry to put; None where the lease is the one that is asked for."""
+        """Return the lease entry to put, or None if the current lease is the requested one."""
         state = self._log.state
         before = None if name is None else state.leases.get(name)
         if expected is not None and before != Identity(expected.pid, expected.epoch):
             if before is not None and state.follows(str(name), Identity(expected.pid, expected.epoch)):
-                return None  # the same call once more, whose answer was lost
+                return None  # a repeated call whose answer was lost
             raise FencedError(f"{name!r} was taken over: it has {before}, not {expected}")
         entry = {"kind": "lease", "name": name, "is_taken_over": expected is None}
         if before is None or before.epoch >= LAST_EPOCH:
@@ -410,19 +423,19 @@ class LandingTransport:
 
 
 class LandingLog:
-    """The entries of a folder, read as far as they go; and put, one after the other."""
+    """Reads and writes the log entries of a folder."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
         self.state = LandingState()
 
     def refresh(self) -> None:
-        """Read on to the end. Raises SourceError."""
+        """Read up to the end of the log. Raises SourceError."""
         for _ in self.entries():
             pass
 
     def entries(self) -> Iterator[tuple[Mapping[str, Any], list[LandedBatch]]]:
-        """Read on, and give each entry with the batches that it lets be seen. Raises SourceError."""
+        """Read on, and yield each entry with the batches that it makes visible. Raises SourceError."""
         while True:
             name = entry_name(self.state.next_entry)
             try:
@@ -433,13 +446,13 @@ class LandingLog:
             yield entry, self._apply(name, entry)
 
     def put(self, entry: Mapping[str, Any]) -> bool:
-        """Make an entry the next one. False: another came first, and has to be read.
+        """Put an entry as the next one. Returns False if another entry was first and must be read.
 
-        Raises PolicyError for one that could not be read again, and StoreError.
+        Raises PolicyError for an entry that could not be read back, and StoreError.
         """
         try:
             read_entry(entry)
-        except ValueError as problem:  # nobody could read on behind it
+        except ValueError as problem:  # the entry would make the log unreadable
             raise PolicyError(f"{entry['kind']}: {problem}; nothing was written") from problem
         data = json.dumps({"version": VERSION, **entry, "nonce": uuid4().hex}, separators=(",", ":")).encode()
         name = entry_name(self.state.next_entry)
@@ -469,12 +482,12 @@ class LandingLog:
 
 
 def entry_name(number: int) -> str:
-    """Where an entry lies."""
+    """The name of an entry."""
     return f"{LOG}/{number:020}.json"
 
 
 def read_entry(entry: Mapping[str, Any]) -> LandedBatch | Lease | Fence | Marker:
-    """What an entry says, each value of its type. Raises KeyError, TypeError or ValueError."""
+    """Parse an entry and check its types. Raises KeyError, TypeError or ValueError."""
     kind = entry["kind"]
     if kind == "batch":
         return _batch_of(entry)
@@ -500,7 +513,7 @@ def _batch_of(entry: Mapping[str, Any]) -> LandedBatch:
     ]
     cursor = entry["cursor"] or None
     if not isinstance(cursor, str | None):
-        # By a version from before there were names: whose position it is cannot be known.
+        # Written by a version without names, so the owner of the positions is unknown.
         raise ValueError(f"cursor {cursor!r} is no producer's name")
     schema = entry.get("schema")
     if schema is not None:
@@ -531,30 +544,30 @@ def _of_type(entry: Mapping[str, Any], name: str, kind: Any) -> Any:
 
 @dataclass
 class Landing:
-    """What a landing folder holds, up to an entry of its log."""
+    """The content of a landing folder up to an entry of its log."""
 
     store: Store
     batches: list[LandedBatch]
-    """Those that are seen: of transactions only the committed ones, in the order in which they came to be seen."""
+    """Visible batches: of transactions only committed ones, in the order of becoming visible."""
     refused: list[tuple[LandedBatch, Verdict]]
-    """Listed, but not in order or of a producer that was replaced by then: not read."""
+    """Batches that are listed but refused: out of order, or of a replaced producer. Readers skip them."""
     open: list[LandedBatch]
-    """Of transactions that are not decided: not read yet."""
+    """Batches of undecided transactions. Not visible yet."""
     leftovers: list[str]
-    """Files that no entry lists: what crashes and refusals have left. They can be deleted once no writer is at work."""
+    """Files that no entry lists, left over from crashes and refusals. Delete them only while no writer runs."""
     position: int
-    """Entries that were read: `read_landing(folder, after=position)` goes on from there."""
+    """Number of entries read: `read_landing(folder, after=position)` continues from there."""
 
     @property
     def rows(self) -> int:
-        """How many rows are seen."""
+        """Number of visible rows."""
         return sum(batch.count for batch in self.batches)
 
     def read(self) -> pa.Table:
-        """All rows that are seen, with pid, epoch, partition and seq in front.
+        """Return all visible rows, with pid, epoch, partition and seq in front.
 
-        Raises what `tables` raises, and SourceError where files have one column in types that do not go together: an
-        older version listed them. `tables` gives them one by one.
+        Raises the errors of `tables`, and SourceError if files have incompatible types for a column, which only older
+        versions could list. `tables` can still read them one by one.
         """
         import pyarrow as pa
 
@@ -567,9 +580,9 @@ class Landing:
             ) from error
 
     def tables(self) -> Iterator[pa.Table]:
-        """The rows of one batch after the other.
+        """Yield the rows of each batch.
 
-        Raises SourceError (path) for a listed file that is not there, or is not what was listed.
+        Raises SourceError (path) for a listed file that is missing or was changed.
         """
         for batch in self.batches:
             for file in batch.files:
@@ -598,11 +611,18 @@ class Landing:
 def read_landing(
     folder: str | os.PathLike[str], *, after: int = 0, options: Mapping[str, Any] | None = None
 ) -> Landing:
-    """What a landing folder holds: only what its log lists, judged again by the rules of a broker.
+    """Read a landing folder: only files that its log lists, judged again by a broker's rules.
 
-    `after`: leave out what was seen up to that many entries, the `position` of an earlier reading. Torn and left-over
-    files do not matter, and are told. Raises SourceError (path) for a log that is none, PolicyError for an `after` that
-    the log has not come to.
+    Torn and unlisted files do not matter; they are reported.
+
+    Args:
+        folder: A path or URI.
+        after: Skip what was visible up to this number of entries, the `position` of an earlier call.
+        options: Options of the object store.
+
+    Raises:
+        SourceError: The log is invalid (path).
+        PolicyError: `after` is beyond the end of the log.
     """
     log = LandingLog(open_store(folder, options=options))
     seen: list[LandedBatch] = []

@@ -1,4 +1,4 @@
-"""`fencepost.kafka.PartitionLog` as a place to write to: rows become records, one log a partition."""
+"""Writes to `fencepost.kafka.PartitionLog`: rows become records, with one log per partition."""
 
 from __future__ import annotations
 
@@ -29,27 +29,35 @@ if TYPE_CHECKING:
 
 NONE = -1
 AT_ONCE = 32
-"""Batches that share one sync at most."""
+"""Maximum number of batches that share a sync."""
 
 
 class PartitionLogTransport:
-    """Appends batches of a `SequencedProducer` to logs in Kafka's formats.
+    """Appends batches of a `SequencedProducer` to logs in Kafka's format.
 
-    `logs`: a list of open `PartitionLog`, by partition, or a folder with one for each of `partitions` in it
-    (`<topic>-0`, ...), which are opened here and closed by `close`. The folder stores how many there are, for ever, in
-    `<topic>.partitions.json`; None takes that number (1 for a new folder). `value`: the column with the records' values
-    (binary or text); without one a value is the row as JSON, without the identity, which stands in the batch headers.
-    `key`: the column with their keys; `timestamp`: int64 ms or an Arrow timestamp. More options go to `PartitionLog`;
-    `first` is "zero" unless given, so that no batch of a new producer is taken because the one before it failed. Cursor
-    mode with positions that do not begin with 0 needs "any".
+    In cursor mode the records have a pid derived from the producer's name, and epoch 0: in Kafka's format a new epoch
+    would restart at position 0. Before a producer's first batch, a marker with its own pid and epoch shows whether
+    another producer has replaced it.
 
-    In cursor mode the records have a pid that is made of the producer's name, and epoch 0: in a Kafka log a new epoch
-    would have to begin with position 0. Before a producer's first batch a marker of its own pid and epoch asks the log
-    whether somebody has replaced it.
+    Batches that arrive during a sync share the next one. Answers are futures, so five batches of a partition are in
+    flight.
 
-    Batches that come while a partition's log syncs share the next sync. Answers are futures, so five batches of a
-    partition are in flight. Raises what opening a log raises, and PolicyError for another number of partitions than the
-    folder's; no log is opened then.
+    Args:
+        logs: A list of open `PartitionLog`, one per partition, or a folder that contains one per partition
+            (`<topic>-0`, ...). The transport opens the logs of a folder, and `close` closes them.
+        partitions: The number of partitions of a folder, which stores it permanently in `<topic>.partitions.json`. None
+            uses the stored number (1 for a new folder).
+        topic: The topic's name.
+        key: The column of the records' keys.
+        value: The column of the records' values (binary or text). Default: the row as JSON without the identity, which
+            is in the batch headers.
+        timestamp: The column of the records' timestamps: int64 in milliseconds, or an Arrow timestamp.
+        options: Options of `PartitionLog`. `first` defaults to "zero", so that a new producer's batch is not accepted
+            after the one before it failed. Cursor mode needs "any" if positions do not begin with 0.
+
+    Raises:
+        PolicyError: The folder has another number of partitions. No log is opened then.
+        FencepostError: Any error of opening a log.
     """
 
     def __init__(
@@ -77,7 +85,7 @@ class PartitionLogTransport:
         self._key, self._value, self._timestamp = key, value, timestamp
 
     def send(self, batch: SequencedBatch) -> Future[Answer]:
-        """A future answer; it is there when the batch is on disk, as far as the log's `sync` says."""
+        """Append a batch. The future has an answer when the batch is on disk, subject to the log's `sync`."""
         answer: Future[Answer] = Future()
         name, refused = batch.cursor, None
         pid, epoch, first_seq = batch.pid, batch.epoch, batch.first_seq
@@ -98,38 +106,37 @@ class PartitionLogTransport:
         return answer
 
     def fence(self, pid: int, epoch: int, partitions: Sequence[int] | None) -> dict[int, tuple[int, int]]:
-        """Take nothing of a producer below an epoch from here on: a marker in each log (`Transport`).
+        """Refuse epochs of a producer below `epoch` from now on, by a marker in each log (`Transport`).
 
-        Tells what there is of it in the partitions that are named. Where all are meant, the producer has just begun
-        and asks nothing, so no log is read for it.
+        Returns the producer's last sequences in the named partitions. For all partitions (None) it returns nothing and
+        reads no log: the producer has just started.
         """
         found: dict[int, tuple[int, int]] = {}
         if epoch == 0:
-            return found  # nobody came before
+            return found  # there was no earlier epoch
         for number in range(self.partitions) if partitions is None else partitions:
             if not self._writers[number].shut_out_below(pid, epoch):
                 raise FencedError(f"pid {pid} epoch {epoch}, partition {number}: a higher epoch has written there")
-            # Behind the marker: what is not there by now does not come any more.
+            # The marker is written, so missing batches can no longer arrive.
             last = None if partitions is None else self._writers[number].last_of(pid)
             if last is not None:
                 found[number] = last
         return found
 
     def write_marker(self, pid: int, epoch: int, partition: int, outcome: str, coordinator_epoch: int = 0) -> Verdict:
-        """The end of a transaction in a partition, for a coordinator. Gives what became of the marker.
+        """Write a transaction's end to a partition, for a coordinator, and return the verdict on the marker.
 
-        Again, nothing that a reader sees happens, and a marker that comes when the producer has gone on is FENCED and
-        changes nothing: the coordinator need not know. Raises StoreError for a log that has to be opened again and
-        cannot be yet: the same call may be tried again.
+        Idempotent for readers. A marker of a producer that has already advanced is FENCED and changes nothing, so the
+        coordinator needs no check. Raises StoreError if the log must be reopened and cannot be; retry the call.
         """
         return self._writers[partition].mark(pid, epoch, outcome, coordinator_epoch)
 
     def cursor(self, name: str, partition: int) -> int | None:
-        """The highest position that a log has of a producer in cursor mode; None if it has none."""
+        """The highest position of a producer in cursor mode, or None."""
         return self._writers[partition].cursor(pid_of(name))
 
     def close(self) -> None:
-        """Close the logs that were opened here, once everything that was sent has its answer."""
+        """Close the logs that the transport opened, after answering all batches."""
         for writer in self._writers:
             writer.close()
             if self._owns and writer.log is not None:
@@ -144,7 +151,7 @@ class PartitionLogTransport:
     # Cursor mode
 
     def _refused(self, batch: SequencedBatch, name: str) -> Answer | None:
-        """The answer where nothing is to be written. A log in Kafka's format cannot have sequences with gaps."""
+        """Return the answer if nothing may be written. Kafka's format does not allow gaps in sequences."""
         if not self._writers[batch.partition].admits(batch.pid, batch.epoch):
             return Answer(Verdict.FENCED)
         before = self.cursor(name, batch.partition)
@@ -170,7 +177,7 @@ class PartitionLogTransport:
     # Records
 
     def _records(self, rows: pa.Table) -> pa.Table:
-        """Columns key, value and timestamp. Raises BatchError for a column that is not there."""
+        """Return the columns key, value and timestamp. Raises BatchError for a missing column."""
         import pyarrow as pa
 
         columns = {"key": self._key, "value": self._value, "timestamp": self._timestamp}
@@ -185,19 +192,19 @@ class PartitionLogTransport:
 
 
 class LogWriter:
-    """Appends to one log in a thread of its own: what has come meanwhile goes in one call, and one sync.
+    """Appends to one log on a thread. Batches that arrive meanwhile share the next append and sync.
 
-    Markers are written by whoever asks for them, between two such calls. `log` is None while one that has to be opened
-    again cannot be: each batch and marker tries, and fails with the reason.
+    The calling threads write markers, between appends. `log` is None while a log cannot be reopened: each batch and
+    marker tries again, and fails with the reason.
     """
 
     def __init__(self, log: Any, reopen: Callable[[], Any] | None) -> None:
         self.log = log
         self._reopen = reopen
-        self._last: dict[int, tuple[int, int]] = {}  # the epoch and last sequence of each pid that was taken here
+        self._last: dict[int, tuple[int, int]] = {}  # the epoch and last sequence of each pid appended here
         self._cursors: dict[int, int | None] = {}  # the last position of each pid in cursor mode
-        self._epochs: dict[int, int] = {}  # of each pid whose marker was written here, the highest
-        self._lock = threading.RLock()  # held while the log is written to, or opened
+        self._epochs: dict[int, int] = {}  # the highest epoch of each pid in markers written here
+        self._lock = threading.RLock()  # held while the log is written or opened
         self._queue: SimpleQueue[tuple[Any, Future[Answer]] | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="fencepost-log", daemon=True)
         self._thread.start()
@@ -206,7 +213,7 @@ class LogWriter:
         self._queue.put((batch, answer))
 
     def mark(self, pid: int, epoch: int, outcome: str, coordinator_epoch: int) -> Verdict:
-        """Write a marker. Raises StoreError for a log that does not know what is on disk."""
+        """Write a marker. Raises StoreError if the log does not know what is on disk."""
         with self._lock, self._told_apart():
             verdict: Verdict = self.opened().append_marker(pid, epoch, outcome, coordinator_epoch).verdict
             if verdict.is_kept:
@@ -214,10 +221,11 @@ class LogWriter:
             return verdict
 
     def shut_out_below(self, pid: int, epoch: int) -> bool:
-        """Take nothing of a producer below an epoch from here on; whether no higher one has written. Raises StoreError.
+        """Refuse a producer's epochs below `epoch` from now on. Returns False if a higher one has written. Raises
+        StoreError.
 
-        A coordinator that took over has left its epoch in the log, and a marker with a lower one is refused. This
-        marker is of no coordinator, so it repeats what is there.
+        After a takeover, the log has the new coordinator's epoch and refuses markers with a lower one. This marker has
+        no coordinator, so it repeats the epoch of the log.
         """
         with self._lock:
             verdict = self.mark(pid, epoch, "abort", 0)
@@ -228,7 +236,8 @@ class LogWriter:
             return verdict is not Verdict.FENCED
 
     def admits(self, pid: int, epoch: int) -> bool:
-        """Whether nobody has replaced this producer in the log; a marker asks, once. Raises StoreError."""
+        """Return whether no other producer has replaced this one in the log, checked once by a marker. Raises
+        StoreError."""
         with self._lock:
             known = self._epochs.get(pid, NONE)
             if known >= epoch:
@@ -236,7 +245,7 @@ class LogWriter:
             return self.shut_out_below(pid, epoch)
 
     def cursor(self, pid: int) -> int | None:
-        """The last sequence that the log has of a pid, None if it has none: read from its records, once."""
+        """The last sequence of a pid in the log, or None. Read from the records once."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
@@ -251,13 +260,13 @@ class LogWriter:
             return self._cursors[pid]
 
     def reached(self, pid: int, last_seq: int) -> None:
-        """The log has the positions of a pid up to this one."""
+        """Record that the log has the positions of a pid up to this one."""
         with self._lock:
             known = self._cursors.get(pid)
             self._cursors[pid] = last_seq if known is None else max(known, last_seq)
 
     def last_of(self, pid: int) -> tuple[int, int] | None:
-        """The epoch and last sequence that the log has of a producer, whatever markers came since."""
+        """The epoch and last sequence of a producer in the log, regardless of later markers."""
         with self._lock:
             log = self.opened()
             found = self._last.get(pid) or _last_in(log.path, pid)
@@ -266,7 +275,7 @@ class LogWriter:
             return found
 
     def opened(self) -> Any:
-        """The log, opened again where that failed before. Raises StoreError."""
+        """Return the log, reopened if that failed before. Raises StoreError."""
         with self._lock:
             if self.log is None and self._reopen is not None:
                 try:
@@ -281,7 +290,7 @@ class LogWriter:
 
     @contextlib.contextmanager
     def _told_apart(self) -> Iterator[None]:
-        """What a log that is poisoned raises is a StoreError: nobody knows what is on disk, and trying again tells."""
+        """Turn errors of a poisoned log into StoreError: what is on disk is unknown, and a retry finds out."""
         try:
             yield
         except PoisonedError as error:
@@ -289,8 +298,8 @@ class LogWriter:
             raise StoreError(f"the log has to be opened again: {error}") from error
 
     def _open_again(self) -> None:
-        """A log that does not know what is on disk finds out when it is opened; whose it is opens it."""
-        # More may be there than was told, and somebody else may write before it is open again.
+        """Reopen a log that does not know what is on disk, unless the caller owns it."""
+        # There may be more on disk than was acknowledged, and another process may write before the log is open.
         for known in (self._last, self._cursors, self._epochs):
             known.clear()
         if self._reopen is None:
@@ -298,7 +307,7 @@ class LogWriter:
         with contextlib.suppress(Exception):
             self.log.close()
         self.log = None
-        with contextlib.suppress(StoreError):  # the next try says what is wrong
+        with contextlib.suppress(StoreError):  # the next attempt reports the reason
             self.opened()
 
     def _run(self) -> None:
@@ -311,14 +320,14 @@ class LogWriter:
             self._write([it for it in waiting if it is not None])
 
     def _write(self, batches: list[tuple[Any, Future[Answer]]]) -> None:
-        """All in one call; where that raises, one by one, so that each has the answer that is its own."""
+        """Write all batches in one call. If it fails, write them one by one, so that each gets its own answer."""
         if not batches:
             return
         if len(batches) > 1:
             try:
                 told = self._append([batch for batch, _ in batches])
             except Exception:
-                told = None  # nothing was appended, or the next try tells
+                told = None  # nothing was appended, or the next attempt reports the reason
             if told is not None:
                 for (_, answer), one in zip(batches, told, strict=True):
                     answer.set_result(one)
@@ -345,7 +354,7 @@ _IS_THERE = (Verdict.ACCEPTED, Verdict.DUPLICATE)
 
 
 def _last_in(path: Path, pid: int) -> tuple[int, int] | None:
-    """The epoch and last sequence that a folder's log has of a producer: its batch headers are read, all of them."""
+    """Return the epoch and last sequence of a producer in a log folder, by reading all batch headers."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -360,7 +369,7 @@ def _last_in(path: Path, pid: int) -> tuple[int, int] | None:
 
 
 def _coordinator_epoch_in(path: Path, pid: int) -> int:
-    """The highest coordinator epoch of a producer's markers in a folder's log: all its batch headers are read."""
+    """Return the highest coordinator epoch of a producer's markers in a log folder, by reading all batch headers."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -374,7 +383,7 @@ def _coordinator_epoch_in(path: Path, pid: int) -> int:
 
 
 def _count(folder: Path, topic: str, partitions: int | None) -> int:
-    """How many logs the topic has in this folder, stored there."""
+    """Return the number of the topic's logs, which the folder stores."""
 
     def used() -> int:
         found = (topic_and_partition(it.name) for it in folder.iterdir()) if folder.is_dir() else ()
@@ -405,7 +414,7 @@ def _as_json(row: dict[str, Any]) -> bytes:
 
 
 def _plain(value: Any) -> Any:
-    """What JSON has no word for, as text."""
+    """Return a value that JSON does not support as text."""
     convert: Callable[[], Any] | None = getattr(value, "isoformat", None)
     if convert is not None:
         return convert()

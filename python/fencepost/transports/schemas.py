@@ -1,4 +1,4 @@
-"""The columns that the rows of a place have: given, or those of its first batch. Rows of other types are refused."""
+"""The columns of a destination: configured, or those of the first batch. Rows of other types are refused."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ NOTHING = "nothing of this batch was written"
 
 
 def conform(rows: pa.Table, schema: pa.Schema, place: str) -> pa.Table:
-    """Stamped rows with the columns of a schema, behind those of the identity, in its order and of its types.
+    """Return stamped rows with a schema's columns after the identity, in its order and types.
 
-    Layouts of one type are the same (text, large text, views and dictionaries of text), and a column without any value
-    is of every type. Raises BatchError (column, row) for other columns, other types, and a null where the schema says
-    not null.
+    Types with different layouts are equal (text, large text, views and dictionaries of text), and a column of nulls
+    matches every type. Raises BatchError (column, row) for other columns, other types, and a null in a non-nullable
+    column.
     """
     import pyarrow as pa
 
@@ -43,9 +43,9 @@ def conform(rows: pa.Table, schema: pa.Schema, place: str) -> pa.Table:
 
 
 def learnt(known: pa.Schema | None, rows: pa.Table) -> pa.Schema:
-    """The schema of a place once it has these rows: known, or else theirs.
+    """Return the schema of a destination after it accepts these rows: the known schema, or the rows'.
 
-    A column without any value has no type yet; the first batch with values gives it one.
+    A column of nulls has no type yet. The first batch with values defines it.
     """
     import pyarrow as pa
 
@@ -57,19 +57,19 @@ def learnt(known: pa.Schema | None, rows: pa.Table) -> pa.Schema:
 
 
 def plain(kind: pa.DataType) -> pa.DataType:
-    """The type of the values of a dictionary, else the type itself."""
+    """Return the value type of a dictionary type, otherwise the type itself."""
     import pyarrow as pa
 
     return kind.value_type if pa.types.is_dictionary(kind) else kind
 
 
 def to_text(schema: pa.Schema) -> str:
-    """As Arrow's IPC message, in base64."""
+    """Encode a schema as Arrow IPC message in base64."""
     return base64.b64encode(schema.serialize()).decode()
 
 
 def from_text(text: str) -> pa.Schema:
-    """What `to_text` gave. Raises ValueError for anything else."""
+    """Decode the result of `to_text`. Raises ValueError for other text."""
     import pyarrow as pa
 
     try:
@@ -100,7 +100,7 @@ def _conformed(values: pa.ChunkedArray, field: pa.Field, place: str) -> pa.Chunk
 
 
 def _is_layout_of(kind: pa.DataType, other: pa.DataType) -> bool:
-    """Whether both are texts, or both bytes of any length."""
+    """Return whether both types are text, or both are binary of any width."""
     import pyarrow as pa
 
     texts: tuple[Any, ...] = (pa.string(), pa.large_string(), pa.string_view())

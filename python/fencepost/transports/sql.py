@@ -1,15 +1,15 @@
-"""An SQL table to write to, with a table beside it that lists the batches that count.
+"""Writes to an SQL table, with a table beside it that lists the batches that count.
 
-Rows, the listing, and what is remembered of the producer change in one database transaction, under a lock on the
-partition: so a retry after a lost connection finds what became of the first try. Beside the table `events` stand
+Rows, the listing and the producer's state change in one database transaction, under a lock on the partition. So a retry
+after a lost connection finds the outcome of the first try. These tables belong to a table `events`:
 
-    events_commits      a row for each batch: partition, log_offset, pid, epoch, first_seq, last_seq, count, outcome
+    events_commits      a row per batch: partition, log_offset, pid, epoch, first_seq, last_seq, count, outcome
     events_partitions   the next offset of each partition; its row is the lock
-    events_producers    what a partition remembers of a producer: a `BrokerTable` of one entry
+    events_producers    a partition's state of a producer: a `BrokerTable` of one entry
     events_cursors      the highest position of each name in cursor mode, by partition
-    events_floors       the lowest epoch that is taken of a producer, in a partition or in all of them (-1)
-    events_leases       who has which name, and whose next epoch that is; the row without a name counts pids
-    events_layout       one row: how many partitions there are
+    events_floors       the lowest accepted epoch of a producer, in a partition or in all of them (-1)
+    events_leases       the owner of each name, and whose next epoch that is; the row without a name counts pids
+    events_layout       one row: the number of partitions
 """
 
 from __future__ import annotations
@@ -56,28 +56,35 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 LOG_COLUMNS = ("pid", "epoch", "partition", "seq", "log_offset")
-"""What the table needs beside the application's columns: integers, log_offset and seq with 64 bits."""
+"""Columns of the table in addition to the application's: integers; log_offset and seq have 64 bits."""
 NAME_MAX = 48
-"""Of a table's name: PostgreSQL cuts names off after 63."""
+"""Maximum length of a table's name: PostgreSQL truncates names after 63 bytes."""
 CURSOR_NAME_MAX = 1000
-"""Of a producer's name, in characters: as many as a transactional id may have."""
+"""Maximum length of a producer's name in characters, the same as for transactional ids."""
 EVERYWHERE = -1
-"""Instead of a partition: the lowest epoch holds in all of them."""
+"""In place of a partition: the lowest epoch of all partitions."""
 
 
 class SqlTransport:
     """Writes batches of a `SequencedProducer` to a table, and lists them in the same transaction.
 
-    `engine`: SQLAlchemy 2; SQLite, PostgreSQL or MariaDB. `table`: its name, or a `sqlalchemy.Table`; it has the
-    application's columns and `LOG_COLUMNS`, and partition with log_offset is unique. `schema`: an Arrow schema of the
-    application's columns, by which a table that is not there is made; every batch is held against it, and in any case
-    against the table's columns. `partitions`: how many there are; the tables store the number, for ever, and None takes
-    it (1 for a new table). It is a registry too: `init_producer` hands out leases. `lock_timeout_ms`,
-    `idle_timeout_ms`: as of a `ProducerRegistry`.
+    It is also a registry: `init_producer` leases identities.
 
-    Raises SchemaError for a table without the columns, or tables of a newer version; nothing is made then. PolicyError
-    for another number of partitions than the table's. StoreError, here and in every call, for a database that does not
-    answer.
+    Args:
+        engine: An SQLAlchemy 2 engine for SQLite, PostgreSQL or MariaDB.
+        table: The name of the table, or a `sqlalchemy.Table`. It has the application's columns and `LOG_COLUMNS`;
+            (partition, log_offset) is unique.
+        schema: An Arrow schema of the application's columns. A missing table is created from it. Every batch must match
+            it. Batches must match the table's columns in any case.
+        partitions: The number of partitions. The tables store it permanently. None uses the stored number (1 for a new
+            table).
+        lock_timeout_ms: As in `ProducerRegistry`.
+        idle_timeout_ms: As in `ProducerRegistry`.
+
+    Raises:
+        SchemaError: The table lacks columns, or the tables are of a newer version. Nothing is created then.
+        PolicyError: The table has another number of partitions.
+        StoreError: The database is not available. Every method may raise this.
     """
 
     def __init__(
@@ -97,16 +104,16 @@ class SqlTransport:
         self.partitions = self._database.settled(lambda connection: self._count(connection, partitions))
 
     def send(self, batch: SequencedBatch) -> Answer:
-        """Write a batch and list it in one transaction, or say why not.
+        """Write a batch and list it in one transaction, or return the reason for refusing it.
 
-        Raises BatchError (column, row) for rows that do not go into the table, StoreError for a database that does not
-        answer. What the database refuses for good (a missing table, a missing right, a trigger) is an answer that no
-        producer tries again.
+        Raises BatchError (column, row) for rows that do not fit the table, StoreError if the database is not available.
+        What the database refuses permanently (a missing table or right, a trigger) becomes an answer that a producer
+        does not retry.
         """
         batch = self._converted(batch)
         try:
             return self._database.transaction(lambda connection: self._append(connection, batch))
-        except exc.IntegrityError as error:  # of the commit; others name their row
+        except exc.IntegrityError as error:  # raised by COMMIT; other errors name their row
             raise bulk.refused_at_commit(self._tables.rows.name, error) from error
         except (StoreError, exc.DBAPIError) as error:
             cause = error.__cause__ if isinstance(error, StoreError) else error
@@ -121,15 +128,15 @@ class SqlTransport:
     def init_producer(
         self, transactional_id: str | None = None, timeout_ms: int = 60_000, expected: Identity | None = None
     ) -> Identity:
-        """A pid that nobody has had, or the lease of a name: its pid with the next epoch. Whoever had it is fenced.
+        """Lease a name: its pid with the next epoch, or a new pid without a name. Fences the previous owner.
 
-        `expected`: what an earlier call gave to the same producer. Raises FencedError where somebody came since.
-        `timeout_ms` means nothing here: a lease is held until the next one is taken.
+        `expected`: the result of the producer's earlier call. Raises FencedError if another producer has called since.
+        `timeout_ms` is ignored: a lease holds until the next one.
         """
         return self._database.transaction(lambda connection: self._lease(connection, transactional_id, expected))
 
     def fence(self, pid: int, epoch: int, partitions: Sequence[int] | None) -> dict[int, tuple[int, int]]:
-        """Take nothing of a producer below an epoch from here on, and tell what there is of it (`Transport`)."""
+        """Refuse epochs of a producer below `epoch` from now on, and return its last sequences (`Transport`)."""
 
         def work(connection: Connection) -> dict[int, tuple[int, int]]:
             known = self._known_partitions(connection) if partitions is None else sorted(partitions)
@@ -149,14 +156,14 @@ class SqlTransport:
         return self._database.transaction(work)
 
     def cursor(self, name: str, partition: int) -> int | None:
-        """The highest position that it has of a producer in cursor mode; None if it has none."""
+        """The highest position of a producer in cursor mode, or None."""
         return self._database.transaction(lambda connection: self._cursor(connection, name, partition))
 
     def write_marker(self, pid: int, epoch: int, partition: int, outcome: str, coordinator_epoch: int = 0) -> Verdict:
-        """The end of a transaction in a partition, for a coordinator. Gives what became of the marker.
+        """Write a transaction's end to a partition, for a coordinator, and return the verdict on the marker.
 
-        Again, nothing happens, and a marker that comes when the producer has gone on is FENCED and changes nothing: the
-        coordinator need not know.
+        Idempotent. A marker of a producer that has already advanced is FENCED and changes nothing, so the coordinator
+        needs no check.
         """
 
         def work(connection: Connection) -> Verdict:
@@ -164,7 +171,7 @@ class SqlTransport:
             state = self._state(connection, pid, partition, log_end)
             last = last_written(state.table, partition, pid)
             if last is not None and last.epoch == epoch:
-                return Verdict.DUPLICATE  # markers alone bring an epoch that no batch has
+                return Verdict.DUPLICATE  # only a marker introduces an epoch without batches
             verdict = mark(state.table, partition, pid, epoch, outcome, coordinator_epoch).verdict
             if verdict.is_kept:
                 commits = self._tables.commits
@@ -177,7 +184,7 @@ class SqlTransport:
 
         return self._database.transaction(work)
 
-    # One append
+    # Steps of an append
 
     def _append(self, connection: Connection, batch: SequencedBatch) -> Answer:
         log_end = self._lock(connection, batch.partition)
@@ -203,7 +210,7 @@ class SqlTransport:
         return Answer(Verdict.ACCEPTED, log_end)
 
     def _lock(self, connection: Connection, partition: int) -> int:
-        """The next offset of a partition, which nobody else appends to until this transaction ends."""
+        """Lock a partition until the end of the transaction, and return its next offset."""
         partitions = self._tables.partitions
         one = select(partitions.c.log_end).where(partitions.c.partition == partition).with_for_update()
         found = connection.execute(one).scalar()
@@ -213,12 +220,12 @@ class SqlTransport:
         return int(connection.execute(one).scalar_one())
 
     def _floor(self, connection: Connection, pid: int, partition: int) -> int:
-        """The lowest epoch that is taken of a pid; whoever raises it waits for this transaction, or this one for it."""
+        """Lock and return the lowest accepted epoch of a pid, so that it cannot change during this transaction."""
         floors = self._tables.floors
         these = floors.c.partition.in_([EVERYWHERE, partition])
         one = select(floors.c.epoch).where(floors.c.pid == pid, these).with_for_update(read=True)
         found = list(connection.execute(one).scalars())
-        if not found:  # nothing to lock: somebody could raise it meanwhile
+        if not found:  # there is no row to lock, and another transaction could insert one
             insert_if_missing(connection, floors, {"pid": pid, "partition": EVERYWHERE, "epoch": 0})
             found = list(connection.execute(one).scalars())
         return int(max(found))
@@ -236,7 +243,7 @@ class SqlTransport:
         return None if found is None else int(found)
 
     def _move_cursor(self, connection: Connection, name: str, partition: int, position: int) -> None:
-        """Called with the partition locked."""
+        """The caller holds the lock on the partition."""
         cursors = self._tables.cursors
         insert_if_missing(connection, cursors, {"partition": partition, "name": name, "position": position})
         one = cursors.update().where(cursors.c.name == name, cursors.c.partition == partition)
@@ -266,7 +273,7 @@ class SqlTransport:
         connection.execute(end.values(log_end=log_end))
 
     def _converted(self, batch: SequencedBatch) -> SequencedBatch:
-        """With the rows as the table takes them, but for their offsets. Raises BatchError (column, row)."""
+        """Return the batch with rows converted for the table, without offsets. Raises BatchError (column, row)."""
         import numpy as np
 
         name = f"the table {self._tables.rows.name!r}"
@@ -277,7 +284,7 @@ class SqlTransport:
         rows = rows.append_column("log_offset", [np.zeros(len(rows), np.int64)])
         try:
             return replace(batch, rows=self._target.convert(rows))
-        except SinkError as error:  # a column that the table generates, or must have
+        except SinkError as error:  # a column that the table generates or requires
             raise BatchError(str(error)) from error
 
     def _insert(self, connection: Connection, batch: SequencedBatch, log_end: int) -> None:
@@ -290,7 +297,7 @@ class SqlTransport:
     # Partitions
 
     def _count(self, connection: Connection, given: int | None) -> int:
-        """The number of partitions, stored where it is not yet."""
+        """Return the number of partitions, and store it if missing."""
         layout, partitions = self._tables.layout, self._tables.partitions
         stored = connection.execute(select(layout.c.partitions)).scalar()
         last = connection.execute(select(func.max(partitions.c.partition))).scalar()
@@ -315,7 +322,7 @@ class SqlTransport:
         known = None if expected is None else Identity(expected.pid, expected.epoch)
         if known is not None and before != known:
             if row is not None and (row.follows_pid, row.follows_epoch) == known:
-                return Identity(row.pid, row.epoch)  # the same call once more, whose answer was lost
+                return Identity(row.pid, row.epoch)  # a repeated call whose answer was lost
             raise FencedError(f"{name!r} was taken over: it has {before}, not {expected}")
         if before is None:
             found = Identity(self._new_pid(connection), 0)
@@ -327,7 +334,8 @@ class SqlTransport:
         follows = dict(zip(("follows_pid", "follows_epoch"), known or (None, None), strict=True))
         connection.execute(leases.update().where(leases.c.name == name).values(**found._asdict(), **follows))
         if known is None:
-            # Of its own next epoch a producer fences partition by partition: others may be in flight.
+            # For its own next epoch, a producer fences partition by partition: other partitions may have batches in
+            # flight.
             self._raise_floor(connection, before.pid, EVERYWHERE, before.epoch + 1)
         return found
 
@@ -339,7 +347,7 @@ class SqlTransport:
 
 
 class State(NamedTuple):
-    """What a partition remembers of one producer."""
+    """A partition's state of one producer."""
 
     table: BrokerTable
     is_new: bool
@@ -363,13 +371,14 @@ def _judged(state: State, batch: SequencedBatch, cursor: int | None, log_end: in
 def read_committed(
     engine: Engine, table: str | Table, *, partition: int | None = None, from_offset: int = 0
 ) -> pa.Table:
-    """The rows that are listed, by partition and log_offset, with the columns of the table.
+    """Return the committed rows, ordered by partition and log_offset, with the columns of the table.
 
-    Of transactions only what was committed, and in each partition up to the first one that is open, so that who goes
-    on with the next offset misses nothing. What somebody put into the table otherwise is not read. All rows are held:
-    `stream_committed` gives them in pieces, and a view shows them to SQL (`create_committed_view`).
+    Rows of open and aborted transactions are left out. In each partition, reading stops at the first open transaction,
+    so a reader that continues at the next offset misses nothing. Rows that other programs inserted are ignored. All
+    rows are held in memory: `stream_committed` yields them in pieces, and a view shows them to SQL
+    (`create_committed_view`).
 
-    Raises SourceError where the table has fewer rows than are listed, SchemaError for a table that is none of ours.
+    Raises SourceError if the table has fewer rows than listed, SchemaError for a table of another kind.
     """
     import pyarrow as pa
 
@@ -385,10 +394,10 @@ def stream_committed(
     from_offset: int = 0,
     batch_rows: int = 65_536,
 ) -> Iterator[pa.Table]:
-    """What `read_committed` reads, as tables of at most `batch_rows`; one without rows where there are none.
+    """Yield the rows of `read_committed` as tables of at most `batch_rows` rows, at least one table.
 
-    What is committed when the first table is asked for. No transaction is open between two of them, for what is listed
-    does not change. Errors are those of `read_committed`, where they are met.
+    Contains what is committed when the first table is requested. No database transaction is open between tables,
+    because listed rows do not change. Raises the errors of `read_committed` when it meets them.
     """
     import pyarrow as pa
 
@@ -406,10 +415,10 @@ def stream_committed(
 
 
 def committed_view(table: str, dialect: str) -> str:
-    """The statement that makes the view `<table>_committed`, for `create_committed_view`.
+    """Return the statement that creates the view `<table>_committed`, for `create_committed_view`.
 
-    Each row belongs to the last batch that begins at or before it, which an index finds. Of each partition it shows
-    what lies before the first transaction that is open.
+    Each row belongs to the last batch that begins at or before it, which an index finds. In each partition, the view
+    ends before the first open transaction.
     """
     preparer = dialect_named(dialect).identifier_preparer
     names = (table, f"{table}_commits", f"{table}_committed", "partition")
@@ -428,11 +437,12 @@ WHERE (first_open.log_offset IS NULL OR r.log_offset < first_open.log_offset) AN
 
 
 def create_committed_view(engine: Engine, table: str) -> str:
-    """Makes the view `<table>_committed` of a transport's table, whose rows are those of `read_committed`; its name.
+    """Create the view `<table>_committed` of a transport's table, with the rows of `read_committed`, and return its
+    name.
 
-    Call it again after columns were added: a view keeps the columns that the table had.
+    Call it again after adding columns: a view keeps the columns that the table had.
 
-    Raises SchemaError for a table that is none of ours, StoreError for a database that does not answer.
+    Raises SchemaError for a table of another kind, StoreError if the database is not available.
     """
     database = Database(engine)
     open_tables(database, table, None)
@@ -450,7 +460,7 @@ def create_committed_view(engine: Engine, table: str) -> str:
 def _ranges(
     connection: Connection, tables: Tables, partition: int | None, from_offset: int
 ) -> Iterator[tuple[int, int, int]]:
-    """(partition, first offset, end) of what may be read, in order, as few as may be."""
+    """Yield (partition, first offset, end) of the committed rows, in order, merged where possible."""
     commits = tables.commits
     wanted = select(commits.c.partition, commits.c.log_offset, commits.c.count, commits.c.outcome)
     wanted = wanted.where(commits.c.log_offset + commits.c.count > from_offset)
@@ -493,7 +503,7 @@ def _read_range(rows: Table, partition: int, begin: int, end: int, connection: C
 
 
 class Tables(NamedTuple):
-    """A table, and those beside it."""
+    """A transport's table and the tables that belong to it."""
 
     rows: Table
     commits: Table
@@ -506,7 +516,7 @@ class Tables(NamedTuple):
 
 
 def open_tables(database: Database, table: str | Table, schema: pa.Schema | None) -> Tables:
-    """The tables, made where they are missing and a schema says how. Raises SchemaError."""
+    """Open the tables. Creates missing ones if a schema is given. Raises SchemaError."""
     with outages(database.engine):
         return _open_tables(database, table, schema)
 
@@ -531,13 +541,13 @@ def _open_tables(database: Database, table: str | Table, schema: pa.Schema | Non
     if is_missing:
         rows.to_metadata(beside)
     database.create_tables(_part(name, beside))
-    if is_missing:  # still, where those beside it were made by SQL
+    if is_missing:  # still missing if only the other tables were created by SQL
         database.define(lambda connection: rows.create(connection, checkfirst=True))
     return tables
 
 
 def part_beside(name: str) -> Part:
-    """The tables beside a transport's table of this name, for who makes them by SQL."""
+    """Return the tables that belong to a transport's table of this name, to create them by SQL."""
     beside = MetaData()
     _beside(name, beside)
     return _part(name, beside)
@@ -607,7 +617,7 @@ def _beside(name: str, metadata: MetaData) -> list[Table]:
             Column("name", key_text(String(255), 1020), primary_key=True),
             Column("pid", Int64, nullable=False),
             Column("epoch", Integer, nullable=False),
-            # Whose own next epoch it is; null where it was taken over.
+            # The identity whose next epoch this is; null if the lease was taken over.
             Column("follows_pid", Int64),
             Column("follows_epoch", Integer),
             **INNODB,
@@ -633,7 +643,7 @@ def _log_columns() -> list[Any]:
 
 
 def _columns_of(schema: pa.Schema) -> list[Column[Any]]:
-    """Columns for an Arrow schema. Raises SchemaError for a type that has no column."""
+    """Return the columns for an Arrow schema. Raises SchemaError for a type without a column type."""
     import pyarrow as pa
     from sqlalchemy import Date, DateTime, Float, Numeric
     from sqlalchemy.dialects.mysql import DATETIME
@@ -687,7 +697,7 @@ def _check_columns(rows: Table) -> None:
 
 
 def _refusal(error: BaseException | None, kind: str) -> ErrorCode | None:
-    """The answer where the database refuses a statement for good; None where the same may succeed later."""
+    """Return the answer if the database refuses a statement permanently; None if a retry may succeed."""
     of_driver = getattr(error, "orig", None)
     if kind == "sqlite":
         return _SQLITE_REFUSALS.get(getattr(of_driver, "sqlite_errorcode", 0) & 0xFF)
@@ -697,7 +707,7 @@ def _refusal(error: BaseException | None, kind: str) -> ErrorCode | None:
     return _REFUSALS.get(state) or _REFUSALS.get(state[:2])
 
 
-# By SQLSTATE or its class: rights, values and what a trigger raises, statements, limits of the server.
+# By SQLSTATE or its class: rights, values and triggers, statements, server limits.
 _REFUSALS = {
     "42501": ErrorCode.TOPIC_AUTHORIZATION_FAILED,
     **dict.fromkeys(("22", "23", "P0"), ErrorCode.INVALID_RECORD),
@@ -709,7 +719,7 @@ _SQLITE_REFUSALS = {
     **dict.fromkeys((18, 19, 20), ErrorCode.INVALID_RECORD),
     **dict.fromkeys((1, 11, 26), ErrorCode.INVALID_REQUEST),
 }
-# Rights on databases, tables and columns; values, keys, checks and what a trigger raises; statements, names and limits.
+# Rights on databases, tables and columns; values, keys, checks and triggers; statements, names and limits.
 _MARIADB_REFUSALS = {
     **dict.fromkeys((1044, 1142, 1143, 1227, 1370), ErrorCode.TOPIC_AUTHORIZATION_FAILED),
     **dict.fromkeys((1048, 1062, 1216, 1264, 1364, 1366, 1406, 1452, 1644, 4025), ErrorCode.INVALID_RECORD),
