@@ -1,13 +1,13 @@
-"""Kafka's own files, read and written: log segments, snapshots of producer state, indexes of aborted transactions.
+"""Reads and writes Kafka's files: log segments, producer state snapshots, indexes of aborted transactions.
 
-Producer id, epoch and sequence are in no consumer's messages; they stand in the log. Whatever is read comes as an
-Arrow stream, for which nothing else need be installed:
+Messages that consumers receive lack producer id, epoch and sequence; the log has them. Readers return Arrow streams and
+need no other package:
 
 >>> from fencepost import kafka
 >>> batches = kafka.read_batches("/var/lib/kafka/orders-0")  # doctest: +SKIP
 >>> fp.BrokerTable().apply(batches, fp.BatchColumns.kafka_log())  # doctest: +SKIP
 
-`docs/kafka-logs.md` tells the columns, and what becomes of damage.
+`docs/kafka-logs.md` describes the columns and the handling of damage.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ __all__ = [
 ]
 
 BATCH_BYTES_MAX = 512 << 20
-"""What a batch may come to, decompressed. Brokers take a megabyte, unless told otherwise."""
+"""Default maximum size of a decompressed batch. Brokers accept 1 MB by default."""
 
 
 def read_batches(
@@ -49,22 +49,38 @@ def read_batches(
     damage: Literal["raise", "report"] = "raise",
     options: Mapping[str, Any] | None = None,
 ) -> _native.KafkaStream:
-    """The batch headers of a partition or a segment, a row each, without a look at what they hold.
+    """Read the batch headers of a partition or segment, one row per batch, without the batches' content.
 
-    `source`: a partition's folder, a segment, or a URI of either; `options`: of a remote store, names as obstore has
-    them (`endpoint`, `region`, ...), the environment's where not given.
+    Columns:
 
-    Columns: topic (utf8) and partition (int32), null where the folder's name does not tell them; segment (utf8),
-    position (int64), bytes (int32), base_offset, last_offset (int64), count (int32), pid (int64), epoch (int16),
-    base_seq, last_seq (int32), -1 where there is none; max_timestamp (int64 ms), timestamp_type (utf8), transactional
-    (bool), control (utf8: null, "commit", "abort", "empty" where compaction has removed the record, "other"),
-    coordinator_epoch (int32, of markers), compression (utf8), leader_epoch (int32). Checksums are not looked at: they
-    are of payloads too.
+    | column | type | meaning |
+    |---|---|---|
+    | topic, partition | utf8, int32 | null if the folder's name does not contain them |
+    | segment, position, bytes | utf8, int64, int32 | location and size of the batch |
+    | base_offset, last_offset | int64 | |
+    | count | int32 | number of records |
+    | pid, epoch, base_seq, last_seq | int64, int16, int32, int32 | -1 if missing |
+    | max_timestamp, timestamp_type | int64 ms, utf8 | |
+    | transactional | bool | |
+    | control | utf8 | null, "commit", "abort", "empty" (compaction removed the record) or "other" |
+    | coordinator_epoch | int32 | of markers |
+    | compression, leader_epoch | utf8, int32 | |
 
-    Gives an Arrow stream that is read as it is pulled. Raises SourceError (path, position) for what is no log; damage
-    farther in is raised behind the rows before it. `damage="report"`: no error but a `Finding` in `.findings` of the
-    stream; the rest of the segment is passed over and the next one read. Then offsets that are in no segment are told
-    too, and local offset indexes are held against their segments.
+    Checksums are not verified, because they include the payloads.
+
+    Args:
+        source: A partition's folder, a segment, or a URI of either.
+        damage: "raise": damage raises SourceError after the rows before it. "report": damage becomes a `Finding` in the
+            stream's `.findings`; the rest of the segment is skipped and the next one read. Offsets that are in no
+            segment are reported too, and local offset indexes are checked against their segments.
+        options: Options of a remote store with obstore's names (`endpoint`, `region`, ...). Others come from the
+            environment.
+
+    Returns:
+        An Arrow stream that is read lazily.
+
+    Raises:
+        SourceError: The source is not a log (path, position).
     """
     if damage not in ("raise", "report"):
         raise ValueError(f"damage={damage!r}: 'raise' or 'report'")
@@ -81,24 +97,30 @@ def read_records(
     batch_bytes_max: int = BATCH_BYTES_MAX,
     options: Mapping[str, Any] | None = None,
 ) -> _native.KafkaStream:
-    """The data records of a partition or a segment, a row each.
+    """Read the data records of a partition or segment, one row per record.
 
-    Columns: topic (utf8), partition (int32), offset (int64), timestamp (int64 ms), key, value (binary, null apart from
-    empty), headers (list of struct key utf8, value binary), pid (int64), epoch (int16), seq (int32), null where the
-    producer is not idempotent.
+    Columns: topic (utf8), partition (int32), offset (int64), timestamp (int64 ms), key, value (binary, null or empty as
+    written), headers (list of struct key utf8, value binary), pid (int64), epoch (int16), seq (int32). The last three
+    are null if the producer is not idempotent.
 
-    `isolation="read_committed"`, as of `PartitionLog.read`: without records of aborted transactions, and to the last
-    stable offset: the first one that belongs to an open transaction, or the log's end. For that the headers of all
-    segments are read first. Of a single segment, the transaction index beside it is used; a transaction that is not
-    decided there is a SourceError.
+    Args:
+        source: A partition's folder, a segment, or a URI of either.
+        isolation: "read_committed" skips records of aborted transactions and stops at the last stable offset: that of
+            the first open transaction, or the log's end. It first reads the headers of all segments. For a single
+            segment it uses the transaction index beside it; a transaction that is undecided there raises SourceError.
+            "read_uncommitted" reads everything.
+        from_offset: The first offset to read. To continue, pass the last record's offset + 1. Earlier segments are
+            skipped, except for headers that "read_committed" needs. An offset at or behind the end gives no rows and no
+            error.
+        batch_bytes_max: Maximum size of a decompressed batch.
+        options: As in `read_batches`.
 
-    `from_offset`: the first offset to read, for a reader that goes on where it was: its last record's offset + 1.
-    Segments before it are not read, but for the headers that `read_committed` needs. At or behind the end there is
-    nothing to read, which is no error.
+    Returns:
+        An Arrow stream that is read lazily.
 
-    `batch_bytes_max`: more than this no batch may hold, decompressed. Gives an Arrow stream that is read as it is
-    pulled. Raises SourceError (path, position): also for a wrong checksum, and where records from `from_offset` on were
-    deleted already.
+    Raises:
+        SourceError: The source is not a log, a checksum is wrong, or records from `from_offset` on were deleted (path,
+            position).
     """
     if isolation not in ("read_uncommitted", "read_committed"):
         raise ValueError(f"isolation={isolation!r}: 'read_uncommitted' or 'read_committed'")
@@ -124,16 +146,16 @@ def read_records(
 
 
 def read_snapshot(path: str | os.PathLike[str], *, options: Mapping[str, Any] | None = None) -> ArrowStreamExportable:
-    """What a broker knew of a partition's producers, in the order of its `.snapshot`.
+    """Read a broker's state of a partition's producers, in the order of the `.snapshot` file.
 
     Columns: pid (int64), epoch (int16), last_seq (int32), last_offset (int64), offset_delta (int32), timestamp (int64
-    ms), coordinator_epoch (int32), txn_first_offset (int64); -1 where there is none. Raises SourceError.
+    ms), coordinator_epoch (int32), txn_first_offset (int64); -1 if missing. Raises SourceError.
     """
     return _native.kafka_snapshot(read_whole(path, options), os.fspath(path))
 
 
 def read_aborted(path: str | os.PathLike[str], *, options: Mapping[str, Any] | None = None) -> ArrowStreamExportable:
-    """The aborted transactions of a `.txnindex`, in the order of their markers.
+    """Read the aborted transactions of a `.txnindex` file, in the order of their markers.
 
     Columns: pid, first_offset, last_offset, last_stable_offset (int64). Raises SourceError.
     """
@@ -149,22 +171,32 @@ def audit(
     checksums: bool = False,
     options: Mapping[str, Any] | None = None,
 ) -> LogAudit:
-    """Replays partitions, and says what a broker has lost, fenced, left open or forgotten. Nothing is changed.
+    """Replay partitions and report what a broker has lost, fenced, left open or forgotten. Changes nothing.
 
-    `source`: a partition's folder, a folder of such folders (a broker's log directory), a segment, or a URI. Reported
-    are producers and their batches; records that are missing (unclean elections, truncation, a lost segment) or
-    written twice; batches of fenced epochs; open, aborted and hanging transactions, the last stable offset; how the
-    broker's own snapshots and transaction indexes differ from what its log says; and damage.
+    Reports producers and their batches; records that are missing (unclean elections, truncation, a lost segment) or
+    written twice; batches of fenced epochs; open, aborted and hanging transactions and the last stable offset;
+    differences between the log and the broker's snapshots and transaction indexes; and damage.
 
-    `now_ms`: by which a transaction hangs: milliseconds since 1970, "newest" for the partition's newest timestamp, the
-    system's clock unless given. Producers are idle by the number, else by the newest timestamp; `max_idle_ms`: the
-    broker's producer.id.expiration.ms. `cleanup_policy`: the topic's, "delete", "compact" or "unknown", or a mapping
-    from topics to these ("*" for all others). Offsets in no batch are losses under "delete", none under "compact".
-    Under "unknown" they are losses too, unless batches have fewer records than offsets, which only compaction leaves.
-    `checksums=True` also reads what batches hold: wrong checksums, and bytes that cannot be decompressed; without it
-    only headers are read.
+    Args:
+        source: A partition's folder, a folder of such folders (a broker's log directory), a segment, or a URI.
+        now_ms: The time for finding hanging transactions: milliseconds since 1970, or "newest" for the partition's
+            newest timestamp. Default: the system's clock. For idle producers, the number counts, otherwise the newest
+            timestamp.
+        max_idle_ms: The broker's producer.id.expiration.ms.
+        cleanup_policy: The topic's cleanup.policy: "delete", "compact" or "unknown", or a mapping from topics to these
+            ("*" for other topics). Offsets in no batch are losses under "delete", not under "compact". Under "unknown"
+            they are losses unless some batches have fewer records than offsets, which only compaction causes.
+        checksums: Also read the batches' content and check it: checksums and compression. Otherwise only headers are
+            read.
+        options: As in `read_batches`.
 
-    Needs pyarrow and NumPy. Raises SourceError where there is no log; PolicyError for options.
+    Returns:
+        A LogAudit.
+
+    Raises:
+        SourceError: There is no log.
+        PolicyError: Invalid arguments.
+        FencepostError: pyarrow or NumPy is not installed.
     """
     from fencepost.kafka import auditing
 

@@ -1,8 +1,9 @@
-"""Replays partitions as a follower does, and notes what does not add up.
+"""Replays partitions like a follower, and records inconsistencies.
 
-A partition is read once, header by header, in calls of about a million batches. Four things follow it: the producers'
-sequence numbers (`Sequences`), their state as a broker keeps it (`BrokerTable`, replica rules), the transactions
-(`TransactionIndex`), and sums. Where a snapshot lies, the state so far is compared with it. Memory follows producers.
+Each partition is read once, header by header, in calls of about a million batches. Each call updates four things: the
+producers' sequence numbers (`Sequences`), their state as in a broker (`BrokerTable`, replica rules), the transactions
+(`TransactionIndex`), and sums. Where the broker wrote a snapshot, it is compared with the state so far. Memory grows
+with producers.
 """
 
 from __future__ import annotations
@@ -30,23 +31,23 @@ from fencepost.kafka.source import Log, Segment, find_partitions, open_log, read
 from fencepost.policy import BatchColumns
 
 CALL_ROWS = 1 << 20
-"""Batches that are followed together."""
+"""Number of batches to process together."""
 HANGING_MS = 20 * 60_000
-"""The longest time-out that a broker allows (transaction.max.timeout.ms), and five minutes."""
+"""The broker's maximum transaction timeout (transaction.max.timeout.ms) plus five minutes."""
 
 _COLUMNS = BatchColumns.kafka_log().replace(partition=None)
 _STATE = ("epoch", "last_seq", "last_offset", "offset_delta", "timestamp", "coordinator_epoch", "txn_first_offset")
-"""What a snapshot holds of a producer."""
+"""The fields of a producer in a snapshot."""
 
 
 _SUMS = ("bytes", "batches", "records", "untracked", "commits", "aborts", "removed")
 COMPACTED_TOPICS = {"__consumer_offsets", "__transaction_state"}
-"""Of Kafka itself, compacted always."""
+"""Kafka's internal topics, always compacted."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """What `fencepost.kafka.audit` is asked for."""
+    """The arguments of `fencepost.kafka.audit`."""
 
     now_ms: int | Literal["newest"] | None
     max_idle_ms: int
@@ -63,7 +64,7 @@ class Request:
             raise PolicyError(f"now_ms={self.now_ms!r}: milliseconds since 1970, or 'newest'")
 
     def policy_of(self, topic: str | None) -> str:
-        """What is known of a topic's cleanup.policy."""
+        """Return the cleanup.policy of a topic, as far as known."""
         policy = self.cleanup_policy
         if not isinstance(policy, str):
             policy = policy.get(topic or "", policy.get("*", "unknown"))
@@ -71,7 +72,7 @@ class Request:
 
 
 def audit(source: str | os.PathLike[str], request: Request) -> LogAudit:
-    """See `fencepost.kafka.audit`."""
+    """Implement `fencepost.kafka.audit`."""
     folders = find_partitions(source, request.options)
     is_directory = folders != [os.fspath(source)]
     partitions = tuple(_Partition(folder, request).report(goes_on=is_directory) for folder in folders)
@@ -79,7 +80,7 @@ def audit(source: str | os.PathLike[str], request: Request) -> LogAudit:
 
 
 class _Partition:
-    """One partition that is being followed."""
+    """The replay of one partition."""
 
     def __init__(self, path: str, request: Request) -> None:
         self.path, self.request, self.options = path, request, request.options
@@ -99,7 +100,7 @@ class _Partition:
         self.known_from: str | None = None
 
     def report(self, *, goes_on: bool) -> PartitionAudit:
-        """Follows the partition. `goes_on`: what cannot be read is a finding, for others are asked for too."""
+        """Replay the partition. `goes_on`: report unreadable files as findings, because there are other partitions."""
         try:
             self._read()
         except (SourceError, StoreError) as error:
@@ -135,7 +136,7 @@ class _Partition:
         return sorted((int(name[:20]), name) for name in self.log.others if name.endswith(ending))
 
     def _begin(self, snapshots: list[tuple[int, str]]) -> list[tuple[int, str]]:
-        """Where the log does not begin at 0, the newest snapshot before it says who was known. Gives the later ones."""
+        """If the log does not begin at 0, load the newest snapshot before it. Returns the later snapshots."""
         start = self.log.segments[0].base_offset or 0
         before = [it for it in snapshots if it[0] <= start]
         for place, (offset, name) in enumerate(reversed(before)):
@@ -151,7 +152,7 @@ class _Partition:
         return snapshots[len(before) :]
 
     def _know(self, name: str, rows: pa.Table) -> None:
-        """Begins with the producers of a snapshot."""
+        """Start with the producers of a snapshot."""
         self.known_from = name
         with tempfile.TemporaryDirectory() as folder:
             local = Path(folder) / name
@@ -166,7 +167,7 @@ class _Partition:
             self.transactions.apply(pa.table(open_rows), BatchColumns(partition=None))
 
     def _snapshot(self, name: str) -> pa.Table | None:
-        """The rows of a broker's snapshot; None, and damage noted, where it is none."""
+        """Return the rows of a broker's snapshot; None, with a finding, if it is damaged."""
         from fencepost.kafka import read_snapshot
 
         path = f"{self.log.folder}/{name}"
@@ -177,7 +178,10 @@ class _Partition:
             return None
 
     def _note(self, rows: pa.Table) -> pa.Table:
-        """Sums, and gaps between offsets. Gives the rows whose offsets rise: an overlap is damage, told elsewhere."""
+        """Add to the sums and find gaps between offsets.
+
+        Returns the rows with rising offsets: overlaps are damage, which is reported elsewhere.
+        """
         base, last = rows["base_offset"].to_numpy(), rows["last_offset"].to_numpy()
         before = np.maximum.accumulate(np.concatenate([[-1 if self.log_end is None else self.log_end - 1], last]))
         rises = base > before[:-1]
@@ -210,19 +214,19 @@ class _Partition:
         return rows
 
     def _end_so_far(self, first: int) -> int:
-        """Where the next batch should begin; `first` where nothing tells."""
+        """Return the expected offset of the next batch; `first` if unknown."""
         if self.log_end is not None:
             return self.log_end
         begin = self.log.segments[0].base_offset
         return first if begin is None else min(begin, first)
 
     def _note_holes(self, begin: Any, end: Any, segment: Any, position: Any) -> None:
-        """Offsets from `begin` to before `end`, and where the batches behind them are."""
+        """Record offsets from `begin` up to `end` (exclusive), and the location of the batches after them."""
         if len(begin):
             self.holes.append(pa.table([begin, end - 1, end - begin, segment, position], _HOLES.names).cast(_HOLES))
 
     def _note_end(self) -> None:
-        """The last segment, or a snapshot, may tell of offsets behind the last batch."""
+        """Record offsets after the last batch that the last segment or a snapshot implies."""
         last = self.log.segments[-1]
         behind = [*self._files(".snapshot"), *([] if last.base_offset is None else [(last.base_offset, last.path)])]
         end = self._end_so_far(min((it[0] for it in behind), default=0))
@@ -231,7 +235,7 @@ class _Partition:
             self._note_holes(np.array([end]), np.array([offset]), [PurePath(path).name], pa.nulls(1))
 
     def _check_contents(self, segment: Segment) -> None:
-        """Reads what the batches of a segment hold, and notes each that is damaged."""
+        """Read the content of a segment's batches and record damaged ones."""
         start, known = 0, {(it.path, it.position) for it in self.damage}
         while True:
             told = segment.parts if start == 0 else (segment.path, None, _Rest(segment, start))
@@ -258,11 +262,11 @@ class _Partition:
         return policy == "compact" or (policy == "unknown" and self.sums["removed"] > 0)
 
     def _follow(self, rows: pa.Table) -> None:
-        """What a follower would do with these rows, and what it would not like."""
+        """Apply rows as a follower does, and record violations."""
         if not len(rows):
             return
         self.state.apply(rows, _COLUMNS)
-        # A header whose records compaction has removed is of a transaction that was decided long ago.
+        # A batch header whose records were compacted away belongs to a transaction decided long ago.
         is_undecided = pc.and_(rows["transactional"], pc.greater(rows["count"], 0))
         place = rows.column_names.index("transactional")
         self.transactions.apply(rows.set_column(place, "transactional", is_undecided), _COLUMNS)
@@ -290,7 +294,7 @@ class _Partition:
         self.tables["fenced"].append(_told_of(rows.take(fenced)))
 
     def _compare(self, offset: int, name: str) -> None:
-        """The state so far, and what the broker wrote of it."""
+        """Compare the state so far with a snapshot of the broker."""
         rows = self._snapshot(name)
         if rows is None:
             self.snapshots.append({"file": name, "offset": offset, "verdict": "damaged"})
@@ -319,7 +323,7 @@ class _Partition:
         return is_old and entry["txn_first_offset"] == -1
 
     def _gone(self, entry: dict[str, int] | None) -> str:
-        """Why the batch that a snapshot names is not in the log: "compacted" away, or in a "hole"; else "differs"."""
+        """Return why the batch that a snapshot names is not in the log: "compacted", "hole" or "differs"."""
         if entry is None or entry["last_offset"] < 0:
             return "differs"
         offset = entry["last_offset"]
@@ -332,7 +336,7 @@ class _Partition:
         return "hole" if any(it.as_py() for it in is_in_hole) else "differs"
 
     def _index_differences(self, aborted: pa.Table) -> pa.Table:
-        """Aborted transactions that only the log or only its indexes tell of; none where there is no index at all."""
+        """Return aborted transactions that only the log or only its indexes contain. Empty without indexes."""
         from fencepost.kafka import read_aborted
 
         told: list[dict[str, int]] = []
@@ -397,13 +401,13 @@ class _Partition:
 
 
 class _Producers:
-    """Sums of each producer."""
+    """Sums by producer."""
 
     def __init__(self) -> None:
         self.sums: pa.Table | None = None
 
     def add(self, rows: pa.Table) -> None:
-        """Data batches of producers."""
+        """Add data batches of producers."""
         ones = pa.array(np.ones(len(rows), np.int64))
         told = rows.select(["pid", "epoch"]).append_column("batches", ones)
         told = told.append_column("records", rows["count"].cast(pa.int64()))
@@ -419,14 +423,14 @@ class _Producers:
 
 
 def _summed(rows: pa.Table) -> pa.Table:
-    """A row for each producer and epoch."""
+    """Return one row per producer and epoch."""
     sums = [("batches", "sum"), ("records", "sum"), ("first_offset", "min"), ("last_offset", "max")]
     return rows.group_by(["pid", "epoch"]).aggregate(sums).rename_columns(rows.column_names)
 
 
 @dataclass(frozen=True)
 class _Rest:
-    """A segment from a byte on, as the extension reads an object."""
+    """A segment from a byte on, in the form of an object that the extension reads."""
 
     segment: Segment
     start: int
@@ -447,7 +451,7 @@ def _read(segment: Segment, position: int, length: int) -> bytes:
 
 
 def _length_at(segment: Segment, position: int) -> int | None:
-    """Bytes of the batch at a position; None where the segment ends within it."""
+    """Return the size of the batch at a position; None if the segment ends within it."""
     header = _read(segment, position, 12)
     if len(header) < 12:
         return None
@@ -456,14 +460,14 @@ def _length_at(segment: Segment, position: int) -> int | None:
 
 
 def read_batches(path: str, options: Mapping[str, Any] | None) -> Any:
-    """The headers of a partition, damage reported."""
+    """Read a partition's headers and report damage."""
     from fencepost import kafka
 
     return kafka.read_batches(path, damage="report", options=options)
 
 
 def _calls(stream: Any) -> Iterator[pa.Table]:
-    """The rows of a stream, so many together that calls cost little."""
+    """Combine a stream's batches to tables that are large enough for efficient calls."""
     batches, rows = [], 0
     for batch in stream:
         batches.append(pa.record_batch(batch))
@@ -476,19 +480,19 @@ def _calls(stream: Any) -> Iterator[pa.Table]:
 
 
 def _finding(kind: str, path: str, error: SourceError | StoreError) -> Finding:
-    """A file that cannot be read, or is not what it claims to be."""
+    """A finding for a file that is unreadable or invalid."""
     position = error.position if isinstance(error, SourceError) else None
     return Finding(kind, path, position, str(error).removeprefix(path).lstrip(":, "))
 
 
 def _told_of(rows: pa.Table) -> pa.Table:
-    """What tables of batches say of each."""
+    """Return the columns that tables of batches in a report have."""
     told = rows.select(["pid", "epoch", "base_seq", "last_seq", "base_offset", "segment", "position"])
     return told.rename_columns(["pid", "epoch", "base_seq", "last_seq", "offset", "segment", "position"])
 
 
 def _entries(state: BrokerTable) -> Iterator[tuple[int, dict[str, int]]]:
-    """Each producer with what a snapshot would hold of it."""
+    """Yield each producer with its fields of a snapshot."""
     for entry in pa.table(state.entries()).to_pylist():
         last = entry["batches"][-1] if entry["batches"] else None
         known = {
@@ -504,7 +508,7 @@ def _entries(state: BrokerTable) -> Iterator[tuple[int, dict[str, int]]]:
 
 
 def _differing(name: str, pid: int, their: dict[str, int] | None, our: dict[str, int] | None) -> list[dict[str, Any]]:
-    """A row for each field that differs."""
+    """Return one row for each field that differs."""
     if their is None or our is None:
         found = {"in_snapshot": None if their is None else 1, "in_log": None if our is None else 1}
         return [{"file": name, "pid": pid, "field": "producer"} | found]

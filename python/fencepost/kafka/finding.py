@@ -1,4 +1,4 @@
-"""Damage of a log that a report lists, where a reader would stop."""
+"""Damage of a log, for reports that continue where a reader would stop."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from typing import NamedTuple
 
 
 class Finding(NamedTuple):
-    """What is wrong with a file."""
+    """A problem with a file."""
 
     kind: str
-    """unreadable, torn, zeros, version, field, offsets, compression, overlap, gap or index; of an
-    audit also content (a wrong checksum, what cannot be decompressed) and snapshot."""
+    """unreadable, torn, zeros, version, field, offsets, compression, overlap, gap or index. Audits also report content
+    (a wrong checksum, or undecodable data) and snapshot."""
     path: str
-    """The file, or its URI."""
+    """The path or URI of the file."""
     position: int | None
-    """Where in it, in bytes, where known."""
+    """The byte position in the file, or None if unknown."""
     reason: str
-    """What is wrong, without where."""
+    """The problem, without the position."""

@@ -1,6 +1,7 @@
-"""A partition's log for one writer: judged as a broker judges, written in a broker's formats, on disk when it says so.
+"""A partition's log for one writer: judges batches like a broker, writes Kafka's format, and syncs to disk as
+configured.
 
-`docs/partition-log.md` tells what lies in the folder, what a crash leaves, and what becomes of errors.
+`docs/partition-log.md` describes the files in the folder, what a crash leaves behind, and errors.
 """
 
 from __future__ import annotations
@@ -24,22 +25,22 @@ if TYPE_CHECKING:
 Record: TypeAlias = (
     bytes | tuple[bytes | None, bytes | None] | tuple[bytes | None, bytes | None, Iterable[tuple[str, bytes | None]]]
 )
-"""A value, (key, value) or (key, value, headers); a null value is a deletion where a topic is compacted."""
+"""A value, (key, value) or (key, value, headers). In a compacted topic, a null value is a deletion."""
 
 Records: TypeAlias = list[Record] | ArrowStreamExportable
-"""Records of a batch: a list, or an Arrow table with value and, if it likes, key, timestamp and headers."""
+"""Records of a batch: a list, or an Arrow table with value and optionally key, timestamp and headers."""
 
 SEGMENT_BYTES = 1 << 30
-"""A broker's log.segment.bytes."""
+"""The default of a broker's log.segment.bytes."""
 
 
 class Appended(NamedTuple):
-    """What became of a batch or marker."""
+    """The result for a batch or marker."""
 
     verdict: Verdict
-    """By the broker's rules. ACCEPTED and UNTRACKED were written, a DUPLICATE had been."""
+    """By the broker's rules. ACCEPTED and UNTRACKED are now written, a DUPLICATE already was."""
     offset: int | None
-    """Of its first record; of a duplicate, that of the first copy's; None where it was refused."""
+    """Offset of the first record; for a duplicate that of the first copy. None if refused."""
 
 
 class Batch(NamedTuple):
@@ -53,37 +54,57 @@ class Batch(NamedTuple):
 
 
 class Recovered(NamedTuple):
-    """What opening a log came to."""
+    """What opening a log found."""
 
     state: str | None
-    """The file of the state that it began with; None where there was none."""
+    """The file of the state that was loaded. None if there was none."""
     passed_over: tuple[str, ...]
-    """Files of newer states that are damaged, or of offsets that are not there any more."""
+    """Files of newer states that were skipped: damaged, or with offsets that no longer exist."""
     batches: int
-    """Batches and markers that were followed from there on."""
+    """Number of batches and markers replayed after the state."""
     cut_bytes: int
-    """Bytes that were cut off: what a crash had left of its last write; with "cut" everything from the damage on."""
+    """Number of bytes that were cut off: the remains of a crash's last write; with "cut" everything from the damage on.
+    """
 
 
 class PartitionLog:
-    """The log of one partition, open for its only writer. A building block: no retention, no readers elsewhere.
+    """The log of one partition, open for its only writer. A building block without retention.
 
-    `path`: the partition's folder, created if need be; `orders-3` is partition 3 of the topic orders. `partition`: the
-    number where the folder's name does not tell it, 0 unless given. Batches are judged by a `BrokerTable` and written
-    as a broker writes them, so `read_batches`, `read_records`, `audit` and any Kafka client's decoder read the folder.
+    A `BrokerTable` judges batches, and the log writes them like a broker. So `read_batches`, `read_records`, `audit`
+    and the decoder of any Kafka client can read the folder.
 
-    `sync`, when an append returns: "each": its bytes are on disk, with a sync of its own; "group": they are on disk,
-    with a sync that all share who append meanwhile; "interval": the system has them, and a power loss takes what was
-    appended within the last `interval_ms` and the time of a sync (a killed process loses nothing). `segment_bytes`:
-    above this a segment takes no more; also what a call may append at most. `compression`: "none", "gzip", "snappy",
-    "lz4", "zstd", of new batches. `version`, `window`, `first`, `max_idle_ms`: as for `BrokerTable`. `on_damage`:
-    "refuse" reads the segment of the newest state and those behind it, and raises for damage elsewhere than at a torn
-    end; "cut" reads all segments, and gives up everything from the first damage on, acknowledged batches and whole
-    segments too.
+    May be used from several threads, and releases the interpreter. A forked process must open its own log. Opening
+    takes a lock.
 
-    Usable from several threads; the interpreter is released meanwhile. A process that is forked must open its own.
-    Opening takes a lock. Raises LockedError where another one writes; SourceError (path, position) for a log that is
-    damaged, and changes nothing then; OSError; PolicyError and ValueError for options.
+    | `sync` | when an append returns |
+    |---|---|
+    | "each" | after its own sync to disk |
+    | "group" | after a sync to disk that concurrent appends share |
+    | "interval" | after writing to the operating system |
+
+    With "interval", a power loss loses what was appended within the last `interval_ms` plus the time of a sync. A
+    killed process loses nothing.
+
+    Args:
+        path: The partition's folder, created if missing; `orders-3` is partition 3 of topic orders.
+        partition: The partition's number, if the folder's name does not contain it. Default: 0.
+        sync: See the table.
+        interval_ms: The interval of syncs with sync="interval".
+        segment_bytes: Maximum size of a segment, and of a call's batches.
+        compression: Compression of new batches: "none", "gzip", "snappy", "lz4" or "zstd".
+        version: As in `BrokerTable`.
+        window: As in `BrokerTable`.
+        first: As in `BrokerTable`.
+        max_idle_ms: As in `BrokerTable`.
+        on_damage: "refuse" reads the segment of the newest state and later ones, and raises for damage other than a
+            torn end. "cut" reads all segments and drops everything from the first damage on, including acknowledged
+            batches and whole segments.
+
+    Raises:
+        LockedError: Another writer has the log open.
+        SourceError: The log is damaged (path, position). Nothing is changed.
+        PolicyError, ValueError: Invalid arguments.
+        OSError: The operating system refuses.
 
     >>> log = PartitionLog("orders-0")  # doctest: +SKIP
     >>> log.append(7, 0, 0, [b"first", b"second"])  # doctest: +SKIP
@@ -135,26 +156,35 @@ class PartitionLog:
         *,
         now_ms: int | None = None,
     ) -> Appended:
-        """Judges a batch, and writes it if it is accepted. Returns when `sync` says.
+        """Judge a batch, and write it if it is accepted. Returns when `sync` is satisfied.
 
-        `pid` (int64), `epoch` (int16), `base_seq` (int32): as the producer numbers it; all -1 for a producer that is
-        not idempotent. `records`: a list of bytes, (key, value) or (key, value, headers), headers a list of (name,
-        bytes or None); or an Arrow table with value and, optionally, key (binary or strings), timestamp (int64 ms or
-        Arrow timestamp) and headers (list of struct key utf8, value binary). `now_ms`: the timestamp of records without
-        one, and what producers are idle by; the system's clock unless given.
+        A refused batch (OUT_OF_ORDER, FENCED, INVALID_TXN_STATE) has a verdict and leaves no trace.
 
-        What is refused (OUT_OF_ORDER, FENCED, INVALID_TXN_STATE) is a verdict and leaves no trace. Raises BatchError
-        for what no batch can be, and OSError where the disk is full or the system refuses: nothing was appended then,
-        and the same call may be tried again. PoisonedError: it is not known what is on disk; open the log again, which
-        tells, and try again with the same numbers. ValueError once the log was closed.
+        Args:
+            pid: The producer id (int64), or -1 if the producer is not idempotent.
+            epoch: The epoch (int16), or -1.
+            base_seq: The first sequence number (int32), or -1.
+            records: A list of bytes, (key, value) or (key, value, headers) with headers as list of (name, bytes or
+                None). Or an Arrow table with value and optionally key (binary or strings), timestamp (int64 ms or Arrow
+                timestamp) and headers (list of struct key utf8, value binary).
+            transactional: Whether the batch belongs to a transaction.
+            now_ms: The timestamp of records without one, and the time for idle producers. Default: the system's clock.
+
+        Raises:
+            BatchError: The batch is invalid.
+            OSError: The disk is full, or the operating system refuses. Nothing was appended; retry the call.
+            PoisonedError: It is unknown what is on disk. Reopen the log, which finds out, and retry with the same
+                numbers.
+            ValueError: The log is closed.
         """
         return self.append_many([Batch(pid, epoch, base_seq, records, transactional)], now_ms=now_ms)[0]
 
     def append_many(self, batches: Iterable[Batch | Sequence[Any]], *, now_ms: int | None = None) -> list[Appended]:
-        """Judges batches in their order, and writes those that are accepted: all of them or, with an error, none.
+        """Judge batches in order and write the accepted ones: all of them or, after an error, none.
 
-        `batches`: (pid, epoch, base_seq, records) or (pid, epoch, base_seq, records, transactional) each, with any
-        producers; as one call to `append` each, but with one sync. Errors are those of `append`.
+        Equivalent to one call of `append` per batch, but with one sync. Raises the errors of `append`.
+
+        `batches`: (pid, epoch, base_seq, records) or (pid, epoch, base_seq, records, transactional), of any producers.
         """
         told = self._log.append([Batch(*batch) for batch in batches], _now_ms(now_ms))
         return [self._counted(Verdict(code), offset) for code, offset in told]
@@ -169,11 +199,11 @@ class PartitionLog:
         *,
         now_ms: int | None = None,
     ) -> Appended:
-        """Judges the end of a transaction as its coordinator sends it, and writes it if it is accepted.
+        """Judge a transaction's end from its coordinator, and write the marker if it is accepted.
 
-        Under `transaction_version` 2 (KIP-890) the epoch must be above that of the transaction's batches, but for a
-        retry where nothing is open, and for the last epoch, 32767 (4.3). FENCED and COORDINATOR_FENCED are verdicts.
-        Errors are those of `append`.
+        Under `transaction_version` 2 (KIP-890) the epoch must be above that of the transaction's batches, except for a
+        retry when no transaction is open, and for the last epoch, 32767 (4.3). FENCED and COORDINATOR_FENCED are
+        verdicts. Raises the errors of `append`.
         """
         if outcome not in ("commit", "abort"):
             raise ValueError(f"outcome={outcome!r}: 'commit' or 'abort'")
@@ -190,11 +220,11 @@ class PartitionLog:
     def read(
         self, from_offset: int = 0, isolation: Literal["read_committed", "read_uncommitted"] = "read_committed"
     ) -> _native.KafkaStream:
-        """The records from an offset on, as an Arrow stream with the columns of `read_records`.
+        """Read the records from an offset on, as an Arrow stream with the columns of `read_records`.
 
-        What was there when it was called, and is on disk ("interval": was appended). "read_committed": nothing of
-        aborted transactions, and to the last stable offset. May be read while others append, and after the log was
-        closed. Raises ValueError for an offset that is not in 0 ... the log's end; SourceError for damage.
+        The stream contains what was on disk at the time of the call ("interval": what was appended). "read_committed"
+        skips aborted transactions and stops at the last stable offset. The stream may be read during appends and after
+        the log is closed. Raises ValueError for an offset outside 0 ... the log's end, SourceError for damage.
         """
         if isolation not in ("read_uncommitted", "read_committed"):
             raise ValueError(f"isolation={isolation!r}: 'read_committed' or 'read_uncommitted'")
@@ -202,18 +232,18 @@ class PartitionLog:
 
     @property
     def log_end(self) -> int:
-        """The offset that the next batch gets."""
+        """The offset of the next batch."""
         return self._log.log_end
 
     @property
     def last_stable_offset(self) -> int:
-        """The first offset of an open transaction, or of what is not on disk yet; else the log's end."""
+        """The first offset of an open transaction or of data not yet on disk; otherwise the log's end."""
         return self._log.last_stable_offset
 
     def metrics(self) -> dict[str, Any]:
-        """What monitoring asks of a log: `log_end`, `last_stable_offset`, `segments` and their `bytes`, as of now.
+        """Return the current `log_end`, `last_stable_offset`, number of `segments` and their `bytes`, and counters.
 
-        `appended`: batches and markers that were judged since it was opened, by verdict.
+        `appended`: batches and markers judged since opening, by verdict.
         """
         sizes = [path.stat().st_size for path in self.path.glob("*.log")]
         with self._count_lock:
@@ -227,7 +257,7 @@ class PartitionLog:
         }
 
     def collect(self) -> Iterator[Metric]:
-        """The same as families of `prometheus_client`: see `fencepost.metrics`."""
+        """Yield the same metrics as `prometheus_client` families; see `fencepost.metrics`."""
         found = self.metrics()
         by = {"log": os.fspath(self.path)}
         judged = {("verdict", verdict): count for verdict, count in found["appended"].items()}
@@ -239,20 +269,20 @@ class PartitionLog:
         yield gauge("fencepost_log_size_bytes", "Bytes of the segments.", found["bytes"], by, "bytes")
 
     def evict(self, now_ms: int) -> int:
-        """Forgets producers that have been idle for `max_idle_ms`, as `BrokerTable.evict`, and gives how many.
+        """Forget producers that were idle for `max_idle_ms`, like `BrokerTable.evict`. Returns their number.
 
-        A restart knows those again that have written behind the state that it begins with.
+        After reopening, producers that wrote after the loaded state are known again.
         """
         return self._log.evict(now_ms)
 
     def sync(self) -> None:
-        """Returns when everything that was appended before is on disk, whatever the policy."""
+        """Wait until everything appended so far is on disk, whatever the `sync` setting."""
         self._log.sync()
 
     def close(self) -> None:
-        """Syncs, writes what the next one who opens it begins with, and gives back the lock. Again: nothing happens.
+        """Sync, write the state for the next opening, and release the lock. Repeated calls do nothing.
 
-        A log that is not closed is found as a crash leaves it. Raises OSError; the log is closed then, too.
+        Without it, the log looks as after a crash. Raises OSError; the log is closed then, too.
         """
         self._log.close()
 
@@ -267,7 +297,7 @@ class PartitionLog:
 
 
 def _place(path: Path, partition: int | None) -> tuple[str | None, int]:
-    """Topic and partition, by the folder's name where it tells them."""
+    """Return topic and partition from the folder's name, if it contains them."""
     topic, told = topic_and_partition(path.absolute().name)
     if partition is not None and not 0 <= partition < 2**31:
         raise ValueError(f"partition={partition} is outside 0..=2147483647")

@@ -1,4 +1,4 @@
-"""What an audit of a Kafka log found: figures for programs, a page for people, tables for those who ask further."""
+"""The report of an audit of a Kafka log: figures for programs, text for people, tables for further analysis."""
 
 from __future__ import annotations
 
@@ -13,85 +13,88 @@ from fencepost.errors import PolicyError
 from fencepost.kafka.finding import Finding
 
 FINDINGS = ("missing", "repeated", "fenced", "hanging", "snapshot", "index", "damage")
-"""What `LogAudit.found` can be asked for."""
+"""The kinds of findings that `LogAudit.found` accepts."""
 CLEANUP_POLICIES = ("delete", "compact", "unknown")
-"""What an audit can be told of a topic's cleanup.policy."""
+"""Values of a topic's cleanup.policy."""
 SHOWN_MAX = 10
-"""Lines of a table that the text shows, unless told otherwise."""
+"""Default number of table lines in the text."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PartitionAudit:
-    """What the log of one partition says. Tables are `pyarrow.Table`."""
+    """The findings of one partition's log. Tables are `pyarrow.Table`."""
 
     path: str
     topic: str | None
     partition: int | None
     segments: int
     bytes: int
-    """Of the batches that were read."""
+    """Size of the batches read."""
     batches: int
     records: int
     log_start: int | None
-    """The first offset; None where there is no batch."""
+    """The first offset. None without batches."""
     log_end: int | None
-    """The offset after the last."""
+    """The offset after the last one."""
     last_stable_offset: int | None
     first_unstable_offset: int | None
     newest_timestamp: int | None
-    """Of all batches, in milliseconds."""
+    """The newest timestamp of all batches, in milliseconds."""
     cleanup_policy: str
-    """What the audit was told of the topic: "delete", "compact" or "unknown"."""
+    """The topic's cleanup.policy as passed to the audit: "delete", "compact" or "unknown"."""
     compacted: bool
-    """Whether the log is taken for compacted: the policy is "compact", or it is "unknown" and batches have fewer
-    records than offsets. Steps in sequence numbers and offsets in no batch are then not counted as losses: `missing`
-    and `holes` list them, and `found` does not count them."""
+    """Whether the log counts as compacted: the policy is "compact", or it is "unknown" and some batches have fewer
+    records than offsets. In a compacted log, steps in sequence numbers and offsets in no batch are not losses:
+    `missing` and `holes` list them, but `found` does not count them."""
     removed: int
-    """Records that batches held and do not hold any more; only compaction removes records from a batch."""
+    """Number of records removed from batches. Only compaction removes records from a batch."""
     checksums: bool
-    """Whether what batches hold was read, and their checksums were compared."""
+    """Whether the content of batches was read and checksums were verified."""
     known_from: str | None
-    """The snapshot from which producers were known where the log does not begin at 0."""
+    """The snapshot that defines the producers at the start, if the log does not begin at 0."""
     untracked: int
-    """Batches without a producer."""
+    """Number of batches without a producer."""
     commits: int
-    """Markers."""
+    """Number of commit and abort markers."""
     aborts: int
     compressions: dict[str, int]
-    """Batches by compression."""
+    """Number of batches by compression."""
     producers: Any
-    """pid, epoch (the last), epochs, batches, records, first_offset, last_offset, in the order of pids."""
+    """Columns: pid, epoch (the last), epochs, batches, records, first_offset, last_offset. Ordered by pid."""
     missing: Any
-    """Sequence numbers that the broker had accepted and does not have: pid, epoch, first_seq, last_seq, count, offset
-    (of the batch behind them), segment, position."""
+    """Sequence numbers that the broker had accepted and no longer has: pid, epoch, first_seq, last_seq, count, offset
+    (of the following batch), segment, position."""
     holes: Any
-    """Offsets that are in no batch: first_offset, last_offset, count, segment and position (of the batch behind them;
-    position null at the log's end)."""
+    """Offsets that are in no batch: first_offset, last_offset, count, segment and position (of the following batch;
+    position is null at the log's end)."""
     repeated: Any
-    """Batches that go back in their producer's sequence, so written a second time: pid, epoch, base_seq, last_seq,
-    expected, offset, segment, position."""
+    """Batches whose sequences go back, so they were written twice: pid, epoch, base_seq, last_seq, expected, offset,
+    segment, position."""
     fenced: Any
     """Batches of an epoch below their producer's highest: pid, epoch, base_seq, last_seq, offset, segment, position."""
     open: Any
-    """Transactions without a marker: pid, epoch, first_offset, last_offset, last_timestamp, hanging (open for longer
-    than the longest time-out and five minutes, 20 minutes)."""
+    """Transactions without a marker: pid, epoch, first_offset, last_offset, last_timestamp, hanging (open for more than
+    20 minutes, the maximum timeout plus five minutes)."""
     aborted: Any
     """Aborted transactions: pid, first_offset, last_offset, last_stable_offset."""
     snapshots: Any
-    """The broker's own snapshots: file, offset, producers, expired (known from the log, idle, and not in the file),
-    differences, verdict: "equal", "differs", "compacted" (what it names, compaction has removed since), "damaged" or
-    "before" (of a time before the log's first batch)."""
+    """The broker's snapshots: file, offset, producers, expired (in the log, idle, and not in the file), differences,
+    verdict.
+
+    The verdict is "equal", "differs", "compacted" (compaction removed what it names), "damaged" or "before" (older than
+    the log's first batch).
+    """
     differences: Any
-    """Where a snapshot and the state computed from the log differ: file, pid, field, in_snapshot, in_log; a field
-    "producer" is of one that only one side has."""
+    """Differences between a snapshot and the state computed from the log: file, pid, field, in_snapshot, in_log. The
+    field "producer" means that only one side has the producer."""
     index: Any
-    """Where the transaction indexes and the log differ: pid, first_offset, last_offset, last_stable_offset, only_in
-    ("index" or "log")."""
+    """Differences between the transaction indexes and the log: pid, first_offset, last_offset, last_stable_offset,
+    only_in ("index" or "log")."""
     damage: tuple[Finding, ...]
-    """Files that are not what they claim to be; what can be read of them was."""
+    """Damaged files. Their readable parts were used."""
 
     def found(self) -> dict[str, int]:
-        """How much there is of each kind of finding. Compaction leaves steps and gaps, which are none."""
+        """Return the number of findings by kind. Steps and gaps caused by compaction are not counted."""
         return {
             "missing": 0 if self.compacted else self._lost,
             "repeated": len(self.repeated),
@@ -112,7 +115,7 @@ class PartitionAudit:
 
     @property
     def _lost(self) -> int:
-        """At least so many records: a lost one leaves a hole, a step of its producer, or both."""
+        """Return the minimum number of lost records: a lost record leaves a hole, a step of its producer, or both."""
         return max(self._stepped, self._offsets_missing)
 
     @property
@@ -120,7 +123,7 @@ class PartitionAudit:
         return self.path if self.topic is None else f"{self.topic}-{self.partition}"
 
     def to_text(self, rows_max: int = SHOWN_MAX) -> str:
-        """The page for people; of each table `rows_max` rows."""
+        """Return the report as text. `rows_max`: rows per table."""
         return "\n".join(self._lines(rows_max))
 
     def _lines(self, rows_max: int) -> Iterator[str]:
@@ -176,18 +179,24 @@ class PartitionAudit:
 
 @dataclass(frozen=True, kw_only=True)
 class LogAudit:
-    """What the logs of some partitions say. `str(report)` is for people."""
+    """The findings of several partitions' logs. `str(report)` is a text for people."""
 
     source: str
     partitions: tuple[PartitionAudit, ...]
 
     def found(self, *kinds: str) -> dict[str, int]:
-        """How much there is of each kind of finding; what there is none of is left out. All kinds unless named.
+        """Return the number of findings by kind. Kinds without findings are left out.
 
-        "missing" records (sequence numbers that are stepped over or offsets in no batch, the larger of the two sums of
-        a partition; not of compacted logs), "repeated" and "fenced" batches, "hanging" transactions,
-        "snapshot" files that differ from the log, "index" entries that do, "damage" of files. Raises PolicyError for a
-        kind that does not exist.
+        | kind | counts |
+        |---|---|
+        | "missing" | records: skipped sequence numbers or offsets in no batch (the larger sum of a partition) |
+        | "repeated", "fenced" | batches |
+        | "hanging" | transactions |
+        | "snapshot" | snapshot files that differ from the log |
+        | "index" | index entries that differ from the log |
+        | "damage" | damaged files |
+
+        Compacted logs have no "missing" records. `kinds`: default all. Raises PolicyError for an unknown kind.
         """
         for kind in kinds:
             if kind not in FINDINGS:
@@ -196,7 +205,7 @@ class LogAudit:
         return {kind: count for kind, count in sums.items() if count}
 
     def table(self, name: str) -> Any:
-        """A table of all partitions together, `topic` and `partition` before its columns, as a `pyarrow.Table`.
+        """Return a table of all partitions as `pyarrow.Table`, with `topic` and `partition` as first columns.
 
         `name`: producers, missing, holes, repeated, fenced, open, aborted, snapshots, differences or index.
         """
@@ -212,11 +221,14 @@ class LogAudit:
         return pa.concat_tables(tables)
 
     def to_pandas(self) -> dict[str, Any]:
-        """The tables as pandas DataFrames, by name."""
+        """Return the tables as pandas DataFrames, by name."""
         return {name: self.table(name).to_pandas() for name in _TABLES}
 
     def to_html(self) -> str:
-        """A page with charts, as one file that loads nothing. Raises FencepostError without `fencepost[report]`."""
+        """Return the report as one HTML file with charts that loads nothing else.
+
+        Raises FencepostError if `fencepost[report]` is not installed.
+        """
         from fencepost.pages.kafka import log_page
 
         return log_page(self).to_html()
@@ -233,9 +245,9 @@ class LogAudit:
         return {"partitions": len(self.partitions), "with_findings": len(self._with_findings())} | sums
 
     def to_json(self, rows_max: int | None = None, *, only_findings: bool = False) -> str:
-        """Everything, tables as lists of objects, times in milliseconds.
+        """Return the report as JSON, tables as lists of objects, times in milliseconds.
 
-        `rows_max`: how many rows of each table, all unless given; `only_findings`: partitions that have any.
+        `rows_max`: rows per table, None for all. `only_findings`: only partitions with findings.
         """
         shown = self._with_findings() if only_findings else self.partitions
         return json.dumps(
@@ -251,9 +263,9 @@ class LogAudit:
         return self.to_text()
 
     def to_text(self, rows_max: int = SHOWN_MAX, *, only_findings: bool = False) -> str:
-        """The page for people, a total at its end; of each table `rows_max` rows.
+        """Return the report as text, with a total at its end. `rows_max`: rows per table.
 
-        `only_findings`: only partitions that have any.
+        `only_findings`: only partitions with findings.
         """
         shown = self._with_findings() if only_findings else self.partitions
         return "\n\n".join([*(partition.to_text(rows_max) for partition in shown), self._total_text()])
@@ -297,7 +309,7 @@ def _where(snapshots: Any, verdicts: tuple[str, ...]) -> Any:
 
 
 def _grid(table: Any) -> Iterator[str]:
-    """Lines of a table, columns aligned."""
+    """Format a table with aligned columns."""
     lines = [table.column_names, *([_cell(name, row) for name in row] for row in table.to_pylist())]
     widths = [max(len(line[at]) for line in lines) for at in range(len(table.column_names))]
     for line in lines:
@@ -308,7 +320,8 @@ _COUNTS = {"count", "batches", "records", "epochs", "producers", "expired", "dif
 
 
 def _cell(name: str, row: dict[str, Any]) -> str:
-    """Counts with separators, times as times; ids, offsets, sequence numbers and positions as they are copied."""
+    """Format counts with separators and timestamps as times; ids, offsets, sequence numbers and positions as plain
+    numbers."""
     value = row[name]
     if value is None:
         return ""
@@ -318,7 +331,7 @@ def _cell(name: str, row: dict[str, Any]) -> str:
 
 
 def _time(ms: int | None) -> str:
-    """Milliseconds since 1970 as a time of UTC; as a number where no calendar has it."""
+    """Format milliseconds since 1970 as UTC, or as a number if the calendar has no such time."""
     if ms is None or ms < 0:
         return "unknown"
     try:

@@ -1,4 +1,4 @@
-"""Whether a partition's producers left out or wrote twice any of their sequence numbers, seen from the log."""
+"""Finds sequence numbers that a partition's producers skipped or wrote twice, from the log."""
 
 from __future__ import annotations
 
@@ -13,43 +13,43 @@ _UNKNOWN = np.iinfo(np.int64).min
 
 
 class Steps(NamedTuple):
-    """Rows of a call whose batch does not go on where its producer stood. Arrays, a value each."""
+    """Rows of a call whose batch does not continue its producer's sequence. Arrays with one value per row."""
 
     row: Any
-    """Which row it is."""
+    """The row's index."""
     expected: Any
-    """The sequence number that would have gone on; 0 where an epoch begins."""
+    """The expected sequence number; 0 at the beginning of an epoch."""
     missing: Any
-    """How many were left out; 0 where the batch goes back instead."""
+    """How many numbers were skipped; 0 if the batch goes back."""
 
 
 class Sequences:
-    """Follows producers batch by batch: of each its highest epoch, and where that stands.
+    """Follows each producer's highest epoch and last sequence, batch by batch.
 
-    What a leader appends goes on without a step, but for producers that it does not know. So a step between batches of
-    a log is data that the broker accepted and lost, or wrote twice. A producer of whom nothing came before may begin
-    anywhere. Memory: 24 bytes a producer.
+    A leader appends batches of a known producer only if they continue its sequence. So a step between batches of a log
+    means that the broker lost accepted data or wrote it twice. The first batch of an unknown producer may begin
+    anywhere. Memory: 24 bytes per producer.
     """
 
     def __init__(self) -> None:
-        # By pid, in order; the last sequence number is -1 where a marker has emptied the window.
+        # Sorted by pid. The last sequence number is -1 if a marker has emptied the window.
         self._pid, self._epoch, self._last = (np.empty(0, np.int64) for _ in range(3))
 
     def know(self, pid: Any, epoch: Any, last_seq: Any) -> None:
-        """Producers that are known already, as a snapshot tells them."""
+        """Add known producers, from a snapshot."""
         self._remember(*(np.asarray(it, np.int64) for it in (pid, epoch, last_seq)))
 
     def apply(self, pid: Any, epoch: Any, base_seq: Any, last_seq: Any, is_marker: Any) -> tuple[Steps, Any]:
-        """Follows rows of one partition in order: int64 arrays, and booleans for markers.
+        """Apply rows of one partition in order. All arrays are int64, `is_marker` is boolean.
 
-        Gives the steps, and the rows of a lower epoch than their producer's highest: what was fenced and stands in the
-        log all the same. Rows without a producer or, other than markers, without a sequence number are passed over.
+        Returns the steps, and the rows whose epoch is below their producer's highest: fenced batches that are in the
+        log nevertheless. Rows without a producer, and data rows without a sequence number, are skipped.
         """
         rows = np.flatnonzero((pid >= 0) & (is_marker | (base_seq >= 0)))
         rows = rows[np.argsort(pid[rows], kind="stable")]
         pid, epoch, is_marker = pid[rows], epoch[rows], is_marker[rows]
         before = _before(pid, epoch, *self._known(pid))
-        # A marker moves a producer only by raising its epoch.
+        # A marker affects a producer only if it raises the epoch.
         is_fenced = epoch < before
         fenced = np.sort(rows[is_fenced & ~is_marker])
         follows = ~is_fenced & (~is_marker | (epoch > before))
@@ -67,7 +67,7 @@ class Sequences:
         return found, fenced
 
     def _known(self, pid: Any) -> tuple[Any, Any]:
-        """Epoch and last sequence number of each pid; unknown where there is none."""
+        """Return epoch and last sequence number of each pid; `_UNKNOWN` for unknown ones."""
         at = np.searchsorted(self._pid, pid)
         at[at == len(self._pid)] = 0
         if not len(self._pid):
@@ -76,7 +76,7 @@ class Sequences:
         return tuple(np.where(is_known, it[at], _UNKNOWN) for it in (self._epoch, self._last))  # type: ignore[return-value]
 
     def _stood(self, pid: Any, epoch: Any, last: Any) -> tuple[Any, Any]:
-        """Where the producer of each row stood before it: rows are by pid, and within in order."""
+        """Return each producer's state before each row. Rows are sorted by pid, in order within."""
         stood_epoch, stood = self._known(pid)
         same = np.flatnonzero(pid[1:] == pid[:-1]) + 1
         stood_epoch[same], stood[same] = epoch[same - 1], last[same - 1]
@@ -101,10 +101,10 @@ class Sequences:
 
 
 def _before(pid: Any, epoch: Any, known_epoch: Any, _known_last: Any) -> Any:
-    """The highest epoch of each row's producer before it; unknown where there was none. Rows are by pid."""
+    """Return the highest epoch of each row's producer before the row. Rows are sorted by pid."""
     is_first = np.append(True, pid[1:] != pid[:-1])[: len(pid)]
     group = np.cumsum(is_first) << 16
-    # Epochs have 15 bits, so a group's number above them keeps groups apart.
+    # Epochs have 15 bits, so adding the group's number above them separates groups.
     floor = np.maximum(known_epoch, -1)
     highest = np.maximum.accumulate(group + np.maximum(epoch, np.where(is_first, floor, -1)) + 1) - group - 1
     before = np.where(is_first, known_epoch, np.append(-1, highest[:-1])[: len(pid)])

@@ -1,8 +1,8 @@
-"""Where a log lies: a partition's folder, a single segment, or a URI of either.
+"""Locates a log: a partition's folder, a single segment, or a URI of either.
 
-A broker names a partition's folder `topic-0`, and `topic-0.<id>-delete`, `-future` or `-stray` while it is removed,
-moved, or has lost its topic: topic and partition are the same. Segments are named by the first offset that they may
-hold, in twenty digits; tiered storage puts an id behind them.
+A broker names a partition's folder `topic-0`. It uses `topic-0.<id>-delete`, `-future` or `-stray` while the partition
+is deleted or moved, or when its topic is gone. Topic and partition are the same in all of them. Segments are named by
+the first offset that they may contain, with twenty digits. Tiered storage appends an id.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ _INT32_MAX = 2**31 - 1
 _INT64_MAX = 2**63 - 1
 
 Options: TypeAlias = Mapping[str, Any] | None
-"""Of a remote store, as `fencepost.state.stores.open_store` takes them."""
+"""Options of a remote store, as for `fencepost.state.stores.open_store`."""
 
 
 class Object(Protocol):
     """A file that is read by ranges."""
 
     def size(self) -> int:
-        """How many it has."""
+        """Return the size in bytes."""
 
     def read(self, offset: int, length: int) -> bytes:
-        """A range; shorter where it ends before."""
+        """Read a range. Shorter at the end of the file."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Segment:
         return self.path, self.base_offset, self.object
 
     def attached(self, options: Options) -> Segment:
-        """The segment with the store that it is in. `options`: of that store, where it is a remote one."""
+        """Return the segment with its store. `options`: of the store, if it is remote."""
         if is_local(self.path):
             return self
         return dataclasses.replace(self, object=_StoreObject(*_open_object(self.path, options)))
@@ -60,21 +60,21 @@ class Segment:
 
 @dataclass(frozen=True)
 class Log:
-    """The segments of a partition in the order of their offsets, or a single one."""
+    """The segments of a partition ordered by offset, or a single segment."""
 
     topic: str | None
     partition: int | None
     segments: tuple[Segment, ...]
     is_folder: bool
     folder: str | None = None
-    """Of a partition's folder: its path or URI."""
+    """The path or URI of the partition's folder."""
     others: tuple[str, ...] = ()
-    """Names of the snapshots and transaction indexes in it."""
+    """Names of its snapshots and transaction indexes."""
 
     def segment_of(self, offset: int) -> int:
-        """The number of the segment in which an offset is, or would come to be.
+        """Return the number of the segment that contains an offset, or will contain it.
 
-        Raises SourceError for one before all segments: its record was deleted.
+        Raises SourceError for an offset before all segments: its record was deleted.
         """
         if offset < 0:
             raise ValueError(f"from_offset={offset}: 0 or more")
@@ -89,7 +89,7 @@ class Log:
 
 
 def open_log(source: str | os.PathLike[str], options: Options = None) -> Log:
-    """List the segments; none is opened. Raises SourceError, StoreError, and EmptyLogError of a folder without any."""
+    """List the segments without opening them. Raises SourceError, StoreError, and EmptyLogError for an empty folder."""
     text = os.fspath(source)
     return _open_local(Path(_local_path(text))) if is_local(text) else _open_remote(text.rstrip("/"), options)
 
@@ -99,10 +99,10 @@ class EmptyLogError(SourceError):
 
 
 def find_partitions(source: str | os.PathLike[str], options: Options = None) -> list[str]:
-    """The folders of partitions in a broker's log directory; the source itself where it is a partition or a segment.
+    """Return the partition folders in a broker's log directory, or the source itself if it is a partition or segment.
 
-    Raises SourceError where there is neither, and where a folder has segments and no partition's name: whoever goes by
-    names would pass its rows over.
+    Raises SourceError if there is neither. Also raises it if a folder has segments but not a partition's name, because
+    readers that go by names would skip it.
     """
     text = os.fspath(source)
     try:
@@ -132,7 +132,7 @@ def _is_nameless(folder: str) -> bool:
 
 
 def _by_topic(where: str, names: Iterable[str], nameless: set[str]) -> list[str]:
-    """Names of partitions' folders, in the order of topic and number. Raises SourceError where segments have none."""
+    """Return names of partition folders, by topic and number. Raises SourceError for segments in other folders."""
     if nameless:
         raise SourceError(
             f"{where}: the folder {min(nameless)} has segments, and its name tells no topic and partition (orders-0): "
@@ -144,7 +144,7 @@ def _by_topic(where: str, names: Iterable[str], nameless: set[str]) -> list[str]
 
 
 def read_whole(source: str | os.PathLike[str], options: Options = None) -> bytes:
-    """A small file. Raises SourceError where it is not there, StoreError where storage does not give it."""
+    """Read a small file. Raises SourceError if it does not exist, StoreError if storage fails."""
     text = os.fspath(source)
     try:
         if is_local(text):
@@ -156,7 +156,7 @@ def read_whole(source: str | os.PathLike[str], options: Options = None) -> bytes
 
 
 def read_beside(segment: Segment, ending: str, options: Options = None) -> tuple[str, bytes] | None:
-    """Path and content of the file of another kind beside a segment; None where there is none."""
+    """Return path and content of the file of another kind beside a segment, or None."""
     if not segment.path.endswith(".log"):
         return None
     path = segment.path.removesuffix(".log") + ending
@@ -169,7 +169,7 @@ def read_beside(segment: Segment, ending: str, options: Options = None) -> tuple
 
 
 def topic_and_partition(folder: str) -> tuple[str | None, int | None]:
-    """What the name of a partition's folder says."""
+    """Parse the name of a partition's folder."""
     match = _FOLDER.fullmatch(folder)
     if match is None or int(match["partition"]) > _INT32_MAX:
         return None, None
@@ -186,7 +186,8 @@ def _local_path(text: str) -> str:
 
 
 def _unreadable(path: str, error: OSError | StoreError) -> SourceError | StoreError:
-    """A file that is not there is a SourceError. All other errors are of storage, and say nothing about the content."""
+    """Classify an error: a missing file is a SourceError. Other errors are storage failures and say nothing about
+    content."""
     if isinstance(error, FileNotFoundError):
         return SourceError(f"{path}: cannot be read: No such file or directory", path=path)
     if isinstance(error, StoreError):
@@ -234,7 +235,7 @@ def _open_remote(uri: str, options: Options) -> Log:
 
 
 def _open_object(uri: str, options: Options) -> tuple[Store, str]:
-    """The store of the folder above, and the name in it."""
+    """Return the store of the parent folder, and the name in it."""
     folder, _, name = uri.rstrip("/").rpartition("/")
     return open_store(folder, options=options), name
 

@@ -1,8 +1,8 @@
-"""Jobs over files: read what is new, judge it against the state, write what is kept, exactly once whatever dies.
+"""Jobs over files: read new files, judge them against the state, and write the kept rows exactly once.
 
-Needs `fencepost[lake]` (pyarrow, numpy). The steps of a run are in `run`; what tasks do is in `scan`, `judge`,
-`write` and `aligned`; how a run commits is in `fencepost.state`. `audit` looks at files and writes nothing.
-`dataset` and `shown_files` are for those who read what a job has written.
+Needs `fencepost[lake]` (pyarrow, numpy). `run` contains the steps of a run; `scan`, `judge`, `write` and `aligned`
+contain what tasks do; `fencepost.state` contains the commit. `audit` reads files and writes nothing. `dataset` and
+`shown_files` are for readers of a job's output.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,7 @@ __all__ = ["DedupJob", "Engine", "KafkaLog", "LocalEngine", "RunReport", "advise
 
 
 def __getattr__(name: str) -> Any:
-    # A run needs neither these nor what they import.
+    # Imported on first use: runs need neither these functions nor their imports.
     if name == "audit":
         from fencepost.lake.auditing import audit
 

@@ -1,4 +1,4 @@
-"""Advice on files: their first rows are read, and no more of them than asked for."""
+"""Advice on files: reads only as many rows as requested, from the beginning."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from fencepost.policy import Columns
 from fencepost.state.hive import hive_values
 
 RUNS = 1 << 16
-"""Runs that are read at a time."""
+"""Number of runs to read at a time."""
 
 
 def advise(
@@ -33,13 +33,18 @@ def advise(
     rows_max: int | None = ADVICE_ROWS,
     source_options: Mapping[str, Any] | None = None,
 ) -> Advice:
-    """Recommend a policy, columns and retention for the rows of a Parquet folder, one file, or a table.
+    """Recommend a policy, columns and retention for the rows of a Parquet folder, a file, or a table.
 
-    `source`, `source_options`: as in `fencepost.lake.audit`. `columns`: which hold the identity, found by their names
-    where they are not named. `rows_max`: rows that are read, in the order of an audit; None for all.
+    Args:
+        source: As in `fencepost.lake.audit`.
+        columns: The identity columns. Missing roles are detected by column name.
+        rows_max: Number of rows to read, in the order of an audit. None reads all rows.
+        source_options: As in `fencepost.lake.audit`.
 
-    Raises SourceError where there is nothing to read; PolicyError where no column looks like a sequence number or a
-    producer; BatchError for values that are wrong.
+    Raises:
+        SourceError: There is nothing to read.
+        PolicyError: No column looks like a sequence number or a producer.
+        BatchError: Invalid values.
     """
     if is_tabular(source):
         advice = fencepost.advise(open_rows(source), columns, rows_max=rows_max)
@@ -77,7 +82,7 @@ def advise(
 
 
 def _head(path: str, facts: Any) -> pa.Table:
-    """Two rows with the lowest and the highest number of each column of the first row group; other values are null."""
+    """Return two rows with the minimum and maximum of each column of the first row group; null for other types."""
     schema = pa.schema(parquet_footer(path, object=facts).schema)
     numbers = [field.name for field in schema if pa.types.is_integer(field.type)]
     bounds = parquet_footer(path, numbers, object=facts).bounds
@@ -93,14 +98,14 @@ def _scan(path: str, columns: Columns, constants: Constants, facts: Any) -> RunS
 
 
 def _rows(scan: RunScan, columns: Columns) -> Iterator[pa.Table]:
-    """The identity columns of a file's rows that have a producer, and their timestamps."""
+    """Return the identity columns and timestamps of a file's rows that have a producer."""
     while (dealt := scan.next(RUNS)) is not None:
         for _, batch in dealt:
             yield _expanded(pa.record_batch(batch), columns)
 
 
 def _expanded(runs: pa.RecordBatch, columns: Columns) -> pa.Table:
-    """The rows that runs stand for."""
+    """Expand runs to rows."""
     lengths = runs.column(LENGTH).to_numpy().astype(np.int64)
     of_row = np.repeat(np.arange(len(runs)), lengths)
     within = np.arange(len(of_row)) - np.repeat(np.cumsum(lengths) - lengths, lengths)

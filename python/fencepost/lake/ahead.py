@@ -1,4 +1,4 @@
-"""Some columns of a Parquet file in an object store: their chunks by few requests, several of which are under way."""
+"""Reads some columns of a Parquet file in an object store ahead, with few requests, several at a time."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from fencepost.state.stores import Ranges
 
 GAP_BYTES = 1 << 20
-"""Chunks with less than that between them are one request: it takes as long as reading a megabyte."""
+"""Chunks with a smaller gap are read in one request: a request takes as long as reading 1 MB."""
 GROUP_BYTES_MAX = 8 << 20
-"""Of a row group with more bytes than that in its columns nothing is held: native code reads it in blocks."""
+"""Row groups with more bytes in these columns are not held: native code reads them in blocks."""
 GROUPS_AHEAD = 2
 REQUESTS_AT_ONCE = 4
 
@@ -21,23 +21,23 @@ Span = tuple[int, int]
 
 
 class ColumnsAhead:
-    """An object as native code reads columns of it, one row group after the other.
+    """An object from which native code reads columns, row group after row group.
 
-    Where the chunks are is read from the footer, when native code asks for the end of the file. The chunks of the row
-    group at hand and of the next GROUPS_AHEAD are asked for at once. Anything else is read as it is asked for. Memory:
+    The locations of chunks come from the footer, when native code requests the end of the file. The chunks of the
+    current row group and of the next GROUPS_AHEAD are requested at once. Other ranges are read on request. Memory:
     (GROUPS_AHEAD + 2) × GROUP_BYTES_MAX.
     """
 
     def __init__(self, ranges: Ranges, names: Collection[str]) -> None:
         self.ranges, self.names = ranges, frozenset(names)
         self.tail: tuple[int, bytes] | None = None
-        """Where the end of the file begins, and its bytes."""
+        """First byte and content of the end of the file."""
         self.groups: list[list[Span]] = []
-        """Of each row group, in the order of the file."""
+        """The spans of each row group, in file order."""
         self.end: int | None = None
-        """The row group behind the last one that will be read, if not all are."""
+        """The row group after the last one to read, or None for all."""
         self.places: list[tuple[Span, int]] = []
-        """The same, each with the number of its row group, by first byte."""
+        """All spans, each with the number of its row group, sorted by first byte."""
         self.held: dict[Span, Future[bytes]] = {}
         self.pool = ThreadPoolExecutor(REQUESTS_AT_ONCE)
 
@@ -45,7 +45,7 @@ class ColumnsAhead:
         return self.ranges.size()
 
     def read(self, offset: int, length: int) -> bytes:
-        """See `Ranges.read`. May give less, as far as it is held."""
+        """Read a range (see `Ranges.read`). May return less, as much as is held."""
         if self.tail is None and offset + length == self.size():
             self._begin(offset, self.ranges.read(offset, length))
         if self.tail is not None and offset == self.tail[0]:
@@ -62,7 +62,7 @@ class ColumnsAhead:
         self.places = sorted((span, number) for number, spans in enumerate(self.groups) for span in spans)
 
     def _ask(self, group: int) -> None:
-        """Forget what lies before the row group ahead of this one, and ask for what is next."""
+        """Drop data before the previous row group, and request the next ones."""
         groups = self.groups[: self.end]
         around = groups[max(0, group - 1) : group + 1 + GROUPS_AHEAD]
         wanted = {span for spans in around for span in spans}
@@ -73,10 +73,10 @@ class ColumnsAhead:
 
 
 def spans_of(tail: bytes, names: Collection[str]) -> list[list[Span]]:
-    """What to read of each row group; nothing where the end of a file is not the whole of its footer, or is damaged:
-    native code says so.
+    """Return the spans to read of each row group.
 
-    `names`: of columns of the first level.
+    Returns nothing if `tail` does not contain the whole footer or the footer is damaged; native code reports damage.
+    `names`: top-level columns.
     """
     import pyarrow as pa  # type: ignore[import-untyped]
     import pyarrow.parquet as pq  # type: ignore[import-untyped]
@@ -102,7 +102,7 @@ def _span(chunk: object) -> Span:
 
 
 def _together(spans: list[Span]) -> list[Span]:
-    """Spans with small gaps as one."""
+    """Merge spans with small gaps."""
     found: list[Span] = []
     for start, end in spans:
         if found and start - found[-1][1] <= GAP_BYTES:

@@ -1,9 +1,9 @@
-"""Scan, judge and write in one task, for groups of files that hold whole keys.
+"""The aligned plan: scans, judges and writes groups of files in one task each, if every key is in one group.
 
-Each task judges its files as if there were no others and no state, writes what it keeps, and claims the positions that
-it kept: a few ranges a key, which go through the exchange instead of the runs. If every claim is accepted there, no
-other file and no earlier run has a row of them, and what the tasks kept is what any plan would have kept. If not, what
-they wrote is thrown away and the run goes on with the exchange of runs.
+Each task judges its files without other files and without the state, writes what it keeps, and claims the kept
+positions: a few ranges per key, which go through the exchange in place of the runs. If every claim is accepted there,
+no other file and no earlier run has these rows, so the tasks kept what any plan would have kept. Otherwise their output
+is discarded, and the run continues with the exchange of runs.
 """
 
 from __future__ import annotations
@@ -47,18 +47,18 @@ class AlignItem:
 @dataclass(kw_only=True)
 class Aligned:
     scanned: Scanned
-    """Its exchanges hold claims."""
+    """Its exchanges contain claims."""
     written: Written | None = None
     problem: str = ""
-    """Why these files cannot be judged by themselves; nothing was written then."""
+    """Why these files cannot be judged alone. Nothing was written then."""
     refused: dict[str, int] = field(default_factory=dict)
-    """Rows that are not kept, by name of verdict."""
+    """Number of refused rows by verdict."""
     stale_epoch: int = 0
     stale: list[pa.Table] = field(default_factory=list)
 
 
 def can_align(policy: Policy, timestamp: bool, order_by: tuple[str, ...]) -> str:
-    """Why verdicts of one file may depend on another's rows in more than what both accepted; "" if they do not."""
+    """Return why a file's verdicts may depend on other files' rows beyond accepted positions; "" if they do not."""
     if policy.admit != "any" or policy.epochs == "fence" or policy.max_jump is not None or policy.reach is not None:
         return f"verdicts of policy {policy.name or policy.rules} depend on the order of all rows"
     if timestamp:
@@ -67,7 +67,10 @@ def can_align(policy: Policy, timestamp: bool, order_by: tuple[str, ...]) -> str
 
 
 def align(places: Places, item: AlignItem) -> Aligned:
-    """See above. Memory: what the files' keys take as a table. Raises BatchError, ChangedError, SourceError."""
+    """Scan, judge and write a group of files; see the module's description.
+
+    Memory: the table of the files' keys. Raises BatchError, ChangedError, SourceError.
+    """
     reading, scratch = item.scan.reading, places.scratch
     in_one = dataclasses.replace(item.scan, reading=dataclasses.replace(reading, shards=1))
     scanned = scan(places.storage, scratch, in_one)
@@ -113,10 +116,10 @@ def _write(places: Places, item: AlignItem, scanned: Scanned, losers: list[pa.Ta
 
 
 def _claims(table: StateTable, item: ScanItem, border: int) -> tuple[pa.Table, str]:
-    """What the table's entries hold, as runs; or why that cannot be said so."""
+    """Return the content of the table's entries as runs, or the reason why they have no such form."""
     policy = item.reading.policy
     entries = pa.table(table.entries())
-    if not len(entries) and not border:  # nor does the table know the parts of keys then
+    if not len(entries) and not border:  # without entries, the table does not know the parts of keys
         return pa.table({}), ""
     first, last = entries["first"].to_numpy(), entries["last"].to_numpy()
     wrap = policy.wrap
@@ -126,7 +129,8 @@ def _claims(table: StateTable, item: ScanItem, border: int) -> tuple[pa.Table, s
     length = high - low + 1
     if length.max() > 2**32 - 1:
         return pa.table({}), "a claim has more than 2^32 rows"
-    lines = entries.drop_columns(["holes"]).take(pa.array(of_entry))  # each line would have all holes of its entry
+    # otherwise each line would contain all holes of its entry
+    lines = entries.drop_columns(["holes"]).take(pa.array(of_entry))
     columns: dict[str, Any] = {}
     for role in ("pid", "partition"):
         names = policy.columns.parts(role)
@@ -147,26 +151,26 @@ Positions = npt.NDArray[np.int64]
 
 
 def _intervals(entries: pa.Table, first: Positions, last: Positions) -> tuple[Positions, Positions, Positions]:
-    """(place of the entry, first position, last position) of what entries hold between their holes."""
+    """Return (index of the entry, first position, last position) of the intervals between holes."""
     chunks = [chunk.flatten() for chunk in entries["holes"].chunks]
     holes = pa.concat_arrays(chunks) if chunks else None
     counts = pa.compute.list_value_length(entries["holes"]).to_numpy()
     hole_first = holes.field("first").to_numpy() if holes is not None else np.zeros(0, np.int64)
     hole_last = holes.field("last").to_numpy() if holes is not None else np.zeros(0, np.int64)
     of_hole = np.repeat(np.arange(len(first)), counts)
-    # Each entry has one interval more than holes: before the first, and after each of them.
+    # Each entry has one interval more than holes: one before the first, and one after each.
     places = np.concatenate([np.arange(len(first)), of_hole])
     lows = np.concatenate([first, hole_last + 1])
     highs = np.concatenate([hole_first - 1, last])
     order = np.lexsort((lows, places))
     order_highs = np.lexsort((highs, np.concatenate([of_hole, np.arange(len(first))])))
     lows, highs = lows[order], highs[order_highs]
-    is_held = lows <= highs  # the head that is missing where sequences begin at zero
+    is_held = lows <= highs  # excludes the missing head if sequences begin at zero
     return places[order][is_held], lows[is_held], highs[is_held]
 
 
 def _deal(claims: pa.Table, item: ScanItem, scratch: Scratch) -> Exchange:
-    """The claims by shard, as an exchange file."""
+    """Write the claims by shard as an exchange file."""
     reading = item.reading
     shards = pa.array(fencepost.shards(claims, reading.shards, columns=reading.policy.columns)).to_numpy()
     return deal_runs(scratch, claims, shards)

@@ -1,14 +1,14 @@
-"""Stage 3 where a layout of the outputs is asked for: sizes of files, folders by a column, an order of rows.
+"""Stage 3 with a configured output layout: file sizes, partition folders, and sort order.
 
-| asked for | what happens |
+| setting | effect |
 |---|---|
-| `target_file_bytes` | neighbouring small files become one; a large file is cut between row groups |
-| `partition_by` | rows are dealt to Hive-style folders by a column, or by the date of a timestamp |
-| `sort_by` | the rows of each output are sorted |
+| `target_file_bytes` | merges neighboring small files, splits large files between row groups |
+| `partition_by` | writes Hive-style folders by a column, or by the date of a timestamp |
+| `sort_by` | sorts the rows of each output file |
 
-A batch is what is written together: neighbours of one folder and one Parquet schema. Batches follow from the listed
-files alone, so every attempt at a task makes the same files. A batch of one file that stays whole goes through
-`write_file`, so its bytes are copied as without a layout.
+A batch is a set of files that are written together: neighbors with the same folder and Parquet schema. Batches depend
+only on the listed files, so every attempt of a task produces the same files. A batch of one file that is not split goes
+through `write_file`, which copies bytes as without a layout.
 """
 
 from __future__ import annotations
@@ -53,43 +53,43 @@ Ranges = tuple[Numbers, Numbers, Numbers]
 """Sources, first rows and counts of ranges of rows."""
 
 BATCH_FILES = 4096
-"""Files that are read together at most: the footer of each is in memory."""
+"""Maximum number of files per batch: all of their footers are in memory."""
 HELD_BYTES, HELD_ROWS = 256 << 20, 4 << 20
-"""What is sorted or dealt together at most, in bytes of the files, and in rows: it bounds the memory of a task."""
+"""Maximum file bytes and rows that are sorted or partitioned together. Bounds the memory of a task."""
 ROWS_READ = 64 << 10
-"""Rows of which the columns to sort and deal by are read at a time."""
+"""Number of rows to read at a time from the sort and partition columns."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Arrangement:
-    """How outputs are laid out."""
+    """The layout of output files."""
 
     target_file_bytes: int | None
     partition_by: str | None
     """The column whose values name folders."""
     is_date: bool
-    """Whether the folders have the dates of that column's timestamps."""
+    """Whether folders are named by the dates of the column's timestamps."""
     sort_by: tuple[str, ...]
 
     @property
     def folder(self) -> str | None:
-        """The name of the column that folders give."""
+        """The name of the partition column in folder names."""
         return "day" if self.is_date else self.partition_by
 
     @property
     def without(self) -> str | None:
-        """The column that files lack because folders give it."""
+        """The column that files omit because folders contain it."""
         return None if self.is_date else self.partition_by
 
     @property
     def keys(self) -> list[str]:
-        """The columns that are read to sort and deal by."""
+        """The columns to read for sorting and partitioning."""
         names = [] if self.partition_by is None else [self.partition_by]
         return list(dict.fromkeys([*names, *self.sort_by]))
 
     @property
     def batch_bytes(self) -> int:
-        """Bytes of the files of a batch, at most; 0 where each file is one."""
+        """Maximum file bytes of a batch. 0: one file per batch."""
         if self.target_file_bytes is None or not self.keys:
             return self.target_file_bytes or 0
         return HELD_BYTES if self.partition_by else min(HELD_BYTES, self.target_file_bytes)
@@ -98,7 +98,7 @@ class Arrangement:
 def arrangement_of(
     target_file_bytes: int | None, partition_by: str | None, sort_by: str | Sequence[str] | None
 ) -> Arrangement | None:
-    """None where nothing is asked for. Raises ValueError."""
+    """Validate the settings. Returns None if there are none. Raises ValueError."""
     names = (sort_by,) if isinstance(sort_by, str) else tuple(sort_by or ())
     if target_file_bytes is None and partition_by is None and not names:
         return None
@@ -117,11 +117,11 @@ def arrangement_of(
     )
 
 
-# In the driver
+# Driver
 
 
 def check_arrangement(arrangement: Arrangement, scanned: Iterable[Scanned]) -> None:
-    """Check that every file has the columns to sort and deal by, of types that serve. Raises BatchError (column)."""
+    """Check that every file has the sort and partition columns with supported types. Raises BatchError (column)."""
     for group in scanned:
         places = [place for place, status in enumerate(group.status) if status == "read"]
         firsts = {group.schema[place]: place for place in reversed(places)}
@@ -163,9 +163,9 @@ def _refusal(path: str, column: str | None, reason: str) -> BatchError:
 
 
 def batches(arrangement: Arrangement, files: Files, is_read: Sequence[bool], schemas: Sequence[int]) -> list[int]:
-    """Where each batch of files ends. `schemas`: the checksum of each file's columns.
+    """Return the end of each batch of files. `schemas`: the checksum of each file's columns.
 
-    The files that were not read are in the batches, too: nothing is written of them.
+    Batches include unread files, of which nothing is written.
     """
     ends: list[int] = []
     before: tuple[str, int] | None = None
@@ -183,9 +183,9 @@ def batches(arrangement: Arrangement, files: Files, is_read: Sequence[bool], sch
 
 
 def spans_to_arrange(arrangement: Arrangement, size: int, spans: Sequence[Span]) -> list[Span | None]:
-    """The rows of a file that tasks lay out: of so many of its parts as an output is to have. [None]: it is one task's.
+    """Return the spans of a file's parts for tasks, one task per output file. [None]: one task for the whole file.
 
-    `size`: its bytes.
+    `size`: the file's bytes.
     """
     target = arrangement.target_file_bytes or 0
     together = max(1, round(target * len(spans) / size)) if size else 1
@@ -197,21 +197,22 @@ def spans_to_arrange(arrangement: Arrangement, size: int, spans: Sequence[Span])
     ]
 
 
-# In a task
+# Tasks
 
 
 @dataclass(frozen=True, kw_only=True)
 class ArrangeItem:
     files: WriteItem
     ends: list[int]
-    """Where each batch ends, counted from the first of the files."""
+    """The end of each batch, relative to the first of the files."""
     arrangement: Arrangement
 
 
 def arrange(places: Places, item: ArrangeItem) -> Written:
-    """Write the kept rows of some files, laid out as was asked for. Raises as `write` does, and BatchError (column).
+    """Write the kept rows of some files in the layout. Raises the errors of `write`, and BatchError (column).
 
-    Memory: HELD_BYTES and HELD_ROWS, decoded column by column; where nothing is sorted or dealt, a row group's column.
+    Memory: HELD_BYTES and HELD_ROWS, decoded column by column. Without sorting and partitioning: one column of a row
+    group.
     """
     files = item.files.files
     losers = losers_of(places, item.files)
@@ -229,7 +230,7 @@ def arrange(places: Places, item: ArrangeItem) -> Written:
 
 
 class _Batch:
-    """Files whose rows are laid out together."""
+    """Files that are written together."""
 
     def __init__(
         self, places: Places, item: ArrangeItem, members: range, losers: list[pa.Table], written: Written
@@ -240,7 +241,7 @@ class _Batch:
         refused = [pc.sum(losers[it]["count"]).as_py() or 0 for it in members]
         self.kept = sum(item.files.rows[it] - lost for it, lost in zip(members, refused, strict=True))
         self.sources = [it for it, lost in zip(members, refused, strict=True) if item.files.rows[it] > lost]
-        """The places of files with kept rows, in this order the sources of what is written."""
+        """Indexes of the files with kept rows: the sources of the output, in this order."""
         vectors, self.span = item.files.files.vectors, item.files.span
         self.not_kept = {it: rows_not_written(losers[it], vectors[it], self.span) for it in self.sources}
 
@@ -259,7 +260,7 @@ class _Batch:
         check_written(files.full_path(self.members[0]), rows, self.kept)
 
     def _write_files(self, targets: list[tuple[str, Ranges]]) -> int:
-        """Write an output for each (folder, rows); gives how many rows they have."""
+        """Write one output file per (folder, rows). Returns their number of rows."""
         files, storage, outputs = self.item.files, self.places.storage, self.places.outputs
         paths = [files.full_path(it) for it in self.sources]
         facts = [files.facts(it) for it in self.sources]
@@ -283,10 +284,10 @@ class _Batch:
         note_columns(self.places, self.item, self.sources[0], names, self.written)
         return sum(done.rows)
 
-    # Rows that stay in their order
+    # Rows in input order
 
     def _cuts(self) -> list[int]:
-        """The rows of a single large file behind which an output ends, each of them the last of a row group."""
+        """Return the rows of a single large file after which an output ends, each the last of a row group."""
         target = self.arrangement.target_file_bytes
         if target is None or self.arrangement.keys or len(self.sources) != 1:
             return []
@@ -305,7 +306,7 @@ class _Batch:
         return cuts
 
     def _whole(self, cuts: list[int]) -> list[Ranges]:
-        """The kept rows: all of them together, or of one file those between the cuts."""
+        """Return the kept rows: in one piece, or, for a split file, one piece per cut."""
         found = []
         for source, member in enumerate(self.sources):
             gone_first, gone_count = (self.not_kept[member][it].to_numpy().astype(np.int64) for it in ("row", "count"))
@@ -323,10 +324,10 @@ class _Batch:
         ]
         return [it for it in parts if len(it[0])]
 
-    # Rows that are dealt or sorted
+    # Partitioned or sorted rows
 
     def _dealt(self) -> Iterator[list[tuple[str, Ranges]]]:
-        """(folder, rows) of each output, for as many rows at a time as may be held."""
+        """Yield (folder, rows) of each output, for as many rows at a time as memory allows."""
         size = sum(self.item.files.bytes[it] for it in self.sources)
         row_bytes = max(1, size // max(1, sum(map(self._rows_of_file, self.sources))))
         held, count = [], 0
@@ -342,7 +343,7 @@ class _Batch:
             yield self._deal(held, row_bytes)
 
     def _keys(self, member: int) -> Iterator[tuple[Numbers, pa.Table]]:
-        """Kept rows of a file, and their values of the columns to sort and deal by."""
+        """Yield a file's kept rows, with their values of the sort and partition columns."""
         path = self.item.files.full_path(member)
         first, count = (self.not_kept[member][it].to_numpy().astype(np.int64) for it in ("row", "count"))
         try:
@@ -357,7 +358,8 @@ class _Batch:
         except FileNotFoundError:
             raise
         except (pa.ArrowInvalid, OSError) as error:
-            if isinstance(error, OSError) and error.errno is not None:  # pyarrow gives none for damage
+            # pyarrow raises OSError without errno for damage
+            if isinstance(error, OSError) and error.errno is not None:
                 text = f"{path}: cannot be read: {error}. Check the storage and the rights, then run again"
                 raise StoreError(text, path=path, errno=error.errno) from error
             raise SourceError(f"{path}: its content cannot be read: {error}", path=path) from error
@@ -380,13 +382,13 @@ class _Batch:
         return found
 
     def _cut(self, order: Numbers, row_bytes: int) -> list[Numbers]:
-        """The rows of a folder, cut into files of about equally many."""
+        """Split a folder's rows into files of about equal size."""
         target = self.arrangement.target_file_bytes
         parts = 1 if target is None else -(-len(order) * row_bytes // target)
         return np.array_split(order, max(1, min(parts, len(order))))
 
     def _folders(self, table: pa.Table) -> tuple[list[str], Numbers]:
-        """The folders, sorted, and the place of each row's."""
+        """Return the sorted folders, and the folder index of each row."""
         name, folder = self.arrangement.partition_by, self.arrangement.folder
         if name is None or folder is None:
             return [""], np.zeros(len(table), np.int64)
@@ -416,7 +418,7 @@ class _Batch:
         return self.item.rows[member] + _vector_rows(self.item.files, member)
 
     def _groups(self, file: Any) -> tuple[list[int], int]:
-        """The row groups whose rows are laid out, and the first of these rows."""
+        """Return the row groups to write, and the number of their first row."""
         counts = [file.metadata.row_group(it).num_rows for it in range(file.metadata.num_row_groups)]
         if self.span is None:
             return [*range(len(counts))], 0
@@ -432,7 +434,7 @@ class _Batch:
         return pq.ParquetFile(source, coerce_int96_timestamp_unit="us")
 
     def _metadata(self) -> list[tuple[str, str | None]]:
-        """The key-value metadata of the first file; the Arrow schema there loses the column that files lose."""
+        """Return the key-value metadata of the first file. The Arrow schema in it lacks the omitted column."""
         with self._open(self.sources[0]) as file:
             told = file.metadata.metadata or {}
         found: list[tuple[str, str | None]] = []
@@ -457,7 +459,7 @@ def _nonempty(sources: Numbers, first: Numbers, counts: Numbers) -> Ranges:
 
 
 def _outside(first: Numbers, end: Numbers, count: int) -> Numbers:
-    """Which of so many rows are in none of the ranges, which are disjoint."""
+    """Return the numbers of the rows below `count` that are in none of the disjoint ranges."""
     near = (first < count) & (end > 0)
     steps = np.zeros(count + 1, np.int64)
     steps[np.maximum(first[near], 0)] += 1
@@ -466,14 +468,14 @@ def _outside(first: Numbers, end: Numbers, count: int) -> Numbers:
 
 
 def _ranges(sources: Numbers, rows: Numbers) -> Ranges:
-    """Rows in their order, those that follow each other together."""
+    """Merge row numbers, in their order, to ranges of consecutive rows."""
     is_first = np.append(True, (np.diff(sources) != 0) | (np.diff(rows) != 1))
     starts = np.flatnonzero(is_first)
     return sources[starts], rows[starts], np.diff(np.append(starts, len(rows)))
 
 
 def _plain(table: pa.Table) -> pa.Table:
-    """Types that files of one Parquet schema agree in: what writers note beside it may differ."""
+    """Normalize types: files of one Parquet schema may differ in the writers' extra metadata."""
     fields = []
     for field in table.schema:
         kind = field.type.storage_type if isinstance(field.type, pa.BaseExtensionType) else field.type

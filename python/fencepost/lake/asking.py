@@ -1,6 +1,6 @@
-"""What storage is asked of files one by one: each question is a request, where they are in an object store.
+"""Queries storage file by file: in an object store, each query is a request.
 
-Many files are asked for by tasks of the job's engine, few of them here, as a stage takes longer.
+Tasks of the job's engine query many files. The driver queries a few, because starting a stage takes longer.
 """
 
 from __future__ import annotations
@@ -19,35 +19,35 @@ from fencepost.lake.storage import Storage, persist
 R = TypeVar("R")
 
 ASKED_AT_ONCE = 32
-"""Requests that a task has under way."""
+"""Maximum number of concurrent requests per task."""
 ASKED_OF_A_TASK = 1_024
-"""Files of a task: fewer are asked for sooner than an engine has started a stage."""
+"""Number of files per task. Fewer files are queried faster than an engine starts a stage."""
 ROWS_FIRST = 32
-"""Files whose rows are counted first; then twice as many, and so on."""
+"""Number of files whose rows are counted first. It doubles with each step."""
 
 UNREADABLE_CRC = -2
-"""Takes the place of the checksum of a footer that cannot be read."""
+"""In place of the checksum of an unreadable footer."""
 
 Ask = Callable[[Callable[[Any], list[Any]], Sequence[Any]], list[Any]]
-"""The answers of a task's function to some items, all in one list. `here`, or what runs a stage."""
+"""Runs a task function on items and returns all results in one list: `here`, or a function that runs a stage."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PathItem:
-    """Files of a task, by their full paths."""
+    """The files of a task, by full path."""
 
     paths: list[str]
 
 
 @dataclass(frozen=True, kw_only=True)
 class FileItem:
-    """Files of a task that were looked at."""
+    """The listed files of a task."""
 
     files: Files
 
 
 def here(work: Callable[[Any], list[Any]], items: Sequence[Any]) -> list[Any]:
-    """`Ask` without tasks."""
+    """Run without tasks."""
     return [it for item in items for it in work(item)]
 
 
@@ -55,18 +55,18 @@ def here(work: Callable[[Any], list[Any]], items: Sequence[Any]) -> list[Any]:
 
 
 def ask_facts(ask: Ask, storage: Storage, paths: Sequence[str]) -> list[Facts | None]:
-    """What files are known by now; None for one that is gone."""
+    """Return the current facts of files; None for a deleted file."""
     return ask(partial(facts_of, storage), [PathItem(paths=list(some)) for some in _parts(paths)])
 
 
 def ask_footers(ask: Ask, storage: Storage, files: Files, *, as_listed: bool = False) -> list[int | None]:
-    """The checksums of footers: see `footers`, or `footers_as_listed`."""
+    """Return the checksums of footers: see `footers` and `footers_as_listed`."""
     work = footers_as_listed if as_listed else footers
     return ask(partial(work, storage), [FileItem(files=files.take(some)) for some in _parts(range(len(files)))])
 
 
 def ask_rows(ask: Ask, storage: Storage, files: Files, places: Sequence[int]) -> Iterator[int]:
-    """How many rows each file at these places has, as far as somebody takes them; 0 of one that cannot be read."""
+    """Yield the number of rows of each file, lazily; 0 for an unreadable file."""
     first, count = 0, ROWS_FIRST
     while first < len(places):
         some = places[first : first + count]
@@ -78,7 +78,7 @@ def _parts(many: Sequence[R]) -> Iterator[Sequence[R]]:
     return (many[first : first + ASKED_OF_A_TASK] for first in range(0, len(many), ASKED_OF_A_TASK))
 
 
-# Tasks. All raise StoreError where storage does not give a file.
+# Tasks. All raise StoreError if storage fails.
 
 
 def facts_of(storage: Storage, item: PathItem) -> list[Facts | None]:
@@ -94,12 +94,12 @@ def facts_of(storage: Storage, item: PathItem) -> list[Facts | None]:
 
 
 def footers(storage: Storage, item: FileItem) -> list[int | None]:
-    """The checksum of each file's footer; None for a file that is gone, UNREADABLE_CRC where there is none."""
+    """Return the checksum of each file's footer; None for a deleted file, UNREADABLE_CRC without a footer."""
     return _each(lambda place: _footer(storage, item.files, place), range(len(item.files)))
 
 
 def footers_as_listed(storage: Storage, item: FileItem) -> list[int | None]:
-    """The same; UNREADABLE_CRC also for a file that is not the one that was listed."""
+    """As `footers`, with UNREADABLE_CRC also for a file that changed since listing."""
 
     def footer(place: int) -> int | None:
         found = _footer(storage, item.files, place)
@@ -118,7 +118,7 @@ def rows_of(storage: Storage, item: FileItem) -> list[int]:
         except StoreError:
             raise
         except (FencepostError, FileNotFoundError):
-            return 0  # the scan will say what is wrong
+            return 0  # the scan reports the reason
 
     return _each(rows, range(len(item.files)))
 

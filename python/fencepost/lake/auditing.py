@@ -1,9 +1,9 @@
-"""The audit of files: identity columns are read and judged from nothing, and nothing is written.
+"""The audit of files: reads identity columns, judges them with an empty state, and writes nothing.
 
-Files are read as runs (`RunScan`), dealt to shards by key. The file whose turn it is gives its next runs, and the files
-after it their first, a task each, until there are `TOGETHER`; then each shard judges what had its turn, a task each, in
-the order that costs least (`order.py`). So verdicts are those of judging all rows one after the other, and memory holds
-`TOGETHER` runs and 2 * `RUNS` a thread, what the tables remember, and what the auditors tally.
+Files are read as runs (`RunScan`) and split into shards by key. The current file yields its next runs and the following
+files their first ones, one task each, up to `TOGETHER` runs. Then each shard judges its runs, one task each, in the
+cheapest order (`order.py`). The verdicts equal those of judging all rows in sequence. Memory: `TOGETHER` runs, 2 *
+`RUNS` per thread, the tables, and the auditors' tallies.
 """
 
 from __future__ import annotations
@@ -43,9 +43,10 @@ Progress = Callable[[str, int, int], None]
 ORDER = "file names, then rows"
 ORDER_OF_TABLE = "files as the table has added them, then rows"
 RUNS = 1 << 20
-"""Runs that a file gives at a time."""
+"""Number of runs that a file yields at a time."""
 TOGETHER = 1 << 22
-"""Runs that are judged together, some 150 bytes each at the peak: the more, the fewer holes that later runs fill."""
+"""Number of runs to judge together, about 150 bytes each at the peak. A larger number leaves fewer holes for later runs
+to fill."""
 Dealt = list[tuple[int, pa.RecordBatch]]
 """(shard, runs), see `RunScan.next`."""
 
@@ -62,23 +63,29 @@ def audit(
     progress: Progress | None = None,
     source_options: Mapping[str, Any] | None = None,
 ) -> AuditReport:
-    """What the rows of a Parquet folder, of one file or of a table say about their producers. Nothing is written.
+    """Audit the rows of a Parquet folder, a file, or a table. Writes nothing.
 
-    `source`: also a prefix of an object store, or one object (`s3://`, `gs://`, `az://`), a Delta table in a folder or
-    prefix, or an Iceberg table (`iceberg://<catalog>/<namespace>.<table>`); one file of CSV, JSON lines or Arrow IPC by
-    its name, and "-", standard input, which are read as a stream. `source_options`: as in `DedupJob`.
+    Rows are judged in the order of file names, then rows, even under policies that depend on the order. A table's files
+    are judged in the order in which they were added. The sink of a job can be audited, too. Files that are unreadable
+    or have wrong columns or values are listed in `AuditReport.unreadable`; the others are judged.
 
-    `policy`, `columns`: as in `DedupJob`; rows are judged in the order of file names, then rows, also under policies
-    that depend on order; of a table, in the order in which its files were added. Suspected resets are looked for where
-    `columns` name a timestamp column; `reset_rows_min` and `compare_content` as in `fencepost.audit`; the rows that are
-    compared are read once more. `threads`: as many as this process may use processors, unless given.
-    `progress("audit", done, total)`: in bytes. Also reads the sink of a job: its runs follow each other.
+    Args:
+        source: A folder or object-store prefix of Parquet files, one file or object (`s3://`, `gs://`, `az://`), a
+            Delta table in a folder or prefix, or an Iceberg table (`iceberg://<catalog>/<namespace>.<table>`). Also one
+            CSV, JSON lines or Arrow IPC file by its name, or "-" for standard input, which are read as streams.
+        policy: As in `DedupJob`.
+        columns: As in `DedupJob`. Suspected resets are searched if they name a timestamp column.
+        threads: Number of threads. Default: the number of usable processors.
+        producers_max: As in `fencepost.audit`.
+        reset_rows_min: As in `fencepost.audit`.
+        compare_content: As in `fencepost.audit`. The compared rows are read a second time.
+        progress: Called as progress("audit", done, total), in bytes.
+        source_options: As in `DedupJob`.
 
-    A file that cannot be read, or has wrong columns or values, is named in `AuditReport.unreadable`; the others are
-    judged.
-
-    Raises SourceError where the source cannot be listed; BatchError (column, row, file) or SourceError where no file
-    can be read; PolicyError for arguments that make no sense.
+    Raises:
+        SourceError: The source cannot be listed, or no file can be read.
+        BatchError: All files have wrong columns or values (column, row, file).
+        PolicyError: Contradictory arguments.
     """
     if is_tabular(source):
         report = fencepost.audit(
@@ -154,10 +161,10 @@ def audit(
 
 
 def _with_files(report: AuditReport, files: Files, borders: npt.NDArray[np.int64]) -> AuditReport:
-    """The report, with files where it names rows. `borders`: the first row of each file."""
+    """Replace row numbers of the report with file and row in the file. `borders`: the first row of each file."""
 
     def placed(rows: pa.ChunkedArray) -> tuple[pa.Array, pa.Array]:
-        """(the file of each row, the row within the file)."""
+        """Return (the file of each row, the row within the file)."""
         known = rows.cast(pa.int64()).fill_null(-1).to_numpy()
         at = np.searchsorted(borders, known, side="right") - 1
         names = [files.paths[it] if it >= 0 else None for it in at.tolist()]
@@ -177,8 +184,10 @@ def _with_files(report: AuditReport, files: Files, borders: npt.NDArray[np.int64
 def _compared(
     engine: LocalEngine, shards: list[_Shard], content: Content, starts: list[int], unread: list[int]
 ) -> dict[str, Any]:
-    """What the report says of content. `starts`: the first row of each file; `unread`: files that were not read to
-    their end, of which nothing is compared."""
+    """Return the report's fields about content.
+
+    `starts`: the first row of each file. `unread`: files that were not read completely, whose rows are not compared.
+    """
     borders = np.array(starts, np.int64)
 
     def pairs_of(shard: _Shard) -> pa.Table:
@@ -198,7 +207,7 @@ def _compared(
 
 
 def list_source(source: str | os.PathLike[str], options: Mapping[str, Any] | None) -> tuple[Stored, Files, str]:
-    """(the source, its files in the order in which they are judged or the one that was named, its absolute path)."""
+    """Return (the source, its files in the order of judgment, its absolute path). A named file is the only one."""
     place = absolute(source)
     is_object = place.endswith(".parquet") and not is_local(place) and not is_iceberg(place)
     if is_object or os.path.isfile(place):
@@ -226,7 +235,7 @@ class _Reading:
     shards: int
 
     def dealt(self, lane: _Lane) -> Iterator[Dealt]:
-        """The runs of a file, RUNS at a time. All reading of rows happens here."""
+        """Yield the runs of a file, RUNS at a time. The only place that reads rows."""
         path = self.files.full_path(lane.place)
         with unchanged(self.storage, self.files, lane.place):
             scan = RunScan(
@@ -246,23 +255,23 @@ class _Reading:
 
 @dataclass
 class _Lane:
-    """A file that is read."""
+    """A file being read."""
 
     place: int
     reading: _Reading
     pieces: Iterator[Dealt] | None = None
     held: Dealt | None = None
-    """Runs that wait for their turn."""
+    """Runs that wait to be judged."""
     following: list[Dealt] = field(default_factory=list)
     is_over: bool = False
-    """Whether nothing comes after what is held."""
+    """Whether `held` contains the last runs."""
     rows: int = 0
-    """Rows of the file; of one that cannot be read to its end, as many as reach up to the last one judged."""
+    """Number of the file's rows. For a file that cannot be read completely: the number up to the last judged row."""
     untracked: int = 0
     problem: SourceError | BatchError | None = None
 
     def fill(self) -> None:
-        """Read the next runs, and one piece ahead, to know whether the file ends with them."""
+        """Read the next runs, and one piece ahead to find out whether the file ends."""
         if self.pieces is None:
             self.pieces = self.reading.dealt(self)
             self.following = self._next()
@@ -271,7 +280,7 @@ class _Lane:
         self.is_over = not self.following
 
     def _next(self) -> list[Dealt]:
-        """The next runs, if there are any."""
+        """Return the next runs, empty at the end."""
         assert self.pieces is not None
         try:
             return [it for it in (next(self.pieces, None),) if it is not None]
@@ -280,7 +289,7 @@ class _Lane:
             return []
 
     def stop(self, problem: SourceError | BatchError) -> None:
-        """Nothing more can be read."""
+        """Stop reading after a problem."""
         self.problem, self.is_over = problem, True
 
     @property
@@ -290,7 +299,7 @@ class _Lane:
 
 
 class _Kinds:
-    """The types of keys: those of the first file that has any row hold for all."""
+    """The types of key columns: those of the first file with rows apply to all files."""
 
     def __init__(self, reading: _Reading) -> None:
         self.reading = reading
@@ -299,7 +308,7 @@ class _Kinds:
         self.first = ""
 
     def checked(self, lane: _Lane) -> Dealt:
-        """What the lane holds; nothing where its keys are of other types, and then nothing more is read of it."""
+        """Return the lane's runs. If its key types differ, stop reading it and return nothing."""
         dealt = lane.held or []
         if not dealt:
             return []
@@ -318,16 +327,16 @@ class _Kinds:
 
 
 def _end(batch: pa.RecordBatch) -> int:
-    """The row behind the last of the runs."""
+    """Return the number of the row after the last run."""
     return int((batch.column(ROW).to_numpy() + batch.column(LENGTH).to_numpy()).max())
 
 
 @dataclass(frozen=True)
 class _Turn:
-    """Runs of a file that have their turn."""
+    """A file's runs that are judged in this turn."""
 
     first: int
-    """The file's first row among those of all files."""
+    """The number of the file's first row among the rows of all files."""
     file: int
     dealt: Dealt
 
@@ -336,7 +345,7 @@ class _Turn:
         return sum(len(batch) for _, batch in self.dealt)
 
     def of(self, shard: int) -> list[tuple[int, pa.RecordBatch]]:
-        """(file, runs) of a shard, their rows counted through all files."""
+        """Return (file, runs) of a shard, with row numbers across all files."""
         mine = [batch.drop_columns([FILE]) for number, batch in self.dealt if number == shard]
         return [(self.file, it.set_column(it.schema.get_field_index(ROW), ROW, self._counted(it))) for it in mine]
 
@@ -345,7 +354,7 @@ class _Turn:
 
 
 class _Shard:
-    """The keys of one task: what is known of them, and what was found."""
+    """The keys of one task: their table and their auditor."""
 
     def __init__(self, policy: Policy, columns: Columns, number: int, files: Files, is_compared: bool) -> None:
         self.number = number
@@ -353,10 +362,10 @@ class _Shard:
         self.table = fencepost.StateTable(policy, keep=("timestamp",) if columns.timestamp is not None else ())
         self.auditor = Auditor(policy, columns, self.table, is_compared)
         self.is_calm = True
-        """Whether the order of what was judged so far did not matter (`order.py`)."""
+        """Whether the order of judgment had no effect so far (`order.py`)."""
 
     def judge(self, turns: list[_Turn]) -> None:
-        """The shard's runs of what has its turn, those of one schema together."""
+        """Judge the shard's runs of this turn, those of one schema together."""
         mine = [it for turn in turns for it in turn.of(self.number)]
         for _, alike in groupby(mine, lambda it: it[1].schema):
             files, batches = zip(*alike, strict=True)
@@ -374,7 +383,7 @@ class _Shard:
 
 
 def _calls(runs: pa.Table, seq: str, wrap: int | None) -> Iterator[pa.Table]:
-    """The runs in tables of at most CALL_ROWS rows each; runs of more rows are cut."""
+    """Split the runs into tables of at most CALL_ROWS rows each. Longer runs are cut."""
     lengths = runs[LENGTH].to_numpy().astype(np.int64)
     if len(lengths) and lengths.max() > CALL_ROWS:
         counts = -(-lengths // CALL_ROWS)
@@ -401,7 +410,7 @@ Numbers = npt.NDArray[np.int64]
 
 
 def _rows(runs: pa.Table) -> tuple[Numbers, Numbers]:
-    """(rows of each run, where each row stands)."""
+    """Return (number of rows of each run, number of each row)."""
     lengths = runs[LENGTH].to_numpy().astype(np.int64)
     places = runs[ROW].to_numpy().astype(np.int64)
     if lengths.sum() > len(lengths):
@@ -410,7 +419,7 @@ def _rows(runs: pa.Table) -> tuple[Numbers, Numbers]:
 
 
 def _within(counts: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
-    """0, 1, … count - 1 for each count."""
+    """Return 0, 1, … count - 1 for each count."""
     ends = np.cumsum(counts)
     within: npt.NDArray[np.int64] = np.arange(ends[-1] if len(ends) else 0) - np.repeat(ends - counts, counts)
     return within

@@ -1,4 +1,4 @@
-"""What a run checks before it decides: no row is missing from the verdicts, and nothing looks like a mistake."""
+"""The checks of a run before its decision: every row has a verdict, and nothing looks like a mistake."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ _NOT_REFUSED = ("ACCEPTED", "UNTRACKED", "DUPLICATE", "CONFLICT")
 
 
 def check_verdicts(run: Run, found: Found, judged: list[Judged]) -> dict[str, int]:
-    """Rows by verdict, which must add up to the rows read. Raises PolicyError where people should look first."""
+    """Return the number of rows by verdict, which must add up to the rows read.
+
+    Raises PolicyError for results that a person should check first.
+    """
     total = Counter(UNTRACKED=found.untracked) + found.refused
     for shard in judged:
         total.update(shard.counts)
@@ -39,7 +42,7 @@ def check_verdicts(run: Run, found: Found, judged: list[Judged]) -> dict[str, in
 
 
 def _check_read(run: Run, found: Found) -> None:
-    """Later runs must read what this one leaves out."""
+    """Later runs must read what this run leaves out."""
     unread = run.source.unread(found, is_rebase=run.is_rebase)
     if unread:
         text = f"{run.source.place}: {len(unread)} files cannot be read, and their rows would be new later: "
@@ -69,7 +72,7 @@ def _check_refused(run: Run, counts: dict[str, int], rows: int) -> None:
 
 
 def _check_noted(run: Run, accepted: int, judged: list[Judged]) -> None:
-    """Each accepted row must leave a checksum, where they are kept."""
+    """Check that each accepted row has a checksum, if checksums are kept."""
     noted = sum(it.kept.noted for it in judged if it.kept is not None)
     if run.checksums is not None and noted != accepted:
         raise AssertionError(f"{accepted} rows were accepted, checksums of {noted} were kept")
@@ -100,7 +103,7 @@ def _check_resets(run: Run, resets: list[pa.Table]) -> None:
 
 
 def check_kept(run: Run, counts: dict[str, int], outputs: Outputs, marked: Marked) -> None:
-    """Rows that are kept must be written, or where files stay where they are, all others must be taken out."""
+    """Check that kept rows are written or, if files stay in place, that all others are removed."""
     kept = counts.get("ACCEPTED", 0) + counts.get("UNTRACKED", 0)
     refused = sum(counts.values()) - kept
     if not run.job.is_in_place and sum(outputs.rows) != kept:

@@ -1,4 +1,4 @@
-"""The types of the columns that files are judged by: the same in all files of a run, those of keys for ever."""
+"""The types of the columns that identify and order rows: equal in all files of a run; those of keys, in all runs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fencepost.lake.scan import Exchange
 from fencepost.policy import Columns
 
 Paths = Callable[[Exchange], list[str]]
-"""The files whose runs are in an exchange, by full path. Asked for messages only."""
+"""Returns the full paths of the files in an exchange, for messages."""
 
 
 def check_types(
@@ -23,15 +23,16 @@ def check_types(
     *,
     sets_aside: bool,
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """(types of the parts of keys from now on, full path to reason of the files that do not fit).
+    """Return (types of the key parts from now on, full path to reason of the files that do not match).
 
-    `known`: those types so far (`Decision.key_types`). Integers and texts may be of any width. Raises BatchError for
-    the first file that does not fit, unless such files are set aside (`sets_aside`); also then where no file has ever
-    been read, so that nobody can tell which of two types is the right one. Raises it for an `order_by` without order.
+    `known`: the types so far (`Decision.key_types`). The width of integers and texts does not matter. Raises BatchError
+    for the first file that does not match, unless such files are quarantined (`sets_aside`). Raises it in any case if
+    no file was read before, because either type may be the right one. Raises BatchError for an `order_by` column that
+    cannot be sorted.
     """
     misfits: dict[str, str] = {}
     expected = dict(known)
-    first: dict[str, Exchange] = {}  # whose type a column must have, unless the state says it
+    first: dict[str, Exchange] = {}  # the exchange that defines a column's type if the state does not
     for exchange in exchanges:
         misfits_here = (it for it in exchange.schema if expected.get(it.name) not in (None, type_name(it.type)))
         misfit = next(misfits_here, None)
@@ -63,7 +64,7 @@ _NAMES = ("integer", "string", "binary")
 
 
 def type_name(kind: pa.DataType) -> str:
-    """What a type is as a part of a key: of integers and text, width does not count."""
+    """Return the name of a type as part of a key. It ignores the width of integers and texts."""
     for name, is_one in zip(_NAMES, (pa.types.is_integer, _is_text, _is_binary), strict=True):
         if is_one(kind):
             return name
@@ -71,7 +72,7 @@ def type_name(kind: pa.DataType) -> str:
 
 
 def _has_order(kind: pa.DataType) -> bool:
-    """Whether Arrow sorts by it."""
+    """Return whether Arrow can sort by the type."""
     return not (pa.types.is_nested(kind) or pa.types.is_float16(kind) or pa.types.is_null(kind))
 
 

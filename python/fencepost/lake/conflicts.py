@@ -1,8 +1,8 @@
-"""Stage 2b, where content is compared: a repeat whose other columns are not those of the row it repeats is a CONFLICT.
+"""Stage 2b, if content is compared: a repeat whose other columns differ from the row it repeats is a CONFLICT.
 
-Judging gives the pairs of rows of this run that have one identity. A task per task of judging reads both rows of its
-pairs and compares their checksums (`fencepost.content`). Repeats of what an earlier run has kept have no second row at
-hand. They are compared where that run has kept a checksum (`kept_content.py`), and counted as not compared otherwise.
+Judging yields the pairs of rows of this run with equal identity. One task per judge task reads both rows of its pairs
+and compares their checksums (`fencepost.content`). A repeat of an earlier run's row has no second row in this run. It
+is compared if that run has kept a checksum (`kept_content.py`), and counted as not compared otherwise.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from fencepost.state.stores import Store
 OnConflict = Literal["stop", "quarantine", "drop"]
 
 PAIRS = pa.schema([("file", pa.uint32()), ("row", pa.uint64()), ("kept_file", pa.uint32()), ("kept_row", pa.uint64())])
-"""A repeat and the row it repeats: ordinals of files, and rows in them."""
+"""A repeat and the row it repeats: ordinals of files, and row numbers in them."""
 SAMPLES_MAX = 10
-"""Conflicts that a task shows."""
+"""Maximum number of conflicts that a task shows."""
 TEXT_MAX = 60
-"""Characters of a value that a sample shows."""
+"""Maximum number of characters of a value in a sample."""
 
 Rows = npt.NDArray[np.int64]
 
@@ -42,7 +42,7 @@ Rows = npt.NDArray[np.int64]
 def find_pairs(
     shard: int, runs: pa.Table, codes: npt.NDArray[np.uint8], policy: Policy, others: Ranges | None
 ) -> pa.Table:
-    """The pairs of a shard's rows. `codes`: a verdict for each row of the runs; `others` gets the other repeats."""
+    """Return the pairs of a shard's rows. `codes`: a verdict per row. `others` receives the other repeats."""
     some = Stretches.of(runs, codes, [Verdict.ACCEPTED, Verdict.DUPLICATE])
     files, rows = runs[FILE].to_numpy()[some.runs], runs[ROW].to_numpy()[some.runs] + some.offsets.astype(np.uint64)
     found = []
@@ -64,36 +64,35 @@ def find_pairs(
 @dataclass(frozen=True, kw_only=True)
 class CompareItem:
     files: Files
-    """As the first pass found them; a file's place is its ordinal."""
+    """As in the first pass; a file's index is its ordinal."""
     pairs: str | None
     losers: Refused | None
     columns: Columns
     wanted: tuple[str, ...]
-    """The columns to compare; (): all that are not of the identity."""
+    """The columns to compare; () for all outside the identity."""
     keeping: Keeping | None
-    """Where checksums are kept from run to run."""
+    """Set if checksums are kept across runs."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Compared:
     losers: Refused | None
-    """As the judge wrote them, conflicts with their own verdict."""
+    """The judge's refused rows, with CONFLICT as verdict of conflicts."""
     pairs: int
-    """Repeats that were compared."""
+    """Number of compared repeats."""
     conflicts: int
     samples: pa.Table
-    """Some of the conflicts: identity columns, file, row, kept_file, kept_row, column (the first that differs), found,
-    kept (its two values, as texts). The last five are null where an earlier run has kept the row."""
+    """Some conflicts: identity columns, file, row, kept_file, kept_row, column (the first that differs), found, kept
+    (its two values, as text). The last five are null if an earlier run kept the row."""
     kept: Kept | None
-    """Where checksums are kept from run to run."""
+    """Set if checksums are kept across runs."""
 
 
 def compare(store: Store, storage: Storage, scratch: Scratch, item: CompareItem) -> Compared:
-    """Compare the rows of the pairs, and repeats of earlier runs' rows where these have kept checksums.
+    """Compare the rows of the pairs, and repeats of earlier runs' rows that have checksums.
 
-    Memory: a row group's content columns, 40 bytes a pair, and that of `kept_content.compare_and_keep`. Raises
-    BatchError for a column that cannot be compared, ChangedError where a file is no longer what the first pass read,
-    SnapshotError.
+    Memory: a row group's content columns, 40 bytes per pair, and that of `kept_content.compare_and_keep`. Raises
+    BatchError for a column that cannot be compared, ChangedError if a file changed since the first pass, SnapshotError.
     """
     pairs = PAIRS.empty_table()
     if item.pairs is not None:
@@ -115,17 +114,17 @@ def compare(store: Store, storage: Storage, scratch: Scratch, item: CompareItem)
 
 @dataclass(frozen=True)
 class Content:
-    """The content of files' rows. `wanted`: the columns to compare; (): all that are not of the identity."""
+    """The content of files' rows. `wanted`: the columns to compare; () for all outside the identity."""
 
     storage: Storage
     files: Files
     columns: Columns
     wanted: tuple[str, ...]
     sums: Sums | None = None
-    """The checksums of all rows, where they are at hand."""
+    """The checksums of all rows, if available."""
 
     def conflicts(self, pairs: pa.Table) -> pa.Table:
-        """Those of the PAIRS whose rows differ."""
+        """Return the PAIRS whose rows differ."""
         repeats = self._checksums(pairs["file"].to_numpy(), pairs["row"].to_numpy())
         kept = self._checksums(pairs["kept_file"].to_numpy(), pairs["kept_row"].to_numpy())
         return pairs.filter(pa.array(repeats != kept))
@@ -152,7 +151,7 @@ class Content:
         return read_rows(self.storage, self.files, ordinal, rows, self.columns, self.wanted, more)
 
     def _sample(self, line: dict[str, Any]) -> dict[str, Any]:
-        """A conflict as people see it."""
+        """Format a conflict for people."""
         identity = self.columns.names
         one = next(self._read(line["file"], np.array([line["row"]]), identity))
         shown = {name: _text(one, name) for name in identity}
@@ -169,11 +168,11 @@ class Content:
 
 
 def mark(losers: pa.Table, conflicts: pa.Table) -> pa.Table:
-    """The ranges of refused rows, sorted by file and row, with the verdict CONFLICT for these rows."""
+    """Set the verdict of these rows to CONFLICT in the ranges of refused rows, which are sorted by file and row."""
     file, row, count, verdict = (losers[name].to_numpy() for name in losers.column_names)
     order = np.lexsort((conflicts["row"].to_numpy(), conflicts["file"].to_numpy()))
     files, rows = conflicts["file"].to_numpy()[order], conflicts["row"].to_numpy()[order]
-    # The range that holds each conflict, and the cuts before and behind it.
+    # Find the range of each conflict, and cut it before and after the row.
     of = np.array([_place(file, row, *it) for it in _ends(files, rows, file)], np.int64)
     firsts = np.concatenate([row, rows, rows + np.uint64(1)])
     of_range = np.concatenate([np.arange(len(row)), of, of])
@@ -210,7 +209,7 @@ def _text(rows: pa.Table, name: str) -> str:
 
 
 def listed(samples: pa.Table) -> str:
-    """The first conflicts in a line of text."""
+    """Return the first conflicts as one line of text."""
     return "; ".join(map(_line, samples.slice(0, 3).to_pylist()))
 
 

@@ -1,4 +1,4 @@
-"""The decision of a run, made of what its tasks have found and written."""
+"""Makes the decision of a run from the results of its tasks."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 def make_decision(
     run: Run, found: Found, judged: list[Judged], written: list[Written], counts: dict[str, int]
 ) -> Decision | None:
-    """What is to be decided, once all it names is durable, and state and sink say whose they are.
+    """Return the decision. Call it when all files that it names are durable, and state and sink have owners.
 
-    None where every file has to be looked at again, as is known.
+    Returns None if every file must be read again, and that is already recorded.
     """
     job = run.job
     known = run.base.deferred if run.base else Deferred()
@@ -100,14 +100,14 @@ def make_decision(
 
 
 def _listing(run: Run, found: Found) -> str | None:
-    """`Decision.listing`: of what was listed, if all new files of it were read as they were listed, or quarantined."""
+    """Return `Decision.listing`: set if all new listed files were read as listed or quarantined."""
     is_as_listed = found.files == replace(run.news.files, ignored=found.files.ignored, types=found.files.types)
     is_complete = is_as_listed and not len(found.deferred) and not found.vanished
     return run.news.listing if run.source.has_ledger and is_complete else None
 
 
 def _checked_rows(run: Run, outputs: Outputs, written: list[Written]) -> dict[str, Any] | None:
-    """What the decision says of the sink, which can take the rows."""
+    """Return the decision's record of the sink. Raises an error if the sink cannot take the rows."""
     schemas = {schema: path for group in reversed(written) for schema, path in group.schemas.items()}
     if not schemas:
         return run.sink_version
@@ -122,7 +122,7 @@ def _checked_rows(run: Run, outputs: Outputs, written: list[Written]) -> dict[st
 
 
 def _staged(run: Run, outputs: Outputs, winners: dict[str, str]) -> dict[str, Any]:
-    """What tasks have brought nearer to the sink, where it asks for that."""
+    """Return what tasks have prepared for the sink, if it asks for that."""
     sink, engine = run.job.sink, run.job.engine
     work, items = sink.staging(run.version, run.attempt, outputs, winners, engine.slots)
     return sink.staged(run.tasks("stage", work, items)) if items else {}
@@ -131,7 +131,7 @@ def _staged(run: Run, outputs: Outputs, winners: dict[str, str]) -> dict[str, An
 def _side_files(
     run: Run, found: Found, judged: list[Judged], written: list[Written], ordinals: npt.NDArray[np.int64]
 ) -> tuple[SideFiles, dict[str, str]]:
-    """The files of refused rows and of changes in what is missing, and their names until now."""
+    """Return the files of refused rows and of changes in missing ranges, and their temporary names."""
     rejects = [it for group in written for it in group.rejects]
     stems = [
         f"_rejects/verdict={verdict}/{run.folders_of(found.files.paths[ordinal])}part-{ordinals[ordinal]:05}"
@@ -145,7 +145,8 @@ def _side_files(
     ]
     lines = [read_table(run.scratch, it.changelog) for it in judged if it.changelog]
     if run.is_rebase:
-        now = [it.drop_columns(["version", "change"]) for it in lines]  # all that is missing: nothing was known
+        # the whole list of missing ranges: nothing was known before
+        now = [it.drop_columns(["version", "change"]) for it in lines]
         lines = corrections(run.job.sink.changelog(), now, run.version)
     if lines:
         row, missing = write_lines(lines, run.outputs)
@@ -155,8 +156,10 @@ def _side_files(
 
 
 def _quarantined(run: Run, found: Found) -> Any:
-    """The quarantined files as the ledger lists them. The checksum of the footer tells such a file from a good one that
-    takes its place with the same size and time."""
+    """Return the quarantined files as the ledger lists them.
+
+    The footer's checksum distinguishes such a file from a good one that replaces it with equal size and time.
+    """
     aside = found.quarantined
     files = Files(
         found.files.root, aside.path, aside.bytes, aside.mtime_ns, aside.inode, aside.etag, [None] * len(aside)
@@ -181,7 +184,7 @@ def _inputs(found: Found) -> Inputs:
 def _outputs(
     run: Run, found: Found, written: list[Written], ordinals: npt.NDArray[np.int64]
 ) -> tuple[Outputs, dict[str, str]]:
-    """The files with kept rows, and their names until now."""
+    """Return the files of kept rows, and their temporary names."""
     places, folders, written_names, rows, sizes, crcs = (
         [it for group in written for it in getattr(group, column)]
         for column in ("ordinal", "folder", "names", "rows", "bytes", "footer_crc")
@@ -206,7 +209,7 @@ def _outputs(
 
 
 def _numbered(stems: list[str]) -> list[str]:
-    """Names of files: several with one stem have a number each."""
+    """Return file names: equal stems get numbers."""
     totals, counts = Counter(stems), Counter[str]()
     names = []
     for stem in stems:

@@ -1,8 +1,8 @@
-"""A Delta table as input: the files that its commits have added since the version that was read last.
+"""A Delta table as input: the files that its commits have added since the last version read.
 
-What counts is the log. A commit that only adds files is new input; one that moves rows to other files (compaction) is
-none, and one that only drops files takes nothing back from what was read. A commit that writes rows anew beside new
-ones (UPDATE, MERGE, an overwrite) says of no row which of the two it is: the run stops there.
+The table's log is authoritative. A commit that only adds files is new input. One that moves rows to other files
+(compaction) is not, and one that only removes files does not revoke what was read. A commit that writes both old and
+new rows (UPDATE, MERGE, an overwrite) does not distinguish them, so the run stops there.
 """
 
 from __future__ import annotations
@@ -26,40 +26,43 @@ from fencepost.state.stores import LocalStore, Store, not_given
 from fencepost.state.vectors import read_vector
 
 Position = dict[str, Any]
-"""The id of the table and the newest version that was read: {"table", "version"}."""
+"""The id of the table and the newest version read: {"table", "version"}."""
 
 NEW_STATE = "read the table as it is now with a new state"
 REBASE = "rebase the state on the table as it is now (DedupJob(...).rebase(), or fencepost dedup --rebase)"
 
 FEATURES = {"deletionVectors", "timestampNtz", "typeWidening", "v2Checkpoint", "vacuumProtocolCheck", "variantType"}
-"""Features of reading under which a file's rows are those of the table, but for those that its vector takes away."""
+"""Reader features under which a file's rows are the table's rows, except those that its deletion vector removes."""
 
 
 class Appended(NamedTuple):
-    """What is to be read of a table."""
+    """The new files of a table."""
 
     files: Files
     position: Position
-    """Behind it."""
+    """The position after these files."""
     adds: dict[str, Action]
-    """Path to the action by which the table names a file, without statistics."""
+    """Maps a file's path to the action that added it, without statistics."""
     bad: dict[str, str]
-    """Full path to reason of files that are not of the size that the table says."""
+    """Maps full path to reason, for files whose size differs from the table's."""
 
 
 @dataclass
 class _Range:
-    """What the commits of some versions have added: path to action, in the order of the log. A file whose rows were
-    moved to another one (compaction) must still be there: only from it is known which of those rows are new."""
+    """The files that the commits of some versions added: path to action, in log order.
+
+    A file whose rows were moved to another one (compaction) must still exist, because only the original file shows
+    which of those rows are new.
+    """
 
     added: dict[str, Action] = field(default_factory=dict)
     dropped: set[str] = field(default_factory=set)
     own: set[str] = field(default_factory=set)
-    """What a state that deduplicates the table in place has put in the place of other files."""
+    """Files with which an in-place state has replaced other files."""
 
 
 def has_table(storage: Storage, root: str) -> bool:
-    """Whether a source is a Delta table. Raises StoreError where that cannot be told."""
+    """Return whether a source is a Delta table. Raises StoreError if this cannot be determined."""
     with from_storage(root, "listed"):
         return is_delta(storage.as_store(root))
 
@@ -72,12 +75,18 @@ def list_appended(
     pending: Iterable[Action] = (),
     ask: Ask = here,
 ) -> Appended:
-    """The files that were added to a table since `position`, and the position behind them. `storage`: of its files.
+    """Return the files added to a table since `position`, and the position after them.
 
-    None: all files of the newest version, by the time of their writing. `own`: the id of the state by which the table
-    is deduplicated in place; commits of its own do not move the position. `pending`: actions that added files before
-    `position` which were not read yet; they come first. Raises SourceError where the table is another, where commits or
-    files are gone that were not read yet, and at a commit that rewrites rows.
+    Args:
+        root: The table's location.
+        storage: The storage of the table's files.
+        position: The last position. None: all files of the newest version, by time of writing.
+        own: The id of the state that deduplicates the table in place. Its own commits do not move the position.
+        pending: Actions before `position` whose files were not read yet. They come first.
+        ask: Queries storage for several files.
+
+    Raises SourceError if the table was replaced, if unread commits or files were deleted, and at a commit that rewrites
+    rows.
     """
     if "%" in root:
         raise SourceError(f"{root}: a '%' in the path of a Delta table is read as another path; rename it", path=root)
@@ -132,7 +141,7 @@ def _check_readable(table: Table, root: str) -> None:
 
 
 def _snapshot(table: Table) -> list[Action]:
-    """The files of the newest version, by the time of their writing, then by name."""
+    """Return the files of the newest version, by time of writing, then by name."""
     root = table.store.uri
     with log_errors(root, SourceError):
         live = live_files(table.store, table.version)
@@ -143,7 +152,7 @@ def _snapshot(table: Table) -> list[Action]:
 
 
 def _check_by_library(table: Table, live: Live) -> None:
-    """Whether the library, which reads logs by itself, finds the same files."""
+    """Check that the deltalake library, which reads logs independently, finds the same files."""
     import pyarrow as pa  # type: ignore[import-untyped]
     from deltalake.exceptions import DeltaError
 
@@ -163,7 +172,7 @@ def _check_by_library(table: Table, live: Live) -> None:
 
 
 def _commits(store: Store, first: int, last: int, remedy: str) -> Iterator[tuple[int, list[tuple[str, Action]]]]:
-    """(version, its actions, line by line) of commits."""
+    """Yield (version, actions by line) of commits."""
     try:
         for version, actions in read_commits(store, first, last):
             if actions is None:
@@ -176,7 +185,7 @@ def _commits(store: Store, first: int, last: int, remedy: str) -> Iterator[tuple
 
 
 def _add_in_place(store: Store, version: int, actions: list[tuple[str, Action]], found: _Range) -> None:
-    """Add what a commit of others has added to the table that is deduplicated."""
+    """Add what another writer's commit has added to the table that is deduplicated in place."""
     operation = info_of(actions).get("operation", "?")
     removed = [action for kind, action in actions if kind == "remove"]
     moved = [path for path in (unquote(it["path"]) for it in removed) if path in found.added]
@@ -197,7 +206,7 @@ def _add_in_place(store: Store, version: int, actions: list[tuple[str, Action]],
 
 
 def _check_new(store: Store, version: int, found: _Range, waiting: frozenset[str]) -> None:
-    """Refuse files that were there when the table was read last: their rows would all be taken for repeats."""
+    """Refuse files that the table contained when it was last read: all of their rows would count as repeats."""
     try:
         known = ((live_files(store, version).keys() | found.own) & found.added.keys()) - waiting
     except (FileNotFoundError, ValueError) as error:
@@ -209,7 +218,7 @@ def _check_new(store: Store, version: int, found: _Range, waiting: frozenset[str
 
 
 def _as_read(store: Store, action: Action) -> Action:
-    """An action that adds a file, with what its path and its vector stand for."""
+    """Return an add action with its path and deletion vector resolved."""
     return _with_vector(store, {**action, "path": unquote(action["path"])})
 
 
@@ -238,7 +247,7 @@ def _add_commit(store: Store, version: int, actions: list[tuple[str, Action]], f
 
 @dataclass(frozen=True)
 class _Place:
-    """A table, and how its files are reached."""
+    """A table and the access to its files."""
 
     root: str
     storage: Storage
@@ -246,7 +255,7 @@ class _Place:
     ask: Ask
 
     def appended(self, added: list[Action], dropped: set[str], remedy: str, position: Position) -> Appended:
-        """The files as a run reads them. Those that were dropped again since may be gone."""
+        """Return the files for a run. Files that later commits removed may be deleted."""
         files = Files(self.root, types=_types(self.table))
         found = Appended(files, position, {}, {})
         looks = ask_facts(self.ask, self.storage, [f"{self.root}/{action['path']}" for action in added])
@@ -281,6 +290,6 @@ class _Place:
 
 
 def _types(table: Table) -> dict[str, str]:
-    """What the columns by which the table is partitioned are as parts of keys: text unless they are integers."""
+    """Return the key types of the partition columns: text unless they are integers."""
     kinds = {it["name"]: it["type"] for it in table.fields if it["name"] in table.partition_columns}
     return {name: "integer" if kind in INTEGERS else "string" for name, kind in kinds.items()}

@@ -1,4 +1,4 @@
-"""Files of a source, as tables: what they are known by, and what the names of their folders say."""
+"""Files of a source in columnar form: their identities, and the values in their folder names."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from fencepost.state.hive import hive_values
 from fencepost.state.vectors import Bitmap
 
 Constants = dict[str, int | str | None]
-"""Columns whose one value for a whole file stands in the names of its folders."""
+"""Columns with one value for a whole file, from its folder names."""
 
 
 class Facts(NamedTuple):
-    """What a file is known by, next to its path."""
+    """What identifies a file in addition to its path."""
 
     bytes: int
     mtime_ns: int
-    """0 in object stores: a copy of an object has another time, and the same etag."""
+    """0 in object stores: a copy of an object has another time, but the same etag."""
     inode: int = 0
     etag: str = ""
-    """Of an object in a store."""
+    """The object's etag in a store."""
 
     @classmethod
     def of(cls, stat: os.stat_result) -> Facts:
@@ -32,13 +32,14 @@ class Facts(NamedTuple):
 
     @property
     def identity(self) -> tuple[int, int, str]:
-        """Other values under the same path mean another file. Mounts assign new inodes, so inodes do not count."""
+        """The file's identity: another value under the same path means another file. Excludes inodes, which change with
+        mounts."""
         return self.bytes, self.mtime_ns, self.etag
 
 
 @dataclass(frozen=True)
 class Files:
-    """Some files of a source, column by column: a run may have 100 000 of them."""
+    """Files of a source, column by column, because a run may have 100,000 of them."""
 
     root: str
     paths: list[str] = field(default_factory=list)
@@ -48,17 +49,17 @@ class Files:
     inode: list[int] = field(default_factory=list)
     etag: list[str] = field(default_factory=list)
     vectors: list[Bitmap | None] = field(default_factory=list)
-    """Which of its rows are gone, as bitmaps (`fencepost.state.vectors`)."""
+    """Deleted rows, as bitmaps (`fencepost.state.vectors`)."""
     ignored: tuple[str, ...] = ()
-    """Files beside them that were not looked at for their names."""
+    """Files that were skipped because of their names."""
     types: Mapping[str, str] = field(default_factory=dict)
-    """What the columns are that stand in the names of folders, where the source says so (`constants_of`)."""
+    """Types of the columns in folder names, if the source defines them (`constants_of`)."""
 
     def __len__(self) -> int:
         return len(self.paths)
 
     def append(self, path: str, facts: Facts | None, vector: Bitmap | None = None) -> None:
-        """Add a file; None: it is gone."""
+        """Add a file. None: it was deleted."""
         self.paths.append(path)
         self.vectors.append(vector)
         values: tuple[Any, ...] = facts or Facts(0, 0)
@@ -67,7 +68,7 @@ class Files:
             column.append(value)
 
     def take(self, places: Sequence[int]) -> Files:
-        """Those at the given places."""
+        """Return the files at these indexes."""
         return Files(self.root, *([column[place] for place in places] for column in self._columns()))  # type: ignore[arg-type]
 
     def slice(self, first: int, end: int) -> Files:
@@ -81,7 +82,7 @@ class Files:
         return self.paths, self.bytes, self.mtime_ns, self.inode, self.etag, self.vectors
 
     def folders(self) -> list[str]:
-        """The folder of each, relative to the root: "" or with a slash at its end. Many files share one."""
+        """The folder of each file, relative to the root: "" or with a trailing slash. Many files share a folder."""
         return [path[: path.rfind("/") + 1] for path in self.paths]
 
     def full_path(self, place: int) -> str:
@@ -101,11 +102,11 @@ def constants_of(
     types: Mapping[str, str] | None = None,
     bad: dict[str, str] | None = None,
 ) -> list[Constants]:
-    """For each file, which of the columns its folders give.
+    """Return for each file the column values in its folder names.
 
-    `types`: of columns that earlier files had (`Decision.key_types`). A new column is of numbers where the folders of
-    all files give numbers, else of text, so that no two files disagree about a type. `bad`: gets full path and reason
-    of files whose folders do not fit; without it, that of the first is raised as BatchError.
+    `types`: the types of columns in earlier files (`Decision.key_types`). A new column is numeric if the folders of all
+    files contain numbers, otherwise text, so that all files agree. `bad`: receives full path and reason of files whose
+    folders do not match; without it, the first one raises BatchError.
     """
     folders = files.folders()
     values = {folder: hive_values(folder) for folder in dict.fromkeys(folders)}
@@ -131,7 +132,7 @@ def constants_of(
 
 
 def _misfit(found: Mapping[str, str | None], wanted: Sequence[str], known: Mapping[str, str]) -> tuple[str, str] | None:
-    """Column and problem of a folder that does not give what it has to."""
+    """Return column and problem of a folder that lacks a required value."""
     for name in wanted:
         if name not in found:
             return name, "missing in the names of its folders, where other files have it"
@@ -144,7 +145,7 @@ def _misfit(found: Mapping[str, str | None], wanted: Sequence[str], known: Mappi
 
 
 def _is_number(value: str | None) -> bool:
-    """Whether it can be told from the number again: 07 and 7 are two folders."""
+    """Return whether converting to a number and back gives the same text: 07 and 7 are different folders."""
     if value is None:
         return True
     return re.fullmatch(r"0|-?[1-9]\d*", value) is not None and -(2**63) <= int(value) < 2**63

@@ -1,4 +1,4 @@
-"""What the tasks of a scan have found in the new files of a run."""
+"""The results of a run's scan tasks."""
 
 from __future__ import annotations
 
@@ -20,32 +20,34 @@ from fencepost.state.stores import COPY_BYTES_MAX
 
 @dataclass
 class Found:
-    """What the new files hold, once they are scanned; columns of the files that were read, by ordinal."""
+    """The content of the new files after the scan. Columns have one value per file, by ordinal."""
 
     files: Files
-    """As they were listed; a file's place is its ordinal in the exchange."""
+    """As listed. A file's index is its ordinal in the exchange."""
     is_read: npt.NDArray[np.bool_]
     read: Files
     rows: npt.NDArray[np.int64]
     untracked: int
     footer_crc: list[int]
     schema_crc: list[int]
-    """Of the columns as each footer declares them."""
+    """Checksum of the columns that each footer declares."""
     exchanges: list[Exchange]
     newest_ms: int | None
     spans: dict[int, list[Span]]
-    """The parts of each file that several tasks have scanned, by its ordinal."""
+    """The parts of each file that several tasks have scanned, by ordinal."""
     vanished: list[str] = field(default_factory=list)
     deferred: Deferred = field(default_factory=Deferred)
     quarantined: Quarantined = field(default_factory=Quarantined)
     refused: Counter[str] = field(default_factory=Counter)
-    """Rows that were refused before the exchange, by name of verdict."""
+    """Number of rows refused before the exchange, by verdict."""
     stale_epoch: int = 0
     stale: list[pa.Table] = field(default_factory=list)
 
     def spans_to_write(self, refused: Sequence[Refused]) -> dict[int, list[Span]]:
-        """The `spans` of the files that tasks write in parts. A file that loses no row is carried over whole, unless it
-        has more bytes than a store copies by a request."""
+        """Return the `spans` of files that tasks write in parts.
+
+        A file without refused rows is copied as a whole, unless it is larger than a store copies in one request.
+        """
         if not self.spans:
             return {}
         losing = {ordinal for it in refused for ordinal in it.files.tolist()}

@@ -1,23 +1,23 @@
-"""Hot shards: those of more runs than a task is to hold. Several tasks judge the rows of one, and one writes its state.
+"""Hot shards: shards with more runs than a task should hold. Several tasks judge a hot shard, and one writes its state.
 
-Where a policy admits any order, the verdict of a row depends on the rows of its own position (key, epoch and sequence
-number) and on what the state holds of that position. So the rows may be dealt to tasks by position:
+Under a policy that accepts any order, a row's verdict depends only on the rows of its position (key, epoch and sequence
+number), and on the state of that position. So rows can be split among tasks by position:
 
-| stage | a task for | what it does |
+| stage | task for | work |
 |---|---|---|
-| deal | some record batches | cuts runs where blocks of sequence numbers begin, deals blocks to parts of the shard |
-| judge | a part | gives the verdicts, against the state before, and the runs that are accepted |
-| judge | some shards | joins the accepted runs of all parts: the state after, and what is missing |
+| deal | some record batches | cuts runs at block boundaries of sequence numbers, assigns blocks to parts of the shard |
+| judge | a part | computes verdicts against the previous state, and the accepted runs |
+| judge | some shards | merges the accepted runs of all parts: the new state and the missing ranges |
 
-The last one is `judge` for settled shards. Accepted runs are few where sequences have few holes: a run for each hole,
-after they are joined.
+The last stage is `judge` for settled shards. Accepted runs are few if sequences have few holes: one run per hole, after
+merging.
 
-Two things depend on more than a position, and are looked for:
+Two results depend on more than one position, and are handled separately:
 
-- Rows below the highest epoch of their key are counted, and that depends on the order of all rows of the key. Keys of
-  several epochs stay whole: one part has all their rows. Keys are told apart by `BUCKETS` hashes for this.
-- Near the wrap of the sequence numbers, the lap of a row depends on the rows before it. A shard in which that may be
-  is judged by one task, like any other.
+- The count of rows below the highest epoch depends on the order of all rows of the key. Keys with several epochs stay
+  whole: one part has all of their rows. `BUCKETS` hashes identify them.
+- Near the wrap of sequence numbers, the lap of a row depends on the rows before it. One task judges a shard where this
+  may happen, like a normal shard.
 """
 
 from __future__ import annotations
@@ -43,13 +43,14 @@ from fencepost.state.stores import Store
 
 HASHES = 2**32 - 1
 BUCKETS = 1 << 15
-"""Of keys, by hash. A key shares one with a key of another epoch, and stays whole for that, once in so many keys."""
+"""Number of hash buckets of keys. A key that shares a bucket with a key of another epoch stays whole, with probability
+1 / BUCKETS per key."""
 
 Hashes = npt.NDArray[np.uint32]
 
 
 def why_whole(reading: Reading) -> str:
-    """Why one task has to judge all rows of a shard; "" where several may."""
+    """Return why one task must judge all rows of a shard; "" if several tasks may."""
     policy = reading.policy
     if not is_order_free(policy):
         return f"verdicts of policy {policy.name or policy.rules} depend on the order of all rows"
@@ -58,7 +59,7 @@ def why_whole(reading: Reading) -> str:
     return "checksums are kept, of all rows of a shard together" if reading.keeps_checksums else ""
 
 
-# Deal
+# Stage deal
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,20 +67,20 @@ class DealItem:
     parts: Parts
     """Record batches of hot shards."""
     first: npt.NDArray[np.int64]
-    """Of the shard of each batch, the number of its first part."""
+    """The number of the first part of each batch's shard."""
     count: npt.NDArray[np.int64]
-    """Into how many parts that shard is split."""
+    """The number of parts of that shard."""
     whole: npt.NDArray[np.uint32]
-    """Buckets of keys that are not cut."""
+    """Buckets of keys that must stay whole."""
     reading: Reading
 
 
 @dataclass(frozen=True, kw_only=True)
 class Dealt:
     exchange: Exchange
-    """By number of part."""
+    """By part number."""
     buckets: Hashes
-    """Those that have keys, with the lowest and the highest epoch of each."""
+    """The non-empty buckets, with the lowest and highest epoch of each."""
     lowest: npt.NDArray[np.int16]
     highest: npt.NDArray[np.int16]
     near_wrap: list[int]
@@ -87,7 +88,7 @@ class Dealt:
 
 
 def deal(scratch: Scratch, item: DealItem) -> Dealt:
-    """Deal runs to the parts of their shards. Memory: 200 bytes a run."""
+    """Assign runs to the parts of their shards. Memory: 200 bytes per run."""
     policy = item.reading.policy
     numbers, tables = zip(*by_shard(scratch, item.parts), strict=True)
     of_shard = np.repeat(np.arange(len(numbers)), [len(table) for table in tables])
@@ -111,7 +112,7 @@ def deal(scratch: Scratch, item: DealItem) -> Dealt:
 
 
 def several_epochs(dealt: list[Dealt]) -> Hashes:
-    """The buckets whose keys have several epochs among them, over all tasks."""
+    """Return the buckets that contain several epochs, over all tasks."""
     lowest, highest = np.full(BUCKETS, np.iinfo(np.int16).max), np.full(BUCKETS, -1)
     for it in dealt:
         lowest[it.buckets] = np.minimum(lowest[it.buckets], it.lowest)
@@ -122,7 +123,7 @@ def several_epochs(dealt: list[Dealt]) -> Hashes:
 def _epochs(
     hashes: Hashes, runs: pa.Table, policy: Policy
 ) -> tuple[Hashes, npt.NDArray[np.int16], npt.NDArray[np.int16]]:
-    """The buckets that have keys, and their lowest and highest epochs; none where epochs do not count."""
+    """Return the non-empty buckets and their lowest and highest epochs. Empty if the policy ignores epochs."""
     lowest, highest = np.full(BUCKETS, np.iinfo(np.int16).max, np.int16), np.full(BUCKETS, -1, np.int16)
     if policy.epochs == "key" and policy.columns.epoch is not None:
         epoch = runs[policy.columns.epoch].to_numpy().astype(np.int16)
@@ -142,7 +143,7 @@ def _near_wrap(runs: pa.Table, of_shard: Numbers, policy: Policy) -> list[int]:
 
 
 def _mixed(hashes: Hashes, block: Numbers) -> Numbers:
-    """A number for each key and block that is as good as random, whatever steps sequences go in."""
+    """Return a random-like number for each key and block, whatever the steps of sequences."""
     mixed = (hashes.astype(np.uint64) << np.uint64(32)) ^ block.astype(np.uint64)
     for factor in (0x9E3779B97F4A7C15, 0xD6E8FEB86659FD93):
         mixed *= np.uint64(factor)
@@ -150,16 +151,16 @@ def _mixed(hashes: Hashes, block: Numbers) -> Numbers:
     return (mixed >> np.uint64(1)).astype(np.int64)
 
 
-# Judge
+# Stage judge
 
 
 @dataclass(frozen=True, kw_only=True)
 class PartItem:
     parts: Parts
-    """Of one part."""
+    """The batches of one part."""
     shard: int
     before: Shard | None
-    """The shard's state before."""
+    """The shard's previous state."""
     reading: Reading
 
 
@@ -167,16 +168,15 @@ class PartItem:
 class JudgedPart:
     shard: int
     judged: Judged
-    """What is said of rows. Where `border` is not 0, it is not what one task would have said."""
+    """The verdicts. If `border` is not 0, one task would have judged otherwise, and they are invalid."""
     accepted: Exchange | None
-    """Runs of the shard; None where all are refused."""
+    """Accepted runs of the shard. None if all are refused."""
 
 
 def judge_part(store: Store, scratch: Scratch, item: PartItem) -> JudgedPart:
-    """Judge the rows of one part of a shard. `store`: the state's.
+    """Judge the rows of one part of a shard. `store`: the state's store.
 
-    Memory: 200 bytes a run, a byte for each row, and the shard's table. Raises BatchError, CapacityError,
-    SnapshotError.
+    Memory: 200 bytes per run, a byte per row, and the shard's table. Raises BatchError, CapacityError, SnapshotError.
     """
     reading, judged = item.reading, Judged()
     policy = reading.policy

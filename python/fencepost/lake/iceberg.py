@@ -1,8 +1,8 @@
-"""An Iceberg table as input: the files that its snapshots have appended since the one that was read last.
+"""An Iceberg table as input: the files that its snapshots have appended since the last snapshot read.
 
-A snapshot that appends files is new input; one that only moves rows to other files (compaction) is none. A snapshot
-that takes rows away or writes some anew says of no row whether it is new: the run stops there. Files are read as they
-are, so tables with delete files, with renamed columns or with files that are not Parquet are refused.
+A snapshot that appends files is new input. One that only moves rows to other files (compaction) is not. A snapshot that
+deletes or rewrites rows does not show which rows are new, so the run stops there. Files are read as they are. Tables
+with delete files, renamed columns or files that are not Parquet are refused.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ if TYPE_CHECKING:
     from pyiceberg.table.snapshots import Snapshot
 
 Position = dict[str, Any]
-"""The id of the table and the newest snapshot that was read, None before its first: {"table", "snapshot"}."""
+"""The id of the table and the newest snapshot read, None before the first: {"table", "snapshot"}."""
 Added = dict[str, Any]
-"""A file as a decision remembers it until it was read: {"path", "size"}."""
+"""A file as the decision stores it until it is read: {"path", "size"}."""
 
 NEW_STATE = "read the table as it is now with a new state"
 
 
 class Appended(NamedTuple):
-    """What is to be read of a table."""
+    """The new files of a table."""
 
     files: Files
     position: Position
-    """Behind it."""
+    """The position after these files."""
     adds: dict[str, Added]
-    """Path to what a decision says of a file that has to wait."""
+    """Maps a path to the decision's record of a deferred file."""
     bad: dict[str, str]
-    """Full path to reason of files that are not of the size that the table says."""
+    """Maps full path to reason, for files whose size differs from the table's."""
 
 
 def open_files(named: NamedTable) -> Storage:
-    """How a table's files are reached. Raises SourceError where there is no table."""
+    """Return the storage of a table's files. Raises SourceError if there is no table."""
     table = _loaded(named)
     root = _root_of(plain_location(table.location(), named.uri))
     return LocalStorage() if is_local(root) else ObjectStorage(RemoteStore(root, named.store_options(table)))
@@ -56,11 +56,11 @@ def list_appended(
     pending: Iterable[Added] = (),
     ask: Ask = here,
 ) -> Appended:
-    """The files that were appended to a table since `position`, and the position behind them.
+    """Return the files appended to a table since `position`, and the position after them.
 
-    None: all files of the current snapshot, in the order in which they were added. `pending`: files from before
-    `position` that were not read yet; they come first. Raises SourceError where the table is another, where the
-    snapshot that was read last is gone, and at a snapshot that takes rows away or writes some anew.
+    `position` None: all files of the current snapshot, in the order of addition. `pending`: files before `position`
+    that were not read yet; they come first. Raises SourceError if the table was replaced, if the last snapshot read no
+    longer exists, and at a snapshot that deletes or rewrites rows.
     """
     table = _loaded(named)
     uri, new = named.uri, {"table": str(table.metadata.table_uuid), "snapshot": table.metadata.current_snapshot_id}
@@ -90,12 +90,12 @@ def _loaded(named: NamedTable) -> Table:
 
 
 def _root_of(location: str) -> str:
-    """What paths of files are relative to: files may be anywhere, but for other buckets."""
+    """Return the root of relative file paths: the whole bucket, because files may be anywhere in it."""
     return "/" if is_local(location) else "/".join(location.split("/")[:3])
 
 
 def _check_columns(table: Table, uri: str) -> None:
-    """Refuse a table whose older files have columns under other names than it has now, or others under its names."""
+    """Refuse a table whose older files have columns under other names, or other columns under the current names."""
     known: dict[int, str] = {}
     numbers: dict[str, int] = {}
     for _, schema in sorted(table.schemas().items()):
@@ -112,7 +112,7 @@ def _check_columns(table: Table, uri: str) -> None:
 
 
 def _live(table: Table, uri: str) -> Iterator[ManifestEntry]:
-    """The files of the current snapshot."""
+    """Yield the files of the current snapshot."""
     snapshot = table.current_snapshot()
     manifests = [] if snapshot is None else _manifests(table, uri, snapshot)
     entries = [it for manifest in manifests for it in manifest.fetch_manifest_entry(table.io)]
@@ -120,7 +120,7 @@ def _live(table: Table, uri: str) -> Iterator[ManifestEntry]:
 
 
 def _since(table: Table, uri: str, last: int | None) -> list[Snapshot]:
-    """The snapshots behind the one that was read last, the oldest first."""
+    """Return the snapshots after the last one read, the oldest first."""
     found: list[Snapshot] = []
     for snapshot in history(table):
         if snapshot.snapshot_id == last:
@@ -136,10 +136,10 @@ def _since(table: Table, uri: str, last: int | None) -> list[Snapshot]:
 
 
 def _added_by(table: Table, uri: str, snapshot: Snapshot) -> Iterator[ManifestEntry]:
-    """The files that a snapshot has appended, by path."""
+    """Yield the files that a snapshot has appended, by path."""
     operation = snapshot.summary.operation.value if snapshot.summary is not None else "unknown operation"
     if operation == "replace":
-        return  # the same rows in other files
+        return  # a compaction: the same rows in other files
     if operation != "append":
         raise SourceError(
             f"{uri}: snapshot {snapshot.snapshot_id} ({operation}) takes rows away or writes some anew, and does not "
@@ -175,7 +175,7 @@ def _as_added(entry: ManifestEntry, root: str, uri: str) -> Added:
 
 
 def _appended(ask: Ask, storage: Storage, root: str, added: list[Added], position: Position) -> Appended:
-    """The files as a run reads them."""
+    """Return the files for a run."""
     found = Appended(Files(root), position, {}, {})
     paths = [f"{root.rstrip('/')}/{it['path']}" for it in added]
     for it, path, facts in zip(added, paths, ask_facts(ask, storage, paths), strict=True):
