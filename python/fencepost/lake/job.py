@@ -1,16 +1,16 @@
-"""The job: what is new in a source, judged against a state, its kept rows in a sink, each version exactly once.
+"""The job: reads new files of a source, judges them against a state, and writes kept rows to a sink, exactly once.
 
-    recover   what an interrupted run decided is applied and finished, without its source
-    list      new input: the files of the source that the state's ledger does not name
-    scan      a task per group of files:  their runs, dealt to shards               (scan.py)
-    judge     a task per group of shards: verdicts, the shards' new segments        (judge.py)
-    write     a task per group of files:  the kept rows                             (write.py)
-    decide    sums are checked, then one put-if-absent
-    apply     one rename shows the version
-    finish    the version may be built upon
+    recover   apply and finish the decided version of an interrupted run, without its source
+    list      find new input: files of the source that the state's ledger does not contain
+    scan      a task per group of files:  write their runs, split by shard          (scan.py)
+    judge     a task per group of shards: write verdicts and the new segments       (judge.py)
+    write     a task per group of files:  write the kept rows                       (write.py)
+    decide    check the sums, then one put-if-absent
+    apply     make the version visible by one rename
+    finish    allow other versions to build on it
 
-Where files hold whole keys, one task does the first three for its files (aligned.py). Up to `decide` nothing refers to
-what was written: whatever goes wrong, output and state are as they were.
+If each key is in one group of files, one task scans, judges and writes its files (aligned.py). Before `decide` nothing
+refers to what was written: after any failure, output and state are unchanged.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from fencepost.state.stores import LocalStore, absolute, is_local, open_store
 from fencepost.state.versions import State
 
 Progress = Callable[[str, int, int], None]
-"""Called with (step, done, total) as tasks and steps are done."""
+"""Called with (step, done, total) as tasks and steps are completed."""
 
 OnReset = Literal["stop", "report"]
 Layout = Literal["run", "delta"]
@@ -58,104 +58,122 @@ ROLES = ("pid", "epoch", "partition", "seq", "timestamp")
 
 
 class DedupJob:
-    """Keeps each event of a Parquet folder, a Delta table or Kafka's log once, from run to run.
+    """Keeps each event of a Parquet folder, a Delta or Iceberg table, or Kafka's log once, from run to run.
 
-    `source`: a folder of Parquet files, or a prefix of an object store (`s3://`, `gs://`, `az://`) with such files, of
-    which each run reads those that no earlier run has read; a glob such as "landing/*/events" (a `str`; a `Path` is
-    taken as it is), or a list of folders and globs, which the state knows by the folder that has them all; a Delta
-    table in either, of which each run reads what was appended since; an Iceberg table by its name
-    (`iceberg://<catalog>/<namespace>.<table>`), likewise; or a `KafkaLog`, likewise. `state`: a folder or the URI of
-    an object store (`fencepost.state.open_store`) that the job makes and owns. `sink`: a folder that it makes and
-    owns; version n appears in it at once as `run=<n>/`, one file per input file of which rows are kept, in the
-    Hive-style folders that it came from, or as one transaction of a Delta table. Or a prefix of an object store, where
-    the files of a version appear one after the other, and then `run=<n>/_SUCCESS`, which lists them
-    (`fencepost.lake.shown_files`). Or an Iceberg table by its name, of which each version is one snapshot. None of the
-    three may lie in another, but a Delta table in a local folder may be both source and sink: then rows that are not
-    kept are taken out of it, where it stands. `sink` may also be a sink itself, such as those of
-    `fencepost.state.sinks`, or a `fencepost.sql.SqlSink`.
+    Source, state and sink must not contain each other. The exception is a Delta table in a local folder that is both
+    source and sink: then refused rows are removed from it in place.
 
-    `policy`: a preset name or a Policy. `columns`: where the identity stands, a Columns or the name of a preset
-    (`Columns.preset`), the policy's columns unless given; they may stand in the names of Hive-style folders. `scope`:
-    what the data does not say about itself (a cluster, a topic id), fixed with the state. `order_by`: columns by which
-    the rows of a run are put in order before they are judged; rows of equal values, and all rows where it is (), follow
-    file name and row. Policies that depend on order demand it, () included: under them an order that is not the true
-    one loses good rows.
+    Args:
+        source: What to read. Each run reads what no earlier run has read.
 
-    `rejected_max`: the run stops before anything is decided if a larger share of its rows is refused for other reasons
-    than DUPLICATE. `rejects`: which refused rows are set aside, in `run=<n>/_rejects/verdict=<name>/`: "copy" all but
-    duplicates, "all", or "none". `on_reset`: "stop" the run before anything is decided where keys seem to have begun to
-    number anew, or only "report" it; that is looked for with `max_idle_ms` only, for it takes timestamps (the rule:
-    `fencepost.resets`). `reset_rows_min`: how many repeats of a key must carry another timestamp than what they repeat.
-    `on_reset` also holds where rows of a Kafka log are gone that were not read: "report" warns, and goes on with the
-    first that there are.
+            - a folder of Parquet files, or a prefix of an object store (`s3://`, `gs://`, `az://`)
+            - a glob such as "landing/*/events" (a `str`; a `Path` is not a glob)
+            - a list of folders and globs; the state knows it by their common folder
+            - a Delta table in a folder or prefix
+            - an Iceberg table by its name, `iceberg://<catalog>/<namespace>.<table>`
+            - a `KafkaLog`
+        state: A folder or the URI of an object store (`fencepost.state.open_store`) that the job creates and owns.
+        sink: Where kept rows go.
 
-    `compare_content`: compare a repeat with the row it repeats, where both are among the files of a run: True for all
-    columns but those of the identity, or the columns to compare. One that differs is a CONFLICT, not a DUPLICATE; what
-    is equal is said in `fencepost.content`. `on_conflict`: "stop" the run before anything is decided, "quarantine" such
-    rows in `_rejects/verdict=CONFLICT/`, or "drop" them; they are counted in any case. Leave out columns that differ in
-    copies (offsets, the time of the upload). Repeats of rows that an earlier run has kept are counted as not compared,
-    but for `keep_checksums`.
+            - a folder that the job creates and owns: version n appears atomically as `run=<n>/`, with one file per
+              input file with kept rows, in the input's Hive-style folders
+            - a Delta table in a folder or prefix: each version is one transaction
+            - a prefix of an object store: a version's files appear one by one, then `run=<n>/_SUCCESS`, which lists
+              them (`fencepost.lake.shown_files`)
+            - an Iceberg table by its name: each version is one snapshot
+            - a sink object, such as those of `fencepost.state.sinks` or a `fencepost.sql.SqlSink`
+        policy: The name of a preset or a Policy.
+        columns: The identity columns: a Columns or the name of a preset (`Columns.preset`). Default: the policy's
+            columns. They may be in the names of Hive-style folders.
+        scope: A text that distinguishes data of different origins (a cluster, a topic id). Fixed with the state.
+        order_by: Columns that order the rows of a run before they are judged. Equal rows, and all rows with (), are
+            ordered by file name and row. Required, possibly as (), by policies that depend on the order: with a wrong
+            order they lose good rows.
 
-    `keep_checksums`: keep a checksum of each accepted row beside the state, at 4 bytes, so that later runs compare
-    repeats with it: "all", or a number for so many of the newest positions of each key; no more than a policy's `reach`
-    in any case. Two different rows have the same checksum once in 2^32. The content of every row is read once more. May
-    begin with any run; rows that were accepted before are not compared. From then on every run must say it, with the
-    same columns in `compare_content`; the number may change. 0 drops all checksums that the state has. A rebase begins
-    them anew.
+        rejected_max: Maximum share of refused rows, not counting DUPLICATE. Above it, the run stops before its
+            decision.
+        rejects: The refused rows to quarantine in `run=<n>/_rejects/verdict=<name>/`: "copy" for all except duplicates,
+            "all", or "none".
+        on_reset: What to do if keys seem to restart their numbers: "stop" the run before its decision, or "report".
+            This needs timestamps, so it is checked only with `max_idle_ms` (rule: `fencepost.resets`). Applies also if
+            unread rows of a Kafka log were deleted: "report" warns and continues with the first available row.
+        reset_rows_min: A key is suspected from this number of repeats whose timestamp differs from that of the row they
+            repeat.
+        compare_content: Compare repeats with the rows they repeat, if both are in files of this run: True for all
+            columns outside the identity, or the columns to compare. A repeat that differs is a CONFLICT instead of a
+            DUPLICATE. `fencepost.content` defines equality. Leave out columns that differ between copies (offsets,
+            upload times). Repeats of earlier runs' rows are counted as not compared, unless checksums are kept.
+        on_conflict: "stop" the run before its decision, "quarantine" such rows in `_rejects/verdict=CONFLICT/`, or
+            "drop" them. They are counted in any case.
+        keep_checksums: Keep a checksum (4 bytes) of each accepted row in the state, so that later runs can compare
+            repeats: "all", or the number of newest positions per key; never more than the policy's `reach`. Reads the
+            content of all rows a second time. Different rows have equal checksums with a probability of 2^-32. May be
+            enabled at any run; rows accepted before are not compared. From then on, every run must pass it with the
+            same columns in `compare_content`; the number may change. 0 drops all checksums. A rebase restarts them.
+        max_idle_ms: Forget producers that were idle for this time, by the timestamps of the data (column "timestamp",
+            or the one in `columns`). Older rows without a record in the state are then FORGOTTEN and quarantined.
+            Cannot be enabled or disabled later; the duration may change.
+        clock_gap_max_ms: Maximum advance of this clock per run. Default: `max_idle_ms`. Prevents a row with a timestamp
+            in the far future from making the state forget all producers.
 
-    `max_idle_ms`: forget producers that were not written for so long, by the timestamps of the data (column "timestamp"
-    unless `columns` says otherwise); older rows that nothing is known of are then FORGOTTEN and set aside.
-    `clock_gap_max_ms`: by how much the newest timestamp may move that clock in a run, `max_idle_ms` unless given: one
-    row from the far future must not make the state forget everyone.
+        settle_ms: A file with damaged content is deferred to the next run until it has been damaged and unchanged for
+            this time since a run first saw it.
+        on_bad_file: What happens then: "quarantine" skips the file permanently, by name; "stop" stops every run until
+            it is repaired or deleted. Files with wrong columns, types or values are treated in the same way under
+            "quarantine", and stop the run at once under "stop". Default: damaged files are quarantined; wrong columns,
+            types or values stop the run. Under policies that depend on the order, files after a deferred file wait for
+            it.
 
-    `settle_ms`: a file whose content is damaged is left for the next run until it was so, unchanged, for this long
-    since a run saw it first. `on_bad_file`: what happens then: "quarantine" sets it aside for good, by name, and "stop"
-    stops every run until it is mended or gone. Files of wrong columns, types or values are treated likewise under
-    "quarantine", and stop the run at once under "stop". Unless given, damaged files are quarantined, and wrong columns,
-    types or values stop the run. Under policies that depend on order, what follows a file that is left for later waits
-    for it.
+        target_file_bytes: Merge small neighboring outputs to about this size, and split larger ones between row groups.
+            This, `partition_by` and `sort_by` are supported by folders, prefixes and Delta tables. Without them, every
+            output is a file of the source, or a copy without its refused rows.
+        partition_by: A column whose values name Hive-style output folders, or "day(column)" for the UTC dates of a
+            timestamp column. Files omit a column that folders name. A file without the column raises BatchError before
+            the decision.
+        sort_by: Columns that order the rows of each output, nulls last.
 
-    `target_file_bytes`: put small neighbouring outputs together until they have about so many bytes, and cut large ones
-    between row groups. `partition_by`: a column whose values name Hive-style folders in which the rows lie, or
-    "day(column)", the UTC dates of a timestamp column. The files lack a column that folders name. `sort_by`: columns by
-    which the rows of each output are sorted, nulls last. For sinks of folders, prefixes and Delta tables. Without these
-    three every output is a file of the source, or a copy without the rows that are not kept. A file without such a
-    column is a BatchError before anything is decided.
+        engine: Where tasks run. Default: threads of this process.
+        plan: "interval", "row" or "aligned" (see plan.py). Default: chosen by the run.
+        shards: Number of shards of the state. Default: 16 for a new state, later its current number. Passing it
+            disables automatic splitting.
+        shard_bytes_max: A run doubles the number of shards, repeatedly if necessary, if they have more bytes than this
+            on average. The split is a version of its own, as by `State.reshard`. None: never.
+        task_bytes_max: Larger files are scanned by several tasks, some row groups each. If rows are removed, these
+            tasks also write the file, as several files.
+        task_runs_max: Shards with more runs (of consecutive rows) in this run are judged by several tasks, if the
+            policy accepts any order (`fencepost.lake.hot`).
+        layout: "delta" for a Delta table as sink, "run" for folders. Default: the existing sink's layout, or folders.
+        schema: "strict" refuses a file whose columns or types differ from those of the sink's files, before the
+            decision (`on_bad_file`). "merge" also accepts new and missing columns, which are null elsewhere, and other
+            widths of a type (`fencepost.lake.schemas`). No file is rewritten; `fencepost.lake.dataset` and
+            `fencepost_spark.read_sink` read all of them with one schema. For Delta and Iceberg tables, "strict" refuses
+            columns and types that the table does not have. "merge" adds or widens them in the transaction that adds the
+            rows (`docs/delta.md`). Database tables define their own columns.
+        source_immutable: Asserts that files of the source never change, so that outputs equal to their inputs may be
+            hard links.
+        sync: False does not wait for disks. A power loss may then destroy the state.
+        state_options: Options of the state's object store (`fencepost.state.open_store`).
+        source_options: Options of the source's object store, or properties of its Iceberg catalog.
+        sink_options: Options of the sink's object store, or properties of its Iceberg catalog.
 
-    `plan`: "interval", "row" or "aligned" (see plan.py), chosen by the run unless given. `shards`: into how many parts
-    the state is cut, 16 at first unless given, later as many as it has. `shard_bytes_max`: a run that has something to
-    read first doubles the number of parts, as often as need be, where those of the state have more bytes on average, 16
-    MB unless given: a version of its own, as by `State.reshard`. None: never. Nor where `shards` is given: then that
-    number is to stay. `task_bytes_max`: several tasks scan a file of more bytes, 256 MB unless given, some of its row
-    groups each. Where it loses rows they write it, too, as several files. `task_runs_max`: several tasks judge a shard
-    that has more runs in this run (rows that follow each other; 8,388,608 unless given), where the policy admits any
-    order and nothing else depends on it (`fencepost.lake.hot`). `layout`: "delta" for a sink that is a Delta table,
-    "run" for folders; unless given, whichever the sink is already, and folders where there is none. `schema`:
-    "strict" refuses a file whose columns or types differ from those of the sink's files, before anything is decided, as
-    a file of wrong columns (`on_bad_file`). "merge" also takes new and missing columns, which are null elsewhere, and
-    other widths of a type (`fencepost.lake.schemas`); no file is rewritten, `fencepost.lake.dataset` and
-    `fencepost_spark.read_sink` read all of them by one schema. For a sink that is a Delta table "strict" refuses
-    columns and types that the table does not have, and "merge" adds or widens them by the commit that adds the rows
-    (`docs/delta.md`); an Iceberg table likewise, in the transaction that adds the files. Other tables have columns of
-    their own. `engine`: where tasks run, threads of this process unless given. `source_immutable`: files of the source
-    never change once they are there, so outputs that are equal to their inputs may be hard links. `sync=False`: do not
-    wait for disks; a power loss may then cost the state. `state_options`, `source_options`, `sink_options`: of the
-    object stores that they are in, see `fencepost.state.open_store`; of an Iceberg table, the properties of its
-    catalog.
+        keep_versions: Number of newest versions that support rollback (`State.rollback`). Runs remove files of the
+            state that only older versions need. The output stays. May change from run to run. None keeps all.
+        keep_versions_ms: Also keep versions that were the newest at any time within these last milliseconds, and at
+            least within the last hour.
 
-    `keep_versions`, `keep_versions_ms`: which versions of the state can be gone back to (`State.rollback`), 100 and a
-    week unless given: the so many newest, and those that were the newest at some time in the last so many milliseconds,
-    or in the last hour. Files of the state that only others need are removed as runs go on; output stays. Both may
-    change from run to run. `keep_versions=None` keeps all.
+        files_max: Maximum number of new files per run. The first by name are read, at least one; later runs read the
+            others (`RunReport.left`). Keeps runs over a backlog small. This and the following four arguments are for
+            folders and prefixes. Deferred files are read in any case.
+        bytes_max: Maximum bytes of new files per run, at least one file.
+        rows_max: Maximum rows of new files per run, at least one file.
+        only: Patterns relative to the source, such as "day=2026-11-2*" or "day=2026-11-20..2026-11-24". A run reads
+            files that match, or whose folder matches.
+        files: Paths of the files to read, such as those of a notification. The source is not listed. Files that were
+            read before are skipped; missing ones are in `RunReport.vanished`.
 
-    `files_max`, `bytes_max`, `rows_max`: a run reads no more new files, or files of no more bytes or rows in all, than
-    that, the first ones by name, but one at least; later runs read the others (`RunReport.left`). Keeps a run over a
-    backlog small. `only`: patterns relative to the source, such as "day=2026-11-2*" or "day=2026-11-20..2026-11-24"; a
-    run reads the files that one of them matches, or whose folder it matches. `files`: paths of the files to read, of a
-    notification, say; nothing is listed. One that is read already is skipped, one that is gone is in
-    `RunReport.vanished`. All of these are for folders and prefixes. Deferred files come in any case.
-
-    Raises PolicyError and ValueError for arguments that make no sense, BatchError for names of columns that are taken.
+    Raises:
+        PolicyError, ValueError: Contradictory arguments.
+        BatchError: Reserved column names.
     """
 
     def __init__(
@@ -272,7 +290,7 @@ class DedupJob:
         self.max_idle_ms, self.settle_ms, self.on_bad_file = max_idle_ms, settle_ms, on_bad_file
         self.clock_gap_max_ms = max_idle_ms if clock_gap_max_ms is None else clock_gap_max_ms
         self.order_by = (order_by,) if isinstance(order_by, str) else None if order_by is None else tuple(order_by)
-        # What a run writes of a log is there for this run alone.
+        # What a run exports from a log is used by this run only, so links are safe.
         self.plan, self.source_immutable = plan, source_immutable or self.log is not None
         self.retention = Retention(keep_versions, keep_versions_ms)
         self.disk = Disk(sync)
@@ -284,7 +302,7 @@ class DedupJob:
             sink = sink.for_job(state)
         if isinstance(sink, str | os.PathLike):
             place = absolute(sink)
-            if layout is None and not is_local(place):  # the state tells, without a request of the sink
+            if layout is None and not is_local(place):  # the state knows the layout, which saves a request to the sink
                 layout = cast("Layout | None", self.state.layout_at(place))
             sink = _open_sink(place, layout, self.source, self.disk, sink_options)
         self.sink: Sink = sink
@@ -309,7 +327,7 @@ class DedupJob:
 
     @property
     def engine(self) -> Engine:
-        """Where tasks run, those of operations on the state too."""
+        """Where tasks run, including those of operations on the state."""
         assert self.state.engine is not None, "a job gives its state an engine"
         return self.state.engine
 
@@ -319,26 +337,33 @@ class DedupJob:
 
     @property
     def is_in_place(self) -> bool:
-        """Whether rows are taken out of the source."""
+        """Whether rows are removed from the source in place."""
         return self.sink.layout == IN_PLACE
 
     def run(self, progress: Progress | None = None) -> RunReport:
-        """Finish what was decided, then read what is new. `progress(step, done, total)` is called along the way.
+        """Finish a decided version, then read new input. Calls `progress(step, done, total)`.
 
-        Raises, with output and state as they were: BatchError (bad values: column, row, file), SourceError (no source,
-        or a file that changes again and again), SnapshotError (a state of other settings, or damaged), SinkError,
-        SinkChangedError, StoreError (storage of source or state that does not answer), CapacityError, PolicyError
-        (more refusals than `rejected_max`, suspected resets), StateConflictError (another run was faster: run again).
+        After an error, output and state are unchanged.
+
+        Raises:
+            BatchError: Invalid values (column, row, file).
+            SourceError: There is no source, or a file keeps changing.
+            SnapshotError: The state has other settings, or is damaged.
+            SinkError, SinkChangedError: The sink is not this job's, or was changed.
+            StoreError: The storage of source or state is not available.
+            CapacityError: The state reached its bound.
+            PolicyError: Too many refused rows (`rejected_max`), or suspected resets.
+            StateConflictError: Another run decided first. Run again.
         """
         return Run(self, progress).run()
 
     def watch(
         self, interval_ms: int = 10_000, stop: threading.Event | None = None, progress: Progress | None = None
     ) -> Iterator[RunReport]:
-        """Run as long as there is something new, then look again every `interval_ms`. Yields each run's report.
+        """Run while there is new input, then check every `interval_ms`. Yields the report of each run with input.
 
-        Runs that found nothing new yield nothing. Ends after the run under way once `stop` is set. Raises as `run`
-        does, but for StateConflictError: another run was faster, and what it left is looked for again.
+        Ends after the current run when `stop` is set. Raises the errors of `run`, except StateConflictError: if another
+        run decided first, the next check continues after it.
         """
         if self.slice.files is not None:
             raise ValueError("files: a run reads them, and there is nothing to watch")
@@ -354,27 +379,27 @@ class DedupJob:
                 yield report
 
     def seed(self, progress: Progress | None = None, *, clean: str | os.PathLike[str] | None = None) -> RunReport:
-        """Make the state of data that is clean already, and write no row: the first version of a new state.
+        """Create the state from data that is already free of duplicates, as its first version, without writing rows.
 
-        `clean`: the folder with that data, where it is not the job's own source: the table that was written before
-        there was a job, say. The source's files are then all new to the first run, which keeps of them what the clean
-        data does not hold. Otherwise the files of the source count as read from then on.
+        `clean`: the folder with that data, if it is not the job's source, such as the table from before the first job.
+        All files of the source are then new to the first run, which keeps the rows that the clean data does not
+        contain. Without `clean`, the current files of the source count as read.
 
-        Raises as `run` does, SnapshotError where there is a state already, and SourceError where the data are not
-        clean: rows that would be refused, or files of `clean` that cannot be read.
+        Raises the errors of `run`, SnapshotError if the state exists, and SourceError if the data is not clean: rows
+        would be refused, or files of `clean` are unreadable.
         """
         folder = self.source if clean is None else absolute(clean)
         return Run(self, progress, Given(folder=folder, is_seed=True)).run()
 
     def rebase(self, progress: Progress | None = None) -> RunReport:
-        """Begin the state anew with all rows of the table as it is now, in place of what it knew.
+        """Rebuild the state from all current rows of the table.
 
-        For a table that is deduplicated in place, after others have deleted, updated or merged rows in it, have gone
-        back by RESTORE, or have compacted what was not read yet. Of several copies that of the file that was written
-        first stays. The list of missing ranges is that of the table; versions go on being counted.
+        For a table that is deduplicated in place, after other writers deleted, updated or merged its rows, restored it,
+        or compacted files that were not read yet. Of several copies, the one in the file written first stays. The list
+        of missing ranges is rebuilt, too. Version numbers continue.
 
-        Raises as `run` does, and PolicyError where a policy depends on an order that no column tells, for files of a
-        table that others have rewritten do not tell it.
+        Raises the errors of `run`, and PolicyError if the policy depends on an order that no column defines, because
+        rewritten files do not preserve it.
         """
         if not self.is_in_place:
             raise PolicyError(
@@ -385,7 +410,7 @@ class DedupJob:
         return Run(self, progress, Given(folder=self.source, is_rebase=True)).run()
 
     def check_no_slices(self) -> None:
-        """Refuse to read a part of what is new in a source that is read up to a position. Raises ValueError."""
+        """Raise ValueError for partial reads of a source that is read up to a position."""
         if self.slice.given:
             raise ValueError(
                 f"{self.slice.given}: {self.source} is read up to a position; only files of folders and prefixes are"
@@ -393,10 +418,7 @@ class DedupJob:
             )
 
     def check_rewritten(self) -> None:
-        """Refuse to judge files that others may have rewritten where no column tells the order that the policy needs.
-
-        Raises PolicyError.
-        """
+        """Raise PolicyError if other writers may have rewritten files and no column defines the required order."""
         if self.policy.depends_on_order and not self.order_by:
             raise PolicyError(
                 f"policy {self.policy.name or self.policy.rules} depends on the order of rows, which files do not tell "
@@ -404,7 +426,7 @@ class DedupJob:
             )
 
     def settings(self) -> Settings:
-        """What a state of this job is created for."""
+        """The settings for creating this job's state."""
         return Settings(
             id=uuid4().hex,
             policy=self.policy.rules,
@@ -441,7 +463,7 @@ def _open_sink(place: str, layout: Layout | None, source: str, disk: Disk, optio
 
 
 def _check_apart(of_source: Slice, **places: str) -> None:
-    """What lies in the source would be read as input, and a job cleans up in its own folders."""
+    """Raise an error if places overlap: input would include output, and the job deletes files in its own folders."""
     named = [(name, os.path.realpath(place) if is_local(place) else place) for name, place in places.items()]
     for name, place in named:
         for other, outer in named:
@@ -456,7 +478,7 @@ def _plain(names: object) -> object:
 
 
 def _check_for_log(policy: Policy) -> None:
-    """Refuse what loses committed rows of a log. Raises PolicyError."""
+    """Raise PolicyError for a policy that loses committed rows of a log."""
     name = policy.name or policy.rules
     if policy.admit == "next":
         raise PolicyError(

@@ -1,8 +1,6 @@
-"""Stage 2, a task per group of shards: the runs of all files in their one total order, judged against what the state
-knows.
+"""Stage 2, a task per group of shards: judges the runs of all files, in one total order, against the state.
 
-What comes out are the shards' new segments, the rows that are not kept, as ranges by file, and what changed in the list
-of missing ranges.
+The results are the shards' new segments, ranges of refused rows by file, and changes in the list of missing ranges.
 """
 
 from __future__ import annotations
@@ -32,7 +30,8 @@ from fencepost.state.segments import SegmentWriter, advance, held_positions, loa
 from fencepost.state.stores import Store
 
 SHOWN_MAX = 1_000
-"""Missing ranges, stale producers and suspected resets that a task hands to the report; all are counted."""
+"""Maximum number of missing ranges, stale producers and suspected resets that a task passes to the report. All are
+counted."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,23 +44,23 @@ class Eviction:
 
 @dataclass(frozen=True, kw_only=True)
 class Parts:
-    """Where the runs of some shards are: a record batch a line, sorted by shard and then in the order of the files."""
+    """The location of the runs of some shards: one line per record batch, sorted by shard, then in file order."""
 
     shard: npt.NDArray[np.uint32]
     exchange: npt.NDArray[np.int32]
-    """Place in `names`."""
+    """Index into `names`."""
     begin: npt.NDArray[np.int64]
     end: npt.NDArray[np.int64]
-    """The bytes of the exchange file."""
+    """End position in the exchange file."""
     names: list[str]
-    """Of exchange files."""
+    """Names of exchange files."""
     schema: npt.NDArray[np.int32]
-    """Of each exchange file, a place in `schemas`."""
+    """Index into `schemas`, per exchange file."""
     schemas: list[bytes]
-    """Arrow schemas, serialized."""
+    """Serialized Arrow schemas."""
 
     def take(self, lines: slice | npt.NDArray[Any]) -> Parts:
-        """Some of the lines."""
+        """Return some of the lines."""
         return replace(
             self,
             shard=self.shard[lines],
@@ -75,21 +74,21 @@ class Parts:
 class JudgeItem:
     parts: Parts
     shards: list[Shard | None]
-    """The state before of each shard that occurs in `parts`, in their order."""
+    """The previous state of each shard in `parts`, in the same order."""
     reading: Reading
     eviction: Eviction
     version: int
     attempt: str
     is_settled: bool
-    """Whether the runs are what tasks have accepted that judged parts of the shards (`hot.py`)."""
+    """Whether the runs are the accepted ones of tasks that judged parts of the shards (`hot.py`)."""
 
 
 @dataclass(kw_only=True)
 class Judged:
     shards: list[Shard] = field(default_factory=list)
-    """The state after."""
+    """The new state."""
     counts: dict[str, int] = field(default_factory=dict)
-    """Rows by name of verdict."""
+    """Number of rows by verdict."""
     losers: Refused | None = None
     missing_ranges: int = 0
     missing_rows: int = 0
@@ -99,14 +98,14 @@ class Judged:
     border: int = 0
     resets: list[pa.Table] = field(default_factory=list)
     pairs: str | None = None
-    """Where content is compared, an Arrow IPC file of `conflicts.PAIRS`."""
+    """If content is compared: an Arrow IPC file of `conflicts.PAIRS`."""
     paired: int = 0
-    """Repeats that can be compared, and once they were, all that were."""
+    """Number of repeats that can be compared; after the comparison, number of compared repeats."""
     accepted: str | None = None
-    """Where checksums are kept, the files of `kept_content.Ranges`."""
+    """If checksums are kept: the files of `kept_content.Ranges`."""
     alone: str | None = None
     kept: Kept | None = None
-    """What was kept then."""
+    """The checksums kept."""
     conflicts: pa.Table = field(default_factory=lambda: pa.table({}))
     """`conflicts.Compared.samples`."""
     changelog: str | None = None
@@ -117,12 +116,13 @@ class Judged:
 
 
 def judge(store: Store, scratch: Scratch, item: JudgeItem) -> Judged:
-    """Judge the runs of some shards, one shard after the other. `store`: the state's. Nothing is told of the rows of
-    settled ones, which was done before, but of what they change.
+    """Judge the runs of some shards, one shard after the other. `store`: the state's store.
 
-    A shard's runs go to its table in one call: only so is `missing` what the whole run left open, not what a row of the
-    next piece fills. Memory: one shard's table, a byte for each of its rows; the runs of all shards too, where they
-    come from an object store (in a folder they are mapped). Raises BatchError, CapacityError, SnapshotError.
+    Rows of settled shards were reported before; only their changes of the state are reported here.
+
+    A shard's runs go to its table in one call, so that `missing` contains what the whole run left open, and not what a
+    row of a later call fills. Memory: one shard's table and a byte per row of it; also the runs of all shards if they
+    come from an object store (files in a folder are mapped). Raises BatchError, CapacityError, SnapshotError.
     """
     judged = Judged()
     losers: list[pa.Table] = []
@@ -159,7 +159,7 @@ def _judge_shard(
     judged: Judged,
     changed: list[pa.Table],
 ) -> tuple[pa.Table, npt.NDArray[np.uint8]]:
-    """The shard's runs in the order in which they were judged, and the verdict of each row."""
+    """Judge a shard. Returns its runs in the order of judgment, and the verdict of each row."""
     shard, lines = runs
     reading = item.reading
     lines = joined(lines, reading.policy) if item.is_settled else in_order(lines, reading.order_by)
@@ -168,7 +168,7 @@ def _judge_shard(
     table = load_table(store, pieces, reading.policy, keep=keep)
     judged.bytes_read += sum(piece.bytes for piece in pieces)
     missing_before = pa.table(table.missing())
-    is_evicted = _evict(table, item.eviction.horizon_before)  # what was forgotten since this shard was last looked at
+    is_evicted = _evict(table, item.eviction.horizon_before)  # apply what was evicted since this shard was last read
     held_before = before.positions if before and not is_evicted else held_positions(table)
     ages = _ages(table) if reading.timestamp else None
     order = None if reading.order_by or item.is_settled else calm_order(lines, table)
@@ -195,7 +195,7 @@ def _judge_shard(
 
 
 def _evict(table: StateTable, horizon_ms: int | None) -> bool:
-    """Whether there was anything to do."""
+    """Forget old entries. Returns whether there were any."""
     if horizon_ms is None or horizon_ms == table.horizon_ms:
         return False
     table.evict(horizon_ms, 0)
@@ -203,7 +203,7 @@ def _evict(table: StateTable, horizon_ms: int | None) -> bool:
 
 
 def tell_rows(verdicts: Any, judged: Judged) -> None:
-    """Add what verdicts say of rows to what is said of the task."""
+    """Add the figures of verdicts about rows to the task's result."""
     for verdict, count in verdicts.counts.items():
         if count:
             judged.counts[verdict.name] = judged.counts.get(verdict.name, 0) + count
@@ -213,7 +213,7 @@ def tell_rows(verdicts: Any, judged: Judged) -> None:
 
 
 def _tell_missing(verdicts: Any, judged: Judged) -> None:
-    """The same for what the rows left open."""
+    """Add what the rows left missing to the task's result."""
     missing = pa.table(verdicts.missing)
     judged.missing_ranges += len(missing)
     judged.missing_rows += pc.sum(missing["count"]).as_py() or 0
@@ -231,7 +231,7 @@ def _check_settled(shard: int, counts: dict[str, int]) -> None:
 
 
 def _check_growth(table: StateTable, shard: int, before: int | None, after: int | None, accepted: int) -> None:
-    """What was accepted is now held, under policies whose positions stay: nothing is lost between the two."""
+    """Check that accepted positions are in the table, under policies that keep positions, so that nothing was lost."""
     if before is None or after is None or table.policy.reach is not None:
         return
     if after - before != accepted:
@@ -239,11 +239,11 @@ def _check_growth(table: StateTable, shard: int, before: int | None, after: int 
         raise AssertionError(f"shard {shard}: {text}")
 
 
-# The runs
+# Runs
 
 
 def by_shard(scratch: Scratch, parts: Parts) -> Iterator[tuple[int, pa.Table]]:
-    """(shard, its runs in the order of the files)."""
+    """Yield (shard, its runs in file order)."""
     read, first_bytes = _read(scratch, parts)
     schemas = [pa.ipc.read_schema(pa.py_buffer(it)) for it in parts.schemas]
     borders = [0, *(np.flatnonzero(np.diff(parts.shard)) + 1), len(parts.shard)]
@@ -258,8 +258,10 @@ def by_shard(scratch: Scratch, parts: Parts) -> Iterator[tuple[int, pa.Table]]:
 
 
 def _read(scratch: Scratch, parts: Parts) -> tuple[dict[int, pa.Buffer], dict[int, int]]:
-    """What the task needs of each exchange file, and where in the file that begins. Its shards are neighbours, and so
-    are their bytes: one range of each file."""
+    """Return the bytes that the task needs of each exchange file, and their position in it.
+
+    Its shards are neighbors, so it reads one range of each file.
+    """
     order = np.argsort(parts.exchange, kind="stable")
     exchanges, firsts = np.unique(parts.exchange[order], return_index=True)
     begins = np.minimum.reduceat(parts.begin[order], firsts).tolist() if len(order) else []
@@ -271,19 +273,19 @@ def _read(scratch: Scratch, parts: Parts) -> tuple[dict[int, pa.Buffer], dict[in
 
 
 def gather(batches: list[pa.RecordBatch]) -> pa.Table:
-    """Batches as one table, a chunk each; integers of two widths become the wider."""
+    """Combine batches to one table with a chunk each. Integers of different widths become the wider type."""
     return pa.concat_tables(map(pa.Table.from_batches, ([batch] for batch in batches)), promote_options="permissive")
 
 
 def in_order(runs: pa.Table, order_by: tuple[str, ...]) -> pa.Table:
-    """In their true order; runs of equal values stay in that of files and rows."""
+    """Sort runs by `order_by`. Equal ones keep the order of files and rows."""
     if not order_by:
         return runs
     order = pc.sort_indices(runs.select(order_by), [(name, "ascending") for name in order_by])
     return runs.take(order)
 
 
-# What people want to know
+# Figures for the report
 
 
 def _write_changes(changed: list[pa.Table], scratch: Scratch, judged: Judged) -> None:
@@ -294,7 +296,7 @@ def _write_changes(changed: list[pa.Table], scratch: Scratch, judged: Judged) ->
 
 
 def _ages(table: StateTable) -> pa.Table:
-    """Key, epoch and last timestamp of every entry; no column where there is none."""
+    """Return key, epoch and last timestamp of every entry. Without entries the table has no columns."""
     if not len(table):
         return pa.table({})
     entries = pa.table(table.entries())

@@ -1,10 +1,10 @@
-"""Stage 2 as the driver sees it: which task judges which runs.
+"""Stage 2 on the driver: assigns runs to judge tasks.
 
-| a shard | is judged by |
+| shard | judged by |
 |---|---|
-| of a run that has few runs in all | the driver |
-| of no more than `DedupJob.task_runs_max` runs | a task, which may have others |
-| of more: a hot one | several tasks, and one that writes its state (`hot.py`), where the policy allows it |
+| of a run with few runs in total | the driver |
+| with at most `DedupJob.task_runs_max` runs | one task, together with other shards |
+| with more: a hot shard | several tasks, and one that writes its state (`hot.py`), if the policy allows it |
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ if TYPE_CHECKING:
     from fencepost.lake.run import Run
 
 DEALERS = 4
-"""Tasks that deal the runs of `task_runs_max`: a run takes more memory there than where it is judged."""
+"""Number of deal tasks per `task_runs_max` runs: dealing needs more memory per run than judging."""
 
 
 @dataclass(frozen=True)
 class Lines:
-    """Record batches of the exchange: by shard, those of one in the order of the files."""
+    """Record batches of the exchange, sorted by shard, then in file order."""
 
     parts: Parts
     runs: npt.NDArray[np.int64]
-    """How many each of them has."""
+    """Number of runs of each batch."""
 
     @staticmethod
     def of(exchanges: list[Exchange]) -> Lines:
@@ -65,23 +65,23 @@ class Lines:
         return Lines(parts, np.concatenate([it.runs for it in exchanges])[order])
 
     def of_shards(self, shards: Iterable[int], are_in: bool = True) -> Lines:
-        """Those of some shards, or of all others."""
+        """Return the batches of some shards, or of all others."""
         wanted = np.isin(self.parts.shard, np.array(list(shards), np.uint32), invert=not are_in)
         return Lines(self.parts.take(wanted), self.runs[wanted])
 
     def runs_of_shards(self) -> dict[int, int]:
-        """How many runs each shard has, in ascending order."""
+        """Return the number of runs by shard, in ascending order."""
         shards, of_line = np.unique(self.parts.shard, return_inverse=True)
         runs = np.bincount(of_line.reshape(-1), self.runs, len(shards)).astype(np.int64)
         return dict(zip(shards.tolist(), runs.tolist(), strict=True))
 
     def borders(self) -> list[int]:
-        """Where in the lines each shard begins, and where the last one ends."""
+        """The first line of each shard, and the end of the last one."""
         return [*np.unique(self.parts.shard, return_index=True)[1].tolist(), len(self.runs)]
 
 
 def judge_runs(run: Run, found: Found, reading: Reading) -> list[Judged]:
-    """Judge the runs of all shards, where that costs least."""
+    """Judge the runs of all shards in the cheapest way."""
     lines = Lines.of(found.exchanges)
     runs = lines.runs_of_shards()
     state_bytes = sum(map(_bytes, _before(run, runs)))
@@ -140,15 +140,15 @@ def _judge_items(run: Run, lines: Lines, reading: Reading, slots: int, *, is_set
 
 
 def _hot_shards(run: Run, runs: dict[int, int]) -> dict[int, int]:
-    """The shards that are too large for a task, and into how many parts each is to be split."""
+    """Return the hot shards and the number of parts to split each into."""
     parts = parts_of_shards(list(runs.values()), run.job.engine.slots, run.job.task_runs_max)
     return {shard: count for shard, count in zip(runs, parts, strict=True) if count > 1}
 
 
 def _judge_parts(run: Run, lines: Lines, hot: dict[int, int], reading: Reading) -> list[JudgedPart]:
-    """Judge the rows of hot shards, part by part; nothing of a shard whose rows one task has to judge.
+    """Judge the rows of hot shards in parts. Skips shards that one task must judge.
 
-    `lines`: of these shards alone.
+    `lines`: of these shards only.
     """
     firsts = dict(zip(hot, np.cumsum([0, *hot.values()]).tolist(), strict=False))
     dealt = _deal(run, lines, hot, firsts, reading)
@@ -171,7 +171,7 @@ def _judge_parts(run: Run, lines: Lines, hot: dict[int, int], reading: Reading) 
 
 
 def _deal(run: Run, lines: Lines, hot: dict[int, int], firsts: dict[int, int], reading: Reading) -> list[Dealt]:
-    """Deal the runs to parts; once more where keys turn out to have several epochs, with these whole."""
+    """Deal the runs to parts. Repeats it if keys have several epochs, to keep these keys whole."""
     shards = lines.parts.shard.tolist()
     first, count = (np.array([of[shard] for shard in shards], np.int64) for of in (firsts, hot))
     together = max(1, run.job.task_runs_max // DEALERS)
@@ -195,7 +195,7 @@ def _deal(run: Run, lines: Lines, hot: dict[int, int], firsts: dict[int, int], r
 
 
 def _put_together(parts: list[JudgedPart], before: Shard | None) -> None:
-    """What is said of a shard as a whole goes to its first part. `before`: its state before."""
+    """Move figures about a shard as a whole to its first part. `before`: the shard's previous state."""
     accepted = sum(it.judged.counts.get("ACCEPTED", 0) for it in parts)
     noted = sum(int(it.accepted.rows.sum()) for it in parts if it.accepted is not None)
     if accepted != noted:
@@ -210,7 +210,7 @@ def _put_together(parts: list[JudgedPart], before: Shard | None) -> None:
 
 
 def _summed(stale: pa.Table) -> pa.Table:
-    """`Verdicts.stale` of several tables: a line for each key and epoch, in their order."""
+    """Add up `Verdicts.stale` of several tables: one line per key and epoch, sorted."""
     *keys, count = stale.column_names
     summed = stale.group_by(keys).aggregate([(count, "sum")]).select([*keys, f"{count}_sum"])
     summed = summed.sort_by([(name, "ascending") for name in keys])

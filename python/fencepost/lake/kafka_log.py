@@ -1,8 +1,8 @@
-"""Kafka's log as input: the records of partitions from the offset on up to which they were read before.
+"""Kafka's log as input: records of partitions from the last read offset.
 
-A run writes what is new to Parquet files in the folder of its attempt, one for each segment, and from there on it is a
-run over files. The decision holds for each partition the offset to go on from, so a run that dies before it has read
-nothing, and one that dies behind it is finished without the log.
+A run exports new records to Parquet files in its attempt's folder, one per segment, and continues as a run over files.
+The decision contains the next offset of each partition. A run that dies before the decision has read nothing. One that
+dies after it is finished without the log.
 """
 
 from __future__ import annotations
@@ -24,22 +24,24 @@ from fencepost.lake.segments import Isolation, Part, View, look, open_partitions
 from fencepost.state.stores import absolute
 
 Position = dict[str, Any]
-"""{"offsets": {topic: {partition: the offset to go on from}}, "ids": {topic: its id}}; partitions as text, as JSON has
-them, and ids of the topics whose folders tell it."""
+"""{"offsets": {topic: {partition: next offset}}, "ids": {topic: its id}}. Partitions are text, as JSON requires. Ids
+exist for topics whose folders contain them."""
 
 
 @dataclass(frozen=True)
 class KafkaLog:
-    """Partitions of Kafka's as the source of a `DedupJob`.
+    """Kafka partitions as the source of a `DedupJob`.
 
-    `path`: a folder of partitions' folders (a broker's log directory, or a copy of it; Kafka's own topics are left
-    out), or a partition's folder, or a URI of either. Rows have the columns of `fencepost.kafka.read_records`; their
-    identity is `Columns.preset("kafka-producer")` unless the job says otherwise, and rows without a producer are
-    UNTRACKED.
+    Rows have the columns of `fencepost.kafka.read_records`. The default identity is `Columns.preset("kafka-producer")`.
+    Rows without a producer are UNTRACKED.
 
-    `isolation`: "read_committed" reads up to the last stable offset, and nothing of aborted transactions;
-    "read_uncommitted" everything. It is fixed with the state. `options`: of a remote store, names as obstore has them.
-    `batch_bytes_max`: what a batch may come to, decompressed.
+    Attributes:
+        path: A folder of partition folders (a broker's log directory, or a copy; Kafka's internal topics are skipped),
+            a partition's folder, or a URI of either.
+        isolation: "read_committed" reads up to the last stable offset, without aborted transactions; "read_uncommitted"
+            reads everything. Fixed with the state.
+        options: Options of a remote store, with obstore's names.
+        batch_bytes_max: Maximum size of a decompressed batch.
     """
 
     path: str | os.PathLike[str]
@@ -58,31 +60,31 @@ class KafkaLog:
 
     @property
     def name(self) -> str:
-        """What the state knows it by."""
+        """The source's name in the state."""
         return f"kafka-log:{self.isolation}:{self.place}"
 
 
 @dataclass
 class News:
-    """What is new in a log."""
+    """The new records of a log."""
 
     parts: list[tuple[Part, int]] = field(default_factory=list)
-    """Segments with new rows, and the offset from which on they are new; by topic, partition and offset."""
+    """Segments with new rows, and the offset of the first new row; sorted by topic, partition and offset."""
     offsets: dict[str, dict[str, int]] = field(default_factory=dict)
     ids: dict[str, str] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
-    """Rows that were lost, or may have been."""
+    """Messages about rows that were lost, or may have been."""
 
     def position(self) -> Position:
-        """The position behind it."""
+        """The position after these records."""
         offsets = {topic: dict(sorted(self.offsets[topic].items())) for topic in sorted(self.offsets)}
         return {"offsets": offsets, "ids": dict(sorted(self.ids.items()))}
 
 
 def find_new(log: KafkaLog, position: Position | None) -> News:
-    """What lies behind a position, as far as it is seen now. Reads headers; raises SourceError.
+    """Find records after a position, as far as they are visible now. Reads headers. Raises SourceError.
 
-    Where a problem is told, the position is that of whoever goes on all the same: from the first offset that there is.
+    If there is a problem, the position is that of a run that ignores it: it starts from the first available offset.
     """
     known: dict[str, dict[str, int]] = dict(position["offsets"]) if position else {}
     news = News(offsets={topic: dict(offsets) for topic, offsets in known.items()})
@@ -129,7 +131,7 @@ def _place_of(log: Log) -> tuple[str, str]:
 
 
 def _topic_id(log: Log, options: Options) -> str | None:
-    """What a broker has noted in a partition's folder; None where it has not, or nobody has copied it."""
+    """Return the topic id from a partition's folder; None if it is missing there."""
     try:
         text = read_whole(f"{log.folder}/partition.metadata", options).decode()
     except SourceError as error:
@@ -156,10 +158,10 @@ def _problem(view: View, begin: int) -> str | None:
 
 @dataclass(frozen=True, kw_only=True)
 class ExportItem:
-    """A segment whose rows a task writes to a file."""
+    """A segment whose rows a task exports to a file."""
 
     part: Part
-    """Detached from its store."""
+    """Without its store."""
     since: int
     folder: str
     batch_bytes_max: int
@@ -172,9 +174,9 @@ class Exported:
 
 
 def export(options: Options, item: ExportItem) -> Exported:
-    """Write the rows of a segment. The file has a name of its own, since a task may run more than once.
+    """Export the rows of a segment. The file has a unique name, because a task may run more than once.
 
-    `options`: of the store that the log is in, credentials included (`KafkaLog`).
+    `options`: of the log's store, including credentials (`KafkaLog`).
     """
     path = f"{item.folder}/{uuid4().hex}.exported"
     begin = item.part.segment.base_offset or 0
@@ -184,7 +186,7 @@ def export(options: Options, item: ExportItem) -> Exported:
 
 
 def write_parquet(path: str | Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> int:
-    """A Parquet file of these rows; gives how many they are."""
+    """Write these rows to a Parquet file. Returns their number."""
     import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
     rows = 0

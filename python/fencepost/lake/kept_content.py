@@ -1,9 +1,8 @@
-"""Checksums of kept rows from run to run (`DedupJob(keep_checksums=...)`).
+"""Checksums of kept rows across runs (`DedupJob(keep_checksums=...)`).
 
 Stage 2a, a task per group of files, writes the checksum of every row of its files. Judging writes the ranges of
-accepted rows and of repeats whose kept row is not of this run, shard by shard. Stage 2b (`conflicts.py`) compares these
-repeats with the checksums that earlier runs have kept, and keeps those of the accepted rows
-(`fencepost.state.checksums`).
+accepted rows and of repeats whose kept row is not in this run, by shard. Stage 2b (`conflicts.py`) compares these
+repeats with the checksums of earlier runs, and keeps those of the accepted rows (`fencepost.state.checksums`).
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from fencepost.state.segments import SegmentWriter, load_table
 from fencepost.state.stores import Store
 
 SHARD = "_shard"
-"""Column of ranges that a task of judging hands on, beside those of `KeptSums.ranges`, FILE and ROW (of the first
+"""A column of the ranges that judge tasks write, in addition to those of `KeptSums.ranges`, FILE and ROW (of the first
 row)."""
 
 PLACES = pa.schema([("file", pa.uint32()), ("row", pa.uint64())])
@@ -45,16 +44,16 @@ PLACES = pa.schema([("file", pa.uint32()), ("row", pa.uint64())])
 Hashes = npt.NDArray[np.uint64]
 
 
-# The settings
+# Settings
 
 
 def kept_columns(wanted: tuple[str, ...]) -> list[str]:
-    """`Checksums.columns` of the columns that a job compares."""
+    """Return `Checksums.columns` for the columns that a job compares."""
     return sorted(set(wanted))
 
 
 def rows_max(keep_checksums: int | str, policy: Policy) -> int | None:
-    """Of how many of the newest positions of a key checksums are kept; None for all."""
+    """Return for how many newest positions per key to keep checksums; None for all."""
     bounds = [] if isinstance(keep_checksums, str) else [keep_checksums]
     bounds += [] if policy.reach is None else [policy.reach + 1]
     return min(bounds, default=None)
@@ -67,10 +66,10 @@ def checked(
     newest: Decision | None,
     base: Decision | None,
 ) -> Checksums | None:
-    """The checksums that a run goes on with; None where it keeps none.
+    """Return the checksums that a run continues; None if it keeps none.
 
-    `newest`: the version before; `base`: the one whose state it continues, None where it begins anew. Raises
-    SnapshotError where checksums would no longer be what they were said to be.
+    `newest`: the previous version. `base`: the version whose state the run continues; None for a rebuild. Raises
+    SnapshotError if the settings of existing checksums would change.
     """
     known = newest.checksums if newest else None
     if keep_checksums is None and known is not None:
@@ -98,33 +97,33 @@ def _named(columns: list[str]) -> str:
 @dataclass(frozen=True, kw_only=True)
 class SumItem:
     files: Files
-    """As the first pass found them."""
+    """As in the first pass."""
     first: int
-    """The ordinal of the first of them."""
+    """The ordinal of the first file."""
     is_read: list[bool]
     columns: Columns
     wanted: tuple[str, ...]
-    """The columns to compare; (): all that are not of the identity."""
+    """The columns to compare; () for all outside the identity."""
     span: Span | None
-    """Of a single file: the rows that are read."""
+    """Of a single file: the rows to read."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Summed:
-    """A file of checksums: where those of each input file begin (int64, one more than there are files), then the
-    checksums of their rows (uint64)."""
+    """A file of checksums: the start of each input file's checksums (int64, one more than there are files), then the
+    checksums (uint64)."""
 
     name: str
     first: int
     """The ordinal of the first input file."""
     count: int
-    """How many input files."""
+    """Number of input files."""
     first_row: int
-    """Of the first input file; not 0 where others have the rows before."""
+    """First row of the first input file. Not 0 if other tasks have the rows before it."""
 
 
 def sum_rows(storage: Storage, scratch: Scratch, item: SumItem) -> Summed:
-    """The checksum of each row. Memory: a row group's content columns.
+    """Write the checksum of each row. Memory: a row group's content columns.
 
     Raises BatchError for a column that cannot be compared, SourceError, StoreError, ChangedError.
     """
@@ -166,10 +165,10 @@ def read_rows(
     wanted: tuple[str, ...],
     more: tuple[str, ...] = (),
 ) -> Iterator[pa.Table]:
-    """The content columns of some rows of a file, ascending, a table for each row group that has any of them.
+    """Yield the content columns of some rows of a file, in ascending order, one table per row group with such rows.
 
-    `rows`: None for all. `more`: columns that are read beside them, where the file has them. Raises BatchError,
-    SourceError, StoreError.
+    `rows`: None for all. `more`: additional columns to read, if the file has them. Raises BatchError, SourceError,
+    StoreError.
     """
     import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
@@ -192,14 +191,14 @@ def read_rows(
     except BatchError as error:
         raise BatchError(f"{path}: {error}", column=error.column) from error
     except (pa.ArrowInvalid, OSError) as error:
-        if isinstance(error, OSError) and error.errno is not None:  # pyarrow gives none for damage
+        if isinstance(error, OSError) and error.errno is not None:  # pyarrow raises OSError without errno for damage
             text = f"{path}: cannot be read: {error}. Check the storage and the rights, then run again"
             raise StoreError(text, path=path, errno=error.errno) from error
         raise SourceError(f"{path}: its content cannot be read: {error}", path=path) from error
 
 
 class Sums:
-    """The checksums of all rows of a run; those in a folder are mapped into memory."""
+    """The checksums of all rows of a run. Files in a folder are mapped into memory."""
 
     def __init__(self, scratch: Scratch, summed: Sequence[Summed]) -> None:
         found = sorted(summed, key=lambda it: (it.first, it.first_row))
@@ -210,7 +209,7 @@ class Sums:
         self._sums = [words[place][it.count + 1 :].view(np.uint64) for place, it in enumerate(found)]
 
     def of(self, files: npt.NDArray[Any], rows: npt.NDArray[Any]) -> Hashes:
-        """Of each row: `files` are ordinals."""
+        """Return the checksum of each row. `files`: ordinals."""
         found = np.zeros(len(rows), np.uint64)
         task = np.searchsorted(self._firsts, files.astype(np.int64), side="right") - 1
         rows = rows.astype(np.int64)
@@ -223,24 +222,24 @@ class Sums:
         return found
 
 
-# What judging hands on
+# Ranges from judging
 
 
 @dataclass(kw_only=True)
 class Ranges:
-    """Ranges of rows that a task of judging hands on."""
+    """Ranges of rows that a judge task writes."""
 
     accepted: list[pa.Table] = field(default_factory=list)
     alone: list[pa.Table] = field(default_factory=list)
-    """Repeats whose kept row is not of this run."""
+    """Repeats whose kept row is not in this run."""
 
     def add(self, shard: int, runs: pa.Table, codes: npt.NDArray[np.uint8], policy: Policy) -> None:
-        """The accepted rows of a shard. `codes`: a verdict for each row of the runs."""
+        """Add the accepted rows of a shard. `codes`: a verdict per row of the runs."""
         some = Stretches.of(runs, codes, [Verdict.ACCEPTED])
         self.accepted.append(_ranges(shard, runs, policy, some.runs, some.offsets, some.counts))
 
     def add_repeats(self, shard: int, runs: pa.Table, policy: Policy, some: Stretches, repeats: Repeats) -> None:
-        """Those of the repeats whose kept row is not of this run. `some`: what their stretches are places in."""
+        """Add the repeats whose kept row is not in this run. `some`: the stretches that `repeats` refers to."""
         if policy.admit == "forward" and policy.late == "duplicate" and policy.wrap is not None:
             return  # a DUPLICATE may never have been kept, and its number may be that of a row of an earlier lap
         alone = np.flatnonzero(repeats.kept == NOT_HERE)
@@ -255,7 +254,7 @@ class Ranges:
             self.alone.append(_ranges(shard, runs, policy, some.runs[stretch], begin, counts))
 
     def write(self, scratch: Scratch) -> tuple[str | None, str | None]:
-        """The files of the accepted rows and of the repeats; None where there are none."""
+        """Write the files of accepted rows and of repeats; None for an empty one."""
         return _written(self.accepted, scratch), _written(self.alone, scratch)
 
 
@@ -286,19 +285,19 @@ def _written(tables: list[pa.Table], scratch: Scratch) -> str | None:
 
 @dataclass(frozen=True, kw_only=True)
 class ShardSums:
-    """A shard that a run has judged."""
+    """The state and checksums of a judged shard."""
 
     after: Shard
-    """Its state after the run."""
+    """Its new state."""
     state_before: Shard | None
-    """Its state before the run."""
+    """Its previous state."""
     before: tuple[SumPiece, ...]
-    """Its checksums before the run."""
+    """Its previous checksums."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Keeping:
-    """What a task needs to compare with checksums of earlier runs, and to keep those of this one."""
+    """What a task needs to compare with checksums of earlier runs and to keep those of this run."""
 
     summed: list[Summed]
     accepted: str | None
@@ -307,7 +306,7 @@ class Keeping:
     shards: list[ShardSums]
     policy: Policy
     keep: tuple[str, ...]
-    """What tables keep, as in `Settings.keep`."""
+    """As in `Settings.keep`."""
     rows_max: int | None
     version: int
     attempt: str
@@ -315,23 +314,23 @@ class Keeping:
 
 @dataclass(kw_only=True)
 class Kept:
-    """What a task has compared and kept."""
+    """The result of a task."""
 
     compared: int = 0
-    """Repeats of rows of earlier runs that were compared."""
+    """Number of compared repeats of earlier runs' rows."""
     noted: int = 0
-    """Accepted rows whose checksums were kept."""
+    """Number of accepted rows whose checksums were kept."""
     pieces: dict[int, tuple[SumPiece, ...]] = field(default_factory=dict)
-    """Of the shards that have accepted rows."""
+    """For shards with accepted rows."""
     bytes_read: int = 0
     bytes_written: int = 0
 
 
 def compare_and_keep(store: Store, scratch: Scratch, item: Keeping, sums: Sums) -> tuple[Kept, pa.Table]:
-    """Compare repeats with what earlier runs have kept, then keep the checksums of accepted rows.
+    """Compare repeats with the checksums of earlier runs, then keep the checksums of accepted rows.
 
-    Gives the conflicts, too: file and row. Memory: the accepted rows of a shard at 40 bytes, and the checksums that are
-    merged with theirs at 32. Raises SnapshotError.
+    Also returns the conflicts: file and row. Memory: 40 bytes per accepted row of a shard, and 32 bytes per merged
+    checksum. Raises SnapshotError.
     """
     kept = Kept()
     conflicts: list[pa.Table] = [PLACES.empty_table()]
@@ -382,7 +381,7 @@ def _keep(
 
 
 def _living(store: Store, item: Keeping, shard: Shard) -> Living | None:
-    """None where the state forgets no row that it has accepted."""
+    """Return which rows the state still remembers; None if it remembers all accepted rows."""
     policy = item.policy
     if item.rows_max is None and policy.admit != "next" and policy.epochs != "fence" and not item.keep:
         return None

@@ -1,12 +1,13 @@
-"""The files of a run that are not read: bad ones, and those that wait for a bad one before them in the order.
+"""Files that a run does not read: bad ones, and those that wait for an earlier bad one in the order.
 
-| content | the run |
+| content | effect |
 |---|---|
-| is damaged, or (`on_bad_file="quarantine"`) has wrong columns, types or values | *defers* the file: the decision says since when, and the next run looks again |
-| is still so, unchanged, after `settle_ms` | *quarantines* it, or with `on_bad_file="stop"` stops |
+| damaged | *defer* the file: the decision records since when, and the next run retries |
+| wrong columns, types or values, with `on_bad_file="quarantine"` | the same |
+| still bad and unchanged after `settle_ms` | *quarantine* the file, or stop with `on_bad_file="stop"` |
 
-Storage that does not give the content says nothing of it: the run stops (`fencepost.lake.files.persist`).
-"""  # noqa: E501 a table
+A storage failure says nothing about the content, so the run stops (`fencepost.lake.files.persist`).
+"""
 
 from __future__ import annotations
 
@@ -22,38 +23,38 @@ from fencepost.state.decision import Decision, Deferred, Quarantined
 
 OnBadFile = Literal["quarantine", "stop"]
 Adds = Mapping[str, dict[str, Any]]
-"""Path to the action by which a Delta table names a file."""
+"""Maps a path to the action that adds a file of a Delta table."""
 
 
 class ReplanError(Exception):
-    """More is known of the files than when the run was planned: scan, judge and write anew."""
+    """More files must be left out than planned: scan, judge and write again."""
 
 
 @dataclass
 class LeftOut:
-    """What is known so far in one attempt."""
+    """The files left out so far in an attempt."""
 
     settle_ms: int
     on_bad_file: OnBadFile | None
     base: Decision | None
     bad: dict[str, str] = field(default_factory=dict)
-    """Full path to reason."""
+    """Maps full path to reason."""
     waiting: dict[str, str] = field(default_factory=dict)
-    """The same, of files that could be read."""
+    """The same for readable files that wait."""
 
     @property
     def sets_misfits_aside(self) -> bool:
-        """Whether files of wrong columns, types or values are bad files rather than an error."""
+        """Whether files of wrong columns, types or values count as bad files and do not raise an error."""
         return self.on_bad_file == "quarantine"
 
     def of(self, files: Files) -> dict[str, str]:
-        """Which of these files are not to be read: full path to reason."""
+        """Return which of these files are left out: full path to reason."""
         known = self.bad | self.waiting
         paths = map(files.full_path, range(len(files))) if known else ()
         return {path: known[path] for path in paths if path in known}
 
     def add_bad(self, found: Mapping[str, str]) -> None:
-        """Leave out these files too. Raises ReplanError if there are any."""
+        """Leave out more files. Raises ReplanError if there are any."""
         if found:
             self.bad.update(found)
             raise ReplanError
@@ -61,7 +62,7 @@ class LeftOut:
     def sort(
         self, files: Files, status: Sequence[Status], reasons: Sequence[str], adds: Adds
     ) -> tuple[list[str], Deferred, Quarantined]:
-        """(vanished, deferred, quarantined). Raises SourceError where a bad file is to stop the run."""
+        """Return (vanished, deferred, quarantined). Raises SourceError if a bad file must stop the run."""
         now_ms = time.time_ns() // 1_000_000
         known = self._first_seen_ms()
         vanished, deferred, quarantined = [], [], []
@@ -73,7 +74,7 @@ class LeftOut:
             size, mtime_ns, etag = files.identity(place)
             row: dict[str, Any] = {"path": path, "bytes": size, "mtime_ns": mtime_ns, "reason": reasons[place]}
             is_waiting = files.full_path(place) in self.waiting
-            # A clock that was ahead when the file was seen says nothing of how long that is ago.
+            # A future time, from a clock that was ahead, counts as now.
             first_ms = 0 if is_waiting else min(known.get((path, size, mtime_ns), now_ms), now_ms)
             if is_waiting or now_ms - first_ms < self.settle_ms:
                 deferred.append(row | {"first_seen_ms": first_ms, "add": adds.get(path)})
@@ -84,10 +85,10 @@ class LeftOut:
         return vanished, Deferred.of(deferred), Quarantined.of(quarantined)
 
     def hold_back(self, files: Files, status: Sequence[Status], deferred: Deferred, *, is_sorted: bool) -> None:
-        """Let what follows a bad file wait for it, under a policy that judges by the order of rows.
+        """Defer files after a bad file, under a policy that depends on the order of rows.
 
-        `is_sorted`: rows are put in order by columns, so any row may follow those of the bad file. Raises ReplanError
-        where files were read that have to wait.
+        `is_sorted`: columns order the rows, so any row may come after those of the bad file. Raises ReplanError if
+        files that must wait were read.
         """
         if not deferred.damaged:
             return
@@ -100,7 +101,7 @@ class LeftOut:
             raise ReplanError
 
     def _first_seen_ms(self) -> dict[tuple[str, int, int], int]:
-        """(path, bytes, mtime_ns) of each bad file that is known, to when it was seen first."""
+        """Map (path, bytes, mtime_ns) of each known bad file to the time when it was first seen."""
         known = self.base.deferred if self.base else Deferred()
         identities = zip(known.path, known.bytes, known.mtime_ns, strict=True)
         return {it: ms for it, ms in zip(identities, known.first_seen_ms, strict=True) if ms}

@@ -1,11 +1,11 @@
-"""In which order the runs of a shard are judged: an order that gives the same, and costs least.
+"""Finds a cheaper order for judging a shard's runs that gives the same verdicts.
 
-Rows are judged by (file, row). Where a key's rows are scattered over files, each file leaves holes that the next ones
-fill, and a hole costs ten times what a row costs that goes on where the last one ended. Under policies that admit any
-order only rows of one identity can take something from each other, so runs that share no position may change places:
-they are judged by key and sequence, and only those that overlap stay in the order that they came in.
+Rows are judged by (file, row). If a key's rows are scattered over files, each file leaves holes that later ones fill,
+and a hole costs ten times as much as a row that continues a sequence. Under policies that accept any order, rows affect
+each other only if they have the same identity. So runs without a common position may be reordered: they are judged by
+key and sequence, and only overlapping runs keep their order.
 
-Where rows come in waves, each wave may be judged so as long as all before it were: sequences then lie where they say.
+If rows come in waves, each wave may be reordered while all earlier waves were, because sequences then equal positions.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from fencepost.lake.scan import LENGTH
 from fencepost.policy import Policy
 
 BORDER_MAX = 1 << 20
-"""The border zone of the wrap is that wide, or a quarter of the sequence space (`row-policies`, section 3)."""
+"""Maximum width of the border zone of the wrap. It is at most a quarter of the sequence space (`row-policies`, section
+3)."""
 
 Numbers = npt.NDArray[np.int64]
 
 
 def calm_order(runs: pa.Table, table: StateTable, is_calm: bool = False) -> Numbers | None:
-    """Places of the runs in an order in which holes are rare; None where the order may matter, or is not worth it.
+    """Return indexes that sort the runs so that holes are rare; None if the order may matter or sorting does not pay.
 
-    `is_calm`: whether all that the table knows was judged in such an order.
+    `is_calm`: whether everything in the table was judged in such an order.
 
-    It may matter where a position depends on what came before it (the border of the wrap, entries that are there
-    already, jumps that are too far), and for what is told of rows below the highest epoch: keys of several epochs keep
-    their order.
+    The order may matter if a position depends on earlier rows (the border of the wrap, existing entries, limited
+    jumps). It also matters for rows below the highest epoch, so keys with several epochs keep their order.
     """
     policy = table.policy
     if (len(table) and not is_calm) or not is_order_free(policy) or len(table.keep):
@@ -41,9 +41,9 @@ def calm_order(runs: pa.Table, table: StateTable, is_calm: bool = False) -> Numb
 
 
 def overlapping(runs: pa.Table, policy: Policy) -> Numbers | None:
-    """Places of the runs that share a position with another one; None where positions do not tell it.
+    """Return indexes of the runs that share a position with another run; None if positions are not comparable.
 
-    `policy`: one that admits any order.
+    `policy`: must accept any order.
     """
     positions = _positions(runs, policy)
     if positions is None:
@@ -58,8 +58,11 @@ def overlapping(runs: pa.Table, policy: Policy) -> Numbers | None:
 
 
 def _positions(runs: pa.Table, policy: Policy) -> tuple[Numbers, Numbers, int, int] | None:
-    """(first position of each run among those of all keys, rows that follow its first, widths of epochs and of
-    sequences); None where these are too many, or not the same in any order."""
+    """Return (first position of each run among all keys, number of rows after the first, widths of epochs and
+    sequences).
+
+    None if there are too many positions, or if they depend on the order.
+    """
     columns = policy.columns
     seq = runs[columns.seq].to_numpy().astype(np.int64)
     more = runs[LENGTH].to_numpy().astype(np.int64) - 1
@@ -76,7 +79,7 @@ def _positions(runs: pa.Table, policy: Policy) -> tuple[Numbers, Numbers, int, i
 
 
 def _as_numbers(column: pa.ChunkedArray) -> Numbers:
-    """Parts of keys as they are, or where they are no integers a number for each value."""
+    """Return key parts as numbers: integers unchanged, other values by dictionary index."""
     if not pa.types.is_integer(column.type):
         chunks = column.dictionary_encode().unify_dictionaries().chunks
         column = pa.chunked_array([chunk.indices for chunk in chunks], pa.int32())
@@ -85,12 +88,12 @@ def _as_numbers(column: pa.ChunkedArray) -> Numbers:
 
 
 def border_of(policy: Policy) -> int | None:
-    """The first sequence number of the zone before the wrap, where the lap of a row depends on what came before it."""
+    """Return the first sequence number of the zone before the wrap, where a row's lap depends on earlier rows."""
     return None if policy.wrap is None else policy.wrap - min(policy.wrap // 4, BORDER_MAX)
 
 
 def is_order_free(policy: Policy) -> bool:
-    """Whether only rows of one identity can take something from each other, as long as no sequence passes the wrap."""
+    """Return whether rows affect each other only if they have the same identity, as long as no sequence wraps."""
     is_bounded = policy.max_jump is not None or policy.reach is not None or policy.intervals_max is not None
     return policy.admit == "any" and policy.epochs != "fence" and not is_bounded
 
@@ -100,7 +103,7 @@ def _width(column: Numbers) -> int:
 
 
 def _packed(columns: list[Numbers], widths: list[int]) -> Numbers:
-    """The place of each run's first position among all positions, in the order of key, epoch and sequence."""
+    """Return the number of each run's first position among all positions, ordered by key, epoch and sequence."""
     *keys, seq = columns
     packed = np.zeros(len(seq), np.int64)
     for column, width in zip(keys, widths, strict=False):
@@ -112,9 +115,9 @@ def _packed(columns: list[Numbers], widths: list[int]) -> Numbers:
 
 
 def _by_clusters(first: Numbers, more: Numbers, epochs: int, seqs: int) -> Numbers:
-    """Runs by their first position; those that overlap, and those of a key of several epochs, as they came.
+    """Sort runs by first position. Overlapping runs, and those of keys with several epochs, keep their order.
 
-    `more`: how many rows follow a run's first; `epochs`, `seqs`: how many positions are of one key, by `_packed`.
+    `more`: number of rows after a run's first; `epochs`, `seqs`: number of positions per key, from `_packed`.
     """
     order, first = _sorted(first)
     entry = first // seqs
@@ -126,7 +129,7 @@ def _by_clusters(first: Numbers, more: Numbers, epochs: int, seqs: int) -> Numbe
         starts = np.flatnonzero(of_key)
         ends = np.append(starts[1:], len(key)) - 1
         begins &= of_key | np.repeat(entry[starts] == entry[ends], ends - starts + 1)
-    # Within a cluster, by place.
+    # Sort by index within a cluster.
     is_alone = begins & np.append(begins[1:], True)
     together = np.flatnonzero(~is_alone)
     cluster = np.cumsum(begins)[together]
@@ -135,8 +138,10 @@ def _by_clusters(first: Numbers, more: Numbers, epochs: int, seqs: int) -> Numbe
 
 
 def _sorted(values: Numbers) -> tuple[Numbers, Numbers]:
-    """(places of the values in ascending order, the values so). Numbers sort faster than places: both go into one,
-    where 63 bits are enough."""
+    """Return (indexes that sort the values, the sorted values).
+
+    Sorts value and index packed into one number if 63 bits are enough, because that is faster.
+    """
     bits = len(values).bit_length()
     if int(values.max()) >> (63 - bits):
         order = np.argsort(values)

@@ -1,10 +1,10 @@
-"""Large files, of which several tasks scan and write a part each.
+"""Large files, which several tasks scan and write in parts.
 
-A part is a number and how many parts there are. The driver plans it from the file's size alone: a task reads the
-footer, and takes the row groups whose middle lies in its share of the bytes (`RunScan`). Rows are numbered as in the
-whole file, so their verdicts, and everything that is said of a file, are the same in one part or many.
+A part is a number and the number of parts. The driver plans it from the file's size: a task reads the footer and takes
+the row groups whose middle is in its share of the bytes (`RunScan`). Row numbers count from the beginning of the file,
+so verdicts and reports do not depend on the number of parts.
 
-A row group is one task's, however large it is.
+A row group is never split.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from fencepost.lake.scan import ScanItem, Scanned
 from fencepost.lake.storage import ChangedError
 
 Task = tuple[int, int, "Span | None"]
-"""The ordinals of the first file that a task takes and of the one behind its last, and of a single file which rows."""
+"""The ordinals of a task's first file and of the one after its last, and for a part of a single file its rows."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,14 +27,14 @@ class Span:
     first: int
     end: int
     live: int
-    """How many of them are there, and not gone by a deletion vector."""
+    """Number of rows that no deletion vector removes."""
     rows_of_file: int
 
 
 def joined(scanned: Sequence[Scanned]) -> tuple[list[Scanned], dict[int, list[Span]]]:
-    """What was found in whole files; and the spans of each that was read in parts, by its ordinal.
+    """Merge results of parts. Returns the results of whole files, and the spans of each split file, by ordinal.
 
-    Raises ChangedError where two parts are not of one file.
+    Raises ChangedError if two parts are of different files.
     """
     together = [list(some) for _, some in groupby(scanned, key=lambda it: it.first)]
     whole = [some[0] if len(some) == 1 else _join(some) for some in together]
@@ -42,7 +42,7 @@ def joined(scanned: Sequence[Scanned]) -> tuple[list[Scanned], dict[int, list[Sp
 
 
 def _join(parts: list[Scanned]) -> Scanned:
-    """The one file of these tasks. If one of them could not read it, nothing of the others counts."""
+    """Merge the parts of one file. If one task could not read it, the results of the others are dropped."""
     gone = [it for it in parts if it.status == ["vanished"]]
     unread = [it for it in parts if it.status == ["left out"]]
     footers = {it.footer_crc[0] for it in parts if it.status == ["read"]}
@@ -67,9 +67,9 @@ def _spans(parts: list[Scanned]) -> list[Span]:
 
 
 def tasks_of(items: Iterable[ScanItem], spans: Mapping[int, list[Span]]) -> Iterator[Task]:
-    """What tasks of another stage take that are to read what those of the scan have read.
+    """Yield the tasks of a later stage that read what the scan tasks have read.
 
-    `spans`: of the files that are to be split; the others are a task's as a whole. A part without rows is nobody's.
+    `spans`: of the files to split. Other files are not split. Parts without rows get no task.
     """
     for item in items:
         first, end, (number, _) = item.first, item.first + len(item.files), item.part

@@ -1,12 +1,12 @@
-"""How a run is computed: which plan, and what goes together in a task.
+"""Chooses the plan of a run, and groups files and shards into tasks.
 
-| plan | what is exchanged | where |
+| plan | exchanges | use |
 |---|---|---|
-| interval | runs: a line for as many rows as follow each other | always right; the default |
-| row | runs of one row | the same with every row alone, to compare with |
-| aligned | what each task has kept: a few ranges a key | where files hold whole keys; falls back to interval |
+| interval | runs: one line for consecutive rows | always correct; the default |
+| row | runs of one row | for comparison |
+| aligned | what each task has kept: a few ranges per key | each key is in one group of files; else interval |
 
-All plans keep the same rows and end in the same state. What was chosen, and why, stands in the decision.
+All plans keep the same rows and produce the same state. The decision contains the choice and its reason.
 """
 
 from __future__ import annotations
@@ -32,37 +32,37 @@ Plan = Literal["interval", "row", "aligned"]
 PLANS: tuple[Plan, ...] = ("interval", "row", "aligned")
 
 SHARDS = 16
-"""Into how many parts a new state is cut."""
+"""Default number of shards of a new state."""
 SHARD_BYTES_MAX = 16 << 20
-"""Bytes of a shard on average, above which there are to be more of them: some millions of entries, a quarter of a GB in
-the memory of the task that judges by them."""
+"""Average bytes per shard above which the state is split: some millions of entries, a quarter of a GB in the judge
+task's memory."""
 
 TASKS_MAX = 32_768
-"""Tasks of a stage, unless the engine has more slots than half of that. An engine may not know how many it has."""
+"""Maximum number of tasks per stage, unless half of the engine's slots is more. The number of slots may be unknown."""
 TASK_BYTES, TASK_BYTES_MAX = 32 << 20, 256 << 20
-"""Files go together in a task until they have so many bytes: the more, the fewer tasks an engine has to run. A file of
-more bytes than the second is split among tasks; a job may choose another one."""
+"""Target bytes per task: more bytes mean fewer tasks. Files larger than the second number are split among tasks; a job
+may set another number."""
 TASKS_PER_SLOT = 2
-"""Tasks that every slot of an engine gets where they are large enough, so that none is left alone at the end."""
+"""Number of tasks per slot of the engine if they are large enough, so that no long task is left at the end."""
 FILE_BYTES = 256 << 10
-"""What opening a file costs, in bytes that could be read meanwhile."""
+"""The cost of opening a file, as the bytes that could be read in that time."""
 
 DRIVER_RUNS_MAX = 5_000_000
 DRIVER_STATE_BYTES_MAX = 256 << 20
-"""Runs, and bytes of shards' states, up to which the driver judges by itself: less than tasks would cost."""
+"""Up to this number of runs and of bytes of shard states, the driver judges without tasks, which would cost more."""
 JUDGE_RUNS, JUDGE_STATE_BYTES = 1 << 20, 64 << 20
-"""Above that, what makes a task worth it."""
+"""The minimum work that is worth a task."""
 
 TASK_RUNS_MAX = 8 << 20
-"""A shard of more runs is split among tasks, where its policy allows it; a job may choose another number."""
+"""Shards with more runs are split among tasks if the policy allows it. A job may set another number."""
 
 FOOTERS_MAX = 256
-"""Files up to which the driver looks at their statistics, to see whether they hold whole keys."""
+"""Maximum number of files for which the driver reads statistics, to see whether each key is in one group."""
 FOOTERS_AT_ONCE = 8
 
 
 def groups_of_files(sizes: Sequence[int], slots: int, bytes_max: int = TASK_BYTES_MAX) -> list[tuple[int, int]]:
-    """(first, end) of the files that a task takes, from their bytes."""
+    """Return (first, end) of each task's files. `sizes`: bytes of the files."""
     weights = np.asarray(sizes, np.int64) + FILE_BYTES
     all_bytes = int(weights.sum())
     bytes_ = min(bytes_max, max(TASK_BYTES, all_bytes // (TASKS_PER_SLOT * slots)))
@@ -70,32 +70,32 @@ def groups_of_files(sizes: Sequence[int], slots: int, bytes_max: int = TASK_BYTE
 
 
 def parts_of_files(sizes: Sequence[int], slots: int, bytes_max: int) -> list[int]:
-    """Into how many parts each file is split, from its bytes: no part has more, unless there were too many tasks."""
+    """Return the number of parts of each file so that no part exceeds `bytes_max`, within the limit of tasks."""
     bytes_ = max(bytes_max, sum(sizes) // max(TASKS_MAX, TASKS_PER_SLOT * slots))
     return [max(1, -(-size // bytes_)) for size in sizes]
 
 
 def groups_of_shards(runs: Sequence[float], state_bytes: Sequence[int], slots: int) -> list[tuple[int, int]]:
-    """(first, end) of the shards that a judging task takes, from their runs and the bytes of their states."""
+    """Return (first, end) of each judge task's shards. `runs`, `state_bytes`: of each shard."""
     weights = np.asarray(runs) / JUDGE_RUNS + np.asarray(state_bytes) / JUDGE_STATE_BYTES
-    # No task is so small that it costs more than it does, and none is left alone at the end if that can be helped.
+    # Avoid tasks that are smaller than their overhead, and a single long task at the end.
     return list(groups(weights.tolist(), max(0.05, min(1.0, weights.sum() / (TASKS_PER_SLOT * slots)))))
 
 
 def parts_of_shards(runs: Sequence[int], slots: int, runs_max: int) -> list[int]:
-    """Into how many parts each shard is split, from its runs: 1 for those of no more than `runs_max`.
+    """Return the number of parts of each shard: 1 up to `runs_max` runs.
 
-    Parts are not quite alike, so they are to have half as many.
+    Parts vary in size, so the target is half of `runs_max`.
     """
     runs_max = max(runs_max, sum(runs) // max(TASKS_MAX, TASKS_PER_SLOT * slots))
     return [-(-2 * it // runs_max) if it > runs_max else 1 for it in runs]
 
 
 def shards_for(state_bytes: int, count: int, bytes_max: int) -> int:
-    """Into how many parts a state of `count` is to be cut, so that they have no more than so many bytes on average.
+    """Return the new number of shards, so that they have at most `bytes_max` bytes on average.
 
-    A power of two times as many: a task that splits a shard reads no other. Not the largest shard counts: where it is
-    that because of a few keys, they would go together into any smaller one.
+    It is the old number times a power of two: then a task that splits a shard reads no other shard. The largest shard
+    is ignored: if a few keys make it large, smaller shards would keep them together.
     """
     while count * bytes_max < state_bytes and 2 * count <= SHARDS_MAX:
         count *= 2
@@ -105,7 +105,7 @@ def shards_for(state_bytes: int, count: int, bytes_max: int) -> int:
 def choose(
     wanted: Plan | None, problem: str, before: Decision | None, storage: Storage, files: Files, columns: Columns
 ) -> tuple[Plan, str]:
-    """(plan, why). `problem`: why the aligned plan is none; "" if it may be one."""
+    """Return (plan, reason). `problem`: why the aligned plan is impossible; "" if it is possible."""
     if not len(files):
         return "interval", "there are no files"
     if wanted == "aligned" and problem:
@@ -123,7 +123,7 @@ def _by_statistics(storage: Storage, files: Files, columns: Columns) -> tuple[Pl
     if len(files) > FOOTERS_MAX:
         return "interval", f"more than {FOOTERS_MAX} files: their footers were not looked at"
     names = (*columns.parts("partition"), *columns.parts("pid"))
-    # At the same time: in an object store each takes some round trips.
+    # Concurrently, because each read takes several round trips in an object store.
     with ThreadPoolExecutor(min(FOOTERS_AT_ONCE, len(files))) as pool:
         bounds = list(pool.map(partial(_bounds, storage, files, names), range(len(files))))
     for name in names:
@@ -134,12 +134,12 @@ def _by_statistics(storage: Storage, files: Files, columns: Columns) -> tuple[Pl
 
 
 def _bounds(storage: Storage, files: Files, names: tuple[str, ...], place: int) -> dict[str, tuple[int, int]]:
-    """The lowest and highest value of integer columns in a file, as far as its statistics tell."""
+    """Return the minimum and maximum of integer columns in a file, from its statistics."""
     path = files.full_path(place)
     try:
         found = parquet_footer(path, names, object=storage.object(path, files.facts(place))).bounds
     except (FencepostError, OSError):
-        return {}  # the scan will say what is wrong, if anything is
+        return {}  # the scan reports the reason, if any
     known = {name: [it for it in groups if it is not None] for name, groups in found.items()}
     return {
         name: (min(it[0] for it in groups), max(it[1] for it in groups))

@@ -1,6 +1,6 @@
-"""What a job has written, for those who read it: the kept rows of all versions that are there as a whole.
+"""Reads a job's output: the kept rows of all complete versions.
 
-Of a folder or prefix these are the files of applied versions, of an Iceberg table those of its current snapshot.
+For a folder or prefix these are the files of applied versions, for an Iceberg table those of its current snapshot.
 """
 
 from __future__ import annotations
@@ -31,13 +31,18 @@ from fencepost.state.stores import RemoteStore, absolute, is_local
 
 
 def shown_files(sink: str | os.PathLike[str], options: Mapping[str, Any] | None = None) -> list[str]:
-    """The paths or URIs of the files with kept rows of a sink, but for those of a version that is there in part only.
+    """Return the paths or URIs of a sink's files with kept rows, without those of incomplete versions.
 
-    Of an Iceberg table: the files of its current snapshot, also those that others have added.
+    For an Iceberg table: the files of its current snapshot, including those that other writers added. Refused rows and
+    lists of missing ranges are not included.
 
-    `options`: of an object store, see `fencepost.state.open_store`, or of a table's catalog. Refused rows and lists of
-    missing ranges are not among them. Raises SinkError where there is no sink of files and no such table; SourceError
-    for a table whose rows are not just those of its files (`docs/iceberg.md`).
+    Args:
+        sink: A folder, the URI of an object store, or the name of an Iceberg table.
+        options: Options of the object store (`fencepost.state.open_store`) or of the table's catalog.
+
+    Raises:
+        SinkError: There is no such sink or table.
+        SourceError: The table's rows are not just those of its files (`docs/iceberg.md`).
     """
     place = absolute(sink)
     if is_iceberg(place):
@@ -48,12 +53,11 @@ def shown_files(sink: str | os.PathLike[str], options: Mapping[str, Any] | None 
 
 
 def dataset(sink: str | os.PathLike[str], options: Mapping[str, Any] | None = None) -> ds.Dataset:
-    """The rows of `shown_files` as a pyarrow dataset; names of Hive-style folders are columns, `run` among them.
+    """Return the rows of `shown_files` as a pyarrow dataset. Names of Hive-style folders are columns, including `run`.
 
-    The columns of all files, each of the widest type that a file has, as a job with `schema="merge"` writes them. A
-    column that only folders have is of 32-bit integers where all values are such, else of text. Of an Iceberg table:
-    its columns, and no others.
-    For polars: `polars.scan_pyarrow_dataset(dataset(sink))`. Raises as `shown_files` does.
+    Contains the columns of all files, each with the widest type in any file, as jobs with `schema="merge"` write them.
+    A column that only folders have is int32 if all values are such integers, otherwise text. An Iceberg table has only
+    its own columns. For polars: `polars.scan_pyarrow_dataset(dataset(sink))`. Arguments and errors as in `shown_files`.
     """
     place = absolute(sink)
     if is_iceberg(place):
@@ -89,7 +93,7 @@ def _of_table(table: IcebergTable, schema: pa.Schema) -> ds.Dataset:
 
 
 def _folder_columns(names: list[str], schema: pa.Schema) -> pa.Schema:
-    """The columns that names of folders give, of the types that files have or that pyarrow would take."""
+    """Return the columns of folder names, with the types that files have or that pyarrow would infer."""
     values: dict[str, set[str | None]] = {}
     for folder in {name.rpartition("/")[0] + "/" for name in names}:
         for column, value in hive_values(folder).items():
@@ -103,9 +107,9 @@ def _folder_columns(names: list[str], schema: pa.Schema) -> pa.Schema:
 
 
 def merged_schema(sink: str | os.PathLike[str], options: Mapping[str, Any] | None = None) -> pa.Schema | None:
-    """The columns of all of `shown_files`, but for those of folders; None where the first file has all of them.
+    """Return the columns of all `shown_files` without folder columns; None if the first file has all of them.
 
-    Raises as `shown_files` does, and BatchError where no schema reads all files.
+    Raises the errors of `shown_files`, and BatchError if no schema reads all files.
     """
     place = absolute(sink)
     if is_iceberg(place):
@@ -138,7 +142,7 @@ def _open(place: str, options: Mapping[str, Any] | None) -> RunFolders | RunPref
 
 
 def _open_table(place: str, options: Mapping[str, Any] | None) -> tuple[IcebergTable, pa.Schema]:
-    """A table, and its columns."""
+    """Return a table and its columns."""
     named = NamedTable(place, options)
     table = named.load()
     if table is None:
@@ -151,7 +155,7 @@ def _objects(store: RemoteStore) -> fs.FileSystem:
 
 
 class _Objects(fs.FileSystemHandler, metaclass=ABCMeta):  # type: ignore[misc]
-    """Arrow's view of the objects of a store, by their names. It only reads."""
+    """A read-only Arrow file system over the objects of a store."""
 
     def __init__(self, store: RemoteStore) -> None:
         self.store = store

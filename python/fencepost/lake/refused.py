@@ -1,4 +1,4 @@
-"""The rows that are not kept, as ranges by file: a task that writes some files reads just the bytes of these."""
+"""Refused rows as ranges by file. A task that writes some files reads only the bytes of their ranges."""
 
 from __future__ import annotations
 
@@ -17,33 +17,33 @@ from fencepost.lake.scan import FILE, ROW
 from fencepost.state.scratch import Scratch
 
 LOSERS = pa.schema([("file", pa.uint32()), ("row", pa.uint64()), ("count", pa.uint64()), ("verdict", pa.uint8())])
-"""Rows that are not kept: the file's ordinal, its first such row, how many follow each other, and why."""
+"""Refused rows: the file's ordinal, the first row, the number of consecutive rows, and the verdict."""
 _LINE = np.dtype([("file", "<u4"), ("row", "<u8"), ("count", "<u8"), ("verdict", "u1")])
-"""A range in a file of them. All have one length, so a place in the file follows from their number."""
+"""A range in a file of refused rows. All have the same length, so a range's number gives its position."""
 
 MARK_LINES = 1 << 14
-"""Ranges of one file from mark to mark, by which a task that writes a part of it finds its own."""
+"""Number of ranges of a file between marks. A task that writes a part of the file finds its ranges by marks."""
 
 Range = tuple[str, int, int]
-"""Name, first byte and end of a part of a file in the scratch."""
+"""Name, first byte and end of a part of a scratch file."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Refused:
-    """A file of LOSERS, sorted by file and row."""
+    """A scratch file of LOSERS, sorted by file and row."""
 
     name: str
     files: npt.NDArray[np.uint32]
-    """The ordinals of the files in it, in ascending order."""
+    """The ordinals of the files in it, ascending."""
     ends: npt.NDArray[np.int64]
-    """How many ranges there are up to the last one of each."""
+    """The number of ranges up to the last one of each file."""
     marks: npt.NDArray[np.int64]
-    """File, row and number of every MARK_LINES-th range of a file, but for its first."""
+    """File, row and number of every MARK_LINES-th range of a file, except its first."""
 
     def of(self, first: int, end: int, rows: tuple[int, int] | None = None) -> Range | None:
-        """Where the ranges of the files from ordinal `first` to `end` are; None where it has none of them.
+        """Return the location of the ranges of files from ordinal `first` to `end`; None if there are none.
 
-        `rows`: first and end of what is wanted of a single file; there may be others around it.
+        `rows`: first and end of the wanted rows of a single file. The result may contain more.
         """
         low, high = np.searchsorted(self.files, [first, end]).tolist()
         if low == high:
@@ -57,12 +57,12 @@ class Refused:
         return self.name, begin * _LINE.itemsize, stop * _LINE.itemsize
 
     def all(self) -> Range:
-        """Where all of them are."""
+        """Return the location of all ranges."""
         return self.name, 0, int(self.ends[-1]) * _LINE.itemsize
 
 
 def write_refused(scratch: Scratch, losers: pa.Table) -> Refused | None:
-    """Write LOSERS, sorted by file and row; None where there are none."""
+    """Write LOSERS, sorted by file and row. Returns None for an empty table."""
     if not len(losers):
         return None
     lines = np.empty(len(losers), _LINE)
@@ -85,7 +85,7 @@ def _marks(lines: npt.NDArray[np.void], ends: npt.NDArray[np.int64]) -> npt.NDAr
 
 
 def read_refused(scratch: Scratch, ranges: Sequence[Range]) -> pa.Table:
-    """LOSERS of parts of files, sorted by file and row."""
+    """Read LOSERS from parts of files, sorted by file and row."""
     read = scratch.read_ranges(ranges) if ranges else []
     lines = np.concatenate([np.frombuffer(it, _LINE) for it in read]) if read else np.empty(0, _LINE)
     if len(read) > 1:
@@ -94,7 +94,7 @@ def read_refused(scratch: Scratch, ranges: Sequence[Range]) -> pa.Table:
 
 
 def within(ranges: pa.Table, first: int, end: int) -> pa.Table:
-    """What of ranges of rows lies in the rows from `first` to `end`."""
+    """Clip ranges of rows to the rows from `first` to `end`."""
     row = ranges["row"].to_numpy()
     begins, stops = np.clip(row, first, end), np.clip(row + ranges["count"].to_numpy(), first, end)
     for name, values in (("row", begins), ("count", stops - begins)):
@@ -104,13 +104,13 @@ def within(ranges: pa.Table, first: int, end: int) -> pa.Table:
 
 
 def by_file(losers: pa.Table, first: int, end: int) -> list[pa.Table]:
-    """For each ordinal from `first` to `end` its ranges, by row."""
+    """Return the ranges of each ordinal from `first` to `end`, sorted by row."""
     borders = np.searchsorted(losers["file"].to_numpy(), np.arange(first, end + 1))
     return [losers.slice(low, high - low) for low, high in pairwise(borders)]
 
 
 def row_losers(runs: pa.Table, codes: npt.NDArray[np.uint8]) -> pa.Table:
-    """A table of LOSERS, in the order of the runs. `codes`: a verdict for each row of the runs."""
+    """Return a table of LOSERS, in the order of the runs. `codes`: a verdict per row of the runs."""
     lost = Stretches.of(runs, codes, [verdict for verdict in Verdict if not verdict.is_kept])
     rows = runs[ROW].to_numpy()[lost.runs] + lost.offsets.astype(np.uint64)
     counts = lost.counts.astype(np.uint64)
@@ -118,7 +118,7 @@ def row_losers(runs: pa.Table, codes: npt.NDArray[np.uint8]) -> pa.Table:
 
 
 def sorted_losers(tables: list[pa.Table]) -> pa.Table:
-    """By file and row; ranges that follow each other are one."""
+    """Sort by file and row, and merge consecutive ranges."""
     losers = pa.concat_tables(tables, promote_options="permissive") if tables else LOSERS.empty_table()
     if not len(losers):
         return losers

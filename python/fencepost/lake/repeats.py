@@ -1,4 +1,4 @@
-"""The repeats among the rows of a shard: which rows of the same run they repeat, and which of them are no copies."""
+"""Finds, for the repeats of a shard, the rows of the same run that they repeat, and repeats that cannot be copies."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from fencepost.state.changelog import numbered
 
 @dataclass(frozen=True)
 class Stretches:
-    """Rows that follow each other in one run and have one verdict, in the order of the rows."""
+    """Consecutive rows of one run with the same verdict, in the order of the rows."""
 
     runs: Numbers
-    """The place of the run."""
+    """The index of the run."""
     offsets: Numbers
-    """How many rows of the run come before."""
+    """The number of earlier rows of the run."""
     counts: Numbers
     verdicts: npt.NDArray[np.uint8]
 
@@ -32,15 +32,15 @@ class Stretches:
 
     @staticmethod
     def of(runs: pa.Table, codes: npt.NDArray[np.uint8], verdicts: list[Verdict]) -> Stretches:
-        """Those of some verdicts. `codes`: a verdict for each row of the runs."""
+        """Return the stretches of some verdicts. `codes`: a verdict per row of the runs."""
         is_wanted = np.zeros(len(Verdict), bool)
         is_wanted[verdicts] = True
         lengths = runs[LENGTH].to_numpy().astype(np.int64)
         starts = np.cumsum(lengths) - lengths
-        if len(codes) == len(starts):  # runs of one row
+        if len(codes) == len(starts):  # every run has one row
             places = np.flatnonzero(is_wanted[codes])
             return Stretches(places, np.zeros(len(places), np.int64), np.ones(len(places), np.int64), codes[places])
-        # Both lists are sorted: merging them is what this sort does.
+        # A stable sort of two sorted lists merges them.
         cuts = np.concatenate([starts, np.flatnonzero(codes[1:] != codes[:-1]) + 1])
         cuts.sort(kind="stable")
         cuts = cuts[np.append(True, cuts[1:] != cuts[:-1])]
@@ -56,20 +56,21 @@ NOT_HERE, UNCLEAR = -1, -2
 
 @dataclass(frozen=True)
 class Repeats:
-    """The DUPLICATE rows of a shard, some at a time, row by row."""
+    """DUPLICATE rows of a shard, some at a time, row by row."""
 
     stretch: Numbers
-    """The place of each row's stretch."""
+    """The index of each row's stretch."""
     offsets: Numbers
-    """How many rows of the stretch come before it."""
+    """The number of earlier rows of the stretch."""
     kept: Numbers
-    """The place of the stretch that holds the row it repeats. NOT_HERE where none before it does; UNCLEAR where the
-    sequences of its key came round within the run."""
+    """The index of the stretch that contains the row it repeats. NOT_HERE if no earlier one does; UNCLEAR if the key's
+    sequences wrapped within the run."""
     kept_offsets: Numbers
 
 
 def find_repeats(runs: pa.Table, some: Stretches, policy: Policy) -> Iterator[Repeats]:
-    """The DUPLICATE rows of `some`, accepted and duplicate stretches, and the rows of this run that they repeat."""
+    """Yield the DUPLICATE rows of `some` (accepted and duplicate stretches), with the rows of this run that they
+    repeat."""
     groups = _numbers(runs, policy, by_epoch=True)[some.runs]
     seqs = runs[policy.columns.seq].to_numpy().astype(np.int64)[some.runs] + some.offsets
     if policy.wrap is not None:
@@ -87,14 +88,14 @@ def find_repeats(runs: pa.Table, some: Stretches, policy: Policy) -> Iterator[Re
         if policy.wrap is not None:
             wanted %= policy.wrap
         places, behind = kept_of.find(groups[stretch], wanted)
-        is_second = places >= len(accepted)  # the part of a stretch behind the wrap
+        is_second = places >= len(accepted)  # the part of a stretch after the wrap
         if is_second.any():
             split = np.flatnonzero(_is_wrapped(seqs[accepted], some.counts[accepted], policy.wrap))
             of = split[places[is_second] - len(accepted)]
             behind[is_second] += policy.wrap - seqs[accepted[of]]
             places[is_second] = of
         kept = np.where(places >= 0, accepted[places] if len(accepted) else NOT_HERE, NOT_HERE)
-        kept[kept > stretch] = NOT_HERE  # accepted later: of the lap that follows
+        kept[kept > stretch] = NOT_HERE  # accepted later, in the next lap
         kept[np.isin(groups[stretch], kept_of.unclear)] = UNCLEAR
         yield Repeats(stretch, offsets, kept, behind)
 
@@ -104,7 +105,7 @@ def _is_wrapped(seqs: Numbers, counts: Numbers, wrap: int | None) -> npt.NDArray
 
 
 def _unwrapped(groups: Numbers, seqs: Numbers, counts: Numbers, wrap: int | None) -> tuple[Numbers, Numbers, Numbers]:
-    """The ranges, each cut where it passes the wrap: the parts behind it follow at the end."""
+    """Split ranges at the wrap. The parts after it are appended at the end."""
     is_cut = _is_wrapped(seqs, counts, wrap)
     if wrap is None or not is_cut.any():
         return groups, seqs, counts
@@ -119,15 +120,15 @@ def _unwrapped(groups: Numbers, seqs: Numbers, counts: Numbers, wrap: int | None
 def find_resets(
     runs: pa.Table, codes: npt.NDArray[np.uint8], ages: pa.Table, policy: Policy, rows_min: int
 ) -> pa.Table:
-    """The entries that seem to have begun to number anew: those with `rows_min` retimed repeats (`fencepost.resets`).
+    """Return entries that seem to restart their numbers: those with `rows_min` retimed repeats (`fencepost.resets`).
 
-    `codes`: a verdict for each row of the runs; `ages`: key, epoch and last timestamp of every entry before the first.
-    Gives key columns, epoch where entries have one, rows, duplicates and retimed, in no order.
+    `codes`: a verdict per row of the runs; `ages`: key, epoch and last timestamp of every entry before the run. Returns
+    key columns, epoch if entries have one, rows, duplicates and retimed, unordered.
     """
     columns = policy.columns
     keys = key_columns(runs, policy, by_epoch=policy.epochs == "key")
     tables = [pa.table(keys)]
-    if len(ages):  # an empty table knows no parts of keys
+    if len(ages):  # an empty table does not know the parts of keys
         tables.append(pa.table([ages[name].cast(column.type) for name, column in keys.items()], names=list(keys)))
     numbers = numbered(pa.concat_tables(tables, promote_options="permissive"))
     of_run, of_entry = numbers[: len(runs)], numbers[len(runs) :]
@@ -168,7 +169,7 @@ def _numbers(runs: pa.Table, policy: Policy, by_epoch: bool) -> Numbers:
 
 
 def key_columns(runs: pa.Table, policy: Policy, by_epoch: bool) -> dict[str, pa.ChunkedArray]:
-    """The columns of keys, and of epochs where they are wanted and read, as `StateTable.entries` names them."""
+    """Return the key columns, and the epoch if wanted and read, with the names of `StateTable.entries`."""
     columns = policy.columns
     keys: dict[str, pa.ChunkedArray] = {}
     for role in ("pid", "partition"):

@@ -1,4 +1,4 @@
-"""What a run did, for people and for programs."""
+"""The report of a run, for people and for programs."""
 
 from __future__ import annotations
 
@@ -25,130 +25,131 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class RunReport:
-    """What a run did. Figures are of its own version, unless they say otherwise."""
+    """The result of a run. Figures are about its own version unless documented otherwise."""
 
     version: int | None
-    """The version that it decided and finished; None where there was nothing new, or nothing that could be read yet."""
+    """The version that the run decided and finished. None without new readable input."""
     recovered: tuple[int, ...]
     """Versions of interrupted runs that it finished first. Their rows are not counted below."""
     source: str
-    """The folder that was read, as an absolute path: the job's, or that of the clean data of a seed."""
+    """The absolute path of the source: the job's, or that of a seed's clean data."""
     state: str
-    """Where the state lies: an absolute path, or a URI."""
+    """The absolute path or URI of the state."""
     sink: str
-    """The folder that was written to, as an absolute path."""
+    """The absolute path of the sink."""
     policy: str
-    """The name of the preset, or the rules where they are no preset's."""
+    """The name of the preset, or the rules of another policy."""
     identity: tuple[str, ...]
-    """The columns that told rows apart: pid, epoch, partition, seq, composites part by part."""
+    """The identity columns: pid, epoch, partition, seq. Composite keys are expanded."""
     engine: str
-    """The name of what ran the tasks: "local", "spark", or what an engine calls itself."""
+    """The engine's name: "local", "spark", or its own name."""
     plan: str
-    """interval, row or aligned (`fencepost.lake.plan`); empty where there was nothing new."""
+    """interval, row or aligned (`fencepost.lake.plan`). Empty without new input."""
     plan_reason: str
-    """Why this one, and what it fell back from."""
+    """The reason for the plan, and any fallback."""
     judged: str
-    """"in the driver" or "in tasks"; empty where nothing was judged."""
+    """"in the driver" or "in tasks". Empty if nothing was judged."""
     files: int
-    """Files that were read. Deferred, quarantined and vanished ones are not counted."""
+    """Number of files read, without deferred, quarantined and vanished ones."""
     rows: int
-    """Rows in these files."""
+    """Number of rows in these files."""
     bytes: int
-    """Bytes of these files on disk, all columns included, compressed as they are."""
+    """Size of these files on disk, including all columns, compressed."""
     runs: int
-    """Lines of the exchange: what `rows` were gathered into, but for those without identity; under the aligned plan
-    what was left to exchange."""
+    """Lines of the exchange: the runs that contain `rows`, without rows without identity. Under the aligned plan: the
+    claims."""
     inputs: pa.Table
-    """The files that were read: path (relative to the source), bytes, mtime_ns, inode, rows."""
+    """The files read: path (relative to the source), bytes, mtime_ns, inode, rows."""
     source_position: dict[str, Any] | None
-    """Up to where a source was read that is no folder: of a Delta table its id and version. None for folders, and where
+    """The position in a source that is not a folder, such as id and version of a Delta table. None for folders, and if
     nothing was read."""
     deferred: tuple[str, ...]
-    """Files that could not be read yet, relative to the source; the next run looks again. Those that wait for one of
-    them are not among them."""
+    """Files that could not be read yet, relative to the source. The next run retries. Excludes files that wait for
+    them."""
     held_back: tuple[str, ...]
-    """Files that were not read because their rows come after those of a deferred one, under a policy that depends on
-    order."""
+    """Files that wait for an earlier deferred file, under a policy that depends on the order."""
     quarantined: tuple[tuple[str, str], ...]
-    """(path relative to the source, why) of files that this run set aside for good: only another file of that name is
-    looked at again."""
+    """(path relative to the source, reason) of files that this run quarantined. Only a replaced file is read again."""
     vanished: tuple[str, ...]
-    """Files that were listed and were gone, or another file, before they were read."""
+    """Files that were deleted or replaced between listing and reading."""
     left: int
-    """New files that the next run reads, because of `files_max`, `bytes_max` or `rows_max`."""
+    """Number of new files left for the next run by `files_max`, `bytes_max` or `rows_max`."""
     ignored: tuple[str, ...]
-    """The first 100 files that were not looked at because their names do not end in .parquet, relative to the source;
-    those that begin with _ or . are not among them."""
+    """The first 100 files that were skipped because their names do not end in .parquet, relative to the source. Names
+    that begin with _ or . are not listed."""
     counts: dict[str, int]
-    """Rows by name of verdict, those of which there are any; they add up to `rows`."""
+    """Number of rows by verdict, without zeros. The numbers add up to `rows`."""
     kept: int
-    """Rows that were ACCEPTED or UNTRACKED. They are written, but for a seed, which writes none."""
+    """Number of ACCEPTED and UNTRACKED rows. They are written, except by a seed."""
     rejected: dict[str, int]
-    """Rows that were written to `_rejects`, by name of verdict; empty with `rejects="none"`."""
+    """Number of rows written to `_rejects`, by verdict. Empty with `rejects="none"`."""
     missing_ranges: int
-    """Ranges of sequences that the run's rows jumped over and none of them filled."""
+    """Number of ranges of sequences that the run's rows skipped and did not fill."""
     missing_rows: int
-    """Rows that these ranges stand for."""
+    """Number of rows in these ranges."""
     missing: pa.Table
     """The first 1000 of these ranges: key columns, epoch, first_seq, last_seq, count (rows)."""
     missing_changes: dict[str, int]
-    """Lines of the changelog of missing ranges, by kind: OPEN, CLOSED, SPLIT, FINAL."""
+    """Number of lines in the changelog of missing ranges, by kind: OPEN, CLOSED, SPLIT, FINAL."""
     stale_epoch: int
-    """Rows below the highest epoch of their key: what zombies wrote."""
+    """Number of rows below the highest epoch of their key, written by zombies."""
     stale: pa.Table
-    """Whose rows they were, the first 1000: key columns, epoch, count (rows)."""
+    """These rows by key, the first 1000: key columns, epoch, count (rows)."""
     resets_looked_for: bool
-    """Whether timestamps are kept (`max_idle_ms`), without which counters that begin anew are not told from repeats."""
+    """Whether timestamps are kept (`max_idle_ms`). Without them, restarted counters look like repeats."""
     suspected_resets: pa.Table
-    """Keys that seem to have begun to number anew, the first 1000: key columns (the epoch where it is part of the key),
-    rows, duplicates, and retimed: how many of these cannot be copies, by `fencepost.resets`. Empty where they were not
-    looked for."""
+    """Keys that seem to restart their numbers, the first 1000: key columns (with epoch if it is part of the key), rows,
+    duplicates, and retimed: the repeats that cannot be copies (`fencepost.resets`). Empty if they were not searched
+    for."""
     reset_rows_min: int
-    """Retimed repeats from which a key is suspected."""
+    """Number of retimed repeats from which a key is suspected."""
     content_compared: int | None
-    """Repeats that were compared with the row they repeat; None where content is not compared. Others repeat rows that
-    an earlier run has kept without a checksum, or whose sequence came round within the run."""
+    """Number of repeats that were compared with the row they repeat. None if content is not compared. The other repeats
+    are of rows that an earlier run kept without a checksum, or whose sequence wrapped within the run."""
     checksums_kept: int | None
-    """Rows whose checksums the state has now, for later runs to compare with; None where it keeps none."""
+    """Number of checksums in the state for later runs. None if it keeps none."""
     conflicts: pa.Table
-    """Some of the CONFLICT rows: identity columns (texts), file, row, kept_file, kept_row, column (the first that
-    differs), found and kept (its values in the two rows, as texts). The last five are null where an earlier run has
-    kept the row: only its checksum is at hand."""
+    """Some of the CONFLICT rows: identity columns (text), file, row, kept_file, kept_row, column (the first that
+    differs), found and kept (its two values, as text). The last five are null if an earlier run kept the row: only its
+    checksum is known."""
     border: int
-    """Rows that only the border of the wrap could place on a lap."""
+    """Number of rows whose lap of a wrapped sequence is ambiguous: only the border of the wrap decided it."""
     entries: int
-    """What the state remembers now: keys, or keys and epochs."""
+    """Number of entries in the state: keys, or keys and epochs."""
     shards: int
-    """Shards whose state was read, because rows fell into them."""
+    """Number of shards whose state was read, because rows belong to them."""
     shards_all: int
-    """Shards that the state is cut into."""
+    """Number of shards of the state."""
     state_bytes_read: int
-    """Bytes of the state of these shards before, as far as they were read."""
+    """Bytes of the previous state of these shards that were read."""
     state_bytes_written: int
-    """Bytes of the snapshots, deltas and checksums that were added to the state."""
+    """Bytes of snapshots, deltas and checksums added to the state."""
     outputs: tuple[str, ...]
     """Files with kept rows, relative to the sink."""
     carried_files: int
-    """Outputs that are their inputs, whole: copied, or linked where the source is immutable."""
+    """Number of outputs that equal their inputs: copied, or linked if the source is immutable."""
     copied_groups: int
-    """Row groups of the other outputs that were copied as bytes, since they lost no row."""
+    """Number of row groups of other outputs that lost no row and were copied as bytes."""
     rewritten_groups: int
-    """Row groups of the other outputs that lost rows: decoded and encoded again."""
+    """Number of row groups of other outputs that lost rows and were rewritten."""
     seconds: dict[str, float]
-    """Seconds by step: recover, list, scan, judge, write and so on; waiting for tasks included."""
+    """Seconds by step: recover, list, scan, judge, write and so on, including waiting for tasks."""
     driver_seconds: float
-    """Seconds from the beginning that were not spent in waiting for tasks."""
+    """Seconds of the driver, excluding waiting for tasks."""
     task_seconds: float
-    """Seconds of all tasks together, whichever ran beside each other."""
+    """Seconds of all tasks together, including parallel ones."""
 
     def to_json(self) -> str:
-        """Everything, the tables as lists of objects."""
+        """Return the report as JSON, tables as lists of objects."""
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         tables = {name: value.to_pylist() for name, value in fields.items() if isinstance(value, pa.Table)}
         return json.dumps({**fields, **tables}, default=str)
 
     def to_html(self) -> str:
-        """A page with charts, as one file that loads nothing. Raises FencepostError without `fencepost[report]`."""
+        """Return the report as one HTML file with charts that loads nothing else.
+
+        Raises FencepostError if `fencepost[report]` is not installed.
+        """
         from fencepost.pages.run import run_page
 
         return run_page(self).to_html()
@@ -160,7 +161,7 @@ class RunReport:
         return run_page(self).frame() if is_installed() else None
 
     def to_pandas(self) -> Any:
-        """One row for the run, the figures in columns: for a DataFrame of many runs."""
+        """Return a DataFrame with one row and the figures as columns, to concatenate those of many runs."""
         import pandas as pd  # type: ignore[import-untyped]
 
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
@@ -181,7 +182,7 @@ class RunReport:
         return "\n".join([*lines, *(f"  {name:<16}{number:>{width}}  {note}".rstrip() for name, number, note in rows)])
 
     def _lines(self) -> list[tuple[str, str, str]]:
-        """(what, how many, what that means), for people."""
+        """Return (label, number, explanation) for people."""
         total = sum(self.seconds.values())
         steps = ", ".join(f"{step} {seconds:.2f}" for step, seconds in self.seconds.items() if seconds >= 0.005)
         return [
@@ -232,7 +233,7 @@ class RunReport:
         return f"entries; {self.shards} of {self.shards_all} shards judged, {moved}"
 
     def _set_aside(self) -> list[tuple[str, str, str]]:
-        """Files that were not read."""
+        """Return lines about files that were not read."""
         lines = [("quarantined", path, why) for path, why in self.quarantined[:10]]
         if self.deferred:
             lines.append(("deferred", f"{len(self.deferred):,}", "files that cannot be read yet"))
@@ -262,7 +263,7 @@ class RunReport:
 def make_report(
     run: Run, decision: Decision | None, found: Found | None, judged: list[Judged], written: list[Written]
 ) -> RunReport:
-    """The report of a run that has ended."""
+    """Return the report of a finished run."""
     job, state = run.job, decision or run.before
     rejected: Counter[str] = Counter()
     changes: Counter[str] = Counter()
@@ -334,7 +335,7 @@ def _inputs(decision: Decision | None) -> pa.Table:
 
 def _shown(tables: Iterable[pa.Table]) -> pa.Table:
     known = list(tables)
-    some = [table for table in known if len(table)]  # the types of keys are unknown where there are none
+    some = [table for table in known if len(table)]  # tables without keys do not know their types
     if not some:
         return known[0] if known else pa.table({})
     return pa.concat_tables(some, promote_options="permissive").slice(0, SHOWN_MAX)

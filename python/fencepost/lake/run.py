@@ -1,4 +1,4 @@
-"""One run of a job: an attempt at the version after the newest."""
+"""One run of a job: an attempt at the version after the newest one."""
 
 from __future__ import annotations
 
@@ -65,14 +65,14 @@ T = TypeVar("T")
 R = TypeVar("R")
 TIMESTAMP_MIN = -(2**63)
 TRIES = 3
-"""How often a run is planned anew because a file changed between its two passes."""
+"""Maximum number of times that a run is planned because a file changed between its two passes."""
 
 
 Prepared = tuple[Decision | None, Found, list[Judged], list[Written]]
 
 
 class Run:
-    """See the module."""
+    """A run of a job and the data of its current attempt."""
 
     def __init__(
         self,
@@ -93,26 +93,26 @@ class Run:
         self.waited = 0.0
         self.recovered: tuple[int, ...] = ()
         self.before: Decision | None = None
-        """The newest version that was applied."""
+        """The newest applied version."""
         self.base: Decision | None = None
-        """The version whose state is gone on from: the same, or none."""
+        """The version whose state the run continues: the same, or None for a rebuild."""
         self.version = 0
         self.collected = 1
         """See `Decision.collected`."""
         self.sink_version: dict[str, Any] | None = None
         self.checksums: Checksums | None = None
-        """What was kept before; None where none are kept."""
+        """The kept checksums before the run. None if none are kept."""
         self.shards = 0
         self.attempt = ""
         self.outputs: Scratch = FolderScratch("", job.disk)
-        """Where this attempt's tasks write for the sink."""
+        """Where this attempt's tasks write output for the sink."""
         self.scratch: Scratch = self.outputs
-        """Where they write for each other."""
+        """Where tasks write data for each other."""
         self.engine: Engine = job.engine
-        """Where they run, but for those that are given another one."""
+        """Where tasks run, unless they get another engine."""
         self.plan: dict[str, Any] = {}
         self.stage = ""
-        """The last step that was begun."""
+        """The last step that began."""
         self.news = News(files=Files(self.source.place))
         self.vanished: list[str] = []
         """Files that changed between their two passes."""
@@ -120,17 +120,17 @@ class Run:
         self.clock_ms: int | None = None
         self.key_types: dict[str, str] = {}
         self.schema: pa.Schema | None = None
-        """Of the sink's files, those of this run included; None where nothing can be merged into them."""
+        """The schema of the sink's files, including this run's. None if the sink does not track it."""
         self.eviction = Eviction(horizon_before=None, horizon_after=None)
 
     @property
     def has_moved(self) -> bool:
-        """Whether the position of the source has moved, perhaps without a new row."""
+        """Whether the position of the source has moved, possibly without new rows."""
         return self.news.position != (self.base.source_position if self.base else None)
 
     @property
     def known_schema(self) -> pa.Schema | None:
-        """Of the sink, or of the files that earlier runs wrote, where one has noted it."""
+        """The schema that the sink or an earlier run has recorded, if any."""
         if (columns := self.job.sink.columns()) is not None:
             return columns
         return from_text(self.before.schema) if self.before and self.before.schema else None
@@ -147,11 +147,11 @@ class Run:
 
     @property
     def may_link(self) -> bool:
-        """A link has the source's age too, and whoever cleans up in a table goes by ages."""
+        """Whether links are allowed. Tables allow none: they delete files by age, and a link has the source's age."""
         return self.job.source_immutable and not self.job.sink.has_schema
 
     def folders_of(self, path: str) -> str:
-        """The Hive-style folders of a file of the source, which its output goes to as well."""
+        """Return the Hive-style folders of a source file, which its output keeps."""
         return hive_folders(path) if self.source.has_folder_columns else ""
 
     def run(self) -> RunReport:
@@ -160,7 +160,7 @@ class Run:
         return self.go_on()
 
     def go_on(self) -> RunReport:
-        """The version after the one that `recover` has found; another run that decides it meanwhile is told there."""
+        """Run the version after the one that `recover` found, and detect if another run decides it first."""
         tries_left = TRIES
         while True:
             self.attempt = uuid4().hex
@@ -169,7 +169,7 @@ class Run:
                 if isinstance(self.outputs, FolderScratch) or not self.job.engine.in_process:
                     report = self.try_once()
                 else:
-                    # Tasks of this process need no store to hand something on.
+                    # Tasks of this process can exchange data through a local folder.
                     with TemporaryDirectory(prefix="fencepost-") as folder:
                         self.scratch = FolderScratch(folder, Disk(sync=False))
                         report = self.try_once()
@@ -181,7 +181,8 @@ class Run:
                     raise
                 self.vanished.append(str(error.path))
             except StateConflictError:
-                # In place, others may have been faster than what was decided: the version is given up.
+                # In place, other writers may have changed the table before the decision was applied. The version is
+                # then abandoned.
                 is_given_up = self.job.is_in_place and self.job.state.status(self.version) == ABANDONED
                 tries_left -= 1
                 if not (is_given_up and tries_left):
@@ -189,7 +190,7 @@ class Run:
                 self.recover()
 
     def recover(self) -> None:
-        """Check that state and sink are this job's, and finish the version that was decided and not done."""
+        """Check that state and sink belong to this job, and finish a decided version."""
         job = self.job
         job.state.check(job.settings())
         self.recovered += recover(job.state, job.sink, self.tasks)
@@ -203,7 +204,7 @@ class Run:
             raise SnapshotError(f"{job.state.uri}: {reason}", reason=reason)
 
     def try_once(self) -> RunReport | None:
-        """None where the state has more shards now, and the version after that is to be tried."""
+        """Make one attempt. Returns None if the state was split into more shards first, which used up the version."""
         job = self.job
         try:
             with self.step("list"):
@@ -218,7 +219,7 @@ class Run:
         except BaseException as error:
             self.discard()
             if isinstance(error, Exception) and self.is_beaten():
-                raise conflict(job.state, self.version) from error  # its files may have been collected while it worked
+                raise conflict(job.state, self.version) from error  # the winner may have removed this attempt's files
             raise
         if decision is None:
             self.discard()
@@ -232,9 +233,9 @@ class Run:
         return make_report(self, decision, found, judged, written)
 
     def split(self) -> bool:
-        """Cut the state into more shards where they are too large, as a version of its own; gives whether it was.
+        """Split the state into more shards if they are too large, as a version of its own. Returns whether it did.
 
-        Raises StateConflictError where another run has decided that version, or the one after it.
+        Raises StateConflictError if another run has decided that version or the next one.
         """
         job, base = self.job, self.base
         if base is None or job.shard_bytes_max is None:
@@ -246,18 +247,18 @@ class Run:
             version = job.state.reshard(count, sink=job.sink).version
             self.recover()
         if self.before is None or self.before.version != version:
-            raise conflict(job.state, version + 1)  # what this run was to read may have been read
+            raise conflict(job.state, version + 1)  # another run may have read this run's input
         return True
 
     def is_beaten(self) -> bool:
-        """Whether another run has decided this version; False where the state does not answer either."""
+        """Return whether another run has decided this version; False also if the state is not available."""
         try:
             return self.job.state.decided() >= self.version
         except (OSError, StoreError):
             return False
 
     def parts_of(self, files: Files) -> list[int]:
-        """Into how many parts each file is split."""
+        """Return the number of parts of each file."""
         return parts_of_files(files.bytes, self.job.engine.slots, self.job.task_bytes_max)
 
     def scan_items(self, files: Files, reading: Reading, *, splits: bool = True) -> list[ScanItem]:
@@ -290,7 +291,7 @@ class Run:
     # Prepare
 
     def prepare(self, files: Files) -> Prepared:
-        """Everything that the new version needs, written where nobody looks."""
+        """Write everything that the new version needs, without making it visible."""
         job = self.job
         self.outputs.make()
         self.left_out = LeftOut(job.settle_ms, job.on_bad_file, self.base, bad=dict(self.news.damaged))
@@ -303,7 +304,7 @@ class Run:
                 job.state.discard(self.version, self.attempt)
 
     def prepare_as_known(self, files: Files) -> Prepared:
-        """Raises ReplanError where files have to be left out that were not."""
+        """Raises ReplanError if more files must be left out."""
         job = self.job
         bytes_max = job.engine.driver_bytes_max
         self.engine = self.engine_for(bytes_max > 0 and sum(files.bytes) <= bytes_max)
@@ -327,7 +328,7 @@ class Run:
         return make_decision(self, found, judged, written, counts), found, judged, written
 
     def problem_of_aligned(self, reading: Reading, files: Files) -> str:
-        """Why tasks cannot judge and write at once; "" if they can."""
+        """Return why tasks cannot scan, judge and write at once; "" if they can."""
         if self.is_seed:
             return "a seed writes nothing"
         if self.job.is_in_place:
@@ -341,7 +342,7 @@ class Run:
         return can_align(self.job.policy, reading.timestamp, reading.order_by)
 
     def prepare_aligned(self, items: list[ScanItem], files: Files) -> Prepared | None:
-        """None where files do not hold whole keys after all."""
+        """Run the aligned plan. Returns None if a key turns out to be in several groups."""
         job = self.job
         aligned = self.tasks("align", partial(align, self.places), [self.align_item(item) for item in items])
         problems = [it.problem for it in aligned if it.problem]
@@ -395,7 +396,7 @@ class Run:
         )
 
     def found(self, files: Files, tasks: list[Scanned]) -> Found:
-        """What the tasks found, taken together."""
+        """Merge the results of scan tasks."""
         scanned, spans = joined(tasks)
         is_read = np.array([it for group in scanned for it in group.is_read], bool)
         as_read = Files(files.root)
@@ -418,7 +419,8 @@ class Run:
             self.plan |= {"split_files": len(spans)}
         misfit = next((group.misfit for group in scanned if group.misfit is not None), None)
         if misfit is not None and not is_read.any() and not (self.base and self.base.key_types):
-            raise misfit  # no file has ever been read so: the job's columns are wrong rather than every file
+            # no file was ever read successfully, so the job's columns are probably wrong, not all of the files
+            raise misfit
         known = self.base.key_types if self.base else {}
         columns, order_by = self.job.policy.columns, self.job.order_by or ()
         self.key_types, misfits = check_types(
@@ -449,7 +451,7 @@ class Run:
         return found
 
     def sums(self, items: list[ScanItem], found: Found) -> list[Summed]:
-        """The checksums of all rows, where they are kept."""
+        """Write the checksums of all rows, if they are kept."""
         if self.checksums is None:
             return []
         is_read = found.is_read.tolist()
@@ -472,7 +474,7 @@ class Run:
 
     @contextmanager
     def bad_content(self) -> Iterator[None]:
-        """Leave out files whose content cannot be read. Raises ReplanError."""
+        """Leave out files whose content is unreadable. Raises ReplanError."""
         try:
             yield
         except ChangedError:
@@ -482,7 +484,7 @@ class Run:
             raise
 
     def compare(self, found: Found, judged: list[Judged], summed: list[Summed]) -> None:
-        """Tell conflicts from repeats, where that is asked for, and keep checksums."""
+        """Find conflicts among repeats, if requested, and keep checksums."""
         job = self.job
         paired = [it for it in judged if it.pairs is not None or it.accepted is not None or it.alone is not None]
         items = [
@@ -530,7 +532,7 @@ class Run:
         )
 
     def next_eviction(self, found: Found) -> Eviction:
-        """By which horizons this run's tables forget: the clock moves on by the data's timestamps, within bounds."""
+        """Return the horizons of this run's tables: the clock follows the data's timestamps, within bounds."""
         job, before = self.job, self.base
         horizon = before.horizon_ms if before else None
         if job.max_idle_ms is None or job.clock_gap_max_ms is None:
@@ -595,18 +597,18 @@ class Run:
         )
 
     def check_copied(self, written: list[Written]) -> None:
-        """Leave out the files whose identity could be read and whose payload cannot. Raises ReplanError."""
+        """Leave out files whose identity is readable and whose payload is not. Raises ReplanError."""
         self.left_out.add_bad({path: reason for group in written for path, reason in group.damaged.items()})
 
     def discard(self) -> None:
-        """Remove what this attempt prepared: nothing refers to it."""
+        """Remove what this attempt has prepared."""
         self.job.state.discard(self.version, self.attempt)
         self.outputs.remove()
 
-    # Around the steps
+    # Helpers for the steps
 
     def engine_for(self, is_small: bool) -> Engine:
-        """Threads of the driver for what costs less than to start tasks elsewhere."""
+        """Return driver threads for work that costs less than starting tasks elsewhere."""
         return LocalEngine() if is_small and not self.job.engine.in_process else self.job.engine
 
     def tasks(
@@ -626,11 +628,11 @@ class Run:
         return [result for _, result in done]
 
     def ask(self, work: Callable[[Any], list[Any]], items: Sequence[Any]) -> list[Any]:
-        """See `asking.Ask`: by tasks, unless there is one item."""
+        """Implement `asking.Ask` with tasks, except for a single item."""
         return here(work, items) if len(items) < 2 else [it for some in self.tasks("look", work, items) for it in some]
 
     def ask_early(self, work: Callable[[Any], list[Any]], items: Sequence[Any]) -> list[Any]:
-        """The same while nothing is prepared yet."""
+        """As `ask`, before anything is prepared."""
         if len(items) < 2:
             return here(work, items)
         self.outputs.make()
@@ -649,7 +651,7 @@ class Run:
 
     @contextmanager
     def timed(self, step: str) -> Iterator[None]:
-        """What a step does within another one is its own."""
+        """Measure a step. The time of a nested step is not counted twice."""
         self.stage = step
         start, before = time.perf_counter(), sum(self.seconds.values())
         yield
@@ -658,5 +660,5 @@ class Run:
 
     @property
     def driver_seconds(self) -> float:
-        """Not spent in waiting for tasks."""
+        """The driver's seconds, without waiting for tasks."""
         return time.perf_counter() - self.began - self.waited

@@ -1,4 +1,4 @@
-"""Tables of runs, the lines of the exchange: cut where tasks share them, and put together again."""
+"""Tables of runs (the lines of the exchange): splits them for tasks, and merges them again."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ from fencepost.policy import Policy
 from fencepost.state.changelog import told_apart
 
 BLOCK_BITS = 12
-"""Blocks of 4096 sequence numbers are dealt to tasks: a hot key has thousands of them, so each task gets as many."""
+"""Blocks of 4096 sequence numbers are assigned to tasks. A hot key has thousands of blocks, so tasks get similar
+numbers."""
 JOINED_BITS = 31
-"""Runs are not joined across multiples of 2^31, or a length might not fit its 32 bits."""
+"""Runs are not merged across multiples of 2^31: a length might exceed its 32 bits."""
 
 Numbers = npt.NDArray[np.int64]
 
 
 def cut_at_blocks(runs: pa.Table, seq: str) -> tuple[pa.Table, Numbers, Numbers]:
-    """Runs cut where a block of sequence numbers begins; gives the run of each piece, and its block, too.
+    """Cut runs at block boundaries. Returns the pieces, the run of each piece, and its block.
 
-    `seq`: the column of sequence numbers. The pieces of a run follow each other.
+    `seq`: the column of sequence numbers. The pieces of a run are consecutive.
     """
     first = runs[seq].to_numpy().astype(np.int64)
     last = first + (runs[LENGTH].to_numpy().astype(np.int64) - 1)
@@ -38,26 +39,26 @@ def cut_at_blocks(runs: pa.Table, seq: str) -> tuple[pa.Table, Numbers, Numbers]
 
 
 def accepted_runs(runs: pa.Table, codes: npt.NDArray[np.uint8], policy: Policy) -> pa.Table:
-    """The accepted rows as runs, put together as by `joined`. `codes`: a verdict for each row of the runs.
+    """Return the accepted rows as merged runs (see `joined`). `codes`: a verdict per row of the runs.
 
-    FILE and ROW name the first row of each; the others may lie elsewhere.
+    FILE and ROW locate the first row of each run; its other rows may be elsewhere.
     """
     some = Stretches.of(runs, codes, [Verdict.ACCEPTED])
     return _join(runs, some.runs, some.offsets, some.counts, policy)
 
 
 def joined(runs: pa.Table, policy: Policy) -> pa.Table:
-    """Runs in the order of keys, epochs and sequence numbers; those that follow each other are one.
+    """Sort runs by key, epoch and sequence number, and merge consecutive ones.
 
-    For rows that were accepted under a policy that admits any order, where no sequence passed the wrap: no two have one
-    position then, and their order does not matter. Keys are in no order of their own.
+    Only for accepted rows under a policy that accepts any order, if no sequence wrapped: then positions are unique and
+    their order does not matter. The order of keys is arbitrary.
     """
     counts = runs[LENGTH].to_numpy().astype(np.int64)
     return _join(runs, np.arange(len(runs)), np.zeros(len(runs), np.int64), counts, policy)
 
 
 def _join(runs: pa.Table, of_run: Numbers, offsets: Numbers, counts: Numbers, policy: Policy) -> pa.Table:
-    """`counts` rows of each of these runs from the one at `offsets` on, put together."""
+    """Merge `counts` rows of each of these runs, beginning at `offsets`."""
     columns = policy.columns
     names = [*columns.parts("pid"), *columns.parts("partition"), *([columns.epoch] if columns.epoch else [])]
     runs = runs.select([*names, columns.seq, LENGTH, FILE, ROW])
@@ -79,14 +80,14 @@ def _is_sorted(entries: Numbers, seqs: Numbers) -> bool:
 
 
 def _parts_of_runs(runs: pa.Table, seq: str, of_run: Numbers, offsets: Numbers, counts: Numbers) -> pa.Table:
-    """For each of `of_run`, places of runs, `counts` of its rows from the one at `offsets` on."""
+    """Cut `counts` rows from each run in `of_run` (indexes), beginning at `offsets`."""
     parts = runs.take(pa.array(of_run))
     begin = parts[seq].to_numpy().astype(np.int64) + offsets
     return _with(parts, {seq: begin, LENGTH: counts, ROW: parts[ROW].to_numpy() + offsets.astype(np.uint64)})
 
 
 def _with(runs: pa.Table, columns: dict[str, npt.NDArray[np.generic]]) -> pa.Table:
-    """With other values in some columns, of the types that these have."""
+    """Replace the values of some columns, with the same types."""
     for name, values in columns.items():
         place = runs.schema.get_field_index(name)
         field = runs.schema.field(place)
