@@ -1,10 +1,10 @@
-"""Stage 1, a task per group of files: their runs, by shard, into Arrow IPC files.
+"""Stage 1, a task per group of files: writes their runs, split by shard, to Arrow IPC files.
 
-A run is consecutive rows of one file with one key and epoch whose sequences follow each other, and with one value in
-every column that orders them or tells their time. A line of the exchange stands for one run: the identity of its first
-row, how many rows it has, and where they are. There is a record batch per shard, in their order: as many files as
-tasks instead of files × shards, and the task of some shards reads one range of each file. Rows without identity are
-kept and go nowhere.
+A run is a sequence of consecutive rows of one file with the same key and epoch, consecutive sequence numbers, and equal
+values in the columns for order and time. One line of the exchange stands for one run: the identity of its first row,
+its number of rows, and its location. There is one record batch per shard, in order of shards. So there are as many
+files as tasks, not files × shards, and a task reads one range of each file for its shards. Rows without identity are
+kept and are not exchanged.
 """
 
 from __future__ import annotations
@@ -31,21 +31,22 @@ from fencepost.state.vectors import Bitmap, ranges_of
 Rows = npt.NDArray[np.uint64]
 
 LENGTH, FILE, ROW = "_length", "_file", "_row"
-"""Columns of the exchange: rows of the run (uint32), ordinal of the file (uint32), the run's first row (uint64)."""
+"""Columns of the exchange: number of rows of the run (uint32), ordinal of the file (uint32), first row of the run
+(uint64)."""
 
 RUNS_TOGETHER, RUNS_TOGETHER_MAX, RUNS_OF_A_SHARD = 1 << 17, 1 << 24, 1 << 8
-"""Runs that are held before they are written, or more, up to a bound, where they are dealt to so many shards that each
-would get fewer than `RUNS_OF_A_SHARD`: what bounds a task's memory."""
+"""Number of runs to hold before writing them. It grows, up to a maximum, so that each of many shards gets
+`RUNS_OF_A_SHARD`. Bounds a task's memory."""
 
 WHOLE = (0, 1)
-"""The part that is a whole file: the first one of one."""
+"""The part that is a whole file: number 0 of 1."""
 
 TRIES = 3
-"""How often a file is read again that changes while it is read."""
+"""Number of attempts to read a file that changes during reading."""
 
 
 def check_names(names: Sequence[str]) -> None:
-    """Refuse columns that are named as those of the exchange. Raises BatchError."""
+    """Raise BatchError for columns with the names of the exchange."""
     for name in names:
         if name in (LENGTH, FILE, ROW):
             text = f"column '{name}': tasks tell each other of rows under this name; give the column another"
@@ -54,21 +55,21 @@ def check_names(names: Sequence[str]) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """How the identity columns of a job's files are read: the same for all of them."""
+    """How to read the identity columns of a job's files."""
 
     policy: Policy
     shards: int
     timestamp: bool
-    """Whether timestamps are read."""
+    """Whether to read timestamps."""
     order_by: tuple[str, ...]
     by_row: bool
     """Whether every row is a run of its own."""
     reset_rows_min: int
     """See `DedupJob`."""
     compares: bool
-    """Whether the content of repeats is compared."""
+    """Whether to compare the content of repeats."""
     keeps_checksums: bool
-    """Whether it is compared with rows of earlier runs, too."""
+    """Whether to compare it with rows of earlier runs, too."""
 
     @property
     def runs_together(self) -> int:
@@ -112,29 +113,29 @@ class Reading:
 class ScanItem:
     files: Files
     first: int
-    """The ordinal of the first of them."""
+    """The ordinal of the first file."""
     constants: list[Constants]
     left_out: dict[str, str]
-    """Files that are not to be read, by full path, and why."""
+    """Files to leave out: full path to reason."""
     sets_aside: bool
-    """Whether a file of wrong columns, types or values is left out, rather than an error."""
+    """Whether to leave out files with wrong columns, types or values. Otherwise they raise an error."""
     reading: Reading
     part: tuple[int, int] = WHOLE
-    """Of a single file: the number of the part that is read, and how many there are (`parts.py`)."""
+    """Of a single file: number of the part to read, and number of parts (`parts.py`)."""
 
 
 @dataclass(frozen=True)
 class Exchange:
-    """A file of record batches of runs, each as an Arrow IPC message; their schema is told here alone."""
+    """A file of record batches of runs, each as an Arrow IPC message. The file does not contain their schema."""
 
     name: str
     schema: pa.Schema
     shards: npt.NDArray[np.uint32]
-    """The shard of each of its record batches, and how many runs and rows it has."""
+    """The shard of each record batch, and its numbers of runs and rows."""
     runs: npt.NDArray[np.int64]
     rows: npt.NDArray[np.int64]
     offsets: npt.NDArray[np.int64]
-    """Where each of them begins in the file, and where the last one ends."""
+    """The start of each batch in the file, and the end of the last one."""
 
 
 Status = Literal["read", "vanished", "left out"]
@@ -142,36 +143,36 @@ Status = Literal["read", "vanished", "left out"]
 
 @dataclass
 class Scanned:
-    """What a task found, file by file."""
+    """The results of a task, by file."""
 
     first: int
     status: list[Status] = field(default_factory=list)
     reason: list[str] = field(default_factory=list)
     """Why a file was left out."""
     misfit: BatchError | None = None
-    """Of the first file of wrong columns, types or values that was left out for that."""
+    """The error of the first file that was left out because of wrong columns, types or values."""
     files: Files = field(default_factory=lambda: Files(""))
-    """As they were when they were read."""
+    """As they were when read."""
     rows: list[int] = field(default_factory=list)
     untracked: list[int] = field(default_factory=list)
     footer_crc: list[int] = field(default_factory=list)
     schema_crc: list[int] = field(default_factory=list)
-    """Of the columns as each footer declares them; 0 where the file was not read."""
+    """Checksum of the columns that each footer declares. 0 if the file was not read."""
     schema: list[int] = field(default_factory=list)
-    """Which of `schemas` each file has; -1 where it was not read."""
+    """Index into `schemas` per file. -1 if it was not read."""
     schemas: list[pa.Schema] = field(default_factory=list)
-    """The distinct ones."""
+    """The distinct schemas."""
     newest_ms: int | None = None
     exchanges: list[Exchange] = field(default_factory=list)
     span: tuple[int, int] = (0, 0)
-    """Where a part of a file was read: its first row, and the one behind its last."""
+    """The rows of the part that was read: first, and the one after the last."""
 
     @property
     def is_read(self) -> list[bool]:
         return [status == "read" for status in self.status]
 
     def add(self, path: str, facts: Facts | None, vector: Bitmap | None, read: _Read | None, reason: str) -> None:
-        """A file that was read, or could not be, or has vanished."""
+        """Add a file that was read, is unreadable, or was deleted."""
         self.status.append("vanished" if facts is None else "read" if read else "left out")
         self.reason.append(reason)
         self.files.append(path, facts, vector)
@@ -192,10 +193,9 @@ class Scanned:
 
 
 def scan(storage: Storage, scratch: Scratch, item: ScanItem) -> Scanned:
-    """Read the identity columns of some files and deal their runs to shards.
+    """Read the identity columns of some files and split their runs by shard.
 
-    Memory: `Reading.runs_together` runs. Raises BatchError (column, row, file), StoreError where storage does not give
-    a file.
+    Memory: `Reading.runs_together` runs. Raises BatchError (column, row, file), StoreError if storage fails.
     """
     found = Scanned(item.first, files=Files(item.files.root))
     with _Writer(scratch, item.reading.runs_together) as writer:
@@ -223,7 +223,7 @@ def _scan_file(storage: Storage, item: ScanItem, place: int, found: Scanned, wri
 def _read_file(
     storage: Storage, item: ScanItem, place: int, found: Scanned, writer: _Writer
 ) -> tuple[Facts, _Read | None, str]:
-    """(the file as it was, what was read of it, ""); or None, and why."""
+    """Read a file. Returns (the file as it was, what was read, ""), or None and the reason."""
     path = item.files.full_path(place)
     for _ in range(TRIES):
         facts = storage.look(path)
@@ -246,7 +246,7 @@ def _read_file(
 
 
 class _Read:
-    """A file that is being read."""
+    """A file being read."""
 
     def __init__(self, storage: Storage, item: ScanItem, place: int, facts: Facts) -> None:
         self.path = item.files.full_path(place)
@@ -259,12 +259,12 @@ class _Read:
 
     @property
     def rows(self) -> int:
-        """Rows that are there."""
+        """Number of rows, without deleted ones."""
         return self.scan.rows - self._gone_rows
 
     @property
     def untracked(self) -> int:
-        """Rows that are there without identity, once all was read."""
+        """Number of rows without identity, without deleted ones. Known after reading."""
         return self.scan.untracked - (self._gone_rows - self.gone_of_runs)
 
     @property
@@ -275,7 +275,7 @@ class _Read:
         return int((np.clip(firsts + counts, *self.span) - np.clip(firsts, *self.span)).sum())
 
     def all_but_last(self, writer: _Writer) -> list[tuple[int, pa.RecordBatch]]:
-        """Read it; gives its last runs, which nobody has written yet."""
+        """Read the file and write all runs except the last ones, which it returns."""
         last = self.next() or []
         while (more := self.next()) is not None:
             writer.add_alone(last)
@@ -283,7 +283,7 @@ class _Read:
         return last
 
     def next(self) -> list[tuple[int, pa.RecordBatch]] | None:
-        """The next runs by shard; None at the end. Raises BatchError for a null where an order needs a value."""
+        """Return the next runs by shard, None at the end. Raises BatchError for a null in an `order_by` column."""
         dealt = self.scan.next(self.reading.runs_together)
         if dealt is None:
             return None
@@ -301,18 +301,18 @@ class _Read:
 
 
 def without(batch: pa.RecordBatch, firsts: Rows, counts: Rows, seq: str) -> tuple[pa.RecordBatch, int]:
-    """Runs of one file, in the order of its rows, without the rows that are gone; and how many of theirs those were.
+    """Remove deleted rows from the runs of one file. Returns the runs and the number of removed rows.
 
-    `firsts`, `counts`: the ranges that are gone, ascending. A run may be left in several parts.
+    `firsts`, `counts`: the deleted ranges, ascending. A run may be split into several parts.
     """
     starts = batch.column(ROW).to_numpy()
     lengths = batch.column(LENGTH).to_numpy().astype(np.uint64)
-    low = np.searchsorted(firsts + counts, starts, side="right")  # the first range that ends behind the run's start
-    high = np.searchsorted(firsts, starts + lengths, side="left")  # the first that begins behind its end
+    low = np.searchsorted(firsts + counts, starts, side="right")  # the first range that ends after the run's start
+    high = np.searchsorted(firsts, starts + lengths, side="left")  # the first range that begins after the run's end
     cuts = np.maximum(high - low, 0)
     if not cuts.any():
         return batch, 0
-    # Each run leaves one part more than there are ranges in it, some of them of no rows.
+    # A run with n ranges in it leaves n + 1 parts, some of them empty.
     of_part = np.repeat(np.arange(len(starts)), cuts + 1)
     number = np.arange(len(of_part)) - np.repeat(np.cumsum(cuts + 1) - (cuts + 1), cuts + 1)
     before, behind = low[of_part] + number - 1, low[of_part] + number
@@ -345,9 +345,9 @@ def _check_order(batches: list[tuple[int, pa.RecordBatch]], path: str, reading: 
 
 
 class _Writer:
-    """Gathers the runs of files and writes them shard by shard, about `runs_together` at a time.
+    """Collects the runs of files and writes them by shard, about `runs_together` at a time.
 
-    Runs of a file that is not read to its end yet lie in exchange files of their own, so that they can be forgotten.
+    Runs of a file that is not completely read are in separate exchange files, so that they can be dropped.
     """
 
     def __init__(self, scratch: Scratch, runs_together: int) -> None:
@@ -365,7 +365,7 @@ class _Writer:
             self.flush()
 
     def add_alone(self, dealt: list[tuple[int, pa.RecordBatch]]) -> None:
-        """Runs of the file at hand, with more to come."""
+        """Write runs of the current file, which has more."""
         if self.alone_from is None:
             self.flush()
             self.alone_from = len(self.exchanges)
@@ -373,19 +373,19 @@ class _Writer:
         self.flush()
 
     def keep(self, dealt: list[tuple[int, pa.RecordBatch]]) -> None:
-        """The last runs of the file at hand, and with them all of it."""
+        """Add the last runs of the current file, and keep all of its runs."""
         self.alone_from = None
         self.hold(dealt)
 
     def forget(self) -> None:
-        """Nothing of the file at hand counts."""
+        """Drop all runs of the current file."""
         if self.alone_from is not None:
             del self.exchanges[self.alone_from :]
             self.alone_from = None
 
     def hold(self, batches: list[tuple[int, pa.RecordBatch]]) -> None:
         runs = sum(len(batch) for _, batch in batches)
-        # Files of other types of columns begin another exchange file.
+        # Files with other column types start a new exchange file.
         is_other = bool(self.held and batches) and self.held[0][1].schema != batches[0][1].schema
         if is_other or self.runs + runs > self.runs_together:
             self.flush()
@@ -404,13 +404,13 @@ class _Writer:
 
 
 def by_number(numbers: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
-    """Places of numbers from 0 on in ascending order; those of equal ones stay in theirs."""
-    is_short = numbers.max(initial=0) < 1 << 16  # and of 16 bits this is a radix sort
+    """Return indexes that sort small numbers stably."""
+    is_short = numbers.max(initial=0) < 1 << 16  # 16-bit integers are sorted by radix sort
     return np.argsort(numbers.astype(np.uint16) if is_short else numbers, kind="stable")
 
 
 def deal_runs(scratch: Scratch, runs: pa.Table, shards: npt.NDArray[Any]) -> Exchange:
-    """An exchange file of runs, of one at least, dealt to `shards`; those of each keep their order."""
+    """Write an exchange file of at least one run, split by `shards`. Runs of a shard keep their order."""
     order = by_number(shards)
     numbers, firsts = np.unique(shards[order], return_index=True)
     in_order = runs.take(pa.array(order)).combine_chunks()
@@ -422,7 +422,7 @@ def deal_runs(scratch: Scratch, runs: pa.Table, shards: npt.NDArray[Any]) -> Exc
 
 
 def write_exchange(scratch: Scratch, batches: dict[int, pa.RecordBatch]) -> Exchange:
-    """An exchange file of these runs by shard, in ascending order."""
+    """Write an exchange file of runs by shard, which must ascend."""
     name = f"{uuid4().hex}.runs"
     schema = next(iter(batches.values())).schema
     offsets = [0]
@@ -443,12 +443,12 @@ def write_exchange(scratch: Scratch, batches: dict[int, pa.RecordBatch]) -> Exch
 
 
 def read_batch(data: pa.Buffer, schema: pa.Schema) -> pa.RecordBatch:
-    """A record batch of an exchange file; it lies where the bytes lie."""
+    """Read a record batch of an exchange file without copying."""
     return pa.ipc.read_record_batch(data, schema)
 
 
 def files_in(scratch: Scratch, exchange: Exchange) -> list[int]:
-    """The ordinals of the files whose runs are in it."""
+    """Return the ordinals of the files whose runs are in the exchange file."""
     ends = exchange.offsets.tolist()
     ranges = [(exchange.name, begin, end) for begin, end in pairwise(ends)]
     batches = [read_batch(data, exchange.schema) for data in scratch.read_ranges(ranges)]

@@ -1,8 +1,8 @@
-"""The columns of a sink's files: the same in all of them, or such that one schema reads them all.
+"""The columns of a sink's files: equal in all of them, or readable with one schema.
 
-Data types are those of the Parquet files; whether a column may be null is not compared, nor is the order of columns.
-Types are widened where a wider one holds every value, as Delta and Iceberg do it: integers, floats, decimals of one
-scale; and a column of nulls alone to any type.
+Compares the data types of the Parquet files, but not nullability and not the order of columns. Types are widened if a
+wider type holds every value, as in Delta and Iceberg: integers, floats, decimals of the same scale, and a column of
+nulls to any type.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ def check_schemas(
     *,
     sets_aside: bool,
 ) -> tuple[pa.Schema | None, dict[str, str]]:
-    """(schema of the sink from now on, full path to reason of the files that do not fit).
+    """Return (the sink's schema from now on, full path to reason of the files that do not match).
 
-    `known`: that schema so far, None before the first file. `columns_of`: see `Sink`. Raises BatchError (column) for
-    the first file that does not fit, unless such files are set aside; also then where no file came before, so that
-    nobody can tell which of two schemas is the right one.
+    `known`: the schema so far, None before the first file. `columns_of`: see `Sink`. Raises BatchError (column) for the
+    first file that does not match, unless such files are quarantined. Raises it in any case if there is no schema yet,
+    because either of two schemas may be the right one.
     """
     schema, where, misfits = known, "the sink has", dict[str, str]()
     for read, paths_of in _distinct(scanned):
@@ -58,9 +58,9 @@ def check_schemas(
 
 
 def merged(first: pa.Schema, second: pa.Schema) -> pa.Schema:
-    """A schema with the columns of both, those of `first` before others; the wider of two types.
+    """Merge two schemas: the columns of `first` before the others, with the wider type of each.
 
-    Raises BatchError (column) where no type holds the values of both.
+    Raises BatchError (column) if no type holds the values of both.
     """
     fields = {field.name: field.type for field in first}
     for field in second:
@@ -73,17 +73,17 @@ def merged(first: pa.Schema, second: pa.Schema) -> pa.Schema:
 
 
 def to_text(schema: pa.Schema) -> str:
-    """A schema as text for a decision: Arrow's IPC message, base64."""
+    """Encode a schema for a decision: Arrow's IPC message in base64."""
     return base64.b64encode(schema.serialize()).decode()
 
 
 def from_text(text: str) -> pa.Schema:
-    """What `to_text` has written."""
+    """Decode the result of `to_text`."""
     return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text)))
 
 
 def _distinct(scanned: Iterable[Scanned]) -> Iterator[tuple[pa.Schema, Callable[[], list[str]]]]:
-    """Each schema of a task's files, and what gives the full paths of the files that have it: few are asked for."""
+    """Yield each distinct schema of a task's files, with a function that returns the full paths of its files."""
     for group in scanned:
         for number, schema in enumerate(group.schemas):
             yield schema, partial(_paths, group, number)
@@ -94,7 +94,7 @@ def _paths(group: Scanned, schema: int) -> list[str]:
 
 
 def _problem(known: pa.Schema | None, found: pa.Schema, rule: SchemaRule, where: str) -> tuple[str, str] | None:
-    """(column, why a file of these columns cannot stand beside the others), or None."""
+    """Return (column, why a file with these columns does not match the others), or None."""
     twice = next((name for name, count in Counter(found.names).items() if count > 1), None)
     if twice is not None:
         return twice, "stands in the file more than once"
@@ -116,7 +116,7 @@ def _problem(known: pa.Schema | None, found: pa.Schema, rule: SchemaRule, where:
 
 
 def _wider(first: pa.DataType, second: pa.DataType) -> pa.DataType | None:
-    """The type that holds the values of both, or None."""
+    """Return the type that holds the values of both, or None."""
     if first == second or pa.types.is_null(second):
         return first
     if pa.types.is_null(first):

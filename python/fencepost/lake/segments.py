@@ -1,9 +1,8 @@
-"""Partitions of Kafka's, segment by segment, for readers that share them out among tasks.
+"""Splits Kafka partitions into segments for tasks.
 
-What may be seen of a segment is told by the whole partition: a transaction may end segments later. So headers are read
-where tasks are planned (`look`), and a task gets its segment together with what they tell: where the log ends, and
-which transactions were aborted (`Part`). The task reads the headers of its segment, and whole only batches of which
-there may be rows to give.
+The visible part of a segment depends on the whole partition: a transaction may end several segments later. So the
+planner reads headers (`look`), and passes each task a segment with the log's end and the aborted transactions (`Part`).
+The task reads the headers of its segment, and completely only batches that may contain matching rows.
 """
 
 from __future__ import annotations
@@ -30,8 +29,8 @@ from fencepost.policy import BatchColumns
 
 Isolation = Literal["read_uncommitted", "read_committed"]
 Condition: TypeAlias = tuple[str, str, Any]
-"""What rows must be: column, one of `=`, `<`, `<=`, `>`, `>=`, `in`, `null`, `known`, and what it is compared with: an
-integer, a topic's name, several for `in`, None for the last two. As in SQL, null is none of the first six."""
+"""A condition on rows: column, one of `=`, `<`, `<=`, `>`, `>=`, `in`, `null`, `known`, and the value: an integer, a
+topic's name, a tuple for `in`, None for the last two. As in SQL, null matches none of the first six."""
 
 OWN_TOPICS = {
     "__consumer_offsets",
@@ -40,32 +39,32 @@ OWN_TOPICS = {
     "__share_group_state",
     "__remote_log_metadata",
 }
-"""Of Kafka itself: their records are no events, and not read unless their folder is named."""
+"""Kafka's internal topics. Their records are not events and are read only if their folder is named."""
 
 _COLUMNS = BatchColumns.kafka_log().replace(partition=None)
 _INT64 = (-(2**63), 2**63 - 1)
 _LOCAL_BYTES, _REMOTE_BYTES = 1 << 18, 4 << 20
-"""What is read of a file, or asked of a store, at a time."""
+"""Number of bytes to read from a file, or request from a store, at a time."""
 
 Offsets: TypeAlias = npt.NDArray[np.int64]
 
 
 def records_schema() -> pa.Schema:
-    """The columns of `Part.records`."""
+    """Return the columns of `Part.records`."""
     return pa.table(_native.kafka_records([])).schema
 
 
 def batches_schema() -> pa.Schema:
-    """The columns of `Part.batches`."""
+    """Return the columns of `Part.batches`."""
     return pa.table(_native.kafka_batches([])).schema
 
 
 def open_partitions(source: str | os.PathLike[str], options: Options = None) -> list[Log]:
-    """The partition at a path or URI, the single segment, or all partitions in the folder, by topic and number.
+    """Return the partition at a path or URI, the single segment, or all partitions in the folder, by topic and number.
 
-    Of a folder of partitions, those are left out that a broker removes, moves or has lost the topic of (`-delete`,
-    `-future`, `-stray`: their rows are another folder's too, or nobody's), those without segments, and `OWN_TOPICS`.
-    Raises SourceError.
+    Skips partitions that a broker is deleting or moving or whose topic is gone (`-delete`, `-future`, `-stray`),
+    because their rows are elsewhere or obsolete. Skips partitions without segments, and `OWN_TOPICS`. Raises
+    SourceError.
     """
     folders = find_partitions(source, options)
     if folders == [os.fspath(source)]:
@@ -83,22 +82,22 @@ def _name_of(log: Log) -> str:
 
 @dataclass(frozen=True)
 class Part:
-    """A segment, and what is seen of it. It can be passed to other processes."""
+    """The visible part of a segment. Can be passed to other processes."""
 
     topic: str | None
     partition: int | None
     segment: Segment
     end: int
-    """Nothing is seen from this offset on."""
+    """The end of the visible offsets."""
     is_whole: bool
-    """Whether the segment ends before that, and so grows no more."""
+    """Whether the segment ends before that, so that it does not grow any more."""
     aborted: tuple[tuple[int, int, int], ...] = ()
-    """Transactions that are not seen: pid, first offset, offset of the marker."""
+    """Transactions that are not visible: pid, first offset, offset of the marker."""
 
     def records(
         self, conditions: Sequence[Condition] = (), batch_bytes_max: int = BATCH_BYTES_MAX
     ) -> Iterator[pa.RecordBatch]:
-        """The rows that `fencepost.kafka.read_records` has, those for which all conditions hold. Raises SourceError."""
+        """Yield the rows of `fencepost.kafka.read_records` that meet all conditions. Raises SourceError."""
         segment, excerpt = self.segment.parts, None
         if conditions or self.aborted or not self.is_whole:
             excerpt = _Excerpt(self.segment, *self._wanted(conditions))
@@ -114,15 +113,15 @@ class Part:
             raise excerpt.in_segment(error) from None
 
     def detached(self) -> Part:
-        """The part without its store, and so without credentials."""
+        """Return the part without its store, and so without credentials."""
         return dataclasses.replace(self, segment=dataclasses.replace(self.segment, object=None))
 
     def attached(self, options: Options) -> Part:
-        """The part with the store that its segment is in. `options`: of that store, where it is a remote one."""
+        """Return the part with its segment's store. `options`: of the store, if it is remote."""
         return dataclasses.replace(self, segment=self.segment.attached(options))
 
     def batches(self, conditions: Sequence[Condition] = ()) -> Iterator[pa.RecordBatch]:
-        """The rows that `fencepost.kafka.read_batches` has, likewise; aborted ones too."""
+        """Yield the rows of `fencepost.kafka.read_batches` that meet all conditions, including aborted batches."""
         return _filtered(self._headers(), conditions)
 
     def _headers(self) -> Iterator[pa.RecordBatch]:
@@ -131,10 +130,10 @@ class Part:
             seen = int(np.searchsorted(rows["base_offset"].to_numpy(), self.end))
             yield rows.slice(0, seen)
             if seen < len(rows) or (seen and rows["last_offset"][-1].as_py() + 1 >= self.end):
-                return  # what is behind may be a batch that is being written
+                return  # the rest may be a batch that is being written
 
     def _wanted(self, conditions: Sequence[Condition]) -> tuple[Offsets, Offsets]:
-        """From where to where in the segment batches lie of which there may be rows."""
+        """Return start and end of the segment's batches that may contain matching rows."""
         begins: list[Offsets] = []
         ends: list[Offsets] = []
         for rows in self._headers():
@@ -163,19 +162,19 @@ class Part:
 
 @dataclass(frozen=True)
 class View:
-    """What is seen of a partition."""
+    """The visible part of a partition."""
 
     log: Log
     start: int
-    """Where its first segment begins."""
+    """The beginning of its first segment."""
     log_end: int
     """The offset after its last batch."""
     end: int
-    """Where what is seen ends: there, or the last stable offset."""
+    """The end of the visible offsets: the log's end, or the last stable offset."""
     aborted: tuple[tuple[int, int, int], ...]
 
     def parts(self, conditions: Sequence[Condition] = ()) -> list[Part]:
-        """A part for each segment of which there may be rows."""
+        """Return a part for each segment that may contain matching rows."""
         found = []
         for place, segment in enumerate(self.log.segments):
             begin = segment.base_offset or 0
@@ -190,7 +189,7 @@ class View:
 
 
 def may_be_in(log: Log, conditions: Sequence[Condition]) -> bool:
-    """Whether rows for which the conditions hold may be in this partition."""
+    """Return whether this partition may contain rows that meet the conditions."""
     bounds = {}
     if log.topic is not None:
         bounds = {"topic": (log.topic, log.topic), "partition": (log.partition, log.partition)}
@@ -206,13 +205,21 @@ def look(
     salvages: bool = False,
     options: Options = None,
 ) -> View:
-    """What is seen of a partition now: to its end, or under read_committed to the last stable offset.
+    """Return what is visible of a partition now: up to its end, or with read_committed up to the last stable offset.
 
-    Reads the headers of all segments then, else those of the last one. `since`: of no interest is what lies before this
-    offset, which was a last stable offset once: transactions with rows behind it have their markers there, too.
-    `is_live`: a batch that is torn, or nothing but zeros, at the end of the last segment is one that its broker is
-    writing: the log ends before it. `salvages`: what lies behind damage of a segment is passed over. Raises
-    SourceError.
+    Reads the headers of all segments with read_committed, otherwise those of the last one.
+
+    Args:
+        log: The partition.
+        isolation: "read_committed" or "read_uncommitted".
+        since: Ignore everything before this offset, which must be an earlier last stable offset. Transactions with rows
+            after it also have their markers after it.
+        is_live: A torn or zero-filled batch at the end of the last segment is one that a broker is writing. The log
+            ends before it.
+        salvages: Skip what follows damage in a segment.
+        options: Options of the store.
+
+    Raises SourceError.
     """
     first = len(log.segments) - 1
     if isolation == "read_committed":
@@ -224,7 +231,7 @@ def look(
         rows = pa.record_batch(batch)
         log_end = rows["last_offset"][-1].as_py() + 1
         if isolation == "read_committed":
-            # A header whose records compaction has removed belongs to a transaction that was decided long ago.
+            # A batch header whose records were compacted away belongs to a transaction decided long ago.
             holds = pc.or_(pc.greater(rows["count"], 0), pc.is_valid(rows["control"]))
             index.apply(pa.table(rows.filter(holds)), _COLUMNS)
     if not salvages:
@@ -249,7 +256,7 @@ def _check_live(stream: KafkaStream, log: Log) -> None:
 def _told_beside(
     segment: Segment, index: TransactionIndex, log_end: int, options: Options
 ) -> list[tuple[int, int, int]]:
-    """The aborted transactions of the index beside a single segment, which must tell of all that have no marker."""
+    """Return the aborted transactions in the index of a single segment. It must contain all that lack a marker."""
     found = read_beside(segment, ".txnindex", options)
     told = _as_tuples(pa.table(_native.kafka_aborted(found[1], found[0]))) if found else []
     for it in pa.table(index.open()).to_pylist():
@@ -282,21 +289,21 @@ _COMPARE: dict[str, Callable[[Any, Any], Any]] = {
 
 
 def _filtered(batches: Iterable[pa.RecordBatch], conditions: Sequence[Condition]) -> Iterator[pa.RecordBatch]:
-    """The rows for which all conditions hold; no batch is empty."""
+    """Yield the rows that meet all conditions, without empty batches."""
     for batch in batches:
         for name, operator, value in conditions:
             column = batch[name]
             if pa.types.is_integer(column.type):
-                column = column.cast(pa.int64())  # a value may lie outside the column's own type
+                column = column.cast(pa.int64())  # the value may be outside the range of the column's type
             batch = batch.filter(_COMPARE[operator](column, value))
         if len(batch):
             yield batch
 
 
 def _may_hold(condition: Condition, bounds: dict[str, tuple[Any, Any]]) -> Any:
-    """Whether a condition may hold for a value between the bounds of its column; arrays of both, or one.
+    """Return whether a condition may hold for a value within the bounds. Bounds are arrays or single values.
 
-    Bounds below 0 of what is null there stand for null.
+    Bounds below 0 of nullable columns stand for null.
     """
     name, operator, value = condition
     if name not in bounds:
@@ -317,12 +324,12 @@ def _may_hold(condition: Condition, bounds: dict[str, tuple[Any, Any]]) -> Any:
 
 
 class _Excerpt:
-    """Some batches of a segment one behind the other: what the extension reads in place of the segment."""
+    """Concatenated batches of a segment, which the extension reads in place of the segment."""
 
     def __init__(self, segment: Segment, begin: Offsets, end: Offsets) -> None:
         self.segment, self.begin, self.end = segment, begin, end
         self.starts = np.concatenate([[0], np.cumsum(end - begin)])
-        """Where each range starts in here, and the end of the last."""
+        """The start of each range in the excerpt, and the end of the last one."""
         self.block = (0, b"")
 
     def size(self) -> int:
@@ -336,13 +343,13 @@ class _Excerpt:
             rest = int(self.starts[place + 1]) - offset
             piece = self._read(self._position(offset), min(length, rest))
             if not piece:
-                break  # cut meanwhile
+                break  # truncated in the meantime
             found.append(piece)
             offset, length = offset + len(piece), length - len(piece)
         return b"".join(found)
 
     def in_segment(self, error: SourceError) -> SourceError:
-        """An error that tells a place in here, as one that tells it in the segment."""
+        """Convert the position of an error from the excerpt to the segment."""
         if error.position is None or error.position >= self.size():
             return error
         position = self._position(error.position)
@@ -357,7 +364,7 @@ class _Excerpt:
         return int(self.begin[place]) + offset - int(self.starts[place])
 
     def _read(self, position: int, length: int) -> bytes:
-        """A range of the segment, or its beginning; what lies behind is kept, for ranges follow each other."""
+        """Read a range of the segment, or the beginning of it. Buffers what follows, because ranges are consecutive."""
         start, block = self.block
         if not start <= position < start + len(block):
             least = _LOCAL_BYTES if self.segment.object is None else _REMOTE_BYTES

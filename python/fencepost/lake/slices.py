@@ -1,13 +1,13 @@
-"""What part of the new files of a folder or prefix a run reads.
+"""Selects the part of a folder's or prefix's new files that a run reads.
 
-| given | what it says |
+| argument | meaning |
 |---|---|
-| `only` | patterns: a file is read if one of them matches its path, or a folder above it |
-| `files` | paths that a notification named: the source is not listed |
-| `files_max`, `bytes_max`, `rows_max` | how much of that is read at once, the first files by name |
+| `only` | patterns: reads a file if one matches its path, or a folder above it |
+| `files` | paths from a notification: the source is not listed |
+| `files_max`, `bytes_max`, `rows_max` | how much to read at once, the first files by name |
 
-Files that an earlier run has deferred are read in any case, unless verdicts depend on the order: else they would be
-looked at later, and never settle.
+Deferred files are read in any case, unless verdicts depend on the order. Otherwise they would be retried too late and
+never settle.
 """
 
 from __future__ import annotations
@@ -30,32 +30,32 @@ from fencepost.state.stores import absolute, is_local
 
 @dataclass(frozen=True, kw_only=True)
 class Slice:
-    """What part of a source's new files a run reads."""
+    """The part of a source's new files that a run reads."""
 
     files_max: int | None = None
     bytes_max: int | None = None
     rows_max: int | None = None
     of_source: tuple[str, ...] = ()
-    """Patterns for what belongs to the source; () for all in its folder."""
+    """Patterns for what belongs to the source. () for all files in its folder."""
     only: tuple[str, ...] = ()
-    """Patterns for what is read of it; () for all."""
+    """Patterns for what to read of it. () for all."""
     files: tuple[str, ...] | None = None
     """Relative to the source."""
 
     @property
     def given(self) -> str | None:
-        """The name of an argument that was given, if any was."""
+        """The name of an argument that was passed, if any."""
         known: dict[str, object] = {"files_max": self.files_max, "bytes_max": self.bytes_max, "rows_max": self.rows_max}
         known |= {"several paths": self.of_source or None, "only": self.only or None, "files": self.files}
         return next((name for name, value in known.items() if value is not None), None)
 
     @property
     def whole(self) -> Slice:
-        """The same without a bound on how much is read at once."""
+        """Return a copy without limits on how much to read at once."""
         return Slice(of_source=self.of_source, only=self.only, files=self.files)
 
     def listed(self, ask: Ask, storage: Storage, root: str, deferred: Collection[str]) -> tuple[Files, list[str]]:
-        """(the files of the source that belong to it, those that were named and are not there)."""
+        """Return (the files of the slice, named files that do not exist)."""
         gone: list[str] = []
         if self.files is None:
             found = self._list(ask, storage, root, deferred)
@@ -67,20 +67,20 @@ class Slice:
         return dataclasses.replace(found.take(places), ignored=found.ignored), gone
 
     def matches(self, path: str) -> bool:
-        """Whether a path relative to the source belongs to it."""
+        """Return whether a path, relative to the source, belongs to the slice."""
         parts = path.split("/")
         wanted = [some for some in (self.of_source, self.only) if some]
         return all(any(_matches(pattern.split("/"), parts) for pattern in some) for some in wanted)
 
     def may_hold(self, folder: str) -> bool:
-        """Whether anything in or above a folder, relative to the source's, may belong to the source."""
+        """Return whether a folder of the source, or one above it, may contain files of the slice."""
         parts = folder.split("/")
         return not self.of_source or any(
             "**" in (some := pattern.split("/")) or all(map(_is_like, some, parts)) for pattern in self.of_source
         )
 
     def _list(self, ask: Ask, storage: Storage, root: str, deferred: Collection[str]) -> Files:
-        """What lies in the folders in which anything may match, and what is deferred."""
+        """List the folders that may contain matching files, and the deferred files."""
         folders = sorted({_folder(pattern) for pattern in self.of_source or self.only or ("",)})
         tops = [it for it in folders if not any(it != top and f"{it}/".startswith(f"{top}/") for top in folders)]
         if "" in folders:
@@ -96,7 +96,7 @@ class Slice:
     def first_of(
         self, ask: Ask, storage: Storage, files: Files, places: Sequence[int], at_once: Collection[str]
     ) -> Sequence[int]:
-        """Of these new files as many as a run may read, the first ones by name: at least one, and `at_once`."""
+        """Select as many of the new files as a run may read: the first by name, at least one, and all in `at_once`."""
         if self.files_max is None and self.bytes_max is None and self.rows_max is None:
             return places
         fresh = [place for place in places if files.paths[place] not in at_once]
@@ -112,7 +112,7 @@ class Slice:
 
 
 def patterns_of(only: str | Iterable[str] | None) -> tuple[str, ...]:
-    """The patterns of `DedupJob(only=)`. Raises ValueError."""
+    """Parse `DedupJob(only=)`. Raises ValueError."""
     found = (only,) if isinstance(only, str) else tuple(only or ())
     for pattern in found:
         if not pattern.strip("/") or pattern.startswith("/") or "://" in pattern or ".." in pattern.split("/"):
@@ -123,10 +123,10 @@ def patterns_of(only: str | Iterable[str] | None) -> tuple[str, ...]:
 def source_of(
     given: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
 ) -> tuple[str, tuple[str, ...]]:
-    """(the folder that has all of a source, patterns for what belongs to it) of a path, a glob, or several.
+    """Return (the common folder of a source, patterns for what belongs to it) for a path, a glob, or a list of these.
 
-    A text with `*`, `?` or `[` in it is a glob, unless a folder has just that name; a `Path` is taken as it is. Raises
-    ValueError.
+    A text that contains `*`, `?` or `[` is a glob, unless a folder has exactly that name. A `Path` is never a glob.
+    Raises ValueError.
     """
     if isinstance(given, str | os.PathLike) and not _is_glob(given):
         return absolute(given), ()
@@ -149,7 +149,7 @@ def source_of(
 
 
 def files_of(source: str, given: Iterable[str | os.PathLike[str]]) -> tuple[str, ...]:
-    """The paths of files relative to the source. Raises ValueError for one that the source does not have."""
+    """Return paths relative to the source. Raises ValueError for a path outside the source."""
     return tuple(dict.fromkeys(_relative(source, os.fspath(it)) for it in given))
 
 
@@ -172,21 +172,21 @@ def _is_glob(given: str | os.PathLike[str]) -> bool:
 
 
 def _folder(pattern: str) -> str:
-    """The folder in front of the first part that stands for several."""
+    """Return the folder before the first part with a wildcard."""
     parts = pattern.split("/")
     of_several = (place for place, it in enumerate(parts) if re.search(r"[*?\[]|=.*\.\.", it))
     return "/".join(parts[: next(of_several, len(parts) - pattern.endswith(".parquet"))])
 
 
 def _literal(path: str, parts: list[str], is_glob: bool) -> list[str]:
-    """The folders in front of the first one that is a pattern, or all; a single file's own name is none."""
+    """Return the folders before the first one with a wildcard, or all; without the name of a single file."""
     if not is_glob:
         return parts[:-1] if path.endswith(".parquet") else parts
     return parts[: next(place for place, it in enumerate(parts) if re.search(r"[*?\[]", it))]
 
 
 def _matches(pattern: list[str], parts: list[str]) -> bool:
-    """Whether a pattern matches the first parts of a path. `**` stands for any number of folders."""
+    """Return whether a pattern matches the first parts of a path. `**` matches any number of folders."""
     if not pattern:
         return True
     if pattern[0] == "**":
@@ -195,7 +195,7 @@ def _matches(pattern: list[str], parts: list[str]) -> bool:
 
 
 def _is_like(pattern: str, part: str) -> bool:
-    """`day=2026-11-20..2026-11-24` stands for all values between, in the order of text."""
+    """`day=2026-11-20..2026-11-24` matches all values between, in text order."""
     name, _, values = pattern.partition("=")
     low, dots, high = values.partition("..")
     if not dots:

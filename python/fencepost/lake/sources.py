@@ -1,18 +1,17 @@
-"""What a run reads: a folder or prefix of files, a Delta table in one, an Iceberg table, a Kafka log, or the batch of a
-stream.
+"""The sources of a run: a folder or prefix of files, a Delta table, an Iceberg table, a Kafka log, or a stream's batch.
 
-A source lists what is new as files. From there on all kinds are alike: the tasks of a run read files.
+A source lists what is new as files. After that all sources are alike: tasks read files.
 
-| source | what is new | what remembers what was read |
+| source | what is new | what records the progress |
 |---|---|---|
-| `Folder`, also a prefix of an object store | files that the ledger does not have | the ledger of the state |
-| `DeltaTable` | files that commits after the position have added | the position: a version of the table |
-| `IcebergTable` | files that snapshots after the position have appended | the position: a snapshot of the table |
-| `LogOfKafka` | records behind the position, written to files by tasks | the position: offsets by partition |
-| `Batch` | all files of the folder that a stream has written | the position of the stream behind the batch |
+| `Folder`, also a prefix of an object store | files that are not in the ledger | the state's ledger |
+| `DeltaTable` | files that commits after the position added | the position: a version of the table |
+| `IcebergTable` | files that snapshots after the position appended | the position: a snapshot of the table |
+| `LogOfKafka` | records after the position, exported to files by tasks | the position: offsets by partition |
+| `Batch` | all files of the folder that a stream has written | the position of the stream after the batch |
 
-To add a kind that has a place, write a class with the members of `Stored` and a function that gives it for a place, and
-put that into `KINDS`. Audits read it then, too.
+To add a kind of source that has a location, write a class with the members of `Stored` and a function that returns it
+for a location, and add the function to `KINDS`. Audits then support it, too.
 """
 
 from __future__ import annotations
@@ -55,23 +54,24 @@ Position = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class News:
-    """What is new in a source."""
+    """The new input of a source."""
 
     files: Files
     position: Position | None = None
-    """The position behind the files. None: the source has none."""
+    """The position after the files. None if the source has no positions."""
     adds: Adds = field(default_factory=dict)
-    """Path to the action by which a Delta table names a file."""
+    """Maps a file's path to the action by which a Delta table added it."""
     damaged: Mapping[str, str] = field(default_factory=dict)
-    """Files whose damage shows in the listing: full path to reason."""
+    """Files whose damage is visible in the listing: full path to reason."""
     ignored: tuple[str, ...] = ()
-    """Files that were not read because of their names."""
+    """Files that were skipped because of their names."""
     left: int = 0
-    """New files that the next run reads: this one has as many as it may (`Slice`)."""
+    """Number of new files left for the next run, because of limits (`Slice`)."""
     seen_again: pa.Table = field(default_factory=lambda: file_table(Inputs()))
-    """Files of the ledger that have other inodes now. Once they are noted, their footers need not be read again."""
+    """Files of the ledger whose inodes have changed. The decision records the new inodes, so that their footers need
+    not be read again."""
     listing: str | None = None
-    """See `Decision.listing`: what was listed, if the ledger will have all of it once the new files are read."""
+    """See `Decision.listing`: set if the ledger will contain all listed files once the new ones are read."""
 
 
 class Source(Protocol):
@@ -79,15 +79,15 @@ class Source(Protocol):
 
     @property
     def place(self) -> str:
-        """The path, or the name that the state knows the source by."""
+        """The path, or the source's name in the state."""
 
     @property
     def storage(self) -> Storage:
-        """How its files are reached."""
+        """Access to its files."""
 
     @property
     def is_own(self) -> bool:
-        """Whether the position is one of the job's own source. Other sources are read once."""
+        """Whether the position is that of the job's own source. Other sources are read once."""
 
     @property
     def has_ledger(self) -> bool:
@@ -95,37 +95,37 @@ class Source(Protocol):
 
     @property
     def has_folder_columns(self) -> bool:
-        """Whether the names of Hive-style folders are columns of the rows."""
+        """Whether names of Hive-style folders are columns of the rows."""
 
     def find_new(self, run: Run) -> News:
-        """List what is new since `run.base`. Raises SourceError, StoreError."""
+        """Return what is new since `run.base`. Raises SourceError, StoreError."""
 
     def unread(self, found: Found, *, is_rebase: bool) -> list[str]:
-        """The files that this run leaves out and no later run reads: the run stops because of them."""
+        """Return the files that this run leaves out and no later run reads. If there are any, the run stops."""
 
 
 class Stored(Source, Protocol):
-    """A source that is at a place as a whole, so that it can be read from its beginning at any time."""
+    """A source with a location, which can be read from its beginning at any time."""
 
     def files(self) -> Files:
-        """All files of now, in the order in which an audit judges them. Raises SourceError."""
+        """Return all current files, in the order in which an audit judges them. Raises SourceError."""
 
 
 @dataclass(frozen=True)
 class Given:
-    """What a run reads in place of what is new in the job's source. It is read whole."""
+    """Other input of a run, in place of the new files of the job's source. It is read as a whole."""
 
     folder: str
     is_seed: bool = False
-    """Whether the rows are judged, and what is missing is listed, but no row is written."""
+    """Whether to judge rows and list missing ranges without writing rows."""
     is_rebase: bool = False
-    """Whether the state begins anew with these rows."""
+    """Whether to rebuild the state from these rows."""
     position: Position | None = None
-    """`Decision.source_position` behind a folder that a stream has written."""
+    """`Decision.source_position` after a folder that a stream has written."""
 
 
 def open_source(job: DedupJob, given: Given | None) -> Source:
-    """The source of a run."""
+    """Return the source of a run."""
     if given and given.position is not None:
         return Batch(given.folder, given.position)
     place = given.folder if given else job.source
@@ -136,13 +136,13 @@ def open_source(job: DedupJob, given: Given | None) -> Source:
 
 
 def open_place(place: str, options: Mapping[str, Any] | None = None, *, is_own: bool = True) -> Stored:
-    """The source at a place, of the first of KINDS that has one there. Raises StoreError for options that are wrong."""
+    """Return the source at a location, by the first matching function of KINDS. Raises StoreError for wrong options."""
     found = (kind(place, options, is_own) for kind in KINDS)
     return next(it for it in found if it is not None)
 
 
 def list_of(files: Files, footer_crc: list[int] | None = None) -> pa.Table:
-    """Files as the ledger lists them."""
+    """Return files as the ledger lists them."""
     columns = {"path": files.paths, "bytes": files.bytes, "mtime_ns": files.mtime_ns, "inode": files.inode}
     known = {} if footer_crc is None else {"footer_crc": footer_crc}
     return file_table(columns | known | {"etag": files.etag})
@@ -153,7 +153,7 @@ def _left_out(found: Found) -> list[str]:
 
 
 def _undamaged(files: Files, bad: Mapping[str, str]) -> Files:
-    """The files of a table, if none of them is bad."""
+    """Return the files of a table. Raises an error if any of them is damaged."""
     for path, problem in bad.items():
         raise SourceError(problem, path=path)
     return files
@@ -161,7 +161,7 @@ def _undamaged(files: Files, bad: Mapping[str, str]) -> Files:
 
 @dataclass(frozen=True)
 class Folder:
-    """A folder of Parquet files, or a prefix of an object store with such files beneath it."""
+    """A folder of Parquet files, or a prefix of an object store."""
 
     place: str
     storage: Storage
@@ -173,10 +173,10 @@ class Folder:
         return self.is_own
 
     def files(self) -> Files:
-        """Those of the runs of a sink one after the other."""
+        """Return the files, those of a sink ordered by run."""
         files = self.storage.list(self.place)
         runs = [re.match(r"run=(\d+)/", path) for path in files.paths]
-        # Numbers in names: run=10 comes after run=9.
+        # Numeric order: run=10 comes after run=9.
         ordered = files.take(sorted(range(len(files)), key=lambda at: int(it[1]) if (it := runs[at]) else 0))
         return dataclasses.replace(ordered, ignored=files.ignored)
 
@@ -194,12 +194,12 @@ class Folder:
         if run.base and run.base.listing == digest:
             return News(files=listed.take([]), ignored=listed.ignored, listing=digest)
         new, moved = new_files(run.job.state.store, run.base.ledger if run.base else None, listing)
-        # Of files that have other inodes than when they were read. None: it is gone.
+        # Compare footers of files whose inodes have changed. None: the file was deleted.
         places = sorted(moved)
         crcs = dict(zip(places, ask_footers(run.ask_early, self.storage, listed.take(places)), strict=True))
         same = [place for place, crc in crcs.items() if crc in moved[place]]
         new = sorted([*new, *(place for place, crc in crcs.items() if crc is not None and crc not in moved[place])])
-        # Where verdicts depend on the order, a file that was deferred has its turn as any other.
+        # If verdicts depend on the order, deferred files are read in order, like other files.
         at_once = set[str]() if run.job.policy.depends_on_order else deferred
         taken = some.first_of(run.ask_early, self.storage, listed, new, at_once)
         return News(
@@ -216,7 +216,7 @@ class Folder:
 
 @dataclass(frozen=True)
 class DeltaTable:
-    """A Delta table, which may be the sink too."""
+    """A Delta table, which may also be the sink."""
 
     place: str
     storage: Storage
@@ -236,7 +236,7 @@ class DeltaTable:
             text = f"{self.place}: was read as a folder of files, now it is a Delta table: it needs a state of its own"
             raise SourceError(text, path=self.place)
         if job.is_in_place and position is None and run.version > 1:
-            job.check_rewritten()  # the first version was given up: its files may have been others
+            job.check_rewritten()  # the first version was abandoned, and the table may have changed since
         own = job.state.agreed().id if job.is_in_place and run.before else None
         pending = [add for add in base.deferred.add if add is not None] if base and position else []
         files, position, adds, damaged = list_appended(self.place, self.storage, position, own, pending, run.ask_early)
@@ -250,7 +250,7 @@ class DeltaTable:
 
 
 class IcebergTable:
-    """An Iceberg table, by its name."""
+    """An Iceberg table, identified by name."""
 
     has_ledger = False
     has_folder_columns = False
@@ -283,7 +283,7 @@ class IcebergTable:
 
 @dataclass(frozen=True)
 class LogOfKafka:
-    """Partitions of a Kafka log. Tasks write what is new to files in the folder of the attempt."""
+    """Partitions of a Kafka log. Tasks export new records to files in the attempt's folder."""
 
     log: KafkaLog
     storage = LocalStorage()
@@ -338,7 +338,7 @@ class LogOfKafka:
 
 @dataclass(frozen=True)
 class Batch:
-    """A folder that a stream has written for one of its batches."""
+    """A folder that a stream has written for one batch."""
 
     place: str
     position: Position
@@ -354,7 +354,7 @@ class Batch:
         return _left_out(found)
 
 
-# Kinds: what is at a place, None where it is another kind
+# Kinds: functions that return the source at a location, or None if it is of another kind
 
 
 def _iceberg(place: str, options: Mapping[str, Any] | None, is_own: bool) -> Stored | None:
@@ -362,7 +362,7 @@ def _iceberg(place: str, options: Mapping[str, Any] | None, is_own: bool) -> Sto
 
 
 def _files(place: str, options: Mapping[str, Any] | None, is_own: bool) -> Stored:
-    storage = open_storage(place, options)  # once: it may ask a provider for credentials
+    storage = open_storage(place, options)  # opened once, because this may ask a provider for credentials
     if not has_table(storage, place):
         return Folder(place, storage, is_own=is_own)
     check_library(place)
@@ -370,4 +370,4 @@ def _files(place: str, options: Mapping[str, Any] | None, is_own: bool) -> Store
 
 
 KINDS: tuple[Callable[[str, Mapping[str, Any] | None, bool], Stored | None], ...] = (_iceberg, _files)
-"""The first one counts."""
+"""The first match counts."""

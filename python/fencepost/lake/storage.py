@@ -1,9 +1,9 @@
-"""How the files of a source are reached: on disks of this machine, or in an object store.
+"""Access to the files of a source: on local or mounted disks, or in an object store.
 
-Tasks list, look at, read and copy files through a `Storage` only. To add a kind of storage, write a class with the
-members of `Storage`, and let `open_storage` return it.
+Tasks list, stat, read and copy files only through a `Storage`. To add a kind of storage, write a class with the members
+of `Storage` and return it from `open_storage`.
 
-Errors of storage say nothing about the content of a file: they are a StoreError, and the run stops.
+Storage failures say nothing about the content of a file: they raise StoreError, and the run stops.
 """
 
 from __future__ import annotations
@@ -28,53 +28,58 @@ from fencepost.state.stores import LocalStore, Ranges, RemoteStore, Store, is_lo
 T = TypeVar("T")
 
 PAUSES_SECONDS = (0.05, 0.5)
-"""Before the second and the third try at a file that storage does not give."""
+"""Seconds to wait before the second and the third attempt after a storage failure."""
 PERMANENT = {
     *(errno.EACCES, errno.EPERM, errno.EROFS, errno.EINVAL),
     *(errno.EISDIR, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG),
 }
-"""Errors that no other try can mend."""
+"""Errors that a retry cannot fix."""
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-"""Errors of the target where a file is copied."""
+"""Errors of the target of a copy."""
 COPY_BYTES = 16 << 20
-"""One request of a copy from an object store."""
+"""Bytes per request when copying from an object store."""
 
 
 class ChangedError(SourceError):
-    """A file is no longer what was read of it: the run plans anew."""
+    """A file has changed since it was read: the run plans again."""
 
 
 class Storage(Protocol):
-    """The calls. All raise StoreError (path) where storage does not answer, and FileNotFoundError."""
+    """The interface of a storage. All methods raise StoreError (path) if storage fails, and FileNotFoundError."""
 
     def list(self, root: str, folder: str = "") -> Files:
-        """The `*.parquet` files beneath a root, or only beneath a folder of it, sorted by path. Names that begin with
-        `_` or `.` are skipped, folders too; of other names the first IGNORED_MAX are listed in `Files.ignored`. Raises
-        SourceError if there is no such root."""
+        """List the `*.parquet` files below a root, or below a folder of it, sorted by path.
+
+        Skips names that begin with `_` or `.`, including folders. The first IGNORED_MAX files with other names are in
+        `Files.ignored`. Raises SourceError if the root does not exist.
+        """
 
     def look(self, path: str) -> Facts:
-        """What the file is known by now."""
+        """Return the file's current facts."""
 
     def object(self, path: str, facts: Facts) -> Any:
-        """What native code reads the file from, with `size()` and `read(offset, length)`; None: from its path."""
+        """Return an object with `size()` and `read(offset, length)` for native code. None: it opens the path."""
 
     def open(self, path: str, facts: Facts) -> str | IO[bytes]:
-        """What pyarrow reads the file from."""
+        """Return a path or file object for pyarrow."""
 
     def copy(self, path: str, facts: Facts, target: Path, *, may_link: bool) -> None:
-        """Copy the file to a new local file. Raises OSError for the target. `may_link`: see `Disk.carry_over`."""
+        """Copy the file to a new local file. `may_link`: see `Disk.carry_over`. Raises OSError for the target."""
 
     def as_store(self, root: str) -> Store:
-        """A root as a store: what lies there beside files, such as the log of a table, is read through it."""
+        """Return a root as a store, to read other objects there, such as the log of a table."""
 
     def copy_within(self, path: str, facts: Facts, scratch: Scratch, name: str) -> bool:
-        """Let the store of both copy the file; False where there is none. It may be another file by then."""
+        """Let a store that contains source and target copy the file. Returns False if there is no such store.
+
+        Does not detect that the file has been replaced.
+        """
 
 
 def open_storage(root: str, options: Mapping[str, Any] | None = None) -> Storage:
-    """The storage of a source. `options`: of an object store, as for `fencepost.state.open_store`.
+    """Return the storage of a source. `options`: of an object store, as for `fencepost.state.open_store`.
 
-    Raises StoreError for a URI of an unknown scheme or with credentials in it.
+    Raises StoreError for a URI with an unknown scheme or with credentials.
     """
     if is_local(root):
         return LocalStorage()
@@ -86,7 +91,7 @@ def open_storage(root: str, options: Mapping[str, Any] | None = None) -> Storage
 
 @contextmanager
 def unchanged(storage: Storage, files: Files, *places: int) -> Iterator[None]:
-    """While a task reads files: ChangedError if one is not, or not for as long as that, the file it was."""
+    """Raise ChangedError if files differ from the listed ones before or after the block that reads them."""
 
     def check() -> None:
         for place in places:
@@ -100,7 +105,7 @@ def unchanged(storage: Storage, files: Files, *places: int) -> Iterator[None]:
         path = files.full_path(places[0])
         raise ChangedError(f"{path}: vanished while the job ran; run again", path=path) from error
     except StoreError:
-        check()  # a store refuses ranges of an object that was replaced
+        check()  # local files only: a store refuses to read a replaced object
         raise
     check()
 
@@ -119,9 +124,9 @@ def _check_unchanged(storage: Storage, files: Files, place: int, path: str) -> N
 
 
 def persist(attempt: Callable[[], T]) -> T:
-    """The result of the first try that has one: what storage does not give now it may give a moment later.
+    """Retry after storage failures, which may be temporary.
 
-    Raises the StoreError of the last try, and at once what no other try can mend.
+    Raises the StoreError of the last attempt; raises at once what a retry cannot fix.
     """
     for pause in PAUSES_SECONDS:
         try:
@@ -138,9 +143,9 @@ def persist(attempt: Callable[[], T]) -> T:
 
 @contextmanager
 def from_storage(path: str, what: str = "read", *, other_than: Collection[int] = ()) -> Iterator[None]:
-    """Around a call of the system for a source: its errors say nothing of the content.
+    """Convert errors of system calls on a source: they say nothing about the content.
 
-    `other_than`: errors of something else. Raises StoreError (path, errno), FileNotFoundError.
+    `other_than`: error numbers that concern something else. Raises StoreError (path, errno), FileNotFoundError.
     """
     try:
         yield
@@ -154,7 +159,7 @@ def from_storage(path: str, what: str = "read", *, other_than: Collection[int] =
 
 @dataclass(frozen=True)
 class LocalStorage:
-    """Local folders, or mounted ones."""
+    """Local or mounted folders."""
 
     def list(self, root: str, folder: str = "") -> Files:
         if not os.path.isdir(root):
@@ -205,7 +210,7 @@ def _walk(folder: str, prefix: str, ignored: list[str]) -> list[Found]:
 
 
 def _list_folder(folder: str, prefix: str) -> tuple[list[Found], list[str], list[str]]:
-    """Files, subfolders, and files of other names; by name within the open folder, not by whole paths."""
+    """Return files, subfolders, and files of other names, sorted by name. Uses the open folder, not full paths."""
     found: list[Found] = []
     subfolders: list[str] = []
     others: list[str] = []
@@ -222,7 +227,7 @@ def _list_folder(folder: str, prefix: str) -> tuple[list[Found], list[str], list
                     try:
                         found.append((prefix + name, Facts.of(entry.stat())))
                     except FileNotFoundError:
-                        continue  # gone before anybody read it
+                        continue  # deleted before it could be read
                 elif len(others) < IGNORED_MAX:
                     others.append(prefix + name)
     except FileNotFoundError as error:
@@ -245,7 +250,7 @@ def _check_name(folder: str, name: str) -> None:
 
 @dataclass(frozen=True)
 class ObjectStorage:
-    """A prefix of an object store. Reads ask for the object that was listed, by its etag."""
+    """A prefix of an object store. Reads request the listed version of an object by its etag."""
 
     store: RemoteStore
 

@@ -1,4 +1,4 @@
-"""Rows of files that are not Parquet, and of standard input: CSV, JSON lines and Arrow IPC, read as they come."""
+"""Streams rows from CSV, JSON lines and Arrow IPC files and from standard input."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ COMPRESSIONS = {".gz", ".bz2", ".zst", ".lz4"}
 
 
 def is_tabular(source: str | os.PathLike[str]) -> bool:
-    """Whether a source is standard input ("-") or one local file of a kind that is read here, by its name."""
+    """Return whether a source is standard input ("-") or a local file of one of these kinds, by its name."""
     place = os.fspath(source)
     return place == STDIN or (is_local(place) and _ending(place) in _READERS and not os.path.isdir(place))
 
 
 def open_rows(source: str | os.PathLike[str]) -> pa.RecordBatchReader:
-    """The rows as a stream. Types of CSV and JSON are inferred from the first block.
+    """Open the rows as a stream. The types of CSV and JSON are inferred from the first block.
 
-    Raises SourceError (path) for what cannot be read.
+    Raises SourceError (path) if the file is unreadable.
     """
     place = os.fspath(source)
     name = "standard input" if place == STDIN else place
@@ -46,7 +46,7 @@ def _checked(reader: Any, name: str) -> Iterator[pa.RecordBatch]:
 
 
 class _told:
-    """Makes a SourceError of what cannot be read."""
+    """A context manager that turns read errors into SourceError."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -65,7 +65,7 @@ def _ending(place: str) -> str:
 
 
 def _sniffed(start: bytes) -> str:
-    """The kind of what begins so, as the ending of a file's name. Raises SourceError for Parquet."""
+    """Return the file format by its first bytes, as a file name ending. Raises SourceError for Parquet."""
     if start.startswith(b"PAR1"):
         raise SourceError("standard input: Parquet is read from its end, so save it to a file first", path=STDIN)
     if start.startswith(b"ARROW1"):
@@ -94,8 +94,7 @@ def _json(file: Any) -> Any:
 
 
 def _arrow(file: Any) -> Any:
-    """A file of Arrow batches. Its footer says how many there are; without seeking, they are read as a stream, which
-    begins behind 8 bytes."""
+    """Open an Arrow file without seeking: after the first 8 bytes it is a stream of batches."""
     if file.seekable():
         opened = pa.ipc.open_file(file)
         batches = (opened.get_batch(number) for number in range(opened.num_record_batches))

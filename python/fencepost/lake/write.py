@@ -1,4 +1,4 @@
-"""Stage 3, a task per group of files: their kept rows, each file into one that is otherwise like it."""
+"""Stage 3, a task per group of files: writes the kept rows of each file to an otherwise equal file."""
 
 from __future__ import annotations
 
@@ -25,51 +25,50 @@ from fencepost.state.stores import ReadAhead
 from fencepost.state.vectors import Bitmap, VectorFile, ranges_of, rows_of
 
 Schemas = dict[bytes, str]
-"""Arrow schemas, serialized, to the path of a file that has them."""
+"""Maps serialized Arrow schemas to the path of a file with the schema."""
 
 Bounds = dict[str, list[int]]
-"""Column to lowest and highest value, of integer columns whose statistics tell."""
+"""Maps integer columns to minimum and maximum, if statistics contain them."""
 
 Rejects = Literal["copy", "all", "none"]
-"""Which refused rows are set aside: all but duplicates, all, none."""
+"""Which refused rows to quarantine: all except duplicates, all, or none."""
 
 InPlace = Literal["vectors", "files"]
-"""How files lose rows where they stand: by deletion vectors, or by files that take their places. Those that lose none
-have no output."""
+"""How to remove rows in place: by deletion vectors, or by replacement files. Files that lose no row have no output."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WriteItem:
     files: Files
-    """As the first pass found them."""
+    """As in the first pass."""
     first: int
-    """The ordinal of the first of them."""
+    """The ordinal of the first file."""
     rows: list[int]
     footer_crc: list[int]
     is_read: list[bool]
-    """Whether it was read at all; files that were not have no output."""
+    """Whether each file was read. Unread files have no output."""
     losers: list[tuple[str, int, int]]
-    """Where their refused rows are in the scratch (`refused.Range`), in no order."""
+    """Locations of their refused rows in the scratch (`refused.Range`), unordered."""
     rejects: Rejects
     drops_conflicts: bool
-    """Whether conflicts are not set aside either."""
+    """Whether conflicts are not quarantined."""
     may_link: bool
     """Whether the source never changes, so that an output may share its inode."""
     tells_schemas: bool
-    """Whether to tell what columns outputs have, and the bounds of their integer columns."""
+    """Whether to return the columns of outputs and the bounds of their integer columns."""
     in_place: InPlace | None = None
     span: Span | None = None
-    """Of a single file: the rows that are written."""
+    """Of a single file: the rows to write."""
 
 
 @dataclass(kw_only=True)
 class Written:
-    """Outputs, under names that are their attempt's own."""
+    """Output files, under names that are unique to their attempt."""
 
     ordinal: list[int] = field(default_factory=list)
-    """Of the first file that gave it rows."""
+    """The ordinal of the first file with rows in the output."""
     folder: list[str] = field(default_factory=list)
-    """The folder that its rows' values name, "" or with a slash at its end; the source's own folders come before."""
+    """The partition folder of its rows, "" or with a trailing slash, without the source's own folders."""
     names: list[str] = field(default_factory=list)
     rows: list[int] = field(default_factory=list)
     bytes: list[int] = field(default_factory=list)
@@ -77,39 +76,38 @@ class Written:
     rejects: list[tuple[int, str, str, int, int, int]] = field(default_factory=list)
     """(ordinal, name of the verdict, name, rows, bytes, footer CRC) of each file of refused rows."""
     schemas: Schemas = field(default_factory=dict)
-    """Of the outputs, where they are to be told."""
+    """The schemas of the outputs, if requested."""
     bounds: list[Bounds] = field(default_factory=list)
-    """Of each output; of no column where the sink does not ask for them."""
+    """The bounds of each output. Empty if not requested."""
     marked: list[dict[str, Any]] = field(default_factory=list)
-    """The files that lose rows where they stand (`Marked`)."""
+    """The files that lose rows in place (`Marked`)."""
     vectors: list[tuple[int, str, int]] = field(default_factory=list)
     """(ordinal of the first file, name, bytes) of each file of deletion vectors."""
     damaged: dict[str, str] = field(default_factory=dict)
-    """Files whose rows cannot be copied, by full path, and why: nothing of this counts then."""
+    """Files whose rows cannot be copied: full path to reason. If there are any, the result is invalid."""
     carried: int = 0
-    """Files that were carried over whole."""
+    """Number of files copied or linked as a whole."""
     groups_copied: int = 0
     groups_rewritten: int = 0
 
 
 @dataclass(frozen=True)
 class Places:
-    """What a task reads from and writes to, by the engine's own channel."""
+    """What a task reads from and writes to, passed through the engine."""
 
     storage: Storage
-    """The source's."""
+    """The source's storage."""
     scratch: Scratch
-    """Where tasks hand on what the verdicts say."""
+    """Where tasks exchange data."""
     outputs: Scratch
-    """Where the sink will look for what is written."""
+    """Where tasks write output for the sink."""
 
 
 def write(places: Places, item: WriteItem) -> Written:
-    """Write the kept rows of some files, or of a part of one: a file that loses none is carried over whole, of others
-    the row groups that lose none are copied as bytes.
+    """Write the kept rows of some files, or of a part of one.
 
-    Memory: some thousand rows. Raises ChangedError where a file is not what the first pass read, StoreError where
-    storage does not give it.
+    Copies files without refused rows as a whole, and row groups without refused rows as bytes. Memory: some thousand
+    rows. Raises ChangedError if a file changed since the first pass, StoreError if storage fails.
     """
     losers = losers_of(places, item)
     written = Written()
@@ -124,7 +122,7 @@ def write(places: Places, item: WriteItem) -> Written:
                 write_file(places, item, place, losers[place], written)
         except ChangedError:
             raise
-        except SourceError as error:  # the others are looked at all the same: they are planned anew only once
+        except SourceError as error:  # check the other files, too, so that the run plans again only once
             written.damaged[item.files.full_path(place)] = str(error)
     if vectors is not None and written.marked:
         with places.outputs.new(vectors.name, lasts=True) as path:
@@ -134,7 +132,7 @@ def write(places: Places, item: WriteItem) -> Written:
 
 
 def losers_of(places: Places, item: WriteItem) -> list[pa.Table]:
-    """The refused rows of each file, of a span those in it."""
+    """Return the refused rows of each file, or of the span."""
     refused = read_refused(places.scratch, item.losers)
     if item.span is not None:
         refused = within(refused, item.span.first, item.span.end)
@@ -142,7 +140,7 @@ def losers_of(places: Places, item: WriteItem) -> list[pa.Table]:
 
 
 def write_file(places: Places, item: WriteItem, place: int, losers: pa.Table, written: Written) -> None:
-    """One file's kept rows, and those that are set aside."""
+    """Write the kept rows of a file, and its quarantined rows."""
     ordinal, rows = item.first + place, item.rows[place]
     refused = pc.sum(losers["count"]).as_py() or 0
     not_kept = rows_not_written(losers, item.files.vectors[place], item.span)
@@ -166,7 +164,7 @@ def write_file(places: Places, item: WriteItem, place: int, losers: pa.Table, wr
 
 
 def _mark(places: Places, item: WriteItem, place: int, losers: pa.Table, written: Written, vectors: VectorFile) -> None:
-    """Note which of a file's rows are not kept, and write those that are set aside."""
+    """Record which rows of a file are not kept, and write its quarantined rows."""
     path = item.files.full_path(place)
     with unchanged(places.storage, item.files, place):
         object_ = places.storage.object(path, item.files.facts(place))
@@ -184,7 +182,7 @@ def _marked(item: WriteItem, place: int, refused: int, vector: dict[str, Any] | 
 
 
 def add_output(written: Written, ordinal: int, name: str, facts: tuple[int, int, int], folder: str = "") -> None:
-    """Facts: rows, bytes, footer CRC."""
+    """Add an output. `facts`: rows, bytes, footer CRC."""
     columns: tuple[list[Any], ...] = (written.ordinal, written.folder, written.names)
     columns += (written.rows, written.bytes, written.footer_crc)
     for column, value in zip(columns, (ordinal, folder, name, *facts), strict=True):
@@ -192,13 +190,13 @@ def add_output(written: Written, ordinal: int, name: str, facts: tuple[int, int,
 
 
 def check_written(path: str, found: int, kept: int) -> None:
-    """Kept rows must be written."""
+    """Check that all kept rows were written."""
     if found != kept:
         raise AssertionError(f"{path}: {found} rows were written, {kept} are kept")
 
 
 def note_columns(places: Places, item: WriteItem, place: int, names: list[str], written: Written) -> None:
-    """Note the columns of outputs and the bounds of their values, where the sink asks for them."""
+    """Record the columns of outputs and the bounds of their values, if the sink needs them."""
     for name in names:
         bounds: Bounds = {}
         if item.tells_schemas:
@@ -208,7 +206,8 @@ def note_columns(places: Places, item: WriteItem, place: int, names: list[str], 
 
 
 def rows_not_written(losers: pa.Table, vector: Bitmap | None, span: Span | None) -> pa.Table:
-    """Ranges by row: of rows that lost, that the source no longer has, or that are not in the span."""
+    """Return ranges of rows that are not written, sorted: refused rows, rows deleted in the source, rows outside the
+    span."""
     not_kept = _with_gone(losers, vector)
     if span is None:
         return not_kept
@@ -235,7 +234,7 @@ def _schema_and_bounds(outputs: Scratch, name: str) -> tuple[bytes, Bounds]:
     schema = file.schema_arrow.remove_metadata()
     columns = [file.schema.column(place) for place in range(len(file.schema))]
     for name in (it.path for it in columns if it.physical_type == "INT96"):
-        if name in schema.names:  # an instant, whatever unit Arrow gives it: what Spark writes unless told otherwise
+        if name in schema.names:  # cast to an instant of any unit: Spark writes timestamps as instants by default
             schema = schema.set(schema.get_field_index(name), pa.field(name, pa.timestamp("us", "UTC")))
     return schema.serialize().to_pybytes(), _bounds(file)
 
@@ -282,7 +281,7 @@ def _rewrite(
 ) -> Rewritten:
     path = item.files.full_path(place)
     ranges = places.storage.object(path, item.files.facts(place))
-    # Of rows that are set aside most row groups have none, so the block behind one that was read is seldom wanted.
+    # Most row groups have no quarantined rows, so the block after the current one is rarely needed.
     is_read_through = ranges is not None and not keep
     with (
         ReadAhead(ranges) if is_read_through else nullcontext(ranges) as object_,
@@ -307,7 +306,7 @@ def _reject(places: Places, item: WriteItem, place: int, losers: pa.Table, verdi
 
 
 def _set_aside(losers: pa.Table, rejects: Rejects) -> list[int]:
-    """The verdicts of which rows are set aside."""
+    """Return the verdicts of the rows to quarantine."""
     found: list[int] = sorted(pc.unique(losers["verdict"]).to_pylist()) if rejects != "none" else []
     return found if rejects == "all" else [verdict for verdict in found if verdict != Verdict.DUPLICATE]
 
