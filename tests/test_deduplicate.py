@@ -125,7 +125,7 @@ def test_columns() -> None:
         table = StateTable(Policy.any_order().replace(columns=columns))
         assert payload(fp.deduplicate(make(renamed), table=table)) == KEPT
         with pytest.raises(
-            fp.BatchError, match=r"^column 'pid': missing; the rows have the columns payload, who, e, shard"
+            fp.BatchError, match=r"column 'pid': missing; the rows have the columns payload, who, e, shard"
         ):
             fp.deduplicate(make(renamed))
 
@@ -134,10 +134,10 @@ def test_a_policy_and_a_table_must_agree() -> None:
     table = StateTable("any_order")
     before = table.snapshot()
     for other in ("kafka", Policy.any_order().replace(window=6), Policy.any_order().replace(columns=Columns(seq="n"))):
-        with pytest.raises(fp.PolicyError, match=r"^the table is of another policy: ") as caught:
+        with pytest.raises(fp.PolicyError, match=r"the table is of another policy: ") as caught:
             fp.deduplicate(ROWS, other, table=table)
         assert table.snapshot() == before
-    assert str(caught.value) == (
+    assert caught.value.message == (
         "the table is of another policy: "
         "columns=Columns(pid='pid', epoch='epoch', partition='partition', seq='seq', timestamp=None) found, "
         "Columns(pid='pid', epoch='epoch', partition='partition', seq='n', timestamp=None) expected"
@@ -153,7 +153,7 @@ def test_a_bad_call_leaves_the_table() -> None:
     before = table.snapshot()
     bad = pa.concat_tables([LATER, LATER[:1].set_column(4, "seq", pa.array([-1], pa.int32()))])
     for make in [*(it for it, _ in KINDS.values()), *OTHERS.values()]:
-        with pytest.raises(fp.BatchError, match=r"^column 'seq', row 8: value -1 is outside"):
+        with pytest.raises(fp.BatchError, match=r"column 'seq', row 8: value -1 is outside"):
             fp.deduplicate(make(bad), table=table)
         assert table.snapshot() == before
     for nonsense in (5, [1, 2], "rows", np.zeros(3), pl.LazyFrame({"pid": [1]}), pa.array([1])):
@@ -211,7 +211,7 @@ def test_pandas_makes_floats_of_integers_with_nulls() -> None:
     rows.loc[1, "seq"] = None
     with pytest.raises(fp.BatchError) as caught:
         fp.deduplicate(rows)
-    assert str(caught.value) == (
+    assert caught.value.message == (
         "column 'seq': is of type Float64, integers are needed; "
         "pandas makes floats of integers with nulls: use the dtype Int64"
     )

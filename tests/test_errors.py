@@ -1,4 +1,7 @@
-"""Every bad input: its class, its whole message, its attributes, and nothing changed by it."""
+"""Every bad input: its class, its code, its attributes, the words that matter, and nothing changed by it.
+
+The words of a message are given with `|` between them. The sentence around them is reviewed in `docs/errors.md`.
+"""
 
 from __future__ import annotations
 
@@ -44,11 +47,20 @@ def rows(**columns: Any) -> pa.Table:
     return table
 
 
+def assert_says(error: BaseException, words: str) -> None:
+    """Whether a message has its code in front, and all these words, whatever else it says."""
+    message = str(error)
+    if isinstance(error, fp.FencepostError):
+        assert message == f"[{error.code}] {error.message}"
+    for word in words.split("|"):
+        assert word in message, f"{word!r} is missing in: {message}"
+
+
 @dataclass
 class Bad:
     """One call that must fail."""
 
-    message: str
+    words: str
     rows: Any
     policy: str | fp.Policy = "any_order"
     columns: Any = None
@@ -59,55 +71,55 @@ class Bad:
 
 def bad_batch(column: str, row: int | None, problem: str, rows: Any, **more: Any) -> Bad:
     where = f"column '{column}'" if row is None else f"column '{column}', row {row}"
-    return Bad(f"{where}: {problem}", rows, attributes={"column": column, "row": row}, **more)
+    return Bad(f"{where}: |{problem}", rows, attributes={"column": column, "row": row}, **more)
 
 
-NULL = "null, but a row with a producer needs a value"
-NULL_PART = "null, but a row with a producer needs a partition"
-FLOATS = "; pandas makes floats of integers with nulls: use the dtype Int64"
-SPACE = ", the policy's sequence space; wrap=None is for 64-bit counters"
+NULL = "null"
+NULL_PART = "null|partition"
+FLOATS = "|Int64"
+SPACE = "|wrap=None"
 TIMES = pa.array([1, 2, 3], pa.timestamp("ms"))
 U64 = pa.uint64()
 KEEP = {"keep": ("timestamp",)}
 
 BAD_CALLS: dict[str, Bad] = {
     # Columns that are not there, or not once
-    "no epoch": bad_batch("epoch", None, "missing; the rows have the columns pid, partition, seq", rows(epoch=None)),
-    "no columns": bad_batch("pid", None, "missing; the rows have the columns ", {}),
+    "no epoch": bad_batch("epoch", None, "missing|pid, partition, seq", rows(epoch=None)),
+    "no columns": bad_batch("pid", None, "missing|", {}),
     "part missing": bad_batch(
-        "topic", None, "missing; the rows have the columns pid, epoch, partition, seq", rows(),
+        "topic", None, "missing|pid, epoch, partition, seq", rows(),
         columns=fp.Columns(partition=("topic", "partition")),
     ),
     "mapped column missing": bad_batch(
-        "n", None, "missing; the rows have the columns pid, epoch, partition, seq", rows(), columns=fp.Columns(seq="n")
+        "n", None, "missing|pid, epoch, partition, seq", rows(), columns=fp.Columns(seq="n")
     ),
     "missing in a mapping": bad_batch(
-        "partition", None, "missing; the rows have the columns pid", {"pid": np.zeros(1, int)}
+        "partition", None, "missing|pid", {"pid": np.zeros(1, int)}
     ),
-    "twice": bad_batch("pid", None, "stands twice in the rows", pa.Table.from_arrays(
+    "twice": bad_batch("pid", None, "twice", pa.Table.from_arrays(
         [*rows().columns, rows()["pid"]], [*SCHEMA.names, "pid"])),
     # Types
-    "seq float": bad_batch("seq", None, f"is of type Float64, integers are needed{FLOATS}", rows(seq=[1.0, 2.0, 3.0])),
-    "seq bool": bad_batch("seq", None, "is of type Boolean, integers are needed", rows(seq=pa.array([True] * 3))),
-    "seq timestamp": bad_batch("seq", None, "is of type Timestamp(ms), integers are needed", rows(seq=TIMES)),
-    "seq text": bad_batch("seq", None, "is of type Utf8, integers are needed", rows(seq=["1", "2", "3"])),
+    "seq float": bad_batch("seq", None, f"Float64|integers{FLOATS}", rows(seq=[1.0, 2.0, 3.0])),
+    "seq bool": bad_batch("seq", None, "Boolean|integers", rows(seq=pa.array([True] * 3))),
+    "seq timestamp": bad_batch("seq", None, "Timestamp(ms)|integers", rows(seq=TIMES)),
+    "seq text": bad_batch("seq", None, "Utf8|integers", rows(seq=["1", "2", "3"])),
     "seq decimal": bad_batch(
-        "seq", None, "is of type Decimal128(20, 0), integers are needed",
+        "seq", None, "Decimal128(20, 0)|integers",
         rows(seq=pa.array([1, 2, 3], pa.decimal128(20))),
     ),
-    "epoch text": bad_batch("epoch", None, "is of type Utf8, integers are needed", rows(epoch=["a", "b", "c"])),
-    "epoch float": bad_batch("epoch", None, f"is of type Float64, integers are needed{FLOATS}", rows(epoch=[0.0] * 3)),
+    "epoch text": bad_batch("epoch", None, "Utf8|integers", rows(epoch=["a", "b", "c"])),
+    "epoch float": bad_batch("epoch", None, f"Float64|integers{FLOATS}", rows(epoch=[0.0] * 3)),
     "pid float": bad_batch(
-        "pid", None, f"is of type Float64, integers, strings or binary are needed{FLOATS}", rows(pid=[7.0, 7.0, 8.0])
+        "pid", None, f"Float64|integers, strings or binary{FLOATS}", rows(pid=[7.0, 7.0, 8.0])
     ),
     "pid bool": bad_batch(
-        "pid", None, "is of type Boolean, integers, strings or binary are needed", rows(pid=pa.array([True] * 3))
+        "pid", None, "Boolean|integers, strings or binary", rows(pid=pa.array([True] * 3))
     ),
     "partition timestamp": bad_batch(
-        "partition", None, "is of type Timestamp(ms), integers, strings or binary are needed", rows(partition=TIMES)
+        "partition", None, "Timestamp(ms)|integers, strings or binary", rows(partition=TIMES)
     ),
     "partition nested": bad_batch(
-        "partition", None, "is of type List(Int64), integers, strings or binary are needed",
+        "partition", None, "List(Int64)|integers, strings or binary",
         rows(partition=pa.array([[1], [2], [3]])),
     ),
     # Nulls
@@ -122,49 +134,49 @@ BAD_CALLS: dict[str, Bad] = {
         "seq", 2, NULL, rows(pid=pa.array([7, None, 8]), seq=pa.array([10, None, None], pa.int32()))
     ),
     # Domains
-    "pid negative": bad_batch("pid", 1, f"value -2 is outside 0..={INT_64} (-1: untracked)", rows(pid=[7, -2, 8])),
+    "pid negative": bad_batch("pid", 1, f"value -2|0..={INT_64}|-1|untracked", rows(pid=[7, -2, 8])),
     "pid part negative": bad_batch(
-        "pid", 1, f"value -2 is outside 0..={INT_64} (-1 or null: untracked)", rows(pid=[7, -2, 8], cluster=["a"] * 3),
+        "pid", 1, f"value -2|0..={INT_64}|-1 or null|untracked", rows(pid=[7, -2, 8], cluster=["a"] * 3),
         columns=fp.Columns(pid=("cluster", "pid")),
     ),
     "pid beyond 64 bits": bad_batch(
-        "pid", 2, f"value {2**63} is outside 0..={INT_64} (-1 or null: untracked)",
+        "pid", 2, f"value {2**63}|0..={INT_64}|-1 or null|untracked",
         rows(pid=pa.array([7, 7, 2**63], U64)),
     ),
-    "epoch negative": bad_batch("epoch", 1, f"value -1 is outside 0..={INT_15}", rows(epoch=[0, -1, 0])),
-    "epoch above": bad_batch("epoch", 2, f"value 32768 is outside 0..={INT_15}", rows(epoch=[0, 0, 32768])),
-    "partition negative": bad_batch("partition", 0, f"value -1 is outside 0..={INT_31}", rows(partition=[-1, 0, 0])),
+    "epoch negative": bad_batch("epoch", 1, f"value -1|0..={INT_15}", rows(epoch=[0, -1, 0])),
+    "epoch above": bad_batch("epoch", 2, f"value 32768|0..={INT_15}", rows(epoch=[0, 0, 32768])),
+    "partition negative": bad_batch("partition", 0, f"value -1|0..={INT_31}", rows(partition=[-1, 0, 0])),
     "partition above": bad_batch(
-        "partition", 2, f"value {2**31} is outside 0..={INT_31}", rows(partition=[0, 0, 2**31])
+        "partition", 2, f"value {2**31}|0..={INT_31}", rows(partition=[0, 0, 2**31])
     ),
     "part above": bad_batch(
-        "partition", 2, f"value {2**31} is outside 0..={INT_31}", rows(partition=[0, 0, 2**31], topic=["a"] * 3),
+        "partition", 2, f"value {2**31}|0..={INT_31}", rows(partition=[0, 0, 2**31], topic=["a"] * 3),
         columns=fp.Columns(partition=("topic", "partition")),
     ),
-    "seq negative": bad_batch("seq", 1, f"value -5 is outside 0..={INT_31}", rows(seq=[10, -5, 10])),
+    "seq negative": bad_batch("seq", 1, f"value -5|0..={INT_31}", rows(seq=[10, -5, 10])),
     "seq negative, 64 bits": bad_batch(
-        "seq", 1, f"value -5 is outside 0..={INT_64}", rows(seq=[10, -5, 10]), policy=UNWRAPPED
+        "seq", 1, f"value -5|0..={INT_64}", rows(seq=[10, -5, 10]), policy=UNWRAPPED
     ),
     "seq above the wrap": bad_batch(
-        "seq", 2, f"value {2**31} is outside 0..={INT_31}{SPACE}", rows(seq=[10, 11, 2**31])
+        "seq", 2, f"value {2**31}|0..={INT_31}{SPACE}", rows(seq=[10, 11, 2**31])
     ),
     "seq above a small wrap": bad_batch(
-        "seq", 1, f"value 16 is outside 0..=15{SPACE}", rows(seq=[10, 16, 10]),
+        "seq", 1, f"value 16|0..=15{SPACE}", rows(seq=[10, 16, 10]),
         policy=fp.Policy.any_order().replace(wrap=16),
     ),
     "seq beyond 64 bits": bad_batch(
-        "seq", 2, f"value {2**63} is outside 0..={INT_64}", rows(seq=pa.array([10, 11, 2**63], U64)), policy=UNWRAPPED
+        "seq", 2, f"value {2**63}|0..={INT_64}", rows(seq=pa.array([10, 11, 2**63], U64)), policy=UNWRAPPED
     ),
     "untracked, where none may be": bad_batch(
-        "pid", 1, "carries no producer (null or -1), and untracked='fail' allows none", rows(pid=[7, -1, 8]),
+        "pid", 1, "null or -1|untracked='fail'", rows(pid=[7, -1, 8]),
         options={"untracked": "fail"},
     ),
     # Timestamps, where they are kept
     "no timestamp": bad_batch(
-        "timestamp", None, "missing; the rows have the columns pid, epoch, partition, seq", rows(), options=KEEP
+        "timestamp", None, "missing|pid, epoch, partition, seq", rows(), options=KEEP
     ),
     "mapped timestamp missing": bad_batch(
-        "at", None, "missing; the rows have the columns pid, epoch, partition, seq, timestamp",
+        "at", None, "missing|pid, epoch, partition, seq, timestamp",
         rows(timestamp=[1, 2, 3]), columns=fp.Columns(timestamp="at"), options=KEEP,
     ),
     "timestamp null": bad_batch("timestamp", 1, NULL, rows(timestamp=[1, None, 3]), options=KEEP),
@@ -174,7 +186,7 @@ BAD_CALLS: dict[str, Bad] = {
     "timestamps of nothing": bad_batch("timestamp", 0, NULL, rows(timestamp=pa.nulls(3)), options=KEEP),
     **{
         f"timestamp {name}": bad_batch(
-            "timestamp", None, f"is of type {kind}, integers (milliseconds) or timestamps are needed{hint}",
+            "timestamp", None, f"{kind}|milliseconds|timestamps{hint}",
             rows(timestamp=values), options=KEEP,
         )
         for name, kind, values, hint in [
@@ -186,83 +198,78 @@ BAD_CALLS: dict[str, Bad] = {
         ]
     },
     "seconds beyond 64 bits": bad_batch(
-        "timestamp", 1, f"value {2**62} is outside the milliseconds that 64 bits can hold",
+        "timestamp", 1, f"value {2**62}|milliseconds|64 bits",
         rows(timestamp=pa.array([1, 2**62, 3], pa.timestamp("s"))), options=KEEP,
     ),
     "milliseconds beyond 64 bits": bad_batch(
-        "timestamp", 2, f"value {2**63} is outside the milliseconds that 64 bits can hold",
+        "timestamp", 2, f"value {2**63}|milliseconds|64 bits",
         rows(timestamp=pa.array([1, 2, 2**63], U64)), options=KEEP,
     ),
     "timestamp null in the second chunk": bad_batch("timestamp", 4, NULL, pa.concat_tables(
         [rows(timestamp=[1, 2, 3]), rows(timestamp=[1, None, 3])]), options=KEEP),
     # Rows are counted over chunks
-    "row of the second chunk": bad_batch("seq", 4, f"value -1 is outside 0..={INT_31}", pa.concat_tables(
+    "row of the second chunk": bad_batch("seq", 4, f"value -1|0..={INT_31}", pa.concat_tables(
         [rows(), rows(seq=pa.array([1, -1, 2], pa.int32()))])),
     "null of the second chunk": bad_batch("epoch", 5, NULL, pa.concat_tables(
         [rows(), rows(epoch=pa.array([0, 0, None], pa.int16()))])),
-    "too wide in the second chunk": bad_batch("epoch", 3, f"value 99999 is outside 0..={INT_15}", pa.concat_tables(
+    "too wide in the second chunk": bad_batch("epoch", 3, f"value 99999|0..={INT_15}", pa.concat_tables(
         [rows(epoch=pa.array([0, 0, 1], U64)), rows(epoch=pa.array([99999, 0, 0], U64))])),
     "row of a slice": bad_batch("seq", 0, NULL, rows(seq=pa.array([10, None, 11], pa.int32())).slice(1)),
     # Mappings
     "unequal lengths": bad_batch(
-        "epoch", None, "has 2 rows, column 'pid' has 3",
+        "epoch", None, "2 rows|column 'pid'|3",
         {"pid": np.zeros(3, int), "epoch": np.zeros(2, int), "partition": np.zeros(3, int), "seq": np.arange(3)},
     ),
     "numpy strings": bad_batch(
         "seq", None,
-        "numpy.ndarray of dtype <U1 is neither an Arrow array nor a one-dimensional NumPy array of numbers "
-        "(of strings or with nulls: make it an Arrow array)",
+        "numpy.ndarray of dtype <U1|Arrow array",
         {"pid": np.zeros(3, int), "epoch": np.zeros(3, int), "partition": np.zeros(3, int), "seq": np.array(["1"] * 3)},
     ),
     # Keys of another type than before; the table knows integers
     "text for integers": bad_batch(
-        "pid", None, "is of type (string), but this table's keys are of type integer since its first use",
+        "pid", None, "(string)|integer",
         rows(pid=["a", "a", "b"]),
     ),
     "composite for integers": bad_batch(
         "cluster, pid", None,
-        "is of type (string, integer), but this table's keys are of type integer since its first use",
+        "(string, integer)|integer",
         rows(cluster=["a"] * 3), columns=fp.Columns(pid=("cluster", "pid")),
     ),
     "text partition for integers": bad_batch(
-        "partition", None, "is of type (string), but this table's keys are of type integer since its first use",
+        "partition", None, "(string)|integer",
         rows(partition=["a", "a", "b"]),
     ),
     # Capacity
     "entries_max": Bad(
-        "this call could need 3 entries, the table is bounded to 2", rows(pid=[9, 9, 9]),
+        "3 entries|2", rows(pid=[9, 9, 9]),
         options={"entries_max": 2}, error=fp.CapacityError, attributes={"limit": 2},
     ),
     # Policies that cannot answer
     "epoch for a policy that ignores epochs": Bad(
-        "this policy ignores epochs, so epoch='epoch' cannot be mapped; pass epoch=None", rows(epoch=None),
+        "ignores epochs|epoch='epoch'|epoch=None", rows(epoch=None),
         policy="watermark", columns=fp.Columns(), error=fp.PolicyError,
     ),
     "no epoch for a policy that needs it": Bad(
-        "this policy needs epochs (epochs='key'), so columns.epoch cannot be None; "
-        "Policy.replace(epochs='ignore') is for rows that have none",
+        "epochs='key'|columns.epoch|None|Policy.replace(epochs='ignore')",
         rows(),
         columns=fp.Columns(epoch=None), error=fp.PolicyError,
     ),
     "columns of another class": Bad(
-        "columns={'pid': 'pid'}: a fencepost.Columns was expected, or the name of a preset: kafka, kafka-connect, "
-        "kafka-producer, hudi",
+        "columns={'pid': 'pid'}|fencepost.Columns|kafka, kafka-connect, kafka-producer, hudi",
         rows(), columns={"pid": "pid"}, error=fp.PolicyError,
     ),
     "columns of no preset": Bad(
-        "columns='kafka-conect': no preset has that name; there are kafka, kafka-connect, kafka-producer, hudi",
+        "columns='kafka-conect'|kafka, kafka-connect, kafka-producer, hudi",
         rows(), columns="kafka-conect", error=fp.PolicyError,
     ),
     "offsets for a policy that needs epochs": Bad(
-        "columns='kafka-connect' names offsets, and this policy needs epochs (epochs='key'): pass "
-        "policy='kafka_offsets' to judge by offsets, or the columns of the event's own identity",
+        "columns='kafka-connect'|offsets|epochs='key'|policy='kafka_offsets'",
         rows(), columns="kafka-connect", error=fp.PolicyError,
     ),
     # No table at all
     **{
         name: Bad(
-            f"rows of type {kind} are not tabular{why}: pass an object with __arrow_c_stream__ or __arrow_c_array__ "
-            "(pyarrow, polars, duckdb, pandas, ...) or a mapping of column name to NumPy or Arrow array",
+            f"{kind}|not tabular|{why}|__arrow_c_stream__|__arrow_c_array__|mapping",
             value, error=TypeError,
         )
         for name, value, kind, why in [
@@ -296,7 +303,7 @@ def test_a_bad_call_says_why_and_changes_nothing(bad: Bad, method: str) -> None:
     with pytest.raises(Exception) as caught:  # noqa: PT011
         getattr(table, method)(bad.rows, bad.columns)
     assert type(caught.value) is bad.error
-    assert str(caught.value) == bad.message
+    assert_says(caught.value, bad.words)
     assert vars(caught.value) == bad.attributes
     assert table.snapshot() == before
     assert len(table) == entries
@@ -326,14 +333,14 @@ def test_a_refused_call_leaves_no_key_behind() -> None:
 
 def test_errors_of_shards() -> None:
     for column, problem in (
-        ("pid", f"value -2 is outside 0..={INT_64}"),
-        ("partition", f"value -2 is outside 0..={INT_31}"),
+        ("pid", f"value -2|0..={INT_64}"),
+        ("partition", f"value -2|0..={INT_31}"),
     ):
         with pytest.raises(fp.BatchError) as caught:
             fp.shards(pa.concat_tables([rows(), rows(**{column: pa.array([0, -2, 0], SCHEMA.field(column).type)})]), 4)
-        assert str(caught.value) == f"column '{column}', row 4: {problem}"
+        assert_says(caught.value, f"column '{column}', row 4|{problem}")
         assert (caught.value.column, caught.value.row) == (column, 4)
-    with pytest.raises(ValueError, match=r"^count=0: at least one shard is needed$"):
+    with pytest.raises(ValueError, match=r"count=0"):
         fp.shards(rows(), 0)
 
 
@@ -343,80 +350,79 @@ def test_errors_of_shards() -> None:
 ANY_ORDER = fp.Policy.any_order()
 PRESETS = "any_order, in_order, kafka, strict, watermark, kafka_offsets"
 BAD_POLICIES: dict[str, tuple[Callable[[], Any], str]] = {
-    "unknown preset": (lambda: fp.StateTable("broker"), f"no policy is named 'broker'; presets are {PRESETS}"),
-    "no policy": (lambda: fp.StateTable(5), "a preset name or a Policy was expected, not int"),  # type: ignore[arg-type]
+    "unknown preset": (lambda: fp.StateTable("broker"), f"'broker'|{PRESETS}"),
+    "no policy": (lambda: fp.StateTable(5), "Policy|int"),  # type: ignore[arg-type]
     "unknown field": (
         lambda: ANY_ORDER.replace(colour="red"),
-        "a policy has no field 'colour'; fields are admit, columns, epochs, first, gaps, intervals_max, late, "
-        "max_jump, reach, window, wrap",
+        "'colour'|admit, columns, epochs, first, gaps, intervals_max, late, max_jump, reach, window, wrap",
     ),
-    "admit": (lambda: ANY_ORDER.replace(admit="sometimes"), "admit='sometimes' is none of any, forward, next"),
-    "epochs": (lambda: ANY_ORDER.replace(epochs="any"), "epochs='any' is none of key, fence, ignore"),
-    "first": (lambda: ANY_ORDER.replace(first="one"), "first='one' is none of any, zero"),
-    "late": (lambda: ANY_ORDER.replace(late="fenced"), "late='fenced' is none of out_of_order, duplicate"),
-    "gaps": (lambda: ANY_ORDER.replace(gaps="some"), "gaps='some' is none of report, normal"),
-    "a word that is none": (lambda: ANY_ORDER.replace(first=1), "first=1 is not one word"),
-    "two words": (lambda: ANY_ORDER.replace(admit="any window=3"), "admit='any window=3' is not one word"),
-    "a count as text": (lambda: ANY_ORDER.replace(window="5"), "window='5' is not a whole number"),
-    "a count that is a truth": (lambda: ANY_ORDER.replace(window=True), "window=True is not a whole number"),
-    "no count": (lambda: ANY_ORDER.replace(window=None), "window=None is not a whole number"),
-    "a fraction": (lambda: ANY_ORDER.replace(wrap=2.5), "wrap=2.5 is not a whole number or None"),
-    "none as text": (lambda: ANY_ORDER.replace(wrap="none"), "wrap='none' is not a whole number or None"),
-    "below zero": (lambda: ANY_ORDER.replace(max_jump=-1), "max_jump=-1 is not a whole number of at least 0"),
-    "no jump": (lambda: ANY_ORDER.replace(max_jump=0), "max_jump=0 is outside 1..=4611686018427387904"),
-    "window in no wrap": (lambda: fp.Policy.kafka().replace(wrap=16, window=16), "window=16 is outside 1..=15"),
+    "admit": (lambda: ANY_ORDER.replace(admit="sometimes"), "admit='sometimes'|any, forward, next"),
+    "epochs": (lambda: ANY_ORDER.replace(epochs="any"), "epochs='any'|key, fence, ignore"),
+    "first": (lambda: ANY_ORDER.replace(first="one"), "first='one'|any, zero"),
+    "late": (lambda: ANY_ORDER.replace(late="fenced"), "late='fenced'|out_of_order, duplicate"),
+    "gaps": (lambda: ANY_ORDER.replace(gaps="some"), "gaps='some'|report, normal"),
+    "a word that is none": (lambda: ANY_ORDER.replace(first=1), "first=1|word"),
+    "two words": (lambda: ANY_ORDER.replace(admit="any window=3"), "admit='any window=3'|word"),
+    "a count as text": (lambda: ANY_ORDER.replace(window="5"), "window='5'|whole number"),
+    "a count that is a truth": (lambda: ANY_ORDER.replace(window=True), "window=True|whole number"),
+    "no count": (lambda: ANY_ORDER.replace(window=None), "window=None|whole number"),
+    "a fraction": (lambda: ANY_ORDER.replace(wrap=2.5), "wrap=2.5|whole number or None"),
+    "none as text": (lambda: ANY_ORDER.replace(wrap="none"), "wrap='none'|whole number or None"),
+    "below zero": (lambda: ANY_ORDER.replace(max_jump=-1), "max_jump=-1|whole number|at least 0"),
+    "no jump": (lambda: ANY_ORDER.replace(max_jump=0), "max_jump=0|1..=4611686018427387904"),
+    "window in no wrap": (lambda: fp.Policy.kafka().replace(wrap=16, window=16), "window=16|1..=15"),
     "a jump where none is": (
         lambda: fp.Policy.kafka().replace(max_jump=3),
-        "max_jump has no meaning under admit='next', which accepts no jump at all",
+        "max_jump|admit='next'",
     ),
     "a reach where none is": (
         lambda: fp.Policy.kafka().replace(reach=3),
-        "reach has no meaning under admit='next', which accepts no jump at all",
+        "reach|admit='next'",
     ),
     "a reach without holes": (
         lambda: fp.Policy.watermark().replace(reach=3),
-        "reach has no meaning under late='duplicate' and gaps='normal', which keep no holes",
+        "reach|late='duplicate'|gaps='normal'",
     ),
-    "no reach": (lambda: ANY_ORDER.replace(reach=0), "reach=0 is outside 1..=4611686018427387904"),
-    "no holes": (lambda: ANY_ORDER.replace(intervals_max=0), "intervals_max=0 is outside 1..=4611686018427387904"),
+    "no reach": (lambda: ANY_ORDER.replace(reach=0), "reach=0|1..=4611686018427387904"),
+    "no holes": (lambda: ANY_ORDER.replace(intervals_max=0), "intervals_max=0|1..=4611686018427387904"),
     "a bound on no holes": (
         lambda: fp.Policy.watermark().replace(intervals_max=3),
-        "intervals_max has no meaning under late='duplicate' and gaps='normal', which keep no holes",
+        "intervals_max|late='duplicate'|gaps='normal'",
     ),
     "timestamp of several": (
         lambda: fp.Columns(timestamp=("a", "b")),  # type: ignore[arg-type]
-        "Columns(timestamp=('a', 'b')): a column name or None was expected",
+        "Columns(timestamp=('a', 'b'))|column name|None",
     ),
-    "columns": (lambda: ANY_ORDER.replace(columns="pid"), "columns='pid' is not a Columns"),
+    "columns": (lambda: ANY_ORDER.replace(columns="pid"), "columns='pid'|Columns"),
     "epoch column of a policy without epochs": (
         lambda: fp.StateTable(fp.Policy.watermark().replace(columns=fp.Columns())),
-        "this policy ignores epochs, so epoch='epoch' cannot be mapped; pass epoch=None",
+        "ignores epochs|epoch='epoch'|epoch=None",
     ),
-    "no pid": (lambda: fp.Columns(pid=None), "Columns(pid=None): every policy needs a producer column"),
+    "no pid": (lambda: fp.Columns(pid=None), "Columns(pid=None)|producer column"),
     "pid of no parts": (
         lambda: fp.Columns(pid=()),
-        "Columns(pid=()): a column name, a tuple of names, or None was expected",
+        "Columns(pid=())|column name|tuple|None",
     ),
     "partition of numbers": (
         lambda: fp.Columns(partition=(0, 1)),  # type: ignore[arg-type]
-        "Columns(partition=(0, 1)): a column name, a tuple of names, or None was expected",
+        "Columns(partition=(0, 1))|column name|tuple|None",
     ),
     "seq of several": (
         lambda: fp.Columns(seq=("a", "b")),  # type: ignore[arg-type]
-        "Columns(epoch='epoch', seq=('a', 'b')): one column name each was expected",
+        "Columns(epoch='epoch', seq=('a', 'b'))|column name",
     ),
     "keep": (
         lambda: fp.StateTable("any_order", keep=("timestamp", "offset")),
-        "keep=('offset',): 'timestamp' is all that can be kept beyond what the rules need",
+        "keep=('offset',)|'timestamp'",
     ),
-    "untracked": (lambda: fp.StateTable("any_order", untracked="drop"), "untracked='drop' is none of keep, fail"),
+    "untracked": (lambda: fp.StateTable("any_order", untracked="drop"), "untracked='drop'|keep, fail"),
     "entries_max": (
         lambda: fp.StateTable("any_order", entries_max=-1),
-        "entries_max=-1 is not a whole number of at least 0",
+        "entries_max=-1|whole number|at least 0",
     ),
     "deduplicate": (
         lambda: fp.deduplicate(rows(), "kafka", table=fp.StateTable("any_order")),
-        "the table is of another policy: admit='any' found, 'next' expected; epochs='key' found, 'fence' expected",
+        "another policy|admit='any'|'next'|epochs='key'|'fence'",
     ),
 }
 
@@ -426,12 +432,12 @@ def test_a_policy_that_makes_no_sense(name: str) -> None:
     make, message = BAD_POLICIES[name]
     with pytest.raises(fp.PolicyError) as caught:
         make()
-    assert str(caught.value) == message
+    assert_says(caught.value, message)
 
 
 @pytest.mark.parametrize("wrap", [3, 0, 2**63])
 def test_a_wrap_out_of_range_names_the_range(wrap: int) -> None:
-    with pytest.raises(fp.PolicyError, match=rf"^wrap={wrap} is outside 4\.\.=\d+$"):
+    with pytest.raises(fp.PolicyError, match=rf"wrap={wrap} .*4\.\.=\d+"):
         ANY_ORDER.replace(wrap=wrap)
 
 
@@ -448,7 +454,7 @@ def test_a_table_at_its_bound_refuses_new_keys_only() -> None:
     for one_too_many in (rows(pid=[7, 7, 9]), rows(epoch=[0, 0, 1]), rows(partition=[0, 0, 1])):
         with pytest.raises(fp.CapacityError) as caught:
             table.apply(one_too_many)
-        assert str(caught.value) == "this call could need 3 entries, the table is bounded to 2"
+        assert_says(caught.value, "3 entries|2")
         assert caught.value.limit == 2
         assert table.snapshot() == before
 
@@ -461,7 +467,7 @@ def test_a_table_with_as_many_holes_as_it_may_have_refuses_every_call() -> None:
     for call in (lambda: table.apply(rows()), lambda: table.check(rows()), lambda: table.merge(other)):
         with pytest.raises(fp.CapacityError) as caught:
             call()
-        assert str(caught.value) == "this call could need 2 holes, the table is bounded to 1"
+        assert_says(caught.value, "2 holes|1")
         assert caught.value.limit == 1
         assert table.snapshot() == before
 
@@ -472,10 +478,10 @@ def test_a_table_with_as_many_holes_as_it_may_have_refuses_every_call() -> None:
 def test_what_needs_timestamps_says_so() -> None:
     with pytest.raises(fp.PolicyError) as caught:
         fp.StateTable("any_order").evict(1000, 0)
-    assert str(caught.value) == "evict needs timestamps, and this table does not keep them"
+    assert_says(caught.value, "evict|timestamps")
     with pytest.raises(fp.PolicyError) as caught:
         fp.StateTable("any_order", keep=("timestamp",)).evict(1000, -1)
-    assert str(caught.value) == "max_idle_ms=-1 is below 0"
+    assert_says(caught.value, "max_idle_ms=-1|0")
     with pytest.raises(OverflowError):
         fp.StateTable("any_order", keep=("timestamp",)).evict(2**63, 0)
 
@@ -495,17 +501,17 @@ BAD_MERGES: dict[str, tuple[Callable[[], tuple[fp.StateTable, fp.StateTable]], t
     "of another policy": (
         lambda: (of_policy("any_order"), of_policy(SHORT)),
         fp.PolicyError,
-        f"a table of [{ANY_ORDER.rules}] cannot take in one of [{SHORT.rules}]",
+        f"{ANY_ORDER.rules}|{SHORT.rules}",
     ),
     "of an order": (
         lambda: (of_policy("in_order"), of_policy("in_order")),
         fp.PolicyError,
-        "only tables of admit='any' merge: elsewhere verdicts depend on the order of rows",
+        "admit='any'|order of rows",
     ),
     "of other things kept": (
         lambda: (of_policy("any_order"), of_policy("any_order", keep=("timestamp",))),
         fp.PolicyError,
-        "a table that keeps timestamps and one that does not cannot merge",
+        "timestamps|merge",
     ),
     "of keys of another type": (
         lambda: (of_policy("any_order"), of_policy("any_order", pid="a")),
@@ -516,13 +522,12 @@ BAD_MERGES: dict[str, tuple[Callable[[], tuple[fp.StateTable, fp.StateTable]], t
     "at the border of the wrap": (
         lambda: (of_policy(SHORT, seqs=(1,)), of_policy(SHORT, seqs=(14,))),
         fp.PolicyError,
-        "pid 7, partition 0, epoch 0 has positions in both zones beside the border of the wrap: there the lap depends "
-        "on the order of rows",
+        "pid 7, partition 0, epoch 0|wrap|order of rows",
     ),
     "of too many entries": (
         lambda: (of_policy("any_order", entries_max=1), of_policy("any_order", pid=8)),
         fp.CapacityError,
-        "this call could need 2 entries, the table is bounded to 1",
+        "2 entries|1",
     ),
 }
 
@@ -534,15 +539,15 @@ def test_tables_that_cannot_merge(name: str) -> None:
     before = ours.snapshot(), theirs.snapshot()
     with pytest.raises(error) as caught:
         ours.merge(theirs)
-    assert str(caught.value) == message
+    assert_says(caught.value, message)
     assert (ours.snapshot(), theirs.snapshot()) == before
 
 
 def test_a_table_merges_with_another_table_only() -> None:
     table = of_policy("any_order")
-    with pytest.raises(fp.PolicyError, match=r"^a table cannot take in itself$"):
+    with pytest.raises(fp.PolicyError, match=r"itself"):
         table.merge(table)
-    with pytest.raises(TypeError, match=r"^a table merges with a StateTable, not with a bytes$"):
+    with pytest.raises(TypeError, match=r"StateTable.* bytes"):
         table.merge(table.snapshot())  # type: ignore[arg-type]
 
 
@@ -562,45 +567,45 @@ def flipped(at: int) -> bytes:
 
 
 BAD_SNAPSHOTS: dict[str, tuple[Callable[[], bytes], str | fp.Policy | None, str]] = {
-    "empty": (lambda: b"", None, "the snapshot is truncated"),
-    "cut in the magic": (lambda: snapshot()[:4], None, "the snapshot is truncated"),
-    "cut at the end": (lambda: snapshot()[:-1], None, "the snapshot is truncated"),
-    "not a snapshot": (lambda: b"PAR1" * 9, None, "not a fencepost snapshot: wrong magic"),
-    "more than a snapshot": (lambda: snapshot() + b"..", None, "2 bytes follow the snapshot"),
-    "a damaged checksum": (lambda: flipped(-1), None, "the checksum does not match: the snapshot is damaged"),
+    "empty": (lambda: b"", None, "truncated"),
+    "cut in the magic": (lambda: snapshot()[:4], None, "truncated"),
+    "cut at the end": (lambda: snapshot()[:-1], None, "truncated"),
+    "not a snapshot": (lambda: b"PAR1" * 9, None, "not a fencepost snapshot"),
+    "more than a snapshot": (lambda: snapshot() + b"..", None, "2 bytes"),
+    "a damaged checksum": (lambda: flipped(-1), None, "checksum"),
     "of another policy": (
         snapshot,
         "kafka",
-        "of another policy: admit='any' found, 'next' expected; epochs='key' found, 'fence' expected",
+        "another policy|admit='any'|'next'|epochs='key'|'fence'",
     ),
     "of other columns": (
         snapshot,
         ANY_ORDER.replace(columns=fp.Columns(pid="producer")),
-        "of another policy: columns="
-        "Columns(pid='pid', epoch='epoch', partition='partition', seq='seq', timestamp=None) found, "
-        "Columns(pid='producer', epoch='epoch', partition='partition', seq='seq', timestamp=None) expected",
+        "another policy|columns=Columns(pid='pid'|Columns(pid='producer'",
     ),
 }
 
 
 @pytest.mark.parametrize("name", BAD_SNAPSHOTS)
 def test_a_snapshot_that_cannot_be_used(name: str, tmp_path: Path) -> None:
-    make, policy, reason = BAD_SNAPSHOTS[name]
+    make, policy, words = BAD_SNAPSHOTS[name]
     with pytest.raises(fp.SnapshotError) as caught:
         fp.StateTable.restore(make(), policy)
-    assert (str(caught.value), caught.value.reason) == (reason, reason)
+    assert_says(caught.value, words)
+    assert caught.value.reason == caught.value.message
+    reason = caught.value.reason
 
     path = tmp_path / "state.fp"
     path.write_bytes(make())
     with pytest.raises(fp.SnapshotError) as caught:
         fp.StateTable.load(path, policy)
-    assert (str(caught.value), caught.value.reason) == (f"{path}: {reason}", reason)
+    assert (caught.value.message, caught.value.reason) == (f"{path}: {reason}", reason)
 
 
 def test_a_snapshot_of_another_version() -> None:
     data = snapshot()
     other = data[:8] + b"\x63\x00" + data[10:]
-    with pytest.raises(fp.SnapshotError, match=r"^snapshot of version 99, this build reads version \d+$"):
+    with pytest.raises(fp.SnapshotError, match=r"version 99.*version \d+"):
         fp.StateTable.restore(other)
 
 
@@ -615,85 +620,85 @@ def test_every_cut_and_every_flipped_byte_of_a_snapshot() -> None:
 
 
 BAD_ENTRIES: dict[str, tuple[Callable[[pa.Table], Any], type[fp.FencepostError], str]] = {
-    "no pid": (lambda it: it.drop_columns("pid"), fp.BatchError, "column 'pid': missing; see StateTable.entries()"),
+    "no pid": (lambda it: it.drop_columns("pid"), fp.BatchError, "column 'pid'|missing|StateTable.entries()"),
     "no holes": (
         lambda it: it.drop_columns("holes"),
         fp.BatchError,
-        "column 'holes': missing; see StateTable.entries()",
+        "column 'holes'|missing|StateTable.entries()",
     ),
     "no epoch": (
         lambda it: it.drop_columns("epoch"),
         fp.BatchError,
-        "column 'epoch': missing; see StateTable.entries()",
+        "column 'epoch'|missing|StateTable.entries()",
     ),
     "a float": (
         lambda it: it.set_column(3, "first", pa.array([5.0] * len(it))),
         fp.BatchError,
-        "column 'first': is of type Float64, which is not what StateTable.entries() gives",
+        "column 'first'|Float64|StateTable.entries()",
     ),
     "holes of text": (
         lambda it: it.set_column(5, "holes", pa.array(["x"] * len(it))),
         fp.BatchError,
-        "column 'holes': is of type Utf8, which is not what StateTable.entries() gives",
+        "column 'holes'|Utf8|StateTable.entries()",
     ),
     "a null, counted over batches": (
         lambda it: it.set_column(4, "last", pa.chunked_array([[11], [None]], pa.int64())),
         fp.BatchError,
-        "column 'last', row 1: null in an entry",
+        "column 'last', row 1|null",
     ),
     "an epoch too wide": (
         lambda it: it.set_column(2, "epoch", pa.array([0, 32768])),
         fp.BatchError,
-        "column 'epoch', row 1: value 32768 is outside Int16",
+        "column 'epoch', row 1: value 32768|Int16",
     ),
-    "twice the same": (lambda it: pa.concat_tables([it, it]), fp.SnapshotError, "row 2: two entries have the same key"),
+    "twice the same": (lambda it: pa.concat_tables([it, it]), fp.SnapshotError, "row 2|same key"),
     "reversed": (
         lambda it: it.set_column(3, "first", pa.array([99, 99])),
         fp.SnapshotError,
-        "row 0: an entry's positions are reversed or out of range: "
+        "row 0|reversed|"
         "Entry { pid: 7, partition: 0, epoch: 0, first: 99, last: 11, holes: [], final_range: None, "
         "last_timestamp: None }",
     ),
     "no producer": (
         lambda it: it.set_column(0, "pid", pa.array([None, 8], pa.int64())),
         fp.SnapshotError,
-        "row 0: an entry has a negative pid, partition or epoch: "
+        "row 0|negative|"
         "Entry { pid: -1, partition: 0, epoch: 0, first: 10, last: 11, holes: [], final_range: None, "
         "last_timestamp: None }",
     ),
     "of another policy": (
         lambda it: it.replace_schema_metadata({"fencepost.policy": "admit=next"}),
         fp.SnapshotError,
-        f"of another policy: found admit=next, expected {ANY_ORDER.rules}",
+        f"another policy|admit=next|{ANY_ORDER.rules}",
     ),
     "options that are none": (
         lambda it: it.replace_schema_metadata({"fencepost.options": "[]"}),
         fp.SnapshotError,
-        "the options of its metadata cannot be read: '[]', horizon None",
+        "metadata|'[]'|None",
     ),
     "a horizon that is none": (
         lambda it: it.replace_schema_metadata({"fencepost.horizon": "soon"}),
         fp.SnapshotError,
-        "the options of its metadata cannot be read: '{}', horizon 'soon'",
+        "metadata|'{}'|'soon'",
     ),
     "half a final range": (
         lambda it: it.set_column(6, "final_first", pa.array([None, 3], pa.int64())),
         fp.BatchError,
-        "column 'final_last', row 1: null in an entry",
+        "column 'final_last', row 1|null",
     ),
     "a final range outside": (
         lambda it: it.set_column(6, "final_first", pa.array([None, 3])).set_column(
             7, "final_last", pa.array([None, 4])
         ),
         fp.SnapshotError,
-        "row 1: an entry's final range is reversed, outside it or overlaps a hole: "
+        "row 1|final range|"
         "Entry { pid: 8, partition: 0, epoch: 0, first: 10, last: 10, holes: [], final_range: Some((3, 4)), "
         "last_timestamp: None }",
     ),
     "a timestamp too many": (
         lambda it: it.set_column(8, "last_timestamp", pa.array([None, 5], pa.int64())),
         fp.SnapshotError,
-        "row 1: an entry and its holes have timestamps exactly where the table keeps them: "
+        "row 1|timestamps|"
         "Entry { pid: 8, partition: 0, epoch: 0, first: 10, last: 10, holes: [], final_range: None, "
         "last_timestamp: Some(5) }",
     ),
@@ -702,7 +707,7 @@ BAD_ENTRIES: dict[str, tuple[Callable[[pa.Table], Any], type[fp.FencepostError],
             [it.set_column(1, "partition", pa.array([0, 0])), it.set_column(1, "partition", pa.array([1, 2**31]))]
         ),
         fp.BatchError,
-        "column 'partition', row 3: value 2147483648 is outside 0..=2147483647",
+        "column 'partition', row 3: value 2147483648|0..=2147483647",
     ),
 }
 
@@ -713,7 +718,7 @@ def test_entries_that_are_none(name: str) -> None:
     entries = pa.table(fp.StateTable.restore(snapshot()).entries())
     with pytest.raises(error) as caught:
         fp.StateTable.from_entries(change(entries), "any_order")
-    assert str(caught.value) == message
+    assert_says(caught.value, message)
 
 
 # Keys asked for
@@ -722,17 +727,17 @@ def test_entries_that_are_none(name: str) -> None:
 @pytest.mark.parametrize(
     ("pid", "partition", "message"),
     [
-        ("a", 0, "column 'pid': 'a' is no key of this table, whose keys are of type integer"),
-        (7.0, 0, "column 'pid': 7.0 is no key of this table, whose keys are of type integer"),
-        (None, 0, "column 'pid': None is no key of this table, whose keys are of type integer"),
-        (("c", 7), 0, "column 'pid': ('c', 7) is no key of this table, whose keys are of type integer"),
-        (7, "a", "column 'partition': 'a' is no key of this table, whose keys are of type integer"),
+        ("a", 0, "column 'pid'|'a'|integer"),
+        (7.0, 0, "column 'pid'|7.0|integer"),
+        (None, 0, "column 'pid'|None|integer"),
+        (("c", 7), 0, "column 'pid'|('c', 7)|integer"),
+        (7, "a", "column 'partition'|'a'|integer"),
     ],
 )
 def test_a_key_of_another_type(pid: Any, partition: Any, message: str) -> None:
     with pytest.raises(fp.BatchError) as caught:
         fp.StateTable.restore(snapshot()).get(pid, partition)
-    assert str(caught.value) == message
+    assert_says(caught.value, message)
 
 
 # Files
@@ -826,8 +831,7 @@ def test_a_call_that_breaks_off_midway_poisons_its_table() -> None:
             try:
                 call()
             except fp.PoisonedError as error:
-                message = "an earlier call on this table broke off midway; restore it from its last snapshot"
-                assert str(error) == message, error
+                assert "snapshot" in error.message, error
             else:
                 raise AssertionError("a table that is neither before nor after a call answers")
         again = fp.StateTable.restore(saved)
@@ -841,6 +845,7 @@ def test_a_call_that_breaks_off_midway_poisons_its_table() -> None:
 
 
 NOT_REACHED = {
+    fp.DependencyError: "of what is not installed: test_package.py",
     fp.LockedError: "of logs: test_partition_log.py",
     fp.PoisonedError: "of memory that runs out: test_a_call_that_breaks_off_midway_poisons_its_table",
     fp.SourceError: "of jobs over files: test_lake_input.py",
@@ -875,7 +880,9 @@ PROVOKED = {bad.error for bad in BAD_CALLS.values() if issubclass(bad.error, fp.
 
 def test_the_classes_tested_are_the_classes_that_exist() -> None:
     existing = {
-        it for _, it in inspect.getmembers(fencepost.errors, inspect.isclass) if it.__module__ == "fencepost.errors"
+        it
+        for _, it in inspect.getmembers(fencepost.errors, inspect.isclass)
+        if it.__module__ == "fencepost.errors" and it is not fencepost.errors.Coded
     }
     assert existing == {fp.FencepostError} | REACHED | NOT_REACHED.keys()
     assert PROVOKED == REACHED
@@ -906,7 +913,7 @@ def test_errors_travel_with_their_attributes(
 ) -> None:
     again = pickle.loads(pickle.dumps(error, protocol))
     assert type(again) is type(error)
-    assert (str(again), vars(again)) == ("m", attributes)
+    assert (str(again), again.message, vars(again)) == (f"[{error.code}] m", "m", attributes)
 
 
 def test_a_raised_error_travels_too() -> None:

@@ -488,7 +488,7 @@ def test_a_column_of_nulls_and_no_type(name: str) -> None:
     else:
         with pytest.raises(fp.BatchError) as caught:
             fp.StateTable("any_order").apply(rows)
-        assert str(caught.value) == f"column '{name}', row 0: null, but a row with a producer needs a value"
+        assert caught.value.message == f"column '{name}', row 0: null, but a row with a producer needs a value"
     untracked = rows.set_column(0, "pid", pa.nulls(len(ROWS)))
     assert codes(untracked) == [UNTRACKED] * len(ROWS)
 
@@ -638,7 +638,7 @@ def test_what_is_no_column_of_numbers_is_refused_by_name(kind: str, name: str) -
         "Int64Scalar": "pyarrow.lib.Int64Scalar",
     }
     found = class_.get(type(values).__name__, type(values).__name__)
-    assert str(caught.value) == (
+    assert caught.value.message == (
         f"column '{name}': {found}{dtype} is neither an Arrow array nor a one-dimensional NumPy array of numbers "
         "(of strings or with nulls: make it an Arrow array)"
     )

@@ -164,7 +164,7 @@ def test_rows_that_went_before_they_were_read(tmp_path: Path) -> None:
     told = f"{folder}: rows were lost: offsets {end} to {start - 1} were removed before they were read"
     with pytest.raises(fp.SourceError) as info:
         make_job(tmp_path).run()
-    assert str(info.value).startswith(told)
+    assert info.value.message.startswith(told)
     assert "on_reset='report'" in str(info.value)
     assert state.open(tmp_path / "state").head()[0] == 2, "nothing was decided"
     with pytest.warns(RuntimeWarning, match="rows were lost"):

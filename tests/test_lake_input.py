@@ -60,7 +60,7 @@ def test_bad_rows(tmp_path: Path, case: str, runs_before: int) -> None:
     before = hashes(tmp_path)
     with pytest.raises(fp.BatchError) as caught:
         make_job(tmp_path).run()
-    assert str(caught.value).startswith(f"{bad}: {message}")
+    assert caught.value.message.startswith(f"{bad}: {message}")
     assert (caught.value.column, caught.value.row) == (column, row)
     assert hashes(tmp_path) == before
     bad.unlink()

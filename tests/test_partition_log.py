@@ -743,10 +743,10 @@ def test_what_no_batch_can_be_changes_nothing(tmp_path: Path, name: str) -> None
     with PartitionLog(tmp_path / "orders-0") as log:
         with pytest.raises(fp.BatchError) as raised:
             log.append(*arguments)
-        assert str(raised.value) == message
+        assert raised.value.message == message
         with pytest.raises(fp.BatchError) as raised:
             log.append_many([(7, 0, 0, [b"good"]), arguments])
-        assert str(raised.value).removeprefix("batch 1: ").replace("row 1", "row 0") == message.replace(
+        assert raised.value.message.removeprefix("batch 1: ").replace("row 1", "row 0") == message.replace(
             "row 1", "row 0"
         )
         assert (log.log_end, values_of(log)) == (0, [])
@@ -769,7 +769,7 @@ def test_what_no_batch_can_be_changes_nothing(tmp_path: Path, name: str) -> None
 def test_options_that_make_no_sense(tmp_path: Path, options: dict[str, Any], message: str) -> None:
     with pytest.raises((ValueError, fp.PolicyError)) as raised:
         PartitionLog(tmp_path / "orders-3", **options)
-    assert str(raised.value) == message
+    assert raised.value.message == message
     assert not (tmp_path / "orders-3").exists()
 
 

@@ -104,7 +104,7 @@ class Advice:
     def to_html(self) -> str:
         """Return the advice as one HTML file with charts that loads nothing else.
 
-        Raises FencepostError if `fencepost[report]` is not installed.
+        Raises DependencyError if `fencepost[report]` is not installed.
         """
         from fencepost.pages.advice import advice_page
 

@@ -90,7 +90,7 @@ def placed(first: int) -> Iterator[None]:
         if error.row is None or not first:
             raise
         row = error.row + first
-        text = str(error).replace(f"row {error.row}:", f"row {row}:", 1)
+        text = error.message.replace(f"row {error.row}:", f"row {row}:", 1)
         raise BatchError(text, column=error.column, row=row) from error
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from fencepost import _native
 from fencepost._native import StateTable
-from fencepost.errors import FencepostError, PolicyError
+from fencepost.errors import DependencyError, PolicyError
 from fencepost.findings import ADVICE_ROWS, RESET_ROWS_MIN, AuditReport, check_reset_rows_min
 from fencepost.policy import Columns, Policy, difference, resolve, resolve_columns
 
@@ -109,7 +109,8 @@ def audit(
     Raises:
         PolicyError: ``policy`` and ``table`` disagree.
         ValueError: ``reset_rows_min`` is below 1.
-        FencepostError: pyarrow or numpy is not installed, or any error of ``StateTable.apply``.
+        DependencyError: pyarrow or numpy is not installed.
+        FencepostError: Any error of ``StateTable.apply``.
 
     >>> import fencepost as fp, polars as pl
     >>> rows = pl.DataFrame({"pid": [7, 7, 7], "epoch": [0, 0, 0], "partition": [0, 0, 0], "seq": [0, 1, 1]})
@@ -180,7 +181,8 @@ def advise(
 
     Raises:
         PolicyError: No column looks like a sequence number or a producer.
-        FencepostError: pyarrow or numpy is not installed, or any error of ``StateTable.apply``.
+        DependencyError: pyarrow or numpy is not installed.
+        FencepostError: Any error of ``StateTable.apply``.
 
     >>> import fencepost as fp, polars as pl
     >>> rows = pl.DataFrame({"device": ["a", "a", "a"], "counter": [1, 2, 2]})
@@ -206,9 +208,9 @@ def _copied(
     return columns, StateTable.restore(table.snapshot())
 
 
-def _missing(problem: ModuleNotFoundError) -> FencepostError:
+def _missing(problem: ModuleNotFoundError) -> DependencyError:
     package = str(problem.name).partition(".")[0]
-    return FencepostError(f"{package} is not installed: pip install 'fencepost[lake]'")
+    return DependencyError(f"{package} is not installed: pip install 'fencepost[lake]'")
 
 
 def _check_same_policy(policy: str | Policy | None, table: StateTable) -> None:

@@ -1,166 +1,313 @@
-"""What can go wrong: one class per recovery.
+"""The errors of this package: one class for each way to recover.
 
-The message alone says everything (column, row, value, allowed range), because some doors keep only text.
-The attributes say the same to programs.
+The message alone says everything (column, row, value, allowed range), because some callers keep only text.
+The attributes say the same to programs. Each class has a code, which the message begins with: `[FP101] ...`.
+`docs/errors.md` is made from this file and from the calls that raise: run `make errors` after a change.
 """
 
+from typing import ClassVar
 
-class FencepostError(Exception):
-    """Anything that this package raises on purpose, but for the TypeError of what is no table at all."""
+
+class Coded:
+    """Puts the code of its class in front of the message of an error or a warning."""
+
+    code: ClassVar[str]
+    """The stable code of the class, for example `FP101`. It never changes and is never used again."""
+
+    @property
+    def message(self) -> str:
+        """The text without the code, to be part of another message."""
+        return super().__str__()
+
+    def __str__(self) -> str:
+        return f"[{self.code}] {self.message}"
+
+
+class FencepostError(Coded, Exception):
+    """Base class of all errors of this package. Input that is not tabular raises TypeError.
+
+    What to do: read the message. The class itself is raised only for a defect, which is worth a report.
+    """
+
+    code = "FP001"
+
+
+class DependencyError(FencepostError):
+    """A Python package that this function needs is missing, or too old.
+
+    What to do: install the extra that the message names.
+    """
+
+    code = "FP002"
 
 
 class BatchError(FencepostError):
-    """The rows cannot be judged: mend the input. The table is as it was before the call."""
+    """The rows cannot be judged. The table is as it was before the call.
+
+    What to do: correct the input at the column and row that the message names, then call again with all rows.
+    """
+
+    code = "FP101"
 
     def __init__(self, message: str, *, column: str | None = None, row: int | None = None) -> None:
         super().__init__(message)
         self.column = column
         """The column at fault, by its name in the input."""
         self.row = row
-        """The first row at fault, counted from 0, where one row is."""
+        """The first row at fault, counted from 0. None where no single row is at fault."""
 
 
 class PolicyError(FencepostError):
-    """No such policy or field, or a combination or call that makes no sense: choose another."""
+    """An argument, a policy or an option is invalid, or does not fit the others.
+
+    What to do: choose a value that the message allows. Nothing was read or written.
+    """
+
+    code = "FP102"
 
 
 class CapacityError(FencepostError):
-    """The call could take the table above its bound. Nothing has changed: raise the bound or start a new table."""
+    """The call could exceed the limit that was set for the table. Nothing has changed.
+
+    What to do: raise the limit, evict old entries, or start a new table.
+    """
+
+    code = "FP103"
 
     def __init__(self, message: str, *, limit: int | None = None) -> None:
         super().__init__(message)
         self.limit = limit
-        """The bound that was set."""
+        """The limit that was set."""
 
 
 class SnapshotError(FencepostError):
-    """The bytes are no snapshot that can be used: take another one."""
+    """The bytes are not a usable snapshot: damaged, of another version, or of another policy.
+
+    What to do: restore an older snapshot, or start a new table.
+    """
+
+    code = "FP104"
 
     def __init__(self, message: str, *, reason: str | None = None) -> None:
         super().__init__(message)
         self.reason = reason
-        """What is wrong, without where."""
+        """What is wrong, without the file."""
+
+
+class PoisonedError(FencepostError):
+    """An earlier call failed midway, so the table or log in memory can no longer be trusted.
+
+    What to do: restore the table from its last snapshot, or open the log again.
+    """
+
+    code = "FP105"
 
 
 class SourceError(FencepostError):
-    """The content of a file is not what it claims to be: mend it or set it aside."""
+    """The content of an input file, table or log is damaged or is not what it claims to be.
+
+    What to do: repair the file or remove it from the source. A job can quarantine it: `on_bad_file="quarantine"`.
+    """
+
+    code = "FP201"
 
     def __init__(self, message: str, *, path: str | None = None, position: int | None = None) -> None:
         super().__init__(message)
         self.path = path
         """The file."""
         self.position = position
-        """Where in it, in bytes, where known."""
+        """The position in the file, in bytes, where known."""
 
 
 class SinkError(FencepostError):
-    """An output that is not ours: look, then choose another."""
+    """The output belongs to something else, or cannot take these rows. Nothing was written to it.
+
+    What to do: choose another place, or change what the message names.
+    """
+
+    code = "FP301"
 
 
 class SinkChangedError(SinkError):
-    """An output that was ours and has changed behind our back: look first."""
+    """The output was written by this job, and something else has changed it since.
+
+    What to do: find out what changed it. Restore it, or begin a new output with a new state.
+    """
+
+    code = "FP302"
 
 
 class StoreError(FencepostError):
-    """A store, disk or database does not answer, refuses, or does not keep its word: see to it, then call again.
+    """A store, disk, database or broker does not answer, refuses, or breaks its contract.
 
-    It says nothing of the content: a file that cannot be decoded is a SourceError.
+    It says nothing about content: a file that cannot be decoded is a SourceError.
+
+    What to do: check the service, the network and the rights, then make the same call again.
     """
+
+    code = "FP303"
 
     def __init__(self, message: str, *, path: str | None = None, errno: int | None = None) -> None:
         super().__init__(message)
         self.path = path
-        """The file, where one is concerned."""
+        """The file, where the error is about one."""
         self.errno = errno
         """The number of the system's error (module `errno`), where it gave one."""
 
 
 class StateConflictError(FencepostError):
-    """Another writer decided this version first: run again."""
+    """Another writer committed this version first.
 
-
-class OutcomeUnknownError(FencepostError):
-    """A connection was lost during a commit: it may have happened or not. Call again, the claim or number tells."""
-
-
-class UndoneError(FencepostError):
-    """Work in a transaction passed over what had undone it, or ended it: nothing was applied. Mend that work."""
-
-
-class SchemaError(FencepostError):
-    """Tables of a database that this version of the package cannot use: upgrade it, or choose another schema."""
-
-
-class FencedError(FencepostError):
-    """Another producer took over this identity, or another worker this request: stop. Nothing has changed.
-
-    Kafka's PRODUCER_FENCED, for producers.
+    What to do: run again. The next run continues from the version of the other writer.
     """
 
-
-class ConcurrentTransactionError(FencepostError):
-    """A transaction of this id is decided but not completed yet: make the same call again.
-
-    Kafka's CONCURRENT_TRANSACTIONS. The decision itself stands.
-    """
-
-
-class TransactionStateError(FencepostError):
-    """The transaction's state does not allow this call: abort, which tells the present identity. Nothing has changed.
-
-    Kafka's INVALID_TXN_STATE.
-    """
-
-
-class TransactionAbortableError(FencepostError):
-    """This transaction cannot commit any more: abort it, read positions again, begin another. Nothing has changed.
-
-    Kafka's TRANSACTION_ABORTABLE, and what a consumer group answers to a member of an older generation.
-    """
-
-
-class MappingError(FencepostError):
-    """No transactional id has this pid now: `init_producer` with `expected=`, which tells whether it was taken over.
-
-    Kafka's INVALID_PRODUCER_ID_MAPPING: the id has expired, or its pid was rotated.
-    """
-
-
-class TransitionError(FencepostError):
-    """A guarded transition does not apply, the row is in another state: look; an event may have come too early."""
-
-
-class RequestInFlightError(FencepostError):
-    """Another worker processes the same request: repeat it later. Nothing has changed. Over HTTP: 409."""
-
-    def __init__(self, message: str, *, lease_left_ms: int | None = None) -> None:
-        super().__init__(message)
-        self.lease_left_ms = lease_left_ms
-        """How long that worker's claim is protected, unless it is renewed."""
-
-
-class KeyReusedError(FencepostError):
-    """An idempotency key was used for another request: send this one with a new key. Over HTTP: 422."""
-
-
-class PoisonedError(FencepostError):
-    """An earlier call broke off midway: rebuild the table from a snapshot, or open the log again."""
+    code = "FP304"
 
 
 class LockedError(FencepostError):
-    """Another writer has this open, in this process or in another: close it there first."""
+    """Another writer has this log open, in this process or in another one.
+
+    What to do: close it there first.
+    """
+
+    code = "FP305"
 
 
 class DeliveryError(FencepostError):
-    """Rows were not acknowledged: the producer lives on. `is_refused` tells whether they are surely not in the log."""
+    """Rows were not acknowledged. The producer remains usable.
+
+    What to do: if `is_refused` is true, correct the rows and send them again. If it is false, they may be in the log:
+    read the log before you send them again.
+    """
+
+    code = "FP401"
 
     def __init__(self, message: str, *, partition: int | None = None, is_refused: bool = False) -> None:
         super().__init__(message)
         self.partition = partition
-        """Where they were to go."""
+        """The partition the rows were sent to."""
         self.is_refused = is_refused
-        """True: the log has refused them, or they were never sent. False: they may be there, nobody knows."""
+        """True: the log has refused the rows, or they were never sent. False: the rows may be in the log."""
 
 
 class TransportError(FencepostError):
-    """A transport answers what cannot be. The producer has stopped: mend the transport, then resume."""
+    """The transport returned a response that violates its contract, or failed in an unexpected way.
+
+    What to do: correct the transport, then open the producer again with `resume=` its last checkpoint.
+    """
+
+    code = "FP402"
+
+
+class FencedError(FencepostError):
+    """Another producer took over this identity, or another worker took over this request. Nothing has changed.
+
+    Kafka's PRODUCER_FENCED, for producers.
+
+    What to do: stop this producer or worker. The other one continues.
+    """
+
+    code = "FP403"
+
+
+class ConcurrentTransactionError(FencepostError):
+    """The previous transaction of this id is decided, but not completed yet. The decision itself is final.
+
+    Kafka's CONCURRENT_TRANSACTIONS.
+
+    What to do: make the same call again.
+    """
+
+    code = "FP404"
+
+
+class TransactionStateError(FencepostError):
+    """The state of the transaction does not allow this call. Nothing has changed.
+
+    Kafka's INVALID_TXN_STATE.
+
+    What to do: abort the transaction. The abort returns the present identity.
+    """
+
+    code = "FP405"
+
+
+class TransactionAbortableError(FencepostError):
+    """This transaction can no longer commit. Nothing has changed.
+
+    Kafka's TRANSACTION_ABORTABLE. A consumer group answers it to a member of an older generation.
+
+    What to do: abort the transaction, read the positions again, then begin another transaction.
+    """
+
+    code = "FP406"
+
+
+class MappingError(FencepostError):
+    """No transactional id has this pid: the id has expired, or its pid was replaced by a new one.
+
+    Kafka's INVALID_PRODUCER_ID_MAPPING.
+
+    What to do: call `init_producer` with `expected=`, which finds out whether the identity was taken over.
+    """
+
+    code = "FP407"
+
+
+class SchemaError(FencepostError):
+    """The tables in the database have a version or columns that this version of the package cannot use.
+
+    What to do: run `fencepost sql migrate`, upgrade the package, or choose another schema.
+    """
+
+    code = "FP501"
+
+
+class OutcomeUnknownError(FencepostError):
+    """The connection was lost during a commit, so it may or may not have happened.
+
+    What to do: make the same call again. The claim or the number shows whether the first call was applied.
+    """
+
+    code = "FP502"
+
+
+class UndoneError(FencepostError):
+    """Your code in a transaction rolled it back or ended it. Nothing was applied.
+
+    What to do: leave commit and rollback to the package, and let errors of your statements propagate.
+    """
+
+    code = "FP503"
+
+
+class TransitionError(FencepostError):
+    """A guarded transition does not apply, because the row is in another state.
+
+    What to do: read the row. The event may have come too early: deliver it again later.
+    """
+
+    code = "FP504"
+
+
+class RequestInFlightError(FencepostError):
+    """Another worker is processing the same request. Nothing has changed. Over HTTP: 409.
+
+    What to do: repeat the request later. `lease_left_ms` says how long the other worker's claim is protected.
+    """
+
+    code = "FP505"
+
+    def __init__(self, message: str, *, lease_left_ms: int | None = None) -> None:
+        super().__init__(message)
+        self.lease_left_ms = lease_left_ms
+        """How long that worker's claim is protected, unless the worker renews it."""
+
+
+class KeyReusedError(FencepostError):
+    """The idempotency key was already used for a different request. Over HTTP: 422.
+
+    What to do: send this request with a new key.
+    """
+
+    code = "FP506"

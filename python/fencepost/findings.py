@@ -165,7 +165,7 @@ class AuditReport:
     def to_html(self) -> str:
         """Return the report as one HTML file with charts that loads nothing else.
 
-        Raises FencepostError if `fencepost[report]` is not installed.
+        Raises DependencyError if `fencepost[report]` is not installed.
         """
         from fencepost.pages.audit import audit_page
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from fencepost.errors import BatchError, SourceError
+from fencepost.errors import BatchError, Coded, SourceError
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession, functions
@@ -34,8 +34,13 @@ Offsets = dict[str, dict[str, int]]
 """The offset after the last one read, by topic and partition (as text, as the connector writes it)."""
 
 
-class KafkaWarning(UserWarning):
-    """Kafka is read in a way that can lose or add rows."""
+class KafkaWarning(Coded, UserWarning):
+    """A stream or a DataFrame reads from Kafka in a way that can lose or add rows.
+
+    What to do: set the options that the message names.
+    """
+
+    code = "FP902"
 
 
 @dataclass(frozen=True)

@@ -243,7 +243,7 @@ class BatchWriter:
         except SourceError as problem:
             if run.job.on_reset == "stop":
                 raise
-            warnings.warn(str(problem), KafkaWarning, stacklevel=3)
+            warnings.warn(problem.message, KafkaWarning, stacklevel=3)
 
     def _is_next(
         self, batch: DataFrame, position: dict[str, Any], begins: Ends, done: dict[str, Any], is_told: bool

@@ -206,7 +206,7 @@ class TestColumns:
     def test_columns_of_one_name_are_refused(self, spark: SparkSession) -> None:
         df = spark.createDataFrame([(7, 0, 0, seq % 3, 1, 2) for seq in range(6)], [*IDENTITY, "x", "y"])
         twins = df.select(*IDENTITY, "x", F.col("y").alias("x"))
-        with pytest.raises(fp.BatchError, match=r"^column 'x': stands twice in the DataFrame; rename one$"):
+        with pytest.raises(fp.BatchError, match=r"column 'x': stands twice in the DataFrame; rename one$"):
             deduplicate(twins)
 
 
@@ -273,7 +273,7 @@ class TestCoLocated:
     ) -> None:
         one = spark.read.parquet(write_files(tmp_path / "one", [[(0, 0, 0, seq, 0) for seq in range(9)]]))
         two = spark.read.parquet(write_files(tmp_path / "two", [[(1, 0, 0, seq, 0) for seq in range(9)]]))
-        with pytest.raises(fp.PolicyError, match=r"^this DataFrame reads files but their metadata does not reach it"):
+        with pytest.raises(fp.PolicyError, match=r"this DataFrame reads files but their metadata does not reach it"):
             deduplicate(one.union(two), co_located=True)
         assert deduplicate(one.union(two), co_located=True, verify=True).count() == 18
 
@@ -294,7 +294,7 @@ class TestCoLocated:
         assert deduplicate(whole, co_located=True, verify=True).count() == 7
         apart = spark.read.parquet(write_files(tmp_path / "apart", [*files, [(1, 0, 0, 1, 1)]]))
         with pytest.raises(
-            fp.BatchError, match=r"^the key pid=1, partition=0 lies in two tasks \(\d and \d among them\)"
+            fp.BatchError, match=r"the key pid=1, partition=0 lies in two tasks \(\d and \d among them\)"
         ) as error:
             deduplicate(apart, co_located=True, verify=True)
         assert error.value.column == "pid, partition"
@@ -364,12 +364,12 @@ class TestRefused:
     )
     def test_identities_that_are_drawn_anew(self, df: DataFrame, change: Callable[[DataFrame], DataFrame]) -> None:
         for co_located in (False, True):
-            with pytest.raises(fp.PolicyError, match=r"^pid, epoch, partition, seq, or which rows there are, is drawn"):
+            with pytest.raises(fp.PolicyError, match=r"pid, epoch, partition, seq, or which rows there are, is drawn"):
                 deduplicate(change(df), co_located=co_located)
 
     @classic_only
     def test_an_order_that_is_drawn_after_the_shuffle(self, df: DataFrame) -> None:
-        with pytest.raises(fp.PolicyError, match=r"^order_by is drawn anew"):
+        with pytest.raises(fp.PolicyError, match=r"order_by is drawn anew"):
             deduplicate(df, "in_order", order_by=F.monotonically_increasing_id())
         assert deduplicate(df, "in_order", order_by=F.desc("copy")).count() == KEPT
         in_one = df.coalesce(1)

@@ -34,7 +34,7 @@ def engine_of(url: str, *, may_make_file: bool = False) -> Iterator[Engine]:
     try:
         engine = engines.engine_of(url, may_make_file=may_make_file)
     except PolicyError as problem:
-        raise typer.BadParameter(f"--database: {problem}") from None
+        raise typer.BadParameter(f"--database: {problem.message}") from None
     try:
         yield engine
     except exc.DBAPIError as problem:

@@ -85,7 +85,7 @@ def _hint(salvage: bool) -> Iterator[None]:
     except SourceError as error:
         if salvage or error.position is None:
             raise
-        text = f"{error}; --salvage exports what can be read"
+        text = f"{error.message}; --salvage exports what can be read"
         raise SourceError(text, path=error.path, position=error.position) from error
 
 

@@ -73,7 +73,7 @@ class Source:
                 last = _last_offset_at(part, error.position)
                 if not self.salvages or last is None:
                     raise
-                self.missing.append(str(error))
+                self.missing.append(error.message)
                 conditions = [("offset", ">", last)]
 
 
@@ -87,7 +87,7 @@ def _without_segments(source: str) -> list[str]:
             open_log(folder)
         except EmptyLogError as error:
             # Skip folders that a broker is deleting or moving.
-            found += [str(error)] if topic not in OWN_TOPICS and name == f"{topic}-{partition}" else []
+            found += [error.message] if topic not in OWN_TOPICS and name == f"{topic}-{partition}" else []
     return found
 
 

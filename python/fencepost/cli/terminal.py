@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fencepost.errors import FencepostError
+from fencepost.errors import DependencyError
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -35,13 +35,13 @@ def option(text: str) -> Any:
 
 
 def check_page(path: Path) -> None:
-    """Check that a page can be written before the work starts. Raises a usage error or FencepostError."""
+    """Check that a page can be written before the work starts. Raises a usage error or DependencyError."""
     from fencepost.pages.charts import is_installed
 
     if not path.parent.is_dir():
         raise typer.BadParameter(f"--html {path}: there is no folder {path.parent}")
     if not is_installed():
-        raise FencepostError("vl_convert is not installed: pip install 'fencepost[report]'")
+        raise DependencyError("vl_convert is not installed: pip install 'fencepost[report]'")
 
 
 @contextmanager

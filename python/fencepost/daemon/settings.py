@@ -83,7 +83,7 @@ class Settings:
             except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
                 raise PolicyError(f"{path}: not a TOML file: {error}") from error
             except PolicyError as error:
-                raise PolicyError(f"{path}: {error}") from None
+                raise PolicyError(f"{path}: {error.message}") from None
         found |= {name: value for name, value in given.items() if value is not None}
         if "database" not in found:
             raise PolicyError("database: missing: give it in the file, or by --database")

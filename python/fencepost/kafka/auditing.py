@@ -250,7 +250,7 @@ class _Partition:
                     position = start + error.position
                     length = _length_at(segment, position)
                 if (segment.path, position) not in known:
-                    reason = str(error).partition(": ")[2] or str(error)
+                    reason = error.message.partition(": ")[2] or error.message
                     self.damage.append(Finding("content", segment.path, position, reason))
                 if position is None or length is None:
                     return
@@ -482,7 +482,7 @@ def _calls(stream: Any) -> Iterator[pa.Table]:
 def _finding(kind: str, path: str, error: SourceError | StoreError) -> Finding:
     """A finding for a file that is unreadable or invalid."""
     position = error.position if isinstance(error, SourceError) else None
-    return Finding(kind, path, position, str(error).removeprefix(path).lstrip(":, "))
+    return Finding(kind, path, position, error.message.removeprefix(path).lstrip(":, "))
 
 
 def _told_of(rows: pa.Table) -> pa.Table:

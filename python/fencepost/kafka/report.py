@@ -227,7 +227,7 @@ class LogAudit:
     def to_html(self) -> str:
         """Return the report as one HTML file with charts that loads nothing else.
 
-        Raises FencepostError if `fencepost[report]` is not installed.
+        Raises DependencyError if `fencepost[report]` is not installed.
         """
         from fencepost.pages.kafka import log_page
 

@@ -95,7 +95,12 @@ def open_log(source: str | os.PathLike[str], options: Options = None) -> Log:
 
 
 class EmptyLogError(SourceError):
-    """A folder without segments."""
+    """A folder holds no segments of a log.
+
+    What to do: name the folder of a partition, `topic-0`, or the folder that holds such folders.
+    """
+
+    code = "FP203"
 
 
 def find_partitions(source: str | os.PathLike[str], options: Options = None) -> list[str]:

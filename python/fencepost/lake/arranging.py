@@ -224,7 +224,7 @@ def arrange(places: Places, item: ArrangeItem) -> Written:
         except ChangedError:
             raise
         except SourceError as error:
-            written.damaged[error.path or files.full_path(first)] = str(error)
+            written.damaged[error.path or files.full_path(first)] = error.message
         first = end
     return written
 

@@ -295,7 +295,8 @@ class _Lane:
     @property
     def reason(self) -> str:
         path = self.reading.files.full_path(self.place)
-        return str(self.problem).removeprefix(path).lstrip(":, ")
+        assert self.problem is not None
+        return self.problem.message.removeprefix(path).lstrip(":, ")
 
 
 class _Kinds:

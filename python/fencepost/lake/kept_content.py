@@ -153,7 +153,7 @@ def _sums_of(storage: Storage, item: SumItem, place: int) -> Iterator[Hashes]:
             try:
                 yield checksums(part, part.column_names)
             except BatchError as error:
-                raise BatchError(f"{path}: {error}", column=error.column) from error
+                raise BatchError(f"{path}: {error.message}", column=error.column) from error
 
 
 def read_rows(
@@ -189,7 +189,7 @@ def read_rows(
     except FileNotFoundError:
         raise
     except BatchError as error:
-        raise BatchError(f"{path}: {error}", column=error.column) from error
+        raise BatchError(f"{path}: {error.message}", column=error.column) from error
     except (pa.ArrowInvalid, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:  # pyarrow raises OSError without errno for damage
             text = f"{path}: cannot be read: {error}. Check the storage and the rights, then run again"

@@ -480,7 +480,7 @@ class Run:
         except ChangedError:
             raise
         except SourceError as error:
-            self.left_out.add_bad({} if error.path is None else {error.path: str(error)})
+            self.left_out.add_bad({} if error.path is None else {error.path: error.message})
             raise
 
     def compare(self, found: Found, judged: list[Judged], summed: list[Summed]) -> None:

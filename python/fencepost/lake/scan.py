@@ -234,12 +234,12 @@ def _read_file(
                 writer.keep(last)
                 return facts, read, ""
         except SourceError as error:
-            return facts, None, str(error)
+            return facts, None, error.message
         except BatchError as error:
             if not item.sets_aside:
                 raise
             found.misfit = found.misfit or error
-            return facts, None, str(error)
+            return facts, None, error.message
         finally:
             writer.forget()
     return facts, None, f"{path}: changed each time it was read, {TRIES} times"

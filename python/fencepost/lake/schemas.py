@@ -43,7 +43,7 @@ def check_schemas(
             found = columns_of(read)
             problem = _problem(schema, found, rule, where)
         except BatchError as error:
-            problem = str(error.column), str(error)
+            problem = str(error.column), error.message
         if problem is None:
             if schema is None:
                 where = f"{paths_of()[0]} has"

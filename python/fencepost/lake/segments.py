@@ -353,7 +353,7 @@ class _Excerpt:
         if error.position is None or error.position >= self.size():
             return error
         position = self._position(error.position)
-        text = str(error).replace(f", byte {error.position}:", f", byte {position}:", 1)
+        text = error.message.replace(f", byte {error.position}:", f", byte {position}:", 1)
         return SourceError(text, path=error.path, position=position)
 
     def _place(self, offset: int) -> int:

@@ -41,7 +41,12 @@ COPY_BYTES = 16 << 20
 
 
 class ChangedError(SourceError):
-    """A file has changed since it was read: the run plans again."""
+    """A file changed while a run was reading it. The run plans again by itself; others see this error.
+
+    What to do: call again when nothing writes to the file.
+    """
+
+    code = "FP202"
 
 
 class Storage(Protocol):

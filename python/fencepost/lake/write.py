@@ -123,7 +123,7 @@ def write(places: Places, item: WriteItem) -> Written:
         except ChangedError:
             raise
         except SourceError as error:  # check the other files, too, so that the run plans again only once
-            written.damaged[item.files.full_path(place)] = str(error)
+            written.damaged[item.files.full_path(place)] = error.message
     if vectors is not None and written.marked:
         with places.outputs.new(vectors.name, lasts=True) as path:
             path.write_bytes(vectors.content)

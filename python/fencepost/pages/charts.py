@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from fencepost.errors import FencepostError
+from fencepost.errors import DependencyError
 from fencepost.pages.tables import Table
 
 Theme = Literal["page", "light", "dark"]
@@ -71,13 +71,13 @@ class Chart:
     sizes: tuple[Size, ...] = ("normal", "narrow")
 
     def to_svg(self, theme: Theme = "light", size: Size | None = None) -> str:
-        """Draw as SVG. Raises FencepostError if `fencepost[report]` is not installed."""
+        """Draw as SVG. Raises DependencyError if `fencepost[report]` is not installed."""
         svg: str = _renderer().vegalite_to_svg(self._whole(size, has_title=theme != "page"))
         svg = re.sub(r"<svg\b", f'<svg role="img" aria-label="{_attribute(self.alternative)}"', svg, count=1)
         return _colored(svg, theme)
 
     def to_png(self, theme: Theme = "light", size: Size | None = None) -> bytes:
-        """Draw as PNG at twice the size in pixels. Raises FencepostError if `fencepost[report]` is not installed."""
+        """Draw as PNG at twice the size in pixels. Raises DependencyError if `fencepost[report]` is not installed."""
         spec = _themed(self._whole(size, has_title=True), theme)
         png: bytes = _renderer().vegalite_to_png(spec, scale=2)
         return png
@@ -113,7 +113,7 @@ def _renderer() -> Any:
     try:
         import vl_convert
     except ModuleNotFoundError as problem:
-        raise FencepostError("vl_convert is not installed: pip install 'fencepost[report]'") from problem
+        raise DependencyError("vl_convert is not installed: pip install 'fencepost[report]'") from problem
     return vl_convert
 
 

@@ -397,7 +397,7 @@ class SequencedProducer:
             except FencepostError as error:
                 with self._changed:
                     self._sequencer.check()
-                raise TransactionAbortableError(f"{error}. The transaction can only be aborted") from error
+                raise TransactionAbortableError(f"{error.message}. The transaction can only be aborted") from error
             with self._changed:
                 self._sequencer.check()
                 self._is_ending = not self._deliveries  # other threads may have sent rows since
@@ -491,7 +491,7 @@ class SequencedProducer:
             if self._undecided is None:
                 raise
             # This attempt decided nothing, but the one before may have.
-            raise type(self._undecided)(f"{self._undecided}. The next try: {error}") from error
+            raise type(self._undecided)(f"{self._undecided.message}. The next try: {error.message}") from error
         finally:
             self._decider = None
         with self._changed:
@@ -531,7 +531,8 @@ class SequencedProducer:
             return error
         except FencepostError:
             pass  # unknown for now; abort will find out
-        return TransactionAbortableError(f"the transaction was open for too long, and is aborted: call abort ({error})")
+        problem = f"the transaction was open for too long and has been aborted: call abort() ({error.message})"
+        return TransactionAbortableError(problem)
 
     # Callbacks
 
@@ -901,9 +902,9 @@ def _outcome(future: Any) -> Any:
 def _answer_of(error: BaseException) -> Answer | None:
     """Translate a transport's exception to an answer. None if it violates the contract."""
     if isinstance(error, FencedError):
-        return Answer(ErrorCode.PRODUCER_FENCED, message=str(error))
+        return Answer(ErrorCode.PRODUCER_FENCED, message=error.message)
     if isinstance(error, BatchError):
-        return Answer(ErrorCode.INVALID_RECORD, message=str(error))
+        return Answer(ErrorCode.INVALID_RECORD, message=error.message)
     if isinstance(error, StoreError | OutcomeUnknownError | OSError):
         return Answer(ErrorCode.NETWORK_EXCEPTION, message=f"{type(error).__name__}: {error}")
     return None

@@ -662,7 +662,8 @@ def _stopped(code: ErrorCode, what: str) -> FencepostError:
 
 def _hidden(error: DeliveryError) -> DeliveryError:
     """Return the error of all other batches of a producer in cursor mode: some may be in flight."""
-    return DeliveryError(f"an earlier batch was not delivered: {error}", partition=error.partition, is_refused=False)
+    problem = f"an earlier batch was not delivered: {error.message}"
+    return DeliveryError(problem, partition=error.partition, is_refused=False)
 
 
 def _named(reading: Reading) -> str:

@@ -10,15 +10,20 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection, delete, func, select, tuple_
 
-from fencepost.errors import PolicyError
+from fencepost.errors import Coded, PolicyError
 from fencepost.sql.consumers import CONSUMERS, Consumer, Storage
 from fencepost.sql.database import Database
 
 _PIECE_ROWS = 20_000
 
 
-class RetentionWarning(UserWarning):
-    """A retention that is shorter than the slowest path by which events can come again."""
+class RetentionWarning(Coded, UserWarning):
+    """The retention is shorter than the time in which an event can arrive again.
+
+    What to do: choose a longer retention, or shorten the path that the message names.
+    """
+
+    code = "FP901"
 
 
 @dataclass(frozen=True)

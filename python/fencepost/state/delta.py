@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from fencepost.errors import FencepostError, SinkChangedError, SinkError
+from fencepost.errors import DependencyError, FencepostError, SinkChangedError, SinkError
 from fencepost.state.commit import NewRows, Tasks, in_turn
 from fencepost.state.decision import ABANDONED, APPLIED, Decision, Outputs, SideFiles
 from fencepost.state.delta_columns import (
@@ -545,11 +545,11 @@ def bounds_of(groups: Mapping[str, list[tuple[int, int] | None]]) -> dict[str, l
 
 
 def check_library(path: object) -> None:
-    """Raises FencepostError where tables cannot be read or written at all."""
+    """Raises DependencyError where tables cannot be read or written at all."""
     try:
         import deltalake  # noqa: F401
     except ImportError as error:
-        raise FencepostError(f"{path}: Delta tables need fencepost[lake] ({error})") from error
+        raise DependencyError(f"{path}: Delta tables need fencepost[lake] ({error})") from error
 
 
 LOG_UNREAD = "its log cannot be read"

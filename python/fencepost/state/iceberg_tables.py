@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from fencepost.errors import BatchError, FencepostError, SinkError, StoreError
+from fencepost.errors import BatchError, DependencyError, FencepostError, SinkError, StoreError
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
@@ -109,11 +109,11 @@ class NamedTable:
 
 
 def check_library(place: object) -> None:
-    """Raises FencepostError where tables cannot be opened at all."""
+    """Raises DependencyError where tables cannot be opened at all."""
     try:
         import pyiceberg  # noqa: F401
     except ImportError as error:
-        raise FencepostError(f"{place}: Iceberg tables need fencepost[iceberg] ({error})") from error
+        raise DependencyError(f"{place}: Iceberg tables need fencepost[iceberg] ({error})") from error
 
 
 def plain_location(location: str, about: str) -> str:

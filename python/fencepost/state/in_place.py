@@ -138,7 +138,7 @@ class InPlace(DeltaSink):
             changes = self._changes(table, live, decision, now_ms)
             self._check(table, live, changes, decision)
         except SourceError as error:
-            raise SinkChangedError(str(error)) from error
+            raise SinkChangedError(error.message) from error
         except (FileNotFoundError, ValueError) as error:
             raise SinkError(f"{self.location}: its log cannot be read: {error}") from error
         return changes

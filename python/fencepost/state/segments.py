@@ -86,7 +86,7 @@ def load_table(
         try:
             table = StateTable.restore(base, policy, deltas=deltas)
         except SnapshotError as error:
-            raise SnapshotError(f"{_place(store, pieces[0])}: {error}", reason=error.reason) from error
+            raise SnapshotError(f"{_place(store, pieces[0])}: {error.message}", reason=error.reason) from error
         del base, deltas
         table.track_changes()
     if horizon_ms is not None and table.horizon_ms != horizon_ms:

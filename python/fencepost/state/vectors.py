@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlparse
 from uuid import UUID, uuid4
 
-from fencepost.errors import FencepostError, SourceError
+from fencepost.errors import DependencyError, SourceError
 from fencepost.state.stores import Store, is_local
 
 if TYPE_CHECKING:
@@ -129,5 +129,5 @@ def _library() -> Any:
     try:
         from pyroaring import BitMap64
     except ImportError as error:
-        raise FencepostError(f"deletion vectors need fencepost[lake] ({error})") from error
+        raise DependencyError(f"deletion vectors need fencepost[lake] ({error})") from error
     return BitMap64

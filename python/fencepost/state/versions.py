@@ -311,7 +311,7 @@ class State:
         return explained(self, last)
 
     def to_html(self, last: int = 100) -> str:
-        """A page on the newest versions, as one file that loads nothing. Raises FencepostError without
+        """A page on the newest versions, as one file that loads nothing. Raises DependencyError without
         `fencepost[report]`."""
         from fencepost.state import history
 

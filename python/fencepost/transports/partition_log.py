@@ -96,7 +96,7 @@ class PartitionLogTransport:
                 pid, epoch, first_seq = pid_of(name), 0, batch.first_seq % 2**31
             records = None if refused else self._records(batch.rows)
         except BatchError as error:
-            refused, records = Answer(ErrorCode.INVALID_RECORD, message=str(error)), None
+            refused, records = Answer(ErrorCode.INVALID_RECORD, message=error.message), None
         if refused is not None:
             answer.set_result(refused)
             return answer
@@ -295,7 +295,7 @@ class LogWriter:
             yield
         except PoisonedError as error:
             self._open_again()
-            raise StoreError(f"the log has to be opened again: {error}") from error
+            raise StoreError(f"the log has to be opened again: {error.message}") from error
 
     def _open_again(self) -> None:
         """Reopen a log that does not know what is on disk, unless the caller owns it."""

@@ -285,7 +285,7 @@ class SqlTransport:
         try:
             return replace(batch, rows=self._target.convert(rows))
         except SinkError as error:  # a column that the table generates or requires
-            raise BatchError(str(error)) from error
+            raise BatchError(error.message) from error
 
     def _insert(self, connection: Connection, batch: SequencedBatch, log_end: int) -> None:
         import numpy as np
