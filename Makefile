@@ -76,7 +76,7 @@ SPARK_SOURCES := Cargo.toml spark_udf/pyproject.toml spark_udf/hatch_build.py $(
 .PHONY: help demo demo-chain test test-matrix test-marked lint test-rust test-portable test-portable-part test-fuzz test-fuzz-part test-python test-jobs test-tables test-bench test-sql postgresql mariadb model \
 	faults test-spark test-spark-frames test-spark-jobs test-spark43 test-spark43-part test-free-threaded asan asan-part miri fuzz test-spark-connect \
 	test-spark-connect-part test-spark-delta test-kafka test-cluster test-stores test-docs docs jars fuzz-corpus fuzz-targets bench bench-full bench-rust bench-curve wheels release-check \
-	develop format requirements tools java clean
+	develop format errors requirements tools java clean
 
 help: ## Show every task
 	@awk -F ':.*## ' '/^[a-z0-9 -]+:.*## / { sub(" .*", "", $$1); printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -326,6 +326,9 @@ format: $(VENV)/dependencies ## Put every file in its form
 	cargo fmt --all
 	$(BIN)/ruff check --fix --quiet .
 	$(BIN)/ruff format --quiet .
+
+errors: $(VENV)/dependencies ## Write the pages on errors from the sources
+	$(BIN)/python .ci/error_pages.py
 
 requirements: $(UV) ## Compile the requirement files, hashes included
 	for name in uv dev spark43 workers release docs; do $(UV) pip compile --quiet --generate-hashes --universal --python-version 3.11 \

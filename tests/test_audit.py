@@ -569,7 +569,7 @@ def test_a_missing_package_is_named_with_its_remedy(package: str) -> None:
         "try: fp.audit({})\nexcept fp.FencepostError as error: print(error)"
     )
     out = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout
-    assert out == f"{package} is not installed: pip install 'fencepost[lake]'\n"
+    assert out == f"[FP002] {package} is not installed: pip install 'fencepost[lake]'\n"
 
 
 # Memory

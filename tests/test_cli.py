@@ -9,6 +9,7 @@ import io
 import json
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
@@ -41,6 +42,11 @@ def job(tmp_path: Path) -> tuple[Path, Path, Path]:
     """A landing folder with one file, and where state and sink will be."""
     land(tmp_path / "landing", "a.parquet", make_rows(0))
     return tmp_path / "landing", tmp_path / "state", tmp_path / "clean"
+
+
+def without_code(message: str) -> str:
+    """A line of the command line whose error has its code in front."""
+    return re.sub(r"\[FP\d{3}\] ", "", message, count=1)
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
@@ -218,7 +224,7 @@ def test_policies_that_make_no_sense(
         code, out, err = run(capsys, *command, *options.format(here=tmp_path).split())
         assert code == (1 if "Errno" in message else 2)
         assert out == ""
-        assert err.startswith(f"fencepost: {message.format(here=tmp_path)}")
+        assert without_code(err).startswith(f"fencepost: {message.format(here=tmp_path)}")
         assert err.count("\n") == 1
 
 
@@ -452,7 +458,7 @@ def test_an_error_is_one_line(
     land(tmp_path, "a.parquet", make_rows(0))
     code, out, err = run(capsys, *(it.format(here=tmp_path) for it in arguments))
     assert (code, out) == (exit_code, "")
-    assert err.startswith(f"fencepost: {message.format(here=tmp_path)}")
+    assert without_code(err).startswith(f"fencepost: {message.format(here=tmp_path)}")
     assert err.count("\n") == 1
 
 
@@ -596,7 +602,7 @@ def test_errors_of_the_package_are_what_is_caught(
         monkeypatch.setattr(lake, "audit", read)
 
     fail(FencepostError("two\n  lines"))
-    assert run(capsys, "audit", "x") == (1, "", "fencepost: two lines\n")
+    assert run(capsys, "audit", "x") == (1, "", "fencepost: [FP001] two lines\n")
     fail(AssertionError("a bug"))
     with pytest.raises(AssertionError):
         cli.main(["audit", "x"])

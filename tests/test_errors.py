@@ -902,6 +902,7 @@ def test_the_classes_tested_are_the_classes_that_exist() -> None:
         (fp.DeliveryError("m", partition=3, is_refused=True), {"partition": 3, "is_refused": True}),
         *((class_("m"), {}) for class_ in (fp.PolicyError, fp.SinkError, fp.SinkChangedError)),
         *((class_("m"), {}) for class_ in (fp.StateConflictError, fp.PoisonedError, fp.FencepostError)),
+        (fp.DependencyError("m"), {}),
         (fp.LockedError("m"), {}),
         (fp.RequestInFlightError("m", lease_left_ms=7), {"lease_left_ms": 7}),
     ],

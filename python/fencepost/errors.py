@@ -23,6 +23,11 @@ class Coded:
         return f"[{self.code}] {self.message}"
 
 
+def message_of(error: BaseException) -> str:
+    """The text of any error without a code, to be part of another message."""
+    return error.message if isinstance(error, Coded) else str(error)
+
+
 class FencepostError(Coded, Exception):
     """Base class of all errors of this package. Input that is not tabular raises TypeError.
 

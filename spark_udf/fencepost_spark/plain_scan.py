@@ -16,6 +16,7 @@ from urllib.parse import unquote, urlsplit
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 from fencepost import Columns, FencepostError, Policy
+from fencepost.errors import message_of
 from fencepost.lake.column_types import type_name
 from fencepost.lake.files import Facts, Files
 from fencepost.lake.scan import Reading, check_names
@@ -121,7 +122,7 @@ def plain_scan(call: Call) -> PlainScan:
         check_names(columns.names)
         df.select(word_of(df)).schema  # noqa: B018  # the metadata of a file may not reach the frame
     except (FencepostError, AnalysisException) as error:
-        raise NotPlainError(str(error)) from error
+        raise NotPlainError(message_of(error)) from error
     types = {sources[field.name] or "": to_arrow_type(field.dataType) for field in call.fields.values()}
     return _opened(df, relation, call.rules.replace(columns=columns), types, *_ties(call, sources))
 
@@ -333,7 +334,7 @@ def _footer(path: str, policy: Policy) -> _Footer:
         scan = _reading(policy, shards=1).open(storage, path, facts, {}, 0)
         return _Footer(facts, scan.rows, scan.footer_crc, pq.read_schema(path))
     except (FencepostError, OSError, pa.ArrowException) as error:
-        raise NotPlainError(str(error)) from error
+        raise NotPlainError(message_of(error)) from error
 
 
 def _check_types(path: str, schema: pa.Schema, types: Mapping[str, pa.DataType]) -> None:

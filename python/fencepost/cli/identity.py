@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from fencepost._native import presets
-from fencepost.errors import PolicyError
+from fencepost.errors import PolicyError, message_of
 from fencepost.policy import COLUMN_PRESETS, Columns, Policy, check_columns, resolve, resolve_columns
 
 _PRESETS = ", ".join(name for name, *_ in presets())
@@ -157,7 +157,7 @@ def _from_file(path: Path) -> Policy:
         columns = {role: None if names == "none" else names for role, names in columns.items()}
         return policy.replace(columns=dataclasses.replace(policy.columns, **columns))
     except (ValueError, TypeError, AttributeError, PolicyError) as problem:
-        raise PolicyError(f"{path}: {problem}") from problem
+        raise PolicyError(f"{path}: {message_of(problem)}") from problem
 
 
 def _field(text: str) -> tuple[str, Any]:
