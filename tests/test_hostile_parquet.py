@@ -186,7 +186,7 @@ SCAN = """
                 pass
             print("read")
         except fp.SourceError as error:
-            print(error.path == path, error)
+            print(error.path == path, error.message)
 """
 REWRITE = """
     for path in sys.argv[1:]:
@@ -194,7 +194,7 @@ REWRITE = """
             rewrite(path, path + ".new", pa.array([1]), pa.array([1]))
             print("written")
         except fp.SourceError as error:
-            print(error.path == path and not Path(path + ".new").exists(), error)
+            print(error.path == path and not Path(path + ".new").exists(), error.message)
 """
 MORE = "from fencepost._native import RunScan, rewrite; from fencepost.policy import Columns"
 

@@ -197,11 +197,12 @@ def test_a_callback_may_send_what_fits() -> None:
 
 def test_what_a_callback_is_told_says_what_to_do() -> None:
     told, producer = told_within("acknowledged", False, "flush")
-    assert str(told) == (
-        "flush() within a callback of the producer: it runs on a thread that the call would wait for. Call it from "
-        "another thread, once the callback has returned (send does not wait, and may be called)"
-    )
+    assert isinstance(told, fp.PolicyError)
+    assert "flush()" in told.message
+    assert "another thread" in told.message
     producer.close()
     told, producer = told_within("work", True, "abort")
-    assert str(told) == "abort() while this thread decides the transaction: call it once commit or abort is done"
+    assert isinstance(told, fp.PolicyError)
+    assert "abort()" in told.message
+    assert "this thread" in told.message
     producer.close()

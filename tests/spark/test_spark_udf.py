@@ -185,7 +185,7 @@ def test_a_bad_row_is_named_in_the_drivers_message(
     df = frame(spark, [(7, 0, 0, 0), (7, 0, 0, 1), row], ddl)
     with pytest.raises(PythonException) as error:
         judged(df)
-    assert f"BatchError: {message}" in str(error.value)
+    assert f"BatchError: [FP101] {message}" in str(error.value)
     values = ", ".join(f"{name}={value!r}" for name, value in zip(NAMES, row, strict=True))
     assert f"(row 2 of Spark partition 0; {values})" in str(error.value)
 
