@@ -1,17 +1,20 @@
-"""The changes in the list of missing ranges, version by version, as the sink shows them in `_missing`.
+"""The changes in the list of missing ranges by version, which the sink shows in `_missing`.
 
-OPEN: the range is missing from now on. CLOSED: it is not any more, its rows came, or a rollback has gone back to before
-it was missing. SPLIT: some of its rows came; what is left of it follows as OPEN. FINAL: it was given up, nobody can
-tell any more.
+| change | meaning |
+|---|---|
+| OPEN | the range is missing from now on |
+| CLOSED | it is no longer missing: its rows came, or a rollback returned to a state before it was missing |
+| SPLIT | some of its rows came; the rest follows as OPEN |
+| FINAL | it was given up, and nothing more is known about it |
 
-Lines are counted, whatever their order: OPEN is one more of its range, every other kind one less. The same sequences
-may be missing in two laps, and then their range is open twice. Over all files that a sink shows, what is left is
-`State.missing`, but for what the horizon has given up in shards that no version has looked at since: their FINAL lines
-come with the next version that does. Every version that changes what is missing writes its lines: runs, seeds,
-evictions, reshards (which look at every shard), and rollbacks.
+Lines are counted regardless of their order: OPEN adds one of its range, every other change removes one. A range may be
+open twice, if the same sequences are missing in two laps. The sum over all files in the sink is `State.missing`. The
+exception are ranges that the horizon gave up in shards that no version has read since; their FINAL lines come with the
+next version that reads the shard. Every version that changes missing ranges writes lines: runs, seeds, evictions,
+reshards (which read every shard), and rollbacks.
 
-A rollback cannot know which files its user has removed. So it counts what the sink still shows, and writes what makes
-that the list of the state it goes back to. Files that are removed later are in nobody's lines.
+A rollback cannot know which files the user has removed. So it counts the lines that the sink still shows, and writes
+the difference to the list of the restored state. Files removed later are not accounted for.
 """
 
 from __future__ import annotations
@@ -32,20 +35,20 @@ if TYPE_CHECKING:
     from fencepost.state.commit import Sink
 
 ArrowTable: TypeAlias = Any
-"""A `pyarrow.Table`; pyarrow is imported where it is needed."""
+"""A `pyarrow.Table`. pyarrow is imported on first use."""
 
 OPEN, CLOSED, SPLIT, FINAL = KINDS = ("OPEN", "CLOSED", "SPLIT", "FINAL")
 FOLDER = "_missing"
 NAME = f"{FOLDER}/part-00000.parquet"
 NUMBERS_MAX = 1 << 62
 TALLY_MIN = 1 << 20
-"""Lines that a rollback gathers before they are added up."""
+"""Number of lines that a rollback collects before adding them up."""
 
 
 def changes(before: ArrowTable, table: StateTable, version: int) -> list[ArrowTable]:
-    """What changed since `before`, the ranges that were missing: version, change, and the columns of `missing()`.
+    """Return the changes since `before`, the earlier missing ranges: version, change, and the columns of `missing()`.
 
-    Lines that take back come first. No table where nothing changed.
+    Lines that remove ranges come first. Empty if nothing changed.
     """
     import numpy as np
     import pyarrow as pa  # type: ignore[import-untyped]
@@ -53,7 +56,7 @@ def changes(before: ArrowTable, table: StateTable, version: int) -> list[ArrowTa
     after = pa.table(table.missing())
     if (not len(before) and not len(after)) or before.equals(after):
         return []
-    # The types of keys are unknown where there are none.
+    # Tables without ranges do not know the types of keys.
     both = pa.concat_tables([it for it in (before, after) if len(it)], promote_options="permissive")
     ranges = _Ranges.of(both)
     same = ranges.same()
@@ -69,9 +72,9 @@ def changes(before: ArrowTable, table: StateTable, version: int) -> list[ArrowTa
 
 
 def corrections(shown: Iterable[ArrowTable], missing: Iterable[ArrowTable], version: int) -> list[ArrowTable]:
-    """The lines after which what is left of those `shown` is `missing`: CLOSED for what is too much, then OPEN.
+    """Return the lines that turn the ranges `shown` into `missing`: CLOSED for surplus ones, then OPEN.
 
-    Memory: the ranges that are open, and TALLY_MIN lines. No table where nothing is wrong.
+    Memory: the open ranges, and TALLY_MIN lines. Empty if there is no difference.
     """
     import numpy as np
     import pyarrow as pa
@@ -93,13 +96,14 @@ def corrections(shown: Iterable[ArrowTable], missing: Iterable[ArrowTable], vers
 
 
 def write_lines(lines: list[ArrowTable], scratch: Scratch) -> tuple[dict[str, Any], str]:
-    """Write a version's file of changes, durably: what the decision says of it (`SideFiles`), and its name there."""
+    """Write a version's file of changes durably. Returns the decision's record (`SideFiles`) and the name in the
+    scratch."""
     import pyarrow as pa
     import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
     name = f"{uuid4().hex}.missing"
     table = pa.concat_tables(lines, promote_options="permissive")
-    # As text, which is what readers of all versions find.
+    # As text, as files of all versions have it.
     table = table.set_column(1, "change", table["change"].cast(pa.string()))
     with scratch.new(name, lasts=True) as path:
         pq.write_table(table, path)
@@ -108,7 +112,7 @@ def write_lines(lines: list[ArrowTable], scratch: Scratch) -> tuple[dict[str, An
 
 
 def prepare(sink: Sink, version: int, attempt: str, lines: list[ArrowTable]) -> tuple[SideFiles, str]:
-    """See `Sink.prepare_changelog`."""
+    """Implement `Sink.prepare_changelog`."""
     scratch = sink.scratch(version, attempt)
     scratch.make()
     row, name = write_lines(lines, scratch)
@@ -116,14 +120,14 @@ def prepare(sink: Sink, version: int, attempt: str, lines: list[ArrowTable]) -> 
 
 
 def numbered(table: ArrowTable) -> npt.NDArray[np.int64]:
-    """A number from 0 on for each row: the same for equal rows, and for no others."""
+    """Number the rows from 0: equal rows have equal numbers, different rows different ones."""
     import numpy as np
 
     return np.unique(told_apart(table), return_inverse=True)[1].reshape(-1).astype(np.int64)
 
 
 def told_apart(table: ArrowTable) -> npt.NDArray[np.int64]:
-    """The same with gaps between the numbers."""
+    """As `numbered`, but numbers may have gaps."""
     import numpy as np
     import pyarrow.compute as pc
 
@@ -132,7 +136,7 @@ def told_apart(table: ArrowTable) -> npt.NDArray[np.int64]:
         encoded = table[name].combine_chunks().dictionary_encode()
         codes = pc.fill_null(encoded.indices, -1).to_numpy().astype(np.int64) + 1
         different = len(encoded.dictionary) + 1
-        if count * different >= NUMBERS_MAX:  # of rows, so that the product stays a number of 64 bits
+        if count * different >= NUMBERS_MAX:  # renumber, so that the product fits into 64 bits
             found, numbers = np.unique(numbers, return_inverse=True)
             count = len(found)
         numbers = numbers.reshape(-1) * different + codes
@@ -145,7 +149,7 @@ def _keys(ranges: ArrowTable) -> list[str]:
 
 
 def _as_lines(ranges: ArrowTable, kinds: npt.NDArray[np.int8], version: int) -> ArrowTable:
-    """`kinds`: places in KINDS."""
+    """`kinds`: indexes into KINDS."""
     import numpy as np
     import pyarrow as pa
 
@@ -170,10 +174,10 @@ class _Ranges:
         )
 
     def same(self) -> npt.NDArray[np.int64]:
-        """A number for each range: the same for equal ones."""
+        """A number for each range: equal ranges have equal numbers."""
         import numpy as np
 
-        # They come as two lists, each in some order of keys: a sort that looks for what is in order takes little.
+        # Nearly sorted: the input is two lists, each in some order of keys.
         order = np.lexsort((self.last, self.first, self.key))
         is_new = np.zeros(len(order), bool)
         for column in (self.key, self.first, self.last):
@@ -184,13 +188,13 @@ class _Ranges:
 
 
 def _is_beyond(some: npt.NDArray[np.int64], others: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-    """Of each of some numbers, whether the others have fewer of it than there are up to here."""
+    """Return for each of `some` whether it occurs more often so far than in `others`."""
     import numpy as np
 
     order = np.argsort(some, kind="stable")
     ordered = some[order]
     place = np.empty(len(some), np.int64)
-    place[order] = np.arange(len(some)) - np.searchsorted(ordered, ordered)  # how many equal ones stand before it
+    place[order] = np.arange(len(some)) - np.searchsorted(ordered, ordered)  # the number of equal ones before it
     ordered = np.sort(others)
     count = np.searchsorted(ordered, some, side="right") - np.searchsorted(ordered, some)
     beyond: npt.NDArray[np.bool_] = place >= count
@@ -198,9 +202,9 @@ def _is_beyond(some: npt.NDArray[np.int64], others: npt.NDArray[np.int64]) -> np
 
 
 def _finals(table: StateTable, both: ArrowTable) -> npt.NDArray[np.bool_]:
-    """For each line, whether its range was given up: its entry is known no more, or has it in its final range.
+    """Return for each line whether its range was given up: its entry is forgotten, or has it in its final range.
 
-    An entry that begins above the range is another, which came after that was forgotten.
+    An entry that begins above the range is a new one, created after the old one was forgotten.
     """
     import numpy as np
     import pyarrow as pa
@@ -208,7 +212,7 @@ def _finals(table: StateTable, both: ArrowTable) -> npt.NDArray[np.bool_]:
 
     if table.horizon_ms is None and table.policy.reach is None and table.policy.epochs != "fence":
         return np.zeros(len(both), bool)
-    if not len(table):  # nor does it know of which types its keys were
+    if not len(table):  # an empty table does not know the types of its keys
         return np.ones(len(both), bool)
     names = _keys(both)
     if table.policy.columns.epoch is None:
@@ -221,7 +225,7 @@ def _finals(table: StateTable, both: ArrowTable) -> npt.NDArray[np.bool_]:
         pc.fill_null(found[name], -1).to_numpy() for name in ("first_seq", "first", "final_first", "final_last")
     )
     wrap = table.policy.wrap
-    if wrap is not None:  # positions go on where sequences begin anew
+    if wrap is not None:  # positions continue where sequences restart
         first, final_first, final_last = first % wrap, final_first % wrap, final_last % wrap
     has_final = pc.is_valid(found["final_first"]).to_numpy(zero_copy_only=False)
     is_known = pc.fill_null(found["is_known"], False).to_numpy(zero_copy_only=False)
@@ -233,10 +237,10 @@ def _finals(table: StateTable, both: ArrowTable) -> npt.NDArray[np.bool_]:
 def _kinds_of_gone(
     ranges: _Ranges, gone: npt.NDArray[np.int64], new: npt.NDArray[np.int64], may_be_final: npt.NDArray[np.bool_]
 ) -> npt.NDArray[np.int8]:
-    """SPLIT where something new lies within the old range, else CLOSED, or FINAL where its key gave something up."""
+    """Return SPLIT if something new is within the old range, else CLOSED, or FINAL if its key gave something up."""
     import numpy as np
 
-    # Keys and beginnings of what is new as one number each, in one order.
+    # Combine keys and beginnings of new ranges to one sortable number each.
     keys = np.unique(ranges.key[new])
     firsts = np.unique(ranges.first[new])
     begins = np.sort(
@@ -252,7 +256,7 @@ def _kinds_of_gone(
 
 
 class _Tally:
-    """How often each range is there, of some that are taken away and others that are added."""
+    """Counts of ranges, of which some are added and others removed."""
 
     def __init__(self) -> None:
         self._gathered: list[ArrowTable] = []
@@ -262,14 +266,14 @@ class _Tally:
     def add(self, ranges: ArrowTable, times: npt.NDArray[np.int64]) -> None:
         import pyarrow as pa
 
-        if len(ranges):  # the types of keys are unknown where there are none
+        if len(ranges):  # tables without ranges do not know the types of keys
             self._gathered.append(ranges.append_column("times", pa.array(times)).replace_schema_metadata(None))
             self._lines += len(ranges)
         if self._lines > self._lines_max:
             self._add_up()
 
     def total(self) -> tuple[ArrowTable, npt.NDArray[np.int64]]:
-        """The ranges that are not there just as often as they were taken away, and how much more often."""
+        """Return the ranges whose count is not zero, and their counts."""
         import numpy as np
         import pyarrow as pa
 
@@ -287,7 +291,7 @@ class _Tally:
 
         lines = pa.concat_tables(self._gathered, promote_options="permissive")
         names = [name for name in lines.column_names if name != "times"]
-        # One thread: the order of lines is then that in which they came.
+        # With one thread, the order of lines is that of the input.
         sums = lines.group_by(names, use_threads=False).aggregate([("times", "sum")])
         sums = sums.rename_columns([*names, "times"]).select([*names, "times"])
         self._gathered = [sums.filter(pc.not_equal(sums["times"], 0))]

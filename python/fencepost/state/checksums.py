@@ -1,12 +1,12 @@
-"""Checksums of the rows that runs have kept: what later runs compare repeats with.
+"""Checksums of rows that runs have kept, with which later runs compare repeats.
 
-Each shard has a few pieces in the state's segment files, the oldest first. A piece holds ranges of sequences, by key
-and epoch, and 4 bytes for each of their rows: the low half of `fencepost.content.checksums`. Two different rows have
-the same 4 bytes once in 2^32.
+Each shard has some pieces in the state's segment files, the oldest first. A piece contains ranges of sequences by key
+and epoch, and 4 bytes per row: the low half of `fencepost.content.checksums`. Different rows have equal checksums with
+a probability of 2^-32.
 
-The newest piece that has a sequence counts. Several pieces have it where sequences wrap, or where a key was evicted and
-accepted again. Pieces are merged like the levels of a log: each has at least twice as many rows as the one after it.
-Rows that the state no longer knows are dropped in a merge. `docs/state-format.md` describes the bytes.
+If several pieces contain a sequence, the newest one counts. That happens if sequences wrap, or if a key was evicted and
+accepted again. Pieces are merged like the levels of a log-structured merge tree: each has at least twice as many rows
+as the next one. A merge drops rows that the state has forgotten. `docs/state-format.md` describes the bytes.
 
 Requires pyarrow and numpy (`fencepost[lake]`).
 """
@@ -34,7 +34,7 @@ from fencepost.state.stores import Store
 MAGIC = b"FPSUMS\x00\x01"
 """The last byte is the version of the format and of the checksum."""
 SEQ, COUNT = "first_seq", "count"
-"""Columns of a range beside those of its key."""
+"""Columns of a range, in addition to its key."""
 
 Numbers = npt.NDArray[np.int64]
 Sums = npt.NDArray[np.uint32]
@@ -45,9 +45,9 @@ class KeptSums:
     """Checksums of rows by key and sequence."""
 
     ranges: pa.Table
-    """Key columns as `StateTable.entries` names them, `epoch` where the policy reads it, SEQ and COUNT (int64)."""
+    """Key columns as in `StateTable.entries`, `epoch` if the policy reads it, SEQ and COUNT (int64)."""
     sums: Sums
-    """Of the rows of the ranges, one range after the other."""
+    """The checksums of the ranges' rows, range by range."""
 
     @property
     def seqs(self) -> Numbers:
@@ -62,11 +62,11 @@ class KeptSums:
         return self.ranges.drop_columns([SEQ, COUNT])
 
 
-# Bytes
+# Encoding
 
 
 def encode(kept: KeptSums) -> bytes:
-    """The bytes of a piece."""
+    """Encode a piece."""
     table = pa.BufferOutputStream()
     ranges = kept.ranges.combine_chunks().replace_schema_metadata(None)
     with pa.ipc.new_stream(table, ranges.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as stream:
@@ -76,7 +76,7 @@ def encode(kept: KeptSums) -> bytes:
 
 
 def decode(data: bytes, place: str) -> KeptSums:
-    """What `encode` has written. Raises SnapshotError for another format."""
+    """Decode the result of `encode`. Raises SnapshotError for another format."""
     if data[: len(MAGIC)] != MAGIC:
         reason = f"it begins with {data[: len(MAGIC)]!r}, this version of fencepost reads checksums of {MAGIC!r}"
         raise SnapshotError(f"{place}: {reason}", reason=reason)
@@ -87,17 +87,17 @@ def decode(data: bytes, place: str) -> KeptSums:
 
 
 def read_sums(store: Store, piece: Piece) -> KeptSums:
-    """Raises SnapshotError where a piece is missing or not what was decided."""
+    """Read a piece. Raises SnapshotError if it is missing or was changed."""
     return decode(read_piece(store, piece), f"{store.uri}/{piece.file}, byte {piece.offset}")
 
 
-# Several pieces
+# Merging
 
 
 def joined(parts: Sequence[KeptSums], wrap: int | None = None) -> KeptSums:
-    """All parts as one, sorted by key and sequence. Of a sequence that is there more than once the last one counts.
+    """Merge parts, sorted by key and sequence. If a sequence occurs several times, the last one counts.
 
-    `wrap`: sequences go from 0 to wrap - 1; a range may pass the wrap. Memory: 32 bytes a row.
+    `wrap`: sequences run from 0 to wrap - 1; a range may cross the wrap. Memory: 32 bytes per row.
     """
     ranges = pa.concat_tables([it.ranges for it in parts], promote_options="permissive")
     sums = np.concatenate([it.sums for it in parts])
@@ -121,7 +121,7 @@ def joined(parts: Sequence[KeptSums], wrap: int | None = None) -> KeptSums:
 def _cut_at_wrap(
     seqs: Numbers, counts: Numbers, starts: Numbers, wrap: int | None
 ) -> tuple[Numbers, Numbers, Numbers, Numbers]:
-    """(line, sequence, rows, place of the first checksum) of each range, in two parts where it passes the wrap."""
+    """Return (line, sequence, rows, index of the first checksum) of each range, split if it crosses the wrap."""
     lines = np.arange(len(seqs))
     if wrap is None:
         return lines, seqs, counts, starts
@@ -138,7 +138,7 @@ def _cut_at_wrap(
 
 
 def _ranked(keys: pa.Table, lines: Numbers) -> tuple[Numbers, Numbers]:
-    """(the rank of each line's key among all keys, a line that has the key of each rank)."""
+    """Return (the rank of each line's key among all keys, a line with the key of each rank)."""
     order = pc.sort_indices(keys, [(name, "ascending") for name in keys.column_names]).to_numpy().astype(np.int64)
     numbers = numbered(keys)[order]
     is_new = np.ones(len(order), bool)
@@ -151,13 +151,13 @@ def _ranked(keys: pa.Table, lines: Numbers) -> tuple[Numbers, Numbers]:
 def _newest(
     rank: Numbers, seqs: Numbers, counts: Numbers, starts: Numbers, overlapping: Numbers
 ) -> tuple[Numbers, Numbers, Numbers, Numbers]:
-    """The same without sequences that are there twice: row by row for the keys that have any."""
+    """Remove repeated sequences, row by row for the keys that have any."""
     is_row = np.isin(rank, overlapping)
     some_counts = counts[is_row]
     offsets = _rows(np.zeros(len(some_counts), np.int64), some_counts)
     ranks = np.repeat(rank[is_row], some_counts)
     numbers, places = (np.repeat(it[is_row], some_counts) + offsets for it in (seqs, starts))
-    order = np.lexsort((places, numbers, ranks))  # a later place is of a newer row
+    order = np.lexsort((places, numbers, ranks))  # a later index belongs to a newer row
     ranks, numbers, places = ranks[order], numbers[order], places[order]
     is_last = np.ones(len(order), bool)
     is_last[:-1] = (ranks[1:] != ranks[:-1]) | (numbers[1:] != numbers[:-1])
@@ -170,7 +170,7 @@ def _newest(
 
 
 def _rows(starts: Numbers, counts: Numbers) -> Numbers:
-    """The places of all rows of some ranges."""
+    """Return the indexes of all rows of some ranges."""
     ends = np.cumsum(counts)
     found: Numbers = np.repeat(starts - (ends - counts), counts) + np.arange(int(ends[-1]) if len(ends) else 0)
     return found
@@ -183,18 +183,18 @@ def _with(ranges: pa.Table, seqs: Numbers, counts: Numbers) -> pa.Table:
 
 @dataclass(frozen=True, kw_only=True)
 class Living:
-    """Which of the rows of a shard may still be repeated, by its table."""
+    """Which rows of a shard the state still remembers, according to its table."""
 
     table: Callable[[], StateTable]
     rows_max: int | None
-    """How many of the newest positions of each key; None: all that the state knows."""
+    """Number of newest positions per key. None: all that the state remembers."""
 
     @property
     def is_bound(self) -> bool:
         return self.rows_max is not None
 
     def of(self, kept: KeptSums) -> KeptSums:
-        """Those of the rows, which are `joined`."""
+        """Return the remembered rows of `kept`, which must be `joined`."""
         table = self.table()
         entries = pa.table(table.entries()) if len(table) else None
         if entries is None:
@@ -214,7 +214,7 @@ class Living:
 def _live(
     kept: KeptSums, entries: pa.Table, rows_max: int | None, wrap: int | None
 ) -> tuple[Numbers, Numbers, Numbers]:
-    """(line of a range, first and last sequence that live), ascending; two for ranges around the wrap."""
+    """Return (line of a range, first and last remembered sequence), ascending; two for ranges around the wrap."""
     names = kept.keys.column_names
     both = [table.select(names).replace_schema_metadata(None) for table in (kept.keys, entries)]
     numbers = numbered(pa.concat_tables(both, promote_options="permissive"))
@@ -246,9 +246,9 @@ def advance(
     living: Living | None,
     wrap: int | None,
 ) -> tuple[SumPiece, ...]:
-    """A shard's pieces after a run has kept `new`; trailing pieces are merged into the new one.
+    """Return a shard's pieces after a run has kept `new`. Trailing pieces are merged into the new one.
 
-    `living`: which rows to go on with; None for all. Raises SnapshotError.
+    `living`: the rows to keep; None for all. Raises SnapshotError.
     """
     kept, parts, rows = list(before), [new], len(new.sums)
     while kept and kept[-1].rows < 2 * rows:
@@ -262,7 +262,7 @@ def advance(
 
 
 def compacted(store: Store, before: Sequence[SumPiece], living: Living, writer: SegmentWriter) -> tuple[SumPiece, ...]:
-    """A shard's pieces without the rows that the state no longer knows. Raises SnapshotError."""
+    """Return a shard's pieces without rows that the state has forgotten. Raises SnapshotError."""
     if not before:
         return ()
     found = living.of(joined([read_sums(store, it.piece) for it in before]))
@@ -270,7 +270,7 @@ def compacted(store: Store, before: Sequence[SumPiece], living: Living, writer: 
 
 
 def dealt(kept: KeptSums, count: int, columns: Columns) -> Iterator[tuple[int, KeptSums]]:
-    """(shard, its rows) of what is dealt to `count` shards. `columns`: which columns of the ranges make up the key."""
+    """Split into `count` shards: yields (shard, its rows). `columns`: the key columns of the ranges."""
     numbers = np.asarray(fencepost.shards(kept.ranges, count, replace(columns, epoch=None, seq=SEQ)))
     starts = np.cumsum(kept.counts) - kept.counts
     for shard in np.unique(numbers).tolist():
@@ -279,24 +279,29 @@ def dealt(kept: KeptSums, count: int, columns: Columns) -> Iterator[tuple[int, K
 
 
 def add(kept: KeptSums, writer: SegmentWriter) -> tuple[SumPiece, ...]:
-    """A new piece; none where there are no rows."""
+    """Write a new piece. Returns none if there are no rows."""
     return (SumPiece(rows=len(kept.sums), piece=writer.add(encode(kept))),) if len(kept.sums) else ()
 
 
-# Looking up
+# Lookup
 
 
 def find(
     store: Store, pieces: Sequence[SumPiece], wanted: pa.Table, wrap: int | None, living: Living | None = None
 ) -> tuple[npt.NDArray[np.bool_], Sums, int]:
-    """(whether each row has a checksum, which one, bytes that were read). `wanted`: ranges as in `KeptSums`, which may
-    pass the wrap.
+    """Look up the checksums of rows.
 
-    `living`: which rows of the pieces count; None for all. An older piece may still have a sequence that came round and
-    that a newer piece has forgotten.
+    Reads the newest pieces first, and no more than needed. Memory: 5 bytes per row, and a piece.
 
-    Reads the newest pieces first, and no more than are needed. Memory: 5 bytes a row, and a piece. Raises
-    SnapshotError.
+    Args:
+        store: The state's store.
+        pieces: The pieces of the shard.
+        wanted: Ranges as in `KeptSums`, which may cross the wrap.
+        wrap: The policy's wrap.
+        living: The rows of the pieces that count; None for all. An older piece may contain a wrapped sequence that a
+            newer piece has dropped.
+
+    Returns (whether each row has a checksum, the checksum, bytes read). Raises SnapshotError.
     """
     counts = np.asarray(wanted[COUNT].to_numpy())
     ends = np.cumsum(counts)
@@ -320,7 +325,7 @@ def _find_in(
     is_found: npt.NDArray[np.bool_],
     sums: Sums,
 ) -> None:
-    """Fill in what this piece has of rows that were not found yet."""
+    """Fill in the rows that this piece contains and that were not found yet."""
     keys = [table.replace_schema_metadata(None) for table in (wanted.select(kept.keys.column_names), kept.keys)]
     numbers = numbered(pa.concat_tables(keys, promote_options="permissive"))
     of_wanted, of_kept = numbers[: len(wanted)], numbers[len(wanted) :]

@@ -1,10 +1,10 @@
-"""How a version comes to be: decided once, shown by anyone, then built upon.
+"""How a version is committed: decided once, applied by anyone, then built upon.
 
-    decide    one put-if-absent of the decision: from here on the version exists, whatever dies
-    apply     an idempotent redo against the sink, which never reads the source
-    finish    the version may be built upon
+    decide    one put-if-absent of the decision: from here on the version exists, whatever fails
+    apply     an idempotent redo on the sink, which never reads the source
+    finish    allow other versions to build on it
 
-Every decision is applied, also one without output: what a sink shows is numbered like the state.
+Every decision is applied, even without output, so that the sink has the same version numbers as the state.
 """
 
 from __future__ import annotations
@@ -27,153 +27,157 @@ R = TypeVar("R")
 
 
 class Tasks(Protocol):
-    """Runs a stage of `Sink.apply`, such as a job does on its engine."""
+    """Runs a stage of `Sink.apply`, such as on a job's engine."""
 
     def __call__(self, stage: str, work: Callable[[T], R], items: Sequence[T], /, *, scratch: Scratch) -> list[R]:
-        """`work` of each item, in the order of the items, which are dataclasses of data. It is a function of a module,
-        or a `partial` of one, and may run more than once. `scratch`: where the plan of a stage may lie.
+        """Return `work(item)` of each item, in order. Items are dataclasses of plain data.
 
-        Raises what a task raises.
+        `work` is a module's function, or a `partial` of one, and may run more than once. `scratch`: where the stage's
+        plan may be written. Raises the errors of tasks.
         """
 
 
 def in_turn(_: str, work: Callable[[T], R], items: Sequence[T], /, *, scratch: Scratch) -> list[R]:
-    """`Tasks` where there is no engine: one after the other, in this process."""
+    """`Tasks` without an engine: one after the other, in this process."""
     return [work(item) for item in items]
 
 
 @dataclass(frozen=True, kw_only=True)
 class NewRows:
-    """What is known of a version's files before it is decided."""
+    """The files of a version before its decision."""
 
     schemas: dict[bytes, str]
-    """Arrow schemas, serialized, to the path of a file that has it."""
+    """Maps serialized Arrow schemas to the path of a file with the schema."""
     folders: Iterable[str]
-    """The Hive-style folders of all."""
+    """The Hive-style folders of all files."""
     bounds: list[dict[str, list[int]]]
-    """For each file the lowest and highest value of its integer columns, by name, where its statistics tell."""
+    """Minimum and maximum of each file's integer columns by name, if its statistics contain them."""
     rule: Literal["strict", "merge"]
     """`DedupJob.schema`."""
 
 
 class Sink(Protocol):
-    """Where versions are shown. All calls may be made again, by anyone, at the same time too."""
+    """An output that shows versions. Every call may be repeated by anyone, even concurrently."""
 
     @property
     def layout(self) -> str:
-        """What its versions are shown by, one of `sinks.KINDS` where it can be opened by its place."""
+        """The layout of its versions; one of `sinks.KINDS` if it can be opened by its location."""
 
     @property
     def has_schema(self) -> bool:
-        """Whether it is a table with columns of its own, so that `check_rows` needs to know those of the files."""
+        """Whether it is a table with its own columns, so that `check_rows` needs the columns of the files."""
 
     @property
     def can_merge(self) -> bool:
-        """Whether a run compares the columns of new files with `columns` before it judges any row. The decision then
-        says what they are afterwards (`Decision.schema`). False for tables that compare them in `check_rows`: of these,
-        a Delta table takes other columns too (`NewRows.rule`)."""
+        """Whether a run compares the columns of new files with `columns` before judging, and the decision records the
+        result (`Decision.schema`). False for tables that compare columns in `check_rows`. Of these, a Delta table also
+        accepts other columns (`NewRows.rule`)."""
 
     @property
     def location(self) -> str | Path:
-        """What people know it by."""
+        """Its location for messages."""
 
     def check(self, state: State) -> None:
-        """Refuse a sink that is not this state's, or no longer what it left behind. Changes nothing.
-
-        Raises SinkError, SinkChangedError.
-        """
+        """Raise SinkError for a sink of another state, SinkChangedError for one that lost versions. Changes nothing."""
 
     def probe(self, version: int, attempt: str) -> None:
-        """Refuse storage on which what is promised here would not hold, before the state's first decision.
+        """Raise an error for storage that cannot keep the guarantees, before the state's first decision.
 
         Raises SinkError, StoreError.
         """
 
     def claim(self, state_id: str) -> None:
-        """Say whose sink it is, before its state's first decision. Raises SinkError if another state was faster."""
+        """Record the owner, before its state's first decision. Raises SinkError if another state was first."""
 
     def look(self, before: Decision | None) -> dict[str, Any] | None:
-        """What the sink is as of now, for `Decision.sink_version`; None where it has no versions of its own.
+        """Return the sink's current version for `Decision.sink_version`; None if it has no versions of its own.
 
-        `before`: the newest applied version, whose rows and those of all before must still be there. Raises
-        SinkChangedError where somebody has taken rows back since.
+        `before`: the newest applied version, whose rows and all earlier ones must still exist. Raises SinkChangedError
+        if rows were reverted since.
         """
 
     def columns(self) -> Any:
-        """Its columns as of now, an Arrow schema; None where the state notes them, or it has none yet."""
+        """Return the current columns, an Arrow schema. None if the state records them, or if there are none yet."""
 
     def columns_of(self, schema: Any) -> Any:
-        """The columns of a file, an Arrow schema, with the types that the sink gives back. Raises BatchError (column)
-        for a type that it does not have."""
+        """Return the columns of a file, an Arrow schema, with the types that the sink returns.
+
+        Raises BatchError (column) for an unsupported type.
+        """
 
     def check_rows(self, rows: NewRows) -> dict[str, Any]:
-        """Refuse files that the sink cannot take, before anything is decided. Changes nothing.
+        """Raise SinkError for files that the sink cannot take, before the decision. Changes nothing.
 
-        Gives what else the decision has to say of the sink (`Decision.sink_version`). Raises SinkError.
+        Returns additional fields of `Decision.sink_version`.
         """
 
     def scratch(self, version: int, attempt: str) -> Scratch:
-        """Where an attempt's tasks write."""
+        """Return where an attempt's tasks write."""
 
     def staging(
         self, version: int, attempt: str, outputs: Outputs, winners: dict[str, str], slots: int
     ) -> tuple[Callable[[Any], Any], list[Any]]:
-        """What tasks are to do with the winning files before they are decided: a function of a module, and its items,
-        for about so many slots. `winners`: final name to name in the scratch."""
+        """Return the work of tasks on the winning files before the decision: a module's function, and its items.
+
+        `slots`: the approximate number of parallel tasks. `winners`: maps final names to names in the scratch.
+        """
 
     def staged(self, results: list[Any]) -> dict[str, Any]:
-        """What the decision has to say of it, from what the tasks gave."""
+        """Return the decision's fields from the results of these tasks."""
 
     def collect(self, version: int, attempt: str, winners: dict[str, str]) -> str:
-        """Keep the winning files, final name to name in the scratch, apart from what else tasks have written or still
-        write; gives their place for `apply` (`Decision.prepared`)."""
+        """Separate the winning files from other files of tasks. Returns their location for `apply`
+        (`Decision.prepared`).
+
+        `winners`: maps final names to names in the scratch. Losing tasks may still be writing.
+        """
 
     def apply(self, decision: Decision, tasks: Tasks = in_turn) -> str:
-        """Show a decided version. Gives APPLIED, or ABANDONED where it was fenced. Raises SinkChangedError.
+        """Apply a decided version. Returns APPLIED, or ABANDONED if it was fenced. Raises SinkChangedError.
 
-        `tasks`: runs what takes a request for each file.
+        `tasks`: runs work that needs a request per file.
         """
 
     def fence(self, decision: Decision) -> str:
-        """Make sure that a decided version is never shown. Gives ABANDONED, or APPLIED where it is shown already.
+        """Make sure that a decided version is never shown. Returns ABANDONED, or APPLIED if it is shown already.
 
-        Raises SinkChangedError where it is shown in part.
+        Raises SinkChangedError if it is shown partially.
         """
 
     def names(self, decision: Decision) -> list[str]:
-        """Where a version's outputs are, relative to the sink."""
+        """Return the locations of a version's outputs, relative to the sink."""
 
     def shown(self, decision: Decision) -> int:
-        """How many of an applied version's output files are still there."""
+        """Return the number of an applied version's output files that still exist."""
 
     def changelog(self) -> Iterator[Any]:
-        """The lines of `changelog.py` that are still there, of all versions, as tables. Raises SinkError."""
+        """Yield the remaining lines of `changelog.py`, of all versions, as tables. Raises SinkError."""
 
     def prepare_changelog(self, version: int, attempt: str, lines: list[Any]) -> tuple[SideFiles, str]:
-        """Prepare an attempt that shows these lines and nothing else: `Decision.side_files` and `prepared`."""
+        """Prepare an attempt that shows only these lines. Returns `Decision.side_files` and `prepared`."""
 
     def discard(self, version: int, attempt: str) -> None:
-        """Remove what an attempt that was not decided has prepared here."""
+        """Remove what an undecided attempt has prepared here."""
 
     def collect_garbage(self, done: int) -> None:
-        """Remove what attempts at versions that are done have left."""
+        """Remove leftovers of attempts at finished versions."""
 
     def fold(self, first: int, last: int) -> None:
-        """Remove the marks of applied versions that no reader needs. `first` to `last`: the state has folded them.
+        """Remove marks of applied versions that no reader needs. The state has folded the versions `first` to `last`.
 
-        Marks of abandoned versions stay: a paused driver must find them. Sinks that would show an applied version
-        again, or remove its rows, without its mark keep all marks.
+        Marks of abandoned versions stay, because paused drivers must find them. Sinks keep all marks if, without its
+        mark, they would show an applied version again or remove its rows.
         """
 
 
 def recover(state: State, sink: Sink, tasks: Tasks = in_turn) -> tuple[int, ...]:
-    """Check that the sink is the state's, finish the version that was decided and not done, and clean up behind it.
+    """Check the sink's owner, finish a decided version, and remove leftovers.
 
-    Gives the version's number, if there was one. `state.seen()` is of now then. Raises SnapshotError, SinkError,
-    SinkChangedError.
+    Returns the version's number, if there was one. Afterwards `state.seen()` is current. Raises SnapshotError,
+    SinkError, SinkChangedError.
     """
     unfinished = state.unfinished()
-    # What is acted upon must not be gone after a power loss: a run that died may not have waited for its last names.
+    # A crashed run may not have synced its last names. Sync them before acting on them.
     state.settle()
     sink.check(state)
     for version in unfinished:
@@ -184,7 +188,7 @@ def recover(state: State, sink: Sink, tasks: Tasks = in_turn) -> tuple[int, ...]
 
 
 def clean_up(state: State, sink: Sink) -> None:
-    """Remove what crashed and beaten attempts at the newest versions left."""
+    """Remove leftovers of crashed and defeated attempts at the newest versions."""
     state.collect_leftovers()
     sink.collect_garbage(state.seen().done)
 
@@ -196,10 +200,10 @@ def commit(
     step: Callable[[str], AbstractContextManager[object]] = nullcontext,
     tasks: Tasks = in_turn,
 ) -> None:
-    """Decide, apply and finish. Everything that the decision names is durable already. `step` is entered for each.
+    """Decide, apply and finish. Everything that the decision refers to must be durable. `step` wraps each step.
 
-    Raises StateConflictError where another writer decided the version first, or abandoned this one; StoreError where
-    it is not known whether it was decided: then what it names must stay, and the next run will know.
+    Raises StateConflictError if another writer decided the version first, or abandoned this one. Raises StoreError if
+    it is unknown whether the decision was written: then its files must stay, and the next run finds out.
     """
     with step("decide"):
         if not state.decide(decision):
@@ -216,7 +220,7 @@ def commit(
 
 
 def conflict(state: State, version: int) -> StateConflictError:
-    """What the slower one of two writers is told."""
+    """Return the error for the slower of two writers."""
     return StateConflictError(
         f"{state.uri}: another run decided version {version} first; nothing of this one is visible, run again"
     )

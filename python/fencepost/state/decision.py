@@ -1,7 +1,7 @@
-"""What a run decided: all that is needed to finish it without its source, and to build the next one on it.
+"""The decision of a run: everything needed to finish it without its source, and to build the next version on it.
 
-A decision may name 10^5 files and 4096 shards. So what there are many of stands in `Lists`: one list a column, no
-object a row, and JSON that reads and writes it at the speed of lists.
+A decision may refer to 10^5 files and 4096 shards. So long lists are in `Lists`: one list per column without an object
+per row, and JSON that is fast to read and write.
 """
 
 from __future__ import annotations
@@ -18,52 +18,52 @@ from typing import Any, Self
 from fencepost.errors import SnapshotError
 from fencepost.policy import Policy, from_label
 
-FORMAT = 2  # of the files in a state folder
+FORMAT = 2  # version of the file formats in a state folder
 FORMAT_FOLDED = 3
-"""Of a decision behind which versions may be folded (`folding.py`). No field differs, and earlier versions of this
-package refuse it: they know of no floor."""
-SEMANTICS = 1  # of the verdicts: raised when the same rows would be judged otherwise
+"""The format of a decision after which versions may be folded (`folding.py`). The fields are the same, but earlier
+versions of this package must refuse it, because they do not know floors."""
+SEMANTICS = 1  # version of the semantics of verdicts: raised if verdicts on the same rows would change
 
-APPLIED, ABANDONED, DECIDED = "applied", "abandoned", "decided"  # what can become of a version
+APPLIED, ABANDONED, DECIDED = "applied", "abandoned", "decided"  # the statuses of a version
 KINDS = ("run", "seed", "rebase", "evict", "reshard", "rollback", "retain")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What a state was created for. It is fixed for ever: one state, one source, one sink, one set of rules."""
+    """The settings of a state. They never change: one state, one source, one sink, one set of rules."""
 
     id: str
-    """Drawn at creation; the sink carries it."""
+    """Random; the sink contains it."""
     policy: str
-    """The rules, as `Policy.rules` writes them."""
+    """The rules, as in `Policy.rules`."""
     columns: dict[str, Any]
-    """Role (pid, epoch, partition, seq, timestamp) to column name, list of names, or None."""
+    """Maps roles (pid, epoch, partition, seq, timestamp) to a column name, a list of names, or None."""
     scope: str | None
-    """What the data does not say about itself (cluster, topic id): all keys of this state belong to it."""
+    """Distinguishes data of different origins (cluster, topic id). It applies to all keys of this state."""
     keep: list[str]
-    """What the tables keep beyond what the rules need: [] or ["timestamp"]."""
+    """What tables keep beyond what the rules need: [] or ["timestamp"]."""
     shards: int
-    """Into how many parts the state was cut at first; a decision says how many there are since."""
+    """The initial number of shards. Decisions contain the current one."""
     source: str
-    """The folder that its runs read: an absolute path."""
+    """The absolute path of the folder that runs read."""
     sink: str
-    """The folder that its versions are shown in: an absolute path."""
+    """The absolute path of the folder that shows versions."""
     fencepost: str
     """The version of fencepost that created the state."""
     layout: str = "run"
-    """How versions are shown in it: "run", in a folder each; "delta", as transactions that append to a Delta table; or
-    "in-place", as transactions that take rows out of the table that is the source too."""
+    """How versions are shown. "run": a folder each. "delta": transactions that append to a Delta table. "in-place":
+    transactions that remove rows from the table that is also the source."""
     format: int = FORMAT
-    """Of the files in the state folder (docs/state-format.md)."""
+    """Version of the file formats in the state folder (docs/state-format.md)."""
     semantics: int = SEMANTICS
-    """Of the verdicts: raised when the same rows would be judged otherwise."""
+    """Version of the semantics of verdicts: raised if verdicts on the same rows would change."""
 
     def full_policy(self) -> Policy:
-        """The rules and the columns they read."""
+        """The rules with their columns."""
         return from_label(self.policy, json.dumps(self.columns))
 
     def check(self, wanted: Settings, uri: object) -> None:
-        """Refuse another use of the state at `uri`. Raises SnapshotError naming the first difference."""
+        """Raise SnapshotError, naming the first difference, if the state at `uri` is used with other settings."""
         for name in ("format", "semantics", "policy", "columns", "scope", "keep", "source", "sink", "layout"):
             ours, theirs = getattr(self, name), getattr(wanted, name)
             if ours != theirs and name == "keep":
@@ -77,7 +77,7 @@ class Settings:
 
 
 class Lists:
-    """Rows as one list a column. All lists have one length: ValueError otherwise."""
+    """Rows as one list per column. Raises ValueError if lengths differ."""
 
     def __post_init__(self) -> None:
         lengths = {name: len(column) for name, column in self.columns().items()}
@@ -91,13 +91,13 @@ class Lists:
         return vars(self)
 
     def each(self) -> Iterator[dict[str, Any]]:
-        """Row by row; for tests and for what there are few of."""
+        """Iterate over rows as dicts. For tests and short lists."""
         columns = self.columns()
         return (dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True))
 
     @classmethod
     def of(cls, rows: Iterable[dict[str, Any]]) -> Self:
-        """The lists of these rows, which have all columns each."""
+        """Build the lists from rows with all columns."""
         found = list(rows)
         names = [it.name for it in dataclasses.fields(cls)]  # type: ignore[arg-type]
         return cls(**{name: [row[name] for row in found] for name in names})
@@ -105,18 +105,18 @@ class Lists:
 
 @dataclass(frozen=True, kw_only=True)
 class Inputs(Lists):
-    """The files that were read, in their order: a file's place is its ordinal, rows are judged by (ordinal, row).
+    """The files read, in order. A file's index is its ordinal, and rows are judged by (ordinal, row).
 
-    Another size, time, inode or etag under the same path is another file.
+    Another size, time, inode or etag under the same path means another file.
     """
 
     path: list[str] = field(default_factory=list)
     """Relative to the source."""
     bytes: list[int] = field(default_factory=list)
     mtime_ns: list[int] = field(default_factory=list)
-    """0 where there is an etag."""
+    """0 if there is an etag."""
     inode: list[int] = field(default_factory=list)
-    """0 where there is an etag."""
+    """0 if there is an etag."""
     etag: list[str] = field(default_factory=list)
     """Of an object store; empty for local files."""
     rows: list[int] = field(default_factory=list)
@@ -125,7 +125,7 @@ class Inputs(Lists):
 
 @dataclass(frozen=True, kw_only=True)
 class Quarantined(Lists):
-    """Files that were set aside unread. They are in the ledger, so that they are not looked at again."""
+    """Quarantined files. They are in the ledger, so that later runs do not read them."""
 
     path: list[str] = field(default_factory=list)
     bytes: list[int] = field(default_factory=list)
@@ -137,40 +137,39 @@ class Quarantined(Lists):
 
 @dataclass(frozen=True, kw_only=True)
 class Deferred(Lists):
-    """Files that were found and not read. They are not in the ledger: later runs look at them again."""
+    """Files that were found and not read. They are not in the ledger, so later runs retry."""
 
     path: list[str] = field(default_factory=list)
     """Relative to the source."""
     bytes: list[int] = field(default_factory=list)
     mtime_ns: list[int] = field(default_factory=list)
     first_seen_ms: list[int] = field(default_factory=list)
-    """When a run first found this content to be bad, in milliseconds since 1970 by its clock; 0 for a file that only
-    waits for a bad one before it in the order."""
+    """When a run first found this content to be bad, in milliseconds since 1970 by its clock. 0 for a file that waits
+    for an earlier bad one."""
     reason: list[str] = field(default_factory=list)
     """Why it was not read."""
     add: list[dict[str, Any] | None] = field(default_factory=list)
-    """The action by which a Delta table names it, without statistics; None for files of a folder."""
+    """The action by which a Delta table added it, without statistics. None for files of a folder."""
 
     @property
     def damaged(self) -> tuple[str, ...]:
-        """The paths of the bad ones."""
+        """The paths of bad files."""
         return tuple(path for path, seen_ms in zip(self.path, self.first_seen_ms, strict=True) if seen_ms)
 
     @property
     def waiting(self) -> tuple[str, ...]:
-        """The paths of those that only wait."""
+        """The paths of files that wait for others."""
         return tuple(path for path, seen_ms in zip(self.path, self.first_seen_ms, strict=True) if not seen_ms)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outputs(Lists):
-    """The files with the kept rows; in place only those that take the place of others, and those of deletion vectors,
-    which have no rows."""
+    """The files with kept rows. In place: only replacement files, and files of deletion vectors, which have no rows."""
 
     name: list[str] = field(default_factory=list)
-    """Final, within the version."""
+    """The final name within the version."""
     ordinal: list[int] = field(default_factory=list)
-    """Of the first input that gave it rows."""
+    """The ordinal of the first input with rows in it."""
     rows: list[int] = field(default_factory=list)
     bytes: list[int] = field(default_factory=list)
     footer_crc: list[int] = field(default_factory=list)
@@ -178,24 +177,24 @@ class Outputs(Lists):
 
 @dataclass(frozen=True, kw_only=True)
 class Marked(Lists):
-    """The files of a table, deduplicated in place, that lose rows."""
+    """The files of an in-place table that lose rows."""
 
     path: list[str] = field(default_factory=list)
     """Relative to the table."""
     ordinal: list[int] = field(default_factory=list)
-    """Its place among the inputs."""
+    """Its index among the inputs."""
     rows: list[int] = field(default_factory=list)
-    """In the file, those included that were gone before."""
+    """Number of rows in the file, including deleted ones."""
     refused: list[int] = field(default_factory=list)
-    """How many it loses now."""
+    """Number of rows that it loses now."""
     vector: list[dict[str, Any] | None] = field(default_factory=list)
-    """What the log will say of its new deletion vector; None where the output of the same ordinal, if there is one,
-    takes its place."""
+    """Its new deletion vector for the table's log. None if the output with the same ordinal, if any, replaces the file.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
 class SideFiles(Lists):
-    """Files of tables beside the output: rejected rows, missing ranges."""
+    """Files of tables besides the output: refused rows, missing ranges."""
 
     table: list[str] = field(default_factory=list)
     name: list[str] = field(default_factory=list)
@@ -206,22 +205,22 @@ class SideFiles(Lists):
 
 @dataclass(frozen=True, kw_only=True)
 class LedgerFiles(Lists):
-    """The parts of the list of all inputs so far, the oldest first (`ledger.py`)."""
+    """The parts of the ledger, the list of all inputs so far, the oldest first (`ledger.py`)."""
 
     name: list[str] = field(default_factory=list)
     """Relative to the state."""
     bytes: list[int] = field(default_factory=list)
     sha256: list[str] = field(default_factory=list)
-    """Of its index, or of the whole part where it has none."""
+    """Of the index, or of the whole part if it has none."""
     files: list[int] = field(default_factory=list)
-    """How many files it lists."""
+    """Number of files listed."""
     index: list[int] = field(default_factory=list)
-    """Bytes of the index, at its end; 0 for an Arrow file without one, as earlier versions have written it."""
+    """Bytes of the index at its end. 0 for an Arrow file without index, written by earlier versions."""
 
 
 @dataclass(frozen=True)
 class Piece:
-    """A snapshot or a delta: a range of a segment file."""
+    """A snapshot or delta: a range of a segment file."""
 
     file: str
     """Relative to the state."""
@@ -240,20 +239,20 @@ class SumPiece:
 
 @dataclass(frozen=True, kw_only=True)
 class Shard:
-    """The state of one shard, the part of the keys that one task owns."""
+    """The state of one shard: the keys that one task owns."""
 
     shard: int
-    """Its number, from 0 on."""
+    """Its number, from 0."""
     entries: int
-    """What it remembers: keys, or keys and epochs."""
+    """Number of entries: keys, or keys and epochs."""
     positions: int | None
-    """Sequence positions ever accepted, under policies whose positions stay: its growth equals the accepted rows."""
+    """Number of sequence positions ever accepted, under policies that keep positions. It grows by the accepted rows."""
     pieces: tuple[Piece, ...]
-    """A base, then the deltas that followed it."""
+    """A base, then its deltas."""
 
 
 class _Pieces:
-    """How pieces stand in columns: the place of a piece's name in `files`, and what else is known of it."""
+    """Pieces in columns: an index into `files`, and other fields."""
 
     files: list[str]
     file: list[int]
@@ -265,7 +264,7 @@ class _Pieces:
         return Piece(self.files[self.file[place]], self.offset[place], self.bytes[place], self.sha256[place])
 
     def _add_piece(self, piece: Piece, places: dict[str, int]) -> None:
-        """`places`: of the names so far, which go to `files` at the end."""
+        """`places`: maps the names so far to indexes. They become `files` at the end."""
         self.file.append(places.setdefault(piece.file, len(places)))
         self.offset.append(piece.offset)
         self.bytes.append(piece.bytes)
@@ -274,18 +273,18 @@ class _Pieces:
 
 @dataclass(frozen=True, kw_only=True)
 class Shards(_Pieces):
-    """All shards that have a state, by number. One is read without a look at the others."""
+    """All shards with a state, by number. A single one can be read without parsing the others."""
 
     shard: list[int] = field(default_factory=list)
     """Ascending."""
     entries: list[int] = field(default_factory=list)
     positions: list[int | None] = field(default_factory=list)
     first_piece: list[int] = field(default_factory=list)
-    """Where its pieces begin in the lists below; they end where the next shard's begin."""
+    """Index of its first piece in the lists below. Its pieces end at the next shard's first."""
     files: list[str] = field(default_factory=list)
     """The names of segment files."""
     file: list[int] = field(default_factory=list)
-    """Of each piece: its place in `files`."""
+    """Index into `files` per piece."""
     offset: list[int] = field(default_factory=list)
     bytes: list[int] = field(default_factory=list)
     sha256: list[str] = field(default_factory=list)
@@ -303,12 +302,12 @@ class Shards(_Pieces):
         return (self._at(place) for place in range(len(self)))
 
     def get(self, shard: int) -> Shard | None:
-        """The state of a shard, if it has any."""
+        """Return the state of a shard, if any."""
         place = bisect.bisect_left(self.shard, shard)
         return self._at(place) if place < len(self) and self.shard[place] == shard else None
 
     def replaced(self, changed: Iterable[Shard]) -> Shards:
-        """These shards, the changed ones in place of what they were; the others keep their pieces."""
+        """Return a copy with some shards replaced. The others keep their pieces."""
         return Shards.of(({it.shard: it for it in self} | {it.shard: it for it in changed}).values())
 
     @staticmethod
@@ -336,18 +335,18 @@ class Shards(_Pieces):
 
 @dataclass(frozen=True, kw_only=True)
 class Checksums(_Pieces):
-    """The pieces that hold checksums of kept rows, shard by shard, those of a shard from the oldest on."""
+    """The pieces with checksums of kept rows, by shard; within a shard, the oldest first."""
 
     columns: list[str]
-    """The columns that are compared, sorted; [] for all that are not of the identity."""
+    """The compared columns, sorted. [] for all outside the identity."""
     shard: list[int] = field(default_factory=list)
-    """Of each piece, ascending."""
+    """The shard of each piece, ascending."""
     rows: list[int] = field(default_factory=list)
-    """How many checksums each piece has."""
+    """Number of checksums of each piece."""
     files: list[str] = field(default_factory=list)
     """The names of segment files."""
     file: list[int] = field(default_factory=list)
-    """Of each piece: its place in `files`."""
+    """Index into `files` per piece."""
     offset: list[int] = field(default_factory=list)
     bytes: list[int] = field(default_factory=list)
     sha256: list[str] = field(default_factory=list)
@@ -358,12 +357,12 @@ class Checksums(_Pieces):
             raise ValueError(f"Checksums: columns of different lengths: {lengths}")
 
     def get(self, shard: int) -> tuple[SumPiece, ...]:
-        """The pieces of a shard."""
+        """Return the pieces of a shard."""
         places = range(bisect.bisect_left(self.shard, shard), bisect.bisect_right(self.shard, shard))
         return tuple(SumPiece(rows=self.rows[it], piece=self._piece(it)) for it in places)
 
     def replaced(self, changed: Mapping[int, Sequence[SumPiece]]) -> Checksums:
-        """The same with other pieces for some shards."""
+        """Return a copy with other pieces for some shards."""
         return Checksums.of(self.columns, {shard: self.get(shard) for shard in self.shard} | dict(changed))
 
     @staticmethod
@@ -381,156 +380,154 @@ class Checksums(_Pieces):
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    """Version n, as a pure function of the version it builds on and the inputs named here."""
+    """Version n, as a pure function of the version it builds on and of the inputs listed here."""
 
     version: int
-    """Its number: 1, 2, 3 and so on, never used twice."""
+    """Its number: 1, 2, 3 and so on. Never reused."""
     previous: str | None
     """SHA-256 of the log file of version - 1."""
     builds_on: int
-    """The version whose state this one continues: the newest that was applied, after a rollback the one gone back to;
-    0 for none, as after a rebase."""
+    """The version whose state this one continues: the newest applied version, or after a rollback the restored one. 0
+    for none, as after a rebase."""
     attempt: str
-    """A nonce, drawn by the run that decided: tells two writers apart, and names the folders of its files."""
+    """A random nonce of the run that decided. It distinguishes writers and names the folders of their files."""
     kind: str = "run"
-    """One of KINDS. All but "run", "seed" and "rebase" come from `operations.py`."""
+    """One of KINDS. All except "run", "seed" and "rebase" come from `operations.py`."""
     shard_count: int
-    """Into how many parts the state is cut; `shards` has those in which anything is remembered."""
+    """Number of shards of the state. `shards` contains the non-empty ones."""
     shards: Shards = field(default_factory=Shards)
-    """The whole state; untouched shards keep older versions' pieces."""
+    """The whole state. Unchanged shards refer to older versions' pieces."""
     checksums: Checksums | None = None
-    """What repeats are compared with; None where none are kept. Its text is left out then, so that decisions without
-    are what they were before there were any."""
+    """The checksums for comparing repeats. None if none are kept; then the field is left out of the text, so that such
+    decisions look as before the field existed."""
     ledger: LedgerFiles = field(default_factory=LedgerFiles)
-    """The files that list all inputs so far, this version's included."""
+    """The files that list all inputs so far, including this version's."""
     listing: str | None = None
-    """The hash of a listing of the source (`ledger.hash_of_listing`) of which the ledger has every file: whoever lists
-    the same need not read it. None where no such listing is known. Its text is left out then."""
+    """The hash of a listing of the source (`ledger.hash_of_listing`) all of whose files are in the ledger, so that an
+    equal listing needs no comparison. None if there is no such listing; then the field is left out of the text."""
     inputs: Inputs = field(default_factory=Inputs)
     """The files that this version read."""
     quarantined: Quarantined = field(default_factory=Quarantined)
-    """The files that this version set aside unread."""
+    """The files that this version quarantined."""
     deferred: Deferred = field(default_factory=Deferred)
-    """The files that are to be read and are not yet, those of earlier versions included."""
+    """The files that are deferred, including those of earlier versions."""
     outputs: Outputs = field(default_factory=Outputs)
     """The files with its kept rows."""
     marked: Marked = field(default_factory=Marked)
-    """The files that lose rows, where a table is deduplicated in place."""
+    """The files that lose rows, for an in-place table."""
     side_files: SideFiles = field(default_factory=SideFiles)
-    """The files of tables beside the output: refused rows, changes in the list of missing ranges."""
+    """The files of tables besides the output: refused rows, changes in missing ranges."""
     prepared: str | None = None
-    """Where outputs and side files lie until they are applied, relative to the sink: a folder, in an object store an
-    object that lists them. None where there are none."""
+    """Location of outputs and side files until they are applied, relative to the sink: a folder; in an object store, an
+    object that lists them. None if there are none."""
     source_position: dict[str, Any] | None = None
-    """Of sources that are no folders: Delta versions, Kafka offsets, the stream's query and batch."""
+    """For sources other than folders: Delta versions, Kafka offsets, the stream's query and batch."""
     sink_version: dict[str, Any] | None = None
-    """What the sink was when this was decided, where it has versions of its own (`Sink.look`)."""
+    """The sink's version at the time of the decision, if it has versions of its own (`Sink.look`)."""
     clock_ms: int | None = None
-    """The clock that evictions go by, in milliseconds since 1970; None before the first. It falls only where a rollback
-    goes back to what it was, and where a rebase begins anew."""
+    """The clock of evictions, in milliseconds since 1970. None before the first one. It goes back only in a rollback or
+    a rebase."""
     horizon_ms: int | None = None
-    """Every table is evicted up to here before its next row is judged: milliseconds since 1970, None before the first
-    eviction."""
+    """Every table is evicted up to here before it judges: milliseconds since 1970. None before the first eviction."""
     key_types: dict[str, str] = field(default_factory=dict)
-    """Column to type of the parts of keys, fixed by the first rows that had one: integer, string, binary or
-    fixed_size_binary[bytes]. Tables know their own keys' only, and a shard may have none."""
+    """The types of key columns, fixed by the first rows with values: integer, string, binary or
+    fixed_size_binary[bytes]. Recorded here because tables know only the types of their own keys, and a shard may be
+    empty."""
     schema: str | None = None
-    """The columns of the sink's files, those of this version included: an Arrow schema as an IPC message, base64. None
-    where the sink has columns of its own, or no run has noted them. Its text is left out then."""
+    """The columns of the sink's files, including this version's: an Arrow schema as IPC message in base64. None if the
+    sink defines its columns, or none were recorded; then the field is left out of the text."""
     oldest: int = 1
-    """The oldest version that can be gone back to; the files of older ones may be collected."""
+    """The oldest version that supports rollback. Files of older ones may be removed."""
     collected: int = 1
-    """What only versions before this one need was removed (`retention.py`)."""
+    """Files that only versions before this one need were removed (`retention.py`)."""
     breaks: list[list[int]] | None = None
-    """[version, the one that it builds on] of the versions behind `collected`, up to this one, that build on another
-    one than the one before; None where this was not noted."""
+    """[version, the version it builds on] for versions after `collected`, up to this one, that do not build on the one
+    before. None if not recorded."""
     counts: dict[str, int] = field(default_factory=dict)
-    """Rows by name of verdict."""
+    """Number of rows by verdict."""
     missing_ranges: int = 0
-    """Ranges of sequences that this version opened."""
+    """Number of ranges of sequences that this version left missing."""
     missing_rows: int = 0
-    """How many rows these ranges stand for."""
+    """Number of rows in these ranges."""
     stale_epoch: int = 0
-    """Rows below the highest epoch of their key: what zombies wrote."""
+    """Number of rows below the highest epoch of their key, written by zombies."""
     border: int = 0
-    """Rows that only the border of the wrap could place on a lap."""
+    """Number of rows whose lap of a wrapped sequence is ambiguous: only the border of the wrap decided it."""
     plan: dict[str, Any] = field(default_factory=dict)
     """How it was computed: name, reason, figures."""
     report: dict[str, Any] = field(default_factory=dict)
-    """Anything else that people may want to know of it."""
+    """Other information for people."""
     policy: str
-    """The rules by which its rows were judged, as `Policy.rules` writes them."""
+    """The rules that judged its rows, as in `Policy.rules`."""
     order_by: list[str] | None = None
-    """The columns by which rows were put in order before; [] for file names, then rows; None where it was not said."""
+    """The columns that ordered rows before. [] for file names, then rows. None if not recorded."""
     decided_ms: int = 0
-    """When, in milliseconds since 1970 by the clock of the machine that decided. How long versions are kept goes by it,
-    and nothing else."""
+    """Time of the decision in milliseconds since 1970, by the deciding machine's clock. Used only for retention."""
     fencepost: str
     """The version of fencepost that decided."""
     format: int = FORMAT
-    """Of the files in the state folder (docs/state-format.md)."""
+    """Version of the file formats in the state folder (docs/state-format.md)."""
     semantics: int = SEMANTICS
-    """Of the verdicts: raised when the same rows would be judged otherwise."""
+    """Version of the semantics of verdicts: raised if verdicts on the same rows would change."""
 
     @property
     def entries(self) -> int:
-        """How many, over all shards."""
+        """The number of entries of all shards."""
         return sum(self.shards.entries)
 
     def files(self) -> set[str]:
-        """The segment files that this version needs, of whichever version they are."""
+        """The segment files that this version needs, of any version."""
         return {*self.shards.files, *self.ledger.name, *(self.checksums.files if self.checksums else ())}
 
     @property
     def state_bytes(self) -> int:
-        """Of the snapshots, deltas and checksums that this state consists of."""
+        """Bytes of the snapshots, deltas and checksums of this state."""
         return sum(self.shards.bytes) + (sum(self.checksums.bytes) if self.checksums else 0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Version:
-    """What the log says of a version at a glance."""
+    """A summary of a version, from the log."""
 
     version: int
     """Its number."""
     status: str
-    """"applied", "abandoned", or "decided" where it is neither yet."""
+    """"applied", "abandoned", or "decided" if it is neither yet."""
     kind: str
     """What made it: run, seed, rebase, evict, reshard, rollback or retain."""
     builds_on: int
-    """The version whose state it continues, 0 for none."""
+    """The version whose state it continues. 0 for none."""
     decided_ms: int
-    """When, in milliseconds since 1970 by the clock of the machine that decided."""
+    """Time of the decision in milliseconds since 1970, by the deciding machine's clock."""
     files: int
-    """Files of the input that were read."""
+    """Number of input files read."""
     rows: int
-    """Rows of the input."""
+    """Number of input rows."""
     kept: int
-    """Rows of the output; none of a seed, which writes no rows."""
+    """Number of output rows. 0 for a seed, which writes no rows."""
     entries: int
-    """What the state remembers after it, over all shards: keys, or keys and epochs."""
+    """Number of entries after it, in all shards: keys, or keys and epochs."""
     state_bytes: int
-    """Bytes of the snapshots, deltas and checksums that this state consists of, also of those that older versions
-    wrote."""
+    """Bytes of the snapshots, deltas and checksums of this state, including those that older versions wrote."""
     shard_count: int
-    """Into how many parts the state is cut."""
+    """Number of shards of the state."""
     counts: dict[str, int]
-    """Rows of the input by name of verdict."""
+    """Number of input rows by verdict."""
     report: dict[str, Any]
-    """What else is to be known of it, by kind: files that were deferred, entries that were evicted and so on; empty
-    where it is larger than 8 KB (`State.version` has it whole)."""
+    """Other information, by kind: deferred files, evicted entries and so on. Empty if it is larger than 8 KB
+    (`State.version` has all of it)."""
 
 
 def kept_rows(decision: Decision) -> int:
-    """Rows that were written, or that stay in place; a seed writes none."""
+    """Return the number of rows that were written or stay in place. 0 for a seed."""
     return 0 if decision.kind == "seed" else sum(decision.counts.get(it, 0) for it in ("ACCEPTED", "UNTRACKED"))
 
 
-REPORT_BYTES_MAX = 8_192  # what is larger stands in the body only
+REPORT_BYTES_MAX = 8_192  # larger reports are in the body only
 
 
 def summary(decision: Decision) -> dict[str, Any]:
-    """The fields of `Version` that a decision tells."""
+    """Return the fields of `Version` from a decision."""
     own = {name: getattr(decision, name) for name in ("kind", "builds_on", "decided_ms", "shard_count", "counts")}
     report = decision.report if len(json.dumps(decision.report)) <= REPORT_BYTES_MAX else {}
     return own | {
@@ -543,11 +540,11 @@ def summary(decision: Decision) -> dict[str, Any]:
     }
 
 
-# Text
+# Encoding
 
 
 def to_json(value: Settings | Decision | dict[str, Any]) -> bytes:
-    """The text of a file in a state, a field or a column a line; equal values give equal bytes."""
+    """Encode as JSON with a field or column per line. Equal values give equal bytes."""
     fields = value if isinstance(value, dict) else vars(value)
     fields = {
         name: it for name, it in fields.items() if it is not None or name not in ("checksums", "schema", "listing")
@@ -557,14 +554,14 @@ def to_json(value: Settings | Decision | dict[str, Any]) -> bytes:
 
 
 def settings_from_json(data: bytes, path: object) -> Settings:
-    """Raises SnapshotError where `data` are no settings that this version understands."""
+    """Decode settings. Raises SnapshotError for invalid data or another format."""
     fields = fields_from_json(data, path)
     with understood(path):
         return Settings(**fields)
 
 
 def decision_from_json(data: bytes, path: object) -> Decision:
-    """Raises SnapshotError where `data` are no decision that this version understands."""
+    """Decode a decision. Raises SnapshotError for invalid data or another format."""
     fields = fields_from_json(data, path)
     parts: dict[str, Any] = {
         "shards": Shards,
@@ -585,7 +582,7 @@ def decision_from_json(data: bytes, path: object) -> Decision:
 
 
 def fields_from_json(data: bytes, path: object) -> dict[str, Any]:
-    """The fields of a file of a state. Raises SnapshotError where it is none, or of another format."""
+    """Decode the fields of a state's file. Raises SnapshotError for invalid data or another format."""
     with understood(path):
         fields: dict[str, Any] = json.loads(data)
         found = fields["format"]
@@ -596,12 +593,12 @@ def fields_from_json(data: bytes, path: object) -> dict[str, Any]:
 
 
 def sha256(data: bytes) -> str:
-    """The hash by which files of a state are named and checked, in hexadecimal."""
+    """Return the hexadecimal hash that names and verifies files of a state."""
     return hashlib.sha256(data).hexdigest()
 
 
 def _text(value: Any) -> str:
-    """One line, but for lists of many."""
+    """Encode a value in one line, except for long lists."""
     if isinstance(value, Lists | Shards | Checksums):
         lines = (f"  {json.dumps(name)}: {json.dumps(column)}" for name, column in vars(value).items())
         return "{\n" + ",\n".join(lines) + "\n }"
@@ -610,7 +607,7 @@ def _text(value: Any) -> str:
 
 @contextmanager
 def understood(path: object) -> Iterator[None]:
-    """Within, what is no file of a state is a SnapshotError."""
+    """Turn errors of invalid state files into SnapshotError."""
     try:
         yield
     except (ValueError, TypeError, KeyError) as error:

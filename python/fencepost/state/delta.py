@@ -1,14 +1,14 @@
 """A Delta table as output: each version is one transaction of its log.
 
     <table>/part-<n>-<ordinal>-<attempt>.parquet   the rows that version n kept of one input
-    <table>/_delta_log/                            version n is the commit that has the transaction (state, n)
-    <table>/_fencepost/                            whose table it is, what tasks prepare, and each version's side tables
-                                                   (a sink of folders or prefixes); readers and VACUUM pass over it
+    <table>/_delta_log/                            version n is the commit with the transaction (state, n)
+    <table>/_fencepost/                            owner, prepared files, and each version's side tables (a sink of
+                                                   folders or prefixes); readers and VACUUM ignore it
 
-The table lies in a folder or beneath a prefix of an object store. The commit is what counts: a version is applied, or
-abandoned, by whoever first writes its transaction, and everything else follows from which of the two it was. A commit
-is one put-if-absent of the table's next version. Others may append, delete and compact meanwhile. What they must not do
-is take rows back by RESTORE: the state would go on to call them duplicates.
+The table is in a folder or below a prefix of an object store. The commit decides: a version is applied or abandoned by
+the first writer of its transaction, and everything else follows from it. A commit is one put-if-absent of the table's
+next version. Other writers may append, delete and compact at the same time. They must not revert rows by RESTORE: the
+state would continue to call these rows duplicates.
 """
 
 from __future__ import annotations
@@ -52,39 +52,40 @@ if TYPE_CHECKING:
 
 OWN, TABLE = "_fencepost", "_table.json"
 ABANDONED_APP = "-abandoned"
-"""Ends the application id under which the number of an abandoned version is written beside its transaction."""
+"""Suffix of the application id under which an abandoned version's number is written, beside its transaction."""
 
 FEATURES = {
     *("appendOnly", "invariants", "checkConstraints", "deletionVectors", "timestampNtz", "v2Checkpoint"),
     *("variantType", WIDENING),
 }
-"""Table features under which files may be added just so, constraints and the like being refused one by one."""
+"""Table features under which files may be added without restriction. Constraints and the like are refused one by one.
+"""
 LISTED_READER, LISTED_WRITER = 3, 7
-"""Versions of the protocol that come with a list of features."""
+"""Protocol versions that have a list of features."""
 READER_MAX, WRITER_MAX = 2, 6
-"""Versions of the protocol that come without a list: what they may have is looked for in settings and columns."""
+"""Protocol versions without a list of features. Possible features are detected from settings and columns."""
 REFUSED = {
     "delta.enableChangeDataFeed": "a change data feed",
     "delta.enableRowTracking": "row tracking",
     "delta.enableInCommitTimestamps": "timestamps in commits",
     "delta.columnMapping.mode": "column mapping",
 }
-"""Settings under which a commit has to say more than which files come and go."""
+"""Settings under which a commit needs more than the added and removed files."""
 CONSTRAINTS = {"delta.constraints.": "constraints, which nobody would check"}
 RETENTION = "delta.setTransactionRetentionDuration"
 CHECKPOINT_EVERY = 100
-"""Commits of a table that does not say how many."""
+"""Default number of commits between checkpoints."""
 
 
 class TakenError(Exception):
-    """The table's next version is somebody else's."""
+    """Another writer has written the table's next version."""
 
 
 class DeltaSink:
-    """Appends each version to a Delta table, which is made for the first rows where there is none.
+    """Appends each version to a Delta table, which is created for the first rows if missing.
 
-    Rows are the table's; all else goes to a sink of folders or prefixes beneath it (`own`). See `Sink` for what is not
-    said here.
+    Rows go to the table, everything else to a sink of folders or prefixes in it (`own`). See `Sink` for undocumented
+    methods.
     """
 
     layout = "delta"
@@ -105,13 +106,13 @@ class DeltaSink:
             self.own = RunPrefixes(RemoteStore(f"{table.uri}/{OWN}", table.options))
         self.own.layout = self.layout
         self._checked: Table | None = None
-        """The table as `check` found it."""
+        """The table that `check` found."""
         self._id: str | None = None
-        """Which table it is, once it was noted."""
+        """The table's id, if recorded."""
         self._placed: set[str] = set()
-        """Attempts whose files this sink has brought to their places."""
+        """Attempts whose files this sink has moved to their final locations."""
 
-    # What is beside the rows
+    # Everything except rows
 
     def probe(self, version: int, attempt: str) -> None:
         self.own.probe(version, attempt)
@@ -146,18 +147,18 @@ class DeltaSink:
         self.own.collect_garbage(done)
 
     def fold(self, first: int, last: int) -> None:
-        """See `Sink`: all marks stay. A fence that finds none removes the files of the version."""
+        """Keep all marks (see `Sink`). A fence that finds none removes the files of the version."""
 
-    # Looking
+    # Inspection
 
     def check_table(self, table: Table) -> None:
-        """Refuse a table that is not written to just so. Raises SinkError, SinkChangedError."""
+        """Raise an error for a table that needs more than appending files. Raises SinkError, SinkChangedError."""
         check_features(table, self.location, FEATURES, REFUSED | CONSTRAINTS, "adding files")
         check_columns(table, self.location)
 
     def check(self, state: State) -> None:
         """See `Sink`."""
-        # In this order: other runs may finish versions meanwhile.
+        # In this order, because other runs may finish versions in the meantime.
         done = state.done()
         table = self._checked = self._open()
         self.own.check(state)
@@ -178,7 +179,7 @@ class DeltaSink:
             )
 
     def look(self, before: Decision | None) -> dict[str, Any] | None:
-        """See `Sink`: the table's id, its newest version, and this state's newest transaction in it."""
+        """Return the table's id, its newest version, and this state's newest transaction in it (see `Sink`)."""
         table = self._later(self._checked) if self._checked else self._open()
         if table is None:
             return None
@@ -187,13 +188,13 @@ class DeltaSink:
         return self.seen(table)
 
     def seen(self, table: Table) -> dict[str, Any]:
-        """What a decision says of a table."""
+        """Return the decision's record of a table."""
         owner = self.own.owner()
         last = table.transactions.get(owner) if owner else None
         return {"table": table.id, "version": table.version, "transaction": last}
 
     def check_kept(self, table: Table, before: Decision) -> None:
-        """Whether it is still the table, and no commit since the one that was looked at has taken rows back."""
+        """Check that it is the same table, and that no later commit has reverted rows."""
         seen: dict[str, Any] = before.sink_version or {}
         if seen.get("table", table.id) != table.id:
             raise SinkChangedError(
@@ -213,7 +214,8 @@ class DeltaSink:
                 )
 
     def shown(self, decision: Decision) -> int:
-        """See `Sink`. Its rows may lie in other files by now: it is shown unless a RESTORE went back over it."""
+        """Return the number of shown files (see `Sink`). Compaction may have moved its rows, so it counts as shown
+        unless a RESTORE reverted it."""
         table, owner = self._open(), self.own.owner()
         if table is None:
             return 0
@@ -221,7 +223,7 @@ class DeltaSink:
         for at in range(version, -1, -1):
             actions = read_commit(self.store, at)
             if actions is None:
-                break  # cleaned up, and with it all before: those nobody went back over
+                break  # removed by cleanup, like all earlier ones, which no RESTORE reverted
             commit, counts = info_of(actions), at <= version
             if commit.get("fencepost.state") == owner and commit.get("fencepost.version") == str(decision.version):
                 return len(decision.outputs) if counts else 0
@@ -248,7 +250,7 @@ class DeltaSink:
     # Rows
 
     def columns(self) -> Any:
-        """See `Sink`: `check_rows` compares them."""
+        """Return None (see `Sink`): `check_rows` compares columns."""
         return None
 
     def columns_of(self, schema: Any) -> Any:
@@ -256,7 +258,7 @@ class DeltaSink:
         return schema
 
     def check_rows(self, rows: NewRows) -> dict[str, Any]:
-        """See `Sink`: also what the log will say of the files."""
+        """Check the files (see `Sink`). Also returns the log's fields for them."""
         import pyarrow as pa  # type: ignore[import-untyped]
 
         found = [(pa.ipc.read_schema(pa.py_buffer(schema)), path) for schema, path in rows.schemas.items()]
@@ -283,19 +285,19 @@ class DeltaSink:
         return about
 
     def apply(self, decision: Decision, tasks: Tasks = in_turn) -> str:
-        """See `Sink`: one transaction, then the side tables."""
+        """Write one transaction, then the side tables (see `Sink`)."""
         return self._show(decision, self.own.status(decision) or self._commit(decision, APPLIED, tasks), tasks)
 
     def fence(self, decision: Decision) -> str:
-        """See `Sink`: a transaction without rows takes the version's number."""
+        """Write a transaction without rows with the version's number (see `Sink`)."""
         try:
             status = self.own.status(decision) or self._commit(decision, ABANDONED, in_turn)
         except SinkChangedError:
-            status = ABANDONED  # another table than the one it was decided for: nobody can write the version to it
+            status = ABANDONED  # the table was replaced, so nobody can write the version to it
         return self._show(decision, status, in_turn)
 
     def _show(self, decision: Decision, status: str, tasks: Tasks) -> str:
-        """What follows the transaction, whichever it was."""
+        """Do what follows the transaction, for either status."""
         beside = without_rows(decision)
         if status == APPLIED:
             status = self.own.apply(beside, tasks)
@@ -307,11 +309,11 @@ class DeltaSink:
         return status
 
     def _commit(self, decision: Decision, wanted: str, tasks: Tasks) -> str:
-        """Write the version's transaction, unless somebody has. Gives what it was: `wanted`, or what theirs was."""
+        """Write the version's transaction unless it exists. Returns its status: `wanted`, or that of another writer."""
         state, number = str(self.own.owner()), decision.version
         seen = decision.sink_version
         if seen is None:
-            return wanted  # there is no table yet, and no rows for one
+            return wanted  # there is no table yet, and no rows for it
         table, is_mine = self._open() or self._make(decision, state), False
         while True:
             if table is None:
@@ -330,18 +332,18 @@ class DeltaSink:
                 self._write(table, decision, wanted, state, tasks)
                 is_mine = True
             except TakenError:
-                is_mine = False  # look at what came first, then try the version after it
+                is_mine = False  # read what was written first, then try the next version
             except SinkChangedError:
                 table = self._later(table)
                 if table.version == before:
                     raise
-                continue  # somebody has abandoned the version and removed its files
+                continue  # another driver has abandoned the version and removed its files
             table = self._later(table)
             if table.version == before:
                 raise SinkError(f"{self.location}: version {before + 1} of the table can neither be read nor written")
 
     def _check_follows(self, table: Table, decision: Decision, state: str) -> None:
-        """Refuse another table than that of the decision, or one that has not come as far."""
+        """Raise an error if the table is not that of the decision, or is older."""
         seen, last = decision.sink_version or {}, table.transactions.get(state)
         follows = decision.version - 1 if "create" in seen or seen["transaction"] is not None else None
         if last != follows or seen.get("table", table.id) != table.id:
@@ -352,12 +354,11 @@ class DeltaSink:
         self._remember(table)
 
     def fits(self, table: Table, decision: Decision) -> bool:
-        """Whether a version may still be written, whatever others have done since it was decided: rows come beside
-        those that are there."""
+        """Return whether the version may be written after changes by others: always, because it only adds rows."""
         return True
 
     def _write(self, table: Table, decision: Decision, wanted: str, state: str, tasks: Tasks) -> None:
-        """The table's next version, or TakenError where it has one already."""
+        """Write the table's next version, or raise TakenError if it exists."""
         now_ms = time.time_ns() // 1_000_000
         about = {
             "operation": "WRITE",
@@ -375,20 +376,20 @@ class DeltaSink:
     def _put(self, table: Table, commit: list[Action]) -> None:
         if not put_commit(self.store, table.version + 1, commit):
             raise TakenError
-        with suppress(Exception):  # only who reads the table is slower without a checkpoint
+        with suppress(Exception):  # a missing checkpoint only slows down readers
             if (table.version + 1) % int(table.configuration.get("delta.checkpointInterval", CHECKPOINT_EVERY)) == 0:
                 library = by_library(self.store)
                 library.create_checkpoint()
                 library.cleanup_metadata()
 
     def _changed_columns(self, table: Table, decision: Decision) -> list[Action]:
-        """The table's columns from now on, where files bring others."""
+        """Return the actions that change the table's columns, if files bring other ones."""
         columns = (decision.sink_version or {}).get("columns")
         changed = columns and with_columns(self.location, table, columns)
         return [{"metaData": changed}] if changed and changed != table.metadata else []
 
     def _added(self, decision: Decision, now_ms: int) -> list[Action]:
-        """What the log says of the version's files: their rows, and the bounds of their integer columns."""
+        """Return the actions that add the version's files, with their rows and the bounds of their integer columns."""
         outputs = decision.outputs
         bounds = (decision.sink_version or {}).get("bounds") or [{}] * len(outputs)
         files = zip(self.names(decision), outputs.name, outputs.bytes, outputs.rows, bounds, strict=True)
@@ -407,7 +408,7 @@ class DeltaSink:
         ]
 
     def _make(self, decision: Decision, state: str) -> Table | None:
-        """The table that the decision says is to be made, if any; or that of another run that was faster."""
+        """Create the table that the decision requires, if any. Returns it, or one that another run created first."""
         wanted = (decision.sink_version or {}).get("create")
         if wanted is None:
             return None
@@ -421,10 +422,10 @@ class DeltaSink:
     # Files
 
     def _place(self, decision: Decision, tasks: Tasks) -> None:
-        """Bring the version's files to where the table will name them. May be done again, by anyone.
+        """Move the version's files to their final locations. May be repeated by anyone.
 
-        VACUUM removes files that no version of the table names, but for young ones. So their age begins here: a version
-        may be decided long before it is committed.
+        VACUUM removes old files that no version of the table refers to. So a file's age is reset here: a version may be
+        decided long before it is committed.
         """
         if not len(decision.outputs):
             return
@@ -454,12 +455,12 @@ class DeltaSink:
             self.disk.seal(folder)
 
     def _copy(self, decision: Decision, own: RunPrefixes, tasks: Tasks) -> None:
-        """By the store itself, where it can."""
+        """Copy within the store if possible."""
         assert isinstance(self.store, RemoteStore)
         outputs, written, files = decision.outputs, own.written(decision), CopyItem()
         for name, final, size in zip(outputs.name, self.names(decision), outputs.bytes, strict=True):
             files.add(written.get(name), final, size)
-        # Files that are gone from where they were prepared are at their places if another driver was through.
+        # Files missing from the prepared location are at their final location if another driver moved them.
         for final in own.place(decision, files, self.store, tasks).wrong:
             raise SinkChangedError(
                 f"{self.location}/{final}: not what version {decision.version} decided, and it cannot be taken from "
@@ -469,7 +470,7 @@ class DeltaSink:
     # The table
 
     def _remember(self, table: Table) -> None:
-        """Note which table it is, once there is one."""
+        """Record the table's id once it exists."""
         known = self._known_id()
         if known is None:
             self.store.put(f"{OWN}/{TABLE}", (json.dumps({"id": table.id}) + "\n").encode())
@@ -490,7 +491,7 @@ class DeltaSink:
             )
 
     def _open(self) -> Table | None:
-        """The table as of now, if there is one."""
+        """Return the current table, if it exists."""
         with log_errors(self.location, SinkError):
             return read_table(self.store)
 
@@ -499,12 +500,12 @@ class DeltaSink:
             return table.later()
 
     def _seal(self, versions: range) -> None:
-        """Wait until commits are on disk: not every writer does."""
+        """Sync commits to disk, because not every writer does."""
         if not isinstance(self.store, LocalStore):
             return
         log = self.store.folder / LOG
         for version in versions:
-            with suppress(FileNotFoundError):  # cleaned up, long after it was written
+            with suppress(FileNotFoundError):  # removed by cleanup, long after it was written
                 self.disk.seal(log / f"{version:020}.json")
         self.disk.seal(log)
         self.disk.seal(self.store.folder)
@@ -517,7 +518,7 @@ _ROLL_BACK = (
 
 
 def heading(decision: Decision, state: str, wanted: str, about: Action, now_ms: int) -> list[Action]:
-    """What a commit says of itself (`about` its operation), and the transactions by which it is known."""
+    """Return the first actions of a commit: its description (operation `about`) and its transactions."""
     apps = [state] if wanted == APPLIED else [state, state + ABANDONED_APP]
     marks = [{"appId": app, "version": decision.version, "lastUpdated": now_ms} for app in apps]
     return [{"commitInfo": commit_info(decision, state, about, now_ms)}, *({"txn": mark} for mark in marks)]
@@ -529,13 +530,13 @@ def commit_info(decision: Decision, state: str, about: Action, now_ms: int) -> A
 
 
 def statistics(rows: int, bounds: dict[str, list[int]]) -> str:
-    """What the log says of a file. `bounds`: column to lowest and highest value."""
+    """Return a file's statistics for the log. `bounds`: maps columns to minimum and maximum."""
     lows, highs = ({name: it[place] for name, it in bounds.items()} for place in (0, 1))
     return json.dumps({"numRecords": rows, "minValues": lows, "maxValues": highs})
 
 
 def bounds_of(groups: Mapping[str, list[tuple[int, int] | None]]) -> dict[str, list[int]]:
-    """The lowest and highest value of columns, where all row groups tell (`parquet_footer`)."""
+    """Return minimum and maximum of columns, if all row groups have them (`parquet_footer`)."""
     known = {name: [it for it in found if it is not None] for name, found in groups.items()}
     whole = {name: it for name, it in known.items() if it and len(it) == len(groups[name])}
     return {name: [min(low for low, _ in it), max(high for _, high in it)] for name, it in whole.items()}
@@ -545,7 +546,7 @@ def bounds_of(groups: Mapping[str, list[tuple[int, int] | None]]) -> dict[str, l
 
 
 def check_library(path: object) -> None:
-    """Raises DependencyError where tables cannot be read or written at all."""
+    """Raise FencepostError if the libraries for Delta tables are not installed."""
     try:
         import deltalake  # noqa: F401
     except ImportError as error:
@@ -557,12 +558,13 @@ LOG_UNREAD = "its log cannot be read"
 
 @contextmanager
 def log_errors(place: str, failure: type[FencepostError]) -> Iterator[None]:
-    """Around code that reads a log. Raises `failure` for content that is not a log, StoreError (path, errno) where the
-    system does not give it."""
+    """Convert errors of reading a log. Raises `failure` for invalid content, StoreError (path, errno) for system
+    errors."""
     try:
         yield
     except OSError as error:
-        if error.errno is None or isinstance(error, FileNotFoundError):  # pyarrow reports damage without a number
+        # pyarrow raises OSError without errno for damage
+        if error.errno is None or isinstance(error, FileNotFoundError):
             raise failure(f"{place}: cannot be read as a Delta table: {error}") from error
         raise not_given(place, LOG_UNREAD, error) from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -570,7 +572,7 @@ def log_errors(place: str, failure: type[FencepostError]) -> Iterator[None]:
 
 
 def open_table(store: Store, failure: type[FencepostError]) -> Table:
-    """A table as of now. Raises `failure` where its log cannot be read."""
+    """Open the current table. Raises `failure` for an unreadable log."""
     with log_errors(store.uri, failure):
         table = read_table(store)
     if table is None:
@@ -579,7 +581,7 @@ def open_table(store: Store, failure: type[FencepostError]) -> Table:
 
 
 def by_library(store: Store, version: int | None = None) -> DeltaTable:
-    """A table as delta-rs knows it."""
+    """Open a table with delta-rs."""
     from deltalake import DeltaTable
 
     if not isinstance(store, RemoteStore):
@@ -588,26 +590,26 @@ def by_library(store: Store, version: int | None = None) -> DeltaTable:
 
 
 def is_delta(store: Store) -> bool:
-    """Whether there is a Delta table in a folder or prefix."""
+    """Return whether a folder or prefix contains a Delta table."""
     if isinstance(store, RemoteStore):
         return not store.is_empty(LOG)
     return any(name.endswith((".json", ".parquet")) for name in store.list(LOG))
 
 
 def is_delta_sink(store: Store) -> bool:
-    """Whether a folder or prefix is a Delta table, or is to become one with the first rows."""
+    """Return whether a folder or prefix is a Delta table, or will become one with the first rows."""
     return is_delta(store) or store.exists(f"{OWN}/{MARKER}")
 
 
 def _had_table(state: State, version: int) -> bool:
-    """Whether there was a table once the version was done."""
+    """Return whether the table existed when the version was finished."""
     return version > 0 and state.version(version).sink_version is not None
 
 
 def check_features(table: Table, location: str, features: set[str], refused: dict[str, str], what: str) -> None:
-    """Refuse a table whose settings or features ask for more than is done here. Raises SinkError, SinkChangedError.
+    """Raise an error if a table's settings or features require unsupported work. Raises SinkError, SinkChangedError.
 
-    `refused`: settings by what their names begin with; `what`: is to be done to the table.
+    `refused`: settings by prefix of their names; `what`: the intended operation, for messages.
     """
     for name, value in table.configuration.items():
         for start, feature in refused.items():
@@ -626,7 +628,7 @@ def check_features(table: Table, location: str, features: set[str], refused: dic
 
 
 def library_options(options: Mapping[str, Any]) -> dict[str, str]:
-    """Options of `open_store` as delta-rs takes them. A credential provider is asked now, and not again."""
+    """Translate options of `open_store` for delta-rs. A credential provider is called once, now."""
     found = {name: it for name, it in options.items() if name != "credential_provider"}
     if "credential_provider" in options:
         found |= load_provider(options["credential_provider"])()

@@ -1,7 +1,7 @@
-"""The columns of a Delta table: which files fit, what a new table has, and how a table takes other columns.
+"""The columns of a Delta table: which files match, the columns of a new table, and added or widened columns.
 
-Types are those of the log, JSON: text, or an object where a type is nested. Source: the Delta protocol, sections
-"Schema Serialization Format" and "Type Widening".
+Types are those of the log in JSON: text, or an object for nested types. Source: the Delta protocol, sections "Schema
+Serialization Format" and "Type Widening".
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ RULES_OF_COLUMNS = ("delta.generationExpression", "delta.identity.", "delta.inva
 INTEGERS = ("byte", "short", "integer", "long")
 WIDENING, TYPE_CHANGES = "typeWidening", "delta.typeChanges"
 WIDER = (INTEGERS, ("float", "double"))
-"""Types, each of which holds the values of those before it; decimals of one scale do so too."""
+"""Types in widening order: each one holds the values of those before it. Decimals of the same scale widen, too."""
 NO_ZONE = "timestampNtz"
-"""The feature that a table with times without a zone has."""
+"""The feature of tables with timestamps without time zone."""
 
 Found = list[tuple[Any, str]]
 """Arrow schemas, each with the path of a file that has it."""
 
 
-# Files for a table as it is
+# Existing columns
 
 
 def check_columns(table: Table, location: str) -> None:
-    """Refuse columns with rules, which nobody would check for files that are added. Raises SinkError."""
+    """Raise SinkError for columns with rules, which would not be checked for added files."""
     for field in table.fields:
         rules = [name for name in field.get("metadata") or {} if name.startswith(RULES_OF_COLUMNS)]
         if rules or not field["nullable"]:
@@ -43,7 +43,7 @@ def check_columns(table: Table, location: str) -> None:
 
 
 def check_schema(location: str, known: dict[str, Action], schema: Any, path: str) -> None:
-    """Raises SinkError where the table does not have a file's columns."""
+    """Raise SinkError if the table lacks a file's columns."""
     for name, kind in _types(schema, path).items():
         if name not in known:
             raise SinkError(
@@ -56,7 +56,7 @@ def check_schema(location: str, known: dict[str, Action], schema: Any, path: str
 
 
 def check_values(location: str, field: Action, values: set[str | None]) -> None:
-    """Raises SinkError where folders give what is no value of the column that the table is partitioned by."""
+    """Raise SinkError for folder values that are invalid for the partition column."""
     kind = str(field["type"])
     about = f"{location}: column '{field['name']}', by which the table is partitioned, is {kind}"
     if kind not in PARSERS:
@@ -89,14 +89,14 @@ PARSERS: dict[str, Any] = {
     "date": _date,
     **{kind: partial(_integer, bits) for kind, bits in zip(INTEGERS, (8, 16, 32, 64), strict=True)},
 }
-"""What refuses values in the names of folders, by type; those of other types have several forms."""
+"""Validators of folder values by type. Other types have several text forms."""
 
 
 # New tables
 
 
 def new_table(location: str, found: Found, folders: list[dict[str, str | None]]) -> dict[str, Any]:
-    """`schema` and `partitions` of a table for these files, whose folders have these values. Raises SinkError."""
+    """Return `schema` and `partitions` of a table for these files and folder values. Raises SinkError."""
     import pyarrow as pa  # type: ignore[import-untyped]
 
     named = {tuple(it) for it in folders}
@@ -120,7 +120,7 @@ def new_table(location: str, found: Found, folders: list[dict[str, str | None]])
 
 
 def first_actions(wanted: dict[str, Any], now_ms: int) -> list[Action]:
-    """By which a table begins. `wanted`: what `new_table` gave."""
+    """Return the first actions of a table. `wanted`: the result of `new_table`."""
     protocol: Action = {"minReaderVersion": 1, "minWriterVersion": 2}
     if _has_no_zone(wanted["schema"]):
         protocol = {"minReaderVersion": 3, "minWriterVersion": 7}
@@ -136,11 +136,11 @@ def first_actions(wanted: dict[str, Any], now_ms: int) -> list[Action]:
     return [{"protocol": protocol}, {"metaData": metadata}]
 
 
-# Tables that take other columns
+# Added and widened columns
 
 
 def merged_columns(location: str, table: Table, found: Found) -> list[Action]:
-    """The columns that the table gets, and those whose types are widened, for these files. Raises SinkError."""
+    """Return the columns that the table gets or widens for these files. Raises SinkError."""
     changed: dict[str, Action] = {}
     known = {field["name"]: field for field in table.fields}
     for schema, path in found:
@@ -155,9 +155,9 @@ def merged_columns(location: str, table: Table, found: Found) -> list[Action]:
 
 
 def with_columns(location: str, table: Table, columns: Iterable[Action]) -> Action:
-    """What the log says of the table (`metaData`) once it has these columns too, as `merged_columns` gave them.
+    """Return the table's `metaData` with these columns added (the result of `merged_columns`).
 
-    Raises SinkError where others have given it other ones meanwhile.
+    Raises SinkError if other writers have changed them in the meantime.
     """
     known = {field["name"]: field for field in table.fields}
     for column in columns:
@@ -175,7 +175,7 @@ def with_columns(location: str, table: Table, columns: Iterable[Action]) -> Acti
 
 
 def _merged(table: Table, known: dict[str, Action], name: str, kind: Any) -> Action:
-    """The field that holds values of this type as well. Raises ValueError (why there is none)."""
+    """Return the field widened to this type. Raises ValueError with the reason if impossible."""
     if name in table.partition_columns:
         raise ValueError(", and the table is partitioned by a column of that name")
     if name not in known:
@@ -219,7 +219,7 @@ def _has_no_zone(kind: Any) -> bool:
 
 
 def _types(schema: Any, path: str) -> dict[str, Any]:
-    """The types of a file's columns. Raises SinkError for one that no table has."""
+    """Return the types of a file's columns. Raises SinkError for an unsupported type."""
     return {it["name"]: it["type"] for it in json.loads(_to_json(_arrow_schema(schema, path)))["fields"]}
 
 
@@ -230,7 +230,7 @@ def _to_json(schema: Any) -> str:
 
 
 def _arrow_schema(schema: Any, path: str) -> Any:
-    """One Arrow type for each type of a table. Raises SinkError."""
+    """Return the canonical Arrow type of each column. Raises SinkError."""
     import pyarrow as pa
 
     fields = []
@@ -243,7 +243,7 @@ def _arrow_schema(schema: Any, path: str) -> Any:
 
 
 def _delta_type(kind: Any) -> Any:
-    """A type as readers of a Delta table will see it, without what Arrow notes of nested columns. Raises TypeError."""
+    """Return a type as readers of a Delta table see it, without Arrow's metadata of nested columns."""
     import pyarrow as pa
 
     types = pa.types

@@ -1,12 +1,11 @@
-"""The log of a Delta table: commits action by action, the table as of its newest version, and the actions by which
-files are in it, to the letter.
+"""The log of a Delta table: reads commits and the current table, and preserves the actions that add files.
 
-    _delta_log/<version>.json                     a commit: an action a line
-    _delta_log/<version>.checkpoint*.parquet      all actions that count up to a version, in one file or in several
-    _delta_log/<version>.checkpoint.<uuid>.json   the same, naming files in _delta_log/_sidecars
+    _delta_log/<version>.json                     a commit: one action per line
+    _delta_log/<version>.checkpoint*.parquet      all valid actions up to a version, in one file or several
+    _delta_log/<version>.checkpoint.<uuid>.json   the same, with references to files in _delta_log/_sidecars
 
-All of it is read and written through the store of the table's folder or prefix (`fencepost.state.stores`), so that
-disks and object stores are alike: a commit is one put-if-absent.
+Everything is read and written through the store of the table's folder or prefix (`fencepost.state.stores`), so disks
+and object stores work alike: a commit is one put-if-absent.
 
 Source: the Delta protocol, sections "Delta Log Entries", "Checkpoints" and "Action Reconciliation".
 """
@@ -28,25 +27,25 @@ LOG, SIDECARS = "_delta_log", "_sidecars"
 COMMIT = re.compile(r"(\d{20})\.json")
 CHECKPOINT = re.compile(r"(\d{20})\.checkpoint(?:\.(\d{10})\.(\d{10})|\.[0-9a-f-]{36})?\.(parquet|json)")
 READ_AT_ONCE = 16
-"""Commits that are read at the same time."""
+"""Number of commits to read concurrently."""
 OF_FILES = ('{"add"', '{"remove"', '{"cdc"')
-"""How lines begin that say nothing of the table itself."""
+"""Prefixes of lines that do not concern the table itself."""
 
 Action = dict[str, Any]
 Live = dict[str, Action]
-"""The files of a table: relative path, decoded, to the action that added it."""
+"""The files of a table: maps the decoded relative path to the action that added it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """What the log says of a table as of one version, but for its files."""
+    """A table's state at one version, without its files."""
 
     store: Store
     version: int
     protocol: Action
     metadata: Action
     transactions: dict[str, int]
-    """Application to its newest transaction."""
+    """Maps applications to their newest transaction."""
 
     @property
     def id(self) -> str:
@@ -62,7 +61,7 @@ class Table:
 
     @property
     def fields(self) -> list[Action]:
-        """Its columns, as the schema in the log has them: `name`, `type`, `nullable`, `metadata`."""
+        """Its columns, as in the log's schema: `name`, `type`, `nullable`, `metadata`."""
         return list(json.loads(self.metadata["schemaString"])["fields"])
 
     @property
@@ -71,11 +70,11 @@ class Table:
 
     @property
     def features(self) -> set[str]:
-        """Of reading and of writing."""
+        """Reader and writer features."""
         return self.reader_features | {*(self.protocol.get("writerFeatures") or ())}
 
     def later(self) -> Table:
-        """The table with the commits since. Raises ValueError."""
+        """Return the table with later commits applied. Raises ValueError."""
         table = self
         while (lines := _commit_lines(self.store, table.version + 1)) is not None:
             table = table._with(table.version + 1, _about_table(lines))
@@ -96,7 +95,7 @@ class Table:
 
 
 def read_table(store: Store) -> Table | None:
-    """The table as of now; None where there is no log. Raises ValueError and FileNotFoundError for one with gaps."""
+    """Read the current table; None without a log. Raises ValueError and FileNotFoundError for a log with gaps."""
     names = [name.rpartition("/")[2] for name in store.list(LOG)]
     versions = sorted(int(match[1]) for name in names if (match := COMMIT.fullmatch(name)))
     checkpoint, parts = _newest_checkpoint(names)
@@ -116,13 +115,13 @@ def read_table(store: Store) -> Table | None:
 
 
 def read_commit(store: Store, version: int) -> list[tuple[str, Action]] | None:
-    """(kind, action) of a commit, line by line; None where the log no longer has it. Raises ValueError."""
+    """Read (kind, action) of a commit, line by line; None if the log no longer contains it. Raises ValueError."""
     lines = _commit_lines(store, version)
     return None if lines is None else list(_actions(lines))
 
 
 def read_commits(store: Store, first: int, last: int) -> Iterator[tuple[int, list[tuple[str, Action]] | None]]:
-    """(version, what `read_commit` gives) of these versions, in turn. Raises ValueError (`version` in its message)."""
+    """Yield (version, result of `read_commit`) for these versions. Raises ValueError (`version` in its message)."""
     for version, lines in _read_lines(store, first, last):
         try:
             yield version, None if lines is None else list(_actions(lines))
@@ -131,18 +130,18 @@ def read_commits(store: Store, first: int, last: int) -> Iterator[tuple[int, lis
 
 
 def info_of(actions: Iterable[tuple[str, Action]]) -> Action:
-    """What a commit with these actions says of itself, which may be nothing."""
+    """Return the commit information among these actions, possibly empty."""
     return next((action for kind, action in actions if kind == "commitInfo"), {})
 
 
 def put_commit(store: Store, version: int, actions: Iterable[Action]) -> bool:
-    """Write a commit unless the table has that version. False: another's is there."""
+    """Write a commit if the version does not exist. Returns False if another writer's commit exists."""
     text = "".join(json.dumps(it, separators=(",", ":")) + "\n" for it in actions)
     return store.put(_commit_name(version), text.encode())
 
 
 def live_files(store: Store, version: int) -> Live:
-    """The files of a table at a version. Raises FileNotFoundError where the log no longer tells, ValueError."""
+    """Return the files of a table at a version. Raises FileNotFoundError if the log lacks it, ValueError."""
     names = [name.rpartition("/")[2] for name in store.list(LOG)]
     checkpoint, parts = _newest_checkpoint(names, version)
     live: Live = {}
@@ -176,7 +175,7 @@ def _commit_lines(store: Store, version: int) -> list[str] | None:
 
 
 def _read_lines(store: Store, first: int, last: int) -> Iterator[tuple[int, list[str] | None]]:
-    """The lines of these commits, in turn, some of them read ahead."""
+    """Yield the lines of these commits in order, with read-ahead."""
     with ThreadPoolExecutor(READ_AT_ONCE) as pool:
         for begin in range(first, last + 1, READ_AT_ONCE):
             versions = range(begin, min(begin + READ_AT_ONCE, last + 1))
@@ -184,12 +183,12 @@ def _read_lines(store: Store, first: int, last: int) -> Iterator[tuple[int, list
 
 
 def _lines(data: bytes) -> list[str]:
-    # Not by str.splitlines: a name may hold what other alphabets end lines with.
+    # Not str.splitlines: names may contain Unicode line separators.
     return [line for line in data.decode("utf-8").split("\n") if line.strip()]
 
 
 def _actions(lines: Iterable[str]) -> Iterator[tuple[str, Action]]:
-    """(kind, action) of lines that have one each."""
+    """Parse (kind, action) from lines with one action each."""
     for line in lines:
         yield from json.loads(line).items()
 
@@ -202,7 +201,7 @@ def _about_table(lines: Iterable[str]) -> Iterator[tuple[str, Action]]:
 
 
 def _newest_checkpoint(names: Iterable[str], version: int | None = None) -> tuple[int, list[str]]:
-    """(version, files) of the newest whole checkpoint that is not newer than `version`; (-1, []) for none."""
+    """Return (version, files) of the newest complete checkpoint up to `version`; (-1, []) if there is none."""
     found: dict[tuple[int, str], list[str]] = {}
     for name in sorted(names):
         match = CHECKPOINT.fullmatch(name)
@@ -213,7 +212,7 @@ def _newest_checkpoint(names: Iterable[str], version: int | None = None) -> tupl
 
 
 def _checkpoint_actions(store: Store, part: str) -> Iterator[tuple[str, Action]]:
-    """What a part of a checkpoint says of the table itself."""
+    """Yield the actions on the table itself in a part of a checkpoint."""
     name = f"{LOG}/{part}"
     if name.endswith(".json"):
         yield from _about_table(_lines(store.read(name)))
@@ -224,7 +223,7 @@ def _checkpoint_actions(store: Store, part: str) -> Iterator[tuple[str, Action]]
 
 
 def _checkpoint_adds(store: Store, name: str) -> Iterator[Action]:
-    """The files that a part of a checkpoint names, those in its sidecars included."""
+    """Yield the files in a part of a checkpoint, including its sidecars."""
     if name.endswith(".json"):
         actions = list(_actions(_lines(store.read(name))))
         adds, sidecars = ([it for kind, it in actions if kind == wanted] for wanted in ("add", "sidecar"))
@@ -237,7 +236,7 @@ def _checkpoint_adds(store: Store, name: str) -> Iterator[Action]:
 
 
 def _columns(store: Store, name: str, wanted: Iterable[str]) -> dict[str, list[Action]]:
-    """The actions of some kinds in a Parquet file of a checkpoint, as far as it has such columns."""
+    """Read the actions of some kinds from a checkpoint's Parquet file, if it has these columns."""
     import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
     with store.open(name) as source:
@@ -248,7 +247,7 @@ def _columns(store: Store, name: str, wanted: Iterable[str]) -> dict[str, list[A
 
 
 def _without_nulls(action: Action) -> Action:
-    """An action as most commits have it: no field without a value, and of a checkpoint none that repeats another."""
+    """Normalize an action from a checkpoint: remove empty fields and repeated ones."""
     kept = {name: it for name, it in action.items() if it is not None and not name.endswith("_parsed")}
     if "deletionVector" in kept:
         kept["deletionVector"] = {name: it for name, it in kept["deletionVector"].items() if it is not None}

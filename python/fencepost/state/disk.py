@@ -1,7 +1,7 @@
-"""Local files that are still there after a power loss, in the order in which they were written.
+"""Durable local files: their content and order survive a power loss.
 
-The usual object-store libraries do not sync local files, and a rename or link is durable only once its *folder* is
-synced. So every step of the commit goes through here.
+Common object-store libraries do not sync local files, and a rename or link is durable only when its *folder* is synced.
+So every step of the commit uses this module.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from uuid import uuid4
 
-FICLONE = 0x40049409  # the system call that clones a file
-TEMPORARY = ".tmp"  # ends the names of files that are not there yet
+FICLONE = 0x40049409  # the ioctl that clones a file
+TEMPORARY = ".tmp"  # the suffix of incomplete files
 
 
 @dataclass(frozen=True)
 class Disk:
-    """Writes local files durably. `sync=False` leaves durability to the kernel: for benchmarks and scratch data."""
+    """Writes local files durably. `sync=False` leaves durability to the kernel, for benchmarks and scratch data."""
 
     sync: bool = True
 
     def seal(self, path: Path) -> None:
-        """Wait until a file's content, or the names in a folder, are on disk."""
+        """Sync a file's content, or the names in a folder, to disk."""
         if self.sync:
             handle = os.open(path, os.O_RDONLY)
             try:
@@ -35,10 +35,10 @@ class Disk:
                 os.close(handle)
 
     def make_folder(self, path: Path, within: Path | None = None) -> None:
-        """Create a folder and what is missing above it, durably.
+        """Create a folder and missing parents durably.
 
-        `within`: the folder that several writers share. From there on also the names of folders that are there already
-        are made durable: another writer may have made them a moment ago, and died before it waited for the disk.
+        `within`: a folder that several writers share. Below it, existing folders are synced too: another writer may
+        have created them and crashed before its sync.
         """
         folders = [folder for folder in (path, *path.parents) if not folder.exists()]
         for folder in reversed(folders):
@@ -49,17 +49,17 @@ class Disk:
             self.seal(folder.parent)
 
     def write(self, path: Path, data: bytes) -> None:
-        """Write a new file. Its name is durable once its folder is sealed. Raises FileExistsError."""
+        """Write a new file. Its name is durable after `seal` of its folder. Raises FileExistsError."""
         with open(path, "xb") as file:
             file.write(data)
         self.seal(path)
 
     def put(self, path: Path, data: bytes, temporary: Path | None = None) -> bool:
-        """Put if absent: the whole file appears at once, or another one is there already.
+        """Put if absent: the whole file appears atomically, unless one exists.
 
-        Gives True where the file now holds `data`. A writer whose earlier try succeeded unnoticed wins as well: who
-        must tell two writers apart puts a nonce into `data`. `temporary`: the name, this caller's alone, under which
-        the data are written first; unless given, one beside `path`.
+        Returns True if the file now contains `data`. A writer whose earlier attempt succeeded unnoticed also gets True;
+        to distinguish writers, include a nonce in `data`. `temporary`: a name unique to this caller, under which the
+        data is written first. Default: a name beside `path`.
         """
         temporary = temporary or path.with_name(f"{path.name}.{uuid4().hex}{TEMPORARY}")
         while True:
@@ -68,20 +68,20 @@ class Disk:
                 try:
                     os.link(temporary, path)
                 except (FileExistsError, FileNotFoundError):
-                    # Not found: another run took the temporary for rubbish, as is right once `path` is there.
+                    # The temporary is gone: another run removed it as garbage, which is allowed once `path` exists.
                     continue
                 finally:
                     temporary.unlink(missing_ok=True)
-            # Also where it is another's, who may have died before the name was on disk: what follows builds on it.
+            # Also for another writer's file: it may have crashed before its sync, and later steps depend on the name.
             self.seal(path.parent)
-            with suppress(FileNotFoundError):  # removed meanwhile (`folding.py`): once more
+            with suppress(FileNotFoundError):  # removed in the meantime (`folding.py`): retry
                 return path.read_bytes() == data
 
     def carry_over(self, source: Path, target: Path, *, may_link: bool = False) -> None:
-        """A new file with the content of another: a clone where the file system can, else a copy.
+        """Create a file with the content of another: a clone if the file system supports it, otherwise a copy.
 
-        `may_link`: or a hard link, which shares an inode with a source that nobody may ever append to or truncate.
-        Its content is durable once it is sealed. Raises FileExistsError.
+        `may_link`: allow a hard link, which shares an inode with a source that nobody may modify. The content is
+        durable after `seal`. Raises FileExistsError.
         """
         if may_link:
             try:
@@ -94,14 +94,14 @@ class Disk:
                 _copy(read.fileno(), written.fileno())
 
     def move(self, source: Path, target: Path) -> None:
-        """Rename a file or folder within the file system, durably. A folder never replaces one that has content."""
+        """Rename a file or folder within the file system, durably. A folder never replaces a non-empty one."""
         os.rename(source, target)
         self.seal(target.parent)
         if source.parent != target.parent:
             self.seal(source.parent)
 
     def remove(self, path: Path) -> None:
-        """Remove a file or a whole folder; nothing happens where there is none."""
+        """Remove a file or a whole folder, if it exists."""
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)
         else:
@@ -110,7 +110,7 @@ class Disk:
 
 @contextmanager
 def opened_folder(path: str | os.PathLike[str]) -> Iterator[int]:
-    """A folder, open, so that many files can be named within it: the kernel need not look up the path for each."""
+    """Open a folder, so that accessing many files in it needs no path lookup in the kernel."""
     handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         yield handle
@@ -119,7 +119,7 @@ def opened_folder(path: str | os.PathLike[str]) -> Iterator[int]:
 
 
 def _clone(source: int, target: int) -> bool:
-    """Share the blocks of an open file, where the file system copies on write."""
+    """Share the blocks of an open file, if the file system supports copy-on-write."""
     try:
         import fcntl
 
@@ -130,7 +130,7 @@ def _clone(source: int, target: int) -> bool:
 
 
 def _copy(source: int, target: int) -> None:
-    """Copy an open file within the kernel, where that can be."""
+    """Copy an open file within the kernel, if possible."""
     at_once = 1 << 30
     if hasattr(os, "copy_file_range"):
         try:

@@ -1,4 +1,4 @@
-"""Where tasks run. An engine knows nothing of deduplication."""
+"""Where tasks run. An engine is independent of deduplication."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ Progress = Callable[[int, int], None]
 
 
 class Engine(Protocol):
-    """Runs the tasks of a stage anywhere that reaches the same folders and stores.
+    """Runs the tasks of a stage anywhere with access to the same folders and stores.
 
-    `work` is a function of a module, or a `partial` of one whose arguments may hold credentials: the engine carries it
-    to its tasks by a channel that nobody else reads or writes. Items and results are small and can be pickled. Results
-    come back in the order of the items. An item may be run more than once, also at the same time (retries,
-    speculation): whatever the attempts write has names of its own, and only what the winning result names counts.
+    `work` is a module's function, or a `partial` of one whose arguments may contain credentials: the engine passes it
+    to tasks by a channel that nobody else can read or write. Items and results are small and picklable. Results have
+    the order of the items. An item may run more than once, even concurrently (retries, speculation). So attempts write
+    under unique names, and only files in the winning result count.
     """
 
     name: str
     slots: int
-    """How many tasks it runs beside each other, as far as it knows."""
+    """Number of tasks that run in parallel, as far as known."""
     in_process: bool
-    """Whether tasks share this process, so that handing them something costs nothing."""
+    """Whether tasks share this process, so that passing data to them is free."""
     driver_bytes_max: int
-    """A run over files of no more bytes in all scans and writes them in threads of the driver: starting tasks takes
-    longer. 0 for tasks always."""
+    """A run over files of at most this many bytes in total scans and writes them in driver threads, because starting
+    tasks takes longer. 0: always in tasks."""
 
     def run(
         self,
@@ -43,19 +43,19 @@ class Engine(Protocol):
         items: Sequence[T],
         progress: Progress | None = None,
     ) -> list[R]:
-        """`work(item)` for each item; `progress(done, total)` as they come in. Raises what a task raises."""
+        """Return `work(item)` for each item. Calls `progress(done, total)`. Raises the errors of tasks."""
         ...
 
 
 class Stopped(Exception):
-    """The stage of this task is being given up; nobody wants what it does."""
+    """The stage of this task was cancelled."""
 
 
 _OF_TASK = threading.local()
 
 
 def check_stopped() -> None:
-    """Called by long tasks between two steps. Raises `Stopped` where a `LocalEngine` gives their stage up."""
+    """Raise `Stopped` if a `LocalEngine` cancelled the stage. Long tasks call this between steps."""
     stop = getattr(_OF_TASK, "stop", None)
     if stop is not None and stop.is_set():
         raise Stopped
@@ -66,14 +66,14 @@ def _begin(stop: threading.Event) -> None:
 
 
 class LocalEngine:
-    """Threads of this process: Arrow and the native core run beside each other, they hold no interpreter lock."""
+    """Runs tasks in threads of this process. Arrow and the native core release the interpreter lock."""
 
     name = "local"
     in_process = True
     driver_bytes_max = 0
 
     def __init__(self, threads: int | None = None) -> None:
-        """`threads`: as many as this process may use processors, unless given."""
+        """`threads`: default is the number of usable processors."""
         if threads is not None and threads < 1:
             raise ValueError(f"threads={threads}: at least one is needed")
         self.slots = threads or _processors()
@@ -85,9 +85,10 @@ class LocalEngine:
         items: Sequence[T],
         progress: Progress | None = None,
     ) -> list[R]:
-        """See `Engine`. Of several failing tasks the first in item order is raised, among those that had begun.
+        """Run a stage (see `Engine`). Of several failed tasks, the first in item order is raised, among those that had
+        begun.
 
-        An interrupt (Ctrl-C) ends the tasks under way where they next call `check_stopped`.
+        An interrupt (Ctrl-C) ends running tasks at their next `check_stopped`.
         """
         stop = threading.Event()
         name = f"fencepost-{stage}"
@@ -96,7 +97,7 @@ class LocalEngine:
             waiting = set(futures)
             try:
                 while waiting:
-                    # Not for ever in one call: a Ctrl-C is noticed between them.
+                    # With a timeout, so that Ctrl-C is noticed between calls.
                     done, waiting = wait(waiting, timeout=0.5, return_when=FIRST_COMPLETED)
                     if any(future.exception() is not None for future in done):
                         break
@@ -111,7 +112,7 @@ class LocalEngine:
 
 
 def groups(weights: Sequence[float], target: float) -> Iterator[tuple[int, int]]:
-    """(first, end) of the neighbours that a task takes: as many as weigh no more than `target`, but one at least."""
+    """Yield (first, end) of neighbors for each task: total weight up to `target`, but at least one."""
     first, sum_ = 0, 0.0
     for place, weight in enumerate(weights):
         if place > first and sum_ + weight > target:
@@ -130,10 +131,10 @@ def run_stage(
     scratch: Scratch,
     progress: Progress | None = None,
 ) -> list[tuple[float, R]]:
-    """(seconds, result) of each item of a stage whose items may be many and large: dataclasses of data.
+    """Return (seconds, result) of each item of a stage, whose items may be many and large dataclasses of plain data.
 
-    Tasks of other processes read theirs from a plan in `scratch` (`task_plan.py`), so an engine carries places in a
-    file, not lists of files, and no task is sent what others have to do.
+    Tasks of other processes read their items from a plan in `scratch` (`task_plan.py`). So an engine passes positions
+    in a file instead of lists of files, and no task receives other tasks' items.
     """
     if engine.in_process or not items:
         return engine.run(stage, partial(_timed, work), items, progress)
@@ -152,7 +153,7 @@ def _timed(work: Callable[[T], R], item: T) -> tuple[float, R]:
 
     start = time.perf_counter()
     result = work(item)
-    pa.default_memory_pool().release_unused()  # or the next task has what this one held beside its own
+    pa.default_memory_pool().release_unused()  # otherwise this task's memory would add to the next one's
     return time.perf_counter() - start, result
 
 

@@ -1,15 +1,15 @@
-"""Folding: of versions that nobody can go back to any more, only totals stay, so a state has a bounded number of files.
+"""Folding: keeps only totals of versions that support no rollback, so that a state has a bounded number of files.
 
-    folded/<m>.json    put if absent: the versions up to m are over, and this is what is left of them
+    folded/<m>.json    put if absent: the totals of the versions up to m, which are finished
 
-`log/<n>.json` and `done/<n>` keep out a driver that was paused: it could put them once more if they were just removed,
-and its version would be shown twice. So `folded/<m>.json` is there, durably, before the files of any version up to m
-go, and a driver that has put `log/<n>.json` reads the *floor*, the largest m, before it believes that it has decided
-(`State.decide`). Of a version at or below the floor no file in `log` or `done` counts: a paused driver may have put it.
+`log/<n>.json` and `done/<n>` stop a driver that was paused: if they were just removed, it could put them again, and its
+version would be shown twice. So `folded/<m>.json` is durable before files of any version up to m are removed. A driver
+that has put `log/<n>.json` reads the *floor*, the largest m, before it treats its version as decided (`State.decide`).
+Files in `log` or `done` of versions at or below the floor are ignored, because a paused driver may have put them.
 
-The marks of applied versions go from the sink as well (`Sink.fold`).
+The sink's marks of applied versions are removed, too (`Sink.fold`).
 
-The two newest of these objects stay, so that a folder that is listed meanwhile never shows none.
+The two newest of these objects are kept, so that a concurrent listing always shows one.
 """
 
 from __future__ import annotations
@@ -26,44 +26,44 @@ if TYPE_CHECKING:
 
 FOLDER = "folded"
 AT_ONCE = 100
-"""How many versions fold together."""
+"""Number of versions to fold together."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Folded:
-    """What is left of the versions from the first one up to `version`."""
+    """The totals of the versions from the first one up to `version`."""
 
     version: int
-    """The newest of them."""
+    """The newest folded version."""
     sha256: str
-    """Of `log/<version>.json`, which names the hash of the one before, and so on: the next version follows from it."""
+    """Hash of `log/<version>.json`, for the chain of hashes: the next version refers to it."""
     removed: int = 0
-    """The files of the versions up to this one are gone; those of later ones may still be going."""
+    """Files of versions up to this one are removed. Removal of later ones may be in progress."""
     abandoned: int = 0
-    """How many of them were abandoned. The figures below are of the others."""
+    """Number of abandoned versions. The figures below are about the others."""
     files: int = 0
-    """Files of the input that were read."""
+    """Number of input files read."""
     rows: int = 0
-    """Rows of the input."""
+    """Number of input rows."""
     kept: int = 0
-    """Rows of the output."""
+    """Number of output rows."""
     counts: dict[str, int] = field(default_factory=dict)
-    """Rows of the input by name of verdict."""
+    """Number of input rows by verdict."""
     format: int = FORMAT_FOLDED
 
 
 def fold(state: State, sink: Sink, until: int) -> bool:
-    """Fold the next `AT_ONCE` versions up to `until`; none where there are fewer.
+    """Fold the next `AT_ONCE` versions up to `until`, if there are as many. Returns whether it did.
 
-    `until`: nobody may ask for a version up to it any more, and what a later one needs of it stays. May be done again,
-    by anyone. Gives whether there were any. Raises SnapshotError where one of them is damaged: they stay as they are.
+    `until`: no version up to it may be used any more; what a later version needs of it stays. May be repeated by
+    anyone. Raises SnapshotError if one of the versions is damaged; nothing is removed then.
     """
     floor = state.known_floor()
     last = floor + AT_ONCE
     if last > until:
         return False
     before = state.folded()
-    if before is not None:  # who put it may have died before all of this was gone
+    if before is not None:  # its writer may have died before the removal was complete
         _remove(state, sink, before.removed, before.version)
     state.store.put(f"{FOLDER}/{last}.json", to_json(vars(_summed(state, before, last))))
     _remove(state, sink, floor, last)
@@ -92,7 +92,7 @@ def _summed(state: State, before: Folded | None, last: int) -> Folded:
 
 
 def folded_from_json(data: bytes, path: object) -> Folded:
-    """Raises SnapshotError where `data` are not what `fold` has put."""
+    """Decode the result of `fold`. Raises SnapshotError for invalid data."""
     with understood(path):
         return Folded(**fields_from_json(data, path))
 
@@ -102,7 +102,7 @@ def _counts(version: Version) -> Counter[str]:
 
 
 def _remove(state: State, sink: Sink, after: int, last: int) -> None:
-    """Remove the files of the versions behind `after`, up to `last`, and their marks in the sink."""
+    """Remove the files of versions after `after`, up to `last`, and their marks in the sink."""
     sink.fold(after + 1, last)
     state.store.delete(
         name for version in range(after + 1, last + 1) for name in (f"log/{version}.json", f"done/{version}")

@@ -1,4 +1,4 @@
-"""What each version of a state did, by name: for people, programs and pages."""
+"""Describes what each version of a state did, by name, for people, programs and pages."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ if TYPE_CHECKING:
 
 
 def explained(state: State, last: int) -> list[dict[str, Any]]:
-    """What each of the newest versions did, the oldest first; those that are folded are left out."""
+    """Describe the newest versions, the oldest first, without folded ones."""
     newest = state.decided()
     first = max(state.known_floor(), newest - last) + 1
     return [explain(state, version, is_whole=False) for version in range(first, newest + 1)]
 
 
 def page(facts: Mapping[str, Any], versions: Sequence[Mapping[str, Any]]) -> Page:
-    """The page of a state. `facts`: as `about` gives them; `versions`: as `explained` does."""
+    """Return the page of a state. `facts`: from `about`; `versions`: from `explained`."""
     from fencepost.pages.history import history_page
 
     return history_page(facts, versions)
 
 
 def about(state: State) -> dict[str, Any]:
-    """What the state was made for, and how far it is."""
+    """Describe the state's settings and progress."""
     settings = state.settings()
     assert settings is not None, "a state that opens has settings"
     return {
@@ -49,7 +49,7 @@ def about(state: State) -> dict[str, Any]:
 
 
 def _totals(folded: Folded | None) -> dict[str, Any] | None:
-    """What is left of the versions that are folded."""
+    """Return the totals of folded versions."""
     if folded is None:
         return None
     names = ("abandoned", "files", "rows", "kept")
@@ -57,8 +57,7 @@ def _totals(folded: Folded | None) -> dict[str, Any] | None:
 
 
 def explain(state: State, version: int, is_whole: bool = True) -> dict[str, Any]:
-    """What a version did and why, by name. `is_whole`: with every file. Of a version that was collected what its log
-    says."""
+    """Describe what a version did and why, by the log if it is collected. `is_whole`: with every file."""
     if state.is_collected(version):
         return _explain_collected(state, version)
     decision = state.version(version)
@@ -122,7 +121,7 @@ def _explain_collected(state: State, version: int) -> dict[str, Any]:
 
 
 def _policy_name(rules: str) -> str:
-    """The preset of these rules, or the rules."""
+    """Return the name of the preset with these rules, or the rules."""
     return next((name for name, preset, *_ in presets() if preset == rules), rules)
 
 

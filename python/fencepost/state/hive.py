@@ -1,4 +1,4 @@
-"""Columns that stand in the names of folders: `day=2026-01-01/region=eu/`."""
+"""Columns in folder names: `day=2026-01-01/region=eu/`."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
 
 
 def hive_folders(path: str) -> str:
-    """The part of a relative path that says something of the rows: `day=1/`, with its subfolders."""
+    """Return the part of a relative path that contains column values: `day=1/`, with its subfolders."""
     return "".join(match[0] for match in HIVE.finditer(path)) if "=" in path else ""
 
 
 def hive_values(path: str) -> dict[str, str | None]:
-    """Column to value, as the folders of a relative path say."""
+    """Return the column values in the folders of a relative path."""
     if "=" not in path:
         return {}
     found = {unquote(name): unquote(value) for name, value in HIVE.findall(path)}

@@ -1,15 +1,15 @@
-"""An Iceberg table as output: each version is one snapshot of it.
+"""An Iceberg table as output: each version is one snapshot.
 
     <table>/data/part-<n>-<ordinal>-<attempt>.parquet   the rows that version n kept of one input
     <table>/metadata/                                   version n is the commit that sets the property fencepost.<state>
                                                         to "<n> applied <snapshot> <sequence>", or abandoned
-    <table>/_fencepost/                                 whose table it is, what tasks prepare, and each version's side
-                                                        tables (`RunFolders`, in an object store `RunPrefixes`)
+    <table>/_fencepost/                                 owner, prepared files, and each version's side tables
+                                                        (`RunFolders`, in an object store `RunPrefixes`)
 
-The commit is what counts: a version is applied, or abandoned, by whoever first moves the property, and everything else
-follows from which of the two it was. Each commit has a snapshot, an empty one where no file is added: only a snapshot
-makes the catalog compare what the commit follows with what is there. Others may append, delete and compact meanwhile.
-What they must not do is take rows back by going to an older snapshot: the state would go on to call them duplicates.
+The commit decides: a version is applied or abandoned by the first writer that advances the property, and everything
+else follows from it. Each commit has a snapshot, an empty one if no file is added, because only for snapshots the
+catalog compares the parent with the current state. Other writers may append, delete and compact at the same time. They
+must not revert rows by returning to an older snapshot: the state would continue to call these rows duplicates.
 """
 
 from __future__ import annotations
@@ -41,22 +41,22 @@ OWN, DATA = "_fencepost", "data"
 MAIN = "main"
 """The branch that is written."""
 PREFIX = "fencepost."
-"""Begins the property with the newest version of a state. In snapshots, `fencepost.state` and `fencepost.version`."""
+"""Prefix of the property with a state's newest version. Snapshots have `fencepost.state` and `fencepost.version`."""
 NO_RETRIES = {"commit.retry.num-retries": "0"}
 
 
 class Mark(NamedTuple):
-    """What a table says of the newest version of a state in it."""
+    """A table's record of a state's newest version."""
 
     version: int
     status: str
     snapshot: int
     sequence: int
-    """The sequence number of the snapshot: later snapshots have higher ones, also after the table was taken back."""
+    """The snapshot's sequence number. Later snapshots have higher ones, even after a rollback of the table."""
 
 
 class IcebergSink:
-    """Appends each version to an Iceberg table, which is made where there is none. See `Sink` for what is not said."""
+    """Appends each version to an Iceberg table, created if missing. See `Sink` for undocumented methods."""
 
     layout = "iceberg"
     has_schema = True
@@ -67,16 +67,16 @@ class IcebergSink:
         self.disk = disk
         self._known: RunFolders | RunPrefixes | None = None
         self._placed: set[str] = set()
-        """Attempts whose files this sink has brought to their places."""
+        """Attempts whose files this sink has moved to their final locations."""
 
     @property
     def location(self) -> str:
         return self.named.uri
 
-    # Looking
+    # Inspection
 
     def check(self, state: State) -> None:
-        # In this order: other runs may finish versions meanwhile.
+        # In this order, because other runs may finish versions in the meantime.
         done = state.done()
         table = self.named.load()
         if table is None:
@@ -95,7 +95,7 @@ class IcebergSink:
             )
 
     def _check_table(self, table: Table) -> None:
-        """Refuse a table to which files cannot be added just so."""
+        """Raise an error for a table to which files cannot simply be added."""
         if table.format_version != 2:
             raise SinkError(f"{self.location}: has format version {table.format_version}; only version 2 is written")
         if not table.spec().is_unpartitioned():
@@ -117,7 +117,7 @@ class IcebergSink:
         self._beside().claim(state_id)
 
     def look(self, before: Decision | None) -> dict[str, Any] | None:
-        """See `Sink`: the table's id, and its current snapshot."""
+        """Return the table's id and its current snapshot (see `Sink`)."""
         table = self.named.load()
         if table is None:
             return None
@@ -127,7 +127,7 @@ class IcebergSink:
         return seen
 
     def _check_kept(self, table: Table, before: Decision) -> None:
-        """Whether it is still the table, and its history still has the newest version."""
+        """Check that it is the same table, and that its history contains the newest version."""
         self._check_same(table, before)
         mark = _mark_of(table, str(self._owner()))
         if mark is not None and not _follows_from(table, mark):
@@ -147,7 +147,8 @@ class IcebergSink:
             )
 
     def shown(self, decision: Decision) -> int:
-        """See `Sink`. Its rows may be in other files by now: it is shown unless the table was taken back before it."""
+        """Return the number of shown files (see `Sink`). Compaction may have moved its rows, so it counts as shown
+        unless the table was rolled back before it."""
         table, owner = self.named.load(), str(self._owner())
         if table is None:
             return 0
@@ -169,7 +170,7 @@ class IcebergSink:
         return columns_of(schema)
 
     def check_rows(self, rows: NewRows) -> dict[str, Any]:
-        """See `Sink`: the run has compared types; here, field ids that files bring with them."""
+        """Check the field ids that files contain (see `Sink`). The run has already compared types."""
         import pyarrow as pa  # type: ignore[import-untyped]
 
         inside = next((it for it in rows.folders if it.strip("/")), None)
@@ -177,7 +178,7 @@ class IcebergSink:
             text = f"values that stand in names of folders ({inside}) are not written to an Iceberg table"
             raise SinkError(f"{self.location}: {text}")
         found = [(pa.ipc.read_schema(pa.py_buffer(schema)), path) for schema, path in rows.schemas.items()]
-        transaction = self._table().transaction()  # to see which ids new columns get; never committed
+        transaction = self._table().transaction()  # finds the ids of new columns; never committed
         with self.named.answering("read"), transaction.update_schema() as update:
             for schema, _ in found:
                 update.union_by_name(columns_of(schema))
@@ -201,7 +202,7 @@ class IcebergSink:
                     "new table"
                 )
 
-    # Where tasks write
+    # Locations for tasks
 
     def scratch(self, version: int, attempt: str) -> Scratch:
         if self._known is None:
@@ -234,20 +235,20 @@ class IcebergSink:
             self._beside(table).collect_garbage(done)
 
     def fold(self, first: int, last: int) -> None:
-        """See `Sink`: all marks stay. A fence that finds none removes the files of the version."""
+        """Keep all marks (see `Sink`). A fence that finds none removes the files of the version."""
 
     # Versions
 
     def apply(self, decision: Decision, tasks: Tasks = in_turn) -> str:
-        """See `Sink`: one commit, then the side tables."""
+        """Write one commit, then the side tables (see `Sink`)."""
         return self._show(decision, self._commit(decision, APPLIED, tasks), tasks)
 
     def fence(self, decision: Decision) -> str:
-        """See `Sink`: an empty snapshot takes the version's number."""
+        """Write an empty snapshot with the version's number (see `Sink`)."""
         return self._show(decision, self._commit(decision, ABANDONED, in_turn), in_turn)
 
     def _show(self, decision: Decision, status: str, tasks: Tasks) -> str:
-        """What follows the commit, whichever it was."""
+        """Do what follows the commit, for either status."""
         beside, sides = self._beside(), without_rows(decision)
         status = beside.apply(sides, tasks) if status == APPLIED else beside.fence(sides)
         if status == ABANDONED and len(decision.outputs):
@@ -256,8 +257,8 @@ class IcebergSink:
         return status
 
     def _commit(self, decision: Decision, wanted: str, tasks: Tasks) -> str:
-        """Move the property to the version, its rows with it, unless somebody has. Gives what it was: `wanted`, or
-        what theirs was."""
+        """Advance the property to the version, together with its rows, unless it exists. Returns its status: `wanted`,
+        or that of another writer."""
         from pyiceberg.exceptions import CommitFailedException
 
         state, number = str(self._owner()), decision.version
@@ -269,7 +270,7 @@ class IcebergSink:
                 self._seal(table)
                 return mark.status
             if mark.version > number:
-                return wanted  # others have gone on: the side tables tell what this version has become
+                return wanted  # other writers have continued; the side tables show this version's status
             if mark.version != number - 1:
                 text = f"version {number} can only follow {number - 1}; the newest in the table is {mark.version}"
                 raise SinkChangedError(f"{self.location}: {text}")
@@ -280,7 +281,7 @@ class IcebergSink:
                 self._write(table, decision, wanted, state)
             except (CommitFailedException, FileNotFoundError) as error:
                 if self._table().metadata_location != table.metadata_location:
-                    continue  # somebody has changed the table: look again
+                    continue  # another writer has changed the table; retry
                 if isinstance(error, CommitFailedException):
                     raise SinkError(f"{self.location}: cannot be written to: {error}") from error
                 raise SinkChangedError(
@@ -289,8 +290,9 @@ class IcebergSink:
                 ) from None
 
     def _write(self, table: Table, decision: Decision, wanted: str, state: str) -> None:
-        """The table's next snapshot, or CommitFailedException where another one has come meanwhile."""
-        # Retries would add the files behind commits of others, without a look at the property. Only this copy has it.
+        """Write the table's next snapshot, or raise CommitFailedException if another one was first."""
+        # Retries would add the files after other commits without checking the property. Disable them for this copy
+        # only.
         metadata = table.metadata
         table.metadata = metadata.model_copy(update={"properties": {**metadata.properties, **NO_RETRIES}})
         marks = {f"{PREFIX}state": state, f"{PREFIX}version": str(decision.version)}
@@ -335,9 +337,9 @@ class IcebergSink:
     # Files
 
     def _place(self, table: Table, decision: Decision, tasks: Tasks) -> None:
-        """Bring the version's files to where the table will name them. May be done again, by anyone.
+        """Move the version's files to their final locations. May be repeated by anyone.
 
-        Raises FileNotFoundError where they are in neither place.
+        Raises FileNotFoundError if they are in neither place.
         """
         if not len(decision.outputs):
             return
@@ -353,7 +355,7 @@ class IcebergSink:
         for name, final, size in moves:
             target = folder / final
             try:
-                os.utime(prepared / name)  # who cleans up in a table goes by the age of files
+                os.utime(prepared / name)  # table cleanup removes files by age
                 os.rename(prepared / name, target)
             except FileNotFoundError:
                 if not target.exists() or target.stat().st_size != size:
@@ -377,7 +379,7 @@ class IcebergSink:
             self._store(table).delete(names)
 
     def _seal(self, table: Table) -> None:
-        """Wait until the newest snapshot is on disk: the library does not."""
+        """Sync the newest snapshot to disk, because the library does not."""
         snapshot = table.current_snapshot()
         if snapshot is None or not is_local(self._root(table)):
             return
@@ -391,7 +393,7 @@ class IcebergSink:
         for path in [*paths, *{it.parent for it in paths}]:
             self.disk.seal(path)
 
-    # Where it is
+    # Location
 
     def _table(self) -> Table:
         table = self.named.load()
@@ -412,7 +414,7 @@ class IcebergSink:
         return RemoteStore(self._root(table), self.named.store_options(table))
 
     def _beside(self, table: Table | None = None) -> RunFolders | RunPrefixes:
-        """Where everything but rows goes: beside the table as it is given, else as it was seen last."""
+        """Return the sink of everything except rows, beside the given table, or the last one seen."""
         if table is None and self._known is not None:
             return self._known
         table = table or self._table()
@@ -425,7 +427,7 @@ class IcebergSink:
 
 
 def _required_column(table: Table) -> str | None:
-    """A column that must not be null, or a part of one; keys of maps never are."""
+    """Return a column, or a part of one, that must not be null. Keys of maps do not count."""
     from pyiceberg.types import MapType
 
     schema = table.schema()
@@ -444,17 +446,17 @@ def _mark_of(table: Table, state: str) -> Mark | None:
 
 
 def _version_of(snapshot: Any, state: str) -> int | None:
-    """The version of a state that a snapshot has written."""
+    """Return the state's version that a snapshot has written."""
     found = snapshot.summary.additional_properties if snapshot.summary is not None else {}
     return int(found[f"{PREFIX}version"]) if found.get(f"{PREFIX}state") == state else None
 
 
 def _follows_from(table: Table, mark: Mark) -> bool:
-    """Whether the current snapshot has the marked one in its history, as far as the table still tells."""
+    """Return whether the marked snapshot is an ancestor of the current one, as far as the table knows."""
     chain = history(table)
     if any(it.snapshot_id == mark.snapshot for it in chain):
         return True
     if table.snapshot_by_id(mark.snapshot) is not None:
-        return False  # it is there, on no way to the current one
-    # Expired, it seems. Then what is left of the history is newer, and not its beginning.
+        return False  # the snapshot exists and is not an ancestor
+    # The snapshot is probably expired. Then the remaining history is newer than it and truncated.
     return bool(chain) and (chain[-1].sequence_number or 0) > mark.sequence and chain[-1].parent_snapshot_id is not None

@@ -1,8 +1,8 @@
-"""Iceberg tables by their names: `iceberg://<catalog>/<namespace>.<table>`, where their files are, and their history.
+"""Iceberg tables by name, `iceberg://<catalog>/<namespace>.<table>`: their files and history.
 
-The name is what a state writes down. How the catalog is reached (its `type`, `uri`, `warehouse`, `token`, `s3.*`) are
-options, as PyIceberg's `load_catalog` takes them; what is not given comes from PyIceberg's own configuration
-(`.pyiceberg.yaml`, `PYICEBERG_CATALOG__<NAME>__...`). Options may hold secrets: they are in no decision, plan or log.
+The state contains the name. Access to the catalog (its `type`, `uri`, `warehouse`, `token`, `s3.*`) is configured by
+options, as in PyIceberg's `load_catalog`. Other options come from PyIceberg's configuration (`.pyiceberg.yaml`,
+`PYICEBERG_CATALOG__<NAME>__...`). Options may contain secrets, so they are never part of decisions, plans or logs.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ STORE_OPTIONS = {
     "s3.secret-access-key": "secret_access_key",
     "s3.session-token": "session_token",
 }
-"""Properties of a catalog to options of `fencepost.state.open_store`; a later one counts before an earlier one."""
+"""Maps properties of a catalog to options of `fencepost.state.open_store`. Later ones override earlier ones."""
 
 
 def is_iceberg(place: str) -> bool:
-    """Whether a place is the name of an Iceberg table."""
+    """Return whether a location is the name of an Iceberg table."""
     return place.startswith(SCHEME)
 
 
 class NamedTable:
-    """A table by its name, whether it exists yet or not. Raises StoreError where the catalog does not answer."""
+    """A table by name, existing or not. Raises StoreError if the catalog is not available."""
 
     def __init__(self, uri: str, options: Mapping[str, Any] | None = None) -> None:
         match = re.fullmatch(rf"{SCHEME}([\w-]+)/([^/.]+(?:\.[^/.]+)+)", uri)
@@ -61,7 +61,7 @@ class NamedTable:
             return load_catalog(self.catalog_name, **self.options)
 
     def load(self) -> Table | None:
-        """The table as of now, if there is one."""
+        """Return the current table, if it exists."""
         from pyiceberg.exceptions import NoSuchTableError
 
         with self.answering("read"):
@@ -71,7 +71,7 @@ class NamedTable:
                 return None
 
     def make(self) -> Table:
-        """The table, made without columns where there is none. Raises SinkError where its namespace does not exist."""
+        """Return the table, created without columns if missing. Raises SinkError if its namespace does not exist."""
         from pyiceberg.exceptions import NoSuchNamespaceError
         from pyiceberg.schema import Schema
 
@@ -84,7 +84,8 @@ class NamedTable:
 
     @contextmanager
     def answering(self, what: str) -> Iterator[None]:
-        """Around a call of the library, whose errors have no common class. They may repeat options, secrets too."""
+        """Convert errors of the library, which have no common class. Their texts may contain options, including
+        secrets."""
         from pyiceberg.exceptions import CommitFailedException
 
         try:
@@ -98,7 +99,7 @@ class NamedTable:
             raise StoreError(f"{self.uri}: cannot be {what}: {type(error).__name__}: {text}", path=self.uri) from None
 
     def store_options(self, table: Table) -> dict[str, Any]:
-        """Options of the object store with the table's files: the catalog may have given credentials for it."""
+        """Return options for the object store of the table's files, including credentials from the catalog."""
         properties = {**self.options, **table.io.properties}
         options: dict[str, Any] = {
             ours: properties[theirs] for theirs, ours in STORE_OPTIONS.items() if properties.get(theirs)
@@ -109,7 +110,7 @@ class NamedTable:
 
 
 def check_library(place: object) -> None:
-    """Raises DependencyError where tables cannot be opened at all."""
+    """Raise FencepostError if the library for Iceberg tables is not installed."""
     try:
         import pyiceberg  # noqa: F401
     except ImportError as error:
@@ -117,7 +118,7 @@ def check_library(place: object) -> None:
 
 
 def plain_location(location: str, about: str) -> str:
-    """A location in a table's metadata as the rest of this package has it: a local path, or an s3:// URI.
+    """Convert a location in a table's metadata to a local path or an s3:// URI.
 
     Raises SinkError for other file systems.
     """
@@ -132,21 +133,21 @@ def plain_location(location: str, about: str) -> str:
 
 
 def history(table: Table) -> list[Snapshot]:
-    """The current snapshot and those it follows from, the newest first, as far back as the table still has them."""
+    """Return the current snapshot and its ancestors, the newest first, as far as the table contains them."""
     from pyiceberg.table.snapshots import ancestors_of
 
     return list(ancestors_of(table.current_snapshot(), table.metadata))
 
 
 def schema_of(table: Table) -> Any:
-    """The Arrow schema of a table's rows, as `columns_of` gives it."""
+    """Return the Arrow schema of a table's rows, normalized by `columns_of`."""
     from pyiceberg.io.pyarrow import schema_to_pyarrow
 
     return columns_of(schema_to_pyarrow(table.schema(), include_field_ids=False))
 
 
 def columns_of(schema: Any) -> Any:
-    """An Arrow schema with the types that a table gives back, without metadata. Raises BatchError (column)."""
+    """Return an Arrow schema with the types that a table returns, without metadata. Raises BatchError (column)."""
     import pyarrow as pa  # type: ignore[import-untyped]
 
     fields = []
@@ -159,7 +160,7 @@ def columns_of(schema: Any) -> Any:
 
 
 def _type_of(kind: Any) -> Any:
-    """Raises TypeError for what format version 2 has no type for."""
+    """Return the type that the table returns. Raises TypeError for types that format version 2 lacks."""
     import pyarrow as pa
 
     types = pa.types

@@ -1,14 +1,14 @@
-"""A Delta table that is deduplicated where it stands: each version takes rows out of the files that are there.
+"""A Delta table that is deduplicated in place: each version removes rows from existing files.
 
-    <table>/deletion_vector_<uuid>.bin            which rows of its files are gone, where the table allows vectors
-    <table>/part-<n>-<ordinal>-<attempt>.parquet  else: what is left of a file that lost rows, in its place
-    <table>/_delta_log/                           version n is the commit that has the transaction (state, n)
-    <table>/_fencepost/                           as for a table that rows are added to (`DeltaSink`)
+    <table>/deletion_vector_<uuid>.bin            deleted rows of its files, if the table allows deletion vectors
+    <table>/part-<n>-<ordinal>-<attempt>.parquet  otherwise: a replacement for a file that lost rows
+    <table>/_delta_log/                           version n is the commit with the transaction (state, n)
+    <table>/_fencepost/                           as for an append-only sink (`DeltaSink`)
 
-A commit says of a file that it goes (remove), and that it comes with fewer rows (add). The library writes no vectors,
-so commits are written here, and what it would have looked for is looked for here: whoever took away or compacted a
-file that loses rows, or changed the table's settings, since the rows were judged was faster. Then the version is
-abandoned and the rows are judged again, where they lie now.
+For each changed file, a commit removes it and adds it with fewer rows. The library cannot write deletion vectors, so
+this module writes commits and makes the library's conflict checks itself: has another writer, since the rows were
+judged, removed or compacted a file that loses rows, or changed the table's settings? Then the version is abandoned and
+the rows are judged again in their new location.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ if TYPE_CHECKING:
 
 VECTORS = "deletionVectors"
 IN_PLACE_FEATURES = FEATURES - {WIDENING} | {"allowColumnDefaults", "generatedColumns", "identityColumns"}
-"""Table features under which rows may be taken out just so: what holds for all rows holds for some. The library does
-not write to some of these tables, so every commit is written here."""
+"""Table features under which rows may be removed: properties of all rows also hold for some of them. The library does
+not write some of these tables, so this module writes every commit."""
 IN_PLACE_REFUSED = REFUSED | {"delta.appendOnly": "a rule that rows are only ever added"}
 
 
 class InPlace(DeltaSink):
-    """Takes rows that are not kept out of the table that they were read from."""
+    """Removes refused rows from the table that they were read from."""
 
     layout = IN_PLACE
     has_schema = False
@@ -72,29 +72,32 @@ class InPlace(DeltaSink):
         super().check(state)
 
     def check_kept(self, table: Table, before: Decision) -> None:
-        """See `DeltaSink`: what others did to rows, the source looks for."""
+        """Do nothing (see `DeltaSink`): the source detects what others did to rows."""
 
     def seen(self, table: Table) -> dict[str, Any]:
-        """See `DeltaSink`: also whether the table allows deletion vectors."""
+        """Return the decision's record (see `DeltaSink`), including whether deletion vectors are allowed."""
         return {**super().seen(table), "vectors": allows_vectors(table)}
 
     def shown(self, decision: Decision) -> int:
-        """See `Sink`. Rows that were taken out are taken out: a state that went back would not know of them."""
+        """Raise SinkError: removed rows cannot be restored, so a state cannot be rolled back in place (see `Sink`)."""
         raise SinkError(
             f"{self.location}: a state does not go back where a table is deduplicated in place. RESTORE the table "
             "instead if it has to, then rebase (`DedupJob.rebase`, `fencepost dedup --rebase`)"
         )
 
     def names(self, decision: Decision) -> list[str]:
-        """See `RunFolders`: files of vectors keep their names, by which the log will know them."""
+        """Return the outputs (see `RunFolders`). Files of vectors keep the names that the log uses."""
         known = super().names(decision)
         return [own if own.endswith(".bin") else name for own, name in zip(decision.outputs.name, known, strict=True)]
 
-    # The commit
+    # Commit
 
     def fits(self, table: Table, decision: Decision) -> bool:
-        """See `DeltaSink`: whether the files that lose rows, and the table's settings, are as they were judged, and
-        nobody has taken rows away: a copy that stays for another one that goes might be among them."""
+        """Return whether the version may still be written (see `DeltaSink`).
+
+        The files that lose rows and the table's settings must be unchanged. Also, nobody may have removed rows: a kept
+        copy of a removed row could be among them.
+        """
         marked = set(decision.marked.path)
         if not marked:
             return True
@@ -126,11 +129,11 @@ class InPlace(DeltaSink):
             self._check_read_back(version, decision)
 
     def _checked_changes(self, table: Table, decision: Decision, now_ms: int) -> list[list[Action]]:
-        """What the commit says of each file that loses rows, which are at their places.
+        """Return the commit's actions for each file that loses rows, after checking that new files are in place.
 
-        `now_ms`: the time of the commit, from which VACUUM counts how long a file that goes is kept for readers: a
-        version may be decided long before it is committed. Raises SinkChangedError where they are there no more: others
-        have given the version up.
+        `now_ms`: the time of the commit, from which VACUUM counts how long removed files are kept for readers; a
+        version may be decided long before it is committed. Raises SinkChangedError if new files are missing because
+        others abandoned the version.
         """
         self._place(decision, in_turn)
         try:
@@ -144,7 +147,7 @@ class InPlace(DeltaSink):
         return changes
 
     def _changes(self, table: Table, live: Live, decision: Decision, now_ms: int) -> list[list[Action]]:
-        """For each file that loses rows: that it goes, and what comes in its place, if any row is left."""
+        """Return for each file that loses rows: its removal, and its replacement if any row is left."""
         outputs, found = decision.outputs, []
         files = zip(self.names(decision), outputs.bytes, outputs.rows, strict=True)
         of_ordinal = dict(zip(outputs.ordinal, files, strict=True))
@@ -163,7 +166,7 @@ class InPlace(DeltaSink):
         return found
 
     def _stats(self, table: Table, name: str, rows: int) -> str:
-        """What the log says of a file: its rows, and the bounds of its integer columns, as its statistics tell."""
+        """Return a file's statistics for the log: rows, and bounds of integer columns."""
         import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
         partitions = table.partition_columns
@@ -174,7 +177,7 @@ class InPlace(DeltaSink):
         return statistics(rows, bounds_of(found))
 
     def _check(self, table: Table, live: Live, changes: list[list[Action]], decision: Decision) -> None:
-        """What readers would not notice (doubled or vanished rows), before anybody sees it.
+        """Check for errors that readers would not notice (duplicated or lost rows), before the commit.
 
         Raises AssertionError.
         """
@@ -193,7 +196,7 @@ class InPlace(DeltaSink):
                 raise AssertionError(f"{path}: {left} rows would be left of {it['rows']}, {len(before)} were gone")
 
     def _left(self, table: Table, action: Action, before: Any, rows: int) -> int:
-        """How many of a file's rows its new vector leaves. Raises AssertionError for a vector that it must not have."""
+        """Return the number of rows left after a file's new vector. Raises AssertionError for an invalid vector."""
         after = _gone(self.store, action)
         if not allows_vectors(table):
             raise AssertionError(f"{action['path']}: the table does not allow deletion vectors")
@@ -204,7 +207,7 @@ class InPlace(DeltaSink):
         return rows - len(after)
 
     def _check_read_back(self, version: int, decision: Decision) -> None:
-        """Whether the library, which has read none of what was checked before, sees the same rows gone."""
+        """Check that the library, which reads the table independently, sees the same rows removed."""
         import numpy as np
         import pyarrow as pa  # type: ignore[import-untyped]
 
@@ -225,21 +228,20 @@ class InPlace(DeltaSink):
 
 
 def allows_vectors(table: Table) -> bool:
-    """Whether rows may be taken out by deletion vectors: by the protocol readers know of them, by its settings writers
-    may use them."""
+    """Return whether rows may be removed by deletion vectors, according to protocol and settings."""
     lists = (table.protocol.get("readerFeatures") or (), table.protocol.get("writerFeatures") or ())
     return all(VECTORS in it for it in lists) and table.configuration.get("delta.enableDeletionVectors") == "true"
 
 
 def _removed(old: Action, time_ms: int) -> Action:
-    """That a file goes, just as it was: readers know it by its path and its vector."""
+    """Return the action that removes a file, identified by its path and its vector."""
     kept = ("path", "partitionValues", "size", "stats", "tags", "deletionVector")
     own = {"deletionTimestamp": time_ms, "dataChange": True, "extendedFileMetadata": True}
     return {name: old[name] for name in kept if name in old} | own
 
 
 def _gone(store: Store, action: Action) -> Any:
-    """The rows of a file that are gone, as a bitmap."""
+    """Return the deleted rows of a file, as a bitmap."""
     vector = action.get("deletionVector")
     return rows_of(read_vector(store, vector) if vector else None)
 

@@ -1,13 +1,13 @@
-"""Which inputs were read: the difference between a listing and it is what is new.
+"""The ledger: which inputs were read. Files that are listed and not in the ledger are new.
 
-A file is known by path, bytes and what else its store tells: mtime and the checksum of its footer, or an etag. The
-inode is no part of that, because mounts of object stores, copies and restores draw it anew; where it is the same, the
+A file is identified by path, bytes and other properties of its store: mtime and the checksum of its footer, or an etag.
+The inode does not count, because mounts of object stores, copies and restores change it. If the inode is equal, the
 footer need not be read.
 
-The ledger lies in parts that are merged like the levels of a log: each has at least twice as many files as the one
-after it, up to PART_FILES_MAX, above which a part stays as it is. So a run that adds a file writes few files anew,
-however many there are. The files of a part are sorted by path and lie in blocks, and the part's index has the first and
-last path of each: a listing is compared with the blocks that may have its paths, some at a time.
+The ledger consists of parts that are merged like the levels of a log-structured merge tree: each has at least twice as
+many files as the next one, up to PART_FILES_MAX; larger parts are not merged. So a run that adds a file rewrites few
+files. A part's files are sorted by path and stored in blocks, and its index contains the first and last path of each
+block. A listing is compared with the blocks that may contain its paths, some at a time.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from fencepost.state.segments import read_piece, segments_folder
 from fencepost.state.stores import Store
 
 ArrowTable: TypeAlias = Any
-"""A `pyarrow.Table`; pyarrow is imported where it is needed."""
+"""A `pyarrow.Table`. pyarrow is imported on first use."""
 
 IDENTITY = ("path", "bytes", "mtime_ns", "etag")
 COLUMNS = (*IDENTITY, "inode", "footer_crc")
 BLOCK_FILES, PART_FILES_MAX = 1 << 17, 1 << 21
-"""Files of a block, and of the parts that are not merged any more."""
+"""Number of files per block, and of parts that are no longer merged."""
 BLOCKS_AT_ONCE = 8
-"""Blocks that are read at the same time, and compared with the listing together."""
+"""Number of blocks to read and compare at a time."""
 UNKNOWN_CRC = -1
-"""Of a footer that cannot be read, and in ledgers from before footers were noted."""
+"""The checksum of unreadable footers, and in ledgers from before footers were recorded."""
 
 
 def file_table(files: Inputs | Quarantined | dict[str, Any]) -> ArrowTable:
-    """A table of files with the columns that tell them apart, from lists or arrays by name. Footers may be unknown."""
+    """Return a table of files with their identifying columns, from lists or arrays by name. Footers may be unknown."""
     import pyarrow as pa  # type: ignore[import-untyped]
 
     columns = vars(files) if isinstance(files, Inputs | Quarantined) else files
@@ -47,7 +47,7 @@ def file_table(files: Inputs | Quarantined | dict[str, Any]) -> ArrowTable:
 
 
 def read_ledger(store: Store, files: LedgerFiles | None) -> ArrowTable:
-    """All inputs so far, as `file_table` has them. Raises SnapshotError where a file is not as decided."""
+    """Read all inputs so far as a `file_table`. Raises SnapshotError if a file was changed."""
     import pyarrow as pa  # type: ignore[import-untyped]
 
     parts = [] if files is None else [_read_part(store, it) for it in files.each()]
@@ -55,7 +55,7 @@ def read_ledger(store: Store, files: LedgerFiles | None) -> ArrowTable:
 
 
 def hash_of_listing(listing: ArrowTable) -> str:
-    """Equal for listings of equal files, inodes included."""
+    """Return a hash that is equal for listings of equal files, including inodes."""
     found = hashlib.sha256()
     for batch in listing.select([*IDENTITY, "inode"]).combine_chunks().to_batches(max_chunksize=1 << 20):
         found.update(batch.serialize())
@@ -63,12 +63,12 @@ def hash_of_listing(listing: ArrowTable) -> str:
 
 
 def new_files(store: Store, ledger: LedgerFiles | None, listing: ArrowTable) -> tuple[list[int], dict[int, set[int]]]:
-    """(places in a listing, ascending, of the files that the ledger does not name; places of those that it names with
-    other inodes, to the checksums of footers by which they are the same files).
+    """Compare a listing, sorted by path, with the ledger.
 
-    `listing`: sorted by path. A file whose footer is unknown to the ledger is the same one: ledgers from before footers
-    were noted have no other. Memory: some blocks, and 100 bytes a listed file. Raises SnapshotError where a part is not
-    as decided.
+    Returns (indexes of new files, ascending; indexes of known files with other inodes, mapped to the footer checksums
+    that identify them). A file with an unknown footer in the ledger counts as the same file, because ledgers from
+    before footers were recorded have no checksum. Memory: some blocks, and 100 bytes per listed file. Raises
+    SnapshotError if a part was changed.
     """
     import numpy as np
     import pyarrow as pa  # type: ignore[import-untyped]
@@ -98,9 +98,9 @@ def new_files(store: Store, ledger: LedgerFiles | None, listing: ArrowTable) -> 
 def extend_ledger(
     store: Store, before: LedgerFiles | None, version: int, attempt: str, tables: Iterable[ArrowTable]
 ) -> LedgerFiles:
-    """Prepare the ledger that has the one `before` and these files; trailing parts are merged into the new one.
+    """Write the ledger that extends `before` by these files. Trailing parts are merged into the new one.
 
-    Parts without an index, as earlier versions of this package have written them, are all written anew.
+    Parts without index, from earlier versions of this package, are all rewritten.
     """
     import pyarrow as pa  # type: ignore[import-untyped]
 
@@ -124,7 +124,7 @@ def extend_ledger(
 
 
 def _written(store: Store, version: int, attempt: str, table: ArrowTable) -> dict[str, Any]:
-    """Write a part; gives its line of `LedgerFiles`."""
+    """Write a part. Returns its line of `LedgerFiles`."""
     import pyarrow as pa  # type: ignore[import-untyped]
 
     blocks, index = [], []
@@ -150,7 +150,7 @@ def _written(store: Store, version: int, attempt: str, table: ArrowTable) -> dic
 def _blocks_beside(
     store: Store, ledger: LedgerFiles | None, paths: ArrowTable
 ) -> Iterator[tuple[ArrowTable, int, int]]:
-    """(files of the ledger, first, end): what lies among the paths from `first` to `end` of a sorted column."""
+    """Yield (files of the ledger, first, end): the files between the paths `first` and `end` of a sorted column."""
     import pyarrow as pa  # type: ignore[import-untyped]
 
     places = range(len(paths))
@@ -173,7 +173,7 @@ def _blocks_beside(
 
 
 def _index_of(store: Store, part: dict[str, Any]) -> list[tuple[Piece, str, str]] | None:
-    """Each block of a part, with its first and last path; None for a part of earlier versions, which has no blocks."""
+    """Return each block of a part with its first and last path; None for parts from versions without blocks."""
     if not part["index"]:
         return None
     where = Piece(part["name"], part["bytes"] - part["index"], part["index"], part["sha256"])

@@ -1,9 +1,8 @@
-"""What the tasks of operations do (`operations.py`): each takes some shards from the state's store, and leaves what
-becomes of them there.
+"""The tasks of operations (`operations.py`): each reads some shards from the state's store and writes new ones to it.
 
-Keys go to shards by the rank of their hash, so shard *s* of *n* holds what `shards_between` says of another number.
-A task of a reshard takes neighbouring new shards and reads the old ones that reach into them. Nothing is exchanged
-between tasks; where the numbers are multiples of each other, each old shard is read once.
+Keys are assigned to shards by the rank of their hash, so shard *s* of *n* corresponds to the shards `shards_between` of
+another number. A task of a reshard takes neighboring new shards and reads the old ones that overlap them. Tasks
+exchange nothing. If one number is a multiple of the other, each old shard is read once.
 """
 
 from __future__ import annotations
@@ -27,14 +26,14 @@ if TYPE_CHECKING:
     from fencepost.state.versions import State
 
 TASK_BYTES_MIN, TASK_BYTES_MAX = 4 << 20, 64 << 20
-"""Shards go together in a task until their state has so many bytes: the fewer, the more tasks there are."""
+"""Minimum and maximum bytes of state per task. Fewer bytes mean more tasks."""
 TASKS_PER_SLOT = 2
-"""Tasks that every slot of an engine gets where they are large enough."""
+"""Number of tasks per slot of the engine if they are large enough."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Common:
-    """What is the same for all tasks of an operation."""
+    """The common arguments of an operation's tasks."""
 
     policy: Policy
     keep: list[str]
@@ -45,11 +44,11 @@ class Common:
 
 @dataclass(frozen=True, kw_only=True)
 class Held:
-    """A shard and what is kept with it."""
+    """A shard with its checksums."""
 
     shard: Shard
     sums: tuple[SumPiece, ...] | None
-    """Its checksums; None where the state keeps none."""
+    """Its checksums. None if the state keeps none."""
 
     @property
     def size(self) -> int:
@@ -59,7 +58,7 @@ class Held:
 
 @dataclass(kw_only=True)
 class Done:
-    """What a task has left."""
+    """The result of a task."""
 
     shards: list[Shard] = field(default_factory=list)
     sums: dict[int, tuple[SumPiece, ...]] = field(default_factory=dict)
@@ -69,11 +68,11 @@ class Done:
     evicted: int = 0
     entries_before: int = 0
     positions_before: int = 0
-    """What the old shards held that this task counts, as they were read: an eviction may have come meanwhile."""
+    """Number of positions in the old shards that this task counts, as read: an eviction may have happened since."""
 
 
 def target_bytes(total: float, slots: int) -> float:
-    """How many bytes of the state a task takes, of so many."""
+    """Return how many of these bytes of the state one task takes."""
     return min(TASK_BYTES_MAX, max(TASK_BYTES_MIN, total / (TASKS_PER_SLOT * slots)))
 
 
@@ -82,9 +81,9 @@ def bytes_of(shard: Shard) -> int:
 
 
 def as_written(store: Store, shard: Shard, common: Common) -> tuple[StateTable, Any]:
-    """A shard's table and its missing ranges as the version wrote them that looked at it last.
+    """Return a shard's table and its missing ranges, as the last version that read it wrote them.
 
-    That is what the changelog tells, not what is left of it at the horizon of today.
+    The changelog is based on these ranges, not on those after the current horizon.
     """
     import pyarrow as pa  # type: ignore[import-untyped]
 
@@ -93,7 +92,7 @@ def as_written(store: Store, shard: Shard, common: Common) -> tuple[StateTable, 
 
 
 def catch_up(table: StateTable, horizon_ms: int | None) -> int:
-    """Forget what lies at or before the horizon; gives how many entries."""
+    """Forget what is at or before the horizon. Returns the number of forgotten entries."""
     return 0 if horizon_ms is None or table.horizon_ms == horizon_ms else table.evict(horizon_ms, 0)
 
 
@@ -115,7 +114,7 @@ class MissingItem:
 
 
 def write_missing(store: Store, scratch: Scratch, item: MissingItem) -> str | None:
-    """A file with the ranges that the changelog should tell of these shards; None where nothing is missing."""
+    """Write the ranges that the changelog should contain for these shards. Returns None if nothing is missing."""
     import pyarrow as pa
 
     tables = [as_written(store, shard, item.common)[1] for shard in item.shards]
@@ -155,7 +154,7 @@ def evict(store: Store, scratch: Scratch, item: EvictItem) -> Done:
 def _living_checksums(
     store: Store, before: Sequence[SumPiece], table: StateTable, writer: SegmentWriter
 ) -> tuple[SumPiece, ...]:
-    """A shard's checksums without those of entries that are no longer in its table."""
+    """Return a shard's checksums without those of entries that its table no longer has."""
     from fencepost.state.checksums import Living, compacted
 
     return compacted(store, before, Living(table=lambda: table, rows_max=None), writer)
@@ -170,29 +169,29 @@ class ReshardItem:
     """The new shards that the task makes, up to `end`."""
     end: int
     old: list[Held]
-    """All that reach into those."""
+    """All old shards that overlap them."""
     count_before: int
     count: int
     horizon_ms: int | None
     common: Common
 
     def counts(self, old: int) -> bool:
-        """Whether this task is the one of several that says what an old shard held."""
+        """Return whether this task, of several, reports the content of an old shard."""
         return self.first <= shards_between(old, self.count_before, self.count)[0] < self.end
 
 
 def shards_between(shard: int, count_before: int, count: int) -> tuple[int, int]:
-    """(first, end) of the shards, of `count`, to which the keys of a shard of `count_before` go."""
+    """Return (first, end) of the shards, of `count`, that receive the keys of a shard of `count_before`."""
     return shard * count // count_before, -(-(shard + 1) * count // count_before)
 
 
 def new_shards(
     old: Sequence[Held], count_before: int, count: int, slots: int
 ) -> Iterator[tuple[int, int, Sequence[Held]]]:
-    """(first, end, old shards) of each task: the new shards that it makes, and those that it reads."""
+    """Yield (first, end, old shards) of each task: the new shards that it makes, and the old ones that it reads."""
     from fencepost.state.engine import groups
 
-    at_once = -(-count // count_before)  # what a task makes at least, so that one that splits a shard reads it alone
+    at_once = -(-count // count_before)  # the minimum per task, so that a task that splits a shard is its only reader
     ends = [*range(at_once, count, at_once), count]
     weights = [0.0] * len(ends)
     for held in old:
@@ -217,8 +216,10 @@ def new_shards(
 
 
 def reshard(store: Store, scratch: Scratch, item: ReshardItem) -> Done:
-    """Make new shards of the old ones. Memory: one shard before and one after; the entries lie in a temporary folder of
-    the task's machine between."""
+    """Make new shards from old ones.
+
+    Memory: one old and one new shard. Entries are stored in a temporary folder of the task's machine in between.
+    """
     done = Done()
     lines: list[Any] = []
     common = item.common
@@ -234,7 +235,7 @@ def reshard(store: Store, scratch: Scratch, item: ReshardItem) -> Done:
 
 
 def _caught_up(store: Store, item: ReshardItem, done: Done, lines: list[Any]) -> Iterator[tuple[int, StateTable]]:
-    """(shard, table) of each old shard; `lines` get what the horizon has given up since it was looked at last."""
+    """Yield (shard, table) of each old shard. `lines` receives what the horizon gave up since its last reading."""
     for held in item.old:
         old = held.shard
         table, missing = as_written(store, old, item.common)
@@ -247,7 +248,7 @@ def _caught_up(store: Store, item: ReshardItem, done: Done, lines: list[Any]) ->
 
 
 def _dealt(item: ReshardItem, old: Iterator[tuple[int, StateTable]], folder: Path) -> Iterator[tuple[int, StateTable]]:
-    """(shard, table) of each new shard of this task that has entries, from a file a batch of old ones went to."""
+    """Yield (shard, table) of each non-empty new shard of this task, from the file of its batch."""
     import numpy as np
     import pyarrow as pa
 
@@ -285,9 +286,9 @@ def _read_batch(path: Path, number: int) -> Any:
 
 
 def _deal_checksums(store: Store, item: ReshardItem, folder: Path, writer: SegmentWriter, done: Done) -> None:
-    """The checksums of kept rows as the new shards have them: a piece each.
+    """Write the checksums of kept rows of the new shards, one piece each.
 
-    Memory: those of one shard before, or of one after, at 32 bytes a row.
+    Memory: those of one old or one new shard, 32 bytes per row.
     """
     from fencepost.state.checksums import add, dealt, decode, encode, joined, read_sums
 
@@ -307,14 +308,14 @@ def _deal_checksums(store: Store, item: ReshardItem, folder: Path, writer: Segme
 
 
 def _key_columns(schema: Any, policy: Policy) -> Columns:
-    """The columns by which `entries` names keys."""
+    """Return the key columns with their names in `entries`."""
 
     def names(role: str) -> str | tuple[str, ...]:
         parts = tuple(name for name in schema.names if name.startswith(f"{role}_"))
         return role if role in schema.names else parts
 
     has_epochs = policy.columns.epoch is not None
-    partition = names("partition") or None  # checksums have none where rows have none
+    partition = names("partition") or None  # checksums have no partition if rows have none
     return Columns(pid=names("pid"), epoch="epoch" if has_epochs else None, partition=partition, seq="last")
 
 
@@ -324,18 +325,19 @@ def _key_columns(schema: Any, policy: Policy) -> Columns:
 @dataclass(frozen=True, kw_only=True)
 class GarbageItem:
     first: int
-    """Versions from here on, up to `end`; all are done."""
+    """The first version; all up to `end` are finished."""
     end: int
     oldest: int
-    """Which can be gone back to."""
+    """The oldest version that supports rollback."""
     needed: list[str]
-    """Segments of these versions that those from `oldest` on need."""
+    """Segments of these versions that versions from `oldest` on need."""
 
 
 def collect(state: State, item: GarbageItem) -> int:
-    """Remove what crashed and beaten attempts at these versions left, and what only versions before `oldest` need.
+    """Remove leftovers of crashed and defeated attempts at these versions, and files that only versions before `oldest`
+    need.
 
-    Gives how many files.
+    Returns the number of files.
     """
     rubbish = set(state.orphans(range(item.first, item.end)))
     if item.oldest > 1:
@@ -344,6 +346,6 @@ def collect(state: State, item: GarbageItem) -> int:
             rubbish.update(name for name in state.store.list(f"segments/{version}") if name not in needed)
         old = range(item.first, min(item.oldest, item.end))
         rubbish.update(name for name in state.store.list("body") if int(name[5:].partition("-")[0]) in old)
-    # Bodies last: what else is to be removed stands in them.
+    # Bodies last: they list the other files to remove.
     state.store.delete(sorted(rubbish, key=lambda name: (name.startswith("body/"), name)))
     return len(rubbish)
