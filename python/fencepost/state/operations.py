@@ -1,8 +1,8 @@
-"""What people do to a state: go back, cut it anew, forget, clean up, give up.
+"""Operations of people on a state: rollback, reshard, evict, garbage collection, abandon.
 
-Each is a version like a run's: decided by one put-if-absent, applied to the sink, finished. So it meets runs and other
-people's operations at Decide, and the slower one is told. None writes rows; what changes in the list of missing ranges
-is shown as a run shows it (`changelog.py`).
+Each one is a version like a run's: decided by one put-if-absent, applied to the sink, finished. So it competes with
+runs and other operations at the decision, and the slower one gets a conflict. No operation writes rows. Changes in
+missing ranges are shown as a run shows them (`changelog.py`).
 """
 
 from __future__ import annotations
@@ -53,26 +53,27 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 R = TypeVar("R")
 SHARDS_MAX = 1 << 18
-"""Nothing in the format bounds them. But a task of a scan holds some bytes for each, and a decision a line."""
+"""The format has no limit. But a scan task holds some bytes per shard, and a decision has a line per shard."""
 VERSIONS_TOGETHER = 10_000
-"""Versions behind which a task of a garbage collection cleans up."""
+"""Number of versions per task of a garbage collection."""
 
 
 def check_shards(count: int) -> None:
-    """Raises ValueError for a number of shards that makes no sense."""
+    """Raise ValueError for an invalid number of shards."""
     if not 1 <= count <= SHARDS_MAX:
         raise ValueError(f"shards={count}: 1 to {SHARDS_MAX} were expected")
 
 
 def rollback(state: State, version: int, *, accept_duplicates: bool = False, sink: Sink | None = None) -> Decision:
-    """Decide a new version with the state of an old one; 0 is the state before the first.
+    """Decide a new version with the state of an old one. 0 is the state before the first version.
 
-    Inputs that were read since are new again, and their rows would be written again. So the outputs of those versions
-    must be gone from the sink, unless `accept_duplicates`. Where an earlier rollback is undone, the outputs of the
-    versions that count again must be there. The new version's `_missing` says what makes the changelog right again,
-    whichever of its files were removed: the whole state is read for it, a shard at a time. Raises SinkError where rows
-    would be there twice or lost, SnapshotError where there is no such version or its files may have been collected,
-    StateConflictError.
+    Inputs that were read since become new again, and their rows would be written again. So the outputs of those
+    versions must be removed from the sink first, unless `accept_duplicates`. If this undoes an earlier rollback, the
+    outputs of the versions that count again must exist. The new version's `_missing` corrects the changelog, whichever
+    of its files were removed. For this, the whole state is read, a shard at a time.
+
+    Raises SinkError if rows would be duplicated or lost, SnapshotError if there is no such version or its files may
+    have been removed, StateConflictError.
     """
     at = _Attempt(state, sink)
     sink, next_version, before = at.sink, at.version, at.before
@@ -83,9 +84,9 @@ def rollback(state: State, version: int, *, accept_duplicates: bool = False, sin
     if not 0 <= version < next_version or (version and state.status(version) != APPLIED):
         reason = f"no version {version} that was applied; the newest is {before.version}"
         raise SnapshotError(f"{state.uri}: {reason}", reason=reason)
-    sink_version = sink.look(None)  # before it is looked at what is shown: what changes later is noticed later
+    sink_version = sink.look(None)  # before checking what is shown, so that a later change is detected
     over, asked = _apart(state, before.version, version)
-    if sink_version is not None:  # in folders people remove rows that nobody wants; a table says when that happened
+    if sink_version is not None:  # in folders, users may remove rows at any time; a table records when
         asked = _lineage(state, version, before.oldest)
     _check_looks(state, asked)
     lost = [it for it in asked if not _is_whole(sink, state.version(it))]
@@ -113,7 +114,7 @@ def rollback(state: State, version: int, *, accept_duplicates: bool = False, sin
                 *("clock_ms", "horizon_ms", "key_types", "order_by"),
             )
         }
-        if not shown:  # else the columns of rows that stay count, too
+        if not shown:  # otherwise the columns of remaining rows count, too
             carried["schema"] = target.schema
     else:
         nothing = ("checksums", "listing", "source_position", "clock_ms", "horizon_ms")
@@ -136,9 +137,9 @@ def rollback(state: State, version: int, *, accept_duplicates: bool = False, sin
 
 
 def reshard(state: State, count: int, *, sink: Sink | None = None) -> Decision:
-    """Deal all entries to `count` shards by their keys, as rows are dealt. No verdict changes.
+    """Assign all entries to `count` shards by their keys, like rows. Verdicts do not change.
 
-    Raises ValueError for a count that makes no sense, StateConflictError, SnapshotError.
+    Raises ValueError for an invalid count, StateConflictError, SnapshotError.
     """
     check_shards(count)
     at = _Attempt(state, sink)
@@ -177,7 +178,7 @@ def reshard(state: State, count: int, *, sink: Sink | None = None) -> Decision:
 
 
 def _check_dealt(done: list[Done], after: Shards) -> None:
-    """Raises AssertionError where dealing anew has lost or made something."""
+    """Raise AssertionError if resharding has lost or added entries."""
     held = (sum(it.entries_before for it in done), sum(it.positions_before for it in done))
     found = (sum(after.entries), sum(it or 0 for it in after.positions))
     if found != held:
@@ -185,10 +186,10 @@ def _check_dealt(done: list[Done], after: Shards) -> None:
 
 
 def evict(state: State, now_ms: int | None, max_idle_ms: int, *, sink: Sink | None = None) -> Decision:
-    """Evict every shard (`StateTable.evict`), by a clock that never falls: one before the last eviction's is that one.
+    """Evict every shard (`StateTable.evict`). The clock never goes back: an earlier time counts as the last eviction's.
 
-    `now_ms`: None for the state's own clock, which follows the timestamps of the data. Raises PolicyError where the
-    state keeps no timestamps or its clock has not begun, or for a negative `max_idle_ms`; StateConflictError.
+    `now_ms`: None for the state's own clock, which follows the timestamps of the data. Raises PolicyError if the state
+    keeps no timestamps, its clock has not started, or `max_idle_ms` is negative; StateConflictError.
     """
     at = _Attempt(state, sink)
     before = at.before
@@ -218,7 +219,7 @@ def evict(state: State, now_ms: int | None, max_idle_ms: int, *, sink: Sink | No
 
 
 def _horizon(state: State, before: Decision, now_ms: int | None, max_idle_ms: int) -> tuple[int, int]:
-    """(clock, horizon) of an eviction. Raises PolicyError."""
+    """Return (clock, horizon) of an eviction. Raises PolicyError."""
     if "timestamp" not in state.agreed().keep:
         raise PolicyError(f"{state.uri}: nothing can be evicted: this state keeps no timestamps")
     if max_idle_ms < 0:
@@ -235,10 +236,10 @@ def _later(one: int | None, other: int | None) -> int | None:
 
 
 def abandon(state: State, version: int, *, sink: Sink | None = None) -> None:
-    """Give up a decided version that the sink refuses for good: its inputs are new again for the next one.
+    """Abandon a decided version that the sink permanently refuses. Its inputs become new for the next version.
 
-    The sink is fenced first, so that nobody who still tries can show the version. Raises SnapshotError where there is
-    no such version, StateConflictError where it is applied, SinkChangedError where a part of it is shown.
+    Fences the sink first, so that no other driver can show the version. Raises SnapshotError if there is no such
+    version, StateConflictError if it is applied, SinkChangedError if it is shown partially.
     """
     sink = sink or _sink_of(state)
     if not 1 <= version <= state.decided():
@@ -249,7 +250,8 @@ def abandon(state: State, version: int, *, sink: Sink | None = None) -> None:
     if status not in (ABANDONED, APPLIED):
         status = sink.fence(state.version(version))
         state.finish(version, status)
-        state.check_not_folded(version)  # else its mark in the sink is gone, and the fence took a free name
+        # otherwise its mark in the sink is gone, and the fence has taken an unused name
+        state.check_not_folded(version)
     if status == APPLIED:
         raise StateConflictError(
             f"{state.uri}: version {version} is applied; `rollback` makes a new version of an older"
@@ -257,11 +259,11 @@ def abandon(state: State, version: int, *, sink: Sink | None = None) -> None:
 
 
 def collect_garbage(state: State, keep_versions: int | None = None, *, sink: Sink | None = None) -> int:
-    """Remove what crashed and beaten attempts left; gives how many files.
+    """Remove leftovers of crashed and defeated attempts. Returns the number of files.
 
-    `keep_versions`: no version but the so many newest can be gone back to from now on (that is decided, as a version),
-    and files that only older ones need are removed, too. Never touched: what belongs to versions that are not done.
-    Versions that cannot be gone back to are folded. Raises ValueError, StateConflictError.
+    `keep_versions`: support rollback only for this number of newest versions (decided as a version), and remove files
+    that only older ones need. Files of unfinished versions are kept. Versions without rollback are folded. Raises
+    ValueError, StateConflictError.
     """
     if keep_versions is not None and keep_versions < 1:
         raise ValueError(f"keep_versions={keep_versions}: at least one is needed")
@@ -299,7 +301,7 @@ def collect_garbage(state: State, keep_versions: int | None = None, *, sink: Sin
 
 
 def _collect_folded(state: State, floor: int, needed: dict[int, list[str]]) -> int:
-    """Remove what drivers that were paused for long have left of versions that are folded; gives how many files."""
+    """Remove files that long-paused drivers wrote for folded versions. Returns the number of files."""
     kept = {name for names in needed.values() for name in names}
     rubbish = [
         name
@@ -312,7 +314,8 @@ def _collect_folded(state: State, floor: int, needed: dict[int, list[str]]) -> i
 
 
 def _needed(state: State, newest: Decision) -> dict[int, list[str]]:
-    """By version: the segments that versions from `newest.oldest` on need. Where that is the first, all are kept."""
+    """Return by version the segments that versions from `newest.oldest` on need. Empty if that is the first: all are
+    kept."""
     found: dict[int, list[str]] = {}
     if newest.oldest > 1:
         names = {name for it in range(newest.oldest, state.decided() + 1) for name in state.version(it).files()}
@@ -321,14 +324,14 @@ def _needed(state: State, newest: Decision) -> dict[int, list[str]]:
     return found
 
 
-# Common to all
+# Common parts
 
 
 class _Attempt:
-    """An operation under way: the version that it makes, and the stages that prepare it on the state's engine."""
+    """An operation in progress: the version that it makes, and the stages that prepare it on the state's engine."""
 
     def __init__(self, state: State, sink: Sink | None) -> None:
-        """What was decided before is finished first. Raises SnapshotError where no version is done yet."""
+        """Finish an earlier decision first. Raises SnapshotError if no version is finished yet."""
         from fencepost.state.engine import LocalEngine
 
         self.state, self.sink = state, sink or _sink_of(state)
@@ -348,7 +351,7 @@ class _Attempt:
 
     @contextmanager
     def stages(self) -> Iterator[None]:
-        """Within, tasks can run and the decision is prepared. What they prepared is removed where that fails."""
+        """Run tasks and prepare the decision in this context. On an error, removes what they prepared."""
         try:
             with self._handing_on() as self._scratch:
                 yield
@@ -368,12 +371,12 @@ class _Attempt:
             yield scratch
 
     def held(self) -> list[Held]:
-        """All shards, with what is kept beside them."""
+        """Return all shards with their checksums."""
         sums = self.before.checksums
         return [Held(shard=it, sums=None if sums is None else sums.get(it.shard)) for it in self.before.shards]
 
     def groups(self, weights: Sequence[int]) -> Iterator[tuple[int, int]]:
-        """(first, end) of the shards that a task takes, from the bytes of their states."""
+        """Yield (first, end) of each task's shards, from the bytes of their states."""
         from fencepost.state.engine import groups
 
         return groups(weights, target_bytes(sum(weights), self.engine.slots))
@@ -384,18 +387,18 @@ class _Attempt:
     def run(
         self, stage: str, work: Callable[[T], R], items: Sequence[T], /, *, scratch: Scratch | None = None
     ) -> list[R]:
-        """What the items' tasks give. A single one is run here: an engine costs more than that."""
+        """Return the results of the items' tasks. A single item runs here, because an engine costs more."""
         from fencepost.state.engine import LocalEngine, run_stage
 
         engine = self.engine if len(items) > 1 else LocalEngine()
         return [result for _, result in run_stage(engine, stage, work, items, scratch or self._scratch)]
 
     def lines(self, done: list[Done]) -> list[Any]:
-        """The lines of the changelog that tasks have written."""
+        """Read the lines of the changelog that tasks have written."""
         return [read_table(self._scratch, it.changelog) for it in done if it.changelog is not None]
 
     def missing(self, shards: Shards) -> Iterator[Any]:
-        """The ranges that the changelog should tell of these shards, a task's at a time."""
+        """Yield the ranges that the changelog should contain for these shards, task by task."""
         listed = list(shards)
         items = [
             MissingItem(shards=listed[first:end], common=self.common)
@@ -405,8 +408,7 @@ class _Attempt:
         return (read_table(self._scratch, name) for name in names if name is not None)
 
     def prepared(self, lines: list[Any]) -> dict[str, Any]:
-        """What the decision says of these lines of the changelog, which are ready to be shown; nothing where there are
-        none."""
+        """Prepare these lines of the changelog. Returns the decision's fields; empty without lines."""
         if not lines:
             return {}
         side_files, prepared = self.sink.prepare_changelog(self.version, self.attempt, lines)
@@ -421,7 +423,7 @@ class _Attempt:
         return decision
 
     def _discard(self) -> None:
-        """Remove what the attempt has prepared: nothing refers to it."""
+        """Remove what the attempt has prepared."""
         self.state.discard(self.version, self.attempt)
         self.sink.discard(self.version, self.attempt)
 
@@ -434,7 +436,8 @@ def _sink_of(state: State) -> Sink:
 
 
 def _lineage(state: State, version: int, oldest: int) -> list[int]:
-    """The versions from `oldest` on whose output the state of `version` stands for: itself, and those it builds on."""
+    """Return the versions from `oldest` on whose output belongs to the state of `version`: itself and those it builds
+    on."""
     found = []
     while version >= oldest:
         found.append(version)
@@ -443,7 +446,7 @@ def _lineage(state: State, version: int, oldest: int) -> list[int]:
 
 
 def _apart(state: State, one: int, other: int) -> tuple[list[int], list[int]]:
-    """What only `one` stands for, and what only `other` does: back to the version that both build on."""
+    """Return the versions that only one of two states contains, for each of them, back to their common version."""
     ones: list[int] = []
     others: list[int] = []
     while one != other:
@@ -457,7 +460,7 @@ def _apart(state: State, one: int, other: int) -> tuple[list[int], list[int]]:
 
 
 def _check_looks(state: State, versions: Iterable[int]) -> None:
-    """Refuse to look for the rows of versions of which only the log is left. Raises SnapshotError."""
+    """Raise SnapshotError for versions of which only the log is left, because their rows cannot be checked."""
     collected = [it for it in versions if state.is_collected(it)]
     if collected:
         reason = (

@@ -1,9 +1,8 @@
-"""Files of a version come to their places in an object store, each by a copy of what a task has prepared, which goes
-when the version is done.
+"""Copies prepared files of a version to their final locations in an object store.
 
-Tasks of the job's engine copy and remove, so the driver makes no request for a file. A copy may be made again, by
-anyone, and by a task that outlives its driver: it has the same content while the prepared file is there, and finds
-nothing to copy once the version is done.
+Tasks of the job's engine copy and remove files, so the driver makes no requests per file. A copy may be repeated by
+anyone, even by a task that outlives its driver: it produces the same content while the prepared file exists, and finds
+nothing to copy once the version is finished.
 """
 
 from __future__ import annotations
@@ -21,27 +20,27 @@ from fencepost.state.scratch import PrefixScratch
 from fencepost.state.stores import RemoteStore
 
 COPIES_AT_ONCE = 32
-"""Requests that a task has under way."""
+"""Maximum number of concurrent requests per task."""
 COPIES_OF_A_TASK = 256
-"""A task has at least so many files: the driver copies fewer sooner than an engine has started a stage."""
+"""Minimum number of files per task: the driver copies fewer files faster than an engine starts a stage."""
 COPY_TASKS_MAX = 16
-"""So at most 512 copies are under way: stores refuse more than some thousand writes a second beneath a prefix."""
+"""At most 512 concurrent copies: stores limit writes below a prefix to some thousand per second."""
 REMOVED_OF_A_TASK = 10_000
-"""Some stores remove a thousand objects by a request, others one."""
+"""Some stores remove a thousand objects per request, others one."""
 STREAMED_BYTES = 32 << 20
-"""One request of a copy that the store does not make by itself."""
+"""Bytes per request of a copy that the store cannot make itself."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CopyItem:
-    """Files that a task brings to their places."""
+    """The files that a task copies."""
 
     names: list[str | None] = field(default_factory=list)
-    """Where they were prepared; None: nobody knows any more."""
+    """Names of the prepared files. None: unknown."""
     targets: list[str] = field(default_factory=list)
     bytes: list[int] = field(default_factory=list)
     footer_crc: list[int | None] = field(default_factory=list)
-    """The checksum by which a file that is at its place already is known to be the right one; None: it is copied."""
+    """The checksum that identifies a correct file at the final location. None: always copy."""
 
     def add(self, name: str | None, target: str, size: int, footer_crc: int | None = None) -> None:
         self.names.append(name)
@@ -60,25 +59,25 @@ class CopyItem:
 
 @dataclass(frozen=True, kw_only=True)
 class RemoveItem:
-    """Objects that a task removes."""
+    """The objects that a task removes."""
 
     names: list[str]
 
 
 @dataclass(frozen=True)
 class Placed:
-    """What became of files, by their targets."""
+    """Files that were not copied, by final name."""
 
     gone: list[str]
-    """Files that had to be copied, and are no longer where they were prepared."""
+    """Files that need a copy and whose prepared file is missing."""
     wrong: list[str]
-    """Files that are not at their places with all of their bytes."""
+    """Files that are not complete at their final locations."""
 
 
 def place_files(
     files: CopyItem, origin: RemoteStore, store: RemoteStore, scratch: PrefixScratch, tasks: Tasks
 ) -> Placed:
-    """Copy files from where they were prepared to their places, by tasks. `scratch`: where their plan may lie."""
+    """Copy prepared files to their final locations, by tasks. `scratch`: where the plan of tasks may be written."""
     count = len(files.targets)
     size = max(COPIES_OF_A_TASK, -(-count // COPY_TASKS_MAX))
     items = [files.part(first, first + size) for first in range(0, count, size)]
@@ -88,25 +87,25 @@ def place_files(
 
 
 def clear_folder(store: RemoteStore, folder: str, tasks: Tasks) -> None:
-    """Remove everything beneath a folder, by tasks."""
+    """Remove everything below a folder, by tasks."""
     names = store.list(folder)
     size = max(REMOVED_OF_A_TASK, -(-len(names) // COPY_TASKS_MAX))
     items = [RemoveItem(names=names[first : first + size]) for first in range(0, len(names), size)]
     if len(items) < 2:
         store.delete(names)
         return
-    with suppress(Exception):  # another driver may remove all of it, and the plan of these tasks
+    with suppress(Exception):  # another driver may remove everything, including the plan of these tasks
         tasks("clear", partial(remove_objects, store), items, scratch=PrefixScratch(store, folder))
-    store.clear(folder)  # what is left: their plan, or what they could not remove
+    store.clear(folder)  # the rest: their plan, or what they could not remove
 
 
 def remove_objects(store: RemoteStore, item: RemoveItem) -> None:
-    """The task. Raises StoreError where the store does not answer."""
+    """Remove objects in a task. Raises StoreError if the store is not available."""
     store.delete(item.names)
 
 
 def copy_files(origin: RemoteStore, store: RemoteStore, item: CopyItem) -> Placed:
-    """The task. Raises StoreError where a store does not answer."""
+    """Copy files in a task. Raises StoreError if a store is not available."""
     with ThreadPoolExecutor(COPIES_AT_ONCE) as pool:
         columns: tuple[Sequence[object], ...] = (item.names, item.targets, item.bytes, item.footer_crc)
         outcomes = list(pool.map(partial(_copy_one, origin, store), *columns))
@@ -117,7 +116,7 @@ def copy_files(origin: RemoteStore, store: RemoteStore, item: CopyItem) -> Place
 def _copy_one(
     origin: RemoteStore, store: RemoteStore, name: str | None, target: str, size: int, footer_crc: int | None
 ) -> tuple[bool, bool]:
-    """(whether the file is gone from where it was prepared, whether it is at its place)."""
+    """Copy one file. Returns (whether the prepared file is missing, whether the final file is complete)."""
     if footer_crc is not None and _has_footer(store, target, size, footer_crc):
         return False, True
     is_gone = name is None
@@ -143,7 +142,7 @@ def _has_footer(store: RemoteStore, name: str, size: int, footer_crc: int) -> bo
 
 
 def copy_object(origin: RemoteStore, name: str, size: int, store: RemoteStore, target: str) -> None:
-    """Copy an object of so many bytes to a name of a store, by the store itself where it can.
+    """Copy an object of this size to a name of a store, within the store if possible.
 
     Raises FileNotFoundError.
     """

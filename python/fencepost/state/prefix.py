@@ -1,15 +1,15 @@
-"""The output in an object store: a prefix with a folder for each version, as `RunFolders` has it on a disk.
+"""The output in an object store: a prefix with a folder per version, like `RunFolders` on a disk.
 
-    _fencepost.json            the state that this prefix belongs to
-    _versions/<n>.json         what became of a version: applied, or abandoned. Put if absent, so it is one of the two
-    run=<n>/part-<ordinal>.parquet                           and the other files of a version
-    run=<n>/_SUCCESS           of a version that is there as a whole: its files, with bytes, rows and checksums
-    _prepare/<n>-<attempt>/    what tasks of a running job write and hand on
+    _fencepost.json            the state that owns this prefix
+    _versions/<n>.json         a version's status, applied or abandoned; put if absent, so it is one of the two
+    run=<n>/part-<ordinal>.parquet                           and other files of a version
+    run=<n>/_SUCCESS           of a complete version: its files, with bytes, rows and checksums
+    _prepare/<n>-<attempt>/    prepared files and exchange files of a running job's tasks
 
-Stores have no renames. So a version is claimed first; then each file is copied to its place, by the store itself; then
-`_SUCCESS` is put; and what was prepared is removed last, so that a driver that was paused finds nothing to copy. Who
-lists files without looking for `_SUCCESS` sees whole files only, nothing undecided or abandoned, no row twice; but of a
-version that is being applied he may see a part. `shown_files` lists those of versions that are there as a whole.
+Stores have no renames. So a version is first claimed; then each file is copied to its final location, within the store;
+then `_SUCCESS` is put; and prepared files are removed last, so that a paused driver finds nothing to copy. Readers that
+ignore `_SUCCESS` see complete files only, nothing undecided or abandoned, and no row twice. But they may see a part of
+a version that is being applied. `shown_files` lists the files of complete versions.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from fencepost.state.versions import State
 VERSIONS = "_versions"
 SUCCESS = "_SUCCESS"
 COLLECTED = "collected.json"
-"""In the folder of an attempt: final name to the name that a task has drawn."""
+"""A file in an attempt's folder: maps final names to the random names of tasks."""
 READS_AT_ONCE = 32
 
 
 class RunPrefixes:
-    """A sink with the files of each version beneath `run=<n>/` of a prefix. See `Sink` for what is not said here."""
+    """A sink with the files of each version below `run=<n>/` of a prefix. See `Sink` for undocumented methods."""
 
     layout = "run"
     has_schema = False
@@ -55,8 +55,8 @@ class RunPrefixes:
     # Checks
 
     def check(self, state: State) -> None:
-        """See `Sink`. What lies beneath `run=<n>/` is not listed: a year's versions are many."""
-        # What the state is known to have, then the sink: other runs may finish versions meanwhile.
+        """Check the owner (see `Sink`). Does not list `run=<n>/`, because a year has many versions."""
+        # Read the state before the sink, because other runs may finish versions in the meantime.
         seen, owner, settings = state.seen(), self.owner(), state.settings()
         done, decided = seen.done, seen.decided
         if owner is None:
@@ -66,7 +66,7 @@ class RunPrefixes:
         if done and not self.store.exists(_claim_of(done)) and done > state.floor():
             raise SinkChangedError(f"{self.location}: {_claim_of(done)} is gone, though version {done} was written")
         is_claimed = self.store.exists(_claim_of(decided + 1))
-        if is_claimed and state.decided() == decided:  # nor has another run decided it meanwhile
+        if is_claimed and state.decided() == decided:  # check that no other run has decided in the meantime
             raise SinkChangedError(
                 f"{self.location}: {_claim_of(decided + 1)} is there, though no such version was decided: the state "
                 "is older than the sink. Put back the newer one"
@@ -77,11 +77,11 @@ class RunPrefixes:
             raise SinkChangedError(f"{self.location}: {MARKER} is gone, which said that the prefix is this state's")
         names = self.store.names_at_top()
         foreign = sorted(name for name in names if name != PREPARE)
-        if foreign and MARKER not in names:  # unless another run has claimed it meanwhile
+        if foreign and MARKER not in names:  # unless another run has claimed it in the meantime
             raise SinkError(f"{self.location}: not empty and not a fencepost sink (it holds {', '.join(foreign[:5])})")
 
     def probe(self, version: int, attempt: str) -> None:
-        """See `Sink`: a store that does not keep conditional puts apart, or does not copy."""
+        """Refuse a store without reliable conditional puts, or without copies (see `Sink`)."""
         folder = f"{PREPARE}/{version}-{attempt}"
         check_exclusion(self.store, folder)
         first, second = f"{folder}/first.probe", f"{folder}/second.probe"
@@ -97,19 +97,19 @@ class RunPrefixes:
             raise SinkError(f"{self.location}: belongs to another state (id {self.owner()}), claimed meanwhile")
 
     def look(self, before: Decision | None) -> None:
-        """See `Sink`: prefixes have no versions of their own."""
+        """Return None (see `Sink`): prefixes have no versions of their own."""
 
     def columns(self) -> None:
-        """See `Sink`: the state notes them."""
+        """Return None (see `Sink`): the state records the columns."""
 
     def columns_of(self, schema: Any) -> Any:
         return schema
 
     def check_rows(self, rows: NewRows) -> dict[str, Any]:
-        """See `Sink`: every file goes beneath a prefix just as it is."""
+        """Accept every file (see `Sink`)."""
         return {}
 
-    # What is prepared
+    # Prepared files
 
     def scratch(self, version: int, attempt: str) -> PrefixScratch:
         return PrefixScratch(self.store, f"{PREPARE}/{version}-{attempt}")
@@ -117,14 +117,14 @@ class RunPrefixes:
     def staging(
         self, version: int, attempt: str, outputs: Outputs, winners: dict[str, str], slots: int
     ) -> tuple[Callable[[Any], Any], list[Any]]:
-        """See `Sink`: nothing, they are in the store."""
+        """Return no work (see `Sink`): the files are in the store already."""
         return len, []
 
     def staged(self, results: list[Any]) -> dict[str, Any]:
         return {}
 
     def collect(self, version: int, attempt: str, winners: dict[str, str]) -> str:
-        """See `Sink`: an object says which they are."""
+        """Write an object that lists the files (see `Sink`)."""
         name = f"{PREPARE}/{version}-{attempt}/{COLLECTED}"
         if not self.store.put(name, _json(winners)):
             raise AssertionError(f"{self.store.uri}/{name}: the folder of an attempt is its own")
@@ -143,7 +143,7 @@ class RunPrefixes:
                 self.store.clear(f"{PREPARE}/{folder}")
 
     def fold(self, first: int, last: int) -> None:
-        """See `Sink`: the claims. `_SUCCESS` stays, for readers."""
+        """Remove the claims (see `Sink`). `_SUCCESS` stays for readers."""
         claims = [_claim_of(version) for version in range(first, last + 1)]
         with ThreadPoolExecutor(READS_AT_ONCE) as pool:
             found = list(pool.map(self._read, claims))
@@ -154,15 +154,15 @@ class RunPrefixes:
     # Versions
 
     def apply(self, decision: Decision, tasks: Tasks = in_turn) -> str:
-        """See `Sink`: every step may have been done before, by anyone."""
+        """Apply a version (see `Sink`). Anyone may already have done any step."""
         return self._go_on(decision, self._claimed(decision, APPLIED), tasks)
 
     def fence(self, decision: Decision) -> str:
-        """See `Sink`: whoever claims the version says what becomes of it."""
+        """Abandon a version (see `Sink`). The first claim decides its status."""
         return self._go_on(decision, self._claimed(decision, ABANDONED), in_turn)
 
     def _claimed(self, decision: Decision, wanted: str) -> str:
-        """What became of a version: what is wanted, unless it was claimed before."""
+        """Claim a version. Returns its status: `wanted`, unless it was claimed before."""
         name = _claim_of(decision.version)
         if self.store.put(name, _json({"status": wanted, "attempt": decision.attempt})):
             return wanted
@@ -185,12 +185,12 @@ class RunPrefixes:
         return status
 
     def clear(self, decision: Decision, tasks: Tasks = in_turn) -> None:
-        """Remove what was prepared for a version that is over."""
+        """Remove prepared files of a finished version."""
         if decision.prepared is not None:
             clear_folder(self.store, _folder_of(decision), tasks)
 
     def status(self, decision: Decision) -> str | None:
-        """For sinks whose rows are elsewhere: what has become of a version, if anything has."""
+        """Return a version's status, if any. For sinks that store rows elsewhere."""
         data = self._read(_claim_of(decision.version))
         return None if data is None else self._checked_claim(decision, data)
 
@@ -201,7 +201,7 @@ class RunPrefixes:
         try:
             self._copy_lacking(decision, tasks)
         except FileNotFoundError:
-            # Another driver was through, and has cleaned up; its files may be gone again by now.
+            # Another driver has finished and cleaned up, and its files may have been removed since.
             if self._read(name) == manifest:
                 return
             raise SinkChangedError(
@@ -212,9 +212,9 @@ class RunPrefixes:
             raise SinkChangedError(f"{self.store.uri}/{name}: not what version {decision.version} decided; remove it")
 
     def _copy_lacking(self, decision: Decision, tasks: Tasks) -> None:
-        """Copy the files that are not at their places, or are others there.
+        """Copy files that are missing at their final locations, or differ.
 
-        Raises FileNotFoundError where what was prepared is gone, or something else.
+        Raises FileNotFoundError if prepared files are missing or differ.
         """
         wanted, run = _files(decision), f"run={decision.version}"
         if not wanted:
@@ -228,24 +228,24 @@ class RunPrefixes:
             raise FileNotFoundError(target)
 
     def place(self, decision: Decision, files: CopyItem, store: RemoteStore, tasks: Tasks) -> Placed:
-        """Bring files of a version, by their names in this prefix, to their places in a store."""
+        """Copy files of a version, by their names in this prefix, to their final locations in a store."""
         scratch = PrefixScratch(self.store, _folder_of(decision))
         try:
             return place_files(files, self.store, store, scratch, tasks)
         except Exception:
             if self.written(decision):
                 raise
-            # Another driver was through, and has cleaned up: what was prepared, and the plan of these tasks.
+            # Another driver has finished and removed the prepared files, and the plan of these tasks.
             lost = replace(files, names=[None] * len(files.targets))
             return place_files(lost, self.store, store, scratch, in_turn)
 
     def written(self, decision: Decision) -> dict[str, str]:
-        """Where the files of a version were prepared, by their final names. Empty where they are nowhere now."""
+        """Map final names of a version's files to their prepared names. Empty if they were removed."""
         data = self._read(str(decision.prepared))
         written = {} if data is None else json.loads(data)
         return {name: f"{_folder_of(decision)}/{it}" for name, it in written.items()}
 
-    # What is there
+    # Content
 
     def names(self, decision: Decision) -> list[str]:
         return [f"run={decision.version}/{name}" for name in decision.outputs.name]
@@ -266,7 +266,7 @@ class RunPrefixes:
                 raise SinkError(text) from error
 
     def shown_files(self) -> list[str]:
-        """The names of the files with kept rows of all versions that are there as a whole."""
+        """Return the names of the files with kept rows of all complete versions."""
         listed = [name for name, _, _ in self.store.listing()]
         whole = [name.partition("/")[0] for name in listed if re.fullmatch(rf"run=\d+/{SUCCESS}", name)]
         with ThreadPoolExecutor(READS_AT_ONCE) as pool:
@@ -276,7 +276,7 @@ class RunPrefixes:
         return sorted(name for name in rows if name in there)
 
     def schema(self) -> str | None:
-        """The columns of all files with kept rows, as the newest version that is there as a whole notes them."""
+        """Return the columns of all files with kept rows, from the newest complete version."""
         runs = [int(it[4:]) for it in self.store.names_at_top() if re.fullmatch(r"run=\d+", it)]
         for run in sorted(runs, reverse=True):
             data = self._read(f"run={run}/{SUCCESS}")
@@ -286,11 +286,11 @@ class RunPrefixes:
         return None
 
     def _sizes(self, folder: str) -> dict[str, int]:
-        """The bytes of every file of a version, by its name within."""
+        """Return the bytes of every file of a version, by name within it."""
         return {name.removeprefix(f"{folder}/"): size for name, size, _ in self.store.listing(folder)}
 
     def owner(self) -> str | None:
-        """The state whose prefix it is."""
+        """Return the state that owns the prefix."""
         data = self._read(MARKER)
         return None if data is None else str(json.loads(data)["state"])
 
@@ -306,7 +306,7 @@ def _claim_of(version: int) -> str:
 
 
 def _folder_of(decision: Decision) -> str:
-    """Where the files of a version were prepared."""
+    """Return the folder of a version's prepared files."""
     return str(decision.prepared).rpartition("/")[0]
 
 
@@ -315,12 +315,12 @@ def _json(value: Any) -> bytes:
 
 
 def _files(decision: Decision) -> dict[str, tuple[int, int]]:
-    """Bytes and footer checksum of every file of a version, by its name."""
+    """Return bytes and footer checksum of every file of a version, by name."""
     return {it["name"]: (it["bytes"], it["footer_crc"]) for it in _manifest(decision)["files"]}
 
 
 def _manifest(decision: Decision) -> dict[str, Any]:
-    """What `_SUCCESS` says: of the version, and of its files."""
+    """Return the content of `_SUCCESS`: the version and its files."""
     outputs, sides = decision.outputs, decision.side_files
     tables = ["rows"] * len(outputs) + list(sides.table)
     columns = [[*getattr(outputs, it), *getattr(sides, it)] for it in ("name", "rows", "bytes", "footer_crc")]

@@ -1,11 +1,11 @@
-"""Which versions can be gone back to, and the removal of the files that only older ones need, as runs go on.
+"""Decides which versions support rollback, and removes files that only older ones need, as runs proceed.
 
-A run decides, with its version, the oldest one that can be gone back to from then on, and the next run removes what
-only versions before that one need. Nothing is listed for it, and no more than `AT_ONCE` versions are looked at, however
-many there are: a version takes over files of the one that it builds on, or writes new ones. So if no version behind *b*
-builds on one before *b*, all that versions from *b* on need of older files is what *b* needs. Versions behind
-rollbacks and abandoned ones build on others than the one before; they are noted in each decision (`breaks`), and *b* is
-never chosen between such a version and the one that it builds on.
+A run decides, with its version, the oldest version that supports rollback from then on. The next run removes what only
+versions before that one need. Nothing is listed for this, and at most `AT_ONCE` versions are read. A version takes over
+files of the one that it builds on, or writes new ones. So if no version after *b* builds on one before *b*, then *b*
+needs every older file that versions from *b* on need. Versions after rollbacks and abandoned ones build on other
+versions than the one before. Each decision records them (`breaks`), and *b* is never between such a version and the one
+that it builds on.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ if TYPE_CHECKING:
     from fencepost.state.versions import State
 
 KEEP_VERSIONS, KEEP_VERSIONS_MS = 100, 7 * 86_400_000
-"""What is kept unless a job says otherwise."""
+"""Defaults of a job."""
 
 READERS_MS = 3_600_000
-"""A version that was the newest within this time is kept whatever a job says: someone may be reading it."""
+"""A version that was the newest within this time is always kept, because readers may use it."""
 
 AT_ONCE = 32
-"""How many versions a run gives up, and removes, at most. Where there are more, the runs after it go on."""
+"""Maximum number of versions that a run releases. Later runs continue."""
 
 Breaks = Sequence[Sequence[int]]
-"""[version, the one that it builds on], of those that build on another one than the one before."""
+"""[version, the version it builds on] for those that do not build on the one before."""
 
 
 @dataclass(frozen=True)
 class Retention:
-    """What is kept: the newest versions, and those that were the newest at some time of late."""
+    """What to keep: the newest versions, and those that were the newest recently."""
 
     versions: int | None = KEEP_VERSIONS
-    """How many, abandoned ones included; None for all."""
+    """Number of newest versions, including abandoned ones. None: all."""
     ms: int = KEEP_VERSIONS_MS
 
     def __post_init__(self) -> None:
@@ -53,7 +53,7 @@ class Retention:
 
 
 def next_oldest(state: State, before: Decision | None, version: int, keep: Retention, now_ms: int) -> int:
-    """`Decision.oldest` of a version that goes on from `before`, the newest that is applied."""
+    """Return `Decision.oldest` for a version after `before`, the newest applied one."""
     if before is None or keep.versions is None:
         return before.oldest if before else 1
     oldest, last = before.oldest, min(version + 1 - keep.versions, before.version)
@@ -68,15 +68,15 @@ def next_oldest(state: State, before: Decision | None, version: int, keep: Reten
 
 
 def release(state: State, sink: Sink, before: Decision | None) -> int:
-    """Remove what no version from `before.oldest` on needs, as far as `AT_ONCE` goes. `before`: is applied.
+    """Remove what no version from `before.oldest` on needs, for up to `AT_ONCE` versions. `before` must be applied.
 
-    Gives `Decision.collected` for the next version. Folds the versions of which nothing but the log is left since long.
-    May be done again, by anyone.
+    Returns `Decision.collected` for the next version. Folds versions of which only the log is left. May be repeated by
+    anyone.
     """
     if before is None:
         return 1
     if before.format == FORMAT_FOLDED:
-        with suppress(SnapshotError):  # what is damaged there is no reason to stop: `fencepost state gc` tells
+        with suppress(SnapshotError):  # damage there must not stop the run; `fencepost state gc` reports it
             fold(state, sink, before.collected - 1)
     collected = max(before.collected, state.known_floor() + 1)  # `State.collect_garbage` folds all at once
     for _ in range(AT_ONCE):
@@ -89,9 +89,9 @@ def release(state: State, sink: Sink, before: Decision | None) -> int:
 
 
 def breaks_behind(state: State, before: Decision | None, version: int, builds_on: int, collected: int) -> Breaks:
-    """`Decision.breaks` of a version that goes on from `before`."""
+    """Return `Decision.breaks` for a version after `before`."""
     found = [list(it) for it in _breaks(state, before) if it[0] > collected] if before else []
-    if builds_on not in (0, version - 1):  # of 0 it takes over nothing
+    if builds_on not in (0, version - 1):  # version 0 has no files to take over
         found.append([version, builds_on])
     return found
 
@@ -99,13 +99,14 @@ def breaks_behind(state: State, before: Decision | None, version: int, builds_on
 def _breaks(state: State, before: Decision) -> Breaks:
     if before.breaks is not None:
         return before.breaks
-    behind = range(before.collected + 1, before.version + 1)  # decided by a version of fencepost that did not note them
+    # decided by a version of fencepost that did not record them
+    behind = range(before.collected + 1, before.version + 1)
     found = ((version, state.builds_on(version)) for version in behind)
     return [it for it in found if it[1] not in (0, it[0] - 1)]
 
 
 def _after(version: int, breaks: Breaks) -> int:
-    """The next version that none goes past."""
+    """Return the next version that no link crosses."""
     following = version + 1
     while past := [later for later, earlier in breaks if earlier < following < later]:
         following = max(past)
@@ -116,10 +117,10 @@ def _collect(state: State, first: int, end: int) -> None:
     """Remove what versions from `first` on need and `end` does not, and these versions' bodies."""
     needed = state.files_of(end)
     if needed is None:
-        return  # all of it went at once (`State.collect_garbage`)
+        return  # already removed at once (`State.collect_garbage`)
     rubbish: set[str] = set()
     for version in range(first, end):
         rubbish |= (state.files_of(version) or set()) - needed
     state.store.delete(sorted(rubbish))
-    # Last: what is to be removed stands in them.
+    # Bodies last: they list the other files to remove.
     state.store.delete([name for version in range(first, end) for name in state.bodies_of(version)])

@@ -1,7 +1,7 @@
-"""Where the tasks of an attempt write: what they prepare for the sink, and what they hand on to each other.
+"""Where tasks of an attempt write files for the sink and for each other.
 
-All of them see it, on whichever machine they run: a folder, or a prefix of an object store. Names are those of files
-right in it; each is drawn for one file, so nothing is ever replaced.
+A folder or a prefix of an object store that all tasks can access, on any machine. It has no subfolders. Every file has
+a unique random name, so nothing is ever replaced.
 """
 
 from __future__ import annotations
@@ -19,50 +19,50 @@ from fencepost.state.disk import Disk
 from fencepost.state.stores import Ranges, RemoteStore
 
 Buffer: TypeAlias = Any
-"""A `pyarrow.Buffer`; pyarrow is imported where it is needed."""
+"""A `pyarrow.Buffer`. pyarrow is imported on first use."""
 ArrowTable: TypeAlias = Any
 """A `pyarrow.Table`."""
 
 READ_AT_ONCE = 8
-"""Requests to an object store that a task has under way."""
+"""Maximum number of concurrent requests to an object store per task."""
 MAPPED_BYTES_MIN = 1 << 20
-"""Smaller ranges of files are read into memory: a task has one of each exchange file, a process at most 65,530 maps."""
+"""Smaller ranges are read, not mapped: a task has one per exchange file, and a process is limited to 65,530 maps."""
 
 
 class Scratch(Protocol):
-    """The calls. All raise StoreError where an object store does not answer."""
+    """The interface of a scratch. All methods raise StoreError if an object store is not available."""
 
     def make(self) -> None:
-        """Make sure that it is there."""
+        """Create it if missing."""
 
     def new(self, name: str, *, lasts: bool = False) -> AbstractContextManager[Path]:
-        """A local path at which the caller writes a file, which is in the scratch after the block.
+        """Yield a local path for writing a file, which is in the scratch after the block.
 
-        `lasts`: and durably, but for its name; else it need not outlive the attempt.
+        `lasts`: durably, except for its name. Otherwise it need not outlive the attempt.
         """
 
     def copy(self, origin: RemoteStore, name: str, size: int, target: str) -> bool:
         """See `RemoteStore.copy`."""
 
     def place(self, name: str) -> str:
-        """A file's path or URI."""
+        """Return a file's path or URI."""
 
     def object(self, name: str) -> Ranges | None:
-        """What readers read a file from that lies in a store; None: from its path."""
+        """Return an object for reading a file from a store. None: open its path."""
 
     def read(self, name: str) -> Buffer:
-        """The content of a file. No descriptor stays open: a task may need thousands."""
+        """Return the content of a file. Leaves no file descriptor open, because a task may read thousands of files."""
 
     def read_ranges(self, ranges: Sequence[tuple[str, int, int]]) -> list[Buffer]:
-        """(name, offset, end) of files: these bytes of them, as far as there are such."""
+        """Return these bytes of files, as (name, offset, end). Shorter at the end of a file."""
 
     def remove(self) -> None:
-        """Remove all that is in it."""
+        """Remove all files."""
 
 
 @dataclass(frozen=True)
 class FolderScratch:
-    """A folder: of this machine, or one that all workers see."""
+    """A folder of this machine, or one that all workers see."""
 
     folder: str
     disk: Disk
@@ -112,13 +112,13 @@ class FolderScratch:
 
 @dataclass(frozen=True)
 class PrefixScratch:
-    """A prefix of an object store. A file is written on the worker's disk (TMPDIR) and goes to the store as a whole."""
+    """A prefix of an object store. Files are written to the worker's disk (TMPDIR) and uploaded as a whole."""
 
     store: RemoteStore
     prefix: str
 
     def make(self) -> None:
-        """Prefixes need not be made."""
+        """Do nothing: prefixes need no creation."""
 
     @contextmanager
     def new(self, name: str, *, lasts: bool = False) -> Iterator[Path]:
@@ -159,11 +159,11 @@ def _buffer(data: bytes) -> Buffer:
     return pa.py_buffer(data)
 
 
-# What a task hands on
+# Exchange between tasks
 
 
 def write_table(scratch: Scratch, ending: str, table: ArrowTable) -> str:
-    """An Arrow IPC file that a task hands on; gives its name."""
+    """Write an Arrow IPC file for another task. Returns its name."""
     import pyarrow as pa
 
     name = f"{uuid4().hex}.{ending}"
@@ -173,7 +173,7 @@ def write_table(scratch: Scratch, ending: str, table: ArrowTable) -> str:
 
 
 def read_table(scratch: Scratch, name: str) -> ArrowTable:
-    """What `write_table` has written."""
+    """Read the result of `write_table`."""
     import pyarrow as pa
 
     return pa.ipc.open_file(scratch.read(name)).read_all()

@@ -1,7 +1,7 @@
-"""Segment files: the snapshots of several shards, one after the other, in one file per task.
+"""Segment files: the snapshots of several shards, one file per task.
 
-A shard's state is a base and the deltas that followed it, each a range of such a file with a hash of its own. A change
-that is small beside its base is written as a delta; now and then all of them become a new base.
+A shard's state is a base followed by deltas. Each is a range of a segment file with its own hash. A change that is
+small compared to its base is written as a delta. From time to time all of them are replaced by a new base.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from fencepost.state.decision import Piece, Shard, sha256
 from fencepost.state.stores import Store, Writer
 
 DELTAS_MAX = 4
-DELTAS_SHARE = 0.5  # of the base's bytes, above which deltas become a base
+DELTAS_SHARE = 0.5  # share of the base's bytes above which deltas are replaced by a new base
 CACHE_BYTES_MAX = 64 << 20
 
 
 class SegmentWriter:
-    """One task's file of segments, in the folder of an attempt at a version. It comes to be with the first piece."""
+    """A task's segment file, in the folder of an attempt at a version. Created with the first piece."""
 
     def __init__(self, store: Store, version: int, attempt: str) -> None:
         self.store = store
@@ -34,11 +34,11 @@ class SegmentWriter:
 
     @property
     def end(self) -> int:
-        """How long the file is by now."""
+        """The current length of the file."""
         return self._end
 
     def add(self, data: bytes) -> Piece:
-        """Append a snapshot or delta. It can be relied upon once the file is closed."""
+        """Append a snapshot or delta. Durable after `close`."""
         if self._file is None:
             self._file = self.store.writer(self.name)
         self._file.write(data)
@@ -62,7 +62,7 @@ class SegmentWriter:
 
 
 def segments_folder(version: int, attempt: str) -> str:
-    """Where an attempt at a version puts its segments, relative to the state."""
+    """Return the folder of an attempt's segments, relative to the state."""
     return f"segments/{version}/{attempt}"
 
 
@@ -74,10 +74,10 @@ def load_table(
     keep: Sequence[str] = (),
     horizon_ms: int | None = None,
 ) -> StateTable:
-    """The table that a shard's pieces hold, an empty one where there are none, ready for `advance`.
+    """Load the table in a shard's pieces, empty if there are none, ready for `advance`.
 
-    It is evicted up to `horizon_ms`, so that shards which were not touched since an eviction catch up. Raises
-    SnapshotError naming file and offset where a piece is not what was decided.
+    Evicts up to `horizon_ms`, so that shards that were not read since an eviction catch up. Raises SnapshotError naming
+    file and offset if a piece is missing or was changed.
     """
     if not pieces:
         table = StateTable(policy, keep=keep)
@@ -95,7 +95,7 @@ def load_table(
 
 
 def read_piece(store: Store, piece: Piece) -> bytes:
-    """Raises SnapshotError where it is missing or not what was decided."""
+    """Read a piece. Raises SnapshotError if it is missing or was changed."""
 
     def read() -> bytes:
         try:
@@ -111,11 +111,11 @@ def read_piece(store: Store, piece: Piece) -> bytes:
 
 
 def advance(table: StateTable, before: Shard | None, shard: int, writer: SegmentWriter, positions: int | None) -> Shard:
-    """A shard's new state, written as little as will do: nothing, a delta, or a new base.
+    """Write a shard's new state in the cheapest form: nothing, a delta, or a new base.
 
-    `table`: what `load_table` gave for `before`, and what became of it since. `positions`: its `held_positions`, which
-    takes a look at every entry. A new base is written where there would be more than DELTAS_MAX deltas, or deltas of
-    more than DELTAS_SHARE of the base.
+    `table`: the result of `load_table` for `before`, then modified. `positions`: its `held_positions`, which reads
+    every entry. A new base is written to avoid more than DELTAS_MAX deltas, or deltas larger than DELTAS_SHARE of the
+    base.
     """
     pieces = before.pieces if before else ()
     if pieces:
@@ -134,14 +134,14 @@ def advance(table: StateTable, before: Shard | None, shard: int, writer: Segment
 
 
 def held_positions(table: StateTable) -> int | None:
-    """How many positions the entries hold; None where they may also go."""
-    # A higher epoch takes positions away.
+    """Return the number of positions in the entries. None under policies that may remove positions."""
+    # A higher epoch removes positions.
     return None if table.policy.admit != "any" or table.policy.epochs == "fence" else table.positions
 
 
 def _says_nothing(delta: bytes) -> bool:
-    """Whether a delta changes nothing: neither evictions nor keys nor entries, in the last fields of its header."""
-    # docs/snapshot-format.md: two optionals, a flag, and two counts end the first frame, whose length is at byte 12.
+    """Return whether a delta has neither evictions nor keys nor entries, by the last fields of its header."""
+    # docs/snapshot-format.md: two optionals, a flag and two counts end the first frame, whose length is at byte 12.
     end = 20 + int.from_bytes(delta[12:20], "little")
     return not any(delta[end - (9 + 9 + 1 + 8 + 8) : end])
 
@@ -151,7 +151,7 @@ def _place(store: Store, piece: Piece) -> str:
 
 
 class _Cache:
-    """The pieces that were read last, by content: a worker judges the same shards again and again."""
+    """A cache of recently read pieces by content: a worker judges the same shards repeatedly."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -1,15 +1,15 @@
-"""The output: a folder in which each version appears at once.
+"""The output: a folder in which each version appears atomically.
 
-    _fencepost.json            the state that this folder belongs to
+    _fencepost.json            the state that owns this folder
     run=<n>/part-<ordinal>.parquet                           in the Hive-style folders of its input
-    run=<n>/_rejects/verdict=<name>/part-<ordinal>.parquet   refused rows that were set aside
-    run=<n>/_missing/part-00000.parquet                      what changed in the list of missing ranges
+    run=<n>/_rejects/verdict=<name>/part-<ordinal>.parquet   quarantined rows
+    run=<n>/_missing/part-00000.parquet                      changes in the list of missing ranges
     run=<n>/_empty             of a version without output
     run=<n>/_abandoned         of a version that will never be shown
-    _prepare/<n>-<attempt>/    what tasks of a running job write and hand on; readers ignore names that begin with `_`
+    _prepare/<n>-<attempt>/    prepared and exchange files of a running job; readers ignore names that begin with `_`
 
-A run's files are prepared in the same file system, so that one rename shows them all. The folder of a version is never
-empty: a rename replaces an empty folder, and nothing may take the place of a version that is applied or abandoned.
+A run's files are prepared in the same file system, so that one rename shows all of them. The folder of a version is
+never empty: a rename replaces an empty folder, and an applied or abandoned version must not be replaced.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ from fencepost.state.stores import LocalStore, RemoteStore, open_store
 from fencepost.state.versions import State
 
 IN_PLACE = "in-place"
-"""The layout of a table that is deduplicated where it stands."""
+"""The layout of a table that is deduplicated in place."""
 MARKER = "_fencepost.json"
 PREPARE = "_prepare"
 CHECKED = 1_000
-"""Of how many versions, the newest, a run checks that their folders are there; and that none is of so many after."""
+"""Number of newest versions whose folders a run checks, and number of later versions that must not exist."""
 EMPTY_NAME, ABANDONED_NAME = "_empty", "_abandoned"
 
 
 def open_sink(uri: str, layout: str, disk: Disk, options: Mapping[str, Any] | None = None) -> Sink:
-    """A sink by its place and layout, one of KINDS. `options`: of an object store or a catalog, see
-    `fencepost.state.open_store` and `fencepost.state.iceberg_tables`.
+    """Open a sink by location and layout (one of KINDS).
 
-    Raises SinkError where there is none for it.
+    `options`: of an object store or catalog, see `fencepost.state.open_store` and `fencepost.state.iceberg_tables`.
+    Raises SinkError if the layout does not match the location.
     """
     for kind in KINDS:
         if kind.layout == layout:
@@ -57,7 +57,7 @@ def open_sink(uri: str, layout: str, disk: Disk, options: Mapping[str, Any] | No
 
 
 def layout_of(place: str, options: Mapping[str, Any] | None = None) -> str:
-    """The layout of what is at a place, or is to be there. Raises StoreError."""
+    """Return the layout of a location, existing or to be created. Raises StoreError."""
     return next(kind.layout for kind in KINDS if kind.is_at(place, options))
 
 
@@ -104,7 +104,7 @@ def _open_iceberg(uri: str, disk: Disk, options: Mapping[str, Any] | None) -> Si
 
 
 class Kind(NamedTuple):
-    """A kind of sink that is opened by its place."""
+    """A kind of sink that is opened by its location."""
 
     layout: str
     is_at: Callable[[str, Mapping[str, Any] | None], bool]
@@ -117,15 +117,15 @@ KINDS = (
     Kind("run", lambda place, options: True, _open_folder),
     Kind(IN_PLACE, lambda place, options: False, _open_in_place),
 )
-"""The first one that is at a place counts. Of what is both source and sink, the caller knows."""
+"""The first match counts. Whether a table is both source and sink is decided by the caller."""
 
 
 @runtime_checkable
 class ForJobs(Protocol):
-    """What is no sink of a job, and knows one for it."""
+    """An object that provides a job's sink without being one."""
 
     def for_job(self, state: str | os.PathLike[str]) -> Sink:
-        """The sink for the job with this state."""
+        """Return the sink for the job with this state."""
 
 
 class RunFolders:
@@ -133,26 +133,26 @@ class RunFolders:
 
     layout = "run"
     has_schema = False
-    """See `Sink`; tables say True."""
+    """See `Sink`. True for tables."""
 
     def __init__(self, path: Path, disk: Disk) -> None:
         self.location = path
-        """What people know it by."""
+        """Its location for messages."""
         self.path = path
         """Where its own folders are."""
         self.disk = disk
 
     @property
     def can_merge(self) -> bool:
-        """See `Sink`: folders take any columns; tables that are shown by folders have their own."""
+        """Return whether columns can be merged (see `Sink`): true for folders, not for tables that use this class."""
         return not self.has_schema
 
     def look(self, before: Decision | None) -> dict[str, Any] | None:
-        """See `Sink`: folders have no versions of their own."""
+        """Return None (see `Sink`): folders have no versions of their own."""
         return None
 
     def columns(self) -> Any:
-        """See `Sink`: the state notes them."""
+        """Return None (see `Sink`): the state records the columns."""
         return None
 
     def columns_of(self, schema: Any) -> Any:
@@ -160,25 +160,22 @@ class RunFolders:
         return schema
 
     def check_rows(self, rows: NewRows) -> dict[str, Any]:
-        """See `Sink`: every file goes into a folder just as it is."""
+        """Accept every file (see `Sink`)."""
         return {}
 
     def check(self, state: State) -> None:
-        """Refuse a folder that is not this state's, or no longer what it left behind. Changes nothing.
-
-        Raises SinkError, SinkChangedError.
-        """
-        # What the state is known to have, then the sink: other runs may finish versions meanwhile.
+        """Raise SinkError for another state's folder, SinkChangedError for one that lost versions. Changes nothing."""
+        # Read the state before the sink, because other runs may finish versions in the meantime.
         seen, settings = state.seen(), state.settings()
         done, decided = seen.done, seen.decided
         if not (self.path / MARKER).exists():
             self._check_new(done)
         else:
             check_owner(self.path, self.owner(), state.uri, settings)
-        # Not all folders: a year's versions are many.
+        # Check the newest folders only: a year has many versions.
         newest = range(max(state.known_floor(), done - CHECKED) + 1, done + 1)
         gone = next((it for it in newest if not os.path.lexists(f"{self.path}/run={it}")), None)
-        if gone is not None and gone > state.floor():  # nor is it folded meanwhile
+        if gone is not None and gone > state.floor():  # check that it was not folded in the meantime
             raise SinkChangedError(
                 f"{self.path}: run={gone} is gone, though version {gone} was written: put it back, or make "
                 "an empty folder of that name if nobody wants its rows any more"
@@ -193,15 +190,15 @@ class RunFolders:
             raise SinkChangedError(f"{self.path}: {MARKER} is gone, which said that the folder is this state's")
         names = os.listdir(self.path) if self.path.exists() else []
         foreign = sorted(name for name in names if name != PREPARE and not name.startswith(f"{MARKER}."))
-        if foreign and MARKER not in names:  # unless another run has claimed it meanwhile
+        if foreign and MARKER not in names:  # unless another run has claimed it in the meantime
             raise SinkError(f"{self.path}: not empty and not a fencepost sink (it holds {', '.join(foreign[:5])})")
 
     def probe(self, version: int, attempt: str) -> None:
-        """See `Sink`: a file system on which versions would not appear at once."""
+        """Refuse a file system on which versions would not appear atomically (see `Sink`)."""
         check_renames(self.prepare_folder(version, attempt) / "probe", self.disk)
 
     def claim(self, state_id: str) -> None:
-        """Say whose folder it is. Raises SinkError if another state was faster."""
+        """Record the owner. Raises SinkError if another state was first."""
         self.disk.make_folder(self.path)
         marker = {"format": 1, "state": state_id, "layout": self.layout}
         temporary = self.path / PREPARE / f"{MARKER}.{uuid4().hex}{TEMPORARY}"
@@ -214,13 +211,13 @@ class RunFolders:
         return FolderScratch(str(self.prepare_folder(version, attempt)), self.disk)
 
     def prepare_folder(self, version: int, attempt: str) -> Path:
-        """Where an attempt's tasks write."""
+        """Create the folder where an attempt's tasks write."""
         return self.path / PREPARE / f"{version}-{attempt}"
 
     def staging(
         self, version: int, attempt: str, outputs: Outputs, winners: dict[str, str], slots: int
     ) -> tuple[Callable[[Any], Any], list[Any]]:
-        """See `Sink`: nothing, they are as near as can be."""
+        """Return no work (see `Sink`): the files are on the same file system already."""
         return len, []
 
     def staged(self, results: list[Any]) -> dict[str, Any]:
@@ -228,7 +225,7 @@ class RunFolders:
         return {}
 
     def collect(self, version: int, attempt: str, winners: dict[str, str]) -> str:
-        """See `Sink`: one folder has them all. Tasks that lost know nothing of it."""
+        """Move the winning files to one folder (see `Sink`), away from files of losing tasks."""
         folder = self.prepare_folder(version, attempt)
         prepared = folder / "run"
         self.disk.make_folder(prepared, self.path)
@@ -243,7 +240,7 @@ class RunFolders:
         return prepared.relative_to(self.path).as_posix()
 
     def apply(self, decision: Decision, tasks: Tasks = in_turn) -> str:
-        """See `Sink`: one rename, of a folder that has just what was decided."""
+        """Rename the folder with exactly the decided files (see `Sink`)."""
         target, is_empty = self._target(decision), decision.prepared is None
         prepared = self._folder_for_marker(decision) if is_empty else self.path / str(decision.prepared)
         try:
@@ -253,11 +250,11 @@ class RunFolders:
                 raise FileNotFoundError(prepared)
             self.disk.move(prepared, target)
         except OSError:
-            # Shown already, or in this moment by another run: a folder with content is never replaced.
+            # Already shown, perhaps by a concurrent run: a non-empty folder is never replaced.
             if self._is_fenced(target):
                 return ABANDONED
             if not target.exists() and (is_empty or self._holds(prepared, decision)):
-                raise  # nothing is wrong with either: rights, or the disk
+                raise  # neither case applies: missing rights, or a disk error
             if not self._holds(target, decision):
                 raise SinkChangedError(
                     f"{target}: not what version {decision.version} decided, and it cannot be taken from {prepared}"
@@ -270,9 +267,9 @@ class RunFolders:
         return APPLIED
 
     def fence(self, decision: Decision) -> str:
-        """See `Sink`: a folder with a marker takes the place of the version's.
+        """Put a folder with a marker in place of the version's (see `Sink`).
 
-        What somebody else has put there is as good: no apply replaces it.
+        A marker of another driver is equivalent: no apply replaces it.
         """
         target, marked = self._target(decision), self._folder_for_marker(decision)
         try:
@@ -280,7 +277,7 @@ class RunFolders:
             self.disk.move(marked, target)
         except OSError:
             if not os.path.lexists(target):
-                raise  # nothing is in the way: rights, or the disk
+                raise  # nothing is in the way: missing rights, or a disk error
             is_shown = self._holds(target, decision)
             if not is_shown and _sizes(target).items() & _wanted(decision).items():
                 raise SinkChangedError(
@@ -296,7 +293,7 @@ class RunFolders:
         return ABANDONED
 
     def names(self, decision: Decision) -> list[str]:
-        """Where a version's outputs are, relative to the sink."""
+        """Return the locations of a version's outputs, relative to the sink."""
         return [f"run={decision.version}/{name}" for name in decision.outputs.name]
 
     def shown(self, decision: Decision) -> int:
@@ -304,13 +301,13 @@ class RunFolders:
         return len(_sizes(self._target(decision)).keys() & set(decision.outputs.name))
 
     def shown_files(self) -> list[str]:
-        """The names of the files with kept rows of all versions."""
+        """Return the names of the files with kept rows of all versions."""
         runs = [it for it in os.listdir(self.path) if re.fullmatch(r"run=\d+", it)]
         found = [f"{run}/{name}" for run in runs for name in _sizes(self.path / run) if not name.startswith("_")]
         return sorted(name for name in found if name.endswith(".parquet"))
 
     def schema(self) -> str | None:
-        """As `RunPrefixes.schema`: folders have no manifest."""
+        """Return None, unlike `RunPrefixes.schema`: folders have no manifest."""
         return None
 
     def changelog(self) -> Iterator[Any]:
@@ -332,7 +329,7 @@ class RunFolders:
         self.disk.remove(self.prepare_folder(version, attempt))
 
     def collect_garbage(self, done: int) -> None:
-        """Remove what attempts at versions that are done have left."""
+        """Remove leftovers of attempts at finished versions."""
         folder = self.path / PREPARE
         for path in folder.iterdir() if folder.exists() else ():
             match = re.fullmatch(r"(\d+)-\w+", path.name)
@@ -340,15 +337,15 @@ class RunFolders:
                 self.disk.remove(path)
 
     def fold(self, first: int, last: int) -> None:
-        """See `Sink`: the folders of versions without output."""
+        """Remove the folders of versions without output (see `Sink`)."""
         for version in range(first, last + 1):
             folder = self.path / f"run={version}"
-            with suppress(OSError):  # it has output, or is gone
+            with suppress(OSError):  # it has output, or does not exist
                 (folder / EMPTY_NAME).unlink(missing_ok=True)
                 folder.rmdir()
 
     def owner(self) -> str | None:
-        """The state whose folder it is."""
+        """Return the state that owns the folder."""
         try:
             owner: str = json.loads((self.path / MARKER).read_bytes())["state"]
         except (FileNotFoundError, ValueError, KeyError, TypeError):
@@ -359,26 +356,26 @@ class RunFolders:
         return self.path / f"run={decision.version}"
 
     def _folder_for_marker(self, decision: Decision) -> Path:
-        """A folder of this caller alone, which is not there yet."""
+        """Return the path of a new folder for this caller only."""
         return self.prepare_folder(decision.version, uuid4().hex) / "run"
 
     def _mark(self, folder: Path, name: str) -> None:
-        """Make the folder, with an empty file of this name, to be renamed.
+        """Make the folder with an empty file of this name, ready for a rename.
 
-        Raises FileNotFoundError where the version is done meanwhile, and the folder was taken for rubbish.
+        Raises FileNotFoundError if the version was finished in the meantime and the folder was removed as garbage.
         """
         self.disk.make_folder(folder)
         self.disk.write(folder / name, b"")
         self.disk.seal(folder)
 
     def clear(self, decision: Decision, tasks: Tasks = in_turn) -> None:
-        """Remove what was prepared for a version that is over."""
+        """Remove prepared files of a finished version."""
         if decision.prepared is not None:
             self.disk.remove((self.path / decision.prepared).parent)
 
     def status(self, decision: Decision) -> str | None:
-        """For sinks whose rows are elsewhere: what has become of a version, if anything has as far as the side tables
-        know, which come last."""
+        """Return a version's status, if the side tables, which come last, have one. For sinks that store rows
+        elsewhere."""
         target = self._target(decision)
         if self._is_fenced(target):
             return ABANDONED
@@ -394,10 +391,7 @@ class RunFolders:
 
 
 def check_owner(sink: str | Path, owner: str | None, state: str, settings: Settings | None) -> None:
-    """Refuse a sink that belongs to another state than the one at hand. `owner`: the id that its marker names.
-
-    Raises SinkError.
-    """
+    """Raise SinkError for a sink of another state. `owner`: the id in its marker."""
     if settings is None:
         raise SinkError(
             f"{sink}: belongs to a state (id {owner}), and the state {state} is empty: it was lost, or another place "
@@ -408,13 +402,13 @@ def check_owner(sink: str | Path, owner: str | None, state: str, settings: Setti
 
 
 PROBE_FILES = 4
-"""Files of the folder that is renamed by way of trial: where renames are copies, so many take long enough to see."""
+"""Number of files in the test folder: renames that are copies take long enough to be observed."""
 
 
 def check_renames(folder: Path, disk: Disk) -> None:
-    """Refuse a file system that does not show a renamed folder at once, or puts one in the place of another's content.
+    """Refuse a file system that does not rename folders atomically, or whose rename replaces a non-empty folder.
 
-    So do mounts of object stores without renames of folders. Raises SinkError.
+    Mounts of object stores without folder renames behave like that. Raises SinkError.
     """
     places = [folder / name for name in ("first", "second", "shown")]
     first, second, shown = places
@@ -446,7 +440,7 @@ def _unfit(folder: Path, problem: str) -> str:
 
 
 def _rename_watched(source: Path, target: Path) -> set[int]:
-    """Rename a folder; gives how many files another one sees in the target meanwhile."""
+    """Rename a folder. Returns the numbers of files that a concurrent observer sees in the target."""
     seen: set[int] = set()
     is_over = threading.Event()
 
@@ -466,13 +460,13 @@ def _rename_watched(source: Path, target: Path) -> set[int]:
 
 
 def without_rows(decision: Decision) -> Decision:
-    """The decision as far as it concerns the folder beside the rows."""
+    """Return the decision's part for the folder beside the rows."""
     prepared = decision.prepared if len(decision.side_files) else None
     return dataclasses.replace(decision, outputs=Outputs(), prepared=prepared)
 
 
 def _wanted(decision: Decision) -> dict[str, int]:
-    """The bytes of every file that a version's folder has, by its name within."""
+    """Return the bytes of every file in a version's folder, by name within it."""
     if decision.prepared is None:
         return {EMPTY_NAME: 0}
     outputs, sides = decision.outputs, decision.side_files
@@ -480,9 +474,9 @@ def _wanted(decision: Decision) -> dict[str, int]:
 
 
 def _sizes(folder: Path) -> dict[str, int]:
-    """The bytes of every file beneath a folder, by its name within; nothing where there is no folder.
+    """Return the bytes of every file below a folder, by name within it. Empty if the folder does not exist.
 
-    No path objects: a version may have 100 000 files.
+    Uses strings instead of path objects, because a version may have 100,000 files.
     """
     found: dict[str, int] = {}
     subfolders = [""]
@@ -501,5 +495,5 @@ def _sizes(folder: Path) -> dict[str, int]:
 
 
 def number_of(name: str) -> str:
-    """What tells an output of a version from the others of its folder."""
+    """Return the part of an output's name that identifies it within its folder."""
     return name.rpartition("/")[2].removeprefix("part-").removesuffix(".parquet")

@@ -1,9 +1,9 @@
-"""Where the files of a state lie: a local folder, an object store, or memory.
+"""Stores for the files of a state: a local folder, an object store, or memory.
 
-One small set of calls for all of them. Names are relative and separated by "/". Everything that decides goes through
-`put`: a put-if-absent that believes no answer but "done". A retried request may see its own success as "exists", a
-409 may mean that nothing landed, a time-out says nothing at all. So after any other answer the object is read back
-and compared: whoever must tell two writers apart puts a nonce into the data.
+All have one small interface. Names are relative and separated by "/". Every decision goes through `put`: a
+put-if-absent that trusts only the answer "done". After a retry, a writer may see its own success as "exists". A 409 may
+mean that nothing was written, and a timeout says nothing. So after any other answer the object is read and compared. To
+distinguish two writers, put a nonce into the data.
 
 A store that is passed to another process opens its connections there.
 """
@@ -32,88 +32,95 @@ from fencepost.state.disk import TEMPORARY, Disk
 
 T = TypeVar("T")
 
-TRIES_MAX = 8  # of one call to a remote store, above those of its client
-PAUSE_SECONDS = 0.05  # before the second try; it doubles, up to PAUSE_SECONDS_MAX
+TRIES_MAX = 8  # per call to a remote store, in addition to retries of its client
+PAUSE_SECONDS = 0.05  # before the second try; doubles up to PAUSE_SECONDS_MAX
 PAUSE_SECONDS_MAX = 2.0
 LISTED_AT_ONCE = 1_000
 TEMPORARIES = "tmp"
-"""The folder of local files that are not there yet."""
+"""The folder of incomplete local files."""
 PART_BYTES, PARTS_AT_ONCE = 64 << 20, 2
-"""Of a file that goes to a remote store in parts: the bytes of one, and how many are under way."""
+"""Bytes per part of a multipart upload, and number of concurrent parts."""
 TAIL_BYTES, TAILS_MAX = 64 << 10, 256
-"""Each step of a run reads the end of a file, where its footer is: such ends are kept, so many of the last ones."""
+"""Size and number of cached file ends: each step of a run reads a file's footer."""
 PIECES_AHEAD = 2
-"""Of an object that is read from its begin to its end: how many pieces are under way while one is used."""
+"""Number of pieces to read ahead in a sequential read of an object."""
 COPY_BYTES_MAX = 5 << 30
-"""The most that a store copies by itself."""
+"""Maximum bytes that a store copies itself."""
 PROBE_WRITERS, PROBE_ROUNDS = 8, 4
-"""How many writers put at once when a remote store is probed, and how often."""
+"""Number of concurrent writers and of rounds when probing a remote store."""
 NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
-"""What file systems without hard links say."""
+"""Errors of file systems without hard links."""
 
 _REMOTE = ("s3", "s3a", "gs", "az", "azure", "abfs", "abfss", "adl")
 _CLIENT_OPTIONS = ("allow_http", "connect_timeout", "proxy_url", "root_certificate", "timeout", "user_agent")
 
 
 class Writer(Protocol):
-    """A file that is there, whole, once it is closed."""
+    """Writes a file that appears, complete, after `close`."""
 
     def write(self, data: bytes, /) -> object: ...
     def close(self) -> object: ...
     def give_up(self) -> object:
-        """Instead of `close`: nobody will ask for it. What was written may stay as rubbish."""
+        """Give up instead of `close`. Written data may remain as garbage."""
 
 
 class Store(Protocol):
-    """The calls. All raise StoreError, with the URI in its message, where the store refuses or stays silent."""
+    """The interface of a store. All methods raise StoreError, with the URI in its message, if the store fails."""
 
     @property
     def uri(self) -> str:
-        """A path, or a URI without a slash at its end."""
+        """A path, or a URI without a trailing slash."""
 
     def put(self, name: str, data: bytes) -> bool:
-        """Put if absent. True: the object holds `data`, durably. False: it holds something else."""
+        """Put if absent. Returns True if the object contains `data`, durably; False if it has other content."""
 
     def replace(self, name: str, data: bytes) -> None:
-        """Put whatever was there before. Of several writers any may win, and a power loss may take it back."""
+        """Put and overwrite. Any of several writers may win, and a power loss may undo it."""
 
     def read(self, name: str, offset: int | None = None, length: int | None = None) -> bytes:
-        """The content, or a range of it; shorter where it ends before. Raises FileNotFoundError."""
+        """Read the content, or a range of it; shorter at the end. Raises FileNotFoundError."""
 
     def size(self, name: str) -> int:
-        """How many bytes the content has. Raises FileNotFoundError."""
+        """Return the size in bytes. Raises FileNotFoundError."""
 
     def open(self, name: str) -> IO[bytes]:
-        """The content, for readers of files, who read parts of it. Raises FileNotFoundError."""
+        """Open the content as a seekable file. Raises FileNotFoundError."""
 
     def list(self, prefix: str) -> list[str]:
-        """The names of all objects beneath the folder `prefix`, in any order; none where there is no such folder."""
+        """Return the names of all objects below the folder `prefix`, unordered; empty if it does not exist."""
 
     def delete(self, names: Iterable[str]) -> None:
-        """Remove objects; those that are gone already do not matter."""
+        """Remove objects. Missing ones are ignored."""
 
     def clear(self, prefix: str) -> None:
-        """Remove everything beneath the folder `prefix`, and the folder."""
+        """Remove the folder `prefix` and everything below it."""
 
     def settle(self, prefix: str) -> None:
-        """Wait until the names that are in the folder `prefix` now are durable: their writer may have died before."""
+        """Make the current names in the folder `prefix` durable: their writer may have crashed before its sync."""
 
     def exists(self, name: str) -> bool:
-        """Whether there is an object of this name, complete."""
+        """Return whether a complete object of this name exists."""
 
     def writer(self, name: str) -> Writer:
-        """A large object under a name that nobody else uses."""
+        """Return a writer for a large object under a unique name."""
 
 
 def open_store(uri: str | os.PathLike[str], *, sync: bool = True, options: Mapping[str, Any] | None = None) -> Store:
-    """The store at a path or at a `file://`, `s3://`, `gs://`, `az://` or `memory://` URI. Nothing is created.
+    """Open the store at a path or at a `file://`, `s3://`, `gs://`, `az://` or `memory://` URI. Creates nothing.
 
-    `sync=False`: local files are not synced. `options`: of a remote store, names as obstore has them (`endpoint`,
-    `region`, `access_key_id`, ...; `allow_http` and `timeout` of its client); what is not given comes from the
-    environment. `credential_provider` is "package.module:factory": every process that reaches the store imports it and
-    calls it without arguments for a provider, as obstore defines them (such as
-    "obstore.auth.boto3:Boto3CredentialProvider"), which is asked again when credentials expire. Remote stores need
-    `fencepost[lake]`. Raises StoreError for a URI with a password in it.
+    Remote stores need `fencepost[lake]`.
+
+    Args:
+        uri: A path or URI.
+        sync: False does not sync local files.
+        options: Options of a remote store with obstore's names (`endpoint`, `region`, `access_key_id`, ...;
+            `allow_http` and `timeout` of its client). Others come from the environment. `credential_provider` is
+            "package.module:factory", such as "obstore.auth.boto3:Boto3CredentialProvider". Every process that accesses
+            the store imports it and calls it without arguments. The result, an obstore credential provider, is called
+            again when credentials expire.
+
+    Raises:
+        StoreError: The URI contains a password.
     """
     text = os.fspath(uri)
     match = re.match(r"([a-z][a-z0-9+.-]*)://", text)
@@ -137,22 +144,22 @@ def open_store(uri: str | os.PathLike[str], *, sync: bool = True, options: Mappi
 
 
 def is_local(uri: str | os.PathLike[str]) -> bool:
-    """Whether `open_store` gives a local folder for it."""
+    """Return whether `open_store` opens a local folder for it."""
     text = os.fspath(uri)
     return text.startswith("file://") or "://" not in text
 
 
 def absolute(uri: str | os.PathLike[str]) -> str:
-    """The absolute path of a local folder or file, or a URI without a slash at its end."""
+    """Return the absolute path of a local folder or file, or a URI without a trailing slash."""
     text = os.fspath(uri)
     return os.path.abspath(text.removeprefix("file://")) if is_local(text) else text.rstrip("/")
 
 
 def check_exclusion(store: Store, folder: str = "probe") -> None:
-    """Refuse a store that lets several writers put the same name. `folder`: where to try it. Raises StoreError.
+    """Raise StoreError for a store that lets several writers put the same name. `folder`: where to test.
 
-    Writers of a remote store put at the same time: some stores refuse the second of two puts in turn, and accept
-    several at once. Such a probe can refute a store, and never prove one.
+    Writers of a remote store also put concurrently: some stores refuse the second of two sequential puts but accept
+    several concurrent ones. The test can refute a store but cannot prove it correct.
     """
     is_remote = isinstance(store, RemoteStore)
     for _ in range(PROBE_ROUNDS if is_remote else 1):
@@ -180,12 +187,12 @@ def check_exclusion(store: Store, folder: str = "probe") -> None:
 
 
 def _put_in_turn(store: Store, name: str) -> list[bytes]:
-    """What was put by those writers that succeeded."""
+    """Put one after the other. Returns the data of the writers that succeeded."""
     return [data for data in (b"first", b"second") if store.put(name, data)]
 
 
 def _put_at_once(store: Store, name: str) -> list[bytes]:
-    """The same of writers that do not wait for each other."""
+    """Put concurrently. Returns the data of the writers that succeeded."""
     start = threading.Barrier(PROBE_WRITERS)
 
     def put(data: bytes) -> bool:
@@ -197,16 +204,15 @@ def _put_at_once(store: Store, name: str) -> list[bytes]:
         try:
             done = [pool.submit(put, data) for data in everyone]
         except BaseException:
-            start.abort()  # those that have begun would wait for ever for a thread that could not be started
+            start.abort()  # releases threads that wait for one that could not be started
             raise
     return [data for data, it in zip(everyone, done, strict=True) if it.result()]
 
 
 class LocalStore:
-    """A local folder. A name that is there is there whole, and still after a power loss.
+    """A local folder. Files are complete when they appear, and survive a power loss.
 
-    `temporaries`: the folder in it of files that are not there yet; None: beside those that they become, in a folder
-    that is not ours alone.
+    `temporaries`: its folder for incomplete files. None: beside their final names, in a folder with other owners.
     """
 
     def __init__(
@@ -254,13 +260,13 @@ class LocalStore:
             path = self.folder / name
             path.unlink(missing_ok=True)
             folders.update(path.parents)
-        # Deepest first. The folders right beneath the root stay: others may be about to write there.
+        # Deepest first. Folders directly below the root stay, because other writers may be about to use them.
         inside = (folder for folder in folders if len(folder.parts) > len(self.folder.parts) + 1)
         for folder in sorted(inside, key=lambda folder: -len(folder.parts)):
             try:
                 folder.rmdir()
             except OSError:
-                continue  # not empty, or gone
+                continue  # not empty, or already removed
 
     def clear(self, prefix: str) -> None:
         self.disk.remove(self.folder / prefix)
@@ -281,8 +287,8 @@ class LocalStore:
         return path
 
     def _temporary(self, name: str) -> Path:
-        """Where a file is written that is not there yet. Not beside it, where we may: to find what crashed writers left
-        there, all files of a folder would be listed."""
+        """Return the path of an incomplete file. In a separate folder if possible: finding leftovers beside final files
+        would need a listing of all files."""
         if self.temporaries is None:
             return self.folder / f"{name}.{uuid4().hex}{TEMPORARY}"
         folder = self.folder / self.temporaries
@@ -291,13 +297,13 @@ class LocalStore:
 
 
 def not_given(path: str, problem: str, error: OSError) -> StoreError:
-    """What to raise where the system does not give what lies at a path, which says nothing of the content."""
+    """Return the error for a failed system call on a path. It says nothing about the content."""
     text = f"{path}: {problem}: {error.strerror}. Check the storage and the rights, then run again"
     return StoreError(text, path=path, errno=error.errno)
 
 
 def _unless_gone(error: OSError) -> None:
-    """A folder that cannot be listed is not an empty one."""
+    """Raise errors other than a missing folder: an unreadable folder is not an empty one."""
     if not isinstance(error, FileNotFoundError | NotADirectoryError):
         raise error
 
@@ -320,7 +326,7 @@ class _LocalWriter:
 
 
 class MemoryStore:
-    """Objects of this process, for tests: every store of one URI has the same ones."""
+    """Objects in this process, for tests. Stores with equal URIs share their objects."""
 
     _all: ClassVar[dict[str, dict[str, bytes]]] = {}
     _lock = threading.Lock()
@@ -360,7 +366,7 @@ class MemoryStore:
             return [name for name in self.objects if name.startswith(f"{prefix}/")]
 
     def delete(self, names: Iterable[str]) -> None:
-        wanted = list(names)  # who gives them may ask this store for more
+        wanted = list(names)  # copied first, because the iterator may call this store
         with self._lock:
             for name in wanted:
                 self.objects.pop(name, None)
@@ -369,7 +375,7 @@ class MemoryStore:
         self.delete(self.list(prefix))
 
     def settle(self, prefix: str) -> None:
-        """Nothing outlives this process."""
+        """Do nothing: nothing outlives this process."""
 
     def exists(self, name: str) -> bool:
         return name in self.objects
@@ -394,7 +400,7 @@ class _MemoryWriter:
 
 
 def load_provider(name: str) -> Any:
-    """What `name` ("package.module:factory") gives when it is called."""
+    """Import `name` ("package.module:factory") and call it."""
     module, _, factory = name.partition(":")
     try:
         return getattr(importlib.import_module(module), factory)()
@@ -403,7 +409,7 @@ def load_provider(name: str) -> Any:
 
 
 class RemoteStore:
-    """An object store. What its client says of a put is believed only if it is "done"."""
+    """An object store. Trusts its client's answer to a put only if it is "done"."""
 
     _client: Any
     _errors: Any
@@ -411,12 +417,12 @@ class RemoteStore:
     _root: Any
     """The bucket, without the prefix."""
     _tails: dict[tuple[str, str, int], bytes]
-    """The last ends of objects that were read, by name, etag and first byte."""
+    """Recently read ends of objects, by name, etag and first byte."""
 
     def __init__(self, uri: str, options: Mapping[str, Any] | None = None) -> None:
         self._uri = uri.rstrip("/")
         self.options = dict(options or {})
-        self._connect()  # so that wrong options show here
+        self._connect()  # raises errors for wrong options here
 
     def __getstate__(self) -> tuple[str, dict[str, Any]]:
         return self._uri, self.options
@@ -431,7 +437,7 @@ class RemoteStore:
         return f"{scheme}://{rest.partition('/')[0]}"
 
     def _full_name(self, name: str) -> str:
-        """Of an object, from the root of its bucket."""
+        """The object's name from the root of its bucket."""
         prefix = self._uri.removeprefix(self._root_uri).strip("/")
         return f"{prefix}/{name}" if prefix else name
 
@@ -444,7 +450,7 @@ class RemoteStore:
         config = dict(self.options)
         client = {name: config.pop(name) for name in _CLIENT_OPTIONS if name in config}
         provider = config.pop("credential_provider", None)
-        # Few tries of the client, which knows less than `_persist`.
+        # Few retries by the client: `_persist` knows better which errors are permanent.
         retries = {"max_retries": 2, "retry_timeout": timedelta(seconds=30)}
         self._errors = obstore.exceptions
         self._client = obstore
@@ -469,13 +475,13 @@ class RemoteStore:
             except self._permanent:
                 raise
             except Exception as error:
-                # Exists, conflict, time-out, broken off: whether it is there, and whose it is, only reading tells.
+                # Exists, conflict, timeout or disconnect: only a read shows whether the object exists and whose it is.
                 try:
                     return self.read(name) == data
                 except FileNotFoundError:
                     if isinstance(error, (self._errors.NotFoundError, FileNotFoundError)):
                         raise StoreError(f"{self._uri}/{name}: cannot put it: {_short(error)}") from error
-                    raise error from None  # nothing is there: once more
+                    raise error from None  # it does not exist: retry
             return True
 
         return self._persist("put", name, attempt)
@@ -509,7 +515,7 @@ class RemoteStore:
         return [name for name, _, _ in self.listing(prefix)]
 
     def listing(self, prefix: str = "") -> Sequence[tuple[str, int, str]]:
-        """(name, bytes, etag) of all objects beneath a folder."""
+        """Return (name, bytes, etag) of all objects below a folder."""
 
         def attempt() -> Sequence[tuple[str, int, str]]:
             pages = self._client.list(self._store, prefix=prefix or None, chunk_size=LISTED_AT_ONCE)
@@ -518,7 +524,7 @@ class RemoteStore:
         return self._persist("list", prefix, attempt)
 
     def head(self, name: str) -> tuple[int, str]:
-        """(bytes, etag). Raises FileNotFoundError."""
+        """Return (bytes, etag). Raises FileNotFoundError."""
 
         def attempt() -> tuple[int, str]:
             try:
@@ -530,7 +536,7 @@ class RemoteStore:
         return self._persist("look at", name, attempt)
 
     def read_exactly(self, name: str, offset: int, length: int, etag: str) -> bytes:
-        """A range of an object, if it still has this etag. Raises FileNotFoundError, and StoreError if it changed."""
+        """Read a range of an object with this etag. Raises FileNotFoundError, and StoreError if the object changed."""
 
         def attempt() -> bytes:
             options = {"range": (offset, offset + length), **({"if_match": etag} if etag else {})}
@@ -548,7 +554,7 @@ class RemoteStore:
         return self._persist("read", name, attempt) if length else b""
 
     def read_tail(self, name: str, offset: int, length: int, etag: str) -> bytes:
-        """The same of the end of an object, which is kept: an etag stands for one content."""
+        """Read the end of an object as `read_exactly`, with a cache: an etag identifies the content."""
         key = name, etag, offset
         tail = self._tails.get(key)
         if tail is None:
@@ -558,11 +564,11 @@ class RemoteStore:
         return tail
 
     def object(self, name: str, size: int, etag: str = "") -> Ranges:
-        """An object of so many bytes, to be read in pieces. With an etag, just this object is read."""
+        """Return an object of this size for reading in pieces. With an etag, only this version is read."""
         return Ranges(self, name, size, etag)
 
     def upload(self, path: Path, name: str) -> None:
-        """Put a local file under a name that nobody else uses."""
+        """Upload a local file under a unique name."""
         size = path.stat().st_size
 
         def attempt() -> None:
@@ -575,8 +581,10 @@ class RemoteStore:
         self._persist("write", name, attempt)
 
     def copy(self, origin: RemoteStore, name: str, size: int, target: str) -> bool:
-        """Copy an object of so many bytes from a store to a name in this one, without its bytes passing here; False
-        where that cannot be. An object of the target's name is replaced. Raises FileNotFoundError."""
+        """Copy an object from a store to a name in this one, without transferring its bytes through this process.
+
+        Returns False if that is impossible. Replaces an existing target. Raises FileNotFoundError.
+        """
         if (origin._root_uri, origin.options) != (self._root_uri, self.options) or size > COPY_BYTES_MAX:
             return False
 
@@ -590,7 +598,7 @@ class RemoteStore:
         return self._persist("copy", name, attempt)
 
     def is_empty(self, prefix: str) -> bool:
-        """Whether there is no object beneath a folder, by one request."""
+        """Return whether there is no object below a folder, with one request."""
 
         def attempt() -> bool:
             return not any(len(page) for page in self._client.list(self._store, prefix=prefix, chunk_size=1))
@@ -598,7 +606,7 @@ class RemoteStore:
         return self._persist("list", prefix, attempt)
 
     def names_at_top(self, prefix: str = "") -> Sequence[str]:
-        """The objects and folders that are right beneath a folder."""
+        """Return the objects and folders directly below a folder."""
 
         def attempt() -> Sequence[str]:
             found = self._client.list_with_delimiter(self._store, prefix or None)
@@ -614,7 +622,7 @@ class RemoteStore:
             try:
                 self._client.delete(self._store, wanted)
             except (self._errors.NotFoundError, FileNotFoundError):
-                if len(wanted) > 1:  # where one is gone others may be left
+                if len(wanted) > 1:  # after an error for a missing one, others may remain
                     for name in wanted:
                         self.delete([name])
 
@@ -625,7 +633,7 @@ class RemoteStore:
         self.delete(self.list(prefix))
 
     def settle(self, prefix: str) -> None:
-        """What an object store shows is durable."""
+        """Do nothing: everything visible in an object store is durable."""
 
     def exists(self, name: str) -> bool:
         try:
@@ -639,12 +647,12 @@ class RemoteStore:
 
     @property
     def _permanent(self) -> tuple[type[Exception], ...]:
-        """What no other try can mend."""
+        """Errors that a retry cannot fix."""
         names = ("InvalidPathError", "PermissionDeniedError", "UnauthenticatedError", "NotSupportedError")
         return tuple(getattr(self._errors, name) for name in names)
 
     def _persist(self, what: str, name: str, attempt: Callable[[], T]) -> T:
-        """The result of the first try that has one."""
+        """Retry until an attempt succeeds, and return its result."""
         pause = PAUSE_SECONDS
         for tries in range(1, TRIES_MAX + 1):
             try:
@@ -664,7 +672,7 @@ class RemoteStore:
 
 @dataclass(frozen=True)
 class Ranges:
-    """An object of a remote store, to be read in pieces."""
+    """An object of a remote store for reading in pieces."""
 
     store: RemoteStore
     name: str
@@ -675,13 +683,13 @@ class Ranges:
         return self.length
 
     def read(self, offset: int, length: int) -> bytes:
-        """Raises StoreError where the object has changed, and where the answer is not as long as that."""
+        """Read a range. Raises StoreError if the object changed, or the answer is too short."""
         is_tail = self.etag and length <= TAIL_BYTES and offset + length == self.length
         read = self.store.read_tail if is_tail else self.store.read_exactly
         return read(self.name, offset, length, self.etag)
 
     def pieces(self, length: int) -> Iterator[bytes]:
-        """All of it, in pieces of so many bytes; the next ones are under way while one is used."""
+        """Yield the whole object in pieces of this length, with read-ahead."""
         spans = iter([(offset, min(length, self.length - offset)) for offset in range(0, self.length, length)])
         with ThreadPoolExecutor(PIECES_AHEAD) as pool:
             ahead = deque(pool.submit(self.read, *span) for span in islice(spans, PIECES_AHEAD))
@@ -691,14 +699,14 @@ class Ranges:
                 yield data
 
     def open(self) -> IO[bytes]:
-        """For readers that know files only."""
+        """Open as a file object."""
         return io.BufferedReader(_Reader(self), 1 << 20)
 
 
 class ReadAhead:
-    """An object as native code reads it, from its begin to its end: while a block is used the next one is under way.
+    """An object for sequential reads by native code, with one block of read-ahead.
 
-    What is read in another order is read all the same.
+    Reads in another order work, too.
     """
 
     def __init__(self, ranges: Ranges) -> None:
@@ -753,7 +761,7 @@ class _Reader(io.RawIOBase):
 
 
 class _RemoteWriter:
-    """Parts of a large object go out as they come; a small one is put at once."""
+    """Uploads a large object in parts as data arrives. A small one is put at once."""
 
     def __init__(self, store: RemoteStore, name: str) -> None:
         self.store, self.name = store, name
@@ -777,5 +785,5 @@ class _RemoteWriter:
 
 
 def _short(error: Exception) -> str:
-    """What a client says, without the dump of its own structures."""
+    """Return a client's error text without the dump of its internal structures."""
     return str(error).partition("\n")[0] or repr(error)

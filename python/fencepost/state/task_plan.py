@@ -1,12 +1,12 @@
-"""The plan of a stage: what each of its tasks is to do, as JSON in a file that tasks of other processes read.
+"""The plan of a stage: the items of its tasks as JSON in a file that tasks of other processes read.
 
-Whoever may write the folder of the plan must not run code with the rights of a worker. So an item is data, read
-strictly by the types of its class's fields, and its hash comes with the task, by the engine's own channel. What is not
-data does not go into a plan: credentials, stores and functions are arguments of the task's function.
+Anyone who can write the plan's folder must not be able to run code with a worker's rights. So an item is data. It is
+parsed strictly by the types of its class's fields, and its hash reaches the task through the engine's own channel.
+Other values are not part of a plan: credentials, stores and functions are arguments of the task's function.
 
 | in memory | in JSON |
 |---|---|
-| a dataclass | an object, a field each |
+| a dataclass | an object with a member per field |
 | a list or tuple | an array |
 | bytes | `{"base64": ...}` |
 | a NumPy array | `{"dtype": ..., "base64": ...}` |
@@ -34,7 +34,7 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True)
 class Place:
-    """Where an item is in a plan, and what it must be."""
+    """The position of an item in a plan, and its hash."""
 
     begin: int
     end: int
@@ -42,7 +42,7 @@ class Place:
 
 
 def write_plan(scratch: Scratch, stage: str, items: Sequence[Any]) -> tuple[str, list[Place]]:
-    """Write the items of a stage; gives the file and each item's place. Raises TypeError for what is not data."""
+    """Write the items of a stage. Returns the file and each item's place. Raises TypeError unless they are data."""
     name = f"{stage}-{uuid4().hex}.plan"
     places = []
     with scratch.new(name) as path, open(path, "xb") as file:
@@ -55,9 +55,9 @@ def write_plan(scratch: Scratch, stage: str, items: Sequence[Any]) -> tuple[str,
 
 
 def read_item(scratch: Scratch, name: str, place: Place, kind: type[Item]) -> Item:
-    """The item at a place of a plan. `kind`: its class, a dataclass.
+    """Read the item at a place of a plan. `kind`: its class, a dataclass.
 
-    Raises StoreError where the file no longer holds what was written.
+    Raises StoreError if the file was changed.
     """
     data = scratch.read_ranges([(name, place.begin, place.end)])[0].to_pybytes()
     where = f"{scratch.place(name)}, bytes {place.begin} to {place.end}"
@@ -71,7 +71,7 @@ def read_item(scratch: Scratch, name: str, place: Place, kind: type[Item]) -> It
 
 
 def from_plan(data: bytes, kind: type[Item], where: str) -> Item:
-    """An item of this class from its JSON. Raises StoreError, naming the field, for anything else."""
+    """Parse an item of this class from JSON. Raises StoreError, naming the field, for anything else."""
     try:
         item: Item = _typed(json.loads(data), kind, kind.__name__)
     except (ValueError, RecursionError) as error:
@@ -80,7 +80,7 @@ def from_plan(data: bytes, kind: type[Item], where: str) -> Item:
 
 
 def _plain(value: Any) -> Any:
-    """What JSON has in place of a value that it does not know."""
+    """Encode a value that JSON does not support."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     if isinstance(value, np.ndarray) and value.dtype.kind in "iub":
@@ -95,7 +95,7 @@ def _text(data: bytes) -> str:
 
 
 def _typed(value: Any, kind: Any, place: str) -> Any:
-    """A value as its type wants it. Raises ValueError naming the place."""
+    """Convert a value to its type. Raises ValueError naming the field."""
     origin, arguments = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType):
         return _one_of(value, arguments, place)
@@ -127,7 +127,7 @@ def _one_of(value: Any, kinds: Sequence[Any], place: str) -> Any:
 def _listed(value: Any, origin: type, kinds: Sequence[Any], place: str) -> Any:
     members = _checked(value, list, place)
     is_open = origin is list or kinds[-1] is Ellipsis
-    if is_open and kinds[0] in (int, str, bool):  # there may be many
+    if is_open and kinds[0] in (int, str, bool):  # fast path for long lists
         if not all(type(it) is kinds[0] for it in members):
             _refuse(value, f"list of {_name(kinds[0])}", place)
         return origin(members)

@@ -1,4 +1,4 @@
-"""Deletion vectors of Delta tables: which rows of a file are gone, as Roaring bitmaps.
+"""Deletion vectors of Delta tables: the deleted rows of a file, as Roaring bitmaps.
 
     descriptor   {"storageType", "pathOrInlineDv", "offset", "sizeInBytes", "cardinality"} in the log
     file         01 | at `offset`: length (int32, big endian) | data | CRC-32 of the data (uint32, big endian)
@@ -30,7 +30,7 @@ Bitmap = bytes
 
 
 def read_vector(table: Store, descriptor: dict[str, Any]) -> Bitmap:
-    """The bitmap that a descriptor of a table's log stands for. Raises SourceError where it is another one."""
+    """Read the bitmap of a descriptor from a table's log. Raises SourceError if it does not match."""
     kind, place, size = (descriptor[name] for name in ("storageType", "pathOrInlineDv", "sizeInBytes"))
     if kind == "i":
         return _bitmap(from_z85(place)[:size], descriptor, "in the log")
@@ -65,12 +65,12 @@ def _bitmap(data: bytes, descriptor: dict[str, Any], where: str) -> Bitmap:
 
 
 def rows_of(bitmap: Bitmap | None) -> Any:
-    """A set of rows, of pyroaring; empty for None."""
+    """Return a pyroaring set of rows; empty for None."""
     return _library()() if bitmap is None else _library().deserialize(bitmap)
 
 
 def ranges_of(bitmap: Bitmap) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
-    """(first rows, how many follow each other) of a bitmap, ascending."""
+    """Return (first rows, numbers of consecutive rows) of a bitmap, ascending."""
     import numpy as np
 
     rows = np.array(_library().deserialize(bitmap).to_array(), np.uint64)
@@ -79,7 +79,7 @@ def ranges_of(bitmap: Bitmap) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.ui
 
 
 class VectorFile:
-    """A file of deletion vectors, under a name by which a table's log can tell of it."""
+    """A file of deletion vectors, with a name that a table's log can refer to."""
 
     def __init__(self) -> None:
         self._uuid = uuid4()
@@ -89,7 +89,7 @@ class VectorFile:
     def add(
         self, before: Bitmap | None, firsts: npt.NDArray[np.uint64], counts: npt.NDArray[np.uint64]
     ) -> dict[str, Any]:
-        """Adds the rows that were gone before and these ranges; gives what the log will say of them."""
+        """Add the rows that were deleted before and these ranges. Returns the descriptor for the log."""
         import numpy as np
 
         rows = rows_of(before)
@@ -112,7 +112,7 @@ class VectorFile:
 
 
 def from_z85(text: str) -> bytes:
-    """Five characters are four bytes, big endian."""
+    """Decode: five characters are four bytes, big endian."""
     words = [0] * (len(text) // 5)
     for place, character in enumerate(text):
         words[place // 5] = words[place // 5] * 85 + Z85.index(character)
@@ -120,7 +120,7 @@ def from_z85(text: str) -> bytes:
 
 
 def to_z85(data: bytes) -> str:
-    """Of a multiple of four bytes."""
+    """Encode bytes, whose length must be a multiple of four."""
     words = (int.from_bytes(data[at : at + 4], "big") for at in range(0, len(data), 4))
     return "".join(Z85[word // 85 ** (4 - place) % 85] for word in words for place in range(5))
 

@@ -45,15 +45,15 @@ if TYPE_CHECKING:
     from fencepost.state.commit import Sink
     from fencepost.state.engine import Engine
 
-READERS = 16  # threads that wait for a store where many small files are read
+READERS = 16  # number of threads that wait for a store while reading many small files
 HINT = "hint"
 """The file that says where `State.look` begins."""
 PROBES_MAX = 32
-"""Versions behind the hint that are looked for one by one; if there are more, all are listed."""
-DECISION_BYTES_MAX = 65_536  # what is larger goes to a body: some stores bound a conditional put
+"""Maximum number of versions after the hint to check one by one. If there are more, all are listed."""
+DECISION_BYTES_MAX = 65_536  # larger decisions go to a body, because some stores limit conditional puts
 LISTS = ("inputs", "quarantined", "outputs", "marked", "side_files")
-"""Fields of a decision with a line a file, which the next version does not need."""
-# What a decision has from the one it goes on from, unless it says otherwise.
+"""Fields of a decision with one line per file, which the next version does not need."""
+# Fields that a decision takes over from the previous one unless it sets them.
 CARRIED = (
     *("shard_count", "shards", "checksums", "ledger", "listing", "deferred", "source_position", "clock_ms"),
     "horizon_ms",
@@ -69,11 +69,19 @@ def open(
     sink_options: Mapping[str, Any] | None = None,
     engine: Engine | None = None,
 ) -> State:
-    """The state at a path or URI, to look at or to mend. Raises SnapshotError where there is none, StoreError.
+    """Open the state at a path or URI, to inspect or repair it.
 
-    `options`, `sink_options`: of the remote stores that state and sink are in, see `open_store`. `sync=False`: local
-    files are not synced. `engine`: where the tasks of `reshard`, `evict`, `rollback` and `collect_garbage` run, threads
-    of this process unless given; a `fencepost_spark.SparkEngine`, say.
+    Args:
+        uri: A path or URI.
+        sync: False does not sync local files.
+        options: Options of the state's remote store, see `open_store`.
+        sink_options: Options of the sink's remote store.
+        engine: Where the tasks of `reshard`, `evict`, `rollback` and `collect_garbage` run, such as a
+            `fencepost_spark.SparkEngine`. Default: threads of this process.
+
+    Raises:
+        SnapshotError: There is no state.
+        StoreError: The store is not available.
     """
     state = State(open_store(uri, sync=sync, options=options), sink_options, engine)
     state.agreed()
@@ -82,157 +90,158 @@ def open(
 
 @dataclass(frozen=True, kw_only=True)
 class Seen:
-    """The newest versions at some moment."""
+    """The newest versions at one moment."""
 
     done: int
-    """The newest that was applied or abandoned; 0 before the first."""
+    """The newest applied or abandoned version. 0 before the first."""
     decided: int
-    """The newest that was decided: the same, or the one after it."""
+    """The newest decided version: the same, or the next one."""
     mark: bytes | None
-    """What `done/<done>` holds; None where it is missing."""
+    """Content of `done/<done>`. None if it is missing."""
     hint: int | None = None
-    """What the hint says; None where it did not help."""
+    """Content of the hint. None if it was useless."""
 
 
 class State:
-    """A state, whether or not anything was decided in it yet."""
+    """A state, possibly without any version."""
 
     def __init__(
         self, store: Store, sink_options: Mapping[str, Any] | None = None, engine: Engine | None = None
     ) -> None:
-        """`engine`: where the tasks of operations run, threads of this process unless given."""
+        """`engine`: where the tasks of operations run. Default: threads of this process."""
         self.store = store
         self.sink_options = sink_options
         self.engine = engine
         self._known: dict[tuple[str, bool], Decision] = {}
-        """The two read last, by the hash of the log file and whether it is without its LISTS."""
+        """The last two decisions read, by the hash of the log file and whether LISTS are left out."""
         self._seen: Seen | None = None
         self._floor: int | None = None
         self._folded: Folded | None = None
         self._settings: Settings | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Tasks get it without the engine that runs them."""
+        """Pickle without the engine, because tasks receive the state."""
         return State, (self.store, self.sink_options)
 
     @property
     def uri(self) -> str:
-        """Where it lies: an absolute path, or the URI of an object store, without a slash at its end."""
+        """The absolute path, or the URI without a trailing slash."""
         return self.store.uri
 
     @property
     def path(self) -> Path:
-        """Its folder. Raises TypeError for a state that is not local."""
+        """The folder. Raises TypeError for a state that is not local."""
         if not isinstance(self.store, LocalStore):
             raise TypeError(f"{self.uri}: not a local folder")
         return self.store.folder
 
-    # What there is
+    # Content
 
     def settings(self) -> Settings | None:
-        """What it was created for; None before the first decision. Raises SnapshotError."""
+        """Return the settings; None before the first decision. Raises SnapshotError."""
         if self._settings is None:
             try:
                 data = self.store.read("state.json")
             except FileNotFoundError:
                 if not self.decided():
                     return None
-                data = self._read("state.json")  # it is put before the first decision, in this moment maybe
+                data = self._read("state.json")  # it is put before the first decision, perhaps just now
             self._settings = settings_from_json(data, self._place("state.json"))
         return self._settings
 
     def layout_at(self, sink: str) -> str | None:
-        """How versions are shown at this place, if it is the one that the state was created for."""
+        """Return the layout of a sink's location, if the state was created for it."""
         with suppress(FileNotFoundError):
             self._settings = settings_from_json(self.store.read("state.json"), self._place("state.json"))
         return self._settings.layout if self._settings is not None and self._settings.sink == sink else None
 
     def agreed(self) -> Settings:
-        """What it was created for. Raises SnapshotError before the first decision."""
+        """Return the settings. Raises SnapshotError before the first decision."""
         settings = self.settings()
         if settings is None:
             raise SnapshotError(f"{self.uri}: not a fencepost state: there is no state.json", reason="no state.json")
         return settings
 
     def decided(self) -> int:
-        """The newest version that was decided; 0 before the first."""
+        """Return the newest decided version. 0 before the first."""
         return self.look().decided
 
     def done(self) -> int:
-        """The newest version that is applied to the sink or abandoned; 0 before the first."""
+        """Return the newest version that is applied or abandoned. 0 before the first."""
         return self.look().done
 
     def look(self) -> Seen:
-        """Find the newest versions: five requests, however many versions there are, once a run has put the hint."""
+        """Find the newest versions. With a hint this takes five requests, for any number of versions."""
         self._seen = self._by_hint() or self._by_listing()
         if not self._seen.decided:
-            self._settings = None  # the folder of another state, or of none any more
+            self._settings = None  # the folder may have been deleted or replaced by another state's
         return self._seen
 
     def seen(self) -> Seen:
-        """What the last `look` has found: others may have decided and finished versions since."""
+        """Return the result of the last `look`. Others may have decided and finished versions since."""
         return self._seen or self.look()
 
     def unfinished(self) -> range:
-        """The versions that are decided and not done: one at most. Raises SnapshotError where files are gone."""
+        """Return the versions that are decided and not finished, at most one. Raises SnapshotError if files are
+        missing."""
         seen = self.look()
         done, decided = seen.done, seen.decided
         if decided < done:
             raise self.damaged(f"log/{done}.json", f"missing, though version {done} is done")
         if done < decided - 1:
-            done = self.done()  # another run may have finished it meanwhile
+            done = self.done()  # another run may have finished it in the meantime
         if done < decided - 1:
             raise self.damaged(f"done/{decided - 1}", f"missing, though version {decided} is decided")
         return range(done + 1, decided + 1)
 
     def status(self, version: int) -> str:
-        """APPLIED, ABANDONED, or DECIDED where it is neither yet. Raises SnapshotError for a version there is not."""
+        """Return APPLIED, ABANDONED, or DECIDED if it is neither yet. Raises SnapshotError for a version that does not
+        exist."""
         return self._status(version, sha256(self._logged(version)), self._mark(version))
 
     def version(self, version: int) -> Decision:
-        """What was decided as `version`. Raises SnapshotError where it or its link to the version before is damaged."""
+        """Return the decision of a version. Raises SnapshotError if it or its link to the one before is damaged."""
         logged = self._logged(version)
         self._header(version, logged, self.log_hash(version - 1))
         return self._decision(version, logged)
 
     def builds_on(self, version: int) -> int:
-        """`Decision.builds_on`, by the log alone: also of versions whose files were collected. 0 where it is folded."""
+        """Return `Decision.builds_on` from the log, also for collected versions. 0 if it is folded."""
         return 0 if version <= self.known_floor() else int(self._summary(version)["builds_on"])
 
     def decided_ms(self, version: int) -> int:
-        """`Decision.decided_ms`, by the log alone: also of versions whose files were collected."""
+        """Return `Decision.decided_ms` from the log, also for collected versions."""
         return int(self._summary(version)["decided_ms"])
 
     def glance(self, version: int) -> Version:
-        """What the log says of a version: also of one whose decision was collected. Raises SnapshotError where it is
-        folded."""
+        """Return a version's summary from the log, even if it is collected. Raises SnapshotError if it is folded."""
         return self._glance(version, self._logged(version), self.log_hash(version - 1), self._mark(version))
 
     def is_collected(self, version: int) -> bool:
-        """Whether no more than the log is left of a version, since none can go back to it any more."""
+        """Return whether only the log of a version is left, because it no longer supports rollback."""
         if version <= self.known_floor():
             return True
         return self._is_collected(self._header(version, self._logged(version), self.log_hash(version - 1)))
 
     def files_of(self, version: int) -> set[str] | None:
-        """The segment files that a version needs; None where its body was collected."""
+        """Return the segment files that a version needs; None if its body was collected."""
         logged = self._logged(version)
         header = self._header(version, logged, self.log_hash(version - 1))
         return None if self._is_collected(header) else self._decision(version, logged, is_root=True).files()
 
     def bodies_of(self, version: int) -> list[str]:
-        """The names of a version's body and root, if it has them, whether or not they were collected."""
+        """Return the names of a version's body and root, if it has them, collected or not."""
         return _bodies(self._header(version, self._logged(version), self.log_hash(version - 1)))
 
     def head(self) -> tuple[int, Decision | None]:
-        """(the number of the next version, the newest version that is applied: what the next one builds on).
+        """Return (number of the next version, the newest applied version, on which the next one builds).
 
-        What it tells is durable: the next version may build on it.
+        The result is durable, so that the next version may build on it.
         """
         return self._head(self.look(), is_root=False)
 
     def root(self) -> tuple[int, Decision | None]:
-        """As `head`, by what the last `look` has found, and the decision without its LISTS where these are long."""
+        """As `head`, from the last `look`, and without the decision's LISTS if they are long."""
         return self._head(self.seen(), is_root=True)
 
     def _head(self, seen: Seen, *, is_root: bool) -> tuple[int, Decision | None]:
@@ -240,17 +249,17 @@ class State:
         for version in range(seen.done, 0, -1):
             mark = seen.mark if version == seen.done else self._mark(version)
             logged = self._read(f"log/{version}.json", missing=f"missing, though version {version} is done")
-            # It gives the hash of the log, whose link to the version before was checked when it was decided.
+            # `mark` contains the hash of the log, whose link to the version before was checked when it was decided.
             if self._status(version, sha256(logged), mark) == APPLIED:
                 return seen.done + 1, self._decision(version, logged, is_root=is_root)
         return seen.done + 1, None
 
     def latest(self) -> Decision | None:
-        """The newest version that is applied."""
+        """Return the newest applied version."""
         return self.head()[1]
 
     def versions(self) -> list[Version]:
-        """All versions that are not folded, oldest first, without their files; the chain of hashes is checked.
+        """Return all versions that are not folded, the oldest first, without their files. Checks the chain of hashes.
 
         Raises SnapshotError.
         """
@@ -258,13 +267,14 @@ class State:
         return self.glances(self.known_floor() + 1, decided)
 
     def glances(self, first: int, last: int) -> list[Version]:
-        """What the log says of the versions from `first` to `last`; the chain of hashes is checked.
+        """Return the summaries of the versions from `first` to `last`. Checks the chain of hashes.
 
         Raises SnapshotError.
         """
         numbers = range(first, last + 1)
         with ThreadPoolExecutor(READERS) as pool:
-            marks = list(pool.map(self._mark, numbers))  # first: a version may be finished meanwhile, not undone
+            # before the logs: a version may become finished in the meantime, but never unfinished
+            marks = list(pool.map(self._mark, numbers))
             logs = pool.map(self._logged, numbers)
             found: list[Version] = []
             previous = self.log_hash(first - 1)
@@ -274,25 +284,25 @@ class State:
         return found
 
     def folds(self) -> list[int]:
-        """The versions up to which some were folded, as of now: the last one, and the one before."""
+        """Return the last versions of the two newest folds."""
         return sorted(self._numbers(folding.FOLDER, r"(\d+)\.json"))
 
     def floor(self) -> int:
-        """The newest version that is folded, as of now; 0 where none is."""
+        """Return the newest folded version, as of now. 0 if there is none."""
         self._floor = max(self.folds(), default=0)
         return self._floor
 
     def known_floor(self) -> int:
-        """What `floor` has found when it was asked last: more may be folded since."""
+        """Return the last result of `floor`. More versions may be folded since."""
         return self.floor() if self._floor is None else self._floor
 
     def check_not_folded(self, version: int) -> None:
-        """Raises SnapshotError if the version is folded as of now."""
+        """Raise SnapshotError if the version is folded as of now."""
         if version <= self.floor():
             raise self._is_folded(version)
 
     def folded(self) -> Folded | None:
-        """What is left of the versions that are folded, if any are. Raises SnapshotError."""
+        """Return the totals of the folded versions, if any. Raises SnapshotError."""
         floor = self.known_floor()
         name = f"{folding.FOLDER}/{floor}.json"
         if floor and (self._folded is None or self._folded.version != floor):
@@ -301,18 +311,20 @@ class State:
             except FileNotFoundError:
                 if self.floor() == floor:
                     raise self.damaged(name, "missing") from None
-                return self.folded()  # later ones are folded meanwhile
+                return self.folded()  # later versions were folded in the meantime
         return self._folded if floor else None
 
     def history(self, last: int = 20) -> list[dict[str, Any]]:
-        """What each of the newest versions did, the oldest first; those that are folded are left out."""
+        """Describe the newest versions, the oldest first, without folded ones."""
         from fencepost.state.history import explained
 
         return explained(self, last)
 
     def to_html(self, last: int = 100) -> str:
-        """A page on the newest versions, as one file that loads nothing. Raises DependencyError without
-        `fencepost[report]`."""
+        """Return a page on the newest versions as one HTML file that loads nothing else.
+
+        Raises FencepostError if `fencepost[report]` is not installed.
+        """
         from fencepost.state import history
 
         return history.page(history.about(self), history.explained(self, last)).to_html()
@@ -326,14 +338,14 @@ class State:
         return history.page(history.about(self), history.explained(self, 100)).frame()
 
     def tables(self, version: int | None = None) -> Iterator[tuple[int, StateTable]]:
-        """(shard, table) of the newest version that is applied, or of another one, shard by shard."""
+        """Yield (shard, table) of the newest applied version, or of another one, shard by shard."""
         decision = self.latest() if version is None else self.version(version)
         settings = self.agreed()
         for shard in decision.shards if decision else ():
             yield shard.shard, self.table(decision, shard.shard, settings)
 
     def table(self, decision: Decision | None, shard: int, settings: Settings | None = None) -> StateTable:
-        """The state of a shard after a version, ready for `segments.advance`; an empty table if it has none."""
+        """Return a shard's table after a version, ready for `segments.advance`; empty if it has none."""
         settings = settings or self.agreed()
         found = decision.shards.get(shard) if decision else None
         return load_table(
@@ -345,25 +357,25 @@ class State:
         )
 
     def missing(self) -> ArrowTable:
-        """All ranges that are still missing, as `StateTable.missing` gives them, shard by shard."""
+        """Return all missing ranges, as in `StateTable.missing`, shard by shard."""
         return self._concat(StateTable.missing)
 
     def entries(self) -> ArrowTable:
-        """All that is remembered, as `StateTable.entries` gives it, shard by shard."""
+        """Return all entries, as in `StateTable.entries`, shard by shard."""
         return self._concat(StateTable.entries)
 
     def ledger(self, decision: Decision | None) -> ArrowTable:
-        """The inputs that were read up to a version: path, bytes, mtime_ns, inode, etag."""
+        """Return the inputs that were read up to a version: path, bytes, mtime_ns, inode, etag."""
         return ledger.read_ledger(self.store, decision.ledger if decision else None)
 
     def check(self, wanted: Settings) -> None:
-        """Refuse another use than the one it was created for. Raises SnapshotError naming the first difference."""
+        """Raise SnapshotError, naming the first difference, if the state has other settings."""
         settings = self.settings()
         if settings is not None:
             settings.check(wanted, self.uri)
 
     def shard_count(self, before: Decision | None, wanted: int | None, default: int) -> int:
-        """Into how many parts the state is cut after `before`; `wanted` or else `default` where it is new.
+        """Return the number of shards after `before`; for a new state `wanted`, or else `default`.
 
         Raises SnapshotError if `wanted` is another number.
         """
@@ -378,21 +390,21 @@ class State:
             raise SnapshotError(f"{self.uri}: {reason}; use that, or another state folder", reason=reason)
         return count
 
-    # The four steps
+    # Steps of a commit
 
     def settle(self) -> None:
-        """Wait until the decisions that are there are durable, and what is said of them."""
+        """Make existing decisions and marks durable."""
         for folder in ("log", "done"):
             self.store.settle(folder)
 
     def extend_ledger(
         self, before: Decision | None, version: int, attempt: str, tables: Iterable[ArrowTable]
     ) -> LedgerFiles:
-        """Prepare, for an attempt, the ledger that has the one `before` and the files of `ledger.file_table`s."""
+        """Write an attempt's ledger: the one of `before`, extended by the files of `ledger.file_table`s."""
         return ledger.extend_ledger(self.store, before.ledger if before else None, version, attempt, tables)
 
     def follow(self, version: int, before: Decision | None, attempt: str, **changes: Any) -> Decision:
-        """The decision for `version` that goes on from `before` with these changes; both are from one `head`."""
+        """Return the decision for `version`: that of `before` with these changes. Both must come from one `head`."""
         carried: dict[str, Any] = {}
         if before is not None:
             carried = {name: getattr(before, name) for name in CARRIED}
@@ -412,7 +424,7 @@ class State:
         return Decision(**fields)
 
     def log_hash(self, version: int) -> str | None:
-        """What decision version + 1 must give as its `previous`."""
+        """Return the value of `previous` for decision version + 1."""
         if not version:
             return None
         try:
@@ -424,9 +436,9 @@ class State:
             return folded.sha256
 
     def create(self, settings: Settings) -> Settings:
-        """Write the settings unless they are there; gives those that count.
+        """Write the settings if missing. Returns the settings that count.
 
-        Raises SnapshotError if they differ, StoreError where the store cannot tell two writers apart.
+        Raises SnapshotError if they differ, StoreError if the store cannot distinguish two writers.
         """
         if self.settings() is None:
             check_exclusion(self.store)
@@ -436,10 +448,10 @@ class State:
         return stored
 
     def decide(self, decision: Decision) -> bool:
-        """Put the decision unless its version is decided already. False: another writer was first.
+        """Put the decision if its version is undecided. Returns False if another writer was first.
 
-        A StoreError leaves it open whether it was put: what it names must stay until the next run has looked. So does
-        one that says that the version is folded: whose it was nobody knows any more.
+        After a StoreError it is unknown whether it was put: what it refers to must stay until the next run has checked.
+        This includes the StoreError for a folded version, because its decision can no longer be read.
         """
         data = to_json(decision)
         if len(data) > DECISION_BYTES_MAX:
@@ -452,7 +464,8 @@ class State:
         name = f"log/{decision.version}.json"
         is_mine = self.store.put(name, data)
         if decision.version <= self.floor():
-            # Durable before anything goes that it stands for: the name may be free because it is folded, or mine still.
+            # Make the fold durable before removing this log entry: the name may be free because it was folded, or still
+            # be ours.
             self.store.settle(folding.FOLDER)
             self.store.delete([name] if is_mine else [])
             raise StoreError(
@@ -464,7 +477,7 @@ class State:
         return is_mine
 
     def _put_root(self, decision: Decision, bytes_max: int) -> dict[str, Any]:
-        """What the log says of a decision without its LISTS, where these are most of it."""
+        """Return the log's record of a decision without its LISTS, if these are most of it."""
         root = to_json(dataclasses.replace(decision, **{name: type(getattr(decision, name))() for name in LISTS}))
         if len(root) > bytes_max:
             return {}
@@ -473,9 +486,9 @@ class State:
         return {"root": name, "root_sha256": sha256(root)}
 
     def finish(self, version: int, status: str = APPLIED) -> None:
-        """Say that a version is applied to the sink, or abandoned. Raises StateConflictError if it is the other.
+        """Record that a version is applied to the sink, or abandoned. Raises StateConflictError if it is the other.
 
-        Of a version that is folded nothing is left to say.
+        Does nothing for a folded version.
         """
         try:
             logged = self._logged(version)
@@ -490,109 +503,148 @@ class State:
         self._put_hint(version)
 
     def renew_hint(self) -> None:
-        """Let the hint say what was seen, unless it does: a run may have died before it put it."""
+        """Write the hint if it is outdated: a run may have died before writing it."""
         seen = self.seen()
         if seen.done and seen.hint != seen.done:
             self._put_hint(seen.done)
 
     def _put_hint(self, done: int) -> None:
-        """Nothing is lost where that fails."""
+        """Errors are ignored, because the hint is optional."""
         with suppress(OSError, StoreError):
             self.store.replace(HINT, to_json({"format": FORMAT, "done": done}))
 
     def discard(self, version: int, attempt: str) -> None:
-        """Remove what an attempt that was not decided has prepared here: nothing refers to it."""
+        """Remove what an undecided attempt has prepared here."""
         self.store.clear(segments_folder(version, attempt))
 
     def collect_leftovers(self) -> None:
-        """Remove what crashed and beaten attempts left of the two newest versions that are done. Later ones may be at
-        work still; older ones are looked at by `collect_garbage`."""
+        """Remove leftovers of crashed and defeated attempts at the two newest finished versions.
+
+        Attempts at later versions may be in progress. `collect_garbage` handles older ones.
+        """
         done = self.seen().done
         if done:
             self.settle()
             self.store.delete(self.orphans(range(max(done - 1, self.known_floor() + 1), done + 1)))
 
-    # What people do to it (operations.py). All but `abandon`, and `collect_garbage` without `keep_versions`, make a
-    # version.
+    # Operations (operations.py). All except `abandon`, and `collect_garbage` without `keep_versions`, make a version.
 
     def rollback(self, version: int, *, accept_duplicates: bool = False, sink: Sink | None = None) -> Decision:
-        """Go back to the state after `version`, by a new version that has it; 0 is the state before the first.
+        """Return to the state after `version`, as a new version. 0 is the state before the first version.
 
-        What was read since is new again: the next run reads it once more, as far as it is still in the source. So the
-        output files of the versions that are gone back over must be removed from the sink first, while their folders
-        `run=<n>/` stay; or `accept_duplicates`, and those rows will be there twice. Where an earlier rollback is
-        undone, the output files of the versions that count again must be there. Clock and horizon of
-        evictions go back as well. Reads the whole state, a shard at a time, to make the list of missing ranges right
-        (`_missing`), in tasks of the engine; the driver holds the ranges that are missing.
+        Files that were read since become new again: the next run reads those that are still in the source. So first
+        remove the output files of the versions after `version` from the sink, but keep their folders `run=<n>/`; or
+        pass `accept_duplicates`, and these rows are duplicated. If this undoes an earlier rollback, the output files of
+        the versions that count again must exist. The clock and horizon of evictions go back, too. The tasks read the
+        whole state, a shard at a time, to correct the list of missing ranges (`_missing`); the driver holds the missing
+        ranges.
 
-        `sink`: where versions are shown, the one in the settings unless given. Gives the decision of the new version.
-        Raises SinkError where rows would be there twice or lost, or the sink is not this state's; SinkChangedError;
-        SnapshotError where no such version was applied, or it is older than `Decision.oldest`; StateConflictError where
-        a run was faster: nothing has changed then; StoreError.
+        Args:
+            version: The version to return to.
+            accept_duplicates: Proceed although the sink contains rows of later versions.
+            sink: The sink. Default: the one in the settings.
+
+        Returns:
+            The decision of the new version.
+
+        Raises:
+            SinkError: Rows would be duplicated or lost, or the sink belongs to another state.
+            SinkChangedError: The sink was changed.
+            SnapshotError: The version was not applied, or is older than `Decision.oldest`.
+            StateConflictError: A run decided first. Nothing has changed.
+            StoreError: A store is not available.
         """
         return operations.rollback(self, version, accept_duplicates=accept_duplicates, sink=sink)
 
     def reshard(self, count: int, *, sink: Sink | None = None) -> Decision:
-        """Cut the state into `count` parts, 1 to 262144, as a new version. Verdicts stay the same.
+        """Split the state into `count` shards, as a new version. Verdicts do not change.
 
-        More parts are smaller, and more tasks can judge beside each other: a task holds one at a time. Tasks
-        of the engine take some parts each. Memory of a task: one part before and one after; the entries lie in a
-        temporary folder of its machine between. Jobs that name another number of shards are
-        refused from then on; those that name none take it.
+        More shards are smaller, and allow more parallel judge tasks, each of which holds one shard at a time. Each task
+        of this operation handles some shards, with one old and one new shard in memory, and entries in a temporary
+        folder of its machine. Jobs that pass another number of shards are refused from then on.
 
-        `sink`: where versions are shown, the one in the settings unless given. Gives the decision of the new version.
-        Raises ValueError for a count that makes no sense; SnapshotError where no version is done yet, or a file is
-        damaged; StateConflictError where a run was faster: nothing has changed then; SinkError, StoreError.
+        Args:
+            count: The new number of shards, 1 to 262144.
+            sink: The sink. Default: the one in the settings.
+
+        Returns:
+            The decision of the new version.
+
+        Raises:
+            ValueError: Invalid count.
+            SnapshotError: No version is finished yet, or a file is damaged.
+            StateConflictError: A run decided first. Nothing has changed.
+            SinkError, StoreError: The sink or a store is not usable.
         """
         return operations.reshard(self, count, sink=sink)
 
     def evict(self, now_ms: int | None, max_idle_ms: int, *, sink: Sink | None = None) -> Decision:
-        """Forget every key that was not written in the `max_idle_ms` before `now_ms`, as a new version.
+        """Forget every key that was idle for `max_idle_ms` before `now_ms`, as a new version.
 
-        Both are milliseconds, `now_ms` since 1970 by the timestamps of the data; None for the state's own clock, which
-        follows them from run to run. Rows at or below the horizon, which is `now_ms` less `max_idle_ms`, are FORGOTTEN
-        from then on where nothing is known of them. The clock moves on to `now_ms` and does not fall: an earlier one
-        than that is taken for it; only a rollback goes back to what it was. Runs forget too, but only in the shards
-        that their rows fall into; this looks at all of them. `StateTable.evict` is the same for one table.
+        Rows at or below the horizon, `now_ms` - `max_idle_ms`, are FORGOTTEN from then on if the state knows nothing
+        about them. The clock advances to `now_ms` and never goes back, except in a rollback: an earlier time counts as
+        the current clock. Runs forget too, but only in the shards of their rows; this operation processes all shards.
+        `StateTable.evict` does the same for one table.
 
-        `sink`: where versions are shown, the one in the settings unless given. Gives the decision of the new version;
-        its `report` has `evicted`, the number of entries. Raises PolicyError where the state keeps no timestamps (its
-        jobs have no `max_idle_ms`), where `now_ms` is None and its clock has not begun yet, or for a negative
-        `max_idle_ms`; SnapshotError where no version is done yet, or a file is damaged; StateConflictError where a run
-        was faster: nothing has changed then; SinkError, StoreError.
+        Args:
+            now_ms: Milliseconds since 1970, by the timestamps of the data. None: the state's clock, which follows them.
+            max_idle_ms: Milliseconds.
+            sink: The sink. Default: the one in the settings.
+
+        Returns:
+            The decision of the new version. Its `report` contains `evicted`, the number of forgotten entries.
+
+        Raises:
+            PolicyError: The state keeps no timestamps (its jobs have no `max_idle_ms`), its clock has not started, or
+                `max_idle_ms` is negative.
+            SnapshotError: No version is finished yet, or a file is damaged.
+            StateConflictError: A run decided first. Nothing has changed.
+            SinkError, StoreError: The sink or a store is not usable.
         """
         return operations.evict(self, now_ms, max_idle_ms, sink=sink)
 
     def collect_garbage(self, keep_versions: int | None = None, *, sink: Sink | None = None) -> int:
-        """Remove what crashed and beaten attempts left, in state and sink; gives how many files of the state.
+        """Remove leftovers of crashed and defeated attempts, in state and sink. Returns the number of removed state
+        files.
 
-        `keep_versions`: from now on only the so many newest applied versions can be gone back to, at least 1. That is
-        decided, as a version, unless it is so already, and the files that only older versions need are removed. Their
-        output stays. What belongs to versions that are not done is never touched, so it may be called while jobs run.
+        Safe while jobs run: files of unfinished versions are kept.
 
-        `sink`: where versions are shown, the one in the settings unless given. Raises ValueError for a number that
-        makes no sense; SnapshotError where no version is done yet; StateConflictError where a run was faster; SinkError
-        and StoreError.
+        Args:
+            keep_versions: Support rollback only for this number of newest applied versions, at least 1. Decides this as
+                a version, if necessary, and removes files that only older versions need. Their output stays.
+            sink: The sink. Default: the one in the settings.
+
+        Raises:
+            ValueError: Invalid `keep_versions`.
+            SnapshotError: No version is finished yet.
+            StateConflictError: A run decided first.
+            SinkError, StoreError: The sink or a store is not usable.
         """
         return operations.collect_garbage(self, keep_versions, sink=sink)
 
     def abandon(self, version: int, *, sink: Sink | None = None) -> None:
-        """Give up a version that was decided and cannot be shown: every run stops at it, whatever is tried.
+        """Abandon a version that is decided and cannot be applied, so that every run stops at it.
 
-        None of its rows will ever be shown, the sink is told first. Its inputs are new again, and the next version
-        builds on the one before it. Nothing happens where it is abandoned already.
+        Its rows will never be shown: the sink is fenced first. Its inputs become new again, and the next version builds
+        on the one before it. Does nothing if it is already abandoned.
 
-        `sink`: where versions are shown, the one in the settings unless given. Raises SnapshotError where there is no
-        such version; StateConflictError where it is applied (`rollback` goes back behind it); SinkChangedError where a
-        part of it is shown; SinkError, StoreError, and OSError where the sink cannot be written.
+        Args:
+            version: The version.
+            sink: The sink. Default: the one in the settings.
+
+        Raises:
+            SnapshotError: There is no such version.
+            StateConflictError: It is applied. Use `rollback`.
+            SinkChangedError: A part of it is shown.
+            SinkError, StoreError, OSError: The sink or a store is not usable.
         """
         operations.abandon(self, version, sink=sink)
 
     # Files
 
     def orphans(self, versions: range) -> Iterator[str]:
-        """What was left of versions that are done."""
-        # Earlier versions of this package had temporaries beside what they became.
+        """Yield leftovers of finished versions."""
+        # Earlier versions of this package had temporaries beside final files.
         beside = ("log", "done", "body") if versions.start <= self.known_floor() + 1 else ()
         for name in (name for folder in (TEMPORARIES, *beside) for name in self.store.list(folder)):
             match = re.match(rf"(?:{TEMPORARIES}/)?(?:log|done|body)[-/](\d+)", name)
@@ -609,7 +661,7 @@ class State:
             winner = segments_folder(version, header["attempt"])
             yield from (name for name in segments if not name.startswith(f"{winner}/"))
             if any(name.startswith(f"{winner}/") for name in segments) and not self._is_collected(header):
-                # Losing tasks of the winning attempt write there as well.
+                # Losing tasks of the winning attempt also write there.
                 files = self._decision(version, logged, is_root=True).files()
                 yield from (name for name in segments if name.startswith(f"{winner}/") and name not in files)
 
@@ -630,7 +682,7 @@ class State:
                 raise self.damaged("done", "no version is done yet")
             settings = self.agreed()
             tables = [pa.table(part(StateTable(settings.full_policy(), keep=settings.keep)))]
-        # A table that holds nothing does not know its keys' types.
+        # An empty table does not know the types of its keys.
         tables = [it for it in tables if len(it)] or tables[:1]
         return pa.concat_tables(tables, promote_options="permissive").replace_schema_metadata(None)
 
@@ -643,7 +695,7 @@ class State:
         return Version(version=version, status=self._status(version, sha256(logged), mark), **told)
 
     def _mark(self, version: int) -> bytes | None:
-        """What says that a version is over, if it is."""
+        """Return the mark of a finished version; None if it is not finished."""
         try:
             return self.store.read(f"done/{version}")
         except FileNotFoundError:
@@ -663,14 +715,14 @@ class State:
         return f"{self.uri}/{name}"
 
     def damaged(self, name: str, reason: str) -> SnapshotError:
-        """The error for a file of this state that is not as it should be."""
+        """Return the error for an invalid file of this state."""
         return SnapshotError(f"{self._place(name)}: {reason}", reason=reason)
 
     def _by_hint(self) -> Seen | None:
-        """None where there is no hint that helps: it is lost, damaged, ahead of what is done, or far behind.
+        """Find the versions by the hint; None if it is missing, damaged, ahead, or far behind.
 
-        Only the log and the marks tell what is decided and done; the hint says where to begin to look for them. The
-        floor is read last: what is above it now was not folded before.
+        Only the log and the marks decide; the hint only says where to begin. The floor is read last, so what is above
+        it now was not folded before.
         """
         try:
             done = hint = int(json.loads(self.store.read(HINT))["done"])
@@ -678,7 +730,7 @@ class State:
             return None
         mark = self._mark(done)
         for _ in range(PROBES_MAX if mark is not None else 0):
-            # In this order: what is done was decided before.
+            # In this order: what is finished was decided before.
             following = self._mark(done + 1)
             is_decided = self.store.exists(f"log/{done + 1}.json")
             if following is None:
@@ -691,7 +743,7 @@ class State:
 
     def _by_listing(self) -> Seen:
         for _ in range(2):
-            # In this order: others may decide and finish meanwhile, and what is read first can only have grown since.
+            # In this order: others may decide and finish in the meantime, so the earlier result can only be too small.
             done = max(self._numbers("done", r"(\d+)"), default=0)
             decided = max(self._numbers("log", r"(\d+)\.json"), default=0)
             mark = self._mark(done) if done else None
@@ -700,7 +752,7 @@ class State:
         raise self.damaged("done", f"nothing behind version {self._floor} is there, up to which all are folded")
 
     def _decision(self, version: int, logged: bytes, *, is_root: bool = False) -> Decision:
-        """What a log file has decided; see `root`."""
+        """Return the decision in a log file; see `root`."""
         place = f"log/{version}.json"
         header = fields_from_json(logged, self._place(place))
         is_root = is_root and "root" in header
@@ -721,7 +773,8 @@ class State:
         self._known = dict(known[-2:])
 
     def _read_root(self, header: Mapping[str, Any]) -> bytes:
-        """The body has all of it, and earlier versions of this package collect the root as rubbish."""
+        """Read the body, which contains everything, because earlier versions of this package remove the root as
+        garbage."""
         with suppress(SnapshotError):
             return self._read(header["root"], header["root_sha256"])
         return self._read(header["body"], header["sha256"])
@@ -744,7 +797,7 @@ class State:
         return SnapshotError(f"{self.uri}: {reason}", reason=reason)
 
     def _header(self, version: int, logged: bytes, previous: str | None) -> dict[str, Any]:
-        """The log's fields, after a look at its link to the version before."""
+        """Return the log's fields, after checking its link to the version before."""
         name = f"log/{version}.json"
         header = fields_from_json(logged, self._place(name))
         if "previous" not in header or "attempt" not in header:
