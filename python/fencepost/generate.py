@@ -1,30 +1,31 @@
-"""A landing zone as an at-least-once sink leaves it, with the truth about it. Needs `fencepost[cli]`.
+"""Generates the landing zone of an at-least-once sink, with the expected results. Needs `fencepost[cli]`.
 
-Why it is exact and cheap: nothing here is simulated row by row. Producers write *runs* of consecutive sequences; a run
-is cut into *fragments*, and a fragment is lost, held back or landed again as a whole. A step of the simulation is a
-handful of NumPy operations on fragments, rows exist only while a row group is being encoded, and the truth is kept as
-what has *not* landed. So memory follows producers × partitions × epochs plus open holes, never rows. The truth shares
-no code with the core.
+The generator is exact and cheap because it does not simulate single rows. Producers write *runs* of consecutive
+sequences. A run is split into *fragments*, and a fragment is lost, delayed or repeated as a whole. A step of the
+simulation takes a few NumPy operations on fragments. Rows exist only while a row group is encoded, and the truth is
+stored as what has *not* landed. So memory grows with producers × partitions × epochs plus open holes, not with rows.
+The truth shares no code with the core.
 
     <path>/landing/d0002-f0005.parquet             files in landing order: by name, then by row
     <path>/truth/spec.json                         the parameters
-    <path>/truth/d0002.json                        how much of each ingredient there is in deliveries 0 to 2 together
-    <path>/truth/any_order/d0002.json              likewise: counts per verdict, stale epochs, missing rows
+    <path>/truth/d0002.json                        amount of each ingredient in deliveries 0 to 2 together
+    <path>/truth/any_order/d0002.json              for the same deliveries: counts per verdict, stale epochs, missing
+    rows
     <path>/truth/any_order/d0002-kept.parquet      ranges of identities that must be kept, once each
     <path>/truth/any_order/d0002-missing.parquet   ranges that `StateTable.missing()` must list
 
 Columns of the landing files:
 
-    topic      utf8                     pid      int64, null or -1 where untracked
+    topic      utf8                     pid      int64, null or -1 if untracked
     partition  int32                    epoch    int16
-    offset     int64, in broker order   seq      int32, per (pid, epoch, topic, partition) from 0 on
+    offset     int64, in broker order   seq      int32, per (pid, epoch, topic, partition) from 0
     timestamp  timestamp[ms, UTC]       key      utf8
                                         payload  binary, `payload_bytes` wide
 
-A row that the *sink* repeats is the same in every column. A row that a *producer* sent again (a retry after a lost
-answer) has the same identity, timestamp and payload at another offset: `any_order` drops it, `kafka_offsets` keeps it.
-Range files have the key columns (pid, epoch, topic, partition; for `kafka_offsets` topic, partition), first_seq,
-last_seq and count (int64).
+A row that the *sink* repeats is equal in every column. A row that a *producer* sent again (a retry after a lost answer)
+has the same identity, timestamp and payload, but another offset: `any_order` drops it, `kafka_offsets` keeps it. Range
+files have the key columns (pid, epoch, topic, partition; for `kafka_offsets` topic, partition), first_seq, last_seq and
+count (int64).
 """
 
 from __future__ import annotations
@@ -50,20 +51,20 @@ __all__ = ["LandingZone", "Summary", "generate"]
 Array = npt.NDArray[Any]
 Counts = dict[str, int]
 
-STEP_ROWS = 65_536  # rows written per step of the simulation: large enough for NumPy, small enough to stay in cache
-NEAR_ROWS = 2_000  # a near repeat and a row displaced within its file land at most so many rows later
-POOL_FRAGMENTS = 16_384  # far repeats are drawn from a uniform sample of all that landed, so age costs no memory
-LATE_FRAGMENTS_MAX = 262_144  # held back at a time (20 MB); what would be one more lands in order
-ORDERED_ROWS_MAX = 5_000_000  # the judges of order-dependent policies walk row by row
+STEP_ROWS = 65_536  # rows per simulation step: large enough for NumPy, small enough for the cache
+NEAR_ROWS = 2_000  # maximum distance in rows of a near repeat, or of a row displaced within its file
+POOL_FRAGMENTS = 16_384  # size of the uniform sample of landed fragments for far repeats: memory does not grow with age
+LATE_FRAGMENTS_MAX = 262_144  # maximum number of delayed fragments (20 MB); further ones land in order
+ORDERED_ROWS_MAX = 5_000_000  # the judges of order-dependent policies process row by row
 KEYS_MAX = 2**24  # producers × topics × partitions: counters are dense arrays
-ROWS_MAX = 2**30  # no sequence comes near the wrap at 2^31, whose rules the judges below leave out
-PAYLOAD_POOL_BYTES = 16 * 2**20  # beyond every compressor's window on a page
+ROWS_MAX = 2**30  # no sequence comes near the wrap at 2^31, whose rules the judges below do not implement
+PAYLOAD_POOL_BYTES = 16 * 2**20  # larger than the window of any compressor on a page
 KEY_COUNT = 4_096
 START_MS = 1_704_067_200_000  # 2024-01-01T00:00:00Z; every delivery covers one hour of event time
 DELIVERY_MS = 3_600_000
-FIRST_PID = 1_000  # pids are dense from here on
-UNTRACKED_NULL, UNTRACKED_MINUS_ONE, TRACKED = 0, 1, 2  # the first generations; from TRACKED on they have a pid
-ZOMBIE_RATE = 0.25  # share of a producer's runs that its zombie writes, for the length of one delivery
+FIRST_PID = 1_000  # pids are consecutive from here
+UNTRACKED_NULL, UNTRACKED_MINUS_ONE, TRACKED = 0, 1, 2  # the first generations; those from TRACKED on have a pid
+ZOMBIE_RATE = 0.25  # share of a producer's runs that its zombie writes, during one delivery
 
 ORDER_FREE = ("any_order", "kafka_offsets")
 ORDERED = ("in_order", "kafka", "strict", "watermark")
@@ -73,13 +74,13 @@ VERDICTS = ("ACCEPTED", "DUPLICATE", "OUT_OF_ORDER", "FENCED", "UNTRACKED")
 FRAGMENT = np.dtype(  # a piece of a run: rows with consecutive event, seq and offset
     [
         ("at", "i8"),  # the event number at which it lands
-        ("event", "i8"),  # 0 … rows - 1, in the order of writing
+        ("event", "i8"),  # 0 … rows - 1, in order of writing
         ("entry", "i8"),  # generation × partition_count + partition
         ("seq", "i8"),
         ("offset", "i8"),
         ("count", "i8"),
-        ("identity_new", "?"),  # of all fragments that bring these sequences, this one counts
-        ("offset_new", "?"),  # ... that bring these offsets
+        ("identity_new", "?"),  # whether this fragment counts, of all with these sequences
+        ("offset_new", "?"),  # whether this fragment counts, of all with these offsets
         ("retried", "?"),  # one of two copies that a producer sent
     ]
 )
@@ -113,50 +114,50 @@ COMPRESSIONS = ("none", "snappy", "zstd", "lz4", "gzip")
 
 @dataclass(frozen=True, kw_only=True)
 class LandingZone:
-    """What the landing zone is made of. Shares are from 0 to 1; an ingredient whose share is 0 does not occur.
+    """The parameters of a landing zone. Shares are from 0 to 1; an ingredient with share 0 does not occur.
 
-    Raises ValueError naming field, range and found value.
+    Raises ValueError naming field, range and value.
     """
 
     rows: int = 1_000_000
-    """Events that producers write, up to 2^30. More rows land (repeats) or fewer (missing)."""
+    """Number of events that producers write, up to 2^30. More rows (repeats) or fewer (missing) land."""
     producers: int = 100
     topics: int = 2
     partitions: int = 6
     """Per topic."""
     zipf_exponent: float = 1.0
-    """The k-th producer writes in proportion to 1 / k^zipf_exponent; 0: all alike. Partitions are even."""
+    """The k-th producer writes in proportion to 1 / k^zipf_exponent; 0: equal rates. Partitions are uniform."""
     run_mean: float = 20.0
-    """Mean length in rows of a producer's runs (geometric)."""
+    """Mean length of a producer's runs in rows (geometric distribution)."""
     repeat_near: float = 0.02
-    """Share of rows landed again by the sink within a few thousand rows."""
+    """Share of rows that the sink repeats within a few thousand rows."""
     repeat_far: float = 0.01
-    """Share of rows landed again by the sink in a later file, however much later."""
+    """Share of rows that the sink repeats in a later file, at any distance."""
     redelivery_share: float = 0.1
-    """Share of files delivered again whole under a new name: at least one unless 0."""
+    """Share of files delivered a second time under a new name: at least one unless 0."""
     retry_share: float = 0.001
-    """Share of rows that a producer sends again and the broker appends again: same identity, another offset."""
+    """Share of rows that a producer sends and the broker appends a second time: same identity, another offset."""
     disorder_within: float = 0.02
     """Share of rows that land later in their file than they were written."""
     disorder_across: float = 0.01
-    """Share of rows that land in one of the next two files, often in the next delivery; all have come at the end."""
+    """Share of rows that land in one of the next two files, often in the next delivery. All have landed at the end."""
     missing_share: float = 0.001
     """Share of rows that were written and never land."""
     bump_share: float = 0.1
-    """Share of producers whose epoch is bumped in each delivery: at least one unless 0. Sequences begin at 0 again."""
+    """Share of producers whose epoch is bumped in each delivery: at least one unless 0. Sequences restart at 0."""
     zombie_share: float = 0.5
-    """Share of bumps that leave a zombie: the old epoch goes on writing for the length of a delivery."""
+    """Share of bumps that leave a zombie: the old epoch continues to write for the length of a delivery."""
     restart_share: float = 0.05
     """Share of producers that restart in each delivery with a new pid: at least one unless 0."""
     untracked_share: float = 0.01
-    """Share of rows without an idempotent producer: half have pid, epoch, seq null, half -1."""
+    """Share of rows without an idempotent producer: in half of them pid, epoch and seq are null, in half -1."""
     payload_bytes: int = 90
     deliveries: int = 4
     files: int = 4
-    """Files per delivery, not counting files delivered again."""
+    """Number of files per delivery, without redelivered files."""
     co_located: bool = False
-    """Whole (topic, partition) keys per file of a delivery, first occurrences in order: the two disorders and
-    `redelivery_share` are left out."""
+    """Put whole (topic, partition) keys into one file per delivery, with first occurrences in order. Disables both
+    disorders and `redelivery_share`."""
     row_group_rows: int = 131_072
     compression: str = "snappy"
     seed: int = 0
@@ -179,33 +180,33 @@ class LandingZone:
 
     @property
     def partition_count(self) -> int:
-        """Partitions of all topics."""
+        """Number of partitions of all topics."""
         return self.topics * self.partitions
 
     @property
     def segment_count(self) -> int:
-        """Files of all deliveries, not counting files delivered again."""
+        """Number of files of all deliveries, without redelivered files."""
         return self.deliveries * self.files
 
     def border(self, segment: int) -> int:
-        """The first event of a segment: the stretch of events that belongs to one file."""
+        """Return the first event of a segment (the events of one file)."""
         return self.rows * segment // self.segment_count
 
 
 @dataclass(frozen=True)
 class Summary:
-    """What one call of `generate` wrote, and the totals up to its last delivery."""
+    """The output of one call of `generate`, and the totals up to its last delivery."""
 
     files: tuple[str, ...]
     """Names of the landing files that this call wrote, in landing order."""
     rows: int
-    """Rows in these files."""
+    """Number of rows in these files."""
     bytes: int
-    """Bytes of these files."""
+    """Size of these files."""
     ingredients: Counts
-    """Rows or events of each ingredient from the first delivery to the last of this call."""
+    """Number of rows or events of each ingredient from the first delivery to the last of this call."""
     truth: dict[str, dict[str, Any]]
-    """Policy to the content of its newest truth file."""
+    """Maps a policy to the content of its newest truth file."""
 
 
 def generate(
@@ -216,15 +217,23 @@ def generate(
     truth_policies: Sequence[str] = ORDER_FREE,
     progress: Callable[[int], None] | None = None,
 ) -> Summary:
-    """Write the landing files and the truth of `deliveries` (a contiguous range, all by default) under `path`.
+    """Write the landing files and the truth of some deliveries under `path`.
 
-    Deliveries before the range are simulated again without being written, so the bytes do not depend on how the work is
-    cut into calls; they must be there if one of their files is delivered again or an order-dependent policy is judged.
-    `truth_policies` may name any preset; `in_order`, `kafka`, `strict` and `watermark` are judged row by row in landing
-    order and take at most 5 million rows. `progress` is called with the number of events written so far.
+    Args:
+        path: A folder.
+        spec: The parameters.
+        deliveries: A contiguous range. Default: all. Earlier deliveries are simulated without being written, so the
+            bytes do not depend on how the work is split into calls. Their files must exist if one of them is
+            redelivered or an order-dependent policy is judged.
+        truth_policies: Names of presets. `in_order`, `kafka`, `strict` and `watermark` are judged row by row in landing
+            order and accept at most 5 million rows.
+        progress: Called with the number of events written so far.
 
-    Raises ValueError for a range or policy that cannot be, FileExistsError where `path` holds another landing zone,
-    FileNotFoundError where an earlier delivery is needed and not there, and other OSErrors as they come.
+    Raises:
+        ValueError: Invalid range or policy.
+        FileExistsError: `path` contains another landing zone.
+        FileNotFoundError: An earlier delivery is needed and missing.
+        OSError: Other errors of the operating system.
     """
     wanted = range(spec.deliveries) if deliveries is None else deliveries
     _check_request(spec, wanted, truth_policies)
@@ -249,11 +258,11 @@ def _check_request(spec: LandingZone, deliveries: range, policies: Sequence[str]
             _check(f"rows with truth of {policy!r}", 1, spec.rows, ORDERED_ROWS_MAX)
 
 
-# -- The zone: who lands what in which file ----------------------------------------------------------------------------
+# -- The zone: which rows land in which file ---------------------------------------------------------------------------
 
 
 class _File(NamedTuple):
-    """A landing file: what is written in the events of `segment`, or the file of `copy_of` again."""
+    """A landing file: the events of `segment`, or a repetition of file `copy_of`."""
 
     name: str
     segment: int
@@ -261,7 +270,7 @@ class _File(NamedTuple):
 
 
 class _Zone:
-    """Runs the world delivery by delivery, lands its fragments in files and keeps the truth."""
+    """Runs the world delivery by delivery, lands its fragments in files, and keeps the truth."""
 
     def __init__(self, path: Path, spec: LandingZone, wanted: range, policies: Sequence[str]) -> None:
         self.spec, self.wanted = spec, wanted
@@ -285,7 +294,7 @@ class _Zone:
         return Summary(names, sum(rows), sum(sizes), self._ingredients(), self.newest)
 
     def deliver(self, delivery: int, progress: Callable[[int], None]) -> None:
-        """Land one delivery and, where it is wanted, write its files and the truth after it."""
+        """Land one delivery. If it is wanted, write its files and the truth after it."""
         self.world.begin_delivery(delivery)
         self.truth.grow(self.world)
         if self.spec.co_located:
@@ -354,7 +363,7 @@ class _Zone:
         return path
 
     def _claim(self) -> None:
-        """Refuse a folder whose truth is about other data."""
+        """Refuse a folder with the truth of other data."""
         text = json.dumps(dataclasses.asdict(self.spec), indent=2) + "\n"
         file = self.truth_path / "spec.json"
         if file.exists() and file.read_text() != text:
@@ -388,12 +397,12 @@ def _write_json(path: Path, value: dict[str, Any]) -> None:
 
 
 def _hidden(path: Path) -> Path:
-    """Where a file grows: a job that lists the folder must not see half of it."""
+    """Return the temporary path of a file, hidden from jobs that list the folder."""
     return path.with_name(f".{path.name}.part")
 
 
 def _plan(spec: LandingZone) -> list[list[_File]]:
-    """The files of every delivery. Which one comes again, and when, is drawn ahead: then a tally of it is enough."""
+    """Plan the files of every delivery. Redeliveries are drawn ahead, so that a tally of their files is enough."""
     rng = np.random.default_rng([spec.seed, 1])
     copies = 0 if spec.co_located else _share_of(spec.segment_count, spec.redelivery_share)
     copied_after = set(rng.choice(spec.segment_count, copies, replace=False).tolist())
@@ -410,12 +419,12 @@ def _plan(spec: LandingZone) -> list[list[_File]]:
 
 
 def _share_of(count: int, share: float) -> int:
-    """At least one unless the share is 0."""
+    """Return the share of a count, at least one unless the share is 0."""
     return max(1, round(share * count)) if share else 0
 
 
 def _tally(before: Array, fragments: Array) -> Array:
-    """(entry, rows) per entry of a file, shape (entries, 2), int64: all that is needed when it comes again."""
+    """Return (entry, rows) per entry of a file, shape (entries, 2), int64: all that is needed for its redelivery."""
     entries, place = np.unique(np.concatenate([before[:, 0], fragments["entry"]]), return_inverse=True)
     rows = np.zeros(len(entries), np.int64)
     np.add.at(rows, place, np.concatenate([before[:, 1], fragments["count"]]))
@@ -428,7 +437,7 @@ def _tally(before: Array, fragments: Array) -> Array:
 class _World:
     """Producers, brokers and the sink. `segment` yields fragments in landing order.
 
-    A *generation* is one (pid, epoch); entry = generation × partition_count + partition. Generations 0 and 1 stand for
+    A *generation* is one (pid, epoch); entry = generation × partition_count + partition. Generations 0 and 1 are
     untracked rows with null and -1.
     """
 
@@ -442,7 +451,7 @@ class _World:
         weights = np.cumsum(1.0 / (1.0 + producers) ** spec.zipf_exponent)
         self.weights = weights / weights[-1]
         self.live = producers + TRACKED  # the generation that each producer writes as
-        self.planned = self.live.copy()  # ... at the end of the delivery under way
+        self.planned = self.live.copy()  # ... at the end of the current delivery
         self.zombie = np.full(spec.producers, -1)
         self.zombie_until = np.zeros(spec.producers, np.int64)
         self.turns: list[tuple[int, int, int, bool]] = []  # (at, producer, generation, leaves a zombie), not yet due
@@ -455,7 +464,7 @@ class _World:
         self.ingredients: Counts = dict.fromkeys((*names, "missing", "displaced", "late", "near", "far"), 0)
 
     def begin_delivery(self, delivery: int) -> None:
-        """Draw who is bumped and who restarts in this delivery, and make room for the generations that follow."""
+        """Draw bumps and restarts in this delivery, and make room for their generations."""
         spec, rng = self.spec, self.rng
         first, stop = spec.border(delivery * spec.files), spec.border((delivery + 1) * spec.files)
         turns: list[tuple[int, int, bool, bool]] = []
@@ -480,7 +489,7 @@ class _World:
         self.seq_next = _grown(self.seq_next, len(pid) * self.spec.partition_count)
 
     def segment(self, segment: int) -> Iterator[tuple[int, Array]]:
-        """Write the events of a segment in steps: (events written so far, fragments that landed, in landing order)."""
+        """Write a segment's events in steps: yields (events so far, fragments that landed, in landing order)."""
         stop = self.spec.border(segment + 1)
         for event in range(self.spec.border(segment), stop, STEP_ROWS):
             step_stop = min(event + STEP_ROWS, stop)
@@ -500,7 +509,7 @@ class _World:
         return landed
 
     def _take_turns(self, stop: int) -> None:
-        """Bumps and restarts up to `stop` take place at the border of the step."""
+        """Execute bumps and restarts up to `stop`, at the end of the step."""
         while self.turns and self.turns[0][0] < stop:
             moment, producer, generation, zombie = self.turns.pop(0)
             if zombie:
@@ -510,7 +519,7 @@ class _World:
         self.zombie[self.zombie_until < stop] = -1
 
     def _write(self, event: int, rows: int) -> Array:
-        """The runs that producers write in this step, as the broker appends them, each retry right after its run."""
+        """Return the runs of this step as the broker appends them, with each retry right after its run."""
         counts = _run_lengths(self.rng, rows, self.spec.run_mean)
         runs = np.zeros(len(counts), FRAGMENT)
         runs["count"], runs["identity_new"], runs["offset_new"] = counts, True, True
@@ -523,7 +532,7 @@ class _World:
         appended = np.repeat(runs, 1 + retried)
         copies = np.flatnonzero(np.repeat(retried, 1 + retried))[1::2]
         appended["identity_new"][copies] = False
-        appended["at"][copies] += appended["count"][copies] - 1  # before the next run: a retry is no disorder
+        appended["at"][copies] += appended["count"][copies] - 1  # before the next run: a retry is not a disorder
         place = appended["entry"] % self.spec.partition_count
         appended["offset"] = _advance(self.offset_next, place, appended["count"])
         self.ingredients["written"] += rows
@@ -531,7 +540,7 @@ class _World:
         return appended
 
     def _draw_generations(self, counts: Array) -> Array:
-        """Who writes each run: a producer by its rate, its zombie now and then, or nobody that is tracked."""
+        """Draw the writer of each run: a producer by its rate, sometimes its zombie, or an untracked one."""
         producer = np.searchsorted(self.weights, self.rng.random(len(counts)), side="right")
         generation = self.live[producer]
         zombie = self.zombie[producer]
@@ -548,7 +557,7 @@ class _World:
         return generation
 
     def _cut(self, runs: Array) -> Array:
-        """Half of the runs in two, so that what is lost, late or repeated also begins and ends inside a run."""
+        """Split half of the runs in two, so that lost, late and repeated fragments also begin and end inside a run."""
         is_cut = (self.rng.random(len(runs)) < 0.5) & (runs["count"] > 1)
         head = self.rng.integers(1, np.maximum(runs["count"], 2))
         pieces: Array = np.repeat(runs, 1 + is_cut)
@@ -562,9 +571,9 @@ class _World:
         return pieces
 
     def _send(self, fragments: Array, segment: int) -> Array:
-        """Lose some fragments, hold some back for a later place in the file or a later file.
+        """Lose some fragments, and delay some to a later place in the file or to a later file.
 
-        Retried runs have no such fate: so the first copy always lands before the second and is the one that counts.
+        Retried runs are excluded, so the first copy always lands before the second and is the one that counts.
         """
         spec, rng, count = self.spec, self.rng, len(fragments)
         fate = np.where(fragments["retried"], 2.0, rng.random(count))
@@ -584,13 +593,13 @@ class _World:
         return landing
 
     def _repeat_near(self, landing: Array) -> Array:
-        """The sink lands a fragment again soon after: a write that was acknowledged too late."""
+        """Repeat fragments soon after: writes that were acknowledged too late."""
         again = landing[self.rng.random(len(landing)) < self.spec.repeat_near]
         again["at"] += again["count"] + self.rng.integers(0, NEAR_ROWS, len(again))
         return self._repeated(again, "near")
 
     def _repeat_far(self, landing_count: int, event: int, stop: int, segment: int) -> Array:
-        """The sink lands again what landed in an earlier file: a consumer group set back."""
+        """Repeat fragments of earlier files: a consumer group that was reset."""
         count = self.rng.binomial(landing_count, self.spec.repeat_far)
         again = self.pool.draw(count, segment)
         again["at"] = self.rng.integers(event, stop, len(again))
@@ -602,13 +611,13 @@ class _World:
         return again
 
     def take_lost(self) -> Array:
-        """The fragments lost since the last call."""
+        """Return the fragments lost since the last call."""
         lost, self.lost = self.lost, []
         return np.concatenate(lost)
 
 
 class _Pool:
-    """A uniform sample of everything that landed (reservoir sampling), with the segment in which it did."""
+    """A uniform sample of all landed fragments (reservoir sampling), with their segments."""
 
     def __init__(self, rng: np.random.Generator) -> None:
         self.rng = rng
@@ -625,7 +634,7 @@ class _Pool:
         self.seen += len(landed)
 
     def draw(self, count: int, segment: int) -> Array:
-        """`count` fragments that landed before this segment; none where none did."""
+        """Return `count` fragments that landed before this segment; empty if there are none."""
         earlier = np.flatnonzero(self.segments < segment)
         if len(earlier) == 0:
             return self.fragments[:0].copy()
@@ -634,7 +643,7 @@ class _Pool:
 
 
 def _run_lengths(rng: np.random.Generator, rows: int, mean: float) -> Array:
-    """Geometric lengths, int64, that add up to `rows` exactly; the last is cut."""
+    """Return geometric lengths, int64, that add up to `rows` exactly; the last one is truncated."""
     lengths = rng.geometric(1 / mean, int(rows / mean * 1.1) + 16)
     while lengths.sum() < rows:
         lengths = np.concatenate([lengths, rng.geometric(1 / mean, len(lengths))])
@@ -645,7 +654,7 @@ def _run_lengths(rng: np.random.Generator, rows: int, mean: float) -> Array:
 
 
 def _advance(totals: Array, keys: Array, counts: Array) -> Array:
-    """Where each run starts when runs of one key follow each other from totals[key] on; `totals` moves to the end."""
+    """Return the start of each run, if a key's runs are consecutive from totals[key] on. Advances `totals`."""
     order = np.argsort(keys, kind="stable")
     key, count = keys[order], counts[order]
     before = np.cumsum(count) - count
@@ -665,7 +674,7 @@ def _grown(array: Array, length: int, fill: int = 0) -> Array:
 
 
 class _RowMaker:
-    """Turns fragments into rows: the only place where memory follows rows, one row group at a time."""
+    """Converts fragments to rows, one row group at a time. The only place where memory grows with rows."""
 
     def __init__(self, spec: LandingZone) -> None:
         self.spec = spec
@@ -717,7 +726,7 @@ class _RowMaker:
 
 
 class _LandingFile:
-    """A Parquet file under way; holds back fragments until a row group is full."""
+    """An open Parquet file, which buffers fragments until a row group is full."""
 
     def __init__(self, path: Path, rows: _RowMaker, world: _World) -> None:
         self.path, self.rows, self.world = path, rows, world  # at `path` once it is closed
@@ -729,7 +738,7 @@ class _LandingFile:
             rows.table(world, np.empty(0, FRAGMENT)).schema,
             compression=rows.spec.compression,
             use_dictionary=["topic", "partition", "pid", "epoch", "key"],
-            store_schema=False,  # what reads back as a dictionary and what as strings is the reader's choice
+            store_schema=False,  # readers choose between dictionaries and strings
         )
 
     def add(self, fragments: Array) -> None:
@@ -745,7 +754,7 @@ class _LandingFile:
         self.held = [held]
 
     def close(self) -> int:
-        """Write the rest; gives the rows of the file."""
+        """Write the rest. Returns the number of rows of the file."""
         if self.held_rows:
             self._write(np.concatenate(self.held))
         self.writer.close()
@@ -759,7 +768,7 @@ class _LandingFile:
 
 
 def _split(fragments: Array, rows: int) -> tuple[Array, Array]:
-    """The first `rows` rows and the rest; a fragment across the border is cut."""
+    """Return the first `rows` rows and the rest; a fragment across the border is split."""
     ends = np.cumsum(fragments["count"])
     last = int(np.searchsorted(ends, rows))
     over = int(ends[last]) - rows
@@ -772,11 +781,11 @@ def _split(fragments: Array, rows: int) -> tuple[Array, Array]:
     return group, rest
 
 
-# -- Truth of the policies that do not depend on order -----------------------------------------------------------------
+# -- Truth of policies that do not depend on the order -----------------------------------------------------------------
 
 
 class _Ledger:
-    """What one order-free policy has accepted: first and highest number per key, and what in between has not landed."""
+    """What one order-free policy has accepted: first and highest number per key, and what has not landed in between."""
 
     def __init__(self, number: str) -> None:
         self.number = number
@@ -793,17 +802,17 @@ class _Ledger:
         np.maximum.at(self.last, key, start + fragments["count"] - 1)
 
     def missing(self, lost: Array, waiting: Array) -> Array:
-        """(key, first, last), int64, of every hole now: what was `lost` for good, and what is `waiting` to land.
+        """Return (key, first, last), int64, of every current hole: `lost` for good, or `waiting` to land.
 
-        `lost` holds what is new since the last call.
+        `lost` contains what is new since the last call.
         """
         self.lost = _joined(np.concatenate([self.lost, lost]))
         holes = _joined(np.concatenate([self.lost, waiting]))
-        # A hole lies wholly inside an entry or wholly outside: its neighbours have landed.
+        # A hole is entirely inside or outside an entry, because its neighbors have landed.
         return holes[(self.first[holes[:, 0]] < holes[:, 1]) & (holes[:, 2] < self.last[holes[:, 0]])]
 
     def kept(self, missing: Array) -> Array:
-        """(key, first, last), int64, of every range accepted: what `missing` leaves between first and highest."""
+        """Return (key, first, last), int64, of every accepted range: from first to highest without `missing`."""
         known = np.flatnonzero(self.last >= 0)
         first = np.concatenate([np.column_stack([known, self.first[known]]), missing[:, [0, 2]] + [0, 1]])
         last = np.concatenate([np.column_stack([known, self.last[known]]), missing[:, [0, 1]] - [0, 1]])
@@ -812,7 +821,7 @@ class _Ledger:
 
 
 def _joined(ranges: Array) -> Array:
-    """Disjoint (key, first, last) in order, neighbours made one."""
+    """Merge neighbors: disjoint (key, first, last) in order."""
     ranges = ranges[np.lexsort((ranges[:, 1], ranges[:, 0]))]
     apart = (ranges[1:, 0] != ranges[:-1, 0]) | (ranges[1:, 1] != ranges[:-1, 2] + 1)
     first = np.flatnonzero(np.concatenate([[True], apart]))[: len(ranges)]
@@ -821,7 +830,7 @@ def _joined(ranges: Array) -> Array:
 
 
 class _OrderFreeTruth:
-    """Counts by what the simulation knows (does this fragment count for these rows?), ranges by ledger."""
+    """Counts rows from the simulation's knowledge (whether a fragment counts), and takes ranges from the ledgers."""
 
     def __init__(self, spec: LandingZone) -> None:
         self.partition_count = spec.partition_count
@@ -852,7 +861,8 @@ class _OrderFreeTruth:
         self._count("kafka_offsets", rows, rows, _row_count(new))
 
     def land_again(self, tally: Array) -> None:
-        """Count a file that landed before: all of it is known, so no highest epoch moves and order does not matter."""
+        """Count a redelivered file: everything in it is known, so no highest epoch changes and the order does not
+        matter."""
         tracked = tally[tally[:, 0] >= TRACKED * self.partition_count]
         rows = int(tally[:, 1].sum())
         self._count("any_order", rows, int(tracked[:, 1].sum()), 0)
@@ -860,7 +870,7 @@ class _OrderFreeTruth:
         self._count("kafka_offsets", rows, rows, 0)
 
     def settle(self, world: _World) -> None:
-        """Find the holes at the end of a delivery: what is lost for good and what is still to come."""
+        """Find the holes at the end of a delivery: lost for good, or still to come."""
         lost, waiting = world.take_lost(), world.waiting
         coming = waiting[waiting["identity_new"]]
         self.missing["any_order"] = self.ledgers["any_order"].missing(
@@ -877,7 +887,7 @@ class _OrderFreeTruth:
             self.counts[policy][verdict] += count
 
     def _count_stale(self, entry: Array, counts: Array) -> None:
-        """Rows below the highest epoch that came before them for their (pid, partition)."""
+        """Count rows below the highest epoch that came before them for their (pid, partition)."""
         generation, place = np.divmod(entry, self.partition_count)
         key, epoch = (self.pid[generation] - FIRST_PID) * self.partition_count + place, self.epoch[generation]
         order = np.argsort(key, kind="stable")
@@ -888,7 +898,7 @@ class _OrderFreeTruth:
         np.maximum.at(self.epoch_top, key, epoch)
 
     def truth(self, policy: str, rows: _RowMaker) -> tuple[dict[str, Any], pa.Table, pa.Table]:
-        """(content of the truth file, kept ranges, missing ranges). `kafka_offsets` calls no hole missing."""
+        """Return (content of the truth file, kept ranges, missing ranges). `kafka_offsets` has no missing ranges."""
         missing = self.missing[policy]
         kept = self._table(policy, self.ledgers[policy].kept(missing), rows)
         holes = self._table(policy, missing if policy == "any_order" else missing[:0], rows)
@@ -908,18 +918,18 @@ def _row_count(fragments: Array) -> int:
 
 
 def _ranges(key: Array, first: Array, fragments: Array) -> Array:
-    """(key, first, last), int64, shape (fragments, 3)."""
+    """Return (key, first, last), int64, shape (fragments, 3)."""
     return np.column_stack([key, first, first + fragments["count"] - 1])
 
 
 def _range_table(key: dict[str, pa.Array], first: Array, last: Array) -> pa.Table:
-    """Key columns, first_seq, last_seq and count (int64), in key order."""
+    """Return key columns, first_seq, last_seq and count (int64), in key order."""
     table = pa.table({**key, "first_seq": first, "last_seq": last, "count": last - first + 1})
     return table.sort_by([(name, "ascending") for name in (*KEY_ORDER, "first_seq") if name in table.column_names])
 
 
 def _facts(counts: Counts, stale_epoch: int, missing: pa.Table) -> dict[str, Any]:
-    """The content of a truth file."""
+    """Return the content of a truth file."""
     return {
         "rows": sum(counts.values()),
         "counts": dict(counts),
@@ -930,7 +940,7 @@ def _facts(counts: Counts, stale_epoch: int, missing: pa.Table) -> dict[str, Any
     }
 
 
-# -- Truth of the policies that depend on order ------------------------------------------------------------------------
+# -- Truth of policies that depend on the order ------------------------------------------------------------------------
 
 
 _Key = tuple[int, str, int]  # pid, topic, partition
@@ -955,7 +965,7 @@ RULES = {
 
 @dataclass
 class _Entry:
-    """What is known of a key in its epoch: the accepted ranges, ascending, [first, last] each."""
+    """The state of a key in its epoch: the accepted ranges, ascending, as [first, last]."""
 
     epoch: int
     ranges: list[list[int]]
@@ -972,7 +982,7 @@ class _Entry:
 
 
 class _OrderedJudge:
-    """Judges landing files row by row in landing order, in plain Python: slow, short, and like nothing in the core.
+    """Judges landing files row by row in landing order, in plain Python: slow, short, and independent of the core.
 
     Sequences are far below the wrap, so they are positions.
     """
@@ -1017,14 +1027,14 @@ class _OrderedJudge:
         return "DUPLICATE" if entry.holds(seq) else rule.late
 
     def truth(self) -> tuple[dict[str, Any], pa.Table, pa.Table]:
-        """(content of the truth file, kept ranges of every epoch, ranges missing in the entries that there are now)."""
+        """Return (content of the truth file, kept ranges of every epoch, missing ranges of the current entries)."""
         entries = (*self.replaced, *self.entries.items())
         kept = [(key, entry.epoch, first, last) for key, entry in entries for first, last in entry.ranges]
         missing = [
             (key, entry.epoch, before[1] + 1, after[0] - 1)
             for key, entry in self.entries.items()
             for before, after in pairwise(entry.ranges)
-            if self.rule.fences  # `watermark` calls no hole missing
+            if self.rule.fences  # `watermark` has no missing ranges
         ]
         holes = self._table(missing)
         return _facts(self.counts, self.stale_epoch, holes), self._table(kept), holes
