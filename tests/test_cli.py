@@ -519,6 +519,15 @@ def test_a_plain_run_imports_what_it_needs(zone: Path, tmp_path: Path) -> None:
     assert ended.stdout.splitlines()[-1] == "0", ended.stdout
 
 
+def test_help_imports_what_it_needs() -> None:
+    """Else half of its time would be for stores and states, which help does not read."""
+    needless = ["fencepost.state", "fencepost.kafka.source", "fencepost.pages", "pyarrow", "numpy", "rich.console"]
+    program = f"import sys; from fencepost import cli; print(cli.run(), *sys.modules.keys() & {needless})"
+    for arguments in (["--help"], ["kafka", "audit", "--help"], ["dedup", "--help"]):
+        ended = subprocess.run([sys.executable, "-c", program, *arguments], check=True, text=True, capture_output=True)
+        assert ended.stdout.splitlines()[-1] == "0", ended.stdout
+
+
 def on_terminal(*arguments: object) -> tuple[int, str, str]:
     """Exit code, stdout, and what a terminal behind stderr got to see."""
     ours, theirs = pty.openpty()

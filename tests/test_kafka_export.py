@@ -69,7 +69,7 @@ def test_damage_leaves_nothing_behind(tmp_path: Path, capsys: pytest.CaptureFixt
     path.write_bytes(data)
     code, told, err = run(capsys, folder, tmp_path / out)
     assert (code, told) == (1, "")
-    assert err.startswith(f"fencepost: {path}, byte ")
+    assert err.startswith(f"fencepost: [FP201] {path}, byte ")
     assert "CRC-32C" in err
     assert [it.name for it in tmp_path.iterdir()] == ["logs"]
 

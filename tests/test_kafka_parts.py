@@ -63,7 +63,7 @@ def test_single_segments_are_read_as_read_records_reads_them(isolation: Isolatio
         try:
             wanted: pa.Table | str = pa.table(kafka.read_records(path, isolation))
         except fp.SourceError as error:
-            wanted = str(error)
+            wanted = error.message
         if isinstance(wanted, str):
             with pytest.raises(fp.SourceError, match="read the folder") as info:
                 parts_of(path, isolation)

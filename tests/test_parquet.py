@@ -984,7 +984,7 @@ def test_a_bad_value_is_named_with_its_row_of_the_file(
         with pytest.raises(fp.BatchError) as told:
             table.apply(pa.table(columns))
         if options.get("policy") or name != "seq" or values.null_count:
-            assert raised.value.message == f"{path}: {told.value}"
+            assert raised.value.message == f"{path}: {told.value.message}"
     with pytest.raises(fp.errors.SourceError, match="an earlier call broke off here"):
         scan.next(1)
 

@@ -769,7 +769,7 @@ def test_what_no_batch_can_be_changes_nothing(tmp_path: Path, name: str) -> None
 def test_options_that_make_no_sense(tmp_path: Path, options: dict[str, Any], message: str) -> None:
     with pytest.raises((ValueError, fp.PolicyError)) as raised:
         PartitionLog(tmp_path / "orders-3", **options)
-    assert raised.value.message == message
+    assert message in str(raised.value)
     assert not (tmp_path / "orders-3").exists()
 
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fencepost.errors import PolicyError
-from fencepost.pages.tables import key_names, utc
 from fencepost.policy import Policy
 from fencepost.verdict import Verdict
 
@@ -229,6 +228,8 @@ class AuditReport:
 
     def column_names(self) -> dict[str, str]:
         """Return the input's names of the key columns of the tables."""
+        from fencepost.pages.tables import key_names
+
         return key_names(self.resets.column_names, self.identity)
 
     def named(self, table: Any) -> Any:
@@ -321,6 +322,8 @@ def _cell(value: object, name: str) -> str:
     if isinstance(value, int) and name in _COUNTS:
         return f"{value:,}"
     if isinstance(value, int) and name == "timestamp":
+        from fencepost.pages.tables import utc
+
         return utc(value)
     return _plain(value)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import tomllib
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -144,6 +143,8 @@ def named_columns(options: dict[str, Any]) -> Columns | dict[str, Any]:
 
 
 def _from_file(path: Path) -> Policy:
+    import tomllib
+
     text = path.read_text()
     try:
         fields = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)

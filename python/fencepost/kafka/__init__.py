@@ -14,15 +14,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from fencepost import _native
 from fencepost._native import TransactionIndex
 from fencepost.arrow import ArrowStreamExportable
 from fencepost.kafka.finding import Finding
-from fencepost.kafka.log import Appended, PartitionLog
 from fencepost.kafka.report import LogAudit, PartitionAudit
-from fencepost.kafka.source import open_log, read_beside, read_whole
+
+if TYPE_CHECKING:
+    from fencepost.kafka.log import Appended, PartitionLog
 
 __all__ = [
     "BATCH_BYTES_MAX",
@@ -84,6 +85,8 @@ def read_batches(
     """
     if damage not in ("raise", "report"):
         raise ValueError(f"damage={damage!r}: 'raise' or 'report'")
+    from fencepost.kafka.source import open_log
+
     log = open_log(source, options)
     segments = [segment.parts for segment in log.segments]
     return _native.kafka_batches(segments, log.topic, log.partition, reports=damage == "report")
@@ -126,6 +129,8 @@ def read_records(
         raise ValueError(f"isolation={isolation!r}: 'read_uncommitted' or 'read_committed'")
     if batch_bytes_max < 0:
         raise ValueError(f"batch_bytes_max={batch_bytes_max}: a number of bytes")
+    from fencepost.kafka.source import open_log, read_beside
+
     log = open_log(source, options)
     first_segment = 0 if from_offset is None else log.segment_of(from_offset)
     committed = aborted = None
@@ -151,6 +156,8 @@ def read_snapshot(path: str | os.PathLike[str], *, options: Mapping[str, Any] | 
     Columns: pid (int64), epoch (int16), last_seq (int32), last_offset (int64), offset_delta (int32), timestamp (int64
     ms), coordinator_epoch (int32), txn_first_offset (int64); -1 if missing. Raises SourceError.
     """
+    from fencepost.kafka.source import read_whole
+
     return _native.kafka_snapshot(read_whole(path, options), os.fspath(path))
 
 
@@ -159,6 +166,8 @@ def read_aborted(path: str | os.PathLike[str], *, options: Mapping[str, Any] | N
 
     Columns: pid, first_offset, last_offset, last_stable_offset (int64). Raises SourceError.
     """
+    from fencepost.kafka.source import read_whole
+
     return _native.kafka_aborted(read_whole(path, options), os.fspath(path))
 
 
@@ -201,3 +210,12 @@ def audit(
     from fencepost.kafka import auditing
 
     return auditing.audit(source, auditing.Request(now_ms, max_idle_ms, cleanup_policy, checksums, options))
+
+
+def __getattr__(name: str) -> Any:
+    # Imported on first use: what reads stores would slow down the start of the command line.
+    if name in ("Appended", "PartitionLog"):
+        from fencepost.kafka import log
+
+        return getattr(log, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
