@@ -1,4 +1,4 @@
-"""Cursor mode and the number of partitions: what a place has of a source is known by partition, so the number stays."""
+"""The number of partitions of a place: what it has of a producer or a source is known by partition, so it stays."""
 
 from __future__ import annotations
 
@@ -49,18 +49,18 @@ def logs(folder: Path) -> tuple[Make, Read]:
 
 
 def produce(make: Make, lines: range, **options: Any) -> None:
-    """Reads a source from its start, whose positions count by partition: a log takes no gaps."""
+    """Sends lines, in cursor mode where there is one."""
     with ExitStack() as stack:
         transport = make(**options)
         stack.callback(getattr(transport, "close", lambda: None))
-        names: dict[str, Any] = {} if hasattr(transport, "init_producer") else {"registry": Leases()}
-        producer = fp.SequencedProducer(transport, name="file 1", position="at", partition_by="of", **names)
+        mode = {"position": "at"} if hasattr(transport, "cursor") else {}
+        producer = fp.SequencedProducer(transport, name="file 1", registry=Leases(), partition_by="of", **mode)
         with producer:
             producer.send([{"line": it, "of": it % 2, "at": it // 2} for it in lines])
 
 
 class Leases:
-    """A registry for logs, which are none: each lease has the next epoch."""
+    """A registry: each lease has the next epoch."""
 
     epoch = 0
 
@@ -70,7 +70,7 @@ class Leases:
 
 
 @pytest.mark.parametrize("place", [landing, table, logs])
-def test_a_source_is_read_again_under_the_count_that_is_stored(
+def test_producers_go_on_under_the_count_that_is_stored(
     place: Callable[[Path], tuple[Make, Read]], tmp_path: Path
 ) -> None:
     make, read = place(tmp_path)
@@ -81,7 +81,8 @@ def test_a_source_is_read_again_under_the_count_that_is_stored(
         ):
             produce(make, range(20), partitions=another)
     assert Counter(read()) == Counter(range(10)), "nothing of it was written"
-    produce(make, range(20))
+    has_cursor = place is landing
+    produce(make, range(0 if has_cursor else 10, 20))
     assert Counter(read()) == Counter(range(20)), "each line once, under the count of before"
 
 
@@ -90,8 +91,6 @@ def test_a_producer_has_no_count_of_its_own(place: Callable[[Path], tuple[Make, 
     transport = place(tmp_path)[0](partitions=2)
     try:
         with pytest.raises(fp.PolicyError, match="partitions=3: the transport has 2"):
-            fp.SequencedProducer(
-                transport, partitions=3, name="file 1", registry=Leases(), position="at", partition_by="of"
-            )
+            fp.SequencedProducer(transport, partitions=3, partition_by="of")
     finally:
         getattr(transport, "close", lambda: None)()

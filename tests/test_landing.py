@@ -17,14 +17,15 @@ import fencepost as fp
 import pyarrow as pa
 import pytest
 from faulty_transport import FaultyTransport
-from fencepost.producer import Answer, Identity, SequencedBatch
+from fencepost.producer import Answer, SequencedBatch
 from fencepost.producer.stamping import stamp, stamp_positions
+from fencepost.sql import ProducerRegistry
 from fencepost.state.stores import LocalStore
 from fencepost.transports import LandingTransport, read_landing
-from fencepost.transports.judging import LEASES_FROM
 from fencepost.transports.landing import entry_name
 from fencepost.transports.schemas import from_text
 from s3_server import BUCKET, serve_s3
+from sqlalchemy import create_engine
 
 QUICK = {"retry_backoff_ms": 1, "retry_backoff_max_ms": 5}
 
@@ -50,6 +51,11 @@ def batch(pid: int, epoch: int, first_seq: int, values: list[Any], partition: in
     return SequencedBatch(partition, pid, epoch, first_seq, last_seq, len(values), rows, **more)
 
 
+def names(folder: Path) -> ProducerRegistry:
+    """A registry beside a folder."""
+    return ProducerRegistry(create_engine(f"sqlite:///{folder}.db"))
+
+
 def positions(pid: int, epoch: int, at: list[int], partition: int = 0) -> SequencedBatch:
     rows = stamp_positions(pa.table({"value": at}), pid, epoch, partition, "value")
     return SequencedBatch(partition, pid, epoch, at[0], at[-1], len(at), rows, cursor="reader")
@@ -62,7 +68,8 @@ def values(landing: Any) -> list[Any]:
 def test_what_was_sent_is_read(place: tuple[str, Any]) -> None:
     folder, options = place
     transport = LandingTransport(folder, partitions=2, options=options)
-    with fp.SequencedProducer(transport, partition_by="to", name="gate 7") as producer:
+    with fp.SequencedProducer(transport, partition_by="to") as producer:
+        pid = producer.identity.pid
         producer.send({"to": [0, 1, 0], "value": [1, 2, 3]})
         producer.flush(30)
         position = read_landing(folder, options=options).position
@@ -70,15 +77,15 @@ def test_what_was_sent_is_read(place: tuple[str, Any]) -> None:
     landing = read_landing(folder, options=options)
     table = landing.read().sort_by("value")
     assert table.select(["pid", "epoch", "partition", "seq", "value"]).to_pylist() == [
-        {"pid": LEASES_FROM, "epoch": 0, "partition": 0, "seq": 0, "value": 1},
-        {"pid": LEASES_FROM, "epoch": 0, "partition": 1, "seq": 0, "value": 2},
-        {"pid": LEASES_FROM, "epoch": 0, "partition": 0, "seq": 1, "value": 3},
-        {"pid": LEASES_FROM, "epoch": 0, "partition": 1, "seq": 1, "value": 4},
+        {"pid": pid, "epoch": 0, "partition": 0, "seq": 0, "value": 1},
+        {"pid": pid, "epoch": 0, "partition": 1, "seq": 0, "value": 2},
+        {"pid": pid, "epoch": 0, "partition": 0, "seq": 1, "value": 3},
+        {"pid": pid, "epoch": 0, "partition": 1, "seq": 1, "value": 4},
     ]
     assert (landing.rows, landing.refused, landing.open, landing.leftovers) == (4, [], [], [])
     assert values(read_landing(folder, after=position, options=options)) == [4]
     one = landing.batches[0]
-    assert (one.pid, one.epoch, one.first_seq, one.offset) == (LEASES_FROM, 0, 0, 0)
+    assert (one.pid, one.epoch, one.first_seq, one.offset) == (pid, 0, 0, 0)
     assert [file.rows for file in one.files] == [one.count]
 
 
@@ -109,34 +116,45 @@ def test_a_retry_is_known_and_leaves_no_file(tmp_path: Path) -> None:
     assert (values(landing), landing.leftovers) == ([1, 2, 3], [])
 
 
-def test_a_zombie_is_kept_out_by_the_lease(tmp_path: Path) -> None:
+def test_a_zombie_is_kept_out_by_the_fence(tmp_path: Path) -> None:
     zombie = LandingTransport(tmp_path, sync=False)
-    identity = zombie.init_producer("gate 7")
-    assert identity == (LEASES_FROM, 0)
-    assert zombie.send(batch(*identity, 0, [1])).offset == 0
+    assert zombie.send(batch(7, 0, 0, [1])).offset == 0
     successor = LandingTransport(tmp_path, sync=False)
-    assert successor.init_producer("gate 7") == (LEASES_FROM, 1)
-    assert zombie.send(batch(*identity, 1, [2])) == Answer(fp.Verdict.FENCED), "before the new one has written anything"
-    with pytest.raises(fp.FencedError, match="'gate 7' was taken over"):
-        zombie.init_producer("gate 7", expected=identity)
-    assert successor.send(batch(LEASES_FROM, 1, 0, [3])).offset == 1
+    assert successor.fence(7, 1, None) == {0: (0, 0)}
+    assert zombie.send(batch(7, 0, 1, [2])) == Answer(fp.Verdict.FENCED), "before the new one has written anything"
+    assert successor.send(batch(7, 1, 0, [3])).offset == 1
     assert values(read_landing(tmp_path)) == [1, 3]
 
 
 def test_a_marker_that_a_zombie_has_put_is_not_accepted(tmp_path: Path) -> None:
     """Somebody who does not read before he writes: readers judge by the order of the entries."""
     transport = LandingTransport(tmp_path, sync=False)
-    transport.init_producer("gate 7")
-    transport.send(batch(LEASES_FROM, 0, 0, [1]))
-    transport.init_producer("gate 7")
-    entry = json.loads((tmp_path / entry_name(1)).read_text())
+    transport.send(batch(7, 0, 0, [1]))
+    transport.fence(7, 1, None)
+    entry = json.loads((tmp_path / entry_name(0)).read_text())
     forged = {**entry, "first_seq": 1, "last_seq": 1, "offset": 1, "nonce": "z"}
-    assert LocalStore(tmp_path).put(entry_name(3), json.dumps(forged).encode())
+    assert LocalStore(tmp_path).put(entry_name(2), json.dumps(forged).encode())
     landing = read_landing(tmp_path)
     assert values(landing) == [1]
     [(refused, verdict)] = landing.refused
     assert (refused.first_seq, verdict) == (1, fp.Verdict.FENCED)
-    assert LandingTransport(tmp_path, sync=False).send(batch(LEASES_FROM, 1, 0, [2])).offset == 1, "and writers go on"
+    assert LandingTransport(tmp_path, sync=False).send(batch(7, 1, 0, [2])).offset == 1, "and writers go on"
+    assert values(read_landing(tmp_path)) == [1, 2]
+
+
+def test_leases_of_a_folder_still_fence(tmp_path: Path) -> None:
+    """An older version wrote them: who has a name, under which pid, and whether it took the name from another."""
+    lease = {"kind": "lease", "name": "a", "is_taken_over": True, "pid": 7}
+    put_entry(tmp_path, 0, {**lease, "epoch": 0})
+    put_entry(tmp_path, 1, {**lease, "epoch": 1})
+    transport = LandingTransport(tmp_path, sync=False)
+    assert transport.send(batch(7, 0, 0, [1])) == Answer(fp.Verdict.FENCED)
+    assert transport.send(batch(7, 1, 0, [1])).offset == 0
+    put_entry(tmp_path, 3, {**lease, "is_taken_over": False, "epoch": 2})
+    put_entry(tmp_path, 4, {**lease, "name": None, "pid": 8, "epoch": 0})
+    assert transport.send(batch(7, 1, 1, [2])).offset == 1, "its own next epoch, whose batches in flight count"
+    put_entry(tmp_path, 6, {**lease, "pid": 9, "epoch": 0})
+    assert transport.send(batch(7, 2, 0, [3])) == Answer(fp.Verdict.FENCED), "a fresh pid of the same name"
     assert values(read_landing(tmp_path)) == [1, 2]
 
 
@@ -319,7 +337,7 @@ ENTRIES: dict[str, dict[str, Any]] = {
         "files": [{"path": "data/partition=0/a.parquet", "bytes": 9, "rows": 1}], "transactional": False,
         "cursor": None,
     },
-    "lease": {"kind": "lease", "name": "a", "is_taken_over": True, "pid": LEASES_FROM + 5, "epoch": 3},
+    "lease": {"kind": "lease", "name": "a", "is_taken_over": True, "pid": 7, "epoch": 3},
     "fence": {"kind": "fence", "pid": 7, "epoch": 1, "partitions": [0, 1]},
     "marker": {
         "kind": "marker", "pid": 7, "epoch": 1, "partition": 0, "outcome": "abort", "coordinator_epoch": 0,
@@ -352,9 +370,8 @@ def test_an_entry_that_cannot_be_taken_is_read_again(tmp_path: Path, kind: str, 
     assert transport._log.state.next_entry == 0
     put_entry(tmp_path, 0, ENTRIES[kind])
     if kind == "lease":
-        assert transport.init_producer("a") == (LEASES_FROM + 5, 4)
-    else:
-        assert transport.send(batch(7, 0, 0, [1])) == Answer(fp.Verdict.FENCED)
+        put_entry(tmp_path, 1, {**ENTRIES[kind], "epoch": 4})  # it fences the one before it
+    assert transport.send(batch(7, 0, 0, [1])) == Answer(fp.Verdict.FENCED)
 
 
 def test_what_could_not_be_read_again_is_not_written(tmp_path: Path) -> None:
@@ -362,21 +379,6 @@ def test_what_could_not_be_read_again_is_not_written(tmp_path: Path) -> None:
     with pytest.raises(fp.PolicyError, match=r"fence: epoch 32768: 0 to 32767 was expected; nothing was written"):
         transport.fence(7, 2**15, None)
     assert read_landing(tmp_path).position == 0
-
-
-@pytest.mark.parametrize("epoch", [0, 1, 2**15 - 3, 2**15 - 2])
-def test_the_lease_whose_answer_was_lost_is_the_same_again(tmp_path: Path, epoch: int) -> None:
-    """Behind the last epoch a fresh pid follows, which its own producer must not take for somebody else's."""
-    put_entry(tmp_path, 0, {"kind": "lease", "name": "a", "is_taken_over": True, "pid": LEASES_FROM, "epoch": epoch})
-    transport, before = LandingTransport(tmp_path, sync=False), Identity(LEASES_FROM, epoch)
-    after = transport.init_producer("a", expected=before)
-    assert after == ((LEASES_FROM + 1, 0) if epoch == 2**15 - 2 else (LEASES_FROM, epoch + 1))
-    assert transport.init_producer("a", expected=before) == after
-    assert LandingTransport(tmp_path, sync=False).init_producer("a", expected=before) == after
-    transport.init_producer("a")
-    for known in (before, after):
-        with pytest.raises(fp.FencedError, match="'a' was taken over"):
-            transport.init_producer("a", expected=known)
 
 
 def test_reading_after_the_end_is_refused(tmp_path: Path) -> None:
@@ -412,7 +414,9 @@ def test_writers_of_one_folder_agree_on_one_order(tmp_path: Path) -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_behind_a_network_that_lies_each_row_lands_once(tmp_path: Path, seed: int) -> None:
     transport = FaultyTransport(LandingTransport(tmp_path, sync=False, partitions=2), seed)
-    with fp.SequencedProducer(transport, partition_by="to", name="a", request_timeout_ms=80, **QUICK) as producer:
+    with fp.SequencedProducer(
+        transport, partition_by="to", name="a", registry=names(tmp_path), request_timeout_ms=80, **QUICK
+    ) as producer:
         for value in range(40):
             producer.send({"to": [value % 2], "value": [value]})
     transport.settle()
@@ -420,21 +424,6 @@ def test_behind_a_network_that_lies_each_row_lands_once(tmp_path: Path, seed: in
     found = values(landing)
     assert [it for it in found if it % 2 == 0] == list(range(0, 40, 2))
     assert [it for it in found if it % 2] == list(range(1, 40, 2))
-
-
-def test_the_next_epoch_is_asked_for_again_when_the_answer_was_lost(tmp_path: Path) -> None:
-    transport = LandingTransport(tmp_path)
-    first = transport.init_producer("a")
-    transport.fence(*first, None)
-    second = transport.init_producer("a", expected=first)
-    assert transport.init_producer("a", expected=first) == second == (first.pid, first.epoch + 1)
-    third = transport.init_producer("a", expected=second)
-    with pytest.raises(fp.FencedError, match="'a' was taken over"):
-        transport.init_producer("a", expected=first)
-    fourth = transport.init_producer("a")  # somebody else
-    assert fourth.epoch == third.epoch + 1
-    with pytest.raises(fp.FencedError, match="'a' was taken over"):
-        transport.init_producer("a", expected=third)
 
 
 def test_an_entry_with_a_wrong_offset_changes_nothing_for_those_behind_it(tmp_path: Path) -> None:
@@ -449,17 +438,6 @@ def test_an_entry_with_a_wrong_offset_changes_nothing_for_those_behind_it(tmp_pa
     again = LandingTransport(tmp_path)
     assert again.send(batch(7, 0, 1, [2])) == Answer(fp.Verdict.ACCEPTED, 1)
     assert values(read_landing(tmp_path)) == [1, 2]
-
-
-def test_leases_end_with_a_fresh_pid(tmp_path: Path) -> None:
-    transport = LandingTransport(tmp_path, sync=False)
-    assert [transport.init_producer() for _ in range(2)] == [(LEASES_FROM, 0), (LEASES_FROM + 1, 0)]
-    identity = transport.init_producer("a")
-    assert identity == (LEASES_FROM + 2, 0)
-    assert transport.init_producer("a", expected=identity) == (LEASES_FROM + 2, 1)
-    transport._log.state.leases["a"] = identity._replace(epoch=2**15 - 2)
-    assert transport.init_producer("a") == (LEASES_FROM + 3, 0)
-    assert transport.send(batch(identity.pid, 2**15 - 2, 0, [1])) == Answer(fp.Verdict.FENCED)
 
 
 def test_a_fence_holds_where_it_was_put_and_tells_what_is_there(tmp_path: Path) -> None:
@@ -502,7 +480,7 @@ def test_a_producer_that_begins_again_sends_the_same_numbers_and_the_folder_drop
 
     def run(rows: list[dict[str, int]], size: int) -> None:
         transport = LandingTransport(tmp_path, sync=False)
-        with fp.SequencedProducer(transport, name="reader", position="at") as producer:
+        with fp.SequencedProducer(transport, name="reader", registry=names(tmp_path), position="at") as producer:
             for start in range(0, len(rows), size):
                 producer.send(rows[start : start + size])
 
@@ -519,7 +497,9 @@ def test_a_source_for_several_partitions_is_read_again_in_other_pieces(tmp_path:
     source = [{"at": at, "value": at, "user": f"user {at % 7}"} for at in range(60)]
     for begin, size in ((0, 7), (5, 11), (0, 60)):
         transport = LandingTransport(tmp_path, sync=False, partitions=3)
-        with fp.SequencedProducer(transport, name="reader", position="at", key="user") as producer:
+        with fp.SequencedProducer(
+            transport, name="reader", registry=names(tmp_path), position="at", key="user"
+        ) as producer:
             for start in range(begin, 60 if begin else 40, size):
                 producer.send(source[start : start + size])
     assert sorted(values(read_landing(tmp_path))) == list(range(60))
@@ -546,9 +526,12 @@ def test_positions_without_a_name_are_no_entry(tmp_path: Path) -> None:
 
 WRITE = """
 import sys, fencepost as fp
+from fencepost.sql import ProducerRegistry
 from fencepost.transports import LandingTransport
-told_at, waits_at = map(int, sys.argv[2:])
-with fp.SequencedProducer(LandingTransport(sys.argv[1], sync=False), name="reader", position="at") as producer:
+from sqlalchemy import create_engine
+told_at, waits_at = map(int, sys.argv[3:])
+transport, registry = LandingTransport(sys.argv[1], sync=False), ProducerRegistry(create_engine(sys.argv[2]))
+with fp.SequencedProducer(transport, name="reader", registry=registry, position="at") as producer:
     for start in range(0, 600, 6):
         producer.send([{"at": at, "value": at} for at in range(start, start + 6)])
         if start == told_at:
@@ -560,7 +543,7 @@ with fp.SequencedProducer(LandingTransport(sys.argv[1], sync=False), name="reade
 
 
 def test_a_producer_that_is_killed_and_begins_again_loses_and_doubles_nothing(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", WRITE, str(tmp_path)]
+    command = [sys.executable, "-c", WRITE, str(tmp_path), f"sqlite:///{tmp_path}.db"]
     for seed in range(3):
         told_at = 6 * random.Random(seed).randrange(2, 80)
         places = [str(told_at), str(told_at + 60)]  # killed between them: it waits at the second
@@ -586,7 +569,7 @@ def test_in_cursor_mode_a_batch_that_fails_stops_the_producer(tmp_path: Path) ->
             return Answer(87) if batch.first_seq == 1 else super().send(batch)
 
     transport = Refuses(tmp_path, sync=False)
-    producer = fp.SequencedProducer(transport, name="reader", position="at", batch_rows=1)
+    producer = fp.SequencedProducer(transport, name="reader", registry=names(tmp_path), position="at", batch_rows=1)
     first, second, third = producer.send([{"at": at, "value": at} for at in range(3)])
     assert first.result(10).first_seq == 0
     with pytest.raises(fp.DeliveryError, match=r"INVALID_RECORD.*not in the log; the producer stops, for") as caught:

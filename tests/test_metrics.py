@@ -49,7 +49,7 @@ def test_a_registration_asks_no_source() -> None:
 
 
 def test_a_producer_has_metrics() -> None:
-    with fp.SequencedProducer(MemoryTransport(), name="gate 7") as producer:
+    with fp.SequencedProducer(MemoryTransport(), name="gate 7", registry=MemoryTransport()) as producer:
         producer.send([{"value": 1}, {"value": 2}])
         producer.flush(10)
         lines = to_text(producer).splitlines()

@@ -16,7 +16,7 @@ import pytest
 from faulty_transport import FaultyTransport
 from fencepost import kafka
 from fencepost.producer import Answer, Identity, SequencedBatch
-from fencepost.producer.stamping import stamp, stamp_positions
+from fencepost.producer.stamping import stamp
 from fencepost.transports import PartitionLogTransport
 
 QUICK = {"retry_backoff_ms": 1, "retry_backoff_max_ms": 5}
@@ -270,97 +270,3 @@ def test_transactions_are_seen_when_they_are_committed(transport: PartitionLogTr
 def test_a_log_that_another_one_writes_is_not_opened(transport: PartitionLogTransport, tmp_path: Path) -> None:
     with pytest.raises(fp.FencepostError):
         PartitionLogTransport(tmp_path, partitions=2)
-
-
-# Cursor mode
-
-
-class Names:
-    """The identity of a name is always the same here; the lock of the log keeps others out."""
-
-    def init_producer(self, transactional_id: Any = None, timeout_ms: int = 0, expected: Any = None) -> Identity:
-        return Identity(5, 0)
-
-
-def test_a_producer_that_begins_again_sends_the_same_positions(tmp_path: Path) -> None:
-    source = [{"at": at, "n": at} for at in range(10, 40)]
-
-    def run(rows: list[dict[str, int]], size: int) -> None:
-        with (
-            PartitionLogTransport(tmp_path, first="any") as transport,
-            fp.SequencedProducer(transport, name="reader", registry=Names(), position="at") as producer,
-        ):
-            for start in range(0, len(rows), size):
-                producer.send(rows[start : start + size])
-
-    run(source[:20], size=7)
-    run(source[5:], size=9)
-    run(source, size=30)
-    found = pa.table(kafka.read_records(tmp_path / "events-0", isolation="read_uncommitted"))
-    assert found["seq"].to_pylist() == list(range(10, 40))
-    assert [json.loads(it)["n"] for it in found["value"].to_pylist()] == list(range(10, 40))
-
-
-def test_positions_with_gaps_are_refused(tmp_path: Path) -> None:
-    def send(at: list[int]) -> None:
-        with (
-            PartitionLogTransport(tmp_path, first="any") as transport,
-            fp.SequencedProducer(transport, name="reader", registry=Names(), position="at") as producer,
-        ):
-            producer.send({"at": at})
-
-    for at in ([0, 2], [2**31 - 1, 2**31]):
-        with pytest.raises(fp.DeliveryError, match="in a Kafka log they follow each other without gaps"):
-            send(at)
-    send([0, 1])
-    with pytest.raises(fp.DeliveryError, match="positions 3 to 4 of 2 rows behind 1"):
-        send([3, 4])
-
-
-class LosesAnswers:
-    """A log that is poisoned by its `nth` append, once it is on disk."""
-
-    def __init__(self, log: Any, nth: int) -> None:
-        self._log, self._left = log, nth
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._log, name)
-
-    def append(self, *batch: Any) -> Any:
-        appended, self._left = self._log.append(*batch), self._left - 1
-        if not self._left:
-            raise fp.PoisonedError("sync failed")
-        return appended
-
-
-@pytest.mark.parametrize("nth", [1, 2, 3])
-@pytest.mark.parametrize("size", [10, 7])
-def test_in_cursor_mode_an_answer_that_is_lost_is_found_in_the_log(tmp_path: Path, nth: int, size: int) -> None:
-    with PartitionLogTransport(tmp_path) as transport:
-        writer = transport._writers[0]
-        writer.log = LosesAnswers(writer.log, nth)
-        with fp.SequencedProducer(transport, name="reader", registry=Names(), position="at", **QUICK) as producer:
-            delivered = [
-                producer.send({"at": range(start, min(30, start + size))})[0].result(10) for start in range(0, 30, size)
-            ]
-    assert [it.is_duplicate for it in delivered] == [number == nth for number in range(1, len(delivered) + 1)]
-    assert pa.table(kafka.read_records(tmp_path / "events-0", isolation="read_uncommitted"))["seq"].to_pylist() == list(
-        range(30)
-    )
-
-
-def test_in_cursor_mode_a_copy_moves_on_what_is_known_of_the_log(tmp_path: Path) -> None:
-    def positions(begin: int, end: int) -> SequencedBatch:
-        rows = stamp_positions(pa.table({"at": range(begin, end)}), 5, 0, 0, "at")
-        return SequencedBatch(0, 5, 0, begin, end - 1, end - begin, rows, cursor="reader")
-
-    with PartitionLogTransport(tmp_path) as transport:
-        assert transport.cursor("reader", 0) is None
-        assert transport.send(positions(0, 10)).result(10) == Answer(fp.Verdict.ACCEPTED, 1)
-        # As where it is sent again before the first try was answered.
-        transport._writers[0]._cursors.update(dict.fromkeys(transport._writers[0]._cursors))
-        assert transport.send(positions(0, 10)).result(10) == Answer(fp.Verdict.DUPLICATE, 1)
-        assert transport.cursor("reader", 0) == 9
-        assert transport.send(positions(5, 20)).result(10) == Answer(fp.Verdict.ACCEPTED, 11)
-        assert transport.cursor("reader", 0) == 19
-        assert transport.cursor("another", 0) is None

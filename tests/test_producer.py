@@ -340,9 +340,9 @@ def test_what_the_log_has_is_not_sent_again_under_a_new_epoch() -> None:
 
 def test_a_second_producer_of_a_name_fences_the_first() -> None:
     transport = MemoryTransport(partitions=1)
-    first = fp.SequencedProducer(transport, name="gate 7", **QUICK)
+    first = fp.SequencedProducer(transport, name="gate 7", registry=transport, **QUICK)
     first.send(rows(1))[0].result(10)
-    with fp.SequencedProducer(transport, name="gate 7", **QUICK) as second:
+    with fp.SequencedProducer(transport, name="gate 7", registry=transport, **QUICK) as second:
         assert second.identity == (first.identity.pid, first.identity.epoch + 1)
         second.send(rows(2))[0].result(10)
         zombie = first.send(rows(3))[0]
@@ -358,12 +358,12 @@ def test_a_second_producer_of_a_name_fences_the_first() -> None:
 
 def test_a_checkpoint_is_resumed_under_a_higher_epoch() -> None:
     transport = MemoryTransport(partitions=1)
-    with fp.SequencedProducer(transport, name="gate 7") as producer:
+    with fp.SequencedProducer(transport, name="gate 7", registry=transport) as producer:
         producer.send(rows(1, 2))
         checkpoint = producer.checkpoint(position={"line": 2})
     assert checkpoint["position"] == {"line": 2}
     assert checkpoint["partitions"] == {"0": {"next_seq": 2, "last_offset": 2}}, "behind the marker of the fence"
-    with fp.SequencedProducer(transport, name="gate 7", resume=checkpoint) as producer:
+    with fp.SequencedProducer(transport, name="gate 7", registry=transport, resume=checkpoint) as producer:
         assert (producer.identity.pid, producer.identity.epoch) == (checkpoint["pid"], checkpoint["epoch"] + 1)
         assert producer.send(rows(3))[0].result(10).first_seq == 0
     assert transport.log == {0: [1, 2, 3]}
@@ -391,7 +391,7 @@ def test_a_registry_that_gives_the_same_epoch_again_is_refused() -> None:
 )
 def test_a_checkpoint_of_somebody_else_is_refused(checkpoint: Any, name: Any, message: str) -> None:
     with pytest.raises(fp.PolicyError, match=message):
-        fp.SequencedProducer(MemoryTransport(), name=name, resume=checkpoint)
+        fp.SequencedProducer(MemoryTransport(), name=name, registry=MemoryTransport(), resume=checkpoint)
 
 
 def test_without_a_name_there_is_no_checkpoint() -> None:
@@ -408,6 +408,8 @@ class Coordinator:
     def __init__(self, transport: MemoryTransport) -> None:
         self.transport, self.calls = transport, list[Any]()
         self.partitions: set[int] = set()
+        if hasattr(transport, "init_producer"):
+            self.init_producer = transport.init_producer
 
     def begin(self, identity: Any) -> None:
         self.calls.append("begin")
@@ -644,9 +646,17 @@ def test_calls_out_of_turn_are_refused() -> None:
     ],
 )
 def test_settings_that_contradict_the_promise_are_refused(settings: dict[str, Any], message: str) -> None:
+    transport = Remembers()
     with pytest.raises(fp.PolicyError) as caught:
-        fp.SequencedProducer(MemoryTransport(), **settings)
+        fp.SequencedProducer(transport, **{"registry": transport, **settings})
     assert message in str(caught.value)
+
+
+class Remembers(MemoryTransport):
+    """A transport with cursor mode."""
+
+    def cursor(self, name: str, partition: int) -> int | None:
+        return None
 
 
 def test_a_name_needs_a_registry() -> None:

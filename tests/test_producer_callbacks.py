@@ -90,7 +90,9 @@ class HookedCoordinator(Coordinator):
 def new_producer(kind: str, is_transactional: bool) -> tuple[fp.SequencedProducer, Hooked]:
     transport = Hooked(kind)
     more: dict[str, Any] = {"coordinator": HookedCoordinator(transport), "topic": "out"} if is_transactional else {}
-    return fp.SequencedProducer(transport, name="t", buffer_rows=ROWS_MAX, max_in_flight=1, **more, **QUICK), transport
+    return fp.SequencedProducer(
+        transport, name="t", registry=transport, buffer_rows=ROWS_MAX, max_in_flight=1, **more, **QUICK
+    ), transport
 
 
 def bring_about(kind: str, producer: fp.SequencedProducer, transport: Hooked, call_back: Callable[..., None]) -> None:

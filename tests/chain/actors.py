@@ -27,7 +27,7 @@ from fencepost import (
     TransactionAbortableError,
     TransactionStateError,
 )
-from fencepost.sql import SqlSink, TransactionCoordinator
+from fencepost.sql import ProducerRegistry, SqlSink, TransactionCoordinator
 from fencepost.sql.database import outages
 from fencepost.transports import read_landing
 
@@ -152,8 +152,13 @@ def land(setup: Setup, name: str) -> None:
     acknowledged = path.open("a")
     position = len(path.read_text().split())
     transport = TroubledLanding(setup.landing, setup.inputs, trouble)
+    registry = _outlast(lambda: ProducerRegistry(setup.engine()))
     settings = {"batch_rows": 3, "retry_backoff_ms": 10, "request_timeout_ms": 10_000}
-    with SequencedProducer(transport, key="key", name=name, position="number", **settings) as producer:
+
+    def make() -> SequencedProducer:
+        return SequencedProducer(transport, key="key", name=name, registry=registry, position="number", **settings)
+
+    with _outlast(make) as producer:
         while position < len(events):
             some = events[position : position + sizes.randint(1, 20)]
             numbers = range(position, position + len(some))

@@ -147,8 +147,7 @@ class TroubledLanding:
         self.partitions = partitions
         self._landing, self._trouble = LandingTransport(folder, partitions=partitions, sync=False), trouble
         self._again: list[SequencedBatch] = []
-        self.init_producer, self.fence = self._landing.init_producer, self._landing.fence
-        self.cursor = self._landing.cursor
+        self.fence, self.cursor = self._landing.fence, self._landing.cursor
 
     def send(self, batch: SequencedBatch) -> Answer:
         trouble = self._trouble.next()

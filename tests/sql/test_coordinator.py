@@ -234,34 +234,6 @@ def test_positions_of_one_transaction_go_on_where_it_stands(coordinator: Transac
     assert coordinator.positions("no group") == Positions({}, frozenset())
 
 
-def test_an_older_generation_cannot_commit(coordinator: TransactionCoordinator) -> None:
-    old, new = coordinator.init_producer("worker 1"), coordinator.init_producer("worker 2")
-    coordinator.add_offsets(old, "group", {0: (0, 10)}, generation=4)
-    coordinator.add_offsets(new, "group", {1: (0, 10)}, generation=5)
-    message = "group 'group': generation 4 was replaced by 5; abort, and join the group again"
-    for call in (
-        lambda: coordinator.commit(old, work=insert("old")),
-        lambda: coordinator.add_offsets(old, "group", {2: (0, 1)}, generation=4),
-        lambda: coordinator.advance("group", 4),
-    ):
-        with pytest.raises(fp.TransactionAbortableError) as caught:
-            call()
-        assert caught.value.message == message
-    coordinator.advance("group", 5)
-    coordinator.commit(new)
-    coordinator.abort(old)
-    assert coordinator.positions("group") == Positions({1: 10}, frozenset())
-    assert output(coordinator) == []
-
-
-def test_a_rebalance_fences_before_anything_is_handed_out(coordinator: TransactionCoordinator) -> None:
-    worker = coordinator.init_producer("worker")
-    coordinator.add_offsets(worker, "group", {0: (0, 10)}, generation=1)
-    coordinator.advance("group", 2)
-    with pytest.raises(fp.TransactionAbortableError, match="generation 1 was replaced by 2"):
-        coordinator.commit(worker)
-
-
 # Markers
 
 

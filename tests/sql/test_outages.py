@@ -78,7 +78,9 @@ class Doors:
             "SqlTransport": lambda: SqlTransport(engine, "events", schema=SCHEMA),
             "SqlSink": lambda: SqlSink(engine, "sunk", "c"),
             "StagedTable": lambda: StagedTable(url, "sunk", folder),
-            "SequencedProducer": lambda: fp.SequencedProducer(SqlTransport(engine, "events"), name="p").close(),
+            "SequencedProducer": lambda: fp.SequencedProducer(
+                SqlTransport(engine, "events"), name="p", registry=ProducerRegistry(engine)
+            ).close(),
         }
         registry, transport = ProducerRegistry(engine), SqlTransport(engine, "events", schema=SCHEMA)
         coordinator = TransactionCoordinator(engine, registry, routes={"events": transport})
@@ -97,15 +99,12 @@ class Doors:
             "coordinator.verify": lambda: coordinator.verify(mine, [("events", 0)]),
             "coordinator.decision": lambda: coordinator.decision(0, 0),
             "coordinator.positions": lambda: coordinator.positions("g"),
-            "coordinator.advance": lambda: coordinator.advance("g", 1),
             "coordinator.forget_decisions": lambda: coordinator.forget_decisions(1_000_000),
             "coordinator.reap": coordinator.reap,
             "coordinator.recover": coordinator.recover,
             "coordinator.commit": lambda: coordinator.commit(mine),
             "coordinator.abort": lambda: coordinator.abort(coordinator.init_producer("w")),
-            "transport.init_producer": lambda: transport.init_producer("x"),
             "transport.fence": lambda: transport.fence(1, 0, [0]),
-            "transport.cursor": lambda: transport.cursor("x", 0),
             "transport.write_marker": lambda: transport.write_marker(1, 1, 0, "abort"),
             "read_committed": lambda: read_committed(engine, "events"),
             "sink.apply": lambda: sink.apply(rows),

@@ -18,6 +18,7 @@ import pyarrow as pa
 import pytest
 import sqlalchemy as sa
 from fencepost.cli import main
+from fencepost.producer import SequencedBatch
 from fencepost.sql import IdempotentRequests, ProducerRegistry, Response, SqlSink, TransactionCoordinator, schema
 from fencepost.sql.consumers import DEAD_LETTERS
 from fencepost.sql.database import Database
@@ -33,6 +34,8 @@ BESIDE = part_beside("clicks")
 PARTS = (*schema.PARTS, BESIDE)
 ROWS = {"pid": [7, 7, 7], "epoch": [0] * 3, "partition": [0] * 3, "seq": [0, 1, 3]}
 CLICKS = pa.schema([("page", pa.string())])
+FIRST_LEASE = 2**40
+"""From here on up to version 3 a transport counted the pids of leases of its own."""
 
 
 def run_script(engine: Engine, script: str) -> None:
@@ -110,9 +113,10 @@ def fill(engine: Engine) -> None:
     coordinator = TransactionCoordinator(engine, routes={"out": None})
     identity = coordinator.init_producer("stage")
     coordinator.add_partitions(identity, [("out", 0)])
-    coordinator.add_offsets(identity, "group", {0: (None, 10)}, generation=3)
+    coordinator.add_offsets(identity, "group", {0: (None, 10)})
     coordinator.commit(identity)
-    ProducerRegistry(engine).init_producer("other")
+    registry = ProducerRegistry(engine)
+    registry.init_producer("other")
     claim = IdempotentRequests(engine, keep_ms=2**52).claim("shop", "k-1", b"body")
     assert not isinstance(claim, Response)
     claim.complete(lambda _: Response(201, (("Content-Type", "text/plain"),), b"\x00\xff'\\"))
@@ -122,7 +126,7 @@ def fill(engine: Engine) -> None:
     with engine.begin() as connection:
         connection.execute(DEAD_LETTERS.insert(), letter)
     transport = SqlTransport(engine, "clicks", schema=CLICKS, partitions=2)
-    with fp.SequencedProducer(transport, name="gate") as producer:
+    with fp.SequencedProducer(transport, name="gate", registry=registry) as producer:
         producer.send([{"page": "/"}, {"page": "/it's\\"}])[0].result()
 
 
@@ -148,9 +152,14 @@ def check(engine: Engine) -> None:
         ]
     rows = read_committed(engine, "clicks")
     assert rows["page"].to_pylist() == ["/", "/it's\\"]
-    with fp.SequencedProducer(SqlTransport(engine, "clicks"), name="gate") as producer:
-        assert producer.identity.epoch == 1
-        producer.send([{"page": "/next"}])[0].result()
+    transport = SqlTransport(engine, "clicks")
+    old = {"pid": rows["pid"][0].as_py(), "epoch": rows["epoch"][0].as_py(), "partition": rows["partition"][0].as_py()}
+    with fp.SequencedProducer(transport, name="gate", registry=registry) as producer:
+        new = producer.send([{"page": "/next"}])[0].result()
+    assert (new.pid, new.epoch) == ((old["pid"], 1) if old["pid"] < FIRST_LEASE else (new.pid, 0)), "as the name's next"
+    late = pa.table({**{name: [value] for name, value in old.items()}, "seq": [2], "page": ["/late"]})
+    batch = SequencedBatch(old["partition"], old["pid"], old["epoch"], 2, 2, 1, late)
+    assert transport.send(batch).error is fp.Verdict.FENCED, "whoever had the name, by a lease of the table too"
 
 
 def dump(engine: Engine) -> str:
@@ -311,7 +320,7 @@ def test_the_command(engine: Engine, database_url: str, capsys: pytest.CaptureFi
     assert run(capsys, "ddl", "--dialect", "sqlite", "--from", "producers")[0] == 2
     code, out, err = run(capsys, "migrate", "--database", database_url)
     assert (code, err) == (0, "")
-    assert "producers: version 2" in out
+    assert "producers: version 3" in out
     assert run(capsys, "status", "--database", database_url)[0] == 0
     with engine.begin() as connection:
         connection.execute(SCHEMA.update().where(SCHEMA.c.part == "sink").values(version=9))

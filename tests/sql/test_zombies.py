@@ -163,7 +163,7 @@ def test_a_consumer_that_is_stopped_in_its_effect(
 def test_a_transport_waits_for_a_lock_no_longer_than_it_may(engine: Engine) -> None:
     transport = SqlTransport(engine, "events", schema=pa.schema({"value": pa.int64()}), lock_timeout_ms=IDLE_MS)
     with engine.connect() as holder:
-        holder.execute(text("LOCK TABLE events_leases"))
+        holder.execute(text("LOCK TABLE events_floors"))
         with pytest.raises(fp.StoreError, match="for longer than lock_timeout_ms"):
-            transport.init_producer("gate")
-    assert transport.init_producer("gate").epoch == 0
+            transport.fence(7, 1, None)
+    assert transport.fence(7, 1, None) == {}

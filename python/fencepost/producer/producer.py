@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from queue import SimpleQueue
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from fencepost.errors import (
     BatchError,
@@ -124,7 +124,7 @@ class SequencedProducer:
         name: Identifies the producer across restarts. The registry assigns it the same pid with the next epoch and
             fences its predecessor. A running producer renews a name that can expire. Without a name the pid is new and
             unique.
-        registry: Assigns identities (`Registry`). Default: the coordinator's or the transport's.
+        registry: Assigns identities (`Registry`). Default: the coordinator's.
         coordinator: Enables transactions. The name is the transactional id.
         topic: With a coordinator, the name of this transport's output among its routes.
         resume: A checkpoint of the previous producer of this name.
@@ -168,8 +168,7 @@ class SequencedProducer:
     ) -> None:
         self._settings = _settings(settings, position is not None)
         if registry is None:
-            known: tuple[Any, ...] = (coordinator, transport)
-            registry = next((it for it in known if hasattr(it, "init_producer")), None)
+            registry = cast("Registry", coordinator) if hasattr(coordinator, "init_producer") else None
         _check(transport, name, registry, position)
         _check_transactions(transport, name, coordinator, topic, position)
         before = read_checkpoint(resume, name)
@@ -848,10 +847,15 @@ def _check(transport: Any, name: str | None, registry: Any, position: str | None
     if name is not None and registry is None:
         raise PolicyError(
             f"name={name!r} without a registry: nobody could tell this producer from another of the same name. Give "
-            "registry=, or a transport that is one"
+            "registry=, such as a fencepost.sql.ProducerRegistry"
         )
     if position is not None and name is None:
         raise PolicyError(f"position={position!r} without a name: the log could not tell that the producer is back")
+    if position is not None and not hasattr(transport, "cursor"):
+        raise PolicyError(
+            f"position={position!r}: {type(transport).__name__} has no cursor mode; LandingTransport has it. Leave "
+            "position= out, and commit the source's position with the rows, in a transaction of a coordinator"
+        )
 
 
 def _check_transactions(

@@ -54,14 +54,12 @@ class Transport(Protocol):
 
     # partitions: int
     #   The number of partitions, if the producer does not get it as an argument.
-    # init_producer(transactional_id, timeout_ms, expected)
-    #   As in `Registry`, if the producer gets no registry.
     # fence(pid, epoch, partitions) -> Mapping[int, tuple[int, int]] | None
     #   Refuse everything below `epoch` of `pid` from now on, in these partitions or in all (None). May return the epoch
     #   and last sequence that each partition has of the pid: batches in flight up to there count as delivered and are
     #   not sent again under the new epoch.
     # cursor(name, partition) -> int | None
-    #   The highest position of a producer, for cursor mode.
+    #   The highest position of a producer. Enables cursor mode: `send` drops rows up to this position.
 
 
 class Coordinator(Protocol):

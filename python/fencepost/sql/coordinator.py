@@ -34,13 +34,11 @@ from fencepost.sql.transaction import (
 )
 from fencepost.sql.transaction_tables import (
     DECISIONS,
-    GROUPS,
     NAME_BYTES_MAX,
     POSITIONS,
     PRODUCERS,
     STAGED,
     Held,
-    check_generation,
     check_inputs,
     check_position,
     checked_outputs,
@@ -187,21 +185,18 @@ class TransactionCoordinator:
 
         self._found(self.database.transaction(work), identity).transaction.verify(identity.pid, identity.epoch, wanted)
 
-    def add_offsets(
-        self, identity: ProducerIdentity, group: str, offsets: Offsets, generation: int | None = None
-    ) -> None:
+    def add_offsets(self, identity: ProducerIdentity, group: str, offsets: Offsets) -> None:
         """Stages where the group's input stands once this transaction is committed.
 
         `offsets` is, by partition of the input, the position at which this worker began to read and the next one to
         read. That the first is still the committed one is checked now, and again, under lock, in the moment of the
         decision: of two workers that own one input, whatever their transactional ids, one commits. A first position of
         0 or None stands for a partition without a commit. More of the same partition goes on where the transaction
-        stands. `generation` is the group's as this worker knows it; a higher one that anybody has brought, here or by
-        `advance`, does the same to the whole group.
+        stands.
 
         Raises:
-            TransactionAbortableError: a position, or the generation, is another one by now. Nothing has changed; the
-                transaction is open as before.
+            TransactionAbortableError: a position has changed by now. Nothing has changed here; the transaction is
+                open as before.
             PolicyError: a position below 0, or a next one before the first.
             FencedError, MappingError, ConcurrentTransactionError: as everywhere.
         """
@@ -211,10 +206,8 @@ class TransactionCoordinator:
             held = self._hold(connection, identity)
             after = held.transaction.with_partitions(identity.pid, identity.epoch, frozenset(), held.now_ms)
             self._open(connection, held, after)
-            if generation is not None:
-                self._enter(connection, group, generation)
             if rows:
-                self._stage(connection, after.transactional_id, group, rows, generation)
+                self._stage(connection, after.transactional_id, group, rows)
 
         self.database.transaction(work)
 
@@ -231,8 +224,7 @@ class TransactionCoordinator:
         Raises:
             UndoneError: `work` passed over an error by which the database had undone everything, or ended the database
                 transaction. Nothing is decided.
-            TransactionAbortableError: a position that `add_offsets` named has moved, or the generation. Nothing has
-                changed: abort.
+            TransactionAbortableError: a position that `add_offsets` named has moved. Nothing has changed: abort.
             FencedError: another producer has taken over: what it has not committed before, nobody will.
             TransactionStateError: none is open, or it was aborted (it took too long).
             ConcurrentTransactionError: the commit is decided and stands, but a marker could not be written, or the
@@ -290,16 +282,6 @@ class TransactionCoordinator:
             return Positions({from_text(it.partition): it.position for it in connection.execute(committed)}, pending)
 
         return self.database.transaction(work)
-
-    def advance(self, group: str, generation: int) -> None:
-        """The group has this generation from now on: no transaction of a lower one can commit positions of it.
-
-        For who hands out partitions, before it hands them to others.
-
-        Raises:
-            TransactionAbortableError: the group has a higher one.
-        """
-        self.database.transaction(lambda connection: self._enter(connection, group, generation))
 
     def collect(self) -> Iterator[Metric]:
         """The metrics of the database's producers and transactions, for `fencepost.metrics`."""
@@ -395,7 +377,6 @@ class TransactionCoordinator:
         transactional_id: str,
         group: str,
         rows: list[tuple[str, int, int]],
-        generation: int | None,
     ) -> None:
         mine = (STAGED.c.transactional_id == transactional_id) & (STAGED.c.group_id == group)
         staged = {it.partition: it for it in connection.execute(select(STAGED).where(mine))}
@@ -413,19 +394,10 @@ class TransactionCoordinator:
             elif (before.expected, before.position) != (expected, position):
                 check_position(group, partition, expected, before.position)
                 expected = before.expected
-            row = {"partition": partition, "expected": expected, "position": position, "generation": generation}
+            row = {"partition": partition, "expected": expected, "position": position}
             new.append({"transactional_id": transactional_id, "group_id": group} | row)
         connection.execute(STAGED.delete().where(mine & STAGED.c.partition.in_([it[0] for it in rows])))
         connection.execute(STAGED.insert(), new)
-
-    def _enter(self, connection: Connection, group: str, generation: int) -> None:
-        """The group's generation is this one, or a higher one is found out."""
-        insert_if_missing(connection, GROUPS, {"group_id": group, "generation": generation})
-        which = GROUPS.c.group_id == group
-        found = connection.execute(select(GROUPS.c.generation).where(which).with_for_update()).scalar_one()
-        check_generation(group, generation, max(found, generation))
-        if found < generation:
-            connection.execute(GROUPS.update().where(which).values(generation=generation))
 
     def _end(
         self, identity: ProducerIdentity, outcome: Outcome, work: Callable[[Connection], object] | None

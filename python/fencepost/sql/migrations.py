@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from sqlalchemy import Column, Connection, Integer, MetaData, String, Table, text
+from sqlalchemy import Column, Connection, Dialect, Integer, MetaData, String, Table, text
 
 from fencepost.errors import SchemaError
 from fencepost.sql.columns import INNODB, key_text
@@ -26,7 +26,10 @@ SCHEMA = Table(
 
 @dataclass(frozen=True)
 class Migration:
-    """Leads to a version from the one before it. `check` raises SchemaError where it cannot."""
+    """Leads to a version from the one before it. `check` raises SchemaError where it cannot.
+
+    Names in `statements` that need quotes have double quotes, which occur nowhere else in them.
+    """
 
     statements: tuple[str, ...]
     check: Callable[[Connection], None] | None = None
@@ -35,8 +38,12 @@ class Migration:
         """Changes the tables; the version is the caller's to write."""
         if self.check is not None:
             self.check(connection)
-        for statement in self.statements:
-            connection.execute(text(statement))
+        for statement in self.sql(connection.dialect):
+            connection.execute(text(statement.replace(":", "\\:")))  # names alone have colons
+
+    def sql(self, dialect: Dialect) -> list[str]:
+        """The statements, with names in the quotes of a dialect."""
+        return [it.replace('"', dialect.identifier_preparer.initial_quote) for it in self.statements]
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,7 @@ def statements(dialect: str, parts: Iterable[Part] = PARTS, since: Mapping[str, 
         raise PolicyError(f"part {min(unknown)!r}: expected one of {', '.join(sorted(it.name for it in found))}")
     if since is None:
         return [_create(SCHEMA, of, if_not_exists=True), *(it for part in found for it in _created(part, of))]
-    return [it for part in found if part.name in since for it in _upgraded(part, since[part.name])]
+    return [it for part in found if part.name in since for it in _upgraded(part, since[part.name], of)]
 
 
 def ddl(dialect: str, parts: Iterable[Part] = PARTS, since: Mapping[str, int] | None = None) -> str:
@@ -67,9 +67,9 @@ def _create(table: object, dialect: Dialect, *, if_not_exists: bool = False) -> 
     return "\n".join(line.rstrip().replace("\t", "    ") for line in compiled.strip().splitlines() if line.strip())
 
 
-def _upgraded(part: Part, found: int) -> Iterator[str]:
+def _upgraded(part: Part, found: int, dialect: Dialect) -> Iterator[str]:
     for number, step in part.steps(found):
-        yield from step.statements
+        yield from step.sql(dialect)
         yield f"UPDATE {SCHEMA.name} SET version = {number} WHERE part = '{part.name}'"
 
 

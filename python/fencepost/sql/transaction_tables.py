@@ -91,14 +91,6 @@ STAGED = Table(
     Column("partition", _Name, primary_key=True),
     Column("expected", Int64, nullable=False),
     Column("position", Int64, nullable=False),
-    Column("generation", Int64),
-    **INNODB,
-)
-GROUPS = Table(
-    "fencepost_groups",
-    TABLES,
-    Column("group_id", _Name, primary_key=True),
-    Column("generation", Int64, nullable=False),
     **INNODB,
 )
 
@@ -128,7 +120,10 @@ _TOPICS = Migration(
     ),
     _check_markers,
 )
-PART = Part("producers", 2, TABLES, {2: _TOPICS})
+# Positions are compared, and groups have no generations since version 3. The nullable column of the staged positions
+# stays: SQLite and MariaDB have no one statement that drops it and bears to run again.
+_NO_GENERATIONS = Migration(("DROP TABLE IF EXISTS fencepost_groups",))
+PART = Part("producers", 3, TABLES, {2: _TOPICS, 3: _NO_GENERATIONS})
 
 
 class Held(NamedTuple):
@@ -285,9 +280,6 @@ def _move_positions(connection: Connection, transactional_id: str) -> None:
     """Moves what was staged, if everything is where this transaction found it. Locks in the order of keys."""
     query = select(STAGED).where(STAGED.c.transactional_id == transactional_id).order_by(*STAGED.primary_key)
     staged = connection.execute(query).all()
-    for group, generation in sorted({(it.group_id, it.generation) for it in staged if it.generation is not None}):
-        lock = select(GROUPS.c.generation).where(GROUPS.c.group_id == group).with_for_update(read=True)
-        check_generation(group, generation, connection.execute(lock).scalar_one())
     moved = []
     for group in sorted({it.group_id for it in staged}):
         mine = {it.partition: it for it in staged if it.group_id == group}
@@ -307,13 +299,6 @@ def check_position(group: str, partition: str, expected: int, found: int | None)
         raise TransactionAbortableError(
             f"group {group!r}, partition {from_text(partition)!r}: the position is {found}, not {expected} as "
             "expected: another transaction has moved it; abort, and read positions again"
-        )
-
-
-def check_generation(group: str, generation: int, found: int) -> None:
-    if found != generation:
-        raise TransactionAbortableError(
-            f"group {group!r}: generation {generation} was replaced by {found}; abort, and join the group again"
         )
 
 

@@ -10,9 +10,6 @@ from fencepost import BrokerTable, Verdict
 NO_SEQ = -1
 TRANSACTION_VERSION = 2
 """The transaction version of markers: a decision raises the epoch by one."""
-LEASES_FROM = 2**40
-"""The first pid that a transport leases. A `ProducerRegistry` counts from 0, and both kinds of producers may write to
-one log. A shared pid would make one producer's rows look like repeats of the other's."""
 
 
 class Judged(NamedTuple):

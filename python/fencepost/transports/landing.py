@@ -1,13 +1,13 @@
 """A landing folder, or prefix of an object store, of Parquet files. Its log lists the files that count.
 
     _partitions.json                   the number of partitions, stored by the first writer
-    _log/00000000000000000007.json     one entry: batches, a lease, a fence or a marker
+    _log/00000000000000000007.json     one entry: a batch, a fence or a marker
     data/partition=3/7-0-1200-<nonce>.parquet
 
 Every decision is one put-if-absent of the next log entry, so all writers agree on one order. All readers judge the
 entries by the same rules (`LandingState`). A writer first puts its file durably, then the entry that lists it. Files
 without an entry are left over from crashes or refused batches; nobody reads them. A zombie cannot put an entry without
-having read the lease that fenced it.
+having read the fence.
 """
 
 from __future__ import annotations
@@ -22,15 +22,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import uuid4
 
 from fencepost import BrokerTable, Verdict
-from fencepost.errors import BatchError, FencedError, PolicyError, SourceError
+from fencepost.errors import BatchError, PolicyError, SourceError
 from fencepost.producer.answers import Answer
 from fencepost.producer.sequencer import EPOCH_MAX, LAST_EPOCH, Identity
 from fencepost.producer.transport import SequencedBatch
 from fencepost.state.stores import Store, check_exclusion, is_local, open_store
 from fencepost.transports import schemas
 from fencepost.transports.counts import stored_in
-from fencepost.transports.cursors import above
-from fencepost.transports.judging import LEASES_FROM, Judged, judge, last_written, mark, new_table
+from fencepost.transports.judging import Judged, judge, last_written, mark, new_table
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -71,7 +70,7 @@ class LandedBatch:
 
 
 class Lease(NamedTuple):
-    """An entry's record of a lease: the owner of a name, or of a pid without a name."""
+    """A lease, in an entry of an older version: the owner of a name, or of a pid without a name."""
 
     pid: int
     epoch: int
@@ -103,10 +102,8 @@ class LandingState:
 
     def __init__(self) -> None:
         self.next_entry = 0
-        self.next_pid = LEASES_FROM
-        self.leases: dict[str, Identity] = {}
+        self._leases: dict[str, Identity] = {}
         self.schema: pa.Schema | None = None
-        self._followed: dict[str, Identity | None] = {}  # for each lease, the identity whose next epoch it is
         self.refused: list[tuple[LandedBatch, Verdict]] = []
         self._table: BrokerTable = new_table()
         self._floors: dict[tuple[int, int | None], int] = {}
@@ -156,10 +153,6 @@ class LandingState:
         """The lowest epoch that a partition accepts of a producer."""
         return max(self._floors.get((pid, None), 0), self._floors.get((pid, partition), 0))
 
-    def follows(self, name: str, before: Identity) -> bool:
-        """Return whether the name's lease was assigned to `before` when that producer asked for its next epoch."""
-        return self._followed.get(name) == before
-
     def cursor(self, name: str, partition: int) -> int | None:
         """The highest position that a partition has of a producer in cursor mode."""
         return self._cursors.get((name, partition))
@@ -204,13 +197,10 @@ class LandingState:
         return Judged(Verdict.ACCEPTED, offset)
 
     def _lease(self, lease: Lease) -> None:
-        identity = Identity(lease.pid, lease.epoch)
-        self.next_pid = max(self.next_pid, identity.pid + 1)
         if lease.name is None:
             return
-        before = self.leases.get(lease.name)
-        self.leases[lease.name] = identity
-        self._followed[lease.name] = None if lease.is_taken_over else before
+        identity, before = Identity(lease.pid, lease.epoch), self._leases.get(lease.name)
+        self._leases[lease.name] = identity
         if lease.is_taken_over and before is not None:
             # For its own next epoch, a producer fences partition by partition: other partitions may have batches in
             # flight.
@@ -230,8 +220,7 @@ class LandingState:
 class LandingTransport:
     """Writes batches of a `SequencedProducer` to a landing folder, one Parquet file each.
 
-    It is also a registry: `init_producer` leases identities, so a producer needs only a name. May be used from several
-    threads and processes.
+    May be used from several threads and processes.
 
     Args:
         folder: A path, or the URI of an object store that supports put-if-absent.
@@ -284,24 +273,6 @@ class LandingTransport:
                 self._log.store.delete([file.path])
             if answer is not None:
                 return answer
-
-    def init_producer(
-        self, transactional_id: str | None = None, timeout_ms: int = 60_000, expected: Identity | None = None
-    ) -> Identity:
-        """Lease a name: its pid with the next epoch, or a new pid without a name. Fences the previous owner.
-
-        `expected`: the result of the producer's earlier call. Raises FencedError if another producer has called since.
-        `timeout_ms` is ignored: a lease holds until the next one.
-        """
-        with self._lock:
-            while True:
-                self._log.refresh()
-                entry = self._next_lease(transactional_id, expected)
-                if entry is None:
-                    assert transactional_id is not None
-                    return self._log.state.leases[transactional_id]
-                if self._log.put(entry):
-                    return Identity(entry["pid"], entry["epoch"])
 
     def fence(self, pid: int, epoch: int, partitions: Sequence[int] | None) -> dict[int, tuple[int, int]]:
         """Refuse epochs of a producer below `epoch` from now on, and return its last sequences (`Transport`)."""
@@ -358,7 +329,7 @@ class LandingTransport:
         if batch.cursor is None:
             return batch
         self._log.refresh()
-        return above(batch, self._log.state.cursor(batch.cursor, batch.partition))
+        return _above(batch, self._log.state.cursor(batch.cursor, batch.partition))
 
     def _write(self, batch: SequencedBatch) -> LandedFile:
         import pyarrow as pa
@@ -407,19 +378,6 @@ class LandingTransport:
             )  # fmt: skip
             if self._log.put({"kind": "batch", **asdict(landed)}):
                 return Answer(Verdict.ACCEPTED, offset), True
-
-    def _next_lease(self, name: str | None, expected: Any) -> dict[str, Any] | None:
-        """Return the lease entry to put, or None if the current lease is the requested one."""
-        state = self._log.state
-        before = None if name is None else state.leases.get(name)
-        if expected is not None and before != Identity(expected.pid, expected.epoch):
-            if before is not None and state.follows(str(name), Identity(expected.pid, expected.epoch)):
-                return None  # a repeated call whose answer was lost
-            raise FencedError(f"{name!r} was taken over: it has {before}, not {expected}")
-        entry = {"kind": "lease", "name": name, "is_taken_over": expected is None}
-        if before is None or before.epoch >= LAST_EPOCH:
-            return {**entry, "pid": state.next_pid, "epoch": 0}
-        return {**entry, "pid": before.pid, "epoch": before.epoch + 1}
 
 
 class LandingLog:
@@ -537,6 +495,19 @@ def _of_type(entry: Mapping[str, Any], name: str, kind: Any) -> Any:
     if not isinstance(value, kind):
         raise ValueError(f"{name} {value!r} is of type {type(value).__name__}")
     return value
+
+
+def _above(batch: SequencedBatch, position: int | None) -> SequencedBatch:
+    """Return a batch without its rows up to a position: before a restart, batches may have had other boundaries.
+
+    Returns the whole batch if all or none of its rows are above the position.
+    """
+    import pyarrow.compute as pc
+
+    if position is None or not batch.first_seq <= position < batch.last_seq:
+        return batch
+    rows = batch.rows.filter(pc.greater(batch.rows["seq"], position))
+    return replace(batch, rows=rows, first_seq=rows["seq"][0].as_py(), count=rows.num_rows)
 
 
 # Reading

@@ -22,22 +22,16 @@ from fencepost.producer.stamping import IDENTITY
 from fencepost.producer.transport import SequencedBatch
 from fencepost.state.stores import LocalStore
 from fencepost.transports.counts import stored_in
-from fencepost.transports.cursors import above, pid_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-NONE = -1
 AT_ONCE = 32
 """Maximum number of batches that share a sync."""
 
 
 class PartitionLogTransport:
     """Appends batches of a `SequencedProducer` to logs in Kafka's format.
-
-    In cursor mode the records have a pid derived from the producer's name, and epoch 0: in Kafka's format a new epoch
-    would restart at position 0. Before a producer's first batch, a marker with its own pid and epoch shows whether
-    another producer has replaced it.
 
     Batches that arrive during a sync share the next one. Answers are futures, so five batches of a partition are in
     flight.
@@ -53,7 +47,7 @@ class PartitionLogTransport:
             is in the batch headers.
         timestamp: The column of the records' timestamps: int64 in milliseconds, or an Arrow timestamp.
         options: Options of `PartitionLog`. `first` defaults to "zero", so that a new producer's batch is not accepted
-            after the one before it failed. Cursor mode needs "any" if positions do not begin with 0.
+            after the one before it failed.
 
     Raises:
         PolicyError: The folder has another number of partitions. No log is opened then.
@@ -87,22 +81,13 @@ class PartitionLogTransport:
     def send(self, batch: SequencedBatch) -> Future[Answer]:
         """Append a batch. The future has an answer when the batch is on disk, subject to the log's `sync`."""
         answer: Future[Answer] = Future()
-        name, refused = batch.cursor, None
-        pid, epoch, first_seq = batch.pid, batch.epoch, batch.first_seq
         try:
-            if name is not None:
-                batch = above(batch, self.cursor(name, batch.partition))
-                refused = self._refused(batch, name)
-                pid, epoch, first_seq = pid_of(name), 0, batch.first_seq % 2**31
-            records = None if refused else self._records(batch.rows)
+            records = self._records(batch.rows)
         except BatchError as error:
-            refused, records = Answer(ErrorCode.INVALID_RECORD, message=error.message), None
-        if refused is not None:
-            answer.set_result(refused)
+            answer.set_result(Answer(ErrorCode.INVALID_RECORD, message=error.message))
             return answer
-        self._writers[batch.partition].append((pid, epoch, first_seq, records, batch.transactional), answer)
-        if name is not None:
-            answer.add_done_callback(lambda done: self._reached(name, batch, done))
+        of_log = (batch.pid, batch.epoch, batch.first_seq, records, batch.transactional)
+        self._writers[batch.partition].append(of_log, answer)
         return answer
 
     def fence(self, pid: int, epoch: int, partitions: Sequence[int] | None) -> dict[int, tuple[int, int]]:
@@ -131,10 +116,6 @@ class PartitionLogTransport:
         """
         return self._writers[partition].mark(pid, epoch, outcome, coordinator_epoch)
 
-    def cursor(self, name: str, partition: int) -> int | None:
-        """The highest position of a producer in cursor mode, or None."""
-        return self._writers[partition].cursor(pid_of(name))
-
     def close(self) -> None:
         """Close the logs that the transport opened, after answering all batches."""
         for writer in self._writers:
@@ -147,32 +128,6 @@ class PartitionLogTransport:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    # Cursor mode
-
-    def _refused(self, batch: SequencedBatch, name: str) -> Answer | None:
-        """Return the answer if nothing may be written. Kafka's format does not allow gaps in sequences."""
-        if not self._writers[batch.partition].admits(batch.pid, batch.epoch):
-            return Answer(Verdict.FENCED)
-        before = self.cursor(name, batch.partition)
-        if before is not None and batch.last_seq <= before:
-            return Answer(Verdict.DUPLICATE)
-        expected = batch.first_seq if before is None else before + 1
-        if (
-            batch.first_seq == expected
-            and batch.last_seq - batch.first_seq + 1 == batch.count
-            and batch.last_seq < 2**31
-        ):
-            return None
-        return Answer(
-            ErrorCode.INVALID_RECORD,
-            message=f"positions {batch.first_seq} to {batch.last_seq} of {batch.count} rows behind {before}: in a "
-            "Kafka log they follow each other without gaps, up to 2^31 - 1",
-        )
-
-    def _reached(self, name: str, batch: SequencedBatch, done: Future[Answer]) -> None:
-        if done.exception() is None and done.result().error in _IS_THERE:
-            self._writers[batch.partition].reached(pid_of(name), batch.last_seq)
 
     # Records
 
@@ -202,8 +157,6 @@ class LogWriter:
         self.log = log
         self._reopen = reopen
         self._last: dict[int, tuple[int, int]] = {}  # the epoch and last sequence of each pid appended here
-        self._cursors: dict[int, int | None] = {}  # the last position of each pid in cursor mode
-        self._epochs: dict[int, int] = {}  # the highest epoch of each pid in markers written here
         self._lock = threading.RLock()  # held while the log is written or opened
         self._queue: SimpleQueue[tuple[Any, Future[Answer]] | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="fencepost-log", daemon=True)
@@ -216,8 +169,6 @@ class LogWriter:
         """Write a marker. Raises StoreError if the log does not know what is on disk."""
         with self._lock, self._told_apart():
             verdict: Verdict = self.opened().append_marker(pid, epoch, outcome, coordinator_epoch).verdict
-            if verdict.is_kept:
-                self._epochs[pid] = epoch
             return verdict
 
     def shut_out_below(self, pid: int, epoch: int) -> bool:
@@ -234,36 +185,6 @@ class LogWriter:
             if verdict is Verdict.COORDINATOR_FENCED:
                 raise StoreError(f"pid {pid} epoch {epoch}: the log refuses a fence for want of its coordinator epoch")
             return verdict is not Verdict.FENCED
-
-    def admits(self, pid: int, epoch: int) -> bool:
-        """Return whether no other producer has replaced this one in the log, checked once by a marker. Raises
-        StoreError."""
-        with self._lock:
-            known = self._epochs.get(pid, NONE)
-            if known >= epoch:
-                return known == epoch
-            return self.shut_out_below(pid, epoch)
-
-    def cursor(self, pid: int) -> int | None:
-        """The last sequence of a pid in the log, or None. Read from the records once."""
-        import pyarrow as pa
-        import pyarrow.compute as pc
-
-        with self._lock:
-            log = self.opened()
-            if pid not in self._cursors:
-                last: int | None = None
-                for some in pa.RecordBatchReader.from_stream(log.read(isolation="read_uncommitted")):
-                    own = some.filter(pc.equal(some["pid"], pid))
-                    last = own["seq"][-1].as_py() if len(own) else last
-                self._cursors[pid] = last
-            return self._cursors[pid]
-
-    def reached(self, pid: int, last_seq: int) -> None:
-        """Record that the log has the positions of a pid up to this one."""
-        with self._lock:
-            known = self._cursors.get(pid)
-            self._cursors[pid] = last_seq if known is None else max(known, last_seq)
 
     def last_of(self, pid: int) -> tuple[int, int] | None:
         """The epoch and last sequence of a producer in the log, regardless of later markers."""
@@ -300,8 +221,7 @@ class LogWriter:
     def _open_again(self) -> None:
         """Reopen a log that does not know what is on disk, unless the caller owns it."""
         # There may be more on disk than was acknowledged, and another process may write before the log is open.
-        for known in (self._last, self._cursors, self._epochs):
-            known.clear()
+        self._last.clear()
         if self._reopen is None:
             return
         with contextlib.suppress(Exception):
@@ -348,9 +268,6 @@ class LogWriter:
                 if appended.verdict is Verdict.ACCEPTED:
                     self._last[pid] = (epoch, step(first_seq, len(records) - 1))
         return [Answer(appended.verdict, appended.offset) for appended in told]
-
-
-_IS_THERE = (Verdict.ACCEPTED, Verdict.DUPLICATE)
 
 
 def _last_in(path: Path, pid: int) -> tuple[int, int] | None:

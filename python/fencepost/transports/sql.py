@@ -6,9 +6,7 @@ after a lost connection finds the outcome of the first try. These tables belong 
     events_commits      a row per batch: partition, log_offset, pid, epoch, first_seq, last_seq, count, outcome
     events_partitions   the next offset of each partition; its row is the lock
     events_producers    a partition's state of a producer: a `BrokerTable` of one entry
-    events_cursors      the highest position of each name in cursor mode, by partition
     events_floors       the lowest accepted epoch of a producer, in a partition or in all of them (-1)
-    events_leases       the owner of each name, and whose next epoch that is; the row without a name counts pids
     events_layout       one row: the number of partitions
 """
 
@@ -36,20 +34,19 @@ from sqlalchemy import (
 )
 
 from fencepost import BrokerTable, Verdict
-from fencepost.errors import BatchError, FencedError, PolicyError, SchemaError, SinkError, SourceError, StoreError
+from fencepost.errors import BatchError, PolicyError, SchemaError, SinkError, SourceError, StoreError
 from fencepost.producer.answers import Answer, ErrorCode
-from fencepost.producer.sequencer import LAST_EPOCH, Identity
+from fencepost.producer.sequencer import EPOCH_MAX
 from fencepost.producer.transport import SequencedBatch
 from fencepost.sql import rows as bulk
-from fencepost.sql.columns import INNODB, Int64, LongBinary, LongText, key_text
+from fencepost.sql.columns import INNODB, Int64, LongBinary, LongText
 from fencepost.sql.database import IDLE_TIMEOUT_MS, LOCK_TIMEOUT_MS, Database, outages
 from fencepost.sql.migrations import Migration, Part
 from fencepost.sql.schema import dialect_named
 from fencepost.sql.target import Target
 from fencepost.sql.upserts import insert_if_missing
 from fencepost.transports.counts import checked
-from fencepost.transports.cursors import above
-from fencepost.transports.judging import LEASES_FROM, Judged, judge, last_written, mark, new_table
+from fencepost.transports.judging import judge, last_written, mark, new_table
 from fencepost.transports.schemas import NOTHING, conform
 
 if TYPE_CHECKING:
@@ -59,16 +56,14 @@ LOG_COLUMNS = ("pid", "epoch", "partition", "seq", "log_offset")
 """Columns of the table in addition to the application's: integers; log_offset and seq have 64 bits."""
 NAME_MAX = 48
 """Maximum length of a table's name: PostgreSQL truncates names after 63 bytes."""
-CURSOR_NAME_MAX = 1000
-"""Maximum length of a producer's name in characters, the same as for transactional ids."""
 EVERYWHERE = -1
 """In place of a partition: the lowest epoch of all partitions."""
+NO_EPOCH = EPOCH_MAX + 1
+"""As the lowest accepted epoch: no epoch is accepted."""
 
 
 class SqlTransport:
     """Writes batches of a `SequencedProducer` to a table, and lists them in the same transaction.
-
-    It is also a registry: `init_producer` leases identities.
 
     Args:
         engine: An SQLAlchemy 2 engine for SQLite, PostgreSQL or MariaDB.
@@ -125,16 +120,6 @@ class SqlTransport:
                 raise StoreError(told) from error
             return Answer(code, message=f"{told}. Mend the table or its rights: the database refuses this for good")
 
-    def init_producer(
-        self, transactional_id: str | None = None, timeout_ms: int = 60_000, expected: Identity | None = None
-    ) -> Identity:
-        """Lease a name: its pid with the next epoch, or a new pid without a name. Fences the previous owner.
-
-        `expected`: the result of the producer's earlier call. Raises FencedError if another producer has called since.
-        `timeout_ms` is ignored: a lease holds until the next one.
-        """
-        return self._database.transaction(lambda connection: self._lease(connection, transactional_id, expected))
-
     def fence(self, pid: int, epoch: int, partitions: Sequence[int] | None) -> dict[int, tuple[int, int]]:
         """Refuse epochs of a producer below `epoch` from now on, and return its last sequences (`Transport`)."""
 
@@ -154,10 +139,6 @@ class SqlTransport:
             return found
 
         return self._database.transaction(work)
-
-    def cursor(self, name: str, partition: int) -> int | None:
-        """The highest position of a producer in cursor mode, or None."""
-        return self._database.transaction(lambda connection: self._cursor(connection, name, partition))
 
     def write_marker(self, pid: int, epoch: int, partition: int, outcome: str, coordinator_epoch: int = 0) -> Verdict:
         """Write a transaction's end to a partition, for a coordinator, and return the verdict on the marker.
@@ -191,9 +172,9 @@ class SqlTransport:
         if batch.epoch < self._floor(connection, batch.pid, batch.partition):
             return Answer(Verdict.FENCED)
         state = self._state(connection, batch.pid, batch.partition, log_end)
-        cursor = None if batch.cursor is None else self._cursor(connection, batch.cursor, batch.partition)
-        batch = above(batch, cursor)
-        judged = _judged(state, batch, cursor, log_end)
+        judged = judge(
+            state.table, batch.partition, batch.pid, batch.epoch, batch.first_seq, batch.count, batch.transactional
+        )
         if judged.verdict is not Verdict.ACCEPTED:
             return Answer(judged.verdict, judged.offset)
         self._insert(connection, batch, log_end)
@@ -204,8 +185,6 @@ class SqlTransport:
                 outcome=OPEN if batch.transactional else COMMIT,
             )
         )  # fmt: skip
-        if batch.cursor is not None:
-            self._move_cursor(connection, batch.cursor, batch.partition, batch.last_seq)
         self._save(connection, batch.pid, batch.partition, state, log_end + batch.count)
         return Answer(Verdict.ACCEPTED, log_end)
 
@@ -235,19 +214,6 @@ class SqlTransport:
         insert_if_missing(connection, floors, {"pid": pid, "partition": partition, "epoch": 0})
         one = floors.update().where(floors.c.pid == pid, floors.c.partition == partition, floors.c.epoch < epoch)
         connection.execute(one.values(epoch=epoch))
-
-    def _cursor(self, connection: Connection, name: str, partition: int) -> int | None:
-        cursors = self._tables.cursors
-        one = select(cursors.c.position).where(cursors.c.name == name, cursors.c.partition == partition)
-        found = connection.execute(one).scalar()
-        return None if found is None else int(found)
-
-    def _move_cursor(self, connection: Connection, name: str, partition: int, position: int) -> None:
-        """The caller holds the lock on the partition."""
-        cursors = self._tables.cursors
-        insert_if_missing(connection, cursors, {"partition": partition, "name": name, "position": position})
-        one = cursors.update().where(cursors.c.name == name, cursors.c.partition == partition)
-        connection.execute(one.values(position=position))
 
     def _known_partitions(self, connection: Connection) -> list[int]:
         partitions = self._tables.partitions
@@ -306,45 +272,6 @@ class SqlTransport:
         stored = connection.execute(select(layout.c.partitions)).scalar_one()
         return checked(f"the table {self._tables.rows.name!r}", count, stored, 0)
 
-    # Leases
-
-    def _lease(self, connection: Connection, name: str | None, expected: Any) -> Identity:
-        leases = self._tables.leases
-        insert_if_missing(connection, leases, {"name": "", "pid": LEASES_FROM, "epoch": 0})  # the row that counts pids
-        if name is None:
-            return Identity(self._new_pid(connection), 0)
-        if not name:
-            raise PolicyError("a lease without a name")
-        counter = select(leases.c.pid).where(leases.c.name == "").with_for_update()
-        connection.execute(counter)
-        row = connection.execute(select(leases).where(leases.c.name == name)).first()
-        before = None if row is None else Identity(row.pid, row.epoch)
-        known = None if expected is None else Identity(expected.pid, expected.epoch)
-        if known is not None and before != known:
-            if row is not None and (row.follows_pid, row.follows_epoch) == known:
-                return Identity(row.pid, row.epoch)  # a repeated call whose answer was lost
-            raise FencedError(f"{name!r} was taken over: it has {before}, not {expected}")
-        if before is None:
-            found = Identity(self._new_pid(connection), 0)
-            connection.execute(leases.insert().values(name=name, pid=found.pid, epoch=found.epoch))
-            return found
-        found = before._replace(epoch=before.epoch + 1)
-        if before.epoch >= LAST_EPOCH:
-            found = Identity(self._new_pid(connection), 0)
-        follows = dict(zip(("follows_pid", "follows_epoch"), known or (None, None), strict=True))
-        connection.execute(leases.update().where(leases.c.name == name).values(**found._asdict(), **follows))
-        if known is None:
-            # For its own next epoch, a producer fences partition by partition: other partitions may have batches in
-            # flight.
-            self._raise_floor(connection, before.pid, EVERYWHERE, before.epoch + 1)
-        return found
-
-    def _new_pid(self, connection: Connection) -> int:
-        leases = self._tables.leases
-        one = leases.update().where(leases.c.name == "").values(pid=leases.c.pid + 1)
-        connection.execute(one)
-        return int(connection.execute(select(leases.c.pid).where(leases.c.name == "")).scalar_one()) - 1
-
 
 class State(NamedTuple):
     """A partition's state of one producer."""
@@ -354,15 +281,6 @@ class State(NamedTuple):
 
 
 OPEN, COMMIT = "open", "commit"
-
-
-def _judged(state: State, batch: SequencedBatch, cursor: int | None, log_end: int) -> Judged:
-    if batch.cursor is None:
-        of = (batch.partition, batch.pid, batch.epoch, batch.first_seq, batch.count, batch.transactional)
-        return judge(state.table, *of)
-    if cursor is not None and batch.last_seq <= cursor:
-        return Judged(Verdict.DUPLICATE, None)
-    return Judged(Verdict.ACCEPTED, log_end)
 
 
 # Reading
@@ -509,9 +427,7 @@ class Tables(NamedTuple):
     commits: Table
     partitions: Table
     producers: Table
-    cursors: Table
     floors: Table
-    leases: Table
     layout: Table
 
 
@@ -554,7 +470,7 @@ def part_beside(name: str) -> Part:
 
 
 def _part(name: str, beside: MetaData) -> Part:
-    leases, layout = (f'"{name}_{suffix}"' for suffix in ("leases", "layout"))
+    leases, layout, floors = (f'"{name}_{suffix}"' for suffix in ("leases", "layout", "floors"))
     to_3 = Migration(
         (
             f"ALTER TABLE {leases} ADD COLUMN follows_pid BIGINT",
@@ -562,7 +478,19 @@ def _part(name: str, beside: MetaData) -> Part:
             f"CREATE TABLE {layout} (id INTEGER NOT NULL PRIMARY KEY, partitions INTEGER NOT NULL)",
         )
     )
-    return Part(f"transport {name}", 3, beside, {3: to_3})
+    # Since version 4, only a registry leases identities. No other producer could fence the owners of the table's leases,
+    # so the migration does. MariaDB may repeat it after the DROP, so it first creates the table. It keeps the positions
+    # of cursor mode in their table, which nothing reads: they are the only record of how far a source was read.
+    to_4 = Migration(
+        (
+            f"CREATE TABLE IF NOT EXISTS {leases} (name VARCHAR(255) NOT NULL PRIMARY KEY, pid BIGINT NOT NULL)",
+            f"DELETE FROM {floors} WHERE pid IN (SELECT pid FROM {leases} WHERE name <> '')",
+            f'INSERT INTO {floors} (pid, "partition", epoch) '
+            f"SELECT pid, {EVERYWHERE}, {NO_EPOCH} FROM {leases} WHERE name <> ''",
+            f"DROP TABLE {leases}",
+        )
+    )
+    return Part(f"transport {name}", 4, beside, {3: to_3, 4: to_4})
 
 
 def _beside(name: str, metadata: MetaData) -> list[Table]:
@@ -596,30 +524,11 @@ def _beside(name: str, metadata: MetaData) -> list[Table]:
             **INNODB,
         ),
         Table(
-            f"{name}_cursors",
-            metadata,
-            Column("partition", Integer, primary_key=True, autoincrement=False),
-            Column("name", key_text(String(CURSOR_NAME_MAX), 3000), primary_key=True),
-            Column("position", Int64, nullable=False),
-            **INNODB,
-        ),
-        Table(
             f"{name}_floors",
             metadata,
             Column("pid", Int64, primary_key=True, autoincrement=False),
             Column("partition", Integer, primary_key=True, autoincrement=False),
             Column("epoch", Integer, nullable=False),
-            **INNODB,
-        ),
-        Table(
-            f"{name}_leases",
-            metadata,
-            Column("name", key_text(String(255), 1020), primary_key=True),
-            Column("pid", Int64, nullable=False),
-            Column("epoch", Integer, nullable=False),
-            # The identity whose next epoch this is; null if the lease was taken over.
-            Column("follows_pid", Int64),
-            Column("follows_epoch", Integer),
             **INNODB,
         ),
         Table(

@@ -81,11 +81,6 @@ CREATE TABLE fencepost_decisions (
     decided_ms BIGINT NOT NULL,
     PRIMARY KEY (pid, epoch)
 )ENGINE=InnoDB CHARSET=utf8mb4 COLLATE utf8mb4_bin;
-CREATE TABLE fencepost_groups (
-    group_id VARBINARY(1000) NOT NULL,
-    generation BIGINT NOT NULL,
-    PRIMARY KEY (group_id)
-)ENGINE=InnoDB CHARSET=utf8mb4 COLLATE utf8mb4_bin;
 CREATE TABLE fencepost_pids (
     id INTEGER NOT NULL AUTO_INCREMENT,
     next_pid BIGINT NOT NULL,
@@ -121,10 +116,9 @@ CREATE TABLE fencepost_staged_positions (
     `partition` VARBINARY(1000) NOT NULL,
     expected BIGINT NOT NULL,
     `position` BIGINT NOT NULL,
-    generation BIGINT,
     PRIMARY KEY (transactional_id, group_id, `partition`)
 )ENGINE=InnoDB CHARSET=utf8mb4 COLLATE utf8mb4_bin;
-INSERT INTO fencepost_schema (part, version) VALUES ('producers', 2);
+INSERT INTO fencepost_schema (part, version) VALUES ('producers', 3);
 CREATE TABLE fencepost_versions (
     sink VARBINARY(1020) NOT NULL,
     state VARCHAR(64) NOT NULL,
@@ -156,12 +150,6 @@ CREATE TABLE clicks_commits (
     outcome VARCHAR(8) NOT NULL,
     PRIMARY KEY (`partition`, log_offset)
 )ENGINE=InnoDB CHARSET=utf8mb4 COLLATE utf8mb4_bin;
-CREATE TABLE clicks_cursors (
-    `partition` INTEGER NOT NULL,
-    name VARBINARY(3000) NOT NULL,
-    `position` BIGINT NOT NULL,
-    PRIMARY KEY (`partition`, name)
-)ENGINE=InnoDB CHARSET=utf8mb4 COLLATE utf8mb4_bin;
 CREATE TABLE clicks_floors (
     pid BIGINT NOT NULL,
     `partition` INTEGER NOT NULL,
@@ -172,14 +160,6 @@ CREATE TABLE clicks_layout (
     id INTEGER NOT NULL,
     partitions INTEGER NOT NULL,
     PRIMARY KEY (id)
-)ENGINE=InnoDB CHARSET=utf8mb4 COLLATE utf8mb4_bin;
-CREATE TABLE clicks_leases (
-    name VARBINARY(1020) NOT NULL,
-    pid BIGINT NOT NULL,
-    epoch INTEGER NOT NULL,
-    follows_pid BIGINT,
-    follows_epoch INTEGER,
-    PRIMARY KEY (name)
 )ENGINE=InnoDB CHARSET=utf8mb4 COLLATE utf8mb4_bin;
 CREATE TABLE clicks_partitions (
     `partition` INTEGER NOT NULL,
@@ -192,4 +172,4 @@ CREATE TABLE clicks_producers (
     state LONGBLOB NOT NULL,
     PRIMARY KEY (`partition`, pid)
 )ENGINE=InnoDB CHARSET=utf8mb4 COLLATE utf8mb4_bin;
-INSERT INTO fencepost_schema (part, version) VALUES ('transport clicks', 3);
+INSERT INTO fencepost_schema (part, version) VALUES ('transport clicks', 4);

@@ -83,11 +83,6 @@ CREATE TABLE fencepost_decisions (
     decided_ms BIGINT NOT NULL,
     PRIMARY KEY (pid, epoch)
 );
-CREATE TABLE fencepost_groups (
-    group_id VARCHAR NOT NULL,
-    generation BIGINT NOT NULL,
-    PRIMARY KEY (group_id)
-);
 CREATE TABLE fencepost_pids (
     id SERIAL NOT NULL,
     next_pid BIGINT NOT NULL,
@@ -123,10 +118,9 @@ CREATE TABLE fencepost_staged_positions (
     partition VARCHAR NOT NULL,
     expected BIGINT NOT NULL,
     position BIGINT NOT NULL,
-    generation BIGINT,
     PRIMARY KEY (transactional_id, group_id, partition)
 );
-INSERT INTO fencepost_schema (part, version) VALUES ('producers', 2);
+INSERT INTO fencepost_schema (part, version) VALUES ('producers', 3);
 CREATE TABLE fencepost_versions (
     sink VARCHAR(255) NOT NULL,
     state VARCHAR(64) NOT NULL,
@@ -158,12 +152,6 @@ CREATE TABLE clicks_commits (
     outcome VARCHAR(8) NOT NULL,
     PRIMARY KEY (partition, log_offset)
 );
-CREATE TABLE clicks_cursors (
-    partition INTEGER NOT NULL,
-    name VARCHAR(1000) NOT NULL,
-    position BIGINT NOT NULL,
-    PRIMARY KEY (partition, name)
-);
 CREATE TABLE clicks_floors (
     pid BIGINT NOT NULL,
     partition INTEGER NOT NULL,
@@ -174,14 +162,6 @@ CREATE TABLE clicks_layout (
     id INTEGER NOT NULL,
     partitions INTEGER NOT NULL,
     PRIMARY KEY (id)
-);
-CREATE TABLE clicks_leases (
-    name VARCHAR(255) NOT NULL,
-    pid BIGINT NOT NULL,
-    epoch INTEGER NOT NULL,
-    follows_pid BIGINT,
-    follows_epoch INTEGER,
-    PRIMARY KEY (name)
 );
 CREATE TABLE clicks_partitions (
     partition INTEGER NOT NULL,
@@ -194,4 +174,4 @@ CREATE TABLE clicks_producers (
     state BYTEA NOT NULL,
     PRIMARY KEY (partition, pid)
 );
-INSERT INTO fencepost_schema (part, version) VALUES ('transport clicks', 3);
+INSERT INTO fencepost_schema (part, version) VALUES ('transport clicks', 4);

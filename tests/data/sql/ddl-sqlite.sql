@@ -81,11 +81,6 @@ CREATE TABLE fencepost_decisions (
     decided_ms INTEGER NOT NULL,
     PRIMARY KEY (pid, epoch)
 );
-CREATE TABLE fencepost_groups (
-    group_id VARCHAR NOT NULL,
-    generation INTEGER NOT NULL,
-    PRIMARY KEY (group_id)
-);
 CREATE TABLE fencepost_pids (
     id INTEGER NOT NULL,
     next_pid INTEGER NOT NULL,
@@ -121,10 +116,9 @@ CREATE TABLE fencepost_staged_positions (
     partition VARCHAR NOT NULL,
     expected INTEGER NOT NULL,
     position INTEGER NOT NULL,
-    generation INTEGER,
     PRIMARY KEY (transactional_id, group_id, partition)
 );
-INSERT INTO fencepost_schema (part, version) VALUES ('producers', 2);
+INSERT INTO fencepost_schema (part, version) VALUES ('producers', 3);
 CREATE TABLE fencepost_versions (
     sink VARCHAR(255) NOT NULL,
     state VARCHAR(64) NOT NULL,
@@ -156,12 +150,6 @@ CREATE TABLE clicks_commits (
     outcome VARCHAR(8) NOT NULL,
     PRIMARY KEY (partition, log_offset)
 );
-CREATE TABLE clicks_cursors (
-    partition INTEGER NOT NULL,
-    name VARCHAR(1000) NOT NULL,
-    position INTEGER NOT NULL,
-    PRIMARY KEY (partition, name)
-);
 CREATE TABLE clicks_floors (
     pid INTEGER NOT NULL,
     partition INTEGER NOT NULL,
@@ -172,14 +160,6 @@ CREATE TABLE clicks_layout (
     id INTEGER NOT NULL,
     partitions INTEGER NOT NULL,
     PRIMARY KEY (id)
-);
-CREATE TABLE clicks_leases (
-    name VARCHAR(255) NOT NULL,
-    pid INTEGER NOT NULL,
-    epoch INTEGER NOT NULL,
-    follows_pid INTEGER,
-    follows_epoch INTEGER,
-    PRIMARY KEY (name)
 );
 CREATE TABLE clicks_partitions (
     partition INTEGER NOT NULL,
@@ -192,4 +172,4 @@ CREATE TABLE clicks_producers (
     state BLOB NOT NULL,
     PRIMARY KEY (partition, pid)
 );
-INSERT INTO fencepost_schema (part, version) VALUES ('transport clicks', 3);
+INSERT INTO fencepost_schema (part, version) VALUES ('transport clicks', 4);
