@@ -478,7 +478,7 @@ def _part(name: str, beside: MetaData) -> Part:
             f"CREATE TABLE {layout} (id INTEGER NOT NULL PRIMARY KEY, partitions INTEGER NOT NULL)",
         )
     )
-    # Since version 4, only a registry leases identities. No other producer could fence the owners of the table's leases,
+    # Since version 4, only a registry leases identities. No producer could fence the owners of the table's leases,
     # so the migration does. MariaDB may repeat it after the DROP, so it first creates the table. It keeps the positions
     # of cursor mode in their table, which nothing reads: they are the only record of how far a source was read.
     to_4 = Migration(
