@@ -612,5 +612,4 @@ def test_tables_hold_what_they_should(coordinator: TransactionCoordinator) -> No
         "fencepost_decisions": 5,
         "fencepost_positions": 1,
         "fencepost_staged_positions": 0,
-        "fencepost_groups": 0,
     }

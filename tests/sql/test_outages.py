@@ -237,14 +237,12 @@ def is_delivered(error: BaseException | None) -> bool:
 
 
 @on_each
-@pytest.mark.parametrize("kind", ["no name", "lease", "registry"])
+@pytest.mark.parametrize("kind", ["no name", "registry"])
 def test_a_producer_outlives_an_outage_that_is_longer_than_its_time_out(
     engine: sa.Engine, server: Server, kind: str
 ) -> None:
     transport = SqlTransport(engine, "events", schema=SCHEMA)
-    options: dict[str, Any] = {} if kind == "no name" else {"name": "gate 7"}
-    if kind == "registry":
-        options["registry"] = ProducerRegistry(engine)
+    options = {} if kind == "no name" else {"name": "gate 7", "registry": ProducerRegistry(engine)}
     threads = threading.active_count()
     with fp.SequencedProducer(transport, **options, **QUICK) as producer:
         feeder = Feeder(producer)

@@ -323,7 +323,7 @@ def test_tables_of_a_newer_version_are_refused(engine: Engine) -> None:
     newer = text("UPDATE fencepost_schema SET version = version + 1 WHERE part = 'producers'")
     registry.database.transaction(lambda connection: connection.execute(newer))
     for make in (ProducerRegistry, TransactionCoordinator):
-        with pytest.raises(fp.SchemaError, match="the tables of 'producers' have version 3, this package knows 2"):
+        with pytest.raises(fp.SchemaError, match="the tables of 'producers' have version 4, this package knows 3"):
             make(engine)
     assert rows_of(registry) == 1
 
