@@ -498,19 +498,32 @@ def test_a_path_that_does_not_exist_is_found_out() -> None:
     assert missing_paths(text, ROOT) == {"rust/core/src/jury.rs", "nowhere.md"}
 
 
+TUTORIALS = ROOT / "docs" / "tutorials"
+# Pages whose blocks run, or say why not.
+GIVE_REASONS = ("README.md", "docs/faq.md", "docs/how-to/", "docs/concepts/")
+
+
 def code_blocks() -> list[tuple[str, str, bool]]:
-    """The Python blocks of the documents: where, the source, whether it runs. `python no-run` is only compiled, and
-    `python continued` runs after those above it."""
+    """The Python blocks of the documents: where, the source, whether it runs.
+
+    `python no-run` is only compiled; a reason may follow a colon. `python continued` runs after the blocks above it.
+    tests/test_tutorials.py and tests/spark/test_spark_tutorials.py run the tutorials.
+    """
     found = []
     for path in documents():
-        text = path.read_text() if path.is_file() else ""
+        text = path.read_text() if path.is_file() and TUTORIALS not in path.parents else ""
         above = ""
-        for match in re.finditer(r"^```python( no-run| continued)?\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL):
+        for match in re.finditer(
+            r"^```python( no-run(?:: [^\n]+)?| continued)?\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL
+        ):
+            mark = match[1] or ""
             line = text.count("\n", 0, match.start()) + 2
-            before = above if match[1] == " continued" else ""
+            before = above if mark == " continued" else ""
             source = before + "\n" * (line - 1 - before.count("\n")) + match[2]
-            found.append((f"{path.name}:{line}", source, match[1] != " no-run"))
-            above = source if match[1] != " no-run" else above
+            found.append((f"{path.relative_to(ROOT)}:{line}", source, not mark.startswith(" no-run")))
+            above = source if not mark.startswith(" no-run") else above
+            if path.relative_to(ROOT).as_posix().startswith(GIVE_REASONS):
+                assert mark != " no-run", f"{found[-1][0]}: say why it does not run: ```python no-run: the reason"
     return found
 
 
@@ -528,7 +541,7 @@ def test_code_in_documents_runs(
 
 
 def test_every_code_block_was_found() -> None:
-    opened = sum(path.read_text().count("```python") for path in documents())
+    opened = sum(path.read_text().count("```python") for path in documents() if TUTORIALS not in path.parents)
     assert opened == len(code_blocks())
     assert sum(runs for _, _, runs in code_blocks()) >= 3
 
