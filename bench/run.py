@@ -35,6 +35,7 @@ sys.path[0] = str(ROOT)  # instead of this folder, whose modules would come befo
 
 from bench import report  # noqa: E402
 from bench.measure import tell  # noqa: E402
+from bench.summary import draw_summary  # noqa: E402
 
 LAKE, FRAMES, TABLES = ("lake",), ("spark",), ("delta", "stores", "streams")
 WITHOUT_SPARK = ("kafka", "partition_log", "registry", "producer", "sql")
@@ -111,6 +112,8 @@ def _publish(parts: dict[str, Any], mode: Mode, folder: Path, name: str) -> bool
     """Write and show what was measured; whether an answer of ours was wrong."""
     results = report.collect(mode.name, **parts)
     report.write(results, folder, name)
+    if "lake" in parts:
+        draw_summary(results, folder / f"{name}-summary.svg")
     print(report.to_markdown(results))
     tell(f"written: {folder}/{name}.json, .md, .svg, .png")
     for one in results.wrong:

@@ -33,6 +33,7 @@ from bench import (  # noqa: E402
     retention,
     spark,
     stores,
+    summary,
     workload,
 )
 from bench.compare import compare  # noqa: E402
@@ -337,6 +338,17 @@ def test_the_page_on_clusters_has_the_published_figures() -> None:
     published = ROOT / "bench" / "results" / "lake.json"
     facts = json.loads(published.read_text()) if published.exists() else None
     assert lake_report.cluster(facts) in (ROOT / "docs" / "cluster.md").read_text()
+
+
+def test_the_summary_figure_shows_the_published_figures(tmp_path: Path) -> None:
+    published = ROOT / "bench" / "results" / "lake.json"
+    results = report.Results(json.loads(published.read_text()))
+    summary.draw_summary(results, tmp_path / "summary.svg")
+    drawn = (tmp_path / "summary.svg").read_text()
+    assert drawn == published.with_name("lake-summary.svg").read_text(), (
+        "python -m bench.summary bench/results/lake.json"
+    )
+    assert drawn.count('<g id="patch_') >= 2 * len(results.contests), "a bar for each contestant of each shape"
 
 
 def test_what_versions_cost_does_not_grow(tmp_path: Path) -> None:
