@@ -85,7 +85,8 @@ def alternate(
     settle: Callable[[], object] = gc.collect,
     warm_up: bool = True,
 ) -> list[Measurement]:
-    """Each contestant once per round, so that what disturbs the machine for a while disturbs them all.
+    """Each contestant once per round, so that what disturbs the machine for a while disturbs them all. Each round
+    begins with another contestant.
 
     `settle` is called before each. The first round is not counted if `warm_up`; its answers are. A wrong answer is
     recorded, not raised: it belongs into the table.
@@ -94,8 +95,10 @@ def alternate(
         Measurement(contest=contest, name=it.name, threads=it.threads, role=it.role, rows=rows, expected=it.expected)
         for it in contestants
     ]
+    turns = list(zip(contestants, measurements, strict=True))
     for number in range(0 if warm_up else 1, rounds + 1):
-        for contestant, measurement in zip(contestants, measurements, strict=True):
+        begin = number % len(turns)
+        for contestant, measurement in turns[begin:] + turns[:begin]:
             settle()
             start = time.perf_counter()
             result = contestant.run()

@@ -20,6 +20,7 @@ from bench import (
     peers,
     producer,
     registry,
+    shapes,
     spark,
     sql,
     stores,
@@ -45,6 +46,7 @@ RUNS, RANDOM, NOOP, GAPS, PARQUET = workload.RUNS.name, workload.RANDOM.name, sp
 APPLY, CO_LOCATED, JOB = "fencepost apply", spark.CO_LOCATED.name, spark.JOB
 PARTS = (
     "memory",
+    "shapes",
     "spark",
     "lake",
     "delta",
@@ -119,6 +121,7 @@ class Results:
         if partition_log.APPEND in self.contests:
             yield self._append_target(partition_log.MANY)
             yield self._append_target(partition_log.THREADS)
+        yield from shapes.targets(self)
         yield from lake_report.targets(self)
 
     def target_of(self, contest: str, ours: str, peer: str, times: float) -> Target:
@@ -246,6 +249,8 @@ def to_markdown(results: Results, chart: str | None = None) -> str:
     targets = [(it.what, it.wanted, it.found, "met" if it.is_met else "**missed**") for it in results.targets()]
     if targets:
         parts += ["## Figures to reach, stated for `--full`", table(("what", "target", "found", ""), targets, "lllc")]
+    if "shapes" in facts:
+        parts += shapes.sections(results)
     parts += lake_report.sections(results)
     if "stores" in facts:
         parts += stores.sections(facts["stores"])

@@ -2,6 +2,7 @@
 
     python bench/run.py --quick                 2 M rows, a few minutes
     python bench/run.py --full                  21 M rows in memory, 20 M on Spark, an hour and a half
+    python bench/run.py --full --only shapes    fp.deduplicate and polars by shape of the rows, seven minutes
     python bench/run.py --full --only lake      jobs over files alone, fifty minutes
     python bench/run.py --full --only spark     the doors for DataFrames, forty minutes
     python bench/run.py --full --only delta     Delta tables in place (make jars), a quarter of an hour
@@ -38,7 +39,7 @@ from bench.measure import tell  # noqa: E402
 from bench.summary import draw_summary  # noqa: E402
 
 LAKE, FRAMES, TABLES = ("lake",), ("spark",), ("delta", "stores", "streams")
-WITHOUT_SPARK = ("kafka", "partition_log", "registry", "producer", "sql")
+WITHOUT_SPARK = ("shapes", "kafka", "partition_log", "registry", "producer", "sql")
 """Parts that can be run by themselves; the results of each are files of their own then. Of a whole run only those of
 FRAMES are in one file with what is measured in memory."""
 
@@ -132,7 +133,7 @@ def _options() -> argparse.Namespace:
         "--only",
         choices=[*LAKE, *FRAMES, *TABLES, *WITHOUT_SPARK],
         help="one part: jobs over files and what they cost; DataFrames; Delta in place; object stores; streams; "
-        "Kafka's log, our own; producer identities; producers; events to PostgreSQL",
+        "shapes of rows; Kafka's log, our own; producer identities; producers; events to PostgreSQL",
     )
     parser.add_argument("--rows", type=int, help="instead of the mode's number, in every part")
     parser.add_argument("--results", type=Path, default=HERE / "results", help="where to write")

@@ -57,7 +57,7 @@ def make(workload: Workload, rows: int) -> Rows:
     repeats = runs // REPEAT_EVERY
     key = rng.integers(workload.keys, size=runs - repeats)
     first = occurrence(key) * workload.run
-    order = _landing_order(rng, len(key), repeats)
+    order = landing_order(rng, len(key), repeats)
     key, first = np.repeat(key[order], workload.run), np.repeat(first[order], workload.run)
     seq = first + np.tile(np.arange(workload.run), runs)
     pid = key // workload.partitions
@@ -81,7 +81,7 @@ def occurrence(key: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     return occurrence
 
 
-def _landing_order(rng: np.random.Generator, runs: int, repeats: int) -> npt.NDArray[np.int64]:
+def landing_order(rng: np.random.Generator, runs: int, repeats: int) -> npt.NDArray[np.int64]:
     """Numbers of runs as they land: each once in order, `repeats` of them again a little later."""
     again = rng.choice(runs, repeats, replace=False)
     place = np.concatenate([np.arange(runs), again + rng.integers(LAG_MAX + 1, size=repeats)])

@@ -31,6 +31,7 @@ from bench import (  # noqa: E402
     producer,
     report,
     retention,
+    shapes,
     spark,
     stores,
     summary,
@@ -83,6 +84,33 @@ def test_every_contestant_of_the_producing_end_is_right() -> None:
     }  # fmt: skip
     assert results.wrong == []
     assert len(list(results.targets())) == 1
+
+
+@pytest.mark.parametrize("shape", shapes.SHAPES, ids=lambda shape: shape.name)
+def test_a_shape_tells_the_truth(shape: shapes.Shape) -> None:
+    made = shapes.make(shape, ROWS)
+    rows = list(zip(*(made[name].to_pylist() for name in made.column_names), strict=True))
+    assert len(rows) == ROWS // shape.run * shape.run
+    events = {row[:-1]: row[-1] for row in rows}
+    assert len(events) == len(set(events.values())) < 0.96 * len(rows), "an event has one identity, and few come twice"
+    assert set(rows) == {(*identity, event) for identity, event in events.items()}, "copies are equal"
+    assert set(events.values()) == set(range(len(events)))
+    assert made.equals(shapes.make(shape, ROWS)), "made from a seed"
+
+
+def test_every_contestant_is_right_on_every_shape() -> None:
+    results = report.collect("quick", shapes=shapes.contest(ROWS, rounds=1))
+    assert {name: len(contest) for name, contest in results.contests.items()} == {
+        shape.name: len(shapes.PEERS) + 2 for shape in shapes.SHAPES
+    }
+    assert results.wrong == []
+    assert len(list(results.targets())) == len(shapes.SHAPES)
+    _, _, page = shapes.sections(results)
+    assert page in report.to_markdown(results)
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in page.splitlines()[2:]]
+    times = {name: float(of_polars.strip("*")) for name, *_, of_polars, _ in cells}
+    [worst] = [name for name in times if name.startswith("**")]
+    assert times[worst] == min(times.values()), "the worst shape is in bold"
 
 
 def test_a_state_that_keeps_fewer_versions_takes_less(tmp_path: Path) -> None:
