@@ -15,7 +15,7 @@ use arrow_cast::{CastOptions, cast_with_options};
 use arrow_schema::{DataType, TimeUnit};
 use arrow_select::nullif::nullif;
 use fencepost_core::{
-    self as core, Batch, Dictionary, KEY_BYTES_MAX, KeyKind, Keys, PartKind, Seqs, encode_bytes, encode_int,
+    self as core, Batch, Dictionary, KEY_BYTES_MAX, KeyKind, Keys, PartKind, Seqs, Strings, encode_bytes, encode_int,
 };
 use pyo3::prelude::*;
 use std::sync::Arc;
@@ -188,6 +188,10 @@ impl NumberedChunk<'_> {
     }
 }
 
+/// Rows whose keys are numbered together, and bytes of their keys, but for the last one.
+const ROWS_TOGETHER: usize = 512;
+const BYTES_TOGETHER: usize = 1 << 16;
+
 /// The number of each row's key; -1 where the row is untracked. Neighbours often share a key, and then
 /// it is looked up once. Errors leave what was numbered before: go back to a mark of the keys.
 pub(crate) fn number_keys<T: From<i32> + Copy>(
@@ -198,21 +202,29 @@ pub(crate) fn number_keys<T: From<i32> + Copy>(
     widen: impl Fn(i32) -> T,
 ) -> core::Result<Vec<T>> {
     let mut numbers = Vec::with_capacity(rows);
-    let mut bytes = Vec::new();
-    let mut before: Option<(usize, i32)> = None;
-    for row in 0..rows {
-        let number = match before {
-            _ if is_untracked(row) => -1,
-            Some((same, number)) if parts.iter().all(|part| part.is_same(same, row)) => number,
-            _ => {
-                bytes.clear();
-                parts.iter().for_each(|part| part.encode(row, &mut bytes));
-                let number = dictionary.intern(&bytes)? as i32;
-                before = Some((row, number));
-                number
+    // The keys of some rows, each once where neighbours share it, and which of them each row has.
+    let (mut strings, mut of_rows, mut found) = (Strings::default(), Vec::new(), Vec::new());
+    while numbers.len() < rows {
+        strings.clear();
+        of_rows.clear();
+        found.clear();
+        let mut before = None;
+        for row in numbers.len()..rows {
+            if of_rows.len() == ROWS_TOGETHER || strings.bytes_len() > BYTES_TOGETHER {
+                break;
             }
-        };
-        numbers.push(widen(number));
+            if is_untracked(row) {
+                of_rows.push(None);
+                continue;
+            }
+            if !before.is_some_and(|same| parts.iter().all(|part| part.is_same(same, row))) {
+                strings.push_with(|bytes| parts.iter().for_each(|part| part.encode(row, bytes)));
+                before = Some(row);
+            }
+            of_rows.push(Some(strings.len() - 1));
+        }
+        dictionary.intern_all(&strings, |number| found.push(number as i32))?;
+        numbers.extend(of_rows.iter().map(|of_row| widen(of_row.map_or(-1, |string: usize| found[string]))));
     }
     Ok(numbers)
 }

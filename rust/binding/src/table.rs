@@ -11,7 +11,7 @@ use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
 use pyo3::types::{PyBytes, PyDict, PyList, PyTuple};
-use pyo3_arrow::PyTable;
+use pyo3_arrow::{PyArray, PyTable};
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader};
@@ -209,6 +209,15 @@ impl StateTable {
     fn apply(&self, py: Python<'_>, rows: &Bound<'_, PyAny>, columns: Option<&Bound<'_, PyAny>>) -> PyResult<Verdicts> {
         let names = self.columns_or(py, columns)?;
         self.judge(py, rows, names, true, |table, batches, _| table.apply(batches))
+    }
+
+    /// Whether each row is to be kept, as Arrow booleans: ``apply(rows, columns).kept``, without what else
+    /// ``apply`` reports.
+    #[pyo3(signature = (rows, columns=None))]
+    fn _keep(&self, py: Python<'_>, rows: &Bound<'_, PyAny>, columns: Option<&Bound<'_, PyAny>>) -> PyResult<PyArray> {
+        let names = self.columns_or(py, columns)?;
+        let verdicts = self.judge(py, rows, names, true, |table, batches, _| table.apply_without_missing(batches))?;
+        Ok(verdicts.kept(py))
     }
 
     /// Judges rows that were gathered into runs, as ``apply`` judges them one by one, and advances the table.

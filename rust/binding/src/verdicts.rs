@@ -74,14 +74,20 @@ impl Verdicts {
     }
 }
 
-/// What a call left missing. Listed at once where keys are numbered: the table may forget or renumber them.
+/// Keys whose names take as long to share as a missing range to list.
+const KEYS_A_RANGE: usize = 16_384;
+
+/// What a call left missing, listed when it is asked for: by names of the keys that are shared, because the table may
+/// forget or renumber them. A few ranges among many keys are listed at once.
 fn missing_of(judged: Judged, table: &StateTable) -> Listed {
     let has_epochs = has_epochs(table);
+    let names = table.keys().pid.dictionary.len() + table.keys().partition.dictionary.len();
+    let is_short = judged.opened() < names / KEYS_A_RANGE;
     let list = move |keys: &Keys| missing_batches(keys, has_epochs, judged.missing(keys).into_iter());
-    if !table.keys().are_plain() {
+    if is_short {
         return listed(list(table.keys()));
     }
-    let keys = table.keys().clone();
+    let keys = table.keys().names();
     LazyLock::new(Box::new(move || list(&keys)))
 }
 
@@ -109,7 +115,7 @@ impl Verdicts {
 
     /// Arrow boolean, one a row: true for ACCEPTED and UNTRACKED.
     #[getter]
-    fn kept(&self, py: Python<'_>) -> PyArray {
+    pub(crate) fn kept(&self, py: Python<'_>) -> PyArray {
         let kept = py.detach(|| {
             let codes = self.verdict.values();
             let kept = |code| code == Verdict::Accepted as u8 || code == Verdict::Untracked as u8;

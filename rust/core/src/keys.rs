@@ -4,7 +4,7 @@
 //! several columns) is encoded into bytes whose order is the order of the values, and the bytes are
 //! numbered by a [`Dictionary`]. Two keys are the same if and only if their bytes are: never by hash.
 
-use crate::error::make_room;
+use crate::dictionary::Dictionary;
 use crate::lines::BLOCK;
 use crate::{Column, Error, Result};
 use std::cmp::Ordering;
@@ -178,123 +178,6 @@ fn hash_bytes(bytes: &[u8]) -> u64 {
     spread(hash ^ u64::from_le_bytes(last))
 }
 
-/// Numbers byte strings, from 0, in the order of their first coming.
-#[derive(Clone, Debug, Default)]
-pub struct Dictionary {
-    bytes: Vec<u8>,
-    ends: Vec<usize>,
-    /// Open addressing: number + 1, or 0 where free. A power of two, at most half full.
-    slots: Vec<u32>,
-}
-
-impl Dictionary {
-    /// How many strings are numbered.
-    pub fn len(&self) -> usize {
-        self.ends.len()
-    }
-
-    /// Whether none is.
-    pub fn is_empty(&self) -> bool {
-        self.ends.is_empty()
-    }
-
-    /// The string of that number.
-    pub fn bytes(&self, number: u32) -> &[u8] {
-        let number = number as usize;
-        let start = if number == 0 { 0 } else { self.ends[number - 1] };
-        &self.bytes[start..self.ends[number]]
-    }
-
-    /// The number of a string, if it has one.
-    pub fn get(&self, bytes: &[u8]) -> Option<u32> {
-        if self.slots.is_empty() {
-            return None;
-        }
-        match self.slots[self.slot(bytes)] {
-            0 => None,
-            number => Some(number - 1),
-        }
-    }
-
-    /// Bytes held.
-    pub fn memory_bytes(&self) -> usize {
-        self.bytes.capacity() + self.ends.capacity() * size_of::<usize>() + self.slots.capacity() * size_of::<u32>()
-    }
-
-    /// The number of a string, a new one if it has none. `Error::Memory` and `Error::Capacity` change nothing.
-    pub fn intern(&mut self, bytes: &[u8]) -> Result<u32> {
-        if (self.len() + 1) * 2 > self.slots.len() {
-            self.grow()?;
-        }
-        let slot = self.slot(bytes);
-        if self.slots[slot] == 0 {
-            self.make_room(bytes)?;
-            self.bytes.extend_from_slice(bytes);
-            self.ends.push(self.bytes.len());
-            self.slots[slot] = self.len() as u32;
-        }
-        Ok(self.slots[slot] - 1)
-    }
-
-    /// Room for one more string. Partition numbers are 31 bits wide.
-    fn make_room(&mut self, bytes: &[u8]) -> Result<()> {
-        if self.len() >= i32::MAX as usize {
-            return Err(Error::Capacity { limit: i32::MAX as u64, needed: self.len() as u64 + 1, what: "keys" });
-        }
-        make_room(&mut self.bytes, bytes.len())?;
-        make_room(&mut self.ends, 1)
-    }
-
-    /// The strings that `used` says, numbered anew, and the new number of each.
-    pub(crate) fn kept(&self, used: &[bool]) -> Result<(Dictionary, Vec<u32>)> {
-        let mut kept = Dictionary::default();
-        let number = |(number, &is_used): (usize, &bool)| {
-            if is_used { kept.intern(self.bytes(number as u32)) } else { Ok(u32::MAX) }
-        };
-        let numbers = used.iter().enumerate().map(number).collect::<Result<_>>()?;
-        Ok((kept, numbers))
-    }
-
-    /// Forgets every number from `count` on.
-    fn truncate(&mut self, count: usize) {
-        if count == self.len() {
-            return;
-        }
-        self.ends.truncate(count);
-        self.bytes.truncate(self.ends.last().copied().unwrap_or(0));
-        self.slots.fill(0);
-        self.fill_slots();
-    }
-
-    /// The slot that holds the string, or the free one where it would go.
-    fn slot(&self, bytes: &[u8]) -> usize {
-        let mask = self.slots.len() - 1;
-        let mut slot = hash_bytes(bytes) as usize & mask;
-        while self.slots[slot] != 0 && self.bytes(self.slots[slot] - 1) != bytes {
-            slot = (slot + 1) & mask;
-        }
-        slot
-    }
-
-    #[cold]
-    fn grow(&mut self) -> Result<()> {
-        let count = (self.slots.len() * 2).max(16);
-        let mut slots = Vec::new();
-        make_room(&mut slots, count)?;
-        slots.resize(count, 0);
-        self.slots = slots;
-        self.fill_slots();
-        Ok(())
-    }
-
-    fn fill_slots(&mut self) {
-        for number in 0..self.len() as u32 {
-            let slot = self.slot(self.bytes(number));
-            self.slots[slot] = number + 1;
-        }
-    }
-}
-
 /// One half of a key: its type once known, and its dictionary if the type needs one.
 #[derive(Clone, Debug, Default)]
 pub struct KeySpace {
@@ -386,6 +269,12 @@ impl Keys {
         self.pid.dictionary.is_empty() && self.partition.dictionary.is_empty()
     }
 
+    /// A copy that names and orders keys, in a small part of the memory.
+    pub fn names(&self) -> Keys {
+        let names = |space: &KeySpace| KeySpace { kind: space.kind.clone(), dictionary: space.dictionary.names() };
+        Keys { pid: names(&self.pid), partition: names(&self.partition) }
+    }
+
     /// The order of keys by value: the numbers of a dictionary say nothing but who came first.
     pub(crate) fn order(&self, one: Key, other: Key) -> Ordering {
         let by_pid = self.pid.order(one.0, other.0);
@@ -444,18 +333,5 @@ mod tests {
             assert_eq!(parts, [PartValue::Bytes(bytes), PartValue::Int(int)]);
         }
         assert_eq!(decode_parts(&kinds, b"no end"), None);
-    }
-
-    #[test]
-    fn numbers_are_exact_and_can_be_taken_back() {
-        let mut dictionary = Dictionary::default();
-        let name = |number: u32| format!("producer-{number}");
-        for number in 0..10_000 {
-            assert_eq!(dictionary.intern(name(number).as_bytes()), Ok(number));
-        }
-        dictionary.truncate(5_000);
-        assert_eq!(dictionary.get(name(4_999).as_bytes()), Some(4_999));
-        assert_eq!(dictionary.get(name(5_000).as_bytes()), None);
-        assert_eq!(dictionary.intern(b"other"), Ok(5_000));
     }
 }

@@ -26,6 +26,7 @@ mod aside;
 mod batch;
 mod broker;
 mod changes;
+mod dictionary;
 mod dispatch;
 mod entries;
 mod error;
@@ -51,11 +52,12 @@ pub use broker::{
     BrokerJudged, BrokerOptions, BrokerTable, BrokerVersion, Control, Origin, Origins, ProduceBatches, ProducerEntry,
     WindowBatch,
 };
+pub use dictionary::{Dictionary, Strings};
 pub use entries::Entries;
 pub use error::{Error, Result};
 pub use keys::{
-    Dictionary, KEY_BYTES_MAX, KEY_PARTS_MAX, KeyKind, KeyMark, KeyRef, KeySpace, Keys, PartKind, PartValue,
-    decode_parts, encode_bytes, encode_int, shard_hash,
+    KEY_BYTES_MAX, KEY_PARTS_MAX, KeyKind, KeyMark, KeyRef, KeySpace, Keys, PartKind, PartValue, decode_parts,
+    encode_bytes, encode_int, shard_hash,
 };
 pub use policy::{Admit, Epochs, First, Gaps, Late, PRESETS, Policy, Preset, Untracked};
 pub use runs::{Domain, find_runs};

@@ -112,6 +112,11 @@ impl Judged {
     pub fn missing(&self, keys: &Keys) -> Vec<Missing> {
         self.skipped.missing(keys)
     }
+
+    /// How many ranges rows of this call jumped over.
+    pub fn opened(&self) -> usize {
+        self.skipped.opened()
+    }
 }
 
 /// What is remembered of producers, and the rules by which their rows are judged.
@@ -293,10 +298,15 @@ impl StateTable {
     /// are counted from the first batch's first. An error leaves the table as it was, but for one: see
     /// [`StateTable::is_half_done`].
     pub fn apply(&mut self, batches: &[Batch<'_>]) -> Result<Judged> {
-        self.advance(batches, None)
+        self.advance(batches, None, true)
     }
 
-    /// The same for rows that were gathered into runs: each line of a batch stands for as many rows as its
+    /// The same verdicts, for callers that never ask for [`Judged::missing`]: it is empty, and nothing is gathered for it.
+    pub fn apply_without_missing(&mut self, batches: &[Batch<'_>]) -> Result<Judged> {
+        self.advance(batches, None, false)
+    }
+
+    /// The same as [`StateTable::apply`] for rows that were gathered into runs: each line of a batch stands for as many rows as its
     /// number in `lengths` says. Their sequence numbers continue from `seq`; they share the line's timestamp.
     /// Verdicts are one a row; in errors, rows are lines.
     ///
@@ -304,14 +314,14 @@ impl StateTable {
     /// Where `lengths` are not one slice a batch.
     pub fn apply_runs(&mut self, batches: &[Batch<'_>], lengths: &[&[u32]]) -> Result<Judged> {
         assert_eq!(batches.len(), lengths.len(), "each batch has lengths");
-        self.advance(batches, Some(lengths))
+        self.advance(batches, Some(lengths), true)
     }
 
-    fn advance(&mut self, batches: &[Batch<'_>], lengths: Option<&[&[u32]]>) -> Result<Judged> {
+    fn advance(&mut self, batches: &[Batch<'_>], lengths: Option<&[&[u32]]>, lists_missing: bool) -> Result<Judged> {
         let mut cuts = std::mem::take(&mut self.cuts);
         let is_found = self.find_runs(batches, lengths, &mut cuts);
         let judged = is_found.and_then(|()| self.make_room(rows_of(&cuts))).and_then(|()| {
-            let mut call = self.call(&cuts)?;
+            let mut call = self.call(&cuts, lists_missing)?;
             let judged =
                 with_shelf!(&mut self.store, shelf => judge_batches(shelf, &self.rules, batches, &cuts, &mut call));
             self.is_half_done = judged.is_err();
@@ -327,7 +337,7 @@ impl StateTable {
     pub fn check(&self, batches: &[Batch<'_>]) -> Result<Judged> {
         let mut cuts = Vec::new();
         self.find_runs(batches, None, &mut cuts)?;
-        let mut call = self.call(&cuts)?;
+        let mut call = self.call(&cuts, true)?;
         with_shelf!(&self.store, shelf => {
             let mut copy = Shelf::new();
             copy.reserve(shelf.lines().len().min(cuts.iter().map(Cut::len).sum()))?;

@@ -7,7 +7,8 @@
 //! Sorted by pid they would compress no better, for a producer's entries lie together either way. But a
 //! table would have to be sorted whole, where a segment is a range of hashes that fits in the cache.
 
-use crate::keys::{Dictionary, Keys};
+use crate::dictionary::Dictionary;
+use crate::keys::Keys;
 
 /// The keys of one dictionary that are in use, numbered anew.
 ///

@@ -3,7 +3,7 @@
 use super::skipped::Skipped;
 use super::{Cuts, Judged, Stale, StateTable, rows_of};
 use crate::error::make_room;
-use crate::judge::{Rules, Sink};
+use crate::judge::Sink;
 use crate::keys::Key;
 use crate::{Result, Verdict};
 use rustc_hash::FxHashMap;
@@ -33,7 +33,7 @@ pub(super) enum Times<'a> {
 }
 
 impl<'a> Call<'a> {
-    fn new(cuts: &Cuts, rules: &Rules, horizon_ms: Option<i64>) -> Result<Call<'a>> {
+    fn new(cuts: &Cuts, skipped: Skipped, horizon_ms: Option<i64>) -> Result<Call<'a>> {
         let rows = rows_of(cuts);
         let mut verdicts = Vec::new();
         make_room(&mut verdicts, rows)?;
@@ -45,7 +45,7 @@ impl<'a> Call<'a> {
             stale: Vec::new(),
             border: 0,
             expected: Vec::new(),
-            skipped: Skipped::new(*rules),
+            skipped,
         };
         Ok(Call {
             judged,
@@ -133,8 +133,8 @@ impl Sink for Call<'_> {
 }
 
 impl StateTable {
-    pub(super) fn call<'a>(&self, cuts: &Cuts) -> Result<Call<'a>> {
-        Call::new(cuts, &self.rules, self.horizon_ms)
+    pub(super) fn call<'a>(&self, cuts: &Cuts, lists_missing: bool) -> Result<Call<'a>> {
+        Call::new(cuts, Skipped::new(self.rules, lists_missing), self.horizon_ms)
     }
 
     pub(super) fn finish(&self, call: Call<'_>) -> Judged {

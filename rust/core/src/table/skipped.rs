@@ -16,19 +16,26 @@ pub(crate) type Range = (Key, (i64, i64));
 #[derive(Clone, Debug)]
 pub(crate) struct Skipped {
     rules: Rules,
+    is_listed: bool,
     opened: Vec<Range>,
     /// Of those that were opened, or of older ones.
     closed: Vec<Range>,
 }
 
 impl Skipped {
-    pub(super) fn new(rules: Rules) -> Skipped {
-        Skipped { rules, opened: Vec::new(), closed: Vec::new() }
+    /// `is_wanted`: whether somebody may ask for the list.
+    pub(super) fn new(rules: Rules, is_wanted: bool) -> Skipped {
+        let is_listed = is_wanted && rules.reports_missing();
+        Skipped { rules, is_listed, opened: Vec::new(), closed: Vec::new() }
+    }
+
+    pub(super) fn opened(&self) -> usize {
+        self.opened.len()
     }
 
     #[inline]
     pub(super) fn open(&mut self, key: Key, first: i64, last: i64) {
-        if self.rules.reports_missing() {
+        if self.is_listed {
             self.opened.push((key, (first, last)));
         }
     }
@@ -205,7 +212,7 @@ mod tests {
     #[test]
     fn what_is_left_is_what_no_later_row_filled() {
         let rules = Rules::new(crate::Policy::preset("any_order").expect("a preset"));
-        let mut skipped = Skipped::new(rules);
+        let mut skipped = Skipped::new(rules, true);
         let (one, other) = ((1, 0, 0), (0, 0, 0));
         skipped.close(one, 3, 4); // of a hole that was there before
         skipped.open(one, 10, 19);
@@ -215,7 +222,7 @@ mod tests {
         skipped.close(one, 19, 19);
         skipped.close(other, 0, 4);
         assert_eq!(skipped.left(), [(one, (10, 11)), (one, (13, 18))]);
-        let mut straight = Skipped::new(rules);
+        let mut straight = Skipped::new(rules, true);
         straight.open(one, 10, 11);
         straight.open(one, 13, 18);
         assert_eq!(straight, skipped);
