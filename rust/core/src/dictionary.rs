@@ -70,6 +70,8 @@ impl Strings {
 
 /// Strings of a block of a [`Dictionary`].
 const BLOCK: usize = 1024;
+/// Bytes that a block of strings gets before it has any.
+const BLOCK_BYTES_MAX: usize = 1 << 17;
 
 /// Strings that are looked up together: while one is compared, the memory that the others need is fetched.
 const TOGETHER: usize = 32;
@@ -225,7 +227,7 @@ impl Dictionary {
         }
         if self.len == self.blocks.len() * BLOCK {
             make_room(&mut self.blocks, 1)?;
-            self.blocks.push(Arc::default());
+            self.blocks.push(Arc::new(self.next_block()?));
         }
         // A block that a copy shares is copied before it is written.
         let block = Arc::make_mut(self.blocks.last_mut().expect("it was just looked for"));
@@ -233,6 +235,16 @@ impl Dictionary {
         block.push_with(|all| all.extend_from_slice(bytes));
         self.len += 1;
         Ok(())
+    }
+
+    /// An empty block, with room for strings like those of the block before it: blocks that grow are copied.
+    fn next_block(&self) -> Result<Strings> {
+        let mut block = Strings::default();
+        if let Some(before) = self.blocks.last() {
+            make_room(&mut block.bytes, before.bytes.len().min(BLOCK_BYTES_MAX))?;
+            make_room(&mut block.ends, BLOCK)?;
+        }
+        Ok(block)
     }
 
     /// Makes room for so many strings in the slots.

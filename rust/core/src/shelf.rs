@@ -160,10 +160,10 @@ impl<L: RowLine> Shelf<L> {
         self.lines.reserve(lines)
     }
 
-    /// The same in a call that has begun.
+    /// The same in a call that has begun, which will add `expected` lines as far as one can tell.
     #[inline]
-    pub(crate) fn reserve_midway(&mut self, lines: usize) -> Result<()> {
-        self.lines.reserve_midway(lines)
+    pub(crate) fn reserve_midway(&mut self, lines: usize, expected: usize) -> Result<()> {
+        self.lines.reserve_midway(lines, expected)
     }
 
     /// Adds an entry where its key and epoch have none; false, and nothing changed, where they do. Room for two

@@ -161,7 +161,7 @@ impl<B: Beside> Shelf<B> {
         let mut searches = [Searches::none(); CHUNK / STEP];
         for from in (0..batches.len()).step_by(CHUNK) {
             let rows = (batches.len() - from).min(CHUNK);
-            self.lines.reserve_midway(CHUNK)?;
+            self.lines.reserve_midway(CHUNK, 0)?;
             let (pids, partitions) = (&batches.pid[from..][..rows], &batches.partition[from..][..rows]);
             // Producers often write many batches on end: one search does for all of them.
             let is_one = pids.iter().all(|pid| *pid == pids[0]) && partitions.iter().all(|it| *it == partitions[0]);

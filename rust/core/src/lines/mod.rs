@@ -317,14 +317,18 @@ impl<L: Line> Lines<L> {
     /// Makes room for `more` lines, so that as many additions move nothing.
     #[inline]
     pub(crate) fn reserve(&mut self, more: usize) -> Result<()> {
-        if self.room < more { self.grow(more) } else { Ok(()) }
+        if self.room < more { self.grow(more, 0) } else { Ok(()) }
     }
 
-    /// The same in a call that has begun: where there is no memory, the lines that a segment may hold above
+    /// The same in a call that has begun, which will add `expected` lines as far as one can tell: where there is no memory, the lines that a segment may hold above
     /// its load serve as a reserve, so that the call can be finished and the next one is refused.
     #[inline]
-    pub(crate) fn reserve_midway(&mut self, more: usize) -> Result<()> {
-        if self.room < more { self.grow(more).or_else(|refused| self.use_reserve(more, refused)) } else { Ok(()) }
+    pub(crate) fn reserve_midway(&mut self, more: usize, expected: usize) -> Result<()> {
+        if self.room >= more {
+            return Ok(());
+        }
+        let grown = self.grow(more, expected).or_else(|_| self.grow(more, 0));
+        grown.or_else(|refused| self.use_reserve(more, refused))
     }
 
     fn use_reserve(&self, more: usize, refused: Error) -> Result<()> {
@@ -339,11 +343,11 @@ impl<L: Line> Lines<L> {
     }
 
     #[cold]
-    fn grow(&mut self, more: usize) -> Result<()> {
+    fn grow(&mut self, more: usize, expected: usize) -> Result<()> {
         if self.segments.is_empty() {
             self.put(0, Segment::new(more)?);
         }
-        let mut growth = self.growth(more);
+        let mut growth = self.growth(more, expected);
         let mut number = 0;
         while number < self.segments.len() {
             if self.segments[number].room() >= more {
@@ -351,7 +355,7 @@ impl<L: Line> Lines<L> {
             } else if self.segments[number].is_to_split(self.segments.len()) {
                 let halves = self.segments[number].halves(&growth)?;
                 self.put_halves(number, halves);
-                growth = self.growth(more);
+                growth = self.growth(more, expected);
             } else {
                 self.put(number, self.segments[number].grown(&growth)?);
             }
@@ -360,9 +364,11 @@ impl<L: Line> Lines<L> {
         Ok(())
     }
 
-    fn growth(&self, more: usize) -> Growth {
+    fn growth(&self, more: usize, expected: usize) -> Growth {
         let bytes: usize = self.segments.iter().map(Segment::bytes).sum();
-        Growth { empty: 0, more, is_small: bytes < SMALL_BYTES, is_alone: self.segments.len() == 1 && L::DOUBLES }
+        let is_alone = self.segments.len() == 1 && L::DOUBLES;
+        let expected = expected / self.segments.len();
+        Growth { empty: 0, more, expected, is_small: bytes < SMALL_BYTES, is_alone }
     }
 
     /// Makes room for so many times the lines that there are, where there are few yet: the segments that they
@@ -371,7 +377,7 @@ impl<L: Line> Lines<L> {
         if self.segments.len() != 1 {
             return Ok(());
         }
-        let growth = Growth { empty: 0, more: 0, is_small: false, is_alone: false };
+        let growth = Growth { empty: 0, more: 0, expected: 0, is_small: false, is_alone: false };
         self.put(0, self.segments[0].grown(&growth)?);
         let first = &self.segments[0];
         let lines = with_groups!(&first.held, groups => groups.taken()) as f64 * times;
@@ -432,7 +438,7 @@ impl<L: Line> Lines<L> {
 
     /// Drops the lines of empty slots, segment by segment. Without memory for it they stay.
     pub(crate) fn shrink(&mut self) {
-        let growth = Growth { is_alone: false, ..self.growth(0) };
+        let growth = Growth { is_alone: false, ..self.growth(0, 0) };
         for number in 0..self.segments.len() {
             if let Ok(Some(smaller)) = self.segments[number].without_empty_lines(&growth) {
                 self.put(number, smaller);

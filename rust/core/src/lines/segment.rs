@@ -24,6 +24,8 @@ pub(super) struct Growth {
     pub(super) empty: usize,
     /// Lines that there must be room for at the least.
     pub(super) more: usize,
+    /// Lines that will be added soon, as far as one can tell. Room for as many as there are is made at the most.
+    pub(super) expected: usize,
     /// Where keys come in random order their entries seem to be alone until a third of them is there: the
     /// segments of a small table do not change over to lines of one entry.
     pub(super) is_small: bool,
@@ -128,7 +130,8 @@ impl<L: Line> Segment<L> {
 
     /// The entries in `N` parts, which `part` tells by a block's hash, in the layout that takes less memory.
     fn rebuilt<const N: usize>(&self, part: impl Fn(u64) -> usize, growth: &Growth) -> Result<[Held<L>; N]> {
-        let with_room = |lines| lines + growth.more.max(self.spare(lines, growth));
+        let expected = growth.expected / N;
+        let with_room = |lines: usize| lines + growth.more.max(self.spare(lines, growth)).max(expected.min(lines));
         let changes_over = self.is_to_think_over(growth) && self.is_better_changed();
         match &self.held {
             Held::Dense(groups) => {

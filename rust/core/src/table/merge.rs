@@ -159,7 +159,7 @@ pub(super) struct Change {
 fn put_changes<L: RowLine>(shelf: &mut Shelf<L>, changes: Vec<Change>) -> Result<()> {
     let mut changes = changes.into_iter();
     while changes.len() > 0 {
-        shelf.reserve_midway(room_for(changes.len()))?;
+        shelf.reserve_midway(room_for(changes.len()), changes.len())?;
         for Change { pid, partition, known, span } in changes.by_ref().take(CHUNK) {
             match known {
                 Some(epoch) => shelf.replace(pid, partition, epoch, span),

@@ -131,13 +131,15 @@ fn judge_runs<L: RowLine, S: Seq>(runs: Runs<'_, '_, L, S>) -> Result<()> {
     let mut steps: [Step; STEPS] = std::array::from_fn(|_| Step::empty());
     let mut cursor = cut.cursor();
     let (mut tick, mut judged) = (0usize, 0);
+    let mut coming = Coming { runs: 0, lines: shelf.lines().len() };
     // Runs that need entries kept aside come together: where none did for a while, hardly one will now.
     let mut aside_until = 2 * STEPS;
     while judged < cut.len() {
         let under_way = cursor.run - judged;
         let mut has_room = shelf.room() >= room_for((cut.len() - judged).min(under_way + STEP));
         if !has_room && under_way == 0 {
-            shelf.reserve_midway(room_for(cut.len() - judged))?;
+            let expected = coming.lines_of(cut.len() - judged, judged, shelf.lines().len());
+            shelf.reserve_midway(room_for(cut.len() - judged), expected)?;
             has_room = true;
         }
         let step = &mut steps[tick % STEPS];
@@ -169,6 +171,30 @@ fn judge_runs<L: RowLine, S: Seq>(runs: Runs<'_, '_, L, S>) -> Result<()> {
         tick += 1;
     }
     Ok(())
+}
+
+/// Where a call stood when it was last asked how many lines it will add.
+struct Coming {
+    runs: usize,
+    lines: usize,
+}
+
+impl Coming {
+    /// Runs by which a share can be told.
+    const RUNS_MIN: usize = 4096;
+
+    /// How many lines the runs that are left will add, if keys go on coming as they did since the last time. Where some runs
+    /// found their lines, there are as many more as lead to this share: with keys by chance `lines / (1 - share)` in all.
+    fn lines_of(&mut self, left: usize, runs: usize, lines: usize) -> usize {
+        let (of_runs, added) = (runs - self.runs, lines.saturating_sub(self.lines));
+        if of_runs < Self::RUNS_MIN {
+            return 0;
+        }
+        *self = Coming { runs, lines };
+        let by_share = (left as u128 * added as u128 / of_runs as u128) as usize;
+        let known = of_runs.saturating_sub(added);
+        if known == 0 { by_share } else { by_share.min((lines as u128 * added as u128 / known as u128) as usize) }
+    }
 }
 
 /// Judges the runs of a step. Gives whether the slot of one alone could not tell.
