@@ -385,6 +385,17 @@ class RetryingEngine:
         return [pickle.loads(result) for result in results[1::3]][::-1]
 
 
+def test_bounds_of_what_the_driver_judges(tmp_path: Path) -> None:
+    land_some(tmp_path)
+
+    def judged(**bounds: int) -> str:
+        root = tmp_path / "_".join(map(str, [*bounds, *bounds.values()]))
+        return DedupJob(tmp_path / "source", root / "state", root / "sink", **bounds).run().judged
+
+    assert judged(driver_runs_max=10**6, driver_state_bytes_max=0) == "in the driver", "there is no state yet"
+    assert judged(driver_runs_max=0) == judged(driver_runs_max=1, driver_state_bytes_max=10**9) == "in tasks"
+
+
 def test_tasks_that_run_more_than_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a cluster: items and results are pickled, losing attempts leave files, and only winners count."""
     monkeypatch.setattr(judging, "DRIVER_RUNS_MAX", -1)

@@ -49,8 +49,9 @@ class DedupJob(lake.DedupJob):
             same: Arguments of ``fencepost.lake.DedupJob``, with its defaults: ``policy``, ``columns``, ``scope``,
                 ``order_by``, ``rejected_max``, ``rejects``, ``max_idle_ms``, ``settle_ms``, ``clock_gap_max_ms``,
                 ``on_reset``, ``reset_rows_min``, ``compare_content``, ``on_conflict``, ``keep_checksums``, ``plan``,
-                ``shards``, ``shard_bytes_max``, ``task_bytes_max``, ``task_runs_max``, ``layout``, ``schema``,
-                ``source_immutable``, ``sync``, ``state_options``, ``source_options``, ``sink_options``,
+                ``shards``, ``shard_bytes_max``, ``task_bytes_max``, ``task_runs_max``, ``driver_runs_max``,
+                ``driver_state_bytes_max``, ``layout``, ``schema``, ``source_immutable``, ``sync``, ``state_options``,
+                ``source_options``, ``sink_options``,
                 ``keep_versions``, ``keep_versions_ms``, ``files_max``, ``bytes_max``, ``rows_max``, ``only``,
                 ``files``, ``target_file_bytes``, ``partition_by`` and ``sort_by``.
 

@@ -114,6 +114,12 @@ def dedup_command(
         int | None,
         option("Split shards with more runs of consecutive rows than this among tasks (8388608)."),
     ] = None,
+    driver_runs_max: Annotated[
+        int | None, option("Judge up to this number of runs of consecutive rows without tasks (5000000).")
+    ] = None,
+    driver_state_bytes_max: Annotated[
+        int | None, option("Judge shards with up to this number of bytes of state without tasks (256 MB).")
+    ] = None,
     plan: Annotated[
         str | None,
         option("How to exchange rows: interval, row or aligned (default: chosen by the run). All keep the same rows."),
@@ -238,6 +244,8 @@ def dedup_command(
             "shard_bytes_max": shard_bytes_max,
             "task_bytes_max": task_bytes_max,
             "task_runs_max": task_runs_max,
+            "driver_runs_max": driver_runs_max,
+            "driver_state_bytes_max": driver_state_bytes_max,
             "layout": layout,
             "schema": schema,
             "plan": plan,

@@ -142,6 +142,9 @@ class DedupJob:
             tasks also write the file, as several files.
         task_runs_max: Shards with more runs (of consecutive rows) in this run are judged by several tasks, if the
             policy accepts any order (`fencepost.lake.hot`).
+        driver_runs_max: Maximum number of runs (of consecutive rows) that the driver judges itself; more are judged by
+            tasks. 0 always starts tasks. Default: 5,000,000.
+        driver_state_bytes_max: Maximum bytes of the state of the shards that the driver judges itself. Default: 256 MB.
         layout: "delta" for a Delta table as sink, "run" for folders. Default: the existing sink's layout, or folders.
         schema: "strict" refuses a file whose columns or types differ from those of the sink's files, before the
             decision (`on_bad_file`). "merge" also accepts new and missing columns, which are null elsewhere, and other
@@ -203,6 +206,8 @@ class DedupJob:
         shard_bytes_max: int | None = SHARD_BYTES_MAX,
         task_bytes_max: int = TASK_BYTES_MAX,
         task_runs_max: int = TASK_RUNS_MAX,
+        driver_runs_max: int | None = None,
+        driver_state_bytes_max: int | None = None,
         layout: Layout | None = None,
         schema: SchemaRule = "strict",
         source_immutable: bool = False,
@@ -264,6 +269,12 @@ class DedupJob:
         ):
             if value is not None and value < 1:
                 raise ValueError(f"{name}={value}: at least 1 was expected")
+        for name, value in (
+            ("driver_runs_max", driver_runs_max),
+            ("driver_state_bytes_max", driver_state_bytes_max),
+        ):
+            if value is not None and value < 0:
+                raise ValueError(f"{name}={value}: at least 0 was expected")
         if max_idle_ms is None and clock_gap_max_ms is not None:
             raise ValueError(f"clock_gap_max_ms={clock_gap_max_ms}: without max_idle_ms there is no clock")
         self.source, of_source = (source.name, ()) if isinstance(source, KafkaLog) else source_of(source)
@@ -279,6 +290,7 @@ class DedupJob:
         self.policy, self.scope, self.shards = policy, scope, shards
         self.shard_bytes_max = shard_bytes_max if shards is None else None
         self.task_bytes_max, self.task_runs_max = task_bytes_max, task_runs_max
+        self.driver_runs_max, self.driver_state_bytes_max = driver_runs_max, driver_state_bytes_max
         self.rejected_max, self.rejects, self.on_reset = rejected_max, rejects, on_reset
         self.reset_rows_min = reset_rows_min
         self.compare_content = columns_to_compare(compare_content)

@@ -87,7 +87,10 @@ def judge_runs(run: Run, found: Found, reading: Reading) -> list[Judged]:
     state_bytes = sum(map(_bytes, _before(run, runs)))
     run.eviction = run.next_eviction(found)
     hot = _hot_shards(run, runs)
-    is_small = not hot and sum(runs.values()) <= DRIVER_RUNS_MAX and state_bytes <= DRIVER_STATE_BYTES_MAX
+    runs_max, bytes_max = run.job.driver_runs_max, run.job.driver_state_bytes_max
+    runs_max = DRIVER_RUNS_MAX if runs_max is None else runs_max
+    bytes_max = DRIVER_STATE_BYTES_MAX if bytes_max is None else bytes_max
+    is_small = not hot and sum(runs.values()) <= runs_max and state_bytes <= bytes_max
     run.plan |= {
         "judged": "in the driver" if is_small else "in tasks",
         "runs": sum(runs.values()),
