@@ -301,7 +301,8 @@ impl<L: RowLine> Shelf<L> {
     #[inline(always)]
     pub(crate) fn ask_for_holes(&self, searches: &Searches, index: usize, key: (i64, i32), position: i64) {
         if let Some(number) = self.aside_of(searches, index, key) {
-            self.aside(number).holes.ask_for(position);
+            let entry = self.aside(number);
+            entry.holes.ask_for(position, entry.last);
         }
     }
 

@@ -42,7 +42,7 @@ struct Shape {
     order: Order,
 }
 
-const SHAPES: [Shape; 12] = [
+const SHAPES: [Shape; 13] = [
     Shape { name: "ordered", step_max: 1, run: 1, order: Order::Random },
     Shape { name: "gaps", step_max: 11, run: 1, order: Order::Random },
     Shape { name: "few_gaps", step_max: 2, run: 20, order: Order::Random },
@@ -55,6 +55,7 @@ const SHAPES: [Shape; 12] = [
     Shape { name: "falling", step_max: 1, run: 1, order: Order::Falling },
     Shape { name: "shuffled", step_max: 1, run: 1, order: Order::Shuffled },
     Shape { name: "shuffled_gaps", step_max: 11, run: 1, order: Order::Shuffled },
+    Shape { name: "random_numbers", step_max: 20_000_000, run: 1, order: Order::Shuffled },
 ];
 
 struct Options {

@@ -128,12 +128,12 @@ impl Block {
         }
     }
 
-    /// Asks for what a search for a position reads first.
+    /// Prefetches what a search for a position reads first. `last`: about where the ranges end.
     #[inline(always)]
-    pub(super) fn ask_for(&self, position: i64) {
+    pub(super) fn ask_for(&self, position: i64, last: i64) {
         match &self.body {
-            Body::Plain(items) => array::ask_for(items),
-            Body::Timed(items) => array::ask_for(items),
+            Body::Plain(items) => array::ask_for(items, (self.key, last), position),
+            Body::Timed(items) => array::ask_for(items, (self.key, last), position),
             Body::Bits(bits) => bits.ask_for(self.offset(position)),
         }
     }

@@ -64,12 +64,12 @@ impl Directory {
         }
     }
 
-    /// Asks for what a search for a position reads first.
+    /// Prefetches what a search for a position reads first. `last`: about where the ranges end.
     #[inline(always)]
-    pub(super) fn ask_for(&self, position: i64) {
+    pub(super) fn ask_for(&self, position: i64, last: i64) {
         match self {
             Directory::Empty => {}
-            Directory::One(block) => block.ask_for(position),
+            Directory::One(block) => block.ask_for(position, last),
             Directory::Many(many) => prefetch(&raw const **many),
         }
     }

@@ -67,10 +67,10 @@ impl Holes {
         block.is_some_and(|block| block.has(position))
     }
 
-    /// Asks for what a search for a position reads first.
+    /// Prefetches what a search for a position reads first. `last`: the end of the entry.
     #[inline(always)]
-    pub(crate) fn ask_for(&self, position: i64) {
-        self.0.ask_for(position);
+    pub(crate) fn ask_for(&self, position: i64, last: i64) {
+        self.0.ask_for(position, last);
     }
 
     /// Bytes held beyond the struct itself, spare capacity included.

@@ -6,7 +6,7 @@ use crate::batch::{Batch, Seqs};
 use crate::dispatch::{Work, dispatch};
 use crate::fast_path::Plainly;
 use crate::judge::{Rules, Run};
-use crate::lines::{CHUNK, RowLine, STEP, Searches};
+use crate::lines::{CHUNK, RowLine, STEP, Searches, prefetch};
 use crate::runs::{Cursor, Cut, Seq};
 use crate::shelf::Shelf;
 use crate::{Result, Verdict};
@@ -96,8 +96,12 @@ impl Step {
             self.pid = of_step(batch.pid, first);
             self.partition = of_step(batch.partition, first);
             self.seq = of_step(seq, first).map(Seq::wide);
+            prefetch_ahead(batch.pid, first);
+            prefetch_ahead(batch.partition, first);
+            prefetch_ahead(seq, first);
             if let Some(epoch) = batch.epoch {
                 self.epoch = of_step(epoch, first);
+                prefetch_ahead(epoch, first);
             }
             return;
         }
@@ -120,6 +124,15 @@ impl Step {
 #[inline(always)]
 fn of_step<T: Copy>(column: &[T], first: usize) -> [T; STEP] {
     *column[first..].first_chunk().expect("as many lines follow")
+}
+
+/// Prefetches the rows of a later step. Columns are read in order, but lines and tags at random in between, and the processor
+/// does not recognize the order then.
+#[inline(always)]
+fn prefetch_ahead<T>(column: &[T], first: usize) {
+    const AHEAD: usize = CHUNK;
+    let rows = column.as_ptr().wrapping_add(first + AHEAD).cast::<u8>();
+    (0..STEP * size_of::<T>()).step_by(64).for_each(|byte| prefetch(rows.wrapping_add(byte)));
 }
 
 /// A pipeline: at each tick a step begins (its runs are hashed and tags asked for), one that began earlier asks for its
