@@ -203,11 +203,10 @@ class Simulated:
         count, shards = len(item.files), item.reading.shards
         found = Scanned(item.first, files=item.files, status=["read"] * count, reason=[""] * count)
         found.rows, found.untracked, found.footer_crc = [self.rows] * count, [0] * count, [7] * count
-        of_shard = np.full(shards, count * self.rows // shards)
-        runs = np.full(shards, count * self.runs // shards)
+        runs = np.full(shards, count * self.runs // shards, np.uint32)
         schema = pa.schema([("pid", pa.int64()), ("partition", pa.int32())])
         numbers, offsets = np.arange(shards, dtype=np.uint32), np.arange(shards + 1) * 1000
-        exchange = {"shards": numbers, "runs": runs, "rows": of_shard, "offsets": offsets}
+        exchange = {"shards": numbers, "runs": runs, "rows": count * self.rows, "offsets": offsets}
         found.exchanges = [Exchange(name=str(item.first), schema=schema, **exchange)]
         return found
 

@@ -65,6 +65,8 @@ class Shape:
     payload_bytes: int = 90
     step: int = 1
     """By how much sequences rise; above 1 no row goes on where the one before it ended."""
+    group_rows: int = ROW_GROUP_ROWS
+    """Rows of a row group."""
 
 
 WHOLE_KEYS = Shape(name="whole keys per file, repeats in every file", times=12)
@@ -148,7 +150,7 @@ def _sum_of(first: Numbers, run: int) -> int:
 
 
 def _write(path: Path, rng: np.random.Generator, key: Numbers, first: Numbers, shape: Shape) -> None:
-    runs_together = ROW_GROUP_ROWS // shape.run
+    runs_together = shape.group_rows // shape.run
     writer = None
     for start in range(0, len(key), runs_together):
         some, firsts = key[start : start + runs_together], first[start : start + runs_together]

@@ -1,11 +1,17 @@
 """What the metadata of a job cost: a state of many versions, a ledger of many files, a run with many new files.
 
-`python bench/metadata.py [history] [folded] [ledger] [run] [apply] [--versions N ...] [--files N ...] [--ledger N ...]`
-prints a table each. Nothing is deduplicated here: versions are written into the state as their decisions are, the tasks
-of a run answer at once, and a sink that shows nothing takes the place of a folder. So the figures are the driver's
-alone. The part `history` has a state whose versions are all in the log, `folded` one that has folded them as it went
-on. The part `apply` has the sink of an object store, with a store that notes names and bytes, and without and with
-tasks.
+`python bench/metadata.py [PART ...] [--versions N ...] [--files N ...] [--ledger N ...]` prints a table for each part.
+Nothing is deduplicated: versions are written into the state as decisions write them, the tasks of a run answer at once,
+and the sink shows nothing. So the figures are those of the driver alone.
+
+| part | what it measures |
+|---|---|
+| history | a state that has all its versions in the log |
+| folded | a state that folds its versions |
+| ledger | finding one new file among those that were read, and recording it |
+| run | a run over new files whose rows have no identity |
+| dealt | a run over new files whose rows fall into all shards of a large state |
+| apply | a version in an object store that records names and sizes, applied by the driver and by tasks |
 """
 
 from __future__ import annotations
@@ -30,20 +36,22 @@ import pyarrow.parquet as pq
 from fencepost import state
 from fencepost.lake import DedupJob
 from fencepost.lake.files import Files
+from fencepost.lake.judge import Judged, JudgeItem
 from fencepost.lake.run import Run
-from fencepost.lake.scan import ScanItem, Scanned
+from fencepost.lake.scan import Exchange, ScanItem, Scanned
 from fencepost.lake.sources import list_of
 from fencepost.lake.storage import LocalStorage
 from fencepost.lake.write import WriteItem, Written
 from fencepost.state import segments
 from fencepost.state.commit import in_turn
-from fencepost.state.decision import FORMAT_FOLDED, Decision, Outputs
+from fencepost.state.decision import FORMAT_FOLDED, Decision, Outputs, Piece, Shard
 from fencepost.state.engine import run_stage
 from fencepost.state.folding import Folded
 from fencepost.state.ledger import extend_ledger, new_files
 from fencepost.state.prefix import RunPrefixes
 from fencepost.state.sinks import RunFolders
 from fencepost.state.stores import MemoryStore, RemoteStore, _MemoryWriter
+from fencepost.state.task_plan import read_item
 
 PAGE = 1_000
 """Names that a request of a listing gives."""
@@ -53,6 +61,10 @@ FOLDER_FILES = 1_000
 """Files of a folder of the source."""
 REAL = 240
 """Versions at the end of a history whose decisions are there; of those before only the names are."""
+SHARDS = 4_096
+"""Of a state of 10^10 entries."""
+RUNS_OF_A_BATCH = 300
+"""Runs that a scan task hands on for a shard."""
 ROWS = pa.schema([("pid", pa.int64()), ("epoch", pa.int64()), ("partition", pa.int64()), ("seq", pa.int64())])
 
 
@@ -313,6 +325,61 @@ class Instant:
         )
 
 
+class Dealing(Instant):
+    """The same in other processes, so with a plan of each stage: each scan task hands on some runs for every shard."""
+
+    in_process = False
+
+    def __init__(self) -> None:
+        self.cpu_seconds = 0.0
+        """Of the tasks, which read their items from the plan."""
+
+    def run(self, stage: str, work: Any, items: Sequence[Any], progress: Any = None) -> list[Any]:
+        began = time.process_time()
+        _, kind, scratch, plan = work.args
+        found = super().run(stage, work, [read_item(scratch, plan, it, kind) for it in items])
+        self.cpu_seconds += time.process_time() - began
+        return found
+
+    def _answer(self, stage: str, item: Any) -> Any:
+        if isinstance(item, JudgeItem):
+            piece = Piece("segments/1/simulated", 0, 1 << 20, "0" * 64)
+            numbers = np.unique(item.parts.shard).tolist()
+            shards = [Shard(shard=it, entries=2_500_000, positions=None, pieces=(piece,)) for it in numbers]
+            return Judged(shards=shards, counts={"ACCEPTED": len(item.parts.shard) * RUNS_OF_A_BATCH})
+        found = super()._answer(stage, item)
+        if isinstance(item, ScanItem):
+            shards = item.reading.shards
+            count, rows = len(item.files), shards * RUNS_OF_A_BATCH
+            found.rows, found.untracked = [rows] + [0] * (count - 1), [0] * count
+            exchange = Exchange(
+                name=f"{item.first:032x}.runs",
+                schema=ROWS,
+                rows=rows,
+                shards=np.arange(shards, dtype=np.uint32),
+                runs=np.full(shards, RUNS_OF_A_BATCH, np.uint32),
+                offsets=np.arange(shards + 1, dtype=np.int64) * 1_000,
+            )
+            found.exchanges = [exchange]
+        return found
+
+
+def run_dealt(root: Path, files: int, shards: int = SHARDS) -> tuple[dict[str, Cost], dict[str, float]]:
+    """A run with so many new files whose rows fall into all shards of a large state. Cost: the driver's."""
+    (root / "source").mkdir(parents=True)
+    with (
+        in_memory(f"{root.name}-{files}-dealt") as uri,
+        mock.patch.object(LocalStorage, "list", side_effect=lambda *_: listed(files)),
+    ):
+        engine, sink = Dealing(), Hidden(root / "sink", state.disk.Disk(sync=False))
+        job = DedupJob(root / "source", uri, sink, engine=engine, settle_ms=0, plan="interval", shards=shards)
+        cost, report = measured(Run(job).run)
+        assert (report.files, report.plan["shards"]) == (files, shards), report
+        cpu_seconds = cost.cpu_seconds - engine.cpu_seconds
+        name = f"run, {report.plan['runs'] // shards // RUNS_OF_A_BATCH} scan tasks and {shards} shards"
+        return {name: replace(cost, cpu_seconds=cpu_seconds)}, report.seconds
+
+
 def run(root: Path, files: int) -> tuple[dict[str, Cost], dict[str, float]]:
     """A run with so many new files, one that finds nothing new, and one that finds one more."""
     (root / "source").mkdir(parents=True)
@@ -438,9 +505,12 @@ def apply(files: int) -> Iterator[tuple[str, Counter[str], Counter[str], float]]
 # Tables
 
 
+PARTS = ("history", "folded", "ledger", "run", "dealt", "apply")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("parts", nargs="*", default=["history", "folded", "ledger", "run", "apply"])
+    parser.add_argument("parts", nargs="*", choices=PARTS, default=PARTS)
     parser.add_argument("--versions", type=int, nargs="*", default=[10**4, 10**5, 10**6])
     parser.add_argument("--files", type=int, nargs="*", default=[10**4, 10**5, 10**6])
     parser.add_argument("--ledger", type=int, nargs="*", default=[10**6, 10**7])
@@ -449,7 +519,8 @@ def main() -> None:
         if part == "apply":
             show_apply(given.files)
             continue
-        sizes = {"history": given.versions, "folded": given.versions, "ledger": given.ledger, "run": given.files}[part]
+        own_sizes = {"history": given.versions, "folded": given.versions, "ledger": given.ledger}
+        sizes = own_sizes.get(part, given.files)
         print(f"\n| {part} | | requests | s | CPU s | s in a store | MB read | MB written | MB held | objects |")
         print("|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|")
         for size in sizes:
@@ -468,8 +539,8 @@ def show_apply(sizes: Sequence[int]) -> None:
 
 def show(part: str, size: int, root: Path) -> None:
     seconds: dict[str, float] = {}
-    if part == "run":
-        costs, seconds = run(root, size)
+    if part in ("run", "dealt"):
+        costs, seconds = (run if part == "run" else run_dealt)(root, size)
     else:
         parts = {"history": history, "folded": partial(history, is_folded=True), "ledger": ledger}
         costs = parts[part](root, size)

@@ -68,9 +68,9 @@ def with_few_descriptors(root: Path) -> list[dict[str, Any]]:
     exchanges: list[int] = []
     by_shard = judge.by_shard
 
-    def counted(scratch: Any, parts: judge.Parts) -> Any:
-        exchanges.append(len(parts.names))
-        return by_shard(scratch, parts)
+    def counted(scratch: Any, files: judge.ExchangeFiles, parts: judge.Parts) -> Any:
+        exchanges.append(len(files.names))
+        return by_shard(scratch, files, parts)
 
     judge.by_shard = counted
     resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))

@@ -74,6 +74,12 @@ def test_pieces_and_blocks_that_are_read_ahead(endpoint: str, monkeypatch: pytes
     assert sorted(asked) == [(0, 300), (300, 300), (600, 300), (900, 100)]
     asked.clear()
     with stores.ReadAhead(store.object("a", 1_000)) as ahead:
+        for offset, length in ((900, 100), (0, 400), (400, 400), (990, 10)):
+            assert ahead.read(offset, length) == data[offset : offset + length]
+        assert asked == [(0, 1_000)], "a small object by one request"
+    asked.clear()
+    monkeypatch.setattr(stores, "WHOLE_BYTES", 999)
+    with stores.ReadAhead(store.object("a", 1_000)) as ahead:
         for offset, length in ((0, 400), (400, 400), (800, 200)):
             assert ahead.read(offset, length) == data[offset : offset + length]
         assert asked == [(0, 400), (400, 400), (800, 200)], "each once"

@@ -30,7 +30,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 
 from fencepost import Verdict, shards
 from fencepost.lake.conflicts import find_pairs
-from fencepost.lake.judge import Judged, Parts, by_shard, in_order, tell_rows
+from fencepost.lake.judge import ExchangeFiles, Judged, Parts, by_shard, in_order, tell_rows
 from fencepost.lake.order import border_of, calm_order, is_order_free
 from fencepost.lake.refused import row_losers, sorted_losers, write_refused
 from fencepost.lake.runs import Numbers, accepted_runs, cut_at_blocks
@@ -87,10 +87,10 @@ class Dealt:
     """Shards with sequence numbers in the zone before the wrap."""
 
 
-def deal(scratch: Scratch, item: DealItem) -> Dealt:
+def deal(scratch: Scratch, exchanges: ExchangeFiles, item: DealItem) -> Dealt:
     """Assign runs to the parts of their shards. Memory: 200 bytes per run."""
     policy = item.reading.policy
-    numbers, tables = zip(*by_shard(scratch, item.parts), strict=True)
+    numbers, tables = zip(*by_shard(scratch, exchanges, item.parts), strict=True)
     of_shard = np.repeat(np.arange(len(numbers)), [len(table) for table in tables])
     borders = np.searchsorted(item.parts.shard, numbers)
     runs = pa.concat_tables(tables, promote_options="permissive")
@@ -173,7 +173,7 @@ class JudgedPart:
     """Accepted runs of the shard. None if all are refused."""
 
 
-def judge_part(store: Store, scratch: Scratch, item: PartItem) -> JudgedPart:
+def judge_part(store: Store, scratch: Scratch, exchanges: ExchangeFiles, item: PartItem) -> JudgedPart:
     """Judge the rows of one part of a shard. `store`: the state's store.
 
     Memory: 200 bytes per run, a byte per row, and the shard's table. Raises BatchError, CapacityError, SnapshotError.
@@ -183,7 +183,7 @@ def judge_part(store: Store, scratch: Scratch, item: PartItem) -> JudgedPart:
     pieces = item.before.pieces if item.before else ()
     table = load_table(store, pieces, policy)
     judged.bytes_read = sum(piece.bytes for piece in pieces)
-    ((_, lines),) = by_shard(scratch, item.parts)
+    ((_, lines),) = by_shard(scratch, exchanges, item.parts)
     lines = in_order(lines, reading.order_by)
     order = None if reading.order_by else calm_order(lines, table, is_calm=True)
     lines = lines if order is None else lines.take(pa.array(order))

@@ -5,7 +5,7 @@ The results are the shards' new segments, ranges of refused rows by file, and ch
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
@@ -22,7 +22,7 @@ from fencepost.lake.order import calm_order
 from fencepost.lake.refused import Refused, row_losers, sorted_losers, write_refused
 from fencepost.lake.repeats import find_resets
 from fencepost.lake.runs import joined
-from fencepost.lake.scan import LENGTH, Reading, read_batch
+from fencepost.lake.scan import LENGTH, Exchange, Reading, read_batch
 from fencepost.state.changelog import changes
 from fencepost.state.decision import Shard
 from fencepost.state.scratch import Scratch, write_table
@@ -42,22 +42,34 @@ class Eviction:
     horizon_after: int | None
 
 
+@dataclass(frozen=True)
+class ExchangeFiles:
+    """The exchange files that a stage reads. Tasks get them once, not with each item: both may be many thousands."""
+
+    names: list[str]
+    schemas: list[bytes]
+    """The distinct Arrow schemas, serialized."""
+    schema: list[int]
+    """Place of each file's schema in `schemas`."""
+
+    @staticmethod
+    def of(exchanges: Iterable[Exchange]) -> ExchangeFiles:
+        found = [*exchanges]
+        schemas = [it.schema.serialize().to_pybytes() for it in found]
+        places = {schema: place for place, schema in enumerate(dict.fromkeys(schemas))}
+        return ExchangeFiles([it.name for it in found], [*places], [places[schema] for schema in schemas])
+
+
 @dataclass(frozen=True, kw_only=True)
 class Parts:
     """The location of the runs of some shards: one line per record batch, sorted by shard, then in file order."""
 
     shard: npt.NDArray[np.uint32]
     exchange: npt.NDArray[np.int32]
-    """Index into `names`."""
+    """Index into the `ExchangeFiles` of the stage."""
     begin: npt.NDArray[np.int64]
     end: npt.NDArray[np.int64]
     """End position in the exchange file."""
-    names: list[str]
-    """Names of exchange files."""
-    schema: npt.NDArray[np.int32]
-    """Index into `schemas`, per exchange file."""
-    schemas: list[bytes]
-    """Serialized Arrow schemas."""
 
     def take(self, lines: slice | npt.NDArray[Any]) -> Parts:
         """Return some of the lines."""
@@ -115,7 +127,7 @@ class Judged:
     bytes_written: int = 0
 
 
-def judge(store: Store, scratch: Scratch, item: JudgeItem) -> Judged:
+def judge(store: Store, scratch: Scratch, exchanges: ExchangeFiles, item: JudgeItem) -> Judged:
     """Judge the runs of some shards, one shard after the other. `store`: the state's store.
 
     Rows of settled shards were reported before; only their changes of the state are reported here.
@@ -130,7 +142,7 @@ def judge(store: Store, scratch: Scratch, item: JudgeItem) -> Judged:
     changed: list[pa.Table] = []
     ranges = Ranges() if item.reading.keeps_checksums else None
     with SegmentWriter(store, item.version, item.attempt) as writer:
-        for before, runs in zip(item.shards, by_shard(scratch, item.parts), strict=True):
+        for before, runs in zip(item.shards, by_shard(scratch, exchanges, item.parts), strict=True):
             lines, codes = _judge_shard(store, item, before, runs, writer, judged, changed)
             if item.is_settled:
                 continue
@@ -242,10 +254,10 @@ def _check_growth(table: StateTable, shard: int, before: int | None, after: int 
 # Runs
 
 
-def by_shard(scratch: Scratch, parts: Parts) -> Iterator[tuple[int, pa.Table]]:
+def by_shard(scratch: Scratch, exchanges: ExchangeFiles, parts: Parts) -> Iterator[tuple[int, pa.Table]]:
     """Yield (shard, its runs in file order)."""
-    read, first_bytes = _read(scratch, parts)
-    schemas = [pa.ipc.read_schema(pa.py_buffer(it)) for it in parts.schemas]
+    read, first_bytes = _read(scratch, exchanges.names, parts)
+    schemas = [pa.ipc.read_schema(pa.py_buffer(it)) for it in exchanges.schemas]
     borders = [0, *(np.flatnonzero(np.diff(parts.shard)) + 1), len(parts.shard)]
     for first, end in pairwise(borders):
         if first < end:
@@ -253,22 +265,21 @@ def by_shard(scratch: Scratch, parts: Parts) -> Iterator[tuple[int, pa.Table]]:
             for place in range(first, end):
                 exchange, begin = int(parts.exchange[place]), int(parts.begin[place])
                 data = read[exchange].slice(begin - first_bytes[exchange], int(parts.end[place]) - begin)
-                batches.append(read_batch(data, schemas[parts.schema[exchange]]))
+                batches.append(read_batch(data, schemas[exchanges.schema[exchange]]))
             yield int(parts.shard[first]), gather(batches)
 
 
-def _read(scratch: Scratch, parts: Parts) -> tuple[dict[int, pa.Buffer], dict[int, int]]:
+def _read(scratch: Scratch, names: list[str], parts: Parts) -> tuple[dict[int, pa.Buffer], dict[int, int]]:
     """Return the bytes that the task needs of each exchange file, and their position in it.
 
     Its shards are neighbors, so it reads one range of each file.
     """
     order = np.argsort(parts.exchange, kind="stable")
-    exchanges, firsts = np.unique(parts.exchange[order], return_index=True)
+    places, firsts = np.unique(parts.exchange[order], return_index=True)
     begins = np.minimum.reduceat(parts.begin[order], firsts).tolist() if len(order) else []
     ends = np.maximum.reduceat(parts.end[order], firsts).tolist() if len(order) else []
-    names = [parts.names[exchange] for exchange in exchanges]
-    read = scratch.read_ranges(list(zip(names, begins, ends, strict=True)))
-    numbers = exchanges.tolist()
+    numbers = places.tolist()
+    read = scratch.read_ranges([(names[at], *range_) for at, *range_ in zip(numbers, begins, ends, strict=True)])
     return dict(zip(numbers, read, strict=True)), dict(zip(numbers, begins, strict=True))
 
 

@@ -20,9 +20,9 @@ import pyarrow as pa  # type: ignore[import-untyped]
 
 from fencepost.lake.found import Found
 from fencepost.lake.hot import DealItem, Dealt, JudgedPart, PartItem, deal, judge_part, several_epochs, why_whole
-from fencepost.lake.judge import Judged, JudgeItem, Parts, judge
+from fencepost.lake.judge import ExchangeFiles, Judged, JudgeItem, Parts, judge
 from fencepost.lake.plan import DRIVER_RUNS_MAX, DRIVER_STATE_BYTES_MAX, groups_of_shards, parts_of_shards
-from fencepost.lake.scan import Exchange, Reading, by_number
+from fencepost.lake.scan import Exchange, Reading
 from fencepost.state.decision import Shard
 from fencepost.state.engine import groups
 
@@ -38,31 +38,29 @@ class Lines:
     """Record batches of the exchange, sorted by shard, then in file order."""
 
     parts: Parts
-    runs: npt.NDArray[np.int64]
+    runs: npt.NDArray[np.uint32]
     """Number of runs of each batch."""
 
     @staticmethod
-    def of(exchanges: list[Exchange]) -> Lines:
-        if not exchanges:
-            none, places = np.zeros(0, np.int64), np.zeros(0, np.int32)
-            shard = np.zeros(0, np.uint32)
-            parts = Parts(shard=shard, exchange=places, begin=none, end=none, names=[], schema=places, schemas=[])
-            return Lines(parts, none)
-        shard = np.concatenate([it.shards for it in exchanges])
-        order = by_number(shard)
-        exchange = np.repeat(np.arange(len(exchanges), dtype=np.int32), [len(it.shards) for it in exchanges])
-        schemas = [it.schema.serialize().to_pybytes() for it in exchanges]
-        known = {schema: place for place, schema in enumerate(dict.fromkeys(schemas))}
-        parts = Parts(
-            shard=shard[order],
-            exchange=exchange[order],
-            begin=np.concatenate([it.offsets[:-1] for it in exchanges])[order],
-            end=np.concatenate([it.offsets[1:] for it in exchanges])[order],
-            names=[it.name for it in exchanges],
-            schema=np.array([known[schema] for schema in schemas], np.int32),
-            schemas=list(known),
-        )
-        return Lines(parts, np.concatenate([it.runs for it in exchanges])[order])
+    def of(exchanges: list[Exchange], first: int = 0) -> Lines:
+        """Those of all exchange files. `first`: place of the first one in the `ExchangeFiles`.
+
+        Memory: 28 bytes a record batch, of which a large run has millions: so nothing is sorted or copied.
+        """
+        shards = 1 + max((int(it.shards[-1]) for it in exchanges), default=-1)
+        of_shard = np.zeros(shards, np.int64)
+        for it in exchanges:
+            of_shard[it.shards] += 1
+        count = int(of_shard.sum())
+        exchange, begin, end = np.empty(count, np.int32), np.empty(count, np.int64), np.empty(count, np.int64)
+        runs = np.empty(count, np.uint32)
+        following = np.cumsum(of_shard) - of_shard
+        for place, it in enumerate(exchanges, first):
+            at = following[it.shards]
+            exchange[at], begin[at], end[at], runs[at] = place, it.offsets[:-1], it.offsets[1:], it.runs
+            following[it.shards] += 1
+        shard = np.repeat(np.arange(shards, dtype=np.uint32), of_shard)
+        return Lines(Parts(shard=shard, exchange=exchange, begin=begin, end=end), runs)
 
     def of_shards(self, shards: Iterable[int], are_in: bool = True) -> Lines:
         """Return the batches of some shards, or of all others."""
@@ -71,13 +69,15 @@ class Lines:
 
     def runs_of_shards(self) -> dict[int, int]:
         """Return the number of runs by shard, in ascending order."""
-        shards, of_line = np.unique(self.parts.shard, return_inverse=True)
-        runs = np.bincount(of_line.reshape(-1), self.runs, len(shards)).astype(np.int64)
-        return dict(zip(shards.tolist(), runs.tolist(), strict=True))
+        firsts = self.borders()[:-1]
+        runs = np.add.reduceat(self.runs, firsts, dtype=np.int64) if firsts else np.zeros(0, np.int64)
+        return dict(zip(self.parts.shard[firsts].tolist(), runs.tolist(), strict=True))
 
     def borders(self) -> list[int]:
         """The first line of each shard, and the end of the last one."""
-        return [*np.unique(self.parts.shard, return_index=True)[1].tolist(), len(self.runs)]
+        shard = self.parts.shard
+        inner = np.flatnonzero(shard[1:] != shard[:-1]) + 1
+        return [0, *inner.tolist(), len(shard)] if len(shard) else [0]
 
 
 def judge_runs(run: Run, found: Found, reading: Reading) -> list[Judged]:
@@ -100,17 +100,19 @@ def judge_runs(run: Run, found: Found, reading: Reading) -> list[Judged]:
     done: list[JudgedPart] = []
     if hot:
         problem = why_whole(reading)
-        done = [] if problem else _judge_parts(run, lines.of_shards(hot), hot, reading)
+        done = [] if problem else _judge_parts(run, found, lines.of_shards(hot), hot, reading)
         split = {it.shard for it in done}
         run.plan |= {"hot_shards": len(hot), "split_shards": len(split)} | ({"whole": problem} if problem else {})
         lines = lines.of_shards(split, are_in=False)
     engine = run.engine_for(is_small)
-    settled = Lines.of([it.accepted for it in done if it.accepted is not None])
+    accepted = [it.accepted for it in done if it.accepted is not None]
+    settled = Lines.of(accepted, len(found.exchanges))
+    exchanges = ExchangeFiles.of([*found.exchanges, *accepted])
     items = [
         *_judge_items(run, lines, reading, engine.slots),
         *_judge_items(run, settled, reading, engine.slots, is_settled=True),
     ]
-    judged = run.tasks("judge", partial(judge, run.job.state.store, run.scratch), items, engine)
+    judged = run.tasks("judge", partial(judge, run.job.state.store, run.scratch, exchanges), items, engine)
     return [*(it.judged for it in done), *judged]
 
 
@@ -148,15 +150,16 @@ def _hot_shards(run: Run, runs: dict[int, int]) -> dict[int, int]:
     return {shard: count for shard, count in zip(runs, parts, strict=True) if count > 1}
 
 
-def _judge_parts(run: Run, lines: Lines, hot: dict[int, int], reading: Reading) -> list[JudgedPart]:
+def _judge_parts(run: Run, found: Found, lines: Lines, hot: dict[int, int], reading: Reading) -> list[JudgedPart]:
     """Judge the rows of hot shards in parts. Skips shards that one task must judge.
 
     `lines`: of these shards only.
     """
     firsts = dict(zip(hot, np.cumsum([0, *hot.values()]).tolist(), strict=False))
-    dealt = _deal(run, lines, hot, firsts, reading)
+    dealt = _deal(run, found, lines, hot, firsts, reading)
     near_wrap = {shard for it in dealt for shard in it.near_wrap}
-    by_part = Lines.of([it.exchange for it in dealt])
+    exchanges = [it.exchange for it in dealt]
+    by_part = Lines.of(exchanges)
     borders = by_part.borders()
     shards, first = np.array(list(firsts)), np.array(list(firsts.values()))
     items = []
@@ -165,7 +168,8 @@ def _judge_parts(run: Run, lines: Lines, hot: dict[int, int], reading: Reading) 
         if shard not in near_wrap:
             parts = by_part.parts.take(slice(borders[place], borders[place + 1]))
             items.append(PartItem(parts=parts, shard=shard, before=_before(run, [shard])[0], reading=reading))
-    done = run.tasks("judge", partial(judge_part, run.job.state.store, run.scratch), items)
+    work = partial(judge_part, run.job.state.store, run.scratch, ExchangeFiles.of(exchanges))
+    done = run.tasks("judge", work, items)
     over_wrap = {it.shard for it in done if it.judged.border}
     done = [it for it in done if it.shard not in over_wrap]
     for shard in {it.shard for it in done}:
@@ -173,12 +177,15 @@ def _judge_parts(run: Run, lines: Lines, hot: dict[int, int], reading: Reading) 
     return done
 
 
-def _deal(run: Run, lines: Lines, hot: dict[int, int], firsts: dict[int, int], reading: Reading) -> list[Dealt]:
+def _deal(
+    run: Run, found: Found, lines: Lines, hot: dict[int, int], firsts: dict[int, int], reading: Reading
+) -> list[Dealt]:
     """Deal the runs to parts. Repeats it if keys have several epochs, to keep these keys whole."""
     shards = lines.parts.shard.tolist()
     first, count = (np.array([of[shard] for shard in shards], np.int64) for of in (firsts, hot))
     together = max(1, run.job.task_runs_max // DEALERS)
     whole = np.zeros(0, np.uint32)
+    work = partial(deal, run.scratch, ExchangeFiles.of(found.exchanges))
     while True:
         items = [
             DealItem(
@@ -190,17 +197,17 @@ def _deal(run: Run, lines: Lines, hot: dict[int, int], firsts: dict[int, int], r
             )
             for begin, end in groups(lines.runs.tolist(), together)
         ]
-        dealt = run.tasks("deal", partial(deal, run.scratch), items)
-        found = several_epochs(dealt)
-        if np.isin(found, whole).all():
+        dealt = run.tasks("deal", work, items)
+        buckets = several_epochs(dealt)
+        if np.isin(buckets, whole).all():
             return dealt
-        whole = found
+        whole = buckets
 
 
 def _put_together(parts: list[JudgedPart], before: Shard | None) -> None:
     """Move figures about a shard as a whole to its first part. `before`: the shard's previous state."""
     accepted = sum(it.judged.counts.get("ACCEPTED", 0) for it in parts)
-    noted = sum(int(it.accepted.rows.sum()) for it in parts if it.accepted is not None)
+    noted = sum(it.accepted.rows for it in parts if it.accepted is not None)
     if accepted != noted:
         raise AssertionError(f"shard {parts[0].shard}: {accepted} rows were accepted, its state is told of {noted}")
     if not accepted and before is not None:

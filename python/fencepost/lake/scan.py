@@ -130,10 +130,12 @@ class Exchange:
 
     name: str
     schema: pa.Schema
+    rows: int
+    """Of all runs."""
     shards: npt.NDArray[np.uint32]
-    """The shard of each record batch, and its numbers of runs and rows."""
-    runs: npt.NDArray[np.int64]
-    rows: npt.NDArray[np.int64]
+    """The shard of each record batch, ascending. No shard has two."""
+    runs: npt.NDArray[np.uint32]
+    """Of each record batch."""
     offsets: npt.NDArray[np.int64]
     """The start of each batch in the file, and the end of the last one."""
 
@@ -431,13 +433,13 @@ def write_exchange(scratch: Scratch, batches: dict[int, pa.RecordBatch]) -> Exch
             file.write(batch.serialize())
             offsets.append(file.tell())
     runs = [len(batch) for batch in batches.values()]
-    rows = [int(batch.column(LENGTH).to_numpy().sum(dtype=np.int64)) for batch in batches.values()]
+    rows = sum(int(batch.column(LENGTH).to_numpy().sum(dtype=np.int64)) for batch in batches.values())
     return Exchange(
         name=name,
         schema=schema,
+        rows=rows,
         shards=np.array(list(batches), np.uint32),
-        runs=np.array(runs, np.int64),
-        rows=np.array(rows, np.int64),
+        runs=np.array(runs, np.uint32),
         offsets=np.array(offsets, np.int64),
     )
 

@@ -703,14 +703,19 @@ class Ranges:
         return io.BufferedReader(_Reader(self), 1 << 20)
 
 
+WHOLE_BYTES = 32 << 20
+"""An object of at most this size is read by one request: as much as two blocks of a larger one hold."""
+
+
 class ReadAhead:
     """An object for sequential reads by native code, with one block of read-ahead.
 
-    Reads in another order work, too.
+    A small object is read by one request. Reads in another order work, too.
     """
 
     def __init__(self, ranges: Ranges) -> None:
         self.ranges = ranges
+        self.whole: bytes | None = None
         self.pool = ThreadPoolExecutor(1)
         self.ahead: tuple[tuple[int, int], Future[bytes]] | None = None
 
@@ -725,6 +730,10 @@ class ReadAhead:
 
     def read(self, offset: int, length: int) -> bytes:
         """See `Ranges.read`."""
+        if self.size() <= WHOLE_BYTES:
+            if self.whole is None:
+                self.whole = self.ranges.read(0, self.size())
+            return self.whole[offset : offset + length]
         ahead, self.ahead = self.ahead, None
         data = ahead[1].result() if ahead and ahead[0] == (offset, length) else self.ranges.read(offset, length)
         following = offset + length, min(length, self.size() - offset - length)
