@@ -37,6 +37,7 @@ from fencepost import state
 from fencepost.lake import DedupJob
 from fencepost.lake.files import Files
 from fencepost.lake.judge import Judged, JudgeItem
+from fencepost.lake.plan import DRIVER_RUNS_MAX
 from fencepost.lake.run import Run
 from fencepost.lake.scan import Exchange, ScanItem, Scanned
 from fencepost.lake.sources import list_of
@@ -63,8 +64,6 @@ REAL = 240
 """Versions at the end of a history whose decisions are there; of those before only the names are."""
 SHARDS = 4_096
 """Of a state of 10^10 entries."""
-RUNS_OF_A_BATCH = 300
-"""Runs that a scan task hands on for a shard."""
 ROWS = pa.schema([("pid", pa.int64()), ("epoch", pa.int64()), ("partition", pa.int64()), ("seq", pa.int64())])
 
 
@@ -330,7 +329,9 @@ class Dealing(Instant):
 
     in_process = False
 
-    def __init__(self) -> None:
+    def __init__(self, shards: int) -> None:
+        self.runs = DRIVER_RUNS_MAX // shards + 1
+        """Runs of each scan task and shard: too many in all for the driver to judge."""
         self.cpu_seconds = 0.0
         """Of the tasks, which read their items from the plan."""
 
@@ -346,18 +347,18 @@ class Dealing(Instant):
             piece = Piece("segments/1/simulated", 0, 1 << 20, "0" * 64)
             numbers = np.unique(item.parts.shard).tolist()
             shards = [Shard(shard=it, entries=2_500_000, positions=None, pieces=(piece,)) for it in numbers]
-            return Judged(shards=shards, counts={"ACCEPTED": len(item.parts.shard) * RUNS_OF_A_BATCH})
+            return Judged(shards=shards, counts={"ACCEPTED": len(item.parts.shard) * self.runs})
         found = super()._answer(stage, item)
         if isinstance(item, ScanItem):
             shards = item.reading.shards
-            count, rows = len(item.files), shards * RUNS_OF_A_BATCH
+            count, rows = len(item.files), shards * self.runs
             found.rows, found.untracked = [rows] + [0] * (count - 1), [0] * count
             exchange = Exchange(
                 name=f"{item.first:032x}.runs",
                 schema=ROWS,
                 rows=rows,
                 shards=np.arange(shards, dtype=np.uint32),
-                runs=np.full(shards, RUNS_OF_A_BATCH, np.uint32),
+                runs=np.full(shards, self.runs, np.uint32),
                 offsets=np.arange(shards + 1, dtype=np.int64) * 1_000,
             )
             found.exchanges = [exchange]
@@ -371,12 +372,12 @@ def run_dealt(root: Path, files: int, shards: int = SHARDS) -> tuple[dict[str, C
         in_memory(f"{root.name}-{files}-dealt") as uri,
         mock.patch.object(LocalStorage, "list", side_effect=lambda *_: listed(files)),
     ):
-        engine, sink = Dealing(), Hidden(root / "sink", state.disk.Disk(sync=False))
+        engine, sink = Dealing(shards), Hidden(root / "sink", state.disk.Disk(sync=False))
         job = DedupJob(root / "source", uri, sink, engine=engine, settle_ms=0, plan="interval", shards=shards)
         cost, report = measured(Run(job).run)
         assert (report.files, report.plan["shards"]) == (files, shards), report
         cpu_seconds = cost.cpu_seconds - engine.cpu_seconds
-        name = f"run, {report.plan['runs'] // shards // RUNS_OF_A_BATCH} scan tasks and {shards} shards"
+        name = f"run, {report.plan['runs'] // shards // engine.runs} scan tasks and {shards} shards"
         return {name: replace(cost, cpu_seconds=cpu_seconds)}, report.seconds
 
 

@@ -405,7 +405,7 @@ def test_what_files_cost(tmp_path: Path) -> None:
     assert alone["COPY"] == tasks["COPY"] == 3_000
     assert driver["COPY"] == 0
     assert sum(driver.values()) < 20, "the driver makes no request for a file"
-    dealt, _ = metadata.run_dealt(tmp_path / "dealt", 3_000, 64)
+    dealt, _ = metadata.run_dealt(tmp_path / "dealt", 3_000, 512)
     (cost,) = dealt.values()
     assert cost.requests < 60
     known = metadata.ledger(tmp_path, 300_000)
