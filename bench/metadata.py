@@ -374,11 +374,12 @@ def run_dealt(root: Path, files: int, shards: int = SHARDS) -> tuple[dict[str, C
     ):
         engine, sink = Dealing(shards), Hidden(root / "sink", state.disk.Disk(sync=False))
         job = DedupJob(root / "source", uri, sink, engine=engine, settle_ms=0, plan="interval", shards=shards)
-        cost, report = measured(Run(job).run)
-        assert (report.files, report.plan["shards"]) == (files, shards), report
+        found = Run(job)
+        cost, report = measured(found.run)
+        assert (report.files, found.plan["shards"]) == (files, shards), report
         cpu_seconds = cost.cpu_seconds - engine.cpu_seconds
-        name = f"run, {report.plan['runs'] // shards // engine.runs} scan tasks and {shards} shards"
-        return {name: replace(cost, cpu_seconds=cpu_seconds)}, report.seconds
+        name = f"run, {found.plan['runs'] // shards // engine.runs} scan tasks and {shards} shards"
+        return {name: replace(cost, cpu_seconds=cpu_seconds)}, found.seconds
 
 
 def run(root: Path, files: int) -> tuple[dict[str, Cost], dict[str, float]]:
