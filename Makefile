@@ -222,7 +222,7 @@ model: $(VENV)/dependencies ## The commit protocol's model in larger bounds than
 
 # Rounds of each family of faults; FAMILY: only families whose names have this.
 ROUNDS ?= 200
-faults: java postgresql $(S3_SERVER) $(VENV)/tests ## Kill, stop, starve and deceive real runs, and compare each with an undisturbed one: hours
+faults: java postgresql jars $(S3_SERVER) $(VENV)/tests ## Kill, stop, starve and deceive real runs, and compare each with an undisturbed one: hours
 	FENCEPOST_S3_SERVER=$(abspath $(S3_SERVER)) PYTHONPATH=$(abspath tests) $(BIN)/python -m faults.run --rounds $(ROUNDS) $(FAMILY)
 
 # Two sessions of Spark: in one, its tests would take longer than all others together.

@@ -28,6 +28,7 @@ BROKEN_JOBS = "broken jobs"
 """Not a family of faults: every mutant must be objected to, once."""
 ELSEWHERE = {
     "chain": "chain.run",
+    "consumer loop": "faults.loop",
     "Spark: driver killed": "faults.spark",
     "Spark: workers": "faults.spark",
 }

@@ -96,6 +96,14 @@ class Broker:
         self.log.unlink()
         self._launch()
 
+    def crash(self) -> None:
+        """Kill the process, and start it again at the same address on what it had on disk."""
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait()
+        self.log.unlink()
+        self._launch()
+
     def _launch(self) -> None:
         with (self.folder / "stdout.log").open("wb") as out:
             command = [*self._java("kafka.Kafka"), self.folder / "server.properties"]

@@ -18,6 +18,7 @@ import sqlalchemy
 from aiokafka import AIOKafkaConsumer
 from broker import ANSWER_SECONDS, Broker
 from confluent_kafka import Consumer
+from faults.loop import FAULTS, Round
 from fencepost.consumer import AsyncConsumerLoop, ConsumerLoop
 from fencepost.sql import AsyncSqlSink, SqlSink
 from postgres import PostgresServer
@@ -236,6 +237,13 @@ def test_killed_at_each_step(broker: Broker, server: PostgresServer, client: str
     assert orders.stored() == orders.sent
     assert orders.ask("SELECT more FROM fencepost_claims") == [None, None]
     orders.engine.dispose()
+
+
+def test_a_round_of_faults_by_chance(broker: Broker, server: PostgresServer) -> None:
+    """One of each kind, the broker's death too; `make faults FAMILY=loop` has a hundred long ones."""
+    one = Round(broker, server, seed=7, events=3_000, more_faults=0)
+    one.run()
+    assert one.faults.keys() == set(FAULTS)
 
 
 @pytest.mark.matrix
