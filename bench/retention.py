@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from fencepost.lake import DedupJob
 from fencepost.lake.run import Run
-from fencepost.lake.sources import Given
+from fencepost.lake.sources import InputOverride
 from fencepost.state import retention
 
 PRODUCERS, ROWS, MINUTES = 10_000, 2_000, 10
@@ -50,7 +50,7 @@ def run(root: Path, batches: int, options: dict[str, Any]) -> tuple[int, int, in
         with mock.patch.object(time, "time_ns", lambda now_ns=now_ns: now_ns):
             began = time.perf_counter()
             position = {"query": "bench", "batch": number, "ends": None}
-            report = Run(job, given=Given(folder=str(folder), position=position)).run()
+            report = Run(job, override=InputOverride(folder=str(folder), position=position)).run()
             seconds.append(time.perf_counter() - began)
         assert (report.version, report.kept) == (number + 1, len(pid)), report
     files = [path.stat().st_size for path in (root / "state").rglob("*") if path.is_file()]

@@ -136,7 +136,7 @@ class Simulation:
         def come_back() -> None:
             for number, (epoch, last_seq) in found.items():
                 self.sequencer.found(number, Identity(identity.pid, epoch), last_seq)
-            self.sequencer.renamed(successor, partitions)
+            self.sequencer.set_successor(successor, partitions)
             self._is_asking = False
 
         self._at(self._later(), come_back)

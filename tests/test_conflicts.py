@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 from fencepost import auditor, lake
 from fencepost.lake import auditing, conflicts, repeats
-from fencepost.lake.refused import LOSERS
+from fencepost.lake.refused import REFUSED_RANGES
 from test_lake import hashes, land, make_job, make_rows, read_sink
 
 KEY = ["pid", "epoch", "partition", "seq"]
@@ -190,7 +190,9 @@ def test_ranges_of_refused_rows_are_marked_row_by_row(seed: int) -> None:
             end = first + count
             lines.append((file, first, count, int(rng.choice([1, 2]))))
             rows += [(file, row) for row in range(first, end) if lines[-1][3] == 1]
-    losers = pa.table([list(column) for column in zip(*lines, strict=True)] if lines else [[]] * 4, schema=LOSERS)
+    refused_rows = pa.table(
+        [list(column) for column in zip(*lines, strict=True)] if lines else [[]] * 4, schema=REFUSED_RANGES
+    )
     wanted = {rows[place] for place in rng.permutation(len(rows))[: len(rows) // 2]}
     files, places = ([it[part] for it in wanted] for part in (0, 1))
     pairs = pa.table({"file": pa.array(files, pa.uint32()), "row": pa.array(places, pa.uint64())})
@@ -200,8 +202,8 @@ def test_ranges_of_refused_rows_are_marked_row_by_row(seed: int) -> None:
             (it["file"], it["row"] + offset): it["verdict"] for it in table.to_pylist() for offset in range(it["count"])
         }
 
-    expected = {place: 8 if place in wanted else verdict for place, verdict in each(losers).items()}
-    found = conflicts.mark(losers, pairs)
+    expected = {place: 8 if place in wanted else verdict for place, verdict in each(refused_rows).items()}
+    found = conflicts.mark(refused_rows, pairs)
     assert each(found) == expected
     assert sum(found["count"].to_pylist()) == len(expected), "no row is in two ranges"
     assert found.sort_by([("file", "ascending"), ("row", "ascending")]).equals(found)

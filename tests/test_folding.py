@@ -445,7 +445,7 @@ def test_versions_that_fold_while_somebody_looks(tmp_path: Path, monkeypatch: py
         return found
 
     monkeypatch.setattr(LocalStore, method, late)
-    assert own.look().done == newest[0]
+    assert own.refresh().done == newest[0]
     assert own.latest() == opened(tmp_path).version(newest[0])
 
 

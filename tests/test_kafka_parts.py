@@ -19,9 +19,9 @@ from fencepost.lake.segments import (
     Isolation,
     Part,
     batches_schema,
-    look,
     may_be_in,
     open_partitions,
+    read_view,
     records_schema,
 )
 from fencepost.state.stores import open_store
@@ -42,7 +42,7 @@ def batches_of(parts: Sequence[Part], conditions: Sequence[Condition] = ()) -> p
 
 def parts_of(folder: Path | str, isolation: Isolation, conditions: Sequence[Condition] = ()) -> list[Part]:
     [log] = open_partitions(folder)
-    return look(log, isolation).parts(conditions)
+    return read_view(log, isolation).parts(conditions)
 
 
 @pytest.mark.parametrize("isolation", ISOLATIONS)
@@ -124,7 +124,7 @@ def test_conditions_give_the_rows_for_which_they_hold(name: str, isolation: Isol
     for conditions in (*((it,) for it in alone), *together):
         wanted = [row for row in rows if all(holds(row, it) for it in conditions)]
         [log] = open_partitions(DATA / name)
-        parts = look(log, isolation).parts(conditions) if may_be_in(log, conditions) else []
+        parts = read_view(log, isolation).parts(conditions) if may_be_in(log, conditions) else []
         found = records_of(parts, conditions).to_pylist()
         assert found == wanted, conditions
         counts.append(len(wanted))
@@ -157,7 +157,7 @@ def test_what_cannot_hold_a_row_is_not_opened(tmp_path: Path) -> None:
     path.write_bytes((data := path.read_bytes())[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
     [log] = open_partitions(folder)
     wanted: list[Condition] = [("offset", ">", batches[0]["last_offset"])]
-    assert len(records_of(look(log, "read_uncommitted").parts(), wanted)) == 733 - batches[0]["count"]
+    assert len(records_of(read_view(log, "read_uncommitted").parts(), wanted)) == 733 - batches[0]["count"]
 
 
 @pytest.mark.parametrize("isolation", ISOLATIONS)
@@ -207,9 +207,9 @@ def test_the_end_of_a_live_log_may_be_in_the_making(tmp_path: Path) -> None:
         last.write_bytes(data[:cut] + tail)
         [log] = open_partitions(folder)
         with pytest.raises(fp.SourceError):
-            look(log, "read_uncommitted")
+            read_view(log, "read_uncommitted")
         for isolation in ISOLATIONS:
-            view = look(log, isolation, is_live=True)
+            view = read_view(log, isolation, is_live=True)
             assert view.log_end == batches[-2]["last_offset"] + 1
             assert len(records_of(view.parts())) > 60
     # Elsewhere it is damage.
@@ -217,7 +217,7 @@ def test_the_end_of_a_live_log_may_be_in_the_making(tmp_path: Path) -> None:
     first.write_bytes(first.read_bytes()[:-5])
     [log] = open_partitions(folder)
     with pytest.raises(fp.SourceError, match="torn or damaged"):
-        look(log, "read_committed", is_live=True)
+        read_view(log, "read_committed", is_live=True)
 
 
 def test_folders_that_are_no_consumers_business_are_left_out(tmp_path: Path) -> None:
@@ -242,7 +242,7 @@ def test_an_object_store(tmp_path: Path) -> None:
         logs = open_partitions(f"s3://{BUCKET}/backup", options)
         assert [(it.topic, it.partition) for it in logs] == [("clicks", 1), ("orders", 0)]
         for log, isolation in itertools.product(logs, ISOLATIONS):
-            parts = pickle.loads(pickle.dumps(look(log, isolation, options=options).parts()))
+            parts = pickle.loads(pickle.dumps(read_view(log, isolation, options=options).parts()))
             wanted = pa.table(kafka.read_records(DATA / f"{log.topic}-{log.partition}", isolation))
             assert records_of(parts).equals(wanted)
             some = wanted.filter(pa.compute.greater(wanted["offset"], 100))

@@ -9,8 +9,8 @@ import fencepost as fp
 import numpy as np
 import pyarrow as pa
 import pytest
-from fencepost.lake.order import calm_order, overlapping
-from fencepost.lake.refused import row_losers, sorted_losers
+from fencepost.lake.order import hole_avoiding_order, overlapping
+from fencepost.lake.refused import merge_refused, refused_ranges
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -39,7 +39,7 @@ def judged(table: fp.StateTable, runs: pa.Table) -> dict[str, Any]:
     verdicts = table.apply_runs(runs)
     codes = np.asarray(pa.array(verdicts.verdict))
     return {
-        "losers": sorted_losers([row_losers(runs, codes)]).to_pydict(),
+        "losers": merge_refused([refused_ranges(runs, codes)]).to_pydict(),
         "counts": verdicts.counts,
         "missing": pa.table(verdicts.missing).to_pylist(),
         "stale": pa.table(verdicts.stale).to_pylist(),
@@ -76,7 +76,7 @@ def test_nothing_depends_on_it(
     runs = runs.append_column("text", runs["pid"].cast(pa.string()))
     if epoch is None:
         runs = runs.drop_columns(["epoch"])
-    order = calm_order(runs, fp.StateTable(policy))
+    order = hole_avoiding_order(runs, fp.StateTable(policy))
     assert order is not None
     assert sorted(order.tolist()) == list(range(count))
     assert judged(fp.StateTable(policy), runs.take(pa.array(order))) == judged(fp.StateTable(policy), runs)
@@ -109,14 +109,14 @@ def test_waves_may_each_be_judged_so(seed: int, seqs: int, epochs: int, length: 
     calm, plain = fp.StateTable("any_order"), fp.StateTable("any_order")
     for start in range(0, 120, 40):
         wave = runs.slice(start, 40)
-        order = calm_order(wave, calm, is_calm=True)
+        order = hole_avoiding_order(wave, calm, is_reorderable=True)
         assert order is not None
         assert judged(calm, wave.take(pa.array(order))) == judged(plain, wave)
 
 
 def test_an_order_of_rows_alone_leaves_no_holes() -> None:
     runs = make_runs(1, 5_000, 400, 1, 1)
-    order = calm_order(runs, fp.StateTable("any_order"))
+    order = hole_avoiding_order(runs, fp.StateTable("any_order"))
     assert order is not None
     seq, key = (runs[name].to_numpy()[order] for name in ("seq", "pid"))
     assert (np.diff(seq)[np.diff(key) == 0] >= 0).mean() > 0.99
@@ -140,11 +140,11 @@ def test_where_the_order_may_matter_it_stays(policy: fp.Policy, change: dict[str
     runs = make_runs(1, 50, 900, 1, 9)
     for name, values in change.items():
         runs = runs.set_column(runs.schema.get_field_index(name), name, values)
-    assert calm_order(runs, fp.StateTable(policy)) is None
+    assert hole_avoiding_order(runs, fp.StateTable(policy)) is None
 
 
 def test_a_table_that_knows_something_keeps_the_order() -> None:
     table = fp.StateTable("any_order")
     table.apply_runs(make_runs(1, 5, 100, 1, 1))
-    assert calm_order(make_runs(2, 50, 100, 1, 1), table) is None
-    assert calm_order(make_runs(2, 50, 100, 1, 1), fp.StateTable("any_order", keep=("timestamp",))) is None
+    assert hole_avoiding_order(make_runs(2, 50, 100, 1, 1), table) is None
+    assert hole_avoiding_order(make_runs(2, 50, 100, 1, 1), fp.StateTable("any_order", keep=("timestamp",))) is None

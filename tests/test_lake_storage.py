@@ -16,7 +16,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pytest
 from fencepost.lake import DedupJob, audit
 from fencepost.lake.files import Facts
-from fencepost.lake.storage import PAUSES_SECONDS, LocalStorage, from_storage
+from fencepost.lake.storage import PAUSES_SECONDS, LocalStorage, converted_errors
 from test_lake import first_of_each, hashes, land, land_some, make_job, make_rows, read_sink, read_source
 
 PROGRAM = Path(__file__).with_name("storage_runs.py")
@@ -139,7 +139,7 @@ def test_what_is_no_file_is_not_waited_for(tmp_path: Path, kind: str) -> None:
 def test_a_file_that_vanishes_between_listing_and_opening(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     land_some(tmp_path)
     gone = tmp_path / "source" / "2.parquet"
-    real = LocalStorage.look
+    real = LocalStorage.stat
 
     def vanishing(self: LocalStorage, path: str) -> Facts:
         found = real(self, path)
@@ -147,7 +147,7 @@ def test_a_file_that_vanishes_between_listing_and_opening(tmp_path: Path, monkey
             gone.unlink()
         return found
 
-    monkeypatch.setattr(LocalStorage, "look", vanishing)
+    monkeypatch.setattr(LocalStorage, "stat", vanishing)
     report = make_job(tmp_path, settle_ms=0).run()
     assert (report.files, report.vanished, report.quarantined) == (3, ("2.parquet",), ())
 
@@ -157,14 +157,14 @@ def test_an_audit_says_the_same(tmp_path: Path) -> None:
     rows = pa.table({"pid": [1], "epoch": [0], "partition": [0], "seq": [0]})
     path = land(tmp_path / "source", "a.parquet", rows)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(LocalStorage, "look", _failing)
+        patch.setattr(LocalStorage, "stat", _failing)
         with pytest.raises(fp.StoreError) as caught:
             audit(tmp_path / "source")
     assert (caught.value.path, caught.value.errno) == (str(path), errno.ESTALE)
 
 
 def _failing(self: LocalStorage, path: str) -> Facts:
-    with from_storage(path):
+    with converted_errors(path):
         raise OSError(errno.ESTALE, "Stale file handle")
 
 

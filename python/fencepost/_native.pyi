@@ -175,13 +175,28 @@ def filter_rows(table: ArrowStreamExportable, mask: ArrowArrayExportable) -> Arr
 
 @final
 class RunScan:
-    """The rows of a Parquet file as runs, dealt to shards.
+    """Reads the rows of a Parquet file as runs, split by shard.
 
-    A run is rows that follow each other in the file, with the same key and epoch, sequence numbers that follow each
-    other, and the same timestamp and values of `order_by` where those are read; with `by_row` each row is one.
-    `constants`: values of columns that are not read from the file. `policy`: whose sequence space holds the values.
-    `part`: a number and how many parts there are; only the row groups are read whose middle lies in that share of the
-    file. Raises BatchError (column, row of the file) and SourceError (path, position).
+    A run is a sequence of consecutive rows with the same key and epoch, consecutive sequence numbers, and equal
+    timestamps and values of `order_by`, if those are read. With `by_row` each row is a run.
+
+    Args:
+        path: The file.
+        columns: The identity columns.
+        shards: Number of shards.
+        timestamp: Read timestamps.
+        order_by: Additional columns to read.
+        by_row: Make each row a run.
+        constants: Values of columns that are not read from the file.
+        ordinal: The value of `_file`.
+        policy: The policy whose sequence space contains the values.
+        object: An object with `size()` and `read(offset, length)` to read instead of `path`.
+        part: Number of the part to read, and number of parts. A part has the row groups whose middle is in its share
+            of the file.
+
+    Raises:
+        BatchError: Invalid values (column, row of the file).
+        SourceError: The file is damaged (path, position).
     """
 
     def __new__(
@@ -200,10 +215,10 @@ class RunScan:
         part: tuple[int, int] = (0, 1),
     ) -> RunScan: ...
     def next(self, runs_max: int) -> list[tuple[int, ArrowArrayExportable]] | None:
-        """The next runs, `runs_max` or somewhat more unless the file ends; None at its end.
+        """Return the next runs, at least `runs_max` unless the file ends; None at its end.
 
-        (shard, record batch) in the order of the shards: the identity columns, those of `order_by`, `_length`
-        (uint32), `_file` (uint32), `_row` (uint64). No run goes on from one call to the next.
+        Returns (shard, record batch) ordered by shard. Columns: the identity, those of `order_by`, `_length` (uint32),
+        `_file` (uint32), `_row` (uint64). No run continues across calls.
         """
 
     @property
@@ -227,7 +242,7 @@ class RunScan:
 
 @final
 class Rewritten:
-    """What `rewrite` wrote."""
+    """The result of `rewrite`."""
 
     @property
     def rows(self) -> int: ...
@@ -244,7 +259,7 @@ class Rewritten:
 
 @final
 class Arranged:
-    """What `arrange` wrote, and from what; lists by target, `source_crc` by source."""
+    """The result of `arrange`. Lists have one value per target; `source_crc` has one per source."""
 
     @property
     def rows(self) -> list[int]: ...
@@ -261,7 +276,7 @@ class Arranged:
 
 @final
 class ParquetFooter:
-    """What a Parquet file's footer says."""
+    """The content of a Parquet file's footer."""
 
     @property
     def rows(self) -> int: ...
@@ -283,10 +298,20 @@ def rewrite(
     keep: bool = False,
     object: Any = None,
 ) -> Rewritten:
-    """A Parquet file without these ranges of rows, or with `keep` only these, everything else as it is.
+    """Copy a Parquet file without some ranges of rows, or with only these (`keep`).
 
-    `first_rows`, `counts`: Arrow or NumPy arrays of integers, a range each; sorted and disjoint. `target` must not
-    exist; it is not synced. Raises SourceError (path, position), ValueError for other ranges, OSError for the target.
+    Args:
+        source: The file.
+        target: The new file, which must not exist. It is not synced.
+        first_rows: First rows of the ranges: an Arrow or NumPy array of integers, sorted. Ranges are disjoint.
+        counts: Numbers of rows of the ranges.
+        keep: Keep only these rows.
+        object: An object with `size()` and `read(offset, length)` to read instead of `source`.
+
+    Raises:
+        SourceError: The source is damaged (path, position).
+        ValueError: Invalid ranges.
+        OSError: The target cannot be written.
     """
 
 def arrange(
@@ -297,20 +322,28 @@ def arrange(
     without: str | None = None,
     metadata: Sequence[tuple[str, str | None]] | None = None,
 ) -> Arranged:
-    """Parquet files of rows of others, in any order. The schemas of the sources must be equal.
+    """Write Parquet files from rows of other files, in any order. The sources must have equal schemas.
 
-    `targets`: (path, places of sources, first rows, counts), the last three Arrow or NumPy arrays of integers, a range
-    each. The paths must not exist; they are not synced. `without`: a column at the top that is left out. `metadata`:
-    key-value metadata in place of those of the first source. Raises SourceError (path, position), ValueError for other
-    ranges, OSError for a target.
+    Args:
+        sources: The files.
+        targets: (path, indexes of sources, first rows, counts); the last three are Arrow or NumPy arrays of integers
+            with one value per range. The paths must not exist. They are not synced.
+        objects: Objects with `size()` and `read(offset, length)` to read instead of the sources.
+        without: A top-level column to leave out.
+        metadata: Key-value metadata. Default: those of the first source.
+
+    Raises:
+        SourceError: A source is damaged (path, position).
+        ValueError: Invalid ranges.
+        OSError: A target cannot be written.
     """
 
 def parquet_footer(path: str | PathLike[str], columns: Sequence[str] = (), *, object: Any = None) -> ParquetFooter:
-    """Reads a Parquet file's footer, and the bounds of some integer columns, a row group each."""
+    """Read a Parquet file's footer, and the bounds of some integer columns by row group."""
 
 @final
 class KafkaStream:
-    """Rows of a Kafka log, read as they are pulled: once, as an Arrow stream or record batch by record batch."""
+    """Rows of a Kafka log, read lazily and only once: as an Arrow stream, or one record batch after the other."""
 
     @property
     def findings(self) -> list[Finding]: ...
@@ -320,7 +353,7 @@ class KafkaStream:
 
 @final
 class PartitionLog:
-    """What `fencepost.kafka.PartitionLog` writes with."""
+    """The native writer of `fencepost.kafka.PartitionLog`."""
 
     def __new__(
         cls,

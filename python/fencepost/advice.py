@@ -162,12 +162,12 @@ def advise_table(
     tracked = _tracked(rows, rules)
     untracked += len(rows) - len(tracked)
     rows = tracked
-    order = _Order(rows, rules)
+    order = _OrderStatistics(rows, rules)
     if order.highest >= INT31:
         rules = rules.replace(wrap=None)
     found = {name: _audit(rows, policy) for name, policy in _candidates(rules).items()}
     report = next(iter(found.values()))
-    best = _Best(rules, order, report)
+    best = _Recommendation(rules, order, report)
     return Advice(
         source=source,
         rows=len(rows) + untracked,
@@ -295,7 +295,7 @@ def _tracked(rows: pa.Table, rules: Policy) -> pa.Table:
     return rows.filter(pc.not_equal(codes, pa.scalar(Verdict.UNTRACKED.value, codes.type)))
 
 
-class _Order:
+class _OrderStatistics:
     """Measures the order of rows per key (and epoch)."""
 
     def __init__(self, rows: pa.Table, policy: Policy) -> None:
@@ -353,10 +353,10 @@ def _hashes(keys: pa.Table) -> npt.NDArray[np.uint64]:
     return hashes
 
 
-class _Best:
+class _Recommendation:
     """The recommendation, with a reason for each part."""
 
-    def __init__(self, rules: Policy, order: _Order, report: AuditReport) -> None:
+    def __init__(self, rules: Policy, order: _OrderStatistics, report: AuditReport) -> None:
         self.policy = rules
         name = rules.name or "any_order"
         self.reasons = [f"{name}: it keeps each row once, in whatever order rows come, and refuses none."]
@@ -390,7 +390,7 @@ class _Best:
         self.reasons.append(reason)
 
 
-def _facts(rows: pa.Table, order: _Order, report: AuditReport, best: _Best) -> list[Fact]:
+def _facts(rows: pa.Table, order: _OrderStatistics, report: AuditReport, best: _Recommendation) -> list[Fact]:
     columns = report.rules.columns
     kinds = {
         name: "numbers" if pa.types.is_integer(rows.schema.field(name).type) else "texts" for name in columns.names
@@ -433,7 +433,7 @@ def _facts(rows: pa.Table, order: _Order, report: AuditReport, best: _Best) -> l
     return found
 
 
-def _late(order: _Order) -> Fact:
+def _late(order: _OrderStatistics) -> Fact:
     question = "Do rows come out of order?"
     if not len(order.late):
         return Fact(question, "no", "each new row is above all rows before it of its key")
@@ -441,7 +441,7 @@ def _late(order: _Order) -> Fact:
     return Fact(question, "yes", f"{rows} behind a later one, the farthest by {farthest}")
 
 
-def _beginnings(order: _Order) -> Fact:
+def _beginnings(order: _OrderStatistics) -> Fact:
     part = float((order.lowest == 0).mean()) if order.keys else 0.0
     evidence = f"{share(part)} of the keys begin with 0; the highest number is {order.highest:,}"
     return Fact("Where do sequences begin?", "at 0" if part > 0.9 else "anywhere", evidence)

@@ -61,7 +61,7 @@ def audit_rows(
     first = 0
     sums = [np.empty(0, np.uint64)]
     for piece in pieces(rows, columns.read(table.keep), call_rows, is_whole=compared is not None):
-        with placed(first):
+        with whole_input_rows(first):
             verdicts = table.apply(piece, columns)
         auditor.add(identity(piece, columns, table.keep), verdicts, first)
         first += len(piece)
@@ -82,7 +82,7 @@ def _compared(auditor: Auditor, sums: Hashes) -> dict[str, Any]:
 
 
 @contextmanager
-def placed(first: int) -> Iterator[None]:
+def whole_input_rows(first: int) -> Iterator[None]:
     """Make a BatchError name the row of the whole input. `first`: the number of the call's first row."""
     try:
         yield
@@ -290,7 +290,7 @@ class Auditor:
             entries = np.repeat(hashes if self.policy.epochs == "key" else key_hashes, line_rows)
             newest = self.times.add(entries, np.where(is_accepted, timestamps, UNKNOWN))
             is_newer = is_duplicate & (newest != UNKNOWN) & (timestamps > newest)
-            is_retimed = is_retimed | ((sampled == NOT_AT_HAND) & is_newer)
+            is_retimed = is_retimed | ((sampled == NOT_SAMPLED) & is_newer)
         is_stale = _stale_rows(stale, _key_names(runs), hashes, line_rows)
         is_refused = ~is_accepted & ~is_duplicate
         at = places if timestamps is None else timestamps
@@ -684,7 +684,7 @@ def _hash(columns: list[Numbers | Hashes], count: int) -> Hashes:
 
 _REFUSED = (Verdict.OUT_OF_ORDER, Verdict.FENCED, Verdict.FORGOTTEN)
 _EXAMPLE = {"epoch", "seq", "timestamp"}
-COPY, RETIMED, NOT_AT_HAND = range(3)
+COPY, RETIMED, NOT_SAMPLED = range(3)
 """The sample's answer for a row: nothing to report or a copy; a repeat with another timestamp; its kept row is not in
 the sample."""
 
@@ -716,7 +716,7 @@ class _Sample:
         self, hashes: Hashes, is_duplicate: Mask, is_accepted: Mask, places: Numbers, times: Numbers | None
     ) -> npt.NDArray[np.uint8]:
         """Return COPY, RETIMED or NOT_AT_HAND for each row. `times`: the timestamp of each row, if read."""
-        found = np.where(is_duplicate, NOT_AT_HAND, COPY).astype(np.uint8)
+        found = np.where(is_duplicate, NOT_SAMPLED, COPY).astype(np.uint8)
         times = np.zeros(len(hashes), np.int64) if times is None else times
         self._narrow(hashes[is_accepted])
         sampled = np.flatnonzero(hashes < self._bound()) if self.halvings else np.arange(len(hashes))
@@ -771,7 +771,7 @@ class _Sample:
             at[is_later] -= 1
 
     def _measure(self, hashes: Hashes, places: Numbers, times: Numbers) -> npt.NDArray[np.uint8]:
-        found = np.full(len(hashes), NOT_AT_HAND, np.uint8)
+        found = np.full(len(hashes), NOT_SAMPLED, np.uint8)
         at, is_copy = self._find(hashes, places)
         if self.is_whole:
             self.pairs.append((places[is_copy], self.places[at[is_copy]]))

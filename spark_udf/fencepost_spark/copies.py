@@ -28,7 +28,7 @@ from fencepost import Policy, StateTable
 from fencepost.lake.judge import gather
 from fencepost.lake.order import Numbers, overlapping
 from fencepost.lake.plan import groups_of_files
-from fencepost.lake.refused import row_losers, sorted_losers
+from fencepost.lake.refused import merge_refused, refused_ranges
 from fencepost.lake.scan import LENGTH
 from fencepost.lake.storage import ChangedError, LocalStorage, unchanged
 from pyspark.sql import Column, DataFrame, Window, functions
@@ -186,8 +186,8 @@ def rows_with_copies(runs: pa.Table, policy: Policy) -> Rows:
     refused = []
     for some in (runs, runs.take(pa.array(np.arange(len(runs))[::-1]))):
         verdicts = StateTable(rules).apply_runs(some, LENGTH, rules.columns)
-        refused.append(row_losers(some, np.asarray(pa.array(verdicts.verdict))))
-    ranges = sorted_losers(refused)
+        refused.append(refused_ranges(some, np.asarray(pa.array(verdicts.verdict))))
+    ranges = merge_refused(refused)
     file, first, count = (ranges[name].to_numpy().astype(np.int64) for name in ("file", "row", "count"))
     within = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
     places = np.unique(np.repeat(file << ROW_BITS | first, count) + within)

@@ -24,9 +24,9 @@ from fencepost.lake.segments import (
     Isolation,
     Part,
     batches_schema,
-    look,
     may_be_in,
     open_partitions,
+    read_view,
     records_schema,
 )
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
@@ -124,7 +124,7 @@ class KafkaLogReader(DataSourceReader):
         """Return the segments that may contain matching rows, by reading headers. Raises SourceError."""
         logs = [it for it in open_partitions(self.path, self.store) if may_be_in(it, self.conditions)]
         with ThreadPoolExecutor() as pool:
-            views = list(pool.map(lambda log: look(log, self.isolation, options=self.store), logs))
+            views = list(pool.map(lambda log: read_view(log, self.isolation, options=self.store), logs))
         return [SegmentPartition(part) for view in views for part in view.parts(self.conditions)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

@@ -291,7 +291,7 @@ def _opened(
     rows = sum(footer.rows for footer in footers)
     if rows > ROWS_MAX:
         raise NotPlainError(f"the files have {rows} rows, more than {ROWS_MAX}")
-    told = list(takewhile(lambda name: all(_has(it.schema, name, ties[name]) for it in footers), ties))
+    comparable = list(takewhile(lambda name: all(_has(it.schema, name, ties[name]) for it in footers), ties))
     return PlainScan(
         files=files,
         footer_crc=[footer.crc for footer in footers],
@@ -299,8 +299,8 @@ def _opened(
         words=words,
         policy=policy,
         types={**types, **ties},
-        ties=told,
-        has_all_ties=has_all_ties and len(told) == len(ties),
+        ties=comparable,
+        has_all_ties=has_all_ties and len(comparable) == len(ties),
     )
 
 
@@ -330,7 +330,7 @@ def _words(df: DataFrame, uris: list[str]) -> list[list[int]]:
 def _footer(path: str, policy: Policy) -> _Footer:
     storage = LocalStorage()
     try:
-        facts = storage.look(path)
+        facts = storage.stat(path)
         scan = _reading(policy, shards=1).open(storage, path, facts, {}, 0)
         return _Footer(facts, scan.rows, scan.footer_crc, pq.read_schema(path))
     except (FencepostError, OSError, pa.ArrowException) as error:

@@ -85,9 +85,9 @@ def _table_function(policy: Policy, columns: Columns | None) -> Any:
             return analyze(table, options, policy, columns)
 
         def __init__(self, analyzed: Analyzed) -> None:
-            from fencepost_spark.sql import Keeper
+            from fencepost_spark.sql import GroupJudge
 
-            self.keeper = Keeper(analyzed)
+            self.keeper = GroupJudge(analyzed)
 
         def eval(self, table: Row, **options: Any) -> Iterator[Any]:
             yield from self.keeper.take(table)
@@ -167,7 +167,7 @@ def _bucket(schema: StructType, keys: list[str], pids: list[str]) -> str:
     return f"pmod(xxhash64({', '.join(map(quoted, keys))}, {spread}), {BUCKETS})"
 
 
-class Keeper:
+class GroupJudge:
     """Judges the rows of a group in a task, some thousand at a time."""
 
     def __init__(self, analyzed: Analyzed) -> None:

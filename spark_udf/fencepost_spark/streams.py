@@ -21,7 +21,7 @@ from uuid import uuid4
 from fencepost.errors import PolicyError, SourceError
 from fencepost.lake import DedupJob, Engine, LocalEngine, RunReport
 from fencepost.lake.run import Run
-from fencepost.lake.sources import Given
+from fencepost.lake.sources import InputOverride
 from fencepost.state.commit import Sink, Tasks, in_turn
 from fencepost.state.decision import Decision
 from fencepost.state.disk import Disk
@@ -48,7 +48,7 @@ from fencepost_spark.kafka import (
 
 Place = str | os.PathLike[str]
 Ends = list[Any] | None
-OwnSink = Callable[[DataFrame, int, str], None]
+SinkFunction = Callable[[DataFrame, int, str], None]
 QUERY_ID, RUN_ID = "sql.streaming.queryId", "spark.jobGroup.id"
 """Local properties of the thread that runs a query. The first is stored in the checkpoint; the second changes with
 every start."""
@@ -58,7 +58,7 @@ PATTERN = "*?[]{}\\"
 
 def foreach_batch(
     state: Place,
-    sink: Place | Sink | ForJobs | OwnSink,
+    sink: Place | Sink | ForJobs | SinkFunction,
     *,
     folder: Place | None = None,
     adopt_checkpoint: bool = False,
@@ -145,7 +145,7 @@ class BatchWriter:
         self,
         state: Place,
         place: Place,
-        shows: Place | Sink | OwnSink,
+        shows: Place | Sink | SinkFunction,
         adopts: bool,
         describe: Describe | None,
         options: dict[str, Any],
@@ -154,7 +154,7 @@ class BatchWriter:
         path = Path(os.path.abspath(os.fspath(place).removeprefix("file://")))
         self._batches = path.with_name(f"{path.name}.batches")
         self._chooses_engine = "engine" not in options
-        sink = CalledSink(path, Disk(options.get("sync", True)), shows) if callable(shows) else shows
+        sink = FunctionSink(path, Disk(options.get("sync", True)), shows) if callable(shows) else shows
         options = with_options(SparkSession.getActiveSession(), options, state=state, sink=sink)
         self._job = DedupJob(self._batches, state, sink, source_immutable=True, **options)
         self.report: RunReport | None = None
@@ -184,8 +184,8 @@ class BatchWriter:
         done = (run.before and run.before.source_position) or {}
         goes_on = done.get("query") == query
         # Offsets of a recreated topic refer to other rows.
-        is_told = _is_known(ends) and len(sources) == len(ends or ()) and are_the_same(sources, topics, done)
-        if self._is_next(batch, position, begins, done, is_told):
+        is_exact = _is_known(ends) and len(sources) == len(ends or ()) and are_the_same(sources, topics, done)
+        if self._is_next(batch, position, begins, done, is_exact):
             if sources:
                 warn_of(sources)
                 self._check_topics(run, sources, topics, done, goes_on)
@@ -209,9 +209,9 @@ class BatchWriter:
         self._batches.mkdir(parents=True, exist_ok=True)
         if self._chooses_engine:
             self._job.engine = _engine_of(spark)
-        if isinstance(self._job.sink, CalledSink):
+        if isinstance(self._job.sink, FunctionSink):
             self._job.sink.spark = spark
-        return Run(self._job, given=Given(folder=str(folder), position=position))
+        return Run(self._job, override=InputOverride(folder=str(folder), position=position))
 
     def _check_state(self, query: str, number: int) -> None:
         """Raise SourceError if the checkpoint has batches and the state is empty."""
@@ -246,11 +246,11 @@ class BatchWriter:
             warnings.warn(problem.message, KafkaWarning, stacklevel=3)
 
     def _is_next(
-        self, batch: DataFrame, position: dict[str, Any], begins: Ends, done: dict[str, Any], is_told: bool
+        self, batch: DataFrame, position: dict[str, Any], begins: Ends, done: dict[str, Any], is_exact: bool
     ) -> bool:
         """Return whether the batch follows the newest completed one. False if it is that batch.
 
-        `is_told`: whether offsets identify the rows between them, as Kafka's do. Offsets of folders count batches.
+        `is_exact`: whether offsets identify the rows between them, as Kafka's do. Offsets of folders count batches.
         """
         state, query, number, ends = self._job.state.uri, position["query"], position["batch"], done.get("ends")
         if done and done["query"] == query:
@@ -262,7 +262,7 @@ class BatchWriter:
                 )
             what = f"batch {done['batch']} of this query up to {json.dumps(ends)}"
             if number == done["batch"] and _agree(position["ends"], ends):
-                is_shown = is_told and _is_known(ends)
+                is_shown = is_exact and _is_known(ends)
                 difference = "" if is_shown else self._difference(batch, done.get("content"))
                 if not difference:
                     return False
@@ -351,12 +351,12 @@ def _kafka_positions(
     return [source.position(topics, it, same) for source, it in zip(sources, last, strict=True)]
 
 
-class CalledSink(RunFolders):
+class FunctionSink(RunFolders):
     """Passes the rows of each version to a function, and keeps them only until it returns."""
 
     layout = "call"
 
-    def __init__(self, path: Path, disk: Disk, call: OwnSink) -> None:
+    def __init__(self, path: Path, disk: Disk, call: SinkFunction) -> None:
         super().__init__(path, disk)
         self._call = call
         self.spark: SparkSession | None = None

@@ -11,7 +11,7 @@ import pytest
 from fencepost import Columns
 from fencepost.policy import resolve
 from fencepost_spark import deduplicate, register
-from fencepost_spark.sql import Analyzed, Keeper
+from fencepost_spark.sql import Analyzed, GroupJudge
 from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 from pyspark.sql.types import (
@@ -142,7 +142,7 @@ def test_the_hour_that_comes_twice(in_berlin: None) -> None:
     deep = StructType().add("a", ArrayType(kind)).add("m", MapType(IntegerType(), kind))
     schema = StructType([StructField(name, it) for name, it in TYPES])
     schema.add("at", kind).add("local", TimestampNTZType()).add("deep", deep)
-    keeper = Keeper(Analyzed(schema=schema, policy=resolve("any_order"), columns=Columns(), types=TYPES))
+    keeper = GroupJudge(Analyzed(schema=schema, policy=resolve("any_order"), columns=Columns(), types=TYPES))
     first, *_ = [datetime.fromtimestamp(it) for it in when]
     rows = []
     for seq, it in enumerate(when):
@@ -161,7 +161,7 @@ def test_the_hour_that_comes_twice(in_berlin: None) -> None:
 
 
 def test_the_ends_of_the_calendar(in_berlin: None) -> None:
-    keeper = Keeper(
+    keeper = GroupJudge(
         Analyzed(schema=StructType().add("at", TimestampType()), policy=resolve("any_order"), columns=Columns())
     )
     for end in (datetime.min, datetime.max):

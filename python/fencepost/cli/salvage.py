@@ -12,7 +12,7 @@ import pyarrow as pa
 from fencepost.errors import SourceError
 from fencepost.kafka import PartitionAudit, audit
 from fencepost.kafka.source import EmptyLogError, Log, find_partitions, open_log, topic_and_partition
-from fencepost.lake.segments import OWN_TOPICS, Isolation, Part, look, open_partitions
+from fencepost.lake.segments import OWN_TOPICS, Isolation, Part, open_partitions, read_view
 
 
 class Source:
@@ -53,7 +53,7 @@ class Source:
         """Return the segments, with the visible part of each."""
         found = []
         for log in self.logs:
-            for part in look(log, self.isolation, salvages=self.salvages).parts():
+            for part in read_view(log, self.isolation, salvages=self.salvages).parts():
                 is_cut = self.salvages and part.segment.path in self.damaged
                 part = _before_damage(part) if is_cut else part
                 found += [part] if part.end > (part.segment.base_offset or 0) else []

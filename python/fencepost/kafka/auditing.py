@@ -56,8 +56,8 @@ class Request:
     options: Mapping[str, Any] | None
 
     def __post_init__(self) -> None:
-        told = [self.cleanup_policy] if isinstance(self.cleanup_policy, str) else self.cleanup_policy.values()
-        for policy in told:
+        policies = [self.cleanup_policy] if isinstance(self.cleanup_policy, str) else self.cleanup_policy.values()
+        for policy in policies:
             if policy not in CLEANUP_POLICIES:
                 raise PolicyError(f"cleanup_policy={policy!r}: one of {', '.join(CLEANUP_POLICIES)}")
         if isinstance(self.now_ms, str) and self.now_ms != "newest":
@@ -107,13 +107,13 @@ class _Partition:
             if not goes_on:
                 raise
             self.damage.append(_finding("unreadable", error.path or self.path, error))
-        return self._told()
+        return self._result()
 
     def _read(self) -> None:
         self.log = open_log(self.path, self.options)
         waiting = self._begin(self._files(".snapshot"))
         stream = read_batches(self.path, self.options)
-        for rows in _calls(stream):
+        for rows in _batched(stream):
             rows = self._note(rows)
             base_offsets = rows["base_offset"].to_numpy()
             done = 0
@@ -238,9 +238,9 @@ class _Partition:
         """Read the content of a segment's batches and record damaged ones."""
         start, known = 0, {(it.path, it.position) for it in self.damage}
         while True:
-            told = segment.parts if start == 0 else (segment.path, None, _Rest(segment, start))
+            source = segment.parts if start == 0 else (segment.path, None, _SegmentTail(segment, start))
             try:
-                for _ in _native.kafka_records([told], None, None):
+                for _ in _native.kafka_records([source], None, None):
                     pass
                 return
             except (SourceError, StoreError) as error:
@@ -276,9 +276,9 @@ class _Partition:
         )
         steps, fenced = self.sequences.apply(pid, epoch, base_seq, last_seq, is_marker)
         is_ahead = steps.missing > 0
-        told = _told_of(rows.take(steps.row))
+        batches = _batches_in_report(rows.take(steps.row))
         expected = pa.array(steps.expected)
-        ahead = told.append_column("first_seq", expected).filter(pa.array(is_ahead))
+        ahead = batches.append_column("first_seq", expected).filter(pa.array(is_ahead))
         missing = steps.missing[is_ahead]
         last_missing = (steps.expected[is_ahead] + missing - 1) & MAX
         ahead = ahead.set_column(ahead.column_names.index("last_seq"), "last_seq", pa.array(last_missing))
@@ -287,11 +287,11 @@ class _Partition:
                 ["pid", "epoch", "first_seq", "last_seq", "count", "offset", "segment", "position"]
             )
         )
-        back = told.append_column("expected", expected).filter(pa.array(~is_ahead))
+        back = batches.append_column("expected", expected).filter(pa.array(~is_ahead))
         self.tables["repeated"].append(
             back.select(["pid", "epoch", "base_seq", "last_seq", "expected", "offset", "segment", "position"])
         )
-        self.tables["fenced"].append(_told_of(rows.take(fenced)))
+        self.tables["fenced"].append(_batches_in_report(rows.take(fenced)))
 
     def _compare(self, offset: int, name: str) -> None:
         """Compare the state so far with a snapshot of the broker."""
@@ -313,8 +313,8 @@ class _Partition:
             found += differing
         self.differences += found
         verdict = max(reasons, key=("compacted", "hole", "differs").index) if found else "equal"
-        told = {"file": name, "offset": offset, "producers": len(theirs), "expired": expired}
-        self.snapshots.append(told | {"differences": len(found), "verdict": verdict})
+        record = {"file": name, "offset": offset, "producers": len(theirs), "expired": expired}
+        self.snapshots.append(record | {"differences": len(found), "verdict": verdict})
 
     def _is_idle(self, entry: dict[str, int]) -> bool:
         now = self.request.now_ms
@@ -339,22 +339,22 @@ class _Partition:
         """Return aborted transactions that only the log or only its indexes contain. Empty without indexes."""
         from fencepost.kafka import read_aborted
 
-        told: list[dict[str, int]] = []
+        indexed: list[dict[str, int]] = []
         names = self._files(".txnindex")
         for _, name in names:
             path = f"{self.log.folder}/{name}"
             try:
-                told += pa.table(read_aborted(path, options=self.options)).to_pylist()
+                indexed += pa.table(read_aborted(path, options=self.options)).to_pylist()
             except (SourceError, StoreError) as error:
                 self.damage.append(_finding("index", path, error))
-        in_index = {tuple(it.values()) for it in told}
+        in_index = {tuple(it.values()) for it in indexed}
         in_log = {tuple(it.values()) for it in aborted.to_pylist()} if names else in_index
         only = [(*it, "index") for it in sorted(in_index - in_log)] + [(*it, "log") for it in sorted(in_log - in_index)]
         columns = [*aborted.column_names, "only_in"]
         schema = pa.schema([*aborted.schema, ("only_in", pa.string())])
         return pa.Table.from_pylist([dict(zip(columns, it, strict=True)) for it in only], schema)
 
-    def _told(self) -> PartitionAudit:
+    def _result(self) -> PartitionAudit:
         has_rows = self.log_end is not None
         aborted = pa.table(self.transactions.aborted(None)) if has_rows else _ABORTED.empty_table()
         still_open = _OPEN.empty_table()
@@ -365,7 +365,7 @@ class _Partition:
             is_late = pc.fill_null(pc.greater(pc.subtract(now, opened["last_timestamp"]), HANGING_MS), False)
             still_open = opened.append_column("hanging", is_late).select(_OPEN.names).cast(_OPEN)
         index = self._index_differences(aborted)
-        empty = _told_schemas()
+        empty = _table_schemas()
         for it in self.snapshots:
             if it["verdict"] == "hole":
                 it["verdict"] = "compacted" if self.is_compacted else "differs"
@@ -409,10 +409,12 @@ class _Producers:
     def add(self, rows: pa.Table) -> None:
         """Add data batches of producers."""
         ones = pa.array(np.ones(len(rows), np.int64))
-        told = rows.select(["pid", "epoch"]).append_column("batches", ones)
-        told = told.append_column("records", rows["count"].cast(pa.int64()))
-        told = told.append_column("first_offset", rows["base_offset"]).append_column("last_offset", rows["last_offset"])
-        self.sums = _summed(told if self.sums is None else pa.concat_tables([self.sums, told]))
+        counted = rows.select(["pid", "epoch"]).append_column("batches", ones)
+        counted = counted.append_column("records", rows["count"].cast(pa.int64()))
+        counted = counted.append_column("first_offset", rows["base_offset"]).append_column(
+            "last_offset", rows["last_offset"]
+        )
+        self.sums = _summed(counted if self.sums is None else pa.concat_tables([self.sums, counted]))
 
     def table(self) -> pa.Table:
         if self.sums is None:
@@ -429,7 +431,7 @@ def _summed(rows: pa.Table) -> pa.Table:
 
 
 @dataclass(frozen=True)
-class _Rest:
+class _SegmentTail:
     """A segment from a byte on, in the form of an object that the extension reads."""
 
     segment: Segment
@@ -456,7 +458,7 @@ def _length_at(segment: Segment, position: int) -> int | None:
     if len(header) < 12:
         return None
     length = 12 + int.from_bytes(header[8:], "big", signed=True)
-    return length if length > 12 and position + length < _Rest(segment, 0).size() else None
+    return length if length > 12 and position + length < _SegmentTail(segment, 0).size() else None
 
 
 def read_batches(path: str, options: Mapping[str, Any] | None) -> Any:
@@ -466,7 +468,7 @@ def read_batches(path: str, options: Mapping[str, Any] | None) -> Any:
     return kafka.read_batches(path, damage="report", options=options)
 
 
-def _calls(stream: Any) -> Iterator[pa.Table]:
+def _batched(stream: Any) -> Iterator[pa.Table]:
     """Combine a stream's batches to tables that are large enough for efficient calls."""
     batches, rows = [], 0
     for batch in stream:
@@ -485,10 +487,10 @@ def _finding(kind: str, path: str, error: SourceError | StoreError) -> Finding:
     return Finding(kind, path, position, error.message.removeprefix(path).lstrip(":, "))
 
 
-def _told_of(rows: pa.Table) -> pa.Table:
+def _batches_in_report(rows: pa.Table) -> pa.Table:
     """Return the columns that tables of batches in a report have."""
-    told = rows.select(["pid", "epoch", "base_seq", "last_seq", "base_offset", "segment", "position"])
-    return told.rename_columns(["pid", "epoch", "base_seq", "last_seq", "offset", "segment", "position"])
+    batches = rows.select(["pid", "epoch", "base_seq", "last_seq", "base_offset", "segment", "position"])
+    return batches.rename_columns(["pid", "epoch", "base_seq", "last_seq", "offset", "segment", "position"])
 
 
 def _entries(state: BrokerTable) -> Iterator[tuple[int, dict[str, int]]]:
@@ -502,9 +504,9 @@ def _entries(state: BrokerTable) -> Iterator[tuple[int, dict[str, int]]]:
             "coordinator_epoch": entry["coordinator_epoch"],
             "txn_first_offset": entry["transaction_first_offset"],
         }
-        told = {name: -1 if value is None else value for name, value in known.items()}
+        fields = {name: -1 if value is None else value for name, value in known.items()}
         delta = last["last_offset"] - last["first_offset"] if last else 0
-        yield entry["pid"], told | {"epoch": entry["epoch"], "offset_delta": delta}
+        yield entry["pid"], fields | {"epoch": entry["epoch"], "offset_delta": delta}
 
 
 def _differing(name: str, pid: int, their: dict[str, int] | None, our: dict[str, int] | None) -> list[dict[str, Any]]:
@@ -519,7 +521,7 @@ def _differing(name: str, pid: int, their: dict[str, int] | None, our: dict[str,
     ]
 
 
-def _told_schemas() -> dict[str, pa.Schema]:
+def _table_schemas() -> dict[str, pa.Schema]:
     long, text = pa.int64(), pa.string()
     names = {
         "missing": ("first_seq", "last_seq", "count"),

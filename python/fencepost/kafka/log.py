@@ -186,8 +186,8 @@ class PartitionLog:
 
         `batches`: (pid, epoch, base_seq, records) or (pid, epoch, base_seq, records, transactional), of any producers.
         """
-        told = self._log.append([Batch(*batch) for batch in batches], _now_ms(now_ms))
-        return [self._counted(Verdict(code), offset) for code, offset in told]
+        results = self._log.append([Batch(*batch) for batch in batches], _now_ms(now_ms))
+        return [self._counted(Verdict(code), offset) for code, offset in results]
 
     def append_marker(
         self,
@@ -298,14 +298,14 @@ class PartitionLog:
 
 def _place(path: Path, partition: int | None) -> tuple[str | None, int]:
     """Return topic and partition from the folder's name, if it contains them."""
-    topic, told = topic_and_partition(path.absolute().name)
+    topic, number = topic_and_partition(path.absolute().name)
     if partition is not None and not 0 <= partition < 2**31:
         raise ValueError(f"partition={partition} is outside 0..=2147483647")
-    if told is not None and partition not in (None, told):
-        raise ValueError(f"partition={partition}: the folder's name says partition {told} of topic {topic!r}")
-    if told is None:
-        told = 0 if partition is None else partition
-    return topic, told
+    if number is not None and partition not in (None, number):
+        raise ValueError(f"partition={partition}: the folder's name says partition {number} of topic {topic!r}")
+    if number is None:
+        number = 0 if partition is None else partition
+    return topic, number
 
 
 def _now_ms(now_ms: int | None) -> int:

@@ -163,8 +163,8 @@ class PartitionAudit:
         if found["missing"] and self.cleanup_policy == "unknown":
             yield "", 'if the topic is compacted, say so (cleanup policy "compact"): then these are no loss'
         verdicts = self.snapshots["verdict"].to_pylist()
-        told = ", ".join(f"{verdicts.count(it):,} {it}" for it in dict.fromkeys(verdicts)) or "none"
-        yield "snapshots", told
+        counts = ", ".join(f"{verdicts.count(it):,} {it}" for it in dict.fromkeys(verdicts)) or "none"
+        yield "snapshots", counts
 
     def _shown(self) -> Iterator[tuple[str, Any]]:
         yield "steps in sequences, in a compacted log" if self.compacted else "missing sequences", self.missing

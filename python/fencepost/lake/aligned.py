@@ -19,7 +19,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import fencepost
 from fencepost import StateTable, Verdict
 from fencepost.lake.judge import SHOWN_MAX
-from fencepost.lake.refused import row_losers, sorted_losers, write_refused
+from fencepost.lake.refused import merge_refused, refused_ranges, write_refused
 from fencepost.lake.scan import (
     FILE,
     LENGTH,
@@ -76,13 +76,13 @@ def align(places: Places, item: AlignItem) -> Aligned:
     scanned = scan(places.storage, scratch, in_one)
     aligned = Aligned(scanned=scanned)
     table = StateTable(reading.policy)
-    losers = []
+    refused_rows = []
     border = 0
     for exchange in scanned.exchanges:
         (data,) = scratch.read_ranges([(exchange.name, *exchange.offsets[:2].tolist())])
         runs = pa.Table.from_batches([read_batch(data, exchange.schema)])
         verdicts = table.apply_runs(runs, LENGTH, reading.policy.columns)
-        losers.append(row_losers(runs, np.asarray(pa.array(verdicts.verdict))))
+        refused_rows.append(refused_ranges(runs, np.asarray(pa.array(verdicts.verdict))))
         for verdict, count in verdicts.counts.items():
             if count and verdict != Verdict.ACCEPTED:
                 aligned.refused[verdict.name] = aligned.refused.get(verdict.name, 0) + count
@@ -92,12 +92,12 @@ def align(places: Places, item: AlignItem) -> Aligned:
     claims, aligned.problem = _claims(table, item.scan, border)
     if not aligned.problem:
         scanned.exchanges = [_deal(claims, item.scan, scratch)] if len(claims) else []
-        aligned.written = _write(places, item, scanned, [it for it in losers if len(it)])
+        aligned.written = _write(places, item, scanned, [it for it in refused_rows if len(it)])
     return aligned
 
 
-def _write(places: Places, item: AlignItem, scanned: Scanned, losers: list[pa.Table]) -> Written:
-    refused = write_refused(places.scratch, sorted_losers(losers))
+def _write(places: Places, item: AlignItem, scanned: Scanned, refused_rows: list[pa.Table]) -> Written:
+    refused = write_refused(places.scratch, merge_refused(refused_rows))
     return write(
         places,
         WriteItem(

@@ -31,7 +31,7 @@ from fencepost.errors import BatchError, SourceError, StoreError
 from fencepost.lake.files import Files
 from fencepost.lake.parts import Span
 from fencepost.lake.scan import Scanned
-from fencepost.lake.storage import ChangedError, persist, unchanged
+from fencepost.lake.storage import ChangedError, retry, unchanged
 from fencepost.lake.write import (
     Places,
     WriteItem,
@@ -39,11 +39,11 @@ from fencepost.lake.write import (
     add_output,
     check_footer,
     check_written,
-    losers_of,
     new_name,
     note_columns,
+    quarantine_all,
+    refused_by_file,
     rows_not_written,
-    set_aside_all,
     write_file,
 )
 from fencepost.state.hive import HIVE_NULL, hive_folders, hive_values
@@ -215,12 +215,12 @@ def arrange(places: Places, item: ArrangeItem) -> Written:
     group.
     """
     files = item.files.files
-    losers = losers_of(places, item.files)
+    refused_rows = refused_by_file(places, item.files)
     written = Written()
     first = 0
     for end in item.ends:
         try:
-            _Batch(places, item, range(first, end), losers, written).write()
+            _Batch(places, item, range(first, end), refused_rows, written).write()
         except ChangedError:
             raise
         except SourceError as error:
@@ -233,30 +233,30 @@ class _Batch:
     """Files that are written together."""
 
     def __init__(
-        self, places: Places, item: ArrangeItem, members: range, losers: list[pa.Table], written: Written
+        self, places: Places, item: ArrangeItem, members: range, refused_rows: list[pa.Table], written: Written
     ) -> None:
         self.places, self.item, self.arrangement = places, item.files, item.arrangement
-        self.losers, self.written = losers, written
+        self.refused_rows, self.written = refused_rows, written
         self.members = list(members)
-        refused = [pc.sum(losers[it]["count"]).as_py() or 0 for it in members]
+        refused = [pc.sum(refused_rows[it]["count"]).as_py() or 0 for it in members]
         self.kept = sum(item.files.rows[it] - lost for it, lost in zip(members, refused, strict=True))
         self.sources = [it for it, lost in zip(members, refused, strict=True) if item.files.rows[it] > lost]
         """Indexes of the files with kept rows: the sources of the output, in this order."""
         vectors, self.span = item.files.files.vectors, item.files.span
-        self.not_kept = {it: rows_not_written(losers[it], vectors[it], self.span) for it in self.sources}
+        self.not_kept = {it: rows_not_written(refused_rows[it], vectors[it], self.span) for it in self.sources}
 
     def write(self) -> None:
         files = self.item.files
         cuts = self._cuts()
         if not self.arrangement.keys and len(self.sources) < 2 and not cuts:
             for member in self.members:
-                write_file(self.places, self.item, member, self.losers[member], self.written)
+                write_file(self.places, self.item, member, self.refused_rows[member], self.written)
             return
         with unchanged(self.places.storage, files, *[it for it in self.members if self.item.is_read[it]]):
             laid_out = self._dealt() if self.arrangement.keys else [[("", it) for it in self._whole(cuts)]]
             rows = sum(self._write_files(targets) for targets in laid_out if targets)
             for member in self.members:
-                set_aside_all(self.places, self.item, member, self.losers[member], self.written)
+                quarantine_all(self.places, self.item, member, self.refused_rows[member], self.written)
         check_written(files.full_path(self.members[0]), rows, self.kept)
 
     def _write_files(self, targets: list[tuple[str, Ranges]]) -> int:
@@ -271,7 +271,7 @@ class _Batch:
         with ExitStack() as stack:
             new = [str(stack.enter_context(outputs.new(name, lasts=True))) for name in names]
             asked = [(path, *ranges) for path, (_, ranges) in zip(new, targets, strict=True)]
-            done = persist(
+            done = retry(
                 lambda: arrange_rows(paths, asked, objects=objects, without=self.arrangement.without, metadata=metadata)
             )
             for member, crc in zip(self.sources, done.source_crc, strict=True):
@@ -436,9 +436,9 @@ class _Batch:
     def _metadata(self) -> list[tuple[str, str | None]]:
         """Return the key-value metadata of the first file. The Arrow schema in it lacks the omitted column."""
         with self._open(self.sources[0]) as file:
-            told = file.metadata.metadata or {}
+            metadata = file.metadata.metadata or {}
         found: list[tuple[str, str | None]] = []
-        for key, value in told.items():
+        for key, value in metadata.items():
             if key == b"ARROW:schema":
                 schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(value)))
                 schema = schema.remove(schema.get_field_index(self.arrangement.without))

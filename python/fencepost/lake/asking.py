@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from fencepost._native import parquet_footer
 from fencepost.errors import FencepostError, SourceError, StoreError
 from fencepost.lake.files import Facts, Files
-from fencepost.lake.storage import Storage, persist
+from fencepost.lake.storage import Storage, retry
 
 R = TypeVar("R")
 
@@ -29,7 +29,7 @@ UNREADABLE_CRC = -2
 """In place of the checksum of an unreadable footer."""
 
 Ask = Callable[[Callable[[Any], list[Any]], Sequence[Any]], list[Any]]
-"""Runs a task function on items and returns all results in one list: `here`, or a function that runs a stage."""
+"""Runs a task function on items and returns all results in one list: `in_driver`, or a function that runs a stage."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +46,7 @@ class FileItem:
     files: Files
 
 
-def here(work: Callable[[Any], list[Any]], items: Sequence[Any]) -> list[Any]:
+def in_driver(work: Callable[[Any], list[Any]], items: Sequence[Any]) -> list[Any]:
     """Run without tasks."""
     return [it for item in items for it in work(item)]
 
@@ -84,13 +84,13 @@ def _parts(many: Sequence[R]) -> Iterator[Sequence[R]]:
 def facts_of(storage: Storage, item: PathItem) -> list[Facts | None]:
     """See `ask_facts`."""
 
-    def look(path: str) -> Facts | None:
+    def facts(path: str) -> Facts | None:
         try:
-            return persist(lambda: storage.look(path))
+            return retry(lambda: storage.stat(path))
         except FileNotFoundError:
             return None
 
-    return _each(look, item.paths)
+    return _each(facts, item.paths)
 
 
 def footers(storage: Storage, item: FileItem) -> list[int | None]:
@@ -114,7 +114,7 @@ def rows_of(storage: Storage, item: FileItem) -> list[int]:
     def rows(place: int) -> int:
         path = item.files.full_path(place)
         try:
-            return persist(lambda: parquet_footer(path, object=storage.object(path, item.files.facts(place)))).rows
+            return retry(lambda: parquet_footer(path, object=storage.object(path, item.files.facts(place)))).rows
         except StoreError:
             raise
         except (FencepostError, FileNotFoundError):
@@ -131,7 +131,7 @@ def _each(ask: Callable[[Any], R], many: Sequence[Any]) -> list[R]:
 def _footer(storage: Storage, files: Files, place: int) -> int | None:
     path = files.full_path(place)
     try:
-        return persist(lambda: parquet_footer(path, object=storage.object(path, files.facts(place)))).footer_crc
+        return retry(lambda: parquet_footer(path, object=storage.object(path, files.facts(place)))).footer_crc
     except FileNotFoundError:
         return None
     except SourceError:
@@ -140,6 +140,6 @@ def _footer(storage: Storage, files: Files, place: int) -> int | None:
 
 def _is_as_listed(storage: Storage, files: Files, place: int) -> bool:
     try:
-        return storage.look(files.full_path(place)) == files.facts(place)
+        return storage.stat(files.full_path(place)) == files.facts(place)
     except FileNotFoundError:
         return False

@@ -29,7 +29,7 @@ from fencepost.findings import RESET_ROWS_MIN, AuditReport, check_reset_rows_min
 from fencepost.lake.column_types import type_name
 from fencepost.lake.conflicts import PAIRS, Content
 from fencepost.lake.files import Constants, Files, constants_of
-from fencepost.lake.order import calm_order
+from fencepost.lake.order import hole_avoiding_order
 from fencepost.lake.scan import FILE, LENGTH, ROW, check_names
 from fencepost.lake.sources import Folder, Stored, open_place
 from fencepost.lake.storage import Storage, open_storage, unchanged
@@ -109,36 +109,36 @@ def audit(
     read = columns.read(keep) if opened.has_folder_columns else ()
     constants = constants_of(files, read, files.types)
     reading = _Reading(opened.storage, files, constants, policy, columns, engine.slots)
-    waiting = [_Lane(place, reading) for place in range(len(files))]
+    waiting = [_FileReader(place, reading) for place in range(len(files))]
     compared = columns_to_compare(compare_content)
     shards = [_Shard(policy, columns, number, files, compared is not None) for number in range(engine.slots)]
     starts: list[int] = []
     first, total, done = 0, sum(files.bytes), 0
-    turn: list[_Turn] = []
-    problems: list[tuple[_Lane, Exception]] = []
-    kinds = _Kinds(reading)
+    ready: list[_ReadyRuns] = []
+    problems: list[tuple[_FileReader, Exception]] = []
+    kinds = _KeyTypes(reading)
     while waiting:
-        engine.run("read", _Lane.fill, [lane for lane in waiting[: engine.slots] if lane.held is None])
+        engine.run("read", _FileReader.fill, [reader for reader in waiting[: engine.slots] if reader.held is None])
         while waiting and waiting[0].held is not None:
-            lane = waiting[0]
-            if len(starts) == lane.place:
+            reader = waiting[0]
+            if len(starts) == reader.place:
                 starts.append(first)
-            turn.append(_Turn(first, lane.place, kinds.checked(lane)))
-            lane.held = None
-            if not lane.is_over:
+            ready.append(_ReadyRuns(first, reader.place, kinds.checked(reader)))
+            reader.held = None
+            if not reader.is_over:
                 break
-            shards[0].auditor.add_untracked(lane.untracked)
-            first, done = first + lane.rows, done + files.bytes[lane.place]
-            if lane.problem is not None:
-                problems.append((lane, lane.problem))
+            shards[0].auditor.add_untracked(reader.untracked)
+            first, done = first + reader.rows, done + files.bytes[reader.place]
+            if reader.problem is not None:
+                problems.append((reader, reader.problem))
             del waiting[0]
-        if not waiting or sum(it.runs for it in turn) >= TOGETHER:
-            engine.run("judge", partial(_Shard.judge, turns=turn), shards)
-            turn = []
+        if not waiting or sum(it.runs for it in ready) >= TOGETHER:
+            engine.run("judge", partial(_Shard.judge, ready_runs=ready), shards)
+            ready = []
         show("audit", done, total)
     facts: dict[str, Any] = {}
     if compared is not None:
-        unread = [lane.place for lane, _ in problems]
+        unread = [reader.place for reader, _ in problems]
         facts = _compared(engine, shards, Content(opened.storage, files, columns, compared), starts, unread)
     auditor = shards[0].auditor
     for shard in shards[1:]:
@@ -153,7 +153,7 @@ def audit(
         source=place,
         files=len(files) - len(problems),
         bytes=total,
-        unreadable=tuple((files.paths[lane.place], lane.reason) for lane, _ in problems),
+        unreadable=tuple((files.paths[reader.place], reader.reason) for reader, _ in problems),
         ignored=files.ignored,
         **facts,
     )
@@ -214,7 +214,7 @@ def list_source(source: str | os.PathLike[str], options: Mapping[str, Any] | Non
         folder, _, name = place.rpartition("/")
         storage = open_storage(folder or "/", options)
         one = Files(folder or "/")
-        one.append(name, storage.look(place))
+        one.append(name, storage.stat(place))
         return Folder(folder or "/", storage, is_own=True), one, place
     opened = open_place(place, options)
     files = opened.files()
@@ -234,27 +234,27 @@ class _Reading:
     columns: Columns
     shards: int
 
-    def dealt(self, lane: _Lane) -> Iterator[Dealt]:
+    def dealt(self, reader: _FileReader) -> Iterator[Dealt]:
         """Yield the runs of a file, RUNS at a time. The only place that reads rows."""
-        path = self.files.full_path(lane.place)
-        with unchanged(self.storage, self.files, lane.place):
+        path = self.files.full_path(reader.place)
+        with unchanged(self.storage, self.files, reader.place):
             scan = RunScan(
                 path,
                 self.columns,
                 self.shards,
                 timestamp=self.columns.timestamp is not None,
-                constants=self.constants[lane.place],
+                constants=self.constants[reader.place],
                 policy=self.policy,
-                object=self.storage.object(path, self.files.facts(lane.place)),
+                object=self.storage.object(path, self.files.facts(reader.place)),
             )
             while (dealt := scan.next(RUNS)) is not None:
                 check_stopped()
                 yield [(shard, pa.record_batch(batch)) for shard, batch in dealt]
-            lane.rows, lane.untracked = scan.rows, scan.untracked
+            reader.rows, reader.untracked = scan.rows, scan.untracked
 
 
 @dataclass
-class _Lane:
+class _FileReader:
     """A file being read."""
 
     place: int
@@ -299,7 +299,7 @@ class _Lane:
         return self.problem.message.removeprefix(path).lstrip(":, ")
 
 
-class _Kinds:
+class _KeyTypes:
     """The types of key columns: those of the first file with rows apply to all files."""
 
     def __init__(self, reading: _Reading) -> None:
@@ -308,21 +308,21 @@ class _Kinds:
         self.known: list[str] = []
         self.first = ""
 
-    def checked(self, lane: _Lane) -> Dealt:
+    def checked(self, reader: _FileReader) -> Dealt:
         """Return the lane's runs. If its key types differ, stop reading it and return nothing."""
-        dealt = lane.held or []
+        dealt = reader.held or []
         if not dealt:
             return []
-        lane.rows = max([lane.rows, *(_end(batch) for _, batch in dealt)])
-        path = self.reading.files.full_path(lane.place)
+        reader.rows = max([reader.rows, *(_end(batch) for _, batch in dealt)])
+        path = self.reading.files.full_path(reader.place)
         found = [type_name(dealt[0][1].schema.field(name).type) for name in self.names]
         if not self.known:
             self.known, self.first = found, path
         for name, one, other in zip(self.names, found, self.known, strict=True):
             if one != other:
                 text = f"{path}: column '{name}': {one}; in {self.first} it is {other}"
-                lane.stop(BatchError(text, column=name))
-                lane.rows = lane.untracked = 0
+                reader.stop(BatchError(text, column=name))
+                reader.rows = reader.untracked = 0
                 return []
         return dealt
 
@@ -333,7 +333,7 @@ def _end(batch: pa.RecordBatch) -> int:
 
 
 @dataclass(frozen=True)
-class _Turn:
+class _ReadyRuns:
     """A file's runs that are judged in this turn."""
 
     first: int
@@ -362,28 +362,28 @@ class _Shard:
         self.columns, self.files = columns, files
         self.table = fencepost.StateTable(policy, keep=("timestamp",) if columns.timestamp is not None else ())
         self.auditor = Auditor(policy, columns, self.table, is_compared)
-        self.is_calm = True
+        self.is_reorderable = True
         """Whether the order of judgment had no effect so far (`order.py`)."""
 
-    def judge(self, turns: list[_Turn]) -> None:
+    def judge(self, ready_runs: list[_ReadyRuns]) -> None:
         """Judge the shard's runs of this turn, those of one schema together."""
-        mine = [it for turn in turns for it in turn.of(self.number)]
+        mine = [it for ready in ready_runs for it in ready.of(self.number)]
         for _, alike in groupby(mine, lambda it: it[1].schema):
             files, batches = zip(*alike, strict=True)
             self._judge(files[0], pa.Table.from_batches(batches).combine_chunks())
 
     def _judge(self, file: int, runs: pa.Table) -> None:
-        order = calm_order(runs, self.table, is_calm=True) if self.is_calm else None
-        self.is_calm = order is not None
+        order = hole_avoiding_order(runs, self.table, is_reorderable=True) if self.is_reorderable else None
+        self.is_reorderable = order is not None
         runs = runs if order is None else runs.take(pa.array(order))
         wrap = self.table.policy.wrap
-        for some in _calls(runs, self.columns.seq, wrap):
+        for some in _batched_runs(runs, self.columns.seq, wrap):
             check_stopped()
             verdicts = self.table.apply_runs(some, LENGTH, self.columns)
             self.auditor.add_runs(identity(some, self.columns, self.table.keep), verdicts, *_rows(some))
 
 
-def _calls(runs: pa.Table, seq: str, wrap: int | None) -> Iterator[pa.Table]:
+def _batched_runs(runs: pa.Table, seq: str, wrap: int | None) -> Iterator[pa.Table]:
     """Split the runs into tables of at most CALL_ROWS rows each. Longer runs are cut."""
     lengths = runs[LENGTH].to_numpy().astype(np.int64)
     if len(lengths) and lengths.max() > CALL_ROWS:

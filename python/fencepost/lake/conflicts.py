@@ -18,7 +18,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 from fencepost import Verdict
 from fencepost.content import checksums
 from fencepost.lake.files import Files
-from fencepost.lake.kept_content import Keeping, Kept, Ranges, Sums, compare_and_keep, read_rows
+from fencepost.lake.kept_content import ChecksumItem, Kept, Ranges, Sums, compare_and_keep, read_rows
 from fencepost.lake.refused import Refused, read_refused, write_refused
 from fencepost.lake.repeats import Stretches, find_repeats
 from fencepost.lake.scan import FILE, ROW
@@ -70,7 +70,7 @@ class CompareItem:
     columns: Columns
     wanted: tuple[str, ...]
     """The columns to compare; () for all outside the identity."""
-    keeping: Keeping | None
+    keeping: ChecksumItem | None
     """Set if checksums are kept across runs."""
 
 
@@ -104,12 +104,12 @@ def compare(store: Store, storage: Storage, scratch: Scratch, item: CompareItem)
         kept, others = compare_and_keep(store, scratch, item.keeping, sums)
         conflicts = pa.concat_tables([conflicts, others], promote_options="default")
         compared += kept.compared
-    losers = item.losers
+    refused_rows = item.losers
     if len(conflicts):
         assert item.losers is not None, "conflicts are among the rows that are not kept"
-        losers = write_refused(scratch, mark(read_refused(scratch, [item.losers.all()]), conflicts))
+        refused_rows = write_refused(scratch, mark(read_refused(scratch, [item.losers.all()]), conflicts))
     samples = content.samples(conflicts)
-    return Compared(losers=losers, pairs=compared, conflicts=len(conflicts), samples=samples, kept=kept)
+    return Compared(losers=refused_rows, pairs=compared, conflicts=len(conflicts), samples=samples, kept=kept)
 
 
 @dataclass(frozen=True)
@@ -167,9 +167,9 @@ class Content:
         return shown | {"column": first, "found": _text(one, first), "kept": _text(other, first)}
 
 
-def mark(losers: pa.Table, conflicts: pa.Table) -> pa.Table:
+def mark(refused_rows: pa.Table, conflicts: pa.Table) -> pa.Table:
     """Set the verdict of these rows to CONFLICT in the ranges of refused rows, which are sorted by file and row."""
-    file, row, count, verdict = (losers[name].to_numpy() for name in losers.column_names)
+    file, row, count, verdict = (refused_rows[name].to_numpy() for name in refused_rows.column_names)
     order = np.lexsort((conflicts["row"].to_numpy(), conflicts["file"].to_numpy()))
     files, rows = conflicts["file"].to_numpy()[order], conflicts["row"].to_numpy()[order]
     # Find the range of each conflict, and cut it before and after the row.
@@ -186,7 +186,7 @@ def mark(losers: pa.Table, conflicts: pa.Table) -> pa.Table:
     is_any = (counts > 0) & (firsts < ends)
     verdicts = np.where(is_conflict, np.uint8(Verdict.CONFLICT), verdict[of_range])[is_any]
     columns = [file[of_range][is_any], firsts[is_any], counts[is_any].astype(np.uint64), verdicts]
-    return pa.table(columns, schema=losers.schema)
+    return pa.table(columns, schema=refused_rows.schema)
 
 
 def _ends(files: npt.NDArray[Any], rows: npt.NDArray[Any], file: npt.NDArray[Any]) -> list[tuple[int, int, int]]:

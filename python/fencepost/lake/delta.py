@@ -15,14 +15,14 @@ from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 from fencepost.errors import SourceError
-from fencepost.lake.asking import Ask, ask_facts, here
+from fencepost.lake.asking import Ask, ask_facts, in_driver
 from fencepost.lake.files import Files
-from fencepost.lake.storage import Storage, from_storage, persist
+from fencepost.lake.storage import Storage, converted_errors, retry
 from fencepost.state.delta import LOG_UNREAD, by_library, is_delta, log_errors, open_table
 from fencepost.state.delta_columns import INTEGERS
 from fencepost.state.delta_log import LOG, Action, Live, Table, info_of, live_files, read_commits
 from fencepost.state.hive import hive_values
-from fencepost.state.stores import LocalStore, Store, not_given
+from fencepost.state.stores import LocalStore, Store, unavailable
 from fencepost.state.vectors import read_vector
 
 Position = dict[str, Any]
@@ -63,7 +63,7 @@ class _Range:
 
 def has_table(storage: Storage, root: str) -> bool:
     """Return whether a source is a Delta table. Raises StoreError if this cannot be determined."""
-    with from_storage(root, "listed"):
+    with converted_errors(root, "listed"):
         return is_delta(storage.as_store(root))
 
 
@@ -73,7 +73,7 @@ def list_appended(
     position: Position | None,
     own: str | None = None,
     pending: Iterable[Action] = (),
-    ask: Ask = here,
+    ask: Ask = in_driver,
 ) -> Appended:
     """Return the files added to a table since `position`, and the position after them.
 
@@ -93,10 +93,10 @@ def list_appended(
     store = storage.as_store(root)
 
     def attempt() -> Appended:
-        with from_storage(root):
+        with converted_errors(root):
             return _appended(store, storage, position, own, pending, ask)
 
-    return persist(attempt)
+    return retry(attempt)
 
 
 def _appended(
@@ -162,7 +162,7 @@ def _check_by_library(table: Table, live: Live) -> None:
     except DeltaError as error:
         if number := re.search(r"\(os error (\d+)\)", str(error)):
             code = int(number[1])
-            raise not_given(root, LOG_UNREAD, OSError(code, os.strerror(code))) from error
+            raise unavailable(root, LOG_UNREAD, OSError(code, os.strerror(code))) from error
         reason = str(error).partition("\n")[0]
         raise SourceError(f"{root}: cannot be read as a Delta table: {reason}", path=root) from error
     sizes = zip(map(unquote, known["path"].to_pylist()), known["size_bytes"].to_pylist(), strict=True)

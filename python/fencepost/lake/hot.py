@@ -30,9 +30,9 @@ import pyarrow as pa  # type: ignore[import-untyped]
 
 from fencepost import Verdict, shards
 from fencepost.lake.conflicts import find_pairs
-from fencepost.lake.judge import ExchangeFiles, Judged, Parts, by_shard, in_order, tell_rows
-from fencepost.lake.order import border_of, calm_order, is_order_free
-from fencepost.lake.refused import row_losers, sorted_losers, write_refused
+from fencepost.lake.judge import ExchangeFiles, Judged, Parts, add_row_figures, by_shard, in_order
+from fencepost.lake.order import border_of, hole_avoiding_order, is_order_free
+from fencepost.lake.refused import merge_refused, refused_ranges, write_refused
 from fencepost.lake.runs import Numbers, accepted_runs, cut_at_blocks
 from fencepost.lake.scan import LENGTH, Exchange, Reading, deal_runs
 from fencepost.policy import Policy
@@ -185,12 +185,12 @@ def judge_part(store: Store, scratch: Scratch, exchanges: ExchangeFiles, item: P
     judged.bytes_read = sum(piece.bytes for piece in pieces)
     ((_, lines),) = by_shard(scratch, exchanges, item.parts)
     lines = in_order(lines, reading.order_by)
-    order = None if reading.order_by else calm_order(lines, table, is_calm=True)
+    order = None if reading.order_by else hole_avoiding_order(lines, table, is_reorderable=True)
     lines = lines if order is None else lines.take(pa.array(order))
     verdicts = table.apply_runs(lines, LENGTH, policy.columns)
     codes = np.asarray(pa.array(verdicts.verdict))
-    tell_rows(verdicts, judged)
-    judged.losers = write_refused(scratch, sorted_losers([row_losers(lines, codes)]))
+    add_row_figures(verdicts, judged)
+    judged.losers = write_refused(scratch, merge_refused([refused_ranges(lines, codes)]))
     if reading.compares and (codes == Verdict.DUPLICATE).any():
         pairs = find_pairs(item.shard, lines, codes, policy, None)
         judged.paired = len(pairs)

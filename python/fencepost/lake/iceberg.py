@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fencepost.errors import SourceError
-from fencepost.lake.asking import Ask, ask_facts, here
+from fencepost.lake.asking import Ask, ask_facts, in_driver
 from fencepost.lake.files import Files
 from fencepost.lake.storage import LocalStorage, ObjectStorage, Storage
 from fencepost.state.iceberg_tables import NamedTable, history, plain_location
@@ -54,7 +54,7 @@ def list_appended(
     storage: Storage,
     position: Position | None,
     pending: Iterable[Added] = (),
-    ask: Ask = here,
+    ask: Ask = in_driver,
 ) -> Appended:
     """Return the files appended to a table since `position`, and the position after them.
 

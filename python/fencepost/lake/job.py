@@ -35,7 +35,7 @@ from fencepost.lake.run import Run
 from fencepost.lake.scan import check_names
 from fencepost.lake.schemas import SchemaRule
 from fencepost.lake.slices import Slice, files_of, patterns_of, source_of
-from fencepost.lake.sources import Given, open_place
+from fencepost.lake.sources import InputOverride, open_place
 from fencepost.lake.write import Rejects
 from fencepost.policy import Columns, Policy, resolve, resolve_columns
 from fencepost.state.commit import Sink
@@ -401,7 +401,7 @@ class DedupJob:
         would be refused, or files of `clean` are unreadable.
         """
         folder = self.source if clean is None else absolute(clean)
-        return Run(self, progress, Given(folder=folder, is_seed=True)).run()
+        return Run(self, progress, InputOverride(folder=folder, is_seed=True)).run()
 
     def rebase(self, progress: Progress | None = None) -> RunReport:
         """Rebuild the state from all current rows of the table.
@@ -419,13 +419,13 @@ class DedupJob:
                 "and a new sink read everything again"
             )
         self.check_rewritten()
-        return Run(self, progress, Given(folder=self.source, is_rebase=True)).run()
+        return Run(self, progress, InputOverride(folder=self.source, is_rebase=True)).run()
 
     def check_no_slices(self) -> None:
         """Raise ValueError for partial reads of a source that is read up to a position."""
-        if self.slice.given:
+        if self.slice.argument:
             raise ValueError(
-                f"{self.slice.given}: {self.source} is read up to a position; only files of folders and prefixes are"
+                f"{self.slice.argument}: {self.source} is read up to a position; only files of folders and prefixes are"
                 " chosen"
             )
 

@@ -18,8 +18,8 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 from fencepost import StateTable, Verdict
 from fencepost.lake.conflicts import find_pairs
 from fencepost.lake.kept_content import Kept, Ranges
-from fencepost.lake.order import calm_order
-from fencepost.lake.refused import Refused, row_losers, sorted_losers, write_refused
+from fencepost.lake.order import hole_avoiding_order
+from fencepost.lake.refused import Refused, merge_refused, refused_ranges, write_refused
 from fencepost.lake.repeats import find_resets
 from fencepost.lake.runs import joined
 from fencepost.lake.scan import LENGTH, Exchange, Reading, read_batch
@@ -137,7 +137,7 @@ def judge(store: Store, scratch: Scratch, exchanges: ExchangeFiles, item: JudgeI
     come from an object store (files in a folder are mapped). Raises BatchError, CapacityError, SnapshotError.
     """
     judged = Judged()
-    losers: list[pa.Table] = []
+    refused_rows: list[pa.Table] = []
     pairs: list[pa.Table] = []
     changed: list[pa.Table] = []
     ranges = Ranges() if item.reading.keeps_checksums else None
@@ -146,12 +146,12 @@ def judge(store: Store, scratch: Scratch, exchanges: ExchangeFiles, item: JudgeI
             lines, codes = _judge_shard(store, item, before, runs, writer, judged, changed)
             if item.is_settled:
                 continue
-            losers.append(row_losers(lines, codes))
+            refused_rows.append(refused_ranges(lines, codes))
             if ranges is not None:
                 ranges.add(runs[0], lines, codes, item.reading.policy)
             if item.reading.compares and (codes == Verdict.DUPLICATE).any():
                 pairs.append(find_pairs(runs[0], lines, codes, item.reading.policy, ranges))
-    judged.losers = write_refused(scratch, sorted_losers([table for table in losers if len(table)]))
+    judged.losers = write_refused(scratch, merge_refused([table for table in refused_rows if len(table)]))
     judged.paired = sum(map(len, pairs))
     if judged.paired:
         judged.pairs = write_table(scratch, "pairs", pa.concat_tables(pairs))
@@ -183,15 +183,15 @@ def _judge_shard(
     is_evicted = _evict(table, item.eviction.horizon_before)  # apply what was evicted since this shard was last read
     held_before = before.positions if before and not is_evicted else held_positions(table)
     ages = _ages(table) if reading.timestamp else None
-    order = None if reading.order_by or item.is_settled else calm_order(lines, table)
+    order = None if reading.order_by or item.is_settled else hole_avoiding_order(lines, table)
     lines = lines if order is None else lines.take(pa.array(order))
     verdicts = table.apply_runs(lines, LENGTH, reading.policy.columns)
     counts = {verdict.name: count for verdict, count in verdicts.counts.items() if count}
     if item.is_settled:
         _check_settled(shard, counts)
     else:
-        tell_rows(verdicts, judged)
-    _tell_missing(verdicts, judged)
+        add_row_figures(verdicts, judged)
+    _add_missing_figures(verdicts, judged)
     held = held_positions(table)
     _check_growth(table, shard, held_before, held, counts.get(Verdict.ACCEPTED.name, 0))
     codes = np.asarray(pa.array(verdicts.verdict))
@@ -214,7 +214,7 @@ def _evict(table: StateTable, horizon_ms: int | None) -> bool:
     return True
 
 
-def tell_rows(verdicts: Any, judged: Judged) -> None:
+def add_row_figures(verdicts: Any, judged: Judged) -> None:
     """Add the figures of verdicts about rows to the task's result."""
     for verdict, count in verdicts.counts.items():
         if count:
@@ -224,7 +224,7 @@ def tell_rows(verdicts: Any, judged: Judged) -> None:
     _add_shown(pa.table(verdicts.stale), judged.stale)
 
 
-def _tell_missing(verdicts: Any, judged: Judged) -> None:
+def _add_missing_figures(verdicts: Any, judged: Judged) -> None:
     """Add what the rows left missing to the task's result."""
     missing = pa.table(verdicts.missing)
     judged.missing_ranges += len(missing)

@@ -34,7 +34,7 @@ DEALERS = 4
 
 
 @dataclass(frozen=True)
-class Lines:
+class ExchangeBatches:
     """Record batches of the exchange, sorted by shard, then in file order."""
 
     parts: Parts
@@ -42,7 +42,7 @@ class Lines:
     """Number of runs of each batch."""
 
     @staticmethod
-    def of(exchanges: list[Exchange], first: int = 0) -> Lines:
+    def of(exchanges: list[Exchange], first: int = 0) -> ExchangeBatches:
         """Those of all exchange files. `first`: place of the first one in the `ExchangeFiles`.
 
         Memory: 28 bytes a record batch, of which a large run has millions: so nothing is sorted or copied.
@@ -60,12 +60,12 @@ class Lines:
             exchange[at], begin[at], end[at], runs[at] = place, it.offsets[:-1], it.offsets[1:], it.runs
             following[it.shards] += 1
         shard = np.repeat(np.arange(shards, dtype=np.uint32), of_shard)
-        return Lines(Parts(shard=shard, exchange=exchange, begin=begin, end=end), runs)
+        return ExchangeBatches(Parts(shard=shard, exchange=exchange, begin=begin, end=end), runs)
 
-    def of_shards(self, shards: Iterable[int], are_in: bool = True) -> Lines:
+    def of_shards(self, shards: Iterable[int], are_in: bool = True) -> ExchangeBatches:
         """Return the batches of some shards, or of all others."""
         wanted = np.isin(self.parts.shard, np.array(list(shards), np.uint32), invert=not are_in)
-        return Lines(self.parts.take(wanted), self.runs[wanted])
+        return ExchangeBatches(self.parts.take(wanted), self.runs[wanted])
 
     def runs_of_shards(self) -> dict[int, int]:
         """Return the number of runs by shard, in ascending order."""
@@ -82,7 +82,7 @@ class Lines:
 
 def judge_runs(run: Run, found: Found, reading: Reading) -> list[Judged]:
     """Judge the runs of all shards in the cheapest way."""
-    lines = Lines.of(found.exchanges)
+    lines = ExchangeBatches.of(found.exchanges)
     runs = lines.runs_of_shards()
     state_bytes = sum(map(_bytes, _before(run, runs)))
     run.eviction = run.next_eviction(found)
@@ -106,7 +106,7 @@ def judge_runs(run: Run, found: Found, reading: Reading) -> list[Judged]:
         lines = lines.of_shards(split, are_in=False)
     engine = run.engine_for(is_small)
     accepted = [it.accepted for it in done if it.accepted is not None]
-    settled = Lines.of(accepted, len(found.exchanges))
+    settled = ExchangeBatches.of(accepted, len(found.exchanges))
     exchanges = ExchangeFiles.of([*found.exchanges, *accepted])
     items = [
         *_judge_items(run, lines, reading, engine.slots),
@@ -124,7 +124,9 @@ def _bytes(shard: Shard | None) -> int:
     return sum(piece.bytes for piece in shard.pieces) if shard else 0
 
 
-def _judge_items(run: Run, lines: Lines, reading: Reading, slots: int, *, is_settled: bool = False) -> list[JudgeItem]:
+def _judge_items(
+    run: Run, lines: ExchangeBatches, reading: Reading, slots: int, *, is_settled: bool = False
+) -> list[JudgeItem]:
     runs, borders = lines.runs_of_shards(), lines.borders()
     before = _before(run, runs)
     return [
@@ -150,7 +152,9 @@ def _hot_shards(run: Run, runs: dict[int, int]) -> dict[int, int]:
     return {shard: count for shard, count in zip(runs, parts, strict=True) if count > 1}
 
 
-def _judge_parts(run: Run, found: Found, lines: Lines, hot: dict[int, int], reading: Reading) -> list[JudgedPart]:
+def _judge_parts(
+    run: Run, found: Found, lines: ExchangeBatches, hot: dict[int, int], reading: Reading
+) -> list[JudgedPart]:
     """Judge the rows of hot shards in parts. Skips shards that one task must judge.
 
     `lines`: of these shards only.
@@ -159,7 +163,7 @@ def _judge_parts(run: Run, found: Found, lines: Lines, hot: dict[int, int], read
     dealt = _deal(run, found, lines, hot, firsts, reading)
     near_wrap = {shard for it in dealt for shard in it.near_wrap}
     exchanges = [it.exchange for it in dealt]
-    by_part = Lines.of(exchanges)
+    by_part = ExchangeBatches.of(exchanges)
     borders = by_part.borders()
     shards, first = np.array(list(firsts)), np.array(list(firsts.values()))
     items = []
@@ -173,12 +177,12 @@ def _judge_parts(run: Run, found: Found, lines: Lines, hot: dict[int, int], read
     over_wrap = {it.shard for it in done if it.judged.border}
     done = [it for it in done if it.shard not in over_wrap]
     for shard in {it.shard for it in done}:
-        _put_together([it for it in done if it.shard == shard], _before(run, [shard])[0])
+        _merge_figures([it for it in done if it.shard == shard], _before(run, [shard])[0])
     return done
 
 
 def _deal(
-    run: Run, found: Found, lines: Lines, hot: dict[int, int], firsts: dict[int, int], reading: Reading
+    run: Run, found: Found, lines: ExchangeBatches, hot: dict[int, int], firsts: dict[int, int], reading: Reading
 ) -> list[Dealt]:
     """Deal the runs to parts. Repeats it if keys have several epochs, to keep these keys whole."""
     shards = lines.parts.shard.tolist()
@@ -204,7 +208,7 @@ def _deal(
         whole = buckets
 
 
-def _put_together(parts: list[JudgedPart], before: Shard | None) -> None:
+def _merge_figures(parts: list[JudgedPart], before: Shard | None) -> None:
     """Move figures about a shard as a whole to its first part. `before`: the shard's previous state."""
     accepted = sum(it.judged.counts.get("ACCEPTED", 0) for it in parts)
     noted = sum(it.accepted.rows for it in parts if it.accepted is not None)

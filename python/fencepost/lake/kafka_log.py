@@ -20,7 +20,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 from fencepost.errors import SourceError
 from fencepost.kafka import BATCH_BYTES_MAX
 from fencepost.kafka.source import Log, Options, read_whole
-from fencepost.lake.segments import Isolation, Part, View, look, open_partitions, records_schema
+from fencepost.lake.segments import Isolation, Part, View, open_partitions, read_view, records_schema
 from fencepost.state.stores import absolute
 
 Position = dict[str, Any]
@@ -65,7 +65,7 @@ class KafkaLog:
 
 
 @dataclass
-class News:
+class NewRecords:
     """The new records of a log."""
 
     parts: list[tuple[Part, int]] = field(default_factory=list)
@@ -81,13 +81,13 @@ class News:
         return {"offsets": offsets, "ids": dict(sorted(self.ids.items()))}
 
 
-def find_new(log: KafkaLog, position: Position | None) -> News:
+def find_new(log: KafkaLog, position: Position | None) -> NewRecords:
     """Find records after a position, as far as they are visible now. Reads headers. Raises SourceError.
 
     If there is a problem, the position is that of a run that ignores it: it starts from the first available offset.
     """
     known: dict[str, dict[str, int]] = dict(position["offsets"]) if position else {}
-    news = News(offsets={topic: dict(offsets) for topic, offsets in known.items()})
+    news = NewRecords(offsets={topic: dict(offsets) for topic, offsets in known.items()})
     news.ids = dict(position["ids"]) if position else {}
     found = set()
     for it in open_partitions(log.path, log.options):
@@ -103,12 +103,12 @@ def find_new(log: KafkaLog, position: Position | None) -> News:
             )
             news.ids[topic], news.offsets[topic], known[topic] = topic_id, {}, {}
         since = known.get(topic, {}).get(partition)
-        view = look(it, log.isolation, since=since or 0, is_live=True, options=log.options)
+        view = read_view(it, log.isolation, since=since or 0, is_live=True, options=log.options)
         begin = view.start if since is None else since
         problem = _problem(view, begin)
         if problem:
             news.problems.append(f"{it.folder}: {problem}")
-            view = look(it, log.isolation, is_live=True, options=log.options)
+            view = read_view(it, log.isolation, is_live=True, options=log.options)
             begin = view.start
         news.parts += [(part, begin) for part in view.parts([("offset", ">=", begin)])]
         news.offsets.setdefault(topic, {})[partition] = max(view.end, begin)

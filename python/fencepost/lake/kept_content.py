@@ -296,7 +296,7 @@ class ShardSums:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Keeping:
+class ChecksumItem:
     """What a task needs to compare with checksums of earlier runs and to keep those of this run."""
 
     summed: list[Summed]
@@ -326,7 +326,7 @@ class Kept:
     bytes_written: int = 0
 
 
-def compare_and_keep(store: Store, scratch: Scratch, item: Keeping, sums: Sums) -> tuple[Kept, pa.Table]:
+def compare_and_keep(store: Store, scratch: Scratch, item: ChecksumItem, sums: Sums) -> tuple[Kept, pa.Table]:
     """Compare repeats with the checksums of earlier runs, then keep the checksums of accepted rows.
 
     Also returns the conflicts: file and row. Memory: 40 bytes per accepted row of a shard, and 32 bytes per merged
@@ -346,7 +346,7 @@ def compare_and_keep(store: Store, scratch: Scratch, item: Keeping, sums: Sums) 
 
 
 def _compare(
-    store: Store, item: Keeping, shard: ShardSums, alone: pa.Table, sums: Sums, kept: Kept
+    store: Store, item: ChecksumItem, shard: ShardSums, alone: pa.Table, sums: Sums, kept: Kept
 ) -> Iterator[pa.Table]:
     living = _living(store, item, shard.state_before) if item.rows_max is not None and shard.state_before else None
     has_sum, known, bytes_read = find(store, shard.before, alone, item.policy.wrap, living)
@@ -364,7 +364,13 @@ def _compare(
 
 
 def _keep(
-    store: Store, item: Keeping, shard: ShardSums, accepted: pa.Table, sums: Sums, kept: Kept, writer: SegmentWriter
+    store: Store,
+    item: ChecksumItem,
+    shard: ShardSums,
+    accepted: pa.Table,
+    sums: Sums,
+    kept: Kept,
+    writer: SegmentWriter,
 ) -> None:
     counts = accepted[COUNT].to_numpy()
     offsets = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -380,7 +386,7 @@ def _keep(
     kept.bytes_written += sum(it.piece.bytes for it in pieces if it not in shard.before)
 
 
-def _living(store: Store, item: Keeping, shard: Shard) -> Living | None:
+def _living(store: Store, item: ChecksumItem, shard: Shard) -> Living | None:
     """Return which rows the state still remembers; None if it remembers all accepted rows."""
     policy = item.policy
     if item.rows_max is None and policy.admit != "next" and policy.epochs != "fence" and not item.keep:

@@ -6,7 +6,7 @@
 | wrong columns, types or values, with `on_bad_file="quarantine"` | the same |
 | still bad and unchanged after `settle_ms` | *quarantine* the file, or stop with `on_bad_file="stop"` |
 
-A storage failure says nothing about the content, so the run stops (`fencepost.lake.files.persist`).
+A storage failure says nothing about the content, so the run stops (`fencepost.lake.files.retry`).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class LeftOut:
     """The same for readable files that wait."""
 
     @property
-    def sets_misfits_aside(self) -> bool:
+    def quarantines_misfits(self) -> bool:
         """Whether files of wrong columns, types or values count as bad files and do not raise an error."""
         return self.on_bad_file == "quarantine"
 

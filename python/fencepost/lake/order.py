@@ -25,16 +25,16 @@ BORDER_MAX = 1 << 20
 Numbers = npt.NDArray[np.int64]
 
 
-def calm_order(runs: pa.Table, table: StateTable, is_calm: bool = False) -> Numbers | None:
+def hole_avoiding_order(runs: pa.Table, table: StateTable, is_reorderable: bool = False) -> Numbers | None:
     """Return indexes that sort the runs so that holes are rare; None if the order may matter or sorting does not pay.
 
-    `is_calm`: whether everything in the table was judged in such an order.
+    `is_reorderable`: whether everything in the table was judged in such an order.
 
     The order may matter if a position depends on earlier rows (the border of the wrap, existing entries, limited
     jumps). It also matters for rows below the highest epoch, so keys with several epochs keep their order.
     """
     policy = table.policy
-    if (len(table) and not is_calm) or not is_order_free(policy) or len(table.keep):
+    if (len(table) and not is_reorderable) or not is_order_free(policy) or len(table.keep):
         return None
     positions = _positions(runs, policy)
     return None if positions is None else _by_clusters(*positions)

@@ -16,7 +16,9 @@ from fencepost.lake.repeats import Stretches
 from fencepost.lake.scan import FILE, ROW
 from fencepost.state.scratch import Scratch
 
-LOSERS = pa.schema([("file", pa.uint32()), ("row", pa.uint64()), ("count", pa.uint64()), ("verdict", pa.uint8())])
+REFUSED_RANGES = pa.schema(
+    [("file", pa.uint32()), ("row", pa.uint64()), ("count", pa.uint64()), ("verdict", pa.uint8())]
+)
 """Refused rows: the file's ordinal, the first row, the number of consecutive rows, and the verdict."""
 _LINE = np.dtype([("file", "<u4"), ("row", "<u8"), ("count", "<u8"), ("verdict", "u1")])
 """A range in a file of refused rows. All have the same length, so a range's number gives its position."""
@@ -30,7 +32,7 @@ Range = tuple[str, int, int]
 
 @dataclass(frozen=True, kw_only=True)
 class Refused:
-    """A scratch file of LOSERS, sorted by file and row."""
+    """A scratch file of REFUSED_RANGES, sorted by file and row."""
 
     name: str
     files: npt.NDArray[np.uint32]
@@ -61,13 +63,13 @@ class Refused:
         return self.name, 0, int(self.ends[-1]) * _LINE.itemsize
 
 
-def write_refused(scratch: Scratch, losers: pa.Table) -> Refused | None:
-    """Write LOSERS, sorted by file and row. Returns None for an empty table."""
-    if not len(losers):
+def write_refused(scratch: Scratch, refused_rows: pa.Table) -> Refused | None:
+    """Write REFUSED_RANGES, sorted by file and row. Returns None for an empty table."""
+    if not len(refused_rows):
         return None
-    lines = np.empty(len(losers), _LINE)
-    for name in LOSERS.names:
-        lines[name] = losers[name].to_numpy()
+    lines = np.empty(len(refused_rows), _LINE)
+    for name in REFUSED_RANGES.names:
+        lines[name] = refused_rows[name].to_numpy()
     refused = f"{uuid4().hex}.losers"
     with scratch.new(refused) as path:
         path.write_bytes(lines.tobytes())
@@ -85,12 +87,12 @@ def _marks(lines: npt.NDArray[np.void], ends: npt.NDArray[np.int64]) -> npt.NDAr
 
 
 def read_refused(scratch: Scratch, ranges: Sequence[Range]) -> pa.Table:
-    """Read LOSERS from parts of files, sorted by file and row."""
+    """Read REFUSED_RANGES from parts of files, sorted by file and row."""
     read = scratch.read_ranges(ranges) if ranges else []
     lines = np.concatenate([np.frombuffer(it, _LINE) for it in read]) if read else np.empty(0, _LINE)
     if len(read) > 1:
         lines = lines[np.lexsort((lines["row"], lines["file"]))]
-    return pa.table([np.ascontiguousarray(lines[name]) for name in LOSERS.names], schema=LOSERS)
+    return pa.table([np.ascontiguousarray(lines[name]) for name in REFUSED_RANGES.names], schema=REFUSED_RANGES)
 
 
 def within(ranges: pa.Table, first: int, end: int) -> pa.Table:
@@ -103,29 +105,29 @@ def within(ranges: pa.Table, first: int, end: int) -> pa.Table:
     return ranges.filter(pa.array(stops > begins))
 
 
-def by_file(losers: pa.Table, first: int, end: int) -> list[pa.Table]:
+def by_file(refused_rows: pa.Table, first: int, end: int) -> list[pa.Table]:
     """Return the ranges of each ordinal from `first` to `end`, sorted by row."""
-    borders = np.searchsorted(losers["file"].to_numpy(), np.arange(first, end + 1))
-    return [losers.slice(low, high - low) for low, high in pairwise(borders)]
+    borders = np.searchsorted(refused_rows["file"].to_numpy(), np.arange(first, end + 1))
+    return [refused_rows.slice(low, high - low) for low, high in pairwise(borders)]
 
 
-def row_losers(runs: pa.Table, codes: npt.NDArray[np.uint8]) -> pa.Table:
-    """Return a table of LOSERS, in the order of the runs. `codes`: a verdict per row of the runs."""
+def refused_ranges(runs: pa.Table, codes: npt.NDArray[np.uint8]) -> pa.Table:
+    """Return a table of REFUSED_RANGES, in the order of the runs. `codes`: a verdict per row of the runs."""
     lost = Stretches.of(runs, codes, [verdict for verdict in Verdict if not verdict.is_kept])
     rows = runs[ROW].to_numpy()[lost.runs] + lost.offsets.astype(np.uint64)
     counts = lost.counts.astype(np.uint64)
-    return pa.table([runs[FILE].to_numpy()[lost.runs], rows, counts, lost.verdicts], schema=LOSERS)
+    return pa.table([runs[FILE].to_numpy()[lost.runs], rows, counts, lost.verdicts], schema=REFUSED_RANGES)
 
 
-def sorted_losers(tables: list[pa.Table]) -> pa.Table:
+def merge_refused(tables: list[pa.Table]) -> pa.Table:
     """Sort by file and row, and merge consecutive ranges."""
-    losers = pa.concat_tables(tables, promote_options="permissive") if tables else LOSERS.empty_table()
-    if not len(losers):
-        return losers
-    file, row, count, verdict = (losers[name].to_numpy() for name in LOSERS.names)
+    refused_rows = pa.concat_tables(tables, promote_options="permissive") if tables else REFUSED_RANGES.empty_table()
+    if not len(refused_rows):
+        return refused_rows
+    file, row, count, verdict = (refused_rows[name].to_numpy() for name in REFUSED_RANGES.names)
     order = np.lexsort((row, file))
     file, row, count, verdict = file[order], row[order], count[order], verdict[order]
     goes_on = (file[1:] == file[:-1]) & (verdict[1:] == verdict[:-1]) & (row[1:] == row[:-1] + count[:-1])
     first = np.flatnonzero(np.append(True, ~goes_on))
     counts = np.add.reduceat(count, first)
-    return pa.table([file[first], row[first], counts, verdict[first]], schema=LOSERS)
+    return pa.table([file[first], row[first], counts, verdict[first]], schema=REFUSED_RANGES)

@@ -175,7 +175,7 @@ class RunReport:
         rows = self._lines()
         if self.version is None:
             lines.append(f"nothing new in {self.source}: nothing written, state unchanged")
-            rows = self._set_aside()
+            rows = self._files_left_out()
         else:
             lines.append(f"version {self.version} of {self.sink}, policy {self.policy}")
         width = max((len(number) for _, number, _ in rows), default=0)
@@ -193,7 +193,7 @@ class RunReport:
                 f"{self.rows:,}",
                 f"rows in {self.files:,} new files, {self.bytes / 1e6:,.1f} MB, {self.runs:,} runs",
             ),
-            *self._set_aside(),
+            *self._files_left_out(),
             ("kept", f"{self.kept:,}", self._share(self.kept)),
             *self._verdicts(is_kept=True),
             ("not kept", f"{self.rows - self.kept:,}", self._share(self.rows - self.kept)),
@@ -232,7 +232,7 @@ class RunReport:
         moved = f"{self.state_bytes_read / 1e6:,.1f} MB read, {self.state_bytes_written / 1e6:,.1f} MB written"
         return f"entries; {self.shards} of {self.shards_all} shards judged, {moved}"
 
-    def _set_aside(self) -> list[tuple[str, str, str]]:
+    def _files_left_out(self) -> list[tuple[str, str, str]]:
         """Return lines about files that were not read."""
         lines = [("quarantined", path, why) for path, why in self.quarantined[:10]]
         if self.deferred:

@@ -24,7 +24,7 @@ from fencepost.lake.arranging import (
     check_arrangement,
     spans_to_arrange,
 )
-from fencepost.lake.asking import here
+from fencepost.lake.asking import in_driver
 from fencepost.lake.checks import check_verdicts
 from fencepost.lake.column_types import check_types
 from fencepost.lake.conflicts import CompareItem, compare
@@ -33,7 +33,7 @@ from fencepost.lake.files import Constants, Files, constants_of
 from fencepost.lake.found import Found
 from fencepost.lake.judge import Eviction, Judged
 from fencepost.lake.judging import judge_runs
-from fencepost.lake.kept_content import Keeping, ShardSums, SumItem, Summed, checked, rows_max, sum_rows
+from fencepost.lake.kept_content import ChecksumItem, ShardSums, SumItem, Summed, checked, rows_max, sum_rows
 from fencepost.lake.left_out import LeftOut, ReplanError
 from fencepost.lake.parts import Span, joined, tasks_of
 from fencepost.lake.plan import (
@@ -47,7 +47,7 @@ from fencepost.lake.refused import Refused
 from fencepost.lake.report import RunReport, make_report
 from fencepost.lake.scan import Reading, ScanItem, Scanned, files_in, scan
 from fencepost.lake.schemas import check_schemas, from_text
-from fencepost.lake.sources import Given, News, open_source
+from fencepost.lake.sources import InputOverride, NewInput, open_source
 from fencepost.lake.storage import ChangedError
 from fencepost.lake.write import InPlace, Places, WriteItem, Written, write
 from fencepost.state.commit import commit, conflict, recover
@@ -78,15 +78,15 @@ class Run:
         self,
         job: DedupJob,
         progress: Callable[[str, int, int], None] | None = None,
-        given: Given | None = None,
+        override: InputOverride | None = None,
     ) -> None:
         self.job = job
-        self.given = given
-        self.is_seed = given is not None and given.is_seed
-        self.is_rebase = given is not None and given.is_rebase
-        self.source = open_source(job, given)
+        self.override = override
+        self.is_seed = override is not None and override.is_seed
+        self.is_rebase = override is not None and override.is_rebase
+        self.source = open_source(job, override)
         self.storage = self.source.storage
-        self.tell = progress or (lambda step, done, total: None)
+        self.progress = progress or (lambda step, done, total: None)
         self.began = time.perf_counter()
         self.seconds: dict[str, float] = {}
         self.task_seconds = 0.0
@@ -113,7 +113,7 @@ class Run:
         self.plan: dict[str, Any] = {}
         self.stage = ""
         """The last step that began."""
-        self.news = News(files=Files(self.source.place))
+        self.news = NewInput(files=Files(self.source.place))
         self.vanished: list[str] = []
         """Files that changed between their two passes."""
         self.left_out = LeftOut(job.settle_ms, job.on_bad_file, None)
@@ -197,7 +197,7 @@ class Run:
         self.version, self.before = job.state.root()
         self.base = None if self.is_rebase else self.before
         self.checksums = checked(job.state.uri, job.keep_checksums, job.compare_content, self.before, self.base)
-        self.sink_version = job.sink.look(self.before)
+        self.sink_version = job.sink.current_version(self.before)
         self.shards = job.state.shard_count(self.before, job.shards, SHARDS)
         if self.is_seed and job.state.decided():
             reason = f"it has {job.state.decided()} versions, and only a new state can be seeded"
@@ -218,7 +218,7 @@ class Run:
             decision, found, judged, written = self.prepare(self.news.files)
         except BaseException as error:
             self.discard()
-            if isinstance(error, Exception) and self.is_beaten():
+            if isinstance(error, Exception) and self.has_lost_race():
                 raise conflict(job.state, self.version) from error  # the winner may have removed this attempt's files
             raise
         if decision is None:
@@ -250,7 +250,7 @@ class Run:
             raise conflict(job.state, version + 1)  # another run may have read this run's input
         return True
 
-    def is_beaten(self) -> bool:
+    def has_lost_race(self) -> bool:
         """Return whether another run has decided this version; False also if the state is not available."""
         try:
             return self.job.state.decided() >= self.version
@@ -265,7 +265,7 @@ class Run:
         job = self.job
         names = list(dict.fromkeys((*job.policy.columns.names, *reading.order_by)))
         types = {**files.types, **(self.base.key_types if self.base else {})}
-        misfits = self.left_out.bad if self.left_out.sets_misfits_aside else None
+        misfits = self.left_out.bad if self.left_out.quarantines_misfits else None
         has_folders = self.source.has_folder_columns
         constants: list[Constants] = constants_of(files, names, types, misfits) if has_folders else [{}] * len(files)
         parts = self.parts_of(files)
@@ -281,7 +281,7 @@ class Run:
                 first=first,
                 constants=constants[first:end],
                 left_out=self.left_out.of(some),
-                sets_aside=self.left_out.sets_misfits_aside,
+                sets_aside=self.left_out.quarantines_misfits,
                 reading=reading,
                 part=part,
             )
@@ -429,7 +429,7 @@ class Run:
             columns,
             known,
             order_by,
-            sets_aside=self.left_out.sets_misfits_aside,
+            sets_aside=self.left_out.quarantines_misfits,
         )
         self.left_out.add_bad(misfits)
         if self.job.sink.can_merge and not self.is_seed:
@@ -438,7 +438,7 @@ class Run:
                 self.known_schema,
                 self.job.schema,
                 self.job.sink.columns_of,
-                sets_aside=self.left_out.sets_misfits_aside,
+                sets_aside=self.left_out.quarantines_misfits,
             )
             self.left_out.add_bad(misfits)
         if self.job.arrangement is not None and not self.is_seed:
@@ -508,11 +508,11 @@ class Run:
                 it.counts["DUPLICATE"] -= compared.conflicts
                 it.counts["CONFLICT"] = compared.conflicts
 
-    def keeping(self, judged: Judged, summed: list[Summed]) -> Keeping | None:
+    def keeping(self, judged: Judged, summed: list[Summed]) -> ChecksumItem | None:
         if self.checksums is None:
             return None
         job = self.job
-        return Keeping(
+        return ChecksumItem(
             summed=summed,
             accepted=judged.accepted,
             alone=judged.alone,
@@ -622,19 +622,23 @@ class Run:
         engine, scratch = engine or self.engine, scratch or self.scratch
         with self.timed(step):
             began = time.perf_counter()
-            done = run_stage(engine, step, work, items, scratch, lambda at, total: self.tell(step, at, total))
+            done = run_stage(engine, step, work, items, scratch, lambda at, total: self.progress(step, at, total))
             self.waited += time.perf_counter() - began
         self.task_seconds += sum(seconds for seconds, _ in done)
         return [result for _, result in done]
 
     def ask(self, work: Callable[[Any], list[Any]], items: Sequence[Any]) -> list[Any]:
         """Implement `asking.Ask` with tasks, except for a single item."""
-        return here(work, items) if len(items) < 2 else [it for some in self.tasks("look", work, items) for it in some]
+        return (
+            in_driver(work, items)
+            if len(items) < 2
+            else [it for some in self.tasks("look", work, items) for it in some]
+        )
 
     def ask_early(self, work: Callable[[Any], list[Any]], items: Sequence[Any]) -> list[Any]:
         """As `ask`, before anything is prepared."""
         if len(items) < 2:
-            return here(work, items)
+            return in_driver(work, items)
         self.outputs.make()
         try:
             return self.ask(work, items)
@@ -645,9 +649,9 @@ class Run:
     def step(self, step: str) -> Iterator[None]:
         """A step that is one task of the driver."""
         with self.timed(step):
-            self.tell(step, 0, 1)
+            self.progress(step, 0, 1)
             yield
-        self.tell(step, 1, 1)
+        self.progress(step, 1, 1)
 
     @contextmanager
     def timed(self, step: str) -> Iterator[None]:

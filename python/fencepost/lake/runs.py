@@ -10,7 +10,7 @@ from fencepost import Verdict
 from fencepost.lake.repeats import Stretches, key_columns
 from fencepost.lake.scan import FILE, LENGTH, ROW
 from fencepost.policy import Policy
-from fencepost.state.changelog import told_apart
+from fencepost.state.changelog import sparse_numbers
 
 BLOCK_BITS = 12
 """Blocks of 4096 sequence numbers are assigned to tasks. A hot key has thousands of blocks, so tasks get similar
@@ -62,7 +62,7 @@ def _join(runs: pa.Table, of_run: Numbers, offsets: Numbers, counts: Numbers, po
     columns = policy.columns
     names = [*columns.parts("pid"), *columns.parts("partition"), *([columns.epoch] if columns.epoch else [])]
     runs = runs.select([*names, columns.seq, LENGTH, FILE, ROW])
-    entries = told_apart(pa.table(key_columns(runs, policy, by_epoch=True)))[of_run]
+    entries = sparse_numbers(pa.table(key_columns(runs, policy, by_epoch=True)))[of_run]
     seqs = runs[columns.seq].to_numpy().astype(np.int64)[of_run] + offsets
     if not _is_sorted(entries, seqs):
         order = np.lexsort((seqs, entries))

@@ -23,7 +23,7 @@ from fencepost._native import RunScan
 from fencepost.errors import BatchError, SourceError
 from fencepost.lake.ahead import ColumnsAhead
 from fencepost.lake.files import Constants, Facts, Files
-from fencepost.lake.storage import Storage, persist
+from fencepost.lake.storage import Storage, retry
 from fencepost.policy import Policy
 from fencepost.state.scratch import Scratch
 from fencepost.state.vectors import Bitmap, ranges_of
@@ -214,9 +214,9 @@ def _scan_file(storage: Storage, item: ScanItem, place: int, found: Scanned, wri
     reason = item.left_out.get(path, "")
     try:
         if reason:
-            facts = persist(lambda: storage.look(path))
+            facts = retry(lambda: storage.stat(path))
         else:
-            facts, read, reason = persist(lambda: _read_file(storage, item, place, found, writer))
+            facts, read, reason = retry(lambda: _read_file(storage, item, place, found, writer))
     except FileNotFoundError:
         facts, reason = None, "vanished"
     found.add(item.files.paths[place], facts, item.files.vectors[place], read, reason)
@@ -228,11 +228,11 @@ def _read_file(
     """Read a file. Returns (the file as it was, what was read, ""), or None and the reason."""
     path = item.files.full_path(place)
     for _ in range(TRIES):
-        facts = storage.look(path)
+        facts = storage.stat(path)
         try:
             read = _Read(storage, item, place, facts)
             last = read.all_but_last(writer)
-            if facts.identity == storage.look(path).identity:
+            if facts.identity == storage.stat(path).identity:
                 writer.keep(last)
                 return facts, read, ""
         except SourceError as error:

@@ -1,8 +1,8 @@
 """Splits Kafka partitions into segments for tasks.
 
 The visible part of a segment depends on the whole partition: a transaction may end several segments later. So the
-planner reads headers (`look`), and passes each task a segment with the log's end and the aborted transactions (`Part`).
-The task reads the headers of its segment, and completely only batches that may contain matching rows.
+planner reads headers (`read_view`), and passes each task a segment with the log's end and the aborted transactions
+(`Part`). The task reads the headers of its segment, and completely only batches that may contain matching rows.
 """
 
 from __future__ import annotations
@@ -196,7 +196,7 @@ def may_be_in(log: Log, conditions: Sequence[Condition]) -> bool:
     return all(np.all(_may_hold(it, bounds)) for it in conditions)
 
 
-def look(
+def read_view(
     log: Log,
     isolation: Isolation,
     *,
@@ -239,7 +239,7 @@ def look(
     aborted = _as_tuples(pa.table(index.aborted(None)))
     unstable = index.first_unstable_offset(None)
     if isolation == "read_committed" and not log.is_folder:
-        aborted += _told_beside(log.segments[0], index, log_end, options)
+        aborted += _aborted_beside(log.segments[0], index, log_end, options)
         unstable = None
     end = log_end if unstable is None else unstable
     return View(log, log.segments[0].base_offset or 0, log_end, end, tuple(aborted))
@@ -253,21 +253,21 @@ def _check_live(stream: KafkaStream, log: Log) -> None:
             raise SourceError(f"{it.path}{place}: {it.reason}", path=it.path, position=it.position)
 
 
-def _told_beside(
+def _aborted_beside(
     segment: Segment, index: TransactionIndex, log_end: int, options: Options
 ) -> list[tuple[int, int, int]]:
     """Return the aborted transactions in the index of a single segment. It must contain all that lack a marker."""
     found = read_beside(segment, ".txnindex", options)
-    told = _as_tuples(pa.table(_native.kafka_aborted(found[1], found[0]))) if found else []
+    indexed = _as_tuples(pa.table(_native.kafka_aborted(found[1], found[0]))) if found else []
     for it in pa.table(index.open()).to_pylist():
         pid, first = it["pid"], it["first_offset"]
-        if not any(one[0] == pid and one[1] <= first and one[2] >= log_end for one in told):
+        if not any(one[0] == pid and one[1] <= first and one[2] >= log_end for one in indexed):
             raise SourceError(
                 f"{segment.path}: the transaction of producer {pid} at offset {first} ends in another segment or is "
                 "open: whether it was committed cannot be told from this one; read the folder",
                 path=segment.path,
             )
-    return told
+    return indexed
 
 
 def _as_tuples(aborted: pa.Table) -> list[tuple[int, int, int]]:

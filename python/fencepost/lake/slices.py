@@ -43,7 +43,7 @@ class Slice:
     """Relative to the source."""
 
     @property
-    def given(self) -> str | None:
+    def argument(self) -> str | None:
         """The name of an argument that was passed, if any."""
         known: dict[str, object] = {"files_max": self.files_max, "bytes_max": self.bytes_max, "rows_max": self.rows_max}
         known |= {"several paths": self.of_source or None, "only": self.only or None, "files": self.files}

@@ -53,7 +53,7 @@ Position = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
-class News:
+class NewInput:
     """The new input of a source."""
 
     files: Files
@@ -97,7 +97,7 @@ class Source(Protocol):
     def has_folder_columns(self) -> bool:
         """Whether names of Hive-style folders are columns of the rows."""
 
-    def find_new(self, run: Run) -> News:
+    def find_new(self, run: Run) -> NewInput:
         """Return what is new since `run.base`. Raises SourceError, StoreError."""
 
     def unread(self, found: Found, *, is_rebase: bool) -> list[str]:
@@ -112,7 +112,7 @@ class Stored(Source, Protocol):
 
 
 @dataclass(frozen=True)
-class Given:
+class InputOverride:
     """Other input of a run, in place of the new files of the job's source. It is read as a whole."""
 
     folder: str
@@ -124,11 +124,11 @@ class Given:
     """`Decision.source_position` after a folder that a stream has written."""
 
 
-def open_source(job: DedupJob, given: Given | None) -> Source:
+def open_source(job: DedupJob, override: InputOverride | None) -> Source:
     """Return the source of a run."""
-    if given and given.position is not None:
-        return Batch(given.folder, given.position)
-    place = given.folder if given else job.source
+    if override and override.position is not None:
+        return Batch(override.folder, override.position)
+    place = override.folder if override else job.source
     is_own = place == job.source
     if is_own and job.log is not None:
         return LogOfKafka(job.log)
@@ -180,19 +180,19 @@ class Folder:
         ordered = files.take(sorted(range(len(files)), key=lambda at: int(it[1]) if (it := runs[at]) else 0))
         return dataclasses.replace(ordered, ignored=files.ignored)
 
-    def find_new(self, run: Run) -> News:
+    def find_new(self, run: Run) -> NewInput:
         if self.is_own and run.base and run.base.source_position is not None:
             version = run.base.source_position["version"]
             text = f"{self.place}: was read as a Delta table up to version {version}, and is not one any more"
             raise SourceError(text, path=self.place)
-        some = run.job.slice if not run.given else run.job.slice.whole if self.is_own else Slice()
+        some = run.job.slice if not run.override else run.job.slice.whole if self.is_own else Slice()
         deferred = set(run.base.deferred.path) if run.base else set[str]()
         listed, gone = some.listed(run.ask_early, self.storage, self.place, deferred)
         run.vanished += gone
         listing = list_of(listed)
         digest = hash_of_listing(listing)
         if run.base and run.base.listing == digest:
-            return News(files=listed.take([]), ignored=listed.ignored, listing=digest)
+            return NewInput(files=listed.take([]), ignored=listed.ignored, listing=digest)
         new, moved = new_files(run.job.state.store, run.base.ledger if run.base else None, listing)
         # Compare footers of files whose inodes have changed. None: the file was deleted.
         places = sorted(moved)
@@ -202,7 +202,7 @@ class Folder:
         # If verdicts depend on the order, deferred files are read in order, like other files.
         at_once = set[str]() if run.job.policy.depends_on_order else deferred
         taken = some.first_of(run.ask_early, self.storage, listed, new, at_once)
-        return News(
+        return NewInput(
             files=listed.take(taken) if len(taken) < len(listed) else listed,
             ignored=listed.ignored,
             left=len(new) - len(taken),
@@ -228,7 +228,7 @@ class DeltaTable:
         found = list_appended(self.place, self.storage, None)
         return _undamaged(found.files, found.bad)
 
-    def find_new(self, run: Run) -> News:
+    def find_new(self, run: Run) -> NewInput:
         job, base = run.job, run.base if self.is_own else None
         job.check_no_slices()
         position = base.source_position if base else None
@@ -240,7 +240,7 @@ class DeltaTable:
         own = job.state.agreed().id if job.is_in_place and run.before else None
         pending = [add for add in base.deferred.add if add is not None] if base and position else []
         files, position, adds, damaged = list_appended(self.place, self.storage, position, own, pending, run.ask_early)
-        return News(files=files, position=position, adds=adds, damaged=damaged)
+        return NewInput(files=files, position=position, adds=adds, damaged=damaged)
 
     def unread(self, found: Found, *, is_rebase: bool) -> list[str]:
         if not self.is_own:
@@ -270,12 +270,12 @@ class IcebergTable:
         found = list_snapshots(self.named, self.storage, None)
         return _undamaged(found.files, found.bad)
 
-    def find_new(self, run: Run) -> News:
+    def find_new(self, run: Run) -> NewInput:
         base = run.base if self.is_own else None
         position = base.source_position if base else None
         pending = [add for add in base.deferred.add if add is not None] if base and position else []
         files, position, adds, damaged = list_snapshots(self.named, self.storage, position, pending, run.ask_early)
-        return News(files=files, position=position, adds=adds, damaged=damaged)
+        return NewInput(files=files, position=position, adds=adds, damaged=damaged)
 
     def unread(self, found: Found, *, is_rebase: bool) -> list[str]:
         return found.vanished if self.is_own else _left_out(found)
@@ -295,7 +295,7 @@ class LogOfKafka:
     def place(self) -> str:
         return self.log.name
 
-    def find_new(self, run: Run) -> News:
+    def find_new(self, run: Run) -> NewInput:
         before = run.base.source_position if run.base else None
         news = find_new(self.log, before)
         for problem in news.problems:
@@ -308,14 +308,14 @@ class LogOfKafka:
             raise SinkError(f"{text} {run.job.sink.location} has none: use a sink in a folder, or the local engine")
         folder = run.scratch.folder
         if position == before:
-            return News(files=Files(f"{folder}/log"), position=position)
+            return NewInput(files=Files(f"{folder}/log"), position=position)
         run.scratch.make()
         items = [
             ExportItem(part=part.detached(), since=since, folder=folder, batch_bytes_max=self.log.batch_bytes_max)
             for part, since in news.parts
         ]
         try:
-            return News(files=self._export(run, items, f"{folder}/log"), position=position)
+            return NewInput(files=self._export(run, items, f"{folder}/log"), position=position)
         except BaseException:
             run.discard()
             raise
@@ -347,8 +347,8 @@ class Batch:
     has_ledger = False
     has_folder_columns = True
 
-    def find_new(self, run: Run) -> News:
-        return News(files=self.storage.list(self.place), position=self.position)
+    def find_new(self, run: Run) -> NewInput:
+        return NewInput(files=self.storage.list(self.place), position=self.position)
 
     def unread(self, found: Found, *, is_rebase: bool) -> list[str]:
         return _left_out(found)

@@ -23,7 +23,7 @@ from fencepost.lake.files import Facts, Files
 from fencepost.state.delta_log import LOG
 from fencepost.state.disk import Disk, opened_folder
 from fencepost.state.scratch import Scratch
-from fencepost.state.stores import LocalStore, Ranges, RemoteStore, Store, is_local, not_given, open_store
+from fencepost.state.stores import LocalStore, Ranges, RemoteStore, Store, is_local, open_store, unavailable
 
 T = TypeVar("T")
 
@@ -59,7 +59,7 @@ class Storage(Protocol):
         `Files.ignored`. Raises SourceError if the root does not exist.
         """
 
-    def look(self, path: str) -> Facts:
+    def stat(self, path: str) -> Facts:
         """Return the file's current facts."""
 
     def object(self, path: str, facts: Facts) -> Any:
@@ -117,7 +117,7 @@ def unchanged(storage: Storage, files: Files, *places: int) -> Iterator[None]:
 
 def _check_unchanged(storage: Storage, files: Files, place: int, path: str) -> None:
     try:
-        now = persist(lambda: storage.look(path)).identity
+        now = retry(lambda: storage.stat(path)).identity
     except FileNotFoundError as error:
         raise ChangedError(f"{path}: vanished while the job ran; run again", path=path) from error
     if now != files.identity(place):
@@ -128,7 +128,7 @@ def _check_unchanged(storage: Storage, files: Files, place: int, path: str) -> N
         )
 
 
-def persist(attempt: Callable[[], T]) -> T:
+def retry(attempt: Callable[[], T]) -> T:
     """Retry after storage failures, which may be temporary.
 
     Raises the StoreError of the last attempt; raises at once what a retry cannot fix.
@@ -147,7 +147,7 @@ def persist(attempt: Callable[[], T]) -> T:
 
 
 @contextmanager
-def from_storage(path: str, what: str = "read", *, other_than: Collection[int] = ()) -> Iterator[None]:
+def converted_errors(path: str, what: str = "read", *, other_than: Collection[int] = ()) -> Iterator[None]:
     """Convert errors of system calls on a source: they say nothing about the content.
 
     `other_than`: error numbers that concern something else. Raises StoreError (path, errno), FileNotFoundError.
@@ -159,7 +159,7 @@ def from_storage(path: str, what: str = "read", *, other_than: Collection[int] =
     except OSError as error:
         if error.errno in other_than:
             raise
-        raise not_given(path, f"cannot be {what}", error) from error
+        raise unavailable(path, f"cannot be {what}", error) from error
 
 
 @dataclass(frozen=True)
@@ -175,8 +175,8 @@ class LocalStorage:
         top, prefix = (f"{root}/{folder}", f"{folder}/") if folder else (root, "")
         return _files(root, _walk(top, prefix, ignored), ignored)
 
-    def look(self, path: str) -> Facts:
-        with from_storage(path):
+    def stat(self, path: str) -> Facts:
+        with converted_errors(path):
             return Facts.of(os.stat(path))
 
     def object(self, path: str, facts: Facts) -> None:
@@ -186,7 +186,7 @@ class LocalStorage:
         return path
 
     def copy(self, path: str, facts: Facts, target: Path, *, may_link: bool) -> None:
-        with from_storage(path, "copied", other_than=FULL):
+        with converted_errors(path, "copied", other_than=FULL):
             Disk().carry_over(Path(path), target, may_link=may_link)
 
     def as_store(self, root: str) -> LocalStore:
@@ -207,7 +207,7 @@ def _files(root: str, found: list[Found], ignored: list[str]) -> Files:
 
 
 def _walk(folder: str, prefix: str, ignored: list[str]) -> list[Found]:
-    found, subfolders, others = persist(lambda: _list_folder(folder, prefix))
+    found, subfolders, others = retry(lambda: _list_folder(folder, prefix))
     ignored += others[: IGNORED_MAX - len(ignored)]
     for name in subfolders:
         found += _walk(f"{folder}/{name}", f"{prefix}{name}/", ignored)
@@ -220,7 +220,7 @@ def _list_folder(folder: str, prefix: str) -> tuple[list[Found], list[str], list
     subfolders: list[str] = []
     others: list[str] = []
     try:
-        with from_storage(folder, "listed"), opened_folder(folder) as handle, os.scandir(handle) as entries:
+        with converted_errors(folder, "listed"), opened_folder(folder) as handle, os.scandir(handle) as entries:
             for entry in entries:
                 name = entry.name
                 if name.startswith(("_", ".")):
@@ -278,7 +278,7 @@ class ObjectStorage:
             raise SourceError(f"{root}: no objects beneath this prefix; check its name", path=root)
         return _files(root, found, sorted(ignored))
 
-    def look(self, path: str) -> Facts:
+    def stat(self, path: str) -> Facts:
         size, etag = self.store.head(self._name(path))
         return Facts(size, 0, etag=etag)
 

@@ -31,7 +31,7 @@ def open_rows(source: str | os.PathLike[str]) -> pa.RecordBatchReader:
     """
     place = os.fspath(source)
     name = "standard input" if place == STDIN else place
-    with _told(name):
+    with _read_errors(name):
         if place == STDIN:
             file = io.BufferedReader(sys.stdin.buffer)  # type: ignore[type-var]
             reader = _READERS[_sniffed(file.peek(8)[:8])](file)
@@ -41,11 +41,11 @@ def open_rows(source: str | os.PathLike[str]) -> pa.RecordBatchReader:
 
 
 def _checked(reader: Any, name: str) -> Iterator[pa.RecordBatch]:
-    with _told(name):
+    with _read_errors(name):
         yield from reader
 
 
-class _told:
+class _read_errors:
     """A context manager that turns read errors into SourceError."""
 
     def __init__(self, name: str) -> None:

@@ -19,7 +19,7 @@ from fencepost.errors import SourceError
 from fencepost.lake.files import Files
 from fencepost.lake.parts import Span
 from fencepost.lake.refused import by_file, read_refused, within
-from fencepost.lake.storage import ChangedError, Storage, persist, unchanged
+from fencepost.lake.storage import ChangedError, Storage, retry, unchanged
 from fencepost.state.scratch import Scratch
 from fencepost.state.stores import ReadAhead
 from fencepost.state.vectors import Bitmap, VectorFile, ranges_of, rows_of
@@ -109,17 +109,17 @@ def write(places: Places, item: WriteItem) -> Written:
     Copies files without refused rows as a whole, and row groups without refused rows as bytes. Memory: some thousand
     rows. Raises ChangedError if a file changed since the first pass, StoreError if storage fails.
     """
-    losers = losers_of(places, item)
+    refused_rows = refused_by_file(places, item)
     written = Written()
     vectors = VectorFile() if item.in_place == "vectors" else None
     for place in range(len(item.files)):
         try:
-            if item.in_place and not len(losers[place]):
+            if item.in_place and not len(refused_rows[place]):
                 continue
             if vectors is not None:
-                _mark(places, item, place, losers[place], written, vectors)
+                _mark(places, item, place, refused_rows[place], written, vectors)
             else:
-                write_file(places, item, place, losers[place], written)
+                write_file(places, item, place, refused_rows[place], written)
         except ChangedError:
             raise
         except SourceError as error:  # check the other files, too, so that the run plans again only once
@@ -131,7 +131,7 @@ def write(places: Places, item: WriteItem) -> Written:
     return written
 
 
-def losers_of(places: Places, item: WriteItem) -> list[pa.Table]:
+def refused_by_file(places: Places, item: WriteItem) -> list[pa.Table]:
     """Return the refused rows of each file, or of the span."""
     refused = read_refused(places.scratch, item.losers)
     if item.span is not None:
@@ -139,11 +139,11 @@ def losers_of(places: Places, item: WriteItem) -> list[pa.Table]:
     return by_file(refused, item.first, item.first + len(item.files))
 
 
-def write_file(places: Places, item: WriteItem, place: int, losers: pa.Table, written: Written) -> None:
+def write_file(places: Places, item: WriteItem, place: int, refused_rows: pa.Table, written: Written) -> None:
     """Write the kept rows of a file, and its quarantined rows."""
     ordinal, rows = item.first + place, item.rows[place]
-    refused = pc.sum(losers["count"]).as_py() or 0
-    not_kept = rows_not_written(losers, item.files.vectors[place], item.span)
+    refused = pc.sum(refused_rows["count"]).as_py() or 0
+    not_kept = rows_not_written(refused_rows, item.files.vectors[place], item.span)
     with unchanged(places.storage, item.files, place) if item.is_read[place] else nullcontext():
         if rows and refused < rows:
             name = new_name(f"part-{ordinal:05}")
@@ -158,21 +158,23 @@ def write_file(places: Places, item: WriteItem, place: int, losers: pa.Table, wr
             add_output(written, ordinal, name, facts)
             note_columns(places, item, place, [name], written)
         written.carried += rows > 0 and not len(not_kept)
-        set_aside_all(places, item, place, losers, written)
+        quarantine_all(places, item, place, refused_rows, written)
     if item.in_place:
         written.marked.append(_marked(item, place, refused, None))
 
 
-def _mark(places: Places, item: WriteItem, place: int, losers: pa.Table, written: Written, vectors: VectorFile) -> None:
+def _mark(
+    places: Places, item: WriteItem, place: int, refused_rows: pa.Table, written: Written, vectors: VectorFile
+) -> None:
     """Record which rows of a file are not kept, and write its quarantined rows."""
     path = item.files.full_path(place)
     with unchanged(places.storage, item.files, place):
         object_ = places.storage.object(path, item.files.facts(place))
-        footer = persist(lambda: parquet_footer(path, object=object_))
+        footer = retry(lambda: parquet_footer(path, object=object_))
         check_footer(item, place, footer.footer_crc)
-        set_aside_all(places, item, place, losers, written)
-    vector = vectors.add(item.files.vectors[place], *_ranges(losers))
-    written.marked.append(_marked(item, place, pc.sum(losers["count"]).as_py(), vector))
+        quarantine_all(places, item, place, refused_rows, written)
+    vector = vectors.add(item.files.vectors[place], *_ranges(refused_rows))
+    written.marked.append(_marked(item, place, pc.sum(refused_rows["count"]).as_py(), vector))
 
 
 def _marked(item: WriteItem, place: int, refused: int, vector: dict[str, Any] | None) -> dict[str, Any]:
@@ -205,10 +207,10 @@ def note_columns(places: Places, item: WriteItem, place: int, names: list[str], 
         written.bounds.append(bounds)
 
 
-def rows_not_written(losers: pa.Table, vector: Bitmap | None, span: Span | None) -> pa.Table:
+def rows_not_written(refused_rows: pa.Table, vector: Bitmap | None, span: Span | None) -> pa.Table:
     """Return ranges of rows that are not written, sorted: refused rows, rows deleted in the source, rows outside the
     span."""
-    not_kept = _with_gone(losers, vector)
+    not_kept = _with_gone(refused_rows, vector)
     if span is None:
         return not_kept
     outside = [(0, span.first), (span.end, span.rows_of_file)]
@@ -217,12 +219,12 @@ def rows_not_written(losers: pa.Table, vector: Bitmap | None, span: Span | None)
     return pa.concat_tables([before, within(not_kept.select(schema.names), span.first, span.end), behind])
 
 
-def _with_gone(losers: pa.Table, vector: Bitmap | None) -> pa.Table:
+def _with_gone(refused_rows: pa.Table, vector: Bitmap | None) -> pa.Table:
     if vector is None:
-        return losers
+        return refused_rows
     firsts, counts = ranges_of(vector)
     gone = pa.table({"row": firsts, "count": counts})
-    both = pa.concat_tables([losers.select(gone.column_names), gone], promote_options="permissive")
+    both = pa.concat_tables([refused_rows.select(gone.column_names), gone], promote_options="permissive")
     return both.sort_by("row")
 
 
@@ -258,7 +260,7 @@ def new_name(stem: str) -> str:
 def _carry_over(places: Places, item: WriteItem, place: int, name: str) -> tuple[int, int, int]:
     source, facts = item.files.full_path(place), item.files.facts(place)
     storage, outputs = places.storage, places.outputs
-    if not persist(lambda: storage.copy_within(source, facts, outputs, name)):
+    if not retry(lambda: storage.copy_within(source, facts, outputs, name)):
         with outputs.new(name, lasts=True) as target:
 
             def attempt() -> None:
@@ -268,7 +270,7 @@ def _carry_over(places: Places, item: WriteItem, place: int, name: str) -> tuple
                     target.unlink(missing_ok=True)
                     raise
 
-            persist(attempt)
+            retry(attempt)
     ranges = outputs.object(name)
     footer = parquet_footer(outputs.place(name), object=ranges)
     check_footer(item, place, footer.footer_crc)
@@ -277,7 +279,7 @@ def _carry_over(places: Places, item: WriteItem, place: int, name: str) -> tuple
 
 
 def _rewrite(
-    places: Places, item: WriteItem, place: int, name: str, losers: pa.Table, *, keep: bool = False
+    places: Places, item: WriteItem, place: int, name: str, refused_rows: pa.Table, *, keep: bool = False
 ) -> Rewritten:
     path = item.files.full_path(place)
     ranges = places.storage.object(path, item.files.facts(place))
@@ -287,32 +289,34 @@ def _rewrite(
         ReadAhead(ranges) if is_read_through else nullcontext(ranges) as object_,
         places.outputs.new(name, lasts=True) as target,
     ):
-        done = persist(lambda: rewrite(path, str(target), *_ranges(losers), keep=keep, object=object_))
+        done = retry(lambda: rewrite(path, str(target), *_ranges(refused_rows), keep=keep, object=object_))
         check_footer(item, place, done.source_crc)
     return done
 
 
-def set_aside_all(places: Places, item: WriteItem, place: int, losers: pa.Table, written: Written) -> None:
+def quarantine_all(places: Places, item: WriteItem, place: int, refused_rows: pa.Table, written: Written) -> None:
     dropped = {Verdict.CONFLICT} if item.drops_conflicts else set()
-    for verdict in [it for it in _set_aside(losers, item.rejects) if it not in dropped]:
-        _reject(places, item, place, losers.filter(pc.equal(losers["verdict"], verdict)), verdict, written)
+    for verdict in [it for it in _verdicts_to_quarantine(refused_rows, item.rejects) if it not in dropped]:
+        _reject(places, item, place, refused_rows.filter(pc.equal(refused_rows["verdict"], verdict)), verdict, written)
 
 
-def _reject(places: Places, item: WriteItem, place: int, losers: pa.Table, verdict: int, written: Written) -> None:
+def _reject(
+    places: Places, item: WriteItem, place: int, refused_rows: pa.Table, verdict: int, written: Written
+) -> None:
     ordinal, of_verdict = item.first + place, Verdict(verdict).name
     name = new_name(f"reject-{of_verdict}-{ordinal:05}")
-    done = _rewrite(places, item, place, name, losers, keep=True)
+    done = _rewrite(places, item, place, name, refused_rows, keep=True)
     written.rejects.append((ordinal, of_verdict, name, done.rows, done.bytes, done.footer_crc))
 
 
-def _set_aside(losers: pa.Table, rejects: Rejects) -> list[int]:
+def _verdicts_to_quarantine(refused_rows: pa.Table, rejects: Rejects) -> list[int]:
     """Return the verdicts of the rows to quarantine."""
-    found: list[int] = sorted(pc.unique(losers["verdict"]).to_pylist()) if rejects != "none" else []
+    found: list[int] = sorted(pc.unique(refused_rows["verdict"]).to_pylist()) if rejects != "none" else []
     return found if rejects == "all" else [verdict for verdict in found if verdict != Verdict.DUPLICATE]
 
 
-def _ranges(losers: pa.Table) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
-    return losers["row"].to_numpy().astype(np.uint64), losers["count"].to_numpy().astype(np.uint64)
+def _ranges(refused_rows: pa.Table) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
+    return refused_rows["row"].to_numpy().astype(np.uint64), refused_rows["count"].to_numpy().astype(np.uint64)
 
 
 def check_footer(item: WriteItem, place: int, found: int) -> None:

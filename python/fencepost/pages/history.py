@@ -35,17 +35,17 @@ def history_page(about: Mapping[str, Any], versions: Sequence[Mapping[str, Any]]
     return Page(
         "State",
         str(about["state"]),
-        [(name.replace("_", " ").capitalize(), _said(it)) for name, it in about.items() if name != "state" and it],
+        [(name.replace("_", " ").capitalize(), _text_of(it)) for name, it in about.items() if name != "state" and it],
         [_kept(versions), _lost(about, versions), _grown(versions)],
         list(_more(versions)),
     )
 
 
-def _said(value: Any) -> str:
+def _text_of(value: Any) -> str:
     if isinstance(value, Mapping):
-        return "; ".join(f"{name}: {_said(it)}" for name, it in value.items() if it is not None)
+        return "; ".join(f"{name}: {_text_of(it)}" for name, it in value.items() if it is not None)
     if isinstance(value, list | tuple):
-        return ", ".join(map(_said, value))
+        return ", ".join(map(_text_of, value))
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 

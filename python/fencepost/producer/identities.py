@@ -32,17 +32,17 @@ class Registry(Protocol):
 
 
 class Identities:
-    """The identity of one producer. `given` is the registry's or coordinator's last answer, unchanged."""
+    """The identity of one producer. `latest` is the registry's or coordinator's last answer, unchanged."""
 
     def __init__(self, registry: Registry | None, name: str | None, timeout_ms: int) -> None:
         self.registry, self.name, self.timeout_ms = registry, name, timeout_ms
-        self.given: Any = None
+        self.latest: Any = None
 
     def first(self, before: Identity | None) -> Identity:
         """Return the first identity, above that of a checkpoint. Raises TransportError if the registry's epochs go
         back."""
-        self.given = self._ask(None)
-        found = read_identity(self.given)
+        self.latest = self._ask(None)
+        found = read_identity(self.latest)
         if before is not None and found.pid == before.pid and found.epoch <= before.epoch:
             raise TransportError(
                 f"the registry gives pid {found.pid} epoch {found.epoch}, which is not above epoch {before.epoch} of "
@@ -56,10 +56,10 @@ class Identities:
             # No other producer has this pid, so the epoch needs no registry.
             if identity.epoch < EPOCH_MAX:
                 return identity._replace(epoch=identity.epoch + 1)
-            self.given = self._ask(None)
-            return read_identity(self.given)
-        self.given = self._ask(self.given)
-        found = read_identity(self.given)
+            self.latest = self._ask(None)
+            return read_identity(self.latest)
+        self.latest = self._ask(self.latest)
+        found = read_identity(self.latest)
         if found.pid == identity.pid and found.epoch <= identity.epoch:
             raise FencedError(
                 f"{self.name!r} has pid {found.pid} epoch {found.epoch}, not above this producer's {identity.epoch}"
@@ -73,7 +73,7 @@ class Identities:
         return int(self.registry.keep_alive_ms) if is_kept else None  # type: ignore[union-attr]
 
     def keep_alive(self) -> None:
-        self.registry.keep_alive(self.given)  # type: ignore[union-attr]
+        self.registry.keep_alive(self.latest)  # type: ignore[union-attr]
 
     def _ask(self, expected: Any) -> Any:
         if self.registry is None:

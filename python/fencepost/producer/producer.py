@@ -100,7 +100,7 @@ class Delivery(Future[Delivered]):
         return False
 
 
-class Lane:
+class PartitionQueue:
     """The queue of requests of one partition to the transport, sent one at a time."""
 
     def __init__(self) -> None:
@@ -181,7 +181,7 @@ class SequencedProducer:
         identity = self._identities.first(before)
         self._fence = getattr(transport, "fence", None)
         if name is not None:
-            self._keep_others_out(identity)
+            self._fence_predecessors(identity)
         self._sequencer = Sequencer(
             identity,
             self._settings.limits(positions=position is not None),
@@ -199,11 +199,11 @@ class SequencedProducer:
         # the error of an attempt to end the transaction that may have decided it
         self._undecided: FencepostError | None = None
         self._decider: int | None = None  # the thread that waits for the decision
-        self._lanes: dict[int, Lane] = {}
+        self._queues: dict[int, PartitionQueue] = {}
         self._successor: Identity | None = None
         self._is_closed = False
         self._changed = threading.Condition(threading.RLock())
-        self._pool = ThreadPoolExecutor(self._settings.threads, "fencepost-producer", self._enlist)
+        self._pool = ThreadPoolExecutor(self._settings.threads, "fencepost-producer", self._mark_thread)
         self._settled: SimpleQueue[Batch | None] = SimpleQueue()
         self._threads = [
             threading.Thread(target=target, name=f"fencepost-{target.__name__.strip('_')}", daemon=True)
@@ -229,7 +229,7 @@ class SequencedProducer:
         is no name.
         """
         with self._changed:
-            found: int | None = getattr(self._identities.given, "previous_pid", None)
+            found: int | None = getattr(self._identities.latest, "previous_pid", None)
             return found
 
     def send(self, rows: Any) -> list[Delivery]:
@@ -270,7 +270,7 @@ class SequencedProducer:
         """
         self._check_waits("flush()")
         with self._changed:
-            self._hurry()
+            self._send_waiting()
             if not self._changed.wait_for(lambda: not self._deliveries, timeout):
                 raise TimeoutError(f"{len(self._deliveries)} batches have no outcome after {timeout} s; they go on")
             error, self._undelivered = self._undelivered, None
@@ -369,7 +369,7 @@ class SequencedProducer:
             if self._joined is not None:
                 raise PolicyError("a transaction is open: commit or abort it first")
         self.flush()
-        coordinator.begin(self._identities.given)
+        coordinator.begin(self._identities.latest)
         with self._changed:
             self._joined = set()
 
@@ -476,8 +476,8 @@ class SequencedProducer:
     def _end(self, decide: Any) -> None:
         self._decider = threading.get_ident()
         try:
-            self._identities.given = decide(self._identities.given)
-            identity = read_identity(self._identities.given)
+            self._identities.latest = decide(self._identities.latest)
+            identity = read_identity(self._identities.latest)
         except FencedError as error:
             with self._changed:
                 self._stop(error)
@@ -512,19 +512,19 @@ class SequencedProducer:
         new = sorted(set(partitions) - self._joined)
         if new:
             try:
-                self._coordinator.add_partitions(self._identities.given, [(self._topic, number) for number in new])
+                self._coordinator.add_partitions(self._identities.latest, [(self._topic, number) for number in new])
             except FencedError as error:
-                raise self._told_apart(error) from error
+                raise self._error_of_bump(error) from error
             self._joined.update(new)
 
-    def _told_apart(self, error: FencedError) -> FencepostError:
+    def _error_of_bump(self, error: FencedError) -> FencepostError:
         """Return the error for a raised epoch of this transaction. The caller holds the lock.
 
         The transaction either timed out, which is recoverable by `abort`, or another producer has taken over, which is
         final.
         """
         try:
-            self._transactional().abort(self._identities.given)
+            self._transactional().abort(self._identities.latest)
         except FencedError:
             self._stop(error)
             return error
@@ -535,7 +535,7 @@ class SequencedProducer:
 
     # Callbacks
 
-    def _enlist(self) -> None:
+    def _mark_thread(self) -> None:
         """Mark the current thread as the producer's. Code on it must not wait for the producer."""
         _THREAD.producer = self
 
@@ -577,7 +577,7 @@ class SequencedProducer:
             return not self._buffered or fits or self._is_closed
 
         if not has_room():
-            self._hurry()
+            self._send_waiting()
         if not self._changed.wait_for(has_room, block_ms / 1000):
             waited = (
                 f"for max_block_ms={block_ms}" if block_ms else "and a callback of the producer cannot wait for room"
@@ -594,7 +594,7 @@ class SequencedProducer:
             )
         self._check_open()
 
-    def _hurry(self) -> None:
+    def _send_waiting(self) -> None:
         """Send batches that wait for more rows. The caller holds the lock."""
         for batch in self._deliveries:
             batch.ready_ms = 0
@@ -608,7 +608,7 @@ class SequencedProducer:
             positions = (column[0].as_py(), column[-1].as_py())
         batch = self._sequencer.waiting(number)
         start = 0
-        if batch is not None and self._fits(batch, piece):
+        if batch is not None and self._can_join(batch, piece):
             start = batch.count
             batch.payload.append(piece)
             batch.count += piece.num_rows
@@ -628,7 +628,7 @@ class SequencedProducer:
         self._buffered_bytes += piece.nbytes
         return delivery
 
-    def _fits(self, batch: Batch, piece: Any) -> bool:
+    def _can_join(self, batch: Batch, piece: Any) -> bool:
         settings = self._settings
         return bool(
             settings.linger_ms
@@ -641,7 +641,7 @@ class SequencedProducer:
 
     def _run(self) -> None:
         """The sender thread: executes requests of the sequencer until the producer is closed."""
-        self._enlist()
+        self._mark_thread()
         try:
             with self._changed:
                 while not self._is_closed:
@@ -663,22 +663,22 @@ class SequencedProducer:
             self._changed.wait(None if due is None else max(0.0, (due - _now_ms()) / 1000))
 
     def _enqueue(self, request: Request) -> None:
-        lane = self._lanes.setdefault(request.batch.partition, Lane())
-        lane.requests.append(request)
-        if not lane.is_busy:
-            lane.is_busy = True
-            self._pool.submit(self._drive, lane)
+        queue = self._queues.setdefault(request.batch.partition, PartitionQueue())
+        queue.requests.append(request)
+        if not queue.is_busy:
+            queue.is_busy = True
+            self._pool.submit(self._drive, queue)
 
-    def _drive(self, lane: Lane) -> None:
+    def _drive(self, queue: PartitionQueue) -> None:
         """Send the requests of a partition in order."""
         while True:
             with self._changed:
-                while lane.requests and not self._sequencer.is_wanted(lane.requests[0].id):
-                    self._sequencer.withdrawn(lane.requests.popleft().id)
-                if not lane.requests:
-                    lane.is_busy = False
+                while queue.requests and not self._sequencer.is_wanted(queue.requests[0].id):
+                    self._sequencer.withdrawn(queue.requests.popleft().id)
+                if not queue.requests:
+                    queue.is_busy = False
                     return
-                request = lane.requests.popleft()
+                request = queue.requests.popleft()
                 self._counts["requests"] += 1
                 payload = request.batch.payload
             try:
@@ -725,11 +725,11 @@ class SequencedProducer:
 
     # Epochs
 
-    def _keep_others_out(self, identity: Identity) -> None:
+    def _fence_predecessors(self, identity: Identity) -> None:
         """Fence earlier owners of the name, under this pid and under the previous one."""
         if self._fence is None:
             return
-        previous_pid = getattr(self._identities.given, "previous_pid", None)
+        previous_pid = getattr(self._identities.latest, "previous_pid", None)
         if previous_pid is not None and previous_pid != identity.pid:
             self._fence(previous_pid, EPOCH_MAX, None)
         self._fence(identity.pid, identity.epoch, None)
@@ -756,7 +756,7 @@ class SequencedProducer:
             # The partition may still be at an earlier epoch than the current one.
             self._sequencer.found(number, Identity(identity.pid, epoch), last_seq)
         assert self._successor is not None
-        self._sequencer.renamed(self._successor, partitions)
+        self._sequencer.set_successor(self._successor, partitions)
         self._successor = None
 
     def _ask(self, identity: Identity, partitions: list[int]) -> Any:
@@ -772,7 +772,7 @@ class SequencedProducer:
 
     def _keep(self) -> None:
         """Renew the name while the producer runs, even if it sends nothing."""
-        self._enlist()
+        self._mark_thread()
         wait_ms = interval_ms = self._identities.keep_alive_ms or 0
         while True:
             with self._changed:
@@ -798,7 +798,7 @@ class SequencedProducer:
 
     def _deliver(self) -> None:
         """Report outcomes to the application, in a thread of their own: callbacks may send or block."""
-        self._enlist()
+        self._mark_thread()
         while (batch := self._settled.get()) is not None:
             outcome = batch.outcome
             for delivery in self._deliveries[batch]:

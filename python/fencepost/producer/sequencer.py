@@ -198,8 +198,9 @@ def is_after(seq: int, other: int) -> bool:
 class Sequencer:
     """The state of one producer. Times passed to calls are in milliseconds and never go back.
 
-    `asks`: raise an epoch by a request to the registry (`wanted`, then `renamed`), because another producer may have
-    raised it. Without it, a producer raises its own epoch, like Kafka's idempotent producer: no other one has its pid.
+    `asks`: raise an epoch by a request to the registry (`wanted`, then `set_successor`), because another producer may
+    have raised it. Without it, a producer raises its own epoch, like Kafka's idempotent producer: no other one has its
+    pid.
     """
 
     def __init__(
@@ -214,7 +215,7 @@ class Sequencer:
         self.fatal: FencepostError | None = None
         self.abortable: TransactionAbortableError | None = None
         self.wanted: Identity | None = None
-        """The identity whose successor is needed. Nothing is sent before `renamed`."""
+        """The identity whose successor is needed. Nothing is sent before `set_successor`."""
         self.must_bump = False
         self._rewrite: set[int] = set()
         self._sent: dict[int, Sent] = {}
@@ -260,7 +261,7 @@ class Sequencer:
             known.numbered.remove(batch)
             self._settle(batch, _delivered(batch, Reading(ErrorCode.NONE, None, None, True, "")))
 
-    def renamed(self, identity: Identity, rewritten: list[int] | None = None) -> None:
+    def set_successor(self, identity: Identity, rewritten: list[int] | None = None) -> None:
         """Set the successor of `wanted`. `rewritten`: its value at the time of the request; it may have grown since."""
         assert self.wanted is not None
         self.wanted = None
@@ -364,7 +365,7 @@ class Sequencer:
                 return read_answer(answer)
             except ValueError as problem:
                 sent = self._sent[id]
-                raise ValueError(f"to {_told(sent.batch, sent.numbers)} it says {problem}") from None
+                raise ValueError(f"to {_described(sent.batch, sent.numbers)} it says {problem}") from None
         if isinstance(id, int) and 0 <= id < self._next_id:
             raise ValueError(f"request {id} has been answered before, and now again: {answer!r}")
         raise ValueError(f"request {id!r} was never sent, and is answered {answer!r}")
@@ -461,7 +462,7 @@ class Sequencer:
     def _fail(self, batch: Batch, reading: Reading, is_last_try: bool) -> None:
         """Fail a batch, `handleFailedBatch`."""
         code, partition = reading.code, self._partition(batch.partition)
-        what = f"{_told(batch, batch.numbers)}: {_named(reading)}"
+        what = f"{_described(batch, batch.numbers)}: {_named(reading)}"
         if code.is_fatal or (batch.positions and code in _OF_OLD_NUMBERS):
             self.stop(_stopped(code, what))
             return
@@ -517,7 +518,7 @@ class Sequencer:
                 self._expired(partition.waiting.popleft(), "not sent", is_refused=True)
 
     def _expired(self, batch: Batch, what: str, *, is_refused: bool) -> None:
-        problem = f"{_told(batch, batch.numbers)}: {what} within delivery_timeout_ms={self.limits.delivery_ms}"
+        problem = f"{_described(batch, batch.numbers)}: {what} within delivery_timeout_ms={self.limits.delivery_ms}"
         if batch.problem:
             problem += f"; at last: {batch.problem}"
         error = _undelivered(batch, problem, is_refused)
@@ -670,7 +671,7 @@ def _named(reading: Reading) -> str:
     return f"{reading.code.name} ({reading.message})" if reading.message else reading.code.name
 
 
-def _told(batch: Batch, numbers: Numbers | None) -> str:
+def _described(batch: Batch, numbers: Numbers | None) -> str:
     where = f"batch of {batch.count} rows for partition {batch.partition}"
     if numbers is None:
         return where

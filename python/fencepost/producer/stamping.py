@@ -105,7 +105,7 @@ class Router:
         import pyarrow as pa
 
         if self.partition_by is not None:
-            return self._said(table)
+            return self._explicit_partitions(table)
         sticky = self._sticky
         if self._must_have_keys and self.key is not None:
             _check_keys(table[self.key], self.key)
@@ -115,7 +115,7 @@ class Router:
             return sticky
         return self._hashed(table, sticky)
 
-    def _said(self, table: pa.Table) -> np.ndarray[Any, Any]:
+    def _explicit_partitions(self, table: pa.Table) -> np.ndarray[Any, Any]:
         import numpy as np
         import pyarrow as pa
         import pyarrow.compute as pc
@@ -126,7 +126,7 @@ class Router:
         if not pa.types.is_integer(column.type):
             raise BatchError(f"column '{name}': {column.type}, but a partition is an integer", column=name)
         wrong = pc.less(column, 0)
-        if _fits(self.partitions, column.type):  # otherwise every value fits
+        if _is_representable(self.partitions, column.type):  # otherwise every value fits
             wrong = pc.or_(wrong, pc.greater_equal(column, pa.scalar(self.partitions, column.type)))
         first = pc.index(pc.fill_null(wrong, True), True).as_py()
         if first >= 0:
@@ -180,7 +180,7 @@ def _check_keys(column: pa.ChunkedArray, name: str) -> None:
         )  # fmt: skip
 
 
-def _fits(number: int, kind: pa.DataType) -> bool:
+def _is_representable(number: int, kind: pa.DataType) -> bool:
     """Return whether the number fits into the Arrow integer type."""
     return bool(number < 2 ** (kind.bit_width - (0 if str(kind).startswith("u") else 1)))
 

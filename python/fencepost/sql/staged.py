@@ -163,7 +163,7 @@ class StagedTable(RunFolders):
         if row is None or row.state != state_id:
             raise SinkError(f"{self!r}: belongs to another state (id {row and row.state}), claimed meanwhile")
 
-    def look(self, before: Decision | None) -> dict[str, Any] | None:
+    def current_version(self, before: Decision | None) -> dict[str, Any] | None:
         """See `Sink`: the table, and the newest version in it."""
         row = self._row()
         return {"table": self.name, "version": 0 if row is None else row.version}

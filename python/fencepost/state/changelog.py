@@ -123,10 +123,10 @@ def numbered(table: ArrowTable) -> npt.NDArray[np.int64]:
     """Number the rows from 0: equal rows have equal numbers, different rows different ones."""
     import numpy as np
 
-    return np.unique(told_apart(table), return_inverse=True)[1].reshape(-1).astype(np.int64)
+    return np.unique(sparse_numbers(table), return_inverse=True)[1].reshape(-1).astype(np.int64)
 
 
-def told_apart(table: ArrowTable) -> npt.NDArray[np.int64]:
+def sparse_numbers(table: ArrowTable) -> npt.NDArray[np.int64]:
     """As `numbered`, but numbers may have gaps."""
     import numpy as np
     import pyarrow.compute as pc
@@ -170,7 +170,7 @@ class _Ranges:
     @staticmethod
     def of(table: ArrowTable) -> _Ranges:
         return _Ranges(
-            told_apart(table.select(_keys(table))), table["first_seq"].to_numpy(), table["last_seq"].to_numpy()
+            sparse_numbers(table.select(_keys(table))), table["first_seq"].to_numpy(), table["last_seq"].to_numpy()
         )
 
     def same(self) -> npt.NDArray[np.int64]:

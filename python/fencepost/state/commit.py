@@ -89,7 +89,7 @@ class Sink(Protocol):
     def claim(self, state_id: str) -> None:
         """Record the owner, before its state's first decision. Raises SinkError if another state was first."""
 
-    def look(self, before: Decision | None) -> dict[str, Any] | None:
+    def current_version(self, before: Decision | None) -> dict[str, Any] | None:
         """Return the sink's current version for `Decision.sink_version`; None if it has no versions of its own.
 
         `before`: the newest applied version, whose rows and all earlier ones must still exist. Raises SinkChangedError

@@ -423,7 +423,7 @@ class Decision:
     source_position: dict[str, Any] | None = None
     """For sources other than folders: Delta versions, Kafka offsets, the stream's query and batch."""
     sink_version: dict[str, Any] | None = None
-    """The sink's version at the time of the decision, if it has versions of its own (`Sink.look`)."""
+    """The sink's version at the time of the decision, if it has versions of its own (`Sink.current_version`)."""
     clock_ms: int | None = None
     """The clock of evictions, in milliseconds since 1970. None before the first one. It goes back only in a rollback or
     a rebase."""

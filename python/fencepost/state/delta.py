@@ -43,7 +43,7 @@ from fencepost.state.placing import CopyItem
 from fencepost.state.prefix import RunPrefixes
 from fencepost.state.scratch import Scratch
 from fencepost.state.sinks import MARKER, RunFolders, number_of, without_rows
-from fencepost.state.stores import LocalStore, RemoteStore, Store, load_provider, not_given
+from fencepost.state.stores import LocalStore, RemoteStore, Store, load_provider, unavailable
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -178,7 +178,7 @@ class DeltaSink:
                 f"{done} were written: the table was made anew, or its transactions were reset"
             )
 
-    def look(self, before: Decision | None) -> dict[str, Any] | None:
+    def current_version(self, before: Decision | None) -> dict[str, Any] | None:
         """Return the table's id, its newest version, and this state's newest transaction in it (see `Sink`)."""
         table = self._later(self._checked) if self._checked else self._open()
         if table is None:
@@ -325,7 +325,7 @@ class DeltaSink:
                     self._seal(range(seen.get("version", -1) + 1, table.version + 1))
                 return ABANDONED if is_abandoned else APPLIED
             self._check_follows(table, decision, state)
-            if wanted == APPLIED and not self.fits(table, decision):
+            if wanted == APPLIED and not self.can_still_write(table, decision):
                 wanted = ABANDONED
             before = table.version
             try:
@@ -353,7 +353,7 @@ class DeltaSink:
             )
         self._remember(table)
 
-    def fits(self, table: Table, decision: Decision) -> bool:
+    def can_still_write(self, table: Table, decision: Decision) -> bool:
         """Return whether the version may be written after changes by others: always, because it only adds rows."""
         return True
 
@@ -566,7 +566,7 @@ def log_errors(place: str, failure: type[FencepostError]) -> Iterator[None]:
         # pyarrow raises OSError without errno for damage
         if error.errno is None or isinstance(error, FileNotFoundError):
             raise failure(f"{place}: cannot be read as a Delta table: {error}") from error
-        raise not_given(place, LOG_UNREAD, error) from error
+        raise unavailable(place, LOG_UNREAD, error) from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise failure(f"{place}: cannot be read as a Delta table: {error}") from error
 

@@ -65,7 +65,7 @@ def explain(state: State, version: int, is_whole: bool = True) -> dict[str, Any]
     quarantined, side_files = list(decision.quarantined.each()), list(decision.side_files.each())
     kept = decision.counts.get("ACCEPTED", 0) + decision.counts.get("UNTRACKED", 0)
     decided_ms = decision.decided_ms
-    told: dict[str, Any] = {
+    details: dict[str, Any] = {
         "version": version,
         "kind": decision.kind,
         "status": state.status(version),
@@ -100,11 +100,11 @@ def explain(state: State, version: int, is_whole: bool = True) -> dict[str, Any]
         "made_by": f"fencepost {decision.fencepost}",
     }
     if is_whole:
-        told["inputs"] = _only(inputs, "path", "rows", "bytes")
-        told["quarantined_files"] = _only(quarantined, "path", "reason", "bytes")
-        told["outputs"] = _only(outputs, "name", "rows", "bytes")
-        told["side_files"] = _only(side_files, "name", "rows", "bytes")
-    return told
+        details["inputs"] = _only(inputs, "path", "rows", "bytes")
+        details["quarantined_files"] = _only(quarantined, "path", "reason", "bytes")
+        details["outputs"] = _only(outputs, "name", "rows", "bytes")
+        details["side_files"] = _only(side_files, "name", "rows", "bytes")
+    return details
 
 
 def _explain_collected(state: State, version: int) -> dict[str, Any]:

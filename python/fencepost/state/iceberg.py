@@ -116,7 +116,7 @@ class IcebergSink:
     def claim(self, state_id: str) -> None:
         self._beside().claim(state_id)
 
-    def look(self, before: Decision | None) -> dict[str, Any] | None:
+    def current_version(self, before: Decision | None) -> dict[str, Any] | None:
         """Return the table's id and its current snapshot (see `Sink`)."""
         table = self.named.load()
         if table is None:

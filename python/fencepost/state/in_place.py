@@ -92,7 +92,7 @@ class InPlace(DeltaSink):
 
     # Commit
 
-    def fits(self, table: Table, decision: Decision) -> bool:
+    def can_still_write(self, table: Table, decision: Decision) -> bool:
         """Return whether the version may still be written (see `DeltaSink`).
 
         The files that lose rows and the table's settings must be unchanged. Also, nobody may have removed rows: a kept

@@ -84,8 +84,8 @@ def rollback(state: State, version: int, *, accept_duplicates: bool = False, sin
     if not 0 <= version < next_version or (version and state.status(version) != APPLIED):
         reason = f"no version {version} that was applied; the newest is {before.version}"
         raise SnapshotError(f"{state.uri}: {reason}", reason=reason)
-    sink_version = sink.look(None)  # before checking what is shown, so that a later change is detected
-    over, asked = _apart(state, before.version, version)
+    sink_version = sink.current_version(None)  # before checking what is shown, so that a later change is detected
+    over, asked = _differing_versions(state, before.version, version)
     if sink_version is not None:  # in folders, users may remove rows at any time; a table records when
         asked = _lineage(state, version, before.oldest)
     _check_looks(state, asked)
@@ -167,7 +167,7 @@ def reshard(state: State, count: int, *, sink: Sink | None = None) -> Decision:
             before,
             at.attempt,
             kind="reshard",
-            sink_version=at.sink.look(before),
+            sink_version=at.sink.current_version(before),
             shard_count=count,
             shards=shards,
             checksums=None if before.checksums is None else Checksums.of(before.checksums.columns, sums),
@@ -207,7 +207,7 @@ def evict(state: State, now_ms: int | None, max_idle_ms: int, *, sink: Sink | No
             before,
             at.attempt,
             kind="evict",
-            sink_version=at.sink.look(before),
+            sink_version=at.sink.current_version(before),
             shards=before.shards.replaced(shard for it in done for shard in it.shards),
             checksums=None if before.checksums is None else before.checksums.replaced(sums),
             clock_ms=clock_ms,
@@ -273,7 +273,7 @@ def collect_garbage(state: State, keep_versions: int | None = None, *, sink: Sin
         applied = [it for it in range(before.oldest, at.version) if state.status(it) == APPLIED]
         oldest = applied[-keep_versions] if len(applied) >= keep_versions else before.oldest
         if oldest > before.oldest:
-            seen = at.sink.look(before)
+            seen = at.sink.current_version(before)
             before = at.commit(
                 state.follow(at.version, before, at.attempt, kind="retain", oldest=oldest, sink_version=seen)
             )
@@ -353,14 +353,14 @@ class _Attempt:
     def stages(self) -> Iterator[None]:
         """Run tasks and prepare the decision in this context. On an error, removes what they prepared."""
         try:
-            with self._handing_on() as self._scratch:
+            with self._exchange_scratch() as self._scratch:
                 yield
         except BaseException:
             self._discard()
             raise
 
     @contextmanager
-    def _handing_on(self) -> Iterator[Scratch]:
+    def _exchange_scratch(self) -> Iterator[Scratch]:
         """Where tasks write for each other and for the driver."""
         if self.engine.in_process:
             with TemporaryDirectory(prefix="fencepost-") as folder:
@@ -445,7 +445,7 @@ def _lineage(state: State, version: int, oldest: int) -> list[int]:
     return found
 
 
-def _apart(state: State, one: int, other: int) -> tuple[list[int], list[int]]:
+def _differing_versions(state: State, one: int, other: int) -> tuple[list[int], list[int]]:
     """Return the versions that only one of two states contains, for each of them, back to their common version."""
     ones: list[int] = []
     others: list[int] = []

@@ -96,7 +96,7 @@ class RunPrefixes:
         if not self.store.put(MARKER, _json(marker)):
             raise SinkError(f"{self.location}: belongs to another state (id {self.owner()}), claimed meanwhile")
 
-    def look(self, before: Decision | None) -> None:
+    def current_version(self, before: Decision | None) -> None:
         """Return None (see `Sink`): prefixes have no versions of their own."""
 
     def columns(self) -> None:

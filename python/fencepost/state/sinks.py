@@ -147,7 +147,7 @@ class RunFolders:
         """Return whether columns can be merged (see `Sink`): true for folders, not for tables that use this class."""
         return not self.has_schema
 
-    def look(self, before: Decision | None) -> dict[str, Any] | None:
+    def current_version(self, before: Decision | None) -> dict[str, Any] | None:
         """Return None (see `Sink`): folders have no versions of their own."""
         return None
 

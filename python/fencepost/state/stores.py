@@ -296,7 +296,7 @@ class LocalStore:
         return folder / f"{name.replace('/', '-')}.{uuid4().hex}{TEMPORARY}"
 
 
-def not_given(path: str, problem: str, error: OSError) -> StoreError:
+def unavailable(path: str, problem: str, error: OSError) -> StoreError:
     """Return the error for a failed system call on a path. It says nothing about the content."""
     text = f"{path}: {problem}: {error.strerror}. Check the storage and the rights, then run again"
     return StoreError(text, path=path, errno=error.errno)
@@ -450,7 +450,7 @@ class RemoteStore:
         config = dict(self.options)
         client = {name: config.pop(name) for name in _CLIENT_OPTIONS if name in config}
         provider = config.pop("credential_provider", None)
-        # Few retries by the client: `_persist` knows better which errors are permanent.
+        # Few retries by the client: `_retry` knows better which errors are permanent.
         retries = {"max_retries": 2, "retry_timeout": timedelta(seconds=30)}
         self._errors = obstore.exceptions
         self._client = obstore
@@ -484,10 +484,10 @@ class RemoteStore:
                     raise error from None  # it does not exist: retry
             return True
 
-        return self._persist("put", name, attempt)
+        return self._retry("put", name, attempt)
 
     def replace(self, name: str, data: bytes) -> None:
-        self._persist("put", name, lambda: self._client.put(self._store, name, data, use_multipart=False))
+        self._retry("put", name, lambda: self._client.put(self._store, name, data, use_multipart=False))
 
     def read(self, name: str, offset: int | None = None, length: int | None = None) -> bytes:
         def attempt() -> bytes:
@@ -503,7 +503,7 @@ class RemoteStore:
             except (self._errors.NotFoundError, FileNotFoundError):
                 raise FileNotFoundError(f"{self._uri}/{name}") from None
 
-        return self._persist("read", name, attempt)
+        return self._retry("read", name, attempt)
 
     def size(self, name: str) -> int:
         return self.head(name)[0]
@@ -521,7 +521,7 @@ class RemoteStore:
             pages = self._client.list(self._store, prefix=prefix or None, chunk_size=LISTED_AT_ONCE)
             return [(entry["path"], entry["size"], entry["e_tag"] or "") for page in pages for entry in page]
 
-        return self._persist("list", prefix, attempt)
+        return self._retry("list", prefix, attempt)
 
     def head(self, name: str) -> tuple[int, str]:
         """Return (bytes, etag). Raises FileNotFoundError."""
@@ -533,7 +533,7 @@ class RemoteStore:
                 raise FileNotFoundError(f"{self._uri}/{name}") from None
             return int(found["size"]), found["e_tag"] or ""
 
-        return self._persist("look at", name, attempt)
+        return self._retry("look at", name, attempt)
 
     def read_exactly(self, name: str, offset: int, length: int, etag: str) -> bytes:
         """Read a range of an object with this etag. Raises FileNotFoundError, and StoreError if the object changed."""
@@ -551,7 +551,7 @@ class RemoteStore:
                 raise OSError(f"{len(data)} bytes came where {length} were asked for")
             return data
 
-        return self._persist("read", name, attempt) if length else b""
+        return self._retry("read", name, attempt) if length else b""
 
     def read_tail(self, name: str, offset: int, length: int, etag: str) -> bytes:
         """Read the end of an object as `read_exactly`, with a cache: an etag identifies the content."""
@@ -578,7 +578,7 @@ class RemoteStore:
             if found != size:
                 raise OSError(f"it has {found} bytes, {size} were written")
 
-        self._persist("write", name, attempt)
+        self._retry("write", name, attempt)
 
     def copy(self, origin: RemoteStore, name: str, size: int, target: str) -> bool:
         """Copy an object from a store to a name in this one, without transferring its bytes through this process.
@@ -595,7 +595,7 @@ class RemoteStore:
                 raise FileNotFoundError(f"{origin.uri}/{name}") from None
             return True
 
-        return self._persist("copy", name, attempt)
+        return self._retry("copy", name, attempt)
 
     def is_empty(self, prefix: str) -> bool:
         """Return whether there is no object below a folder, with one request."""
@@ -603,7 +603,7 @@ class RemoteStore:
         def attempt() -> bool:
             return not any(len(page) for page in self._client.list(self._store, prefix=prefix, chunk_size=1))
 
-        return self._persist("list", prefix, attempt)
+        return self._retry("list", prefix, attempt)
 
     def names_at_top(self, prefix: str = "") -> Sequence[str]:
         """Return the objects and folders directly below a folder."""
@@ -613,7 +613,7 @@ class RemoteStore:
             paths = [*found["common_prefixes"], *(it["path"] for it in found["objects"])]
             return [str(it).rpartition("/")[2] for it in paths]
 
-        return self._persist("list", prefix, attempt)
+        return self._retry("list", prefix, attempt)
 
     def delete(self, names: Iterable[str]) -> None:
         wanted = list(names)
@@ -627,7 +627,7 @@ class RemoteStore:
                         self.delete([name])
 
         if wanted:
-            self._persist("delete", wanted[0], attempt)
+            self._retry("delete", wanted[0], attempt)
 
     def clear(self, prefix: str) -> None:
         self.delete(self.list(prefix))
@@ -651,7 +651,7 @@ class RemoteStore:
         names = ("InvalidPathError", "PermissionDeniedError", "UnauthenticatedError", "NotSupportedError")
         return tuple(getattr(self._errors, name) for name in names)
 
-    def _persist(self, what: str, name: str, attempt: Callable[[], T]) -> T:
+    def _retry(self, what: str, name: str, attempt: Callable[[], T]) -> T:
         """Retry until an attempt succeeds, and return its result."""
         pause = PAUSE_SECONDS
         for tries in range(1, TRIES_MAX + 1):
@@ -778,15 +778,15 @@ class _RemoteWriter:
         self.file: Any = store._client.open_writer(store._store, name, **parts)
 
     def write(self, data: bytes, /) -> None:
-        self._tell(lambda: self.file.write(data))
+        self._attempt(lambda: self.file.write(data))
 
     def close(self) -> None:
-        self._tell(self.file.close)
+        self._attempt(self.file.close)
 
     def give_up(self) -> None:
         del self.file
 
-    def _tell(self, act: Callable[[], object]) -> None:
+    def _attempt(self, act: Callable[[], object]) -> None:
         try:
             act()
         except Exception as error:

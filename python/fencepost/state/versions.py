@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 READERS = 16  # number of threads that wait for a store while reading many small files
 HINT = "hint"
-"""The file that says where `State.look` begins."""
+"""The file that says where `State.refresh` begins."""
 PROBES_MAX = 32
 """Maximum number of versions after the hint to check one by one. If there are more, all are listed."""
 DECISION_BYTES_MAX = 65_536  # larger decisions go to a body, because some stores limit conditional puts
@@ -164,13 +164,13 @@ class State:
 
     def decided(self) -> int:
         """Return the newest decided version. 0 before the first."""
-        return self.look().decided
+        return self.refresh().decided
 
     def done(self) -> int:
         """Return the newest version that is applied or abandoned. 0 before the first."""
-        return self.look().done
+        return self.refresh().done
 
-    def look(self) -> Seen:
+    def refresh(self) -> Seen:
         """Find the newest versions. With a hint this takes five requests, for any number of versions."""
         self._seen = self._by_hint() or self._by_listing()
         if not self._seen.decided:
@@ -178,13 +178,13 @@ class State:
         return self._seen
 
     def seen(self) -> Seen:
-        """Return the result of the last `look`. Others may have decided and finished versions since."""
-        return self._seen or self.look()
+        """Return the result of the last `refresh`. Others may have decided and finished versions since."""
+        return self._seen or self.refresh()
 
     def unfinished(self) -> range:
         """Return the versions that are decided and not finished, at most one. Raises SnapshotError if files are
         missing."""
-        seen = self.look()
+        seen = self.refresh()
         done, decided = seen.done, seen.decided
         if decided < done:
             raise self.damaged(f"log/{done}.json", f"missing, though version {done} is done")
@@ -238,10 +238,10 @@ class State:
 
         The result is durable, so that the next version may build on it.
         """
-        return self._head(self.look(), is_root=False)
+        return self._head(self.refresh(), is_root=False)
 
     def root(self) -> tuple[int, Decision | None]:
-        """As `head`, from the last `look`, and without the decision's LISTS if they are long."""
+        """As `head`, from the last `refresh`, and without the decision's LISTS if they are long."""
         return self._head(self.seen(), is_root=True)
 
     def _head(self, seen: Seen, *, is_root: bool) -> tuple[int, Decision | None]:
@@ -667,8 +667,8 @@ class State:
 
     def _summary(self, version: int) -> dict[str, Any]:
         header = self._header(version, self._logged(version), self.log_hash(version - 1))
-        told: dict[str, Any] = header.get("summary", header)
-        return told
+        fields: dict[str, Any] = header.get("summary", header)
+        return fields
 
     def _is_collected(self, header: dict[str, Any]) -> bool:
         return "body" in header and not self.store.exists(header["body"])
@@ -689,10 +689,10 @@ class State:
     def _glance(self, version: int, logged: bytes, previous: str | None, mark: bytes | None) -> Version:
         header = self._header(version, logged, previous)
         if "body" in header:
-            told = header["summary"]
+            fields = header["summary"]
         else:
-            told = summary(decision_from_json(logged, self._place(f"log/{version}.json")))
-        return Version(version=version, status=self._status(version, sha256(logged), mark), **told)
+            fields = summary(decision_from_json(logged, self._place(f"log/{version}.json")))
+        return Version(version=version, status=self._status(version, sha256(logged), mark), **fields)
 
     def _mark(self, version: int) -> bytes | None:
         """Return the mark of a finished version; None if it is not finished."""

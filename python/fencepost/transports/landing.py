@@ -351,7 +351,7 @@ class LandingTransport:
         place, rows = self._log.store.uri, batch.rows
         if self._schema is not None:
             rows = schemas.conform(rows, self._schema, place)
-        schema = schemas.learnt(self._log.state.schema, rows)
+        schema = schemas.schema_after(self._log.state.schema, rows)
         return replace(batch, rows=schemas.conform(rows, schema, place)), schema
 
     def _list(self, batch: SequencedBatch, file: LandedFile, schema: pa.Schema) -> tuple[Answer | None, bool]:

@@ -100,7 +100,7 @@ class PartitionLogTransport:
         if epoch == 0:
             return found  # there was no earlier epoch
         for number in range(self.partitions) if partitions is None else partitions:
-            if not self._writers[number].shut_out_below(pid, epoch):
+            if not self._writers[number].fence_below(pid, epoch):
                 raise FencedError(f"pid {pid} epoch {epoch}, partition {number}: a higher epoch has written there")
             # The marker is written, so missing batches can no longer arrive.
             last = None if partitions is None else self._writers[number].last_of(pid)
@@ -167,11 +167,11 @@ class LogWriter:
 
     def mark(self, pid: int, epoch: int, outcome: str, coordinator_epoch: int) -> Verdict:
         """Write a marker. Raises StoreError if the log does not know what is on disk."""
-        with self._lock, self._told_apart():
+        with self._lock, self._as_store_errors():
             verdict: Verdict = self.opened().append_marker(pid, epoch, outcome, coordinator_epoch).verdict
             return verdict
 
-    def shut_out_below(self, pid: int, epoch: int) -> bool:
+    def fence_below(self, pid: int, epoch: int) -> bool:
         """Refuse a producer's epochs below `epoch` from now on. Returns False if a higher one has written. Raises
         StoreError.
 
@@ -210,7 +210,7 @@ class LogWriter:
         self._thread.join()
 
     @contextlib.contextmanager
-    def _told_apart(self) -> Iterator[None]:
+    def _as_store_errors(self) -> Iterator[None]:
         """Turn errors of a poisoned log into StoreError: what is on disk is unknown, and a retry finds out."""
         try:
             yield
@@ -245,11 +245,11 @@ class LogWriter:
             return
         if len(batches) > 1:
             try:
-                told = self._append([batch for batch, _ in batches])
+                answers = self._append([batch for batch, _ in batches])
             except Exception:
-                told = None  # nothing was appended, or the next attempt reports the reason
-            if told is not None:
-                for (_, answer), one in zip(batches, told, strict=True):
+                answers = None  # nothing was appended, or the next attempt reports the reason
+            if answers is not None:
+                for (_, answer), one in zip(batches, answers, strict=True):
                     answer.set_result(one)
                 return
         for batch, answer in batches:
@@ -261,13 +261,13 @@ class LogWriter:
                 answer.set_result(one)
 
     def _append(self, batches: list[Any]) -> list[Answer]:
-        with self._lock, self._told_apart():
+        with self._lock, self._as_store_errors():
             log = self.opened()
-            told = [log.append(*batches[0])] if len(batches) == 1 else log.append_many(batches)
-            for (pid, epoch, first_seq, records, _), appended in zip(batches, told, strict=True):
+            results = [log.append(*batches[0])] if len(batches) == 1 else log.append_many(batches)
+            for (pid, epoch, first_seq, records, _), appended in zip(batches, results, strict=True):
                 if appended.verdict is Verdict.ACCEPTED:
                     self._last[pid] = (epoch, step(first_seq, len(records) - 1))
-        return [Answer(appended.verdict, appended.offset) for appended in told]
+        return [Answer(appended.verdict, appended.offset) for appended in results]
 
 
 def _last_in(path: Path, pid: int) -> tuple[int, int] | None:

@@ -42,7 +42,7 @@ def conform(rows: pa.Table, schema: pa.Schema, place: str) -> pa.Table:
     return pa.table(columns, schema=pa.schema(fields))
 
 
-def learnt(known: pa.Schema | None, rows: pa.Table) -> pa.Schema:
+def schema_after(known: pa.Schema | None, rows: pa.Table) -> pa.Schema:
     """Return the schema of a destination after it accepts these rows: the known schema, or the rows'.
 
     A column of nulls has no type yet. The first batch with values defines it.

@@ -112,13 +112,13 @@ class SqlTransport:
             raise bulk.refused_at_commit(self._tables.rows.name, error) from error
         except (StoreError, exc.DBAPIError) as error:
             cause = error.__cause__ if isinstance(error, StoreError) else error
-            told = f"{self._tables.rows.name}: {_short(cause or error)}"
+            message = f"{self._tables.rows.name}: {_short(cause or error)}"
             code = _refusal(cause, self._database.kind.name)
             if code is None and isinstance(error, StoreError):
                 raise
             if code is None:
-                raise StoreError(told) from error
-            return Answer(code, message=f"{told}. Mend the table or its rights: the database refuses this for good")
+                raise StoreError(message) from error
+            return Answer(code, message=f"{message}. Mend the table or its rights: the database refuses this for good")
 
     def fence(self, pid: int, epoch: int, partitions: Sequence[int] | None) -> dict[int, tuple[int, int]]:
         """Refuse epochs of a producer below `epoch` from now on, and return its last sequences (`Transport`)."""
