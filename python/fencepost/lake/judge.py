@@ -44,13 +44,14 @@ class Eviction:
 
 @dataclass(frozen=True)
 class ExchangeFiles:
-    """The exchange files that a stage reads. Tasks get them once, not with each item: both may be many thousands."""
+    """The exchange files that a stage reads. Tasks get the list once, because there may be many thousands of files and
+    items."""
 
     names: list[str]
     schemas: list[bytes]
     """The distinct Arrow schemas, serialized."""
     schema: list[int]
-    """Place of each file's schema in `schemas`."""
+    """Index into `schemas` for each file."""
 
     @staticmethod
     def of(exchanges: Iterable[Exchange]) -> ExchangeFiles:

@@ -43,9 +43,9 @@ class ExchangeBatches:
 
     @staticmethod
     def of(exchanges: list[Exchange], first: int = 0) -> ExchangeBatches:
-        """Those of all exchange files. `first`: place of the first one in the `ExchangeFiles`.
+        """Return the batches of all exchange files. `first`: index of the first one in the `ExchangeFiles`.
 
-        Memory: 28 bytes a record batch, of which a large run has millions: so nothing is sorted or copied.
+        Memory: 28 bytes per record batch. A large run has millions, so nothing is sorted or copied.
         """
         shards = 1 + max((int(it.shards[-1]) for it in exchanges), default=-1)
         of_shard = np.zeros(shards, np.int64)

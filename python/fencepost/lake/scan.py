@@ -131,11 +131,11 @@ class Exchange:
     name: str
     schema: pa.Schema
     rows: int
-    """Of all runs."""
+    """Number of rows in all runs."""
     shards: npt.NDArray[np.uint32]
-    """The shard of each record batch, ascending. No shard has two."""
+    """The shard of each record batch, ascending, without repeats."""
     runs: npt.NDArray[np.uint32]
-    """Of each record batch."""
+    """Number of runs of each record batch."""
     offsets: npt.NDArray[np.int64]
     """The start of each batch in the file, and the end of the last one."""
 

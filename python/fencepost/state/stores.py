@@ -704,7 +704,7 @@ class Ranges:
 
 
 WHOLE_BYTES = 32 << 20
-"""An object of at most this size is read by one request: as much as two blocks of a larger one hold."""
+"""Maximum size in bytes of objects that are read in one request: twice the block size of larger ones."""
 
 
 class ReadAhead:
