@@ -8,6 +8,7 @@ VENV := .venv
 VENV43 := .venv-spark43
 VENV_RELEASE := .venv-release
 VENV_DOCS := .venv-docs
+VENV_AIRFLOW := .venv-airflow
 # Classes of Spark as its JVMs map them.
 SPARK_CLASSES := .tools/spark-classes.jsa
 BIN := $(VENV)/bin
@@ -75,7 +76,7 @@ SPARK_SOURCES := Cargo.toml spark_udf/pyproject.toml spark_udf/hatch_build.py $(
 .DEFAULT_GOAL := help
 .PHONY: help demo demo-chain test test-matrix test-marked lint test-rust test-portable test-portable-part test-fuzz test-fuzz-part test-python test-jobs test-tables test-bench test-sql postgresql mariadb model \
 	faults test-spark test-spark-frames test-spark-jobs test-spark43 test-spark43-part test-free-threaded asan asan-part miri fuzz test-spark-connect \
-	test-spark-connect-part test-spark-delta test-kafka test-cluster test-stores test-docs docs jars fuzz-corpus fuzz-targets bench bench-full bench-rust bench-curve wheels release-check \
+	test-spark-connect-part test-spark-delta test-kafka test-cluster test-stores test-docs test-airflow docs jars fuzz-corpus fuzz-targets bench bench-full bench-rust bench-curve wheels release-check \
 	develop format errors requirements tools java clean
 
 help: ## Show every task
@@ -97,7 +98,7 @@ test-matrix: ## All of what `make test` runs in part: libFuzzer, benchmarks, the
 SUITES := java postgresql mariadb $(VENV)/tests $(SPARK_CLASSES) $(JARS_IF_MAVEN) $(VENV43)/dependencies test-portable-part asan-part test-spark-frames test-python \
 	test-spark-jobs test-jobs test-tables test-sql test-spark-delta test-rust test-kafka test-cluster test-fuzz-part lint test-spark43-part \
 	test-spark-connect-part test-docs test-bench
-MATRIX := java postgresql mariadb $(S3_SERVER) test-fuzz test-spark43 asan test-spark-connect test-portable test-marked test-stores
+MATRIX := java postgresql mariadb $(S3_SERVER) test-fuzz test-spark43 asan test-spark-connect test-portable test-marked test-airflow test-stores
 
 # Suites at a time. Each waits for servers, JVMs and other processes: six leave a seventh of two cores idle.
 JOBS ?= 8
@@ -261,13 +262,18 @@ docs: $(if $(shell command -v npm),$(MERMAID)) $(VENV_DOCS)/tests ## Build the d
 test-docs: $(VENV_DOCS)/tests ## The documentation site builds: no link and no reference is broken
 	$(SITE) $(abspath target/site)
 
+# `make test` runs the commands of its tasks without Airflow.
+test-airflow: $(VENV_AIRFLOW)/dependencies ## Airflow reads the DAG of the examples
+	AIRFLOW_HOME=$(abspath target/airflow) AIRFLOW__CORE__LOAD_EXAMPLES=False \
+		$(TIMED) $(VENV_AIRFLOW)/bin/python tests/airflow_dag.py examples/airflow/fencepost_dedup.py
+
 # What `make test` runs on moto.
 test-stores: java $(S3_SERVER) $(VENV)/tests dist/environment.tar.gz ## Jobs in object stores and a cluster without a shared disk, on a real S3 server
 	FENCEPOST_S3_SERVER=$(abspath $(S3_SERVER)) $(TIMED) $(BIN)/python -m pytest tests/test_object_sinks.py tests/test_object_sources.py \
 		tests/test_delta_stores.py tests/cluster/test_spark_cluster.py::test_workers_that_share_no_folder
 
 # Each door once: DataFrames, SQL, functions, jobs, streams, Kafka's log, a table of a database. The whole lacks what needs an
-# S3 server or PyIceberg, which this environment does not have.
+# S3 server, PyIceberg or the command line, which this environment does not have.
 SPARK43_PART := $(addprefix tests/spark/test_spark_,package.py engine.py::test_results_come_in_the_order_of_the_items job.py \
 	deduplicate.py::TestColumns sql.py::test_the_function sql.py::test_the_table_function \
 	udf.py::test_each_row_gets_its_verdict udf.py::test_detail_names_the_sequences_jumped_over \
@@ -276,7 +282,7 @@ SPARK43_PART := $(addprefix tests/spark/test_spark_,package.py engine.py::test_r
 	kafka_log.py::test_records_are_those_of_the_log staged.py::test_a_job_on_spark)
 test-spark43 test-spark43-part: java postgresql $(VENV43)/tests ## The Spark suite on the newest PySpark
 	PYSPARK_PYTHON=$(abspath $(VENV43)/bin/python) $(TIMED) $(VENV43)/bin/python -m pytest \
-		$(if $(findstring part,$@),$(SPARK43_PART),tests/spark $(patsubst %,--ignore=tests/spark/test_spark_%.py,secrets hadoop object_sources iceberg))
+		$(if $(findstring part,$@),$(SPARK43_PART),tests/spark $(patsubst %,--ignore=tests/spark/test_spark_%.py,secrets hadoop object_sources iceberg examples tutorials))
 
 bench: java $(S3_SERVER) $(S3A_IF_MAVEN) $(VENV)/installed ## Minutes: small sizes, every contestant, answers checked
 	FENCEPOST_S3_SERVER=$(abspath $(S3_SERVER)) $(BIN)/python bench/run.py --quick
@@ -331,7 +337,7 @@ errors: $(VENV)/dependencies ## Write the pages on errors from the sources
 	$(BIN)/python .ci/error_pages.py
 
 requirements: $(UV) ## Compile the requirement files, hashes included
-	for name in uv dev spark43 workers release docs; do $(UV) pip compile --quiet --generate-hashes --universal --python-version 3.11 \
+	for name in uv dev spark43 workers release docs airflow; do $(UV) pip compile --quiet --generate-hashes --universal --python-version 3.11 \
 		--no-header --no-annotate requirements/$$name.in -o requirements/$$name.txt || exit 1; done
 
 tools:
@@ -447,6 +453,11 @@ $(VENV_DOCS)/tests: $(VENV_DOCS)/dependencies dist/tests
 	$(call install_wheels,$(VENV_DOCS),dist/tests/*.whl)
 	@touch $@
 
+$(VENV_AIRFLOW)/dependencies: requirements/airflow.txt $(UV)
+	$(UV) venv --quiet --allow-existing --python $(PYTHON) $(VENV_AIRFLOW)
+	$(TIMED) $(UV) pip install --quiet --python $(VENV_AIRFLOW)/bin/python --require-hashes -r requirements/airflow.txt
+	@touch $@
+
 MERMAID_SHA256 := 07e37dfa97b337ccc85365d57eddf99b9706f09db3b59b260d0333b23b343c4b
 $(MERMAID):
 	@mkdir -p $(@D)/mermaid
@@ -456,4 +467,4 @@ $(MERMAID):
 	mv $(@D)/mermaid/package/dist/mermaid.min.js $@
 
 clean: ## Remove everything that was built, environments included
-	rm -rf .venv .venv-spark43 .venv-docs .venv-free-threaded .tools dist target demo-out
+	rm -rf .venv .venv-spark43 .venv-docs .venv-airflow .venv-free-threaded .tools dist target demo-out

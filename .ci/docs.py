@@ -119,7 +119,10 @@ def _command_pages() -> Iterator[tuple[str, str]]:
     )
     yield "reference/cli/index.md", intro
     for name, members in groups.items():
-        blocks = "".join(f"## fencepost {' '.join(it)}\n\n```text\n{help_text(it).strip()}\n```\n\n" for it in members)
+        blocks = ""
+        for words in members:
+            heading = f"## fencepost {' '.join(words)}\n\n" if len(words) > 1 else ""
+            blocks += f"{heading}```text\n{help_text(words).strip()}\n```\n\n"
         yield f"reference/cli/{name}.md", f"# fencepost {name}\n\n{blocks}"
 
 

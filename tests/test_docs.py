@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
+from fencepost.consumer.metrics import ABOUT
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -127,6 +128,18 @@ def test_links_of_the_repository_become_links_of_the_site() -> None:
 def test_marks_of_code_blocks_are_for_tests_only() -> None:
     text = "```python no-run: needs a broker\n[a](b.md)\n```\n"
     assert site_hook.site_links(text, "docs/faq.md", "faq.md", {}) == "```python\n[a](b.md)\n```\n"
+
+
+def test_alert_rules_name_metrics_that_exist() -> None:
+    page = (DOCS / "how-to" / "alerts.md").read_text("utf-8")
+    [block] = re.findall(r"^```yaml\n(.*?)^```$", page, flags=re.MULTILINE | re.DOTALL)
+    [group] = yaml.safe_load(block)["groups"]
+    sources = "".join(it.read_text("utf-8") for it in (ROOT / "python" / "fencepost").rglob("*.py"))
+    known = {*re.findall(r'"(fencepost_[a-z_]+)"', sources), *(f"fencepost_consumer_{it}" for it in ABOUT)}
+    for rule in group["rules"]:
+        names = re.findall(r"fencepost_[a-z_]+", rule["expr"])
+        assert names, rule["alert"]
+        assert {it.removesuffix("_total") for it in names} <= known, rule["alert"]
 
 
 def test_each_command_has_its_help_on_a_page() -> None:
